@@ -1,4 +1,4 @@
-"""When requests are sent."""
+"""Tests of arrival processes."""
 
 import asyncio
 import statistics
@@ -9,7 +9,7 @@ from outpace.benchmark.arrivals import Closed, Poisson
 
 
 def sent(arrivals, count, seconds=0.0):
-    """Moments in which requests were sent, and how many were under way at most."""
+    """Times at which requests were sent, and the maximum number in flight."""
     moments, now, most = [], 0, 0
 
     async def ask(body):
@@ -31,13 +31,13 @@ def test_a_closed_loop_has_as_many_under_way_as_streams(streams, count, most):
 
 
 def test_an_open_loop_does_not_wait_for_answers():
-    """Twenty requests at 500 per second are under way together when answers take long."""
+    """Twenty requests at 500 per second overlap when answers take long."""
     _, most = sent(Poisson(rate=500), 20, 0.5)
     assert most == 20
 
 
 def test_arrivals_of_a_seed_are_the_same_and_as_often_as_said(monkeypatch):
-    """Exponential gaps: their mean is one over the rate, and so is their deviation."""
+    """Gaps are exponential: mean and standard deviation are one over the rate."""
 
     def gaps(seed):
         waits, clock = [], [0.0]

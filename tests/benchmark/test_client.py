@@ -1,4 +1,4 @@
-"""A client and a scripted server whose times are known."""
+"""Tests of the client against a scripted server with known times."""
 
 import asyncio
 import json
@@ -19,7 +19,7 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": 
 
 
 def ask(server, body=CHAT, **options):
-    """One exchange."""
+    """Send one request, and return its record."""
 
     async def run():
         async with Client(server.url, **options) as client:
@@ -30,14 +30,14 @@ def ask(server, body=CHAT, **options):
 
 @pytest.fixture
 def clock(monkeypatch):
-    """The client's clock, in the hands of the script."""
+    """The client's clock, controlled by the script."""
     made = Clock()
     monkeypatch.setattr(sys.modules[Client.__module__], "clock", made)
     return made
 
 
 def test_times_are_those_of_the_script(clock):
-    """Sent at 100.0; text at 0.2, 0.5 and 0.6 s; the end at 0.75 s."""
+    """Sent at 100.0; text after 0.2, 0.5 and 0.6 s, end after 0.75 s."""
 
     async def script(asked, reply):
         reply.start()
@@ -86,7 +86,7 @@ def test_a_real_clock_shows_no_less_than_the_script_waits():
 
 
 def test_what_is_no_committed_text_is_no_event(clock):
-    """A role, an empty piece, a canvas, a comment."""
+    """Roles, empty deltas, canvases and comments are not counted."""
 
     async def script(asked, reply):
         reply.start()
@@ -120,7 +120,6 @@ def test_texts_of_completions_and_of_reasoning_count():
 
 
 def test_an_answer_in_one_piece(clock):
-    """Without a stream its one event is its end."""
 
     async def script(asked, reply):
         await clock.wait(0.1)
@@ -193,7 +192,7 @@ async def no_http(asked, reply):
         (unfinished, "dropped", "half", "without [DONE]"),
         (failed, "failed", "half", "the method failed"),
         (hung, "timeout", "half", ""),
-        (no_stream, "malformed", "", "application/json instead of a stream"),
+        (no_stream, "malformed", "", "application/json instead of an event stream"),
         (no_json, "malformed", "", "{half"),
         (no_chunk, "malformed", "", "thing"),
         (no_http, "malformed", "", ""),
@@ -219,7 +218,6 @@ def test_nobody_there_is_unreachable():
 
 
 def test_a_request_that_is_cancelled_closes_its_connection():
-    """So that the server frees what it holds."""
     gone = []
 
     async def script(asked, reply):

@@ -1,4 +1,4 @@
-"""Entries, alone and swept; models of random weights; prompts of a length."""
+"""Tests of entries, sweeps, models with random weights, and prompts of a given length."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from outpace.methods import APD, D2F, Autoregressive, LeftToRight
 
 
 def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
-    """The option that is swept is the setting of each."""
+    """The swept option is the setting of each entry."""
     entries = parse_entries("tiny-dream apd verifier=tiny-aux ratio=0,0.5 window=none")
     assert [entry.setting for entry in entries] == ["ratio=0.0", "ratio=0.5"]
     assert {entry.line for entry in entries} == {"tiny-dream apd verifier=tiny-aux window=none"}
@@ -28,7 +28,7 @@ def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
 
 
 def test_of_several_sweeps_the_last_runs_along_a_line() -> None:
-    """The others part the lines."""
+    """Other options separate the lines."""
     options = {"add": [0.1, 1.0], "confidence": [0.7, 0.9], "block": [8]}
     entries = swept("tiny-d2f", "d2f", options)
     assert [(entry.line, entry.setting) for entry in entries] == [
@@ -41,7 +41,6 @@ def test_of_several_sweeps_the_last_runs_along_a_line() -> None:
 
 
 def test_an_entry_alone_is_a_line_of_its_own() -> None:
-    """With a name that makes it again."""
     (entry,) = parse_entries("tiny-ar autoregressive")
     assert (entry.name, entry.setting, entry.random) == ("tiny-ar autoregressive", "", False)
     assert parse_entries("random:tiny autoregressive")[0].random
@@ -61,7 +60,6 @@ def test_an_entry_alone_is_a_line_of_its_own() -> None:
     ],
 )
 def test_a_bad_entry_is_named(text: str, says: str) -> None:
-    """Each of its values is looked at."""
     with pytest.raises(ValueError, match=says):
         parse_entries(text)
 
@@ -71,7 +69,7 @@ def test_a_bad_entry_is_named(text: str, says: str) -> None:
     [Autoregressive(), LeftToRight(tokens=2, window=8), APD(verifier="v", lookahead=None)],
 )
 def test_flags_make_a_method_again(method: Autoregressive) -> None:
-    """What it has by default is left out."""
+    """Defaults are omitted."""
     _, name, *rest = flags_of(method)
     values = {flag[2:].replace("-", "_"): v for flag, v in zip(rest[::2], rest[1::2], strict=True)}
     assert parse_method(name, values) == method
@@ -83,13 +81,14 @@ SHAPES = ("tiny", "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-8b", "dream-7b", "llada-8
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_a_model(name: str) -> None:
-    """Of a family that loads."""
     assert translate(shape_of(name)).family in FAMILIES
 
 
 def test_an_unknown_shape_is_answered_with_the_known_ones(tmp_path: Path) -> None:
-    """A file of one's own is a shape too."""
-    with pytest.raises(ValueError, match=f"unknown shape 'huge'; known are {', '.join(SHAPES)}"):
+    """A file is accepted as a shape as well."""
+    with pytest.raises(
+        ValueError, match=f"unknown shape 'huge'; choose one of {', '.join(SHAPES)}"
+    ):
         shape_of("huge")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(shape_of("tiny")))
@@ -97,7 +96,7 @@ def test_an_unknown_shape_is_answered_with_the_known_ones(tmp_path: Path) -> Non
 
 
 def test_random_weights_are_written_once_and_decode(tmp_path: Path) -> None:
-    """Roles of a method are found as well."""
+    """Roles of a method are resolved as well."""
     shapes = Shapes(folder=tmp_path, dtype=torch.float32, device=torch.device("cpu"))
     path = shapes.model("random:tiny")
     assert shapes.model("random:tiny") == path and shapes.model("tiny-ar") == "tiny-ar"
@@ -111,7 +110,6 @@ def test_random_weights_are_written_once_and_decode(tmp_path: Path) -> None:
 
 
 def test_prompts_of_a_length_go_on_with_the_next_question() -> None:
-    """Round and round, however long."""
     told = [[1, 2], [3], [4, 5, 6]]
     assert cut(told, 0, 4) == [1, 2, 3, 4]
     assert cut(told, 2, 8) == [4, 5, 6, 1, 2, 3, 4, 5]

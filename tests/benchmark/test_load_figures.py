@@ -1,4 +1,4 @@
-"""Figures that were worked out by hand."""
+"""Tests of load figures against values computed by hand."""
 
 import math
 
@@ -24,7 +24,7 @@ def test_an_exchange_knows_its_times():
 
 
 def test_what_is_not_defined_is_none():
-    """A single token has no time per token after the first, silence no first text."""
+    """One token has no time per output token; an empty answer has no time to first text."""
     assert TWO.tpot is None and TWO.gaps == [] and TWO.ttft == pytest.approx(0.3)
     assert SILENT.ttft is None and SILENT.tpot is None and SILENT.gaps == []
 
@@ -41,20 +41,20 @@ def test_figures_of_two_answers():
 
 
 def test_means_of_quotients_weigh_by_length():
-    """All tokens over all events, and over all forwards; percentiles are those of the answers."""
+    """Means divide all tokens by all events or forwards; percentiles are over answers."""
     found = figures([ONE, TWO], 2.0, {})
     assert found["tokens_per_event"] == {"mean": 2.5, "p50": 2.0, "p90": 2.8, "p99": 2.98}
     assert found["tokens_per_forward"]["mean"] == 2.5
 
 
 def test_events_of_many_tokens_do_not_flatter():
-    """Eight tokens at once: the gap is that of the events, a time per token needs no guess."""
+    """Eight tokens in one event: the gap is that of events, not of tokens."""
     burst = Exchange(began=0.0, ended=0.8, events=[0.4, 0.8], tokens=16)
     found = figures([burst], 0.8, {})
     assert found["gap_ms"]["p50"] == 400
     assert found["tokens_per_event"]["mean"] == 8
     assert found["tpot_ms"]["mean"] == pytest.approx(400 / 15, abs=1e-3)
-    assert found["tokens_per_forward"] is None  # the server does not say
+    assert found["tokens_per_forward"] is None  # not reported by the server
 
 
 def test_answers_that_failed_are_in_no_time_and_no_throughput():
@@ -102,12 +102,11 @@ def test_limits_are_read():
     "text", ["", "ttft", "ttft=", "itl=3", "gap=0", "gap=-1", "gap=nan", "gap=inf", "gap=1,gap=2"]
 )
 def test_bad_limits_are_refused(text):
-    with pytest.raises(ValueError, match="goodput takes milliseconds"):
+    with pytest.raises(ValueError, match="goodput must give milliseconds"):
         parse_limits(text)
 
 
 def test_figures_are_json():
-    """No infinity, no NaN."""
     found = figures([ONE, SILENT, CUT], 1e-9, {"e2e": 1})
     numbers = [v for value in found.values() if isinstance(value, dict) for v in value.values()]
     assert all(math.isfinite(n) for n in numbers if isinstance(n, float))

@@ -1,4 +1,4 @@
-"""Sides take turns, and what their turns come to."""
+"""Tests of alternating turns, and of the figures of sides."""
 
 from __future__ import annotations
 
@@ -51,13 +51,11 @@ def turn(tokens: int, cpu: float) -> Turn:
 
 
 def test_parts_are_neighbours_of_one_length() -> None:
-    """To one question."""
     assert parts(7, 3) == [slice(0, 2), slice(2, 4), slice(4, 7)]
     assert parts(4, 4) == [slice(n, n + 1) for n in range(4)]
 
 
 def test_sides_take_turns_in_alternating_order(llm: LLM) -> None:
-    """Each on the same part of the questions."""
     order: list[str] = []
     sides = [side(llm, "a"), side(llm, "b")]
     rounds = list(alternate(sides, 3, progress=lambda s: order.append(s.entry.line)))
@@ -67,7 +65,6 @@ def test_sides_take_turns_in_alternating_order(llm: LLM) -> None:
 
 
 def test_turns_come_to_what_an_evaluation_comes_to(llm: LLM) -> None:
-    """The same questions, answers and counts."""
     sides = [
         side(llm),
         side(
@@ -88,9 +85,10 @@ def test_turns_come_to_what_an_evaluation_comes_to(llm: LLM) -> None:
 
 
 def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
-    """Said before anything runs."""
     wide = replace(side(llm), load=Load(batch=4, max_tokens=12))
-    with pytest.raises(ValueError, match="6 questions in 2 rounds do not fill a batch of 4: ask 8"):
+    with pytest.raises(
+        ValueError, match="6 questions in 2 rounds do not fill a batch of 4; use at least 8"
+    ):
         next(alternate([side(llm), wide], 2))
     with pytest.raises(ValueError, match="rounds must be at least 1, not 0"):
         next(alternate([side(llm)], 0))
@@ -99,7 +97,6 @@ def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
-    """And asks for none of them again."""
     first = [side(llm, "a"), side(llm, "b")]
     running = alternate(first, 3, samples=tmp_path)
     assert next(running) == 1
@@ -116,7 +113,6 @@ def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_two_runs_do_not_share_their_turns(llm: LLM, tmp_path: Path) -> None:
-    """The second is refused."""
     running = alternate([side(llm)], 2, samples=tmp_path)
     next(running)
     with pytest.raises(ValueError, match="another run writes to"):
@@ -125,7 +121,7 @@ def test_two_runs_do_not_share_their_turns(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_a_ratio_is_the_median_of_the_rounds(llm: LLM) -> None:
-    """By tokens per second; one slow round does not count."""
+    """The median of tokens per second is not affected by one slow round."""
     mine, its = side(llm), side(llm, "b")
     mine.turns = [turn(20, 1.0), turn(20, 1.0), turn(20, 50.0)]
     its.turns = [turn(10, 1.0)] * 3
@@ -137,7 +133,6 @@ def test_a_ratio_is_the_median_of_the_rounds(llm: LLM) -> None:
 
 
 def test_an_interval_needs_rounds() -> None:
-    """And holds the median."""
     assert interval([1.0] * (FEWEST - 1)) is None
     assert interval([2.0] * FEWEST) == [2.0, 2.0]
     low, high = interval([1.0, 1.1, 1.2, 1.3, 9.0]) or (0, 0)
@@ -145,7 +140,6 @@ def test_an_interval_needs_rounds() -> None:
 
 
 def test_random_weights_show_costs_alone(llm: LLM) -> None:
-    """No accuracy, no tokens per forward."""
     entry = Entry(model="random:tiny", method=Speculative(draft="random:tiny"), line="x")
     mine = replace(side(llm), entry=entry)
     mine.turns = [turn(20, 1.0)]

@@ -1,4 +1,4 @@
-"""Server-sent events out of bytes."""
+"""Tests of the reader of server-sent events."""
 
 import pytest
 from hypothesis import given
@@ -23,7 +23,7 @@ def test_cut_anywhere(cuts):
 
 
 def test_a_line_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr(sse, "LONGEST", 10)
+    monkeypatch.setattr(sse, "MAX_LINE_BYTES", 10)
     reader = Reader()
     assert reader.feed(b"data: 1234") == []
     with pytest.raises(ValueError, match="more than 10 bytes"):

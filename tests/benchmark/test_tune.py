@@ -1,4 +1,4 @@
-"""What a search suggests, what it keeps, and how it goes on."""
+"""Tests of tuning: suggestions, results, and resuming."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def llm() -> LLM:
 
 
 def search(llm: LLM, samples: Samples | None = None, **changes: Any) -> Search:
-    """Of APD's options, against one token per forward."""
+    """A search of APD's options, relative to one token per forward."""
     side = Side(
         entry=Entry(model="tiny-dream", method=LeftToRight(), line="one"),
         llm=llm,
@@ -66,7 +66,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_bounds_beside_options_are_values_that_options_take(name: str) -> None:
-    """At both ends; a default that is a number lies within."""
+    """This includes both bounds; numeric defaults are within them."""
     kind = METHODS[name]
     further: Mapping[str, Any] = dict.fromkeys(kind.roles, "m")
     for option in options_of(kind).values():
@@ -89,24 +89,23 @@ def test_bounds_beside_options_are_values_that_options_take(name: str) -> None:
 
 
 def test_given_options_are_not_searched() -> None:
-    """Nor those without bounds; a method without any cannot be tuned."""
+    """Options without bounds are excluded; a method without any cannot be tuned."""
     assert list(space_of(APD, {"verifier": "v"})) == ["ratio", "window", "lookahead"]
     assert list(space_of(APD, {"verifier": "v", "ratio": 0.5})) == ["window", "lookahead"]
     with pytest.raises(ValueError, match="Autoregressive has no option to tune"):
         space_of(Autoregressive, {})
-    with pytest.raises(ValueError, match="no option to tune beside tokens, window, lookahead"):
+    with pytest.raises(ValueError, match="no option to tune besides tokens, window, lookahead"):
         space_of(LeftToRight, {"tokens": 1, "window": 1, "lookahead": 1})
     assert usual(space_of(LeftToRight, {})) == {"tokens": 1}
 
 
 def test_the_careful_way_is_one_token_at_a_time(llm: LLM) -> None:
-    """By what the model is."""
     assert careful(llm) == LeftToRight()
     assert careful(LLM("tiny-wedlm")) == careful(LLM("tiny-ar")) == Autoregressive()
 
 
 def test_the_fastest_that_keeps_the_accuracy_is_found(llm: LLM, scripted: None) -> None:
-    """The defaults are tried first, and what loses too much is never the best."""
+    """The defaults are tried first; a trial with too much loss is never the best."""
     found = search(llm)
     found.run(30, lambda record: None)
     first = found.trials[0]
@@ -119,7 +118,6 @@ def test_the_fastest_that_keeps_the_accuracy_is_found(llm: LLM, scripted: None) 
 
 
 def test_same_seed_same_suggestions(llm: LLM, scripted: None) -> None:
-    """And others with another one."""
     runs = [search(llm, seed=seed) for seed in (3, 3, 4)]
     for run in runs:
         run.run(15, lambda record: None)
@@ -130,7 +128,6 @@ def test_same_seed_same_suggestions(llm: LLM, scripted: None) -> None:
 def test_a_killed_search_goes_on_as_if_nothing_had_been(
     llm: LLM, scripted: None, tmp_path: Path
 ) -> None:
-    """With the same suggestions, and nothing measured twice."""
     whole = search(llm)
     whole.run(14, lambda record: None)
 
@@ -154,7 +151,6 @@ def test_a_killed_search_goes_on_as_if_nothing_had_been(
 
 
 def test_options_that_do_not_go_together_are_the_worst(llm: LLM, scripted: None) -> None:
-    """And the search goes on."""
     found = search(llm, kind=LeftToRight, name="left_to_right", fixed={"lookahead": 3})
     found.run(12, lambda record: None)
     refused = [record for record in found.trials if "error" in record]
@@ -164,7 +160,6 @@ def test_options_that_do_not_go_together_are_the_worst(llm: LLM, scripted: None)
 
 
 def test_a_trial_is_an_evaluation(llm: LLM) -> None:
-    """Of the method with three digits of each option."""
     found = search(llm, fixed={"verifier": "tiny-aux", "window": 8, "lookahead": 8})
     found.run(2, lambda record: None)
     result = found.trials[-1]["result"]

@@ -198,9 +198,9 @@ def test_several_models_have_to_be_chosen_from(serve):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("nowhere",), "no address"),
-        (("http://127.0.0.1:1",), "nothing answers there"),
-        (("http://127.0.0.1:1", "--model", "m"), "nothing answers there"),
+        (("nowhere",), "must be the address of a server"),
+        (("http://127.0.0.1:1",), "cannot connect"),
+        (("http://127.0.0.1:1", "--model", "m"), "cannot connect"),
         (("http://x", "--rate", "0"), "rate must be"),
         (("http://x", "--rate", "nan"), "rate must be"),
         (("http://x", "--rate", "fast"), "rate takes numbers"),

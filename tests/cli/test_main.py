@@ -325,7 +325,7 @@ def test_models_and_methods_are_listed(outpace):
         ),
         (
             ("train", "tiny-aux", "--plan", "--processes", "0"),
-            "processes must be at least 1, not 0",
+            "processes must be at least 1, got 0",
         ),
         (("evaluate", "tiny-aux", "--task", "nonsense"), "story"),
         (("evaluate", "tiny-aux", "--limit", "0"), "limit"),

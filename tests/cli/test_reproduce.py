@@ -115,7 +115,7 @@ def test_models_that_nobody_ships_are_trained_first(outpace, tmp_path, monkeypat
     for words in (asked, ("dflash:features", *asked[1:])):
         status, out, err = outpace("reproduce", *words)
         assert status == 0, err
-        assert "trained:draft: outpace train" in out and "goes on after step 2" in out
+        assert "trained:draft: outpace train" in out and "resuming after step 2" in out
     monkeypatch.setattr(trained, "TABLE", tmp_path / "other.toml")
     (tmp_path / "other.toml").write_text(table.read_text().replace("steps=2", "steps=2 lr=1e-3"))
     status, _, err = outpace("reproduce", *asked)

@@ -97,7 +97,7 @@ def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
     [
         (("tiny-ar nothing",), "unknown method 'nothing'"),
         (("nowhere autoregressive",), "no model 'nowhere'"),
-        (("random:huge autoregressive",), "unknown shape 'huge'; known are tiny"),
+        (("random:huge autoregressive",), "unknown shape 'huge'; choose one of tiny"),
         (("random:tiny autoregressive", "tiny-ar autoregressive"), "their like alone"),
         (("tiny-ar autoregressive", "--batch", "0"), "batch must be at least 1"),
         (("tiny-ar autoregressive", "--batch", "two"), "batch takes numbers such as 1,2,4"),

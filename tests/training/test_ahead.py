@@ -1,4 +1,4 @@
-"""Data of the next step is made while a step runs, and is what it would be without that."""
+"""Tests of prefetching: the next step's data is computed during a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from runs import trainer
 
 
 def test_the_next_one_is_begun() -> None:
-    """In another thread, once each; a jump is made anew; behind the last one nothing is."""
+    """Each step is computed once, in another thread; nothing follows the last."""
     made: list[int] = []
     begun = {n: threading.Event() for n in range(12)}
 
@@ -31,7 +31,6 @@ def test_the_next_one_is_begun() -> None:
 
 
 def test_a_fault_is_raised_where_it_is_wanted() -> None:
-    """And not a step earlier."""
 
     def make(step: int) -> int:
         if step == 1:
@@ -46,7 +45,6 @@ def test_a_fault_is_raised_where_it_is_wanted() -> None:
 
 
 def test_batches_are_those_of_the_step(tmp_path: Path) -> None:
-    """Whatever was made before."""
     run = trainer(tmp_path, batch=4)
     for step in (0, 1, 5, 6):
         ours, tokens = run.ahead(step)

@@ -1,4 +1,4 @@
-"""Rows and losses of block diffusion, written out by hand for both shifts."""
+"""Tests of block diffusion: rows and losses, computed by hand for both shifts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN = BlockDiffusion(block=3, shift=0, mask_id=MASK)
 
 
 class Drawn:
-    """Chance that says what it is told; then shares that mask everything, or nothing."""
+    """A scripted generator: given draws, then shares that mask everything or nothing."""
 
     def __init__(self, *draws: list[float]) -> None:
         self.draws = list(draws)
@@ -52,7 +52,7 @@ def scored(rows: Rows) -> dict[int, tuple[int, float]]:
 
 
 def test_masks_see_the_clean_blocks_before_theirs_and_their_own() -> None:
-    """The text padded with its end; blocks without a mask are left out."""
+    """The text is padded with its end token; blocks without a mask are omitted."""
     rows = rows_of(PLAIN, "___" + "x_x" + "__x")
     assert rows.ids.tolist() == [5, 6, 2, 7, 8, 9, 4, 4, 4, 7, MASK, 9, MASK, MASK, 4]
     assert rows.positions.tolist() == [*range(9), *range(3, 9)]
@@ -65,7 +65,7 @@ def test_masks_see_the_clean_blocks_before_theirs_and_their_own() -> None:
 
 
 def test_under_a_shift_the_row_before_scores() -> None:
-    """A masked row across the edge of a block too; in the clean stream the ends of blocks."""
+    """This includes a masked row across a block edge, and the ends of clean blocks."""
     rows = rows_of(replace(PLAIN, shift=1), "___" + "__x" + "_xx")
     assert rows.ids.tolist()[9:] == [MASK, MASK, 9, MASK, 4, 4]
     assert scored(rows) == {2: (7, 1.0), 5: (4, 1.0), 9: (8, 2.0), 11: (4, 2.0)}
@@ -75,7 +75,7 @@ def test_under_a_shift_the_row_before_scores() -> None:
 
 
 def test_a_complement_masks_what_the_other_stream_does_not() -> None:
-    """So that every token is learnt once, and all alike."""
+    """Every token is predicted once, with equal weights."""
     objective = replace(PLAIN, weighting="uniform", complement=True, mark_weight=3.0)
     rows = rows_of(replace(objective, end_weight=0.5), "xxx" + "_xx" + "xx_")
     assert rows.ids.tolist()[9:] == [MASK, 8, 9, 4, 4, MASK, 7, MASK, MASK, MASK, MASK, 4]
@@ -87,7 +87,6 @@ def test_a_complement_masks_what_the_other_stream_does_not() -> None:
 
 
 def test_a_text_that_does_not_end_is_not_padded() -> None:
-    """Its last block is short."""
     rng = np.random.default_rng(0)
     rows = replace(PLAIN, least=0.999).rows(replace(EXAMPLE, ended=False), rng)
     assert rows.ids.tolist() == [5, 6, 2, 7, 8, 9, 4, *[MASK] * 4]
@@ -95,7 +94,6 @@ def test_a_text_that_does_not_end_is_not_padded() -> None:
 
 
 def test_the_mass_is_what_weights_add_up_to_on_average() -> None:
-    """Of every weighting, over many draws."""
     for objective in (
         replace(PLAIN, least=0.1),
         replace(PLAIN, shift=1, weighting="uniform", mark_weight=2.0),
@@ -109,7 +107,7 @@ def test_the_mass_is_what_weights_add_up_to_on_average() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_the_loss_is_that_of_each_block_alone(shift: int) -> None:
-    """As decoding shows it: clean blocks, and one with masks behind them."""
+    """The loss equals that of decoding: clean blocks, followed by one with masks."""
     model = block_model(seed=1, shift=shift)
     objective = BlockDiffusion(block=3, ahead=0.0).bind(model.config)
     rows = rows_of(objective, "xxx" + "x_x" + "x__")
@@ -140,29 +138,28 @@ def blocks_of(length: int, size: int) -> Attend:
 
 
 def test_it_takes_what_it_must_know_from_the_model() -> None:
-    """And refuses a model that has no blocks, by name."""
+    """Shift and mask come from the model; one without blocks is rejected by name."""
     bound = BlockDiffusion().bind(block_model(shift=1).config)
     assert (bound.block, bound.shift, bound.mask_id) == (8, 1, MASK)
     assert BlockDiffusion(block=2).bind(block_model().config).block == 2
     for model in (diffusion_model(), causal_model()):
-        with pytest.raises(ValueError, match=r"trains block diffusion models, which \w+ is not"):
+        with pytest.raises(ValueError, match=r"needs a block diffusion model, and \w+ is not"):
             BlockDiffusion().bind(model.config)
-    with pytest.raises(ValueError, match="does not say how long its blocks are; set block"):
+    with pytest.raises(ValueError, match="block must be set"):
         BlockDiffusion().bind(block_model(block_size=None).config)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 0}, "block must be a whole number from 1 to 2147483647, not 0"),
-        ({"least": 0.0}, "least must be a number above 0 and below 1, not 0"),
-        ({"weighting": "even"}, "weighting must be inverse or uniform, not 'even'"),
-        ({"complement": True}, "set weighting to uniform"),
-        ({"ahead": -1.0}, "ahead must be a number from 0 to 1000000, not -1"),
-        ({"mark_weight": float("nan")}, "mark_weight must be a number from 0 to 1000000, not nan"),
+        ({"block": 0}, "block must be a whole number from 1 to 2147483647, got 0"),
+        ({"least": 0.0}, "least must be a number above 0 and below 1, got 0"),
+        ({"weighting": "even"}, "weighting must be inverse or uniform, got 'even'"),
+        ({"complement": True}, "complement needs weighting uniform"),
+        ({"ahead": -1.0}, "ahead must be a number from 0 to 1000000, got -1"),
+        ({"mark_weight": float("nan")}, "mark_weight must be a number from 0 to 1000000, got nan"),
     ],
 )
 def test_bad_options_are_refused(options: dict, message: str) -> None:
-    """By name and value."""
     with pytest.raises(ValueError, match=message):
         BlockDiffusion(**options)

@@ -1,4 +1,4 @@
-"""Damaged checkpoints are passed over, a folder is for one trainer, a full disk does no harm."""
+"""Tests of checkpoints: damage, locking of a run folder, and full disks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ EACH = {"steps": 2, "save_every": 1, "log_every": 1}
 
 @pytest.fixture
 def run(whole: Path, tmp_path: Path) -> Path:
-    """A copy of it, to damage."""
+    """A copy of the run, to damage."""
     shutil.copytree(whole, tmp_path / "run")
     return tmp_path / "run"
 
@@ -67,7 +67,7 @@ def change(name: str, edit: Callable[[Path], object]) -> Callable[[Path], object
 
 
 def write(text: str) -> Callable[[Path], object]:
-    """Replace what stands in a file."""
+    """Replace a file's content."""
     return lambda path: path.write_text(text)
 
 
@@ -85,7 +85,7 @@ def write(text: str) -> Callable[[Path], object]:
         ],
         (change(STATE, lambda path: (path.unlink(), path.mkdir())), f"{STATE} is missing"),
         (lambda path: (shutil.rmtree(path), path.mkdir()), f"{STATE} is missing"),
-        (rename, "it is of step 2"),
+        (rename, "is of step 2"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(
@@ -95,10 +95,10 @@ def test_a_damaged_checkpoint_is_passed_over(
     reason: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """For the one before it, which reaches the same weights; one line says which and why."""
+    """The previous checkpoint leads to the same weights; one line gives path and reason."""
     damage(run / "checkpoints" / LATER)
     trainer(run, **EACH).fit()
-    said = [line for line in capsys.readouterr().out.splitlines() if "passed over" in line]
+    said = [line for line in capsys.readouterr().out.splitlines() if "skipping checkpoint" in line]
     assert len(said) == 1 and "step-" in said[0] and reason in said[0]
     ours, theirs = (load_file(out / "checkpoints" / LATER / MODEL) for out in (run, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -106,15 +106,13 @@ def test_a_damaged_checkpoint_is_passed_over(
 
 
 def test_where_none_is_whole_the_run_is_refused(run: Path) -> None:
-    """It does not begin anew over what there is."""
     for path in checkpoints(run / "checkpoints"):
         cut(path / MODEL)
-    with pytest.raises(ValueError, match="checkpoints has no checkpoint to go on from"):
+    with pytest.raises(ValueError, match="checkpoints has no usable checkpoint"):
         trainer(run, **EACH).fit()
 
 
 def test_a_checkpoint_of_another_model_changes_nothing(run: Path) -> None:
-    """It is noticed before anything is restored."""
     other = trainer(run.parent / "other", "DreamModel")
     before = [parameter.clone() for parameter in other.model.parameters()]
     del other.model.blocks[1]
@@ -124,7 +122,7 @@ def test_a_checkpoint_of_another_model_changes_nothing(run: Path) -> None:
 
 
 def test_only_the_one_before_is_kept(run: Path) -> None:
-    """Of whatever steps there are; what is not a checkpoint of ours stays."""
+    """All other checkpoints are deleted; foreign folders stay."""
     folder = run / "checkpoints"
     shutil.copytree(folder / LATER, folder / "step-00000007")
     (folder / "step-mine").mkdir()
@@ -135,7 +133,7 @@ def test_only_the_one_before_is_kept(run: Path) -> None:
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"settings": 5}', '{"settings"', "\0"])
 def test_a_damaged_description_is_named(run: Path, text: str | None) -> None:
-    """There is no telling whether its settings are those of the run."""
+    """The settings of the run cannot be checked without it."""
     (run / "run.json").unlink()
     if text is not None:
         (run / "run.json").write_text(text)
@@ -145,7 +143,6 @@ def test_a_damaged_description_is_named(run: Path, text: str | None) -> None:
 
 @pytest.mark.parametrize("line", ["", "{", "{}", "[]", '{"step": null}', "5"])
 def test_lines_of_metrics_that_were_cut_off_are_dropped(run: Path, line: str) -> None:
-    """And the run goes on."""
     with (run / "metrics.jsonl").open("a") as file:
         file.write(line)
     trainer(
@@ -156,9 +153,8 @@ def test_lines_of_metrics_that_were_cut_off_are_dropped(run: Path, line: str) ->
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    """Nor can there be a folder in one."""
     (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="file is no folder"):
+    with pytest.raises(ValueError, match="out must be a folder"):
         trainer(tmp_path / "file")
     with pytest.raises(ValueError, match="cannot be written"):
         trainer(tmp_path / "file" / "run", **EACH).fit()
@@ -175,7 +171,7 @@ time.sleep(600)
 
 
 def test_a_second_trainer_in_a_folder_is_refused(run: Path) -> None:
-    """As long as the first one trains, in this process or in another; a dead one holds nothing."""
+    """The lock holds in this and other processes until the first trainer ends or dies."""
     with alone(run), pytest.raises(ValueError, match="another process is training in"):
         trainer(run, **EACH).fit()
     before, command = metrics(run), [sys.executable, "-c", HOLD, str(run / LOCK)]
@@ -190,14 +186,13 @@ def test_a_second_trainer_in_a_folder_is_refused(run: Path) -> None:
 
 
 def test_processes_are_not_started_in_a_folder_that_is_taken(tmp_path: Path) -> None:
-    """Said by the command itself."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     with alone(tmp_path / "out"), pytest.raises(ValueError, match="another process is training"):
         train(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}"], processes=2)
 
 
 def test_a_full_disk_does_no_harm(run: Path) -> None:
-    """One line says what could not be written; with room the run goes on to the same weights."""
+    """One line names the file; with free space the run resumes to the same weights."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     half = (run / "checkpoints" / LATER / MODEL).stat().st_size // 2
     again = trainer(run, **{**EACH, "steps": 3})
@@ -213,7 +208,7 @@ def test_a_full_disk_does_no_harm(run: Path) -> None:
 
 
 def test_a_description_that_cannot_be_written_stays(run: Path) -> None:
-    """As it was, so that the run can go on once there is room."""
+    """The old file remains, so that the run can resume."""
     before = (run / "run.json").read_text()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     again = trainer(run, **EACH)

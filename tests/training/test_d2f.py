@@ -1,4 +1,4 @@
-"""Rows and losses of discrete diffusion forcing, written out by hand for both shifts."""
+"""Tests of discrete diffusion forcing: rows and losses, computed by hand for both shifts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def noisy(objective: D2F, draws: list[float], shares: tuple[float, ...] = (0.5, 
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_blocks_see_the_prompt_what_is_before_them_and_themselves(shift: int) -> None:
-    """A hole weighs the inverse of its block's share; the last block is short."""
+    """A hole is weighted by the inverse of its block's fraction; the last block is short."""
     rows = noisy(replace(PLAIN, shift=shift), [0.9, 0.4, 0.6, 0.6, 0.7])
     assert rows.ids.tolist() == [5, 6, 7, MASK, 9, 4, MASK]
     sees = dense(rows.ranges, len(rows)).sum(1).tolist()
@@ -46,7 +46,7 @@ def test_blocks_see_the_prompt_what_is_before_them_and_themselves(shift: int) ->
 
 
 def test_shares_rise_and_keep_their_bounds() -> None:
-    """The first is uniform between the bounds, the last halfway to the upper one on average."""
+    """The first fraction is uniform between the bounds; the last is halfway to the upper one."""
     rng = np.random.default_rng(0)
     drawn = np.array([D2F().shares(rng.random(), rng.random(4)) for _ in range(2000)])
     assert bool((np.diff(drawn) >= 0).all())
@@ -57,7 +57,7 @@ def test_shares_rise_and_keep_their_bounds() -> None:
 
 
 def test_without_order_each_block_has_a_share_of_its_own() -> None:
-    """Uniform between the bounds, the first and the last alike."""
+    """All fractions are uniform between the bounds."""
     rng, objective = np.random.default_rng(0), D2F(monotone=False)
     drawn = np.array([objective.shares(rng.random(), rng.random(4)) for _ in range(2000)])
     assert drawn.shape == (2000, 5) and drawn.min() >= 0.2 and drawn.max() <= 0.7
@@ -66,7 +66,7 @@ def test_without_order_each_block_has_a_share_of_its_own() -> None:
 
 
 def test_one_hole_is_always_scored() -> None:
-    """The one that came closest."""
+    """It is the token whose draw was closest to its fraction."""
     assert list(scored(noisy(PLAIN, [0.9, 0.8, 0.7, 0.99, 0.9]))) == [3]
     bare = replace(PLAIN, shift=1)
     answer = Response.of(np.array([7, 8]))
@@ -75,7 +75,7 @@ def test_one_hole_is_always_scored() -> None:
 
 
 def test_blocks_of_padding_may_be_left_out() -> None:
-    """They are masked, and not scored; the block in which the answer ends is."""
+    """They are masked but not scored, unlike the block in which the answer ends."""
     padded = replace(PLAIN, canvas=(9, 9), noise=(1.0, 1.0))
     every, some = (
         replace(padded, end_blocks=kept).rows(EXAMPLE, np.random.default_rng(0))
@@ -87,7 +87,6 @@ def test_blocks_of_padding_may_be_left_out() -> None:
 
 
 def test_easy_examples_mask_what_is_not_marked_less() -> None:
-    """Marked tokens keep the share of their block."""
     objective = replace(PLAIN, easy=1.0, noise=(0.5, 0.5))
     counts = np.zeros(5)
     for seed in range(2000):
@@ -98,7 +97,7 @@ def test_easy_examples_mask_what_is_not_marked_less() -> None:
 
 
 def test_marked_tokens_weigh_more() -> None:
-    """In the loss and in what it is divided by."""
+    """The weights enter both the loss and its normaliser."""
     objective = replace(PLAIN, mark_weight=3.0, noise=(1.0, 1.0))
     rows = objective.rows(EXAMPLE, np.random.default_rng(0))
     assert [w for _, w in scored(rows).values()] == [1, 3, 1, 3, 1] and rows.mass == 9
@@ -106,7 +105,7 @@ def test_marked_tokens_weigh_more() -> None:
 
 @pytest.mark.parametrize("hard", [0.0, 0.25, 1.0])
 def test_holes_learn_a_mixture_of_teacher_and_truth(hard: float) -> None:
-    """The teacher sees all of the same noisy tokens; alone, the truth needs none."""
+    """The teacher attends to all noisy tokens; without a teacher the targets are the labels."""
     student, teacher = diffusion_model(seed=1), diffusion_model(seed=2)
     objective = replace(PLAIN, hard=hard)
     parts = [objective.rows(EXAMPLE, np.random.default_rng(seed)) for seed in range(3)]
@@ -117,7 +116,7 @@ def test_holes_learn_a_mixture_of_teacher_and_truth(hard: float) -> None:
 
 
 def test_in_reverse_the_student_diverges_from_the_teacher() -> None:
-    """Which costs nothing where they say the same, and is bounded where the teacher is sure."""
+    """The divergence is zero for equal distributions, and finite for a certain teacher."""
     student, teacher = diffusion_model(seed=1), diffusion_model(seed=2)
     objective = replace(PLAIN, reverse=True)
     rows = objective.rows(EXAMPLE, np.random.default_rng(0))
@@ -135,7 +134,7 @@ def test_in_reverse_the_student_diverges_from_the_teacher() -> None:
 
 
 def both(student, teacher, rows: Rows) -> tuple[Tensor, Tensor]:
-    """Logits of all rows, of the student among its blocks and of the teacher that sees all."""
+    """Logits of all rows, of the block-causal student and of the bidirectional teacher."""
     seen = dense(rows.ranges, len(rows))
     ours, theirs = (
         model.head(model(rows.ids, rows.positions, masked(mask)))
@@ -167,28 +166,27 @@ def masked(mask: torch.Tensor) -> Attend:
 
 
 def test_shift_and_mask_come_from_the_model() -> None:
-    """A causal model, or one too short for a block, is refused."""
+    """A causal model, or one too short for a block, is rejected."""
     assert D2F().bind(diffusion_model().config) == D2F(shift=1, mask_id=MASK)
-    with pytest.raises(ValueError, match="student of a diffusion model, which Qwen2ForCausalLM"):
+    with pytest.raises(ValueError, match="needs a diffusion model, and Qwen2ForCausalLM"):
         D2F().bind(causal_model().config)
-    with pytest.raises(ValueError, match="block 160 leaves no room for a prompt in the 160"):
+    with pytest.raises(ValueError, match="block must be below the model's length of 160, got 160"):
         D2F(block=160).bind(diffusion_model().config)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"block": 0}, "block must be a whole number from 1 to 2147483647, not 0"),
-        ({"noise": (0.0, 0.7)}, "noise takes two shares above 0"),
-        ({"noise": (0.7, 0.2)}, r"not \(0\.7, 0\.2\)"),
-        ({"hard": 1.5}, r"hard must be a number from 0 to 1, not 1\.5"),
-        ({"easy": -0.5}, "easy must be a number from 0 to 1, not -0.5"),
-        ({"canvas": (5, 3)}, "smallest and a largest"),
-        ({"unroll": 2, "monotone": False}, "monotone is for random noise"),
-        ({"reverse": True, "hard": 0.5}, r"set hard to 0, not 0\.5"),
+        ({"block": 0}, "block must be a whole number from 1 to 2147483647, got 0"),
+        ({"noise": (0.0, 0.7)}, "noise must be two fractions above 0"),
+        ({"noise": (0.7, 0.2)}, r"got \(0\.7, 0\.2\)"),
+        ({"hard": 1.5}, r"hard must be a number from 0 to 1, got 1\.5"),
+        ({"easy": -0.5}, "easy must be a number from 0 to 1, got -0.5"),
+        ({"canvas": (5, 3)}, "canvas must be a minimum length"),
+        ({"unroll": 2, "monotone": False}, "monotone = false cannot be combined with unroll"),
+        ({"reverse": True, "hard": 0.5}, r"hard must be 0 with reverse, got 0\.5"),
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
-    """With their bounds."""
     with pytest.raises(ValueError, match=message):
         D2F(**options)

@@ -1,4 +1,4 @@
-"""Examples by number: from the story, and from JSON lines."""
+"""Tests of examples by number, from generated stories and JSON Lines files."""
 
 from __future__ import annotations
 
@@ -26,14 +26,12 @@ def lines(path: Path, *records: object) -> str:
 
 
 def test_marks_are_the_tokens_that_a_regular_expression_touches() -> None:
-    """Wholly or in part."""
     offsets = [(0, 2), (2, 3), (3, 5), (5, 7)]
     assert touched(re.compile(r"\d+"), "a=12>>3", offsets) == [False, True, True, True]
     assert touched(re.compile(r"(?<==)\d+"), "a=12>>3", offsets) == [False, True, True, False]
 
 
 def test_a_story_example_is_a_function_of_seed_and_number() -> None:
-    """In any order."""
     data = Data(path="story:train", drills=0.5, mark=RESULT)
     first, again = (Examples(data, TOKENIZER, seed=3) for _ in range(2))
     assert [first[n] for n in (5, 1, 9)] == [again[n] for n in (5, 1, 9)]
@@ -41,7 +39,6 @@ def test_a_story_example_is_a_function_of_seed_and_number() -> None:
 
 
 def test_story_answers_end_and_their_results_are_marked() -> None:
-    """Digit by digit."""
     example = Examples(Data(path="story:train", mark=RESULT), TOKENIZER)[0]
     assert example.ended and example.response[-1] == END
     text = TOKENIZER.decode(example.response)
@@ -52,7 +49,6 @@ def test_story_answers_end_and_their_results_are_marked() -> None:
 
 
 def test_plain_answers_follow_from_the_question() -> None:
-    """The questions are the same."""
     many, plain = (Examples(Data(path="story:train", plain=p), TOKENIZER) for p in (False, True))
     pairs = [(many[n], plain[n]) for n in range(20)]
     assert all(ours.prompt == theirs.prompt for ours, theirs in pairs)
@@ -61,13 +57,11 @@ def test_plain_answers_follow_from_the_question() -> None:
 
 
 def test_drills_are_bare_and_do_not_end() -> None:
-    """They have no prompt either."""
     example = Examples(Data(path="story:train", drills=1.0), TOKENIZER)[0]
     assert not example.prompt and not example.ended and END not in example.response
 
 
 def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: Path) -> None:
-    """Each line once."""
     plain = {"prompt": "1+1", "response": "2"}
     chat = {"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}
     examples = Examples(Data(path=lines(tmp_path / "a", plain, chat)), TOKENIZER)
@@ -84,7 +78,6 @@ def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: 
 
 
 def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
-    """As the same conversation in our own."""
     ours = {"prompt": "What is\n\n1+1", "response": "2"}
     turns = [{"from": "human", "value": "What is\n\n1+1"}, {"from": "gpt", "value": "2"}]
     others = [
@@ -98,7 +91,6 @@ def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
 
 
 def test_plain_text_has_no_prompt(tmp_path: Path) -> None:
-    """And ends as a response does."""
     examples = Examples(Data(path=lines(tmp_path / "a", {"text": "1 + 1", "id": 3})), TOKENIZER)
     examples.check()
     assert examples[0].prompt == [] and examples[0].response[-1] == END
@@ -107,7 +99,6 @@ def test_plain_text_has_no_prompt(tmp_path: Path) -> None:
 
 
 def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:
-    """To the length that is asked for."""
     record = {"prompt": "1 2 3", "response": "4 5 6 7 8 9"}
     data = Data(path=lines(tmp_path / "a", record), longest=8)
     example = Examples(data, TOKENIZER)[0]
@@ -116,7 +107,6 @@ def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:
 
 
 def test_several_paths_take_turns_and_each_is_read_in_its_own_order(tmp_path: Path) -> None:
-    """One each, or as many as they are given."""
     records = [{"prompt": "p", "response": str(n)} for n in range(4)]
     path = lines(tmp_path / "a", *records)
     alone = Examples(Data(path=path), TOKENIZER)
@@ -129,13 +119,11 @@ def test_several_paths_take_turns_and_each_is_read_in_its_own_order(tmp_path: Pa
 
 
 def test_drills_are_of_the_stories_alone() -> None:
-    """Tables stay as they are."""
     examples = Examples(Data(path=("story:train", "table:train"), drills=1.0), TOKENIZER)
     assert [examples[n].ended for n in range(4)] == [False, True, False, True]
 
 
 def test_a_response_ends_in_the_token_that_is_named(tmp_path: Path) -> None:
-    """Instead of the tokenizer's."""
     path = lines(tmp_path / "a", {"prompt": "1+1", "response": "2"})
     example = Examples(Data(path=path, end="<|im_end|>"), TOKENIZER)[0]
     assert TOKENIZER.decode(example.response) == "2<|im_end|>"
@@ -143,7 +131,7 @@ def test_a_response_ends_in_the_token_that_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n \n", ""])
 def test_lines_end_at_newlines_alone(tmp_path: Path, end: str) -> None:
-    """Other characters at which Python cuts lines may stand in a JSON string."""
+    """Other characters at which `splitlines` splits may occur in a JSON string."""
     texts = ["a\u2028b", "a\u2029b", "a\x85b", "a\x7fb"]
     records = [json.dumps({"prompt": "?", "response": x}, ensure_ascii=False) for x in texts]
     newline = "\r\n" if end == "\r\n" else "\n"
@@ -158,12 +146,11 @@ def test_lines_end_at_newlines_alone(tmp_path: Path, end: str) -> None:
         (b"", "is empty"),
         (b" \n\n", "is empty"),
         (b"\xff", "cannot be loaded as UTF-8"),
-        (b"[" * 100_000, "a:1 is not JSON"),
-        (b'{"prompt": "?"\n"response": "!"}', "a:[12] is not JSON"),
+        (b"[" * 100_000, "a:1 is not valid JSON"),
+        (b'{"prompt": "?"\n"response": "!"}', "a:[12] is not valid JSON"),
     ],
 )
 def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, message: str) -> None:
-    """Whatever they hold."""
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(ValueError, match=message):
         Examples(Data(path=str(tmp_path / "a")), TOKENIZER)
@@ -179,16 +166,21 @@ def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, messa
         ({"text": ""}, "a:1 has an empty response"),
         ({"text": 7}, "a:1 needs prompt and response"),
         ({"conversations": [{"from": "gpt", "value": 7}]}, "a:1 needs prompt and response"),
-        ({"conversations": ["?", {"from": "gpt", "value": "!"}]}, "a:1 needs messages of role"),
+        ({"conversations": ["?", {"from": "gpt", "value": "!"}]}, "a:1 needs messages with role"),
         ({"instruction": "?", "input": 3, "output": None}, "a:1 needs prompt and response"),
-        ({"question": "?", "answer": "!"}, r"found \['answer', 'question'\]; fields names others"),
-        ({"prompt": "\ud800", "response": "!"}, "a:1 has a text that is not UTF-8"),
-        ({"messages": ["?", {"role": "assistant", "content": "!"}]}, "a:1 needs messages of role"),
+        (
+            {"question": "?", "answer": "!"},
+            r"found \['answer', 'question'\]; set fields for other names",
+        ),
+        ({"prompt": "\ud800", "response": "!"}, "a:1 has a text that is not valid UTF-8"),
+        (
+            {"messages": ["?", {"role": "assistant", "content": "!"}]},
+            "a:1 needs messages with role",
+        ),
         ({"messages": [{"role": "user"}, {"role": "assistant", "content": "!"}]}, "both texts"),
     ],
 )
 def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str) -> None:
-    """By file and line, before any work."""
     with pytest.raises(ValueError, match=message):
         Examples(Data(path=lines(tmp_path / "a", record)), TOKENIZER)
 
@@ -200,24 +192,23 @@ def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str)
         ({"path": "story:test"}, "not for training"),
         ({"path": "table:test"}, "not for training"),
         ({"path": ("story:train", "absent.jsonl")}, "no data at"),
-        ({"path": ()}, "turns are one count"),
-        ({"path": "story:train", "turns": (1, 2)}, "turns are one count"),
+        ({"path": ()}, "turns must be one count"),
+        ({"path": "story:train", "turns": (1, 2)}, "turns must be one count"),
         ({"path": ("story:train", "table:train"), "turns": (1, 0)}, "turns must be a list, each"),
-        ({"path": "a.jsonl", "drills": 0.5}, "drills belong"),
-        ({"path": "a.jsonl", "plain": True}, "as plain does"),
-        ({"path": "story:train", "end": "1 + 1"}, "name one token"),
+        ({"path": "a.jsonl", "drills": 0.5}, "drills and plain need"),
+        ({"path": "a.jsonl", "plain": True}, "drills and plain need"),
+        ({"path": "story:train", "end": "1 + 1"}, "end must be a single token"),
         ({"path": "story:train", "drills": 2.0}, "drills must be a number from 0 to 1"),
-        ({"path": "story:train", "mark": "("}, "no regular expression"),
+        ({"path": "story:train", "mark": "("}, "not a valid regular expression"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:
-    """Before any work."""
     with pytest.raises(ValueError, match=message):
         Examples(Data(**options), TOKENIZER)
 
 
 def test_all_lines_are_looked_at(tmp_path: Path) -> None:
-    """Not only those that are drawn first; the bad one is named by its place."""
+    """This includes lines that are not drawn first; the invalid one is named."""
     good = {"prompt": "1+1", "response": "2"}
     path = lines(tmp_path / "a", *[good] * 300, {"prompt": "1+1"})
     examples = Examples(Data(path=path), TOKENIZER, seed=1)
@@ -231,16 +222,15 @@ def test_all_lines_are_looked_at(tmp_path: Path) -> None:
 
 
 def test_fields_may_have_other_names(tmp_path: Path) -> None:
-    """As those of published data sets have."""
     record = {"question": "1+1", "answer": "2", "more": 5}
     data = Data(path=lines(tmp_path / "a", record), fields=("question", "answer"))
     assert TOKENIZER.decode(Examples(data, TOKENIZER)[0].response[:-1]) == "2"
-    with pytest.raises(ValueError, match="a:1 needs texts as question and solution"):
+    with pytest.raises(ValueError, match="a:1 needs texts in question and solution"):
         Examples(replace(data, fields=("question", "solution")), TOKENIZER)
 
 
 def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, configuration and split; a line is named by its row."""
+    """Data sets are named by repository, configuration and split; errors name the row."""
     records = [{"prompt": "1+1", "response": str(n)} for n in range(4)]
     asked = []
 
@@ -259,7 +249,7 @@ def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_data_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In one line; and so is the library where it is not installed."""
+    """The message is one line; so is that for a missing library."""
     with pytest.raises(ValueError, match="no data set at 'hub:/absent/set'"):
         Examples(Data(path="hub:/absent/set"), TOKENIZER)
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -268,7 +258,7 @@ def test_a_data_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
-    """Such as one that wants users and assistants in turns."""
+    """The template here requires alternating roles."""
     tokenizer = load_tokenizer(ZOO / "vocabulary")
     tokenizer.chat_template = (
         "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
@@ -279,11 +269,10 @@ def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
     assert tokenizer.decode(Examples(data, tokenizer)[0].prompt) == "1+2"
     strange = [{"role": "assistant", "content": "1"}, turns[1]]
     path = lines(tmp_path / "b", *[{"messages": turns}] * 50, {"messages": strange})
-    with pytest.raises(ValueError, match="b:51: the chat template refuses its messages: begin"):
+    with pytest.raises(ValueError, match="b:51: the chat template rejects its messages: begin"):
         Examples(Data(path=path), tokenizer, seed=1).check()
 
 
 def test_a_line_may_be_long(tmp_path: Path) -> None:
-    """It is cut."""
     path = lines(tmp_path / "a", {"prompt": "1 + 1 " * 20_000, "response": "2 " * 20_000})
     assert len(Examples(Data(path=path, longest=64), TOKENIZER)[0]) <= 64

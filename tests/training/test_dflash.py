@@ -1,4 +1,4 @@
-"""The DFlash objective beside the trainer that published drafts come from."""
+"""Tests of the DFlash objective against the published trainer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Pair:
         ]
 
     def loss(self) -> tuple[Loss, float]:
-        """The loss of the packed batch, and its mass."""
+        """The loss of the packed batch, and its normaliser."""
         rows = pack(self.parts())
         return self.objective.loss(self.models, rows), rows.mass
 
@@ -102,7 +102,7 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_rows_are_those_of_the_published_trainer(name: str) -> None:
-    """Ids, positions, labels and weights of every kept block."""
+    """Ids, positions, labels and weights of every valid block are equal."""
     pair = Pair(name)
     tensors, size = pair.tensors, pair.draft.config.block
     for row, rows in enumerate(pair.parts()):
@@ -125,7 +125,6 @@ def test_rows_are_those_of_the_published_trainer(name: str) -> None:
     ],
 )
 def test_mask_is_that_of_the_published_trainer(name: str, mask: str, sight: Sight) -> None:
-    """As two ranges a row, over context and blocks."""
     pair = Pair(name)
     for row, rows in enumerate(pair.parts()):
         block = rows.ranges[:, 1, 1] > 0
@@ -142,7 +141,7 @@ def test_mask_is_that_of_the_published_trainer(name: str, mask: str, sight: Sigh
     [("decay", {}), ("uniform", {"gamma": 0.0}), ("dpace", {"dpace": True, "alpha": 0.5})],
 )
 def test_losses_and_gradients(name: str, kind: str, options: dict[str, Any]) -> None:
-    """Of the published trainer, for each way to weigh the rows."""
+    """Both equal the published trainer's, for each weighting of rows."""
     pair = Pair(name, **options)
     facts = pair.facts[kind]
     loss, mass = pair.loss()
@@ -164,7 +163,6 @@ def test_losses_and_gradients(name: str, kind: str, options: dict[str, Any]) -> 
 
 
 def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither the loss nor a gradient."""
     whole, parts = Pair("pair_a", divergence=True), Pair("pair_a", divergence=True)
     whole.loss()[0].total.backward()
     monkeypatch.setattr("outpace.training.objective.ENTRIES", 7 * whole.draft.config.vocab)
@@ -175,7 +173,7 @@ def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_loss_with_a_sliding_layer() -> None:
-    """That sees a window of the context, and no later row of its block."""
+    """The layer limits the context to a window, and is causal within a block."""
     pair = Pair("pair_a")
     sights = (Sight(window=6, causal=True), Sight())
     pair.draft.config = replace(pair.draft.config, sights=sights)
@@ -185,7 +183,6 @@ def test_loss_with_a_sliding_layer() -> None:
 
 
 def test_weights_of_dpace(name: str) -> None:
-    """How far the draft is expected to get with each mask."""
     pair = Pair(name, dpace=True)
     for row in range(2):
         keep = pair.tensors["keep"][row]
@@ -198,7 +195,7 @@ def test_weights_of_dpace(name: str) -> None:
 
 
 class Adding(Pair):
-    """The same with a draft of the same weights that adds features."""
+    """A golden pair with a draft of the same weights that adds features."""
 
     def __init__(self, name: str, **options: Any) -> None:
         super().__init__(name, **options)
@@ -207,7 +204,7 @@ class Adding(Pair):
         self.objective = self.objective.bind(self.draft.config)
 
     def by_hand(self) -> Tensor:
-        """The loss, by a forward of each block on its own, behind all of the text before it."""
+        """The loss, from a separate forward of each block after the text before it."""
         total = torch.zeros(())
         for rows in self.parts():
             size, target = self.objective.block, self.models.others["target"]
@@ -249,7 +246,7 @@ def masked(seen: Tensor) -> Attend:
 
 
 def test_a_draft_that_adds_features_learns_what_it_decodes(name: str) -> None:
-    """Loss and gradients of packed examples are those of each block alone, by plain attention."""
+    """Losses and gradients of packed examples equal those of separate blocks."""
     ours, plain = Adding(name), Adding(name)
     loss, _ = ours.loss()
     expected = plain.by_hand()
@@ -265,7 +262,7 @@ def test_a_draft_that_adds_features_learns_what_it_decodes(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{"dpace": True}, {"divergence": True}, {"features": False}])
 def test_options_hold_for_a_draft_that_adds_features(options: dict[str, Any]) -> None:
-    """Each changes its loss, and leaves it finite, with gradients everywhere."""
+    """Each option changes the loss, which stays finite, with gradients everywhere."""
     plain, other = Adding("pair_a"), Adding("pair_a", **options)
     loss = other.loss()[0].total
     loss.backward()
@@ -274,7 +271,7 @@ def test_options_hold_for_a_draft_that_adds_features(options: dict[str, Any]) ->
 
 
 def test_a_sliding_layer_of_a_draft_that_adds_features() -> None:
-    """Windows of the text's own rows count as in decoding: what is far before them is not seen."""
+    """Windows of the text's own rows limit attention as in decoding."""
     pair = Adding("pair_a")
     wide, narrow = (Sight(window=size, causal=True) for size in (1000, 3))
     losses = []
@@ -285,7 +282,7 @@ def test_a_sliding_layer_of_a_draft_that_adds_features() -> None:
 
 
 def test_ten_steps_of_the_optimizer(name: str) -> None:
-    """Losses, norms of gradients, and the weights after them."""
+    """Losses, gradient norms and the final weights are equal."""
     pair = Pair(name)
     (optimizer,) = Optim(optimizer="adamw", betas=(0.9, 0.999), weight_decay=0).build(pair.draft)
     for facts in pair.facts["optimizer"]["steps"]:
@@ -320,7 +317,7 @@ def anchors(rows: Rows, size: int = 5) -> list[int]:
 
 
 def test_anchors_are_drawn_anew_from_the_response() -> None:
-    """Without its last token, after which nothing is to be learnt."""
+    """The last token is excluded, since nothing follows it."""
     objective, rng = bound(anchors=4), default_rng(0)
     draws = [anchors(objective.rows(example(7, 9), rng)) for _ in range(200)]
     assert all(len(set(draw)) == 4 and draw == sorted(draw) for draw in draws)
@@ -330,7 +327,6 @@ def test_anchors_are_drawn_anew_from_the_response() -> None:
 
 
 def test_fewer_anchors_where_the_response_is_short() -> None:
-    """None where nothing follows anything."""
     objective, rng = bound(), default_rng(0)
     assert anchors(objective.rows(example(3, 4), rng)) == [3, 4, 5]
     rows = objective.rows(example(3, 1), rng)
@@ -338,13 +334,12 @@ def test_fewer_anchors_where_the_response_is_short() -> None:
 
 
 def test_fixed_blocks_lie_side_by_side() -> None:
-    """From the first token of the response."""
     rows = bound(fixed=True).rows(example(7, 12), default_rng(0))
     assert anchors(rows) == [7, 12, 17]
 
 
 def test_weights_fall_by_block_size() -> None:
-    """As published for some sizes, in between for others; and only where there is a token."""
+    """Decays are published or interpolated; padding has weight 0."""
     gammas = {}
     for size in (4, 8, 9, 10, 16, 32):
         draft = replace(Pair("pair_b").draft.config, block=size)
@@ -365,7 +360,7 @@ def test_a_block_ends_where_the_draft_does() -> None:
 
 
 def test_divergence_is_that_of_the_target() -> None:
-    """Of its distribution for the slot of the mask, from the row before it."""
+    """The target's distribution is that of the row before the mask's slot."""
     pair = Pair("pair_a", divergence=True)
     rows = pair.parts()[0]
     loss = pair.objective.loss(pair.models, rows)
@@ -395,7 +390,7 @@ def test_divergence_is_that_of_the_target() -> None:
 
 
 def test_without_features_the_draft_reads_tokens_only() -> None:
-    """Their embeddings stand where hidden states do; the layers of the target do not matter."""
+    """Token embeddings replace hidden states; the target's layers have no influence."""
     with_features, without = Pair("pair_a"), Pair("pair_a", features=False)
     before = [pair.loss()[0].total.item() for pair in (with_features, without)]
     for pair in (with_features, without):
@@ -414,7 +409,6 @@ def test_without_features_the_draft_reads_tokens_only() -> None:
 
 
 def test_accepted_counts_the_first_right_masks_and_one() -> None:
-    """Of each block, as a verification would."""
     pair = Pair("pair_a")
     loss, _ = pair.loss()
     total, count = loss.metrics["accepted"]
@@ -429,23 +423,21 @@ def test_accepted_counts_the_first_right_masks_and_one() -> None:
 
 
 def test_a_batch_without_two_tokens_in_a_row_is_refused() -> None:
-    """Naming what a block needs and what there is."""
     pair = Pair("pair_b")
     rows = pair.objective.rows(example(3, 1), default_rng(0))
-    with pytest.raises(ValueError, match=r"needs 2 response tokens .* more than 1"):
+    with pytest.raises(ValueError, match=r"needs 2 consecutive response tokens"):
         pair.objective.loss(pair.models, rows)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"anchors": 0}, "anchors must be a whole number from 1 to 2147483647, not 0"),
-        ({"gamma": -1.0}, "gamma must be a number from 0 to 1000000, not -1.0"),
-        ({"alpha": 1.5}, "alpha must be a number from 0 to 1, not 1.5"),
+        ({"anchors": 0}, "anchors must be a whole number from 1 to 2147483647, got 0"),
+        ({"gamma": -1.0}, "gamma must be a number from 0 to 1000000, got -1.0"),
+        ({"alpha": 1.5}, "alpha must be a number from 0 to 1, got 1.5"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    """With their value."""
     with pytest.raises(ValueError, match=message):
         DFlash(**options)
 
@@ -482,7 +474,7 @@ def losses(out: Path) -> list[float]:
 
 
 def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
-    """The target stays as it is, and is not written."""
+    """The target is unchanged and not exported."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     trainer(halves, steps=16, decay=0).fit(8)
     run = trainer(halves, steps=16, decay=0)
@@ -508,7 +500,7 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_a_draft_that_adds_features_trains_and_is_exported(tmp_path: Path, precision: str) -> None:
-    """With blocks that are recomputed too, to the last bit."""
+    """This includes recomputed blocks, bit by bit."""
     options: dict[str, Any] = {"steps": 12, "decay": 0, "precision": precision}
     run = trainer(tmp_path / "kept", FUSED, **options)
     run.fit()
@@ -523,7 +515,6 @@ def test_a_draft_that_adds_features_trains_and_is_exported(tmp_path: Path, preci
 
 
 def test_accumulation_pools_the_loss(tmp_path: Path) -> None:
-    """Over all portions of a step."""
     one, two = tmp_path / "one", tmp_path / "two"
     trainer(one, steps=2).fit()
     trainer(two, steps=2, accumulation=2).fit()
@@ -531,19 +522,18 @@ def test_accumulation_pools_the_loss(tmp_path: Path) -> None:
 
 
 def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
-    """Each says what is missing."""
     common: dict[str, Any] = {"data": "story:train", "out": tmp_path, "tokenizer": "tiny-aux"}
     target = causal_model(vocab_size=1024)
     draft = weights.draft(None, DRAFT, target, 0)
-    with pytest.raises(ValueError, match="DFlash looks at target, but no other model is given"):
+    with pytest.raises(ValueError, match="roles of DFlash: target; got none"):
         Trainer(draft, DFlash(), **common)
-    with pytest.raises(ValueError, match="MDLM looks at no other model, but target is given"):
+    with pytest.raises(ValueError, match="roles of MDLM: none; got target"):
         Trainer(draft, MDLM(), others={"target": target}, **common)
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
+    with pytest.raises(ValueError, match="and Qwen2ForCausalLM is not one"):
         Trainer(target, DFlash(), others={"target": target}, **common)
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
+    with pytest.raises(ValueError, match="got Qwen2ForCausalLM"):
         weights.draft(None, published(), target, 0)
-    with pytest.raises(ValueError, match="give \\[model\\] init or config"):
+    with pytest.raises(ValueError, match="config cannot change a draft's init"):
         weights.draft("some-draft", DRAFT, target, 0)
     assert translate(DRAFT).mask_id == 1021
 
@@ -564,7 +554,6 @@ batch = 2
 
 
 def test_a_recipe_names_the_target(tmp_path: Path) -> None:
-    """And goes on from a draft."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     out = tmp_path / "out"
     train(tmp_path / "recipe.toml", [f"out={out}"])

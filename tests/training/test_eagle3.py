@@ -1,4 +1,4 @@
-"""The objective of EAGLE-3: what it scores is what the draft does when it drafts."""
+"""Tests of EAGLE-3: the loss equals that of step-by-step drafting."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ EXAMPLES = [
 
 
 def some(draft: ExtendingDraft) -> ExtendingDraft:
-    """A draft that may say every token but three."""
+    """A draft whose vocabulary lacks three tokens."""
     says = torch.tensor([token for token in range(VOCAB) if token not in (1, 9, 20)])
     draft.d2t = says - torch.arange(len(says))
     draft.t2d = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, says, True)
@@ -42,7 +42,7 @@ def some(draft: ExtendingDraft) -> ExtendingDraft:
 
 
 def new_draft(*, whole_vocabulary: bool) -> ExtendingDraft:
-    """A draft whose weights can learn."""
+    """A draft with trainable weights."""
     size = VOCAB if whole_vocabulary else VOCAB - 3
     draft = extending_draft(TARGET, draft_vocab_size=size).requires_grad_(True)
     return draft if whole_vocabulary else some(draft)
@@ -76,7 +76,7 @@ def by_hand(draft: ExtendingDraft, objective: Eagle3, example: Example) -> tuple
 def test_loss_is_that_of_drafts_step_by_step(
     whole_vocabulary: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of texts side by side, each as if it were alone; logits a few at a time."""
+    """Packed texts equal separate ones, with logits in chunks."""
     monkeypatch.setattr("outpace.training.objective.ENTRIES", 3 * VOCAB)
     draft = new_draft(whole_vocabulary=whole_vocabulary)
     objective = Eagle3(tokens=4, discount=0.7).bind(draft.config)
@@ -96,7 +96,7 @@ def test_loss_is_that_of_drafts_step_by_step(
 
 
 def test_mass_is_what_the_weights_sum_to() -> None:
-    """Each step scores what is left of the response behind it."""
+    """Each step scores the rest of the response."""
     objective = Eagle3(tokens=3, discount=0.5)
     rows = objective.rows(EXAMPLES[0], default_rng(0))
     assert rows.labels.tolist() == [UNSCORED, 1, 5, 9, 2, 6, UNSCORED, UNSCORED]
@@ -106,7 +106,7 @@ def test_mass_is_what_the_weights_sum_to() -> None:
 
 
 def test_recomputing_changes_nothing() -> None:
-    """Though each step leaves its keys to the next ones."""
+    """This holds although each step stores keys for later ones."""
     gradients: list[list[Tensor]] = []
     for again in (False, True):
         draft = new_draft(whole_vocabulary=True)
@@ -121,32 +121,29 @@ def test_recomputing_changes_nothing() -> None:
 
 
 def test_texts_without_a_third_token_are_refused() -> None:
-    """Nothing is drafted in them."""
     draft = new_draft(whole_vocabulary=True)
     objective = Eagle3().bind(draft.config)
     rows = objective.rows(Example(prompt=[3], response=[1], marks=[False]), default_rng(0))
-    with pytest.raises(ValueError, match="the third token of a text is the first"):
+    with pytest.raises(ValueError, match="a draft predicts from the third token of a text on"):
         objective.loss(Models(draft, {"target": TARGET}), pack([rows]))
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokens": 0}, "tokens must be a whole number from 1 to 2147483647, not 0"),
-        ({"discount": 1.5}, "discount must be a number from 0 to 1, not 1.5"),
+        ({"tokens": 0}, "tokens must be a whole number from 1 to 2147483647, got 0"),
+        ({"discount": 1.5}, "discount must be a number from 0 to 1, got 1.5"),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
-    """With their value."""
     with pytest.raises(ValueError, match=message):
         Eagle3(**options)
 
 
 def test_a_draft_of_another_kind_is_refused() -> None:
-    """With what is missing."""
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft that extends features"):
+    with pytest.raises(ValueError, match="and Qwen2ForCausalLM is not one"):
         Eagle3().bind(TARGET.config)
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM is no draft"):
+    with pytest.raises(ValueError, match="got Qwen2ForCausalLM"):
         weights.draft(None, published(), TARGET, 0)
 
 
@@ -167,7 +164,7 @@ def trainer(out: Path, **options: Any) -> Trainer:
 
 
 def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
-    """With the tables of its vocabulary; the target stays as it is."""
+    """The export includes the vocabulary tables; the target is unchanged."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     trainer(halves, steps=12, decay=0).fit(6)
     run = trainer(halves, steps=12, decay=0)

@@ -1,4 +1,4 @@
-"""Held-out examples are looked at, and nothing of the training changes by it."""
+"""Tests of validation on held-out examples, which must not change the training."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HELD = {"path": "story:test", "every": 2, "examples": 6}
 
 
 def looks(out: Path) -> list[dict[str, float]]:
-    """What was found."""
+    """The lines of validation metrics."""
     return [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
 
 
@@ -48,7 +48,7 @@ def adapted(out: Path, held_out: HeldOut | None) -> Trainer:
 
 
 def test_a_look_leaves_the_training_as_it_was(tmp_path: Path) -> None:
-    """Losses and weights are the same to the last bit, dropout and decoding included."""
+    """Losses and weights are equal bit by bit, with dropout and decoding."""
     held = HeldOut(**HELD, decode=2, max_tokens=16)
     adapted(tmp_path / "without", None).fit()
     adapted(tmp_path / "with", held).fit()
@@ -66,7 +66,7 @@ def test_a_look_leaves_the_training_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_is_looked_at_is_the_same_each_time(tmp_path: Path) -> None:
-    """Also of a run that goes on, which drops what it does again."""
+    """This includes a resumed run, which drops the lines of repeated steps."""
 
     def held(out: Path) -> Trainer:
         return trainer(out, "DreamModel", steps=6, save_every=3, held_out=HeldOut(**HELD))
@@ -82,7 +82,7 @@ def test_what_is_looked_at_is_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_a_good_model_is_found_to_be_one(tmp_path: Path) -> None:
-    """By the numbers of its answers; answers to the letter are fewer."""
+    """Judging by number accepts more answers than exact comparison."""
     held = HeldOut(**{**HELD, "examples": 4}, decode=4, judge="number")
     run = Trainer(
         "tiny-ar", SFT(), data="story:train", out=tmp_path, held_out=held, steps=1, batch=1, lr=1e-9
@@ -97,28 +97,28 @@ def test_a_good_model_is_found_to_be_one(tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"every": 0}, "every must be a whole number from 1"),
-        ({"decode": 7}, "decode 7 of 6 examples"),
-        ({"decode": 1, "max_tokens": 10**6}, "max_tokens 1000000 do not fit behind a prompt of"),
-        ({"path": "story:train"}, "held out is 'story:train', which is trained on"),
+        ({"decode": 7}, "decode must be at most examples \\(6\\), got 7"),
+        ({"decode": 1, "max_tokens": 10**6}, "max_tokens 1000000 after a prompt of"),
+        ({"path": "story:train"}, "held_out path 'story:train' is trained on"),
         ({"path": "table:train"}, "not for evaluation; use table:test"),
         ({"path": "absent.jsonl"}, "no data at 'absent.jsonl'"),
-        ({"method": {"tokens": 2}}, "method needs a name beside tokens"),
+        ({"method": {"tokens": 2}}, "method needs a name in addition to tokens"),
     ],
 )
 def test_what_cannot_be_looked_at_is_refused(
     tmp_path: Path, options: dict[str, Any], message: str
 ) -> None:
-    """Before any step."""
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, held_out=HeldOut(**{**HELD, **options}))
     assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    """And a bad line in it is named."""
     path, line = tmp_path / "held.jsonl", json.dumps({"prompt": "?", "response": "!"})
     path.write_text(f"{line}\n" * 3)
-    with pytest.raises(ValueError, match="held out are 3 examples, but 6 are to be looked at"):
+    with pytest.raises(
+        ValueError, match="examples must be at most 3, the size of the held-out data, got 6"
+    ):
         trainer(tmp_path, held_out=HeldOut(**{**HELD, "path": str(path)}))
     path.write_text(f"{line}\n" * 9 + "{}\n")
     with pytest.raises(ValueError, match="held.jsonl:10 needs prompt"):
@@ -126,8 +126,8 @@ def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_name_is_not_decoded(tmp_path: Path) -> None:
-    """Where an adapter needs it; a whole model is exported for it."""
-    with pytest.raises(ValueError, match="decode needs models that have a name"):
+    """An adapter needs the name of its base; a full model does not."""
+    with pytest.raises(ValueError, match="decode needs models given by name or folder"):
         trainer(tmp_path, adapter=LoRA(), held_out=HeldOut(**HELD, decode=1))
     trainer(tmp_path, held_out=HeldOut(**HELD, decode=1, max_tokens=8), steps=1).fit()
     assert math.isfinite(looks(tmp_path)[-1]["tokens_per_forward"])
@@ -135,7 +135,7 @@ def test_a_model_without_a_name_is_not_decoded(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
-    """Two processes share the examples, and find what one does."""
+    """Two processes share the examples, with the result of one."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE + '[held_out]\npath = "story:test"\nexamples = 5\nevery = 1\n')
     assert load(recipe, ["path=table:train", "every=7"]).held_out == HeldOut(
@@ -150,7 +150,7 @@ def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
 
 
 def test_a_command_says_how_an_export_is_decoded(tmp_path: Path) -> None:
-    """Alone, merged or as a draft; and the same is what a look decodes with."""
+    """This covers exports alone, as adapter and as draft."""
     commands = [
         Decoder(method={}).command(Path("a b"), "What?"),
         Decoder(method={"name": "d2f", "block": 8}, base="tiny-dream").command(Path("x"), "Hi"),
@@ -167,10 +167,9 @@ def test_a_command_says_how_an_export_is_decoded(tmp_path: Path) -> None:
 
 
 def test_the_last_line_is_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """It asks what the data asks."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     train(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", "steps=1"])
     where, command = capsys.readouterr().out.splitlines()[-2:]
-    assert where == f"the model lies in {tmp_path / 'out' / 'export'}; decode with it:"
+    assert where == f"the model is in {tmp_path / 'out' / 'export'}; decode with it:"
     assert command.startswith(f"outpace generate {tmp_path / 'out' / 'export'} ")
     assert load_model(tmp_path / "out" / "export").config.vocab == 1024

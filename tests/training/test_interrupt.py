@@ -1,4 +1,4 @@
-"""Signals between steps: once they are noted, twice they end the run."""
+"""Tests of signals between steps: the first is recorded, the second ends the run."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def usual() -> Iterator[None]:
 
 
 def handlers() -> list[object]:
-    """What is called for each signal."""
+    """The handler of each signal."""
     return [signal.getsignal(number) for number in SIGNALS]
 
 
@@ -34,7 +34,7 @@ def handlers() -> list[object]:
 def test_the_first_is_noted_and_the_second_ends(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unless both come together, as those of a terminal and of a launcher do."""
+    """Two signals at once, as from a terminal and a launcher, count as one."""
     said: list[str] = []
     before = handlers()
     with held(said.append) as signalled:
@@ -43,7 +43,7 @@ def test_the_first_is_noted_and_the_second_ends(
         for other in SIGNALS:
             signal.raise_signal(other)
         assert signalled() == number and len(said) == 1
-        monkeypatch.setattr(interrupt, "AGAIN", 0.0)
+        monkeypatch.setattr(interrupt, "SAME_SIGNAL_SECONDS", 0.0)
         with pytest.raises(type(ended(number))) as raised:
             signal.raise_signal(number)
     assert handlers() == before
@@ -52,7 +52,6 @@ def test_the_first_is_noted_and_the_second_ends(
 
 @each
 def test_who_ignores_a_signal_still_does(number: signal.Signals) -> None:
-    """As behind `nohup`; and a thread cannot take any."""
     signal.signal(number, signal.SIG_IGN)
     with held() as signalled:
         signal.raise_signal(number)

@@ -1,4 +1,4 @@
-"""Numbers of a recipe lie within bounds that stand beside their fields."""
+"""Tests of the bounds of numbers in recipes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NUMBERS = [
 
 
 def outside(bounds: Bounds) -> list[float]:
-    """Numbers that lie outside, just and by far."""
+    """Numbers out of bounds, slightly and by far."""
     low = bounds.low if bounds.above else bounds.low - 1
     high = bounds.high if bounds.below else bounds.high + 1
     return [low, high, -(10**30), 10**23, 1e30, math.nan, math.inf, -math.inf]
@@ -60,7 +60,7 @@ def outside(bounds: Bounds) -> list[float]:
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recipe that names no more than it must."""
+    """A recipe with required keys only."""
     path = tmp_path_factory.mktemp("recipes") / "mine.toml"
     path.write_text(RECIPE)
     return path
@@ -70,7 +70,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_number_has_bounds_that_hold(
     recipe: Path, section: str, name: str, bounds: Any, length: int
 ) -> None:
-    """In a recipe, with section and field; and where it is made in Python."""
+    """Messages name section and field for recipes, and the field in Python."""
     assert isinstance(bounds, Bounds), f"{section}.{name} has none"
     kind, where = KINDS[section], section if section in SECTIONS else "objective"
     path = NEEDED.get(section)
@@ -87,13 +87,11 @@ def test_every_number_has_bounds_that_hold(
 
 @pytest.mark.parametrize("bounds", [Bounds(0, 2), Bounds(0, 2, above=True, below=True)], ids=str)
 def test_bounds_are_in_or_out(bounds: Bounds) -> None:
-    """As their words say."""
     inner = not bounds.above
     assert [bounds.hold(n) for n in (-1, 0, 1, 2, 3)] == [False, inner, True, inner, False]
     assert str(bounds) == ("from 0 to 2" if inner else "above 0 and below 2")
 
 
 def test_the_last_seed_trains(tmp_path: Path) -> None:
-    """Data, noise and fresh weights take it."""
     made = trainer(tmp_path, seed=MOST_SEED, steps=1)
     assert math.isfinite(made.fit())

@@ -1,4 +1,4 @@
-"""Low-rank updates: what is trained, what it starts as, what is written."""
+"""Tests of low-rank updates: trained weights, initial values, export."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "d2f"
 
 
 def trained(model: torch.nn.Module) -> set[str]:
-    """Names of what training changes."""
+    """Names of trainable parameters."""
     return set(checkpoint.trained(model))
 
 
 def test_attention_is_adapted_by_default_and_nothing_else_is_trained() -> None:
-    """Four published matrices a layer, two tensors each."""
+    """There are four published matrices per layer, with two tensors each."""
     model = lora.attach(causal_model(), LoRA(rank=2))
     leaves = {lora.leaf(name) for name in lora.updates(model)}
     assert leaves == {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -38,14 +38,13 @@ def test_attention_is_adapted_by_default_and_nothing_else_is_trained() -> None:
 
 
 def test_updates_start_at_nothing() -> None:
-    """The model's outputs are those of its base, whatever the seed."""
+    """The model's outputs equal those of its base, for any seed."""
     base = causal_model()
     expected = whole(base, IDS, causal=True)
     assert torch.equal(whole(lora.attach(base, LoRA(rank=2), seed=3), IDS, causal=True), expected)
 
 
 def test_targets_choose_parts_of_a_fused_matrix() -> None:
-    """Rows of the others stay as they are."""
     model = lora.attach(causal_model(), LoRA(rank=2, alpha=6, targets=("v_proj", "up_proj")))
     assert {lora.leaf(name) for name in lora.updates(model)} == {"v_proj", "up_proj"}
     x, qkv = torch.randn(5, 32), model.blocks[0].attention.qkv
@@ -58,14 +57,13 @@ def test_targets_choose_parts_of_a_fused_matrix() -> None:
 
 
 def test_head_and_layer_may_share_a_published_name() -> None:
-    """As in a format whose last matrix is named like those of its layers."""
+    """Some formats name the last matrix like those of layers."""
     model = lora.attach(load_model(GOLDEN / "llada_tiny"), LoRA(rank=2, targets=("ff_out",)))
     assert "model.transformer.ff_out.weight" in lora.updates(model)
     assert len(lora.updates(model)) == 4
 
 
 def test_dropout_is_for_training_alone() -> None:
-    """In evaluation nothing is dropped."""
     model = lora.attach(causal_model(), LoRA(rank=2, dropout=0.5))
     for update in lora.updates(model).values():
         torch.nn.init.normal_(update.up)
@@ -78,20 +76,20 @@ def test_dropout_is_for_training_alone() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"rank": 0}, "rank must be a whole number from 1 to 65536, not 0"),
-        ({"rank": 10**30}, "rank must be a whole number from 1 to 65536, not 1000"),
-        ({"dropout": 1.0}, r"dropout must be a number at least 0 and below 1, not 1\.0"),
+        ({"rank": 0}, "rank must be a whole number from 1 to 65536, got 0"),
+        ({"rank": 10**30}, "rank must be a whole number from 1 to 65536, got 1000"),
+        ({"dropout": 1.0}, r"dropout must be a number at least 0 and below 1, got 1\.0"),
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
-    """Value and bound."""
     with pytest.raises(ValueError, match=message):
         LoRA(**options)
 
 
 def test_unknown_target_is_refused() -> None:
-    """With those that there are."""
-    with pytest.raises(ValueError, match="no qkv, wo to adapt; it has down_proj, .*v_proj"):
+    with pytest.raises(
+        ValueError, match="targets qkv, wo are not in the model; it has down_proj, .*v_proj"
+    ):
         lora.attach(causal_model(), LoRA(targets=("wo", "q_proj", "qkv")))
 
 
@@ -117,7 +115,7 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_teacher_is_the_base_and_shares_its_weights(tmp_path: Path, base: Path) -> None:
-    """It stays what it was, and takes no memory of its own."""
+    """It is unchanged and takes no additional memory."""
     trainer = run(tmp_path / "out", base)
     teacher = trainer.scored.models.others["teacher"]
     assert teacher.embedding.weight is trainer.model.embedding.weight
@@ -130,7 +128,6 @@ def test_teacher_is_the_base_and_shares_its_weights(tmp_path: Path, base: Path) 
 
 
 def test_teacher_of_a_full_training_is_a_copy(tmp_path: Path, base: Path) -> None:
-    """Its weights do not follow the student's."""
     trainer = run(tmp_path / "out", base, adapter=None)
     teacher = trainer.scored.models.others["teacher"]
     before = teacher.embedding.weight.clone()
@@ -140,7 +137,7 @@ def test_teacher_of_a_full_training_is_a_copy(tmp_path: Path, base: Path) -> Non
 
 
 def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
-    """Merged into the base it gives what was trained."""
+    """Merged into its base, it equals the trained model."""
     trainer = run(tmp_path / "out", base)
     trainer.fit()
     trainer.export(tmp_path / "export")
@@ -156,7 +153,7 @@ def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
 
 
 def test_checkpoint_has_the_updates_alone(tmp_path: Path, base: Path) -> None:
-    """And a run goes on from them to the same end."""
+    """A run resumes from them to the same result."""
     for name in ("whole", "halves"):
         run(tmp_path / name, base).fit()
     shutil.rmtree(tmp_path / "halves" / "checkpoints" / "step-00000004")
@@ -170,7 +167,6 @@ def test_checkpoint_has_the_updates_alone(tmp_path: Path, base: Path) -> None:
 
 
 def test_recipe_has_a_table_for_it(tmp_path: Path) -> None:
-    """Without the table all weights are trained."""
     path = tmp_path / "recipe.toml"
     text = '[model]\ninit = "tiny-dream"\n[objective]\nname = "d2f"\n[data]\npath = "story:train"\n'
     path.write_text(text)

@@ -1,4 +1,4 @@
-"""Rows of masked diffusion, written out by hand for both shifts."""
+"""Tests of masked diffusion: rows computed by hand for both shifts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PLAIN = MDLM(shift=1, mask_id=MASK)
 
 
 class Scripted:
-    """A generator of chance that says what the test wants."""
+    """A scripted random generator."""
 
     def __init__(self, *numbers: float | list[float]) -> None:
         """What is drawn, in order."""
@@ -44,7 +44,7 @@ class Scripted:
 
 
 def rows_of(objective: MDLM, example: Example, *numbers: float | list[float]) -> Rows:
-    """Rows of an example, where chance gives these numbers."""
+    """Rows of an example, given these random numbers."""
     return objective.rows(example, Scripted(*numbers))
 
 
@@ -61,7 +61,6 @@ def scored(rows: Rows) -> dict[int, tuple[int, float]]:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_uniform_rows_mask_with_probability_t_and_weigh_its_inverse(shift: int) -> None:
-    """Whatever t was drawn."""
     objective = replace(PLAIN, shift=shift, least=0.5, mark_weight=3.0)
     # Kind, then t = 0.5 + 0.5 * 0.6 = 0.8, then one number a token: masked where below t.
     rows = rows_of(objective, EXAMPLE, 0.9, 0.6, [0.9, 0.7, 0.1])
@@ -74,14 +73,12 @@ def test_uniform_rows_mask_with_probability_t_and_weigh_its_inverse(shift: int) 
 @pytest.mark.parametrize("shift", [0, 1])
 @pytest.mark.parametrize("kind", ["suffix", "anchored", "least"])
 def test_rows_have_the_types_that_the_loss_takes(shift: int, kind: str) -> None:
-    """Those of every kind."""
     rows = replace(PLAIN, shift=shift, **{kind: 0.99}).rows(EXAMPLE, np.random.default_rng(0))
     assert rows.ids.dtype == rows.labels.dtype == torch.int64
     assert rows.weights.dtype == torch.float32
 
 
 def test_weights_sum_to_the_mass_on_average() -> None:
-    """Over many draws of t."""
     objective = MDLM(shift=1, mask_id=MASK, canvas=(6, 9), least=0.1, end_weight=0.3)
     drawn = [objective.rows(EXAMPLE, np.random.default_rng(seed)) for seed in range(3000)]
     total, mass = sum(float(r.weights.sum()) for r in drawn), sum(r.mass for r in drawn)
@@ -89,7 +86,6 @@ def test_weights_sum_to_the_mass_on_average() -> None:
 
 
 def test_the_response_is_padded_with_its_end_to_the_canvas() -> None:
-    """By any length between the bounds."""
     rows = rows_of(replace(PLAIN, canvas=(4, 6)), EXAMPLE, 0.9, 5, 0.0, [1.0] * 5)
     assert rows.ids.tolist() == [5, 6, 7, 8, 9, 9, 9]
     unended = replace(EXAMPLE, ended=False)
@@ -98,7 +94,6 @@ def test_the_response_is_padded_with_its_end_to_the_canvas() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_suffix_rows_mask_from_a_marked_token_to_the_end(shift: int) -> None:
-    """And weigh what lies near it most."""
     objective = replace(PLAIN, shift=shift, suffix=1.0, starts=1.0, floor=1.0, peak=0.0, short=0.0)
     rows = rows_of(objective, EXAMPLE, 0.0, 0.5, 0, 0.5)
     assert rows.ids.tolist() == [5, 6, 7, MASK, MASK]
@@ -107,7 +102,6 @@ def test_suffix_rows_mask_from_a_marked_token_to_the_end(shift: int) -> None:
 
 
 def test_a_short_suffix_ends_before_the_canvas_does() -> None:
-    """The canvas with it."""
     objective = replace(PLAIN, suffix=1.0, canvas=(9, 9), shortest=2, short=1.0)
     rows = rows_of(objective, EXAMPLE, 0.0, 9, 0.5, 0, 0.0, 0.0)
     assert rows.ids.tolist() == [5, 6, MASK, MASK]
@@ -119,7 +113,7 @@ def test_a_short_suffix_ends_before_the_canvas_does() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_anchored_rows_share_one_clean_copy(shift: int) -> None:
-    """No key that a suffix sees knows what it must fill."""
+    """Keys visible to a suffix do not depend on its masked tokens."""
     objective = replace(PLAIN, shift=shift, anchored=1.0, anchors=2, shortest=2, longest=2)
     # Two starts, at response slots 0 and 1; neither on purpose on a mark; then two masks each.
     rows = rows_of(objective, EXAMPLE, 0.0, 0.5, 0, 0.5, 1, 0.5, 0.0, 0.0)
@@ -143,7 +137,7 @@ def test_anchored_rows_share_one_clean_copy(shift: int) -> None:
 
 
 def test_what_an_anchored_row_scores_does_not_reach_it() -> None:
-    """Changing a token that a suffix must fill leaves the logits of its rows as they were."""
+    """Changing a token to be predicted leaves the logits of its rows unchanged."""
     objective = MDLM(shift=1, mask_id=MASK, anchored=1.0, anchors=3, scored=0.5)
     torch.manual_seed(0)
     model = Transformer(translate(published("DreamModel", mask_token_id=MASK)))
@@ -166,7 +160,6 @@ def changed(rows: Rows, slot: int) -> torch.Tensor:
 
 
 def test_all_kinds_score_the_token_of_the_slot_and_never_the_prompt() -> None:
-    """Whatever is drawn."""
     objective = MDLM(
         shift=1, mask_id=MASK, canvas=(4, 8), suffix=0.3, anchored=0.3, causal=0.2, scored=0.5
     )
@@ -179,7 +172,6 @@ def test_all_kinds_score_the_token_of_the_slot_and_never_the_prompt() -> None:
 
 
 def test_a_shifted_model_is_never_asked_for_slot_zero() -> None:
-    """No row stands before it."""
     objective = MDLM(shift=1, mask_id=MASK, suffix=0.4, anchored=0.4, scored=0.5)
     bare = Example(prompt=[], response=[7, 8], marks=[True, False], ended=False)
     for seed in range(50):
@@ -189,7 +181,7 @@ def test_a_shifted_model_is_never_asked_for_slot_zero() -> None:
 
 
 def test_shift_and_mask_come_from_the_model() -> None:
-    """A model without a mask is refused."""
+    """A model without a mask is rejected."""
     config = translate(published("DreamModel", mask_token_id=MASK))
     assert MDLM().bind(config) == MDLM(shift=1, mask_id=MASK)
     with pytest.raises(ValueError, match="no mask token"):
@@ -202,13 +194,12 @@ def test_shift_and_mask_come_from_the_model() -> None:
     ("options", "message"),
     [
         ({"suffix": 1.5}, "suffix must be a number from 0 to 1"),
-        ({"suffix": 0.7, "causal": 0.7}, "must not exceed 1"),
-        ({"canvas": (5, 3)}, "smallest and a largest"),
+        ({"suffix": 0.7, "causal": 0.7}, "must be at most 1"),
+        ({"canvas": (5, 3)}, "canvas must be a minimum length"),
         ({"least": 0.0}, "least"),
         ({"anchors": 0}, "anchors must be a whole number from 1"),
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
-    """With their bounds."""
     with pytest.raises(ValueError, match=message):
         MDLM(**options)

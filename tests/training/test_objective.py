@@ -54,7 +54,7 @@ def seen(architecture: str, wanted: Objective) -> Seen:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_few_rows_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same loss and gradient, in less memory."""
+    """Loss and gradient are equal."""
     whole = seen(*CASES[name])
     monkeypatch.setattr(objective, "ENTRIES", 7 * VOCAB)
     cut = seen(*CASES[name])

@@ -16,7 +16,7 @@ SHAPES = ("linear", "cosine")
 
 
 def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
-    """All but nothing in the last step."""
+    """The rate is close to zero in the last step."""
     optim = Optim(lr=1.0, warmup=4, decay=0.5)
     rates = [round(optim.rate(step, 20), 3) for step in range(20)]
     assert rates[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
@@ -26,7 +26,7 @@ def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
 
 
 def test_muon_takes_the_matrices_of_the_blocks_only() -> None:
-    """AdamW has the rest, without decay of vectors."""
+    """AdamW has the rest, with no weight decay for vectors."""
     model = Transformer(translate(published()))
     adamw, muon = Optim(optimizer="muon").build(model)
     assert isinstance(adamw, AdamW) and isinstance(muon, Muon)
@@ -40,7 +40,6 @@ def test_muon_takes_the_matrices_of_the_blocks_only() -> None:
 
 
 def test_frozen_models_and_unknown_optimizers_are_refused() -> None:
-    """There is nothing to update, or nothing that does."""
     with pytest.raises(ValueError, match="choose adamw or muon"):
         Optim(optimizer="sgd")
     with pytest.raises(ValueError, match="no trainable"):
@@ -48,7 +47,7 @@ def test_frozen_models_and_unknown_optimizers_are_refused() -> None:
 
 
 def test_a_cosine_falls_as_far_as_it_is_told() -> None:
-    """Slowly at both ends, and never below its share; half of the way at half of the steps."""
+    """The curve is flat at both ends; half of the decay is at half of the steps."""
     optim = Optim(lr=1.0, warmup=0, decay=1.0, schedule="cosine", least=0.1)
     rates = [optim.rate(step, 1000) for step in range(1000)]
     assert sorted(rates, reverse=True) == rates
@@ -61,7 +60,6 @@ def test_a_cosine_falls_as_far_as_it_is_told() -> None:
 
 @pytest.mark.parametrize("wrong", [{"schedule": "steps"}, {"least": -0.1}, {"least": float("nan")}])
 def test_schedules_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
-    """By name."""
     (name,) = wrong
     with pytest.raises(ValueError, match=name):
         Optim(**wrong)

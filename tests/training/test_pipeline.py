@@ -35,7 +35,7 @@ def fill(pipeline: Pipeline, state: Rows, sure: dict[int, float]) -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_blocks_are_appended_forced_and_filled(shift: int) -> None:
-    """One response of two blocks and a short one, step by step."""
+    """One response of two blocks and a short one are filled step by step."""
     rows = hidden(10, list(range(1, 22)) + [1] * 4, shift=shift)
     pipeline = Pipeline(rows, shift)
     state = pipeline.append()
@@ -60,7 +60,6 @@ def test_blocks_are_appended_forced_and_filled(shift: int) -> None:
 
 
 def test_responses_do_not_wait_for_each_other() -> None:
-    """Each has its own first block, and ends for itself."""
     rows = hidden(2, [1, 2, 3, 4], [5, 6, 7, 8, 9])
     pipeline = Pipeline(rows, 1)
     assert len(scored(pipeline.append())) == 4
@@ -76,7 +75,7 @@ def test_responses_do_not_wait_for_each_other() -> None:
 
 
 def test_of_equal_holes_the_leftmost_is_filled() -> None:
-    """One alone, as in decoding."""
+    """A single response equals decoding."""
     pipeline = Pipeline(hidden(4, [1, 2, 3, 4]), 1)
     pipeline.append()
     pipeline.fill(torch.tensor([0.25, 0.5, 0.5, 0.5]), 0.5)
@@ -84,7 +83,7 @@ def test_of_equal_holes_the_leftmost_is_filled() -> None:
 
 
 def test_the_loss_is_the_mean_of_the_states() -> None:
-    """A state's loss weighs a hole by the inverse of its block's share."""
+    """A state's loss weights a hole by the inverse of its block's masked fraction."""
     model = diffusion_model(seed=3)
     rows = hidden(4, [1, 2, 3, 4, 5], [6, 7, 8])
     objective = D2F(block=4, hard=1.0, unroll=3, confidence=1.0, shift=1, mask_id=MASK)
@@ -103,7 +102,7 @@ def test_the_loss_is_the_mean_of_the_states() -> None:
 
 
 def test_rows_of_an_unrolled_example_are_all_holes() -> None:
-    """Whatever is drawn; the forwards are as many as asked, or until all is filled."""
+    """The number of forwards is that of `unroll`, or fewer if all holes are filled."""
     objective = D2F(block=4, hard=1.0, unroll=50, shift=1, mask_id=MASK)
     example = Example(prompt=[5, 6], response=[7, 8, 9], marks=[False] * 3)
     rows = objective.rows(example, np.random.default_rng(0))
@@ -115,12 +114,11 @@ def test_rows_of_an_unrolled_example_are_all_holes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"unroll": -1}, "unroll must be a whole number from 0 to 2147483647, not -1"),
+        ({"unroll": -1}, "unroll must be a whole number from 0 to 2147483647, got -1"),
         ({"unroll": 2, "easy": 0.5}, "set one of them to 0"),
-        ({"confidence": 1.5}, "confidence must be a number from 0 to 1, not 1.5"),
+        ({"confidence": 1.5}, "confidence must be a number from 0 to 1, got 1.5"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(options: dict[str, float], message: str) -> None:
-    """Value and bound."""
     with pytest.raises(ValueError, match=message):
         D2F(**options)

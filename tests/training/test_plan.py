@@ -17,10 +17,11 @@ from outpace.checkpoints import weights
 from outpace.checkpoints.load import VOCABULARY, load_config, load_model
 from outpace.training.allocated import ACTIVATIONS, EXCHANGED
 from outpace.training.host import describe_processor, product_rate
-from outpace.training.plan import Planner, plan, total
+from outpace.training.plan import Planner, plan
 from outpace.training.recipe import load
 from outpace.training.rehearsal import TRAINED
 from outpace.training.sources import PROBLEMS
+from outpace.training.units import total
 
 QWEN25 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -142,7 +143,7 @@ def stands_in(name: str, folder: Path) -> str:
 
 
 def words(name: str, folder: Path) -> list[str]:
-    """Overrides that put stand-ins in the place of what a recipe downloads."""
+    """Overrides that replace downloads of a recipe by local stand-ins."""
     read = load(name)
     found = [
         f"model.{role}={stands_in(given, folder)}"
@@ -174,7 +175,7 @@ LARGE = {name for name in recipes.names() if not name.startswith("tiny-")} - {"q
 def test_every_recipe_has_a_plan(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No weights are opened for it, and it fits where it says so."""
+    """No weights are loaded, and recipes fit on the card that they name."""
     monkeypatch.setattr(weights, "Weights", None)
     recipe = load(name, words(name, tmp_path))
     made = plan(recipe)
@@ -188,7 +189,7 @@ def test_every_recipe_has_a_plan(
 
 
 def test_memory_is_that_of_the_weights_and_their_update(tmp_path: Path) -> None:
-    """Four bytes each for weight and gradient, eight for AdamW's moments, four for Muon's."""
+    """Bytes per weight: four each for weight and gradient, eight for AdamW, four for Muon."""
     size = load_config("tiny-aux").vocab
     adamw, muon = (plan(load("tiny-aux", [f"optimizer={name}"])) for name in ("adamw", "muon"))
     assert adamw.peak[TRAINED] == adamw.gradients == 4 * adamw.trained
@@ -200,7 +201,7 @@ def test_memory_is_that_of_the_weights_and_their_update(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_memory_falls_with_portions_and_recomputation() -> None:
-    """As what is kept for the backward pass does: the time grows with the second forward pass."""
+    """Activations shrink; recomputation increases the time."""
     whole, fourths, again = (
         plan(load("tiny-ar", more)) for more in ([], ["accumulation=4"], ["recompute=true"])
     )
@@ -210,7 +211,7 @@ def test_memory_falls_with_portions_and_recomputation() -> None:
 
 
 def test_frozen_weights_count_as_they_are(tmp_path: Path) -> None:
-    """A target that looks on, in the numbers that it is loaded in."""
+    """A target counts in the dtype in which it is loaded."""
     more = words("tiny-dflash", tmp_path)
     plain = plan(load("tiny-dflash", more))
     half = plan(load("tiny-dflash", [*more, "dtype=bfloat16", "precision=bf16"]))
@@ -220,46 +221,45 @@ def test_frozen_weights_count_as_they_are(tmp_path: Path) -> None:
 
 
 def test_processes_share_the_work() -> None:
-    """And the portion of each is smaller."""
     one, two = (plan(load("tiny-ar"), processes) for processes in (1, 2))
     assert two.seconds == pytest.approx(one.seconds / 2) and two.activations < one.activations
-    with pytest.raises(ValueError, match="does not divide into 5"):
+    with pytest.raises(ValueError, match="is not divisible by 5"):
         plan(load("tiny-ar"), 5)
 
 
 def test_other_numbers_of_devices_are_planned() -> None:
-    """With portions of the same size, and none where a device would have no example."""
+    """The micro-batch size is kept; devices without examples are omitted."""
     lines = dict(Planner(load("tiny-aux", ["batch=16", "accumulation=4"])).spread(1))
     assert [*lines] == ["recompute = true", "on 1", "on 8"]
     assert "accumulation 4" in lines["on 1"] and "accumulation 1" in lines["on 8"]
     odd = dict(Planner(load("tiny-aux", ["batch=12"])).spread(1))
-    assert odd["on 8"] == "this batch cannot be shared; --processes 8 names what to change"
+    assert odd["on 8"] == "this batch cannot be divided; --processes 8 shows what to change"
 
 
 @pytest.mark.exhaustive
 def test_steps_of_tokens_are_planned() -> None:
-    """As the examples that hold them; devices that would have nothing are named."""
+    """The batch is estimated from mean lengths; devices without examples are named."""
     planner = Planner(load("tiny-aux", ["tokens=4096", "balance=true", "accumulation=4"]))
     made = planner.plan()
     assert made.train.batch % 4 == 0
     assert made.train.batch * made.example == pytest.approx(4096, rel=0.1)
     lines = dict(planner.spread(1))
     assert "accumulation 1" in lines["on 8"]
-    assert lines["on 32"].startswith("this batch cannot be shared")
+    assert lines["on 32"].startswith("this batch cannot be divided")
 
 
 def test_a_plan_describes_the_processor() -> None:
-    """With its memory and the time at a rate that is measured, which a larger run exceeds."""
+    """The text has memory and a time at a measured rate; a larger run does not fit."""
     made = plan(load("tiny-aux"))
     text = describe_processor(made)
-    assert "of memory holds it; at least " in text and text.endswith("measured")
+    assert "of memory is enough; at least " in text and text.endswith("measured")
     large = replace(made, peak=Counter({ACTIVATIONS: 10**15}))
-    assert "does not hold it" in describe_processor(large)
+    assert "is not enough" in describe_processor(large)
     assert product_rate(torch.float32) > 1e8
 
 
 def test_cards_are_filled_in_the_order_of_their_size() -> None:
-    """With what is left to a driver; a plan that fits on none says so."""
+    """Part of a card is reserved; a plan that fits on none reports it."""
     made = plan(load("tiny-aux"))
     sizes = {20e9: 24, 23e9: 80, 73e9: 80, 75e9: 141, 140e9: None}
     for size, card in sizes.items():
@@ -269,7 +269,7 @@ def test_cards_are_filled_in_the_order_of_their_size() -> None:
 
 
 def test_what_processes_share_is_less_on_each() -> None:
-    """Weights, gradients and what the optimizer keeps; what they exchange comes on top."""
+    """Weights, gradients and optimizer states shrink; communication buffers are added."""
     alone, beside, shared = (
         plan(load("tiny-aux", more), number)
         for more, number in (([], 1), ([], 4), (["shard=true"], 4))
@@ -282,7 +282,9 @@ def test_what_processes_share_is_less_on_each() -> None:
 
 @pytest.mark.parametrize("begun", ["model.init=tiny-aux", None])
 def test_a_target_is_for_drafts(begun: str | None) -> None:
-    """Whatever else is named beside one is refused, as it is where it would be trained."""
+    """A target with another kind of model is rejected by plan and training."""
     words = ["model.target=tiny-ar", *([begun] if begun else [])]
-    with pytest.raises(ValueError, match="has a target, but Qwen2ForCausalLM is no draft"):
+    with pytest.raises(
+        ValueError, match="target needs a draft that reads features, got Qwen2ForCausalLM"
+    ):
         plan(load("tiny-aux", words))

@@ -1,4 +1,4 @@
-"""Which examples a step has, and how evenly they are shared out."""
+"""Tests of the assignment of examples to steps, processes and micro-batches."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ LENGTHS = default_rng(0).integers(1, 200, 500).tolist()
 
 
 def example(number: int) -> Example:
-    """One of some length."""
+    """An example of a given length."""
     return Example([], [0] * LENGTHS[number], [])
 
 
 def portions(processes: int, **options: Any) -> Portions:
-    """Of examples of many lengths."""
+    """Micro-batches of examples of many lengths."""
     return Portions(Loop(**options), processes, example)
 
 
 def numbers(made: Portions, step: int) -> list[list[int]]:
-    """Those of a step, by process and portion."""
+    """Example numbers of a step, by process and micro-batch."""
     ranks = [made.of(step, rank) for rank in range(made.processes)]
     return [[number for number, _ in portion] for rank in ranks for portion in rank]
 
@@ -41,14 +41,14 @@ def spread(made: Portions, step: int) -> float:
 
 
 def test_examples_go_to_processes_in_turn() -> None:
-    """In portions of one size, unless something else is asked for."""
+    """Micro-batches have equal sizes by default."""
     made = portions(2, batch=8, accumulation=2)
     assert numbers(made, 0) == [[0, 2], [4, 6], [1, 3], [5, 7]]
     assert numbers(made, 3)[0] == [24, 26]
 
 
 def test_balance_evens_what_is_fed_together() -> None:
-    """Every example is there once, and a batch need not divide."""
+    """Every example occurs once, and the batch need not be divisible."""
     turns, balanced = (portions(3, batch=50, accumulation=2, balance=b) for b in (False, True))
     for step in range(5):
         assert sorted(sum(numbers(balanced, step), [])) == [*range(50 * step, 50 * step + 50)]
@@ -56,7 +56,7 @@ def test_balance_evens_what_is_fed_together() -> None:
 
 
 def test_a_step_of_tokens_has_as_many() -> None:
-    """And at most one example more; steps follow one another, however many processes there are."""
+    """There is at most one example in excess, for any number of processes."""
     for processes, balance in ((1, False), (2, True), (4, False)):
         made, at = portions(processes, tokens=2000, balance=balance), 0
         for step in range(8):
@@ -69,7 +69,6 @@ def test_a_step_of_tokens_has_as_many() -> None:
 
 
 def test_parts_are_filled_longest_first() -> None:
-    """Where nothing divides, too."""
     assert split([1, 2, 3, 4, 5], 3) == [[1, 2], [3, 4], [5]]
     items = [(n, Example([], [0] * size, [])) for n, size in enumerate((1, 9, 2, 8, 3, 7))]
     assert [[n for n, _ in part] for part in even(items, 3)] == [[0, 1], [2, 3], [4, 5]]
@@ -78,16 +77,15 @@ def test_parts_are_filled_longest_first() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"tokens": 0}, "tokens must be a whole number from 1 to 67108864, not 0"),
+        ({"tokens": 0}, "tokens must be a whole number from 1 to 67108864, got 0"),
         ({"tokens": 10**30}, "tokens must be a whole number from 1 to 67108864"),
         ({"tokens": 500, "epochs": 2.0}, "epochs 2.0 .* give steps instead"),
-        ({"tokens": 1199}, "tokens 1199 may leave nothing .* raise tokens to 1200"),
-        ({"batch": 11, "balance": True}, "batch 11 leaves nothing to some of 4 processes"),
-        ({"batch": 13}, "batch 13 does not divide into 4 processes"),
+        ({"tokens": 1199}, "tokens 1199 may leave one .* raise tokens to 1200"),
+        ({"batch": 11, "balance": True}, "batch 11 leaves some of 4 processes"),
+        ({"batch": 13}, "batch 13 is not divisible by 4 processes"),
     ],
 )
 def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: str) -> None:
-    """With what would do."""
     with pytest.raises(ValueError, match=message):
         Loop(accumulation=3, **options).share(4, longest=100)
     assert Loop(accumulation=3, tokens=2500).share(4, longest=100) == 2
@@ -95,13 +93,12 @@ def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: 
 
 
 def test_tokens_are_planned_as_the_examples_that_hold_them() -> None:
-    """On average, and so many that they divide."""
     assert Loop(tokens=1000, accumulation=2).of_length(49.0, 2).batch == 20
     assert Loop(batch=7).of_length(49.0, 2).batch == 7
 
 
 def test_balance_and_portions_train_alike(tmp_path: Path) -> None:
-    """By tokens, in one portion or four: the loss is over all tokens of a step."""
+    """The loss is normalised over all tokens of a step, for one micro-batch or four."""
     runs = {
         "one": {},
         "four": {"accumulation": 4},
@@ -114,7 +111,6 @@ def test_balance_and_portions_train_alike(tmp_path: Path) -> None:
 
 
 def test_a_run_by_tokens_goes_on_where_it_was(tmp_path: Path) -> None:
-    """With the example that follows; its checkpoint knows which."""
     for name in ("whole", "halves"):
         trainer(tmp_path / name, tokens=300, balance=True, accumulation=1, steps=8).fit()
     folder = tmp_path / "halves" / "checkpoints"

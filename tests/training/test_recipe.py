@@ -1,4 +1,4 @@
-"""Recipes are checked before anything is built."""
+"""Tests of recipes, which are checked before anything is built."""
 
 from __future__ import annotations
 
@@ -26,21 +26,20 @@ steps = 10
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """A recipe that names no more than it must."""
+    """A recipe with required keys only."""
     path = tmp_path / "mine.toml"
     path.write_text(RECIPE)
     return path
 
 
 def test_a_recipe_names_everything_else_by_default(recipe: Path) -> None:
-    """The folder by the name of its file."""
+    """The default folder has the name of the file."""
     read_back = load(recipe)
     assert read_back.objective == SFT() and read_back.out == "runs/mine"
     assert read_back.train.steps == 10 and read_back.train.batch == 32
 
 
 def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
-    """Of the objective that they themselves name."""
     changed = load(recipe, ["optim.lr=0.5", "steps=3", "out=/tmp/x", "prompt_weight=0.2"])
     assert changed.optim.lr == 0.5 and changed.train.steps == 3 and changed.out == "/tmp/x"
     assert changed.objective == SFT(prompt_weight=0.2)
@@ -52,32 +51,33 @@ def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
     ("override", "message"),
     [
         ("steps", "write key=value"),
-        ("speed=1", "'speed' is unknown; known are out"),
-        ("optim.speed=1", r"\[optim\]: unknown speed; known are optimizer, lr"),
+        ("speed=1", "'speed' is unknown; allowed are out"),
+        ("optim.speed=1", r"\[optim\]: unknown speed; allowed are optimizer, lr"),
         (
             "objective.name=grpo",
-            "objective 'grpo' is unknown; known are block_diffusion, d2f, dflash, eagle3, mdlm",
+            "objective 'grpo' is unknown; choose one of block_diffusion, d2f, dflash, eagle3, mdlm",
         ),
-        ("other.lr=1", "other; known are model, data, optim, train, adapter, held_out, objective,"),
-        ("train.steps.more=1", "is no section"),
-        ("optim.lr=-1", "lr must be a number above 0 and at most 100, not -1"),
+        (
+            "other.lr=1",
+            "other; allowed are model, data, optim, train, adapter, held_out, objective,",
+        ),
+        ("train.steps.more=1", "is not a section"),
+        ("optim.lr=-1", "lr must be a number above 0 and at most 100, got -1"),
     ],
 )
 def test_unknown_keys_are_refused(recipe: Path, override: str, message: str) -> None:
-    """Naming those that are known."""
     with pytest.raises(ValueError, match=message):
         load(recipe, [override])
 
 
 def test_files_that_are_no_recipes_are_refused(tmp_path: Path) -> None:
-    """With their path."""
     with pytest.raises(ValueError, match="no recipe at"):
         load(tmp_path / "absent.toml")
     (tmp_path / "broken.toml").write_text("[model")
-    with pytest.raises(ValueError, match="is not TOML"):
+    with pytest.raises(ValueError, match="is not valid TOML"):
         load(tmp_path / "broken.toml")
     (tmp_path / "other.toml").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match=r"other\.toml is not TOML"):
+    with pytest.raises(ValueError, match=r"other\.toml is not valid TOML"):
         load(tmp_path / "other.toml")
     (tmp_path / "loose.toml").write_text('objective = "sft"')
     with pytest.raises(ValueError, match=r"write its keys under \[objective\]"):
@@ -88,10 +88,9 @@ def test_files_that_are_no_recipes_are_refused(tmp_path: Path) -> None:
 
 
 def test_processes_that_do_not_fit_are_refused(recipe: Path) -> None:
-    """Before any is started."""
     with pytest.raises(ValueError, match="at least 1"):
         train(recipe, processes=0)
-    with pytest.raises(ValueError, match="does not divide into 3"):
+    with pytest.raises(ValueError, match="is not divisible by 3"):
         train(recipe, processes=3)
 
 
@@ -99,25 +98,23 @@ def test_processes_that_do_not_fit_are_refused(recipe: Path) -> None:
 def test_a_process_that_fails_ends_all_and_says_why(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """With its error above the line that names it."""
     path = tmp_path / "data.jsonl"
     path.write_text('{"prompt": "a", "response": "b"}\n{"prompt": 3}\n')
-    with pytest.raises(ValueError, match=r"process [01] of 2 has ended with status 1"):
+    with pytest.raises(ValueError, match=r"process [01] of 2 exited with status 1"):
         train("tiny-aux", [f"data.path={path}", "drills=0", f"out={tmp_path / 'run'}"], processes=2)
     assert f"outpace: {path}:2 needs prompt and response" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("path", sorted(recipes.FOLDER.glob("*.toml")), ids=lambda path: path.stem)
 def test_the_recipes_of_the_project_are_read(path: Path) -> None:
-    """Every file of the folder."""
     assert load(path).out == load(path.stem).out == f"runs/{path.stem}"
-    assert 20 < len(recipes.about(path.stem)) < 55  # a line of 80 columns beside its name
+    assert 20 < len(recipes.about(path.stem)) < 55  # with its name, a line of 80 columns
 
 
 def test_a_recipe_of_ones_own_comes_before_one_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Unknown names are answered with those that are known."""
+    """An unknown name is answered with the list of recipes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny-ar").write_text(RECIPE)
     assert load("tiny-ar").train.steps == 10
@@ -131,69 +128,66 @@ OBJECTIVES = {"canvas": "mdlm", "divergence": "dflash", "block": "wedlm", "weigh
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("steps=1.5", r"\[train\]: steps must be a whole number from 1 to 2147483647, not 1.5"),
-        ("steps=true", "steps must be a whole number from 1 to 2147483647, not True"),
-        ("steps=ten", "steps must be a whole number from 1 to 2147483647, not 'ten'"),
-        ("recompute=1", "recompute must be true or false, not 1"),
-        ("optim.lr=nan", r"\[optim\]: lr must be a number above 0 and at most 100, not nan"),
-        ("optim.lr=inf", "lr must be a number above 0 and at most 100, not inf"),
-        ("optim.lr=fast", "lr must be a number above 0 and at most 100, not 'fast'"),
+        ("steps=1.5", r"\[train\]: steps must be a whole number from 1 to 2147483647, got 1.5"),
+        ("steps=true", "steps must be a whole number from 1 to 2147483647, got True"),
+        ("steps=ten", "steps must be a whole number from 1 to 2147483647, got 'ten'"),
+        ("recompute=1", "recompute must be true or false, got 1"),
+        ("optim.lr=nan", r"\[optim\]: lr must be a number above 0 and at most 100, got nan"),
+        ("optim.lr=inf", "lr must be a number above 0 and at most 100, got inf"),
+        ("optim.lr=fast", "lr must be a number above 0 and at most 100, got 'fast'"),
         (
             "optim.betas=0.9",
-            "betas must be a list of 2, each of it a number at least 0 and b",
+            "betas must be a list of 2, each entry a number at least 0 and b",
         ),
         ("optim.betas=[0.9]", "betas must be a list of 2"),
         ("optim.betas=[0.9, true]", "betas must be a list of 2"),
-        ("data.path=[1]", "path must be a text or a list, each of it a text"),
-        ("data.turns=[1.0]", "turns must be a list, each of it a whole number"),
+        ("data.path=[1]", "path must be a text or a list, each entry a text"),
+        ("data.turns=[1.0]", "turns must be a list, each entry a whole number"),
         ("data.plain=yes", "plain must be true or false"),
-        ("data.longest=1e3", "longest must be a whole number from 2 to 2147483647, not 1000.0"),
-        ("model.config=5", "config must be a table, not 5"),
-        ("model.init=5", "init must be a text, not 5"),
+        ("data.longest=1e3", "longest must be a whole number from 2 to 2147483647, got 1000.0"),
+        ("model.config=5", "config must be a table, got 5"),
+        ("model.init=5", "init must be a text, got 5"),
         ("model.dtype=float16", "dtype must be float32 or bfloat16"),
-        ("model.dtype=bfloat16", "dtype bfloat16 is for a target or what is under an adapter"),
+        ("model.dtype=bfloat16", "dtype bfloat16 needs frozen weights: a target or an adapter"),
         ("adapter.rank=2.0", "rank must be a whole number"),
-        ("adapter.targets=q_proj", "targets must be a list, each of it a text"),
+        ("adapter.targets=q_proj", "targets must be a list, each entry a text"),
         ("prompt_weight=nan", r"\[objective\]: prompt_weight must be a number"),
-        ("canvas=[1, 2, 3]", r"canvas must be a list of 2, each of it a whole number"),
+        ("canvas=[1, 2, 3]", r"canvas must be a list of 2, each entry a whole number"),
         ("divergence=1", "divergence must be true or false"),
         (
             "block=[1.5]",
-            r"block must be a whole number from 1 to \d+ or a list, each of it a w",
+            r"block must be a whole number from 1 to \d+ or a list, each entry a w",
         ),
         ("weighting=own", "weighting must be normalised or inverse or uniform"),
         ("held_out.every=1", r"\[held_out\] needs path"),
-        ("out=5", "out must be the name of a folder, not 5"),
+        ("out=5", "out must be the name of a folder, got 5"),
         ("objective.name=[1]", r"objective \[1\] is unknown"),
-        ("seed=-1", "seed must be a whole number from 0 to 9223372036854775807, not -1"),
+        ("seed=-1", "seed must be a whole number from 0 to 9223372036854775807, got -1"),
         ("tracker=paper", "tracker 'paper' is unknown; choose tensorboard, trackio, wandb"),
     ],
 )
 def test_values_of_another_type_are_refused(recipe: Path, override: str, message: str) -> None:
-    """With section, field and value."""
     objective = OBJECTIVES.get(override.partition("=")[0], "sft")
     with pytest.raises(ValueError, match=message):
         load(recipe, [f"objective.name={objective}", override])
 
 
 def test_whole_numbers_are_numbers(recipe: Path) -> None:
-    """And lists may be long where any length may stand."""
+    """Lists of lengths are accepted as well."""
     read = load(recipe, ["optim.lr=1", "decay=0", "data.path=[a, b]".replace("a, b", "'a', 'b'")])
     assert read.optim.lr == 1 and read.data.path == ("a", "b")
 
 
 def test_a_missing_section_is_named(recipe: Path) -> None:
-    """With what it needs."""
     recipe.write_text(RECIPE.replace('[data]\npath = "story:train"\n', ""))
     with pytest.raises(ValueError, match=r"\[data\] needs path"):
         load(recipe)
 
 
 def test_options_in_python_are_looked_at_too(tmp_path: Path) -> None:
-    """By the same rule."""
     with pytest.raises(
-        ValueError, match=r"Loop: steps must be a whole number from 1 to \d+, not 1.5"
+        ValueError, match=r"Loop: steps must be a whole number from 1 to \d+, got 1.5"
     ):
         trainer(tmp_path, steps=1.5)
-    with pytest.raises(ValueError, match="Optim: lr must be a number above 0 .*, not 'fast'"):
+    with pytest.raises(ValueError, match="Optim: lr must be a number above 0 .*, got 'fast'"):
         Trainer("tiny-aux", SFT(), data="story:train", out=tmp_path, lr="fast")

@@ -1,4 +1,4 @@
-"""Recomputed activations, and weights that only look on in fewer bits."""
+"""Tests of gradient checkpointing, and of frozen weights in bfloat16."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from runs import losses, metrics, trainer
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "DreamModel"])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_recomputing_changes_no_loss(tmp_path: Path, architecture: str, precision: str) -> None:
-    """To the last bit."""
     options = {"steps": 4, "log_every": 1, "precision": precision}
     trainer(tmp_path / "kept", architecture, **options).fit()
     trainer(tmp_path / "again", architecture, **options, recompute=True).fit()
@@ -27,7 +26,7 @@ def test_recomputing_changes_no_loss(tmp_path: Path, architecture: str, precisio
 
 
 def test_nor_do_dropout_and_a_teacher(tmp_path: Path) -> None:
-    """What is dropped is the same the second time."""
+    """Dropout masks are equal in the recomputation."""
     for name, again in (("kept", False), ("again", True)):
         torch.manual_seed(5)
         Trainer(
@@ -48,7 +47,6 @@ def test_nor_do_dropout_and_a_teacher(tmp_path: Path) -> None:
 
 
 def test_a_run_may_go_on_with_it(tmp_path: Path) -> None:
-    """Since it decides no number."""
     trainer(tmp_path, steps=2).fit()
     trainer(tmp_path, steps=3, recompute=True).fit()
     assert metrics(tmp_path)[-1]["step"] == 3
@@ -105,7 +103,7 @@ max_tokens = 16
 def test_what_looks_on_may_be_in_bfloat16(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What is trained stays in float32, and the loss is that of float32 but for rounding."""
+    """Trained weights stay in float32, and the loss equals that of float32 up to rounding."""
     recipe = tmp_path / "mine.toml"
     recipe.write_text(text)
     half = load(recipe, [f"out={tmp_path / 'half'}"]).trainer()
@@ -123,7 +121,6 @@ def test_what_looks_on_may_be_in_bfloat16(
 
 
 def test_bfloat16_needs_autocast(tmp_path: Path) -> None:
-    """Or matrices of two kinds would meet."""
     recipe = tmp_path / "mine.toml"
     recipe.write_text(ADAPTER)
     with pytest.raises(ValueError, match=r'dtype bfloat16 needs \[train\] precision = "bf16"'):

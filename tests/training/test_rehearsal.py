@@ -1,4 +1,4 @@
-"""What a plan says of memory is what a run of the same recipe allocates."""
+"""Tests of dry runs: planned memory equals the memory that a run allocates."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ CLOSE = 0.1
 
 
 def planned(path: Path, processes: int = 1) -> float:
-    """Bytes that the passes of a recipe hold by its plan."""
+    """Planned peak bytes of the passes of a recipe."""
     made: Plan = plan(load(path), processes)
     return made.peak.total() + made.optimizer
 
 
 def processes(path: Path, count: int) -> list[int]:
-    """Most bytes of each of the processes that share out a run."""
+    """Peak bytes of each process of a sharded run."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
@@ -55,7 +55,6 @@ def processes(path: Path, count: int) -> list[int]:
     ],
 )
 def test_a_plan_says_what_a_run_allocates(objective: str, tmp_path: Path) -> None:
-    """On one process."""
     path = memory.recipe(tmp_path, objective, "recompute = true")
     assert planned(path) == pytest.approx(memory.allocated(path), rel=CLOSE)
 
@@ -69,7 +68,6 @@ def test_a_plan_says_what_a_run_allocates(objective: str, tmp_path: Path) -> Non
 def test_every_objective(
     objective: str, recompute: str, precision: str, accumulation: int, tmp_path: Path
 ) -> None:
-    """With all that changes what is kept."""
     more = f'recompute = {recompute}\nprecision = "{precision}"\naccumulation = {accumulation}'
     path = memory.recipe(tmp_path, objective, more)
     assert planned(path) == pytest.approx(memory.allocated(path), rel=CLOSE)
@@ -82,7 +80,6 @@ def test_every_objective(
 def test_two_processes_that_share(
     objective: str, precision: str, recompute: str, tmp_path: Path
 ) -> None:
-    """Each of them holds what is planned for each."""
     more = f'shard = true\nprecision = "{precision}"\nrecompute = {recompute}'
     path = memory.recipe(tmp_path, objective, more)
     for found in processes(path, 2):

@@ -1,4 +1,4 @@
-"""Packing lays documents side by side and moves their ranges along."""
+"""Tests of packing: documents are concatenated and their ranges shifted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def document(ids: list[int], ranges: torch.Tensor) -> Rows:
 
 
 def test_documents_are_sorted_by_length_and_their_ranges_moved() -> None:
-    """Positions stay."""
     packed = pack([document([1, 2, 3], full(3)), document([4, 5], causal(2))])
     assert packed.ids.tolist() == [4, 5, 1, 2, 3]
     assert packed.positions.tolist() == [0, 1, 0, 1, 2]
@@ -29,6 +28,5 @@ def test_documents_are_sorted_by_length_and_their_ranges_moved() -> None:
 
 
 def test_nothing_to_pack_is_refused() -> None:
-    """A batch has an example at least."""
     with pytest.raises(ValueError, match="no rows"):
         pack([])

@@ -1,4 +1,4 @@
-"""Rows of supervised fine-tuning, written out by hand."""
+"""Tests of supervised fine-tuning: rows computed by hand."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9], marks=[False, True, False])
 
 
 def test_each_row_scores_the_next_token_of_the_response() -> None:
-    """The last row has none."""
     rows = SFT().rows(EXAMPLE, np.random.default_rng(0))
     assert rows.ids.tolist() == [5, 6, 7, 8, 9]
     assert rows.positions.tolist() == [0, 1, 2, 3, 4]
@@ -28,7 +27,7 @@ def test_each_row_scores_the_next_token_of_the_response() -> None:
 
 
 def test_prompt_and_marked_tokens_weigh_what_the_options_say() -> None:
-    """The mass is their sum."""
+    """The normaliser is their sum."""
     rows = SFT(prompt_weight=0.5, mark_weight=2.0).rows(EXAMPLE, np.random.default_rng(0))
     assert rows.labels.tolist() == [6, 7, 8, 9, -100]
     assert rows.weights.tolist() == [0.5, 1, 2, 1, 0]
@@ -36,7 +35,6 @@ def test_prompt_and_marked_tokens_weigh_what_the_options_say() -> None:
 
 
 def test_a_model_whose_rows_score_themselves_is_refused() -> None:
-    """With what trains it."""
     config = translate(published(architecture="Qwen2ForCausalLM"))
     object.__setattr__(config, "shift", 0)
     with pytest.raises(ValueError, match="use mdlm"):
@@ -46,6 +44,6 @@ def test_a_model_whose_rows_score_themselves_is_refused() -> None:
 @pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
 @pytest.mark.parametrize("objective", [SFT, MDLM, D2F, WeDLM])
 def test_weights_that_are_none_are_refused(objective: type[Objective], weight: float) -> None:
-    """A loss divided by their sum would mean nothing."""
-    with pytest.raises(ValueError, match=f"mark_weight must be a number from 0 .*, not {weight}"):
+    """Otherwise the normaliser would be invalid."""
+    with pytest.raises(ValueError, match=f"mark_weight must be a number from 0 .*, got {weight}"):
         objective(mark_weight=weight)

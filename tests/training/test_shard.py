@@ -1,4 +1,4 @@
-"""Two processes that share out what is trained come to what one comes to."""
+"""Tests of sharded training, which must equal training in one process."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ FILES = (MODEL, OPTIMIZER)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """What stands in an export."""
+    """Tensors of an export."""
     (path,) = folder.glob("*.safetensors")
     return load_file(path)
 
 
 def test_parts_have_names() -> None:
-    """A checkpoint of one process has those of old."""
+    """A single process uses the names without part numbers."""
     assert part("model.safetensors", 0, 1) == "model.safetensors"
     assert part("model.safetensors", 1, 12) == "model-00002-of-00012.safetensors"
 
 
 def test_only_unrolled_decoding_is_uneven() -> None:
-    """Its passes differ from process to process, and processes that share wait for each other."""
+    """Its number of forwards differs between processes, which deadlocks sharded ones."""
     assert D2F().even and not D2F(unroll=4).even
 
 
 @pytest.mark.slow
 def test_two_processes_that_share_train_like_one(tmp_path: Path) -> None:
-    """By every objective; and each goes on from the checkpoints of the other."""
+    """This holds for every objective, and each resumes from checkpoints of the other."""
     for name, trainer in trainers(tmp_path / "one", steps=LATER):
         trainer.fit(STEPS)
         if name in BEGUN:

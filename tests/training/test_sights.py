@@ -1,4 +1,4 @@
-"""Layers that see less: training shows them what decoding does."""
+"""Tests of attention windows: training must equal decoding."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ slides = pytest.mark.parametrize("sights", SIGHTS, ids=["first", "both", "apart"
 
 
 def seeing(model: Transformer, sights: tuple[Sight, ...]) -> Transformer:
-    """A model whose layers see less."""
+    """A model with attention windows."""
     model.config = replace(model.config, sights=sights)
     return model
 
@@ -69,7 +69,7 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 
 @slides
 def test_packed_texts(sights: tuple[Sight, ...]) -> None:
-    """Windows count from each text's beginning, whatever lies beside it."""
+    """Windows count from the start of each text, regardless of packed neighbours."""
     model = seeing(causal_model(), sights)
     parts = [SFT().rows(example(2, n, n), np.random.default_rng(0)) for n in (3, 9, 9, 6)]
     ours = hidden_states(model, pack(parts)).split([5, 8, 11, 11])
@@ -91,7 +91,7 @@ SINKS = {"num_local_experts": 3, "num_experts_per_tok": 2}
     [("Gemma3ForCausalLM", GEMMA), ("GptOssForCausalLM", SINKS), ("Olmo3ForCausalLM", {})],
 )
 def test_published_models_see_as_they_decode(architecture: str, fields: dict[str, Any]) -> None:
-    """Windows, angles and sinks of packed texts; and all that is used is trained."""
+    """This covers windows, angles and sinks of packed texts; all used parameters get gradients."""
     model = random_model(published(architecture, **SLIDES, **fields)).requires_grad_(True)
     parts = [SFT().rows(example(2, n, n), np.random.default_rng(0)) for n in (3, 9)]
     hidden = hidden_states(model, pack(parts))
@@ -105,7 +105,7 @@ def test_published_models_see_as_they_decode(architecture: str, fields: dict[str
 
 @slides
 def test_a_text_all_of_which_is_seen(sights: tuple[Sight, ...]) -> None:
-    """A window hides what is far before a row, and nothing behind it."""
+    """A window hides distant earlier rows, never later ones."""
     model, objective = seeing(diffusion_model(), sights), MDLM(shift=1, mask_id=MASK)
     rows = objective.rows(example(4, 8), np.random.default_rng(0))
     same(hidden_states(model, rows), *decoded(model, (rows, slice(None), 0, FULL)))
@@ -113,7 +113,6 @@ def test_a_text_all_of_which_is_seen(sights: tuple[Sight, ...]) -> None:
 
 @slides
 def test_blocks_that_see_what_is_before_them(sights: tuple[Sight, ...]) -> None:
-    """And their teacher, which sees all."""
     model, objective = seeing(diffusion_model(), sights), D2F(block=3, shift=1, mask_id=MASK)
     answer = Response.of(np.arange(1, 9))
     rows = objective.noisy([5, 6], answer, np.ones(3), np.zeros(8))
@@ -128,13 +127,13 @@ def test_blocks_that_see_what_is_before_them(sights: tuple[Sight, ...]) -> None:
 
 
 def whole_text(length: int) -> Tensor:
-    """Ranges of rows that all see one another."""
+    """Ranges of full attention."""
     return torch.tensor([[[0, length], [0, 0]]] * length, dtype=torch.int32)
 
 
 @slides
 def test_short_suffixes_behind_one_clean_copy(sights: tuple[Sight, ...]) -> None:
-    """Of which each counts from the slots that it stands for, not from its rows."""
+    """Windows count from the slots that a suffix stands for, not from its rows."""
     model = seeing(diffusion_model(), sights)
     objective = MDLM(anchored=1.0, scored=1.0, anchors=3, shift=1, mask_id=MASK)
     rows = objective.rows(example(4, 12), np.random.default_rng(1))
@@ -151,7 +150,7 @@ def test_short_suffixes_behind_one_clean_copy(sights: tuple[Sight, ...]) -> None
 
 @slides
 def test_masks_behind_what_is_known_of_their_block(sights: tuple[Sight, ...]) -> None:
-    """Windows count slots, which are not positions where tokens were moved."""
+    """Windows count slots, which differ from positions after reordering."""
     model = seeing(masked_model(), sights)
     objective = WeDLM(block=6, ratios=(0.4, 0.8)).bind(model.config)
     rows = objective.rows(example(4, 14), np.random.default_rng(2))
@@ -168,7 +167,7 @@ def test_masks_behind_what_is_known_of_their_block(sights: tuple[Sight, ...]) ->
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 100, 2**40])
 def test_two_ranges_are_one_line_of_keys(window: int) -> None:
-    """The last of which a row sees, up to its own or to the end."""
+    """Both ranges end at most at the row itself or at the document's end."""
     lines = [[0, 1, 2, 6, 7, 8], [3, 6, 7], [6, 7]]
     ranges = torch.tensor([[[0, 3], [6, 9]], [[3, 4], [6, 8]], [[0, 0], [6, 8]]])
     own = torch.tensor([7, 6, 7])
@@ -181,7 +180,6 @@ def test_two_ranges_are_one_line_of_keys(window: int) -> None:
 
 
 def test_a_row_that_does_not_see_itself_is_refused() -> None:
-    """Unless all layers see all."""
     ranges = torch.tensor([[[0, 1], [0, 0]], [[0, 1], [0, 0]]])
     own = torch.arange(2)
     assert narrowed(ranges, own, window=None, causal=False) is ranges
@@ -190,7 +188,6 @@ def test_a_row_that_does_not_see_itself_is_refused() -> None:
 
 
 def test_masks_are_planned_where_they_are_needed() -> None:
-    """Nothing is left to be moved in a layer."""
     ranges, meta = torch.cat([whole_text(3), whole_text(4) + 3]), torch.device("meta")
     ranges[0, 0, 1] = 2
     rows = torch.empty(7, 4, 8, device=meta)

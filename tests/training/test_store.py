@@ -1,4 +1,4 @@
-"""Features on disk train as those that are computed, and are refused where they are of others."""
+"""Tests of stored features: training equals that on computed ones; others are rejected."""
 
 from __future__ import annotations
 
@@ -66,7 +66,6 @@ def drafting(
 def test_stored_features_train_as_live_ones(
     objective: Objective, read: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And the target reads no example again."""
     data(tmp_path / "data.jsonl")
     drafting(tmp_path, "live", objective, data={"features": None}).fit()
     run = drafting(tmp_path, "stored", objective)
@@ -78,12 +77,12 @@ def test_stored_features_train_as_live_ones(
     first = load_file(found[0])["0"]
     assert first.shape[1] == (2 + read) * 32 and first.dtype == torch.float32
     target = run.scored.models.others["target"]
-    target.blocks = torch.nn.ModuleList()  # nobody asks for them any more
+    target.blocks = torch.nn.ModuleList()  # no longer needed
     run.update(6, 8)
 
 
 def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the files that are missing; none of them is there in part."""
+    """Only missing files are computed, and no file is partial."""
     data(tmp_path / "data.jsonl")
     left = 1
 
@@ -111,17 +110,16 @@ def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_disk_without_room_is_named_before_anything_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the size."""
     data(tmp_path / "data.jsonl")
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(1, 1, 1000))
-    with pytest.raises(ValueError, match=r"0\.00 GiB of room for features of 0\.00 GiB"):
+    with pytest.raises(ValueError, match=r"features need 0\.00 GiB, but .* has 0\.00 GiB free"):
         drafting(tmp_path, "run").fit()
     assert not [*(tmp_path / "features").glob("features*")]
 
 
 def test_other_features_are_refused(tmp_path: Path) -> None:
-    """Of another target, of other data, of other layers; and a folder of something else."""
+    """This covers another target, other data, other layers, and foreign folders."""
     data(tmp_path / "data.jsonl", 8)
     drafting(tmp_path, "run").fit(1)
     other = causal_model(**TARGET)
@@ -133,20 +131,19 @@ def test_other_features_are_refused(tmp_path: Path) -> None:
         "last": {"objective": DFlash(anchors=4, divergence=True)},
         "computed": {"precision": "bf16"},
     }.items():
-        with pytest.raises(ValueError, match=f"differ in {named} from"):
+        with pytest.raises(ValueError, match=f"differs in {named} from"):
             drafting(tmp_path, "other", **options)
     data(tmp_path / "data.jsonl", 9)
-    with pytest.raises(ValueError, match="differ in data from"):
+    with pytest.raises(ValueError, match="differs in data from"):
         drafting(tmp_path, "other")
     (tmp_path / "features" / store.INDEX).write_text("{}")
     with pytest.raises(ValueError, match="is damaged"):
         drafting(tmp_path, "other")
-    with pytest.raises(ValueError, match="holds something else"):
+    with pytest.raises(ValueError, match="holds other files"):
         drafting(tmp_path, "other", data={"features": str(tmp_path)})
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    """And made anew once it is gone."""
     data(tmp_path / "data.jsonl", 8)
     drafting(tmp_path, "run").fit(1)
     (path,) = (tmp_path / "features").glob("features-*.safetensors")
@@ -158,7 +155,6 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_held_out_examples_are_read_as_ever(tmp_path: Path) -> None:
-    """They are not among those that are stored."""
     data(tmp_path / "data.jsonl", 8)
     held = HeldOut(path="story:test", every=1, examples=3)
     drafting(tmp_path, "run", held_out=held).fit(1)
@@ -168,18 +164,17 @@ def test_held_out_examples_are_read_as_ever(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("objective", "given", "message"),
     [
-        (DFlash(features=False), {}, "nothing reads them"),
-        (DFlash(), {"path": "story:train"}, "made without end"),
+        (DFlash(features=False), {}, "needs an objective that reads features"),
+        (DFlash(), {"path": "story:train"}, "endless generated problems"),
     ],
 )
 def test_what_cannot_be_stored_is_refused(
     objective: Objective, given: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """Before any work."""
     data(tmp_path / "data.jsonl", 8)
     with pytest.raises(ValueError, match=message):
         drafting(tmp_path, "run", objective, data=given)
-    with pytest.raises(ValueError, match="nothing reads them"):
+    with pytest.raises(ValueError, match="needs an objective that reads features"):
         where = Data(path=str(tmp_path / "data.jsonl"), features=str(tmp_path / "f"))
         trainer(tmp_path / "sft", data=where)
     with pytest.raises(ValueError, match="name of a folder, not empty"):
@@ -188,7 +183,7 @@ def test_what_cannot_be_stored_is_refused(
 
 
 def test_a_plan_says_how_large_they_are(tmp_path: Path) -> None:
-    """As large as what is then written, but for the heads of files."""
+    """The planned size equals that of the files without headers."""
     path = data(tmp_path / "data.jsonl", 64)
     words = [f"data.path={path}", f"data.features={tmp_path / 'features'}", f"out={tmp_path}"]
     recipe = load("tiny-dflash", [*words, "steps=1", "batch=2"])

@@ -1,4 +1,4 @@
-"""The log goes to a tracker as well, a broken loss ends a run, and a terminal has a bar."""
+"""Tests of experiment trackers, diverged losses and the progress bar."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from runs import metrics, trainer
 
 
 def test_tensorboard_shows_what_the_log_has(tmp_path: Path) -> None:
-    """And what is held out, beside it."""
     held = HeldOut(path="story:test", examples=2, every=2)
     run = trainer(tmp_path, steps=4, log_every=2, tracker="tensorboard", held_out=held)
     run.fit()
@@ -30,7 +29,6 @@ def test_tensorboard_shows_what_the_log_has(tmp_path: Path) -> None:
 
 
 def test_a_tracker_changes_nothing(tmp_path: Path) -> None:
-    """And may be named when a run goes on."""
     trainer(tmp_path / "without", steps=3, log_every=1, save_every=1).fit()
     trainer(tmp_path / "with", steps=3, log_every=1, save_every=1).fit()
     shutil.rmtree(tmp_path / "with" / "checkpoints" / "step-00000003")
@@ -41,7 +39,6 @@ def test_a_tracker_changes_nothing(tmp_path: Path) -> None:
 def test_a_tracker_that_is_missing_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what to install."""
     monkeypatch.setattr(trackers, "get_available_trackers", list)
     with pytest.raises(ValueError, match="'trackio' is not installed: pip install trackio"):
         trainer(tmp_path, tracker="trackio")
@@ -49,7 +46,7 @@ def test_a_tracker_that_is_missing_is_named(
 
 @pytest.mark.parametrize("where", ["weight", "loss"])
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, where: str) -> None:
-    """Nothing of it is saved: the last checkpoint is of before."""
+    """Nothing is saved; the last checkpoint is of an earlier step."""
     trainer(tmp_path, steps=4, log_every=10, save_every=2).fit(2)
     run = trainer(tmp_path, steps=20, log_every=10, save_every=2)
     update = run.update
@@ -62,14 +59,14 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, where: str) -> No
         return (total * float("nan") if step == 5 else total, *rest)
 
     run.update = breaking
-    with pytest.raises(ValueError, match="became nan, so that nothing more is learnt; lower lr"):
+    with pytest.raises(ValueError, match="became nan: training has diverged; lower lr"):
         run.fit()
     assert checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000004"
     assert [line["step"] for line in metrics(tmp_path)] == [2]
 
 
 def test_a_terminal_has_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With loss, speed and what is left; it is gone in the end."""
+    """It shows loss, speed and remaining time, and disappears at the end."""
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=100, highlight=False)
     monkeypatch.setattr(report, "Console", lambda **options: terminal)
@@ -81,7 +78,6 @@ def test_a_terminal_has_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_durations_are_read_at_a_glance() -> None:
-    """Hours, minutes, seconds."""
     assert [duration(seconds) for seconds in (0, 59.6, 3600 * 30 + 61)] == [
         "0:00:00",
         "0:01:00",

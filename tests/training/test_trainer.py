@@ -1,4 +1,4 @@
-"""The loop: the loss falls, a killed run goes on, an export loads."""
+"""Tests of the training loop: falling loss, resuming, export."""
 
 from __future__ import annotations
 
@@ -27,13 +27,12 @@ from runs import RECIPE, losses, metrics, start, trainer
 @pytest.mark.parametrize("architecture", ["Qwen2ForCausalLM", "DreamModel"])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_twenty_steps_lower_the_loss(tmp_path: Path, architecture: str, precision: str) -> None:
-    """Of causal rows and of masks, in both precisions."""
     trainer(tmp_path, architecture, log_every=2, precision=precision).fit(20)
     assert sum(losses(tmp_path)[-3:]) < 0.9 * sum(losses(tmp_path)[:3])
 
 
 def test_going_on_from_a_checkpoint_reaches_the_same_weights(tmp_path: Path) -> None:
-    """Bit by bit, and the optimizers' state; and to the same lines of its log."""
+    """Weights, optimizer states and log lines are equal bit by bit."""
     trainer(tmp_path / "whole", steps=8, log_every=3).fit()
     trainer(tmp_path / "halves", steps=8, log_every=3).fit()
     shutil.rmtree(tmp_path / "halves" / "checkpoints" / "step-00000008")
@@ -50,7 +49,7 @@ def test_going_on_from_a_checkpoint_reaches_the_same_weights(tmp_path: Path) -> 
 
 
 def test_epochs_are_steps(tmp_path: Path) -> None:
-    """Of the data that there is; data without end has none."""
+    """Endless data has no epochs."""
     assert Loop(batch=4, epochs=2.5).over(10).steps == 7
     assert Loop(steps=9, batch=4).over(None).steps == 9
     path = tmp_path / "data.jsonl"
@@ -59,7 +58,7 @@ def test_epochs_are_steps(tmp_path: Path) -> None:
     )
     trainer(tmp_path / "run", data=str(path), batch=2, epochs=3, log_every=1).fit()
     assert [line["step"] for line in metrics(tmp_path / "run")] == [1, 2, 3]
-    with pytest.raises(ValueError, match="without end"):
+    with pytest.raises(ValueError, match="needs finite data"):
         trainer(tmp_path / "story", epochs=1)
     for wrong in (0, -1, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="epochs"):
@@ -67,7 +66,6 @@ def test_epochs_are_steps(tmp_path: Path) -> None:
 
 
 def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path) -> None:
-    """But for rounding."""
     one = trainer(tmp_path / "one", steps=1)
     two = trainer(tmp_path / "two", steps=1, accumulation=2)
     for run in (one, two):
@@ -78,7 +76,7 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path) -> N
 
 
 def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    """More steps are the same run."""
+    """Changing the number of steps is allowed."""
     trainer(tmp_path, steps=4).fit()
     with pytest.raises(ValueError, match=r"optim.lr 0.01 \(now 0.02\)"):
         trainer(tmp_path, steps=4, lr=2e-2)
@@ -87,7 +85,6 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_export_loads_with_its_tokenizer(tmp_path: Path) -> None:
-    """Rounded to bfloat16."""
     run = trainer(tmp_path, "DreamModel", steps=1)
     run.export(tmp_path / "export")
     model = load_model(tmp_path / "export")
@@ -100,8 +97,8 @@ def test_an_export_loads_with_its_tokenizer(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"batch": 3, "accumulation": 2}, "does not divide"),
-        ({"rate": 1.0}, "unknown options rate; known are steps"),
+        ({"batch": 3, "accumulation": 2}, "is not divisible"),
+        ({"rate": 1.0}, "unknown options rate; allowed are steps"),
         ({"steps": 0}, "steps must be a whole number from 1"),
         ({"precision": "fp8"}, "choose no or bf16"),
     ],
@@ -109,21 +106,18 @@ def test_an_export_loads_with_its_tokenizer(tmp_path: Path) -> None:
 def test_options_that_do_not_fit_are_refused(
     tmp_path: Path, options: dict[str, object], message: str
 ) -> None:
-    """Whatever they belong to."""
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, **options)
 
 
 def test_a_model_in_memory_needs_a_tokenizer(tmp_path: Path) -> None:
-    """It has no folder to look in."""
     model = weights.fresh(published(), 0)
-    with pytest.raises(ValueError, match="needs tokenizer"):
+    with pytest.raises(ValueError, match="tokenizer is required"):
         Trainer(model, SFT(), data="story:train", out=tmp_path, loop=Loop())
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_to_the_same_metrics(tmp_path: Path) -> None:
-    """Killed between two lines of its log as well."""
     recipe, options = tmp_path / "recipe.toml", ["log_every=3", "save_every=4"]
     recipe.write_text(RECIPE)
     killed = start(recipe, tmp_path / "killed", "steps=400", *options)
@@ -141,7 +135,7 @@ def test_a_killed_run_goes_on_to_the_same_metrics(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """To the same losses, by gradients of the same size."""
+    """Losses and the size of gradients are equal."""
     recipe, options = tmp_path / "recipe.toml", ["steps=3", "clip=0"]
     recipe.write_text(RECIPE)
     for name, processes in (("pair", 2), ("one", 1)):
@@ -154,7 +148,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
 
 
 def moments(out: Path) -> dict[str, float]:
-    """How large the means of gradients are, which the optimizers of a run keep."""
+    """Sizes of the first moments of the optimizers of a run."""
     tensors = load_file(checkpoints(out / "checkpoints")[-1] / checkpoint.OPTIMIZER)
     kept = ("exp_avg", "momentum_buffer")
     return {name: float(t.norm()) for name, t in tensors.items() if name.endswith(kept)}
@@ -187,13 +181,12 @@ def interrupted_run(tmp_path: Path, number: signal.Signals, *more: str) -> tuple
 def test_a_signal_ends_a_run_after_a_checkpoint(
     tmp_path: Path, number: signal.Signals, last: str, more: tuple[str, ...]
 ) -> None:
-    """It says where, and the same command goes on."""
     status, said = interrupted_run(tmp_path, number, "steps=5000", "save_every=5000", *more)
     assert status == 128 + number and said.endswith(f"outpace: {last}\n")
     assert "Traceback" not in said
     (kept,) = checkpoints(tmp_path / "out" / "checkpoints")
     step = int(kept.name.removeprefix("step-"))
-    assert f"stopped after step {step}; the same command goes on from" in said
+    assert f"stopped after step {step}; the same command resumes from" in said
     assert len(metrics(tmp_path / "out")) == step >= 3
     train(
         tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", f"steps={step + 1}", "save_every=1"]

@@ -1,4 +1,4 @@
-"""Rows of the two streams, written out by hand."""
+"""Tests of WeDLM: rows of both streams, computed by hand."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ CONFIG = published("WeDLMForCausalLM", mask_token_id=MASK)
 
 
 def stream(objective: WeDLM, masked: list[int], ratios: list[float]) -> Rows:
-    """The masked stream of the example behind its clean one, with these masks and shares."""
+    """The masked stream of the example after its clean one, with these masks and fractions."""
     tokens = np.array([*EXAMPLE.prompt, *EXAMPLE.response])
     blocks, holes = np.arange(5) // objective.block, np.isin(np.arange(5), masked)
     worth = np.array([0.0, 0.0, 1.0, objective.mark_weight, 1.0])
@@ -37,7 +37,6 @@ def seen(rows: Rows, begin: int) -> list[list[int]]:
 
 
 def test_the_clean_stream_learns_the_next_token_of_the_response() -> None:
-    """By the worth of that token."""
     rows = next_tokens(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 2.0, 1.0]))
     assert rows.ids.tolist() == [5, 6, 7, 8, 9]
     assert rows.positions.tolist() == [0, 1, 2, 3, 4]
@@ -47,7 +46,6 @@ def test_the_clean_stream_learns_the_next_token_of_the_response() -> None:
 
 
 def test_what_is_known_moves_in_front_of_the_masks_of_its_block() -> None:
-    """With the positions that it had."""
     rows = stream(replace(PLAIN, mark_weight=3.0), masked=[2, 4], ratios=[0.5, 1.0])
     assert rows.ids.tolist() == [5, 6, 8, MASK, MASK]
     assert rows.positions.tolist() == [0, 1, 3, 2, 4]
@@ -60,7 +58,6 @@ def test_what_is_known_moves_in_front_of_the_masks_of_its_block() -> None:
 
 
 def test_blocks_without_a_mask_are_left_out() -> None:
-    """Nothing sees them."""
     rows = stream(PLAIN, masked=[4], ratios=[0.1, 0.5])
     assert (rows.ids.tolist(), rows.positions.tolist()) == ([MASK], [4])
     assert seen(rows, 5) == [[0, 1, 2, 3, 5]]
@@ -68,7 +65,6 @@ def test_blocks_without_a_mask_are_left_out() -> None:
 
 
 def test_every_mask_counts_alike_in_a_uniform_loss() -> None:
-    """Whatever the share of its block."""
     rows = stream(replace(PLAIN, weighting="uniform"), masked=[2, 4], ratios=[0.5, 0.25])
     assert rows.weights.tolist() == [0, 0, 0, 1, 1]
 
@@ -84,7 +80,7 @@ def test_every_mask_counts_alike_in_a_uniform_loss() -> None:
 def test_a_block_masks_exactly_its_share(
     tokens: int, given_: int, block: int, aligned: bool, per_block: bool, seed: int
 ) -> None:
-    """Rounded as Python rounds; of what is to be learnt, and nothing else."""
+    """Counts are rounded as by `round`; prompt tokens are never masked."""
     objective = replace(PLAIN, block=block, per_block=per_block)
     total = tokens + given_
     blocks = (np.arange(total) + (0 if aligned else block // 2)) // block
@@ -104,7 +100,7 @@ def test_a_block_masks_exactly_its_share(
 def test_rows_score_each_mask_on_the_token_of_its_position(
     seed: int, aligned: bool, sizes: list[int], ends: int
 ) -> None:
-    """Several streams share a clean one; each row sees no later block and no later mask."""
+    """Masked streams share a clean one; rows do not attend to later blocks or masks."""
     objective = replace(PLAIN, aligned=aligned, ends=ends, block=tuple(sizes))
     rows = objective.rows(EXAMPLE, np.random.default_rng(seed))
     text = [*EXAMPLE.prompt, *EXAMPLE.response, *[9] * ends]
@@ -129,7 +125,7 @@ def test_rows_score_each_mask_on_the_token_of_its_position(
 
 
 def test_what_a_mask_scores_does_not_reach_it() -> None:
-    """Changing a masked token leaves the hidden state of its row as it was."""
+    """Changing a masked token leaves the hidden state of its row unchanged."""
     objective = replace(PLAIN, block=(1, 2, 3))
     model = random_model(CONFIG)
     for seed in range(6):
@@ -147,7 +143,6 @@ def test_what_a_mask_scores_does_not_reach_it() -> None:
 
 
 def test_ends_stand_behind_a_response_that_ends_as_far_as_the_model_knows() -> None:
-    """None behind one that was cut."""
     objective = replace(PLAIN, ends=4, length=7, end_weight=0.5, ratios=(1.0, 1.0), block=8)
     rows = objective.rows(EXAMPLE, np.random.default_rng(0))
     assert rows.ids[:7].tolist() == [5, 6, 7, 8, 9, 9, 9]
@@ -159,7 +154,7 @@ def test_ends_stand_behind_a_response_that_ends_as_far_as_the_model_knows() -> N
 
 @pytest.mark.parametrize("weighting", ["normalised", "inverse", "uniform"])
 def test_the_loss_is_the_mean_of_masks_and_of_next_tokens(weighting: str) -> None:
-    """Each over its own weights, or over the tokens that are learnt."""
+    """Each mean is over its own weights, or over the response tokens."""
     objective = replace(PLAIN, weighting=weighting, ar_weight=0.5)
     model = random_model(CONFIG)
     text = next_tokens(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 1.0, 1.0]))
@@ -179,7 +174,6 @@ def test_the_loss_is_the_mean_of_masks_and_of_next_tokens(weighting: str) -> Non
 
 
 def test_a_batch_without_a_mask_learns_the_text() -> None:
-    """Its loss is a number."""
     objective = replace(PLAIN, ratios=(0.0, 0.0))
     loss = objective.loss(
         Models(random_model(CONFIG)), pack([objective.rows(EXAMPLE, np.random.default_rng(0))])
@@ -188,7 +182,7 @@ def test_a_batch_without_a_mask_learns_the_text() -> None:
 
 
 def test_mask_and_length_come_from_the_model() -> None:
-    """A model without a mask, or one that is not causal, is refused."""
+    """A model without a mask, or one that is not causal, is rejected."""
     config = translate(CONFIG)
     assert WeDLM().bind(config) == WeDLM(mask_id=MASK, length=160)
     with pytest.raises(ValueError, match="has no mask token"):
@@ -203,15 +197,14 @@ def test_mask_and_length_come_from_the_model() -> None:
     [
         ({"block": 0}, "block must be"),
         ({"block": (4, 0)}, "block must be"),
-        ({"block": ()}, "block is a length from 1 on"),
+        ({"block": ()}, "block must be a length of at least 1"),
         ({"ends": -1}, "ends must be a whole number from 0"),
         ({"ar_weight": -0.5}, "ar_weight must be a number from 0"),
-        ({"ratios": (0.5, 0.2)}, "lower and an upper share"),
+        ({"ratios": (0.5, 0.2)}, "two fractions in ascending order"),
         ({"ratios": (0.5, 1.2)}, "ratios must be"),
         ({"weighting": "none"}, "normalised, inverse or uniform"),
     ],
 )
 def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
-    """With their bounds."""
     with pytest.raises(ValueError, match=message):
         WeDLM(**options)

@@ -1,4 +1,4 @@
-"""Where weights begin: another family's checkpoint, and one without a shift."""
+"""Tests of initial weights: another family's checkpoint, and one without a shift."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from runs import trainer
 
 
 def test_a_causal_checkpoint_is_adapted_to_a_diffusion_model(tmp_path: Path) -> None:
-    """It keeps its weights, or is refused."""
     run = trainer(tmp_path, steps=1)
     run.export(tmp_path / "export")
     changes = {"architectures": ["DreamModel"], "mask_token_id": 1021}
     model = weights.adapted(str(tmp_path / "export"), changes)
     assert model.config.kind is Kind.DIFFUSION and model.config.shift == 1
     assert torch.equal(model.embedding.weight, load_model(tmp_path / "export").embedding.weight)
-    with pytest.raises(ValueError, match="other tensors"):
+    with pytest.raises(ValueError, match="changes the shapes"):
         weights.adapted(str(tmp_path / "export"), {"intermediate_size": 16})
 
 
 def test_without_the_shift_queries_look_from_the_slot_before() -> None:
-    """Those of positions 1, 2, … are what those of 0, 1, … were; keys stay."""
+    """Queries at positions 1, 2, … equal those of 0, 1, … before; keys are unchanged."""
     model = Transformer(translate({**published("DreamModel", mask_token_id=1)}))
     for parameter in model.blocks[0].attention.qkv.parameters():
         torch.nn.init.normal_(parameter)
@@ -52,7 +51,7 @@ def test_without_the_shift_queries_look_from_the_slot_before() -> None:
 
 
 def test_a_format_that_spells_its_config_otherwise_takes_a_whole_one(tmp_path: Path) -> None:
-    """All weights but the queries stay."""
+    """All weights except queries are unchanged."""
     run = trainer(tmp_path, "DreamModel", steps=1)
     run.export(tmp_path / "export")
     table = tomllib.loads((recipes.FOLDER / "tiny-llada.toml").read_text())["model"]["config"]

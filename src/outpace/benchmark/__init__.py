@@ -1,0 +1,1 @@
+"""Measurements of speed: load tests of servers, and comparisons of methods."""

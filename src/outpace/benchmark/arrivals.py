@@ -1,4 +1,4 @@
-"""When requests are sent: in an open loop at their own times, in a closed one after answers."""
+"""Arrival processes of requests: closed loop, and Poisson arrivals in an open loop."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from outpace.benchmark.client import Body
 Ask = Callable[[Body], Coroutine[Any, Any, None]]
 
 MOST = 10_000
-"""Streams of one client."""
+"""Maximum concurrent streams of one client."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Closed:
-    """So many streams, each of which sends its next request when it has the last answer."""
+    """A closed loop: concurrent streams, each sending its next request after the last answer."""
 
     concurrency: int
     name: ClassVar[str] = "concurrency"
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= MOST:
-            raise ValueError(f"concurrency must be 1 to {MOST}, not {self.concurrency}")
+            raise ValueError(f"concurrency must be 1 to {MOST}, got {self.concurrency}")
 
     @property
     def value(self) -> float:
-        """How many."""
+        """Number of streams."""
         return self.concurrency
 
     async def send(self, bodies: Iterable[Body], ask: Ask) -> None:
-        """Ask for all of them."""
+        """Send all requests with `ask`."""
         rest = iter(bodies)
 
         async def stream() -> None:
@@ -48,7 +48,7 @@ class Closed:
 
 @dataclass(frozen=True, kw_only=True)
 class Poisson:
-    """So many requests per second, at random times of their own, whatever the server does."""
+    """Poisson arrivals: an open loop with a mean rate of requests per second."""
 
     rate: float
     seed: int = 0
@@ -56,15 +56,15 @@ class Poisson:
 
     def __post_init__(self) -> None:
         if not (self.rate > 0 and math.isfinite(self.rate)):
-            raise ValueError(f"rate must be a number of requests above 0, not {self.rate}")
+            raise ValueError(f"rate must be a finite number above 0, got {self.rate}")
 
     @property
     def value(self) -> float:
-        """How many."""
+        """Requests per second."""
         return self.rate
 
     async def send(self, bodies: Iterable[Body], ask: Ask) -> None:
-        """Ask for all of them."""
+        """Send all requests with `ask`."""
         loop, chance = asyncio.get_running_loop(), random.Random(self.seed)
         due = loop.time()
         async with asyncio.TaskGroup() as group:

@@ -1,4 +1,4 @@
-"""A client of any OpenAI-compatible server, which notes when what came."""
+"""Client of OpenAI-compatible servers that records the times of streamed events."""
 
 from __future__ import annotations
 
@@ -28,37 +28,43 @@ from outpace.benchmark.exchange import Exchange
 from outpace.benchmark.sse import Reader
 
 Body = Mapping[str, Any]
-"""What is sent to `/v1/completions`, or to `/v1/chat/completions` where it has messages."""
+"""Body of a request to `/v1/chat/completions` if it has messages, else `/v1/completions`."""
 
 IDLE = 2.0
-"""Seconds that an unused connection is kept: fewer than servers do (uvicorn 5), so that none is
-closed by the server while a request is on its way, and counted as dropped."""
+"""Seconds that an unused connection is kept: fewer than servers do (uvicorn 5), so that the server
+does not close it while a request is being sent."""
 
 COUNT = 10**9
-"""Tokens and forwards that an answer may have; a larger figure is none."""
+"""Maximum accepted number of tokens or forwards; larger figures are ignored."""
 
 
 class Fault(Exception):
-    """Why an exchange failed: a kind, and what the server said."""
+    """A failed request, with the kind of error and the server's message."""
 
-    def __init__(self, kind: str, says: str = "") -> None:
+    def __init__(self, kind: str, message: str = "") -> None:
         super().__init__(kind)
-        self.kind, self.says = kind, says
+        self.kind, self.says = kind, message
 
 
 class Client:
-    """Connections to one server, as many as are needed; to be entered with `async with`.
-
-    `url` is the server's address, with or without `/v1`; `timeout` the seconds that a whole answer
-    may take. Raises `ValueError` for what is no address, no key or no time.
-    """
+    """Connections to one server; an async context manager."""
 
     def __init__(self, url: str, key: str | None = None, *, timeout: float = 600.0) -> None:
+        """Check the arguments; no connection is opened yet.
+
+        Args:
+            url: the server's address, with or without `/v1`.
+            key: API key, sent as bearer token.
+            timeout: maximum seconds of a complete answer.
+
+        Raises:
+            ValueError: an argument is invalid.
+        """
         self.url = base(url)
         if not (timeout > 0 and math.isfinite(timeout)):
-            raise ValueError(f"timeout must be a number of seconds above 0, not {timeout}")
+            raise ValueError(f"timeout must be a finite number above 0, got {timeout}")
         if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
-            raise ValueError("an API key has printable ASCII characters only")
+            raise ValueError("api-key must be printable ASCII characters")
         self.timeout = timeout
         self.headers = {} if key is None else {"Authorization": f"Bearer {key}"}
 
@@ -79,7 +85,7 @@ class Client:
         await self.session.close()
 
     async def models(self) -> list[str]:
-        """Names of the models that the server has; `ValueError` where it does not say."""
+        """Return the names of the server's models; `ValueError` if it does not list them."""
         try:
             async with asyncio.timeout(self.timeout):
                 async with self.session.get(f"{self.url}/models", allow_redirects=False) as reply:
@@ -93,11 +99,15 @@ class Client:
         except ClientConnectorError as error:
             raise ValueError(f"{self.url}: {explain('unreachable', str(error))}") from error
         except (ClientError, ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{self.url}/models lists no models: is it an API?") from error
+            raise ValueError(
+                f"{self.url}/models lists no models; check that it is an OpenAI-compatible API"
+            ) from error
 
     async def ask(self, body: Body) -> Exchange:
-        """Send a request and read its answer, streamed or not as the body says; never raises
-        for what the server does."""
+        """Send a request and read its answer, streamed or not, depending on the body.
+
+        Errors of the server are recorded in the returned record, never raised.
+        """
         exchange = Exchange(began=clock())
         path = "chat/completions" if "messages" in body else "completions"
         try:
@@ -123,19 +133,19 @@ class Client:
 
 
 async def read(response: ClientResponse, exchange: Exchange, *, streamed: bool) -> None:
-    """Read an answer to its end; `Fault` where it is none."""
+    """Read a complete response; raise `RequestError` if it is not a valid answer."""
     if response.status != 200:
         raise Fault(str(response.status), said(await response.read()))
     if not streamed:
         take(exchange, await response.read(), clock())
     elif response.content_type != "text/event-stream":
-        raise Fault("malformed", f"{response.content_type} instead of a stream of events")
+        raise Fault("malformed", f"{response.content_type} instead of an event stream")
     else:
         await read_stream(response, exchange)
 
 
 async def read_stream(response: ClientResponse, exchange: Exchange) -> None:
-    """Read events to the last one, `[DONE]`."""
+    """Read events up to the last one, `[DONE]`."""
     reader = Reader()
     async for data in response.content.iter_any():
         now = clock()
@@ -151,7 +161,7 @@ async def read_stream(response: ClientResponse, exchange: Exchange) -> None:
 
 
 def take(exchange: Exchange, data: bytes, now: float) -> None:
-    """Note the text of a chunk or of a whole answer; text of the same moment is one event."""
+    """Record the text of a chunk or a complete answer; text of the same time is one event."""
     if text := learn(exchange, data):
         exchange.text += text
         if exchange.events[-1:] != [now]:
@@ -159,7 +169,11 @@ def take(exchange: Exchange, data: bytes, now: float) -> None:
 
 
 def learn(exchange: Exchange, data: bytes) -> str:
-    """Note what a chunk or a whole answer says, and give its text; `Fault` for an error."""
+    """Record the counts of a chunk or complete answer, and return its text.
+
+    Raises:
+        RequestError: the server reports an error, or the data is malformed.
+    """
     try:
         chunk = json.loads(data)
     except (ValueError, RecursionError) as error:
@@ -185,7 +199,7 @@ def learn(exchange: Exchange, data: bytes) -> str:
 
 
 def text_of(choice: dict[str, Any]) -> str:
-    """Text of a completion, of a chat's chunk or of its message; reasoning is text as well."""
+    """Return the text of a completion, chat chunk or chat message; reasoning is included."""
     match choice.get("delta") or choice.get("message") or choice:
         case {"content": str(text)} | {"text": str(text)} if text:
             return text
@@ -195,7 +209,7 @@ def text_of(choice: dict[str, Any]) -> str:
 
 
 def said(data: bytes) -> str:
-    """The message of an error in OpenAI's form, or the beginning of what came instead."""
+    """Return the message of an error in OpenAI's format, or the beginning of other data."""
     try:
         message = json.loads(data)["error"]["message"]
     except (ValueError, KeyError, TypeError, RecursionError):
@@ -204,25 +218,27 @@ def said(data: bytes) -> str:
 
 
 def explain(kind: str, says: str = "") -> str:
-    """One line on why nothing could be measured."""
+    """Explain in one line why a request could not be measured."""
     hints = {
-        "401": "HTTP 401, give the key with --api-key",
-        "unreachable": "nothing answers there; is the server running?",
-        "timeout": "no whole answer within --timeout",
-        "malformed": "no answer of an OpenAI-compatible server that streams",
+        "401": "HTTP 401; give the key with --api-key",
+        "unreachable": "cannot connect; check that the server is running",
+        "timeout": "no complete answer within --timeout",
+        "malformed": "not a streamed answer of an OpenAI-compatible server",
     }
     return f"{hints.get(kind, f'HTTP {kind}' if kind.isdigit() else kind)}: {says}".rstrip(": ")
 
 
 def base(url: str) -> str:
-    """An address as requests are made to it, ending in `/v1`; `ValueError` for what is none."""
+    """Normalise a server's address to end in `/v1`; `ValueError` for an invalid one."""
     try:
         parts = urlsplit(url)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        valid = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
-        known = None
-    if not known:
-        raise ValueError(f"{url!r} is no address of a server; write http://127.0.0.1:8000")
+        valid = None
+    if not valid:
+        raise ValueError(
+            f"url must be the address of a server, got {url!r}; write http://127.0.0.1:8000"
+        )
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("a server's address has no user, query or fragment; see --api-key")
+        raise ValueError("url must not have a user, query or fragment; for keys use --api-key")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"

@@ -1,4 +1,4 @@
-"""What takes part in a comparison: a model with a method, once for each value of its options."""
+"""Entries of a comparison: a model with a method, one entry per combination of options."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from outpace.evaluation.protocol import method_of
 from outpace.methods import Method
 
 RANDOM = "random:"
-"""In front of a shape: a model of that shape with random weights."""
+"""Prefix of a shape's name: a model of that shape with random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,9 @@ class Entry:
     """A model with a method.
 
     Attributes:
-        line: what it shares with its neighbours of a sweep, in words.
-        setting: the option in which it differs from them; empty where none is swept.
-        adapter: what is merged into the model.
+        line: label shared by the entries of one line of a sweep.
+        setting: the swept option and its value; empty if none is swept.
+        adapter: adapter that is merged into the model.
     """
 
     model: str
@@ -32,30 +32,33 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """As a user writes it."""
+        """Full label of the entry."""
         return f"{self.line} {self.setting}".rstrip()
 
     @property
     def models(self) -> list[str]:
-        """Names of all that must be loaded for it."""
-        named = (self.model, self.adapter, *self.method.models().values())
-        return [str(name) for name in named if name is not None]
+        """Names of all models and adapters to load."""
+        names = (self.model, self.adapter, *self.method.models().values())
+        return [str(name) for name in names if name is not None]
 
     @property
     def random(self) -> bool:
-        """Whether weights of some model are, so that what it keeps means nothing."""
+        """Whether some model has random weights, so that acceptance is meaningless."""
         return any(name.startswith(RANDOM) for name in self.models)
 
 
 def swept(
     model: str, name: str, options: Mapping[str, Sequence[Any]], adapter: str | None = None
 ) -> list[Entry]:
-    """An entry for each combination of values; along a line the last option of several varies.
+    """Return an entry per combination of option values.
 
-    Raises `ValueError` for an unknown method or option, or a bad value.
+    Entries of one line differ in the last option with several values.
+
+    Raises:
+        ValueError: the method or an option is unknown, or a value is invalid.
     """
-    many = [option for option, values in options.items() if len(values) > 1]
-    last = many[-1] if many else None
+    varied = [option for option, values in options.items() if len(values) > 1]
+    last = varied[-1] if varied else None
     names = sorted(options, key=lambda option: option == last)
     entries = []
     for values in product(*(options[option] for option in names)):
@@ -71,5 +74,5 @@ def swept(
 
 
 def word(value: Any) -> str:
-    """A value as the command line takes it."""
+    """Format a value as the command line accepts it."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""One request to a server, and when what came back."""
+"""Record of one request to a server, with the times of its events."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from itertools import pairwise
 
 @dataclass(slots=True, kw_only=True)
 class Exchange:
-    """A request and its answer as a client sees them; times are seconds of one clock.
+    """A request and its answer as measured by a client; times are seconds of one clock.
 
     Attributes:
-        began: when the request was sent.
-        ended: when the answer was over.
-        events: when text came. What is read at once is one event, however the server cut it.
-        text: all of it.
-        finish_reason: as the server says it.
-        tokens: output tokens, as the server counts them.
-        forwards: forward passes of the target, where the server says so.
-        error: None for a whole answer; else an HTTP status, `unreachable`, `dropped` (the
-            connection ended before the answer), `timeout`, `failed` (an error in the middle of
-            the stream) or `malformed`.
-        says: what the server said about the error.
+        began: time at which the request was sent.
+        ended: time at which the answer ended.
+        events: times at which text arrived. Data of one read is one event, even if the server
+            sent several chunks.
+        text: the answer's full text.
+        finish_reason: reported by the server.
+        tokens: output tokens reported by the server.
+        forwards: forward passes of the target, if the server reports them.
+        error: None for a complete answer; otherwise an HTTP status, `unreachable`, `dropped`
+            (the connection ended before the answer), `timeout`, `failed` (an error event in the
+            stream) or `malformed`.
+        error_message: the server's message about the error.
     """
 
     began: float
@@ -36,7 +37,7 @@ class Exchange:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds to the first text; None where none came."""
+        """Seconds to the first text (time to first token); None if there is no text."""
         return self.events[0] - self.began if self.events else None
 
     @property
@@ -46,7 +47,7 @@ class Exchange:
 
     @property
     def tpot(self) -> float | None:
-        """Seconds for each output token after the first; None below two tokens."""
+        """Seconds per output token after the first; None for fewer than two tokens."""
         if self.ttft is None or self.tokens is None or self.tokens < 2:
             return None
         return (self.e2e - self.ttft) / (self.tokens - 1)

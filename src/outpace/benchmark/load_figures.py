@@ -1,4 +1,4 @@
-"""Figures of many exchanges: means and percentiles, goodput, errors by kind."""
+"""Figures of many requests: means and percentiles, goodput, errors by kind."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from outpace.benchmark.exchange import Exchange
 
 PERCENTILES = (50, 90, 99)
 LIMITS = ("ttft", "gap", "tpot", "e2e")
-"""Figures of one exchange that a goodput may limit; of its gaps the longest counts."""
+"""Figures of one request that goodput may limit; `gap` is its longest gap."""
 
 Figures = dict[str, Any]
 
 
 def figures(exchanges: Sequence[Exchange], seconds: float, limits: Mapping[str, float]) -> Figures:
-    """What a server did in so many seconds; times in milliseconds, None where nothing was.
+    """Summarise the requests of `seconds` seconds; times are in milliseconds.
 
-    Only whole answers are in the times and in the throughput. `limits` are milliseconds by the
-    names of `LIMITS`; where there are any, the goodput says how many of *all* exchanges kept them.
+    Times and throughput include complete answers only; they are None if there are none. `limits`
+    are milliseconds by the names of `GOODPUT_LIMITS`; goodput is relative to *all* requests.
     """
     whole = [exchange for exchange in exchanges if exchange.error is None]
     tokens = sum(exchange.tokens or 0 for exchange in whole)
-    told = [exchange for exchange in whole if exchange.forwards]
+    counted = [exchange for exchange in whole if exchange.forwards]
     return {
         "requests": len(exchanges),
         "completed": len(whole),
@@ -40,23 +40,23 @@ def figures(exchanges: Sequence[Exchange], seconds: float, limits: Mapping[str, 
         "tpot_ms": milliseconds(exchange.tpot for exchange in whole),
         "e2e_ms": milliseconds(exchange.e2e for exchange in whole),
         "tokens_per_event": shares([(e.tokens or 0, len(e.events)) for e in whole]),
-        "tokens_per_forward": shares([(e.tokens or 0, e.forwards or 0) for e in told]),
+        "tokens_per_forward": shares([(e.tokens or 0, e.forwards or 0) for e in counted]),
         **({"goodput": goodput(exchanges, seconds, limits)} if limits else {}),
     }
 
 
 def rate(count: int, seconds: float) -> float | None:
-    """A count per second."""
+    """Return a count per second; None if no time has passed."""
     return round(count / seconds, 3) if seconds > 0 else None
 
 
 def milliseconds(seconds: Iterable[float | None]) -> Figures | None:
-    """Mean and percentiles of the times that there are, in milliseconds."""
+    """Return mean and percentiles of the times that are not None, in milliseconds."""
     return distribution([1e3 * value for value in seconds if value is not None])
 
 
 def shares(pairs: Sequence[tuple[int, int]]) -> Figures | None:
-    """Of quotients; their mean is that of the sums, so that long answers weigh more."""
+    """Return percentiles of quotients, and the quotient of the sums as their mean."""
     parts = [(above, below) for above, below in pairs if below]
     found = distribution([above / below for above, below in parts])
     if found is not None:
@@ -66,7 +66,7 @@ def shares(pairs: Sequence[tuple[int, int]]) -> Figures | None:
 
 
 def distribution(values: Sequence[float]) -> Figures | None:
-    """Mean and percentiles, between two values on the line between them; None of nothing."""
+    """Return mean and linearly interpolated percentiles; None if there are no values."""
     if not values:
         return None
     percentiles = zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)
@@ -77,17 +77,17 @@ def distribution(values: Sequence[float]) -> Figures | None:
 
 
 def goodput(exchanges: Sequence[Exchange], seconds: float, limits: Mapping[str, float]) -> Figures:
-    """Whole answers within all limits: per second, and as a share of all that were asked for."""
-    kept = sum(good(exchange, limits) for exchange in exchanges)
+    """Return complete answers within all limits, per second and as a share of all requests."""
+    count = sum(good(exchange, limits) for exchange in exchanges)
     return {
         "limits_ms": dict(limits),
-        "requests_per_second": rate(kept, seconds),
-        "share": round(kept / len(exchanges), 4) if exchanges else None,
+        "requests_per_second": rate(count, seconds),
+        "share": round(count / len(exchanges), 4) if exchanges else None,
     }
 
 
 def good(exchange: Exchange, limits: Mapping[str, float]) -> bool:
-    """Whether an answer is whole and within all limits; what it does not have breaks none."""
+    """Return whether an answer is complete and within all limits; missing figures pass."""
     times = {
         "ttft": exchange.ttft,
         "gap": max(exchange.gaps, default=None),
@@ -99,7 +99,7 @@ def good(exchange: Exchange, limits: Mapping[str, float]) -> bool:
 
 
 def parse_limits(text: str) -> dict[str, float]:
-    """Milliseconds by name from `ttft=200,gap=50`; `ValueError` for anything else."""
+    """Parse milliseconds by name, such as `ttft=200,gap=50`; `ValueError` if invalid."""
     limits: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = part.strip().partition("=")
@@ -109,8 +109,8 @@ def parse_limits(text: str) -> dict[str, float]:
             limit = math.nan
         if name not in LIMITS or name in limits or not (limit > 0 and math.isfinite(limit)):
             raise ValueError(
-                f"goodput takes milliseconds for some of {', '.join(LIMITS)}, as in "
-                f"ttft=200,gap=50; not {part!r}"
+                f"goodput must give milliseconds for some of {', '.join(LIMITS)}, as in "
+                f"ttft=200,gap=50; got {part!r}"
             )
         limits[name] = limit
     return limits

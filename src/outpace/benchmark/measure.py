@@ -1,4 +1,4 @@
-"""Levels of load on a server, one after the other."""
+"""Load test: levels of load on a server, measured one after the other."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ from outpace.benchmark.workload import Workload
 
 @dataclass(slots=True, kw_only=True)
 class Level:
-    """One level of load and what it has come to; complete once `done`.
+    """One level of load and its results so far.
 
-    `seconds` run from the first request to the last answer, and so does `cpu`, the CPU time of
-    this process, which tells whether the client itself was too slow.
+    Attributes:
+        arrivals: arrival process of the requests.
+        requests: number of requests.
+        records: records of finished requests.
+        sent: number of requests sent.
+        tokens: output tokens of complete answers.
+        failed: number of failed requests.
+        seconds: time from the first request to the last answer.
+        cpu: CPU seconds of this process in that time, to detect a client that is too slow.
+        done: whether all requests have finished.
     """
 
     arrivals: Arrivals
@@ -51,7 +59,7 @@ class Level:
         self.done = True
 
     def summary(self, limits: Mapping[str, float]) -> Figures:
-        """The figures as they are written to JSON."""
+        """Return the figures in the format of the JSON output."""
         return {
             self.arrivals.name: self.arrivals.value,
             **figures(self.exchanges, self.seconds, limits),
@@ -68,10 +76,12 @@ async def measure(
     warmup: int,
     progress: Callable[[Level], None] = lambda level: None,
 ) -> None:
-    """Fill the levels, each after a warm-up of so many requests that are not counted.
+    """Measure the levels in place, each after `warmup` requests that are not counted.
 
-    No request is sent twice as long as there are prompts. Raises `ValueError` before any work
-    where a first request, which is not counted either, gets no answer that can be measured.
+    Prompts are repeated only after all have been sent.
+
+    Raises:
+        ValueError: a first, uncounted request has no measurable answer; nothing else is sent.
     """
     check(await client.ask(workload.request(0)), workload)
     number = 1
@@ -84,20 +94,21 @@ async def measure(
 
 
 def requests_of(levels: Sequence[Level], warmup: int) -> int:
-    """How many requests `measure` sends."""
+    """Return the number of requests that `measure_levels` sends."""
     return 1 + sum(warmup + level.requests for level in levels)
 
 
 def check(exchange: Exchange, workload: Workload) -> None:
-    """`ValueError` with one line where an answer is none, or does not count its tokens."""
+    """Raise `ValueError` if a request failed, or its answer does not report its tokens."""
     if exchange.error is not None:
-        raise ValueError(f"{workload.model!r} gave no answer: {explain_of(exchange)}")
+        raise ValueError(f"model {workload.model!r} did not answer: {explain_of(exchange)}")
     if exchange.tokens is None:
         raise ValueError(
-            "the server does not say how many tokens it streamed (stream_options.include_usage)"
+            "the server does not report the number of streamed tokens; it must support "
+            "stream_options.include_usage"
         )
 
 
 def explain_of(exchange: Exchange) -> str:
-    """Why an exchange failed, in one line."""
+    """Explain a failed request in one line."""
     return explain(exchange.error or "", exchange.says)

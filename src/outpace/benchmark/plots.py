@@ -1,4 +1,4 @@
-"""All plots: accuracy and speed of methods, load on a server, slots of one answer."""
+"""Plots: accuracy and speed of methods, load on a server, slots of one answer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ try:
     from matplotlib.patches import Patch
     from matplotlib.ticker import MaxNLocator, ScalarFormatter
 except ImportError as error:
-    raise ValueError(f"{error}; pictures need: pip install 'outpace[plot]'") from error
+    raise ValueError(f"{error}; plots need: pip install 'outpace[plot]'") from error
 
 from outpace.api.output import Output
 from outpace.api.trace import STATES, block_edges, slot_states
@@ -42,11 +42,11 @@ PERCENTILES = {"p50": "-", "p99": ":"}
 
 STATE_COLOURS = ("white", "#e3e3e3", ORANGE, "#74a9cf", "#023858")
 CELL = 0.085
-"""Inches of a slot."""
+"""Size of a slot in inches."""
 
 
 def draw_sides(found: Results, path: Path) -> None:
-    """Costs, or speed against the load where that varies, or accuracy against speed."""
+    """Plot costs, or speed by load if that varies, or accuracy against speed."""
     if "accuracy" not in found[0]:
         clock = found[0]["clock"]
         draw_bars(found, path, f"ms_per_forward.{clock}", f"{clock} milliseconds per forward")
@@ -59,7 +59,7 @@ def draw_sides(found: Results, path: Path) -> None:
 
 
 def lines_of(results: Results) -> dict[str, list[Result]]:
-    """Results by the line of a sweep that they lie on, in their order."""
+    """Group results by their line of a sweep, in order."""
     several = len({loaded(result) for result in results}) > 1
     lines: dict[str, list[Result]] = {}
     for result in results:
@@ -69,7 +69,7 @@ def lines_of(results: Results) -> dict[str, list[Result]]:
 
 
 def loaded(result: Result) -> str:
-    """Under which load, in words."""
+    """Describe the load of a result."""
     length, tokens = result.get("prompt_length"), result.get("max_tokens")
     words = [f"batch {result['batch']}"]
     words += [] if length is None else [f"prompts of {length}"]
@@ -78,9 +78,9 @@ def loaded(result: Result) -> str:
 
 
 def draw_front(results: Results, path: Path) -> None:
-    """Write a plot of accuracy against speed; a grey line joins what no other beats.
+    """Plot accuracy against speed, with the Pareto front as a grey line.
 
-    Beside tokens per forward stand those per CPU second, where all results have them.
+    A second pane shows tokens per CPU second if all results have them.
     """
     keys = [key for key in SPEEDS if all(key in result for result in results)]
     figure = new_figure(6.2 * len(keys), 5.2)
@@ -88,8 +88,8 @@ def draw_front(results: Results, path: Path) -> None:
     for pane, key in zip(panes, keys, strict=True):
         for name, line in lines_of(results).items():
             plot(pane, line, key, name)
-        ours = [results[number] for number in fronts(results, key)]
-        best = sorted((result[key], 100 * (result["accuracy"] or 0)) for result in ours)
+        front = [results[number] for number in fronts(results, key)]
+        best = sorted((result[key], 100 * (result["accuracy"] or 0)) for result in front)
         pane.plot(*zip(*best, strict=True), color=GREY, zorder=0, linewidth=4, alpha=0.25)
         pane.set_xlabel(SPEEDS[key])
         pane.grid(alpha=0.3)
@@ -100,7 +100,7 @@ def draw_front(results: Results, path: Path) -> None:
 
 
 def plot(pane: Axes, line: Results, key: str, name: str, height: str = "accuracy") -> None:
-    """A line, accuracy with intervals of 95 %, and its settings beside the points."""
+    """Plot a line with its settings as labels; accuracy has 95 % confidence intervals."""
     scale = 100 if height == "accuracy" else 1
     x, y = [result[key] for result in line], [scale * (result[height] or 0) for result in line]
     own = [result["interval"] if height == "accuracy" else None for result in line]
@@ -117,7 +117,7 @@ def plot(pane: Axes, line: Results, key: str, name: str, height: str = "accuracy
 
 
 def draw_loads(results: Results, path: Path) -> None:
-    """Write a plot of throughput and latency against the number of requests at a time."""
+    """Plot throughput and latency against the number of concurrent requests."""
     figure = new_figure(10, 4.6)
     throughput, latency = figure.subplots(1, 2)
     for name, line in by_batch(results).items():
@@ -125,22 +125,22 @@ def draw_loads(results: Results, path: Path) -> None:
         values = [result["tokens_per_second"] for result in line]
         throughput.plot(batches, values, "-o", markersize=4, label=name)
         for percentile, style in (("p50", "-o"), ("p95", ":o")):
-            took = [result["latency"][percentile] for result in line]
+            values = [result["latency"][percentile] for result in line]
             colour = throughput.lines[-1].get_color()
-            latency.plot(batches, took, style, markersize=3, color=colour)
+            latency.plot(batches, values, style, markersize=3, color=colour)
     throughput.set_ylabel("tokens per second")
     throughput.set_ylim(bottom=0)
-    latency.set_ylabel("seconds of an answer (p95 dotted)")
+    latency.set_ylabel("seconds per answer (p95 dotted)")
     latency.set_yscale("log")
     batches = sorted({result["batch"] for result in results})
     for pane in (throughput, latency):
-        format_load_axis(pane, batches, "requests at a time")
+        format_load_axis(pane, batches, "concurrent requests")
     add_legend(figure, throughput)
     save(figure, path)
 
 
 def by_batch(results: Results) -> dict[str, list[Result]]:
-    """Results that differ in their batch alone."""
+    """Group results that differ only in their batch."""
     lines: dict[str, list[Result]] = {}
     several = len({(r["prompt_length"], r["max_tokens"]) for r in results}) > 1
     for result in results:
@@ -151,7 +151,7 @@ def by_batch(results: Results) -> dict[str, list[Result]]:
 
 
 def draw_bars(results: Results, path: Path, key: str, label: str) -> None:
-    """Write a plot with a bar for each result, the largest on top."""
+    """Plot a bar per result, the largest on top."""
     ordered = sorted(results, key=lambda result: value_of(result, key))
     several = len({loaded(result) for result in results}) > 1
     names = [
@@ -170,7 +170,7 @@ def draw_bars(results: Results, path: Path, key: str, label: str) -> None:
 
 
 def value_of(result: Result, key: str) -> float:
-    """A figure, or the one within a figure that `a.b` names."""
+    """Return a figure of a result; `a.b` is the nested figure b of a."""
     value: Any = result
     for part in key.split("."):
         value = value[part]
@@ -178,7 +178,7 @@ def value_of(result: Result, key: str) -> float:
 
 
 def draw_levels(levels: Sequence[LevelFigures], title: str, path: Path) -> None:
-    """Write a plot of throughput and latency against the load on a server, by rising load."""
+    """Plot throughput and latency of a server against its load."""
     name = "rate" if "rate" in levels[0] else "concurrency"
     levels = sorted(levels, key=lambda level: level[name])
     load = [level[name] for level in levels]
@@ -203,7 +203,7 @@ def draw_levels(levels: Sequence[LevelFigures], title: str, path: Path) -> None:
 
 
 def draw_slots(output: Output, title: str, path: Path) -> None:
-    """Write a plot of the state of each slot after each forward; lines are edges of blocks."""
+    """Plot the state of each slot after each forward, with lines at block edges."""
     states = slot_states(output)
     forwards, slots = states.shape
     width, height = max(slots * CELL, 5.5) + 0.9, max(forwards * 1.6 * CELL, 1.2) + 1.5
@@ -233,7 +233,7 @@ def draw_slots(output: Output, title: str, path: Path) -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of this size in inches, whose parts do not overlap."""
+    """Return an empty figure of this size in inches, with constrained layout."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
@@ -247,12 +247,12 @@ def format_load_axis(pane: Axes, ticks: Sequence[float], label: str) -> None:
 
 
 def add_legend(figure: Figure, pane: Axes) -> None:
-    """List the lines of a pane below the panes."""
+    """Add a legend of a pane's lines below the panes."""
     handles, labels = pane.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", fontsize=7, frameon=False)
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a PNG, whatever the ending of the path."""
+    """Write a PNG file, regardless of the path's suffix."""
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=150, format="png")

@@ -1,4 +1,4 @@
-"""Prompts of a given length, for speed alone."""
+"""Prompts of a given length, for speed measurements without accuracy."""
 
 from __future__ import annotations
 
@@ -11,33 +11,34 @@ from outpace.api.llm import LLM
 from outpace.evaluation.question import Question
 
 LENGTH = 128
-"""Tokens of a prompt to a model of random weights, unless a length is given."""
+"""Default tokens of a prompt to a model with random weights."""
 
 
 def of_length(llm: LLM, questions: Sequence[Question], length: int) -> list[Question]:
-    """As many prompts: the tokens of each question and of those behind it, cut to a length.
+    """Return a prompt of `length` tokens per question, to be answered without scoring.
 
-    They are random tokens where the model has no tokenizer. Nobody judges the answers.
+    A prompt is the question's tokens followed by those of the next questions, truncated. If the
+    model has no tokenizer, prompts are random tokens.
     """
     if llm.text.tokenizer is None:
         prompts = noise(llm, len(questions), length)
     else:
-        told = [llm.text.encode(question.prompt, raw=True) for question in questions]
-        prompts = [cut(told, number, length) for number in range(len(told))]
+        texts = [llm.text.encode(question.prompt, raw=True) for question in questions]
+        prompts = [cut(texts, number, length) for number in range(len(texts))]
     return [Question(prompt, None, "none") for prompt in prompts]
 
 
-def cut(told: Sequence[Sequence[int]], first: int, length: int) -> list[int]:
-    """So many tokens from one text on, round and round."""
-    turned = [*told[first:], *told[:first]]
-    again = -(-length // max(sum(map(len, told)), 1))
-    return list(islice(chain.from_iterable(turned * again), length))
+def cut(texts: Sequence[Sequence[int]], first: int, length: int) -> list[int]:
+    """Return `length` tokens of the texts, starting with text `first`, repeated as needed."""
+    rotated = [*texts[first:], *texts[:first]]
+    repeats = -(-length // max(sum(map(len, texts)), 1))
+    return list(islice(chain.from_iterable(rotated * repeats), length))
 
 
 def noise(llm: LLM, count: int, length: int) -> list[list[int]]:
-    """Random tokens, the same each time; neither the mask nor what ends an answer."""
+    """Return reproducible random tokens, without mask and end tokens."""
     banned = {*llm.eos, llm.config.mask_id}
     vocab = llm.config.vocab
-    plain = next(token for token in range(vocab) if token not in banned)
+    substitute = next(token for token in range(vocab) if token not in banned)
     drawn = np.random.default_rng(0).integers(vocab, size=(count, length))
-    return [[plain if token in banned else token for token in row] for row in drawn.tolist()]
+    return [[substitute if token in banned else token for token in row] for row in drawn.tolist()]

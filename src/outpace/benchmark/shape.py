@@ -1,4 +1,4 @@
-"""Models of random weights: their shapes by name, and checkpoints of them to load."""
+"""Models with random weights: shapes by name, and checkpoints written on demand."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from outpace.models.transformer import Transformer
 
 SHAPES = Path(__file__).parent / "shapes.toml"
 SPREAD = 0.02
-"""Standard deviation of the weights, that of published models before their training."""
+"""Standard deviation of the weights, the usual initialization."""
 
 
 def shape_of(name: str) -> dict[str, Any]:
-    """`config.json` of a shape by its name, or of a file; `ValueError` for an unknown one."""
+    """Return the `config.json` of a shape's name or of a file; `ValueError` if unknown."""
     known: dict[str, dict[str, Any]] = tomllib.loads(SHAPES.read_text("utf-8"))
     if name in known:
         return known[name]
     if not Path(name).is_file():
         raise ValueError(
-            f"unknown shape {name!r}; known are {', '.join(known)}, or give a config.json"
+            f"unknown shape {name!r}; choose one of {', '.join(known)}, or give a config.json"
         )
     return read_json(Path(name))
 
 
 @dataclass(slots=True, kw_only=True)
 class Shapes:
-    """Checkpoints in a folder, each of which is written when it is asked for first.
+    """Checkpoints with random weights in a folder, each written when first requested.
 
     Attributes:
-        written: where the models of some names are, those of other making included.
+        paths: folders by model name, including names set by callers.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class Shapes:
     written: dict[str, str] = field(default_factory=dict)
 
     def model(self, name: str) -> str:
-        """What to load for a model's name; `ValueError` for an unknown shape."""
+        """Return the folder or name to load for a model; `ValueError` for an unknown shape."""
         if name.startswith(RANDOM) and name not in self.written:
             folder = self.folder / str(len(self.written))
             self.write(shape_of(name.removeprefix(RANDOM)), folder)
@@ -55,17 +55,17 @@ class Shapes:
         return self.written.get(name, name)
 
     def method(self, method: Method) -> Method:
-        """A method whose further models can be loaded."""
+        """Return the method with its further models replaced by loadable paths."""
         roles = {role: self.model(str(name)) for role, name in method.models().items()}
         return replace(method, **roles) if roles else method
 
     def write(self, published: dict[str, Any], folder: Path) -> None:
-        """A checkpoint, the same each time. Raises `ValueError` for what is no model alone."""
+        """Write a reproducible checkpoint; `ValueError` for a draft that needs a target."""
         config = translate(published)
         if config.kind in DRAFT_KINDS:
             raise ValueError(
-                f"{config.architecture} is a draft that reads features: without trained weights "
-                "it has nothing to measure"
+                f"{config.architecture} is a draft that reads features, which cannot be measured "
+                "with random weights"
             )
         with torch.device("meta"):
             model = Transformer(config).requires_grad_(False)

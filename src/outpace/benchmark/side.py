@@ -1,4 +1,4 @@
-"""Sides of a comparison take turns on the same questions: what disturbs one disturbs all."""
+"""Sides of a comparison, measured in alternating turns so that disturbances affect all alike."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from outpace.methods.bounds import at_least_one
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """How many requests run at a time, and how long they are.
+    """Number of concurrent requests, and their lengths in tokens.
 
-    `prompt_length` is in tokens, and None where prompts are the questions of a task.
+    `prompt_length` is None if prompts are the questions of a task.
     """
 
     batch: int
@@ -36,7 +36,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """Answers of one turn, and seconds of all threads and of the clock."""
+    """Answers of one turn, and its seconds of CPU time of all threads and of wall time."""
 
     outputs: list[Output]
     cpu: float
@@ -44,18 +44,18 @@ class Turn:
 
     @property
     def tokens(self) -> int:
-        """Output tokens."""
+        """Number of output tokens."""
         return sum(len(output.ids) for output in self.outputs)
 
     @property
     def forwards(self) -> int:
-        """Forwards of the target."""
+        """Number of forwards of the target."""
         return sum(output.forwards for output in self.outputs)
 
 
 @dataclass(slots=True, kw_only=True)
 class Side:
-    """An entry under one load, and the turns that it has had."""
+    """An entry under one load, and its turns so far."""
 
     entry: Entry
     llm: LLM
@@ -67,13 +67,13 @@ class Side:
     turns: list[Turn] = field(default_factory=list)
 
     def answer(self, questions: Sequence[Question]) -> list[Output]:
-        """Answers in the order of the questions."""
+        """Return answers in the order of the questions."""
         requests = ((question.prompt, self.options) for question in questions)
         outputs = dict(self.llm.serve(requests, batch=self.load.batch))
         return [outputs[number] for number in sorted(outputs)]
 
     def take(self, questions: Sequence[Question]) -> Turn:
-        """One more turn."""
+        """Answer questions as a timed turn."""
         with frozen():
             cpu, wall = time.process_time(), time.perf_counter()
             outputs = self.answer(questions)
@@ -82,52 +82,52 @@ class Side:
         return turn
 
     def header(self, rounds: int) -> dict[str, Any]:
-        """What another run must share with this one to go on with its turns."""
-        asked = {key: value for key, value in self.options.items() if key != "method"}
+        """Return what another run must have in common to resume this side's turns."""
+        options = {key: value for key, value in self.options.items() if key != "method"}
         return {
             "entry": self.entry.name,
             "method": repr(self.entry.method),
             "load": asdict(self.load),
             "questions": digest(self.questions),
-            "options": asked,
+            "options": options,
             "rounds": rounds,
         }
 
 
 def parts(count: int, rounds: int) -> list[slice]:
-    """So many neighbouring parts of as many questions, of equal length to one."""
+    """Split `count` questions into contiguous parts, whose sizes differ by at most one."""
     edges = [count * number // rounds for number in range(rounds + 1)]
     return [slice(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
 
 
 def check_rounds(count: int, rounds: int, batch: int) -> None:
-    """Raise `ValueError` where a part of so many questions does not fill a batch."""
+    """Raise `ValueError` if the questions of a round do not fill a batch."""
     at_least_one(rounds=rounds)
     if count // rounds < batch:
         raise ValueError(
-            f"{count} questions in {rounds} rounds do not fill a batch of {batch}: "
-            f"ask {batch * rounds}, or measure fewer rounds"
+            f"{count} questions in {rounds} rounds do not fill a batch of {batch}; "
+            f"use at least {batch * rounds} questions, or fewer rounds"
         )
 
 
 def remembered(side: Side, rounds: int, folder: Path | None) -> AbstractContextManager[Samples]:
-    """Turns of an earlier run of the same, which `folder` has, and to which more are added."""
+    """Open the file in `folder` with a side's turns of an earlier run, to append to it."""
     header = side.header(rounds)
     name = hashlib.sha256(json.dumps(header, sort_keys=True, default=str).encode()).hexdigest()
     return kept(folder and folder / f"{name[:16]}.jsonl", header)
 
 
 def turn_of(record: Record) -> Turn:
-    """A turn from its line; `ValueError` where it is none."""
+    """Convert a line of the file to a turn; `ValueError` if it is malformed."""
     try:
         outputs = [restored(output) for output in record["outputs"]]
         return Turn(outputs, float(record["cpu"]), float(record["wall"]))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"a line of the samples is no turn: {error!r}") from error
+        raise ValueError(f"a line of the samples is not a valid turn: {error!r}") from error
 
 
 def record_of(turn: Turn) -> Record:
-    """The line of a turn."""
+    """Convert a turn to a line of the file."""
     outputs = [written(output) for output in turn.outputs]
     return {"cpu": turn.cpu, "wall": turn.wall, "outputs": outputs}
 
@@ -139,19 +139,22 @@ def alternate(
     samples: Path | None = None,
     progress: Callable[[Side], None] = lambda side: None,
 ) -> Iterator[int]:
-    """Let the sides take turns, in alternating order, and give how many rounds are whole.
+    """Run the sides' turns in alternating order; yield the number of complete rounds.
 
-    All sides have equally many questions, of which each round asks a part. Each side answers a
-    batch first, which does not count. `samples` is a folder that keeps the turns: a run that was
-    killed goes on from there. Raises `ValueError` where the questions do not fill the rounds.
+    Each round uses a part of the questions, of which all sides have equally many. Before its first
+    turn, each side answers a warm-up batch. `samples` is a folder that stores the turns, from
+    which an interrupted run resumes.
+
+    Raises:
+        ValueError: the questions of a round do not fill a batch.
     """
     check_rounds(len(sides[0].questions), rounds, max(side.load.batch for side in sides))
     with ExitStack() as stack:
-        known = [stack.enter_context(remembered(side, rounds, samples)) for side in sides]
+        stored = [stack.enter_context(remembered(side, rounds, samples)) for side in sides]
         warm: set[int] = set()
         for number, part in enumerate(parts(len(sides[0].questions), rounds)):
             for index in range(len(sides))[:: -1 if number % 2 else 1]:
-                side, before = sides[index], known[index]
+                side, before = sides[index], stored[index]
                 if number in before.records:
                     side.turns.append(turn_of(before.records[number]))
                 else:
@@ -165,7 +168,7 @@ def alternate(
 
 @contextmanager
 def frozen() -> Iterator[None]:
-    """Objects of the other sides do not slow down collections meanwhile."""
+    """Freeze existing objects, so that those of other sides do not slow garbage collection."""
     gc.collect()
     gc.freeze()
     try:

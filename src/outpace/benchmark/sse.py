@@ -1,24 +1,25 @@
-"""Server-sent events, as far as OpenAI-compatible servers use them: data of one line."""
+"""Reader of server-sent events with single-line data, as OpenAI-compatible servers send them."""
 
 from __future__ import annotations
 
 DATA = b"data:"
-LONGEST = 1 << 24
-"""Bytes that a line may have, so that a server without line feeds does not fill the memory."""
+MAX_LINE_BYTES = 1 << 24
+"""Maximum bytes of a line, so that a server without line feeds cannot exhaust memory."""
 
 
 class Reader:
-    """Bytes as they come, cut anywhere, to the data of whole lines."""
+    """Converts chunks of bytes, split anywhere, to the data of complete events."""
 
     def __init__(self) -> None:
         self.rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Data that is whole now; comments, names of events and blank lines are skipped.
+        """Return the data of events completed by a chunk; other lines are skipped.
 
-        Raises `ValueError` for a line without end.
+        Raises:
+            ValueError: a line exceeds `MAX_LINE_BYTES`.
         """
         *lines, self.rest = (self.rest + chunk).split(b"\n")
-        if len(self.rest) > LONGEST:
-            raise ValueError(f"a line of the stream has more than {LONGEST} bytes")
+        if len(self.rest) > MAX_LINE_BYTES:
+            raise ValueError(f"a line of the stream has more than {MAX_LINE_BYTES} bytes")
         return [line[len(DATA) :].strip() for line in lines if line.startswith(DATA)]

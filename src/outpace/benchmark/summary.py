@@ -1,4 +1,4 @@
-"""What the turns of a side came to, beside those of another."""
+"""Figures of sides, and their speed relative to the first side."""
 
 from __future__ import annotations
 
@@ -19,32 +19,32 @@ Figures = dict[str, Any]
 Rate = Callable[[Turn], float]
 
 DRAWS, TAILS, FEWEST = 2000, (0.025, 0.975), 5
-"""Draws and tails of an interval, and the rounds below which there is none."""
+"""Bootstrap draws and tails of an interval, and the minimum number of rounds for one."""
 
 
 def clock_of(sides: Iterable[Side]) -> Clock:
-    """CPU seconds, which neighbours disturb less, unless some side runs elsewhere."""
+    """Choose CPU time, which other processes disturb less, unless a side uses another device."""
     return "cpu" if all(side.llm.device.type == "cpu" for side in sides) else "wall"
 
 
 def seconds(turn: Turn, clock: Clock) -> float:
-    """One of the two times of a turn."""
+    """Return the CPU or wall seconds of a turn."""
     return turn.cpu if clock == "cpu" else turn.wall
 
 
 def summaries(sides: Sequence[Side], rounds: int) -> list[Figures]:
-    """Figures of all sides over their first rounds, each beside the first side of its load."""
+    """Return the figures of all sides, with speed relative to the first side of the same load."""
     clock = clock_of(sides)
     found = []
     for side in sides:
         first = next(other for other in sides if other.load == side.load)
-        whole = cost(side, rounds) if side.entry.random else result(side, rounds)
-        found.append({**whole, "faster": faster(side, first, rounds, clock), "clock": clock})
+        figures = cost(side, rounds) if side.entry.random else result(side, rounds)
+        found.append({**figures, "faster": faster(side, first, rounds, clock), "clock": clock})
     return found
 
 
 def result(side: Side, rounds: int) -> Figures:
-    """A result as `evaluate` writes it, and what the turns cost."""
+    """Return a result in the format of `evaluate`, with the costs of the turns."""
     turns = side.turns[:rounds]
     report = Report(
         task=side.task,
@@ -57,9 +57,9 @@ def result(side: Side, rounds: int) -> Figures:
     for turn in turns:
         for output in turn.outputs:
             report.add(output, None)
-    asked = side.questions[: len(report.outputs)]
-    report.questions = digest(asked)
-    pairs = zip(asked, report.outputs, strict=True)
+    questions = side.questions[: len(report.outputs)]
+    report.questions = digest(questions)
+    pairs = zip(questions, report.outputs, strict=True)
     report.verdicts = [question.right(output.text) for question, output in pairs]
     cpu = sum(turn.cpu for turn in turns)
     return {
@@ -72,7 +72,7 @@ def result(side: Side, rounds: int) -> Figures:
 
 
 def cost(side: Side, rounds: int) -> Figures:
-    """What forwards cost a model of random weights; how many tokens one brings means nothing."""
+    """Return the costs of a model with random weights, whose accepted tokens are meaningless."""
     turns = side.turns[:rounds]
     return {
         "schema": SCHEMA,
@@ -86,7 +86,7 @@ def cost(side: Side, rounds: int) -> Figures:
 
 
 def placed(side: Side) -> Figures:
-    """Where a side stands in a sweep, and under which load."""
+    """Return a side's line and setting in a sweep, and its load."""
     outputs = [output for turn in side.turns for output in turn.outputs]
     return {
         "line": side.entry.line,
@@ -98,15 +98,15 @@ def placed(side: Side) -> Figures:
 
 
 def costs(turns: Sequence[Turn]) -> Figures:
-    """Milliseconds of a turn per forward of the target, and of a pass of each model."""
+    """Return milliseconds per forward of the target, and per pass of each model."""
     steps = [step for turn in turns for output in turn.outputs for step in output.steps]
     passes = {}
     for model in models([output for turn in turns for output in turn.outputs]):
-        took = [1e3 * step.seconds for step in steps if step.model == model]
+        times = [1e3 * step.seconds for step in steps if step.model == model]
         rows = [step.rows for step in steps if step.model == model]
         passes[model] = {
-            "p50": round(percentile(took, 0.5), 4),
-            "p95": round(percentile(took, 0.95), 4),
+            "p50": round(percentile(times, 0.5), 4),
+            "p95": round(percentile(times, 0.95), 4),
             "rows": round(statistics.fmean(rows), 2) if rows else 0.0,
         }
     return {
@@ -116,31 +116,31 @@ def costs(turns: Sequence[Turn]) -> Figures:
 
 
 def per_forward(turns: Sequence[Turn], clock: Clock) -> float:
-    """Median over the turns of their milliseconds per forward of the target."""
-    took = [1e3 * seconds(turn, clock) / turn.forwards for turn in turns if turn.forwards]
-    return round(statistics.median(took), 4) if took else 0.0
+    """Return the median over turns of milliseconds per forward of the target."""
+    times = [1e3 * seconds(turn, clock) / turn.forwards for turn in turns if turn.forwards]
+    return round(statistics.median(times), 4) if times else 0.0
 
 
 def faster(side: Side, first: Side, rounds: int, clock: Clock) -> Figures | None:
-    """How many times as fast a side is: the median of the ratios of the rounds, and its interval.
+    """Return the speed relative to `first`: median of the rounds' ratios, with its interval.
 
-    By tokens per second or, of random weights, forwards per second. None for the side itself, and
-    where a turn brought nothing.
+    Speed is tokens per second or, with random weights, forwards per second. None for `first`
+    itself, and if a turn has no tokens.
     """
 
     def rate(turn: Turn) -> float:
         count = turn.forwards if side.entry.random else turn.tokens
         return count / seconds(turn, clock) if seconds(turn, clock) else 0.0
 
-    mine, its = (list(map(rate, each.turns[:rounds])) for each in (side, first))
-    if side is first or not all(mine) or not all(its):
+    rates, base_rates = (list(map(rate, each.turns[:rounds])) for each in (side, first))
+    if side is first or not all(rates) or not all(base_rates):
         return None
-    ratios = [a / b for a, b in zip(mine, its, strict=True)]
+    ratios = [a / b for a, b in zip(rates, base_rates, strict=True)]
     return {"ratio": round(statistics.median(ratios), 3), "interval": interval(ratios)}
 
 
 def interval(values: Sequence[float]) -> list[float] | None:
-    """Interval of 95 % of a median, by the bootstrap; None of too few values."""
+    """Return the 95 % bootstrap interval of a median; None for too few values."""
     if len(values) < FEWEST:
         return None
     drawn = np.random.default_rng(0).choice(values, size=(DRAWS, len(values)))

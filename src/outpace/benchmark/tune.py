@@ -1,4 +1,4 @@
-"""The fastest options of a method within a loss of accuracy, searched by Optuna."""
+"""Search with Optuna for the fastest options of a method within an allowed accuracy loss."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ except ImportError as error:
     raise ValueError(f"{error}; tuning needs: pip install 'outpace[tune]'") from error
 
 WORST = -100.0
-"""Value of options that do not go together: no setting loses more points."""
+"""Value of invalid combinations of options, below that of any valid one."""
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 def careful(llm: LLM) -> Method:
-    """How a model answers one token at a time, against which a loss counts.
+    """Return the one-token-at-a-time method against which accuracy loss is measured.
 
-    A model of causal attention autoregressively; a diffusion model from left to right, the whole
-    canvas in sight; a block diffusion model the surest token of a block at a time.
+    Causal models decode autoregressively, diffusion models from left to right with the full
+    canvas visible, block diffusion models the most confident token of a block at a time.
     """
     if llm.config.kind is Kind.BLOCK:
         return BlockDiffusion(threshold=None)
@@ -47,20 +47,20 @@ def careful(llm: LLM) -> Method:
 
 
 def space_of(kind: type[Method], fixed: Mapping[str, Any]) -> dict[str, Option]:
-    """Options that a search varies; `ValueError` where there is none."""
+    """Return the options that a search varies; `ValueError` if there are none."""
     space = {
         name: option
         for name, option in options_of(kind).items()
         if option.search is not None and name not in fixed
     }
     if not space:
-        given = f" beside {', '.join(fixed)}" if fixed else ""
-        raise ValueError(f"{kind.__name__} has no option to tune{given}")
+        besides = f" besides {', '.join(fixed)}" if fixed else ""
+        raise ValueError(f"method {kind.__name__} has no option to tune{besides}")
     return space
 
 
 def distribution(option: Option) -> BaseDistribution:
-    """An option as Optuna draws it."""
+    """Return the Optuna distribution of an option."""
     match option.search:
         case Among(values):
             return CategoricalDistribution(values)
@@ -72,7 +72,7 @@ def distribution(option: Option) -> BaseDistribution:
 
 
 def usual(space: Mapping[str, Option]) -> dict[str, Any]:
-    """Defaults that lie within the space: what is tried first."""
+    """Return the defaults that are within the space, for the first trial."""
 
     def fits(option: Option) -> bool:
         match option.search:
@@ -90,11 +90,16 @@ class Search:
     """Trials of the options of one method.
 
     Attributes:
-        side: what answers; its entry is the method against which a loss counts.
+        side: side with the reference method as its entry.
+        kind: class of the tuned method.
+        name: name of the tuned method.
         fixed: options that are not searched.
-        max_loss: points of percent of accuracy that may be lost.
-        by: key of the speed in a result.
-        samples: records of the reference, number 0, and of all trials, from 1 on.
+        max_loss: allowed loss of accuracy in percentage points.
+        by: key of the speed to maximise in a result.
+        seed: seed of the sampler.
+        samples: records of the reference, number 0, and of trials, from 1 on.
+        space: options to search.
+        study: the Optuna study with all trials so far.
     """
 
     side: Side
@@ -109,7 +114,7 @@ class Search:
     study: optuna.Study = field(init=False)
 
     def __post_init__(self) -> None:
-        """Take up the trials of an earlier run."""
+        """Add the trials of an earlier run to the study."""
         self.space = space_of(self.kind, self.fixed)
         self.study = optuna.create_study(direction="maximize")
         for record in self.trials:
@@ -117,20 +122,20 @@ class Search:
 
     @property
     def trials(self) -> list[Record]:
-        """Records of the trials so far, in their order."""
+        """Records of the trials so far, in order."""
         records = self.samples.records
         return [records[number] for number in sorted(n for n in map(int, records) if n)]
 
     @property
     def reference(self) -> Figures:
-        """What the careful method comes to."""
+        """Result of the reference method, measured on first use."""
         if 0 not in self.samples.records:
-            self.samples.add(0, {"result": measured(self.side)})
-        found: Figures = self.samples.records[0]["result"]
-        return found
+            self.samples.add(0, {"result": measure_side(self.side)})
+        figures: Figures = self.samples.records[0]["result"]
+        return figures
 
     def run(self, trials: int, progress: Callable[[Record], None]) -> None:
-        """Try options until there are so many trials, those of earlier runs included."""
+        """Run trials until there are `trials`, including those of earlier runs."""
         least = self.reference["accuracy"] - self.max_loss / 100
         for number in range(len(self.trials) + 1, trials + 1):
             parameters = self.suggest(number)
@@ -140,26 +145,27 @@ class Search:
             progress(record)
 
     def suggest(self, number: int) -> dict[str, Any]:
-        """Parameters of a trial: they follow from seed, number and the values of those before."""
-        # A sampler of its own for each, so that a run that was killed goes on alike.
+        """Return the parameters of a trial, a function of seed, number and earlier values."""
+        # A new sampler per trial, so that an interrupted run continues identically.
         self.study.sampler = optuna.samplers.TPESampler(seed=self.seed * 1_000_003 + number)
         if number == 1:
             self.study.enqueue_trial(usual(self.space))
-        asked = self.study.ask({name: distribution(o) for name, o in self.space.items()})
-        self.study.tell(asked, state=optuna.trial.TrialState.FAIL)  # the record says what became
-        return {name: asked.params[name] for name in self.space}
+        trial = self.study.ask({name: distribution(o) for name, o in self.space.items()})
+        # The completed trial is added later, from its record.
+        self.study.tell(trial, state=optuna.trial.TrialState.FAIL)
+        return {name: trial.params[name] for name in self.space}
 
     def measure(self, parameters: Mapping[str, Any], least: float) -> Record:
-        """Value and result of some parameters; a value below zero is what they lose too much."""
+        """Measure parameters; a negative value is the loss in excess of the allowed one."""
         try:
-            found = measured(self.side_of(self.entry(parameters)))
+            figures = measure_side(self.side_of(self.entry(parameters)))
         except ValueError as error:
             return {"value": WORST, "error": str(error)}
-        short = least - found["accuracy"]
-        return {"value": found[self.by] if short <= 1e-9 else -100 * short, "result": found}
+        short = least - figures["accuracy"]
+        return {"value": figures[self.by] if short <= 1e-9 else -100 * short, "result": figures}
 
     def entry(self, parameters: Mapping[str, Any]) -> Entry:
-        """The method with some parameters, of which three digits count."""
+        """Return an entry with these parameters, rounded to three significant digits."""
         chosen = {
             name: float(f"{value:.3g}") if isinstance(value, float) else value
             for name, value in parameters.items()
@@ -170,39 +176,39 @@ class Search:
         return replace(entry, line=entry.line.removesuffix(f" {setting}"), setting=setting)
 
     def side_of(self, entry: Entry) -> Side:
-        """A side on the same questions."""
+        """Return a side of an entry on the same questions."""
         options: Options = {**self.side.options, "method": entry.method}
         return replace(self.side, entry=entry, options=options, turns=[])
 
     def remember(self, record: Record) -> None:
-        """Let the sampler know what became of a trial."""
-        drawn = {name: distribution(option) for name, option in self.space.items()}
+        """Add a completed trial to the study."""
+        distributions = {name: distribution(option) for name, option in self.space.items()}
         self.study.add_trial(
             optuna.trial.create_trial(
-                params=record["parameters"], distributions=drawn, value=record["value"]
+                params=record["parameters"], distributions=distributions, value=record["value"]
             )
         )
 
     def best(self, count: int) -> list[Record]:
-        """The fastest trials that keep the accuracy, each setting once."""
-        kept = sorted((r for r in self.trials if r["value"] > 0), key=lambda r: r["value"])
-        return list({record["result"]["setting"]: record for record in kept}.values())[
+        """Return the fastest trials within the allowed loss, each setting once."""
+        valid = sorted((r for r in self.trials if r["value"] > 0), key=lambda r: r["value"])
+        return list({record["result"]["setting"]: record for record in valid}.values())[
             : -count - 1 : -1
         ]
 
     @property
     def unit(self) -> str:
-        """What is to be large, in words."""
+        """Name of the maximised figure, for output."""
         return self.by.replace("_", " ")
 
 
-def measured(side: Side) -> Figures:
-    """A result of all questions in one turn, after a batch that does not count."""
+def measure_side(side: Side) -> Figures:
+    """Measure a side on all questions in one turn, after a warm-up batch."""
     side.answer(side.questions[: side.load.batch])
     side.take(side.questions)
     return result(side, 1)
 
 
 def results_of(records: Sequence[Record]) -> list[Figures]:
-    """Results of the trials that could run."""
+    """Return the results of trials without an error."""
     return [record["result"] for record in records if "result" in record]

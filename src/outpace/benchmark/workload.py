@@ -1,4 +1,4 @@
-"""What is asked: prompts, and the fields that all requests share."""
+"""Workload of a load test: prompts, and the fields common to all requests."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ Prompt = str | list[Message]
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """Requests without end: prompts in turn, each again only after all others.
+    """An endless sequence of requests that cycles through the prompts.
 
-    `fields` are those of the request, such as `max_tokens` and `outpace`. Request n has the seed
-    `seed + n`. Raises `ValueError` for prompts that the endpoint does not take.
+    `fields` are fields of every request, such as `max_tokens` and `outpace`. Request n has the
+    seed `seed + n`.
+
+    Raises:
+        ValueError: the endpoint is unknown, or does not accept a prompt.
     """
 
     model: str
@@ -35,18 +38,20 @@ class Workload:
     def __post_init__(self) -> None:
         if self.endpoint not in get_args(Endpoint):
             known = " or ".join(get_args(Endpoint))
-            raise ValueError(f"unknown endpoint {self.endpoint!r}; it is {known}")
+            raise ValueError(f"endpoint must be {known}, got {self.endpoint!r}")
         if self.endpoint == "completions":
             for number, prompt in enumerate(self.prompts, 1):
                 if not isinstance(prompt, str):
-                    raise ValueError(f"prompt {number} is of messages, which only chat takes")
+                    raise ValueError(
+                        f"prompt {number} is a list of messages, which needs endpoint chat"
+                    )
 
     def requests(self, first: int, count: int) -> Iterator[Body]:
-        """`count` of them, from number `first` on."""
+        """Return the bodies of `count` requests, starting with number `first`."""
         return map(self.request, range(first, first + count))
 
     def request(self, number: int) -> Body:
-        """One of them."""
+        """Return the body of a request."""
         prompt = self.prompts[number % len(self.prompts)]
         body = {"model": self.model, "seed": self.seed + number, **self.fields}
         if self.stream:
@@ -58,11 +63,11 @@ class Workload:
 
 
 MOST = 4096
-"""Story problems that are made at most."""
+"""Maximum number of generated story problems."""
 
 
 def prompts_of(path: Path | None, count: int, seed: int) -> list[Prompt]:
-    """The prompts of a file, or `count` held-out story problems where none is given, shuffled."""
+    """Load and shuffle the prompts of a file, or `count` held-out story problems without one."""
     prompts: list[Prompt]
     if path is None:
         prompts = [str(question.prompt) for question in questions_of("story", min(count, MOST))]

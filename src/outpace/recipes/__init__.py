@@ -1,4 +1,4 @@
-"""Recipes that ship inside the package, a TOML file each; its first line says what it is for."""
+"""Recipes in the package, one TOML file each; its first line is a summary."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ FOLDER = Path(__file__).parent
 
 
 def names() -> list[str]:
-    """The recipes by name."""
+    """Return the names of the recipes, sorted."""
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
 def find(name: str | Path) -> Path:
-    """The file of a recipe: a path, or a name; `ValueError` where there is none."""
+    """Return the file of a recipe, given by path or name; `ValueError` if there is none."""
     if Path(name).is_file():
         return Path(name)
     if str(name) in names():
@@ -24,6 +24,6 @@ def find(name: str | Path) -> Path:
 
 
 def about(name: str) -> str:
-    """What a recipe is for: the first line of its comment."""
+    """Return the summary of a recipe, the first line of its file."""
     first, _, _ = find(name).read_text(encoding="utf-8").partition("\n")
     return first.removeprefix("# ").removesuffix(".")

@@ -1,4 +1,4 @@
-"""Training: an objective makes rows of examples, the trainer does the rest."""
+"""Training: objectives that turn examples into rows, and the trainer that optimizes them."""
 
 from outpace.training import objectives
 from outpace.training.data import Data

@@ -1,4 +1,4 @@
-"""What the next step needs is made while a step runs."""
+"""Prefetching: computes the data of the next step in a thread."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Made = TypeVar("Made")
 
 
 class Ahead(Generic[Made]):
-    """Calls a function of a step one step ahead, in a thread of its own.
+    """Calls a function of the step number one step ahead, in a separate thread.
 
-    It must be a function of the step alone. What it raises is raised where its result is wanted.
+    Its exceptions are raised when the result is requested.
     """
 
     def __init__(self, make: Callable[[int], Made]) -> None:
@@ -21,14 +21,14 @@ class Ahead(Generic[Made]):
         self.begun: tuple[int, Future[Made]] | None = None
 
     def __call__(self, step: int, *, last: bool = False) -> Made:
-        """What a step needs; unless it is the `last` one, that of the next is begun."""
+        """Return the result of a step; unless it is the `last` one, start computing the next."""
         number, future = self.begun or (None, None)
         if future is None or number != step:
             future = self.pool.submit(self.make, step)
-        made = future.result()
+        result = future.result()
         self.begun = None if last else (step + 1, self.pool.submit(self.make, step + 1))
-        return made
+        return result
 
     def close(self) -> None:
-        """Wait for what is begun, and begin nothing more."""
+        """Wait for the running computation, and stop the thread."""
         self.pool.shutdown(cancel_futures=True)

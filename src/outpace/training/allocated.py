@@ -1,4 +1,4 @@
-"""Bytes of the tensors that are alive while something runs, with or without memory behind them."""
+"""Memory tracker: bytes of live tensors during a computation, real or fake."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ ACTIVATIONS, LOGITS, EXCHANGED = "activations", "logits", "exchanged"
 
 
 class Allocated(TorchDispatchMode):
-    """Counts every storage that an operation puts out, until nobody holds it any more.
+    """Counts the storage of every operation's outputs until it is freed.
 
-    What a kernel needs for itself is not counted, nor what an allocator leaves empty.
+    Temporary memory of kernels and allocator fragmentation are not counted.
 
     Attributes:
-        now: bytes that are alive, by what they are for.
-        peak: those of the moment with the most of them.
+        now: live bytes, by use.
+        peak: live bytes by use when their total was largest.
     """
 
     def __init__(self, vocab: int = 0) -> None:
-        """Tensors whose last axis is a `vocab` are logits, flat ones what processes exchange."""
+        """Initialize; tensors with a last axis of `vocab` are logits, 1-D ones communication."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.vocab = vocab
         self.alive: dict[int, tuple[weakref.ref[torch.UntypedStorage], str, int]] = {}
@@ -38,41 +38,41 @@ class Allocated(TorchDispatchMode):
         self.peak: Counter[str] = Counter()
 
     def follow(self, tensors: Iterable[Tensor], use: str = "") -> None:
-        """Count tensors that are not yet counted, as what they are for where that is said."""
+        """Count tensors not counted yet, under `use` or, if empty, by their shape."""
         for tensor in map(own, tensors):
             storage = tensor.untyped_storage()
             if (key := storage._cdata) not in self.alive:
-                named = use or self.kind(tensor)
-                self.alive[key] = self.held(storage, key), named, storage.nbytes()
-                self.now[named] += storage.nbytes()
-                if named == EXCHANGED:
+                label = use or self.kind(tensor)
+                self.alive[key] = self.held(storage, key), label, storage.nbytes()
+                self.now[label] += storage.nbytes()
+                if label == EXCHANGED:
                     self.flat.add(key)
 
     def rename(self, tensors: Iterable[Tensor], use: str) -> None:
-        """Count tensors as something else."""
+        """Count tensors under another use."""
         for tensor in map(own, tensors):
             if (key := tensor.untyped_storage()._cdata) in self.alive:
                 self.drop(key)
             self.follow([tensor], use)
 
     def held(self, storage: torch.UntypedStorage, key: int) -> weakref.ref[torch.UntypedStorage]:
-        """A reference that ends the count with the storage."""
+        """Return a weak reference that stops counting the storage when it is freed."""
         return weakref.ref(storage, lambda _: self.drop(key))
 
     def drop(self, key: int) -> None:
-        """Count a storage no more."""
+        """Stop counting a storage."""
         _, use, size = self.alive.pop(key)
         self.now[use] -= size
         self.flat.discard(key)
 
     def kind(self, tensor: Tensor) -> str:
-        """What a new tensor is for, by its shape."""
+        """Return the use of a new tensor, by its shape."""
         if tensor.dim() > 1:
             return LOGITS if tensor.shape[-1] == self.vocab else ACTIVATIONS
         return EXCHANGED
 
     def resized(self) -> None:
-        """Count anew what is gathered and given up in place, as flat tensors are."""
+        """Update the sizes of flat tensors, which FSDP resizes in place."""
         for key in list(self.flat):
             reference, use, size = self.alive[key]
             storage = reference()
@@ -83,9 +83,9 @@ class Allocated(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation, and look what is alive behind it."""
+        """Run an operation, and track its outputs."""
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its parts come by here themselves
+            return NotImplemented  # its local tensors are dispatched here separately
         out = func(*args, **(kwargs or {}))
         self.follow(each for each in tree_iter(out) if isinstance(each, Tensor))
         self.resized()

@@ -1,4 +1,4 @@
-"""The models of a recipe as its configurations name them, for tensors without memory."""
+"""Models of a recipe, built from configurations alone, for fake tensors."""
 
 from __future__ import annotations
 
@@ -15,36 +15,37 @@ from outpace.training import lora, weights
 from outpace.training.recipe import Recipe
 
 LIGHT = ("*.json", "*.txt", "*.jinja")
-"""Files of a hub repository without its weights."""
+"""Patterns of the files of a hub repository other than weights."""
 
 
 def modelled(
     recipe: Recipe, *, attached: bool = True
 ) -> tuple[Transformer | Draft, dict[str, Transformer]]:
-    """The model of a recipe, with its adapter where that is `attached`, and those that look on.
+    """Build a recipe's trained model and its reference models, by role.
 
-    Weights are random, so they are made where tensors have no memory.
+    Weights are random; call it on the meta device or under a fake-tensor mode. The adapter is
+    attached only if `with_adapter`.
     """
     given = recipe.model
     others: dict[str, Transformer] = {}
     if given.target is not None:
         others["target"] = target = Transformer(load_config(light(given.target)))
-        named = given.init and load_config(light(given.init))
-        config = weights.drafting(named or translate(given.config))
-        made: Transformer | Draft = draft_of(config, target)
+        published = given.init and load_config(light(given.init))
+        config = weights.drafting(published or translate(given.config))
+        model: Transformer | Draft = draft_of(config, target)
     elif given.init is None:
-        made = Transformer(translate(given.config))
+        model = Transformer(translate(given.config))
     else:
         folder = light(given.init)
         config = weights.changed(load_config(folder), given.config, folder / CONFIG)
-        made = Transformer(config)
+        model = Transformer(config)
     if recipe.adapter is not None and attached:
-        lora.attach(made, recipe.adapter, recipe.train.seed)
-    return made, others
+        lora.attach(model, recipe.adapter, recipe.train.seed)
+    return model, others
 
 
 def in_dtype(model: nn.Module, dtype: torch.dtype) -> None:
-    """Put weights in a dtype; `Module.to` cannot where they are fake tensors."""
+    """Cast parameters in place; `Module.to` fails on fake tensors."""
     for module in model.modules():
         for name, parameter in [*module.named_parameters(recurse=False)]:
             if parameter.dtype != dtype:
@@ -52,5 +53,5 @@ def in_dtype(model: nn.Module, dtype: torch.dtype) -> None:
 
 
 def light(name: str) -> Path:
-    """Folder of a checkpoint, whose weights are not downloaded for this."""
+    """Return the folder of a checkpoint without downloading its weights."""
     return resolve(name, LIGHT)

@@ -1,6 +1,6 @@
-"""Checkpoints of a run: safetensors and JSON in a folder that appears whole or not at all.
+"""Checkpoints of a run: safetensors and JSON in a folder that is written atomically.
 
-Data order and noise are functions of the seed and the step, so no generator's state is kept.
+Data order and noise are functions of the seed and the step, so no random state is saved.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.j
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a run has come.
+    """Progress of a run.
 
     Attributes:
-        step: the step that comes next.
-        sums: what was counted since the last line of metrics; see `Report.pending`.
-        examples: that were learnt so far; None where nobody counted them.
+        step: number of completed steps.
+        sums: metric sums since the last line of metrics; see `TrainingReport.pending_sums`.
+        examples: number of examples used so far; None in checkpoints without this count.
     """
 
     step: int = 0
@@ -44,11 +44,11 @@ class Progress:
 
 
 class Unusable(Exception):
-    """Why a run cannot go on from a checkpoint."""
+    """A checkpoint from which a run cannot resume, with the reason."""
 
 
 def trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that training changes; all others are those that it began with."""
+    """Return a model's trainable parameters by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -59,9 +59,9 @@ def save(
     progress: Progress,
     together: Accelerator | None = None,
 ) -> None:
-    """Write the checkpoint of a step, and drop all but the one before it.
+    """Write a checkpoint atomically, and delete all but it and the one before it.
 
-    Processes that share out what they train write it `together`, each its own rows.
+    In sharded runs, `together` is the accelerator and every process writes its own rows.
     """
     target = folder / f"step-{progress.step:08d}"
     partial = folder / f".{target.name}"
@@ -91,7 +91,7 @@ def save(
 def written(
     folder: Path, files: Mapping[str, Mapping[str, Tensor]], together: Accelerator | None
 ) -> dict[str, str]:
-    """Write this process's files; the digests of all processes' by their names."""
+    """Write this process's files; return the digests of all processes' files by name."""
     number, count = 0, 1
     if together is not None:
         number, count = together.process_index, together.num_processes
@@ -108,27 +108,27 @@ def written(
 
 
 def part(name: str, number: int, count: int) -> str:
-    """Name of a file, or of one process's part of it."""
+    """Return the name of a file, or of one process's part of it."""
     stem, dot, kind = name.partition(".")
     return name if count == 1 else f"{stem}-{number + 1:05d}-of-{count:05d}{dot}{kind}"
 
 
 def prune(folder: Path, newest: Path) -> None:
-    """Drop all checkpoints but one and the one before it."""
-    ours = [path for path in checkpoints(folder) if re.fullmatch(r"step-\d{8,}", path.name)]
-    place = ours.index(newest)
-    for path in (*ours[: max(place - 1, 0)], *ours[place + 1 :]):
+    """Delete all checkpoints but `newest` and the one before it."""
+    paths = [path for path in checkpoints(folder) if re.fullmatch(r"step-\d{8,}", path.name)]
+    place = paths.index(newest)
+    for path in (*paths[: max(place - 1, 0)], *paths[place + 1 :]):
         shutil.rmtree(path)
 
 
 def digest(path: Path) -> str:
-    """The digest of a file's content."""
+    """Return the SHA-256 digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """All that look like checkpoints of a run, the newest last."""
+    """Return the folders of checkpoints, the newest last."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
@@ -138,22 +138,29 @@ def restore(
     optimizers: Sequence[Optimizer],
     say: Callable[[str], None] = print,
 ) -> Progress:
-    """Restore the last checkpoint that is whole, in place; those passed over for it are named."""
+    """Restore the newest usable checkpoint in place, and report those skipped.
+
+    Raises:
+        ValueError: there are checkpoints, but none is usable.
+    """
     found = checkpoints(folder)
     for path in reversed(found):
         try:
             return load(path, model, optimizers)
         except Unusable as error:
-            say(f"{path} is passed over: {error}")
+            say(f"skipping checkpoint {path}: {error}")
     if found:
-        raise ValueError(
-            f"{folder} has no checkpoint to go on from; give another out, or delete that run"
-        )
+        raise ValueError(f"{folder} has no usable checkpoint; give another out, or delete that run")
     return Progress()
 
 
 def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> Progress:
-    """Restore model and optimizers in place from a checkpoint; `Unusable` before any change."""
+    """Restore model and optimizers in place.
+
+    Raises:
+        UnusableCheckpointError: the checkpoint is damaged or of another model; nothing was
+            changed.
+    """
     progress, count = verified(path)
     with ExitStack() as stack:
         weights, states = (
@@ -162,7 +169,7 @@ def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> Progr
         )
         mine = trained(model)
         if weights.shapes != {name: tuple(p.shape) for name, p in mine.items()}:
-            raise Unusable("it is of another model")
+            raise Unusable("its tensors are those of another model")
         with torch.no_grad():
             for name, parameter in mine.items():
                 weights.fill(name, parameter)
@@ -172,7 +179,7 @@ def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> Progr
 
 
 def restore_optimizer(optimizer: Optimizer, prefix: str, states: Parts) -> None:
-    """Give an optimizer the state whose names begin so."""
+    """Restore an optimizer from the states whose names begin with `prefix`."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, shape in states.shapes.items():
@@ -186,38 +193,45 @@ def restore_optimizer(optimizer: Optimizer, prefix: str, states: Parts) -> None:
 
 
 class Parts:
-    """Tensors whose rows several files hold, one behind the other.
+    """Tensors whose rows are stored in several files, in order.
 
     Attributes:
-        shapes: of the whole tensors.
+        shapes: shapes of the full tensors, by name.
     """
 
     def __init__(self, paths: Sequence[Path], stack: ExitStack) -> None:
         self.files = [stack.enter_context(safe_open(path, framework="pt")) for path in paths]
         self.shapes: dict[str, tuple[int, ...]] = {}
-        for name in self.files[0].keys():  # noqa: SIM118 - a safetensors file is no mapping
+        for name in self.files[0].keys():  # noqa: SIM118 - a safetensors file is not a mapping
             shapes = [tuple(file.get_slice(name).get_shape()) for file in self.files]
             rows = sum(shape[0] for shape in shapes) if shapes[0] else 0
             self.shapes[name] = (rows, *shapes[0][1:]) if shapes[0] else ()
 
     def fill(self, name: str, tensor: Tensor) -> Tensor:
-        """Give a tensor its rows, as far as this process keeps them."""
+        """Copy stored rows into the rows of a tensor that this process holds."""
         if not self.shapes[name]:
             return tensor.copy_(self.files[0].get_tensor(name))
-        wanted, mine, begin = rows(tensor), own(tensor), 0
+        wanted, local, begin = rows(tensor), own(tensor), 0
         for file in self.files:
             piece = file.get_slice(name)
             end = begin + piece.get_shape()[0]
             low, high = max(begin, wanted.start), min(end, wanted.stop)
             if low < high:
                 found = piece[low - begin : high - begin]
-                mine[low - wanted.start : high - wanted.start] = found
+                local[low - wanted.start : high - wanted.start] = found
             begin = end
         return tensor
 
 
 def verified(path: Path) -> tuple[Progress, int]:
-    """How far a checkpoint has come, and its parts; `Unusable` unless they are as saved."""
+    """Check a checkpoint's files against their digests.
+
+    Returns:
+        Its progress, and the number of parts of each file.
+
+    Raises:
+        UnusableCheckpointError: a file is missing or damaged.
+    """
     try:
         state = json.loads((path / STATE).read_text())
         sums = {name: (float(total), float(over)) for name, (total, over) in state["sums"].items()}
@@ -229,7 +243,7 @@ def verified(path: Path) -> tuple[Progress, int]:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise Unusable(f"{STATE} is missing or damaged") from error
     if path.name != f"step-{progress.step:08d}":
-        raise Unusable(f"it is of step {progress.step}")
+        raise Unusable(f"its {STATE} is of step {progress.step}")
     for name in (part(name, each, count) for name in (MODEL, OPTIMIZER) for each in range(count)):
         if not (path / name).is_file() or digest(path / name) != digests.get(name):
             raise Unusable(f"{name} is missing or damaged")
@@ -237,7 +251,7 @@ def verified(path: Path) -> tuple[Progress, int]:
 
 
 def flat(optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
-    """The state of all optimizers by number of optimizer and parameter, and name."""
+    """Return this process's optimizer states as `{optimizer}.{parameter}.{name}`."""
     return {
         f"{number}.{parameter}.{name}": own(tensor.detach()).cpu()
         for number, optimizer in enumerate(optimizers)

@@ -1,4 +1,4 @@
-"""Training examples by number: conversations, tokenised."""
+"""Training examples by number: tokenized conversations."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from outpace.training.sources import STORY, Conversation, source
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One tokenised example.
+    """One tokenized example.
 
     Attributes:
-        prompt: ids that are given.
-        response: ids to learn, the end token included where there is one.
-        marks: which response tokens stand between the marks of the data options.
-        ended: whether the response ends; a cut text does not.
+        prompt: token ids of the prompt, not trained on.
+        response: token ids of the response, including its end token if it has one.
+        marks: for each response token, whether it overlaps a match of `Data.mark`.
+        ended: whether the response is complete; truncated ones are not.
     """
 
     prompt: list[int]
@@ -40,25 +40,26 @@ class Example:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Where examples come from.
+    """Source and preparation of training examples.
 
     Attributes:
-        path: a file of JSON lines, `{"prompt", "response"}` or `{"messages": [...]}`, or as those
-            of ShareGPT, Alpaca or plain `{"text"}`; a data set of the hub with such columns,
-            `hub:owner/name:config:split`; problems of the zoo, `story:train`, `sudoku:train` or
-            `table:train`; or several of these. A response does not end where its line has the
+        path: a JSON Lines file of `{"prompt", "response"}` or `{"messages": [...]}`, or in
+            ShareGPT, Alpaca or plain `{"text"}` format; a Hugging Face data set with such columns,
+            `hub:owner/name:config:split`; generated problems, `story:train`, `sudoku:train` or
+            `table:train`; or several of these. A response has no end token if its line has the
             `finish_reason` "length".
-        fields: what prompt and response are called in files and data sets that name them otherwise.
-        turns: how many examples each of several paths gives before the next one does; 1 each.
-        drills: share of stories replaced by a line of bare equations (`story:` only).
-        plain: whether answers take the first wording of each sentence (`story:` only).
+        fields: names of the prompt and response fields, if they differ.
+        turns: mixing ratio of several paths: examples of each per turn; 1 each by default.
+        drills: fraction of stories replaced by a line of bare equations (`story:` only).
+        plain: whether answers use the first wording of each sentence (`story:` only).
         template: variables of the chat template, such as `enable_thinking`.
-        mark: a regular expression; the response tokens that it touches are marked, so that an
-            objective can weigh them more or start there.
+        mark: a regular expression; response tokens that overlap a match are marked, so that an
+            objective can weight them or start there.
         end: the token that ends a response; the tokenizer's end-of-sequence by default.
-        longest: examples are cut to this many tokens, or to what the model was made for.
-        features: a folder for what a target makes of all examples, which is computed once and then
-            read, instead of in each step; for a draft.
+        longest: maximum tokens of an example; longer ones are truncated. Also limited by the
+            model's length.
+        features: for a draft, a folder for the target's features of all examples, which are
+            computed once and then read instead of being recomputed in each step.
     """
 
     path: str | tuple[str, ...]
@@ -75,45 +76,45 @@ class Data:
     def __post_init__(self) -> None:
         check_bounds(self)
         if (self.drills or self.plain) and not any(path.startswith(STORY) for path in self.paths):
-            raise ValueError(
-                f"drills belong to {STORY}train, as plain does; {self.path!r} has neither"
-            )
+            raise ValueError(f"drills and plain need a path of {STORY}train, got {self.path!r}")
         if len(self.counts) != len(self.paths) or min(self.counts, default=0) < 1:
-            raise ValueError(f"turns are one count from 1 on for each path, not {self.turns}")
+            raise ValueError(f"turns must be one count of at least 1 per path, got {self.turns}")
         try:
             re.compile(self.mark or "")
         except re.error as error:
-            raise ValueError(f"mark {self.mark!r} is no regular expression: {error}") from error
+            raise ValueError(
+                f"mark {self.mark!r} is not a valid regular expression: {error}"
+            ) from error
         if self.features is not None and not self.features.strip():
             raise ValueError("features must be the name of a folder, not empty")
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All paths, be they one or more."""
+        """All paths as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Examples of each path in one turn of all."""
+        """Examples of each path per turn."""
         return (1,) * len(self.paths) if self.turns is None else self.turns
 
 
 WIDEST = 256
-"""Characters of a token at most: what is certain to be cut is cut before it is tokenised."""
+"""Assumed maximum characters of a token: longer text is truncated before tokenization."""
 
 Watch = Callable[[Iterable[tuple[str, Conversation]], int], Iterable[tuple[str, Conversation]]]
-"""Looks on while so many lines go by."""
+"""Wraps an iterable of this many lines, to show progress."""
 
 
 class Examples:
-    """Example number n of an endless stream: a function of the seed and n alone."""
+    """An endless stream of examples; number n is a function of the seed and n alone."""
 
     def __init__(
         self, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int = 0, split: str = "train"
     ) -> None:
-        """Open the sources; a missing or malformed one is refused here."""
+        """Open the sources; `ValueError` if one is missing or malformed."""
         if tokenizer.eos_token_id is None:
-            raise ValueError("the tokenizer names no end token; set its eos_token")
+            raise ValueError("the tokenizer has no end token; set its eos_token")
         self.data, self.tokenizer, self.seed = data, tokenizer, seed
         self.end = int(tokenizer.eos_token_id)
         if data.end is not None:
@@ -123,13 +124,13 @@ class Examples:
             source(path, seed, fields=data.fields, plain=data.plain, split=split)
             for path in data.paths
         ]
-        # Of each example in a turn: its path, and its number among those of this path.
+        # For each example of a turn: the index of its path, and its number within that path.
         self.turn = [(who, place) for who, n in enumerate(data.counts) for place in range(n)]
         for number in range(len(self.turn)):
             self[number]
 
     def __getitem__(self, number: int) -> Example:
-        """Tokenise one example."""
+        """Return example number n."""
         who, place = self.place(number)
         rng = np.random.default_rng([self.seed, number, 0])
         drills = self.data.drills if self.data.paths[who].startswith(STORY) else 0.0
@@ -138,66 +139,66 @@ class Examples:
         return self.chat(*self.sources[who](place))
 
     def place(self, number: int) -> tuple[int, int]:
-        """The path that an example is of, and its number among those of this path."""
+        """Return the index of an example's path, and its number within that path."""
         turn, place = divmod(number, len(self.turn))
         who, place = self.turn[place]
         return who, place + turn * self.data.counts[who]
 
     @property
     def records(self) -> int | None:
-        """How many there are in all paths; None where one of them has no end."""
+        """Number of records in all paths; None if one of them is endless."""
         sizes = [each.size for each in self.sources if each.size is not None]
         return sum(sizes) if len(sizes) == len(self.sources) else None
 
     def record(self, number: int) -> int:
-        """The record that an example is of, counted through all paths; none may be endless."""
+        """Return an example's record number, counted over all paths; none may be endless."""
         who, place = self.place(number)
         return sum(each.size or 0 for each in self.sources[:who]) + self.sources[who].record(place)
 
     def read(self, record: int) -> Example:
-        """Tokenise a record, counted through all paths."""
+        """Tokenize a record, given its number over all paths."""
         for each in self.sources:
             if record < (size := each.size or 0):
                 return self.chat(*each.read(record)[1])
             record -= size
-        raise AssertionError("no path has that record")
+        raise AssertionError("record number out of range")
 
     @property
     def epoch(self) -> int | None:
-        """Examples until every line was there once; None where none repeats."""
+        """Number of examples after which every record was used; None if no path repeats."""
         turns = [
             -(-each.size // count) if each.size else 0
             for each, count in zip(self.sources, self.data.counts, strict=True)
         ]
         return max(turns) * len(self.turn) or None
 
-    def check(self, watched: Watch = lambda places, count: places) -> None:
-        """Look at all that there is; `ValueError` that names the first line that is none.
+    def check(self, progress: Watch = lambda lines, count: lines) -> None:
+        """Check all records; `ValueError` names the first invalid line.
 
-        `watched` is handed the lines and their number, and gives them on.
+        `progress` wraps the lines of each source, given with their number.
         """
-        known: set[tuple[str, ...]] = set()
+        checked_roles: set[tuple[str, ...]] = set()
         for each in self.sources:
-            for place, (messages, _, _) in watched(each.all(), each.size or 0):
-                # Templates refuse roles and their order; what is said makes no difference.
+            for place, (messages, _, _) in progress(each.all(), each.size or 0):
+                # Chat templates reject roles or their order, never the content.
                 roles = tuple(message["role"] for message in messages)
-                if roles and roles not in known:
+                if roles and roles not in checked_roles:
                     try:
                         self.rendered(messages)
                     except ValueError as error:
                         raise ValueError(f"{place}: {error}") from error
-                    known.add(roles)
+                    checked_roles.add(roles)
 
     def question(self, longest: int = 200) -> str | None:
-        """What the first example asks, where that is a short line of its user."""
+        """Return the first example's last message if it is a short, printable line."""
         messages, _, _ = self.sources[0](0)
         text = messages[-1]["content"].strip() if messages else ""
         return text if 0 < len(text) <= longest and text.isprintable() else None
 
     def chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
-        """Tokenise a conversation, by the tokenizer's chat template where it has one.
+        """Tokenize a conversation, with the tokenizer's chat template if it has one.
 
-        Text that is no conversation has no messages, and is learnt from its first token on.
+        Plain text has no messages and is trained on from its first token.
         """
         if not messages:
             return self.example([], answer, ended=ended)
@@ -206,7 +207,7 @@ class Examples:
         return self.example(list(ids), answer, ended=ended)
 
     def rendered(self, messages: list[dict[str, str]]) -> str:
-        """Messages as one text; `ValueError` where the chat template has no place for them."""
+        """Render messages as one text; `ValueError` if the chat template rejects them."""
         if self.tokenizer.chat_template is None:
             return "\n".join(message["content"] for message in messages)
         try:
@@ -216,10 +217,10 @@ class Examples:
                 )
             )
         except TemplateError as error:
-            raise ValueError(f"the chat template refuses its messages: {error}") from error
+            raise ValueError(f"the chat template rejects its messages: {error}") from error
 
     def example(self, prompt: list[int], answer: str, *, ended: bool = False) -> Example:
-        """Tokens of prompt and answer, cut where they are too long."""
+        """Tokenize the answer, and truncate prompt and answer to the maximum length."""
         widest = WIDEST * self.data.longest
         answer, ended = answer[:widest], ended and len(answer) <= widest
         encoded = self.tokenizer(
@@ -238,19 +239,21 @@ class Examples:
 
 
 def cut_data(data: Data, models: Sequence[ModelConfig]) -> Data:
-    """The data without what is longer than one of the models was made for."""
+    """Lower `longest` to the smallest maximum length of the models."""
     return replace(data, longest=min(data.longest, *(model.max_length for model in models)))
 
 
 def touched(mark: re.Pattern[str], text: str, offsets: Sequence[tuple[int, int]]) -> list[bool]:
-    """Which tokens, given their places in a text, a regular expression touches."""
+    """Return which tokens, given by their character spans, overlap a match."""
     spans = [match.span() for match in mark.finditer(text)]
     return [any(a < end and start < b for a, b in spans) for start, end in offsets]
 
 
 def only_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
-    """The token that a text is."""
+    """Return the id of the single token that a text encodes to."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
-        raise ValueError(f"end {text!r} is {len(ids)} tokens of this tokenizer; name one token")
+        raise ValueError(
+            f"end must be a single token, but {text!r} is {len(ids)} tokens of this tokenizer"
+        )
     return int(ids[0])

@@ -1,4 +1,4 @@
-"""How an export is decoded: alone, merged into its base, or as the draft of its target."""
+"""Decoding of an export: alone, as an adapter of its base, or as the draft of its target."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from outpace.evaluation.protocol import method_of
 
 @dataclass(frozen=True, kw_only=True)
 class Decoder:
-    """What an export goes with.
+    """Method and companion models of an export.
 
     Attributes:
-        method: name and options of the method; empty for the one of the model's family.
+        method: name and options of the method; empty for the default of the model's family.
         target: the model that the export is a draft of.
         base: the model that the export is an adapter of.
     """
@@ -29,11 +29,11 @@ class Decoder:
     base: str | None = None
 
     def options(self, export: str) -> dict[str, Any]:
-        """Name and options of the method, the draft among them."""
+        """Return name and options of the method, including the draft."""
         return {**self.method, **({"draft": export} if self.target else {})}
 
     def llm(self, export: Path, device: torch.device) -> LLM:
-        """The export, ready to decode, with little memory for keys and values."""
+        """Load the export for decoding, with a KV cache of 0.5 GiB."""
         options = self.options(str(export))
         name = options.pop("name", None)
         method = None if name is None else method_of(name, options)
@@ -42,7 +42,7 @@ class Decoder:
         return LLM(model, method, adapter=adapter, device=device, cache_gib=0.5)
 
     def command(self, export: Path, prompt: str) -> str:
-        """The command that decodes a prompt."""
+        """Return the shell command that decodes a prompt."""
         words = ["outpace", "generate", self.target or self.base or str(export), prompt]
         words += ["--adapter", str(export)] if self.base else []
         for option, value in self.options(str(export)).items():

@@ -1,4 +1,4 @@
-"""The folder of a run: for one trainer at a time, and written whole or not at all."""
+"""The folder of a run: locking, and atomic writes."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ LOCK = ".lock"
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Raise `ValueError` where a file or folder cannot be written."""
+    """Convert errors of writing a file or folder to `ValueError`."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         raise ValueError(
-            f"{path} cannot be written ({error}); make room or mend that, and go on with the same "
-            "command"
+            f"{path} cannot be written ({error}); free disk space or fix the cause, and run the "
+            "same command to resume"
         ) from error
 
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Keep every other trainer out of a folder; the system lets it go when the process dies."""
+    """Lock a folder against other trainers; the lock is released when the process dies.
+
+    Raises:
+        ValueError: another process holds the lock, or the folder cannot be written.
+    """
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
         lock = (out / LOCK).open("w")
@@ -43,7 +47,7 @@ def alone(out: Path) -> Iterator[None]:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Put a text in the place of a file's content, which stays where that cannot be written."""
+    """Replace a file's content atomically; on failure the old content remains."""
     partial = path.with_name(f".{path.name}")
     with writing(path):
         partial.write_text(text)

@@ -1,4 +1,4 @@
-"""Examples that are not learnt: their loss while a run trains, and what they are decoded to."""
+"""Validation during training: loss on held-out examples, and accuracy of decoded answers."""
 
 from __future__ import annotations
 
@@ -26,28 +26,27 @@ from outpace.training.sources import PROBLEMS, STORY
 from outpace.training.sums import Sums, means
 
 RULES = {"exact": "exact", "number": "last-number"}
-"""Rules that judge, by the judge's name."""
+"""Names of scoring rules by `HeldOut.judge`."""
 
 COPY = ".decode"
-"""Folder of the copy that is decoded, under that of the run."""
+"""Subfolder of the run for the temporary export that is decoded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """What is looked at while a run trains, and how often.
+    """Held-out examples, and how and how often they are evaluated.
 
     Attributes:
-        path: where its examples come from, as those of the data do; of problems of the zoo
-            `story:test` or `table:test`.
-        fields: what prompt and response are called there; as in the data by default.
-        every: steps from one look to the next; the first comes before training, and one after it.
-        examples: how many are looked at, the same each time, with the same noise.
-        decode: how many of them are decoded as well, greedily, by a copy of the model as it is
-            exported.
-        max_tokens: of an answer.
-        judge: how answers are compared with responses: `exact`, or `number`, which compares the
-            numbers that they end in.
-        method: name and options of the method that decodes; that of objective or family by default.
+        path: source of the examples, as `Data.path`; generated problems use `story:test` or
+            `table:test`.
+        fields: names of the prompt and response fields; as in the data by default.
+        every: steps between validations; there is also one before training and one after it.
+        examples: number of examples, the same each time, with the same noise.
+        decode: number of them that are also decoded greedily, with a temporary export.
+        max_tokens: maximum tokens of a decoded answer.
+        judge: comparison of answers with responses: `exact`, or `number`, which compares the
+            last numbers in them.
+        method: name and options of the decoding method; the objective's or family's by default.
     """
 
     path: str | tuple[str, ...]
@@ -62,15 +61,22 @@ class HeldOut:
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.method and "name" not in self.method:
-            raise ValueError(f"method needs a name beside {', '.join(self.method)}")
+            raise ValueError(f"method needs a name in addition to {', '.join(self.method)}")
         if self.decode > self.examples:
-            raise ValueError(f"decode {self.decode} of {self.examples} examples: raise examples")
+            raise ValueError(
+                f"decode must be at most examples ({self.examples}), got {self.decode}; "
+                "raise examples"
+            )
 
     def opened(self, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples:
-        """The examples, cut and ended as those that are learnt; refuses those themselves."""
+        """Open the examples with the settings of the training data.
+
+        Raises:
+            ValueError: a held-out path is also trained on.
+        """
         paths = (self.path,) if isinstance(self.path, str) else self.path
         plain = data.plain and any(path.startswith(STORY) for path in paths)
-        apart = replace(
+        settings = replace(
             data,
             path=self.path,
             fields=self.fields or data.fields,
@@ -79,14 +85,14 @@ class HeldOut:
             plain=plain,
             features=None,
         )
-        if both := sorted(set(apart.paths) & set(data.paths)):
-            raise ValueError(f"held out is {both[0]!r}, which is trained on; give another path")
-        made = any(path.startswith(tuple(PROBLEMS)) for path in apart.paths)
-        return Examples(apart, tokenizer, seed, split="test" if made else "train")
+        if both := sorted(set(settings.paths) & set(data.paths)):
+            raise ValueError(f"held_out path {both[0]!r} is trained on; give another path")
+        is_generated = any(path.startswith(tuple(PROBLEMS)) for path in settings.paths)
+        return Examples(settings, tokenizer, seed, split="test" if is_generated else "train")
 
 
 class Watch:
-    """Looks at held-out examples, and leaves the model and all chance as they were."""
+    """Evaluates held-out examples without changing the model or any random state."""
 
     def __init__(
         self,
@@ -97,45 +103,47 @@ class Watch:
         accelerator: Accelerator,
         length: int,
     ) -> None:
-        """Refuse what could not be looked at by a model of so many slots."""
+        """Check the settings against a model of `length` slots, and load the examples."""
         if settings.decode and decoder is None:
-            raise ValueError("decode needs models that have a name; give names, or decode = 0")
+            raise ValueError(
+                "decode needs models given by name or folder; give them, or decode = 0"
+            )
         count = settings.examples
         if count < accelerator.num_processes:
             raise ValueError(
-                f"examples {count} are too few for {accelerator.num_processes} processes"
+                f"examples must be at least the {accelerator.num_processes} processes, got {count}"
             )
         if examples.epoch is not None and examples.epoch < count:
             raise ValueError(
-                f"held out are {examples.epoch} examples, but {count} are to be looked at; give "
-                "fewer examples"
+                f"examples must be at most {examples.epoch}, the size of the held-out data, got "
+                f"{count}"
             )
         self.settings, self.decoder, self.accelerator = settings, decoder, accelerator
         self.examples = [examples[number] for number in range(count)]
         longest = max((len(each.prompt) for each in self.examples[: settings.decode]), default=0)
         if settings.decode and longest + settings.max_tokens > length:
             raise ValueError(
-                f"max_tokens {settings.max_tokens} do not fit behind a prompt of {longest} tokens "
-                f"in the {length} of the model"
+                f"max_tokens {settings.max_tokens} after a prompt of {longest} tokens exceeds the "
+                f"model's length of {length}; lower max_tokens"
             )
         self.tokenizer, self.seed = examples.tokenizer, examples.seed
         self.objective = objective
 
     def look(
-        self, scored: nn.Module, portion: int, write: Callable[[Path], None], out: Path
+        self, scored: nn.Module, batch: int, write: Callable[[Path], None], out: Path
     ) -> dict[str, float]:
-        """Figures of the model as it is; `write` exports it to a folder."""
+        """Return metrics of the model's current weights; `write` exports it to a folder."""
         with untouched(self.accelerator, scored):
-            figures = self.losses(scored, portion)
+            figures = self.losses(scored, batch)
             if self.settings.decode:
-                write(out / COPY)  # which may take all processes
+                write(out / COPY)  # a collective operation
                 if self.accelerator.is_main_process:
                     figures |= self.decoded(out / COPY)
         return figures
 
     @torch.no_grad()
-    def losses(self, scored: nn.Module, portion: int) -> dict[str, float]:
-        """Loss and metrics of all examples, so many at a time."""
+    def losses(self, scored: nn.Module, batch: int) -> dict[str, float]:
+        """Return loss and metrics of all examples, `batch` examples per forward."""
         numbers = range(
             self.accelerator.process_index, len(self.examples), self.accelerator.num_processes
         )
@@ -144,17 +152,17 @@ class Watch:
         ]
         sums, device = Sums(self.accelerator, {}), self.accelerator.device
         most = -(-len(self.examples) // self.accelerator.num_processes)
-        for at in range(0, most, portion):
-            few = parts[at : at + portion]
-            rows = pack(few or parts[:1])
+        for at in range(0, most, batch):
+            chunk = parts[at : at + batch]
+            rows = pack(chunk or parts[:1])
             total, metrics = scored(rows.to(device))
-            if not few:  # but a process that shares its weights must run as often as the others
+            if not chunk:  # sharded processes must all run equally many forwards
                 break
             sums.add({"loss": (total, torch.tensor(rows.mass, device=device)), **metrics})
         return means(sums.reduced())
 
     def decoded(self, export: Path) -> dict[str, float]:
-        """Share of right answers of an export, which is dropped, and tokens per forward."""
+        """Return the accuracy and tokens per forward of an export, which is deleted."""
         assert self.decoder is not None
         chosen = self.examples[: self.settings.decode]
         try:
@@ -178,18 +186,18 @@ class Watch:
         }
 
     def text(self, ids: list[int]) -> str:
-        """A response without what ends it."""
+        """Return the text of a response without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     def right(self, answer: str, response: str) -> bool:
-        """By the rule that is chosen; a response without a number has no right answer."""
+        """Judge an answer; under `number` a response without a number counts as wrong."""
         reference = final(response) if self.settings.judge == "number" else response
         return bool(reference and SCORERS[RULES[self.settings.judge]](answer, reference))
 
 
 @contextmanager
 def untouched(accelerator: Accelerator, scored: nn.Module) -> Iterator[None]:
-    """Evaluate a model, and put it and the generators of chance back as they were."""
+    """Put a model in evaluation mode, and restore its mode and the random state on exit."""
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         scored.eval()

@@ -1,4 +1,4 @@
-"""What a training needs of this computer, where no GPU runs it."""
+"""Memory and speed of this computer's processor, for plans without a GPU."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ import time
 
 import torch
 
-from outpace.training.plan import FILLED, Plan, gib
+from outpace.training.plan import FILLED, Plan
 from outpace.training.report import duration
+from outpace.training.units import gib
 
 SIZE = 1024
-"""Rows and columns of the matrices whose product is timed."""
+"""Rows and columns of the timed matrix product."""
 
 TRIALS = 5
-"""Timed products, of which the fastest counts."""
+"""Number of timed products; the fastest counts."""
 
 
 def describe_processor(plan: Plan) -> str:
-    """Whether a run fits in this computer's memory, and how long its processor takes.
+    """Describe whether a run fits in this computer's memory, and a lower bound of its time.
 
-    The rate is that of a matrix product that is timed here, and the time all operations of the run
-    at that rate: a lower bound.
+    The time assumes that all operations run at the rate of a matrix product timed here.
     """
-    held = memory_size()
-    if held is None:
+    available = memory_size()
+    if available is None:
         fits = "a processor"
     else:
-        word = "holds" if plan.memory <= FILLED * held else "does not hold"
-        fits = f"a processor whose {gib(held)} of memory {word} it"
+        verdict = "is enough" if plan.memory <= FILLED * available else "is not enough"
+        fits = f"a processor whose {gib(available)} of memory {verdict}"
     rate = product_rate(torch.bfloat16 if plan.train.precision == "bf16" else torch.float32)
     seconds = plan.train.steps * plan.work / rate
     return f"{fits}; at least {duration(seconds)} at {rate / 1e12:.2f} TFLOP per second, measured"
 
 
 def memory_size() -> int | None:
-    """Bytes of this computer's memory; None where the system does not report them."""
+    """Return the bytes of this computer's memory; None if the system does not report them."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):
@@ -43,11 +43,11 @@ def memory_size() -> int | None:
 
 
 def product_rate(dtype: torch.dtype) -> float:
-    """Operations per second of a product of two square matrices, on all threads."""
+    """Measure operations per second of a product of two square matrices, on all threads."""
     matrix = torch.full((SIZE, SIZE), 0.5, dtype=dtype)
-    taken = []
-    for _ in range(TRIALS + 1):  # the first one prepares
+    durations = []
+    for _ in range(TRIALS + 1):  # the first one warms up
         began = time.perf_counter()
         torch.mm(matrix, matrix)
-        taken.append(time.perf_counter() - began)
-    return 2 * SIZE**3 / min(taken[1:])
+        durations.append(time.perf_counter() - began)
+    return 2 * SIZE**3 / min(durations[1:])

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM between the steps of a run instead of within one."""
+"""Deferral of Ctrl-C and SIGTERM to the end of a training step."""
 
 from __future__ import annotations
 
@@ -9,47 +9,52 @@ from contextlib import contextmanager
 from threading import current_thread, main_thread
 from typing import Any
 
-AGAIN = 1.0
-"""Seconds within which two signals are one: a launcher may send its own to a process as well."""
+SAME_SIGNAL_SECONDS = 1.0
+"""Seconds within which two signals count as one: a launcher may forward the terminal's signal."""
 
 USUAL: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
 }
-"""Signals that end a run, and their handlers where nobody has set others."""
+"""Signals that end a run, with Python's default handlers."""
 
 
 @contextmanager
 def held(say: Callable[[str], None] = print) -> Iterator[Callable[[], int]]:
-    """Whether a signal that ends the run came meanwhile: its number, else 0; a second one ends it.
+    """Record the first signal that would end the run; a second one ends it.
 
-    Signals that are ignored, as behind `nohup`, or handled by others stay so; all of them do
-    outside the main thread.
+    Only default handlers are replaced, and only in the main thread: ignored signals (`nohup`) and
+    foreign handlers are left alone.
+
+    Yields:
+        A function that returns the number of the recorded signal, 0 if there is none.
     """
-    noted, since = 0, 0.0
+    received, received_at = 0, 0.0
 
-    def note(number: int, frame: Any) -> None:
-        nonlocal noted, since
-        if not noted:
-            noted, since = number, time.monotonic()
+    def handle_signal(number: int, frame: Any) -> None:
+        nonlocal received, received_at
+        if not received:
+            received, received_at = number, time.monotonic()
             again = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-            say(f"stops after this step; {again} again stops at once, without a checkpoint")
-        elif time.monotonic() - since > AGAIN:
+            say(f"stopping after this step; {again} again stops at once, without a checkpoint")
+        elif time.monotonic() - received_at > SAME_SIGNAL_SECONDS:
             raise ended(number)
 
-    mine = {number: usual for number, usual in USUAL.items() if signal.getsignal(number) is usual}
+    replaced = {
+        number: default for number, default in USUAL.items() if signal.getsignal(number) is default
+    }
     if current_thread() is not main_thread():
-        mine = {}
-    for number in mine:
-        signal.signal(number, note)
+        replaced = {}
+    for number in replaced:
+        signal.signal(number, handle_signal)
     try:
-        yield lambda: noted
+        yield lambda: received
     finally:
-        for number, usual in mine.items():
-            signal.signal(number, usual)
+        for number, default in replaced.items():
+            signal.signal(number, default)
 
 
 def ended(number: int) -> BaseException:
-    """What ends a process that a signal stopped: `KeyboardInterrupt`, or its status."""
+    """Return the exception to raise after a signal: `KeyboardInterrupt`, or `SystemExit`."""
     stops = number in (0, signal.SIGINT)
     return KeyboardInterrupt() if stops else SystemExit(128 + number)

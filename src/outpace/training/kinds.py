@@ -1,4 +1,4 @@
-"""Values of a recipe against the annotations of the dataclass that they are fields of."""
+"""Field types of training options, and checks of values against them."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PLAIN: dict[object, str] = {
     str: "a text",
     NoneType: "nothing",
 }
-"""Types in the words of a message."""
+"""Names of types in error messages."""
 
 LARGE = 1e30
-"""Beyond every number of a recipe; what is infinite or no number is not below it."""
+"""Exclusive bound on every float of a recipe; also excludes infinities and NaN."""
 
 
 MOST_COUNT, MOST_SEED = 2**31 - 1, 2**63 - 1
@@ -28,7 +28,10 @@ MOST_COUNT, MOST_SEED = 2**31 - 1, 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a number lies within, beside its annotation; `above` and `below` leave a bound out."""
+    """Bounds of a number in an `Annotated` type.
+
+    `above` excludes the lower bound, `below` the upper one.
+    """
 
     low: float
     high: float
@@ -36,7 +39,7 @@ class Bounds:
     below: bool = False
 
     def hold(self, value: Any) -> bool:
-        """Whether a number lies within."""
+        """Return whether a number is within the bounds."""
         low = self.low < value if self.above else self.low <= value
         return bool(low and (value < self.high if self.below else value <= self.high))
 
@@ -58,39 +61,39 @@ Positive = Annotated[float, Bounds(0, 10**6, above=True)]
 
 
 def hints_of(kind: type[Any]) -> dict[str, Any]:
-    """Annotations of a dataclass, with the bounds beside them."""
+    """Return the annotations of a dataclass, including `Bounds`."""
     return get_type_hints(kind, include_extras=True)
 
 
 def check_bounds(settings: Any) -> None:
-    """Raise `ValueError` for a field of a dataclass that lies outside the bounds beside it."""
+    """Raise `ValueError` for a field of a dataclass outside its annotated bounds."""
     hints = hints_of(type(settings))
     bounded = {name: hint for name, hint in hints.items() if has_bounds(hint)}
     for name, hint in bounded.items():
         if not fits(value := getattr(settings, name), hint):
-            raise ValueError(f"{name} must be {described(hint)}, not {reprlib.repr(value)}")
+            raise ValueError(f"{name} must be {described(hint)}, got {reprlib.repr(value)}")
 
 
 def has_bounds(hint: Any) -> bool:
-    """Whether an annotation has bounds, or one within it."""
+    """Return whether an annotation, or a part of it, has bounds."""
     return get_origin(hint) is Annotated or any(map(has_bounds, get_args(hint)))
 
 
 def check_values(where: str, kind: type[Any], values: Mapping[str, Any]) -> None:
-    """Raise `ValueError` for a value that is none of what its field may be.
+    """Raise `ValueError` for a value that does not match its field's annotation.
 
-    A list stands for a tuple; a number must be finite, and may be whole where any may stand.
+    Lists are accepted for tuples and integers for floats; floats must be finite.
     """
     hints = hints_of(kind)
     for name, value in values.items():
         if not fits(value, hints[name]):
             raise ValueError(
-                f"{where}: {name} must be {described(hints[name])}, not {reprlib.repr(value)}"
+                f"{where}: {name} must be {described(hints[name])}, got {reprlib.repr(value)}"
             )
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation says."""
+    """Return whether a value matches an annotation."""
     parts, of = get_args(hint), get_origin(hint)
     if of is Annotated:
         return fits(value, parts[0]) and all(bounds.hold(value) for bounds in parts[1:])
@@ -113,7 +116,7 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def described(hint: Any) -> str:
-    """An annotation in words."""
+    """Describe an annotation in words."""
     parts, of = get_args(hint), get_origin(hint)
     if of is Annotated:
         return f"{described(parts[0])} {parts[1]}"
@@ -123,6 +126,6 @@ def described(hint: Any) -> str:
         return " or ".join(parts)
     if of is tuple:
         if parts[-1] is Ellipsis:
-            return f"a list, each of it {described(parts[0])}"
-        return f"a list of {len(parts)}, each of it {described(parts[0])}"
+            return f"a list, each entry {described(parts[0])}"
+        return f"a list of {len(parts)}, each entry {described(parts[0])}"
     return PLAIN.get(hint, "a table")

@@ -1,4 +1,4 @@
-"""Training of low-rank updates (LoRA, Hu et al., 2021) of a model that stays as it is."""
+"""Training of low-rank updates (LoRA, Hu et al., 2021) of a frozen model."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from outpace.models.transformer import Stack
 from outpace.training.kinds import Bounds, Positive, check_bounds
 
 MOST = 2**16
-"""More than any rank that would still be low."""
+"""Upper bound of `LoRA.rank`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """What is adapted, and how.
+    """Adapted matrices, and the rank and scale of their updates.
 
     Attributes:
-        rank: of each update.
+        rank: rank of each update.
         alpha: an update is scaled by alpha / rank.
-        dropout: share of an update's inputs that are dropped in training.
-        targets: published names of matrices, such as `q_proj`; all of attention by default.
+        dropout: fraction of an update's inputs that are dropped in training.
+        targets: published names of matrices, such as `q_proj`; all attention matrices by default.
     """
 
     rank: Annotated[int, Bounds(1, MOST)] = 32
@@ -41,11 +41,11 @@ class LoRA:
         check_bounds(self)
 
     def chooses(self, path: str, published: str) -> bool:
-        """Whether it adapts a published weight, which is in the module at `path`."""
+        """Return whether a published weight, in the module at `path`, is adapted."""
         return leaf(published) in self.targets if self.targets else ".attention." in path
 
     def config(self, model: Stack, base: str | None) -> Mapping[str, object]:
-        """Content of an `adapter_config.json`."""
+        """Return the content of an `adapter_config.json`."""
         return {
             "peft_type": "LORA",
             "task_type": None,
@@ -61,7 +61,7 @@ class LoRA:
 
 
 class Update(nn.Module):
-    """A trained update of one published matrix; it starts at zero."""
+    """A low-rank update of one published matrix, initially zero."""
 
     def __init__(self, published: str, size: tuple[int, int], lora: LoRA) -> None:
         super().__init__()
@@ -72,13 +72,13 @@ class Update(nn.Module):
         nn.init.kaiming_uniform_(self.down, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> Tensor:
-        """What is added to the matrix's output on rows `x [T, in]`."""
+        """Compute the change of the matrix's output for rows `x [T, in]`."""
         inner = F.linear(self.dropout(x), self.down)
         return F.linear(inner, self.up) * self.scale
 
 
 class Adapted(nn.Module):
-    """A frozen linear layer, and updates of the published parts that its rows are made of."""
+    """A frozen linear layer, with updates of the published matrices that are fused in it."""
 
     def __init__(
         self, path: str, linear: nn.Linear, parts: Sequence[tuple[str, int]], lora: LoRA
@@ -103,9 +103,10 @@ class Adapted(nn.Module):
 
 
 def attach(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
-    """Freeze a model and put updates beside the matrices that `lora` names, in place.
+    """Freeze a model and attach updates to the matrices chosen by `lora`, in place.
 
-    Raises `ValueError` for a target that the model does not have.
+    Raises:
+        ValueError: the model has no matrix of a name in `targets`.
     """
     model.requires_grad_(False)
     family = FAMILIES[model.config.family]
@@ -113,7 +114,7 @@ def attach(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
     known = {name for path, _ in linears for name in map(leaf, family.published(f"{path}.weight"))}
     if unknown := sorted(set(lora.targets) - known):
         raise ValueError(
-            f"the model has no {', '.join(unknown)} to adapt; it has {', '.join(sorted(known))}"
+            f"targets {', '.join(unknown)} are not in the model; it has {', '.join(sorted(known))}"
         )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -125,7 +126,7 @@ def attach(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
 
 
 def split(model: Stack, path: str, linear: nn.Linear) -> list[tuple[str, int]]:
-    """Published weights whose rows make a matrix, and how many rows each has."""
+    """Return the names and row counts of the published weights fused in a matrix."""
     names = FAMILIES[model.config.family].published(f"{path}.weight")
     whole = (linear.out_features,)
     sizes = part_sizes(model.config, f"{path}.weight") if len(names) > 1 else whole
@@ -133,14 +134,14 @@ def split(model: Stack, path: str, linear: nn.Linear) -> list[tuple[str, int]]:
 
 
 def leaf(published: str) -> str:
-    """Name of a matrix in its layer, such as `q_proj`."""
+    """Return the name of a matrix within its layer, such as `q_proj`."""
     return published.removesuffix(".weight").rpartition(".")[2]
 
 
 def updates(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> dict[str, LowRank]:
-    """The updates of a model by the published name of their weight.
+    """Return a model's updates by the published name of their weight.
 
-    `given` are its trained parameters, where those of the model are not in one piece.
+    `given` are its trained parameters, gathered, if those of the model are sharded.
     """
     own = given or dict(model.named_parameters())
     return {

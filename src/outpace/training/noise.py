@@ -1,4 +1,4 @@
-"""Masked tokens: a response on its canvas, and holes with the row that scores each."""
+"""Padding of responses, and rows with masked tokens."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """A response, padded, and what each token of it is worth in the loss.
+    """A padded response, with the weight of each token in the loss.
 
     Attributes:
-        tokens: `i64[n]`, prompt excluded.
-        worth: `f64[n]`.
+        tokens: `i64[n]`, without the prompt.
+        token_weights: `f64[n]`.
         marked: `bool[n]`, see `Data.mark`.
-        ends: length without what only pads.
+        content_length: length without padding.
     """
 
     tokens: Ints
@@ -31,7 +31,7 @@ class Response:
 
     @classmethod
     def of(cls, tokens: Ints) -> Response:
-        """A response without padding or marks."""
+        """Create a response without padding or marks, of weight 1."""
         return cls(tokens, np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool), len(tokens))
 
     def __len__(self) -> int:
@@ -46,31 +46,36 @@ def padded(
     mark_weight: float = 1.0,
     end_weight: float = 1.0,
 ) -> Response:
-    """Pad a response that ends with its end token to a length drawn between two bounds."""
+    """Pad a complete response with its end token to a random length within `bounds`.
+
+    `end_weight` is the weight of padding tokens, `mark_weight` that of marked ones.
+    """
     response, length = example.response, len(example.response)
-    worth = [mark_weight if mark else 1.0 for mark in example.marks]
+    weights = [mark_weight if mark else 1.0 for mark in example.marks]
     if bounds is not None and example.ended:
         low, high = (max(length, bound) for bound in bounds)
         length = int(rng.integers(low, high + 1))
     padding = length - len(response)
     tokens = np.array([*response, *[response[-1]] * padding])
     marked = np.array([*example.marks, *[False] * padding])
-    return Response(tokens, np.array([*worth, *[end_weight] * padding]), marked, len(response))
+    return Response(tokens, np.array([*weights, *[end_weight] * padding]), marked, len(response))
 
 
 def check_canvas(bounds: tuple[int, int] | None) -> None:
-    """Raise `ValueError` unless the bounds of a canvas are in order."""
+    """Raise `ValueError` unless the bounds of a canvas are positive and in order."""
     if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
-        raise ValueError(f"canvas takes a smallest and a largest length, not {bounds}")
+        raise ValueError(
+            f"canvas must be a minimum length of at least 1 and a maximum, got {bounds}"
+        )
 
 
 def holes(
     tokens: Ints, masked: Bools, weights: Floats, ranges: Tensor, *, shift: int, mask_id: int
 ) -> Rows:
-    """Replace masked tokens by holes and put each label on the row that scores it.
+    """Build rows with masked tokens replaced by the mask token.
 
-    Row p scores slot p + `shift`; a hole without weight is not scored. The mass is the sum of the
-    weights.
+    Row p predicts slot p + `shift`. Masked tokens of weight 0 are not scored. The normaliser is
+    the sum of the weights.
     """
     targets = np.where(masked & (weights > 0), tokens, UNSCORED)
     labels = np.append(targets[shift:], np.full(shift, UNSCORED))

@@ -1,4 +1,4 @@
-"""Objective: how an example becomes rows, and how rows are scored."""
+"""Objective: the rows of an example, and the loss over rows."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from outpace.training.rows import UNSCORED, Rows
 from outpace.training.sights import hidden_states
 
 ENTRIES = 2**26
-"""Logits that are in memory at a time: a quarter of a GiB in float32."""
+"""Maximum number of logits in memory at a time: 0.25 GiB in float32."""
 
 Targets = Callable[[Tensor], Tensor]
-"""Distributions `f32[n, vocab]` that rows at places `i64[n]` learn."""
+"""Returns target distributions `f32[n, vocab]` of the rows at places `i64[n]`."""
 
 
 @dataclass(slots=True)
 class Loss:
-    """A sum over rows, and the metrics reported with it.
+    """A summed loss over rows, with metrics.
 
     Attributes:
-        total: weighted sum over the rows; the trainer divides it by their mass.
-        metrics: name to (sum, count); their quotient over all processes is what is reported.
+        total: weighted sum over the rows; the trainer divides it by their normaliser.
+        metrics: name to (sum, count); the quotient of the sums over all processes is reported.
     """
 
     total: Tensor
@@ -42,7 +42,7 @@ class Loss:
 
 @dataclass(slots=True)
 class Models:
-    """The model that is trained and those that only look on, by role."""
+    """The trained model, and frozen reference models by role."""
 
     trained: Transformer | Draft
     others: Mapping[str, Transformer] = field(default_factory=dict)
@@ -50,10 +50,11 @@ class Models:
 
 @dataclass(frozen=True, kw_only=True)
 class Objective:
-    """A way to make rows; the options of a subclass are its fields.
+    """A training objective; the fields of a subclass are its options.
 
-    `roles` names the models that it looks at besides the trained one, `method` the decoding method
-    that it trains for, where that is not the one of the model's family.
+    Attributes:
+        roles: roles of the reference models that the loss needs.
+        method: decoding method that it trains for, if not the default of the model's family.
     """
 
     roles: ClassVar[tuple[str, ...]] = ()
@@ -61,58 +62,65 @@ class Objective:
 
     @property
     def taught(self) -> bool:
-        """Whether the loss looks at a `teacher`, the trained model as it was at the start."""
+        """Whether the loss needs a `teacher`, a frozen copy of the initial model."""
         return False
 
     @property
     def forwards(self) -> int:
-        """Passes of the trained model in one loss."""
+        """Number of forwards of the trained model per loss."""
         return 1
 
     @property
     def once(self) -> Self:
-        """The objective with one pass in a loss, where that may have several."""
+        """The objective with one forward per loss if the number is an option."""
         return self
 
     @property
     def even(self) -> bool:
-        """Whether that number is the same for all rows."""
+        """Whether the number of forwards is the same for all rows."""
         return True
 
     def reading(self, config: ModelConfig) -> Reading | None:
-        """Hidden states of a target that the loss of a draft may read from files; None for none."""
+        """Return the target's hidden states that a draft's loss reads and that can be stored."""
         return None
 
     def bind(self, config: ModelConfig) -> Self:
-        """The objective with what it must know of the model; refuses one that does not fit."""
+        """Return the objective with its model-dependent options set.
+
+        Raises:
+            ValueError: the objective cannot train such a model.
+        """
         return self
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """Rows of one example; all chance comes from `rng`."""
+        """Build the rows of one example; `rng` is the only source of randomness."""
         raise NotImplementedError
 
     def loss(self, models: Models, rows: Rows) -> Loss:
-        """Weighted cross-entropy of the scored rows."""
+        """Compute the weighted cross-entropy of the scored rows."""
         return cross_entropy(models.trained, hidden_states(models.trained, rows), rows)
 
 
 def scored(rows: Rows) -> Tensor:
-    """Places of the scored rows, `i64[scored]`."""
+    """Return the indices of the scored rows, `i64[scored]`."""
     return torch.nonzero(rows.labels != UNSCORED).squeeze(1)
 
 
 def by_parts(
     score: Callable[[Tensor], tuple[Tensor, ...]], places: Tensor, vocab: int, passes: int = 1
 ) -> tuple[Tensor, ...]:
-    """What `score` makes of rows at `places i64[n]`: tensors of n rows, by logits over a `vocab`.
+    """Apply `score`, which computes logits over `vocab`, to rows at `places i64[n]`.
 
-    Where there are many rows or a large vocabulary, logits of some rows are there at a time, and
-    are made again in the backward pass; so too where `passes` before it have many together.
+    If `passes` calls together exceed `ENTRIES` logits, the rows are scored in chunks with
+    gradient checkpointing, so that the logits of one chunk are in memory at a time.
+
+    Returns:
+        The tensors of `score`, each of n rows.
     """
-    few = max(ENTRIES // vocab, 1)
-    if len(places) * passes <= few:
+    size = max(ENTRIES // vocab, 1)
+    if len(places) * passes <= size:
         return score(places)
-    parts = [checkpoint(score, each, use_reentrant=False) for each in places.split(few)]
+    parts = [checkpoint(score, each, use_reentrant=False) for each in places.split(size)]
     return tuple(torch.cat(each) for each in zip(*parts, strict=True))
 
 
@@ -124,20 +132,20 @@ def cross_entropy(
     *,
     reverse: bool = False,
 ) -> Loss:
-    """Weighted cross-entropy, with logits made for the scored rows only.
+    """Compute the weighted cross-entropy, with logits for the scored rows only.
 
-    `targets` gives distributions to learn in place of the labels; in `reverse` the loss is the
-    divergence from them of what the model says.
+    `targets` returns distributions that replace the labels. With `reverse` the loss is
+    KL(model || targets) instead.
     """
 
     def score(places: Tensor) -> tuple[Tensor, Tensor]:
         labels = rows.labels[places]
         logits = model.head(hidden[places]).float()
-        learnt = labels if targets is None else targets(places)
+        target = labels if targets is None else targets(places)
         loss = (
-            diverged(logits, learnt)
+            diverged(logits, target)
             if reverse
-            else F.cross_entropy(logits, learnt, reduction="none")
+            else F.cross_entropy(logits, target, reduction="none")
         )
         return loss, logits.argmax(-1) == labels
 
@@ -148,14 +156,14 @@ def cross_entropy(
 
 
 def diverged(logits: Tensor, targets: Tensor) -> Tensor:
-    """KL(model || target) `f32[n]` of `logits [n, vocab]` from distributions `[n, vocab]`."""
-    says = logits.log_softmax(-1)
-    # What underflows to nought has a bound, so that the divergence has one.
-    return (says.exp() * (says - targets.clamp(min=torch.finfo(targets.dtype).tiny).log())).sum(-1)
+    """Compute KL(model || target) `f32[n]` of `logits` and distributions, both `[n, vocab]`."""
+    logs = logits.log_softmax(-1)
+    # Probabilities that underflow to zero are clamped, so that the divergence stays finite.
+    return (logs.exp() * (logs - targets.clamp(min=torch.finfo(targets.dtype).tiny).log())).sum(-1)
 
 
 def mean(losses: Sequence[Loss]) -> Loss:
-    """The mean of losses of the same mass, with the metrics of all."""
+    """Average losses with equal normalisers; their metrics are summed."""
     metrics: dict[str, tuple[Tensor, Tensor]] = {}
     for name in losses[0].metrics:
         sums, counts = zip(*(loss.metrics[name] for loss in losses), strict=True)

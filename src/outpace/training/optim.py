@@ -1,4 +1,4 @@
-"""Optimizers and the schedule of their learning rate."""
+"""Optimizers and their learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ Inertia = Annotated[float, Bounds(0, 1, below=True)]
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """How weights are updated.
+    """Optimizer, learning-rate schedule and gradient clipping.
 
     Attributes:
         optimizer: `adamw`, or `muon` (Jordan et al., 2024) for matrices and AdamW for the rest.
-        lr: largest learning rate; Muon's updates are scaled to AdamW's size, so one serves both.
-        warmup: steps over which the rate rises from zero.
-        decay: share of the steps, at the end, over which it falls; 0 is a constant rate.
-        schedule: how it falls, `linear` or along a `cosine`.
-        least: share of the rate that it falls to.
+        lr: peak learning rate; Muon's updates are scaled to AdamW's size, so both share it.
+        warmup: steps over which the rate rises linearly from zero.
+        decay: fraction of the steps, at the end, over which it falls; 0 is a constant rate.
+        schedule: shape of the decay, `linear` or `cosine`.
+        least: fraction of `lr` at the end of the decay.
         weight_decay: decoupled decay of matrices.
         betas: of AdamW.
         momentum: of Muon.
-        clip: largest norm of the gradient; 0 leaves it alone.
+        clip: maximum gradient norm; 0 disables clipping.
     """
 
     optimizer: str = "adamw"
@@ -50,7 +50,10 @@ class Optim:
         check_bounds(self)
 
     def build(self, model: nn.Module) -> list[Optimizer]:
-        """Optimizers over the trainable parameters of a model."""
+        """Build optimizers over a model's trainable parameters.
+
+        Embeddings, unembeddings and vectors always use AdamW.
+        """
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         matrices, others, vectors = [], [], []
         for name, parameter in model.named_parameters():
@@ -66,10 +69,10 @@ class Optim:
             {"params": others, "weight_decay": self.weight_decay},
             {"params": vectors, "weight_decay": 0.0},
         ]
-        filled = [group for group in groups if group["params"]]
-        built: list[Optimizer] = [AdamW(filled, lr=self.lr, betas=self.betas)] if filled else []
+        used = [group for group in groups if group["params"]]
+        optimizers: list[Optimizer] = [AdamW(used, lr=self.lr, betas=self.betas)] if used else []
         if matrices:
-            built.append(
+            optimizers.append(
                 Muon(
                     matrices,
                     lr=self.lr,
@@ -78,15 +81,15 @@ class Optim:
                     adjust_lr_fn="match_rms_adamw",
                 )
             )
-        if not built:
+        if not optimizers:
             raise ValueError("the model has no trainable parameters")
-        return built
+        return optimizers
 
     def rate(self, step: int, steps: int) -> float:
-        """Learning rate of a step, counted from zero."""
+        """Return the learning rate of a step, counted from zero."""
         rise = min((step + 1) / (self.warmup + 1), 1.0)
-        falling = self.decay * steps
-        fall = min((steps - step) / (falling + 1), 1.0) if falling else 1.0
+        decay_steps = self.decay * steps
+        fall = min((steps - step) / (decay_steps + 1), 1.0) if decay_steps else 1.0
         if self.schedule == "cosine":
             fall = (1 - math.cos(math.pi * fall)) / 2
         return self.lr * min(rise, self.least + (1 - self.least) * fall)

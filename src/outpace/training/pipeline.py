@@ -1,4 +1,4 @@
-"""The blocks of many responses, as pipelined decoding appends and fills them."""
+"""Simulation of pipelined decoding: blocks of many responses are appended and filled."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from outpace.training.rows import UNSCORED, Rows
 
 
 class Pipeline:
-    """Responses that are nothing but holes at first; what is filled is the true token.
+    """Initially fully masked responses, filled with their true tokens as decoding would.
 
     Attributes:
-        places: `i64[holes]`, rows that score the holes.
-        number: `i64[holes]`, block of each of them.
-        sizes: `i64[blocks]`, holes of each block.
-        leads: `bool[blocks]`, which blocks are the first of their response.
-        left: `bool[holes]`, which holes are still there.
-        appended: `bool[blocks]`, which blocks are there.
-        open: `i64[scored]`, the holes that the last state scores.
+        places: `i64[holes]`, rows that predict the holes.
+        block_numbers: `i64[holes]`, block of each hole.
+        sizes: `i64[blocks]`, number of holes of each block.
+        is_first: `bool[blocks]`, whether a block is the first of its response.
+        unfilled: `bool[holes]`, whether a hole is still masked.
+        appended: `bool[blocks]`, whether a block has been appended.
+        open_holes: `i64[scored]`, the holes scored in the last state.
     """
 
     def __init__(self, rows: Rows, shift: int) -> None:
-        """Find the blocks of rows in which every response token is a hole and scored."""
+        """Find the blocks of rows whose response tokens are all masked and scored."""
         self.rows, self.shift = rows, shift
         self.places = torch.nonzero(rows.labels != UNSCORED).squeeze(1)
         slots = self.places.cpu() + shift
@@ -44,9 +44,10 @@ class Pipeline:
         self.appended = torch.zeros_like(self.leads)
 
     def append(self) -> Rows:
-        """Append a block to each response whose last one is filled enough; the state then.
+        """Append a block to each response whose last block is filled enough; return the state.
 
-        Its holes in appended blocks are scored, with the inverse of their block's share as weight.
+        Holes of appended blocks are scored, weighted by the inverse of their block's masked
+        fraction.
         """
         filled = self.filled()
         self.appended |= self.leads | (self.appended & (filled >= ADD)).roll(1)
@@ -60,7 +61,7 @@ class Pipeline:
         return replace(self.rows, ids=ids, labels=labels, weights=weights)
 
     def fill(self, scores: Tensor, confidence: float) -> None:
-        """Fill the holes that decoding fills at these scores of the state's, `f32[scored]`."""
+        """Fill the holes that decoding would fill, given their scores `f32[scored]`."""
         forced = (self.leads | (self.filled() >= ACTIVATE).roll(1)).tolist()
         counts = self.number[self.open].bincount(minlength=len(self.sizes)).tolist()
         for holes, sure, must in zip(
@@ -70,5 +71,5 @@ class Pipeline:
             self.left[holes[torch.from_numpy(chosen)]] = False
 
     def filled(self) -> Tensor:
-        """Share of each block that is filled, `f32[blocks]`."""
+        """Return the filled fraction of each block, `f32[blocks]`."""
         return 1 - torch.bincount(self.number[self.left], minlength=len(self.sizes)) / self.sizes

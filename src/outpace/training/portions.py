@@ -1,4 +1,4 @@
-"""Which examples a step learns, and how they are shared out to processes and their portions."""
+"""Assignment of examples to steps, processes and micro-batches."""
 
 from __future__ import annotations
 
@@ -10,43 +10,47 @@ from outpace.training.data import Example
 from outpace.training.loop import Loop
 
 Numbered = tuple[int, Example]
-"""An example with its number."""
+"""An example's number in the data order, and the example."""
 
 Item = TypeVar("Item")
 
 
 class Portions:
-    """Examples of each step: a function of the settings and the lengths of what came before.
+    """Examples of each step, a function of the settings and the lengths of earlier examples.
 
     Attributes:
-        begins: number of the first example of a step, of those that are known.
+        first_examples: number of the first example of each step visited so far.
     """
 
     def __init__(self, loop: Loop, processes: int, example: Callable[[int], Example]) -> None:
-        """`example` gives example number n."""
+        """Initialize; `example` loads an example by number."""
         self.loop, self.processes, self.example = loop, processes, example
         self.begins = {0: 0}
 
     def begin(self, step: int) -> int:
-        """Number of the first example of a step; with `tokens` the step before must be known."""
+        """Return the number of a step's first example.
+
+        With `tokens` set, the step before must have been visited.
+        """
         return step * self.loop.batch if self.loop.tokens is None else self.begins[step]
 
     def of(self, step: int, rank: int) -> list[list[Numbered]]:
-        """What a process feeds in a step, portion by portion."""
-        processes, portions = self.processes, self.loop.accumulation
+        """Return the examples of one process in a step, by micro-batch."""
+        processes, accumulation = self.processes, self.loop.accumulation
         if self.loop.tokens is None and not self.loop.balance:
             numbers = range(self.begin(step), self.begin(step + 1))
             mine = [(n, self.example(n)) for n in numbers[rank::processes]]
-            return split(mine, portions)
-        every = self.every(step)
+            return split(mine, accumulation)
+        examples = self.every(step)
         if self.loop.balance:
-            return even(every, processes * portions)[rank::processes]
-        return split(every[rank::processes], portions)
+            return even(examples, processes * accumulation)[rank::processes]
+        return split(examples[rank::processes], accumulation)
 
     def every(self, step: int) -> list[Numbered]:
-        """All examples of a step; with `tokens` so many that they hold as many, and where it ends.
+        """Return all examples of a step, and record where the next one begins.
 
-        All processes read them, to know their lengths.
+        With `tokens`, examples are taken until they contain that many tokens. Every process
+        loads all of them, because their lengths decide the assignment.
         """
         at, wanted = self.begin(step), self.loop.tokens
         if wanted is None:
@@ -60,17 +64,17 @@ class Portions:
 
 
 def split(items: Sequence[Item], count: int) -> list[list[Item]]:
-    """Items in so many parts, one behind the other; the first ones have one more of a rest."""
+    """Split items into `count` contiguous parts; the first ones get the remainder, one each."""
     size, rest = divmod(len(items), count)
     ends = [size * n + min(n, rest) for n in range(count + 1)]
     return [[*items[a:b]] for a, b in zip(ends, ends[1:], strict=False)]
 
 
 def even(examples: Sequence[Numbered], count: int) -> list[list[Numbered]]:
-    """Examples in so many parts of about as many tokens: each to the least so far, longest first.
+    """Split examples into `count` parts of about equal token counts.
 
-    The largest has at most a third more than the best way would leave it (Graham, 1969). Within a
-    part they stand in the order of their numbers.
+    Greedy: longest first, each to the smallest part so far. The largest part exceeds the optimum
+    by at most a third (Graham, 1969). Each part is sorted by example number.
     """
     parts: list[list[Numbered]] = [[] for _ in range(count)]
     least = [(0, number) for number in range(count)]

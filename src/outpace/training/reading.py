@@ -1,4 +1,4 @@
-"""What a draft learns from of its target: hidden states of some layers, of rows of plain text."""
+"""Feature spec: which hidden states of a target a draft is trained on."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from outpace.training.sights import over_rows
 
 @dataclass(frozen=True)
 class Reading:
-    """Which hidden states of a target a loss reads.
+    """The hidden states of a target that a loss reads.
 
     Attributes:
-        layers: that put out what the draft sees.
-        last: whether those after the final norm are wanted too, which give distributions.
+        layers: layers whose outputs are the draft's features.
+        last: whether states after the final norm are included, for the target's distributions.
     """
 
     layers: tuple[int, ...]
     last: bool
 
     def width(self, target: ModelConfig) -> int:
-        """Numbers of one row."""
+        """Return the width of a stored row."""
         return (len(self.layers) + self.last) * target.dim
 
     @torch.no_grad()
@@ -37,10 +37,11 @@ class Reading:
         ranges: Tensor,
         stored: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """States of `layers` side by side, `[C, layers · dim]`, and the last ones, `[C, dim]`.
+        """Compute the states of C rows, or split those `stored` by `joined_states`.
 
-        They are computed for C rows, or are those `stored`, as `joined` has them. Without `last`
-        nothing may be read of the second.
+        Returns:
+            States of `layers`, concatenated, `[C, layers · dim]`, and states after the final
+            norm, `[C, dim]`; the latter are invalid without `last`.
         """
         if stored is not None:
             inner = len(self.layers) * target.config.dim
@@ -50,6 +51,6 @@ class Reading:
         return torch.cat([captured[layer] for layer in self.layers], -1), last
 
     def joined(self, target: Transformer, ids: Tensor, positions: Tensor, ranges: Tensor) -> Tensor:
-        """All that is read of C rows, as it is stored, `[C, width]`."""
+        """Compute the states of C rows in the stored layout, `[C, width]`."""
         features, last = self.states(target, ids, positions, ranges)
         return torch.cat((features, last), -1) if self.last else features

@@ -1,4 +1,4 @@
-"""Recipes: one TOML file for each training, and the processes that do it."""
+"""Recipes: a TOML file per training run, and the processes that run it."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ from outpace.training.trainer import Trainer
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Where the weights begin.
+    """Initial weights, configuration and tokenizer.
 
     Attributes:
         init: folder or name of the checkpoint to start from; without it, weights are random.
-        config: content of a `config.json`, or the fields of init's to change.
-        tokenizer: folder or name of the tokenizer; init's or target's by default. A path starts
-            at the working directory.
-        target: folder or name of the model that a draft is made for, which only looks on.
-        dtype: of weights that are not trained: those of a target, or under an adapter.
+        config: content of a `config.json`, or changes to fields of `init`'s.
+        tokenizer: folder or name of the tokenizer; `init`'s or `target`'s by default. A path is
+            relative to the working directory.
+        target: folder or name of the frozen model that a draft is trained for.
+        dtype: of frozen weights: those of a target, or under an adapter.
     """
 
     init: str | None = None
@@ -58,7 +58,7 @@ class Model:
 
     @property
     def spoken(self) -> str:
-        """Folder or name that has the tokenizer."""
+        """Folder or name from which the tokenizer is loaded."""
         return self.tokenizer or self.target or self.init or ""
 
     def __post_init__(self) -> None:
@@ -68,7 +68,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """All that decides a run."""
+    """All settings of a training run."""
 
     model: Model
     objective: Objective
@@ -84,14 +84,14 @@ class Recipe:
             return
         if self.adapter is None and self.model.target is None:
             raise ValueError(
-                f"[model] dtype {self.model.dtype} is for a target or what is under an adapter; "
-                'weights that are trained stay in float32, and precision = "bf16" computes faster'
+                f"[model] dtype {self.model.dtype} needs frozen weights: a target or an adapter; "
+                'trained weights stay in float32. To compute in bfloat16, set precision = "bf16"'
             )
         if self.train.precision != "bf16":
             raise ValueError(f'[model] dtype {self.model.dtype} needs [train] precision = "bf16"')
 
     def trainer(self) -> Trainer:
-        """The trainer of this recipe."""
+        """Load the models and build the trainer."""
         model, dtype = self.model, DTYPES[self.model.dtype]
         others = {}
         if model.target is not None:
@@ -127,16 +127,16 @@ SECTIONS: dict[str, type[Any]] = {
     "held_out": HeldOut,
 }
 OPTIONAL = ("adapter", "held_out")
-"""Sections without which there is no such thing."""
+"""Sections whose absence disables the feature."""
 
 
 def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-    """Load a recipe by path or name, change what `key=value` say, and check every key and value."""
+    """Load a recipe by path or name, apply `key=value` overrides, and check all keys and values."""
     path = find(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not TOML: {error}") from error
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
     objective, known = table.setdefault("objective", {}), [*SECTIONS, "objective"]
     if loose := [name for name in known if not isinstance(table.get(name, {}), dict)]:
         raise ValueError(f"{path}: {loose[0]} is a section; write its keys under [{loose[0]}]")
@@ -145,23 +145,23 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     refuse_unknown(str(path), table, [*known, "out"])
     name = objective.pop("name", None)
     if not isinstance(name, str) or name not in OBJECTIVES:
-        raise ValueError(f"objective {name!r} is unknown; known are {', '.join(OBJECTIVES)}")
+        raise ValueError(f"objective {name!r} is unknown; choose one of {', '.join(OBJECTIVES)}")
     built: dict[str, Any] = {
         key: None if key in OPTIONAL and key not in table else build(key, kind, table.get(key, {}))
         for key, kind in SECTIONS.items()
     }
     out = table.get("out", f"runs/{path.stem}")
     if not isinstance(out, str) or not out:
-        raise ValueError(f"out must be the name of a folder, not {reprlib.repr(out)}")
+        raise ValueError(f"out must be the name of a folder, got {reprlib.repr(out)}")
     return Recipe(**built, objective=build("objective", OBJECTIVES[name], objective), out=out)
 
 
 def train(path: str | Path, overrides: Sequence[str] = (), processes: int = 1) -> None:
-    """Train a recipe to its end and export it to `out`/export; a stopped run goes on."""
+    """Train a recipe and export the model to `out`/export; an interrupted run resumes."""
     recipe = load(path, overrides)
     recipe.train.share(processes)
     if processes > 1:
-        with alone(Path(recipe.out)):  # refused here, and not by one of the processes
+        with alone(Path(recipe.out)):  # fails here rather than in a child process
             pass
         launch(path, overrides, processes)
         return
@@ -174,7 +174,7 @@ def train(path: str | Path, overrides: Sequence[str] = (), processes: int = 1) -
 
 
 def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
-    """Train a recipe in processes of their own, all of which run this module."""
+    """Train a recipe in several processes, each of which runs this module."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -186,7 +186,7 @@ def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
         max_restarts=0,
     )
     if not torch.accelerator.is_available():
-        # Threads of several processes would wait for one another at every operation.
+        # Threads of several processes would oversubscribe the cores at every operation.
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     started = elastic_launch(config, sys.executable)
     try:
@@ -196,14 +196,13 @@ def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise ValueError(
-            f"process {rank} of {processes} has ended with status {failure.exitcode}, and the "
-            "others with it; what it said stands above, and once that is mended the same command "
-            "goes on"
+            f"process {rank} of {processes} exited with status {failure.exitcode}, and the others "
+            "were stopped; its error is printed above. Fix it and run the same command to resume"
         ) from error
 
 
 def build(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
-    """What a section says."""
+    """Build a section's dataclass, after checking its keys and values."""
     where = f"[{name}]"
     refuse_unknown(where, table, [f.name for f in fields(kind)])
     needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
@@ -214,16 +213,16 @@ def build(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
 
 
 def refuse_unknown(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise `ValueError` for keys that nobody reads."""
+    """Raise `ValueError` for unknown keys."""
     if unknown := sorted(set(table) - set(known)):
-        raise ValueError(f"{where}: unknown {', '.join(unknown)}; known are {', '.join(known)}")
+        raise ValueError(f"{where}: unknown {', '.join(unknown)}; allowed are {', '.join(known)}")
 
 
 def change(table: dict[str, Any], override: str) -> None:
-    """Set one dotted key; a bare one is looked up in the sections."""
+    """Set one dotted key in place; a bare key is looked up in the sections."""
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ValueError(f"{override!r} is no override; write key=value, such as optim.lr=1e-3")
+        raise ValueError(f"{override!r} is not an override; write key=value, such as optim.lr=1e-3")
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
@@ -234,20 +233,20 @@ def change(table: dict[str, Any], override: str) -> None:
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
-            raise ValueError(f"{override!r}: {section} is no section")
+            raise ValueError(f"{override!r}: {section} is not a section")
     table[last] = value
 
 
 def owners(table: Mapping[str, Any], key: str) -> list[str]:
-    """The one section that has a key."""
+    """Return the path of the one section that has a key."""
     kinds = {**SECTIONS, "objective": OBJECTIVES.get(table["objective"].get("name"), Objective)}
     found = [name for name, kind in kinds.items() if key in {f.name for f in fields(kind)}]
-    if len(found) == 2 and "held_out" in found:  # its keys are meant where no other has them
+    if len(found) == 2 and "held_out" in found:  # other sections take precedence
         found.remove("held_out")
     if len(found) != 1:
         known = ", ".join(f"{name}.{f.name}" for name, kind in kinds.items() for f in fields(kind))
         problem = f"is ambiguous ({', '.join(found)})" if found else "is unknown"
-        raise ValueError(f"{key!r} {problem}; known are out, objective.name, {known}")
+        raise ValueError(f"{key!r} {problem}; allowed are out, objective.name, {known}")
     return found
 
 

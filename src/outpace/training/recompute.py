@@ -1,4 +1,4 @@
-"""Gradient checkpointing (Chen et al., 2016): less memory, for a forward pass done twice."""
+"""Gradient checkpointing (Chen et al., 2016): less memory for a second forward pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from outpace.models.transformer import Stack
 
 
 def recompute(model: Stack) -> None:
-    """Let the blocks of a model keep their inputs only; the backward pass makes the rest again."""
+    """Make blocks save only their inputs and recompute activations in the backward pass."""
     for block in model.blocks:
-        # On the instance, so that parameters keep their names.
+        # Set on the instance, so that parameters keep their names.
         block.forward = partial(checkpoint, block.forward, use_reentrant=False)

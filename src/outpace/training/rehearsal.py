@@ -1,8 +1,8 @@
-"""A step of training on tensors without memory, to see what it would allocate.
+"""Dry run of a training step on fake tensors, to measure the memory it would allocate.
 
-The code is that of a run. Weights are PyTorch's fake tensors and so is what is computed with them;
-ids, labels and ranges are those of the first examples, so that the same rows are fed. Where
-processes share out what is trained, a group is pretended whose others are not there.
+The code is that of a real run. Weights and everything computed from them are PyTorch's fake
+tensors; ids, labels and ranges are real, from the first examples. Sharding uses a fake process
+group in which only this process exists.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
-# Registers what collectives do to tensors without memory, and groups whose others are not there.
+# Imported to register collectives on fake tensors, and the fake process group.
 import torch.distributed._meta_registrations
 import torch.testing._internal.distributed.fake_pg
 from torch import Tensor, distributed
@@ -47,20 +47,20 @@ INDEXING = (
 
 
 def plain(indices: Sequence[Tensor | None]) -> list[Tensor | None]:
-    """Indices as whole numbers, whose count is known, in the place of truth values."""
-    found: list[Tensor | None] = []
+    """Replace boolean indices by integer ones, so that the shape of the result is known."""
+    converted: list[Tensor | None] = []
     for each in indices:
         if each is None or each.dtype != torch.bool or isinstance(each, FakeTensor):
-            found.append(each)
+            converted.append(each)
         else:
-            found.extend(each.nonzero().unbind(1))
-    return found
+            converted.extend(each.nonzero().unbind(1))
+    return converted
 
 
 class Weightless(TorchDispatchMode):
-    """Gives new tensors of fractions no memory, and computes no value of them.
+    """Makes new floating-point tensors fake, without memory or values.
 
-    Whole numbers have theirs, so that what is decided by them is decided as in a run.
+    Integer tensors stay real, so that control flow that depends on them is that of a real run.
     """
 
     def __init__(self) -> None:
@@ -70,24 +70,24 @@ class Weightless(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run an operation on fake tensors where one is given, or where it makes fractions."""
+        """Run an operation on fake tensors if an argument is fake or the result is a float."""
         if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # its parts come by here themselves
+            return NotImplemented  # its local tensors are dispatched here separately
         kwargs = kwargs or {}
         if func in INDEXING:
             args = args[0], plain(args[1]), *args[2:]
-        given = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)]
-        if not given or any(isinstance(each, FakeTensor) for each in given):
+        tensors = [each for each in tree_iter((args, kwargs)) if isinstance(each, Tensor)]
+        if not tensors or any(isinstance(each, FakeTensor) for each in tensors):
             with self.fake:
                 out = func(*args, **kwargs)
-            if given or not isinstance(out, Tensor) or out.is_floating_point():
+            if tensors or not isinstance(out, Tensor) or out.is_floating_point():
                 return out
         return func(*args, **kwargs)
 
 
 @contextmanager
 def pretended(processes: int) -> Iterator[None]:
-    """A group of processes, of which this is the first and the others are not there."""
+    """Create a fake process group of this size, with this process as rank 0."""
     store = distributed.HashStore()  # type: ignore[attr-defined]
     distributed.init_process_group("fake", rank=0, world_size=processes, store=store)
     try:
@@ -97,24 +97,27 @@ def pretended(processes: int) -> Iterator[None]:
 
 
 def rehearsed(
-    cast: Callable[[], Models],
+    load_models: Callable[[], Models],
     objective: Objective,
-    portions: Sequence[Rows],
+    micro_batches: Sequence[Rows],
     *,
     processes: int,
     shared: bool,
     again: bool,
     precision: str,
 ) -> Counter[str]:
-    """Bytes of a device when forward and backward passes hold the most, by what they are for.
+    """Return the peak bytes of a device during forward and backward passes, by use.
 
-    Gradients of `portions` are summed up, as in a step with accumulation; what the optimizer keeps
-    is not among them. With `again` blocks are recomputed.
+    Gradients of `micro_batches` are accumulated. Optimizer states are not included. With
+    `recomputes`, blocks use gradient checkpointing.
+
+    Raises:
+        ValueError: shapes depend on values, as in a mixture of experts.
     """
     shared = shared and processes > 1
     with pretended(processes) if shared else nullcontext(), Weightless():
-        made = cast()
-        model, others = made.trained, made.others
+        models = load_models()
+        model, others = models.trained, models.others
         if again:
             recompute(model)
         scored = Scored(objective, Models(model.train(), others), precision)
@@ -125,25 +128,25 @@ def rehearsed(
         for each in () if shared else others.values():
             freeze(each)
         memory = Allocated(model.config.vocab)
-        learnt = [p for p in model.parameters() if p.requires_grad]
-        memory.follow(learnt, TRAINED)
-        for held in (model, *others.values()):
-            memory.follow((*held.parameters(), *held.buffers()), FROZEN)
+        trainable = [p for p in model.parameters() if p.requires_grad]
+        memory.follow(trainable, TRAINED)
+        for each in (model, *others.values()):
+            memory.follow((*each.parameters(), *each.buffers()), FROZEN)
         if processes > 1 and not shared:
-            for parameter in learnt:  # averaged in buckets, which are there all the time
+            for parameter in trainable:  # DDP's gradient buckets exist during the whole step
                 parameter.grad = torch.zeros_like(parameter)
-        for rows in portions:
-            memory.rename((p.grad for p in learnt if p.grad is not None), GRADIENTS)
+        for rows in micro_batches:
+            memory.rename((p.grad for p in trainable if p.grad is not None), GRADIENTS)
             try:
                 with warnings.catch_warnings(), memory:
-                    # PyTorch says that a CPU has no fused norm for these dtypes, once.
+                    # PyTorch warns once that a CPU has no fused norm for these dtypes.
                     warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
                     loss, _ = scored(rows)
                     (loss / rows.mass).backward()
             except (DataDependentOutputException, DynamicOutputShapeException) as error:
                 raise ValueError(
-                    f"a step of this model depends on its values ({error.func}), as where experts "
-                    "are chosen, and cannot be planned without them"
+                    f"the memory of this model cannot be planned: shapes depend on values "
+                    f"({error.func}), as in a mixture of experts"
                 ) from error
             del loss
         return memory.peak

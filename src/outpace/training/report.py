@@ -1,4 +1,4 @@
-"""What a run writes about itself: where it came from, and a line of metrics now and then."""
+"""Records of a run: provenance in `run.json`, metrics as JSON lines, and the terminal log."""
 
 from __future__ import annotations
 
@@ -36,16 +36,16 @@ FREE = {
     *("out", "train.steps", "train.log_every", "train.save_every", "train.accumulation"),
     *("train.epochs", "train.recompute", "train.tracker", "train.balance", "data.features"),
 }
-"""Settings that a run may change when it goes on, beside all of `held_out`."""
+"""Settings that may change when a run resumes, in addition to all of `held_out`."""
 
 MANY = 20_000
-"""Lines whose check takes long enough to be watched."""
+"""Lines of data from which a check shows a progress bar."""
 
 Item = TypeVar("Item")
 
 
 def watched(lines: Iterable[Item], count: int) -> Iterable[Item]:
-    """Lines, with a bar in a terminal where there are many."""
+    """Wrap lines in a progress bar if there are many and the output is a terminal."""
     console = Console()
     if count < MANY or not console.is_terminal:
         return lines
@@ -53,7 +53,10 @@ def watched(lines: Iterable[Item], count: int) -> Iterable[Item]:
 
 
 class Report:
-    """Log lines, `metrics.jsonl`, and in a terminal a bar; stopped when its block is left."""
+    """Log lines, `metrics.jsonl`, and a progress bar in terminals.
+
+    A context manager; the bar stops on exit.
+    """
 
     def __init__(
         self,
@@ -64,7 +67,7 @@ class Report:
         settings: Mapping[str, Any],
         parameters: int,
     ) -> None:
-        """Write `run.json` and drop metrics of steps that are done again."""
+        """Write `run.json` and drop metrics of steps that will be repeated."""
         self.accelerator, self.first, self.steps = accelerator, begun.step, steps
         self.out, self.console = out, Console(highlight=False)
         self.loss = float("nan")
@@ -89,7 +92,7 @@ class Report:
                 f"{amount(settings['train'])}, {facts['device']}; settings in {out / RUN}"
             )
             if begun.step:
-                self.say(f"goes on after step {begun.step}")
+                self.say(f"resuming after step {begun.step}")
 
     def __enter__(self) -> Self:
         if self.accelerator.is_main_process and self.console.is_terminal:
@@ -106,15 +109,22 @@ class Report:
             self.bar.stop()
 
     def add(self, total: Tensor, mass: Tensor, metrics: Pairs, rows: int, tokens: int) -> None:
-        """Count one step of this process."""
-        fed, given = (torch.tensor(float(n), device=total.device) for n in (rows, tokens))
+        """Add the sums of one step of this process."""
+        row_count, token_count = (
+            torch.tensor(float(n), device=total.device) for n in (rows, tokens)
+        )
         self.sums.add(
-            {"loss": (total, mass), "rows": (fed, fed), "tokens": (given, given), **metrics}
+            {
+                "loss": (total, mass),
+                "rows": (row_count, row_count),
+                "tokens": (token_count, token_count),
+                **metrics,
+            }
         )
         self.bar.advance(self.task)
 
     def write(self, step: int, rate: float) -> None:
-        """Reduce what was counted, write it, and begin anew."""
+        """Reduce the sums, write their means, and reset them."""
         sums = self.sums.reduced()
         now = time.perf_counter()
         seconds, self.since = now - self.since, now
@@ -135,7 +145,7 @@ class Report:
         )
 
     def held_out(self, step: int, figures: Mapping[str, float]) -> None:
-        """Write what a look at held-out examples found."""
+        """Write the metrics of a validation."""
         if self.accelerator.is_main_process:
             self.append(HELD, {"step": step, **figures})
             named = {f"held_out/{name}": value for name, value in figures.items()}
@@ -143,51 +153,51 @@ class Report:
             self.say(f"held out, after step {step}  {listed(figures)}")
 
     def append(self, name: str, line: Mapping[str, Any]) -> None:
-        """Add a line to a file of the run."""
+        """Append a JSON line to a file of the run."""
         with writing(self.out / name), (self.out / name).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def say(self, text: str) -> None:
-        """A line above the bar."""
+        """Print a line above the bar."""
         self.console.print(text, soft_wrap=True, markup=False)
 
     def pending(self) -> dict[str, tuple[float, float]]:
-        """What was counted since the last line, for a run that goes on from here."""
+        """Return the sums since the last line, for a run that resumes here."""
         sums = self.sums.reduced()
         means(sums)
-        # Rows and tokens are left out: they are there for the speed, which begins anew.
+        # Rows and tokens only serve the speed, which restarts with the run.
         return {name: pair for name, pair in sums.items() if name not in ("rows", "tokens")}
 
 
 def amount(train: Mapping[str, Any]) -> str:
-    """What a step learns, by the settings of a run."""
+    """Describe the batch of a step from the `train` settings."""
     tokens = train["tokens"]
     return f"{train['batch']} examples" if tokens is None else f"{tokens} tokens"
 
 
 def listed(figures: Mapping[str, float]) -> str:
-    """Figures in a line, by name."""
+    """Format figures in one line, sorted by name."""
     return "  ".join(f"{name} {value:.4f}" for name, value in sorted(figures.items()))
 
 
 def duration(seconds: float) -> str:
-    """Hours, minutes and seconds."""
+    """Format seconds as `h:mm:ss`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
 def refuse_other(out: Path, settings: Mapping[str, Any]) -> None:
-    """Refuse what is no folder, and to go on with a run whose settings decided other numbers."""
+    """Raise `ValueError` if `out` is not a folder or holds a run with other settings."""
     if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is no folder; give another out")
+        raise ValueError(f"out must be a folder, but {out} is a file; give another out")
     if not checkpoints(out / "checkpoints"):
         return
     try:
         before = leaves(json.loads((out / RUN).read_text())["settings"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{out / RUN} is missing or damaged, so there is no telling which run {out} holds; "
+            f"{out / RUN} is missing or damaged, so the run in {out} cannot be identified; "
             "give another out, or delete that run"
         ) from error
     now = leaves(json.loads(json.dumps(settings)))
@@ -203,7 +213,7 @@ def refuse_other(out: Path, settings: Mapping[str, Any]) -> None:
 
 
 def origin(accelerator: Accelerator) -> dict[str, Any]:
-    """Provenance of a run, with the device and the number of processes."""
+    """Collect the provenance of a run, with its device and number of processes."""
     device = accelerator.device
     return {
         **provenance(),
@@ -214,14 +224,14 @@ def origin(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def rewind(path: Path, step: int) -> None:
-    """Drop the lines of later steps, and one that was cut off."""
+    """Drop lines after a step, and a truncated last line."""
     if path.is_file():
         lines = path.read_text().splitlines()
         write_whole(path, "".join(f"{line}\n" for line in lines if logged(line) <= step))
 
 
 def logged(line: str) -> float:
-    """The step of a line of metrics; beyond all where it was cut off."""
+    """Return the step of a line of metrics; infinity if the line is truncated."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""Rows: what an objective makes of an example, and what a packed batch is made of."""
+"""Rows: the model inputs, attention ranges and labels of training examples."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ UNSCORED = -100
 
 @dataclass(slots=True)
 class Rows:
-    """T rows of one or more documents on one flat axis.
+    """T rows of one or more packed documents, on one flat axis.
 
     Attributes:
         ids: `i64[T]`.
         positions: `i64[T]`, rotary positions.
         ranges: `i32[T, 2, 2]`, at most two half-open ranges of keys per row.
-        labels: `i64[T]`, the target of the row itself (the model's shift is already applied).
-        weights: `f32[T]`, weight of a scored row in the loss.
-        mass: what the weights sum to on average; the loss is divided by it.
-        features: `[C, width]`, what a target makes of the C rows of plain text among them, where
-            that is stored (`Reading`).
+        labels: `i64[T]`, the label of each row (the model's shift is already applied), or
+            `UNSCORED`.
+        weights: `f32[T]`, weights of scored rows in the loss.
+        normaliser: expected sum of the weights, by which the loss is divided.
+        features: `[C, width]`, stored target features of the C plain-text rows (`FeatureSpec`).
     """
 
     ids: Tensor
@@ -46,27 +46,27 @@ class Rows:
         return len(self.ids)
 
     def to(self, device: torch.device) -> Rows:
-        """The same rows on a device; the ranges stay on the host, where they are cut."""
+        """Copy the rows to a device; the ranges stay on the host, where attention is planned."""
         moved = ("ids", "positions", "labels", "weights", "features")
-        given = {name: getattr(self, name) for name in moved}
-        return replace(self, **{n: t.to(device) for n, t in given.items() if t is not None})
+        tensors = {name: getattr(self, name) for name in moved}
+        return replace(self, **{n: t.to(device) for n, t in tensors.items() if t is not None})
 
 
-def next_tokens(tokens: Ints, worth: Floats) -> Rows:
-    """A text as it stands; each row scores the next token, where that is worth something."""
-    targets = np.where(worth > 0, tokens, UNSCORED)
+def next_tokens(tokens: Ints, token_weights: Floats) -> Rows:
+    """Build causal rows of a text; each predicts the next token if its weight is positive."""
+    targets = np.where(token_weights > 0, tokens, UNSCORED)
     return Rows(
         ids=torch.from_numpy(tokens),
         positions=torch.arange(len(tokens)),
         ranges=causal(len(tokens)),
         labels=torch.from_numpy(np.append(targets[1:], UNSCORED)),
-        weights=torch.from_numpy(np.append(worth[1:], 0.0).astype(np.float32)),
-        mass=float(worth[1:].sum()),
+        weights=torch.from_numpy(np.append(token_weights[1:], 0.0).astype(np.float32)),
+        mass=float(token_weights[1:].sum()),
     )
 
 
 def join(parts: Sequence[Rows]) -> Rows:
-    """Rows one behind the other, whose ranges say so already; all have features, or none has."""
+    """Concatenate rows whose ranges already account for it; all or none have features."""
     features = [part.features for part in parts if part.features is not None]
     assert len(features) in (0, len(parts))
     return Rows(
@@ -81,9 +81,9 @@ def join(parts: Sequence[Rows]) -> Rows:
 
 
 def pack(parts: Sequence[Rows]) -> Rows:
-    """Lay documents side by side; equal lengths become neighbours and share a call."""
+    """Pack documents, sorted by length so that equal lengths share an attention call."""
     if not parts:
-        raise ValueError("there are no rows to pack; give at least one example")
+        raise ValueError("no rows to pack; give at least one example")
     parts = sorted(parts, key=len)
     starts = torch.tensor([0, *[len(part) for part in parts[:-1]]]).cumsum(0).tolist()
     return join([replace(p, ranges=p.ranges + at) for p, at in zip(parts, starts, strict=True)])

@@ -1,4 +1,4 @@
-"""A model with what it learns, as one module."""
+"""Loss module: model and objective as one `nn.Module`, as FSDP and DDP require."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from outpace.training.reading import Reading
 from outpace.training.rows import Rows
 
 Outcome = tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]
-"""A loss, and its metrics."""
+"""A summed loss, and its metrics."""
 
 
 class Scored(nn.Module):
-    """Model and objective as one module, so that what wraps it sees the whole loss."""
+    """A module whose forward computes the loss of rows, so that wrappers see all of it."""
 
     def __init__(self, objective: Objective, models: Models, precision: str) -> None:
         super().__init__()
@@ -25,8 +25,8 @@ class Scored(nn.Module):
         self.trained = models.trained
 
     def forward(self, rows: Rows, reading: Reading | None = None) -> Outcome | Tensor:
-        """The weighted sum over rows, and the metrics; or what a `reading` of the target is."""
-        # Accelerate would fix the precision for all trainers of the process.
+        """Compute the loss of rows; given `reading`, the target's states of that feature spec."""
+        # Accelerate's own setting would apply to all trainers of the process.
         with torch.autocast(rows.ids.device.type, torch.bfloat16, self.precision == "bf16"):
             if reading is not None:
                 target = self.models.others["target"]
@@ -36,9 +36,9 @@ class Scored(nn.Module):
 
 
 def teachers(objective: Objective, model: Stack, adapted: bool) -> dict[str, Transformer]:
-    """The model as it starts; under an adapter it shares the weights, which stay as they are."""
+    """Copy the initial model as teacher if needed; under an adapter it shares the weights."""
     if not objective.taught:
         return {}
     assert isinstance(model, Transformer)
-    kept = (*model.parameters(), *model.buffers()) if adapted else ()
-    return {"teacher": deepcopy(model, {id(parameter): parameter for parameter in kept})}
+    shared = (*model.parameters(), *model.buffers()) if adapted else ()
+    return {"teacher": deepcopy(model, {id(parameter): parameter for parameter in shared})}

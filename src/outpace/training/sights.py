@@ -1,4 +1,4 @@
-"""Attention in training, as each layer of a model sees the rows."""
+"""Attention over packed rows in training, with the attention window of each layer."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from outpace.training.rows import Rows
 
 
 def hidden_states(model: Transformer | Draft, rows: Rows) -> Tensor:
-    """What a model makes of packed rows, `[T, dim]`."""
+    """Return a model's hidden states of packed rows, `[T, dim]`."""
     attend = over_rows(model.config, rows.ranges, rows.ids.device)
     hidden: Tensor = model(rows.ids, rows.positions, attend)
     return hidden
 
 
 def over_rows(config: ModelConfig, ranges: Tensor, device: torch.device) -> Attend:
-    """Attention of packed rows over one another, planned once for all layers."""
+    """Plan the attention of packed rows, once for all layers."""
     own = torch.arange(len(ranges))
     return by_layer(config, lambda sight: RangesAttention(through(sight, ranges, own), device))
 
 
 def by_layer(config: ModelConfig, plan: Callable[[Sight], Attend]) -> Attend:
-    """One attention for all layers, or for each kind of layer the one that is planned for it."""
+    """Plan one attention per distinct attention window; return a dispatcher by layer."""
     if not config.sights:
         return plan(Sight())
     plans = {sight: plan(sight) for sight in set(config.sights)}
@@ -40,5 +40,5 @@ def by_layer(config: ModelConfig, plan: Callable[[Sight], Attend]) -> Attend:
 
 
 def through(sight: Sight, ranges: Tensor, own: Tensor) -> Tensor:
-    """What ranges become in one kind of layer; `own i64[T]` are the keys of the rows themselves."""
+    """Narrow ranges to a layer's attention window; `own i64[T]` are the rows' own keys."""
     return narrowed(ranges, own, window=sight.window, causal=sight.causal)

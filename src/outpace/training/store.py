@@ -1,7 +1,7 @@
-"""Features of a target on disk: computed once for all examples of an epoch, then read.
+"""Feature store: target features on disk, computed once per example and then read.
 
-A folder has an index, which says of what they are, and files of some records each, in order. Each
-file appears whole or not at all, so that what was interrupted goes on where it was.
+A folder has an index, which identifies target and data, and files of consecutive records. Files
+are written atomically, so an interrupted computation resumes at the first missing file.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from outpace.training.rows import Rows, next_tokens, pack
 INDEX = "features.json"
 
 RECORDS = 32
-"""Records of a file."""
+"""Records per file."""
 
 LOOKED_AT = 4096
-"""Numbers of each weight by which a target is known again, evenly spread."""
+"""Elements of each weight, evenly spaced, in the digest that identifies a target."""
 
 
 class Store:
-    """Features of the records of some examples, in a folder."""
+    """Target features of all records of a data set, in a folder."""
 
     def __init__(
         self,
@@ -48,13 +48,15 @@ class Store:
         target: Transformer | None,
         precision: str,
     ) -> None:
-        """Raise `ValueError` for what cannot be stored, and for a folder of other features."""
+        """Raise `ValueError` if features cannot be stored, or the folder holds others."""
         if reading is None or target is None:
-            raise ValueError("features are what a draft reads of a target, and nothing reads them")
+            raise ValueError(
+                "features needs an objective that reads features of a target; remove it"
+            )
         if examples.records is None:
             raise ValueError(
-                "features of examples that are made without end cannot be stored; give [data] "
-                "path a file or a data set of the hub"
+                "features cannot be stored for endless generated problems; set [data] path to a "
+                "file or a data set of the hub"
             )
         self.folder, self.examples, self.reading = Path(folder), examples, reading
         self.records = examples.records
@@ -69,11 +71,13 @@ class Store:
         self.check()
 
     def check(self) -> None:
-        """Raise `ValueError` where the folder holds anything but these features."""
+        """Raise `ValueError` if the folder holds anything but these features."""
         path = self.folder / INDEX
         if not path.exists():
             if self.folder.exists() and not (self.folder.is_dir() and not any(self.held())):
-                raise ValueError(f"{self.folder} holds something else; give features a new folder")
+                raise ValueError(
+                    f"features folder {self.folder} holds other files; give a new folder"
+                )
             return
         try:
             found = json.loads(path.read_text())
@@ -82,33 +86,33 @@ class Store:
             raise ValueError(f"{path} is damaged; delete {self.folder}") from error
         if other:
             raise ValueError(
-                f"{self.folder} has features that differ in {', '.join(other)} from this run's; "
-                "give another folder, or delete that one"
+                f"features folder {self.folder} differs in {', '.join(other)} from this run; give "
+                "another folder, or delete it"
             )
 
     def held(self) -> list[Path]:
-        """What the folder holds, besides what is hidden."""
+        """Return the files of the folder, without hidden ones."""
         return [path for path in self.folder.iterdir() if not path.name.startswith(".")]
 
     def path(self, number: int) -> Path:
-        """One of the files."""
+        """Return the path of a file by number."""
         return self.folder / f"features-{number:06d}.safetensors"
 
     def missing(self) -> list[int]:
-        """Numbers of files that are not there yet."""
+        """Return the numbers of files not written yet."""
         files = range(-(-self.records // RECORDS))
         return [number for number in files if not self.path(number).is_file()]
 
     def of(self, number: int) -> list[int]:
-        """Records of a file."""
+        """Return the record numbers of a file."""
         return [*range(number * RECORDS, min((number + 1) * RECORDS, self.records))]
 
     def fill(
-        self, scored: nn.Module, portion: int, accelerator: Accelerator, say: Callable[[str], None]
+        self, scored: nn.Module, batch: int, accelerator: Accelerator, say: Callable[[str], None]
     ) -> None:
-        """Compute what is missing, so many records in a pass; processes take files in turn."""
+        """Compute missing files, `batch` records per forward, distributed over processes."""
         missing, first = self.missing(), accelerator.is_main_process
-        accelerator.wait_for_everyone()  # who has found what, before anybody changes it
+        accelerator.wait_for_everyone()  # all must list the files before any is written
         if not missing:
             return
         with alone(self.folder) if first else nullcontext():
@@ -118,25 +122,25 @@ class Store:
             accelerator.wait_for_everyone()
             for at in range(0, len(missing), accelerator.num_processes):
                 turn = missing[at : at + accelerator.num_processes]
-                passes = -(-max(len(self.of(number)) for number in turn) // portion)
+                passes = -(-max(len(self.of(number)) for number in turn) // batch)
                 mine = turn[accelerator.process_index :][:1]
-                # All make as many passes: those of a target that is shared out must.
+                # All processes run equally many forwards, as a sharded target requires.
                 records = self.of(mine[0]) if mine else []
-                made = self.made(scored, records, passes, portion, accelerator.device)
+                tensors = self.made(scored, records, passes, batch, accelerator.device)
                 if mine:
-                    self.write(mine[0], made)
+                    self.write(mine[0], tensors)
             accelerator.wait_for_everyone()
             say(f"features are in {self.folder}")
 
     def announce(self, missing: Sequence[int], say: Callable[[str], None]) -> None:
-        """Say what will be written; `ValueError` where the disk has no room for it."""
+        """Report the size of the missing features; `ValueError` if the disk is too small."""
         tokens = sum(len(self.examples.read(r)) for number in missing for r in self.of(number))
         size, free = tokens * self.row, shutil.disk_usage(self.folder).free
-        say(f"features of {tokens:,} tokens go to {self.folder}: {size / 2**30:,.2f} GiB")
+        say(f"writing features of {tokens:,} tokens to {self.folder}: {size / 2**30:,.2f} GiB")
         if size > free:
             raise ValueError(
-                f"{self.folder} has {free / 2**30:,.2f} GiB of room for features of "
-                f"{size / 2**30:,.2f} GiB; give a larger disk, or no features"
+                f"features need {size / 2**30:,.2f} GiB, but {self.folder} has "
+                f"{free / 2**30:,.2f} GiB free; give a folder on a larger disk, or no features"
             )
 
     @torch.no_grad()
@@ -145,24 +149,24 @@ class Store:
         scored: nn.Module,
         records: Sequence[int],
         passes: int,
-        portion: int,
+        batch: int,
         device: torch.device,
     ) -> dict[str, Tensor]:
-        """Features by record, on the host."""
+        """Compute features by record number, on the host."""
         found: dict[str, Tensor] = {}
         for number in range(passes):
-            few = records[number * portion : (number + 1) * portion]
-            texts = [(record, self.examples.read(record)) for record in few or [0]]
-            texts.sort(key=lambda text: len(text[1]))  # as they are packed
+            chunk = records[number * batch : (number + 1) * batch]
+            texts = [(record, self.examples.read(record)) for record in chunk or [0]]
+            texts.sort(key=lambda text: len(text[1]))  # the order of packing
             rows = pack([plain(example) for _, example in texts]).to(device)
             parts = scored(rows, self.reading).split([len(example) for _, example in texts])
-            if few:
+            if chunk:
                 pairs = zip(texts, parts, strict=True)
                 found |= {str(record): part.cpu().contiguous() for (record, _), part in pairs}
         return found
 
     def write(self, number: int, tensors: dict[str, Tensor]) -> None:
-        """Put a file in its place, whole."""
+        """Write a file atomically."""
         path = self.path(number)
         partial = path.with_name(f".{path.name}")
         with writing(path):
@@ -173,7 +177,7 @@ class Store:
                 partial.unlink(missing_ok=True)
 
     def added(self, rows: Rows, number: int, example: Example) -> Rows:
-        """Rows of example number n with what the target makes of its tokens."""
+        """Add stored features to the rows of example number n, in place."""
         record = self.examples.record(number)
         path = self.path(record // RECORDS)
         try:
@@ -181,37 +185,37 @@ class Store:
                 rows.features = file.get_tensor(str(record))
         except (OSError, SafetensorError) as error:
             raise ValueError(
-                f"{path} is missing or damaged ({error}); delete it, and the same command makes "
-                "it anew"
+                f"{path} is missing or damaged ({error}); delete it, and run the same command to "
+                "compute it again"
             ) from error
         if len(rows.features) != len(example):
-            raise ValueError(f"{path} is of other examples; delete {self.folder}")
+            raise ValueError(f"{path} has features of other examples; delete {self.folder}")
         return rows
 
 
 def plain(example: Example) -> Rows:
-    """Prompt and response as they stand, with nothing to learn."""
+    """Build causal rows of prompt and response, none of them scored."""
     tokens = np.array([*example.prompt, *example.response])
     return next_tokens(tokens, np.zeros(len(tokens)))
 
 
 def known_by(target: Transformer) -> str:
-    """A digest of a model's configuration and of numbers of each of its weights."""
+    """Return a digest of a model's configuration and a sample of each weight."""
     digest = sha256(repr(target.config).encode())
     for name, weight in target.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         flat = weight.detach().flatten()
-        some = flat[:: max(len(flat) // LOOKED_AT, 1)]
-        digest.update(some.float().cpu().numpy().tobytes())
+        sample = flat[:: max(len(flat) // LOOKED_AT, 1)]
+        digest.update(sample.float().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
 def content(examples: Examples) -> str:
-    """A digest of all records, and of how they become tokens."""
+    """Return a digest of all records and of the tokenization settings."""
     data, tokenizer = examples.data, examples.tokenizer
-    spoken: Any = getattr(tokenizer, "backend_tokenizer", None)
-    how = [data.longest, examples.end, dict(data.template), tokenizer.chat_template]
-    digest = sha256(json.dumps([*how, spoken and spoken.to_str()], default=str).encode())
+    backend: Any = getattr(tokenizer, "backend_tokenizer", None)
+    settings = [data.longest, examples.end, dict(data.template), tokenizer.chat_template]
+    digest = sha256(json.dumps([*settings, backend and backend.to_str()], default=str).encode())
     for each in examples.sources:
         for _, record in each.all():
             digest.update(json.dumps(record).encode())

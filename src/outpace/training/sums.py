@@ -1,4 +1,4 @@
-"""Sums over steps and processes, and the means that come of them."""
+"""Metric sums accumulated over steps and processes, and their means."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from accelerate import Accelerator
 from torch import Tensor
 
 Pairs = Mapping[str, tuple[Tensor, Tensor]]
-"""Name to (sum, count)."""
+"""Maps a metric's name to (sum, count)."""
 
 
 class Sums:
-    """What one process counts, until all of them add it up."""
+    """Metric sums of one process, reduced over all processes on demand."""
 
-    def __init__(self, accelerator: Accelerator, begun: Mapping[str, tuple[float, float]]) -> None:
-        """Go on with what all processes had counted."""
+    def __init__(
+        self, accelerator: Accelerator, initial: Mapping[str, tuple[float, float]]
+    ) -> None:
+        """Start from `initial`, sums over all processes such as those of a checkpoint."""
         self.accelerator = accelerator
-        # One process goes on with it; those of the others are zeros.
-        mine = torch.tensor(float(accelerator.is_main_process), device=accelerator.device)
-        self.pairs = {name: [mine * part for part in pair] for name, pair in begun.items()}
+        # Only the main process starts from them, so that the reduction counts them once.
+        is_main = torch.tensor(float(accelerator.is_main_process), device=accelerator.device)
+        self.pairs = {name: [is_main * part for part in pair] for name, pair in initial.items()}
 
     def add(self, pairs: Pairs) -> None:
-        """Count on this process."""
+        """Add sums of this process."""
         for name, pair in pairs.items():
             old = self.pairs.get(name, [torch.zeros_like(part) for part in pair])
             self.pairs[name] = [old[0] + pair[0], old[1] + pair[1]]
 
     def reduced(self) -> dict[str, tuple[float, float]]:
-        """The sums over all processes."""
+        """Return the sums over all processes; a collective operation."""
         if not self.pairs:
             return {}
         names = sorted(self.pairs)
@@ -40,11 +42,15 @@ class Sums:
 
 
 def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    """Sum over count of each; `ValueError` where one is no number any more."""
-    found = {name: total / max(over, 1e-9) for name, (total, over) in sums.items()}
-    if broken := [name for name, value in found.items() if not math.isfinite(value)]:
+    """Divide each sum by its count.
+
+    Raises:
+        ValueError: a mean is not finite, so the run has diverged.
+    """
+    quotients = {name: total / max(over, 1e-9) for name, (total, over) in sums.items()}
+    if diverged := [name for name, value in quotients.items() if not math.isfinite(value)]:
         raise ValueError(
-            f"{' and '.join(broken)} became {found[broken[0]]}, so that nothing more is learnt; "
-            "lower lr, raise warmup, or clip the gradient; nothing of it is saved"
+            f"{' and '.join(diverged)} became {quotients[diverged[0]]}: training has diverged; "
+            "lower lr, raise warmup, or clip the gradient. No checkpoint of this step is saved"
         )
-    return found
+    return quotients

@@ -1,4 +1,4 @@
-"""Where else the log of a run goes: experiment trackers, through Accelerate."""
+"""Experiment trackers for a run's metrics, through Accelerate."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def check(name: str | None) -> None:
         return
     if name not in TRACKERS:
         raise ValueError(f"tracker {name!r} is unknown; choose {', '.join(TRACKERS)}")
-    if name not in {str(known) for known in get_available_trackers()}:
+    if name not in {str(each) for each in get_available_trackers()}:
         raise ValueError(f"tracker {name!r} is not installed: pip install {name}")
 
 
 def begin(accelerator: Accelerator, out: Path, settings: Mapping[str, Any], step: int) -> None:
-    """Begin a run of the accelerator's tracker, or go on with one after a step."""
+    """Start or, after a step, resume a run of the accelerator's tracker."""
     options = {
-        # Points of steps that are done again are not shown.
+        # Points of repeated steps are dropped.
         "tensorboard": {"purge_step": step + 1},
         "wandb": {"name": out.name, "dir": str(out)},
         "trackio": {"name": out.name},
@@ -42,7 +42,7 @@ def begin(accelerator: Accelerator, out: Path, settings: Mapping[str, Any], step
 
 
 def leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """What stands in nested tables, by dotted names."""
+    """Flatten nested tables to values by dotted name."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{prefix}{key}"

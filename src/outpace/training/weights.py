@@ -1,4 +1,4 @@
-"""Where the weights of a run begin: at random, or at a checkpoint, as it is or adapted."""
+"""Initial weights of a run: random, or from a checkpoint, unchanged or adapted."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from outpace.models.transformer import Attention, Transformer
 
 
 def fresh(config: Mapping[str, Any], seed: int) -> Transformer:
-    """A model with random weights from the content of a `config.json`."""
+    """Build a model with random weights from the content of a `config.json`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return Transformer(translate(config))
 
 
 def changed(source: ModelConfig, changes: Mapping[str, Any], path: Path) -> ModelConfig:
-    """A configuration with some published fields changed.
+    """Return a configuration with some published fields changed.
 
-    For a family that spells its configuration otherwise, the changes are a whole `config.json`.
+    If the new family uses other field names, `changes` must be a complete `config.json`.
     """
     if not changes:
         return source
@@ -48,9 +48,12 @@ def changed(source: ModelConfig, changes: Mapping[str, Any], path: Path) -> Mode
 def adapted(
     init: str, changes: Mapping[str, Any], dtype: torch.dtype = torch.float32
 ) -> Transformer:
-    """The weights of a checkpoint under its `config.json` with some fields changed.
+    """Load a checkpoint under its `config.json` with some fields changed.
 
-    Where the shift goes, queries are turned to look from the slot before their own.
+    If the shift is removed, queries are rotated back by one position; see `shift_queries`.
+
+    Raises:
+        ValueError: the changes alter the shapes of weights.
     """
     source = load_model(init, dtype=dtype, plain=True)
     if not changes:
@@ -60,8 +63,8 @@ def adapted(
     weights = dict(source.named_parameters())
     if sizes != {name: parameter.shape for name, parameter in weights.items()}:
         raise ValueError(
-            f"the changes {dict(changes)} give {init!r} other tensors than it has weights for; "
-            "change only fields that keep their shapes"
+            f"config {dict(changes)} changes the shapes of the weights of {init!r}; change only "
+            "fields that keep them"
         )
     model.load_state_dict(weights)
     if model.config.shift < source.config.shift:
@@ -71,10 +74,10 @@ def adapted(
 
 @torch.no_grad()
 def look_left(model: Transformer) -> None:
-    """Turn the queries of all layers back by one position.
+    """Rotate the queries of all layers back by one position, in place.
 
-    Under a shift the row before a slot predicts it, and has learnt at what distance to look. The
-    slot's own row, which predicts it without a shift, now looks at the same slots.
+    With a shift, the row before a slot predicts it, and its attention is trained for distances
+    from there. Without one, the slot's own row predicts it and must attend to the same slots.
     """
     config = model.config
     for attention in model.modules():
@@ -88,14 +91,14 @@ def look_left(model: Transformer) -> None:
 
 
 def draft(init: str | None, config: Mapping[str, Any], target: Transformer, seed: int) -> Draft:
-    """A draft for a target: that of a checkpoint, or one with random weights."""
+    """Build a draft for a target, from a checkpoint or with random weights."""
     if init is not None:
         if config:
-            raise ValueError("a draft is trained on as it is; give [model] init or config")
+            raise ValueError("[model] config cannot change a draft's init; give only one of them")
         drafting(load_config(init))
-        made = load_draft(init, target, plain=True).float()
-        made.cos, made.sin = made.rotary()
-        return made
+        model = load_draft(init, target, plain=True).float()
+        model.cos, model.sin = model.rotary()
+        return model
     published = drafting(translate(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -103,17 +106,19 @@ def draft(init: str | None, config: Mapping[str, Any], target: Transformer, seed
 
 
 def drafting(config: ModelConfig) -> ModelConfig:
-    """The configuration of a draft; `ValueError` for that of another model.
+    """Return the configuration if it is of a trainable draft.
 
-    So is one whose block may say part of the vocabulary: a loss would count what it cannot say.
+    Raises:
+        ValueError: it is not a draft, or a block draft over part of the vocabulary, whose loss
+            would include tokens that it cannot predict.
     """
     if config.kind is Kind.DRAFT and 0 < config.draft_vocab < config.vocab:
         raise ValueError(
-            f"draft_vocab_size is {config.draft_vocab}, but a draft of blocks is trained over all "
-            f"{config.vocab} tokens"
+            f"draft_vocab_size must be the full {config.vocab} tokens for a block draft, "
+            f"got {config.draft_vocab}"
         )
     if config.kind not in DRAFT_KINDS:
         raise ValueError(
-            f"[model] has a target, but {config.architecture} is no draft that reads features"
+            f"[model] target needs a draft that reads features, got {config.architecture}"
         )
     return config

@@ -1,4 +1,4 @@
-"""Objectives by the name that a recipe gives them."""
+"""Training objectives, and their names in recipes."""
 
 from outpace.training.objective import Objective
 from outpace.training.objectives.block_diffusion import BlockDiffusion

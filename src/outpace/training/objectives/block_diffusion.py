@@ -1,4 +1,4 @@
-"""Block diffusion: the masks of each block, behind the clean text of those before it."""
+"""Block diffusion: predicts the masks of each block, given the clean text of earlier blocks."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ Weighting = Literal["inverse", "uniform"]
 
 @dataclass(frozen=True, kw_only=True)
 class BlockDiffusion(Objective):
-    """A clean stream of rows, and one or two with masks whose blocks see the clean ones before.
+    """Trains on a clean stream of rows, and one or two masked ones that attend to its blocks.
 
     Block diffusion as in BD3-LM (Arriola et al., 2025, section 4), SDAR (Cheng et al., 2025) and
     Fast-dLLM v2 (Wu et al., 2025). Blocks are counted from the first token of the prompt, as in
-    decoding. In each block every response token is masked with one random probability t.
+    decoding. In each block every response token is masked with the same random probability t.
 
     Attributes:
-        block: tokens of a block; those of the model by default.
-        least: smallest t.
-        weighting: what a mask counts: 1/t (`inverse`), or all alike (`uniform`).
-        complement: whether a second stream masks what the first does not, so that each token is
-            learnt once; for masks that count alike (Fast-dLLM v2).
-        ahead: weight of the rows that end a block in the clean stream. In a model of shift 1 they
-            predict the first token of the next one, which decoding asks them for; the authors of
-            Fast-dLLM v2 leave that to rows of masked streams.
-        end_weight: weight of the end tokens behind a response, up to the end of its block.
+        block: tokens per block; the model's by default.
+        least: minimum of t.
+        weighting: weight of a mask: 1/t (`inverse`), or 1 (`uniform`).
+        complement: whether a second stream masks the complementary tokens, so that each token is
+            predicted once; needs `uniform` (Fast-dLLM v2).
+        ahead: weight of the last row of each block in the clean stream. In a model of shift 1 it
+            predicts the first token of the next block, as in decoding; the authors of
+            Fast-dLLM v2 train this in the masked streams only.
+        end_weight: weight of the padding end tokens after a response, up to the end of its block.
         mark_weight: weight of marked tokens (see `Data.mark`).
-        shift: 1 where row p - 1 scores slot p, 0 where row p does; taken from the model.
-        mask_id: the token of a mask; taken from the model.
+        shift: 1 if row p - 1 predicts slot p, 0 if row p does; set by the model.
+        mask_id: the mask token; set by the model.
     """
 
     method: ClassVar[str | None] = "block_diffusion"
@@ -58,55 +58,57 @@ class BlockDiffusion(Objective):
     def __post_init__(self) -> None:
         check_bounds(self)
         if self.weighting not in ("inverse", "uniform"):
-            raise ValueError(f"weighting must be inverse or uniform, not {self.weighting!r}")
+            raise ValueError(f"weighting must be inverse or uniform, got {self.weighting!r}")
         if self.complement and self.weighting != "uniform":
-            raise ValueError("complement is for masks that count alike: set weighting to uniform")
+            raise ValueError(f"complement needs weighting uniform, got {self.weighting!r}")
 
     def bind(self, config: ModelConfig) -> Self:
-        """Take block, shift and mask from the model, which must be a block diffusion model."""
+        """Set block, shift and mask token; `ValueError` unless it is a block diffusion model."""
         if config.kind is not Kind.BLOCK:
             raise ValueError(
-                f"block_diffusion trains block diffusion models, which {config.architecture} is "
-                "not; adapt it to the family of one in [model.config]"
+                f"block_diffusion needs a block diffusion model, and {config.architecture} is not "
+                "one; adapt it to such a family in [model.config]"
             )
         block = self.block or config.block
         if block is None:
-            raise ValueError("the model does not say how long its blocks are; set block")
+            raise ValueError(
+                "block must be set, because the model's configuration has no block size"
+            )
         return replace(self, block=block, shift=config.shift, mask_id=config.mask_id)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """The clean stream and the masked ones, with masks drawn anew."""
+        """Build the clean stream and the masked ones, with random masks."""
         assert self.block is not None, "bind the objective first"
-        given, end = len(example.prompt), -(-len(example) // self.block) * self.block
+        prompt, end = len(example.prompt), -(-len(example) // self.block) * self.block
         answer = padded(
             example,
-            (end - given, end - given),
+            (end - prompt, end - prompt),
             rng,
             mark_weight=self.mark_weight,
             end_weight=self.end_weight,
         )
         tokens = np.append(np.array(example.prompt, dtype=np.int64), answer.tokens)
-        worth = np.append(np.zeros(given), answer.worth)
+        token_weights = np.append(np.zeros(prompt), answer.worth)
         shares = self.least + (1 - self.least) * rng.random(-(-len(tokens) // self.block))
         share = shares[np.arange(len(tokens)) // self.block]
         masked = rng.random(len(tokens)) < share
-        parts = [self.clean(tokens, worth)]
+        parts = [self.clean(tokens, token_weights)]
         for mask in (masked, ~masked)[: 1 + self.complement]:
-            weights = worth / share if self.weighting == "inverse" else worth
+            weights = token_weights / share if self.weighting == "inverse" else token_weights
             parts.append(self.stream(tokens, weights, mask, sum(map(len, parts))))
         rows = join(parts)
         once = self.weighting == "inverse" or self.complement
-        rows.mass += float(worth.sum()) * (1 if once else (1 + self.least) / 2)
+        rows.mass += float(token_weights.sum()) * (1 if once else (1 + self.least) / 2)
         return rows
 
-    def clean(self, tokens: Ints, worth: Floats) -> Rows:
-        """The text as it stands; the last row of a block may score what follows it."""
+    def clean(self, tokens: Ints, token_weights: Floats) -> Rows:
+        """Build the unmasked stream; the last row of a block may predict the next token."""
         assert self.block is not None, "bind the objective first"
         slots = np.arange(len(tokens))
         ranges = np.zeros((len(tokens), 2, 2), dtype=np.int32)
         ranges[:, 0, 1] = np.minimum((slots // self.block + 1) * self.block, len(tokens))
-        next_worth = np.append(worth[1:], 0.0) * (self.ahead if self.shift else 0.0)
-        weights = np.where((slots + 1) % self.block == 0, next_worth, 0.0)
+        next_weights = np.append(token_weights[1:], 0.0) * (self.ahead if self.shift else 0.0)
+        weights = np.where((slots + 1) % self.block == 0, next_weights, 0.0)
         return Rows(
             ids=torch.from_numpy(tokens),
             positions=torch.from_numpy(slots),
@@ -117,9 +119,9 @@ class BlockDiffusion(Objective):
         )
 
     def stream(self, tokens: Ints, weights: Floats, masked: Bools, begin: int) -> Rows:
-        """The text with masks where tokens of weight are masked; `begin` rows lie before it.
+        """Build a stream with masks for masked tokens of positive weight, from row `begin` on.
 
-        Blocks without a mask are left out, since nothing sees them.
+        Blocks without a mask are omitted, since no scored row attends to them.
         """
         assert self.block is not None and self.shift is not None and self.mask_id is not None
         masked, blocks = masked & (weights > 0), np.arange(len(tokens)) // self.block
@@ -129,13 +131,13 @@ class BlockDiffusion(Objective):
         ranges[:, 0, 1] = own * self.block
         ranges[:, 1, 0] = begin + np.searchsorted(own, own)
         ranges[:, 1, 1] = begin + np.searchsorted(own, own, side="right")
-        asked = order + self.shift
-        labels = np.append(np.where(masked, tokens, UNSCORED), UNSCORED)[asked]
+        predicted = order + self.shift
+        labels = np.append(np.where(masked, tokens, UNSCORED), UNSCORED)[predicted]
         return Rows(
             ids=torch.from_numpy(np.where(masked, self.mask_id, tokens)[order]),
             positions=torch.from_numpy(order),
             ranges=torch.from_numpy(ranges),
             labels=torch.from_numpy(labels),
-            weights=torch.from_numpy(np.append(weights, 0.0)[asked].astype(np.float32)),
+            weights=torch.from_numpy(np.append(weights, 0.0)[predicted].astype(np.float32)),
             mass=0.0,
         )

@@ -1,4 +1,4 @@
-"""Discrete diffusion forcing: a block-causal student of a model that sees everything."""
+"""Discrete diffusion forcing: distils a bidirectional diffusion model to a block-causal one."""
 
 from __future__ import annotations
 
@@ -37,33 +37,33 @@ from outpace.training.sights import hidden_states, over_rows
 class D2F(Objective):
     """Asymmetric distillation of discrete diffusion forcing (Wang et al., 2025, section 4).
 
-    The prompt is one group that sees itself; blocks of the response follow, each of which sees
-    itself and what lies before it. Later blocks are masked more. The student learns the
-    distribution that the teacher, its own weights from before the training, gives to a hole when
-    it sees all of the same noisy tokens. With the defaults the direction of the divergence and the
-    weight 1/p of a hole are those of the authors' code.
+    The prompt attends to itself; each response block attends to the prompt, earlier blocks and
+    itself. Later blocks are masked more. The student is trained on the distributions of the
+    teacher, a copy of its initial weights with full attention over the same noisy tokens. By
+    default, the direction of the divergence and the weight 1/p of a masked token follow the
+    authors' code.
 
     Attributes:
-        block: tokens of a block; the last one may be shorter.
-        canvas: smallest and largest length that the response is padded to with end tokens, drawn
-            for each example; by default it is not padded.
-        noise: bounds of the share that is masked. The first block's is uniform between them; those
-            of later blocks rise from it by random steps, to halfway to the upper bound on average.
-        monotone: without it each block has a share of its own, uniform between the bounds: what the
-            paper compares with in its Table 4.
-        hard: share of the true token in what a hole learns; 1 is training without a teacher.
-        reverse: learn KL(student || teacher), as equation 3 of the paper has it, where the code has
-            the cross-entropy to the teacher.
-        easy: share of examples whose unmarked tokens are masked less, by a factor uniform between 0
-            and 1: what decoding meets once it has filled the easy holes (see `Data.mark`).
-        unroll: learn the states that the student meets in so many forwards of pipelined decoding,
-            instead of random noise: all tokens are holes at first, and after each forward those
-            that decoding would fill are filled, with their true tokens. 0 is random noise.
-        confidence: of the tokens that are filled so.
-        end_blocks: whether blocks that are nothing but padding are scored.
+        block: tokens per block; the last one may be shorter.
+        canvas: minimum and maximum length to which the response is padded with end tokens, drawn
+            per example; by default it is not padded.
+        noise: bounds of the masked fraction. The first block's is uniform between them; later
+            ones rise by random steps, on average to halfway to the upper bound.
+        monotone: if false, each block's fraction is drawn independently, the baseline in Table 4
+            of the paper.
+        hard: weight of the true token in the target distribution; 1 trains without a teacher.
+        reverse: minimize KL(student || teacher) as in equation 3 of the paper, instead of the
+            cross-entropy to the teacher as in the authors' code.
+        easy: fraction of examples whose unmarked tokens are masked less, by a factor uniform in
+            [0, 1], as when decoding has filled the easy positions first (see `Data.mark`).
+        unroll: number of forwards of pipelined decoding whose states replace random noise: all
+            tokens start masked, and after each forward those that decoding would fill are filled
+            with their true tokens. 0 uses random noise.
+        confidence: confidence threshold of this simulated decoding.
+        end_blocks: whether blocks of padding only are scored.
         mark_weight: weight of marked tokens (see `Data.mark`).
-        shift: 1 where row p - 1 scores slot p, 0 where row p does; taken from the model.
-        mask_id: the token of a hole; taken from the model.
+        shift: 1 if row p - 1 predicts slot p, 0 if row p does; set by the model.
+        mask_id: the mask token; set by the model.
     """
 
     method: ClassVar[str | None] = "d2f"
@@ -85,13 +85,15 @@ class D2F(Objective):
     def __post_init__(self) -> None:
         check_bounds(self)
         if not 0 < self.noise[0] <= self.noise[1] <= 1:
-            raise ValueError(f"noise takes two shares above 0, the smaller first, not {self.noise}")
+            raise ValueError(
+                f"noise must be two fractions above 0 in ascending order, got {self.noise}"
+            )
         if self.unroll and self.easy:
-            raise ValueError("easy is for random noise; unroll has none, so set one of them to 0")
+            raise ValueError("easy cannot be combined with unroll; set one of them to 0")
         if self.unroll and not self.monotone:
-            raise ValueError("monotone is for random noise; unroll has none: leave one of them out")
+            raise ValueError("monotone = false cannot be combined with unroll; remove one of them")
         if self.reverse and self.hard:
-            raise ValueError(f"reverse needs a teacher that doubts: set hard to 0, not {self.hard}")
+            raise ValueError(f"hard must be 0 with reverse, got {self.hard}")
         check_canvas(self.canvas)
 
     @property
@@ -101,35 +103,34 @@ class D2F(Objective):
 
     @property
     def forwards(self) -> int:
-        """One for each state that is learnt."""
+        """Number of forwards per loss, one per state."""
         return max(self.unroll, 1)
 
     @property
     def even(self) -> bool:
-        """Unrolled decoding ends when all is filled."""
+        """False for unrolled decoding, which stops when all positions are filled."""
         return not self.unroll
 
     @property
     def once(self) -> Self:
-        """The first state only."""
+        """The objective with at most one unrolled state."""
         return replace(self, unroll=min(self.unroll, 1))
 
     def bind(self, config: ModelConfig) -> Self:
-        """Take shift and mask token from the model, which must be a diffusion model."""
+        """Set shift and mask token; `ValueError` unless it is a diffusion model."""
         if config.kind is not Kind.DIFFUSION:
             raise ValueError(
-                f"d2f trains a student of a diffusion model, which {config.architecture} is not; "
-                "train one with mdlm first"
+                f"d2f needs a diffusion model, and {config.architecture} is not one; train one "
+                "with mdlm first"
             )
         if self.block >= config.max_length:
             raise ValueError(
-                f"block {self.block} leaves no room for a prompt in the {config.max_length} "
-                "tokens that the model was made for"
+                f"block must be below the model's length of {config.max_length}, got {self.block}"
             )
         return replace(self, shift=config.shift, mask_id=config.mask_id)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """Prompt and noisy blocks."""
+        """Build the prompt and noisy blocks."""
         answer = padded(example, self.canvas, rng, mark_weight=self.mark_weight)
         blocks = -(-len(answer) // self.block)
         if self.unroll:
@@ -141,7 +142,7 @@ class D2F(Objective):
         return self.noisy(example.prompt, answer, shares, draws)
 
     def shares(self, first: float, rises: Floats) -> Floats:
-        """Share that is masked of each block, from uniform draws: one, and one for each rise."""
+        """Compute the masked fraction of each block from uniform draws in [0, 1)."""
         low, high = self.noise
         if not self.monotone:
             return low + (high - low) * np.append(first, rises)
@@ -150,39 +151,41 @@ class D2F(Objective):
         return share + np.append(0.0, np.cumsum(steps))
 
     def noisy(self, prompt: list[int], answer: Response, shares: Floats, draws: Floats) -> Rows:
-        """Mask where a uniform draw is below the share of its block, at least one token."""
+        """Mask tokens whose uniform draw is below their block's fraction, at least one token."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
         places = np.arange(len(answer))
         number = places // self.block
-        # Slot 0 has no row before it, so a shifted model is never asked for it.
-        asked = places + len(prompt) >= self.shift
-        masked = (draws < shares[number]) & asked
-        learnt = asked if self.end_blocks else asked & (number * self.block < answer.ends)
-        if not (masked & learnt).any():
-            masked[np.where(learnt, draws, 2.0).argmin()] = True
-        worth = np.where(masked & learnt, answer.worth, 0.0)
-        given = (len(prompt), 0)
+        # Slot 0 has no row before it, so a shifted model cannot predict it.
+        predictable = places + len(prompt) >= self.shift
+        masked = (draws < shares[number]) & predictable
+        scored = predictable
+        if not self.end_blocks:
+            scored = predictable & (number * self.block < answer.ends)
+        if not (masked & scored).any():
+            masked[np.where(scored, draws, 2.0).argmin()] = True
+        weights = np.where(masked & scored, answer.worth, 0.0)
+        padding = (len(prompt), 0)
         lengths = [len(prompt), *np.bincount(number).tolist()]
         rows = holes(
             np.append(np.array(prompt, dtype=np.int64), answer.tokens),
-            np.pad(masked, given),
-            np.pad(worth / shares[number], given),
+            np.pad(masked, padding),
+            np.pad(weights / shares[number], padding),
             groups([length for length in lengths if length]),
             shift=self.shift,
             mask_id=self.mask_id,
         )
-        rows.mass = float(worth.sum())
+        rows.mass = float(weights.sum())
         return rows
 
     def loss(self, models: Models, rows: Rows) -> Loss:
-        """Cross-entropy of the student's holes to what they learn, of one state or of many."""
+        """Compute the loss of masked positions, in one noisy state or in unrolled states."""
         if self.unroll:
             return self.unrolled(models, rows)
         hidden = hidden_states(models.trained, rows)
         return self.loss_of(models, hidden, rows)
 
     def unrolled(self, models: Models, rows: Rows) -> Loss:
-        """The mean loss of the states that decoding goes through."""
+        """Compute the mean loss of the states of simulated decoding."""
         assert self.shift is not None, "bind the objective first"
         pipeline = Pipeline(rows, self.shift)
         attend = over_rows(models.trained.config, rows.ranges, rows.ids.device)
@@ -200,14 +203,14 @@ class D2F(Objective):
         return mean(losses)
 
     def loss_of(self, models: Models, hidden: Tensor, rows: Rows) -> Loss:
-        """The loss of the holes of one state."""
+        """Compute the loss of the masked positions of one state."""
         targets = self.targets(models, rows)
         return cross_entropy(models.trained, hidden, rows, targets, reverse=self.reverse)
 
     @staticmethod
     @torch.no_grad()
     def sure(models: Models, hidden: Tensor, places: Tensor) -> Tensor:
-        """Probability of the most probable token of each hole, `f32[holes]`."""
+        """Return the probability of the most probable token at `places`, `f32[holes]`."""
         model = models.trained
 
         def score(places: Tensor) -> tuple[Tensor]:
@@ -216,7 +219,7 @@ class D2F(Objective):
         return by_parts(score, places, model.config.vocab)[0]
 
     def targets(self, models: Models, rows: Rows) -> Targets | None:
-        """What scored rows learn; None where it is their labels."""
+        """Return the target distributions of scored rows; None if they are the labels."""
         if not self.taught:
             return None
         teacher = models.others["teacher"]
@@ -225,10 +228,10 @@ class D2F(Objective):
 
         @torch.no_grad()
         def soft(places: Tensor) -> Tensor:
-            law = teacher.head(hidden[places]).float().softmax(dim=-1)
+            probabilities = teacher.head(hidden[places]).float().softmax(dim=-1)
             if not self.hard:
-                return law
-            true = F.one_hot(rows.labels[places], law.shape[-1]).to(law.dtype)
-            return law.lerp(true, self.hard)
+                return probabilities
+            true = F.one_hot(rows.labels[places], probabilities.shape[-1]).to(probabilities.dtype)
+            return probabilities.lerp(true, self.hard)
 
         return soft

@@ -1,6 +1,6 @@
-"""DFlash: blocks of masks at random anchors, each of which sees what its target read before it.
+"""DFlash: trains a draft to fill masked blocks at random anchors, given its target's features.
 
-Shapes: C rows of context, R rows of blocks.
+Shapes: C context rows, R block rows.
 """
 
 from __future__ import annotations
@@ -33,23 +33,23 @@ from outpace.training.rows import UNSCORED, Bools, Ints, Rows
 from outpace.training.sights import by_layer, over_rows, through
 
 GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
-"""Published decays by block size; those between are interpolated."""
+"""Published decay constants by block size; interpolated between them."""
 
 RUN = 512
-"""Rows of one call of attention at most, unless a block is longer."""
+"""Maximum rows per attention call, unless a block is longer."""
 
 
 @dataclass(slots=True)
 class Passes:
-    """What target and draft made of packed rows.
+    """Outputs of target and draft for packed rows.
 
     Attributes:
-        block: `bool[T]`, which of them are rows of blocks.
-        labels: `i64[R]`, what they learn.
-        hidden: `[R, dim]` of the draft.
-        before: `i64[R]`, the row of the context before each, which predicts it.
-        context: `[C, dim]` of the target over the context, after the final norm; None where its
-            distributions are not learnt.
+        block: `bool[T]`, whether a packed row is a block row.
+        labels: `i64[R]`, labels of block rows.
+        hidden: `[R, dim]`, the draft's hidden states.
+        before: `i64[R]`, index of the context row that predicts the same slot.
+        context: `[C, dim]`, the target's hidden states after the final norm; None unless its
+            distributions are the targets.
     """
 
     block: Tensor
@@ -63,23 +63,25 @@ class Passes:
 class DFlash(Objective):
     """Train a draft to fill blocks as its target would (DFlash, Chen et al., 2026, section 4).
 
-    The target reads an example once; then blocks, each a response token and masks, are laid at
-    random anchors. A block sees the target's hidden states before its anchor, and itself. A mask
-    is scored on the token of its own slot. A draft that adds features is fed the example as well.
+    The target runs over an example once. Blocks, each a response token followed by masks, are
+    placed at random anchors; a block attends to the target's hidden states before its anchor, and
+    to itself. A mask predicts the token of its own slot. A draft that adds features also has the
+    example as input.
 
     Attributes:
-        anchors: blocks of an example, drawn anew each time; fewer where it is shorter.
-        fixed: blocks side by side over the response, instead of at random anchors.
-        gamma: tokens over which the weight of a mask falls to a third; by block size unless
-            given, 0 for equal weights.
-        dpace: weigh each mask by how far the draft gets with it instead (D-PACE), and divide by
-            examples, not by weights.
-        alpha: share of certainty that D-PACE adds to each probability.
-        divergence: score the divergence from the target's distribution instead of the token.
-        features: whether the draft sees hidden states; else the embeddings of the same tokens.
-        block: length of a block, its first token included; taken from the draft.
-        mask_id: the token of a mask; taken from the draft.
-        length: positions that the draft knows; taken from it.
+        anchors: blocks per example, at new random anchors each time; fewer in short examples.
+        fixed: adjacent blocks over the response instead of random anchors.
+        gamma: decay constant in tokens of the weight of a mask; by block size unless given, 0
+            for equal weights.
+        dpace: weight each mask by the expected acceptance length instead (D-PACE), and normalise
+            by examples, not by weights.
+        alpha: D-PACE's smoothing of probabilities p, to (1 - alpha) p + alpha.
+        divergence: use the KL divergence from the target's distribution instead of the
+            cross-entropy of the token.
+        features: whether the draft's context is hidden states; otherwise token embeddings.
+        block: length of a block including its first token; set by the draft.
+        mask_id: the mask token; set by the draft.
+        length: maximum positions of the draft; set by it.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("target",)
@@ -100,11 +102,11 @@ class DFlash(Objective):
         check_bounds(self)
 
     def bind(self, config: ModelConfig) -> Self:
-        """Take block and mask from the draft; refuse what is none."""
+        """Set block size, mask token and length; `ValueError` unless it is a masked draft."""
         if config.kind not in MASKED_DRAFT_KINDS or config.block is None:
             raise ValueError(
-                f"{config.architecture} is no draft that fills blocks, which dflash trains; "
-                "give [model] a target and the configuration of a draft"
+                f"dflash needs a draft that fills blocks, and {config.architecture} is not one; "
+                "give [model] a target and the configuration of such a draft"
             )
         gamma = self.gamma
         if gamma is None:
@@ -118,7 +120,7 @@ class DFlash(Objective):
         )
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """The example for the target, and blocks for the draft."""
+        """Build context rows for the target, and block rows for the draft."""
         tokens = np.array([*example.prompt, *example.response])
         scored = np.arange(len(tokens)) >= len(example.prompt)
         places = np.flatnonzero(scored[:-1] & scored[1:])
@@ -128,26 +130,26 @@ class DFlash(Objective):
         return self.blocks(tokens, scored, np.sort(rng.choice(places, count, replace=False)))
 
     def blocks(self, tokens: Ints, scored: Bools, anchors: Ints) -> Rows:
-        """Context rows, which see what is before them; then a block for each of `anchors`.
+        """Build causal context rows, followed by one block of rows per anchor.
 
-        `tokens i64[S]` are the example, `scored bool[S]` those to learn.
+        `tokens i64[S]` are the example; `scored bool[S]` are those used as labels.
         """
         assert self.block and self.length and self.mask_id is not None, "bind the objective first"
         total, steps = len(tokens), np.arange(self.block)
         slots = anchors[:, None] + steps
         within = np.minimum(slots, total - 1)
-        learnt = scored[within] & (slots < total) & (steps > 0)
+        labelled = scored[within] & (slots < total) & (steps > 0)
         fall = np.exp(-(steps - 1) / self.gamma) if self.gamma else np.ones(self.block)
-        weights = np.where(learnt, fall, 0.0)
+        weights = np.where(labelled, fall, 0.0)
         ranges = torch.zeros(*slots.shape, 2, 2, dtype=torch.int32)
         ranges[..., 0, 1] = torch.from_numpy(anchors)[:, None]
         ranges[..., 1, :] = torch.tensor([0, self.block]) + total
         ranges[..., 1, :] += torch.arange(len(anchors))[:, None, None] * self.block
         ids = np.where(steps > 0, self.mask_id, tokens[within])
-        labels = np.where(learnt, tokens[within], UNSCORED)
+        labels = np.where(labelled, tokens[within], UNSCORED)
         return Rows(
             ids=torch.from_numpy(np.append(tokens, ids)),
-            # A block may hang over the end of what the draft knows; what is there is not scored.
+            # A block may exceed the draft's maximum length; its rows there are not scored.
             positions=torch.from_numpy(
                 np.append(np.arange(total), np.minimum(slots, self.length - 1))
             ),
@@ -158,7 +160,7 @@ class DFlash(Objective):
         )
 
     def loss(self, models: Models, rows: Rows) -> Loss:
-        """One pass of the target, one of the draft, and the weighted losses of all masks."""
+        """Run target and draft once each, and compute the weighted loss of all masks."""
         out = self.passes(models, rows)
         masks = torch.nonzero(out.labels != UNSCORED).squeeze(1)
         score = partial(self.score, models, out)
@@ -168,36 +170,36 @@ class DFlash(Objective):
             weights = self.reach(surprise.detach(), masks, len(out.labels))
         hits = torch.zeros_like(out.labels)
         hits[masks] = right.long()
-        kept = hits.view(-1, self.block or 1)[:, 1:].cumprod(1).sum(1) + 1
+        accepted = hits.view(-1, self.block or 1)[:, 1:].cumprod(1).sum(1) + 1
         return Loss(
             (losses * weights[masks]).sum(),
             {
                 "accuracy": (hits.sum().float(), counted(masks)),
-                "accepted": (kept.sum().float(), counted(kept)),
+                "accepted": (accepted.sum().float(), counted(accepted)),
             },
         )
 
     def score(self, models: Models, out: Passes, masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Loss of each of `masks`, how much its token surprises, and whether it is likeliest."""
+        """Return the loss, negative log-likelihood and top-1 correctness of each mask."""
         draft, target = models.trained, models.others["target"]
         labels = out.labels[masks]
         scores = draft.head(out.hidden[masks]).float().log_softmax(-1)
         losses = surprise = -scores.gather(1, labels[:, None]).squeeze(1)
         if out.context is not None:
-            theirs = target.head(out.context[out.before[masks]]).float().log_softmax(-1)
-            losses = F.kl_div(scores, theirs, reduction="none", log_target=True).sum(-1)
+            targets = target.head(out.context[out.before[masks]]).float().log_softmax(-1)
+            losses = F.kl_div(scores, targets, reduction="none", log_target=True).sum(-1)
         return losses, surprise, scores.argmax(-1) == labels
 
     def passes(self, models: Models, rows: Rows) -> Passes:
-        """Run the target over the context, and the draft over the blocks."""
+        """Run the target over context rows, and the draft over block rows."""
         draft, target = models.trained, models.others["target"]
         assert isinstance(draft, BlockDraft)
-        # Only the rows of blocks have a second range.
+        # Only block rows have a second range.
         block = rows.ranges[:, 1, 1] > rows.ranges[:, 1, 0]
         if not block.any():
             raise ValueError(
-                "a block needs 2 response tokens that follow each other, but no example of a "
-                "batch has more than 1; give longer responses"
+                "a block needs 2 consecutive response tokens, but no example of a batch has more "
+                "than 1; give longer responses"
             )
         inner, ranges = apart(rows.ranges, block)
         block = block.to(rows.ids.device)
@@ -211,13 +213,13 @@ class DFlash(Objective):
         else:
             hidden = draft(rows.ids[block], positions, attend, context=(features, places))
         before = ranges[:, 0, 0].to(positions) + positions - 1
-        learnt = context if self.divergence else None
-        return Passes(block, rows.labels[block], hidden, before, learnt)
+        targets = context if self.divergence else None
+        return Passes(block, rows.labels[block], hidden, before, targets)
 
     def reach(self, surprise: Tensor, masks: Tensor, rows: int) -> Tensor:
-        """D-PACE's weights `f32[rows]`: how far the draft is expected to get with each mask.
+        """Compute D-PACE's weights `f32[rows]`, from the expected acceptance length.
 
-        `surprise` are the negative log-probabilities of the scored rows, `masks` their places.
+        `surprise` are the negative log-probabilities of the scored rows, `masks` their indices.
         """
         chance = surprise.new_ones(rows)
         chance[masks] = (1 - self.alpha) * torch.exp(-surprise) + self.alpha
@@ -231,7 +233,7 @@ class DFlash(Objective):
     def features_of(
         self, draft: BlockDraft, target: Transformer, text: Rows
     ) -> tuple[Tensor, Tensor]:
-        """What the draft sees of the context, rows of plain `text`; the target's last states."""
+        """Return the draft's features of the context rows, and the target's last states."""
         reading = Reading(draft.config.feature_layers, self.divergence)
         if self.features:
             return reading.states(target, text.ids, text.positions, text.ranges, text.features)
@@ -242,26 +244,26 @@ class DFlash(Objective):
         return tokens.repeat(1, len(reading.layers)), last
 
     def reading(self, config: ModelConfig) -> Reading | None:
-        """What the draft sees, unless that are tokens, and the target's distributions if learnt."""
+        """Return the states of the draft's feature layers, if used, and of the target's head."""
         return Reading(config.feature_layers, self.divergence) if self.features else None
 
 
 def behind(
     draft: AddingDraft, text: Rows, features: Tensor, ids: Tensor, positions: Tensor, attend: Attend
 ) -> Tensor:
-    """Hidden states `[R, dim]` of block rows `ids i64[R]`, behind a text of C rows.
+    """Return hidden states `[R, dim]` of block rows `ids i64[R]`, after C text rows.
 
-    Those of the text have `features [C, f]`, and those of blocks none.
+    Text rows have `features [C, f]`; block rows have zeros.
     """
-    every = torch.cat((text.ids, ids))
-    wanted = torch.arange(len(text.ids), len(every), device=every.device)
-    added = F.pad(features, (0, 0, 0, len(ids)))
+    all_ids = torch.cat((text.ids, ids))
+    wanted = torch.arange(len(text.ids), len(all_ids), device=all_ids.device)
+    padded = F.pad(features, (0, 0, 0, len(ids)))
     places = torch.cat((text.positions, positions))
-    return draft.capture(every, places, attend, wanted=wanted, features=[added])[0]
+    return draft.capture(all_ids, places, attend, wanted=wanted, features=[padded])[0]
 
 
 def below(text: Attend, blocks: Attend, count: int) -> Attend:
-    """Attention of `count` rows of text among themselves, and of block rows below over all."""
+    """Combine attention of `count` text rows over text with that of block rows over all rows."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
         own = text(layer, q[:count], k[:count], v[:count], sinks)
@@ -271,15 +273,15 @@ def below(text: Attend, blocks: Attend, count: int) -> Attend:
 
 
 def counted(items: Tensor) -> Tensor:
-    """How many there are, as a metric wants it."""
+    """Return the number of items as a float tensor, the count of a metric."""
     return torch.tensor(float(len(items)), device=items.device)
 
 
 def apart(ranges: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
-    """Ranges of the context rows among themselves, and of the block rows over both.
+    """Split packed ranges into those of context rows over context, and of block rows over both.
 
-    On the second axis all context rows come first, then all rows of blocks, as the draft hands
-    them to its attention. `block bool[T]` says which of the packed rows are such.
+    The keys of the latter are all context rows followed by all block rows, the order in which the
+    draft passes them to its attention. `block bool[T]` marks the block rows.
     """
     before = F.pad(block.cumsum(0), (1, 0))
     context = torch.arange(len(ranges) + 1) - before
@@ -289,7 +291,7 @@ def apart(ranges: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def attention(config: ModelConfig, ranges: Tensor, context: int, device: torch.device) -> Attend:
-    """Attention of block rows over `context` rows and themselves, as each layer sees them."""
+    """Plan the attention of block rows over `context` rows and themselves, per layer."""
     block = config.block or 1
     most = max(RUN - RUN % block, block)
     _, counts = torch.unique_consecutive(ranges[:, 0, 0], return_counts=True)
@@ -303,9 +305,9 @@ def attention(config: ModelConfig, ranges: Tensor, context: int, device: torch.d
 
 
 def over_blocks(sight: Sight, ranges: Tensor, own: Tensor) -> Tensor:
-    """What ranges of block rows become in one kind of layer.
+    """Narrow ranges of block rows to a layer's attention window.
 
-    As in the published trainer, a window cuts the context only; a block is within it.
+    As in the published trainer, a window limits the context only; blocks are visible in full.
     """
     seen = through(sight, ranges, own)
     return torch.stack((seen[:, 0], torch.stack((ranges[:, 1, 0], seen[:, 1, 1]), 1)), 1)

@@ -1,4 +1,4 @@
-"""EAGLE-3: a draft that goes on from its own states, several steps in a row, while it learns."""
+"""EAGLE-3: trains a draft on its own states over several unrolled steps."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from outpace.training.rows import UNSCORED, Rows
 class Eagle3(Objective):
     """Train a draft that extends features as it decodes (EAGLE-3, Li et al., 2025, section 3).
 
-    Training-time test: the target reads an example once. Row i begins with the features of token i,
-    and in each step takes in its state of the step before and the next token, as when it drafts. It
-    sees the first step of all rows before it, and its own of all steps. Each step is scored on the
-    target's distribution, as far as the draft may say it.
+    Training-time test: the target runs over an example once. Row i starts with the features of
+    token i; each step's input is the row's state of the previous step and the next token, as in
+    drafting. It attends to the first step of earlier rows, and to its own steps. Each step is
+    scored against the target's distribution over the draft's vocabulary.
 
     Attributes:
-        tokens: how many in a row it learns to draft, one in each step.
-        discount: weight of a step, against that of the one before it.
-        length: positions that the draft knows; taken from it.
+        tokens: number of unrolled steps, one drafted token each.
+        discount: weight of a step relative to the previous one.
+        length: maximum positions of the draft; set by it.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("target",)
@@ -51,27 +51,27 @@ class Eagle3(Objective):
 
     @property
     def forwards(self) -> int:
-        """One for each step."""
+        """Number of forwards per loss, one per step."""
         return self.tokens
 
     def reading(self, config: ModelConfig) -> Reading:
-        """What the draft goes on from, and the target's distributions."""
+        """Return the states of the draft's feature layers and of the target's head."""
         return Reading(config.feature_layers, last=True)
 
     def bind(self, config: ModelConfig) -> Self:
-        """Take the length from the draft; refuse what is none."""
+        """Set the length; `ValueError` unless it is an EAGLE draft."""
         if config.kind is not Kind.EXTENDING:
             raise ValueError(
-                f"{config.architecture} is no draft that extends features, which eagle3 trains; "
-                "give [model] a target and the configuration of such a draft"
+                f"eagle3 needs a draft that extends features, and {config.architecture} is not "
+                "one; give [model] a target and the configuration of such a draft"
             )
         return replace(self, length=config.max_length)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """The example as it stands; a row is scored on the token after the next."""
+        """Build causal rows of the example; the label of a row is the token after the next."""
         tokens = np.array([*example.prompt, *example.response])
-        learnt = np.arange(len(tokens)) >= max(len(example.prompt), 2)
-        labels = np.where(learnt, tokens, UNSCORED)
+        scored = np.arange(len(tokens)) >= max(len(example.prompt), 2)
+        labels = np.where(scored, tokens, UNSCORED)
         labels = np.append(labels[2:], np.full(min(2, len(tokens)), UNSCORED))
         counts = [int((labels[step:] != UNSCORED).sum()) for step in range(self.tokens)]
         return Rows(
@@ -84,7 +84,7 @@ class Eagle3(Objective):
         )
 
     def loss(self, models: Models, rows: Rows) -> Loss:
-        """One pass of the target, and the weighted losses of all steps of the draft."""
+        """Run the target once and the draft's steps, and compute their weighted loss."""
         draft, target = models.trained, models.others["target"]
         assert isinstance(draft, ExtendingDraft) and self.length is not None
         reading = self.reading(draft.config)
@@ -98,23 +98,23 @@ class Eagle3(Objective):
         texts = numbers.repeat_interleave(lengths)
         state, total, hits = draft.fuse(features), features.new_zeros(()), list[Tensor]()
         for step in range(self.tokens):
-            # A row whose step lies in another text is not scored, and seen by no row that is.
+            # A row whose step is in another text is not scored, and no scored row attends to it.
             labels = later(rows.labels, step, UNSCORED)
             here = (labels != UNSCORED) & (later(texts, step, -1) == texts)
-            beside = draft.embed(later(rows.ids, step + 1, 0))
+            embedded = draft.embed(later(rows.ids, step + 1, 0))
             positions = (rows.positions + step).clamp(max=self.length - 1)
-            turn = draft.angles(positions, beside.dtype)
-            state = block(state, *turn, unrolled.at(step), context=beside)
+            angles = draft.angles(positions, embedded.dtype)
+            state = block(state, *angles, unrolled.at(step), context=embedded)
             places, right = torch.nonzero(here).squeeze(1), torch.zeros_like(here)
-            said = partial(score, draft, target, state, hidden[step + 1 :])
-            losses, right[places] = by_parts(said, places, target.config.vocab, self.tokens)
+            score_rows = partial(score, draft, target, state, hidden[step + 1 :])
+            losses, right[places] = by_parts(score_rows, places, target.config.vocab, self.tokens)
             total = total + self.discount**step * losses.sum()
             hits.append(right)
         scored = rows.labels != UNSCORED
         if not scored.any():
             raise ValueError(
-                "the third token of a text is the first that a draft predicts, but no example of a "
-                "batch has one to learn; give longer responses"
+                "a draft predicts from the third token of a text on, but no example of a batch "
+                "has a response there; give longer responses"
             )
         every = torch.stack(hits)[:, scored].float()
         count = scored.sum().float()
@@ -130,37 +130,39 @@ class Eagle3(Objective):
 def score(
     draft: ExtendingDraft, target: Transformer, state: Tensor, hidden: Tensor, places: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Loss of each state `[n, dim]` at `places i64[n]`, and whether it says what the target does.
+    """Return the loss at `places i64[n]`, and whether draft and target agree on the top token.
 
-    `hidden` are the target's at the same places, whose distributions are learnt. A row whose most
-    probable token the draft may not say is not learnt.
+    `state` are the draft's states, `hidden` the target's of the same rows. Rows whose top target
+    token is not in the draft's vocabulary have loss 0.
     """
     assert draft.unembedding is not None
     scores: Tensor = draft.unembedding(draft.norm(state[places])).float().log_softmax(-1)
     with torch.no_grad():
         logits = target.head(hidden[places]).float()
-        said, says = logits.argmax(-1), draft.says
-        known = torch.ones_like(said, dtype=torch.bool)
-        if says is not None:
-            logits, known = logits[:, says], draft.t2d[said]
-        law = logits.softmax(-1)
-        right = known & (law.argmax(-1) == scores.argmax(-1))
-    return -(law * scores).sum(-1) * known, right
+        top, vocabulary = logits.argmax(-1), draft.says
+        in_vocabulary = torch.ones_like(top, dtype=torch.bool)
+        if vocabulary is not None:
+            logits, in_vocabulary = logits[:, vocabulary], draft.t2d[top]
+        targets = logits.softmax(-1)
+        right = in_vocabulary & (targets.argmax(-1) == scores.argmax(-1))
+    return -(targets * scores).sum(-1) * in_vocabulary, right
 
 
 def later(rows: Tensor, by: int, fill: int) -> Tensor:
-    """Each row as the one `by` places behind it."""
+    """Shift rows forward: row i becomes row i + `by`; the end is filled with `fill`."""
     return torch.cat((rows[by:], rows.new_full((min(by, len(rows)),), fill)))
 
 
 class Unrolled:
-    """Attention of steps in a row: a row sees the first of the rows before, and all of itself.
+    """Attention over unrolled steps: a row attends to earlier rows' first step and its own steps.
 
-    `keys` and `values` have `[T, K, D]` of each step so far.
+    Attributes:
+        keys: `[T, H, D]` by step.
+        values: `[T, H, D]` by step.
     """
 
     def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
-        """Lay texts `spans` side by side, each from its first row on."""
+        """Prepare the padded layout of the texts in `spans`."""
         starts, stops = torch.tensor(spans, device=device).unbind(1)
         steps = torch.arange(int((stops - starts).max()), device=device)
         self.real = steps < (stops - starts)[:, None]
@@ -170,11 +172,11 @@ class Unrolled:
         self.values: dict[int, Tensor] = {}
 
     def at(self, step: int) -> Attend:
-        """The `attend` of a step; one that is run again puts its keys where they were."""
+        """Return the attention of a step; a repeated step overwrites its keys."""
         return Step(self, step)
 
     def attend(self, step: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend `q [T, H, D]` of a step, whose keys and values are `k, v [T, K, D]`."""
+        """Attend with `q [T, H, D]` of a step, whose keys and values are `k, v [T, K, D]`."""
         shared = q.shape[1] // k.shape[1]
         self.keys[step] = k.repeat_interleave(shared, 1)
         self.values[step] = v.repeat_interleave(shared, 1)
@@ -195,12 +197,12 @@ class Unrolled:
 
 @dataclass(slots=True)
 class Step(TrainingAttention):
-    """The `attend` of one step."""
+    """The attention of one step."""
 
     unrolled: Unrolled
     step: int
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
-        """Attend `q [T, H, D]` over `k, v [T, K, D]` and what was kept of the steps before."""
+        """Attend with `q [T, H, D]` over `k, v [T, K, D]` and the stored keys of earlier steps."""
         assert sinks is None
         return self.unrolled.attend(self.step, q, k, v)

@@ -1,8 +1,8 @@
-"""Masked diffusion: all rows see one another, masked ones are scored.
+"""Masked diffusion: bidirectional attention, with loss on masked tokens.
 
-By default the objective of MDLM (Sahoo et al., 2024) as LLaDA (Nie et al., 2025) and Dream (Ye et
-al., 2025) fine-tune with it. The options add rows that a small model needs in order to keep the
-arithmetic of the causal model that it was adapted from.
+The default is the objective of MDLM (Sahoo et al., 2024) as in the fine-tuning of LLaDA (Nie et
+al., 2025) and Dream (Ye et al., 2025). The options add other kinds of rows, which a small model
+needs to retain the arithmetic of the causal model that it was adapted from.
 """
 
 from __future__ import annotations
@@ -38,35 +38,38 @@ from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join
 class MDLM(Objective):
     """Masked diffusion over the response.
 
-    An example becomes one of four kinds of rows. *Uniform*, what `suffix`, `anchored` and `causal`
-    leave: every token is masked with one random probability t and weighs 1/t. *Suffix*: all is
-    masked from some slot on, which is what decoding from left to right meets. *Anchored*: many
-    short suffixes share one clean copy of the example, of which each sees what lies before it;
-    several times as many predictions per row, though the clean tokens do not see the masks.
-    *Causal*: next-token rows.
+    An example becomes one of four kinds of rows:
+
+    - Uniform, the remaining fraction: every token is masked with the same random probability t
+      and has weight 1/t.
+    - Suffix: all tokens from some slot on are masked, as in left-to-right decoding.
+    - Anchored: several short suffixes share one clean copy of the example and attend to its
+      tokens before their start. This gives several times as many predictions per row, though
+      clean tokens do not attend to masks.
+    - Causal: next-token rows.
 
     Attributes:
-        canvas: smallest and largest length that the response is padded to with end tokens, drawn
-            for each example; by default it is not padded.
-        least: smallest share of masked tokens in a uniform row.
-        suffix: share of examples that become suffix rows.
-        anchored: share of examples that become anchored rows.
-        causal: share of examples that become causal rows.
-        starts: share of suffixes that start on a marked token (see `Data.mark`).
-        short: share of suffixes that end after a random few masks instead of at the end of the
-            canvas, as a limited lookahead does.
-        shortest: fewest masks of a short suffix.
-        anchors: suffixes of one anchored example.
-        longest: most masks of an anchored suffix.
-        scored: share of anchored examples whose clean copy is causal and scored as well.
-        peak: weight of the first masked token of a suffix beyond that of one far from it.
-        floor: weight of a masked token far from the start of a suffix.
-        decay: slots over which that falls to a third.
-        suffix_weight: weight of the rows of a suffix that stands alone.
-        end_weight: weight of the end tokens that only pad.
+        canvas: minimum and maximum length to which the response is padded with end tokens, drawn
+            per example; by default it is not padded.
+        least: minimum masked fraction of uniform rows.
+        suffix: fraction of examples with suffix rows.
+        anchored: fraction of examples with anchored rows.
+        causal: fraction of examples with causal rows.
+        starts: fraction of suffixes that start on a marked token (see `Data.mark`).
+        short: fraction of suffixes with a random small number of masks instead of all up to the
+            end of the canvas, as with a limited lookahead.
+        shortest: minimum masks of a short suffix.
+        anchors: suffixes per anchored example.
+        longest: maximum masks of an anchored suffix.
+        scored: fraction of anchored examples whose clean copy is causal and scored.
+        peak: weight of the first masked token of a suffix in excess of `floor`.
+        floor: weight of masked tokens far from the start of a suffix.
+        decay: decay constant in slots of the excess weight.
+        suffix_weight: weight of suffix rows.
+        end_weight: weight of padding end tokens.
         mark_weight: weight of marked tokens.
-        shift: 1 where row p - 1 scores slot p, 0 where row p does; taken from the model.
-        mask_id: the token of a hole; taken from the model.
+        shift: 1 if row p - 1 predicts slot p, 0 if row p does; set by the model.
+        mask_id: the mask token; set by the model.
     """
 
     canvas: tuple[Count, Count] | None = None
@@ -93,25 +96,25 @@ class MDLM(Objective):
         check_bounds(self)
         if self.suffix + self.anchored + self.causal > 1:
             raise ValueError(
-                f"suffix {self.suffix}, anchored {self.anchored} and causal {self.causal} are "
-                "shares of the same examples; together they must not exceed 1"
+                "the sum of suffix, anchored and causal must be at most 1, got "
+                f"{self.suffix} + {self.anchored} + {self.causal}"
             )
         check_canvas(self.canvas)
 
     def bind(self, config: ModelConfig) -> Self:
-        """Take shift and mask token from the model."""
+        """Set shift and mask token; `ValueError` if the model has no mask token."""
         mask_id = config.mask_id if self.mask_id is None else self.mask_id
         if mask_id is None:
             raise ValueError(
-                f"{config.architecture} has no mask token; adapt it to a family that has one, or "
-                "set mask_id"
+                f"mdlm needs a mask token, and {config.architecture} has none; adapt it to a family"
+                " that has one, or set mask_id"
             )
         if (self.causal or self.scored) and config.shift != 1:
-            raise ValueError("causal rows need a model of shift 1; set causal and scored to 0")
+            raise ValueError("causal and scored need a model of shift 1; set both to 0")
         return replace(self, shift=config.shift, mask_id=mask_id)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """One example as rows of one of the four kinds."""
+        """Build rows of one of the four kinds, chosen at random."""
         kind = rng.random()
         if kind < self.causal:
             return self.causal_rows(example, rng)
@@ -126,7 +129,7 @@ class MDLM(Objective):
             return self.suffix_rows(example, answer, rng)
         if kind < self.causal + self.suffix + self.anchored:
             return self.anchored_rows(example, answer, rng)
-        # Slot 0 has no row before it, so a shifted model is never asked for it.
+        # Slot 0 has no row before it, so a shifted model cannot predict it.
         first = self.shift if not example.prompt else 0
         share = self.least + (1 - self.least) * rng.random()
         masked = rng.random(len(answer)) < share
@@ -136,11 +139,11 @@ class MDLM(Objective):
         return self.mutual_rows(example.prompt, answer.tokens, masked, weights, mass)
 
     def causal_rows(self, example: Example, rng: Generator) -> Rows:
-        """Rows that see what came before, and score the next token."""
+        """Build causal next-token rows."""
         return SFT(mark_weight=self.mark_weight).rows(example, rng)
 
     def suffix_starts(self, example: Example, count: int, rng: Generator) -> list[int]:
-        """Response slots at which suffixes start, in order."""
+        """Choose up to `count` response slots at which suffixes start, sorted."""
         first = self.shift if not example.prompt and len(example.response) > 1 else 0
         anywhere = range(first or 0, len(example.response))
         marked = [place for place in anywhere if example.marks[place]] or anywhere
@@ -151,7 +154,7 @@ class MDLM(Objective):
         return sorted(chosen)
 
     def suffix_rows(self, example: Example, answer: Response, rng: Generator) -> Rows:
-        """Mask from one slot on, and weigh what lies near it."""
+        """Mask all tokens from a random slot on, with weights that decay from there."""
         (start,) = self.suffix_starts(example, 1, rng)
         masks = len(answer) - start
         if rng.random() < self.short:
@@ -163,10 +166,10 @@ class MDLM(Objective):
         return self.mutual_rows(example.prompt, answer.tokens[:end], masked, weights, mass)
 
     def anchored_rows(self, example: Example, answer: Response, rng: Generator) -> Rows:
-        """A clean copy, and after it short suffixes that see what lies before them, and themselves.
+        """Build a clean copy, followed by short suffixes that attend to it and to themselves.
 
-        The clean copy is cut where suffixes start, and no row sees past its cut: keys that a
-        suffix sees know nothing of what it must fill.
+        The clean copy is divided at the suffixes' starts, and no row attends past its division,
+        so that keys visible to a suffix do not leak its masked tokens.
         """
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
         clean = self.causal_rows(example, rng)
@@ -196,12 +199,12 @@ class MDLM(Objective):
         return join(parts)
 
     def few(self, most: int, rng: Generator) -> int:
-        """A number of masks, small ones as likely as large ones."""
+        """Draw a number of masks, log-uniformly."""
         least = min(self.shortest, most)
         return int(least * (most / least) ** rng.random())
 
     def near(self, masks: int) -> Floats:
-        """Weights that fall with the distance from the first mask."""
+        """Return weights that decay with the distance from the first mask."""
         return self.floor + self.peak * np.exp(-np.arange(masks) / self.decay)
 
     def mutual_rows(
@@ -212,15 +215,15 @@ class MDLM(Objective):
         weights: Floats,
         mass: float,
     ) -> Rows:
-        """Prompt and canvas with holes, all of which see one another."""
-        given = len(prompt)
+        """Build rows of prompt and masked canvas with full attention."""
+        padding = (len(prompt), 0)
         tokens = np.array([*prompt, *canvas])
-        rows = self.with_holes(tokens, np.pad(masked, (given, 0)), np.pad(weights, (given, 0)))
+        rows = self.with_holes(tokens, np.pad(masked, padding), np.pad(weights, padding))
         rows.mass = mass
         return rows
 
     def with_holes(self, tokens: Ints, masked: Bools, weights: Floats) -> Rows:
-        """Rows that all see one another, some of them holes."""
+        """Build rows with full attention, some of them masked."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
         seen = full(len(tokens))
         return holes(tokens, masked, weights, seen, shift=self.shift, mask_id=self.mask_id)

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: every row sees what came before and scores the next token."""
+"""Supervised fine-tuning: causal next-token prediction."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from outpace.training.rows import Rows, next_tokens
 
 @dataclass(frozen=True, kw_only=True)
 class SFT(Objective):
-    """Next-token prediction.
+    """Next-token prediction on responses and, optionally, prompts.
 
     Attributes:
-        prompt_weight: weight of prompt tokens in the loss; 0 scores the response only.
+        prompt_weight: weight of prompt tokens in the loss; 0 uses the response only.
         mark_weight: weight of marked response tokens (see `Data.mark`).
     """
 
@@ -31,16 +31,16 @@ class SFT(Objective):
         check_bounds(self)
 
     def bind(self, config: ModelConfig) -> Self:
-        """Refuse a model whose rows score their own slot: a causal row would see its answer."""
+        """Raise `ValueError` unless the shift is 1; otherwise a row's input would be its label."""
         if config.shift != 1:
             raise ValueError(
-                f"{config.architecture} scores a slot on its own row, which sft cannot train; "
-                "use mdlm"
+                f"sft needs a model of shift 1, and {config.architecture} has shift "
+                f"{config.shift}; use mdlm"
             )
         return self
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """One causal row per token."""
+        """Build one causal row per token."""
         responses = np.where(example.marks, self.mark_weight, 1.0)
         prompts = np.full(len(example.prompt), self.prompt_weight)
         tokens = np.array([*example.prompt, *example.response])

@@ -1,4 +1,4 @@
-"""WeDLM: masks are filled under causal attention, because what is known is moved in front of them.
+"""WeDLM: mask filling under causal attention, with observed tokens moved before the masks.
 
 The rows of Liu et al., "WeDLM: Reconciling Diffusion Language Models with Standard Causal Attention
 for Fast Inference" (2025), sections 4.1 and 4.2.
@@ -23,33 +23,34 @@ from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join, nex
 from outpace.training.sights import hidden_states
 
 Weighting = Literal["normalised", "inverse", "uniform"]
-LEAST = 1e-8  # what a ratio is kept above
+LEAST = 1e-8  # lower bound of ratios, which are divided by
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeDLM(Objective):
-    """Two streams of rows per example: the clean text, and the text with masks, reordered.
+    """Trains on two streams of rows per example: the clean text, and reordered masked text.
 
-    The clean stream is causal and, with `ar_weight`, learns the next token. The other is cut into
-    blocks, of each of which a random share is masked. What is not masked moves to the front of its
-    block, and every token keeps its position. A row sees the clean text before its block, and its
-    block up to itself; a mask is scored on the token of its own position.
+    The clean stream is causal and, with `ar_weight`, predicts the next token. The other is
+    divided into blocks with a random masked fraction. Unmasked tokens move to the front of their
+    block, and every token keeps its position. A row attends to the clean text before its block,
+    and causally within its block; a mask predicts the token of its own position.
 
     Attributes:
-        block: length of a block. Several lengths make a masked stream each beside one clean one: in
-            blocks of one a mask learns what the row before it predicts, in long ones to go ahead.
-        per_block: whether each block draws a share of masks, or the example one for all.
-        ratios: bounds of that share.
-        weighting: what a mask counts: one over its share, divided by the sum of these weights
+        block: length of a block. Each of several lengths adds a masked stream to the clean one:
+            blocks of one train the next token, longer ones train to predict ahead.
+        per_block: whether the masked fraction is drawn per block or per example.
+        ratios: bounds of the masked fraction.
+        weighting: weight of a mask: one over its fraction, normalised by the sum of these weights
             (`normalised`, the authors' trainer) or by the number of response tokens (`inverse`,
-            the paper's equation 10); or all alike (`uniform`).
-        ar_weight: weight of the next-token loss against that of the masks.
-        ends: further end tokens behind a response, so that slots behind an end are known to be.
-        aligned: whether blocks begin with the example, or anywhere, as a window does that slides.
-        end_weight: weight of the further end tokens.
+            the paper's equation 10); or 1 (`uniform`).
+        ar_weight: weight of the next-token loss relative to that of the masks.
+        ends: additional end tokens after a response, to train that end tokens follow the end.
+        aligned: whether blocks start at the first token, or at a random offset as in a sliding
+            window.
+        end_weight: weight of the additional end tokens.
         mark_weight: weight of marked tokens (see `Data.mark`).
-        mask_id: the token of a mask; taken from the model.
-        length: positions that the model knows; taken from it.
+        mask_id: the mask token; set by the model.
+        length: maximum positions of the model; set by it.
     """
 
     block: Count | tuple[Count, ...] = 32
@@ -67,59 +68,60 @@ class WeDLM(Objective):
     def __post_init__(self) -> None:
         check_bounds(self)
         if not self.blocks:
-            raise ValueError("block is a length from 1 on, or several, not ()")
+            raise ValueError("block must be a length of at least 1, or several, got ()")
         low, high = self.ratios
         if not 0 <= low <= high <= 1:
-            raise ValueError(f"ratios are a lower and an upper share of masks, not {self.ratios}")
+            raise ValueError(f"ratios must be two fractions in ascending order, got {self.ratios}")
         if self.weighting not in ("normalised", "inverse", "uniform"):
             raise ValueError(
-                f"weighting must be normalised, inverse or uniform, not {self.weighting!r}"
+                f"weighting must be normalised, inverse or uniform, got {self.weighting!r}"
             )
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """Length of the blocks of each masked stream."""
+        """Block length of each masked stream."""
         return (self.block,) if isinstance(self.block, int) else self.block
 
     def bind(self, config: ModelConfig) -> Self:
-        """Take the mask from the model; refuse one without, or one that is not causal."""
+        """Set mask token and length; `ValueError` unless the model is causal and has a mask."""
         mask_id = config.mask_id if self.mask_id is None else self.mask_id
         if mask_id is None or config.kind not in CAUSAL_KINDS:
             lacks = "has no mask token" if mask_id is None else "is not causal"
             raise ValueError(
-                f"{config.architecture} {lacks}; adapt it to a causal family that has a mask, or "
-                "set mask_id"
+                f"wedlm needs a causal model with a mask token, and {config.architecture} {lacks}; "
+                "adapt it to such a family, or set mask_id"
             )
         return replace(self, mask_id=mask_id, length=config.max_length)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """The clean stream and the masked ones, with masks drawn anew."""
+        """Build the clean stream and the masked ones, with random masks."""
         assert self.length is not None, "bind the objective first"
-        given, known = len(example.prompt), len(example.prompt) + len(example.response)
-        ends = max(min(self.ends, self.length - known), 0) if example.ended else 0
+        prompt, length = len(example.prompt), len(example)
+        ends = max(min(self.ends, self.length - length), 0) if example.ended else 0
         tokens = np.array([*example.prompt, *example.response, *example.response[-1:] * ends])
-        worth = np.repeat([0.0, 1.0, self.end_weight], [given, known - given, ends])
-        worth[given:known][example.marks] = self.mark_weight
-        parts = [replace(next_tokens(tokens, worth), mass=0.0)]
+        weights = np.repeat([0.0, 1.0, self.end_weight], [prompt, length - prompt, ends])
+        weights[prompt:length][example.marks] = self.mark_weight
+        parts = [next_tokens(tokens, weights)]
+        parts[0].mass = 0.0
         for size in self.blocks:
             first = size if self.aligned else int(rng.integers(1, size + 1))
             blocks = (np.arange(len(tokens)) + size - first) // size
-            masked, ratios = self.masks(blocks, given, rng)
-            parts.append(self.stream(tokens, worth, blocks, masked, ratios, sum(map(len, parts))))
+            masked, ratios = self.masks(blocks, prompt, rng)
+            parts.append(self.stream(tokens, weights, blocks, masked, ratios, sum(map(len, parts))))
         return join(parts)
 
-    def masks(self, blocks: Ints, given: int, rng: Generator) -> tuple[Bools, Floats]:
-        """Which tokens are masked, and the share that the block of each has drawn.
+    def masks(self, blocks: Ints, prompt: int, rng: Generator) -> tuple[Bools, Floats]:
+        """Draw which tokens are masked; also return the masked fraction of each token's block.
 
-        `blocks i64[L]` says which block a token lies in; the first `given` are never masked. Of
-        the others a block masks its share exactly, but for rounding to whole tokens.
+        `blocks i64[L]` is the block of each token; the first `prompt` tokens are never masked.
+        The masked fraction of a block is exact up to rounding to whole tokens.
         """
         low, high = self.ratios
         drawn = low + (high - low) * rng.random(blocks[-1] + 1 if self.per_block else 1)
         ratios = np.broadcast_to(np.maximum(drawn, LEAST), blocks[-1] + 1)
         masked = np.zeros(len(blocks), dtype=bool)
-        for block in range(blocks[given], blocks[-1] + 1):
-            places = given + np.flatnonzero(blocks[given:] == block)
+        for block in range(blocks[prompt], blocks[-1] + 1):
+            places = prompt + np.flatnonzero(blocks[prompt:] == block)
             count = round(len(places) * float(ratios[block]))
             masked[rng.choice(places, count, replace=False)] = True
         return masked, ratios[blocks]
@@ -127,15 +129,15 @@ class WeDLM(Objective):
     def stream(
         self,
         tokens: Ints,
-        worth: Floats,
+        weights: Floats,
         blocks: Ints,
         masked: Bools,
         ratios: Floats,
         begin: int,
     ) -> Rows:
-        """The text with masks, block by block: what is known first, then the masks.
+        """Build the masked stream from row `begin` on: per block observed tokens, then masks.
 
-        Blocks without a mask are left out, since nothing sees them. `begin` rows lie before these.
+        Blocks without a mask are omitted, since no scored row attends to them.
         """
         assert self.mask_id is not None, "bind the objective first"
         order = np.lexsort((masked, blocks))
@@ -151,14 +153,16 @@ class WeDLM(Objective):
             positions=torch.from_numpy(order),
             ranges=torch.from_numpy(ranges),
             labels=torch.from_numpy(np.where(holes, tokens[order], UNSCORED)),
-            weights=torch.from_numpy(np.where(holes, scale * worth[order], 0.0).astype(np.float32)),
-            mass=float(worth.sum()),
+            weights=torch.from_numpy(
+                np.where(holes, scale * weights[order], 0.0).astype(np.float32)
+            ),
+            mass=float(weights.sum()),
         )
 
     def loss(self, models: Models, rows: Rows) -> Loss:
-        """The losses of masks and of next tokens, each over its weights, and their mean."""
+        """Compute the normalised losses of masks and of next tokens, and their weighted mean."""
         hidden = hidden_states(models.trained, rows)
-        # Only the rows of a masked stream have a second range.
+        # Only rows of masked streams have a second range.
         streamed = (rows.ranges[:, 1, 1] > rows.ranges[:, 1, 0]).to(hidden.device)
         masks, weight = self.part_loss(models, hidden, rows, streamed)
         over = rows.mass if self.weighting == "inverse" else weight
@@ -172,7 +176,7 @@ class WeDLM(Objective):
 
     @staticmethod
     def part_loss(models: Models, hidden: Tensor, rows: Rows, part: Tensor) -> tuple[Loss, Tensor]:
-        """Loss of some of the rows, and the sum of their weights."""
+        """Return the loss of some of the rows, and the sum of their weights."""
         labels = rows.labels.where(part, UNSCORED)
         weight = rows.weights[part].sum().clamp(min=LEAST)
         return cross_entropy(models.trained, hidden, replace(rows, labels=labels)), weight

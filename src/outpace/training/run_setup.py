@@ -1,0 +1,66 @@
+"""Set-up of a training run: options, tokenizer, reference models and accelerator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DistributedDataParallelKwargs
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase
+
+from outpace.checkpoints.load import load_tokenizer
+from outpace.models.transformer import Transformer
+from outpace.training.kinds import check_values
+from outpace.training.loop import Loop
+from outpace.training.objective import Objective
+from outpace.training.optim import Optim
+
+
+def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a folder; `ValueError` if there is none."""
+    tokenizer = load_tokenizer(folder)
+    if tokenizer is None:
+        raise ValueError(f"{folder} has no tokenizer.json; set tokenizer to a folder that has one")
+    return tokenizer
+
+
+def onlookers(objective: Objective, others: Mapping[str, Transformer]) -> dict[str, Transformer]:
+    """Return the reference models; `ValueError` unless their roles are the objective's."""
+    if set(others) != set(objective.roles):
+        raise ValueError(
+            f"others must be the roles of {type(objective).__name__}: "
+            f"{', '.join(objective.roles) or 'none'}; got {', '.join(sorted(others)) or 'none'}"
+        )
+    return dict(others)
+
+
+def with_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
+    """Return the settings with fields replaced by `options`."""
+    known: Sequence[str] = [*asdict(loop), *asdict(optim)]
+    if unknown := sorted(set(options) - set(known)):
+        raise ValueError(f"unknown options {', '.join(unknown)}; allowed are {', '.join(known)}")
+    for part in (loop, optim):
+        kind = type(part)
+        values = {name: value for name, value in options.items() if hasattr(part, name)}
+        check_values(kind.__name__, kind, values)
+    return (
+        replace(loop, **{k: v for k, v in options.items() if hasattr(loop, k)}),
+        replace(optim, **{k: v for k, v in options.items() if hasattr(optim, k)}),
+    )
+
+
+def new_accelerator(tracker: str | None, out: Path) -> Accelerator:
+    """Create the accelerator on the available device, with an optional tracker."""
+    kwargs = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
+    cpu = not torch.accelerator.is_available()
+    accelerator = Accelerator(
+        cpu=cpu, kwargs_handlers=[kwargs], log_with=tracker, project_dir=str(out)
+    )
+    if accelerator.num_processes > 1 and cpu:
+        # Threads of several processes would oversubscribe the cores at every operation.
+        torch.set_num_threads(1)
+    return accelerator
