@@ -11,9 +11,9 @@ from typing import Annotated, Any
 from typer import Argument, Option
 
 from outpace.api.answers import Answering
+from outpace.api.codec import checked_text
 from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
-from outpace.api.text import checked_text
 from outpace.cli.asking import ASKING, Asking
 from outpace.cli.draw import bars, console, report_table, show_cut, show_pieces
 from outpace.cli.flags import (
