@@ -97,7 +97,7 @@ class RequestOptions:
         Info(
             "Maximum number of tokens of an answer.",
             "sampling",
-            usual="fills the context; 256 for diffusion",
+            usual="rest of the context; 256 for diffusion",
             bounds={"ge": 1, "le": MOST_TOKENS},
         ),
     ] = None
@@ -214,7 +214,7 @@ class RequestOptions:
     schema: Annotated[
         Any,
         Info(
-            "JSON schema that the answer fulfils.",
+            "File with a JSON schema of the whole answer.",
             "rule",
             typed=Path,
             fields=(
@@ -234,7 +234,7 @@ class RequestOptions:
     choices: Annotated[
         Sequence[str] | None,
         Info(
-            "One of these is the answer; give several.",
+            "Allowed answer; may be repeated.",
             "rule",
             typed=list[str],
             fields=("structured_outputs.choice", "guided_choice"),
@@ -243,7 +243,7 @@ class RequestOptions:
     grammar: Annotated[
         str | None,
         Info(
-            "Grammar, in Lark, that the answer follows.",
+            "File with a Lark grammar of the whole answer.",
             "rule",
             typed=Path,
             fields=("structured_outputs.grammar", "guided_grammar"),
