@@ -225,7 +225,7 @@ def test_a_full_queue_refuses(llm: LLM) -> None:
         async with serving(llm_of_two, max_waiting=1) as served:
             hand = [await served.submit(QUESTION) for _ in range(3)]
             began = time.perf_counter()
-            with pytest.raises(QueueFull, match="3 requests are in hand"):
+            with pytest.raises(QueueFull, match="already has 3 requests in flight"):
                 await served.generate(QUESTION)
             assert time.perf_counter() - began < 0.1
             texts = {(await answer.output()).text for answer in hand}
@@ -351,7 +351,7 @@ def test_a_name_is_served_once(llm: LLM) -> None:
     async def work() -> str:
         thread = EngineThread()
         first = AsyncLLM(llm, thread=thread)
-        with pytest.raises(ValueError, match="'tiny-ar' is served already"):
+        with pytest.raises(ValueError, match="'tiny-ar' is already served"):
             AsyncLLM(llm, thread=thread)
         first.close()
         while llm.name in thread.loop.models:

@@ -210,7 +210,7 @@ def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPat
 
     script, _ = played(llm, play)
     refusal = script.of(6)[-1].error
-    assert isinstance(refusal, QueueFull) and "constraints wait to be read" in str(refusal)
+    assert isinstance(refusal, QueueFull) and "constraints wait to be compiled" in str(refusal)
 
 
 def test_a_request_that_fails_ends_with_its_error(

@@ -237,7 +237,7 @@ def test_stop_string_ends_the_work_too(causal: LLM) -> None:
 def test_stop_strings_need_a_tokenizer(names: Checkpoints) -> None:
     """As text does."""
     bare = LLM(names["bare"], cache_gib=0.001)
-    with pytest.raises(ValueError, match="has no tokenizer: stop strings need one"):
+    with pytest.raises(ValueError, match="stop needs a tokenizer"):
         bare.generate([1, 2], stop="x")
     with pytest.raises(ValueError, match="has no tokenizer: give the prompt as token ids"):
         bare.generate("hi")
@@ -334,7 +334,7 @@ def test_bad_prompt_among_many_is_refused_before_any_work(llm: LLM) -> None:
         ({"temperature": -1.0}, "temperature must be"),
         ({"top_p": 0.0}, "top_p must lie"),
         ({"top_k": 0}, "top_k must be"),
-        ({"stop": ""}, "a stop string is empty"),
+        ({"stop": ""}, "stop must not contain an empty string"),
     ],
 )
 def test_options_that_cannot_be_are_refused(llm: LLM, options: dict, message: str) -> None:
@@ -347,7 +347,7 @@ def test_options_that_cannot_be_are_refused(llm: LLM, options: dict, message: st
 def test_no_prompt_has_no_answer(llm: LLM) -> None:
     """An empty list is no prompt; an empty one in it is refused."""
     assert llm.generate([]) == []
-    with pytest.raises(ValueError, match="the prompt is empty"):
+    with pytest.raises(ValueError, match="prompt must not be empty"):
         llm.generate([[]])
 
 
@@ -449,7 +449,7 @@ def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoint
 @pytest.mark.parametrize(
     ("target", "verifier", "message"),
     [
-        ("diffusion", "other-order", "other-order has another tokenizer than .* is token"),
+        ("diffusion", "other-order", "other-order has a different tokenizer than .* token"),
         ("bare-diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
         ("diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
         ("diffusion", "bare-diffusion", "a causal model as its verifier, but .* is a diffusion"),

@@ -239,13 +239,13 @@ def test_what_means_nothing_is_refused(llm: LLM, name: str, value: Any) -> None:
 
 def test_an_unknown_option_is_refused(llm: LLM) -> None:
     """With those that there are."""
-    with pytest.raises(ValueError, match="unknown option 'temprature'; known are method, "):
+    with pytest.raises(ValueError, match="unknown option 'temprature'; options are method, "):
         llm.generate(QUESTION, temprature=1)  # type: ignore[call-arg]
 
 
 def test_the_least_length_lies_below_the_most(llm: LLM) -> None:
     """Both are named."""
-    with pytest.raises(ValueError, match="min_tokens=9 is more than max_tokens=8"):
+    with pytest.raises(ValueError, match="min_tokens must be at most max_tokens=8, got 9"):
         llm.generate(QUESTION, min_tokens=9, max_tokens=8)
 
 
@@ -302,9 +302,9 @@ def test_several_answers_are_those_of_the_next_seeds(llm: LLM) -> None:
 @pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, 10**23])
 def test_a_number_of_answers_is_one(llm: LLM, n: Any) -> None:
     """From 1 to what a list of requests may hold."""
-    with pytest.raises(ValueError, match="n must be a whole number from 1 to 65536, not"):
+    with pytest.raises(ValueError, match="n must be an integer from 1 to 65536, got"):
         llm.generate(QUESTION, n=n)
-    with pytest.raises(ValueError, match="seed must be a whole number"):
+    with pytest.raises(ValueError, match="seed must be an integer"):
         llm.generate(QUESTION, n=2, seed=[n])  # type: ignore[call-overload]
 
 

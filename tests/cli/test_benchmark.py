@@ -138,7 +138,7 @@ def test_where_every_request_fails_the_status_says_so(serve, tmp_path):
 
     with ScriptedServer(script) as server:
         status, _, err = serve(server.url, *SMALL, "--output", str(path))
-    assert status == 2 and err == "outpace: no request was answered: 6 500\n"
+    assert status == 2 and err == "outpace: all requests failed: 6 500\n"
     assert json.loads(path.read_text())["levels"][0]["errors"] == {"500": 6}
 
 
@@ -190,7 +190,7 @@ def test_a_server_that_cannot_be_measured_is_one_line(serve, tmp_path, script, s
 def test_several_models_have_to_be_chosen_from(serve):
     with ScriptedServer(answer, models=("one", "two")) as server:
         status, _, err = serve(server.url, *SMALL)
-        assert (status, err) == (2, "outpace: name one with --model: the server has one, two\n")
+        assert (status, err) == (2, "outpace: --model is required: the server has one, two\n")
         assert serve(server.url, *SMALL, "--model", "two")[0] == 0
         assert server.asked[-1].body["model"] == "two"
 
@@ -206,7 +206,7 @@ def test_several_models_have_to_be_chosen_from(serve):
         (("http://x", "--rate", "fast"), "rate takes numbers"),
         (("http://x", "--concurrency", "0"), "concurrency must be"),
         (("http://x", "--concurrency", "1,,2"), "concurrency takes numbers"),
-        (("http://x", "--concurrency", "1", "--rate", "1"), "not both"),
+        (("http://x", "--concurrency", "1", "--rate", "1"), "cannot be combined"),
         (("http://x", "--requests", "0"), "requests"),
         (("http://x", "--warmup", "-1"), "warmup"),
         (("http://x", "--timeout", "nan"), "timeout"),

@@ -118,14 +118,14 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("/nonsense", "there is no /nonsense; /help shows what there is"),
+        ("/nonsense", "unknown command /nonsense; /help lists the commands"),
         ("/method nonsense", "unknown method 'nonsense'; known are apd"),
         ("/method wedlm x=1", "method 'wedlm' has no option x; known are"),
-        ("/method wedlm x", "'x' is no option of wedlm: write option=value"),
+        ("/method wedlm x", "'x' is not an option of wedlm: write option=value"),
         ("/method wedlm entropy=a", "entropy takes float"),
         ("/method left_to_right", "decodes diffusion models"),
         ("/method speculative draft=nowhere", "nowhere"),
-        ("/race autoregressive", "there is no answer yet to race against"),
+        ("/race autoregressive", "/race needs an answer to compare with"),
         ("x " * 600, "slots"),
         ("\udcff", "not UTF-8"),
     ],
@@ -140,7 +140,7 @@ def test_what_cannot_be_is_said_and_the_talk_goes_on(chat: Run, line: str, says:
 def test_a_race_needs_a_method(chat: Run) -> None:
     """It says so."""
     _, _, err = chat("tiny-aux", STORY, "/race", flags=("--max-tokens", "8"))
-    assert "name a method to race with" in err
+    assert "/race needs a method" in err
 
 
 def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
@@ -150,7 +150,7 @@ def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
     for word in ("/method", "/race", "/reset", "/help", "/exit", "Ctrl-C"):
         assert word in out
     assert (
-        "methods of tiny-wedlm: autoregressive, dflash, eagle, lookup, speculative, wedlm\n" in out
+        "methods for tiny-wedlm: autoregressive, dflash, eagle, lookup, speculative, wedlm\n" in out
     )
     assert "tokens per" not in out
 

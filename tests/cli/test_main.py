@@ -76,9 +76,9 @@ def test_generate_fills_the_holes_of_a_text(outpace):
         status, out, _ = outpace(*args)
         assert status == 0 and re.match(r"(?s)Tom has .* or [0-9]+\.\n", out)
     status, _, err = outpace("generate", "tiny-dream", "--fill", "Tom has {{two}}")
-    assert status == 2 and "'{{two}}' is no hole: write {{8}}, {{..8}} or {{8:regex}}" in err
+    assert status == 2 and "'{{two}}' is not a hole: write {{8}}, {{..8}} or {{8:regex}}" in err
     status, _, err = outpace("generate", "tiny-ar", "--fill", "Tom has {{2}}")
-    assert status == 2 and "Autoregressive() sees nothing behind a hole" in err
+    assert status == 2 and "Autoregressive() cannot condition on text after a hole" in err
 
 
 def test_same_seed_same_text(outpace):
@@ -120,7 +120,7 @@ def test_trace_draws_the_pipeline_of_a_method_with_blocks(outpace, tmp_path):
         *("--block", "8", "--confidence", "0.5", "--temperature", "0", "--png", str(path)),
     )
     assert status == 0
-    assert "│" in out and "░ hole" in out and "keys are kept" in out
+    assert "│" in out and "░ hole" in out and "cached" in out
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
@@ -225,12 +225,12 @@ def test_cut_answers_are_counted(outpace, tmp_path):
     status, out, _ = outpace(
         *("evaluate", "tiny-aux", "--limit", "3", "--max-tokens", "8", "--json", str(path))
     )
-    said = "3 of 3 answers were cut at 8 tokens, and judged as they are: raise --max-tokens"
+    said = "3 of 3 answers were truncated at 8 tokens and scored as they are: increase --max-tokens"
     assert status == 0 and said in " ".join(out.split())
     (result,) = json.loads(path.read_text())["results"]
     assert (result["unfinished"], result["cut_at"]) == (3, 8)
     status, out, _ = outpace("evaluate", "tiny-aux", "--limit", "3", "--json", str(whole))
-    assert status == 0 and "cut" not in out
+    assert status == 0 and "truncated" not in out
     (result,) = json.loads(whole.read_text())["results"]
     assert (result["unfinished"], result["cut_at"]) == (0, None)
     out = " ".join(outpace("report", str(whole), str(path))[1].split())
@@ -238,7 +238,9 @@ def test_cut_answers_are_counted(outpace, tmp_path):
     path.write_text(path.read_text().replace('"cut_at": 8', '"cut_at": "x"'))
     assert "has cut_at 'x', which must be a number or null" in outpace("report", str(path))[2]
     race = ("race", "--limit", "1", "--entry", "tiny-aux autoregressive", "--max-tokens", "8")
-    assert "1 of 1 answers were cut at 8 tokens, and judged" in " ".join(outpace(*race)[1].split())
+    assert "1 of 1 answers were truncated at 8 tokens and scored" in " ".join(
+        outpace(*race)[1].split()
+    )
 
 
 def test_reports_of_another_schema_are_refused(outpace, tmp_path):
@@ -271,7 +273,7 @@ def test_models_and_methods_are_listed(outpace):
     assert "tiny-dream" in out and "DreamModel" in out
     assert re.search(r"tiny-dflash\s+│ dflash\s+│ 0.94M", out)
     assert "z-lab/Qwen3-8B-DFlash-b16 for Qwen/Qwen3-8B\n" in out
-    assert "z-lab/Qwen3.5-4B-DFlash for Qwen/Qwen3.5-4B, which does not load" in out
+    assert "z-lab/Qwen3.5-4B-DFlash for Qwen/Qwen3.5-4B (cannot be loaded)" in out
     _, out, _ = outpace("methods")
     assert "autoregressive" in out and "--lookahead" in out
 
@@ -281,18 +283,27 @@ def test_models_and_methods_are_listed(outpace):
     [
         (("generate", "no-such-model", "x"), "no-such-model"),
         (("generate", "tiny-aux", ""), "empty"),
-        (("generate", "tiny-aux"), "give a prompt, or --input and --output"),
-        (("generate", "tiny-aux", "x", "--input", "a", "--output", "b"), "give a prompt, or"),
-        (("evaluate", "tiny-aux", "--chat"), "go with --tasks"),
+        (("generate", "tiny-aux"), "give either a prompt, or both --input and --output"),
+        (
+            ("generate", "tiny-aux", "x", "--input", "a", "--output", "b"),
+            "give either a prompt, or",
+        ),
+        (("evaluate", "tiny-aux", "--chat"), "need --tasks"),
         (("evaluate", "tiny-aux", "--task", "x"), "unknown task 'x'; known are countdown"),
         (("evaluate", "tiny-aux", "--protocol", "x"), "unknown protocol 'x'; known are apd"),
         (("evaluate", "tiny-aux", "--num-shots", "-1"), "shots=-1"),
         (("report",), "Missing argument"),
         (("report", "no-such-file.json"), "no-such-file.json"),
-        (("generate", "tiny-aux", "--input", "a"), "give a prompt, or --input and --output"),
-        (("generate", "tiny-aux", "--input", "none", "--output", "b"), "no prompts at 'none'"),
-        (("generate", "tiny-aux", "x", "--ray"), "go with --input"),
-        (("generate", "tiny-aux", "--fill", "{{2}}", "--ray"), "go with --input"),
+        (
+            ("generate", "tiny-aux", "--input", "a"),
+            "give either a prompt, or both --input and --output",
+        ),
+        (
+            ("generate", "tiny-aux", "--input", "none", "--output", "b"),
+            "no file of prompts at 'none'",
+        ),
+        (("generate", "tiny-aux", "x", "--ray"), "need --input"),
+        (("generate", "tiny-aux", "--fill", "{{2}}", "--ray"), "need --input"),
         (
             ("generate", "tiny-aux", "--input", "a", "--output", "b", "--replicas", "2"),
             "with --ray",
@@ -330,14 +341,14 @@ def test_models_and_methods_are_listed(outpace):
         (("evaluate", "tiny-aux", "--task", "nonsense"), "story"),
         (("evaluate", "tiny-aux", "--limit", "0"), "limit"),
         (("evaluate", "tiny-aux", "--limit", "99999999999"), "limit must be at most 100000"),
-        (("evaluate", "tiny-aux", "--judge", "number"), "give --data and no --task"),
+        (("evaluate", "tiny-aux", "--judge", "number"), "give --data without --task"),
         (("evaluate", "tiny-aux", "--data", "x", "--judge", "mood"), "known are exact, number"),
         (("evaluate", "tiny-aux", "--data", "absent.jsonl"), "absent.jsonl"),
         (("evaluate", "tiny-aux", "--task", "gsm8k"), "--data"),
         (("race", "x", "--entry", "tiny-aux"), "MODEL METHOD"),
         (("race", "x", "--entry", "tiny-ar autoregressive x=1"), "no option x; it has none"),
-        (("race", "x", "--entry", "tiny-ar autoregressive x"), "'x' is no option of autoregr"),
-        (("generate", "tiny-aux", "x", "--n", "0"), "--n must be at least 1, not 0"),
+        (("race", "x", "--entry", "tiny-ar autoregressive x"), "'x' is not an option of autoregr"),
+        (("generate", "tiny-aux", "x", "--n", "0"), "--n must be at least 1, got 0"),
         (("generate", "tiny-aux", "--n", "2", "--input", "a", "--output", "b"), "--n, --logprobs"),
         (("generate", "tiny-aux", "--system", "s", "--input", "a", "--output", "b"), "--system"),
         (("generate", "tiny-aux", "x", "--stop-id", "a"), "--stop-id"),
@@ -350,14 +361,14 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", "x", "--presence-penalty", "nan"), "presence_penalty"),
         (("generate", "tiny-aux", "x", "--frequency-penalty", "1e9"), "frequency_penalty"),
         (("generate", "tiny-aux", "x", "--repetition-penalty", "0"), "repetition_penalty"),
-        (("generate", "tiny-aux", "x", "--logit-bias", "3"), "--logit-bias takes TOKEN=NUMBER"),
-        (("generate", "tiny-aux", "x", "--logit-bias", "a=3"), "--logit-bias takes TOKEN=NUMBER"),
+        (("generate", "tiny-aux", "x", "--logit-bias", "3"), "--logit-bias must be TOKEN=NUMBER"),
+        (("generate", "tiny-aux", "x", "--logit-bias", "a=3"), "--logit-bias must be TOKEN=NUMBER"),
         (("generate", "tiny-aux", "x", "--logit-bias", "3=inf"), "logit_bias of token 3"),
         (("generate", "tiny-aux", "x", "--logit-bias", "-3=1"), "logit_bias holds -3"),
-        (("generate", "tiny-aux", "x", "--template", "x"), "--template takes NAME=VALUE"),
+        (("generate", "tiny-aux", "x", "--template", "x"), "--template must be NAME=VALUE"),
         (("generate", "tiny-aux", "x", "--template", "x=1"), "has no variable 'x'"),
-        (("generate", "tiny-aux", "x", "--system", "s"), "leaves system prompts out"),
-        (("generate", "tiny-aux", "x", "--system", "s", "--raw"), "give it or --raw"),
+        (("generate", "tiny-aux", "x", "--system", "s"), "ignores system prompts"),
+        (("generate", "tiny-aux", "x", "--system", "s", "--raw"), "cannot be combined with --raw"),
         (("generate", "tiny-aux", "x", "--mask-id", "-1"), "mask_id is -1"),
         (("generate", "tiny-aux", "x", "--mask-id", "99999"), "mask token 99999 lies outside"),
         (("generate", "tiny-aux", "x", "--max-length", "0"), "max_length is 0"),
@@ -370,7 +381,7 @@ def test_models_and_methods_are_listed(outpace):
         (("evaluate", "tiny-aux", "--tasks", "x", "--min-p", "0.1"), "min_p: tasks of"),
         (("chat", "no-such-model"), "no-such-model"),
         (("chat", "tiny-aux", "--temperature", "nan"), "temperature must be 0 or lie between"),
-        (("chat", "tiny-aux", "--stop", ""), "a stop string is empty"),
+        (("chat", "tiny-aux", "--stop", ""), "stop must not contain an empty string"),
         (("generat",), "Did you mean 'generate'?"),
         (("race", "x", "--entry", "tiny-dream apd verifier=tiny-aux size=3"), "size"),
         (("train", "no-such.toml"), "no-such.toml"),
@@ -381,7 +392,7 @@ def test_models_and_methods_are_listed(outpace):
         (("train", "tiny-ar", "steps=1.5"), "steps must be a whole number from 1"),
         (("train", "tiny-ar", "--plan", "path=absent.jsonl"), "absent.jsonl"),
         (("recipes", "show", "no-such"), "no-such"),
-        (("recipes", "show", sys.executable), "is no recipe, which is text"),
+        (("recipes", "show", sys.executable), "is not a recipe, which must be text"),
         (("recipes", "hide"), "hide"),
         (("generate",), "Missing argument 'model'"),
         (("generate", "tiny-aux", "x", "--nonsense"), "--nonsense"),
@@ -747,7 +758,7 @@ def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypa
 def test_help_does_not_contradict_itself(outpace):
     """A default is told once."""
     for words, says in (
-        (("generate",), "what fits; 256 for diffusion"),
+        (("generate",), "rest of the context; 256 for diffusion"),
         (("race",), "[default: 128]"),
         (("evaluate",), "by protocol"),
     ):

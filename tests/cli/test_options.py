@@ -23,7 +23,7 @@ def test_a_number_or_a_word(text, value):
 
 
 def test_neither_the_number_nor_the_word_is_named():
-    with pytest.raises(ValueError, match="tokens takes int or auto, not 'some'"):
+    with pytest.raises(ValueError, match="tokens must be int or auto, got 'some'"):
         parse_method("speculative", {"draft": "tiny-aux", "tokens": "some"})
 
 

@@ -81,7 +81,7 @@ def test_a_full_figure_says_first_what_it_takes(outpace, tmp_path):
 def test_a_page_that_cannot_be_written_is_found_before_the_work(outpace, tmp_path):
     (tmp_path / "figures.md").mkdir()
     status, _, err = outpace("reproduce", "wedlm:streaming", "--limit", "2", "--out", tmp_path)
-    assert status == 2 and "figures.md is no file to write to" in err
+    assert status == 2 and "figures.md is not a regular file" in err
     assert not (tmp_path / "samples").exists()
 
 

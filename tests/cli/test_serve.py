@@ -42,7 +42,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--further", "a=tiny-aux"], "need a model"),
         (["--dtype", "float32"], "need a model"),
         (["--config", "x.toml", "--method", "d2f"], "need a model"),
-        (["tiny-ar", "--config", "x.toml"], "not both"),
+        (["tiny-ar", "--config", "x.toml"], "cannot be given both"),
         (["--config", "x.toml"], "x.toml"),
         (["tiny-ar", "--method", "dflash"], "--draft"),
         (["tiny-ar", "--method", "dflash", "--draft", "nowhere"], "nowhere"),

@@ -80,7 +80,7 @@ def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
     )
     assert status == 0, err
     assert (
-        "mean nothing" in out.replace("\n", " ") and "accuracy" not in out.partition("weights")[0]
+        "is meaningless" in out.replace("\n", " ") and "accuracy" not in out.partition("weights")[0]
     )
     written = json.loads(path.read_text())
     assert "results" not in written
@@ -98,7 +98,10 @@ def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
         (("tiny-ar nothing",), "unknown method 'nothing'"),
         (("nowhere autoregressive",), "no model 'nowhere'"),
         (("random:huge autoregressive",), "unknown shape 'huge'; known are tiny"),
-        (("random:tiny autoregressive", "tiny-ar autoregressive"), "their like alone"),
+        (
+            ("random:tiny autoregressive", "tiny-ar autoregressive"),
+            "only be compared with each other",
+        ),
         (("tiny-ar autoregressive", "--batch", "0"), "batch must be at least 1"),
         (("tiny-ar autoregressive", "--batch", "two"), "batch takes numbers such as 1,2,4"),
         (("tiny-ar autoregressive", "--max-tokens", "8,-1"), "max_tokens must be at least 1"),

@@ -58,16 +58,19 @@ def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "say with --method what is to be tuned"),
+        ((), "--method is required"),
         (("--method", "apd"), "'apd' needs --verifier"),
         (("--method", "autoregressive"), "Autoregressive has no option to tune"),
-        (("--method", "left_to_right", "--max-loss", "-1"), "max_loss must lie between 0 and 100"),
-        (("--method", "left_to_right", "--max-loss", "nan"), "max_loss must lie between 0 and 100"),
+        (("--method", "left_to_right", "--max-loss", "-1"), "max_loss must be between 0 and 100"),
+        (("--method", "left_to_right", "--max-loss", "nan"), "max_loss must be between 0 and 100"),
         (("--method", "left_to_right", "--trials", "0"), "trials must be at least 1"),
         (("--method", "left_to_right", "--by", "luck"), "by must be seconds or forwards"),
         (("--method", "left_to_right", "--batch", "9", "--limit", "4"), "do not fill a batch of 9"),
         (("--method", "left_to_right", "--task", "chess"), "unknown task 'chess'"),
-        (("--method", "left_to_right", "--against", "left_to_right tokens=1,2"), "one setting"),
+        (
+            ("--method", "left_to_right", "--against", "left_to_right tokens=1,2"),
+            "must be a single setting",
+        ),
     ],
 )
 def test_bad_searches_are_one_line(outpace, words, says):

@@ -500,7 +500,7 @@ def refuse(request: Request, message: str, engine: Engine | None = None) -> None
 
 def test_empty_prompt_is_refused() -> None:
     """There is nothing to predict from."""
-    refuse(Request(method=AR, prompt=()), "the prompt is empty")
+    refuse(Request(method=AR, prompt=()), "prompt must not be empty")
 
 
 @pytest.mark.parametrize("count", [0, -3])
