@@ -26,6 +26,7 @@ from outpace.api.engine_loop import (
     ServedModel,
     Submit,
 )
+from outpace.api.output import Answer
 from outpace.decoding import Step
 from outpace.engine.job import DecodingError
 from outpace.methods import Speculative
@@ -190,7 +191,7 @@ def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPat
         assert gate.wait(60)
         return prepare()
 
-    monkeypatch.setattr(engine_loop, "in_short_turns", read)
+    monkeypatch.setattr(engine_loop, engine_loop.in_short_turns.__name__, read)
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
         yield [submit(1, regex="[a-c]{2}"), submit(2, method=draft), submit(3)]
@@ -223,7 +224,7 @@ def test_a_request_that_fails_ends_with_its_error(
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
         yield [submit(1, streams=True)]
-        monkeypatch.setattr("outpace.api.output.Answer.take", broken)
+        monkeypatch.setattr(Answer, Answer.take.__name__, broken)
         yield from until_over(script, 1)
         assert not loop.models["x"].requests
         yield []

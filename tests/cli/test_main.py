@@ -17,6 +17,7 @@ import pytest
 
 import outpace as package
 from outpace.checkpoints.load import VOCABULARY, ZOO
+from outpace.cli import app, terminal
 from outpace.cli.app import BENCHMARKS, COMMANDS
 from outpace.cli.flags import Loading
 from outpace.cli.main import main
@@ -448,7 +449,7 @@ def test_where_nothing_can_be_written_nothing_is_computed(
     outpace, tmp_path, monkeypatch, args, name
 ):
     """A folder, a device, a folder that cannot be made."""
-    monkeypatch.setattr(Loading, "open", None)
+    monkeypatch.setattr(Loading, Loading.open.__name__, None)
     status, _, err = outpace(*args, str(tmp_path / name))
     assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1
     assert str(tmp_path / name).removesuffix("/.").removesuffix("/out") in err
@@ -491,9 +492,9 @@ def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
         raise KeyboardInterrupt
 
     if place == "inside":
-        monkeypatch.setattr(Loading, "open", interrupt)
+        monkeypatch.setattr(Loading, Loading.open.__name__, interrupt)
     else:
-        monkeypatch.setattr("outpace.cli.app.build", interrupt)
+        monkeypatch.setattr(app, app.build.__name__, interrupt)
     assert outpace("generate", "tiny-aux", "x") == (130, "", "outpace: interrupted\n")
 
 
@@ -564,7 +565,7 @@ def interrupt():
 def build():
     {line}
 
-app.build = build
+app.{app.build.__name__} = build
 """
     with started(tmp_path, code, "--help"):
         pass
@@ -615,7 +616,7 @@ def test_an_error_of_several_lines_is_put_on_one(outpace, monkeypatch):
     def refuse(*args, **options):
         raise ValueError("one\n  two\r\nthree \x1b[2J")
 
-    monkeypatch.setattr(Loading, "open", refuse)
+    monkeypatch.setattr(Loading, Loading.open.__name__, refuse)
     assert outpace("generate", "tiny-aux", "x")[2] == "outpace: one two three \\x1b[2J\n"
 
 
@@ -742,7 +743,7 @@ def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
 
 def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypatch):
     """And says where it is meanwhile, where no bar can be seen."""
-    monkeypatch.setattr("outpace.cli.terminal.EVERY", 0.0)
+    monkeypatch.setattr(terminal, "EVERY", 0.0)
     source, target = tmp_path / "prompts.jsonl", tmp_path / "data.jsonl"
     source.write_text(f"{json.dumps({'prompt': STORY})}\n" * 3)
     args = ("generate", "tiny-aux", "--input", str(source), "--output", str(target))
