@@ -147,18 +147,18 @@ def test_arrays_of_token_ids_are_prompts(ids: Prompt) -> None:
     ("prompt", "says"),
     [
         ([True, 2], "must be a token id, an integer, got True"),
-        ([1, 2.0], "2.0 is no token id"),
-        ([np.bool_(True)], "True.* is no token id"),
-        (np.array([1.5]), "1.5 is no token id"),
-        (torch.tensor([True]), "True is no token id"),
-        ([[1, 2]], r"\[1, 2\] is no token id"),
-        (np.array([[1, 2]]), r"\[1, 2\] is no token id"),
-        ([None], "None is no token id"),
+        ([1, 2.0], "must be a token id, an integer, got 2.0"),
+        ([np.bool_(True)], "must be a token id, an integer, got True.*"),
+        (np.array([1.5]), "must be a token id, an integer, got 1.5"),
+        (torch.tensor([True]), "must be a token id, an integer, got True"),
+        ([[1, 2]], r"must be a token id, an integer, got \[1, 2\]"),
+        (np.array([[1, 2]]), r"must be a token id, an integer, got \[1, 2\]"),
+        ([None], "must be a token id, an integer, got None"),
         (np.array([], dtype=int), "prompt must not be empty"),
         (np.array(5), "prompt must be text, token ids or chat messages, got 5"),
-        (None, "None is no prompt"),
-        (5, "5 is no prompt"),
-        (b"bytes", "b'bytes' is no prompt"),
+        (None, "prompt must be text, .* got None"),
+        (5, "prompt must be text, .* got 5"),
+        (b"bytes", "prompt must be text, .* got b'bytes'"),
         ({"role": "user", "content": "hi"}, "must be text, token ids or chat messages"),
         ("half \ud83d", "is not UTF-8: character 6 is a lone surrogate"),
         ([{"role": "user", "content": "\udcff"}], "is not UTF-8: character 1"),
@@ -215,7 +215,7 @@ def test_empty_prompt_is_refused(text: Text, prompt) -> None:
 )
 def test_malformed_message_is_refused(text: Text, message) -> None:
     """With the value."""
-    with pytest.raises(ValueError, match="is not a chat message"):
+    with pytest.raises(ValueError, match="is not (a|the text of a) chat message"):
         text.encode([{"role": "user", "content": "hi"}, message])
 
 
@@ -550,7 +550,7 @@ def test_token_that_only_the_other_has_is_named(text: Text) -> None:
     tokenizer.convert_ids_to_tokens = lambda ids: [None if i == last else f"{i}" for i in ids]
     whole = Text("whole", copy.deepcopy(text.tokenizer))
     whole.tokenizer.convert_ids_to_tokens = lambda ids: [f"{i}" for i in ids]
-    with pytest.raises(ValueError, match=f"'{last}' is token {last} there and None here"):
+    with pytest.raises(ValueError, match=f"token {last} is '{last}' there and None here"):
         holed.agrees(whole, 260, 260)
 
 
@@ -590,7 +590,7 @@ def test_variables_of_a_template_are_those_it_reads() -> None:
     assert text.variables == {"enable_thinking"}
     plain, quiet = text.encode("a b"), text.encode("a b", template={"enable_thinking": False})
     assert len(quiet) > len(plain)
-    with pytest.raises(ValueError, match="no variable 'tokenize'; it has enable_thinking"):
+    with pytest.raises(ValueError, match="no variable 'tokenize'; its variables: enable_thinking"):
         text.encode("a b", template={"tokenize": True})
     tokenizer.chat_template = "{% if %}"
     with pytest.raises(ValueError, match="the chat template of broken fails"):

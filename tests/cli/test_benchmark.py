@@ -67,7 +67,7 @@ def test_levels_are_measured_and_written_with_provenance(serve, tmp_path):
 
 
 def test_requests_are_openai_s_and_no_prompt_comes_twice(serve):
-    """Only OpenAI's fields are sent to other servers."""
+    """Without a method, the field `outpace` is absent."""
     with ScriptedServer(answer) as server:
         words = ("--max-tokens", "32", "--temperature", "0", "--ignore-eos", "--seed", "5")
         assert serve(server.url, *SMALL, *words)[0] == 0
@@ -228,7 +228,7 @@ def test_several_models_have_to_be_chosen_from(serve):
         (("http://x", "--model", "m", "--endpoint", "words"), "chat or completions"),
         (("http://x", "--model", "m", "--prompts", "none.jsonl"), "none.jsonl"),
         (("http://x", "--method", "nonsense"), "autoregressive"),
-        (("http://x", "--method", "apd", "--ratio", "much"), "ratio takes float"),
+        (("http://x", "--method", "apd", "--ratio", "much"), "ratio must be float"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(serve, words, says):

@@ -122,7 +122,7 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
         ("/method nonsense", "unknown method 'nonsense'; known are apd"),
         ("/method wedlm x=1", "method 'wedlm' has no option x; known are"),
         ("/method wedlm x", "'x' is not an option of wedlm: write option=value"),
-        ("/method wedlm entropy=a", "entropy takes float"),
+        ("/method wedlm entropy=a", "entropy must be float"),
         ("/method left_to_right", "decodes diffusion models"),
         ("/method speculative draft=nowhere", "nowhere"),
         ("/race autoregressive", "/race needs an answer to compare with"),

@@ -122,7 +122,7 @@ def test_trace_shows_every_forward_with_its_holes(outpace):
 
 
 def test_trace_draws_the_pipeline_of_a_method_with_blocks(outpace, tmp_path):
-    """With one cell per slot."""
+    """In the terminal and as a picture."""
     path = tmp_path / "new" / "trace.png"
     status, out, _ = outpace(
         *("trace", "tiny-dream", STORY, "--max-tokens", "32", "--method", "d2f"),
@@ -134,7 +134,7 @@ def test_trace_draws_the_pipeline_of_a_method_with_blocks(outpace, tmp_path):
 
 
 def test_a_picture_without_matplotlib_names_the_extra(outpace, tmp_path, monkeypatch):
-    """Before any work."""
+    """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delitem(sys.modules, "outpace.benchmark.plots", raising=False)
     status, _, err = outpace("trace", "tiny-aux", "x", "--png", str(tmp_path / "trace.png"))
@@ -269,7 +269,7 @@ def test_reports_of_another_schema_are_refused(outpace, tmp_path):
 
 
 def test_evaluate_can_do_without_the_prefix_cache(outpace):
-    """With the same answers."""
+    """With `--no-prefix-cache`."""
     words = ("evaluate", "tiny-aux", "--limit", "2", "--no-prefix-cache")
     assert outpace(*words)[0] == 0
 

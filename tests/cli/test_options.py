@@ -8,7 +8,7 @@ from outpace.methods import APD, DFlash, LeftToRight, Speculative
 
 
 def test_texts_become_the_types_of_the_fields():
-    """Booleans, integers, numbers and None."""
+    """For each type of field."""
     values = {"verifier": "tiny-aux", "ratio": "0.25", "window": "none", "coupling": "argmax"}
     expected = APD(verifier="tiny-aux", ratio=0.25, window=None, coupling="argmax")
     assert parse_method("apd", values) == expected
@@ -38,14 +38,14 @@ def test_defaults_are_those_of_the_method():
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"tokens": "many"}, "tokens takes int, not 'many'"),
-        ({"tokens": "none"}, "tokens takes int, not 'none'"),
+        ({"tokens": "many"}, "tokens must be int, got 'many'"),
+        ({"tokens": "none"}, "tokens must be int, got 'none'"),
         ({"colour": "red"}, "no option colour"),
         ({"tokens": "0"}, "tokens must be at least 1"),
     ],
 )
 def test_wrong_values_are_named(values, says):
-    """With the flag."""
+    """The error names the option and the value."""
     with pytest.raises(ValueError, match=says):
         parse_method("left_to_right", values)
 

@@ -32,7 +32,7 @@ def outpace(capsys):
 
 @pytest.mark.slow
 def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
-    """From one entry each."""
+    """With the paper's claims checked."""
     words = ("reproduce", "wedlm:streaming", "--limit", 2, "--rounds", 1, "--out", tmp_path)
     status, out, err = outpace(*words)
     assert status == 0, err
@@ -90,7 +90,7 @@ def test_a_page_that_cannot_be_written_is_found_before_the_work(outpace, tmp_pat
 
 
 def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
-    """Other lines use the base model."""
+    """It is listed with the models."""
     _, out, _ = outpace("reproduce", "d2f:tables", "--scale", "full", "--out", tmp_path)
     said = " ".join(out.split())
     assert "with Dream-org/Dream-v0-Base-7B, SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora;" in said
@@ -152,7 +152,7 @@ def test_help_without_a_clone_says_what_is_needed(outpace, without_clone, flag):
 
 
 def test_help_lists_every_figure(outpace):
-    """By paper."""
+    """All 29 of them."""
     status, out, _ = outpace("reproduce", "--help")
     told = re.sub(r"[\s│]+", " ", out)
     assert status == 0 and len(figure_names()) == 29

@@ -31,7 +31,7 @@ def outpace(capsys):
 
 @pytest.mark.slow
 def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
-    """It runs as printed."""
+    """For the fastest setting."""
     pytest.importorskip("optuna")
     path, picture, samples = tmp_path / "a.json", tmp_path / "a.png", tmp_path / "a.jsonl"
     words = (
