@@ -148,7 +148,7 @@ def test_arrays_of_token_ids_are_prompts(ids: Prompt) -> None:
     [
         ([True, 2], "must be a token id, an integer, got True"),
         ([1, 2.0], "must be a token id, an integer, got 2.0"),
-        ([np.bool_(True)], "must be a token id, an integer, got True.*"),
+        ([np.bool_(True)], "must be a token id, an integer, got .*True"),
         (np.array([1.5]), "must be a token id, an integer, got 1.5"),
         (torch.tensor([True]), "must be a token id, an integer, got True"),
         ([[1, 2]], r"must be a token id, an integer, got \[1, 2\]"),
