@@ -61,13 +61,13 @@ def generate(
     batch: Batch = 64,
     n: Annotated[int, Option("--n", help="Number of answers, with consecutive seeds.")] = 1,
     logprobs: Logprobs = False,
-    choice: Choice = CHOICE,
-    ending: Ending = ENDING,
-    dressing: Dressing = DRESSING,
+    sampling: Choice = CHOICE,
+    stops: Ending = ENDING,
+    prompt_flags: Dressing = DRESSING,
     raw: Raw = False,
-    rule: Rule = RULE,
-    loading: Loading = LOADING,
-    spread: Spread = SPREAD,
+    constraint: Rule = RULE,
+    load_flags: Loading = LOADING,
+    replica_flags: Spread = SPREAD,
 ) -> None:
     """Answer a prompt, streamed and coloured by forward pass, or a file of prompts.
 
@@ -82,25 +82,27 @@ def generate(
     has_prompt = prompt is not None or fill is not None
     if has_prompt == (input is not None) or (input is None) != (output is None):
         raise ValueError("give either a prompt, or both --input and --output")
-    if input is not None and (n != 1 or logprobs or dressing.system is not None):
+    if input is not None and (n != 1 or logprobs or prompt_flags.system is not None):
         raise ValueError(
             "--n, --logprobs and --system need a prompt and cannot be combined with --input"
         )
     if n < 1:
         raise OptionError("n", n, f"--n must be at least 1, got {n}")
-    if prompt is None and dressing.system is not None:
-        raise OptionError("system", dressing.system, "--system needs a prompt")
+    if prompt is None and prompt_flags.system is not None:
+        raise OptionError("system", prompt_flags.system, "--system needs a prompt")
     text = None if prompt is None else typed(prompt)
     cloze = None if fill is None else cloze_of(fill)
-    options = choice.options() | ending.options() | dressing.options() | rule.options()
+    options = sampling.options() | stops.options() | prompt_flags.options() | constraint.options()
     options |= Options(raw=raw, logprobs=logprobs)
     check_options(options)
     if input is not None and output is not None:
-        return answer_lines(spread.open(loading, model, method), input, output, batch, options)
-    if spread != SPREAD:
+        return answer_lines(
+            replica_flags.open(load_flags, model, method), input, output, batch, options
+        )
+    if replica_flags != SPREAD:
         raise ValueError("--ray and --replicas need --input and --output")
-    llm = loading.open(model, method, max_sequences=min(n, 256))
-    question = None if text is None else dressing.prompt(llm, text, raw=raw)
+    llm = load_flags.open(model, method, max_sequences=min(n, 256))
+    question = None if text is None else prompt_flags.prompt(llm, text, raw=raw)
     if cloze is not None:
         answer = llm.fill(cloze, prompt=question, **options)
         show_filled(console, cloze, answer)
@@ -153,11 +155,11 @@ def trace(
     model: ModelName,
     prompt: Annotated[str, Argument(help="The prompt; - reads standard input.")],
     method: Method | None = None,
-    choice: Choice = CHOICE,
-    ending: Ending = ENDING,
-    dressing: Dressing = DRESSING,
+    sampling: Choice = CHOICE,
+    stops: Ending = ENDING,
+    prompt_flags: Dressing = DRESSING,
     raw: Raw = False,
-    loading: Loading = LOADING,
+    load_flags: Loading = LOADING,
     png: Annotated[
         Path | None, Option(help="Write a picture of slots by forwards to this file.")
     ] = None,
@@ -165,12 +167,12 @@ def trace(
     """Answer a prompt and print each forward: model, rows, accepted tokens and canvas."""
     if png is not None:
         from outpace.benchmark.plots import draw_slots
-    options = choice.options() | ending.options() | dressing.options() | Options(raw=raw)
+    options = sampling.options() | stops.options() | prompt_flags.options() | Options(raw=raw)
     check_options(options)
     with replaced(png) as picture:
         text = typed(prompt)
-        llm = loading.open(model, method)
-        (output,) = llm.generate(dressing.prompt(llm, text, raw=raw), **options)
+        llm = load_flags.open(model, method)
+        (output,) = llm.generate(prompt_flags.prompt(llm, text, raw=raw), **options)
         wide = console if console.is_terminal else piped()
         show_trace(wide, llm, output, width=max(wide.width - 44, 20))
         console.print(statistics(output), style="dim", soft_wrap=True)

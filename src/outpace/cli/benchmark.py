@@ -88,7 +88,7 @@ def benchmark_serve(
         Option(help=f"Requests per level; by default {TURNS} per stream, at least {LEAST}."),
     ] = None,
     warmup: Annotated[int, Option(help="Warm-up requests before each level, not measured.")] = 8,
-    asked: Asked = ASKED,
+    workload_flags: Asked = ASKED,
     api_key: Annotated[str | None, Option(help="API key of the server.")] = None,
     timeout: Annotated[float, Option(help="Timeout of a request in seconds.")] = 600.0,
     goodput: Annotated[
@@ -105,7 +105,7 @@ def benchmark_serve(
     from outpace.benchmark.measure import requests_of
 
     limits = {} if goodput is None else parse_limits(goodput)
-    levels = levels_of(concurrency, rate, requests, asked.seed)
+    levels = levels_of(concurrency, rate, requests, workload_flags.seed)
     if warmup < 0:
         raise OptionError("warmup", warmup, f"warmup must be at least 0, got {warmup}")
     client = Client(url, api_key, timeout=timeout)
@@ -113,7 +113,7 @@ def benchmark_serve(
         if picture is not None:
             from outpace.benchmark.plots import draw_levels
         name = model or asyncio.run(only_model(client))
-        workload = asked.workload(name, method, requests_of(levels, warmup))
+        workload = workload_flags.workload(name, method, requests_of(levels, warmup))
         interrupted = run(client, workload, levels, warmup)
         measured = [level.summary(limits) for level in levels if level.exchanges]
         if interrupted and not measured:

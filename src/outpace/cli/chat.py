@@ -51,22 +51,22 @@ COMMANDS = ("/method", "/race", "/reset", "/help", "/exit")
 def chat(
     model: ModelName,
     method: Method | None = None,
-    choice: Choice = CHOICE,
-    ending: Ending = ENDING,
-    dressing: Dressing = DRESSING,
-    loading: Loading = LOADING,
+    sampling: Choice = CHOICE,
+    stops: Ending = ENDING,
+    prompt_flags: Dressing = DRESSING,
+    load_flags: Loading = LOADING,
 ) -> None:
     """Chat in the terminal, coloured by forward pass; the method can be changed between answers.
 
     /help lists the commands. Ctrl-C stops an answer, a second Ctrl-C or Ctrl-D exits. Without a
     terminal, each line of standard input is a message; at a terminal, pasted lines are one message.
     """
-    options = choice.options() | ending.options() | dressing.options()
+    options = sampling.options() | stops.options() | prompt_flags.options()
     check_options(options)
-    llm = loading.open(model, method, max_sequences=1)  # one answer may use the whole cache
+    llm = load_flags.open(model, method, max_sequences=1)  # one answer may use the whole cache
     if llm.text.tokenizer is None or llm.text.tokenizer.chat_template is None:
         raise ValueError(f"{llm.name} has no chat template; use outpace generate")
-    first = dressing.messages(llm)
+    first = prompt_flags.messages(llm)
     llm.prepare([*first, {"role": "user", "content": "-"}], **options)  # validates the options
     talk = Conversation(llm, first, options)
     for line in lines():

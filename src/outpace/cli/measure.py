@@ -70,21 +70,21 @@ def race(
         list[str] | None, Option(help="'MODEL METHOD option=value …'; repeat for each entry.")
     ] = None,
     limit: Limit = 25,
-    choice: Choice = RACING,
-    ending: Ending = ENDING,
+    sampling: Choice = RACING,
+    stops: Ending = ENDING,
     template: Template = None,
-    loading: Loading = LOADING,
+    load_flags: Loading = LOADING,
     json_path: JsonPath = None,
 ) -> None:
     """Compare methods on the same prompts: answers coloured by forward, then a table.
 
     Without a prompt, the methods solve held-out story problems, and the table includes accuracy.
     """
-    options = choice.options() | ending.options() | Dressing(template=template).options()
+    options = sampling.options() | stops.options() | Dressing(template=template).options()
     check_options(options)
     prompt = None if prompt is None else typed(prompt)
     with replaced(json_path) as file:
-        racers = line_up(entry or RACE, loading)
+        racers = line_up(entry or RACE, load_flags)
         reports = compete(racers, prompt, limit, options)
         console.print()
         console.print(report_table(reports, scored=prompt is None))
@@ -126,10 +126,10 @@ def compete(
     return reports
 
 
-def line_up(entries: Sequence[str], loading: Loading) -> Racers:
+def line_up(entries: Sequence[str], load_flags: Loading) -> Racers:
     """Load model and method of all entries; raises `ValueError` for a bad one before any runs."""
     parsed = {text: parse_entry(text) for text in entries}
-    llms = loading.open_all(parsed.values())
+    llms = load_flags.open_all(parsed.values())
     return {text: (llms[model], method) for text, (model, method) in parsed.items()}
 
 
@@ -192,14 +192,14 @@ QUESTIONED = Questioned()
 def evaluate_command(
     model: ModelName,
     method: Method | None = None,
-    asking: Asking = ASKING,
+    task_flags: Asking = ASKING,
     limit: Limit = 100,
     batch: Batch = 1,
-    choice: Questioned = QUESTIONED,
-    ending: Ending = ENDING,
+    sampling: Questioned = QUESTIONED,
+    stops: Ending = ENDING,
     template: Template = None,
-    loading: Loading = LOADING,
-    spread: Spread = SPREAD,
+    load_flags: Loading = LOADING,
+    replica_flags: Spread = SPREAD,
     harness: Tasks = HARNESS,
     no_prefix_cache: NoPrefixCache = False,
     samples: Annotated[
@@ -214,18 +214,22 @@ def evaluate_command(
     With --json, all answers are written to a JSON-lines file next to the figures.
     """
     at_least_one(limit=limit)
-    request = choice.options() | ending.options()
+    request = sampling.options() | stops.options()
     if template:
         request |= Dressing(template=template).options()
     check_options(request)
     if harness.tasks is not None:
-        if replace(asking, num_shots=None) != ASKING:
+        if replace(task_flags, num_shots=None) != ASKING:
             raise ValueError("--tasks cannot be combined with --task, --data and related flags")
-        if spread != SPREAD:
+        if replica_flags != SPREAD:
             raise ValueError("--tasks cannot be combined with --ray or --replicas")
         with replaced(json_path) as file:
-            llm = loading.open(model, method, prefix_cache=not no_prefix_cache)
-            extra: dict[str, Any] = {"shots": asking.num_shots, "limit": limit, "samples": samples}
+            llm = load_flags.open(model, method, prefix_cache=not no_prefix_cache)
+            extra: dict[str, Any] = {
+                "shots": task_flags.num_shots,
+                "limit": limit,
+                "samples": samples,
+            }
             results, report = harness.run(llm, options=request, batch=batch, **extra)
             show(results)
             show_cut([report.summary()])
@@ -233,13 +237,13 @@ def evaluate_command(
         return
     if harness != HARNESS:
         raise ValueError("--include, --chat, --system and --draws need --tasks")
-    setting, questions = asking.setting(), asking.questions(limit)
+    setting, questions = task_flags.setting(), task_flags.questions(limit)
     options = setting.options(request | Options(method=method))
     with replaced(json_path) as file, replaced(beside(json_path)) as answers:
         cached = not no_prefix_cache
-        backend = spread.open(loading, model, options["method"], prefix_cache=cached)
+        backend = replica_flags.open(load_flags, model, options["method"], prefix_cache=cached)
         options = settled(backend, setting, questions, request)
-        labels = {"task": setting.task, "protocol": asking.protocol}
+        labels = {"task": setting.task, "protocol": task_flags.protocol}
         report = run(backend, questions, labels, batch, options, samples)
         console.print(report_table([(entry_of(backend.name, backend.method), report)], scored=True))
         show_cut([report.summary()])

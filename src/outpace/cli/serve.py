@@ -69,14 +69,14 @@ def serve(
         int | None,
         Option(help="Maximum number of tokens of an answer.", show_default="rest of the context"),
     ] = None,
-    serving: Serving = SERVING,
+    server_flags: Serving = SERVING,
     replicas: Annotated[
         int | None, Option(help="Number of server processes on Ray, one per GPU.")
     ] = None,
     max_replicas: Annotated[
         int | None, Option(help="Maximum number of replicas under load.")
     ] = None,
-    loading: Loading = LOADING,
+    load_flags: Loading = LOADING,
 ) -> None:
     """Serve models over an OpenAI-compatible HTTP API; by default the embedded models."""
     check_system()
@@ -93,14 +93,14 @@ def serve(
     paths = settings.named_models(model, models or ())
     if config is not None and paths:
         raise ValueError("models cannot be given both on the command line and in --config")
-    if not paths and (method or further or max_tokens is not None or loading != LOADING):
+    if not paths and (method or further or max_tokens is not None or load_flags != LOADING):
         raise ValueError("--method, --further, --max-tokens and loading flags need a model")
-    values = {"max_tokens": max_tokens, **vars(loading)}
+    values = {"max_tokens": max_tokens, **vars(load_flags)}
     entries = {
         name: settings.entry(path, method, dict(map(pair, further or ())), values)
         for name, path in paths.items()
     }
-    whole = settings.merged(config, entries, serving.settings())
+    whole = settings.merged(config, entries, server_flags.settings())
     start_log(verbose=whole.server.verbose)
     whole.check()
     check_all(whole.models)

@@ -93,9 +93,9 @@ def benchmark_methods(
     ],
     loads: Loads = LOADS,
     rounds: Annotated[int, Option(help="Number of turns per side, in alternating order.")] = 10,
-    asking: Asking = ASKING,
+    task_flags: Asking = ASKING,
     limit: Limit = 100,
-    loading: Loading = LOADING,
+    load_flags: Loading = LOADING,
     samples: Annotated[
         Path | None, Option(help="Folder for completed turns, from which a killed run resumes.")
     ] = None,
@@ -110,13 +110,15 @@ def benchmark_methods(
     compared if all run on a CPU. Models with random weights only show the cost of forwards.
     """
     contest = [entry for text in entries for entry in parse_entries(text)]
-    random, questions = are_random(contest), asking.questions(limit)
+    random, questions = are_random(contest), task_flags.questions(limit)
     check_rounds(len(questions), rounds, max(counts(loads.batch, "batch")))
     if png is not None:
         from outpace.benchmark.plots import draw_sides
     with replaced(json_path) as file, replaced(png) as drawing, TemporaryDirectory() as folder:
-        shapes = shapes_in(Path(folder), loading)
-        sides = list(line_up(contest, loads, asking, questions, loading, shapes, random=random))
+        shapes = shapes_in(Path(folder), load_flags)
+        sides = list(
+            line_up(contest, loads, task_flags, questions, load_flags, shapes, random=random)
+        )
         rounds, interrupted = run(sides, rounds, samples)
         if not rounds:
             raise KeyboardInterrupt
@@ -156,34 +158,34 @@ def counts(text: str, name: str) -> list[int]:
     return parsed
 
 
-def shapes_in(folder: Path, loading: Loading) -> Shapes:
+def shapes_in(folder: Path, load_flags: Loading) -> Shapes:
     """Create the registry of checkpoints with random weights in a folder."""
-    device = resolve_device(loading.device)
-    return Shapes(folder=folder, dtype=resolve_dtype(loading.dtype, device), device=device)
+    device = resolve_device(load_flags.device)
+    return Shapes(folder=folder, dtype=resolve_dtype(load_flags.dtype, device), device=device)
 
 
 def line_up(
     entries: Sequence[Entry],
     loads: Loads,
-    asking: Asking,
+    task_flags: Asking,
     questions: Sequence[Question],
-    loading: Loading,
+    load_flags: Loading,
     shapes: Shapes,
     *,
     random: bool,
 ) -> Iterator[Side]:
     """Yield a side per entry and load; raises `ValueError` before anything runs."""
-    setting = asking.setting()
+    setting = task_flags.setting()
     levels = loads.all(setting.max_tokens, random=random)
     loaded = [(shapes.model(entry.model), shapes.method(entry.method)) for entry in entries]
     adapted: dict[str | None, list[tuple[str, Method]]] = {}
     for entry, pair in zip(entries, loaded, strict=True):
         adapted.setdefault(entry.adapter, []).append(pair)
     for pairs in adapted.values():
-        loading.check(pairs)
+        load_flags.check(pairs)
     llms = {
-        adapter: loading.changed(
-            adapter=shapes.model(adapter) if adapter else loading.adapter
+        adapter: load_flags.changed(
+            adapter=shapes.model(adapter) if adapter else load_flags.adapter
         ).open_all(pairs)
         for adapter, pairs in adapted.items()
     }
@@ -201,7 +203,7 @@ def line_up(
                 questions=prompts,
                 options=options | Options(method=method),
                 task="" if length else setting.task,
-                protocol="" if length else asking.protocol,
+                protocol="" if length else task_flags.protocol,
             )
 
 

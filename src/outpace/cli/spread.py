@@ -27,20 +27,20 @@ class Spread:
     ] = None
 
     def open(
-        self, loading: Loading, model: str, method: Named | None, *, prefix_cache: bool = True
+        self, load_flags: Loading, model: str, method: Named | None, *, prefix_cache: bool = True
     ) -> LLM | Fleet:
         """Load a model, or start replicas of it."""
         if not self.ray:
             if self.replicas is not None:
                 raise OptionError("replicas", self.replicas, "--replicas needs --ray")
-            return loading.open(model, method, prefix_cache=prefix_cache)
+            return load_flags.open(model, method, prefix_cache=prefix_cache)
         try:
             from outpace.ray.batches import Fleet
         except ImportError as error:
             raise ValueError(f"{error}; --ray needs: pip install 'outpace[ray]'") from error
-        loading.check([(model, method)])
-        small = one_thread(model, loading.device)
-        options = {**asdict(loading), "prefix_cache": prefix_cache}
+        load_flags.check([(model, method)])
+        small = one_thread(model, load_flags.device)
+        options = {**asdict(load_flags), "prefix_cache": prefix_cache}
         with waiting("starting Ray"):
             return Fleet(model, method, replicas=self.replicas, small=small, **options)
 

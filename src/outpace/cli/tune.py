@@ -84,11 +84,11 @@ def tune(
     model: ModelName,
     method: Mapping[str, Any] | None = None,
     goal: Goal = GOAL,
-    asking: Asking = ASKING,
+    task_flags: Asking = ASKING,
     limit: Limit = 100,
     batch: Batch = 1,
-    choice: Choice = CHOICE,
-    loading: Loading = LOADING,
+    sampling: Choice = CHOICE,
+    load_flags: Loading = LOADING,
     samples: Annotated[
         Path | None, Option(help="Append each trial to this file, from which a killed run resumes.")
     ] = None,
@@ -110,11 +110,11 @@ def tune(
     plain = make_method(name, fixed, spelling=lambda option: f"--{flag(option)}")
     space_of(type(plain), fixed)
     with replaced(json_path) as file, replaced(png) as picture:
-        side = against(model, plain, goal, asking, limit, batch, choice, loading)
+        side = against(model, plain, goal, task_flags, limit, batch, sampling, load_flags)
         aim: dict[str, Any] = {
             "max_loss": goal.max_loss,
             "by": goal.speed(side.llm),
-            "seed": choice.seed,
+            "seed": sampling.seed,
         }
         header = {"tuned": name, "fixed": fixed, **aim, **side.header(1)}
         with kept(samples, header) as records:
@@ -124,7 +124,7 @@ def tune(
             run(search, goal.trials)
         results = [search.reference, *results_of(search.trials)]
         final = finals(search)
-        show(search, results, final, [*given(asking), *given(choice)])
+        show(search, results, final, [*given(task_flags), *given(sampling)])
         if file is not None:
             document = {"provenance": provenance(), "search": header, "results": results}
             file.write_text(json.dumps({**document, "finals": final}, indent=2) + "\n")
@@ -136,16 +136,16 @@ def against(
     model: str,
     method: Method,
     goal: Goal,
-    asking: Asking,
+    task_flags: Asking,
     limit: int,
     batch: int,
-    choice: Choice,
-    loading: Loading,
+    sampling: Choice,
+    load_flags: Loading,
 ) -> Side:
     """Load the baseline of losses; raises `ValueError` if the task has no scoring rule."""
     from outpace.benchmark.tune import careful
 
-    setting, questions = asking.setting(), asking.questions(limit)
+    setting, questions = task_flags.setting(), task_flags.questions(limit)
     if batch > len(questions):
         raise ValueError(f"batch must be at most {len(questions)}, the questions, got {batch}")
     if questions[0].score == "none":
@@ -153,15 +153,15 @@ def against(
     baselines = [] if goal.against is None else parse_entries(f"{model} {goal.against}")
     if len(baselines) > 1:
         raise ValueError(f"--against must be a single setting, got {goal.against!r}")
-    llm = loading.open(model, method, prefix_cache=False)
+    llm = load_flags.open(model, method, prefix_cache=False)
     plain = careful(llm)
     default = Entry(model=model, method=plain, line=" ".join([model, *flags_of(plain)[1:]]))
     entry = baselines[0] if baselines else default
     llm.pair(entry.method)
-    options = setting.options(choice.options())
+    options = setting.options(sampling.options())
     options["method"] = entry.method
     load = Load(batch=batch, max_tokens=options["max_tokens"] or setting.max_tokens)
-    protocol = asking.protocol
+    protocol = task_flags.protocol
     return Side(
         entry=entry,
         llm=llm,
