@@ -150,7 +150,7 @@ def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
     for word in ("/method", "/race", "/reset", "/help", "/exit", "Ctrl-C"):
         assert word in out
     assert (
-        "methods for tiny-wedlm: autoregressive, dflash, eagle, lookup, speculative, wedlm\n" in out
+        "methods of tiny-wedlm: autoregressive, dflash, eagle, lookup, speculative, wedlm\n" in out
     )
     assert "tokens per" not in out
 
@@ -274,9 +274,9 @@ def test_pasted_lines_are_one_message(paste: str) -> None:
 def test_an_answer_that_is_cut_says_by_what(chat: Run) -> None:
     """By the flag, or by the context."""
     _, out, _ = chat("tiny-aux", STORY, flags=("--max-tokens", "8"))
-    assert out.endswith("(length)\n(cut at 8 tokens: --max-tokens)\n")
+    assert out.endswith("(length)\n(cut at 8 tokens: increase --max-tokens)\n")
     _, out, _ = chat("tiny-aux", STORY, flags=("--max-length", "64", "--ignore-eos"))
-    assert re.search(r"\(cut at \d+ tokens: the context is full; /reset", out)
+    assert re.search(r"\(cut at \d+ tokens: increase --max-length .* the context is full\)", out)
 
 
 def test_a_method_is_shown_as_it_is_typed(chat: Run) -> None:

@@ -605,7 +605,7 @@ def test_nothing_is_loaded_before_an_interrupt_is_caught():
 
 
 def test_a_reader_that_leaves_is_no_error():
-    """As in `outpace methods \| head -1`."""
+    """As in `outpace methods | head -1`."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "outpace", "methods"]

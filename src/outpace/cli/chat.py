@@ -39,8 +39,8 @@ from outpace.engine.pairing import named as models_of
 from outpace.methods import METHODS, Method
 
 HELP = """\
-/method NAME option=value …  change the method; without arguments, list the methods
-/race NAME option=value …    answer again by another method, and show both answers
+/method NAME option=value …  change the method; alone, list the methods
+/race NAME option=value …    answer again by another method, and show both
 /reset                       clear the conversation
 /help                        show this help
 /exit                        exit, as Ctrl-D does; Ctrl-C stops an answer"""
@@ -124,9 +124,7 @@ class Turn:
             self.follow(stream, show)
         self.output = stream.output
         if self.output is not None and self.output.finish_reason == "length":
-            self.hint = (
-                f"\n(truncated at {len(self.output.ids)} tokens: increase {remedy(llm, options)})"
-            )
+            self.hint = f"\n(cut at {len(self.output.ids)} tokens: increase {remedy(llm, options)})"
 
     def follow(self, stream: Stream, show: Callable[[Text], None]) -> None:
         """Show pieces until the stream ends."""
@@ -204,7 +202,7 @@ class Conversation:
             self.title = words_for(self.method)
             return
         names = [name for name, kind in METHODS.items() if self.llm.config.kind in kind.decodes]
-        console.print(f"{self.title}\nmethods for {self.llm.name}: {', '.join(names)}")
+        console.print(f"{self.title}\nmethods of {self.llm.name}: {', '.join(names)}")
 
     def named(self, words: str) -> Method:
         """Load the models of a method; raises `ValueError` if it does not support this model."""
