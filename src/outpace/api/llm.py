@@ -179,7 +179,7 @@ class LLM:
 
         Args:
             method: The method.
-            wait: Whether to load missing models; otherwise they raise `Unread`.
+            wait: Whether to load missing models; otherwise they raise `NotCompiledError`.
 
         Returns:
             The models by role, and their common limits.
@@ -220,7 +220,7 @@ class LLM:
 
         `streams` collects pieces of text. Without `max_tokens`, the answer has at most `limit`
         tokens and this many `requests` share the cache. Without `wait`, an uncompiled constraint or
-        a model that is not loaded raises `Unread`. Raises `ValueError` for invalid input.
+        a model that is not loaded raises `NotCompiledError`. Raises `ValueError` for invalid input.
         """
         checked = RequestOptions.of(options)
         return prepare_answer(self, prompt, checked, streams, wait, requests, limit)
