@@ -106,9 +106,15 @@ def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
             "only be compared with each other",
         ),
         (("tiny-ar autoregressive", "--batch", "0"), "batch must be at least 1"),
-        (("tiny-ar autoregressive", "--batch", "two"), "batch takes numbers such as 1,2,4"),
+        (
+            ("tiny-ar autoregressive", "--batch", "two"),
+            "batch must be a list of numbers such as 1,2,4",
+        ),
         (("tiny-ar autoregressive", "--max-tokens", "8,-1"), "max_tokens must be at least 1"),
-        (("tiny-ar autoregressive", "--prompt-length", "nan"), "prompt_length takes numbers"),
+        (
+            ("tiny-ar autoregressive", "--prompt-length", "nan"),
+            "prompt_length must be a list of numbers",
+        ),
         (("tiny-ar autoregressive", "--rounds", "0"), "rounds must be at least 1"),
         (("tiny-ar autoregressive", "--limit", "0"), "limit must be at least 1"),
         (("tiny-ar autoregressive", "--batch", "16"), "do not fill a batch of 16: ask 160"),

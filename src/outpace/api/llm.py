@@ -10,10 +10,10 @@ from typing import Any, Unpack, overload
 
 import torch
 
+from outpace.api import preparation
 from outpace.api.driver import Driver
-from outpace.api.options import Options, RequestOptions, seeded
+from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Answer, Output
-from outpace.api.preparation import answer_requests, prepare_answer
 from outpace.api.stream import Stream
 from outpace.api.text import Prompt, Text, as_many
 from outpace.attention.choice import check as check_attention
@@ -30,7 +30,6 @@ from outpace.checkpoints.load import (
 from outpace.constraint.cloze import Parts
 from outpace.constraint.compiler import Compiler, Unread
 from outpace.decoding import DRAFT_KINDS
-from outpace.decoding.sampling_params import is_whole
 from outpace.engine.cache import cache_bytes, cache_slots, check_gib
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.fuse import check as check_compile
@@ -46,9 +45,6 @@ from outpace.models.config import ModelConfig
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.models.low_bits import check, default_bits
 from outpace.models.transformer import Stack
-
-MOST_ANSWERS = 2**16
-"""Maximum number of answers per prompt."""
 
 
 class LLM:
@@ -68,9 +64,8 @@ class LLM:
         max_rows: Maximum number of rows (query tokens) per pass.
         max_sequences: Maximum number of running requests.
         prefix_cache: Whether causal models reuse the cache of prompts with a common prefix.
-        tensor_parallel: Number of processes, started together, that split each model. The first has
-            an ordinary `LLM`; in the others the constructor executes its commands until it ends,
-            then raises `SystemExit`.
+        tensor_parallel: Number of processes, started together, that split each model. All but the
+            first execute commands of the first in the constructor, then raise `SystemExit`.
         attention: Attention back end: `auto`, `dense`, `compiled` (CPU) or `triton` (GPU).
         graphs: Whether to record passes as CUDA graphs (GPU only).
         compile: Whether to compile layers with `torch.compile` (GPU only).
@@ -177,15 +172,12 @@ class LLM:
     def pair(self, method: Method, *, wait: bool = True) -> Pairing:
         """Load and check the models of a method, once per combination.
 
-        Args:
-            method: The method.
-            wait: Whether to load missing models; otherwise they raise `NotCompiledError`.
-
         Returns:
             The models by role, and their common limits.
 
         Raises:
             OptionError: If a model is of an unsupported kind, or has a different tokenizer.
+            NotCompiledError: If a model is not loaded yet and `wait` is not set.
         """
         if not isinstance(method, Method):
             message = f"method must be a Method, such as Autoregressive(), got {method!r}"
@@ -223,17 +215,14 @@ class LLM:
         a model that is not loaded raises `NotCompiledError`. Raises `ValueError` for invalid input.
         """
         checked = RequestOptions.of(options)
-        return prepare_answer(self, prompt, checked, streams, wait, requests, limit)
+        return preparation.prepare_answer(self, prompt, checked, streams, wait, requests, limit)
 
     def submit(
         self, prompt: Prompt | None, *, requests: int = CONCURRENT, **options: Unpack[Options]
     ) -> Answer:
         """Submit a prompt; each `driver.step()` advances it.
 
-        Args:
-            prompt: Text of a user message, token ids, or chat messages.
-            requests: Number of requests that share the cache if `max_tokens` is not set.
-            **options: Options of the request, see `Options`.
+        Without `max_tokens`, this many `requests` share the cache. See `Options` for options.
 
         Returns:
             The answer in progress.
@@ -248,9 +237,7 @@ class LLM:
     def serve(
         self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int | None = None
     ) -> Iterator[tuple[int, Output]]:
-        """Answer requests, and yield each request's number and output in order of completion.
-
-        Leaving the loop cancels the remaining requests.
+        """Yield number and output of requests as they complete; leaving the loop cancels the rest.
 
         Args:
             requests: Prompt and options of each request, consumed lazily if `batch` is set.
@@ -260,11 +247,9 @@ class LLM:
             ValueError: For invalid input; without `batch`, before any work.
             DecodingError: If a method or a forward pass fails.
         """
-        if not (batch is None or is_whole(batch) and batch >= 1):
-            message = f"batch must be an integer of at least 1, got {batch!r}"
-            raise OptionError("batch", batch, message)
+        preparation.check_batch(batch)
         batch = len(requests := list(requests)) if batch is None else batch
-        return answer_requests(self, requests, max(int(batch), 1))
+        return preparation.answer_requests(self, requests, max(int(batch), 1))
 
     @overload
     def generate(
@@ -298,10 +283,7 @@ class LLM:
             ValueError: For invalid input, before any work.
             DecodingError: If a method or a forward pass fails.
         """
-        if n is not None and not (is_whole(n) and 1 <= n <= MOST_ANSWERS):
-            message = f"n must be an integer from 1 to {MOST_ANSWERS}, got {n!r}"
-            raise OptionError("n", n, message)
-        variants = [options] if n is None else [seeded(options, number) for number in range(n)]
+        variants = preparation.answer_variants(options, n)
         served = self.serve(
             (prompt, variant) for prompt in as_many(prompts) for variant in variants
         )
@@ -325,7 +307,7 @@ class LLM:
         Raises:
             ValueError: For invalid input, and for methods that cannot condition on text after a
                 hole.
-            DecodingError: If the method leaves a hole unfilled, or a forward pass fails.
+            DecodingError: If a hole stays unfilled, or a forward pass fails.
         """
         ((_, output),) = self.serve([(prompt, {**options, "cloze": parts})])
         return output
@@ -338,8 +320,7 @@ class LLM:
             **options: Options of the request, see `Options`.
 
         Returns:
-            An iterator over text, one piece per forward that committed text. Its `output` is set at
-                the end.
+            An iterator over pieces of text, one per forward; its `output` is set at the end.
 
         Raises:
             ValueError: For an invalid prompt or option.

@@ -30,13 +30,11 @@ class Options(TypedDict, total=False):
     """Options of one request, passed as keyword arguments.
 
     Attributes:
-        method: Decoding method, in place of that of the `LLM`: a `Method`, its name, or `(name,
-            options)`.
-        max_tokens: Maximum number of tokens of the answer. By default it may fill the rest of the
-            context, up to an equal share of the cache per request of the call; 256 for diffusion
-            models.
-        temperature: Sampling temperature, from 0 (greedy) to 2. This and the next three default to
-            the method's value, then to that of the model's family.
+        method: A `Method`, its name, or `(name, options)`; by default the `LLM`'s.
+        max_tokens: Maximum number of tokens of the answer. By default the rest of the context, at
+            most an equal share of the cache per request of the call; 256 for diffusion models.
+        temperature: Sampling temperature, from 0 (greedy) on. This and the next three default to
+            the value of the method, else of the model's family.
         top_p: Probability mass of nucleus sampling, above 0 and at most 1.
         top_k: Number of most probable tokens to sample from.
         min_p: Minimum probability of a token relative to the most probable one, from 0 to 1.
@@ -44,13 +42,11 @@ class Options(TypedDict, total=False):
         stop: String or strings that end the answer; they are not part of it.
         stop_ids: Token ids that end the answer; they are not part of it.
         ignore_eos: Continue after end-of-sequence, which then is a token of the answer.
-        min_tokens: Number of tokens before which end-of-sequence is not generated, and stop ids and
-            stop strings that begin there have no effect.
+        min_tokens: Minimum length; before it, end-of-sequence, stop ids and `stop` do not apply.
         presence_penalty: Subtracted from the logits of tokens that occur in the answer.
         frequency_penalty: Subtracted from the logits of tokens once per occurrence in the answer.
-        repetition_penalty: Divides positive logits, and multiplies negative ones, of tokens that
-            occur in prompt or answer. The three penalties need a method that commits tokens from
-            left to right.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or
+            answer. The three penalties need a method that commits tokens from left to right.
         logit_bias: Values added to logits, by token id.
         raw: Continue a string prompt as it is, without the chat template.
         template: Variables of the chat template, such as `enable_thinking`.

@@ -8,14 +8,19 @@ from typing import TYPE_CHECKING
 
 from outpace.api.effects import check_sight, constraint_of, ends_of, processors_of
 from outpace.api.infill import Layout
-from outpace.api.options import Options, RequestOptions
+from outpace.api.options import Options, RequestOptions, seeded
 from outpace.api.output import Answer, Output
 from outpace.api.text import Detokenizer, Prompt
 from outpace.decoding import Request
+from outpace.decoding.sampling_params import is_whole
+from outpace.errors import OptionError
 from outpace.methods import Method
 
 if TYPE_CHECKING:
     from outpace.api.llm import LLM
+
+MOST_ANSWERS = 2**16
+"""Maximum number of answers per prompt."""
 
 
 def prepare_answer(
@@ -78,6 +83,23 @@ def encode_prompt(
     prefix = None if prompt is None else encode(prompt)
     layout = Layout.of(options.cloze, llm.text, prefix, llm.eos)
     return layout.prompt, layout
+
+
+def answer_variants(options: Options, n: int | None) -> list[Options]:
+    """Return the options of `n` answers to a prompt, which have consecutive seeds."""
+    if n is None:
+        return [options]
+    if not (is_whole(n) and 1 <= n <= MOST_ANSWERS):
+        message = f"n must be an integer from 1 to {MOST_ANSWERS}, got {n!r}"
+        raise OptionError("n", n, message)
+    return [seeded(options, number) for number in range(n)]
+
+
+def check_batch(batch: int | None) -> None:
+    """Raise `OptionError` for a batch that is not a positive integer or None."""
+    if not (batch is None or is_whole(batch) and batch >= 1):
+        message = f"batch must be an integer of at least 1, got {batch!r}"
+        raise OptionError("batch", batch, message)
 
 
 def answer_requests(

@@ -52,12 +52,8 @@ def generate(
     prompt: Annotated[str | None, Argument(help="The prompt; - reads standard input.")] = None,
     fill: ClozeText = None,
     method: Method | None = None,
-    input: Annotated[
-        Path | None, Option(help="File of prompts, JSON lines, in place of a prompt.")
-    ] = None,
-    output: Annotated[
-        Path | None, Option(help="File that the answers to --input are appended to.")
-    ] = None,
+    input: Annotated[Path | None, Option(help="File of prompts, as JSON lines.")] = None,
+    output: Annotated[Path | None, Option(help="File to append the answers to.")] = None,
     batch: Batch = 64,
     n: Annotated[int, Option("--n", help="Number of answers, with consecutive seeds.")] = 1,
     logprobs: Logprobs = False,
@@ -83,9 +79,7 @@ def generate(
     if has_prompt == (input is not None) or (input is None) != (output is None):
         raise ValueError("give either a prompt, or both --input and --output")
     if input is not None and (n != 1 or logprobs or prompt_flags.system is not None):
-        raise ValueError(
-            "--n, --logprobs and --system need a prompt and cannot be combined with --input"
-        )
+        raise ValueError("--n, --logprobs and --system cannot be combined with --input")
     if n < 1:
         raise OptionError("n", n, f"--n must be at least 1, got {n}")
     if prompt is None and prompt_flags.system is not None:

@@ -225,15 +225,8 @@ def evaluate_command(
             raise ValueError("--tasks cannot be combined with --ray or --replicas")
         with replaced(json_path) as file:
             llm = load_flags.open(model, method, prefix_cache=not no_prefix_cache)
-            extra: dict[str, Any] = {
-                "shots": task_flags.num_shots,
-                "limit": limit,
-                "samples": samples,
-            }
-            results, report = harness.run(llm, options=request, batch=batch, **extra)
-            show(results)
-            show_cut([report.summary()])
-            write_json(file, [report], harness=results)
+            extra = {"shots": task_flags.num_shots, "limit": limit, "samples": samples}
+            report_tasks(harness, llm, file, options=request, batch=batch, **extra)
         return
     if harness != HARNESS:
         raise ValueError("--include, --chat, --system and --draws need --tasks")
@@ -249,6 +242,14 @@ def evaluate_command(
         show_cut([report.summary()])
         write_json(file, [report])
         write_answers(answers, questions, report)
+
+
+def report_tasks(harness: Tasks, llm: LLM, path: Path | None, **settings: Any) -> None:
+    """Run the tasks of lm-evaluation-harness, and print and write their results."""
+    results, report = harness.run(llm, **settings)
+    show(results)
+    show_cut([report.summary()])
+    write_json(path, [report], harness=results)
 
 
 def write_answers(path: Path | None, questions: list[Question], report: Report) -> None:

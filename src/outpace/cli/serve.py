@@ -59,23 +59,15 @@ def serve(
         list[str] | None, Option("--model", help="Model, as name=path or path; may be repeated.")
     ] = None,
     further: Annotated[
-        list[str] | None,
-        Option(help="Further model for roles such as draft, as name=path; may be repeated."),
+        list[str] | None, Option(help="Further model for a role, as name=path; may be repeated.")
     ] = None,
-    config: Annotated[
-        Path | None, Option(help="TOML file with settings of the server and its models.")
-    ] = None,
+    config: Annotated[Path | None, Option(help="TOML file of the server and its models.")] = None,
     max_tokens: Annotated[
-        int | None,
-        Option(help="Maximum number of tokens of an answer.", show_default="rest of the context"),
+        int | None, Option(help="Maximum tokens of an answer.", show_default="rest of the context")
     ] = None,
     server_flags: Serving = SERVING,
-    replicas: Annotated[
-        int | None, Option(help="Number of server processes on Ray, one per GPU.")
-    ] = None,
-    max_replicas: Annotated[
-        int | None, Option(help="Maximum number of replicas under load.")
-    ] = None,
+    replicas: Annotated[int | None, Option(help="Number of processes on Ray, one per GPU.")] = None,
+    max_replicas: Annotated[int | None, Option(help="Maximum replicas under load.")] = None,
     load_flags: Loading = LOADING,
 ) -> None:
     """Serve models over an OpenAI-compatible HTTP API; by default the embedded models."""
