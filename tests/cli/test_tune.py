@@ -66,7 +66,7 @@ def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
         (("--method", "left_to_right", "--max-loss", "nan"), "max_loss must be between 0 and 100"),
         (("--method", "left_to_right", "--trials", "0"), "trials must be at least 1"),
         (("--method", "left_to_right", "--by", "luck"), "by must be seconds or forwards"),
-        (("--method", "left_to_right", "--batch", "9", "--limit", "4"), "do not fill a batch of 9"),
+        (("--method", "left_to_right", "--batch", "9", "--limit", "4"), "batch must be at most"),
         (("--method", "left_to_right", "--task", "chess"), "unknown task 'chess'"),
         (
             ("--method", "left_to_right", "--against", "left_to_right tokens=1,2"),

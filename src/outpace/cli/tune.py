@@ -147,7 +147,8 @@ def against(
 
     setting, questions = task_flags.setting(), task_flags.questions(limit)
     if batch > len(questions):
-        raise ValueError(f"batch must be at most {len(questions)}, the questions, got {batch}")
+        limit = len(questions)
+        raise ValueError(f"batch must be at most the number of questions, {limit}, got {batch}")
     if questions[0].score == "none":
         raise ValueError(f"task {setting.task} has no scoring rule: tune on another task")
     baselines = [] if goal.against is None else parse_entries(f"{model} {goal.against}")
