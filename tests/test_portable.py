@@ -101,4 +101,4 @@ def test_answers_are_kept_without_posix(tmp_path: Path) -> None:
     needed = [f"outpace.{name}" for name in ("answers", "provenance", "evaluation.sandbox")]
     count, load, lines, refused = json.loads(printed(code, source, target, *needed))
     assert (count, load, lines) == (1, [], 1)
-    assert refused == f"another run writes to {target}; give another output"
+    assert refused == f"another run is writing to {target}; give another output"

@@ -1,4 +1,4 @@
-"""A file of prompts to a file of training data, killed and gone on with."""
+"""Answers to a file of prompts as training data, and resuming a killed run."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ QUESTIONS = [problem.question for problem in problems("test", 9)]
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """The smallest model of the zoo."""
+    """The smallest embedded model."""
     return LLM("tiny-aux", max_length=160)
 
 
 def write(path: Path, *records: object) -> Path:
-    """A file of JSON lines."""
+    """Write a file of JSON lines."""
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     return path
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Its records in the order of the prompts."""
+    """Read the answers in the order of the prompts."""
     return sorted(map(json.loads, path.read_text().splitlines()), key=lambda record: record["line"])
 
 
 def prompts(path: Path) -> Path:
-    """Both shapes, mixed."""
+    """Prompts of both formats, mixed."""
     plain = [{"prompt": question} for question in QUESTIONS[:6]]
     chats = [{"messages": [{"role": "user", "content": text}]} for text in QUESTIONS[6:]]
     return write(path, *plain, *chats)
 
 
 def test_answers_are_those_of_generate_and_train(llm: LLM, tmp_path: Path) -> None:
-    """Every line is there once, and training reads it."""
+    """Each line is answered once, and training can read the file."""
     target = tmp_path / "new" / "data.jsonl"
     seen: list[tuple[int, int]] = []
     count = answer_file(
@@ -76,7 +76,7 @@ def test_answers_are_those_of_generate_and_train(llm: LLM, tmp_path: Path) -> No
 def test_a_killed_run_goes_on(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
 ) -> None:
-    """What stands in the output is not asked again, and half a line is dropped."""
+    """Existing answers are kept, and an incomplete line is dropped."""
     source, whole, killed = (tmp_path / name for name in ("prompts", "whole", "killed"))
     options = {"batch": 2, "max_tokens": 48, "temperature": 3.0, "seed": 5}
     answer_file(llm, prompts(source), whole, **options)
@@ -99,7 +99,7 @@ def test_a_killed_run_goes_on(
 
 
 def test_a_cut_answer_does_not_end_in_training(llm: LLM, tmp_path: Path) -> None:
-    """It says that it was cut."""
+    """A truncated answer is marked."""
     target = tmp_path / "data.jsonl"
     answer_file(llm, prompts(tmp_path / "prompts"), target, max_tokens=8)
     assert all(record["finish_reason"] == "length" for record in read(target))
@@ -133,7 +133,7 @@ def test_a_cut_answer_does_not_end_in_training(llm: LLM, tmp_path: Path) -> None
 def test_a_bad_line_is_named_before_any_work(
     llm: LLM, tmp_path: Path, line: str, message: str
 ) -> None:
-    """And nothing is written."""
+    """Nothing is written."""
     source = tmp_path / "prompts"
     source.write_text('{"prompt": "x"}\n' + line + '\n{"prompt": "y"}\n')
     with pytest.raises(ValueError, match=message):
@@ -142,7 +142,7 @@ def test_a_bad_line_is_named_before_any_work(
 
 
 def test_a_prompt_without_room_is_named(llm: LLM, tmp_path: Path) -> None:
-    """By its line; the engine is left as it was."""
+    """The error names the line; the engine is unchanged."""
     source = write(tmp_path / "prompts", {"prompt": "x"}, {"prompt": "apples " * 400})
     with pytest.raises(ValueError, match=r"prompts:2: .* is too long"):
         answer_file(llm, source, tmp_path / "out", max_tokens=8)
@@ -150,7 +150,7 @@ def test_a_prompt_without_room_is_named(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
-    """As are files that cannot be read or are one and the same, and a batch of none."""
+    """So are unreadable files, identical files and an empty batch."""
     source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
     write(target, {"line": 2, "prompt": "other", "response": "x"})
     with pytest.raises(ValueError, match=r"out:1 answers another prompt"):
@@ -162,11 +162,11 @@ def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
         write(target, {"response": "x", **record})
         with pytest.raises(ValueError, match=r"out:1 answers another prompt"):
             answer_file(llm, source, target)
-    with pytest.raises(ValueError, match="both input and output"):
+    with pytest.raises(ValueError, match="must differ from the input"):
         answer_file(llm, source, source)
-    with pytest.raises(ValueError, match="no prompts at"):
+    with pytest.raises(ValueError, match="no file of prompts at"):
         answer_file(llm, tmp_path / "none", tmp_path / "new")
-    with pytest.raises(ValueError, match="batch must be a whole number from 1 on, not 0"):
+    with pytest.raises(ValueError, match="batch must be an integer of at least 1, got 0"):
         answer_file(llm, source, tmp_path / "new", batch=0)
 
 
@@ -183,7 +183,7 @@ def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
     ],
 )
 def test_a_foreign_file_is_refused_as_it_stands(llm: LLM, tmp_path: Path, held: bytes) -> None:
-    """Whatever stands behind its last line feed."""
+    """Also with any incomplete last line."""
     source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
     target.write_bytes(held)
     with pytest.raises(ValueError, match="out"):
@@ -195,22 +195,22 @@ def test_a_foreign_file_is_refused_as_it_stands(llm: LLM, tmp_path: Path, held: 
 def test_where_nothing_can_be_appended_no_prompt_is_answered(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """A folder, a device, a folder that cannot be made."""
+    """For a folder, a device, and a folder that cannot be created."""
     monkeypatch.setattr(llm, "submit", None)
     with pytest.raises((ValueError, OSError), match=r"to append to|/proc/none"):
         answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / name)
 
 
 def test_a_file_that_another_run_writes_to_is_refused(llm: LLM, tmp_path: Path) -> None:
-    """And left alone."""
+    """The file is unchanged."""
     source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
-    with appended(target), pytest.raises(ValueError, match="another run writes to"):
+    with appended(target), pytest.raises(ValueError, match="another run is writing to"):
         answer_file(llm, source, target)
     assert answer_file(llm, source, target, max_tokens=4) == 9
 
 
 def test_a_full_disk_loses_and_doubles_nothing(llm: LLM, tmp_path: Path) -> None:
-    """A line that found no room is written by the next run."""
+    """The next run writes the line that did not fit."""
     source, whole, full = (tmp_path / name for name in ("prompts", "whole", "full"))
     answer_file(llm, prompts(source), whole, max_tokens=8)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -226,7 +226,7 @@ def test_a_full_disk_loses_and_doubles_nothing(llm: LLM, tmp_path: Path) -> None
 
 
 def test_lines_end_at_line_feeds_alone(llm: LLM, tmp_path: Path) -> None:
-    """JSON may hold other characters at which Python splits lines."""
+    """JSON may contain other characters at which Python splits lines."""
     source, target = tmp_path / "prompts", tmp_path / "out"
     texts = ["one\u2028two", "three\u0085four", "five\u2029six"]
     lines = (json.dumps({"prompt": text}, ensure_ascii=False) for text in texts)
@@ -236,7 +236,7 @@ def test_lines_end_at_line_feeds_alone(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_messages_that_are_none_leave_the_prompt(llm: LLM, tmp_path: Path) -> None:
-    """As files of two shapes have it."""
+    """A line may have both fields, one of them empty."""
     source, target = tmp_path / "prompts", tmp_path / "out"
     write(source, {"prompt": "hi", "messages": None})
     assert answer_file(llm, source, target, max_tokens=4) == 1
@@ -245,13 +245,13 @@ def test_messages_that_are_none_leave_the_prompt(llm: LLM, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seed", ["abc", None, 1.5])
 def test_a_seed_is_a_whole_number(llm: LLM, tmp_path: Path, seed: Any) -> None:
-    """Each line adds its number."""
-    with pytest.raises(ValueError, match="seed must be a whole number"):
+    """The line number is added to it."""
+    with pytest.raises(ValueError, match="seed must be an integer"):
         answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / "out", seed=seed)
 
 
 def test_a_request_that_is_refused_elsewhere_is_named(tmp_path: Path) -> None:
-    """Though others were taken after it; what was answered before is kept."""
+    """The error names it even if later ones were taken; earlier answers are kept."""
 
     class Elsewhere:
         name, method = "m", Autoregressive()
@@ -271,7 +271,7 @@ ASIDE: Any = {"prompt_tokens": 1, "seconds": 0.0}
 
 
 def test_prompts_are_taken_as_they_are_needed(llm: LLM) -> None:
-    """No more than twice a batch at a time, and leaving early cancels the rest."""
+    """At most two batches at a time; leaving the loop cancels the rest."""
     taken: list[int] = []
 
     def requests():

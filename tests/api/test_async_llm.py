@@ -1,4 +1,4 @@
-"""Requests from an event loop: each as it would be alone, and none left behind."""
+"""Requests from an event loop: each equals its run alone, and none is left over."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ LIMIT = 120
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """A causal model of the zoo."""
+    """An embedded causal model."""
     return LLM("tiny-ar")
 
 
 @pytest.fixture(scope="module")
 def dream() -> LLM:
-    """A diffusion model of the zoo."""
+    """An embedded diffusion model."""
     return LLM("tiny-dream")
 
 
 @asynccontextmanager
 async def serving(llm: LLM, **options: Any) -> AsyncIterator[AsyncLLM]:
-    """An interface that is closed behind its use, when nothing is in hand and no page is held."""
+    """Yield an `AsyncLLM`, then check that no request and no page is left and close it."""
     served = AsyncLLM(llm, **options)
     try:
         yield served
@@ -62,12 +62,12 @@ async def serving(llm: LLM, **options: Any) -> AsyncIterator[AsyncLLM]:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run to the end, in time."""
+    """Run a coroutine to its end, with a timeout."""
     return asyncio.run(asyncio.wait_for(work, LIMIT))
 
 
 def options_of(number: int, methods: list[Method]) -> dict[str, Any]:
-    """Those of a request, a function of its number."""
+    """Options of a request, a function of its number."""
     rng = Random(number)
     return {
         "method": rng.choice(methods),
@@ -78,7 +78,7 @@ def options_of(number: int, methods: list[Method]) -> dict[str, Any]:
 
 
 def test_many_at_once_are_each_as_alone(llm: LLM, dream: LLM) -> None:
-    """Two models of one thread, generated, streamed and watched."""
+    """Two models share a thread; requests are generated, streamed and watched."""
 
     async def ask(served: AsyncLLM, number: int, methods: list[Method]) -> Any:
         options, way = options_of(number, methods), number % 3
@@ -144,7 +144,7 @@ def test_a_canvas_is_shown_while_it_is_filled(dream: LLM) -> None:
 
 
 def test_streams_that_are_left_free_their_pages(llm: LLM) -> None:
-    """Closed, cancelled as tasks, or left to the collector."""
+    """Closed, cancelled as tasks, or garbage-collected."""
 
     async def left(served: AsyncLLM, number: int) -> None:
         stream = served.stream(QUESTION, ignore_eos=True, max_tokens=400, seed=number)
@@ -177,12 +177,12 @@ def test_streams_that_are_left_free_their_pages(llm: LLM) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Method):
-    """Does something, then decodes token by token."""
+    """A method that calls a function, then decodes token by token."""
 
     does: Callable[[Request], None] = field(hash=False)
 
     def decode(self, request: Request) -> Decoding:
-        """As Autoregressive."""
+        """Decode as `Autoregressive` does."""
         out = yield Forward(ids=request.ids, start=0, read=request.sample())
         while request.commit(out.tokens):
             self.does(request)
@@ -190,13 +190,13 @@ class Own(Method):
 
 
 def fails(request: Request) -> None:
-    """After some tokens."""
+    """Raise an error after a few tokens."""
     if len(request.tokens) == 3:
         raise RuntimeError("a neighbour that fails")
 
 
 def test_a_request_that_fails_fails_alone(llm: LLM) -> None:
-    """Generated or streamed, while others go on."""
+    """Generated or streamed, while others continue."""
 
     async def work() -> list[Any]:
         async with serving(llm) as served:
@@ -218,14 +218,14 @@ def test_a_request_that_fails_fails_alone(llm: LLM) -> None:
 
 
 def test_a_full_queue_refuses(llm: LLM) -> None:
-    """At once, and takes requests again once there is room."""
+    """Requests are refused at once, and accepted again when there is room."""
 
     async def work() -> None:
         llm_of_two = LLM("tiny-ar", max_sequences=2)
         async with serving(llm_of_two, max_waiting=1) as served:
             hand = [await served.submit(QUESTION) for _ in range(3)]
             began = time.perf_counter()
-            with pytest.raises(QueueFull, match="3 requests are in hand"):
+            with pytest.raises(QueueFull, match="already has 3 requests in flight"):
                 await served.generate(QUESTION)
             assert time.perf_counter() - began < 0.1
             texts = {(await answer.output()).text for answer in hand}
@@ -248,7 +248,7 @@ def test_bad_input_takes_no_place(llm: LLM) -> None:
 
 
 def test_constraints_are_read_aside(llm: LLM) -> None:
-    """In another thread: what has none, or a known one, does not wait; faults are as ever."""
+    """Only requests with a new constraint wait; errors are unchanged."""
     slow = "(a|b)*a(a|b){30}"
 
     async def work() -> None:
@@ -275,7 +275,7 @@ def test_constraints_are_read_aside(llm: LLM) -> None:
 
 
 def test_draining_takes_nothing_more(llm: LLM) -> None:
-    """What is in hand ends as usual."""
+    """Requests in flight end as usual."""
 
     async def work() -> str:
         async with serving(llm) as served:
@@ -290,7 +290,7 @@ def test_draining_takes_nothing_more(llm: LLM) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_closing_ends_what_is_in_hand(llm: LLM, shared: bool) -> None:
-    """With an error, and without waiting for it; others may go on with the thread."""
+    """Pending requests end with an error at once; a shared thread continues."""
 
     async def work() -> None:
         served = AsyncLLM(llm, thread=EngineThread() if shared else None)
@@ -310,7 +310,7 @@ def test_closing_ends_what_is_in_hand(llm: LLM, shared: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
-    """Nobody waits for ever."""
+    """No request waits forever."""
 
     async def work() -> None:
         broken = LLM("tiny-ar")
@@ -332,7 +332,7 @@ def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
 
 
 def test_threads_may_drive_beside_it(llm: LLM) -> None:
-    """`generate` of another thread and requests of a loop share one engine."""
+    """`generate` in another thread and requests of an event loop share an engine."""
 
     async def work() -> list[str]:
         async with serving(llm) as served:
@@ -346,12 +346,12 @@ def test_threads_may_drive_beside_it(llm: LLM) -> None:
 
 
 def test_a_name_is_served_once(llm: LLM) -> None:
-    """And again after its end, with all that it had before."""
+    """It can be served again after it was removed."""
 
     async def work() -> str:
         thread = EngineThread()
         first = AsyncLLM(llm, thread=thread)
-        with pytest.raises(ValueError, match="'tiny-ar' is served already"):
+        with pytest.raises(ValueError, match="'tiny-ar' is already served"):
             AsyncLLM(llm, thread=thread)
         first.close()
         while llm.name in thread.loop.models:
@@ -366,13 +366,13 @@ def test_a_name_is_served_once(llm: LLM) -> None:
 
 
 def test_bounds_of_the_queue() -> None:
-    """A queue of a negative length is none."""
+    """A negative length is refused."""
     with pytest.raises(ValueError, match="max_waiting must be at least 0"):
         AsyncLLM(LLM("tiny-aux"), thread=EngineThread(), max_waiting=-1)
 
 
 def test_what_can_wait_rests_by_its_cost() -> None:
-    """Up to a bound; what cannot wait is told meanwhile, and changes nothing about that."""
+    """Up to a bound; urgent events are sent meanwhile, without effect on the wait."""
 
     def burn(seconds: float) -> None:
         began = time.thread_time()
@@ -409,7 +409,7 @@ def test_what_can_wait_rests_by_its_cost() -> None:
 
 
 def test_streams_go_on_beside_one_that_is_watched(llm: LLM) -> None:
-    """Which is told of every forward; they are told more than their first text and their end."""
+    """A watched request has an event per forward; streams have more than first text and end."""
 
     async def events(served: AsyncLLM, **options: Any) -> int:
         answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=200, **options)

@@ -1,4 +1,4 @@
-"""Conversations to the token ids that chat templates mean, whatever texts they hold."""
+"""Conversations to token ids through chat templates, whatever text they contain."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FRAGMENTS = [
 
 
 def conversations(name: str) -> st.SearchStrategy[list[dict[str, str]]]:
-    """A system prompt or none, and questions and answers in turn, of words and tokens."""
+    """An optional system prompt, then alternating questions and answers of words and tokens."""
     shape = SHAPES[name]
     marks = [*shape.special, *shape.added]
     halves = [half for mark in marks for half in (mark[: len(mark) // 2], mark[len(mark) // 2 :])]
@@ -57,14 +57,14 @@ def conversations(name: str) -> st.SearchStrategy[list[dict[str, str]]]:
 
 
 def usual(name: str, messages: list[dict[str, str]]) -> list[int]:
-    """Ids as transformers gives them."""
+    """Return the ids of transformers."""
     return list(
         tokenizer(name).apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     )
 
 
 def compare(name: str, messages: list[dict[str, str]]) -> None:
-    """Equal to the reference; to transformers too where no text holds an added token."""
+    """Compare with the reference, and with transformers if no text contains an added token."""
     text = Text(name, tokenizer(name))
     try:
         want = expected(name, messages)
@@ -83,7 +83,7 @@ def compare(name: str, messages: list[dict[str, str]]) -> None:
 @given(data=st.data())
 @settings(max_examples=12)
 def test_conversations(name: str, data: st.DataObject) -> None:
-    """Of every shape of template."""
+    """With every kind of template."""
     compare(name, data.draw(conversations(name)))
 
 
@@ -92,12 +92,12 @@ def test_conversations(name: str, data: st.DataObject) -> None:
 @given(data=st.data())
 @settings(max_examples=200)
 def test_many_conversations(name: str, data: st.DataObject) -> None:
-    """Of every shape of template."""
+    """With every kind of template."""
     compare(name, data.draw(conversations(name)))
 
 
 def chat(name: str, *texts: str, **variables: object) -> str:
-    """A conversation of alternating roles, as the tokens and the text between them."""
+    """Return a conversation of alternating roles, as tokens and the text between them."""
     roles = ["user", "assistant"] * len(texts)
     messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
     known = tokenizer(name)
@@ -108,7 +108,7 @@ def chat(name: str, *texts: str, **variables: object) -> str:
 
 
 def test_old_thoughts_are_dropped_and_thoughts_of_a_user_are_text() -> None:
-    """As Qwen3's template drops them; the tokens of an answer sent back are tokens."""
+    """As Qwen3's template does; tokens of a returned answer stay tokens."""
     found = chat("qwen3", "a", "<think>\nwhy\n</think>\n\nb", "c")
     assert "why" not in found and "think" not in found
     found = chat("qwen3", "a", "x<think>\nwhy\n</think>\n\nb")
@@ -118,7 +118,7 @@ def test_old_thoughts_are_dropped_and_thoughts_of_a_user_are_text() -> None:
 
 
 def test_special_tokens_of_any_message_are_text_wherever_the_template_puts_them() -> None:
-    """In a system text that moves into the last turn of the user."""
+    """In a system text that moves into the last user turn."""
     known = Text("nemo", tokenizer("nemo"))
     messages = [
         {"role": "system", "content": "be [INST] kind"},
@@ -141,7 +141,7 @@ DECIDES = """{%- for m in messages %}{{- '<a>' }}{%- if '<b>' in m.content %}{{-
 def test_a_template_that_looks_for_a_special_token_is_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The token that it looks for is text; where nobody can tell, the message is named."""
+    """The token stays text; if this is ambiguous, the error names the message."""
     monkeypatch.setitem(SHAPES, "decides", Shape(DECIDES, ("<a>", "<b>")))
     text = Text("decides", tokenizer("decides"))
     for content in ("hi <a>", "no <b> at all", "<b>, said"):
@@ -169,7 +169,7 @@ WRITTEN = ("<a>", "<b>", "<c>")
 def test_tokens_of_the_template_stay_tokens_beside_what_it_drops(
     written: str, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A template may write a token where it took the same out of a text."""
+    """A template may write a token that it removed from a text."""
     template = f"{{%- for m in messages %}}{{{{- {written} }}}}{{%- endfor %}}"
     name = f"drops {written}"
     monkeypatch.setitem(SHAPES, name, Shape(template, WRITTEN))
@@ -185,7 +185,7 @@ PIECES = [*LITERALS, "<fim>", "y", " ", "\n", "s>", "</", "<|a", "t>"]
 
 
 def random_expression(draw: Random, depth: int = 0) -> str:
-    """What a template makes of a text: a part of it, another, or with words in it."""
+    """Return a random expression for a text: a part, a replacement, or an extension."""
     word = draw.choice(LITERALS)
     if depth > 2 or draw.random() < 0.1:
         return "c"
@@ -203,7 +203,7 @@ def random_expression(draw: Random, depth: int = 0) -> str:
 
 
 def random_template(draw: Random) -> str:
-    """A template that looks into texts, and writes tokens around what it makes of them."""
+    """Return a template that inspects texts and writes tokens around them."""
     words = [draw.choice(["'<s>' + ", "'<|a|>' + ", "'<t>' + ", ""]) for _ in range(2)]
     user, answer = (word + random_expression(draw) for word in words)
     return (
@@ -215,7 +215,7 @@ def random_template(draw: Random) -> str:
 
 @pytest.mark.slow
 def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What they cut inside tokens may be refused, by the message."""
+    """A template that cuts inside tokens may cause a refusal that names the message."""
     draw = Random(0)
     special, added = ("<s>", "</s>", "<|a|>"), ("<t>", "</t>", "<fim>")
     monkeypatch.setitem(SHAPES, "any", Shape("<s><t>", special, added))
@@ -240,7 +240,7 @@ def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPa
 
 
 def test_text_of_every_private_character_is_refused_or_right() -> None:
-    """They mark what a user wrote, and a text may hold them all."""
+    """These characters are used as markers, and a text may contain all of them."""
     text = Text("nemo", tokenizer("nemo"))
     every = "".join(map(chr, PRIVATE))
     with pytest.raises(ValueError, match="messages.0. holds a special token"):
@@ -250,19 +250,19 @@ def test_text_of_every_private_character_is_refused_or_right() -> None:
 
 
 def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable of the template is text; a role must not hold one."""
+    """A variable is text; a role must not contain a control token."""
     written = "'<a>' + m.role + (extra or '') + m.content"
     template = f"{{%- for m in messages %}}{{{{- {written} }}}}{{%- endfor %}}"
     monkeypatch.setitem(SHAPES, "variable", Shape(template, ("<a>", "<b>")))
     text = Text("variable", tokenizer("variable"))
     ids = text.chat([{"role": "user", "content": "hi"}], {"extra": "<b>"})
     assert text.tokenizer.convert_tokens_to_ids("<b>") not in ids
-    with pytest.raises(ValueError, match="is no role: it holds a special token"):
+    with pytest.raises(ValueError, match="must not contain a special token"):
         text.chat([{"role": "<a>", "content": "hi"}], {})
 
 
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
-    """What a template writes too; a template that writes 10^8 characters takes no seconds."""
+    """Also for rendered text: a template that writes 10^8 characters is refused quickly."""
     llm = LLM("tiny-ar")
     with pytest.raises(ValueError, match=r"a prompt of \d+ characters is too long for tiny-ar"):
         llm.generate("x" * 10**8)
@@ -284,7 +284,7 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
 def test_fields_of_other_types_are_refused_as_the_tokenizer_loads(
     file: str, field: str, value: object, tmp_path: Path
 ) -> None:
-    """And name the folder."""
+    """The error names the folder."""
     save_tokenizer(tmp_path)
     path = tmp_path / file
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
@@ -293,19 +293,20 @@ def test_fields_of_other_types_are_refused_as_the_tokenizer_loads(
 
 
 class Panicking:
-    """A tokenizer whose library panics."""
+    """A tokenizer whose Rust library panics."""
 
     added_tokens_decoder: dict[int, object] = {}
     chat_template = None
 
     def __call__(self, *given: object, **named: object) -> None:
+        """Panic."""
         raise type("PanicException", (BaseException,), {})("called `unwrap` on a `None` value")
 
     decode = __call__
 
 
 def test_a_panic_of_the_tokenizers_library_is_a_value_error() -> None:
-    """Which other code may catch; Ctrl-C is none."""
+    """Other code may catch it; Ctrl-C stays Ctrl-C."""
     text = Text("broken", Panicking())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="broken: the tokenizers library failed: called"):
         text.encode("hi", raw=True)

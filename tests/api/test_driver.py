@@ -1,4 +1,4 @@
-"""Many threads, one model: each gets what it would get alone, whatever the others do."""
+"""Many threads, one model: each gets the answers that it would get alone."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def methods(folders: dict[str, str]) -> dict[str, list[Method]]:
-    """Every method of the workload, by the model that it decodes."""
+    """All methods of the workload, by target model."""
     found: dict[str, list[Method]] = {}
     for method in KINDS:
         further = {role: folders[name] for role, name in method.models().items()}
@@ -51,12 +51,12 @@ def methods(folders: dict[str, str]) -> dict[str, list[Method]]:
 
 
 def llm_of(folders: dict[str, str], name: str, **options: Any) -> LLM:
-    """A model with room for some ten requests."""
+    """Return a model with cache for about ten requests."""
     return LLM(folders[name], cache_gib=2**-11, **options)
 
 
 def asked(number: int, methods: list[Method]) -> tuple[list[int], dict[str, Any]]:
-    """A request that is a function of its number."""
+    """Return a request, a function of its number."""
     rng = Random(number)
     prompt = [rng.randint(1, MASK - 1) for _ in range(rng.randint(1, 30))]
     return prompt, {
@@ -69,22 +69,22 @@ def asked(number: int, methods: list[Method]) -> tuple[list[int], dict[str, Any]
 
 
 def together(*work: Callable[[], Any]) -> list[Any]:
-    """What some threads return; a deadlock is an error."""
+    """Return the results of several threads; a deadlock raises an error."""
     with ThreadPoolExecutor(len(work)) as pool:
         futures = [pool.submit(each) for each in work]
         return [future.result(timeout=LIMIT) for future in futures]
 
 
 def idle(llm: LLM) -> bool:
-    """Whether nothing is left of any request."""
+    """Return whether no request is left."""
     llm.driver.step()
     return llm.driver.stats.is_idle and llm.driver.driver is None
 
 
 def answers(llm: LLM, numbers: list[int], methods: list[Method], *, odd: bool = False) -> list:
-    """Answers in three ways: generated in fours, streamed, or by a loop over `serve`.
+    """Answer in three ways: generated in fours, streamed, or in a loop over `serve`.
 
-    Where `odd`, streams that are closed, dropped or cancelled come between them.
+    If `odd`, closed, dropped and cancelled streams come in between.
     """
     found: dict[int, list[int]] = {}
     rng = Random(numbers[0])
@@ -110,7 +110,7 @@ def answers(llm: LLM, numbers: list[int], methods: list[Method], *, odd: bool = 
 
 
 def stray(stream: Stream, rng: Random) -> None:
-    """Close a stream, cancel its request, leave it to the collector, here or in another thread."""
+    """Close a stream, cancel its request or garbage-collect it, in this or another thread."""
     match rng.randrange(4):
         case 0:
             stream.close()
@@ -127,7 +127,7 @@ def stray(stream: Stream, rng: Random) -> None:
 
 
 def ring_of(stream: Stream) -> None:
-    """Leave a stream to the collector, which this thread calls."""
+    """Leave a stream to the garbage collector, and run the collector in this thread."""
     ring: list[Any] = [stream]
     ring.append(ring)
     del stream, ring
@@ -146,7 +146,7 @@ def ring_of(stream: Stream) -> None:
 def test_threads_get_the_tokens_of_one(
     folders: dict[str, str], methods: dict, name: str, threads: int, odd: bool
 ) -> None:
-    """Four hundred requests, of all methods, greedy and sampled."""
+    """For 400 requests of all methods, greedy and sampled."""
     each = 400 // threads
     numbers = [list(range(each * n, each * n + each)) for n in range(threads)]
     llm = llm_of(folders, name)
@@ -164,7 +164,7 @@ def test_threads_get_the_tokens_of_one(
 
 
 def test_the_test_above_asks_every_method(methods: dict) -> None:
-    """Of those that are registered."""
+    """Every registered method."""
     kinds = {type(method) for some in methods.values() for method in some}
     assert not missing(), missing()
     assert kinds == set(METHODS.values())
@@ -174,13 +174,13 @@ def test_the_test_above_asks_every_method(methods: dict) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Method):
-    """Does something, then decodes token by token."""
+    """A method that calls a function after a few tokens."""
 
     does: Callable[[Request], None] = field(hash=False)
     after: int = 2
 
     def decode(self, request: Request) -> Decoding:
-        """As Autoregressive, but for what it does behind a few tokens."""
+        """Decode as `Autoregressive` does, with the call in between."""
         out = yield Forward(ids=request.ids, start=0, read=request.sample())
         while request.commit(out.tokens):
             if len(request.tokens) == self.after:
@@ -189,7 +189,7 @@ class Own(Method):
 
 
 def fail(error: BaseException) -> Callable[[Request], None]:
-    """Something that raises."""
+    """Return a callback that raises an error."""
 
     def does(request: Request) -> None:
         raise error
@@ -201,7 +201,7 @@ def fail(error: BaseException) -> Callable[[Request], None]:
 def test_a_thread_that_fails_stops_no_other(
     folders: dict[str, str], methods: dict, error: BaseException
 ) -> None:
-    """Here by an exception from a method of its own, which whoever drives may see."""
+    """An exception from a callback may reach whichever thread drives."""
     llm = llm_of(folders, "causal")
     numbers = list(range(40))
     expected = answers(llm_of(folders, "causal"), numbers, methods["causal"])
@@ -236,7 +236,7 @@ def test_a_thread_that_fails_stops_no_other(
 
 
 def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str]) -> None:
-    """Its request ends with an error, what it asked for is taken back, others go on."""
+    """Its request ends with an error, the nested one is withdrawn, others continue."""
     llm = llm_of(folders, "causal")
     expected = llm.generate([4, 5], method=Autoregressive(), max_tokens=12)[0].ids
     inner = [
@@ -256,7 +256,7 @@ def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str
 
 
 def test_a_method_may_cancel_and_drop_what_it_does_not_wait_for(folders: dict[str, str]) -> None:
-    """From the thread that drives; it happens before the next step."""
+    """From the driving thread; it takes effect before the next step."""
     llm = llm_of(folders, "causal")
 
     def does(request: Request) -> None:
@@ -276,7 +276,7 @@ def test_a_method_may_cancel_and_drop_what_it_does_not_wait_for(folders: dict[st
 def test_a_loop_left_to_the_collector_cancels_all_that_is_left_of_it(
     folders: dict[str, str],
 ) -> None:
-    """Also where the collector comes while a step is made, in the thread that makes it."""
+    """Also if the collector runs inside a step, in the driving thread."""
     llm = llm_of(folders, "causal")
     options = {"max_tokens": 60, "method": Autoregressive()}
     short = {"max_tokens": 1, "method": Autoregressive()}
@@ -296,7 +296,7 @@ def test_a_loop_left_to_the_collector_cancels_all_that_is_left_of_it(
 
 
 def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) -> None:
-    """It may come while a thread says that it is done."""
+    """It may arrive while a thread releases the driver."""
     llm = llm_of(folders, "causal")
     expected = llm.generate([4, 5], method=Autoregressive(), max_tokens=12)[0].ids
     answer = llm.submit([4, 5], method=Autoregressive(), max_tokens=12)
@@ -320,7 +320,7 @@ def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) ->
 
 
 def test_a_thread_that_nobody_wakes_looks_for_itself() -> None:
-    """Where the one that drove was interrupted before it could say that it was done."""
+    """If the driving thread was interrupted before its notification."""
     driver = Driver(Engine())
     driver.driver = -1  # a thread that is gone
     assert driver.step()

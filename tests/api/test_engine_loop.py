@@ -1,4 +1,4 @@
-"""The loop that owns engines, driven by a script of commands without any thread or event loop."""
+"""The engine loop, driven by a script of commands without threads or event loops."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from outpace.api.engine_loop import (
     ServedModel,
     Submit,
 )
+from outpace.api.output import Answer
 from outpace.decoding import Step
 from outpace.engine.job import DecodingError
 from outpace.methods import Speculative
@@ -35,49 +36,50 @@ PROMPT = [9, 17, 4, 33]
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """A causal model of the zoo."""
+    """An embedded causal model."""
     return LLM("tiny-ar")
 
 
 class Script:
-    """A connection whose commands come from a generator, one list for each round."""
+    """A connection whose commands come from a generator, one list per round."""
 
     def __init__(self, rounds: Iterator[list[Command]]) -> None:
+        """Start the generator."""
         self.rounds = rounds
         self.messages: list[Message] = []
         self.waits: list[float | None] = []
         self.charged: list[bool] = []
 
     def receive(self, seconds: float | None) -> Sequence[Command]:
-        """The next commands; the end of the script is that of the connection."""
+        """Return the next commands; the end of the script ends the connection."""
         self.waits.append(seconds)
         if (commands := next(self.rounds, None)) is None:
             raise ConnectionEnded
         return commands
 
     def report(self, messages: Sequence[Message], charge: Charge | None) -> None:
-        """Keep what is sent."""
+        """Store sent messages."""
         self.messages += messages
         self.charged.append(charge is not None)
 
     def of(self, number: int) -> list[Progress]:
-        """What was sent of a request."""
+        """Return the progress of a request."""
         return [e for e in self.messages if isinstance(e, Progress) and e.number == number]
 
     def over(self, number: int) -> bool:
-        """Whether a request has ended."""
+        """Return whether a request has ended."""
         return any(progress.is_last for progress in self.of(number))
 
 
 def submit(number: int, *, streams: bool = False, watched: bool = False, **options: Any) -> Submit:
-    """A request for the model `x`."""
+    """Return a request for the model `x`."""
     return Submit(number, "x", PROMPT, streams, watched, {"max_tokens": 24, **options})
 
 
 def played(
     llm: LLM, play: Callable[[Script, EngineLoop], Iterator[list[Command]]]
 ) -> tuple[Script, EngineLoop]:
-    """A script and its loop, after its end; no page is held then."""
+    """Run a script to its end, and check that no page is in use."""
     script = Script(iter(()))
     loop = EngineLoop(script)
     loop.models["x"] = ServedModel("x", llm)
@@ -90,7 +92,7 @@ def played(
 
 
 def until_over(script: Script, *numbers: int) -> Iterator[list[Command]]:
-    """Rounds without commands until requests have ended."""
+    """Yield rounds without commands until requests have ended."""
     limit = time.monotonic() + 60
     while not all(map(script.over, numbers)):
         assert time.monotonic() < limit
@@ -98,7 +100,7 @@ def until_over(script: Script, *numbers: int) -> Iterator[list[Command]]:
 
 
 def test_events_of_a_request_are_whole(llm: LLM) -> None:
-    """Admitted first; then ids, texts and steps, each once, however they are cut into events."""
+    """Admission first, then ids, text and steps, each once, in any division into events."""
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
         yield [submit(1, streams=True, logprobs=True), submit(2)]
@@ -122,7 +124,7 @@ def test_events_of_a_request_are_whole(llm: LLM) -> None:
 
 
 def test_events_that_can_wait_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A first text and an end are urgent, and so is every forward of what is watched."""
+    """First text and end are urgent, as is every forward of a watched request."""
     monkeypatch.setattr(Budget, "is_due", property(lambda self: False))
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
@@ -136,7 +138,7 @@ def test_events_that_can_wait_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_idle_loop_waits(llm: LLM) -> None:
-    """Without limit where nothing goes on, and not at all where a request does."""
+    """Without limit if there is no request, otherwise not at all."""
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
         yield []
@@ -150,7 +152,7 @@ def test_an_idle_loop_waits(llm: LLM) -> None:
 
 
 def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
-    """And its pages are free by then; one that is not known is none."""
+    """Its pages are free by then; an unknown request is ignored."""
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
         yield [submit(1, ignore_eos=True, max_tokens=400), submit(2)]
@@ -169,7 +171,7 @@ def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
 
 
 def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
-    """And a model that was removed has none."""
+    """An error is its only progress; requests of a removed model have none."""
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
         yield [submit(1, temperature=-1), submit(2)._replace(model="nobody")]
@@ -181,7 +183,7 @@ def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
 
 
 def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New constraints and models that are not loaded; known ones do not wait, too many may not."""
+    """New constraints and missing models; other requests do not wait, and the number is limited."""
     llm = LLM("tiny-ar")
     draft = Speculative(draft="tiny-aux", tokens=3)
     gate = Event()
@@ -190,7 +192,7 @@ def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPat
         assert gate.wait(60)
         return prepare()
 
-    monkeypatch.setattr(engine_loop, "in_short_turns", read)
+    monkeypatch.setattr(engine_loop, engine_loop.in_short_turns.__name__, read)
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
         yield [submit(1, regex="[a-c]{2}"), submit(2, method=draft), submit(3)]
@@ -210,20 +212,20 @@ def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPat
 
     script, _ = played(llm, play)
     refusal = script.of(6)[-1].error
-    assert isinstance(refusal, QueueFull) and "constraints wait to be read" in str(refusal)
+    assert isinstance(refusal, QueueFull) and "constraints wait to be compiled" in str(refusal)
 
 
 def test_a_request_that_fails_ends_with_its_error(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where only its text cannot be read."""
+    """Also if only its text cannot be decoded."""
 
     def broken(answer: Any) -> Any:
         raise UnicodeError("no text")
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
         yield [submit(1, streams=True)]
-        monkeypatch.setattr("outpace.api.output.Answer.take", broken)
+        monkeypatch.setattr(Answer, Answer.take.__name__, broken)
         yield from until_over(script, 1)
         assert not loop.models["x"].requests
         yield []
@@ -233,7 +235,7 @@ def test_a_request_that_fails_ends_with_its_error(
 
 
 def test_rests_are_bounded() -> None:
-    """They grow with what a notification costs, up to a bound."""
+    """They grow with the cost of a notification, up to a bound."""
     budget = Budget()
     assert budget.is_due
     budget.charge(0.0001)

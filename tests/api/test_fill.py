@@ -1,4 +1,4 @@
-"""Clozes: filled with both sides in sight, as each method gives them alone, and refused in time."""
+"""Infill templates: filled from both sides as each method alone does, or refused if invalid."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ _loaded: dict[str, LLM] = {}
 
 
 def llm(name: str) -> LLM:
-    """A model of the zoo, loaded once."""
+    """An embedded model, loaded once."""
     if name not in _loaded:
         _loaded[name] = LLM(name)
     return _loaded[name]
@@ -81,7 +81,7 @@ def llm(name: str) -> LLM:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("name", "method"), CASES, ids=str)
 def test_holes_are_filled_and_the_rest_stays(name: str, method: Method, temperature: float) -> None:
-    """With every method that sees ahead; beside others, each is as alone."""
+    """With every method that can infill, batched as alone."""
     common: Options = {"method": method, "temperature": temperature}
     free: Options = {**common, "max_tokens": 24}
     requests: list[tuple[Any, Options]] = [
@@ -108,7 +108,7 @@ def test_holes_are_filled_and_the_rest_stays(name: str, method: Method, temperat
 
 
 def test_what_stands_right_of_a_hole_is_seen() -> None:
-    """Another text behind it gives another filling; a causal model could not know."""
+    """A different text after the hole gives a different filling, unlike with a causal model."""
     for name, method in (("tiny-dream", Diffusion()), ("tiny-wedlm", WeDLM(window=32))):
         found = [
             llm(name).fill(
@@ -121,7 +121,7 @@ def test_what_stands_right_of_a_hole_is_seen() -> None:
 
 
 def test_text_in_front_of_the_first_hole_is_no_hole() -> None:
-    """Alone or as an answer; its tokens are in the output and not in the prompt."""
+    """Alone or as an answer; its tokens belong to the output, not to the prompt."""
     text = llm("tiny-dream").text
     alone = llm("tiny-dream").fill(["Tom has", Hole(2), "."])
     assert alone.prompt_tokens == 0 and alone.ids[:2] == text.plain("Tom has")
@@ -133,7 +133,7 @@ def test_text_in_front_of_the_first_hole_is_no_hole() -> None:
 
 
 def test_special_tokens_in_a_text_stay_text() -> None:
-    """Those of a user, in the middle and in front."""
+    """In the middle and at the beginning of a user's text."""
     marks = "<|endoftext|> <|mask|>"
     output = llm("tiny-dream").fill([marks, Hole(2), marks])
     assert output.text == f"{marks}{(output.holes or ())[0]}{marks}"
@@ -141,7 +141,7 @@ def test_special_tokens_in_a_text_stay_text() -> None:
 
 
 def test_holes_have_whole_characters() -> None:
-    """However few bytes a token is, at a temperature that gives anything."""
+    """Even with tokens of few bytes, at a temperature that generates anything."""
     for seed in range(8):
         output = llm("tiny-dream").fill(
             ["\u2603", Hole(3), "\u2603", Hole(up_to=4)], temperature=50.0, seed=seed
@@ -150,7 +150,7 @@ def test_holes_have_whole_characters() -> None:
 
 
 def test_what_a_hole_leaves_over_is_no_part_of_the_text() -> None:
-    """Up to so many tokens; exactly as many where it says so."""
+    """For holes of up to a number of tokens; others have exactly this number."""
     output = llm("tiny-dream").fill(["3+4=", Hole(up_to=20, regex=r"[0-9]?"), ".", Hole(3)])
     assert len(output.ids) <= 4 + 1 + 1 + 3 and re.fullmatch(r"3\+4=[0-9]?\..*", output.text, re.S)
     assert llm("tiny-dream").fill(["a", Hole(up_to=5, regex="")]).holes == ("",)
@@ -162,15 +162,15 @@ REFUSED.append(("tiny-wedlm", Autoregressive()))
 
 @pytest.mark.parametrize(("name", "method"), REFUSED, ids=str)
 def test_methods_that_see_nothing_behind_a_hole_are_refused(name: str, method: Method) -> None:
-    """By name, with those that do."""
+    """The error lists the methods that can infill."""
     able = "APD, BlockDiffusion, D2F, Diff"
-    says = rf"^method: {type(method).__name__}\(.*\) sees nothing behind .* unverified: {able}"
+    says = rf"^method: {type(method).__name__}\(.*\) cannot condition on .* unverified: {able}"
     with pytest.raises(ValueError, match=says):
         llm(name).fill(["a", Hole(2), "b"], method=method)
 
 
 def test_all_methods_are_of_one_sort_or_the_other() -> None:
-    """Each of the workload is tried."""
+    """Every method of the workload is tested."""
     able, refused = ({type(method) for _, method in some} for some in (CASES, REFUSED))
     assert not missing(), missing()
     assert able | refused == set(METHODS.values())
@@ -183,7 +183,7 @@ BAD: list[tuple[Any, str]] = [
     ([Hole(2), 3], "must be text or a hole, got 3"),
     ([Hole(2), b"x"], "must be text or a hole, got b'x'"),
     (None, "None is no prompt"),
-    ([Hole(2), "apples"], "nothing stands in front of the first hole"),
+    ([Hole(2), "apples"], "no text before the first hole"),
     (["a", Hole(600)], "a prompt of 1 tokens and max_tokens=600 need 601 slots, but tiny-dream"),
     (["a", Hole(10**9)], "holes[0]: it is too large for 1000000000 tokens"),
     (["a", Hole(2, regex="[")], "holes[0]: it is malformed"),
@@ -228,7 +228,7 @@ def test_bad_clozes_are_refused_in_time(cloze: Any, says: str) -> None:
     ids=str,
 )
 def test_bad_holes_are_refused(options: dict[str, Any]) -> None:
-    """Where they are made."""
+    """When they are created."""
     with pytest.raises(ValueError, match="hole"):
         Hole(**options)
 
@@ -247,29 +247,30 @@ def test_bad_holes_are_refused(options: dict[str, Any]) -> None:
     ids=str,
 )
 def test_options_that_a_cloze_has_no_room_for_are_refused(options: Any) -> None:
-    """By name."""
+    """The error names the option."""
     name = next(iter(options))
-    with pytest.raises(ValueError, match=f"^{name} would break the cloze of an answer"):
+    with pytest.raises(ValueError, match=f"^{name} cannot be combined with cloze"):
         llm("tiny-dream").fill(["a", Hole(2)], **options)
 
 
 class Lazy(LeftToRight):
-    """Ends in front of the last slot."""
+    """A method that ends before the last slot."""
 
     def decode(self, request: Request) -> Decoding:
+        """Yield no forward."""
         request.max_tokens -= 1
         yield from super().decode(request)
         request.max_tokens += 1
 
 
 def test_a_method_that_leaves_holes_is_an_error() -> None:
-    """Whatever it says itself."""
-    with pytest.raises(DecodingError, match=r"left the cloze open from slot [0-9]+ on \(stop\)"):
+    """Whatever the method reports."""
+    with pytest.raises(DecodingError, match=r"left holes unfilled from slot [0-9]+ on \(stop\)"):
         llm("tiny-dream").fill(["a", Hole(5)], method=Lazy())
 
 
 def test_whole_canvases_end_where_the_text_ends() -> None:
-    """Though it is no whole number of blocks."""
+    """Even if it is not a whole number of blocks."""
     for parts in (["a", Hole(5)], ["a", Hole(2), " b", Hole(7), " c d"], ["a", Hole(8)]):
         output = llm("tiny-d2f").fill(parts, method=D2F(block=4, canvas=True))
         assert output.finish_reason == "stop" and len(output.ids) == output.given + output.chosen
@@ -280,7 +281,7 @@ def test_whole_canvases_end_where_the_text_ends() -> None:
 
 
 def test_figures_count_what_was_chosen() -> None:
-    """Neither tokens of the text nor what pads a hole."""
+    """Without fixed tokens and padding."""
     output = llm("tiny-dream").fill(["3+4=", Hole(up_to=9, regex="[0-9]"), ". Ann has", Hole(2)])
     assert output.chosen == 3 and output.figures.startswith(f"3 tokens in {output.forwards} ")
     assert output.tokens_per_forward == 3 / output.forwards
@@ -305,7 +306,7 @@ def test_two_at_once_are_each_as_alone() -> None:
 
 
 def test_streams_have_the_text_from_the_first_hole_on() -> None:
-    """As it is committed, and the whole at the end; of an event loop as well."""
+    """As it is committed, and the full text at the end; also with `AsyncLLM`."""
     stream = llm("tiny-dream").stream(QUESTION, cloze=CLOZE)
     pieces = list(stream)
     assert stream.output is not None and stream.output.holes is not None
@@ -322,7 +323,7 @@ def test_streams_have_the_text_from_the_first_hole_on() -> None:
 
 
 def test_a_weight_that_is_no_number_ends_a_cloze() -> None:
-    """As it ends any request; mended, the model fills as before."""
+    """As it ends any request; after repair the model works as before."""
     model = llm("tiny-dream")
     before = model.fill(CLOZE, prompt=QUESTION).ids
     weight = model.target.model.norm.weight
@@ -337,14 +338,14 @@ def test_a_weight_that_is_no_number_ends_a_cloze() -> None:
 
 
 def test_a_text_with_braces_is_a_cloze() -> None:
-    """Holes of a command line."""
+    """Holes as written on the command line."""
     assert cloze_of("a {{8}} b{{..12}}") == ["a ", Hole(8), " b", Hole(up_to=12)]
     assert cloze_of(r"{{3:[0-9]{2}[{}a]?}}{{..2:}}") == [
         Hole(3, regex=r"[0-9]{2}[{}a]?"),
         Hole(up_to=2, regex=""),
     ]
     for text in ("a {{x}} {{3}}", "{{3", "{{-1}}{{3}}", "{{1.5}}", "{{3:{}"):
-        with pytest.raises(ValueError, match=r"is no hole: write \{\{8\}\}"):
+        with pytest.raises(ValueError, match=r"is not a hole: write \{\{8\}\}"):
             cloze_of(text)
     for text in ("", "abc", "{3}"):
         with pytest.raises(ValueError, match="cloze must contain a hole"):

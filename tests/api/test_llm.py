@@ -44,7 +44,7 @@ Checkpoints = dict[str, str]
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
-    """Checkpoint folders: two kinds of target, verifiers that fit and verifiers that do not."""
+    """Checkpoint folders: two kinds of targets, matching and mismatched verifiers."""
     root = tmp_path_factory.mktemp("models")
     models = {
         "causal": causal_model(seed=1, vocab_size=ROWS, eos_token_id=None),
@@ -90,27 +90,27 @@ def diffusion(names: Checkpoints) -> LLM:
 
 @pytest.fixture(params=["causal", "diffusion"])
 def llm(request: pytest.FixtureRequest) -> LLM:
-    """Either."""
+    """Either model."""
     return request.getfixturevalue(request.param)
 
 
 def one(llm: LLM, prompt, **options) -> Output:
-    """The answer to one prompt."""
+    """Return the answer to one prompt."""
     (output,) = llm.generate(prompt, **{"max_tokens": 24, **options})
     return output
 
 
 def idle(llm: LLM) -> bool:
-    """Whether nothing is left of any request."""
+    """Return whether no request is left."""
     return llm.driver.stats.is_idle
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failing(Method):
-    """Goes wrong after a token."""
+    """A method that fails after a token."""
 
     def decode(self, seq: Request) -> Decoding:
-        """One forward, then an error."""
+        """Yield one forward, then raise an error."""
         out = yield Forward(ids=seq.ids, start=0)
         seq.commit(out.tokens)
         raise RuntimeError("out of ideas")
@@ -131,7 +131,7 @@ def test_answer_to_token_ids_is_the_model_s_own(causal: LLM) -> None:
 
 
 def test_output_says_what_became_of_it(diffusion: LLM) -> None:
-    """Counts of tokens and forwards come from the trace."""
+    """Numbers of tokens and forwards come from the trace."""
     output = one(diffusion, "hi", max_tokens=40)
     target = [step for step in output.steps if step.model == "target"]
     assert output.forwards == len(target)
@@ -165,7 +165,7 @@ def test_raw_continues_the_text(causal: LLM) -> None:
 
 
 def test_special_tokens_in_user_text_are_plain_text(diffusion: LLM) -> None:
-    """Nobody writes a hole into the canvas, or an end into the chat."""
+    """A user cannot write a mask into the canvas or an end into the chat."""
     answer = diffusion.submit("a<|mask|>b<|im_end|>", max_tokens=1)
     marks = [token for token in answer.job.request.prompt if token >= END]
     diffusion.engine.cancel(answer.job)
@@ -183,25 +183,25 @@ def test_mask_and_padding_are_never_said(diffusion: LLM) -> None:
 
 
 def test_same_seed_same_text(llm: LLM) -> None:
-    """And another seed another one."""
+    """A different seed gives a different text."""
     first, again, other = (one(llm, "hi", temperature=2.0, seed=s) for s in (1, 1, 2))
     assert first.ids == again.ids != other.ids
 
 
 def test_default_length_is_what_there_is_room_for(causal: LLM) -> None:
-    """At most 256, less where the model ends before."""
+    """At most 256, fewer if the context is shorter."""
     (output,) = causal.generate([1] * 10)
     assert len(output.ids) == causal.config.max_length - 10 == 150
     assert output.finish_reason == "length"
 
 
 def test_end_of_sequence_of_the_tokenizer_ends_the_answer(causal: LLM) -> None:
-    """The model's configuration names none."""
+    """If the model's configuration has none."""
     assert causal.config.eos == () and causal.eos == {END}
 
 
 def test_end_of_sequence_of_the_model_ends_the_answer(names: Checkpoints, tmp_path: Path) -> None:
-    """Both of two; it is no output."""
+    """Either of two; it is not part of the output."""
     plain = LLM(names["bare"], cache_gib=0.001)
     ids = one(plain, [1, 2]).ids
     eos = max(set(ids), key=ids.index)
@@ -216,7 +216,7 @@ def test_end_of_sequence_of_the_model_ends_the_answer(names: Checkpoints, tmp_pa
 
 
 def test_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
-    """One or many; tokens behind it are not counted."""
+    """One or many; tokens after it do not count."""
     whole_answer = one(llm, [9, 8])
     mark = whole_answer.text[6:8]
     for stop in (mark, ["never said", mark]):
@@ -229,15 +229,15 @@ def test_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
 
 
 def test_stop_string_ends_the_work_too(causal: LLM) -> None:
-    """No forward is spent on what nobody reads."""
+    """No forward runs for text that is discarded."""
     mark = one(causal, [9, 8]).text[3:5]
     assert one(causal, [9, 8], stop=mark, max_tokens=100).forwards < 20
 
 
 def test_stop_strings_need_a_tokenizer(names: Checkpoints) -> None:
-    """As text does."""
+    """As text prompts do."""
     bare = LLM(names["bare"], cache_gib=0.001)
-    with pytest.raises(ValueError, match="has no tokenizer: stop strings need one"):
+    with pytest.raises(ValueError, match="stop needs a tokenizer"):
         bare.generate([1, 2], stop="x")
     with pytest.raises(ValueError, match="has no tokenizer: give the prompt as token ids"):
         bare.generate("hi")
@@ -253,7 +253,7 @@ def test_stop_strings_need_a_tokenizer(names: Checkpoints) -> None:
 def test_pieces_are_the_text_of_generate(
     llm: LLM, stop: str, aside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Joined, also where they are made while a device works; the output is that of `generate`."""
+    """Concatenated, also while a device is asynchronous; the output equals that of `generate`."""
     monkeypatch.setattr(llm.engine, "is_async", aside)
     prompt = [7, 7, 1]
     options = {"stop": one(llm, prompt).text[5:7]} if stop else {}
@@ -284,7 +284,7 @@ def test_streams_run_side_by_side(llm: LLM) -> None:
 
 
 def test_closing_a_stream_cancels_its_request(llm: LLM) -> None:
-    """Its memory is free at once; what was sent stays."""
+    """Its memory is free at once; text that was returned is kept."""
     stream = llm.stream([1, 2], max_tokens=100)
     first = next(stream)
     stream.close()
@@ -311,7 +311,7 @@ def test_dropping_a_stream_cancels_its_request(llm: LLM) -> None:
 
 
 def test_error_of_a_method_is_raised_with_its_name(causal: LLM) -> None:
-    """By `generate` and by `stream`, with nothing left behind."""
+    """By `generate` and by `stream`, with nothing left over."""
     with pytest.raises(DecodingError, match=r"Failing\(\) failed at slot 2: out of ideas"):
         causal.generate([1], method=Failing(), max_tokens=5)
     with pytest.raises(DecodingError, match="out of ideas"):
@@ -320,7 +320,7 @@ def test_error_of_a_method_is_raised_with_its_name(causal: LLM) -> None:
 
 
 def test_bad_prompt_among_many_is_refused_before_any_work(llm: LLM) -> None:
-    """And the good ones are taken back."""
+    """Valid prompts of the same call are withdrawn."""
     with pytest.raises(ValueError, match="is outside the vocabulary"):
         llm.generate([[1, 2], [1, END + 4]], max_tokens=4)
     assert idle(llm)
@@ -334,7 +334,7 @@ def test_bad_prompt_among_many_is_refused_before_any_work(llm: LLM) -> None:
         ({"temperature": -1.0}, "temperature must be"),
         ({"top_p": 0.0}, "top_p must lie"),
         ({"top_k": 0}, "top_k must be"),
-        ({"stop": ""}, "a stop string is empty"),
+        ({"stop": ""}, "stop must not contain an empty string"),
     ],
 )
 def test_options_that_cannot_be_are_refused(llm: LLM, options: dict, message: str) -> None:
@@ -345,14 +345,14 @@ def test_options_that_cannot_be_are_refused(llm: LLM, options: dict, message: st
 
 
 def test_no_prompt_has_no_answer(llm: LLM) -> None:
-    """An empty list is no prompt; an empty one in it is refused."""
+    """An empty list has no answers; an empty prompt in a list is refused."""
     assert llm.generate([]) == []
-    with pytest.raises(ValueError, match="the prompt is empty"):
+    with pytest.raises(ValueError, match="prompt must not be empty"):
         llm.generate([[]])
 
 
 def test_prompt_longer_than_the_model_is_refused(causal: LLM) -> None:
-    """Also where the length of the answer was left open."""
+    """Also if the length of the answer is not set."""
     with pytest.raises(ValueError, match="a prompt of 200 tokens"):
         causal.generate([1] * 200)
 
@@ -383,14 +383,14 @@ def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
 
 
 def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
-    """It opens in front of the last token of an answer."""
+    """The window starts before the last token of an answer."""
     llm = LLM(names["bare-masked"], mask_id=MASK, cache_gib=0.001)
     (output,) = llm.generate([[1, 2, 3]])
     assert len(output.ids) == 160 - 3 - 15
 
 
 def sampling_of(llm: LLM, method: Method, **options: Any) -> Sampling:
-    """How a request of some options is drawn."""
+    """Return the sampling parameters of a request with these options."""
     return RequestOptions.of(options).sampling(llm.usual(method))
 
 
@@ -404,13 +404,13 @@ def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM
 
 
 def test_a_method_may_have_defaults_of_its_own(diffusion: LLM) -> None:
-    """D2F's authors cut no probabilities, on whatever model."""
+    """D2F's authors use no top-p, on any model."""
     assert sampling_of(diffusion, D2F()) == Sampling()
     assert sampling_of(diffusion, D2F(), top_p=0.9) == Sampling(top_p=0.9)
 
 
 def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
-    """Beside others that use the default."""
+    """While others use the default."""
     plain, tokens = LeftToRight(), 12
     mixed = [
         diffusion.submit([1, 2], max_tokens=tokens),
@@ -430,7 +430,7 @@ def test_verifier_is_loaded_once(diffusion: LLM, names: Checkpoints) -> None:
 
 
 def test_padded_embeddings_of_one_tokenizer_fit_together(diffusion: LLM) -> None:
-    """264 rows and 272, of which 260 stand for tokens."""
+    """264 and 272 rows, of which 260 are tokens."""
     pairing = diffusion.pair(diffusion.method)
     verifier = pairing.runners["verifier"]
     assert (diffusion.config.vocab, verifier.config.vocab) == (ROWS, ROWS + 8)
@@ -438,7 +438,7 @@ def test_padded_embeddings_of_one_tokenizer_fit_together(diffusion: LLM) -> None
 
 
 def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoints) -> None:
-    """Its embedding may end before that of the target."""
+    """Its embedding may be shorter than the target's."""
     llm = LLM(
         names["bare-diffusion"], APD(verifier=names["bare-small"], ratio=0.9), cache_gib=0.001
     )
@@ -449,7 +449,7 @@ def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoint
 @pytest.mark.parametrize(
     ("target", "verifier", "message"),
     [
-        ("diffusion", "other-order", "other-order has another tokenizer than .* is token"),
+        ("diffusion", "other-order", "other-order has a different tokenizer than .* token"),
         ("bare-diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
         ("diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
         ("diffusion", "bare-diffusion", "a causal model as its verifier, but .* is a diffusion"),
@@ -459,7 +459,7 @@ def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoint
 def test_verifier_that_does_not_fit_is_refused(
     names: Checkpoints, target: str, verifier: str, message: str
 ) -> None:
-    """With the reason, when the `LLM` is built."""
+    """With the reason, when the `LLM` is created."""
     names = {**names, "nowhere": "./nowhere"}
     with pytest.raises(ValueError, match=message):
         LLM(names[target], APD(verifier=names[verifier]), cache_gib=0.001)
@@ -479,13 +479,13 @@ def test_verifier_that_does_not_fit_is_refused(
 def test_draft_of_another_target_is_refused(
     names: Checkpoints, target: str, draft: str, message: str
 ) -> None:
-    """With the two values that disagree, when the `LLM` is built."""
+    """With the two values that disagree, when the `LLM` is created."""
     with pytest.raises(ValueError, match=message):
         LLM(names[target], DFlash(draft=names[draft]), cache_gib=0.001)
 
 
 def test_draft_of_the_other_kind_is_refused(names: Checkpoints, causal: LLM) -> None:
-    """And a draft of features is no model by itself."""
+    """And a draft that reads features is not a model by itself."""
     method = Speculative(draft=names["bare-draft"])
     with pytest.raises(ValueError, match="a causal model as its draft, but .* reads features"):
         causal.pair(method)
@@ -497,7 +497,7 @@ def test_draft_of_the_other_kind_is_refused(names: Checkpoints, causal: LLM) -> 
 def test_drafts_change_nothing_but_the_forwards(
     names: Checkpoints, causal: LLM, temperature: float
 ) -> None:
-    """The autoregressive text of the same seed, from every method that verifies."""
+    """The autoregressive text of the same seed, from every verifying method."""
     plain = one(causal, "Hello", temperature=temperature, seed=5)
     for method in (
         DFlash(draft=names["bare-draft"]),
@@ -513,7 +513,7 @@ def test_drafts_change_nothing_but_the_forwards(
 
 
 def test_block_beyond_the_trained_length_warns(names: Checkpoints, causal: LLM) -> None:
-    """Naming the trained one."""
+    """The warning names the trained length."""
     method = DFlash(draft=names["bare-draft"], block=9)
     with pytest.warns(UserWarning, match="block 9 is longer than the 5 that .*bare-draft"):
         one(causal, [1, 2], method=method)
@@ -525,13 +525,13 @@ def test_block_beyond_the_trained_length_warns(names: Checkpoints, causal: LLM) 
 def test_method_for_the_other_kind_of_model_is_refused(
     names: Checkpoints, target: str, method: Method
 ) -> None:
-    """When the `LLM` is built."""
+    """When the `LLM` is created."""
     with pytest.raises(ValueError, match=f"{type(method).__name__} decodes"):
         LLM(names[target], method, cache_gib=0.001)
 
 
 def test_dtype_is_named_or_given(names: Checkpoints) -> None:
-    """float32 on a CPU unless asked."""
+    """float32 on a CPU by default."""
     assert LLM(names["bare"], cache_gib=0.001).dtype == torch.float32
     for dtype in ("bfloat16", torch.bfloat16):
         half = LLM(names["bare"], dtype=dtype, cache_gib=0.001)
@@ -542,13 +542,13 @@ def test_dtype_is_named_or_given(names: Checkpoints) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "half", ""])
 def test_unknown_dtype_is_refused(names: Checkpoints, dtype: str) -> None:
-    """Naming the known ones."""
+    """The error lists the known ones."""
     with pytest.raises(ValueError, match=f"dtype must be one of float32, .*, got '{dtype}'"):
         LLM(names["bare"], dtype=dtype)
 
 
 def test_prompts_that_begin_alike_are_found_unless_that_is_switched_off(names: Checkpoints) -> None:
-    """The same tokens by the same forwards."""
+    """The same tokens from the same forwards."""
     prompt = list(range(1, 40))
     for on, slots in ((True, 32), (False, 0)):
         llm = LLM(names["bare"], cache_gib=0.001, prefix_cache=on)
@@ -566,7 +566,7 @@ def test_max_length_limits_prompt_and_answer(names: Checkpoints) -> None:
 
 
 def test_cache_is_as_large_as_asked(names: Checkpoints) -> None:
-    """In GiB for each model."""
+    """In GiB per model."""
     small = LLM(names["bare"], cache_gib=2**-15)
     assert small.target.cache.memory.nbytes <= 2**15 + 2**13
     with pytest.raises(ValueError, match="slots, but .* has"):
@@ -574,13 +574,13 @@ def test_cache_is_as_large_as_asked(names: Checkpoints) -> None:
 
 
 def test_unknown_model_is_refused() -> None:
-    """Saying what can be given."""
+    """The error lists what is accepted."""
     with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
         LLM("no-such-model")
 
 
 def test_adapter_is_merged_into_the_target() -> None:
-    """It answers otherwise than its base, and its name says why."""
+    """Answers and name differ from those of the base model."""
     golden = Path(__file__).parents[1] / "golden" / "d2f"
     base, adapter = golden / "dream_tiny", golden / "dream_tiny_lora"
     prompt, options = [3, 1, 4, 1, 5], {"max_tokens": 8, "temperature": 0.0}

@@ -1,4 +1,4 @@
-"""An answer that shows itself: pieces by forward, HTML for notebooks."""
+"""Display of an answer: pieces by forward, and HTML for notebooks."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ STORY = (
 
 
 class Reader(HTMLParser):
-    """The elements of a page that are no plain layout, and its text."""
+    """Collects the elements of a page other than plain layout, and its text."""
 
     def __init__(self, page: str) -> None:
+        """Create an empty reader."""
         super().__init__()
         self.tags: list[str] = []
         self.text = ""
@@ -33,10 +34,12 @@ class Reader(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Store an element."""
         self.tags.append(tag)
         assert all(name in ("style", "title") for name, _ in attrs)
 
     def handle_data(self, data: str) -> None:
+        """Append text."""
         self.text += data
 
 
@@ -44,7 +47,7 @@ class Reader(HTMLParser):
     ("model", "method"), [("tiny-ar", None), ("tiny-d2f", D2F()), ("tiny-wedlm", WeDLM())]
 )
 def test_pieces_are_what_a_stream_brings(model: str, method: Method | None) -> None:
-    """In the same cuts, with an entry for each forward."""
+    """With the same boundaries, one entry per forward."""
     llm = LLM(model, method)
     stream = llm.stream(STORY, max_tokens=96, temperature=0.0)
     streamed = list(stream)
@@ -64,7 +67,7 @@ def test_pieces_end_where_a_stop_string_cuts(stop: str) -> None:
 
 
 def test_a_notebook_shows_the_text_and_the_figures() -> None:
-    """A colour for each forward that brought text; nothing is fetched and nothing runs."""
+    """One colour per forward with text; nothing is fetched or executed."""
     (output,) = LLM("tiny-wedlm").generate(STORY, max_tokens=96, temperature=0.0)
     page = output._repr_html_()
     shown = Reader(page)
@@ -81,7 +84,7 @@ def test_a_notebook_shows_the_text_and_the_figures() -> None:
 def test_pieces_are_legible_on_light_and_on_dark(
     ground: tuple[float, ...], text: tuple[float, ...]
 ) -> None:
-    """By the contrast that WCAG 2.1 wants of small print, on the grounds of notebooks."""
+    """The contrast of WCAG 2.1 for small print, on the backgrounds of notebooks."""
     page = coloured(["piece"] * len(HUES), "figures")
     grounds = set(re.findall(r"background:hsla\((\d+),(\d+)%,(\d+)%,([.\d]+)\)", page))
     assert len(grounds) == len(HUES)
@@ -105,14 +108,14 @@ def test_pieces_are_legible_on_light_and_on_dark(
     ],
 )
 def test_html_in_an_answer_stays_text(text: str) -> None:
-    """And so do entities, comments and attributes."""
+    """As do entities, comments and attributes."""
     shown = Reader(coloured([text, "", text], text))
     assert shown.text == text * 3
     assert shown.tags == ["div", "div", "span", "span", "div"]
 
 
 def plain() -> Output:
-    """An answer whose tokens nobody can read."""
+    """Return an answer without a tokenizer."""
     step = Step("target", 0, 3, 3, 2, 0.5)
     return Output(
         text="a < b", ids=[1, 2], finish_reason="length", steps=[step], prompt_tokens=1, seconds=0.5
@@ -120,7 +123,7 @@ def plain() -> Output:
 
 
 def test_without_a_tokenizer_the_text_is_one_piece() -> None:
-    """As in what was read from a file."""
+    """As for answers read from a file."""
     assert plain().pieces() == ["a < b"]
     assert Reader(plain()._repr_html_()).text == "a < b" + plain().figures
     assert plain().figures == (
@@ -129,7 +132,7 @@ def test_without_a_tokenizer_the_text_is_one_piece() -> None:
 
 
 def test_copies_leave_the_tokenizer_behind() -> None:
-    """And are equal; an answer goes to another process."""
+    """They are equal to the original; pickling has the same effect."""
     (output,) = LLM("tiny-aux").generate(STORY, max_tokens=4)
     for copied in (copy.copy(output), copy.deepcopy(output), pickle.loads(pickle.dumps(output))):
         assert copied == output and copied.speech is None

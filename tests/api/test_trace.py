@@ -1,4 +1,4 @@
-"""Slots of an answer by forwards, from a trace."""
+"""States of the slots of an answer by forward, from a trace."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def step(
     holes: str = "",
     model: str = "target",
 ) -> Step:
-    """A forward; holes as runs such as `3-5 7-8`."""
+    """Return a forward; holes are runs such as `3-5 7-8`."""
     runs = [tuple(map(int, run.split("-"))) for run in holes.split()]
     return Step(
         model=model,
@@ -35,7 +35,7 @@ def step(
 
 
 def output(*steps: Step) -> Output:
-    """An answer behind a prompt of three tokens."""
+    """Return an answer after a prompt of three tokens."""
     kept = sum(each.kept for each in steps)
     return Output(
         text="",
@@ -48,12 +48,12 @@ def output(*steps: Step) -> Output:
 
 
 def picture(given: Output) -> list[str]:
-    """A character for each slot."""
+    """Return one character per slot."""
     return ["".join(CELLS[state] for state in row) for row in slot_states(given)]
 
 
 def test_a_pipeline_of_blocks() -> None:
-    """The last block waits unfed in the third forward, and the first is kept in the last."""
+    """The last block is not in the third forward, and the first is cached in the last one."""
     given = output(
         step(0, 6, 0, pattern=(3, 3), holes="3-6"),
         step(2, 7, 1, pattern=(1, 3, 3), holes="3-5 6-9"),
@@ -70,7 +70,7 @@ def test_a_pipeline_of_blocks() -> None:
 
 
 def test_what_was_dropped_is_gone() -> None:
-    """Holes that were never filled, and tokens that nobody feeds any more."""
+    """Holes that were never filled, and tokens that no later forward contains."""
     given = output(
         step(0, 9, 0, pattern=(3, 2, 2, 2), holes="3-9"),
         step(2, 7, 1, pattern=(1, 2, 2, 2), holes="4-7 8-9"),
@@ -80,14 +80,14 @@ def test_what_was_dropped_is_gone() -> None:
 
 
 def test_one_token_a_forward() -> None:
-    """Without holes, a slot is filled by the forward on which it was committed."""
+    """Without holes, the forward that committed its token fills a slot."""
     given = output(step(0, 3, 1), step(3, 1, 1), step(4, 1, 1))
     assert picture(given) == ["█  ", "▒█ ", "·▒█"]
     assert block_edges(given) == [] and not is_scattered(given)
 
 
 def test_tokens_that_another_model_checked_belong_to_the_forward_of_the_target() -> None:
-    """As in adaptive parallel decoding; the rest is fed as holes again."""
+    """As in adaptive parallel decoding; the other tokens become holes again."""
     given = output(
         step(0, 6, 0, holes="3-6"),
         step(0, 5, 2, model="verifier"),
@@ -97,5 +97,5 @@ def test_tokens_that_another_model_checked_belong_to_the_forward_of_the_target()
 
 
 def test_no_forward_at_all() -> None:
-    """Where no block had room."""
+    """If there was no room for a block."""
     assert slot_states(output()).shape == (0, 0)

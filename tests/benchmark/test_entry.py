@@ -49,12 +49,12 @@ def test_an_entry_alone_is_a_line_of_its_own() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("tiny-ar", "is no entry"),
-        ("tiny-ar autoregressive fast", "'fast' is no option of autoregressive"),
+        ("tiny-ar", "is not an entry"),
+        ("tiny-ar autoregressive fast", "'fast' is not an option of autoregressive"),
         ("tiny-ar nonsense", "unknown method 'nonsense'"),
         ("tiny-dream apd ratio=0.5", "'apd' needs verifier"),
-        ("tiny-dream left_to_right tokens=1,", "tokens takes int, not ''"),
-        ("tiny-dream left_to_right tokens=1,many", "tokens takes int, not 'many'"),
+        ("tiny-dream left_to_right tokens=1,", "tokens must be int, got ''"),
+        ("tiny-dream left_to_right tokens=1,many", "tokens must be int, got 'many'"),
         ("tiny-dream left_to_right colour=red", "no option colour"),
         ("tiny-dream left_to_right tokens=0,1", "tokens must be at least 1"),
     ],

@@ -115,7 +115,7 @@ def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
 def test_two_runs_do_not_share_their_turns(llm: LLM, tmp_path: Path) -> None:
     running = alternate([side(llm)], 2, samples=tmp_path)
     next(running)
-    with pytest.raises(ValueError, match="another run writes to"):
+    with pytest.raises(ValueError, match="another run is writing to"):
         next(alternate([side(llm)], 2, samples=tmp_path))
     running.close()
 

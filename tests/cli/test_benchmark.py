@@ -1,4 +1,4 @@
-"""`outpace benchmark serve` as a user types it, on a scripted server."""
+"""`outpace benchmark serve` as typed by a user, with a scripted server."""
 
 import asyncio
 import json
@@ -16,7 +16,7 @@ SMALL = ("--concurrency", "2", "--requests", "6", "--warmup", "3")
 
 
 async def answer(asked, reply):
-    """Ten tokens in two events of five forwards, 20 ms apart, after 20 ms."""
+    """Return ten tokens in two events of five forwards, after 20 ms and 20 ms apart."""
     reply.start()
     await asyncio.sleep(0.02)
     reply.text("a")
@@ -27,7 +27,7 @@ async def answer(asked, reply):
 
 @pytest.fixture
 def serve(capsys):
-    """Run `outpace benchmark serve`: exit status, output, errors."""
+    """Return a function that runs `outpace benchmark serve`: exit status, output, errors."""
 
     def run(*words):
         with pytest.raises(SystemExit) as ended:
@@ -39,6 +39,7 @@ def serve(capsys):
 
 
 def test_levels_are_measured_and_written_with_provenance(serve, tmp_path):
+    """One level per concurrency, in a table and in JSON."""
     path, picture = tmp_path / "new" / "a.json", tmp_path / "a.png"
     with ScriptedServer(answer) as server:
         status, out, _ = serve(
@@ -66,6 +67,7 @@ def test_levels_are_measured_and_written_with_provenance(serve, tmp_path):
 
 
 def test_requests_are_openai_s_and_no_prompt_comes_twice(serve):
+    """Without a method, the field `outpace` is absent."""
     with ScriptedServer(answer) as server:
         words = ("--max-tokens", "32", "--temperature", "0", "--ignore-eos", "--seed", "5")
         assert serve(server.url, *SMALL, *words)[0] == 0
@@ -79,6 +81,7 @@ def test_requests_are_openai_s_and_no_prompt_comes_twice(serve):
 
 
 def test_a_method_is_asked_for_with_the_options_that_were_given(serve):
+    """In the field `outpace`."""
     with ScriptedServer(answer) as server:
         words = ("--method", "apd", "--ratio", "0.5", "--window", "none", "--endpoint")
         assert serve(server.url, *SMALL, *words, "completions")[0] == 0
@@ -88,6 +91,7 @@ def test_a_method_is_asked_for_with_the_options_that_were_given(serve):
 
 
 def test_prompts_come_from_a_file_in_random_order(serve, tmp_path):
+    """Of JSON lines."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"p{n}"}) + "\n" for n in range(5)))
     with ScriptedServer(answer) as server:
@@ -97,6 +101,7 @@ def test_prompts_come_from_a_file_in_random_order(serve, tmp_path):
 
 
 def test_an_open_loop_sends_at_its_rate(serve, tmp_path):
+    """Requests per second."""
     path = tmp_path / "a.json"
     with ScriptedServer(answer) as server:
         words = ("--rate", "20,100", "--requests", "20", "--output", str(path))
@@ -109,6 +114,7 @@ def test_an_open_loop_sends_at_its_rate(serve, tmp_path):
 
 
 def test_failures_are_counted_by_kind(serve, tmp_path):
+    """In the table and in JSON."""
     path = tmp_path / "a.json"
 
     async def script(asked, reply):
@@ -131,6 +137,7 @@ def test_failures_are_counted_by_kind(serve, tmp_path):
 
 
 def test_where_every_request_fails_the_status_says_so(serve, tmp_path):
+    """With the kinds of failures."""
     path = tmp_path / "a.json"
 
     async def script(asked, reply):
@@ -138,11 +145,12 @@ def test_where_every_request_fails_the_status_says_so(serve, tmp_path):
 
     with ScriptedServer(script) as server:
         status, _, err = serve(server.url, *SMALL, "--output", str(path))
-    assert status == 2 and err == "outpace: no request was answered: 6 500\n"
+    assert status == 2 and err == "outpace: all requests failed: 6 500\n"
     assert json.loads(path.read_text())["levels"][0]["errors"] == {"500": 6}
 
 
 def test_the_key_is_nowhere_to_be_read(serve, tmp_path, monkeypatch):
+    """Neither in the output nor in the provenance."""
     path = tmp_path / "a.json"
     monkeypatch.setattr(sys, "argv", ["outpace", "--api-key", "sesame", "--x=sesame"])
     with ScriptedServer(answer) as server:
@@ -152,18 +160,22 @@ def test_the_key_is_nowhere_to_be_read(serve, tmp_path, monkeypatch):
 
 
 async def unauthorised(asked, reply):
+    """Refuse the key."""
     reply.refuse(401, "no key")
 
 
 async def unknown(asked, reply):
+    """Refuse the model."""
     reply.refuse(404, "no model 'm'; there is x")
 
 
 async def no_stream(asked, reply):
+    """Answer without a stream."""
     reply.whole({"choices": [{"message": {"content": "x"}}]})
 
 
 async def no_usage(asked, reply):
+    """Answer without usage."""
     reply.start()
     reply.text("a")
     reply.raw(b"data: [DONE]\n\n")
@@ -179,7 +191,7 @@ async def no_usage(asked, reply):
     ],
 )
 def test_a_server_that_cannot_be_measured_is_one_line(serve, tmp_path, script, says):
-    """And writes nothing."""
+    """And no file is written."""
     with ScriptedServer(script) as server:
         status, _, err = serve(server.url, *SMALL, "--output", str(tmp_path / "a.json"))
         assert len(server.asked) == 1
@@ -188,9 +200,10 @@ def test_a_server_that_cannot_be_measured_is_one_line(serve, tmp_path, script, s
 
 
 def test_several_models_have_to_be_chosen_from(serve):
+    """The error lists them."""
     with ScriptedServer(answer, models=("one", "two")) as server:
         status, _, err = serve(server.url, *SMALL)
-        assert (status, err) == (2, "outpace: name one with --model: the server has one, two\n")
+        assert (status, err) == (2, "outpace: --model is required: the server has one, two\n")
         assert serve(server.url, *SMALL, "--model", "two")[0] == 0
         assert server.asked[-1].body["model"] == "two"
 
@@ -203,10 +216,10 @@ def test_several_models_have_to_be_chosen_from(serve):
         (("http://127.0.0.1:1", "--model", "m"), "cannot connect"),
         (("http://x", "--rate", "0"), "rate must be"),
         (("http://x", "--rate", "nan"), "rate must be"),
-        (("http://x", "--rate", "fast"), "rate takes numbers"),
+        (("http://x", "--rate", "fast"), "rate must be a list of numbers"),
         (("http://x", "--concurrency", "0"), "concurrency must be"),
-        (("http://x", "--concurrency", "1,,2"), "concurrency takes numbers"),
-        (("http://x", "--concurrency", "1", "--rate", "1"), "not both"),
+        (("http://x", "--concurrency", "1,,2"), "concurrency must be a list of numbers"),
+        (("http://x", "--concurrency", "1", "--rate", "1"), "cannot be combined"),
         (("http://x", "--requests", "0"), "requests"),
         (("http://x", "--warmup", "-1"), "warmup"),
         (("http://x", "--timeout", "nan"), "timeout"),
@@ -215,16 +228,18 @@ def test_several_models_have_to_be_chosen_from(serve):
         (("http://x", "--model", "m", "--endpoint", "words"), "chat or completions"),
         (("http://x", "--model", "m", "--prompts", "none.jsonl"), "none.jsonl"),
         (("http://x", "--method", "nonsense"), "autoregressive"),
-        (("http://x", "--method", "apd", "--ratio", "much"), "ratio takes float"),
+        (("http://x", "--method", "apd", "--ratio", "much"), "ratio must be float"),
     ],
 )
 def test_bad_input_is_one_line_and_status_2(serve, words, says):
+    """Before any request."""
     status, _, err = serve(*words)
     assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1 and says in err
 
 
 @pytest.mark.parametrize("text", ["", "\n", "[]", '{"prompt": ""}', "{", '{"other": 1}'])
 def test_a_file_without_prompts_is_refused(serve, tmp_path, text):
+    """With its name."""
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
     status, _, err = serve("http://x", "--model", "m", "--prompts", str(path))
@@ -232,6 +247,7 @@ def test_a_file_without_prompts_is_refused(serve, tmp_path, text):
 
 
 def test_messages_are_no_completion(serve, tmp_path):
+    """They need the chat endpoint."""
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}))
     words = ("--model", "m", "--prompts", str(path), "--endpoint", "completions")
@@ -242,6 +258,7 @@ def test_messages_are_no_completion(serve, tmp_path):
 
 
 def test_without_its_library_the_extra_is_named(serve, monkeypatch):
+    """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     for name in [name for name in sys.modules if name.startswith("outpace.benchmark.client")]:
         monkeypatch.delitem(sys.modules, name)
@@ -251,7 +268,7 @@ def test_without_its_library_the_extra_is_named(serve, monkeypatch):
 
 @pytest.mark.slow
 def test_ctrl_c_writes_what_is_there(tmp_path):
-    """Of a level some answers are in and others under way."""
+    """While some requests of a level are complete and others are running."""
     path, picture = tmp_path / "a.json", tmp_path / "a.png"
 
     async def script(asked, reply):
@@ -276,6 +293,8 @@ def test_ctrl_c_writes_what_is_there(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_before_the_first_answer_writes_nothing(tmp_path):
+    """And the exit status is that of an interrupt."""
+
     async def script(asked, reply):
         program.send_signal(signal.SIGINT)
         reply.start()
@@ -291,7 +310,7 @@ def test_ctrl_c_before_the_first_answer_writes_nothing(tmp_path):
 
 
 def test_options_of_methods_do_not_hide_flags():
-    """A method's option of the name of a flag could never be given."""
+    """A method's option with the name of a flag could never be set."""
     from inspect import signature
 
     from outpace.cli.benchmark import benchmark_serve

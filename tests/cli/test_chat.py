@@ -1,4 +1,4 @@
-"""A conversation, typed at a terminal and read from a pipe."""
+"""A conversation, typed at a terminal or read from a pipe."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def chat(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A conversation from lines in a pipe: exit status, output, errors."""
+    """Run a conversation from lines in a pipe: exit status, output, errors."""
 
     def run(model: str, *lines: str, flags: tuple[str, ...] = ()) -> tuple[int, str, str]:
         monkeypatch.setattr("sys.stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
@@ -50,7 +50,7 @@ def llm() -> LLM:
 
 
 def conversation(llm: LLM, **options: Any) -> Conversation:
-    """One that has just begun."""
+    """A conversation without messages."""
     return Conversation(llm, [], {"max_tokens": 64, **options})
 
 
@@ -63,7 +63,7 @@ def test_each_answer_has_its_figures(chat: Run) -> None:
 
 
 def test_the_page_shows_what_is_said(chat: Run) -> None:
-    """But for the speed, and where lines are broken."""
+    """Except for speed and line breaks."""
     page = ROOT / "docs" / "chat.md"
     (shown,) = re.findall(r"^> (.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     words = shlex.split(blocks(page, "sh")[0].splitlines()[0])
@@ -76,7 +76,7 @@ def test_the_page_shows_what_is_said(chat: Run) -> None:
 
 
 def test_the_model_sees_what_was_said(llm: LLM) -> None:
-    """And computes it once."""
+    """The common prefix is computed once."""
     talk = conversation(llm, min_tokens=8)
     talk.take("/method autoregressive")
     saved = llm.engine.saved.slots
@@ -93,7 +93,7 @@ def test_the_model_sees_what_was_said(llm: LLM) -> None:
 
 
 def test_another_method_decodes_what_follows(llm: LLM) -> None:
-    """And what there is can be asked for."""
+    """Without arguments, the methods are listed."""
     talk = conversation(llm)
     talk.take("/method autoregressive")
     talk.take(STORY)
@@ -103,7 +103,7 @@ def test_another_method_decodes_what_follows(llm: LLM) -> None:
 
 
 def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    """Beside it, and the conversation stays as it was."""
+    """Side by side; the conversation is unchanged."""
     talk = conversation(llm)
     talk.take(STORY)
     said = list(talk.said)
@@ -118,33 +118,33 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("/nonsense", "there is no /nonsense; /help shows what there is"),
+        ("/nonsense", "unknown command /nonsense; /help lists the commands"),
         ("/method nonsense", "unknown method 'nonsense'; available: apd"),
         ("/method wedlm x=1", "method 'wedlm' has no option x; available:"),
-        ("/method wedlm x", "'x' is no option of wedlm: write option=value"),
-        ("/method wedlm entropy=a", "entropy takes float"),
+        ("/method wedlm x", "'x' is not an option of wedlm: write option=value"),
+        ("/method wedlm entropy=a", "entropy must be float"),
         ("/method left_to_right", "decodes diffusion models"),
         ("/method speculative draft=nowhere", "nowhere"),
-        ("/race autoregressive", "there is no answer yet to race against"),
+        ("/race autoregressive", "/race needs an answer to compare with"),
         ("x " * 600, "slots"),
         ("\udcff", "not UTF-8"),
     ],
 )
 def test_what_cannot_be_is_said_and_the_talk_goes_on(chat: Run, line: str, says: str) -> None:
-    """In a line on standard error; nothing of it stays."""
+    """In a line on standard error, without effect."""
     status, out, err = chat("tiny-aux", line, STORY, flags=("--max-tokens", "96"))
     assert status == 0 and "#### 26\n" in out
     assert says in err and err.count("\n") == 1
 
 
 def test_a_race_needs_a_method(chat: Run) -> None:
-    """It says so."""
+    """The error requests one."""
     _, _, err = chat("tiny-aux", STORY, "/race", flags=("--max-tokens", "8"))
-    assert "name a method to race with" in err
+    assert "/race needs a method" in err
 
 
 def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
-    """What follows is not read."""
+    """Later lines are not read."""
     status, out, err = chat("tiny-wedlm", "/help", "/method", "/exit", STORY)
     assert (status, err) == (0, "")
     for word in ("/method", "/race", "/reset", "/help", "/exit", "Ctrl-C"):
@@ -158,7 +158,7 @@ def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
 def test_ctrl_c_ends_an_answer_and_keeps_what_is_there(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is left behind in the engine; the next answer comes."""
+    """Nothing is left over in the engine, and the next answer works."""
     talk = conversation(llm, ignore_eos=True)
     talk.take("/method autoregressive")
     step, count = llm.driver.step, 0
@@ -181,14 +181,14 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_is_there(
 
 
 def test_a_model_without_a_template_is_refused(chat: Run, tmp_path: Any) -> None:
-    """With the command that does without."""
+    """The error names the command that works without one."""
     status, _, err = chat("tiny-dflash", STORY)
     assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1
 
 
 @contextmanager
 def terminal(*words: str, kind: str = "xterm-256color") -> Iterator[Callable[[str, str], str]]:
-    """A command at a terminal; what is called types keys and returns what is shown until a word."""
+    """Run a command at a terminal; returns a function that types keys and waits for a word."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "outpace", *words]
     environment = {**os.environ, "TERM": kind, "COLUMNS": "80"}
@@ -222,7 +222,7 @@ def terminal(*words: str, kind: str = "xterm-256color") -> Iterator[Callable[[st
 
 
 def control(terminal: int) -> None:
-    """Make it the terminal of this process, so that its Ctrl-C comes."""
+    """Make it the controlling terminal, so that Ctrl-C is delivered."""
     import fcntl
     import termios
 
@@ -232,7 +232,7 @@ def control(terminal: int) -> None:
 
 @pytest.mark.slow
 def test_a_conversation_at_a_terminal() -> None:
-    """Spinner, prompt, colours; Ctrl-C ends an answer, and then the talk."""
+    """Spinner, prompt, colours; Ctrl-C ends an answer, then the conversation."""
     with terminal("chat", "tiny-aux", "--ignore-eos", "--max-tokens", "400") as talk:
         begun = talk("", "> ")
         assert "loading PyTorch" in begun and "loading tiny-aux" in begun
@@ -258,7 +258,7 @@ LONG = "x" * 6000
     ],
 )
 def test_pasted_lines_are_one_message(paste: str) -> None:
-    """Also while the model loads; a command after them still is one."""
+    """Also while the model loads; a command after them is separate."""
     with terminal("chat", "tiny-aux") as talk:
         talk("", "loading PyTorch")
         for _ in range(2):
@@ -274,13 +274,13 @@ def test_pasted_lines_are_one_message(paste: str) -> None:
 def test_an_answer_that_is_cut_says_by_what(chat: Run) -> None:
     """By the flag, or by the context."""
     _, out, _ = chat("tiny-aux", STORY, flags=("--max-tokens", "8"))
-    assert out.endswith("(length)\n(cut at 8 tokens: --max-tokens)\n")
+    assert out.endswith("(length)\n(cut at 8 tokens: increase --max-tokens)\n")
     _, out, _ = chat("tiny-aux", STORY, flags=("--max-length", "64", "--ignore-eos"))
-    assert re.search(r"\(cut at \d+ tokens: the context is full; /reset", out)
+    assert re.search(r"\(cut at \d+ tokens: increase --max-length .* the context is full\)", out)
 
 
 def test_a_method_is_shown_as_it_is_typed(chat: Run) -> None:
-    """With the options that are not the default."""
+    """With the options that differ from the default."""
     lines = ("/method", "/method wedlm verify=true entropy=0.8", "/method")
     _, out, _ = chat("tiny-wedlm", *lines)
     assert out.splitlines()[::2] == ["wedlm", "wedlm entropy=0.8 verify=true"]
@@ -289,7 +289,7 @@ def test_a_method_is_shown_as_it_is_typed(chat: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("command", ["generate", "trace"])
 def test_a_terminal_of_16_colours_is_asked_for_no_other(command: str) -> None:
-    """And for none of black, white, yellow and cyan, which are lost on one ground or the other."""
+    """Without black, white, yellow and cyan, which are illegible on some backgrounds."""
     with terminal(command, "tiny-wedlm", STORY, kind="linux") as talk:
         shown = talk("", "(stop)")
     codes = set(re.findall(r"\x1b\[(?:1;)?([39]\d)m", shown))
@@ -299,7 +299,7 @@ def test_a_terminal_of_16_colours_is_asked_for_no_other(command: str) -> None:
 
 @pytest.mark.slow
 def test_ctrl_d_ends_a_conversation() -> None:
-    """Without a word."""
+    """Without a message."""
     with terminal("chat", "tiny-aux") as talk:
         talk("", "> ")
         shown = talk("\x04", "never")
@@ -309,7 +309,7 @@ def test_ctrl_d_ends_a_conversation() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.3, 0.8, 1.5, 2.5])
 def test_ctrl_c_while_it_loads_is_one_line(seconds: float) -> None:
-    """At whatever moment."""
+    """At any moment."""
     with terminal("generate", "tiny-aux", STORY, "--ignore-eos", "--max-tokens", "400") as talk:
         time.sleep(seconds)
         shown = talk("\x03", "never")

@@ -28,7 +28,7 @@ from shown import contrast
 
 
 def pipeline() -> Output:
-    """Two blocks of three behind a prompt of as many, each filled by one forward."""
+    """Return two blocks of three after a prompt of three, each filled by one forward."""
     steps = [
         Step("target", start, 6, start + 6, 3, 0.0, (3, 3), holes)
         for start, holes in ((0, (range(3, 6),)), (3, (range(6, 9),)))
@@ -39,25 +39,25 @@ def pipeline() -> Output:
 
 
 def test_a_line_shows_the_edges_of_blocks() -> None:
-    """And loses its oldest slots where it is too long."""
+    """A line that is too long omits its oldest slots."""
     assert [line.plain for line in slot_lines(pipeline(), 20)] == ["███│", "▒▒▒│███"]
     assert [line.plain for line in slot_lines(pipeline(), 6)] == ["███│", "…▒│███"]
 
 
 def test_no_forward_at_all() -> None:
-    """Where no block had room."""
+    """If there was no room for a block."""
     none = Output(text="", ids=[], finish_reason="length", steps=[], prompt_tokens=3, seconds=0.0)
     assert list(slot_lines(none, 9)) == []
 
 
 def test_the_legend_names_all_cells() -> None:
-    """But for the blank."""
+    """Except the blank one."""
     assert all(cell in legend().plain for cell in CELLS if cell != " ")
 
 
 @pytest.mark.parametrize("name", COLOURS)
 def test_colours_are_legible_on_white_and_on_black(name: str) -> None:
-    """By the contrast of WCAG 2.1, of which large text needs 3 and its smallest print 4.5."""
+    """WCAG 2.1 requires a contrast of 3 for large text and 4.5 for small text."""
     assert worst(name) > 3.7
 
 
@@ -77,14 +77,14 @@ USUAL = {
 
 
 def worst(name: str) -> float:
-    """Contrast of a colour, the less of those on white and on black."""
+    """Return the lower contrast of a colour on white and on black."""
     parts = [part / 255 for part in Color.parse(name).get_truecolor()]
     return min(contrast(parts, (1, 1, 1)), contrast(parts, (0, 0, 0)))
 
 
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> Console:
-    """A terminal of 16 colours."""
+    """A terminal with 16 colours."""
     made = Console(
         file=io.StringIO(), force_terminal=True, color_system="standard", no_color=False, width=80
     )
@@ -93,7 +93,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Console:
 
 
 def test_sixteen_colours_are_legible_however_they_are_mixed(few: Console) -> None:
-    """On white and on black; and nothing else is asked for."""
+    """On white and on black; no other colours are used."""
     show_pieces(few, (f"piece {number} " for number in range(9)))
     few.print(*slot_lines(pipeline(), 20), legend())
     written = few.file.getvalue()  # type: ignore[attr-defined]
@@ -107,20 +107,20 @@ def test_sixteen_colours_are_legible_however_they_are_mixed(few: Console) -> Non
 
 
 def test_neighbours_differ_in_few_colours_as_in_many(few: Console) -> None:
-    """Also where the colours begin again."""
+    """Also where the colours repeat."""
     named = [colour(step) for step in range(9)]
     assert all(one != other for one, other in pairwise(named))
     assert not set(named) & set(COLOURS)
 
 
 def test_no_text_of_a_model_commands_the_terminal() -> None:
-    """Such as to clear it, or to rename its window; lines and tabs stay."""
+    """Such as clearing it or renaming its window; lines and tabs stay."""
     (piece,) = coloured(["\x1b[2Ja\tb\n\x9b\x07\x7f"])
     assert piece.plain == "␛[2Ja\tb\n\ufffd␇\ufffd"
 
 
 def test_what_is_new_is_in_sight() -> None:
-    """However much stands in front of it, and however narrow the terminal is."""
+    """With any amount of earlier text, at any width of the terminal."""
     llm: Any = SimpleNamespace(text=SimpleNamespace(tokenizer=None))
     steps = [Step("target", 2, 1, 3, 3, 0.0, "causal") for _ in range(9)]
     output = Output(

@@ -1,4 +1,4 @@
-"""Commands as a user types them, on the models of the zoo."""
+"""Commands as typed by a user, with the embedded models."""
 
 import importlib
 import io
@@ -17,6 +17,7 @@ import pytest
 
 import outpace as package
 from outpace.checkpoints.load import VOCABULARY, ZOO
+from outpace.cli import app, terminal
 from outpace.cli.app import BENCHMARKS, COMMANDS
 from outpace.cli.flags import Loading
 from outpace.cli.main import main
@@ -28,7 +29,7 @@ STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How
 
 @pytest.fixture
 def outpace(capsys):
-    """Run a command line: exit status, output, errors."""
+    """Return a function that runs a command line: exit status, output, errors."""
 
     def run(*args):
         with pytest.raises(SystemExit) as ended:
@@ -40,6 +41,7 @@ def outpace(capsys):
 
 
 def test_generate_streams_an_answer_and_one_line_of_statistics(outpace):
+    """To standard output."""
     status, out, _ = outpace("generate", "tiny-aux", STORY, "--max-tokens", "96")
     assert status == 0
     assert "#### " in out
@@ -47,6 +49,7 @@ def test_generate_streams_an_answer_and_one_line_of_statistics(outpace):
 
 
 def test_generate_takes_the_flags_of_its_method(outpace):
+    """Those of the method in `--method`."""
     status, out, _ = outpace(
         *("generate", "tiny-dream", STORY, "--max-tokens", "64", "--temperature", "0"),
         *("--method", "apd", "--verifier", "tiny-aux", "--ratio", "0.5", "--window", "none"),
@@ -57,6 +60,7 @@ def test_generate_takes_the_flags_of_its_method(outpace):
 
 
 def test_generate_takes_what_the_answer_must_be(outpace, tmp_path):
+    """Each kind of constraint."""
     (tmp_path / "schema.json").write_text('{"type": "integer", "minimum": 7, "maximum": 9}')
     (tmp_path / "rule.lark").write_text("start: /[pq]/")
     for flags, known in (
@@ -76,18 +80,20 @@ def test_generate_fills_the_holes_of_a_text(outpace):
         status, out, _ = outpace(*args)
         assert status == 0 and re.match(r"(?s)Tom has .* or [0-9]+\.\n", out)
     status, _, err = outpace("generate", "tiny-dream", "--fill", "Tom has {{two}}")
-    assert status == 2 and "'{{two}}' is no hole: write {{8}}, {{..8}} or {{8:regex}}" in err
+    assert status == 2 and "'{{two}}' is not a hole: write {{8}}, {{..8}} or {{8:regex}}" in err
     status, _, err = outpace("generate", "tiny-ar", "--fill", "Tom has {{2}}")
-    assert status == 2 and "Autoregressive() sees nothing behind a hole" in err
+    assert status == 2 and "Autoregressive() cannot condition on text after a hole" in err
 
 
 def test_same_seed_same_text(outpace):
+    """A different seed gives a different text."""
     args = ("generate", "tiny-dream", STORY, "--max-tokens", "24", "--temperature", "4")
     texts = [outpace(*args, "--seed", s)[1].partition("24 tokens")[0] for s in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_generate_answers_a_file_as_training_data(outpace, tmp_path):
+    """The same command resumes."""
     source, target = tmp_path / "prompts.jsonl", tmp_path / "data.jsonl"
     source.write_text(json.dumps({"prompt": STORY}) + "\n")
     args = ("generate", "tiny-aux", "--input", str(source), "--output", str(target))
@@ -98,6 +104,7 @@ def test_generate_answers_a_file_as_training_data(outpace, tmp_path):
 
 
 def test_help_shows_the_flags_of_the_named_method_only(outpace):
+    """And those of the command."""
     _, out, _ = outpace("generate", "--method", "apd", "--help")
     assert "--ratio" in out and "--verifier" in out
     _, out, _ = outpace("generate", "--method", "left_to_right", "--help")
@@ -105,6 +112,7 @@ def test_help_shows_the_flags_of_the_named_method_only(outpace):
 
 
 def test_trace_shows_every_forward_with_its_holes(outpace):
+    """One line each."""
     status, out, _ = outpace(
         *("trace", "tiny-dream", STORY, "--max-tokens", "32"),
         *("--method", "apd", "--verifier", "tiny-aux"),
@@ -114,17 +122,19 @@ def test_trace_shows_every_forward_with_its_holes(outpace):
 
 
 def test_trace_draws_the_pipeline_of_a_method_with_blocks(outpace, tmp_path):
+    """In the terminal and as a picture."""
     path = tmp_path / "new" / "trace.png"
     status, out, _ = outpace(
         *("trace", "tiny-dream", STORY, "--max-tokens", "32", "--method", "d2f"),
         *("--block", "8", "--confidence", "0.5", "--temperature", "0", "--png", str(path)),
     )
     assert status == 0
-    assert "│" in out and "░ hole" in out and "keys are kept" in out
+    assert "│" in out and "░ hole" in out and "cached" in out
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_picture_without_matplotlib_names_the_extra(outpace, tmp_path, monkeypatch):
+    """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delitem(sys.modules, "outpace.benchmark.plots", raising=False)
     status, _, err = outpace("trace", "tiny-aux", "x", "--png", str(tmp_path / "trace.png"))
@@ -132,6 +142,7 @@ def test_a_picture_without_matplotlib_names_the_extra(outpace, tmp_path, monkeyp
 
 
 def test_evaluate_writes_headline_metrics_with_provenance(outpace, tmp_path):
+    """In a table and in JSON."""
     path = tmp_path / "result.json"
     status, out, _ = outpace(
         *("evaluate", "tiny-aux", "--task", "story", "--limit", "8", "--batch", "4"),
@@ -146,6 +157,7 @@ def test_evaluate_writes_headline_metrics_with_provenance(outpace, tmp_path):
 
 
 def test_evaluate_reads_gsm8k_from_a_file(outpace, tmp_path):
+    """In its published format."""
     path = tmp_path / "test.jsonl"
     path.write_text(json.dumps({"question": STORY, "answer": "5*7-9 = 26\n#### 26"}) + "\n")
     status, out, _ = outpace("evaluate", "tiny-aux", "--task", "gsm8k", "--data", str(path))
@@ -153,6 +165,7 @@ def test_evaluate_reads_gsm8k_from_a_file(outpace, tmp_path):
 
 
 def test_evaluate_asks_lines_of_ones_own_and_keeps_each_answer(outpace, tmp_path):
+    """With a scoring rule."""
     data, json_path = tmp_path / "mine.jsonl", tmp_path / "result.json"
     data.write_text(json.dumps({"question": STORY, "answer": "26"}) + "\n")
     words = ("evaluate", "tiny-aux", "--data", str(data), "--judge", "number")
@@ -167,13 +180,14 @@ def test_evaluate_asks_lines_of_ones_own_and_keeps_each_answer(outpace, tmp_path
 
 
 def gsm8k(path, lines=9):
-    """A file of the same problem."""
+    """Return a file that repeats one problem."""
     line = json.dumps({"question": STORY, "answer": "5*7-9 = 26\n#### 26"})
     path.write_text(f"{line}\n" * lines)
     return str(path)
 
 
 def test_evaluate_asks_as_a_paper_does(outpace, tmp_path):
+    """With a protocol."""
     data, out = gsm8k(tmp_path / "test.jsonl"), tmp_path / "result.json"
     status, _, err = outpace(
         *("evaluate", "tiny-dream", "--task", "gsm8k", "--protocol", "d2f:dream", "--data", data),
@@ -192,6 +206,7 @@ def test_evaluate_asks_as_a_paper_does(outpace, tmp_path):
 
 
 def test_a_killed_evaluation_goes_on(outpace, tmp_path):
+    """From its samples."""
     samples = tmp_path / "samples.jsonl"
     words = ("evaluate", "tiny-aux", "--limit", "3", "--samples", str(samples))
     assert outpace(*words)[0] == 0
@@ -204,6 +219,7 @@ def test_a_killed_evaluation_goes_on(outpace, tmp_path):
 
 
 def test_report_compares_runs(outpace, tmp_path):
+    """With differences and the Pareto front."""
     slow, fast, png = (str(tmp_path / name) for name in ("slow.json", "fast.json", "front.png"))
     outpace("evaluate", "tiny-ar", "--limit", "4", "--json", slow)
     outpace(
@@ -220,17 +236,17 @@ def test_report_compares_runs(outpace, tmp_path):
 
 
 def test_cut_answers_are_counted(outpace, tmp_path):
-    """Below the table and in JSON, by all commands that judge; what ends by itself is not named."""
+    """Below the table and in JSON, by all commands that score; others are not reported."""
     path, whole = tmp_path / "cut.json", tmp_path / "whole.json"
     status, out, _ = outpace(
         *("evaluate", "tiny-aux", "--limit", "3", "--max-tokens", "8", "--json", str(path))
     )
-    said = "3 of 3 answers were cut at 8 tokens, and judged as they are: raise --max-tokens"
+    said = "3 of 3 answers were truncated at 8 tokens and scored as they are: increase --max-tokens"
     assert status == 0 and said in " ".join(out.split())
     (result,) = json.loads(path.read_text())["results"]
     assert (result["unfinished"], result["cut_at"]) == (3, 8)
     status, out, _ = outpace("evaluate", "tiny-aux", "--limit", "3", "--json", str(whole))
-    assert status == 0 and "cut" not in out
+    assert status == 0 and "truncated" not in out
     (result,) = json.loads(whole.read_text())["results"]
     assert (result["unfinished"], result["cut_at"]) == (0, None)
     out = " ".join(outpace("report", str(whole), str(path))[1].split())
@@ -238,10 +254,13 @@ def test_cut_answers_are_counted(outpace, tmp_path):
     path.write_text(path.read_text().replace('"cut_at": 8', '"cut_at": "x"'))
     assert "has cut_at 'x', which must be a number or null" in outpace("report", str(path))[2]
     race = ("race", "--limit", "1", "--entry", "tiny-aux autoregressive", "--max-tokens", "8")
-    assert "1 of 1 answers were cut at 8 tokens, and judged" in " ".join(outpace(*race)[1].split())
+    assert "1 of 1 answers were truncated at 8 tokens and scored" in " ".join(
+        outpace(*race)[1].split()
+    )
 
 
 def test_reports_of_another_schema_are_refused(outpace, tmp_path):
+    """With the missing field."""
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"provenance": {}, "results": [{"task": "story"}]}))
     status, _, err = outpace("report", str(path))
@@ -250,11 +269,13 @@ def test_reports_of_another_schema_are_refused(outpace, tmp_path):
 
 
 def test_evaluate_can_do_without_the_prefix_cache(outpace):
+    """With `--no-prefix-cache`."""
     words = ("evaluate", "tiny-aux", "--limit", "2", "--no-prefix-cache")
     assert outpace(*words)[0] == 0
 
 
 def test_race_compares_methods_on_the_same_problems(outpace):
+    """In one table."""
     entries = ("tiny-dream left_to_right tokens=4", "tiny-dream apd verifier=tiny-aux ratio=0.5")
     status, out, _ = outpace("race", "--limit", "2", "--entry", entries[0], "--entry", entries[1])
     assert status == 0
@@ -262,16 +283,18 @@ def test_race_compares_methods_on_the_same_problems(outpace):
 
 
 def test_race_takes_a_prompt(outpace):
+    """Without accuracy."""
     status, out, _ = outpace("race", STORY, "--entry", "tiny-aux autoregressive")
     assert status == 0 and "accuracy" not in out
 
 
 def test_models_and_methods_are_listed(outpace):
+    """All of them."""
     _, out, _ = outpace("models")
     assert "tiny-dream" in out and "DreamModel" in out
     assert re.search(r"tiny-dflash\s+│ dflash\s+│ 0.94M", out)
     assert "z-lab/Qwen3-8B-DFlash-b16 for Qwen/Qwen3-8B\n" in out
-    assert "z-lab/Qwen3.5-4B-DFlash for Qwen/Qwen3.5-4B, which does not load" in out
+    assert "z-lab/Qwen3.5-4B-DFlash for Qwen/Qwen3.5-4B (cannot be loaded)" in out
     _, out, _ = outpace("methods")
     assert "autoregressive" in out and "--lookahead" in out
 
@@ -281,23 +304,32 @@ def test_models_and_methods_are_listed(outpace):
     [
         (("generate", "no-such-model", "x"), "no-such-model"),
         (("generate", "tiny-aux", ""), "empty"),
-        (("generate", "tiny-aux"), "give a prompt, or --input and --output"),
-        (("generate", "tiny-aux", "x", "--input", "a", "--output", "b"), "give a prompt, or"),
-        (("evaluate", "tiny-aux", "--chat"), "go with --tasks"),
+        (("generate", "tiny-aux"), "give either a prompt, or both --input and --output"),
+        (
+            ("generate", "tiny-aux", "x", "--input", "a", "--output", "b"),
+            "give either a prompt, or",
+        ),
+        (("evaluate", "tiny-aux", "--chat"), "need --tasks"),
         (("evaluate", "tiny-aux", "--task", "x"), "unknown task 'x'; choose from countdown"),
         (("evaluate", "tiny-aux", "--protocol", "x"), "unknown protocol 'x'; choose from apd"),
         (("evaluate", "tiny-aux", "--num-shots", "-1"), "shots=-1"),
         (("report",), "Missing argument"),
         (("report", "no-such-file.json"), "no-such-file.json"),
-        (("generate", "tiny-aux", "--input", "a"), "give a prompt, or --input and --output"),
-        (("generate", "tiny-aux", "--input", "none", "--output", "b"), "no prompts at 'none'"),
-        (("generate", "tiny-aux", "x", "--ray"), "go with --input"),
-        (("generate", "tiny-aux", "--fill", "{{2}}", "--ray"), "go with --input"),
+        (
+            ("generate", "tiny-aux", "--input", "a"),
+            "give either a prompt, or both --input and --output",
+        ),
+        (
+            ("generate", "tiny-aux", "--input", "none", "--output", "b"),
+            "no file of prompts at 'none'",
+        ),
+        (("generate", "tiny-aux", "x", "--ray"), "need --input"),
+        (("generate", "tiny-aux", "--fill", "{{2}}", "--ray"), "need --input"),
         (
             ("generate", "tiny-aux", "--input", "a", "--output", "b", "--replicas", "2"),
-            "with --ray",
+            "needs --ray",
         ),
-        (("evaluate", "tiny-aux", "--replicas", "2"), "with --ray"),
+        (("evaluate", "tiny-aux", "--replicas", "2"), "needs --ray"),
         (("generate", "tiny-aux", "x", "--method", "nonsense"), "autoregressive"),
         (("generate", "tiny-aux", "x", "--method", "apd"), "--verifier"),
         (("generate", "tiny-aux", "x", "--method", "apd", "--verifier", "tiny-aux"), "diffusion"),
@@ -307,8 +339,8 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", "x", "--temperature", "nan"), "temperature"),
         (("generate", "tiny-aux", "x", "--top-p", "0"), "top_p"),
         (("generate", "tiny-aux", "x", "--dtype", "int4"), "bfloat16"),
-        (("generate", "tiny-aux", "x", "--schema", "none"), "--schema none is no file of text"),
-        (("generate", "tiny-aux", "x", "--grammar", "."), "--grammar . is no file of text"),
+        (("generate", "tiny-aux", "x", "--schema", "none"), "--schema none is not a text file"),
+        (("generate", "tiny-aux", "x", "--grammar", "."), "--grammar . is not a text file"),
         (("generate", "tiny-aux", "x", "--regex", "["), "regex: it is malformed"),
         (("generate", "tiny-aux", "x", "--regex", "a", "--choices", "b"), "two constraints"),
         (("generate", "tiny-dream", "x", "--method", "left_to_right", "--window", "0"), "window"),
@@ -330,34 +362,37 @@ def test_models_and_methods_are_listed(outpace):
         (("evaluate", "tiny-aux", "--task", "nonsense"), "story"),
         (("evaluate", "tiny-aux", "--limit", "0"), "limit"),
         (("evaluate", "tiny-aux", "--limit", "99999999999"), "limit must be at most 100000"),
-        (("evaluate", "tiny-aux", "--judge", "number"), "give --data and no --task"),
-        (("evaluate", "tiny-aux", "--data", "x", "--judge", "mood"), "known are exact, number"),
+        (("evaluate", "tiny-aux", "--judge", "number"), "give --data without --task"),
+        (("evaluate", "tiny-aux", "--data", "x", "--judge", "mood"), "judges are exact, number"),
         (("evaluate", "tiny-aux", "--data", "absent.jsonl"), "absent.jsonl"),
         (("evaluate", "tiny-aux", "--task", "gsm8k"), "--data"),
         (("race", "x", "--entry", "tiny-aux"), "MODEL METHOD"),
         (("race", "x", "--entry", "tiny-ar autoregressive x=1"), "no option x; it has none"),
-        (("race", "x", "--entry", "tiny-ar autoregressive x"), "'x' is no option of autoregr"),
-        (("generate", "tiny-aux", "x", "--n", "0"), "--n must be at least 1, not 0"),
+        (("race", "x", "--entry", "tiny-ar autoregressive x"), "'x' is not an option of autoregr"),
+        (("generate", "tiny-aux", "x", "--n", "0"), "--n must be at least 1, got 0"),
         (("generate", "tiny-aux", "--n", "2", "--input", "a", "--output", "b"), "--n, --logprobs"),
         (("generate", "tiny-aux", "--system", "s", "--input", "a", "--output", "b"), "--system"),
         (("generate", "tiny-aux", "x", "--stop-id", "a"), "--stop-id"),
-        (("generate", "tiny-aux", "x", "--stop-id", "-1"), "stop_ids holds -1"),
-        (("generate", "tiny-aux", "x", "--stop-id", "9999999"), "stop_ids holds 9999999"),
+        (("generate", "tiny-aux", "x", "--stop-id", "-1"), "stop_ids must hold token ids"),
+        (("generate", "tiny-aux", "x", "--stop-id", "9999999"), "stop_ids must hold token ids"),
         (("generate", "tiny-aux", "x", "--min-tokens", "-1"), "min_tokens"),
-        (("generate", "tiny-aux", "x", "--min-tokens", "9", "--max-tokens", "8"), "min_tokens=9"),
+        (
+            ("generate", "tiny-aux", "x", "--min-tokens", "9", "--max-tokens", "8"),
+            "min_tokens must be at most max_tokens=8",
+        ),
         (("generate", "tiny-aux", "x", "--min-p", "2"), "min_p"),
         (("generate", "tiny-aux", "x", "--top-k", "0"), "top_k"),
         (("generate", "tiny-aux", "x", "--presence-penalty", "nan"), "presence_penalty"),
         (("generate", "tiny-aux", "x", "--frequency-penalty", "1e9"), "frequency_penalty"),
         (("generate", "tiny-aux", "x", "--repetition-penalty", "0"), "repetition_penalty"),
-        (("generate", "tiny-aux", "x", "--logit-bias", "3"), "--logit-bias takes TOKEN=NUMBER"),
-        (("generate", "tiny-aux", "x", "--logit-bias", "a=3"), "--logit-bias takes TOKEN=NUMBER"),
+        (("generate", "tiny-aux", "x", "--logit-bias", "3"), "--logit-bias must be TOKEN=NUMBER"),
+        (("generate", "tiny-aux", "x", "--logit-bias", "a=3"), "--logit-bias must be TOKEN=NUMBER"),
         (("generate", "tiny-aux", "x", "--logit-bias", "3=inf"), "logit_bias of token 3"),
-        (("generate", "tiny-aux", "x", "--logit-bias", "-3=1"), "logit_bias holds -3"),
-        (("generate", "tiny-aux", "x", "--template", "x"), "--template takes NAME=VALUE"),
+        (("generate", "tiny-aux", "x", "--logit-bias", "-3=1"), "logit_bias must hold token ids"),
+        (("generate", "tiny-aux", "x", "--template", "x"), "--template must be NAME=VALUE"),
         (("generate", "tiny-aux", "x", "--template", "x=1"), "has no variable 'x'"),
-        (("generate", "tiny-aux", "x", "--system", "s"), "leaves system prompts out"),
-        (("generate", "tiny-aux", "x", "--system", "s", "--raw"), "give it or --raw"),
+        (("generate", "tiny-aux", "x", "--system", "s"), "ignores system prompts"),
+        (("generate", "tiny-aux", "x", "--system", "s", "--raw"), "cannot be combined with --raw"),
         (("generate", "tiny-aux", "x", "--mask-id", "-1"), "mask_id is -1"),
         (("generate", "tiny-aux", "x", "--mask-id", "99999"), "mask_id 99999 is outside"),
         (("generate", "tiny-aux", "x", "--max-length", "0"), "max_length is 0"),
@@ -367,10 +402,13 @@ def test_models_and_methods_are_listed(outpace):
             ("generate", "tiny-llada", "x", "--method", "diffusion", "--presence-penalty", "1"),
             "presence_penalty needs",
         ),
-        (("evaluate", "tiny-aux", "--tasks", "x", "--min-p", "0.1"), "min_p: tasks of"),
+        (
+            ("evaluate", "tiny-aux", "--tasks", "x", "--min-p", "0.1"),
+            "min_p cannot be set: tasks of",
+        ),
         (("chat", "no-such-model"), "no-such-model"),
         (("chat", "tiny-aux", "--temperature", "nan"), "temperature must be 0 or between"),
-        (("chat", "tiny-aux", "--stop", ""), "a stop string is empty"),
+        (("chat", "tiny-aux", "--stop", ""), "stop must not contain an empty string"),
         (("generat",), "Did you mean 'generate'?"),
         (("race", "x", "--entry", "tiny-dream apd verifier=tiny-aux size=3"), "size"),
         (("train", "no-such.toml"), "no-such.toml"),
@@ -381,7 +419,7 @@ def test_models_and_methods_are_listed(outpace):
         (("train", "tiny-ar", "steps=1.5"), "steps must be a whole number from 1"),
         (("train", "tiny-ar", "--plan", "path=absent.jsonl"), "absent.jsonl"),
         (("recipes", "show", "no-such"), "no-such"),
-        (("recipes", "show", sys.executable), "is no recipe, which is text"),
+        (("recipes", "show", sys.executable), "is not a recipe, which must be text"),
         (("recipes", "hide"), "hide"),
         (("generate",), "Missing argument 'model'"),
         (("generate", "tiny-aux", "x", "--nonsense"), "--nonsense"),
@@ -405,6 +443,7 @@ def test_models_and_methods_are_listed(outpace):
     ],
 )
 def test_bad_input_is_one_line_and_status_2(outpace, args, says):
+    """On standard error."""
     status, _, err = outpace(*args)
     assert status == 2
     assert err.startswith("outpace: ") and err.count("\n") == 1 and says in err
@@ -414,7 +453,7 @@ def test_bad_input_is_one_line_and_status_2(outpace, args, says):
     "args", [("train",), ("serve", "--config"), ("evaluate", "tiny-aux", "--protocol")]
 )
 def test_a_file_of_too_many_levels_is_refused(outpace, tmp_path, args):
-    """By its name."""
+    """With its name."""
     path = tmp_path / "deep.toml"
     path.write_text("a = " + "[" * 5000)
     status, _, err = outpace(*args, str(path))
@@ -436,8 +475,8 @@ UNWRITABLE = [".", "/dev/full", "/proc/none/out", "/proc/version/out"]
 def test_where_nothing_can_be_written_nothing_is_computed(
     outpace, tmp_path, monkeypatch, args, name
 ):
-    """A folder, a device, a folder that cannot be made."""
-    monkeypatch.setattr(Loading, "open", None)
+    """For a folder, a device, and a folder that cannot be created."""
+    monkeypatch.setattr(Loading, Loading.open.__name__, None)
     status, _, err = outpace(*args, str(tmp_path / name))
     assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1
     assert str(tmp_path / name).removesuffix("/.").removesuffix("/out") in err
@@ -445,7 +484,7 @@ def test_where_nothing_can_be_written_nothing_is_computed(
 
 @pytest.mark.parametrize("held", [None, "as it was"])
 def test_a_failed_evaluation_leaves_its_output_as_it_was(outpace, tmp_path, held):
-    """Neither half a file nor an empty one."""
+    """Neither an incomplete nor an empty file remains."""
     path = tmp_path / "result.json"
     if held is not None:
         path.write_text(held)
@@ -456,14 +495,14 @@ def test_a_failed_evaluation_leaves_its_output_as_it_was(outpace, tmp_path, held
 
 @pytest.mark.parametrize("name", ["new/result.json", "new/er/result.json", f"new/{'x' * 300}"])
 def test_a_failed_evaluation_leaves_no_folder(outpace, tmp_path, name):
-    """But one that was there."""
+    """Except one that existed."""
     args = ("evaluate", "tiny-aux", "--limit", "1", "--max-tokens", "99999")
     assert outpace(*args, "--json", str(tmp_path / name))[0] == 2
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_link_stays_one(outpace, tmp_path):
-    """What it leads to is replaced."""
+    """Its target is replaced."""
     path, link = tmp_path / "result.json", tmp_path / "link"
     path.write_text("old")
     link.symlink_to(path)
@@ -480,14 +519,14 @@ def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
         raise KeyboardInterrupt
 
     if place == "inside":
-        monkeypatch.setattr(Loading, "open", interrupt)
+        monkeypatch.setattr(Loading, Loading.open.__name__, interrupt)
     else:
-        monkeypatch.setattr("outpace.cli.app.build", interrupt)
+        monkeypatch.setattr(app, app.build.__name__, interrupt)
     assert outpace("generate", "tiny-aux", "x") == (130, "", "outpace: interrupted\n")
 
 
 def test_a_method_that_fails_is_one_line_and_status_1(outpace, tmp_path):
-    """As on weights that are numbers, and too large to compute with."""
+    """As with finite weights that are too large to compute with."""
     folder = tmp_path / "model"
     shutil.copytree(ZOO / "tiny-aux", folder)
     shutil.copytree(VOCABULARY, folder, dirs_exist_ok=True)
@@ -501,7 +540,7 @@ def test_a_method_that_fails_is_one_line_and_status_1(outpace, tmp_path):
 
 @contextmanager
 def started(folder, code, *args):
-    """A program that runs `main` behind some code, once it has told so; Ctrl-C is for it."""
+    """Start a program that runs `main` after some code, and send it Ctrl-C once it is ready."""
     program = folder / "program.py"
     program.write_text(f"{MAIN}\n{code}\nprint(flush=True)\nmain()\n")
     process = subprocess.Popen(
@@ -527,7 +566,7 @@ MAIN = "from outpace.cli.main import main"
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [0.01, 0.03, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
 def test_an_interrupt_while_modules_load_is_one_line(seconds, tmp_path):
-    """From where `main` begins; Python's own start, which nobody can guard, is over."""
+    """From the beginning of `main`; Python's own start cannot be guarded."""
     words = ("generate", "tiny-aux", STORY, "--ignore-eos", "--max-tokens", "400", "--n", "60")
     with started(tmp_path, "", *words) as process:
         time.sleep(seconds)
@@ -542,7 +581,7 @@ def test_an_interrupt_while_modules_load_is_one_line(seconds, tmp_path):
     ],
 )
 def test_no_interrupt_is_lost(line, tmp_path):
-    """Wherever it comes."""
+    """Wherever it arrives."""
     code = f"""
 import weakref
 from outpace.cli import app
@@ -553,14 +592,14 @@ def interrupt():
 def build():
     {line}
 
-app.build = build
+app.{app.build.__name__} = build
 """
     with started(tmp_path, code, "--help"):
         pass
 
 
 def test_nothing_is_loaded_before_an_interrupt_is_caught():
-    """Beyond what Python has loaded itself."""
+    """Other than Python's own modules."""
     code = f"import sys; known = {{*sys.modules}}; {MAIN}; print(*{{*sys.modules}} - known)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours = {
@@ -582,7 +621,7 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 def test_a_full_disk_is_one_line_and_status_2():
-    """Where standard output leads to it; nothing is said at the end a second time."""
+    """For standard output; the error is printed once."""
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "outpace", "--version"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -592,32 +631,32 @@ def test_a_full_disk_is_one_line_and_status_2():
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_a_closed_input_is_named(outpace, monkeypatch, command):
-    """As a shell's `<&-` leaves it."""
+    """As with a shell's `<&-`."""
     monkeypatch.setattr("sys.stdin", None)
     status, _, err = outpace(command, "tiny-aux", *(["-"] if command == "generate" else []))
     assert status == 2 and "standard input is closed" in err
 
 
 def test_an_error_of_several_lines_is_put_on_one(outpace, monkeypatch):
-    """Such as those of a template or a configuration file; nothing in it commands the terminal."""
+    """Such as that of a template or configuration file; control characters are escaped."""
 
     def refuse(*args, **options):
         raise ValueError("one\n  two\r\nthree \x1b[2J")
 
-    monkeypatch.setattr(Loading, "open", refuse)
+    monkeypatch.setattr(Loading, Loading.open.__name__, refuse)
     assert outpace("generate", "tiny-aux", "x")[2] == "outpace: one two three \\x1b[2J\n"
 
 
 @pytest.mark.parametrize("words", [(), ("-h",), ("--help",), ("generate", "-h")])
 def test_no_command_is_a_question_for_help(outpace, words):
-    """It is answered."""
+    """The help is printed."""
     status, out, err = outpace(*words)
     assert status == 0 and "Usage: outpace" in out and not err
     assert "--help" in out and "<bool>" not in out
 
 
 def test_the_help_lists_all_commands_with_their_first_sentence(outpace):
-    """As each tells it of itself."""
+    """The first sentence of each command's own help."""
     _, out, _ = outpace("--help")
     for name, place in COMMANDS.items():
         module, _, function = place.partition(":")
@@ -656,7 +695,7 @@ def test_a_shell_completes_words(words, known):
 
 
 def test_standard_input_may_be_the_prompt(outpace, monkeypatch):
-    """But for the end of its last line."""
+    """Without its last newline."""
     args = ("generate", "tiny-aux", "--max-tokens", "96")
     _, typed, _ = outpace(*args, STORY)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{STORY}\n"))
@@ -669,7 +708,7 @@ def test_standard_input_may_be_the_prompt(outpace, monkeypatch):
 
 
 def test_several_answers_and_what_is_known_of_their_tokens(outpace):
-    """Each with its seed, its log-probabilities and its figures."""
+    """Each with its seed, log-probabilities and figures."""
     args = ("generate", "tiny-aux", STORY, "--max-tokens", "4", "--temperature", "1")
     status, out, _ = outpace(*args, "--n", "2", "--seed", "3", "--logprobs")
     assert status == 0 and out.count("tokens in 4 forwards") == 2
@@ -678,7 +717,7 @@ def test_several_answers_and_what_is_known_of_their_tokens(outpace):
 
 
 def test_flags_of_a_request_reach_it(outpace):
-    """Where an answer ends, what is banned, what is less likely."""
+    """Stop conditions, bans and penalties."""
     args = ("generate", "tiny-aux", STORY, "--max-tokens", "96")
     _, free, _ = outpace(*args, "--logprobs")
     tokens = re.findall(r"^ +-?\d+\.\d{4} +(\d+)", free, re.MULTILINE)
@@ -694,7 +733,7 @@ def test_flags_of_a_request_reach_it(outpace):
 
 
 def test_a_template_has_its_variables(outpace, tmp_path):
-    """Truth values, numbers and text; a system prompt stands in front."""
+    """Booleans, numbers and text; a system prompt comes first."""
     folder = tmp_path / "model"
     shutil.copytree(ZOO / "tiny-aux", folder)
     shutil.copytree(VOCABULARY, folder, dirs_exist_ok=True)
@@ -713,7 +752,7 @@ def test_a_template_has_its_variables(outpace, tmp_path):
 
 
 def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
-    """Length, mask and memory."""
+    """With length, mask and memory."""
     told = {}
 
     class Told:
@@ -730,8 +769,8 @@ def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
 
 
 def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypatch):
-    """And says where it is meanwhile, where no bar can be seen."""
-    monkeypatch.setattr("outpace.cli.terminal.EVERY", 0.0)
+    """Without a terminal, with lines of progress."""
+    monkeypatch.setattr(terminal, "EVERY", 0.0)
     source, target = tmp_path / "prompts.jsonl", tmp_path / "data.jsonl"
     source.write_text(f"{json.dumps({'prompt': STORY})}\n" * 3)
     args = ("generate", "tiny-aux", "--input", str(source), "--output", str(target))
@@ -745,9 +784,9 @@ def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypa
 
 
 def test_help_does_not_contradict_itself(outpace):
-    """A default is told once."""
+    """Each default is shown once."""
     for words, says in (
-        (("generate",), "what fits; 256 for diffusion"),
+        (("generate",), "rest of the context; 256 for diffusion"),
         (("race",), "[default: 128]"),
         (("evaluate",), "by protocol"),
     ):
@@ -757,7 +796,7 @@ def test_help_does_not_contradict_itself(outpace):
 
 
 def test_the_list_of_methods_is_whole_at_any_width(outpace, monkeypatch):
-    """Each option with what it may be."""
+    """Each option with its accepted values."""
     for columns in ("60", "80", "120"):
         monkeypatch.setenv("COLUMNS", columns)
         _, out, _ = outpace("methods")
@@ -769,7 +808,7 @@ def test_the_list_of_methods_is_whole_at_any_width(outpace, monkeypatch):
 
 
 def test_text_is_shown_as_it_is(outpace):
-    """Neither mark-up nor names of pictures are read in it."""
+    """Neither markup nor emoji names are interpreted."""
     args = ("race", "[/b] :smile:", "--entry", "tiny-aux autoregressive", "--max-tokens", "2")
     status, out, _ = outpace(*args)
     assert status == 0 and "[/b] :smile:" in out
@@ -853,12 +892,13 @@ LOADING = {
 
 
 def flags(text):
-    """Flags that a help page describes."""
+    """Return the flags that a help page describes."""
     return set(re.findall(r"^│ \*?\s*(--[a-z-]+)", text, re.MULTILINE))
 
 
 @pytest.mark.slow
 def test_recipes_are_listed_and_shown(outpace, tmp_path):
+    """With the text of the file."""
     status, out, _ = outpace("recipes")
     assert status == 0 and "tiny-ar" in out and "qwen3-4b-dflash" in out
     status, out, _ = outpace("recipes", "show", "tiny-aux")

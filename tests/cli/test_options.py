@@ -8,6 +8,7 @@ from outpace.methods import APD, DFlash, LeftToRight, Speculative
 
 
 def test_texts_become_the_types_of_the_fields():
+    """For each type of field."""
     values = {"verifier": "tiny-aux", "ratio": "0.25", "window": "none", "coupling": "argmax"}
     expected = APD(verifier="tiny-aux", ratio=0.25, window=None, coupling="argmax")
     assert parse_method("apd", values) == expected
@@ -15,6 +16,7 @@ def test_texts_become_the_types_of_the_fields():
 
 @pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("Auto", "auto"), ("3", 3)])
 def test_a_number_or_a_word(text, value):
+    """For options that accept both."""
     method = parse_method("speculative", {"draft": "tiny-aux", "tokens": text})
     assert method == Speculative(draft="tiny-aux", tokens=value)
     values = {"draft": "d", "block": "none", "verify": "rejection", "tokens": "4"}
@@ -23,29 +25,33 @@ def test_a_number_or_a_word(text, value):
 
 
 def test_neither_the_number_nor_the_word_is_named():
-    with pytest.raises(ValueError, match="tokens takes int or auto, not 'some'"):
+    """The error lists what is accepted."""
+    with pytest.raises(ValueError, match="tokens must be int or auto, got 'some'"):
         parse_method("speculative", {"draft": "tiny-aux", "tokens": "some"})
 
 
 def test_defaults_are_those_of_the_method():
+    """For options that are not set."""
     assert parse_method("left_to_right", {}) == LeftToRight()
 
 
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"tokens": "many"}, "tokens takes int, not 'many'"),
-        ({"tokens": "none"}, "tokens takes int, not 'none'"),
+        ({"tokens": "many"}, "tokens must be int, got 'many'"),
+        ({"tokens": "none"}, "tokens must be int, got 'none'"),
         ({"colour": "red"}, "no option colour"),
         ({"tokens": "0"}, "tokens must be at least 1"),
     ],
 )
 def test_wrong_values_are_named(values, says):
+    """The error names the option and the value."""
     with pytest.raises(ValueError, match=says):
         parse_method("left_to_right", values)
 
 
 def test_the_method_is_found_wherever_it_stands():
+    """Among the arguments."""
     assert named(["generate", "m", "--method", "apd", "p"]) == "apd"
     assert named(["generate", "--method=apd"]) == "apd"
     assert named(["generate", "m", "p"]) is None

@@ -1,4 +1,4 @@
-"""The command that serves: what it refuses before it loads, and what it is told."""
+"""The command `serve`: what it refuses before loading, and the settings that it passes on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outpace.server.service import Service
 
 
 def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command that cannot be says."""
+    """Return the error line of a command that fails."""
     with pytest.raises(SystemExit) as ended:
         main(["serve", *words])
     assert ended.value.code == 2
@@ -28,7 +28,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 @pytest.fixture(autouse=True)
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is not refused does not listen either."""
+    """Fail if a command listens that should be refused."""
     monkeypatch.setattr(module, "run", lambda service, own: 9)
 
 
@@ -42,7 +42,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--further", "a=tiny-aux"], "need a model"),
         (["--dtype", "float32"], "need a model"),
         (["--config", "x.toml", "--method", "d2f"], "need a model"),
-        (["tiny-ar", "--config", "x.toml"], "not both"),
+        (["tiny-ar", "--config", "x.toml"], "cannot be given both"),
         (["--config", "x.toml"], "x.toml"),
         (["tiny-ar", "--method", "dflash"], "--draft"),
         (["tiny-ar", "--method", "dflash", "--draft", "nowhere"], "nowhere"),
@@ -69,7 +69,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_input_is_one_line(
     words: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Which names it."""
+    """It names the input."""
     assert named in refused([*words, *(["--port", "0"] if "--port" not in words else [])], capsys)
 
 
@@ -103,7 +103,7 @@ def test_missing_extra_is_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which says what to install."""
+    """With the command that installs it."""
     for name in [name for name in sys.modules if name.startswith(ours)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, theirs, None)
@@ -111,7 +111,7 @@ def test_missing_extra_is_one_line(
 
 
 def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Each of them; the status is that of the run."""
+    """All of them; the exit status is that of the run."""
     served: list[Service] = []
 
     def run(service: Service, own: Any) -> int:

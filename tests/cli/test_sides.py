@@ -1,4 +1,4 @@
-"""`outpace benchmark methods` as a user types it."""
+"""`outpace benchmark methods` as typed by a user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAIR = ("tiny-aux autoregressive", "tiny-ar speculative draft=tiny-aux tokens=2,
 
 @pytest.fixture
 def outpace(capsys):
-    """Run a command line: exit status, output, errors."""
+    """Return a function that runs a command line: exit status, output, errors."""
 
     def run(*words):
         with pytest.raises(SystemExit) as ended:
@@ -31,6 +31,7 @@ def outpace(capsys):
 
 @pytest.mark.slow
 def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
+    """In a table and in JSON."""
     path, picture = tmp_path / "new" / "a.json", tmp_path / "a.png"
     status, out, err = outpace(
         *("benchmark", "methods", *PAIR, "--limit", 4, "--rounds", 2, "--max-tokens", 16),
@@ -53,6 +54,7 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
 
 @pytest.mark.slow
 def test_loads_are_crossed(outpace, tmp_path):
+    """Every combination of lengths and batches."""
     path, picture = tmp_path / "a.json", tmp_path / "a.png"
     status, _, err = outpace(
         *("benchmark", "methods", "tiny-aux autoregressive", "--batch", "1,2", "--limit", 4),
@@ -72,6 +74,7 @@ def test_loads_are_crossed(outpace, tmp_path):
 
 @pytest.mark.slow
 def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
+    """And no accuracy."""
     path, picture = tmp_path / "a.json", tmp_path / "a.png"
     status, out, err = outpace(
         *("benchmark", "methods", "random:tiny autoregressive"),
@@ -80,7 +83,7 @@ def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
     )
     assert status == 0, err
     assert (
-        "mean nothing" in out.replace("\n", " ") and "accuracy" not in out.partition("weights")[0]
+        "is meaningless" in out.replace("\n", " ") and "accuracy" not in out.partition("weights")[0]
     )
     written = json.loads(path.read_text())
     assert "results" not in written
@@ -98,11 +101,20 @@ def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
         (("tiny-ar nothing",), "unknown method 'nothing'"),
         (("nowhere autoregressive",), "no model 'nowhere'"),
         (("random:huge autoregressive",), "unknown shape 'huge'; choose one of tiny"),
-        (("random:tiny autoregressive", "tiny-ar autoregressive"), "their like alone"),
+        (
+            ("random:tiny autoregressive", "tiny-ar autoregressive"),
+            "only be compared with each other",
+        ),
         (("tiny-ar autoregressive", "--batch", "0"), "batch must be at least 1"),
-        (("tiny-ar autoregressive", "--batch", "two"), "batch takes numbers such as 1,2,4"),
+        (
+            ("tiny-ar autoregressive", "--batch", "two"),
+            "batch must be a list of numbers such as 1,2,4",
+        ),
         (("tiny-ar autoregressive", "--max-tokens", "8,-1"), "max_tokens must be at least 1"),
-        (("tiny-ar autoregressive", "--prompt-length", "nan"), "prompt_length takes numbers"),
+        (
+            ("tiny-ar autoregressive", "--prompt-length", "nan"),
+            "prompt_length must be a list of numbers",
+        ),
         (("tiny-ar autoregressive", "--rounds", "0"), "rounds must be at least 1"),
         (("tiny-ar autoregressive", "--limit", "0"), "limit must be at least 1"),
         (("tiny-ar autoregressive", "--batch", "16"), "do not fill a batch of 16: ask 160"),
@@ -112,6 +124,7 @@ def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
     ],
 )
 def test_bad_input_is_one_line(outpace, words, says, tmp_path):
+    """On standard error."""
     path = tmp_path / "a.json"
     status, _, err = outpace("benchmark", "methods", *words, "--json", path)
     assert status == 2 and says in err and err.count("\n") == 1
@@ -119,6 +132,7 @@ def test_bad_input_is_one_line(outpace, words, says, tmp_path):
 
 
 def test_a_line_of_data_without_a_field_is_named(outpace, tmp_path):
+    """With file and line number."""
     path = tmp_path / "test.jsonl"
     path.write_text(
         json.dumps({"question": "How many?", "answer": "#### 3"}) + '\n{"question": 1}\n'
@@ -130,6 +144,7 @@ def test_a_line_of_data_without_a_field_is_named(outpace, tmp_path):
 
 @pytest.mark.slow
 def test_an_interrupt_keeps_whole_rounds_and_the_same_command_goes_on(tmp_path):
+    """From the folder of samples."""
     path, samples = tmp_path / "a.json", tmp_path / "samples"
     command = [sys.executable, "-m", "outpace", "benchmark", "methods", *PAIR, "--limit", "60"]
     command += ["--rounds", "20", "--json", str(path), "--samples", str(samples)]

@@ -1,4 +1,4 @@
-"""`outpace tune` as a user types it."""
+"""`outpace tune` as typed by a user."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PNG = b"\x89PNG"
 
 @pytest.fixture
 def outpace(capsys):
-    """Run a command line: exit status, output, errors."""
+    """Return a function that runs a command line: exit status, output, errors."""
 
     def run(*words):
         with pytest.raises(SystemExit) as ended:
@@ -31,6 +31,7 @@ def outpace(capsys):
 
 @pytest.mark.slow
 def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
+    """For the fastest setting."""
     pytest.importorskip("optuna")
     path, picture, samples = tmp_path / "a.json", tmp_path / "a.png", tmp_path / "a.jsonl"
     words = (
@@ -58,30 +59,36 @@ def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "say with --method what is to be tuned"),
+        ((), "--method is required"),
         (("--method", "apd"), "'apd' needs --verifier"),
         (("--method", "autoregressive"), "Autoregressive has no option to tune"),
-        (("--method", "left_to_right", "--max-loss", "-1"), "max_loss must lie between 0 and 100"),
-        (("--method", "left_to_right", "--max-loss", "nan"), "max_loss must lie between 0 and 100"),
+        (("--method", "left_to_right", "--max-loss", "-1"), "max_loss must be between 0 and 100"),
+        (("--method", "left_to_right", "--max-loss", "nan"), "max_loss must be between 0 and 100"),
         (("--method", "left_to_right", "--trials", "0"), "trials must be at least 1"),
         (("--method", "left_to_right", "--by", "luck"), "by must be seconds or forwards"),
-        (("--method", "left_to_right", "--batch", "9", "--limit", "4"), "do not fill a batch of 9"),
+        (("--method", "left_to_right", "--batch", "9", "--limit", "4"), "batch must be at most"),
         (("--method", "left_to_right", "--task", "chess"), "unknown task 'chess'"),
-        (("--method", "left_to_right", "--against", "left_to_right tokens=1,2"), "one setting"),
+        (
+            ("--method", "left_to_right", "--against", "left_to_right tokens=1,2"),
+            "must be a single setting",
+        ),
     ],
 )
 def test_bad_searches_are_one_line(outpace, words, says):
+    """On standard error."""
     pytest.importorskip("optuna")
     status, _, err = outpace("tune", "tiny-dream", *words)
     assert status == 2 and says in err and err.count("\n") == 1
 
 
 def test_options_of_methods_do_not_hide_flags_of_tune():
+    """A method's option with the name of a flag could never be set."""
     flags = set(signature(spread(tune)).parameters)
     assert not {name for kind in METHODS.values() for name in kind.__dataclass_fields__} & flags
 
 
 def test_a_missing_optuna_names_the_extra(outpace, monkeypatch):
+    """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "outpace.benchmark.tune", raising=False)
     status, _, err = outpace("tune", "tiny-dream", "--method", "left_to_right")

@@ -300,10 +300,13 @@ BAD: list[tuple[Any, str]] = [
     ({"choices": ["\ud800"]}, "^choices: .* surrogates not allowed"),
     ({"grammar": "start: )("}, "^grammar: "),
     ({"regex": "a", "choices": ["a"]}, "^choices and regex are two constraints; give one"),
-    ({"regex": "a", "stop": "b"}, "^stop would break the regex"),
-    ({"regex": "a", "ignore_eos": True}, "^ignore_eos would break the regex"),
-    ({"choices": ["a"], "min_tokens": 3}, "^min_tokens would break the choices"),
-    ({"regex": "a", "stop_ids": [65]}, "^stop_ids would break the regex .* may contain token 65"),
+    ({"regex": "a", "stop": "b"}, "^stop cannot be combined with regex"),
+    ({"regex": "a", "ignore_eos": True}, "^ignore_eos cannot be combined with regex"),
+    ({"choices": ["a"], "min_tokens": 3}, "^min_tokens cannot be combined with choices"),
+    (
+        {"regex": "a", "stop_ids": [65]},
+        "^stop_ids cannot be combined with regex .* may hold token 65",
+    ),
 ]
 BAD_FOR_CANVASES: list[tuple[Any, str]] = [
     *BAD[:-6],

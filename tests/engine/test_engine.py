@@ -499,7 +499,8 @@ def refuse(request: Request, message: str, engine: Engine | None = None) -> None
 
 
 def test_empty_prompt_is_refused() -> None:
-    refuse(Request(method=AR, prompt=()), "the prompt is empty")
+    """There is nothing to predict from."""
+    refuse(Request(method=AR, prompt=()), "prompt is empty")
 
 
 @pytest.mark.parametrize("count", [0, -3])

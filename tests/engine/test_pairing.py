@@ -197,7 +197,7 @@ def test_a_pairing_is_made_once_and_then_looked_up(
 @pytest.mark.parametrize(
     ("target", "method", "message"),
     [
-        ("texted-causal", lambda n: Speculative(draft=n["texted-other"]), "another tokenizer"),
+        ("texted-causal", lambda n: Speculative(draft=n["texted-other"]), "a different tokenizer"),
         ("causal", lambda n: Speculative(draft=n["large"]), "they must share a tokenizer"),
         ("causal", lambda n: Speculative(draft=n["draft"]), "takes a causal model"),
         ("causal", lambda n: Speculative(draft="./nowhere"), "no model"),

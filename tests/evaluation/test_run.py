@@ -165,7 +165,7 @@ def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     with (
         kept(path, {"task": "x"}) as samples,
-        pytest.raises(ValueError, match="another run writes to"),
+        pytest.raises(ValueError, match="another run is writing to"),
     ):
         samples.add(0, {"text": "x"})
         evaluate(LLM("tiny-aux"), questions_of("story", 1), samples=path, max_tokens=4)

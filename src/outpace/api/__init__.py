@@ -1,1 +1,1 @@
-"""What users import: models, requests, prompts, outputs and streams."""
+"""The Python API: models, requests, prompts, outputs and streams."""

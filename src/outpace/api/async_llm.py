@@ -1,4 +1,4 @@
-"""An LLM for asyncio: requests enter from an event loop, and one thread drives the engine."""
+"""LLM for asyncio: requests come from event loops, and one thread drives the engine."""
 
 from __future__ import annotations
 
@@ -15,39 +15,77 @@ from outpace.errors import OptionError
 
 
 class AsyncLLM(ModelClient):
-    """An `LLM` that answers many requests of an event loop.
+    """An `LLM` that answers many concurrent requests of event loops.
 
-    An `EngineThread` drives its engine: a new one unless `thread` is given, which several models of
-    different names may share. At most `max_waiting` requests wait behind those that the engine
-    runs. Constraints that are new are read in another thread, so that only those wait for them who
-    gave them.
+    An `EngineThread` drives the engine. New constraints are compiled in another thread, so only
+    their own requests wait for them.
+
+    Args:
+        llm: The model.
+        thread: Thread that several models with different names share; a new one by default.
+        max_waiting: Maximum number of requests that wait for admission, in addition to
+            `max_sequences` running ones.
+
+    Raises:
+        OptionError: If `max_waiting` is negative.
+        ValueError: If `thread` already serves a model of this name.
     """
 
     def __init__(
         self, llm: LLM, *, thread: EngineThread | None = None, max_waiting: int = 256
     ) -> None:
         if max_waiting < 0:
-            message = f"max_waiting must be at least 0, not {max_waiting}"
+            message = f"max_waiting must be at least 0, got {max_waiting}"
             raise OptionError("max_waiting", max_waiting, message)
         self.llm = llm
         self.owns = thread is None
         self.thread = EngineThread() if thread is None else thread
         self.thread.add(llm.name, llm)
-        most = llm.engine.max_sequences + max_waiting
-        super().__init__(self.thread, llm.name, llm.text, most)
+        limit = llm.engine.max_sequences + max_waiting
+        super().__init__(self.thread, llm.name, llm.text, limit)
 
     async def generate(self, prompt: Prompt, **options: Unpack[Options]) -> Output:
-        """Answer a prompt; a task that is cancelled cancels its request."""
+        """Answer a prompt; cancelling the task cancels the request.
+
+        Args:
+            prompt: Text of a user message, token ids, or chat messages.
+            **options: Options of the request, see `Options`.
+
+        Returns:
+            The finished output.
+
+        Raises:
+            ValueError: For an invalid prompt or option.
+            QueueFullError: If `max_waiting` requests are waiting.
+            DrainingError: After `drain` or `close`.
+            EngineDiedError: If the engine loop has ended.
+            DecodingError: If the method or a forward pass fails.
+        """
         return await (await self.submit(prompt, **options)).output()
 
     async def stream(self, prompt: Prompt, **options: Unpack[Options]) -> AsyncIterator[str]:
-        """Pieces of an answer as they are committed; leaving the loop cancels the request."""
+        """Yield the text of an answer as it is committed; leaving the loop cancels the request.
+
+        Args:
+            prompt: Text of a user message, token ids, or chat messages.
+            **options: Options of the request, see `Options`.
+
+        Yields:
+            Pieces of text, each of whole characters. Concatenated they are the answer.
+
+        Raises:
+            ValueError: For an invalid prompt or option.
+            QueueFullError: If `max_waiting` requests are waiting.
+            DrainingError: After `drain` or `close`.
+            EngineDiedError: If the engine loop has ended.
+            DecodingError: If the method or a forward pass fails.
+        """
         async for event in await self.submit(prompt, streams=True, **options):
             if event.text:
                 yield event.text
 
     def close(self) -> None:
-        """End requests in hand with an error, and a thread that is not shared."""
+        """End pending requests with an error, and stop the thread unless it is shared."""
         super().close()
         if self.owns:
             self.thread.close()

@@ -1,14 +1,14 @@
-"""A conversation to the token ids that the model's chat template means, whatever texts it holds.
+"""Chat template of a tokenizer: encodes a conversation so that no text turns into a control token.
 
-A *control token* is an added token that a user's text must not become: one that is special, or one
-that the template writes and that is no white space (the roles of DeepSeek, `<tool_call>` of Qwen).
-In a message of the assistant only special tokens are hidden. Decoders write out all others, so that
-`<think>` in an answer sent back is the token that the model generated.
+A *control token* is an added token that a user's text must not turn into. It is either special, or
+written by the template and not white space, such as the roles of DeepSeek and `<tool_call>` of
+Qwen. In an assistant's message only special tokens are hidden. Decoders write all others as text,
+so `<think>` in a returned answer is the token that the model generated.
 
-The template is rendered once more with the first and last characters of control tokens replaced in
-the texts of the conversation. Where this gives the same prompt but for those characters, they show
-which of its tokens come from the conversation. These are then encoded as text. A template may also
-look for such a token, as gpt-oss does: then what it looks for stays, between marks.
+The template is rendered a second time with markers in place of the first and last characters of
+control tokens in the conversation. If the prompt is otherwise the same, the markers show which
+tokens come from the conversation. These are then encoded as text. If the template itself searches
+for such a token, as gpt-oss does, the token stays and only its borders are marked.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ GIVEN = {"messages", "add_generation_prompt", "tools", "documents", "raise_excep
     "chat_template",
     "tokenize",
 }
-"""Names of a chat template that are no choice of a request."""
+"""Names in a chat template that are not variables of a request."""
 
 
 class ChatTemplate:
@@ -46,10 +46,10 @@ class ChatTemplate:
 
     @cached_property
     def trees(self) -> list[Template]:
-        """The template as Jinja reads it; all of them where there are several."""
+        """Syntax trees of the template, or of all templates if there are several."""
         sources = self.tokenizer.chat_template or []
         sources = sources.values() if isinstance(sources, dict) else sources
-        # Marks of what an assistant writes, which training needs, are no part of Jinja.
+        # The `generation` tags, which training needs, are not part of Jinja.
         plain = [
             re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)
             for source in ([sources] if isinstance(sources, str) else sources)
@@ -62,13 +62,13 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Names that the template leaves to the request."""
+        """Names of the variables that a request may set."""
         names = {name for tree in self.trees for name in find_undeclared_variables(tree)}
         return frozenset(name for name in names - GIVEN if not name.endswith("_token"))
 
     @cached_property
     def constants(self) -> frozenset[str]:
-        """Strings in the template's expressions; it may look for them in a text."""
+        """Strings in the template's expressions, which it may search for in a text."""
         found = chain.from_iterable(tree.find_all(Const) for tree in self.trees)
         return frozenset(each.value for each in found if isinstance(each.value, str) and each.value)
 
@@ -85,13 +85,13 @@ class ChatTemplate:
 
     @cached_property
     def special(self) -> dict[int, str]:
-        """Control tokens that the assistant's text must not become either."""
+        """Control tokens that an assistant's text must not turn into either."""
         added = self.tokenizer.added_tokens_decoder
         return {number: text for number, text in self.control.items() if added[number].special}
 
     @cached_property
     def hidden(self) -> dict[bool, re.Pattern[str]]:
-        """Control tokens in a text, by whether the assistant wrote it."""
+        """Patterns of the control tokens to hide, by whether the assistant wrote the text."""
         return {
             False: any_of([*self.control.values()]),
             True: any_of([*self.special.values()]),
@@ -99,39 +99,42 @@ class ChatTemplate:
 
     @cached_property
     def edges(self) -> re.Pattern[str]:
-        """First and last characters of control tokens."""
+        """Pattern of the first and last characters of control tokens."""
         return any_of(sorted({text[end] for text in self.control.values() for end in (0, -1)}))
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
-        """A conversation as text, ready for the answer.
+        """Render a conversation, up to the beginning of the answer.
 
-        Raises `ValueError` where the template fails, or writes more than fits into the context.
+        Raises:
+            OptionError: If the template fails.
+            ContextError: If the text exceeds the context.
         """
         try:
             rendered = self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **variables
             )
-        except Exception as error:  # a template is a program of its own, and may raise anything
+        except Exception as error:  # a template is a program and may raise anything
             message = f"messages: the chat template of {self.name} fails: {error}"
             raise OptionError("messages", messages, message) from error
         self.codec.check_length(str(rendered))
         return checked_text("messages", str(rendered))
 
     def render_parts(self, parts: Sequence[Part]) -> str:
-        """The same of parts of a conversation."""
+        """Render the parts of a conversation."""
         messages = [part.value for part in parts if isinstance(part.key, int)]
         return self.render(messages, {str(part.key): part.value for part in parts[len(messages) :]})
 
     def encode(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
-        """Token ids of a conversation.
+        """Encode a conversation.
 
-        Raises `ValueError` for a role with a control token, where rendering fails, and naming the
-        message of which it cannot be decided whether its control tokens are text.
+        Raises:
+            OptionError: For a role with a control token, if rendering fails, and for a message in
+                which control tokens cannot be separated from text.
         """
         for number, message in enumerate(messages):
             if self.hidden[False].search(role := message["role"]):
                 param = f"messages[{number}].role"
-                text = f"{param}: {role!r} is no role: it holds a special token"
+                text = f"{param} must not contain a special token, got {role!r}"
                 raise OptionError(param, role, text)
         parts = Part.all(messages, variables)
         text = self.render_parts(parts)
@@ -144,21 +147,22 @@ class ChatTemplate:
         return self.codec.only(text, own, frozenset(self.control))
 
     def place(self, text: str, span: Span) -> Span:
-        """The place of a control token without the white space that it takes in."""
+        """Return the span of a control token without the white space that it absorbs."""
         token, begin, end = span
         found = text.find(self.control[token], begin, end)
         return span if found < 0 else (token, found, found + len(self.control[token]))
 
     def is_text(self, span: Span, authors: Authors) -> bool:
-        """Whether a control token is part of a text that must not hold it."""
+        """Return whether a control token is part of a text that must not contain it."""
         token, begin, end = span
         ends = [authors[place] for place in (begin, end - 1) if place in authors]
         return bool(ends) and (not all(ends) or token in self.special)
 
     def authors(self, parts: Sequence[Part], text: str) -> Authors:
-        """Who wrote the first and last characters of control tokens in a prompt.
+        """Find the authors of the first and last characters of control tokens in a prompt.
 
-        Raises `ValueError` naming the part for which that cannot be decided.
+        Raises:
+            OptionError: If they cannot be determined, naming the part.
         """
         edged = [part for part in parts if part.holds({True: self.edges, False: self.edges})]
         if not edged:
@@ -166,34 +170,34 @@ class ChatTemplate:
         if (found := self.trace(parts, edged, text)) is not None:
             return found
         holders = [part for part in edged if part.holds(self.hidden)]
-        suspects, what = (holders, "a") if holders else (edged, "a part of a")
+        suspects, what = (holders, "a") if holders else (edged, "part of a")
         guilty = (part for part in suspects if self.trace(parts, [part], text) is None)
         part = next(guilty, suspects[0])
         raise OptionError(
             part.name,
             part.value,
-            f"{part.name} holds {what} special token, and the chat template "
-            f"of {self.name} writes something else because of it: leave it out",
+            f"{part.name} contains {what} special token, which changes the output of the chat "
+            f"template of {self.name}: remove it",
         )
 
     def trace(self, parts: Sequence[Part], edged: Sequence[Part], text: str) -> Authors | None:
-        """Who wrote what of a prompt, from marks in some parts; None where it cannot be decided."""
+        """Find the authors from markers in the parts `edged`; None if they cannot be determined."""
         same = False
         for markers in self.markers(text, *(each for part in parts for each in part.texts)):
             try:
                 shown = [part.changed(markers.hide) if part in edged else part for part in parts]
                 rendered = self.render_parts(shown)
                 plain, authors = markers.read(rendered)
-            except ValueError:  # the template looks at what is hidden
+            except ValueError:  # the template depends on what is hidden
                 continue
             if plain == text:
                 return authors
             same |= self.hidden[False].findall(rendered) == self.hidden[False].findall(text)
-        # Text that holds no control token could only be a piece of one, which it is not here.
+        # Text without a control token could only be a part of one, which it is not here.
         return {} if same and not any(part.holds(self.hidden) for part in edged) else None
 
     def markers(self, *known: str) -> Iterator[Markers]:
-        """Ways to mark texts, the strictest first: by what of the template's strings stays."""
+        """Yield candidate ways to mark texts, the strictest first."""
         free = free_characters(*known, *self.constants)
         plain, parts, single, several = self.words
         none: dict[bool, list[str]] = {True: [], False: []}
@@ -206,22 +210,24 @@ class ChatTemplate:
 
     @cached_property
     def ends(self) -> frozenset[str]:
-        """What the template looks for where a text begins or ends."""
+        """Strings that the template searches for at the beginning or end of a text."""
         calls = chain.from_iterable(tree.find_all(Call) for tree in self.trees)
         return frozenset(
             word.value
             for call in calls
             if isinstance(call.node, Getattr) and call.node.attr in ("startswith", "endswith")
-            for given in call.args
-            for word in (given, *given.find_all(Const))
+            for argument in call.args
+            for word in (argument, *argument.find_all(Const))
             if isinstance(word, Const) and isinstance(word.value, str)
         )
 
     @cached_property
     def words(self) -> tuple[dict[bool, list[str]], ...]:
-        """What the template may look for, as far as that may hold a control token.
+        """Words that the template may search for and that overlap control tokens.
 
-        Words that have nothing of one, that may be a part of one, that are one, and longer ones.
+        Returns:
+            Four groups: words that share only characters with a token, that may be part of one,
+                that are one, and longer words.
         """
         tokens = [*self.control.values()]
         heads = {token[:end] for token in tokens for end in range(1, len(token))}

@@ -1,4 +1,4 @@
-"""A tokenizer that threads share: text to token ids and back."""
+"""A tokenizer shared by threads: text to token ids and back."""
 
 from __future__ import annotations
 
@@ -15,41 +15,44 @@ from outpace.checkpoints.fields import panics
 from outpace.errors import ContextError, OptionError
 
 Span = tuple[int, int, int]
-"""A token id, and the begin and end of its text in characters."""
+"""A token id, and the start and end of its text in characters."""
 
 PRIVATE = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
-"""Characters without a meaning, in which no template is written and hardly a text."""
+"""Private-use code points, which templates never and texts hardly ever contain."""
 
 
 def free_characters(*texts: Collection[str]) -> Iterator[str]:
-    """Private characters that occur in none of the texts."""
+    """Yield private-use characters that occur in none of the texts."""
     used = set[str]().union(*texts)
     return (character for character in map(chr, PRIVATE) if character not in used)
 
 
 def next_free(free: Iterator[str]) -> str:
-    """The next of free characters; `OptionError` once there are no more."""
+    """Take the next unused character; raises `OptionError` if none is left."""
     if (found := next(free, None)) is None:
-        message = "prompt: the text holds every private character of Unicode: leave some out"
+        message = "prompt: the text uses every private-use character of Unicode; remove some"
         raise OptionError("prompt", None, message)
     return found
 
 
 def checked_text(param: str, text: str) -> str:
-    """The text of `param`; `OptionError` where it has no UTF-8, as an argument of other bytes."""
+    """Return the text of `param`; raises `OptionError` if it cannot be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        message = f"{param}: {brief(text)} is not UTF-8: character {error.start + 1} is half of one"
+        message = (
+            f"{param}: {brief(text)} is not UTF-8: character {error.start + 1} is a lone surrogate"
+        )
         raise OptionError(param, text, message) from error
     return text
 
 
 class Codec:
-    """Token ids of texts by one tokenizer, from any thread.
+    """A tokenizer that any thread may use.
 
-    `context` is the number of tokens that the model takes, where it is known: text that cannot fit
-    is refused before it is tokenized.
+    Attributes:
+        context_length: Maximum number of tokens of the model, or None. Text that cannot fit is
+            refused before it is tokenized.
     """
 
     def __init__(self, name: str, tokenizer: Tokenizer) -> None:
@@ -57,28 +60,33 @@ class Codec:
         self.tokenizer = tokenizer
         self.context: int | None = None
         self.renamed: Renamed | None = None
-        # Whether special tokens are split is a setting of the tokenizer, and not of a call.
+        # Splitting special tokens is a setting of the tokenizer, not of a call.
         self.lock = Lock()
 
     @cached_property
     def longest(self) -> int:
-        """Characters of the longest token."""
+        """Number of characters of the longest token."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def check_length(self, text: str) -> None:
-        """Raise `ContextError` for text with more characters than the model's context can hold."""
+        """Raise `ContextError` for text with more characters than the context can hold."""
         if self.context is None or len(text) <= self.context:
             return
-        if len(text) > (most := self.context * self.longest):
+        if len(text) > (limit := self.context * self.longest):
             raise ContextError(
                 "prompt",
                 text,
                 f"prompt: a prompt of {len(text)} characters is too long for {self.name}: its "
-                f"{self.context} tokens hold at most {most}",
+                f"context of {self.context} tokens holds at most {limit}",
             )
 
     def plain(self, text: str, *, begin: bool = False) -> list[int]:
-        """Token ids of text without special tokens; `begin` adds the model's usual beginning."""
+        """Encode text without special tokens.
+
+        Args:
+            text: Text in which the names of special tokens are plain text.
+            begin: Whether to add the tokens that the model's texts begin with, such as BOS.
+        """
         self.check_length(text)
         with self.lock, panics(self.name):
             return self.tokenizer(
@@ -86,7 +94,7 @@ class Codec:
             ).input_ids
 
     def marked(self, text: str) -> tuple[list[int], list[Span]]:
-        """Token ids of text with its special tokens, and where each stands."""
+        """Encode text with its special tokens; return the ids and the span of each."""
         self.check_length(text)
         with self.lock, panics(self.name):
             found = self.tokenizer(
@@ -97,9 +105,17 @@ class Codec:
         return ids, [(token, begin, end) for token, (begin, end) in places]
 
     def only(self, text: str, spans: Sequence[Span], hidden: frozenset[int]) -> list[int]:
-        """Token ids of text in which the added tokens `hidden` are tokens only at some `spans`.
+        """Encode text in which the added tokens `hidden` are tokens only at the given spans.
 
-        The spans are in order. All else is encoded as by a tokenizer without the hidden tokens.
+        All other text is encoded as by a tokenizer without the hidden tokens.
+
+        Args:
+            text: The text.
+            spans: Spans of the hidden tokens to keep, in order.
+            hidden: Ids of the hidden tokens.
+
+        Raises:
+            OptionError: If the tokenizer cannot separate its tokens from the text.
         """
         lead = next_free(free_characters(text))
         if (renamed := self.renamed) is None or (renamed.lead, renamed.hidden) != (lead, hidden):
@@ -111,21 +127,21 @@ class Codec:
         with panics(self.name):
             ids = renamed.encode("".join([*parts, text[last:]]))
         if [each for each in ids if each in hidden] != [token for token, _, _ in spans]:
-            message = f"prompt: the tokenizer of {self.name} cannot tell its tokens from text"
+            message = f"prompt: the tokenizer of {self.name} cannot separate its tokens from text"
             raise OptionError("prompt", text, message)
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, without special tokens."""
+        """Decode token ids, without special tokens."""
         with panics(self.name):
             return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
 class Renamed:
-    """A tokenizer that knows some of its added tokens by other names, which no text holds.
+    """A tokenizer that has some of its added tokens under aliases that occur in no text.
 
-    So the normalizer, the prefix spaces and the merges around them are those of the tokenizer, and
-    their usual names are text. It shares the vocabulary, and costs a search table.
+    The normalizer, the prefix spaces and the merges next to these tokens are unchanged, and their
+    usual names are plain text. It shares the vocabulary; its only cost is a search table.
     """
 
     def __init__(self, tokenizer: Tokenizer, lead: str, hidden: frozenset[int]) -> None:
@@ -136,21 +152,26 @@ class Renamed:
             if getattr(backend, part) is not None:
                 setattr(self.backend, part, getattr(backend, part))
         added = sorted(tokenizer.added_tokens_decoder.items())
-        names = {token: self.alias(token) if token in hidden else str(own) for token, own in added}
-        self.backend.add_tokens([renamed_token(own, names[token]) for token, own in added])
+        names = {
+            token: self.alias(token) if token in hidden else str(added_token)
+            for token, added_token in added
+        }
+        self.backend.add_tokens(
+            [renamed_token(added_token, names[token]) for token, added_token in added]
+        )
         self.ids = {self.backend.token_to_id(name): token for token, name in names.items()}
 
     def alias(self, token: int) -> str:
-        """The other name of a hidden token."""
+        """Return the alias of a hidden token."""
         return f"{self.lead}{token}{self.lead}"
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the tokenizer."""
+        """Encode text; returns ids of the original tokenizer."""
         found = self.backend.encode(text, add_special_tokens=False).ids
         return [self.ids.get(token, token) for token in found]
 
 
 def renamed_token(token: AddedToken, name: str) -> AddedToken:
-    """An added token with another name, found by the same rules."""
+    """Return an added token under another name, matched by the same rules."""
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     return AddedToken(name, special=False, **{flag: getattr(token, flag) for flag in flags})

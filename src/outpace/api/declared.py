@@ -1,4 +1,4 @@
-"""Options as data: what stands beside the field that declares one, for flags, requests and TOML."""
+"""Declared options: field metadata from which flags, request fields and TOML keys follow."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Any, Union, get_args, get_type_hints
 
 @dataclass(frozen=True)
 class Info:
-    """What an option is outside of Python; a mark beside its field.
+    """Metadata of an option, attached to its field by `Annotated`.
 
     Attributes:
-        help: of its flag; None where it has none, or commands word their own.
-        group: flags that commands take together.
-        usual: the default in words, where no value stands for it.
-        shows: whether help shows the default.
-        flag: name of its flag, where another.
-        typed: type of its flag, where another: a file, or a list of texts.
-        metavar: how a value of its flag is written.
-        fields: paths of its fields in a request; None for the name of the option alone.
-        bounds: what pydantic holds plain values to in requests and TOML; None where it has a
-            type of its own there, or none.
-        least: lower bound in Python, where the only upper one is that of every number.
-        sequential: whether it needs tokens that are chosen from left to right.
+        help: Help text of its flag; None if it has no flag, or commands have their own text.
+        group: Name of the group of flags that it belongs to.
+        usual: Description of the default, if no value represents it.
+        shows: Whether the help shows the default.
+        flag: Name of its flag, if different.
+        typed: Type of its flag, if different: a file, or a list of texts.
+        metavar: Placeholder of a value in the help.
+        fields: Paths of its fields in a request; None for the option's name alone.
+        bounds: Bounds that pydantic checks in requests and TOML; None if it has its own type there,
+            or no field.
+        least: Lower bound in Python, where the upper bound is that of all numbers.
+        sequential: Whether it needs tokens that are chosen from left to right.
     """
 
     help: str | None = None
@@ -44,10 +44,13 @@ class Info:
 
 @dataclass(frozen=True, kw_only=True)
 class Declared:
-    """One option: its name, type, default and the rest.
+    """One option of a dataclass.
 
     Attributes:
-        plain: its type without None.
+        name: Name of the field.
+        kind: Type of the field.
+        default: Default value.
+        info: Metadata.
     """
 
     name: str
@@ -57,6 +60,7 @@ class Declared:
 
     @property
     def plain(self) -> Any:
+        """Type of a value, without None."""
         parts = tuple(part for part in get_args(self.kind) if part is not NoneType)
         return Union[parts] if NoneType in get_args(self.kind) else self.kind  # noqa: UP007
 
@@ -68,7 +72,7 @@ class Declared:
 
 @cache
 def declared(kind: type) -> Mapping[str, Declared]:
-    """The options of a dataclass by their names."""
+    """Return the options of a dataclass by name."""
     hints = get_type_hints(kind, include_extras=True)
     found = {}
     for each in fields(kind):

@@ -1,4 +1,4 @@
-"""One engine for any number of threads: any thread that waits moves all of them on."""
+"""Driver of one engine for any number of threads: any thread that waits advances all requests."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from outpace.engine.stats import Stats
 LOG = logging.getLogger(__name__)
 
 PATIENCE = 1.0
-"""Seconds after which a thread looks for itself whether another has made its step."""
+"""Seconds after which a waiting thread checks whether the other thread has finished its step."""
 
 FAILURES = 3
-"""Steps that may fail one after the other before whoever drives on and on gives up."""
+"""Consecutive steps that may fail before `attempt_step` raises."""
 
 
 class Driver:
-    """Lets one thread at a time drive an engine, and all threads reach it.
+    """Lets one thread at a time drive an engine, and any thread submit to it.
 
-    Requests enter and are cancelled through an inbox, which the driving thread empties before
-    each step; so nobody touches the engine while it runs, and a finaliser may cancel from the
-    thread of the garbage collector. There is no thread of its own: `step` drives, or waits for the
-    step of another thread.
+    Requests are submitted and cancelled through an inbox, which the driving thread empties before
+    each step. No other thread touches the engine during a step, and a finalizer may cancel from the
+    thread of the garbage collector. There is no background thread: `step` drives the engine, or
+    waits for the step of another thread.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -38,32 +38,40 @@ class Driver:
 
     @property
     def stats(self) -> Stats:
-        """Those of the engine; requests that it has not received yet wait as well."""
+        """Statistics of the engine; requests still in the inbox count as waiting."""
         stats = Stats.of(self.engine)
         coming = sum(enters for _, enters in list(self.inbox))
         return stats._replace(waiting=stats.waiting + coming)
 
     def submit(self, job: Job) -> None:
-        """Let a request in before the next step."""
+        """Queue a request, which enters the engine before the next step."""
         self.inbox.append((job, True))
 
     def cancel(self, job: Job) -> None:
-        """End a request: at once, or where another thread drives, before its next step."""
+        """Cancel a request now or, if another thread drives the engine, before the next step."""
         self.drop(job)
         self.drive(self.empty, wait=False)
 
     def drop(self, job: Job) -> None:
-        """End a request before the next step of any thread; never waits."""
+        """Cancel a request before the next step of any thread, without waiting."""
         self.inbox.append((job, False))
 
     def step(self) -> bool:
-        """One step of the engine, of this thread or of another; False where nothing is left."""
+        """Run one step of the engine, or wait for another thread's; False if no request is left."""
         return self.drive(self.advance, wait=True)
 
     def go_on(self, name: str, step: Callable[[], bool]) -> bool:
-        """A step of the model with this name, by whoever drives it on and on.
+        """Run a step in a loop that drives the engine; log a step that fails.
 
-        One that fails is logged, and there is more to do. Raises where it fails again and again.
+        Args:
+            name: Name of the model, for the log.
+            step: Function that runs the step; returns whether requests are left.
+
+        Returns:
+            Whether requests are left; True after a failed step.
+
+        Raises:
+            Exception: The error of the step, after `MAX_FAILED_STEPS` consecutive failures.
         """
         try:
             more = step()
@@ -77,13 +85,19 @@ class Driver:
         return more
 
     def drive(self, work: Callable[[], bool], *, wait: bool) -> bool:
-        """Do something alone with the engine; where another thread drives, wait for its step."""
+        """Run `work` with exclusive access to the engine.
+
+        If another thread has the engine, return True, after its step if `wait` is set.
+
+        Raises:
+            RuntimeError: If a method or a callback inside a step waits for other answers.
+        """
         mine = False
         try:
             with self.turn:
                 if self.driver is not None:
                     if wait and self.driver == get_ident():
-                        raise RuntimeError("a method or a listener cannot wait for other answers")
+                        raise RuntimeError("a method or a callback cannot wait for other answers")
                     if wait:
                         self.turn.wait(PATIENCE)
                     return True
@@ -91,17 +105,17 @@ class Driver:
             return work()
         finally:
             if mine:
-                self.driver = None  # first, since Ctrl-C may come even here
+                self.driver = None  # first: Ctrl-C may arrive even here
                 with self.turn:
                     self.turn.notify_all()
 
     def advance(self) -> bool:
-        """Do what the inbox says, then a step."""
+        """Process the inbox, then step the engine."""
         self.empty()
         return self.engine.step()
 
     def empty(self) -> bool:
-        """Do what the inbox says."""
+        """Apply the queued submissions and cancellations."""
         while self.inbox:
             job, enters = self.inbox[0]
             if enters:

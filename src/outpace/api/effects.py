@@ -1,4 +1,4 @@
-"""What the options of a request do to its answer: its end, its logits, what it must be."""
+"""Request options applied to an answer: stop tokens, logits processors and constraints."""
 
 from __future__ import annotations
 
@@ -18,59 +18,74 @@ from outpace.methods import METHODS, Method
 
 
 def ends_of(
-    chosen: RequestOptions, eos: frozenset[int], vocab: int, silent: Set[int]
+    options: RequestOptions, eos: frozenset[int], vocab: int, silent: Set[int]
 ) -> tuple[frozenset[int], frozenset[int]]:
-    """End-of-sequence of the answer, and the tokens that end it wherever they come.
+    """Return the end-of-sequence ids of an answer, and the ids that end it at any position.
 
-    `eos` are those of the model, `silent` tokens that have no text. A constrained answer must
-    end: where a model has no `eos`, its stop ids take their place. Raises `OptionError` for an
-    invalid token, and for one that would cut a constrained answer.
+    A constrained answer must be able to end. If the model has no `eos`, the stop ids replace it.
+
+    Args:
+        options: Options of the request.
+        eos: End-of-sequence ids of the model.
+        vocab: Size of the vocabulary.
+        silent: Token ids without text, such as special tokens.
+
+    Raises:
+        OptionError: For an invalid token id, or one that could cut off a constrained answer.
     """
-    given: Any = chosen.stop_ids
-    if isinstance(given, ndarray | Tensor):
-        given = given.tolist()
-    listed = list(given) if isinstance(given, Sequence | Set) else [given]
-    check_tokens("stop_ids", listed, vocab)
-    stops = frozenset(map(int, listed))
-    if chosen.rule is None:
-        return frozenset() if chosen.ignore_eos else eos, stops
+    listed: Any = options.stop_ids
+    if isinstance(listed, ndarray | Tensor):
+        listed = listed.tolist()
+    tokens = list(listed) if isinstance(listed, Sequence | Set) else [listed]
+    check_tokens("stop_ids", tokens, vocab)
+    stops = frozenset(map(int, tokens))
+    if options.rule is None:
+        return frozenset() if options.ignore_eos else eos, stops
     if not eos:
         return stops, frozenset()
-    if spoken := sorted(stops - eos - silent):
+    if conflicts := sorted(stops - eos - silent):
         raise OptionError(
             "stop_ids",
-            spoken[0],
-            f"stop_ids would break the {chosen.rule[0]} of an answer, which may contain token "
-            f"{spoken[0]}: give special tokens only, or one of the two",
+            conflicts[0],
+            f"stop_ids cannot be combined with {options.rule[0]} here: the answer may hold token "
+            f"{conflicts[0]}; use special tokens only, or omit one of the two options",
         )
     return eos, stops
 
 
 def processors_of(
-    chosen: RequestOptions, method: Method, begin: int, ends: frozenset[int], vocab: int
+    options: RequestOptions, method: Method, begin: int, ends: frozenset[int], vocab: int
 ) -> Iterator[Processor]:
-    """What changes logits of an answer that begins at slot `begin`, whose model `ends` it so.
+    """Yield the logits processors of an answer.
 
-    Raises `OptionError` for what the method cannot do, and for tokens that are none.
+    Args:
+        options: Options of the request.
+        method: Decoding method of the request.
+        begin: First slot of the answer.
+        ends: End-of-sequence ids.
+        vocab: Size of the vocabulary.
+
+    Raises:
+        OptionError: For options that the method does not support, and for invalid token ids.
     """
     penalties = Penalties(
         begin=begin,
-        presence=chosen.presence_penalty,
-        frequency=chosen.frequency_penalty,
-        repetition=chosen.repetition_penalty,
+        presence=options.presence_penalty,
+        frequency=options.frequency_penalty,
+        repetition=options.repetition_penalty,
     )
     if penalties != Penalties(begin=begin):
-        check_order(chosen, method)
+        check_order(options, method)
         yield penalties
-    if chosen.logit_bias:
-        check_tokens("logit_bias", list(chosen.logit_bias), vocab)
-        yield Bias({int(token): float(bias) for token, bias in chosen.logit_bias.items()})
-    if chosen.min_tokens and ends:
-        yield NotBefore(ends, begin + chosen.min_tokens)
+    if options.logit_bias:
+        check_tokens("logit_bias", list(options.logit_bias), vocab)
+        yield Bias({int(token): float(bias) for token, bias in options.logit_bias.items()})
+    if options.min_tokens and ends:
+        yield NotBefore(ends, begin + options.min_tokens)
 
 
 def constraint_of(
-    chosen: RequestOptions,
+    options: RequestOptions,
     compiler: Compiler,
     method: Method,
     slots: range,
@@ -79,15 +94,16 @@ def constraint_of(
     mask_id: int,
     wait: bool,
 ) -> Constraint | None:
-    """What an answer of some slots that `ends` so must be, if it is constrained.
+    """Return the constraint on an answer in `slots`, or None if it is unconstrained.
 
-    Raises as `compiler` does: `OptionError` where there is no such answer, and unless it shall
-    `wait`, `Unread`.
+    Raises:
+        OptionError: If no answer satisfies the constraint.
+        Exception: That of the compiler for an uncompiled constraint, unless `wait` is set.
     """
-    if chosen.rule is None:
+    if options.rule is None:
         return None
     return compiler.constraint(
-        chosen.rule,
+        options.rule,
         sequential=method.sequential,
         begin=slots.start,
         limit=slots.stop,
@@ -99,33 +115,33 @@ def constraint_of(
 
 
 def check_sight(method: Method) -> None:
-    """Raise `OptionError` for a cloze where a method sees nothing behind a hole."""
+    """Raise `OptionError` if a method cannot condition on text after a hole."""
     if not method.sees_ahead:
         able = (kind.__name__ for kind in METHODS.values() if kind.decodes != CAUSAL_KINDS)
         raise OptionError(
             "method",
             method,
-            f"method: {method!r} sees nothing behind a hole and cannot fill a cloze; "
-            f"these do, unverified: {', '.join(able)}",
+            f"method: {method!r} cannot condition on text after a hole, so it cannot infill; "
+            f"use one of these, unverified: {', '.join(able)}",
         )
 
 
-def check_order(chosen: RequestOptions, method: Method) -> None:
-    """Raise `OptionError` for penalties of a method that fills holes in any order."""
+def check_order(options: RequestOptions, method: Method) -> None:
+    """Raise `OptionError` for penalties with a method that fills mask positions in any order."""
     if not method.sequential:
         ordered = (each for each in REQUEST.values() if each.info.sequential)
-        name = next(o.name for o in ordered if getattr(chosen, o.name) != o.default)
+        name = next(o.name for o in ordered if getattr(options, o.name) != o.default)
         raise OptionError(
             name,
-            getattr(chosen, name),
+            getattr(options, name),
             f"{name} needs a method that commits tokens from left to right, "
-            f"and {method!r} fills holes in any order",
+            f"but {method!r} fills mask positions in any order",
         )
 
 
 def check_tokens(name: str, tokens: Sequence[object], vocab: int) -> None:
-    """Raise `OptionError` for what is no token of a vocabulary."""
+    """Raise `OptionError` for an invalid token id."""
     for token in tokens:
         if not (is_whole(token) and 0 <= int(token) < vocab):  # type: ignore[call-overload]
-            message = f"{name} holds {token!r}, which is no token from 0 to {vocab - 1}"
+            message = f"{name} must hold token ids from 0 to {vocab - 1}, got {token!r}"
             raise OptionError(name, token, message)

@@ -1,4 +1,4 @@
-"""The client of an engine loop: models that event loops ask, wherever the loop runs."""
+"""Client of an engine loop in this or another process, for requests from event loops."""
 
 from __future__ import annotations
 
@@ -21,23 +21,24 @@ from outpace.engine.runner import Usage
 from outpace.engine.stats import Stats
 
 NOTHING = Stats(waiting=0, running=0, models=())
-"""Those of an engine that was not measured, or is not served any more."""
+"""Statistics of an engine that was not measured yet, or is no longer served."""
 
 
 class Draining(RuntimeError):
-    """No request is taken any more."""
+    """The model is shutting down and accepts no more requests."""
 
 
 class EngineDied(RuntimeError):
-    """The engine loop has ended, so that nothing goes on."""
+    """The engine loop has ended; all its requests have failed."""
 
 
 class EngineClient(ABC):
-    """What an engine loop looks like to those who ask it.
+    """Client of an engine loop.
 
     Attributes:
-        requests: those that have not ended, by their numbers.
-        error: what ended the loop, if anything did; `CLOSED` is the message of a closed one.
+        requests: Unfinished requests by number.
+        error: Exception that ended the loop, if any.
+        CLOSED_MESSAGE: Error message of requests after `close`.
     """
 
     CLOSED = "the engine loop was closed"
@@ -50,50 +51,56 @@ class EngineClient(ABC):
 
     @property
     def alive(self) -> bool:
-        """Whether the loop goes on."""
+        """Whether the loop is running."""
         return self.error is None and not self.closed
 
     @property
     @abstractmethod
     def heartbeat(self) -> float:
-        """Reading of `time.monotonic` when the step that runs now began, 0 where none is late."""
+        """Value of `time.monotonic` at the start of the current step; 0 between steps."""
 
     @property
     @abstractmethod
     def stats(self) -> Mapping[str, Stats]:
-        """Requests and memory of the engines, by the names of models."""
+        """Requests and memory of each engine, by model name."""
 
     @abstractmethod
     async def measure(self) -> None:
-        """Bring `stats` up to date."""
+        """Update `stats`."""
 
     @abstractmethod
     def send(self, command: Command) -> None:
-        """Send a command; never waits."""
+        """Send a command without waiting."""
 
     @abstractmethod
     def close(self) -> None:
-        """End the loop; requests in hand end with an error."""
+        """End the loop; pending requests end with an error."""
 
     @abstractmethod
     async def join(self) -> None:
-        """Receive messages from now on, in the event loop that runs."""
+        """Start receiving messages in the running event loop."""
 
     def check(self) -> None:
-        """Raise `EngineDied` where the loop has ended."""
+        """Raise `EngineDiedError` if the loop has ended."""
         if not self.alive:
             raise EngineDied(str(self.error or self.CLOSED))
 
     def fail(self) -> None:
-        """End all requests, since the loop has ended."""
+        """Fail all requests after the loop has ended."""
         for request in [*self.requests.values()]:
             request.fail(EngineDied(str(self.error or self.CLOSED)))
 
 
 class ModelClient:
-    """One model of an engine client; at most `most` requests of it may be in hand.
+    """One model of an engine client.
 
-    Prompts are tokenised in a separate thread, so that a long one does not hold up the event loop.
+    Prompts are tokenized in a separate thread, so a long prompt does not block the event loop.
+
+    Args:
+        client: Client of the loop that serves the model.
+        name: Name of the model.
+        text: Tokenizer of the model.
+        most: Maximum number of requests in flight.
     """
 
     def __init__(self, client: EngineClient, name: str, text: Text, most: int) -> None:
@@ -107,18 +114,18 @@ class ModelClient:
 
     @property
     def running(self) -> int:
-        """Requests in the engine."""
+        """Number of requests in the engine."""
         return self.client.stats.get(self.name, NOTHING).running
 
     @property
     def waiting(self) -> int:
-        """Requests that the engine has not admitted yet."""
-        wanted = sum(not request.cancelled for request in self.requests.copy())
-        return max(wanted - self.running, 0)
+        """Number of requests that the engine has not admitted yet."""
+        active = sum(not request.cancelled for request in self.requests.copy())
+        return max(active - self.running, 0)
 
     @property
     def usage(self) -> Sequence[Usage]:
-        """What its caches hold."""
+        """Usage of the model's caches."""
         return self.client.stats.get(self.name, NOTHING).models
 
     async def submit(
@@ -130,11 +137,24 @@ class ModelClient:
         limit: int | None = None,
         **options: Unpack[Options],
     ) -> PendingRequest:
-        """Queue a prompt.
+        """Submit a prompt, and wait until the engine admits it.
 
-        `streams` asks for events before the last one, and `watched` for one after every forward,
-        with the canvas. Without `max_tokens` an answer has at most `limit` tokens. Raises
-        `ValueError` for bad input, `QueueFull`, `Draining` and `EngineDied`.
+        Args:
+            prompt: Text of a user message, token ids, or chat messages; None for an infill template
+                without a prompt.
+            streams: Whether to receive events before the last one.
+            watched: Whether to receive an event with the canvas after every forward.
+            limit: Maximum number of tokens of an answer without `max_tokens`.
+            **options: Options of the request, see `Options`.
+
+        Returns:
+            The pending request: iterate over its events, or await its `output`.
+
+        Raises:
+            ValueError: For an invalid prompt or option.
+            QueueFullError: If too many requests are in flight.
+            DrainingError: After `drain` or `close`.
+            EngineDiedError: If the engine loop has ended.
         """
         self.client.check()
         self.check()
@@ -146,9 +166,9 @@ class ModelClient:
             if prompt is not None:
                 encode = partial(self.encode, prompt, options)
                 ids = await request.loop.run_in_executor(self.tokenising, encode)
-            given = {"limit": limit, **options}
-            self.client.check()  # after it has its place, so that the end of a loop misses none
-            self.client.send(Submit(request.number, self.name, ids, streams, watched, given))
+            arguments = {"limit": limit, **options}
+            self.client.check()  # after the request is registered, so `fail_requests` includes it
+            self.client.send(Submit(request.number, self.name, ids, streams, watched, arguments))
             await request.admission()
         except BaseException:
             request.cancel()
@@ -156,40 +176,42 @@ class ModelClient:
         return request
 
     def encode(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
-        """Token ids of a prompt."""
-        dressing = {name: options[name] for name in names_of("prompt") if name in options}
-        chosen = RequestOptions.of(dressing)
-        return self.text.encode(prompt, raw=chosen.raw, template=chosen.template)
+        """Return the token ids of a prompt."""
+        prompt_options = {name: options[name] for name in names_of("prompt") if name in options}
+        request = RequestOptions.of(prompt_options)
+        return self.text.encode(prompt, raw=request.raw, template=request.template)
 
     def check(self) -> None:
-        """Raise `Draining` or `QueueFull` where no request is taken now."""
+        """Raise `DrainingError` or `QueueFullError` if no request is accepted now."""
         if self.draining:
-            raise Draining(f"{self.name} takes no more requests")
+            raise Draining(f"{self.name} is shutting down and accepts no more requests")
         if len(self.requests) >= self.most:
-            raise QueueFull(f"{self.most} requests are in hand for {self.name}")
+            raise QueueFull(
+                f"{self.name} already has {self.most} requests in flight; try again later"
+            )
 
     def drain(self) -> None:
-        """Take no more requests; those in hand go on."""
+        """Accept no more requests; those in flight continue."""
         self.draining = True
 
     async def drained(self) -> None:
-        """Wait until no request is in hand."""
+        """Wait until no request is in flight."""
         while self.requests:
             await asyncio.sleep(0.01)
 
     def close(self) -> None:
-        """Take no more requests, for good."""
+        """Accept no more requests, and release the tokenizer thread."""
         self.drain()
         self.tokenising.shutdown(wait=False)
 
 
 class PendingRequest:
-    """A request on its way. Iterate over its events, or wait for its `output`.
+    """A submitted request. Iterate over its events, or await its `output`.
 
     Attributes:
-        loop: the event loop that waits for it.
-        changed: set where something is new.
-        events: those that were not consumed yet.
+        loop: Event loop that waits for it.
+        change_event: Set on progress.
+        events: Events that were not consumed yet.
     """
 
     def __init__(self, model: ModelClient, number: int) -> None:
@@ -204,7 +226,7 @@ class PendingRequest:
         self.error: BaseException | None = None
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """Events in order; those that came together are one. Leaving the loop cancels."""
+        """Yield events, merging those that are ready; leaving the loop cancels the request."""
         try:
             over = False
             while not over:
@@ -219,7 +241,7 @@ class PendingRequest:
             self.cancel()
 
     async def output(self) -> Output:
-        """Wait for the end; raises what its method raised."""
+        """Wait for the output; raises the error of the request, if any."""
         try:
             while self.result is None:
                 self.check()
@@ -229,23 +251,23 @@ class PendingRequest:
             self.cancel()
 
     async def admission(self) -> None:
-        """Wait until the engine takes it; raises why not."""
+        """Wait until the engine admits the request; raises the reason if it is refused."""
         while not self.admitted:
             self.check()
             await self.change()
 
     async def change(self) -> None:
-        """Wait until something is new."""
+        """Wait for progress."""
         await self.changed.wait()
         self.changed.clear()
 
     def check(self) -> None:
-        """Raise what ended it."""
+        """Raise the error of the request, if any."""
         if self.error is not None:
             raise self.error
 
     def receive(self, progress: Progress) -> None:
-        """Note what is new, in the event loop that waits."""
+        """Apply progress, in the event loop of the request."""
         if progress.error is not None:
             self.fail(progress.error)
             return
@@ -255,26 +277,26 @@ class PendingRequest:
         self.changed.set()
 
     def add(self, event: Event, steps: Sequence[Step]) -> None:
-        """Keep an event, which comes without its steps, until it is consumed."""
+        """Append an event, which is sent without its steps, until it is consumed."""
         self.steps += steps
         if event.output is not None:
             self.result = replace(event.output, steps=self.steps)
             self.leave()
-        if self.events:  # only the last canvas is ever shown
+        if self.events:  # only the last canvas is shown
             self.events[-1] = replace(self.events[-1], canvas=())
         self.events.append(replace(event, steps=steps, output=self.result))
 
     def fail(self, error: BaseException) -> None:
-        """End it with an error; from any thread."""
+        """End the request with an error, from any thread."""
         self.leave()
         self.error = error
         with suppress(RuntimeError):  # its event loop may be closed
             self.loop.call_soon_threadsafe(self.changed.set)
 
     def cancel(self) -> None:
-        """End it where it is; from any thread, any number of times.
+        """Cancel the request, from any thread and any number of times.
 
-        It takes its place until the engine has freed what it holds.
+        An admitted request counts against the limit until the engine has freed its memory.
         """
         if not self.cancelled and self in self.model.requests:
             self.cancelled = True
@@ -283,13 +305,13 @@ class PendingRequest:
                 self.leave()
 
     def leave(self) -> None:
-        """Give its place to another request."""
+        """Stop counting the request against the limit."""
         self.model.requests.discard(self)
         self.model.client.requests.pop(self.number, None)
 
 
 def joined(events: Sequence[Event]) -> Event:
-    """Events that came one after the other, as one."""
+    """Merge consecutive events into one."""
     scored = events[0].logprobs is not None
     return Event(
         text="".join(event.text for event in events),

@@ -1,7 +1,7 @@
-"""The loop that owns engines: commands come in, events of their requests go out.
+"""Loop that owns engines: it receives commands, and sends the events of their requests.
 
-One thread runs it. It takes commands, steps each engine once, and sends what is new as one message.
-Its `Connection` hides whether its clients are in this process or in another one.
+One thread runs it. Each round receives commands, steps every engine once, and sends all progress as
+one message. Its `CommandConnection` hides whether the clients are in this process or another.
 """
 
 from __future__ import annotations
@@ -23,36 +23,45 @@ from outpace.engine.stats import Stats
 T = TypeVar("T")
 
 SHARE = 0.01
-"""Share of CPU time that notifications may take; events that come meanwhile are sent together. The
-engine, the network and the client have as much to do with them again."""
+"""Maximum share of CPU time spent on notifications; other events are sent together.
+
+The engine, the network and the client each spend about as much on them again.
+"""
 
 LONGEST = 0.25
-"""Most seconds between two notifications of events that can wait."""
+"""Maximum number of seconds between two notifications of events that are not urgent."""
 
 POLL = 0.005
-"""Seconds after which an idle loop looks whether a constraint has been read."""
+"""Seconds between checks of an idle loop whether a constraint has been compiled."""
 
 MOST_UNREAD = 32
-"""Requests that may wait until their constraints are read, since one may take a second."""
+"""Maximum number of requests whose constraints are compiling; one may take a second."""
 
 TURN = 1e-5
-"""Switch interval while a constraint is read. An engine releases the interpreter's lock with every
-operation, and would wait for it the usual 5 ms each time."""
+"""Interpreter switch interval while a constraint compiles.
+
+An engine releases the GIL in every operation, and would wait the default 5 ms for it each time.
+"""
 
 
 class QueueFull(RuntimeError):
-    """Too many requests are in hand."""
+    """Too many requests are in flight."""
 
 
 class ConnectionEnded(Exception):
-    """No command can come any more."""
+    """No more commands can arrive."""
 
 
 class Submit(NamedTuple):
-    """A request for a model: token ids, or None for a cloze without a prompt, and options of `LLM`.
+    """Command to run a request.
 
-    `streams` asks for events before the last one, and `watched` for one after every forward, with
-    the canvas.
+    Attributes:
+        number: Number of the request.
+        model: Name of the model.
+        prompt: Token ids, or None for an infill template without a prompt.
+        streams: Whether to send events before the last one.
+        watched: Whether to send an event with the canvas after every forward.
+        options: Options of the request by name.
     """
 
     number: int
@@ -64,29 +73,33 @@ class Submit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """The end of a request, whose last event still comes where it was admitted."""
+    """Command to cancel a request; if it was admitted, its last event is still sent."""
 
     number: int
     model: str
 
 
 class Remove(NamedTuple):
-    """The end of a model and of all its requests, which have no last event."""
+    """Command to remove a model and all its requests, without a last event."""
 
     model: str
 
 
 class Inspect(NamedTuple):
-    """A question for what the engines hold."""
+    """Command to send the statistics of all engines."""
 
 
 Command = Submit | Cancel | Remove | Inspect
 
 
 class Progress(NamedTuple):
-    """What is new of a request: that it was admitted where there is neither event nor error.
+    """Progress of a request; without event and error, it was admitted.
 
-    `steps` are those since the progress before; neither `event` nor its output has them.
+    Attributes:
+        number: Number of the request.
+        event: New event, without its steps.
+        steps: Steps since the previous progress.
+        error: Error that ended the request.
     """
 
     number: int
@@ -96,7 +109,7 @@ class Progress(NamedTuple):
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing comes of the request any more."""
+        """Whether no more progress follows."""
         return self.error is not None or self.event is not None and self.event.output is not None
 
 
@@ -107,20 +120,20 @@ Charge = Callable[[float], None]
 
 
 class Connection(Protocol):
-    """What joins an engine loop to its clients."""
+    """Connection of an engine loop to its clients."""
 
     def receive(self, seconds: float | None) -> Sequence[Command]:
-        """Wait for commands, this many seconds at most. Raises `ConnectionEnded`."""
+        """Wait up to `seconds` for commands. Raises `ConnectionEndedError`."""
 
     def report(self, messages: Sequence[Message], charge: Charge | None) -> None:
-        """Send messages, and `charge` what that costs other threads. Raises `ConnectionEnded`."""
+        """Send messages, and `charge` their cost elsewhere; raises `ConnectionEndedError`."""
 
 
 class Budget:
-    """Bounds the share of time that notifications take of any thread.
+    """Limits the share of time that notifications take in any thread.
 
-    Each is followed by a rest as long as `SHARE` wants, and no longer than `LONGEST`. Urgent events
-    are sent in it, too, and neither cut nor prolong it.
+    After each notification, events wait until its cost is below `MAX_NOTIFICATION_SHARE`, at most
+    `MAX_NOTIFICATION_DELAY` seconds. Urgent events are sent at once and do not change the wait.
     """
 
     def __init__(self) -> None:
@@ -128,16 +141,16 @@ class Budget:
 
     @property
     def is_due(self) -> bool:
-        """Whether events that can wait may be sent."""
+        """Whether events that are not urgent may be sent."""
         return time.monotonic() >= self.until
 
     def charge(self, seconds: float) -> None:
-        """Rest after a notification that has cost a thread so much; from any thread."""
+        """Add the cost of a notification in seconds of one thread, from any thread."""
         self.until = max(self.until, time.monotonic() + min(seconds / SHARE, LONGEST))
 
 
 class ActiveRequest:
-    """A request in an engine, and how many of its steps were sent."""
+    """A request in an engine, and the number of its steps that were sent."""
 
     def __init__(self, command: Submit, answer: Answer) -> None:
         answer.job.watched = command.watched
@@ -147,17 +160,17 @@ class ActiveRequest:
         self.sent = 0
 
     def has_progress(self, complete: bool) -> bool:
-        """Whether to send something: its end, its first text, or, if `complete`, any token."""
-        job, seen = self.answer.job, self.answer.seen
+        """Return whether its end, first text or, if `complete`, any new token is to be sent."""
+        job, last = self.answer.job, self.answer.seen
         if job.over or not self.streams:
             return job.over
         if job.watched:
-            return len(job.request.trace) > seen.steps
-        new = len(job.request) - len(job.request.prompt) > seen.tokens
-        return new and (complete or not seen.tokens)
+            return len(job.request.trace) > last.steps
+        has_new = len(job.request) - len(job.request.prompt) > last.tokens
+        return has_new and (complete or not last.tokens)
 
     def progress(self) -> Progress:
-        """What is new; an answer that cannot be read ends with the error."""
+        """Return the progress since the last call, or the error of decoding its text."""
         request = self.answer.job.request
         try:
             if self.streams:
@@ -172,7 +185,7 @@ class ActiveRequest:
 
 
 class ServedModel:
-    """A model of a loop, and its requests by their numbers."""
+    """A model of the loop, and its requests by number."""
 
     def __init__(self, name: str, llm: LLM) -> None:
         self.name = name
@@ -181,29 +194,29 @@ class ServedModel:
         self.requests: dict[int, ActiveRequest] = {}
 
     def collect(self, complete: bool) -> list[Progress]:
-        """What is new of its requests, alone with the engine; those that ended are forgotten."""
+        """Collect progress with exclusive access to the engine, and drop ended requests."""
         found = [each.progress() for each in self.requests.values() if each.has_progress(complete)]
         for progress in found:
             if progress.is_last:
                 ended = self.requests.pop(progress.number)
                 if progress.error is not None:
-                    self.llm.engine.cancel(ended.answer.job)  # which may go on
+                    self.llm.engine.cancel(ended.answer.job)  # it may still be running
         return found
 
     def close(self) -> None:
-        """Free what its requests hold."""
+        """Free the memory of its requests."""
         for request in [*self.requests.values()]:
             self.driver.cancel(request.answer.job)
 
 
 class EngineLoop:
-    """Steps the engines of several models in turn, and waits where none has a request.
+    """Steps the engines of several models, and waits while none has a request.
 
     Attributes:
-        unread: requests whose constraints are read before they enter.
-        messages: what is sent next.
-        cost: CPU seconds that collecting these took; None where they are urgent.
-        due: whether events that can wait are sent in this round, one decision for all models.
+        compiling: Requests whose constraints are compiling.
+        outgoing: Messages to send next.
+        collection_cost: CPU seconds spent on collecting them; None if they are urgent.
+        is_due: Whether this round sends events that are not urgent, decided once for all models.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -217,24 +230,23 @@ class EngineLoop:
         self.due = True
 
     def run(self) -> None:
-        """Decode until an engine fails again and again. Raises `ConnectionEnded`."""
+        """Run until a step fails repeatedly. Raises `ConnectionEndedError`."""
         while True:
             busy = any(model.requests for model in [*self.models.values()])
             self.receive(0 if busy else POLL if self.unread else None)
             self.due = self.budget.is_due
             for model in [*self.models.values()]:
                 if model.requests:
-                    turn = partial(self.turn, model)
-                    drive = partial(model.driver.drive, turn, wait=True)
-                    model.driver.go_on(model.name, drive)
+                    step = partial(model.driver.drive, partial(self.turn, model), wait=True)
+                    model.driver.go_on(model.name, step)
             self.flush()
 
     def receive(self, seconds: float | None) -> None:
-        """Admit requests whose constraints were read, and wait for commands."""
-        for submit, read in [*self.unread.values()]:
-            if read.done():
+        """Admit requests with compiled constraints, then wait for commands and process them."""
+        for submit, future in [*self.unread.values()]:
+            if future.done():
                 del self.unread[submit.number]
-                self.admit(submit, read)
+                self.admit(submit, future)
         for command in self.connection.receive(seconds):
             match command:
                 case Submit():
@@ -248,13 +260,13 @@ class EngineLoop:
                     self.messages.append(stats)
         self.flush()
 
-    def admit(self, submit: Submit, read: Future[Answer] | None = None) -> None:
-        """Let a request in, or report why not; a new constraint is read by another thread first."""
+    def admit(self, submit: Submit, future: Future[Answer] | None = None) -> None:
+        """Admit a request or report its error; another thread compiles a new constraint first."""
         if (model := self.models.get(submit.model)) is None:
-            return  # it was removed, and its requests have ended
+            return  # the model was removed, and its requests have ended
         prepare = partial(model.llm.prepare, submit.prompt, **submit.options)
         try:
-            answer = prepare(wait=False) if read is None else read.result()
+            answer = prepare(wait=False) if future is None else future.result()
             model.driver.submit(answer.job)
             model.requests[submit.number] = ActiveRequest(submit, answer)
             progress = Progress(submit.number)
@@ -262,14 +274,16 @@ class EngineLoop:
             if len(self.unread) < MOST_UNREAD:
                 self.unread[submit.number] = submit, self.reading.submit(in_short_turns, prepare)
                 return
-            full = QueueFull(f"{MOST_UNREAD} constraints wait to be read")
+            full = QueueFull(
+                f"already {MOST_UNREAD} constraints wait to be compiled; try again later"
+            )
             progress = Progress(submit.number, error=full)
         except Exception as error:
             progress = Progress(submit.number, error=error)
         self.messages.append(progress)
 
     def cancel(self, command: Cancel) -> None:
-        """End a request before the next step, or before its constraint was read."""
+        """Cancel a request before the next step, or before its constraint is compiled."""
         number, model = command.number, self.models.get(command.model)
         if model is not None and number in model.requests:
             model.driver.drop(model.requests[number].answer.job)
@@ -277,10 +291,7 @@ class EngineLoop:
             self.unread.pop(number)[1].cancel()
 
     def turn(self, model: ServedModel) -> bool:
-        """Step an engine and collect its events, while no other thread drives it.
-
-        Where nothing goes on, no event waits.
-        """
+        """Step an engine and collect its events, all of them if no request is left."""
         more = model.driver.advance()
         began = time.thread_time()
         complete = self.due or not more
@@ -291,7 +302,7 @@ class EngineLoop:
         return more
 
     def flush(self) -> None:
-        """Send what is new as one message, since each one costs."""
+        """Send all outgoing messages as one, since each send has a cost."""
         if self.messages:
             messages, self.messages = self.messages, []
             cost, self.cost = self.cost, None
@@ -301,17 +312,17 @@ class EngineLoop:
                 self.budget.charge(cost + time.thread_time() - began)
 
     def close(self) -> None:
-        """Free what requests hold, once it runs no more."""
+        """Free the memory of all requests after `run` has ended."""
         self.reading.shutdown(wait=False, cancel_futures=True)
         for model in self.models.values():
             model.close()
 
 
-def in_short_turns(read: Callable[[], T]) -> T:
-    """Read a constraint in a thread while another thread drives an engine."""
-    usual = sys.getswitchinterval()
+def in_short_turns(prepare: Callable[[], T]) -> T:
+    """Compile a constraint in this thread while another thread drives an engine."""
+    interval = sys.getswitchinterval()
     sys.setswitchinterval(TURN)
     try:
-        return read()
+        return prepare()
     finally:
-        sys.setswitchinterval(usual)
+        sys.setswitchinterval(interval)

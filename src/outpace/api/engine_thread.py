@@ -1,4 +1,4 @@
-"""An engine loop in a thread of this process, and the queue that joins it to event loops."""
+"""Engine loop in a thread of this process, connected to event loops by a queue."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from outpace.engine.stats import Stats
 LOG = logging.getLogger(__name__)
 
 HOPS = 4
-"""Turns of an event loop after which those who wait for an event have passed it on."""
+"""Event-loop iterations after which coroutines that wait for an event have passed it on."""
 
 
 class EngineThread(EngineClient):
     """An engine loop in a thread of this process, for any number of event loops.
 
     Attributes:
-        commands: what the loop receives; None ends it.
+        command_queue: Commands for the loop; None ends it.
     """
 
     def __init__(self) -> None:
@@ -46,20 +46,20 @@ class EngineThread(EngineClient):
         self.thread.start()
 
     def add(self, name: str, llm: LLM) -> None:
-        """Serve a model; `ValueError` for a name that is served already."""
+        """Serve a model; raises `ValueError` if the name is taken."""
         if name in self.loop.models:
-            raise ValueError(f"name: a model {name!r} is served already")
+            raise ValueError(f"name: a model {name!r} is already served")
         self.loop.models[name] = ServedModel(name, llm)
 
     def remove(self, name: str) -> None:
-        """Serve a model no more; its requests end with an error."""
+        """Stop serving a model; its requests end with an error."""
         self.send(Remove(name))
         for request in [*self.requests.values()]:
             if request.model.name == name:
                 request.fail(EngineDied(self.CLOSED))
 
     def run(self) -> None:
-        """Run the loop until it is closed, or until an engine fails again and again."""
+        """Run the loop until it is closed, or until an engine fails repeatedly."""
         try:
             self.loop.run()
         except ConnectionEnded:
@@ -73,26 +73,26 @@ class EngineThread(EngineClient):
 
     @property
     def heartbeat(self) -> float:
-        """When the round of steps that runs now began, 0 between rounds."""
+        """Value of `time.monotonic` at the start of the current round; 0 between rounds."""
         return self.began
 
     @property
     def stats(self) -> Mapping[str, Stats]:
-        """Requests and memory of the engines now."""
+        """Requests and memory of each engine, by model name."""
         return {name: model.driver.stats for name, model in self.loop.models.items()}
 
     async def join(self) -> None:
-        """Do nothing: each event loop receives what its requests wait for."""
+        """Do nothing: each event loop receives the progress of its own requests."""
 
     async def measure(self) -> None:
-        """Do nothing: `stats` are read where they are."""
+        """Do nothing: `stats` reads the engines directly."""
 
     def send(self, command: Command) -> None:
         """Queue a command."""
         self.commands.put(command)
 
     def close(self) -> None:
-        """End the loop; requests in hand end with an error."""
+        """End the loop; pending requests end with an error."""
         self.closed = True
         self.commands.put(None)
 
@@ -108,7 +108,7 @@ class EngineThread(EngineClient):
         return found
 
     def report(self, messages: Sequence[Message], charge: Charge | None) -> None:
-        """Give each event loop what its requests wait for."""
+        """Deliver progress to the event loops of the requests."""
         by_loop: dict[asyncio.AbstractEventLoop, list[tuple[PendingRequest, Progress]]] = {}
         for each in messages:
             if isinstance(each, Progress) and (request := self.requests.get(each.number)):
@@ -127,7 +127,7 @@ def deliver(
     found: Sequence[tuple[PendingRequest, Progress]],
     charge: Charge | None,
 ) -> None:
-    """Give requests their progress in their event loop, and charge the CPU time that follows."""
+    """Apply progress in the event loop of the requests, and charge the CPU time that follows."""
     began = time.thread_time()
     for request, progress in found:
         request.receive(progress)

@@ -1,4 +1,4 @@
-"""Where the text and the holes of a cloze stand, and what became of them."""
+"""Infill templates: the layout of text and holes in slots, and the filled text."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outpace.api.text import Detokenizer, Text, checked_text
+from outpace.api.codec import checked_text
+from outpace.api.text import Detokenizer, Text
 from outpace.constraint.cloze import Cloze, Hole, Parts, checked_cloze
 from outpace.constraint.compiler import Compiler
 from outpace.errors import OptionError
 
 HOLE = re.compile(r"\{\{(\.\.)?([0-9]{1,9})(?::((?:[^{}]|\{[^{}]*\})*))?\}\}")
-"""`{{8}}`, `{{..8}}`, and either with a regular expression behind a colon."""
+"""`{{8}}` or `{{..8}}`, either with a regular expression after a colon."""
 
 
 class Filled(NamedTuple):
-    """What became of a cloze.
+    """A filled infill template.
 
     Attributes:
-        text: all of it.
-        holes: the text of each hole.
-        kept: places of the tokens, from the first hole on, that are no padding.
-        given: how many of them were given.
+        text: Full text.
+        holes: Text of each hole.
+        answer_places: Places of the tokens, from the first hole on, that are not padding.
+        given: Number of fixed tokens, the text before the first hole included.
     """
 
     text: str
@@ -34,16 +35,16 @@ class Filled(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The parts of a cloze in slots.
+    """Slots of an infill template.
 
     Attributes:
-        text: what knows the tokenizer.
-        parts: text with its tokens, and holes.
-        prompt: tokens in front of the first hole.
-        lead: how many of them are of the cloze.
-        holes: the holes by their first slots.
-        given: tokens by their slots, from the first hole on.
-        ends: tokens that pad a hole.
+        text: Tokenizer of the model.
+        parts: Text with its tokens, and holes.
+        prompt: Tokens before the first hole.
+        lead: How many of these belong to the template.
+        holes: Holes by their first slots.
+        given: Fixed tokens by slot, from the first hole on.
+        ends: Token ids that pad a hole.
     """
 
     text: Text
@@ -62,12 +63,19 @@ class Layout:
         prompt: Sequence[int] | None,
         ends: frozenset[int],
     ) -> Layout:
-        """Lay out a cloze behind a prompt, or behind what every text of the model begins with.
+        """Lay out a template after a prompt, or after the default start of a text.
 
-        Raises `ValueError` for what is none, and where nothing stands in front of a hole.
+        Args:
+            cloze: Text and holes.
+            text: Tokenizer of the model.
+            prompt: Token ids of the prompt, or None.
+            ends: Token ids that pad a hole.
+
+        Raises:
+            OptionError: For an invalid template, and if no text precedes the first hole.
         """
         if text.tokenizer is None:
-            message = f"cloze: {text.name} has no tokenizer, which a cloze needs"
+            message = f"cloze: {text.name} has no tokenizer, which infilling needs"
             raise OptionError("cloze", cloze, message)
         parts = [
             part if isinstance(part, Hole) else (part, text.plain(checked_text("cloze", part)))
@@ -77,7 +85,7 @@ class Layout:
         first = parts[0]
         lead = [] if isinstance(first, Hole) else first[1]
         if not front + lead:
-            message = "nothing stands in front of the first hole: begin with text, or give a prompt"
+            message = "no text before the first hole: begin with text, or give a prompt"
             raise OptionError("cloze", cloze, f"cloze: {message}")
         slot = len(front)
         holes: dict[int, Hole] = {}
@@ -101,7 +109,7 @@ class Layout:
         )
 
     def constraint(self, compiler: Compiler, sequential: bool, size: int, wait: bool) -> Cloze:
-        """What holds an answer to it, of tokens below `size`; raises as `Cloze.of`."""
+        """Return the constraint to this template over `size` tokens; raises as `Cloze.of`."""
         return Cloze.of(
             compiler,
             self.holes,
@@ -114,11 +122,11 @@ class Layout:
 
     @property
     def size(self) -> int:
-        """Slots from the first hole on."""
+        """Number of slots from the first hole on."""
         return sum(hole.size for hole in self.holes.values()) + len(self.given)
 
     def read(self, tokens: Sequence[int]) -> Filled:
-        """What all tokens from the first hole on are."""
+        """Decode all tokens from the first hole on."""
         detokenizer = Detokenizer(self.text)
         pieces, filled = [], []
         kept: list[int] = []
@@ -126,8 +134,8 @@ class Layout:
         for part in self.parts:
             if isinstance(part, Hole):
                 slots = range(place, place + part.size)
-                own = [slot for slot in slots if tokens[slot] not in self.ends]
-                detokenizer.push([tokens[slot] for slot in own])
+                places = [slot for slot in slots if tokens[slot] not in self.ends]
+                detokenizer.push([tokens[slot] for slot in places])
                 filled.append(detokenizer.take(final=True))
                 pieces.append(filled[-1])
                 place += part.size
@@ -135,32 +143,33 @@ class Layout:
                 detokenizer.push(part[1])
                 detokenizer.take(final=True)
                 pieces.append(part[0])
-                own = list(range(max(place, 0), place + len(part[1])))
+                places = list(range(max(place, 0), place + len(part[1])))
                 place += len(part[1])
-            kept += own
+            kept += places
         return Filled("".join(pieces), tuple(filled), kept, len(self.given) + self.lead)
 
 
 def cloze_of(text: str) -> list[str | Hole]:
-    """A text with `{{8}}`, `{{..8}}` or `{{8:regex}}` in it as text and holes.
+    """Parse a text with holes `{{8}}`, `{{..8}}` or `{{8:regex}}`.
 
-    Raises `ValueError` for other text in double braces, and for text without a hole.
+    Raises:
+        OptionError: For other text in double braces, and for text without a hole.
     """
     parts: list[str | Hole] = []
     end = 0
     for found in HOLE.finditer(text):
-        upto, count, regex = found.groups()
-        parts += [text[end : found.start()], hole_of(upto is not None, int(count), regex)]
+        dots, count, regex = found.groups()
+        parts += [text[end : found.start()], hole_of(dots is not None, int(count), regex)]
         end = found.end()
     parts.append(text[end:])
     for part in parts:
         if isinstance(part, str) and "{{" in part:
             wrong = part[part.index("{{") :][:40]
-            message = f"{wrong!r} is no hole: write {{{{8}}}}, {{{{..8}}}} or {{{{8:regex}}}}"
+            message = f"{wrong!r} is not a hole: write {{{{8}}}}, {{{{..8}}}} or {{{{8:regex}}}}"
             raise OptionError("cloze", text, f"cloze: {message}")
     return checked_cloze(parts)
 
 
 def hole_of(padded: bool, count: int, regex: str | None) -> Hole:
-    """A hole of `count` tokens, or of up to so many."""
+    """Return a hole of `count` tokens, or of up to `count` if `padded`."""
     return Hole(up_to=count, regex=regex) if padded else Hole(count, regex=regex)

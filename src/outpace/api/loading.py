@@ -1,4 +1,4 @@
-"""What an `LLM` may choose as it loads its models."""
+"""Options of loading an `LLM`."""
 
 from __future__ import annotations
 
@@ -10,23 +10,32 @@ from outpace.api.declared import Info, declared
 
 @dataclass(kw_only=True)
 class LoadOptions:
-    """The options of an `LLM` beside its model and method, as flags and TOML write them."""
+    """Options of an `LLM` other than model and method, shared by flags and TOML.
 
-    adapter: Annotated[str | None, Info("Folder or hub name of a LoRA to merge.", "loading")] = None
+    They are described in `LLM`.
+    """
+
+    adapter: Annotated[
+        str | None, Info("Folder or hub name of a LoRA adapter to merge.", "loading")
+    ] = None
     dtype: Annotated[
         str | None,
-        Info("float32, bfloat16 or float16.", "loading", usual="float32 on a CPU, else bfloat16"),
+        Info(
+            "Data type: float32, bfloat16 or float16.",
+            "loading",
+            usual="float32 on a CPU, else bfloat16",
+        ),
     ] = None
     quantize: Annotated[
-        str | None, Info("native or int8; on a GPU fp8, int8 or int4.", "loading")
+        str | None, Info("Weight format: native or int8; on a GPU fp8, int8 or int4.", "loading")
     ] = None
     device: Annotated[
-        str | None, Info("cpu or cuda.", "loading", usual="cuda where there is one")
+        str | None, Info("Device: cpu or cuda.", "loading", usual="cuda if available")
     ] = None
     max_length: Annotated[
         int | None,
         Info(
-            "Most tokens of prompt and answer.",
+            "Maximum number of tokens of prompt and answer.",
             "loading",
             usual="the model's",
             bounds={"ge": 1},
@@ -34,12 +43,12 @@ class LoadOptions:
     ] = None
     mask_id: Annotated[
         int | None,
-        Info("Token id of a hole.", "loading", usual="that of config.json", bounds={"ge": 0}),
+        Info("Id of the mask token.", "loading", usual="from config.json", bounds={"ge": 0}),
     ] = None
     cache_gib: Annotated[
         float | None,
         Info(
-            "GiB for keys and values.",
+            "Size of the KV cache in GiB.",
             "loading",
             usual="2, or half of a GPU's free memory",
             bounds={"gt": 0},
@@ -51,7 +60,7 @@ class LoadOptions:
     tensor_parallel: Annotated[
         int,
         Info(
-            "Processes, of torchrun, that split each model.",
+            "Number of torchrun processes that split each model.",
             "loading",
             shows=True,
             bounds={"ge": 1},
@@ -59,18 +68,20 @@ class LoadOptions:
     ] = 1
     attention: Annotated[
         str,
-        Info("auto, dense, compiled (on a CPU) or triton (on a GPU).", "loading", shows=True),
+        Info(
+            "Attention back end: auto, dense, compiled (CPU) or triton (GPU).",
+            "loading",
+            shows=True,
+        ),
     ] = "auto"
-    graphs: Annotated[
-        bool, Info("Run passes that came before in one launch (on a GPU).", "loading")
-    ] = False
+    graphs: Annotated[bool, Info("Record passes as CUDA graphs (GPU only).", "loading")] = False
     compile: Annotated[
-        bool, Info("Have PyTorch compile the layers of models (on a GPU).", "loading")
+        bool, Info("Compile the layers with torch.compile (GPU only).", "loading")
     ] = False
     pace: Annotated[
-        str, Info("off, or auto: less parallel where that is faster.", "loading", shows=True)
+        str, Info("off, or auto: reduce parallelism when that is faster.", "loading", shows=True)
     ] = "off"
 
 
 LOAD = declared(LoadOptions)
-"""The options of an `LLM` by their names."""
+"""Options of an `LLM` by name."""

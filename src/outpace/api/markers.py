@@ -1,4 +1,4 @@
-"""Texts of a conversation, and marks in them that show where a chat template writes each."""
+"""Texts of a conversation, and markers in them that show where a chat template writes each."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ from outpace.api.codec import next_free
 
 Message = dict[str, Any]
 Authors = dict[int, bool]
-"""Whether the assistant wrote a character of a prompt, by its place; without the template's own."""
+"""Whether the assistant wrote a character, by position in the prompt; not of the template's."""
 Patterns = Mapping[bool, re.Pattern[str]]
-"""What to look for in a text, by whether the assistant wrote it."""
+"""Patterns to search for in a text, by whether the assistant wrote it."""
 Words = Mapping[bool, Sequence[str]]
-"""The same, as words."""
+"""Words to search for in a text, by whether the assistant wrote it."""
 Change = Callable[[str, bool], str]
-"""From a text, and whether the assistant wrote it, to another."""
+"""Function from a text, and whether the assistant wrote it, to a new text."""
 
 
 def any_of(words: Sequence[str]) -> re.Pattern[str]:
-    """A pattern of one of these, the longest first."""
+    """Return a pattern that matches any of the words, the longest first."""
     longest = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
 
 
 @dataclass(frozen=True)
 class Part:
-    """A message or a variable of the template; `own` says that the assistant wrote it."""
+    """A message or a variable of a chat template.
+
+    Attributes:
+        name: Name in error messages.
+        key: Index of the message, or name of the variable.
+        value: The message or value.
+        by_assistant: Whether the assistant wrote it.
+    """
 
     name: str
     key: int | str
@@ -37,7 +44,7 @@ class Part:
 
     @classmethod
     def all(cls, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[Part]:
-        """Everything of a request that a template can write."""
+        """Return all parts of a request that a template can write."""
         return [
             *(
                 cls(f"messages[{index}]", index, message, message["role"] == "assistant")
@@ -48,7 +55,7 @@ class Part:
 
     @property
     def texts(self) -> list[str]:
-        """All of its texts but the role of a message."""
+        """All texts of the part, except the role of a message."""
         found: list[str] = []
 
         def note(text: str, own: bool) -> str:
@@ -59,7 +66,7 @@ class Part:
         return found
 
     def changed(self, change: Change) -> Part:
-        """With each text changed, in lists and objects too."""
+        """Return the part with `change` applied to each text, also in lists and mappings."""
 
         def walk(value: Any, *, message: bool = False) -> Any:
             match value:
@@ -79,14 +86,18 @@ class Part:
         return replace(self, value=walk(self.value, message=isinstance(self.key, int)))
 
     def holds(self, patterns: Patterns) -> bool:
-        """Whether one of its texts has what is looked for."""
+        """Return whether one of its texts matches the pattern of its author."""
         return any(map(patterns[self.own].search, self.texts))
 
 
 class Mark(NamedTuple):
-    """What a mark stands for: a character, or the border before (1) or after (-1) a word.
+    """What a marker represents: a character, or a border of a word.
 
-    A `lone` border has no other on the far side of its word.
+    Attributes:
+        text: The character or word.
+        by_assistant: Whether the assistant wrote it.
+        side: 1 for the border before a word, -1 for the border after it, 0 for a character.
+        is_lone: Whether the word has no border on its other side.
     """
 
     text: str
@@ -96,16 +107,16 @@ class Mark(NamedTuple):
 
 
 class Markers:
-    """Texts without control tokens, from which the text with them can be read.
+    """Replaces control tokens in texts by markers, from which the original text is restored.
 
     Args:
-        hidden: control tokens in texts.
-        edges: their first and last characters.
-        kept: words to leave as they are, since the template may look for them.
-        fenced: others of which the borders are marked, since they are control tokens or parts.
-        free: characters that occur nowhere.
-        inner: fenced words that have one border where a text begins or ends with them, since the
-            template may look for that.
+        hidden: Patterns of control tokens.
+        edges: Pattern of their first and last characters.
+        kept: Words to leave unchanged, since the template may search for them.
+        fenced: Words whose borders are marked, since they are control tokens or parts of them.
+        free: Characters that occur nowhere.
+        inner: Fenced words with a single border where a text begins or ends with them, since the
+            template may search for that.
     """
 
     def __init__(
@@ -119,7 +130,7 @@ class Markers:
         inner: Collection[str] = (),
     ) -> None:
         self.hidden, self.edges, self.free, self.inner = hidden, edges, free, inner
-        # Of other words a template that looks for the words in them may leave a part.
+        # A template that searches for a word inside another may leave a part of the other one.
         words = {word for each in fenced.values() for word in each}
         self.whole = {word for word in words if not any(each in word for each in words - {word})}
         self.known = {
@@ -131,22 +142,22 @@ class Markers:
         }
         self.marks: dict[Mark, str] = {}
 
-    def mark(self, *what: Any) -> str:
-        """The character that stands for a `Mark` of these."""
-        mark = Mark(*what)
+    def mark(self, *fields: Any) -> str:
+        """Return the marker character of a `Mark` with these fields."""
+        mark = Mark(*fields)
         if mark not in self.marks:
             self.marks[mark] = next_free(self.free)
         return self.marks[mark]
 
     def fence(self, word: str, own: bool, *, first: bool, last: bool) -> str:
-        """A word in its borders, or in one where it begins or ends a text."""
+        """Return a word with both borders, or with one if it begins or ends a text."""
         if first and last:
-            raise ValueError("the text is a word that the template looks for")
+            raise ValueError("the text is a word that the template searches for")
         before = "" if first else self.mark(word, own, 1, last)
         return before + word + ("" if last else self.mark(word, own, -1, first))
 
     def hide(self, text: str, own: bool) -> str:
-        """A text with marks; `ValueError` where a control token cannot be hidden."""
+        """Return a text with markers; raises `ValueError` if a control token cannot be hidden."""
         begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
 
         def change(match: re.Match[str]) -> str:
@@ -162,13 +173,17 @@ class Markers:
         changed = self.known[own].sub(change, text)
         bare = self.known[own].sub(lambda m: "\0" if m.lastgroup == "fenced" else change(m), text)
         if self.hidden[own].search(bare):
-            raise ValueError("a control token overlaps what the template looks for")
+            raise ValueError("a control token overlaps a word that the template searches for")
         return changed
 
     def read(self, rendered: str) -> tuple[str, Authors]:
-        """Rendered text without marks, and who wrote what is marked in it.
+        """Restore a rendered text.
 
-        Raises `ValueError` where a part of a word may be left without a mark.
+        Returns:
+            The text without markers, and the author of each marked character.
+
+        Raises:
+            ValueError: If a part of a word may remain without a marker.
         """
         meanings = {character: mark for mark, character in self.marks.items()}
         pattern = any_of([*meanings])
@@ -187,18 +202,18 @@ class Markers:
         return plain, authors
 
     def read_words(self, plain: str, borders: Sequence[tuple[int, Mark]], authors: Authors) -> None:
-        """Add who wrote the words that stand between borders."""
-        known, torn = set(borders), []
+        """Add the author of each word between borders to `authors`."""
+        pairs, torn = set(borders), []
         for place, mark in borders:
             size = len(mark.text)
             begin = place if mark.side > 0 else place - size
             far = place + mark.side * size, mark._replace(side=-mark.side)
-            # A template that drops a word leaves its borders, perhaps beside a word of its own.
-            if (mark.lone or far in known) and begin >= 0 and plain.startswith(mark.text, begin):
+            # A template that drops a word leaves its borders, perhaps next to the same word.
+            if (mark.lone or far in pairs) and begin >= 0 and plain.startswith(mark.text, begin):
                 authors |= dict.fromkeys(range(begin, begin + size), mark.own)
             elif mark.text not in self.whole:
                 torn.append((place, mark))
         for place, mark in torn:
             inside, end = (place, 0) if mark.side > 0 else (place - 1, -1)
             if inside not in authors and plain[inside : inside + 1] == mark.text[end]:
-                raise ValueError("a part of a word may be left")
+                raise ValueError("a part of a word may remain")

@@ -1,4 +1,4 @@
-"""What a request may choose, checked before any work."""
+"""Options of a request, validated before any work."""
 
 from __future__ import annotations
 
@@ -23,34 +23,39 @@ from outpace.methods.method import LARGEST, check_type
 from outpace.methods.options import Named, method_of
 
 MOST_TOKENS = 2**20
-"""Most tokens of an answer that a request over HTTP may set."""
+"""Upper bound of `max_tokens` and `min_tokens` in HTTP requests."""
 
 
 class Options(TypedDict, total=False):
-    """What a request may choose.
+    """Options of one request, passed as keyword arguments.
 
-    `method` replaces that of the `LLM`: a `Method`, its name, or `(name, options)`. Without
-    `max_tokens` an answer may take what the context has left, at most an equal share of the cache
-    for each request of a call; that of a diffusion model has 256. Sampling options (`temperature`,
-    `top_p`, `top_k`, `min_p`) default to those of the method, and else of the model's family.
-
-    `stop` ends the text before any of these strings, and `stop_ids` end it before any of these
-    tokens. Neither changes what comes before: the answer is the beginning of the one without them.
-    `ignore_eos` goes on after end-of-sequence, which then is a token of the answer. Among the first
-    `min_tokens` tokens end-of-sequence is not generated, and stop ids and stop strings that begin
-    there do not end the answer.
-
-    `logit_bias` is added to the logits of tokens. `presence_penalty` and `frequency_penalty` are
-    subtracted from those of tokens that the answer has, once and once for each time;
-    `repetition_penalty` divides those of tokens that prompt or answer has where they are positive,
-    and else multiplies them. The three need a method that commits from left to right.
-
-    `raw` continues a string as it stands, without the chat template; `template` has variables of
-    that template, such as `enable_thinking`. `logprobs` asks for the log-probability of each token.
-
-    One of `schema` (a JSON schema or a pydantic model), `regex`, `choices` (strings) and `grammar`
-    (Lark) says what the answer must be as a whole; see docs/constraints.md. `cloze` (text and
-    `Hole`s) is an answer of which only the holes are left to fill; see docs/fill.md.
+    Attributes:
+        method: A `Method`, its name, or `(name, options)`; by default the `LLM`'s.
+        max_tokens: Maximum number of tokens of the answer. By default the rest of the context, at
+            most an equal share of the cache per request of the call; 256 for diffusion models.
+        temperature: Sampling temperature, from 0 (greedy) on. This and the next three default to
+            the value of the method, else of the model's family.
+        top_p: Probability mass of nucleus sampling, above 0 and at most 1.
+        top_k: Number of most probable tokens to sample from.
+        min_p: Minimum probability of a token relative to the most probable one, from 0 to 1.
+        seed: Random seed. Equal seeds give equal answers.
+        stop: String or strings that end the answer; they are not part of it.
+        stop_ids: Token ids that end the answer; they are not part of it.
+        ignore_eos: Continue after end-of-sequence, which then is a token of the answer.
+        min_tokens: Minimum length; before it, end-of-sequence, stop ids and `stop` do not apply.
+        presence_penalty: Subtracted from the logits of tokens that occur in the answer.
+        frequency_penalty: Subtracted from the logits of tokens once per occurrence in the answer.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or
+            answer. The three penalties need a method that commits tokens from left to right.
+        logit_bias: Values added to logits, by token id.
+        raw: Continue a string prompt as it is, without the chat template.
+        template: Variables of the chat template, such as `enable_thinking`.
+        logprobs: Return the log-probability of each token.
+        schema: JSON schema or pydantic model of the whole answer, see docs/constraints.md.
+        regex: Regular expression that the whole answer matches.
+        choices: Strings of which the answer is one.
+        grammar: Lark grammar of the whole answer. At most one of these four can be set.
+        cloze: Infill template: text and `Hole`s to fill, see docs/fill.md.
     """
 
     method: Named | None
@@ -80,26 +85,31 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions:
-    """The `Options` of one request. Raises `OptionError` for values that mean nothing."""
+    """The validated `Options` of one request. Raises `OptionError` for an invalid value."""
 
     method: Annotated[Method | None, Info(fields=("outpace.method",))] = None
     max_tokens: Annotated[
         int | None,
         Info(
-            "Most tokens of an answer.",
+            "Maximum number of tokens of an answer.",
             "sampling",
-            usual="what fits; 256 for diffusion",
+            usual="rest of the context; 256 for diffusion",
             bounds={"ge": 1, "le": MOST_TOKENS},
         ),
     ] = None
     temperature: Annotated[
         float | None,
-        Info("0 is greedy.", "sampling", usual="by method or family", bounds={"ge": 0, "le": 2}),
+        Info(
+            "Sampling temperature; 0 is greedy.",
+            "sampling",
+            usual="by method or family",
+            bounds={"ge": 0, "le": 2},
+        ),
     ] = None
     top_p: Annotated[
         float | None,
         Info(
-            "Mass of the nucleus.",
+            "Probability mass of nucleus sampling.",
             "sampling",
             usual="by method or family",
             bounds={"gt": 0, "le": 1},
@@ -107,41 +117,47 @@ class RequestOptions:
     ] = None
     top_k: Annotated[
         int | None,
-        Info("Draw from the k most probable tokens.", "sampling", bounds={"ge": 1, "lt": 2**31}),
+        Info("Sample from the k most probable tokens.", "sampling", bounds={"ge": 1, "lt": 2**31}),
     ] = None
     min_p: Annotated[
         float | None,
         Info(
-            "Draw from tokens with this share of the best one's probability.",
+            "Minimum probability, relative to the most probable token.",
             "sampling",
             bounds={"ge": 0, "le": 1},
         ),
     ] = None
     seed: Annotated[
         int,
-        Info("Same seed, same text.", "sampling", shows=True, bounds={"ge": -(2**63), "lt": 2**63}),
+        Info("Random seed.", "sampling", shows=True, bounds={"ge": -(2**63), "lt": 2**63}),
     ] = 0
     stop: Annotated[
-        str | Sequence[str], Info("End before this text.", "ending", typed=list[str])
+        str | Sequence[str],
+        Info("Stop string, not part of the answer; may be repeated.", "ending", typed=list[str]),
     ] = ()
     stop_ids: Annotated[
         Sequence[int] | Set[int] | ndarray | Tensor,
         Info(
-            "End at this token id.",
+            "Stop token id; may be repeated.",
             "ending",
             flag="stop-id",
             typed=list[int],
             fields=("stop_token_ids",),
         ),
     ] = ()
-    ignore_eos: Annotated[bool, Info("Go on behind end-of-sequence.", "ending", bounds={})] = False
+    ignore_eos: Annotated[bool, Info("Continue after end-of-sequence.", "ending", bounds={})] = (
+        False
+    )
     min_tokens: Annotated[
-        int, Info("No end before so many tokens.", "ending", bounds={"ge": 0, "le": MOST_TOKENS})
+        int,
+        Info(
+            "Minimum number of tokens of an answer.", "ending", bounds={"ge": 0, "le": MOST_TOKENS}
+        ),
     ] = 0
     presence_penalty: Annotated[
         float,
         Info(
-            "From logits of tokens that the answer has, once.",
+            "Subtracted once from the logits of tokens in the answer.",
             "sampling",
             bounds={"ge": -2, "le": 2},
             least=-LARGEST,
@@ -151,7 +167,7 @@ class RequestOptions:
     frequency_penalty: Annotated[
         float,
         Info(
-            "The same, for each time.",
+            "Subtracted from the logits of tokens per occurrence in the answer.",
             "sampling",
             bounds={"ge": -2, "le": 2},
             least=-LARGEST,
@@ -161,7 +177,7 @@ class RequestOptions:
     repetition_penalty: Annotated[
         float,
         Info(
-            "Above 1, tokens of prompt and answer are less probable.",
+            "Above 1, makes tokens of prompt and answer less probable.",
             "sampling",
             bounds={"ge": 0.01, "le": 100},
             least=1 / LARGEST,
@@ -171,16 +187,19 @@ class RequestOptions:
     logit_bias: Annotated[
         Mapping[int, float],
         Info(
-            "Added to the logit of a token id.", "sampling", typed=list[str], metavar="TOKEN=NUMBER"
+            "Added to the logit of a token id; may be repeated.",
+            "sampling",
+            typed=list[str],
+            metavar="TOKEN=NUMBER",
         ),
     ] = field(default_factory=dict)
-    raw: Annotated[bool, Info("Continue the text, without chat template.", "prompt", fields=())] = (
-        False
-    )
+    raw: Annotated[
+        bool, Info("Continue the text as it is, without the chat template.", "prompt", fields=())
+    ] = False
     template: Annotated[
         Mapping[str, Any],
         Info(
-            "Variable of the chat template.",
+            "Variable of the chat template; may be repeated.",
             "prompt",
             typed=list[str],
             metavar="NAME=VALUE",
@@ -191,7 +210,7 @@ class RequestOptions:
     schema: Annotated[
         Any,
         Info(
-            "JSON schema that the answer fulfils.",
+            "File with a JSON schema of the whole answer.",
             "rule",
             typed=Path,
             fields=(
@@ -211,7 +230,7 @@ class RequestOptions:
     choices: Annotated[
         Sequence[str] | None,
         Info(
-            "One of these is the answer; give several.",
+            "Allowed answer; may be repeated.",
             "rule",
             typed=list[str],
             fields=("structured_outputs.choice", "guided_choice"),
@@ -220,7 +239,7 @@ class RequestOptions:
     grammar: Annotated[
         str | None,
         Info(
-            "Grammar, in Lark, that the answer follows.",
+            "File with a Lark grammar of the whole answer.",
             "rule",
             typed=Path,
             fields=("structured_outputs.grammar", "guided_grammar"),
@@ -231,10 +250,10 @@ class RequestOptions:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> RequestOptions:
-        """Options by their names; `OptionError` for a name that is none."""
+        """Create options from a mapping; raises `OptionError` for an unknown name."""
         known = [*REQUEST]
         if unknown := sorted(set(options) - set(known)):
-            message = f"{unknown[0]}: unknown option {unknown[0]!r}; known are {', '.join(known)}"
+            message = f"{unknown[0]}: unknown option {unknown[0]!r}; options are {', '.join(known)}"
             raise OptionError(unknown[0], options[unknown[0]], message)
         method = options.get("method")
         return cls(**{**options, "method": None if method is None else method_of(method)})
@@ -246,33 +265,35 @@ class RequestOptions:
             if option.kind is bool:
                 check_type(name, getattr(self, name), bool)
         if not (is_whole(self.min_tokens) and self.min_tokens >= 0):
-            message = f"min_tokens must be a whole number from 0 on, not {self.min_tokens}"
+            message = f"min_tokens must be an integer of at least 0, got {self.min_tokens}"
             raise OptionError("min_tokens", self.min_tokens, message)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            message = f"min_tokens={self.min_tokens} is more than max_tokens={self.max_tokens}"
+            message = (
+                f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
+            )
             raise OptionError("min_tokens", self.min_tokens, message)
         for name, option in REQUEST.items():
             if option.info.least is not None:
                 check_within(name, getattr(self, name), option.info.least)
         if not isinstance(self.logit_bias, Mapping):
-            message = f"logit_bias must map token ids to numbers, not {self.logit_bias!r}"
+            message = f"logit_bias must map token ids to numbers, got {self.logit_bias!r}"
             raise OptionError("logit_bias", self.logit_bias, message)
         for token, bias in self.logit_bias.items():
             check_within("logit_bias", bias, -LARGEST, f" of token {token!r}")
         if not isinstance(self.template, Mapping):
-            message = f"template must map names to values, not {self.template!r}"
+            message = f"template must map names to values, got {self.template!r}"
             raise OptionError("template", self.template, message)
         self.check_rule()
 
     @cached_property
     def rule(self) -> Rule | None:
-        """What the answer must be. Raises `OptionError` for what is no constraint."""
+        """Constraint on the answer. Raises `OptionError` for an invalid constraint."""
         return rule_of(
             schema=self.schema, regex=self.regex, choices=self.choices, grammar=self.grammar
         )
 
     def check_rule(self) -> None:
-        """Raise `OptionError` for options that would cut a constrained answer, or prolong it."""
+        """Raise `OptionError` for options that would cut off or extend a constrained answer."""
         rule = self.rule
         what = rule[0] if rule else None
         names = [each for each in names_of("ending") if each != "stop_ids"]  # see `ends_of`
@@ -284,40 +305,40 @@ class RequestOptions:
             return
         for name in names:
             if (value := getattr(self, name)) not in (None, (), [], False, 0):
-                message = f"{name} would break the {what} of an answer: give one of the two"
+                message = f"{name} cannot be combined with {what}: omit one of the two"
                 raise OptionError(name, value, message)
 
     def sampling(self, usual: Mapping[str, float]) -> Sampling:
-        """How tokens are drawn; what is not chosen is as `usual`."""
-        given = {each.name: getattr(self, each.name) for each in fields(Sampling)}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        return Sampling(**{**usual, **chosen})
+        """Return the sampling parameters; unset ones are taken from `usual`."""
+        values = {each.name: getattr(self, each.name) for each in fields(Sampling)}
+        overrides = {name: value for name, value in values.items() if value is not None}
+        return Sampling(**{**usual, **overrides})
 
 
 REQUEST = declared(RequestOptions)
-"""The options of a request by their names."""
+"""Options of a request by name."""
 
 
 def names_of(group: str) -> list[str]:
-    """Names of the options of a group."""
+    """Return the names of the options of a group."""
     return [option.name for option in REQUEST.values() if option.info.group == group]
 
 
 def check_options(options: Options) -> None:
-    """Raise `OptionError` for options that no model and no method could take."""
+    """Raise `OptionError` for options that are invalid for every model and method."""
     RequestOptions.of(options).sampling({})
 
 
 def check_within(name: str, value: object, least: float, part: str = "") -> None:
-    """Raise `OptionError` for what is no number from `least` to `LARGEST`."""
+    """Raise `OptionError` for a value that is not a number from `least` to `LARGEST`."""
     if not (is_number(value) and least <= float(value) <= LARGEST):  # type: ignore[arg-type]
-        message = f"{name}{part} must be a number from {least:g} to {LARGEST:g}, not {value!r}"
+        message = f"{name}{part} must be a number from {least:g} to {LARGEST:g}, got {value!r}"
         raise OptionError(name, value, message)
 
 
-def seeded(options: Options, further: int) -> Options:
-    """Options of a seed so much further on; `OptionError` for one that is no whole number."""
+def seeded(options: Options, offset: int) -> Options:
+    """Return options with `offset` added to the seed; raises `OptionError` for an invalid seed."""
     seed: object = options.get("seed", 0)
     if not is_whole(seed):
-        raise OptionError("seed", seed, f"seed must be a whole number, not {seed!r}")
-    return {**options, "seed": cast(int, seed) + further}
+        raise OptionError("seed", seed, f"seed must be an integer, got {seed!r}")
+    return {**options, "seed": cast(int, seed) + offset}

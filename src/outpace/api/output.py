@@ -1,4 +1,4 @@
-"""What becomes of a request."""
+"""Output of a request, and the answer while it is being generated."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from outpace.engine.job import DecodingError, Job
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What became of a prompt.
+    """The finished answer to a prompt.
+
+    A notebook displays it coloured by forward pass, with its figures.
 
     Attributes:
-        text: the answer, without end-of-sequence and cut at a stop string.
-        ids: its tokens.
+        text: The answer, without end-of-sequence and cut at a stop string.
+        ids: Token ids of the answer.
         finish_reason: `stop` (end-of-sequence, stop id or stop string), `length` or `cancelled`.
-        steps: every forward pass, of every model.
-        prompt_tokens: length of the prompt.
-        seconds: from the first forward to the last.
-        logprobs: where they were asked for, the log-probability of each token, under the model's
-            own distribution (temperature 1) in the forward that chose it.
-        speech: what its tokens say; None where nobody knows, as in a copy from another process,
-            and for a cloze.
-        holes: the text of each hole of a cloze, which `text` and `ids` have whole.
-        given: tokens of `ids` that nobody had to choose.
-
-    A notebook shows it coloured by forward, with its figures.
+        steps: All forward passes, of every model.
+        prompt_tokens: Length of the prompt in tokens.
+        seconds: Time from the first forward to the last.
+        logprobs: If requested, the log-probability of each token under the model's own distribution
+            (temperature 1) in the forward that chose it.
+        codec: Tokenizer that decodes `ids`; None in copies from another process, and for an infill
+            template.
+        holes: Text of each hole of an infill template; `text` and `ids` are the whole text.
+        given: Number of fixed tokens in `ids`, those of the template.
     """
 
     text: str
@@ -50,27 +50,27 @@ class Output:
 
     @property
     def chosen(self) -> int:
-        """Tokens of `ids` that the model chose: all but those that were given."""
+        """Number of tokens in `ids` that the model chose: all except fixed ones."""
         return len(self.ids) - self.given
 
     @property
     def forwards(self) -> int:
-        """Forward passes of the target model."""
+        """Number of forward passes of the target model."""
         return sum(step.model == "target" for step in self.steps)
 
     @property
     def tokens_per_forward(self) -> float:
-        """Chosen tokens for each forward pass of the target model."""
+        """Chosen tokens per forward pass of the target model."""
         return self.chosen / self.forwards if self.forwards else 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        """Chosen tokens for each second that the request ran."""
+        """Chosen tokens per second from the first forward to the last."""
         return self.chosen / self.seconds if self.seconds else 0.0
 
     @property
     def figures(self) -> str:
-        """One line about how it was decoded."""
+        """One line of decoding statistics."""
         return (
             f"{self.chosen} tokens in {self.forwards} forwards: "
             f"{self.tokens_per_forward:.2f} tokens per forward, "
@@ -78,9 +78,11 @@ class Output:
         )
 
     def pieces(self) -> list[str]:
-        """Text that each of `steps` brought, whole characters; all in one where `speech` is None.
+        """Return the text that each of `steps` committed, in whole characters.
 
-        Together they are `text`.
+        Returns:
+            One string per step, which concatenate to `text`; all text in one string if `codec` is
+                None.
         """
         if self.speech is None:
             return [self.text]
@@ -89,30 +91,30 @@ class Output:
             detokenizer.push(self.ids[begin : begin + step.kept])
             begin += step.kept
             pieces.append(detokenizer.take(final=begin >= len(self.ids)))
-        left = len(self.text)  # a stop string cuts the text within a token
+        left = len(self.text)  # a stop string may cut the text within a token
         for place, piece in enumerate(pieces):
             pieces[place] = piece[: max(left, 0)]
             left -= len(piece)
         return pieces
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """Render the answer for a notebook."""
         return coloured(self.pieces(), self.figures)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles leave the tokenizer behind."""
-        kept = {each.name: getattr(self, each.name) for each in fields(self)}
-        return partial(Output, **{**kept, "speech": None}), ()
+        """Copy and pickle without the tokenizer, the only field that is not compared."""
+        values = {each.name: getattr(self, each.name) for each in fields(self) if each.compare}
+        return partial(Output, **values), ()
 
 
 class Piece(NamedTuple):
-    """What a forward brought: text, and how far tokens and forwards have come.
+    """Text committed by a forward, and the progress so far.
 
     Attributes:
-        text: committed text, whole characters; empty where it is held back.
-        tokens: number of output tokens so far.
-        steps: number of forwards so far, of every model.
-        canvas: what lies behind the tokens, -1 for a hole, where somebody watches.
+        text: Committed text of whole characters; empty while it is held back.
+        tokens: Number of output tokens so far.
+        steps: Number of forwards so far, of every model.
+        canvas: Tokens after the committed ones, -1 for a mask; empty unless the request is watched.
     """
 
     text: str
@@ -123,17 +125,18 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """What has come of a request since the event before.
+    """Progress of a request since its previous event.
 
     Attributes:
-        text: committed text, whole characters; empty where it is held back.
-        ids: output tokens.
-        chosen: how many of them the model chose: in a cloze, others are given, or padding.
-        logprobs: of these tokens, where they were asked for.
-        steps: forwards, of every model.
-        canvas: where the request is watched and its method fills out of order, the tokens that lie
-            behind those committed, -1 for a hole.
-        output: what became of it, with the last event.
+        text: Committed text of whole characters; empty while it is held back.
+        ids: Output tokens.
+        chosen: Number of `ids` that the model chose; the others are fixed tokens or padding of an
+            infill template.
+        logprobs: Log-probabilities of `ids`, if requested.
+        steps: Forwards, of every model.
+        canvas: Tokens after the committed ones, -1 for a mask; only if the request is watched and
+            its method fills out of order.
+        output: The finished output, in the last event.
     """
 
     text: str
@@ -147,11 +150,14 @@ class Event:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """A request on its way and the text that it has so far.
+    """A request in progress, and its text so far.
 
-    Text is decoded by the thread that drives. Another one may take `pieces`, which there are where
-    somebody `streams`, and the `output` once the job is over. `seen` is the last piece that an
-    event had, and `layout` is that of a cloze.
+    The driving thread decodes text. Another thread may take `pieces`, if `streams` is set, and the
+    output once the job is over.
+
+    Attributes:
+        last_sent: Last piece that was part of an event.
+        layout: Layout of an infill template, or None.
     """
 
     detokenizer: Detokenizer
@@ -162,23 +168,23 @@ class Answer:
     job: Job = field(init=False)
 
     def push(self, request: Request) -> bool:
-        """Decode the tokens that are new; True where a stop string ends the answer."""
-        # Counted by what has arrived, so that Ctrl-C while one is decoded loses none behind it.
-        known = len(request.prompt) + len(self.detokenizer.ids)
-        stopped = self.detokenizer.push(request.ids[known:])
+        """Decode new tokens; returns True if a stop string ends the answer."""
+        # Counted by the decoded tokens, so Ctrl-C while one is decoded loses none after it.
+        begin = len(request.prompt) + len(self.detokenizer.ids)
+        stopped = self.detokenizer.push(request.ids[begin:])
         if self.streams:
             self.take()
         return stopped
 
     def take(self) -> None:
-        """Make a piece of what has come since the piece before."""
+        """Append a piece with the progress since the previous piece."""
         request = self.job.request
         text = self.detokenizer.take(final=request.finish_reason is not None)
         canvas = behind(request) if self.job.watched else ()
         self.pieces.append(Piece(text, len(self.detokenizer.ids), len(request.trace), canvas))
 
     def event(self, output: Output | None = None) -> Event:
-        """All pieces since the event before, as one; with its output, once it is over."""
+        """Return all pieces since the previous event as one event."""
         request, before, text = self.job.request, self.seen, ""
         while self.pieces:
             self.seen = self.pieces.popleft()
@@ -195,7 +201,7 @@ class Answer:
         )
 
     def chosen(self, begin: int, end: int) -> int:
-        """How many of its tokens from `begin` to `end` the model chose, and are no padding."""
+        """Return how many tokens from `begin` to `end` the model chose, without padding."""
         layout, tokens = self.layout, self.job.request.tokens[begin:end]
         if layout is None:
             return len(tokens)
@@ -203,7 +209,7 @@ class Answer:
         return sum(slot not in layout.given and token not in layout.ends for slot, token in slots)
 
     def output(self) -> Output:
-        """What became of it, once it has ended; raises what its method raised."""
+        """Return the output of a request that has ended; raises the error of its method, if any."""
         if self.job.error is not None:
             raise self.job.error
         request, detokenizer = self.job.request, self.detokenizer
@@ -224,12 +230,12 @@ class Answer:
         )
 
     def filled(self, layout: Layout) -> Output:
-        """What became of a cloze; `DecodingError` where a hole was left."""
+        """Return the output of an infill template; raises `DecodingError` if a hole is unfilled."""
         request = self.job.request
         assert request.finish_reason is not None
         if len(request) < request.limit:
             raise DecodingError(
-                f"{self.job.method!r} left the cloze open from slot {len(request)} on "
+                f"{self.job.method!r} left holes unfilled from slot {len(request)} on "
                 f"({request.finish_reason})"
             )
         filled, tokens = layout.read(request.tokens), request.tokens
@@ -251,7 +257,7 @@ class Answer:
 
 
 def behind(request: Request) -> list[int]:
-    """What a canvas has behind the tokens of a request that goes on; -1 for a hole."""
+    """Return the canvas after the committed tokens of a running request; -1 for a mask."""
     if request.finish_reason is not None:
         return []
     mask = request.target.mask_id

@@ -1,4 +1,4 @@
-"""The pieces of an answer, as whoever asked waits for them."""
+"""Iterator over the text of one answer."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from outpace.api.output import Answer, Output
 
 
 class Stream(Iterator[str]):
-    """Pieces of one answer, one for each forward that committed text; then `output` is set.
+    """Iterator over the text of one answer, one piece per forward that committed text.
 
-    Closing it, or leaving it to the garbage collector, cancels the request.
+    Closing the stream, or letting it be garbage-collected, cancels the request.
+
+    Attributes:
+        output: The `Output`, once the iterator is exhausted; None before.
     """
 
     def __init__(self, driver: Driver, answer: Answer) -> None:
@@ -20,9 +23,9 @@ class Stream(Iterator[str]):
         self.output: Output | None = None
 
     def __next__(self) -> str:
-        """The next piece; raises what the method raised."""
+        """Return the next piece of text; raises the error of the method, if any."""
         while self.output is None:
-            over = self.answer.job.over  # read first: the last piece comes before it
+            over = self.answer.job.over  # read first: the last piece is appended before it is set
             if self.answer.pieces:
                 if text := self.answer.pieces.popleft().text:
                     return text
@@ -33,10 +36,10 @@ class Stream(Iterator[str]):
         raise StopIteration
 
     def close(self) -> None:
-        """Cancel what is left of the request."""
+        """Cancel the rest of the request."""
         self.driver.cancel(self.answer.job)
 
     def __del__(self) -> None:
-        # The collector may run in any thread, also in the one that drives.
+        # The garbage collector may run in any thread, including the driving one.
         if self.output is None:
             self.driver.drop(self.answer.job)

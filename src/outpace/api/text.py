@@ -1,4 +1,4 @@
-"""Prompts to token ids, and token ids back to text as they come."""
+"""Prompts to token ids, and token ids back to text as they are generated."""
 
 from __future__ import annotations
 
@@ -11,19 +11,22 @@ from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.api.chat_template import ChatTemplate
-from outpace.api.codec import Codec
-from outpace.api.codec import checked_text as checked_text
+from outpace.api.codec import Codec, checked_text
 from outpace.api.markers import Message as Message
 from outpace.errors import OptionError
 
 Prompt = str | Sequence[int] | Sequence[Message] | ndarray | Tensor
 
 UNKNOWN = "\ufffd"
-"""What bytes become that are no character, or not yet one."""
+"""Replaces bytes that are not, or not yet, a character."""
 
 
 class Text:
-    """What a model's tokenizer can say; refuses text clearly where there is no tokenizer."""
+    """Tokenizer of a model; refuses text if the model has no tokenizer.
+
+    Attributes:
+        silent_ids: Ids of special tokens, which have no text.
+    """
 
     def __init__(self, name: str, tokenizer: Tokenizer | None) -> None:
         self.name = name
@@ -35,12 +38,12 @@ class Text:
 
     @property
     def size(self) -> int | None:
-        """Number of tokens that have a meaning; None where nobody knows."""
+        """Number of tokens of the tokenizer; None if there is no tokenizer."""
         return None if self.tokenizer is None else len(self.tokenizer)
 
     @property
     def eos(self) -> frozenset[int]:
-        """End-of-sequence of the tokenizer, which may be another than the model's."""
+        """End-of-sequence ids of the tokenizer, which may differ from the model's."""
         if self.tokenizer is None or self.tokenizer.eos_token_id is None:
             return frozenset()
         return frozenset((self.tokenizer.eos_token_id,))
@@ -48,21 +51,27 @@ class Text:
     def encode(
         self, prompt: Prompt | None, *, raw: bool = False, template: Mapping[str, Any] | None = None
     ) -> list[int]:
-        """Token ids of a prompt; a string is a user's message unless `raw`.
+        """Encode a prompt.
 
-        Special tokens that stand in the text of a user are encoded as plain text. `template` are
-        variables of the chat template. Raises `ValueError` for what is no prompt or empty, a
-        malformed message, text that is no UTF-8 or without a tokenizer, a variable that the
-        template does not have, and where the template fails.
+        Special tokens in a user's text are encoded as plain text.
+
+        Args:
+            prompt: Text, token ids or chat messages.
+            raw: Whether text is continued as it is; by default it is a user message.
+            template: Variables of the chat template.
+
+        Raises:
+            OptionError: For an invalid or empty prompt, a malformed message, text that is not UTF-8
+                or has no tokenizer, an unknown variable, and if the template fails.
         """
         prompt, template = checked_prompt(prompt), template or {}
         if unknown := [name for name in template if name not in self.variables]:
-            known = ", ".join(sorted(self.variables)) or "none"
+            names = ", ".join(sorted(self.variables)) or "none"
             raise OptionError(
                 f"template.{unknown[0]}",
                 template[unknown[0]],
                 f"template.{unknown[0]}: the chat template of {self.name} has no variable "
-                f"{unknown[0]!r}; it has {known}",
+                f"{unknown[0]!r}; its variables: {names}",
             )
         if isinstance(prompt, list) and not isinstance(prompt[0], dict):
             return prompt
@@ -77,30 +86,30 @@ class Text:
 
     @property
     def variables(self) -> frozenset[str]:
-        """Names that the chat template leaves to whoever renders it."""
+        """Names of the variables of the chat template."""
         return frozenset() if self.chat_template is None else self.chat_template.variables
 
     def limit(self, context: int) -> None:
-        """Refuse text that cannot fit into so many tokens before it is tokenized."""
+        """Refuse text that cannot fit into `context` tokens before it is tokenized."""
         if self.codec is not None:
             self.codec.context = context
 
     def plain(self, text: str, *, begin: bool = False) -> list[int]:
-        """Token ids of text in which nothing is special, behind the model's usual beginning."""
+        """Encode text without special tokens; `begin` adds those that every text begins with."""
         assert self.codec is not None
         return self.codec.plain(text, begin=begin)
 
     def chat(self, messages: Sequence[Message], template: Mapping[str, Any]) -> list[int]:
-        """Token ids of a conversation under the model's chat template."""
+        """Encode a conversation with the chat template."""
         return self.templated.encode(messages, template)
 
     def render(self, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
-        """A conversation as the text of the chat template, ready for the answer."""
+        """Render a conversation with the chat template, up to the beginning of the answer."""
         return self.templated.render(messages, template)
 
     @property
     def templated(self) -> ChatTemplate:
-        """The chat template; `OptionError` where there is none."""
+        """The chat template; raises `OptionError` if there is none."""
         assert self.chat_template is not None and self.tokenizer is not None
         if self.tokenizer.chat_template is None:
             message = f"messages: {self.name} has no chat template: give text or token ids"
@@ -108,14 +117,18 @@ class Text:
         return self.chat_template
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of token ids, without special tokens; empty where there is no tokenizer."""
+        """Decode token ids without special tokens; empty if there is no tokenizer."""
         return "" if self.codec is None or not ids else self.codec.decode(ids)
 
     def agrees(self, other: Text, ours: int, theirs: int) -> None:
-        """Raise `OptionError` where two models do not share their tokens.
+        """Raise `OptionError` if two models do not share their tokens.
 
-        `ours` and `theirs` are the sizes of the embeddings. Tokens that only one of them has at
-        the end (padding, a mask) are fine.
+        Tokens at the end that only one model has, such as padding or a mask, are ignored.
+
+        Args:
+            other: Tokenizer of the other model.
+            ours: Number of embeddings of this model.
+            theirs: Number of embeddings of the other model.
         """
         if self.tokenizer is None or other.tokenizer is None:
             if abs(ours - theirs) > PADDING:
@@ -127,31 +140,31 @@ class Text:
                 )
             return
         ids = list(range(min(len(self.tokenizer), len(other.tokenizer))))
-        mine = self.tokenizer.convert_ids_to_tokens(ids)
-        its = other.tokenizer.convert_ids_to_tokens(ids)
-        if mine != its:
-            token = next(token for token in ids if mine[token] != its[token])
+        own_tokens = self.tokenizer.convert_ids_to_tokens(ids)
+        other_tokens = other.tokenizer.convert_ids_to_tokens(ids)
+        if own_tokens != other_tokens:
+            token = next(token for token in ids if own_tokens[token] != other_tokens[token])
             raise OptionError(
                 "method",
                 other.name,
-                f"method: {other.name} has another tokenizer than {self.name}: {its[token]!r} is "
-                f"token {token} there and {mine[token]!r} here",
+                f"method: {other.name} has a different tokenizer than {self.name}: token {token} "
+                f"is {other_tokens[token]!r} there and {own_tokens[token]!r} here",
             )
 
 
 PADDING = 512
-"""Rows by which published embeddings of one tokenizer may differ in size."""
+"""Maximum difference in rows of published embeddings for one tokenizer."""
 
 
 def checked_prompt(prompt: Any) -> str | list[Any]:
-    """A prompt as text, token ids or messages; `OptionError` for what is none of them or empty."""
+    """Return a prompt as text, ids or messages; raises `OptionError` if invalid or empty."""
     if isinstance(prompt, ndarray | Tensor):
         prompt = prompt.tolist()
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
-        message = f"prompt: {brief(prompt)} is no prompt: give text, token ids or chat messages"
+        message = f"prompt must be text, token ids or chat messages, got {brief(prompt)}"
         raise OptionError("prompt", prompt, message)
     if not prompt:
-        message = "prompt: the prompt is empty: give some text or at least one token"
+        message = "prompt must not be empty: give text or at least one token"
         raise OptionError("prompt", prompt, message)
     if isinstance(prompt, str):
         return checked_text("prompt", prompt)
@@ -161,7 +174,7 @@ def checked_prompt(prompt: Any) -> str | list[Any]:
 
 
 def as_many(prompts: Any) -> list[Any]:
-    """One prompt or many as a list of prompts; the rows of a table of token ids are many."""
+    """Return one prompt or many as a list; each row of a 2-D array of ids is a prompt."""
     if isinstance(prompts, ndarray | Tensor):
         prompts = prompts.tolist()
     if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
@@ -171,55 +184,59 @@ def as_many(prompts: Any) -> list[Any]:
 
 
 def token_id(place: int, token: Any) -> int:
-    """A token id of a prompt as Python's integer; `OptionError` for what is none."""
+    """Return a token id as `int`; raises `OptionError` if it is not an integer."""
     if isinstance(token, bool) or not isinstance(token, int | integer):
         param = f"prompt[{place}]"
-        message = f"{param}: {brief(token)} is no token id: give whole numbers"
+        message = f"{param} must be a token id, an integer, got {brief(token)}"
         raise OptionError(param, token, message)
     return int(token)
 
 
 def checked_message(param: str, message: Any) -> Message:
-    """The chat message of `param`, parts of text joined.
+    """Return the chat message `param` with its text parts joined.
 
-    Raises `OptionError` where role or content is no text.
+    Raises:
+        OptionError: If role or content is not text.
     """
     if isinstance(message, dict) and isinstance(message.get("content"), list):
         parts = (
             part_text(f"{param}.content[{n}]", part) for n, part in enumerate(message["content"])
         )
         message = {**message, "content": "".join(parts)}
-    what = f"{brief(message)} is no chat message: give {{'role': …, 'content': text}}"
+    problem = f"{brief(message)} is not a chat message: give {{'role': …, 'content': text}}"
     if not isinstance(message, dict):
-        raise OptionError(param, message, f"{param}: {what}")
+        raise OptionError(param, message, f"{param}: {problem}")
     for key in ("role", "content"):
-        own, text = f"{param}.{key}", message.get(key)
+        field, text = f"{param}.{key}", message.get(key)
         if not isinstance(text, str):
-            raise OptionError(own, text, f"{own}: {what}")
-        checked_text(own, text)
+            raise OptionError(field, text, f"{field}: {problem}")
+        checked_text(field, text)
     return message
 
 
 def part_text(param: str, part: Any) -> str:
-    """Text of a part of a message, as OpenAI's clients write them; `OptionError` for another."""
+    """Return the text of a message part in OpenAI's format; raises `OptionError` for another."""
     match part:
         case {"type": "text", "text": str(text)}:
             return text
-    message = f"{param}: {brief(part)} is no chat message's text"
+    message = f"{param}: {brief(part)} is not the text of a chat message"
     raise OptionError(param, part, f"{message}: give {{'type': 'text', 'text': …}}")
 
 
 CONTEXT = 4
-"""Tokens that are decoded once more, since decoders treat the first of a text differently."""
+"""Tokens that are decoded again: decoders treat the first token of a text differently."""
 
 UNFINISHED = 3
-"""Bytes, and so tokens, that a character may still wait to be finished by."""
+"""Maximum number of bytes, and so of tokens, that complete a character."""
 
 
 class Detokenizer:
-    """Text of a growing list of tokens, whole characters at a time, cut at a stop string.
+    """Decodes a growing list of tokens in whole characters, and cuts the text at a stop string.
 
-    A stop string that begins within the first `min_tokens` tokens does not count.
+    Args:
+        text: Tokenizer of the model.
+        stop: Stop string or strings.
+        min_tokens: Stop strings that begin within this many tokens have no effect.
     """
 
     def __init__(self, text: Text, stop: str | Sequence[str] = (), min_tokens: int = 0) -> None:
@@ -228,20 +245,20 @@ class Detokenizer:
         self.silent = text.silent
         self.stop = stop_strings(stop)
         if self.stop and text.tokenizer is None:
-            message = f"stop: {text.name} has no tokenizer: stop strings need one"
+            message = f"stop needs a tokenizer, which {text.name} does not have"
             raise OptionError("stop", stop, message)
         self.ids: list[int] = []
         self.text = ""
         self.stopped = False
         self.sent = 0
-        self.spoken: list[int] = []  # tokens that have text
-        self.done = 0  # how many of them are in the text
+        self.spoken: list[int] = []  # tokens with text
+        self.done = 0  # how many of them are decoded into `text`
         self.min_tokens = min_tokens
         self.early = 0  # how many of them are among the first `min_tokens` tokens
-        self.begin = 0  # where stop strings may begin
+        self.begin = 0  # first position at which a stop string may begin
 
     def push(self, ids: Sequence[int]) -> bool:
-        """Take new tokens; True once a stop string has come."""
+        """Append new tokens; returns True once a stop string is complete."""
         for token in ids:
             if self.stopped:
                 break
@@ -249,19 +266,19 @@ class Detokenizer:
             if token not in self.silent:
                 self.spoken.append(token)
                 self.early += len(self.ids) <= self.min_tokens
-                if self.stop:  # otherwise decoded when asked for
+                if self.stop:  # otherwise decoded on demand
                     self.extend()
         return self.stopped
 
     def extend(self, *, final: bool = False) -> None:
-        """Decode what is new, as far as no later token can change it; all of it if `final`."""
+        """Decode new tokens that later tokens cannot change, or all of them if `final`."""
         window = self.spoken[max(self.done - CONTEXT, 0) :]
         first = len(self.spoken) - len(window)
         before, whole = self.decode(window[: self.done - first]), self.decode(window)
         for end in range(len(self.spoken), self.done, -1):
             after = whole if end == len(self.spoken) else self.decode(window[: end - first])
-            # Behind what ends in an unfinished character, only so few tokens can belong to it;
-            # where they do, what they finish is another text.
+            # Only `MAX_UNFINISHED_TOKENS` tokens can complete a character. If more follow and the
+            # text is unchanged, the character stays incomplete.
             late = len(self.spoken) - end >= UNFINISHED and whole.startswith(after)
             if final or late or not after.endswith(UNKNOWN):
                 early, self.done = self.done < self.early, end
@@ -269,9 +286,12 @@ class Detokenizer:
                 break
 
     def append(self, piece: str, early: bool) -> None:
-        """Take new text, and cut it at a stop string that it completes.
+        """Append new text, and cut it at a stop string that it completes.
 
-        In text of the first `min_tokens` tokens, which is `early`, none can begin.
+        Args:
+            piece: The text.
+            early: Whether it belongs to the first `min_tokens` tokens, in which no stop string
+                begins.
         """
         begin, self.text = len(self.text), self.text + piece
         if early:
@@ -281,7 +301,7 @@ class Detokenizer:
             self.text, self.stopped = self.text[: min(ends)], True
 
     def take(self, *, final: bool = False) -> str:
-        """Text since the last call, held back where it may be the beginning of a stop string."""
+        """Return the text since the last call; a possible start of a stop string is held back."""
         if not self.stopped and self.done < len(self.spoken):
             self.extend(final=final)
         end = len(self.text)
@@ -293,17 +313,17 @@ class Detokenizer:
 
 
 def stop_strings(stop: Any) -> tuple[str, ...]:
-    """One stop string or several; `OptionError` for what is none, or an empty one."""
+    """Return the stop strings as a tuple; raises `OptionError` for an invalid or empty one."""
     marks = [stop] if isinstance(stop, str) else stop
     listed = isinstance(marks, Sequence) and not isinstance(marks, bytes | bytearray)
     if not listed or not all(isinstance(mark, str) for mark in marks):
-        message = f"stop must be a string or a list of strings, not {brief(stop)}"
+        message = f"stop must be a string or a list of strings, got {brief(stop)}"
         raise OptionError("stop", stop, message)
     if "" in marks:
-        raise OptionError("stop", stop, "stop: a stop string is empty")
+        raise OptionError("stop", stop, "stop must not contain an empty string")
     return tuple(checked_text("stop", mark) for mark in marks)
 
 
 def overlap(text: str, mark: str) -> int:
-    """Length of the longest end of `text` that begins `mark`."""
+    """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)

@@ -1,4 +1,4 @@
-"""What became of each slot of an answer in each forward of the target, from the trace."""
+"""State of each slot of an answer in each forward of the target, computed from the trace."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from outpace.decoding import Step
 from outpace.decoding.forward import IntArray
 
 ABSENT, HOLE, FILLED, FULL, KEPT = range(5)
-STATES = ("not there", "hole", "filled by this forward", "filled before", "keys are kept")
+STATES = ("absent", "hole", "filled by this forward", "filled before", "cached")
+"""Descriptions of the states."""
 
 
 def target_steps(output: Output) -> list[Step]:
-    """Forwards of the target."""
+    """Return the forwards of the target."""
     return [step for step in output.steps if step.model == "target"]
 
 
 def is_scattered(output: Output) -> bool:
-    """Whether rows were fed in blocks, or with filled slots between the holes."""
+    """Return whether a forward ran in blocks, or had filled slots between mask positions."""
     return any(isinstance(step.pattern, tuple) or len(step.holes) > 1 for step in output.steps)
 
 
 def block_edges(output: Output) -> list[int]:
-    """Ends of blocks, as slots of the answer."""
+    """Return the ends of all blocks, as slots of the answer."""
     patterns = ((step.start, step.pattern) for step in target_steps(output))
     ends = {
         start + end - output.prompt_tokens
@@ -37,14 +38,17 @@ def block_edges(output: Output) -> list[int]:
 
 
 def slot_states(output: Output) -> IntArray:
-    """State of each slot of the answer in each forward of the target, `[forwards, slots]`.
+    """Return the state of each slot of the answer in each forward of the target.
 
-    A slot is filled by the last forward that was fed a hole there, or where there never was one,
-    by the forward on which its token was committed.
+    A slot is filled by the last forward that had a mask token there. If no forward had one, the
+    forward that committed its token filled it.
+
+    Returns:
+        Indices into `STATE_NAMES`, `[forwards, slots]`.
     """
     steps, first = target_steps(output), output.prompt_tokens
     kept = sum(step.kept for step in output.steps)
-    # Nodes of a tree stand in slots, but not all of them in the text.
+    # Tree nodes occupy slots, but not all of them end up in the text.
     ends = (step.start + step.rows for step in steps if step.pattern != "tree")
     size = max([kept, *(end - first for end in ends)])
     states = np.full((len(steps), size), ABSENT)
@@ -59,8 +63,8 @@ def slot_states(output: Output) -> IntArray:
         end = begin + step.kept
         filled[begin:end] = np.minimum(filled[begin:end], row)
         begin = end
-    # What was neither committed nor fed as a token was never filled; what nobody feeds any more,
-    # nor committed, was dropped.
+    # A slot that was neither committed nor a real token of a forward was never filled. A slot
+    # that is in no later forward and was not committed was dropped.
     token, there = np.arange(size) < kept, np.arange(size) < kept
     for row in reversed(range(len(steps))):
         begin, end = (max(edge - first, 0) for edge in bounds(steps[row]))
@@ -73,5 +77,5 @@ def slot_states(output: Output) -> IntArray:
 
 
 def bounds(step: Step) -> tuple[int, int]:
-    """First slot that is fed, and the one behind the last."""
+    """Return the first slot of a forward, and the slot after its last."""
     return step.start, step.start + step.rows

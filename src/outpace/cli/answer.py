@@ -1,4 +1,4 @@
-"""Commands that show answers: `generate` and `trace`."""
+"""Commands that decode: `generate` and `trace`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from outpace.api.options import Options, check_options
 from outpace.api.output import Output
 from outpace.api.text import Prompt
 from outpace.cli.draw import (
-    bars,
     console,
     show_filled,
     show_pieces,
@@ -43,69 +42,71 @@ from outpace.cli.flags import (
 )
 from outpace.cli.output import replaced
 from outpace.cli.spread import SPREAD, Spread
-from outpace.cli.terminal import piped, waiting
+from outpace.cli.terminal import bars, piped, waiting
 from outpace.errors import OptionError
 from outpace.methods import Method
 
 
 def generate(
     model: ModelName,
-    prompt: Annotated[str | None, Argument(help="What to answer; - for standard input.")] = None,
+    prompt: Annotated[str | None, Argument(help="The prompt; - reads standard input.")] = None,
     fill: ClozeText = None,
     method: Method | None = None,
-    input: Annotated[Path | None, Option(help="JSON lines to answer instead.")] = None,
-    output: Annotated[Path | None, Option(help="Where their answers go.")] = None,
+    input: Annotated[Path | None, Option(help="File of prompts, as JSON lines.")] = None,
+    output: Annotated[Path | None, Option(help="File to append the answers to.")] = None,
     batch: Batch = 64,
-    n: Annotated[int, Option("--n", help="Answers, of the seeds from --seed on.")] = 1,
+    n: Annotated[int, Option("--n", help="Number of answers, with consecutive seeds.")] = 1,
     logprobs: Logprobs = False,
-    choice: Choice = CHOICE,
-    ending: Ending = ENDING,
-    dressing: Dressing = DRESSING,
+    sampling: Choice = CHOICE,
+    stops: Ending = ENDING,
+    prompt_flags: Dressing = DRESSING,
     raw: Raw = False,
-    rule: Rule = RULE,
-    loading: Loading = LOADING,
-    spread: Spread = SPREAD,
+    constraint: Rule = RULE,
+    load_flags: Loading = LOADING,
+    replica_flags: Spread = SPREAD,
 ) -> None:
-    """Answer a prompt, streamed and coloured by forward pass; or a file of prompts.
+    """Answer a prompt, streamed and coloured by forward pass, or a file of prompts.
 
-    Lines of the file are JSON with prompt or messages. Their answers are appended to the output as
-    training data; given again, the same command goes on where it was stopped.
+    Each line of --input is a JSON object with prompt or messages. The answers are appended to
+    --output as training data. An interrupted run continues when the same command is repeated.
 
-    With `--fill` a text is completed: {{8}} is a hole of 8 tokens, {{..8}} of up to 8, {{8:[0-9]+}}
-    one whose text is of a regular expression. The prompt, if there is one, is what it answers.
+    With --fill, holes in a text are filled: {{8}} is a hole of 8 tokens, {{..8}} of at most 8, and
+    {{8:[0-9]+}} must match a regular expression. With a prompt, the text is its answer.
     """
     if fill is not None and (input is not None or output is not None or n != 1):
-        raise OptionError("fill", fill, "--fill takes a text, and no --input, --output or --n")
-    asked = prompt is not None or fill is not None
-    if asked == (input is not None) or (input is None) != (output is None):
-        raise ValueError("give a prompt, or --input and --output, files of JSON lines")
-    if input is not None and (n != 1 or logprobs or dressing.system is not None):
-        raise ValueError("--n, --logprobs and --system go with a prompt, not with --input")
+        raise OptionError("fill", fill, "--fill cannot be combined with --input, --output or --n")
+    has_prompt = prompt is not None or fill is not None
+    if has_prompt == (input is not None) or (input is None) != (output is None):
+        raise ValueError("give either a prompt, or both --input and --output")
+    if input is not None and (n != 1 or logprobs or prompt_flags.system is not None):
+        raise ValueError("--n, --logprobs and --system cannot be combined with --input")
     if n < 1:
-        raise OptionError("n", n, f"--n must be at least 1, not {n}")
-    if prompt is None and dressing.system is not None:
-        raise OptionError("system", dressing.system, "--system goes with a prompt")
+        raise OptionError("n", n, f"--n must be at least 1, got {n}")
+    if prompt is None and prompt_flags.system is not None:
+        raise OptionError("system", prompt_flags.system, "--system needs a prompt")
     text = None if prompt is None else typed(prompt)
     cloze = None if fill is None else cloze_of(fill)
-    options = choice.options() | ending.options() | dressing.options() | rule.options()
+    options = sampling.options() | stops.options() | prompt_flags.options() | constraint.options()
     options |= Options(raw=raw, logprobs=logprobs)
     check_options(options)
     if input is not None and output is not None:
-        return answer_lines(spread.open(loading, model, method), input, output, batch, options)
-    if spread != SPREAD:
-        raise ValueError("--ray and --replicas go with --input and --output")
-    llm = loading.open(model, method, max_sequences=min(n, 256))
-    question = None if text is None else dressing.prompt(llm, text, raw=raw)
+        return answer_lines(
+            replica_flags.open(load_flags, model, method), input, output, batch, options
+        )
+    if replica_flags != SPREAD:
+        raise ValueError("--ray and --replicas need --input and --output")
+    llm = load_flags.open(model, method, max_sequences=min(n, 256))
+    question = None if text is None else prompt_flags.prompt(llm, text, raw=raw)
     if cloze is not None:
-        filled = llm.fill(cloze, prompt=question, **options)
-        show_filled(console, cloze, filled)
-        show_figures(llm, filled)
+        answer = llm.fill(cloze, prompt=question, **options)
+        show_filled(console, cloze, answer)
+        show_figures(llm, answer)
     elif question is not None:
         show_answers(llm, question, n, options)
 
 
 def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options) -> None:
-    """One answer as it comes, or several once they are there, each with its figures."""
+    """Stream one answer, or print several when all are complete, each with its figures."""
     if n == 1:
         stream = llm.stream(prompt, **options)
         show_pieces(console, stream)
@@ -121,14 +122,14 @@ def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options) -> None:
 
 
 def show_figures(llm: LLM, output: Output) -> None:
-    """Log-probabilities, where they were asked for, and statistics."""
+    """Print log-probabilities, if requested, and a line of statistics."""
     for token, logprob in zip(output.ids, output.logprobs or (), strict=False):
         console.print(f"{logprob:9.4f}  {token:6}  {llm.text.decode([token])!r}", soft_wrap=True)
     console.print(statistics(output), style="dim", soft_wrap=True)
 
 
 def answer_lines(llm: Answering, source: Path, target: Path, batch: int, options: Options) -> None:
-    """Answer a file, with a bar, and tell how many and how fast."""
+    """Answer a file of prompts with a progress bar, then print count and speed."""
     began, written = time.perf_counter(), 0
     with bars() as shown:
         bar = shown.add_task("answers")
@@ -146,27 +147,29 @@ def answer_lines(llm: Answering, source: Path, target: Path, batch: int, options
 
 def trace(
     model: ModelName,
-    prompt: Annotated[str, Argument(help="What to answer; - for standard input.")],
+    prompt: Annotated[str, Argument(help="The prompt; - reads standard input.")],
     method: Method | None = None,
-    choice: Choice = CHOICE,
-    ending: Ending = ENDING,
-    dressing: Dressing = DRESSING,
+    sampling: Choice = CHOICE,
+    stops: Ending = ENDING,
+    prompt_flags: Dressing = DRESSING,
     raw: Raw = False,
-    loading: Loading = LOADING,
-    png: Annotated[Path | None, Option(help="Draw slots by forwards to this file.")] = None,
+    load_flags: Loading = LOADING,
+    png: Annotated[
+        Path | None, Option(help="Write a picture of slots by forwards to this file.")
+    ] = None,
 ) -> None:
-    """Answer a prompt and print every forward: model, rows, kept tokens, canvas with holes."""
+    """Answer a prompt and print each forward: model, rows, accepted tokens and canvas."""
     if png is not None:
         from outpace.benchmark.plots import draw_slots
-    options = choice.options() | ending.options() | dressing.options() | Options(raw=raw)
+    options = sampling.options() | stops.options() | prompt_flags.options() | Options(raw=raw)
     check_options(options)
     with replaced(png) as picture:
         text = typed(prompt)
-        llm = loading.open(model, method)
-        (output,) = llm.generate(dressing.prompt(llm, text, raw=raw), **options)
+        llm = load_flags.open(model, method)
+        (output,) = llm.generate(prompt_flags.prompt(llm, text, raw=raw), **options)
         wide = console if console.is_terminal else piped()
         show_trace(wide, llm, output, width=max(wide.width - 44, 20))
         console.print(statistics(output), style="dim", soft_wrap=True)
         if picture is not None:
-            counted = f"{len(output.ids)} tokens in {output.forwards} forwards of {llm.name}"
-            draw_slots(output, f"{counted}\n{llm.method}", picture)
+            counts = f"{len(output.ids)} tokens in {output.forwards} forwards of {llm.name}"
+            draw_slots(output, f"{counts}\n{llm.method}", picture)

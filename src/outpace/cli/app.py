@@ -1,4 +1,4 @@
-"""The commands, of which only the one that is called is imported."""
+"""The command-line application, which imports only the command that is run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from outpace.cli.keyboard import hold_typed
 from outpace.cli.terminal import loading
 from outpace.version import __version__
 
-# Typer offers the last of these by name and the whole of them to nobody.
+# Typer exports only the subclass `BadParameter`; its base covers all usage errors.
 UsageError = cast(type[BadParameter], BadParameter.__mro__[1])
 
 COMMANDS = {
@@ -39,7 +39,7 @@ COMMANDS = {
     "models": "outpace.cli.lists:models",
     "methods": "outpace.cli.lists:methods",
 }
-"""Where each is: module and function."""
+"""Module and function of each command."""
 
 BENCHMARKS = {
     "methods": "outpace.cli.sides:benchmark_methods",
@@ -48,38 +48,38 @@ BENCHMARKS = {
 """Commands of the group `benchmark`."""
 
 GROUPS = {"recipes": "outpace.cli.training:recipes_group"}
-"""Functions that make commands under one name."""
+"""Functions that create a group of commands."""
 
 MAKERS = ("recipes", "reproduce")
-"""Commands whose function is called to get the command itself."""
+"""Commands whose function returns the command itself."""
 
 CONVERSATIONS = ("chat",)
-"""Commands that read what is typed after they have loaded."""
+"""Commands that read typed input after loading."""
 
-KINDS = {"int": "a whole number", "float": "a number"}
-"""Types of values, in words; others stay as pydantic names them."""
+KINDS = {"int": "an integer", "float": "a number"}
+"""Types of values in words; other types keep pydantic's name."""
 
 Params = TypeVar("Params", bound=Sequence[Any])
 
 
 class Group(TyperGroup):
-    """Commands under one name."""
+    """A group of commands."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Flags of the group itself."""
+        """Return the flags of the group."""
         return bare(super().get_params(ctx))
 
 
 class Command(TyperCommand):
-    """A command that was imported."""
+    """A command that has been imported."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Its arguments and flags."""
+        """Return its arguments and flags."""
         return bare(super().get_params(ctx))
 
 
 class Deferred(TyperCommand):
-    """A command of which only name and help are known until it is called."""
+    """A command that is imported when it is run; before, only its name and help are loaded."""
 
     def __init__(self, name: str, place: str) -> None:
         super().__init__(name, help=documentation(place))
@@ -88,7 +88,7 @@ class Deferred(TyperCommand):
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
-        """That of the command itself, with the flags of the method that `args` name."""
+        """Load the command, with the flags of the method in `args`, and create its context."""
         completes = extra.get("resilient_parsing")
         if self.name in CONVERSATIONS and not completes:
             hold_typed()  # before PyTorch, which takes seconds
@@ -97,16 +97,16 @@ class Deferred(TyperCommand):
         return command.make_context(info_name, args, parent, **extra)
 
     def load(self, method: str | None) -> Any:
-        """The command itself."""
+        """Import the command."""
         from outpace.cli.options import spread, with_method
 
         module, _, name = self.place.partition(":")
-        found = getattr(import_module(module), name)
+        loaded = getattr(import_module(module), name)
         if self.name in MAKERS:
-            found = found()
-        if isinstance(found, Typer):
-            return get_command(found)
-        function = spread(found)
+            loaded = loaded()
+        if isinstance(loaded, Typer):
+            return get_command(loaded)
+        function = spread(loaded)
         if "method" in inspect.signature(function).parameters:
             function = with_method(function, method)
         app = Typer(add_completion=False)
@@ -115,7 +115,7 @@ class Deferred(TyperCommand):
 
 
 def bare(params: Params) -> Params:
-    """Flags that take no value, without a word for its type in their help."""
+    """Remove the type from the help of flags that take no value."""
     for param in params:
         if getattr(param, "is_flag", False):
             param.metavar = ""
@@ -123,7 +123,7 @@ def bare(params: Params) -> Params:
 
 
 def documentation(place: str) -> str:
-    """The docstring of a function, read and not imported."""
+    """Read the docstring of a function without importing its module."""
     module, _, name = place.partition(":")
     spec = find_spec(module)
     assert spec is not None and spec.origin is not None
@@ -133,36 +133,39 @@ def documentation(place: str) -> str:
 
 
 def named(args: Sequence[str]) -> str | None:
-    """Value of `--method` in a list of arguments."""
-    for arg, after in zip_longest(args, args[1:]):
+    """Return the value of `--method` in a list of arguments."""
+    for arg, following in zip_longest(args, args[1:]):
         if arg.startswith("--method="):
             return arg.partition("=")[2]
         if arg == "--method":
-            return after
+            return following
     return None
 
 
-def show_version(wanted: bool) -> None:
-    """Print the version and end."""
-    if wanted:
+def show_version(requested: bool) -> None:
+    """Print the version and exit."""
+    if requested:
         print(f"outpace {__version__}")
         raise Exit
 
 
 def outpace(
     version: Annotated[
-        bool, Option("--version", help="Show it and end.", callback=show_version, is_eager=True)
+        bool,
+        Option(
+            "--version", help="Print the version and exit.", callback=show_version, is_eager=True
+        ),
     ] = False,
 ) -> None:
     """Parallel decoding of language models: several tokens per forward pass."""
 
 
 def build() -> TyperGroup:
-    """The application."""
+    """Build the application."""
     app = Typer(context_settings={"help_option_names": ["-h", "--help"]})
     app.callback(cls=Group)(outpace)
     root = cast(TyperGroup, get_command(app))
-    benchmarks = Group(name="benchmark", help="Measure for comparison.")
+    benchmarks = Group(name="benchmark", help="Benchmark methods or a server.")
     for group, commands in ((root, COMMANDS | GROUPS), (benchmarks, BENCHMARKS)):
         for name, place in commands.items():
             group.add_command(Deferred(name, place))
@@ -171,13 +174,13 @@ def build() -> TyperGroup:
 
 
 def run(words: list[str]) -> int:
-    """Run a command; its exit status. Raises `ValueError` for words that are no command."""
+    """Run a command and return its exit status; raises `ValueError` for invalid usage."""
     try:
         return build().main(words, prog_name="outpace", standalone_mode=False) or 0
     except UsageError as error:
         raise ValueError(plainly(error)) from error
     except RuntimeError as error:
-        from outpace.engine.job import DecodingError  # loaded already where one was raised
+        from outpace.engine.job import DecodingError  # already loaded if one was raised
 
         if isinstance(error, DecodingError):
             fail(str(error), FAILED)
@@ -185,13 +188,14 @@ def run(words: list[str]) -> int:
 
 
 def plainly(error: Any) -> str:
-    """What is wrong with words, and with which: recent Typer does not tell a value of wrong type.
+    """Describe a usage error, with the parameter and the value.
 
-    Its reason then is the error of pydantic that it was made of.
+    Recent versions of Typer omit the value for a wrong type; the pydantic error that caused it has
+    it.
     """
-    listed = getattr(error.__cause__, "errors", None)
-    if listed is None:
+    list_errors = getattr(error.__cause__, "errors", None)
+    if list_errors is None:
         return error.format_message()
-    fault = listed()[0]
+    fault = list_errors()[0]
     kind = fault["type"].partition("_")[0]
-    return f"{error.param.opts[0]} takes {KINDS.get(kind, kind)}, not {fault['input']!r}"
+    return f"{error.param.opts[0]} must be {KINDS.get(kind, kind)}, got {fault['input']!r}"

@@ -1,4 +1,4 @@
-"""Flags of what is asked, and how."""
+"""Flags that select an evaluation task, its protocol and its data."""
 
 from __future__ import annotations
 
@@ -16,41 +16,47 @@ from outpace.methods.bounds import at_least_one
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """A task, the way of a protocol to ask it, and files of its lines."""
+    """A task, the protocol for its prompts, and its data files."""
 
-    task: Annotated[str | None, Option(help=f"One of {', '.join(TASKS)}; story if none.")] = None
+    task: Annotated[str | None, Option(help=f"Task: {', '.join(TASKS)}; story by default.")] = None
     protocol: Annotated[
-        str, Option(help=f"How it is asked: {', '.join(PROTOCOLS)}, or a TOML file; NAME:SETTING.")
+        str, Option(help=f"Protocol: {', '.join(PROTOCOLS)}, or a TOML file; NAME:SETTING.")
     ] = "plain"
     data: Annotated[
-        str | None, Option(help="File of the task; without one, lines of question and answer.")
+        str | None,
+        Option(help="Data file of the task; without --task, lines of question and answer."),
     ] = None
     judge: Annotated[
-        str | None, Option(help=f"Of such lines: {', '.join(JUDGES)}; exact if none.")
+        str | None,
+        Option(help=f"Scoring rule for such lines: {', '.join(JUDGES)}; exact by default."),
     ] = None
-    shots: Annotated[str | None, Option(help="File of the shots, lines as in --data.")] = None
-    num_shots: Annotated[int | None, Option(help="Other than the protocol's.")] = None
+    shots: Annotated[
+        str | None, Option(help="File of few-shot examples, in the format of --data.")
+    ] = None
+    num_shots: Annotated[
+        int | None, Option(help="Number of shots, in place of the protocol's.")
+    ] = None
 
     def setting(self) -> Setting:
-        """How it is asked; `ValueError` for what is not known."""
-        asked = setting(self.meant(), self.protocol)
-        return asked if self.num_shots is None else replace(asked, shots=self.num_shots)
+        """Load the setting of the protocol; raises `ValueError` for an unknown one."""
+        loaded = setting(self.meant(), self.protocol)
+        return loaded if self.num_shots is None else replace(loaded, shots=self.num_shots)
 
     def meant(self) -> str:
-        """The task: lines of one's own where there is a file and no name of a task."""
+        """Return the task; a data file without a task is a custom task."""
         if self.judge is not None and (self.task is not None or self.data is None):
             raise ValueError(
-                "--judge is for lines of question and answer: give --data and no --task"
+                "--judge applies to lines of question and answer: give --data without --task"
             )
         if self.judge is not None and self.judge not in JUDGES:
-            message = f"judge: unknown judge {self.judge!r}; known are {', '.join(JUDGES)}"
+            message = f"judge: unknown judge {self.judge!r}; judges are {', '.join(JUDGES)}"
             raise OptionError("judge", self.judge, message)
         if self.data is not None and self.task is None:
             return f"{OWN}{self.judge or 'exact'}"
         return self.task or "story"
 
     def questions(self, limit: int) -> list[Question]:
-        """So many questions; `ValueError` for a bad file, or a limit below one."""
+        """Load `limit` questions; raises `ValueError` for a bad file, or a limit below 1."""
         at_least_one(limit=limit)
         return self.setting().questions(self.data, limit, self.shots)
 

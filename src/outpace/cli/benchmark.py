@@ -1,4 +1,4 @@
-"""Commands that measure for comparison: `benchmark serve`."""
+"""The command `benchmark serve`, which measures a running server."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.cli.draw import bars, console
+from outpace.cli.draw import console
 from outpace.cli.flags import MaxTokens, Seed, Temperature
 from outpace.cli.output import replaced
+from outpace.cli.terminal import bars
 from outpace.errors import OptionError
 from outpace.provenance import provenance
 
@@ -27,27 +28,29 @@ if TYPE_CHECKING:
 
 STREAMS = "1,2,4,8,16,32,64"
 LEAST, TURNS = 64, 4
-"""Requests of a level: at least so many, and so many for each stream."""
+"""Requests of a level: at least `MIN_REQUESTS`, and `REQUESTS_PER_STREAM` per stream."""
 
 BUSY = 0.8
-"""Share of a core above which a client's own delays are in its figures."""
+"""Share of a CPU core above which the client's own delays affect its figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Asked:
-    """What is asked of a server."""
+    """Flags of the workload."""
 
-    endpoint: Annotated[str, Option(help="chat or completions.")] = "chat"
+    endpoint: Annotated[str, Option(help="Endpoint: chat or completions.")] = "chat"
     prompts: Annotated[
-        Path | None, Option(help="JSON lines with prompt or messages; story problems otherwise.")
+        Path | None, Option(help="JSON lines with prompt or messages; story problems by default.")
     ] = None
     max_tokens: MaxTokens = 128
     temperature: Temperature = None
-    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Answers of max-tokens each.")] = False
+    ignore_eos: Annotated[
+        bool, Option("--ignore-eos", help="Generate max-tokens for each answer.")
+    ] = False
     seed: Seed = 0
 
     def workload(self, model: str, method: Mapping[str, Any] | None, count: int) -> Workload:
-        """As requests of one model; a server other than ours must not be given a method."""
+        """Build the workload of a model; `method` may only be sent to an outpace server."""
         from outpace.benchmark.workload import Workload, prompts_of
 
         fields: dict[str, Any] = {"max_tokens": self.max_tokens}
@@ -70,49 +73,55 @@ ASKED = Asked()
 
 
 def benchmark_serve(
-    url: Annotated[str, Argument(help="Address of an OpenAI-compatible server that streams.")],
-    model: Annotated[str | None, Option(help="Needed where the server has several.")] = None,
+    url: Annotated[str, Argument(help="URL of an OpenAI-compatible server that streams.")],
+    model: Annotated[str | None, Option(help="Model; required if the server has several.")] = None,
     method: Mapping[str, Any] | None = None,
     concurrency: Annotated[
-        str | None, Option(help=f"Closed loop: streams of each level; {STREAMS} unless given.")
+        str | None,
+        Option(help=f"Closed loop: concurrent streams of each level; {STREAMS} by default."),
     ] = None,
     rate: Annotated[
-        str | None, Option(help="Open loop instead: requests per second of each level, as 2,4,8.")
+        str | None, Option(help="Open loop: requests per second of each level, such as 2,4,8.")
     ] = None,
     requests: Annotated[
-        int | None, Option(help=f"Of each level; {TURNS} for each stream, at least {LEAST}.")
+        int | None,
+        Option(help=f"Requests per level; by default {TURNS} per stream, at least {LEAST}."),
     ] = None,
-    warmup: Annotated[int, Option(help="Requests before each level that do not count.")] = 8,
-    asked: Asked = ASKED,
-    api_key: Annotated[str | None, Option(help="Key of the server.")] = None,
-    timeout: Annotated[float, Option(help="Seconds that a whole answer may take.")] = 600.0,
-    goodput: Annotated[str | None, Option(help="Limits in ms: ttft=200,gap=50,tpot,e2e.")] = None,
-    output: Annotated[Path | None, Option(help="Write the figures here, as JSON.")] = None,
-    png: Annotated[Path | None, Option(help="Draw throughput and latency here.")] = None,
+    warmup: Annotated[int, Option(help="Warm-up requests before each level, not measured.")] = 8,
+    workload_flags: Asked = ASKED,
+    api_key: Annotated[str | None, Option(help="API key of the server.")] = None,
+    timeout: Annotated[float, Option(help="Timeout of a request in seconds.")] = 600.0,
+    goodput: Annotated[
+        str | None, Option(help="Latency limits in ms, such as ttft=200,gap=50; also tpot, e2e.")
+    ] = None,
+    output: Annotated[Path | None, Option(help="Write the figures to this file, as JSON.")] = None,
+    png: Annotated[
+        Path | None, Option(help="Write a plot of throughput and latency to this file.")
+    ] = None,
 ) -> None:
-    """Load on a running server: latency and throughput at each level of concurrency or rate."""
+    """Measure latency and throughput of a running server at several levels of load."""
     from outpace.benchmark.client import Client
     from outpace.benchmark.load_figures import parse_limits
     from outpace.benchmark.measure import requests_of
 
     limits = {} if goodput is None else parse_limits(goodput)
-    levels = levels_of(concurrency, rate, requests, asked.seed)
+    levels = levels_of(concurrency, rate, requests, workload_flags.seed)
     if warmup < 0:
-        raise OptionError("warmup", warmup, f"warmup must be at least 0, not {warmup}")
+        raise OptionError("warmup", warmup, f"warmup must be at least 0, got {warmup}")
     client = Client(url, api_key, timeout=timeout)
     with replaced(output) as file, replaced(png) as picture:
         if picture is not None:
             from outpace.benchmark.plots import draw_levels
         name = model or asyncio.run(only_model(client))
-        workload = asked.workload(name, method, requests_of(levels, warmup))
+        workload = workload_flags.workload(name, method, requests_of(levels, warmup))
         interrupted = run(client, workload, levels, warmup)
         measured = [level.summary(limits) for level in levels if level.exchanges]
         if interrupted and not measured:
             raise KeyboardInterrupt
         console.print(level_table(measured))
         if file is not None:
-            told = described(client, workload, warmup) | {"interrupted": interrupted}
-            result = {"provenance": provenance(api_key), **told, "levels": measured}
+            settings = described(client, workload, warmup) | {"interrupted": interrupted}
+            result = {"provenance": provenance(api_key), **settings, "levels": measured}
             file.write_text(json.dumps(result, indent=2) + "\n")
         if picture is not None:
             draw_levels(measured, f"{name} at {client.url}", picture)
@@ -124,14 +133,14 @@ def benchmark_serve(
 def levels_of(
     concurrency: str | None, rate: str | None, requests: int | None, seed: int
 ) -> list[Level]:
-    """A level for each number of a list; `ValueError` for a bad one."""
+    """Build one level per number; raises `ValueError` for invalid numbers."""
     from outpace.benchmark.arrivals import Closed, Poisson
     from outpace.benchmark.measure import Level
 
     if concurrency is not None and rate is not None:
-        raise ValueError("give --concurrency or --rate, not both")
+        raise ValueError("--concurrency and --rate cannot be combined")
     if requests is not None and requests < 1:
-        raise OptionError("requests", requests, f"requests must be at least 1, not {requests}")
+        raise OptionError("requests", requests, f"requests must be at least 1, got {requests}")
     if rate is not None:
         rates = numbers(rate, float, "rate")
         return [
@@ -149,25 +158,25 @@ Number = TypeVar("Number", int, float)
 
 
 def numbers(text: str, kind: type[Number], name: str) -> list[Number]:
-    """Numbers from a list such as `1,2,4`."""
+    """Parse a list of numbers such as `1,2,4`."""
     try:
         return [kind(part) for part in text.split(",")]
     except ValueError:
-        message = f"{name} takes numbers such as 1,2,4, not {text!r}"
+        message = f"{name} must be a list of numbers such as 1,2,4, got {text!r}"
         raise OptionError(name, text, message) from None
 
 
 async def only_model(client: Client) -> str:
-    """The model of a server that has one; `ValueError` with their names where it has several."""
+    """Return the model of a server; raises `ValueError` unless it has exactly one."""
     async with client:
         names = await client.models()
     if len(names) != 1:
-        raise ValueError(f"name one with --model: the server has {', '.join(names) or 'none'}")
+        raise ValueError(f"--model is required: the server has {', '.join(names) or 'no models'}")
     return names[0]
 
 
 def run(client: Client, workload: Workload, levels: Sequence[Level], warmup: int) -> bool:
-    """Measure with a progress bar; whether Ctrl-C ended it."""
+    """Measure with a progress bar; returns whether Ctrl-C interrupted it."""
     from outpace.benchmark.measure import measure
 
     with bars() as shown:
@@ -191,7 +200,7 @@ def run(client: Client, workload: Workload, levels: Sequence[Level], warmup: int
 
 
 def described(client: Client, workload: Workload, warmup: int) -> dict[str, Any]:
-    """What was asked and what was counted, for the JSON."""
+    """Describe for the JSON file what was sent and what was counted."""
     return {
         "url": client.url,
         "model": workload.model,
@@ -210,7 +219,7 @@ MEANS = ("tokens_per_event", "tokens_per_forward")
 
 
 def level_table(levels: Sequence[Figures]) -> Table:
-    """A column for each level, a row for each figure; times are in milliseconds."""
+    """Build a table with a column per level and a row per figure; times in milliseconds."""
     name = "rate" if "rate" in levels[0] else "concurrency"
     table = Table(name, box=None, pad_edge=False, header_style="bold")
     for level in levels:
@@ -234,19 +243,20 @@ def level_table(levels: Sequence[Figures]) -> Table:
 
 
 def digits(value: float) -> str:
-    """A number with three digits that count."""
+    """Format a number with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def check(levels: Sequence[Level]) -> None:
-    """`ValueError` where not one answer came; a warning where the client was too slow."""
+    """Raise `ValueError` if all requests failed; warn if the client was too slow."""
     failed = Counter(e.error for level in levels for e in level.exchanges if e.error is not None)
     if failed.total() == sum(len(level.exchanges) for level in levels):
         kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())
-        raise ValueError(f"no request was answered: {kinds}")
+        raise ValueError(f"all requests failed: {kinds}")
     busy = [level for level in levels if level.cpu > BUSY * level.seconds]
     if busy:
         where = ", ".join(f"{level.arrivals.value:g}" for level in busy)
         console.print(
-            f"at {busy[0].arrivals.name} {where} this client was busy itself", style="bold"
+            f"at {busy[0].arrivals.name} {where} the benchmark client itself was overloaded",
+            style="bold",
         )

@@ -1,4 +1,4 @@
-"""A conversation in the terminal: `chat`."""
+"""Conversation in the terminal: the command `chat`."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ from outpace.engine.pairing import named as models_of
 from outpace.methods import METHODS, Method
 
 HELP = """\
-/method NAME option=value …  decode by another method; alone, say which there are
+/method NAME option=value …  change the method; alone, list the methods
 /race NAME option=value …    answer again by another method, and show both
-/reset                       forget what was said
-/help                        show this
-/exit                        end, as Ctrl-D does; Ctrl-C ends an answer"""
+/reset                       clear the conversation
+/help                        show this help
+/exit                        exit, as Ctrl-D does; Ctrl-C stops an answer"""
 
 COMMANDS = ("/method", "/race", "/reset", "/help", "/exit")
 
@@ -51,23 +51,23 @@ COMMANDS = ("/method", "/race", "/reset", "/help", "/exit")
 def chat(
     model: ModelName,
     method: Method | None = None,
-    choice: Choice = CHOICE,
-    ending: Ending = ENDING,
-    dressing: Dressing = DRESSING,
-    loading: Loading = LOADING,
+    sampling: Choice = CHOICE,
+    stops: Ending = ENDING,
+    prompt_flags: Dressing = DRESSING,
+    load_flags: Loading = LOADING,
 ) -> None:
-    """A conversation in the terminal, coloured by forward pass; methods change as it goes on.
+    """Chat in the terminal, coloured by forward pass; the method can be changed between answers.
 
-    /help shows how. Ctrl-C ends an answer, a second one or Ctrl-D the conversation. Without a
-    terminal every line of standard input is a message; at one, pasted lines are one message.
+    /help lists the commands. Ctrl-C stops an answer, a second Ctrl-C or Ctrl-D exits. Without a
+    terminal, each line of standard input is a message; at a terminal, pasted lines are one message.
     """
-    options = choice.options() | ending.options() | dressing.options()
+    options = sampling.options() | stops.options() | prompt_flags.options()
     check_options(options)
-    llm = loading.open(model, method, max_sequences=1)  # an answer may have all the memory
+    llm = load_flags.open(model, method, max_sequences=1)  # one answer may use the whole cache
     if llm.text.tokenizer is None or llm.text.tokenizer.chat_template is None:
-        raise ValueError(f"{llm.name} has no chat template: use outpace generate")
-    first = dressing.messages(llm)
-    llm.prepare([*first, {"role": "user", "content": "-"}], **options)  # refuses what never can be
+        raise ValueError(f"{llm.name} has no chat template; use outpace generate")
+    first = prompt_flags.messages(llm)
+    llm.prepare([*first, {"role": "user", "content": "-"}], **options)  # validates the options
     talk = Conversation(llm, first, options)
     for line in lines():
         try:
@@ -78,7 +78,7 @@ def chat(
 
 
 def lines() -> Iterator[str]:
-    """Yield messages: what is typed at a prompt, or the lines of standard input."""
+    """Yield messages: typed at a prompt, or the lines of standard input."""
     check_input()
     try:
         if is_interactive():
@@ -91,13 +91,20 @@ def lines() -> Iterator[str]:
 
 
 def is_command(line: str) -> bool:
-    """Whether a line is a command of the conversation."""
+    """Return whether a line is a command of the conversation."""
     return line.strip().partition(" ")[0] in COMMANDS
 
 
 @dataclass(slots=True)
 class Turn:
-    """An answer on its way: what was asked, by which method, what came."""
+    """One answer of a conversation.
+
+    Attributes:
+        messages: The conversation up to the answer.
+        title: The method in words.
+        text: Coloured text so far.
+        hint: How to get a longer answer, if it was truncated.
+    """
 
     asked: list[Message]
     title: str
@@ -107,9 +114,9 @@ class Turn:
     hint: str = ""
 
     def run(self, llm: LLM, options: Options, show: Callable[[Text], None]) -> None:
-        """Answer, and show each piece; Ctrl-C ends it, and what is there stays."""
-        asked: Options = {**options, "method": self.method}
-        stream = llm.stream(self.asked, **asked)
+        """Stream the answer and show each piece; after Ctrl-C, keep the text so far."""
+        turn_options: Options = {**options, "method": self.method}
+        stream = llm.stream(self.asked, **turn_options)
         try:
             self.follow(stream, show)
         except KeyboardInterrupt:
@@ -117,29 +124,29 @@ class Turn:
             self.follow(stream, show)
         self.output = stream.output
         if self.output is not None and self.output.finish_reason == "length":
-            self.hint = f"\n(cut at {len(self.output.ids)} tokens: {remedy(llm, options)})"
+            self.hint = f"\n(cut at {len(self.output.ids)} tokens: increase {remedy(llm, options)})"
 
     def follow(self, stream: Stream, show: Callable[[Text], None]) -> None:
-        """Take what comes, to its end."""
+        """Show pieces until the stream ends."""
         for piece in coloured(stream):
             self.text.append_text(piece)
             show(piece)
 
     @property
     def figures(self) -> str:
-        """How fast it was, as far as it is known."""
+        """Statistics of the answer, if it has ended."""
         return "" if self.output is None else statistics(self.output) + self.hint
 
 
 def remedy(llm: LLM, options: Options) -> str:
-    """What lengthens the answers that end early."""
+    """Return what allows longer answers."""
     if options.get("max_tokens") is not None or llm.config.kind is Kind.DIFFUSION:
         return "--max-tokens"
-    return "the context is full; /reset, or a larger --max-length or --cache-gib"
+    return "--max-length or --cache-gib, or use /reset: the context is full"
 
 
 class Conversation:
-    """What was said, and how the next answer is decoded."""
+    """Messages so far, and the method of the next answer."""
 
     def __init__(self, llm: LLM, first: list[Message], options: Options) -> None:
         self.llm, self.options = llm, options
@@ -150,7 +157,7 @@ class Conversation:
         self.last: Turn | None = None
 
     def take(self, line: str) -> bool:
-        """Do what a line says; False where it ends the conversation."""
+        """Process a line; returns False if it ends the conversation."""
         word, _, rest = line.strip().partition(" ")
         match word if "\n" not in line.strip() else None:
             case "":
@@ -166,15 +173,15 @@ class Conversation:
             case "/race":
                 self.race(rest)
             case str() if word.startswith("/"):
-                raise ValueError(f"there is no {word}; /help shows what there is")
+                raise ValueError(f"unknown command {word}; /help lists the commands")
             case _:
                 self.answer(line)
         return True
 
     def answer(self, message: str) -> None:
-        """Answer a message, and keep both."""
-        asked = [*self.said, {"role": "user", "content": message}]
-        turn = Turn(asked, self.title, self.method)
+        """Answer a message, and append both to the conversation."""
+        messages = [*self.said, {"role": "user", "content": message}]
+        turn = Turn(messages, self.title, self.method)
         try:
             turn.run(
                 self.llm,
@@ -186,23 +193,23 @@ class Conversation:
         console.print(turn.figures, style="dim", soft_wrap=True)
         if turn.output is not None and turn.output.text:
             self.last = turn
-            self.said = [*asked, {"role": "assistant", "content": turn.output.text}]
+            self.said = [*messages, {"role": "assistant", "content": turn.output.text}]
 
     def choose(self, words: str) -> None:
-        """Decode by another method; without words, say what there is."""
+        """Change the method; without words, list the methods."""
         if words:
             self.method = self.named(words)
             self.title = words_for(self.method)
             return
-        known = [name for name, kind in METHODS.items() if self.llm.config.kind in kind.decodes]
-        console.print(f"{self.title}\nmethods of {self.llm.name}: {', '.join(known)}")
+        names = [name for name, kind in METHODS.items() if self.llm.config.kind in kind.decodes]
+        console.print(f"{self.title}\nmethods of {self.llm.name}: {', '.join(names)}")
 
     def named(self, words: str) -> Method:
-        """Load a method that decodes this model; `ValueError` for another."""
+        """Load the models of a method; raises `ValueError` if it does not support this model."""
         method = parse_words(words)
         models = dict.fromkeys(models_of(method, self.llm.name).values())
         if new := [name for name in models if name not in self.llm.runners]:
-            with waiting(f"loading {', '.join(new)}") as say, told(partial(loaded, say)):
+            with waiting(f"loading {', '.join(new)}") as report, told(partial(loaded, report)):
                 self.llm.pair(method)
         self.llm.pair(method)
         return method
@@ -210,9 +217,9 @@ class Conversation:
     def race(self, words: str) -> None:
         """Answer the last message again, and show both answers side by side."""
         if self.last is None:
-            raise ValueError("there is no answer yet to race against")
+            raise ValueError("/race needs an answer to compare with: send a message first")
         if not words:
-            raise ValueError("name a method to race with, such as /race autoregressive")
+            raise ValueError("/race needs a method, such as /race autoregressive")
         other = Turn(self.last.asked, words, self.named(words))
         first = self.last
         with Live(beside(first, other), console=console, auto_refresh=False) as live:
@@ -225,7 +232,7 @@ class Conversation:
 
 
 def beside(*turns: Turn) -> Table:
-    """Answers side by side, their figures below."""
+    """Build a table of answers side by side, with their figures below."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True)
     for turn in turns:
         table.add_column(turn.title, ratio=1, header_style="bold underline", overflow="fold")

@@ -1,4 +1,4 @@
-"""What the command line shows: text coloured by forward pass, traces, tables."""
+"""Terminal output: text coloured by forward pass, traces and tables."""
 
 from __future__ import annotations
 
@@ -22,54 +22,55 @@ from outpace.api.trace import (
     is_scattered,
     slot_states,
 )
-from outpace.cli.terminal import bars as bars
 from outpace.cli.terminal import console as console
 from outpace.constraint.cloze import Parts
 from outpace.evaluation.report import Report
 
 COLOURS = ("color(31)", "color(166)", "color(133)", "color(64)", "color(99)")
-"""Of forwards, in turn: each has a contrast of about 4 on white and on black alike."""
+"""Colours of successive forwards, with a contrast of about 4 on both white and black."""
 
 FEW = ("bright_blue", "bright_red", "magenta")
-"""The same of the 16 that every terminal mixes for itself: where none of them falls below 2.4."""
+"""Colours for 16-colour terminals, with a contrast of at least 2.4 under common palettes."""
 
 PICTURES = {n: chr(0x2400 + n) for n in range(32) if chr(n) not in "\n\t"}
+"""Replacements of control characters."""
 PICTURES |= dict.fromkeys(range(127, 160), "\ufffd")
 """What is shown for control characters."""
 
 CELLS = (" ", "░", "█", "▒", "·")
+"""Cell of each slot state."""
 
 
 def colour(step: int) -> str:
-    """Colour of what a forward committed; neighbours differ."""
+    """Return the colour of a forward; neighbours differ."""
     colours = FEW if console.color_system in ("standard", "windows") else COLOURS
     return colours[step % len(colours)]
 
 
 def style(state: int) -> str:
-    """How the cell of a slot looks."""
+    """Return the style of a slot's cell."""
     return ("", "dim", f"bold {colour(1)}", colour(0), "dim")[state]
 
 
 def coloured(pieces: Iterable[str]) -> Iterator[Text]:
-    """Pieces, a colour each."""
+    """Yield each piece in its colour."""
     return (Text(visible(piece), style=colour(step)) for step, piece in enumerate(pieces))
 
 
 def visible(text: str) -> str:
-    """A text of a model, in which nothing commands the terminal."""
+    """Replace control characters in model output, which could control the terminal."""
     return text.translate(PICTURES)
 
 
 def show_pieces(console: Console, pieces: Iterable[str]) -> None:
-    """Print pieces as they come, a colour each."""
+    """Print pieces as they arrive, each in its colour."""
     for piece in coloured(pieces):
         console.print(piece, end="", soft_wrap=True)
     console.print()
 
 
 def show_filled(console: Console, cloze: Parts, output: Output) -> None:
-    """Print a text whose holes were filled, a colour each."""
+    """Print an infilled text, each filled hole in its colour."""
     line, holes = Text(), enumerate(output.holes or ())
     for part in cloze:
         if isinstance(part, str):
@@ -81,14 +82,14 @@ def show_filled(console: Console, cloze: Parts, output: Output) -> None:
 
 
 def statistics(output: Output) -> str:
-    """One line about how an answer was decoded."""
+    """Return one line of decoding statistics."""
     return output.figures
 
 
 def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> None:
-    """Print each forward: the model that ran, its rows, what was kept, the canvas with holes.
+    """Print each forward: model, rows, number of accepted tokens, and the canvas with holes.
 
-    Where slots were filled out of order, the canvas is one cell per slot, the text stands below.
+    If slots were filled out of order, the canvas has one cell per slot, and the text follows below.
     """
     scattered = is_scattered(output)
     lines = cells(output, width) if scattered else canvases(llm, output, width)
@@ -96,13 +97,13 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
     for name, justify in (("step", "right"), ("model", "left"), ("rows", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
     table.add_column("slots", no_wrap=True)
-    table.add_column("kept", justify="right", no_wrap=True)
+    table.add_column("accepted", justify="right", no_wrap=True)
     table.add_column("canvas", no_wrap=True, overflow="crop")
     for index, (step, line) in enumerate(zip(output.steps, lines, strict=True)):
         line.truncate(width, overflow="ellipsis")
         slots = f"{step.start}–{step.start + step.rows - 1}"
-        kept = str(step.kept) if step.kept else ""
-        table.add_row(str(index + 1), step.model, str(step.rows), slots, kept, line)
+        accepted = str(step.kept) if step.kept else ""
+        table.add_row(str(index + 1), step.model, str(step.rows), slots, accepted, line)
     console.print(table)
     if scattered:
         console.print(legend())
@@ -110,16 +111,16 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
 
 
 def cells(output: Output, width: int) -> Iterator[Text]:
-    """The slots of the answer after each step of the target; nothing for another model's."""
+    """Yield the slots of the answer after each step of the target; empty for other models."""
     lines = slot_lines(output, width)
     for step in output.steps:
         yield next(lines) if step.model == "target" else Text()
 
 
 def slot_lines(output: Output, width: int) -> Iterator[Text]:
-    """A line for each forward of the target, a cell for each slot, with edges of blocks.
+    """Yield a line per forward of the target, with a cell per slot and the edges of blocks.
 
-    A line that is too long loses its oldest slots.
+    A line that is too long omits its oldest slots.
     """
     states = slot_states(output)
     edges = [0, *block_edges(output), states.shape[1]]
@@ -135,7 +136,7 @@ def slot_lines(output: Output, width: int) -> Iterator[Text]:
 
 
 def legend() -> Text:
-    """What the cells mean."""
+    """Return the legend of the cells."""
     line = Text(style="dim")
     for state in (HOLE, FILLED, FULL, KEPT):
         line.append(f"{CELLS[state]} ", style=style(state)).append(f"{STATES[state]}   ")
@@ -143,9 +144,9 @@ def legend() -> Text:
 
 
 def canvases(llm: LLM, output: Output, width: int) -> Iterator[Text]:
-    """The output after each step: what stood there, what is new, and the holes in view.
+    """Yield the output after each step: earlier text, new text, and the holes in view.
 
-    Of what stood there so much is left out that all of what is new has room, if anyhow it fits.
+    Earlier text is shortened from the left so that all new text fits, if possible.
     """
     done = 0
     for index, step in enumerate(output.steps):
@@ -161,14 +162,14 @@ def canvases(llm: LLM, output: Output, width: int) -> Iterator[Text]:
 
 
 def text_of(llm: LLM, ids: list[int]) -> str:
-    """Text of tokens on one line; their ids where the model has no tokenizer."""
+    """Decode tokens to one line; returns their ids if the model has no tokenizer."""
     if llm.text.tokenizer is None:
         return " ".join(map(str, ids))
     return visible(llm.text.decode(ids).replace("\n", "⏎"))
 
 
 def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Table:
-    """Headline metrics side by side, from one run."""
+    """Build a table of headline metrics, all from the same run."""
     table = Table(header_style="bold")
     table.add_column("model and method", overflow="fold", min_width=24)
     if scored:
@@ -189,12 +190,12 @@ def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Tabl
 
 
 def show_cut(results: Sequence[Mapping[str, Any]]) -> None:
-    """Print which results, as they are written to JSON, have answers that `max_tokens` has cut."""
+    """Print how many answers of each JSON result `max_tokens` has truncated."""
     for number, result in enumerate(results, 1):
         if count := result.get("unfinished"):
             run = f"run {number}: " if len(results) > 1 else ""
             at = result.get("cut_at")
             length = "" if at is None else f" at {at} tokens"
-            text = f"{run}{count} of {result['problems']} answers were cut{length}"
-            effect = "" if result["accuracy"] is None else ", and judged as they are"
-            console.print(f"{text}{effect}: raise --max-tokens", style="bold", soft_wrap=True)
+            text = f"{run}{count} of {result['problems']} answers were truncated{length}"
+            effect = "" if result["accuracy"] is None else " and scored as they are"
+            console.print(f"{text}{effect}: increase --max-tokens", style="bold", soft_wrap=True)

@@ -1,6 +1,7 @@
-"""How a command ends: exit statuses, and one line for a fault.
+"""Exit statuses, and the one-line error message of a command.
 
-It imports only what Python has loaded already, since Ctrl-C is a traceback until `main` runs.
+It imports only modules that Python has already loaded, since Ctrl-C prints a traceback until `main`
+runs.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
-"""Exit statuses: of a fault that is no user's, of Ctrl-C, and of SIGTERM."""
+"""Exit statuses: an error not caused by the user, Ctrl-C, and SIGTERM."""
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
-    """End with one line on standard error, in which nothing moves the cursor."""
+    """Print one line to standard error, with control characters escaped, and exit."""
     line = " ".join(message.split())
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     print(f"outpace: {''.join(shown)}", file=sys.stderr)

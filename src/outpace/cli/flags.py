@@ -1,4 +1,4 @@
-"""Flags that several commands have, and what becomes of them."""
+"""Flags shared by several commands, and the options built from them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field, make_dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, cast
 
 import torch
 from typer import Argument, Option
@@ -29,31 +29,33 @@ from outpace.models.device import resolve_device
 
 
 def like(incomplete: str) -> list[str]:
-    """Models of the zoo whose names begin so."""
+    """Complete the name of an embedded model."""
     return [name for name in zoo_names() if name.startswith(incomplete)]
 
 
 ModelName = Annotated[
-    str, Argument(help="Folder, GGUF file, hub name, or model of the zoo.", autocompletion=like)
+    str, Argument(help="Folder, GGUF file, hub name, or embedded model.", autocompletion=like)
 ]
 System = Annotated[str | None, Option(help="System prompt.")]
-NoPrefixCache = Annotated[
-    bool, Option("--no-prefix-cache", help="Compute anew what prompts that begin alike share.")
-]
+NoPrefixCache = Annotated[bool, Option("--no-prefix-cache", help="Disable the prefix cache.")]
 Limit = Annotated[int, Option(help="Number of problems.")]
-Batch = Annotated[int, Option(help="Requests that run at a time.")]
-JsonPath = Annotated[Path | None, Option("--json", help="Write the figures here.")]
+Batch = Annotated[int, Option(help="Number of concurrent requests.")]
+JsonPath = Annotated[Path | None, Option("--json", help="Write the figures to this file, as JSON.")]
 
-ClozeText = Annotated[str | None, Option("--fill", help="Text with holes: {{8}}, {{..8}}.")]
+ClozeText = Annotated[
+    str | None, Option("--fill", help="Text with holes to fill, such as {{8}} or {{..8}}.")
+]
 
-SMALL, LARGE = 20_000_000, 2**28
-"""Parameters below which one thread is fastest, since more only wait for each other; bytes of a
-model from which on it is said how much has come."""
+SMALL = 20_000_000
+"""Number of parameters below which one thread is fastest, since more mostly synchronize."""
+
+LARGE = 2**28
+"""Size in bytes from which loading a model reports its progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Flags that commands take together; they follow from the declarations of their options."""
+    """Flags that several commands share, generated from declared options."""
 
     if TYPE_CHECKING:
 
@@ -62,39 +64,42 @@ class Group:
         def __getattr__(self, name: str) -> Any: ...
 
     def changed(self, **values: Any) -> Self:
-        """The same flags with other values of some."""
+        """Return a copy with other values."""
         return type(self)(**{**vars(self), **values})
 
 
 def describe_flag(option: Declared) -> Any:
-    """Name, help and shown default of the flag of an option."""
+    """Return the name, help and shown default of an option's flag."""
     info = option.info
     name = f"--{info.flag or option.name.replace('_', '-')}"
-    usual: Any = True if info.usual is None else info.usual
-    return Option(name, help=info.help, metavar=info.metavar, show_default=usual)
+    default_text: Any = True if info.usual is None else info.usual
+    return Option(name, help=info.help, metavar=info.metavar, show_default=default_text)
 
 
 def flag(option: Declared) -> Any:
-    """The annotation of the flag of an option, which is None where it is not given."""
+    """Return the annotation of an option's flag; a flag that is not set is None."""
     kind = option.info.typed or option.plain
     kind = kind if kind is bool or option.info.shows else kind | None
     return Annotated[kind, describe_flag(option)]
 
 
 def default(option: Declared) -> Any:
-    """What a flag is where it is not given."""
+    """Return the value of a flag that is not set."""
     return option.default if option.kind is bool or option.info.shows else None
 
 
-def flags(kind: type, group: str) -> Callable[[type[Group]], Any]:
-    """Give a class a flag for each option of `kind` that is of a group."""
+GroupClass = TypeVar("GroupClass", bound=Group)
+
+
+def flags(kind: type, group: str) -> Callable[[type[GroupClass]], type[GroupClass]]:
+    """Return a class decorator that adds a flag for each option of `kind` in a group."""
     options = [option for option in declared(kind).values() if option.info.group == group]
 
-    def build(base: type[Group]) -> Any:
+    def build(base: type[GroupClass]) -> type[GroupClass]:
         members = [(each.name, flag(each), field(default=default(each))) for each in options]
-        made = make_dataclass(base.__name__, members, bases=(base,), frozen=True, kw_only=True)
-        made.__doc__, made.__module__ = base.__doc__, base.__module__
-        return made
+        new: Any = make_dataclass(base.__name__, members, bases=(base,), frozen=True, kw_only=True)
+        new.__doc__, new.__module__ = base.__doc__, base.__module__
+        return cast(type[GroupClass], new)
 
     return build
 
@@ -108,17 +113,17 @@ Logprobs = Annotated[bool, describe_flag(REQUEST["logprobs"])]
 
 
 def given(group: Any) -> Options:
-    """The flags of a group that were given, as a request takes them."""
-    known = asdict(group).items()
-    return cast(Options, {k: v for k, v in known if v is not None and v is not False and v != []})
+    """Return the flags of a group that are set, as options of a request."""
+    values = asdict(group).items()
+    return cast(Options, {k: v for k, v in values if v is not None and v is not False and v != []})
 
 
 @flags(RequestOptions, "sampling")
 class Choice(Group):
-    """How tokens are chosen, and how many."""
+    """Flags of sampling and length."""
 
     def options(self) -> Options:
-        """As a request takes them."""
+        """Return the options of a request."""
         options = given(self)
         if self.logit_bias:
             options["logit_bias"] = dict(map(bias, self.logit_bias))
@@ -127,58 +132,59 @@ class Choice(Group):
 
 @flags(RequestOptions, "ending")
 class Ending(Group):
-    """When an answer ends."""
+    """Flags of what ends an answer."""
 
     def options(self) -> Options:
-        """As a request takes them."""
+        """Return the options of a request."""
         return given(self)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dressing:
-    """What stands around a prompt."""
+    """Flags of the system prompt and the chat template."""
 
     system: System = None
     template: Template = None
 
     def options(self) -> Options:
-        """As a request takes them."""
+        """Return the options of a request."""
         return Options(template=dict(map(variable, self.template or ())))
 
     def messages(self, llm: LLM) -> list[Message]:
-        """The system prompt as the first message, where there is one.
+        """Return the system prompt as a list of messages, empty if there is none.
 
-        Raises `ValueError` where the chat template of the model leaves it out.
+        Raises:
+            OptionError: If the chat template of the model ignores system prompts.
         """
         if self.system is None:
             return []
         first = [{"role": "system", "content": self.system}]
-        asked = [*first, {"role": "user", "content": "-"}]
-        if llm.text.tokenizer is not None and self.system.strip() not in llm.text.render(asked, {}):
+        probe = [*first, {"role": "user", "content": "-"}]
+        if llm.text.tokenizer is not None and self.system.strip() not in llm.text.render(probe, {}):
             raise OptionError(
                 "system",
                 self.system,
-                f"--system {self.system!r}: the chat template of {llm.name} leaves system prompts "
-                "out; put it into the prompt",
+                f"--system {self.system!r}: the chat template of {llm.name} ignores system "
+                "prompts; put it into the prompt",
             )
         return first
 
     def prompt(self, llm: LLM, text: str, *, raw: bool = False) -> Prompt:
-        """A text as it is asked."""
+        """Return a prompt with the system prompt, if any."""
         if self.system is None:
             return text
         if raw:
-            message = "--system needs the chat template: give it or --raw"
+            message = "--system needs the chat template and cannot be combined with --raw"
             raise OptionError("system", self.system, message)
         return [*self.messages(llm), {"role": "user", "content": text}]
 
 
 @flags(RequestOptions, "rule")
 class Rule(Group):
-    """What the whole answer must be."""
+    """Flags of the constraint on the whole answer."""
 
     def options(self) -> Options:
-        """As a request takes them. Raises `ValueError` for a file that is no JSON, or no text."""
+        """Return the options of a request; raises `OptionError` for an unreadable file."""
         schema = None if self.schema is None else read_json(self.schema)
         grammar = None if self.grammar is None else read_text(self.grammar, "grammar")
         return Options(
@@ -187,23 +193,24 @@ class Rule(Group):
 
 
 def bias(text: str) -> tuple[int, float]:
-    """Token id and number of a bias."""
+    """Parse a token id and its bias."""
     token, _, number = text.partition("=")
     try:
         return int(token), float(number)
     except ValueError:
-        message = f"--logit-bias takes TOKEN=NUMBER, such as 13=-2.5, not {text!r}"
+        message = f"--logit-bias must be TOKEN=NUMBER, such as 13=-2.5, got {text!r}"
         raise OptionError("logit_bias", text, message) from None
 
 
 WORDS = {"true": True, "false": False, "none": None, "null": None}
+"""Values of template variables other than JSON."""
 
 
 def variable(text: str) -> tuple[str, Any]:
-    """Name and value of a variable: a truth value, a number or whatever JSON says, else text."""
+    """Parse a variable: a Boolean, None or any JSON value, otherwise text."""
     name, equals, value = text.partition("=")
     if not (name and equals):
-        message = f"--template takes NAME=VALUE, such as enable_thinking=false, not {text!r}"
+        message = f"--template must be NAME=VALUE, such as enable_thinking=false, got {text!r}"
         raise OptionError("template", text, message)
     if value.lower() in WORDS:
         return name, WORDS[value.lower()]
@@ -214,7 +221,7 @@ def variable(text: str) -> tuple[str, Any]:
 
 
 def typed(prompt: str) -> str:
-    """A prompt; `-` stands for what comes on standard input, but for the end of its last line."""
+    """Return a prompt; `-` reads standard input, without its last newline."""
     if prompt != "-":
         return prompt
     check_input()
@@ -226,64 +233,64 @@ def typed(prompt: str) -> str:
 
 
 def read_text(path: Path, option: str) -> str:
-    """What the file of an option holds; `OptionError` where there is none, or no text in it."""
+    """Read the file of an option; raises `OptionError` if it is missing or not text."""
     try:
         return path.read_text("utf-8")
     except (OSError, ValueError) as error:
-        message = f"--{option} {path} is no file of text: {error}"
+        message = f"--{option} {path} is not a text file: {error}"
         raise OptionError(option, path, message) from error
 
 
 def read_json(path: Path) -> Any:
-    """What the file of a schema holds; `ValueError` where that is no JSON."""
+    """Read a schema; raises `OptionError` if it is not JSON."""
     text = read_text(path, "schema")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        message = f"--schema {path} is no readable JSON: {error}"
+        message = f"--schema {path} is not valid JSON: {error}"
         raise OptionError("schema", path, message) from error
 
 
 @flags(LoadOptions, "loading")
 class Loading(Group):
-    """What is merged into a model, in which numbers and where it runs."""
+    """Flags of the model's adapter, number format and device."""
 
     def open(self, model: str, method: Named | None, **options: Any) -> LLM:
-        """A model ready to decode, with further `options` of an `LLM`."""
-        with waiting(f"loading {model}") as say, told(partial(loaded, say)):
+        """Load a model with these flags and further `options` of an `LLM`."""
+        with waiting(f"loading {model}") as report, told(partial(loaded, report)):
             if one_thread(model, self.device):
                 torch.set_num_threads(1)  # before layouts are tried
             return LLM(model, method, **options, **asdict(self))
 
     def check(self, pairs: Iterable[tuple[str, Named | None]]) -> None:
-        """Raise `ValueError` for a method that does not decode its model; nothing is loaded."""
+        """Raise `ValueError` for a method that does not support its model, without loading it."""
         for model, method in pairs:
             check_fit(model, method, max_length=self.max_length, mask_id=self.mask_id)
 
     def open_all(self, pairs: Iterable[tuple[str, Method]]) -> dict[str, LLM]:
-        """Models by name, each once, that pair with all of their methods."""
+        """Load each model once, and pair it with all of its methods; returns models by name."""
         llms: dict[str, LLM] = {}
         pairs = list(pairs)
         self.check(pairs)
         if self.tensor_parallel > 1 and len({model for model, _ in pairs}) > 1:
-            message = "--tensor-parallel splits one model: name no further ones"
+            message = "--tensor-parallel supports a single model: remove the others"
             raise OptionError("tensor_parallel", self.tensor_parallel, message)
         for model, method in pairs:
             if model not in llms:
-                # What one method has computed for a prompt must not help the next.
+                # No method may profit from the prompt cache of another.
                 llms[model] = self.open(model, method, prefix_cache=False)
             llms[model].pair(method)
         return llms
 
 
-def loaded(say: Callable[[str], None], done: int, total: int) -> None:
-    """Say how much of a model has come, where that takes a while."""
+def loaded(report: Callable[[str], None], done: int, total: int) -> None:
+    """Report how much of a large model is loaded."""
     if total >= LARGE:
-        say(f"{done / 2**30:.1f} of {total / 2**30:.1f} GiB")
+        report(f"{done / 2**30:.1f} of {total / 2**30:.1f} GiB")
 
 
 def one_thread(model: str, device: str | None) -> bool:
-    """Whether a model decodes fastest on one thread; `ValueError` for no model and no device."""
+    """Return whether one thread is fastest; raises `ValueError` for a bad model or device."""
     return resolve_device(device).type == "cpu" and load_config(model).parameters < SMALL
 
 

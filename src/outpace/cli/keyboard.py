@@ -1,4 +1,4 @@
-"""Messages from standard input; at a terminal, pasted text of many lines is one message."""
+"""Typed messages; at a terminal, pasted text of several lines is one message."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from typing import Any
 
 PROMPT = "> "
 PAUSE = 0.02
-"""Seconds within which the next line of a paste arrives, where the terminal marks no pastes."""
+"""Seconds within which the next line of a paste arrives if the terminal does not mark pastes."""
 
 MARKED, UNMARKED = "\x1b[?2004h", "\x1b[?2004l"
-"""Ask the terminal to mark pasted text (bracketed paste), and not to."""
+"""Enable and disable marks around pasted text (bracketed paste)."""
 
 held = ExitStack()
-"""Restores the terminal: at exit, and before a process ends without one."""
+"""Restores the terminal at exit, and before a process exits without `atexit`."""
 
 
 def is_interactive() -> bool:
-    """Whether lines are edited at a terminal, which takes both standard input and output."""
+    """Return whether standard input and output are both a terminal."""
     return all(each is not None and each.isatty() for each in (sys.stdin, sys.stdout))
 
 
 def hold_typed() -> None:
-    """Keep what is typed while nothing reads it, in any length, until the process ends.
+    """Keep input of any length that is typed while no read is pending, until the process exits.
 
-    A terminal's canonical mode drops what exceeds 4,095 characters of a line. Echo stays on, since
-    readline shows nothing of a line at a terminal that does not echo.
+    A terminal's canonical mode drops everything after 4,095 characters of a line. Echo stays on,
+    since readline shows nothing at a terminal without echo.
     """
     if not is_interactive():
         return
-    with suppress(ImportError):  # Windows drops nothing
+    with suppress(ImportError):  # Windows does not drop input
         import termios
 
         with suppress(termios.error):
@@ -51,7 +51,7 @@ def hold_typed() -> None:
 
 
 def marks_pastes() -> bool:
-    """Whether terminal and line editor understand marks around pasted text."""
+    """Return whether terminal and line editor support bracketed paste."""
     if os.environ.get("TERM", "dumb") == "dumb":
         return False
     try:
@@ -62,25 +62,25 @@ def marks_pastes() -> bool:
 
 
 def write(code: str) -> None:
-    """Send a code to the terminal."""
+    """Write a control code to the terminal."""
     with suppress(OSError):
         print(code, end="", flush=True)
 
 
 def typed_messages(ends: Callable[[str], bool]) -> Iterator[str]:
-    """Yield what is typed at a prompt; lines that arrive together are one message.
+    """Yield messages typed at a prompt; lines that arrive together are one message.
 
-    A line for which `ends` is true, such as a command, is a message of its own.
+    A line for which `ends` is true, such as a command, is a separate message.
     """
     marks = marks_pastes()
     if marks:
         import readline
 
         readline.parse_and_bind("set enable-bracketed-paste on")
-    waiting: str | None = None
+    pending: str | None = None
     while True:
-        if waiting is not None:
-            lines, waiting = [waiting], None
+        if pending is not None:
+            lines, pending = [pending], None
         else:
             try:
                 lines = [input(PROMPT)]
@@ -92,19 +92,19 @@ def typed_messages(ends: Callable[[str], bool]) -> Iterator[str]:
             except EOFError:
                 break
             if ends(line):
-                waiting = line
+                pending = line
                 break
             lines.append(line)
         if marks:
-            write(MARKED)  # the line editor took it back
+            write(MARKED)  # the line editor has reset it
         yield "\n".join(lines).strip("\r\n")
 
 
 def is_waiting() -> bool:
-    """Whether more was typed already."""
+    """Return whether more input has already arrived."""
     from select import select
 
     try:
         return bool(select([sys.stdin], [], [], PAUSE)[0])
-    except OSError:  # Windows cannot tell
+    except OSError:  # not supported on Windows
         return False

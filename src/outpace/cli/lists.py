@@ -1,4 +1,4 @@
-"""Commands that say what there is: `models` and `methods`."""
+"""Commands that list: `models` and `methods`."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from outpace.methods.options import options_of
 
 
 def models() -> None:
-    """The models that ship inside the package, and the formats that load."""
+    """List the embedded models, and the checkpoint formats that can be loaded."""
     table = Table(header_style="bold")
-    for column in ("model of the zoo", "family", "parameters", "megabytes"):
+    for column in ("embedded model", "family", "parameters", "megabytes"):
         table.add_column(column)
     for name in zoo_names():
         table.add_row(name, *described(name))
@@ -28,24 +28,24 @@ def models() -> None:
     for family in FAMILIES.values():
         console.print(family.name, style="bold")
         console.print(f"  {family.about}")
-        read = f"{', '.join(family.architectures)}, compared with {family.compared}"
-        console.print(f"  {read}", style="dim")
+        formats = f"{', '.join(family.architectures)}, verified against {family.compared}"
+        console.print(f"  {formats}", style="dim")
         console.print(f"  such as {', '.join(family.checkpoints)}", highlight=False)
     for method, targets in DRAFTS.items():
         console.print(f"drafts of {method}", style="bold")
         for target, drafts in targets.items():
-            remark = "" if loads(target) else ", which does not load"
+            remark = "" if loads(target) else " (cannot be loaded)"
             console.print(f"  {', '.join(drafts)} for {target}{remark}", highlight=False)
 
 
 def loads(name: str) -> bool:
-    """Whether a checkpoint is of the zoo, or one that a family says it reads."""
-    read = {known for family in FAMILIES.values() for known in family.checkpoints}
-    return name in read or name in zoo_names()
+    """Return whether a checkpoint is an embedded model, or listed by a family."""
+    names = {each for family in FAMILIES.values() for each in family.checkpoints}
+    return name in names or name in zoo_names()
 
 
 def described(name: str) -> tuple[str, str, str]:
-    """Family, parameters and size of a zoo model."""
+    """Return family, number of parameters and size of an embedded model."""
     path = ZOO / name / "model.safetensors"
     with safe_open(path, framework="pt") as file:
         parameters = sum(prod(file.get_slice(tensor).get_shape()) for tensor in file.keys())  # noqa: SIM118
@@ -54,7 +54,7 @@ def described(name: str) -> tuple[str, str, str]:
 
 
 def methods() -> None:
-    """The decoding methods and their options."""
+    """List the decoding methods and their options."""
     for name, kind in METHODS.items():
         console.print(name, style="bold")
         console.print(f"  {(kind.__doc__ or '').splitlines()[0]}")

@@ -1,6 +1,7 @@
-"""The entry of the command line: one line for whatever a user did wrong.
+"""Entry point of the command line, which prints user errors as one line.
 
-It imports nothing that Python has not loaded already: until `main` runs, Ctrl-C is a traceback.
+It imports only modules that Python has already loaded: until `main` runs, Ctrl-C prints a
+traceback.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ if TYPE_CHECKING:
 
 
 def main(args: Sequence[str] | None = None) -> None:
-    """Run a command; bad input is one line on standard error and exit status 2."""
-    shown = sys.unraisablehook
-    sys.unraisablehook = lambda lost: again() if lost.exc_type is KeyboardInterrupt else shown(lost)
+    """Run a command; user errors print one line to standard error and exit with status 2."""
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda info: again() if info.exc_type is KeyboardInterrupt else hook(info)
     try:
         from outpace.cli.app import run
 
@@ -34,15 +35,15 @@ def main(args: Sequence[str] | None = None) -> None:
     except (ValueError, OSError) as error:
         fail(f"{'standard output: ' if is_full() else ''}{error}")
     finally:
-        sys.unraisablehook = shown
+        sys.unraisablehook = hook
     if status == INTERRUPTED:
-        exec("")  # or Python would end by the signal, if it came within exec, as of a dataclass
+        exec("")  # otherwise Python dies by the signal if it came inside exec, as in dataclasses
         fail("interrupted", INTERRUPTED)
     sys.exit(status)
 
 
 def again() -> None:
-    """Ctrl-C that came where nothing can be raised, as where an import ends, comes once more."""
+    """Repeat a Ctrl-C that arrived where it could not be raised, such as in an import."""
     from _thread import interrupt_main
     from threading import Timer
 
@@ -50,7 +51,7 @@ def again() -> None:
 
 
 def is_full() -> bool:
-    """Whether standard output takes no more, as on a full disk; what it still holds is dropped."""
+    """Return whether standard output cannot be written, as on a full disk, and drop its buffer."""
     try:
         print(end="", flush=True)
     except OSError:

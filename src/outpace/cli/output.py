@@ -1,4 +1,4 @@
-"""Files that a command writes: found wanting before its work, replaced when that is done."""
+"""Output files of commands: checked before the work, replaced after it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from pathlib import Path
 
 @contextmanager
 def replaced(path: Path | None) -> Iterator[Path | None]:
-    """A file to write, which then takes the place of `path` unless something fails.
+    """Yield a temporary file, which replaces `path` unless an exception is raised.
 
-    Raises `ValueError` on the way in where no file can be written there. None for None.
+    Yields None if `path` is None.
+
+    Raises:
+        ValueError: Before the work, if the file cannot be written.
     """
     if path is None:
         yield None
         return
     path = path.resolve()
     if path.exists() and not path.is_file():
-        raise ValueError(f"{path} is no file to write to; name another")
+        raise ValueError(f"{path} is not a regular file; give another output file")
     if path.exists() and not os.access(path, os.W_OK):
-        raise ValueError(f"{path} may not be written to; name another")
+        raise ValueError(f"{path} is not writable; give another output file")
     draft = path.with_name(f".{os.getpid()}.{path.name}")
-    made = [folder for folder in path.parents if not folder.exists()]
+    new_folders = [folder for folder in path.parents if not folder.exists()]
     try:
         try_out(draft, path)
         try:
@@ -32,16 +35,18 @@ def replaced(path: Path | None) -> Iterator[Path | None]:
         finally:
             draft.unlink(missing_ok=True)
     finally:
-        for folder in made:
+        for folder in new_folders:
             if folder.is_dir() and not any(folder.iterdir()):
                 folder.rmdir()
 
 
 def try_out(draft: Path, path: Path) -> None:
-    """Raise `ValueError` where nothing can be written; the folder is there then."""
+    """Create the folder, and raise `ValueError` if nothing can be written there."""
     try:
         draft.parent.mkdir(parents=True, exist_ok=True)
         draft.touch()
-        draft.unlink()  # a second Ctrl-C, while the first one ends the work, finds nothing to leave
+        draft.unlink()  # no file remains if a second Ctrl-C interrupts the clean-up
     except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}; name another") from error
+        raise ValueError(
+            f"{path} cannot be written: {error.strerror}; give another output file"
+        ) from error

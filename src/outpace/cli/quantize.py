@@ -1,4 +1,4 @@
-"""The command that writes a checkpoint of fewer bits: `quantize`."""
+"""The command `quantize`, which writes a checkpoint with fewer bits per weight."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from outpace.cli.terminal import bars, ended_by_sigterm
 
 def quantize(
     model: ModelName,
-    output: Annotated[Path, Option(help="A new folder.")],
-    to: Annotated[str, Option(help="int8.")] = "int8",
+    output: Annotated[Path, Option(help="New folder for the checkpoint.")],
+    to: Annotated[str, Option(help="Weight format: int8.")] = "int8",
 ) -> None:
-    """Write a model with its matrices in 8 bits, in compressed-tensors' published format.
+    """Write a model with 8-bit weights, in the published compressed-tensors format.
 
-    It loads in less time and from half the bytes, and says what the model says with
-    `--quantize int8`. A GGUF file becomes a folder, with its tokenizer.
+    It loads faster from half the bytes, and generates the same tokens as the original with
+    --quantize int8. A GGUF file becomes a folder that includes the tokenizer.
     """
     with ended_by_sigterm(), bars() as shown:
-        bar = shown.add_task(f"quantising {model}", total=None)
+        bar = shown.add_task(f"quantizing {model}", total=None)
 
         def progress(done: int, total: int) -> None:
             shown.update(bar, completed=done, total=total)

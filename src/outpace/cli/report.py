@@ -1,4 +1,4 @@
-"""The command that compares runs: `report`."""
+"""The command `report`, which compares runs."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from outpace.evaluation.compare import Result, areas, differences, fronts, named
 
 
 def report(
-    files: Annotated[list[Path], Argument(help="Files that evaluate --json has written.")],
-    png: Annotated[Path | None, Option(help="Draw accuracy against speed to this file.")] = None,
+    files: Annotated[list[Path], Argument(help="Files written by evaluate --json.")],
+    png: Annotated[Path | None, Option(help="Plot accuracy against speed to this file.")] = None,
 ) -> None:
-    """Runs side by side, those that no other beats, and whether they differ from the first.
+    """Compare runs: figures, the Pareto front, and differences from the first run.
 
-    A difference is significant where its interval of 95 % (paired bootstrap over the questions)
-    leaves zero out.
+    A difference is significant if its 95 % interval (paired bootstrap over the questions) excludes
+    zero.
     """
     if png is not None:
         from outpace.benchmark.plots import draw_front
     with replaced(png) as picture:
         results = read_results(files)
         if not results:
-            raise ValueError("there is no result to report")
+            raise ValueError("the files contain no results to report")
         for number, result in enumerate(results, 1):
             console.print(f"{number}  {result['task']}: {named(result)}")
         console.print(results_table(results))
@@ -42,7 +42,7 @@ def report(
 
 
 def results_table(results: Sequence[Result]) -> Table:
-    """A line for each run; a star marks what no other run on the same questions beats."""
+    """Build a table with a line per run; a star marks the Pareto front."""
     table = Table(header_style="bold")
     for name in COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -59,13 +59,13 @@ COLUMNS = (
     "tokens\nper\nsecond",
     "p50 s\np95 s",
     "first\ntext s",
-    "kept",
+    "accepted",
     "p_cache",
 )
 
 
 def cells(result: Result) -> list[str]:
-    """Figures of a run."""
+    """Format the figures of a run."""
     error, cached = result["tokens_per_forward_error"], result["p_cache"]
     scored = result["accuracy"] is not None
     low, high = result["interval"] or (0, 0)
@@ -81,7 +81,7 @@ def cells(result: Result) -> list[str]:
 
 
 def differences_table(results: Sequence[Result]) -> Table:
-    """How each run differs from the first; `ValueError` where they answer different questions."""
+    """Build a table of differences from the first run; raises `ValueError` if questions differ."""
     first, *others = results
     table = Table(title="against run 1", header_style="bold")
     for name in ("run", "figure", "difference", "95 %", "p"):
@@ -94,5 +94,5 @@ def differences_table(results: Sequence[Result]) -> Table:
 
 
 def small(p: float) -> str:
-    """A p-value; what lies below the resolution of the draws says so."""
+    """Format a p-value, limited by the number of bootstrap draws."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"

@@ -1,4 +1,4 @@
-"""The command `reproduce`, which is part of the repository and not of the installed package."""
+"""The command `reproduce`, which needs the repository in addition to the installed package."""
 
 from __future__ import annotations
 
@@ -12,24 +12,25 @@ from typing import Annotated
 from typer import Argument, Typer
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "reproduce"
-"""Where a clone has it, whose package is installed editable."""
+"""Its folder in a clone whose package is installed as editable."""
 
 NEED = (
-    "needs a clone of the repository, because an installed package does not have the figures. "
-    "Get the repository, and in its folder run: pip install --editable ."
+    "needs a clone of the repository: the installed package does not include the figures. "
+    "Clone it, then run in its folder: pip install --editable ."
 )
+"""What the command needs."""
 
 
 def reproduce() -> Callable[..., None] | Typer:
-    """Figures of a paper, measured again beside the published points.
+    """Reproduce the figures of a paper, next to the published points.
 
-    Returns the command of the clone, or one that reports what is missing.
+    Returns the command of the clone, or one that reports the missing clone.
     """
     init = FOLDER / "__init__.py"
     if not init.is_file():
         return command_without_clone()
     if "reproduce" not in sys.modules:
-        # By its path, since further programs beside it must not hide modules of others.
+        # Imported by path: other programs next to it must not shadow modules.
         spec = spec_from_file_location("reproduce", init)
         assert spec is not None and spec.loader is not None
         package = sys.modules["reproduce"] = module_from_spec(spec)
@@ -39,9 +40,9 @@ def reproduce() -> Callable[..., None] | Typer:
 
 
 def command_without_clone() -> Typer:
-    """Return a command that takes any words, and whose help names what it needs."""
+    """Return a command that accepts any arguments and reports the missing clone."""
     app = Typer(add_completion=False)
-    about = f"Figures of a paper, measured again beside the published points.\n\nThis {NEED}"
+    about = f"Reproduce the figures of a paper, next to the published points.\n\nThis {NEED}"
 
     @app.command("reproduce", help=about, context_settings={"ignore_unknown_options": True})
     def refuse(

@@ -1,4 +1,4 @@
-"""The command that serves models over HTTP."""
+"""The command `serve`, which serves models over HTTP."""
 
 from __future__ import annotations
 
@@ -21,22 +21,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """How the server as a whole behaves."""
+    """Flags of the server as a whole."""
 
     host: Annotated[str | None, Option(help="Address to listen on; 127.0.0.1 by default.")] = None
-    port: Annotated[int | None, Option(help="Port; 8000 by default, 0 for any.")] = None
+    port: Annotated[int | None, Option(help="Port; 8000 by default, 0 for any free port.")] = None
     api_key: Annotated[str | None, Option(help="Key that clients must send.")] = None
-    api_key_file: Annotated[Path | None, Option(help="File that holds the key.")] = None
-    insecure: Annotated[bool, Option("--insecure", help="Listen elsewhere without a key.")] = False
-    max_waiting: Annotated[int | None, Option(help="Requests that wait for a model.")] = None
-    drain_seconds: Annotated[float | None, Option(help="Time of requests after SIGTERM.")] = None
-    step_seconds: Annotated[float | None, Option(help="Longest step of the engine.")] = None
+    api_key_file: Annotated[Path | None, Option(help="File that contains the key.")] = None
+    insecure: Annotated[
+        bool, Option("--insecure", help="Allow other addresses than localhost without a key.")
+    ] = False
+    max_waiting: Annotated[
+        int | None, Option(help="Maximum number of waiting requests per model.")
+    ] = None
+    drain_seconds: Annotated[
+        float | None, Option(help="Seconds that running requests may take after SIGTERM.")
+    ] = None
+    step_seconds: Annotated[float | None, Option(help="Maximum seconds of an engine step.")] = None
     verbose: Annotated[
-        bool, Option("--verbose", help="Log also what was chosen for this processor.")
+        bool, Option("--verbose", help="Also log the choices made for this processor.")
     ] = False
 
     def settings(self) -> dict[str, Any]:
-        """Those that were given, as a file has them."""
+        """Return the flags that are set, as in a settings file."""
         values = {n: str(v) if isinstance(v, Path) else v for n, v in vars(self).items()}
         return {n: v for n, v in values.items() if v is not None and v is not False}
 
@@ -46,30 +52,28 @@ SERVING = Serving()
 
 def serve(
     model: Annotated[
-        str | None, Argument(help="Folder, GGUF file, hub name, or model of the zoo.")
+        str | None, Argument(help="Folder, GGUF file, hub name, or embedded model.")
     ] = None,
     method: Method | None = None,
     models: Annotated[
-        list[str] | None, Option("--model", help="name=path or path, once for each model.")
+        list[str] | None, Option("--model", help="Model, as name=path or path; may be repeated.")
     ] = None,
     further: Annotated[
-        list[str] | None, Option(help="name=path of a model that requests may name for a role.")
+        list[str] | None, Option(help="Further model for a role, as name=path; may be repeated.")
     ] = None,
     config: Annotated[Path | None, Option(help="TOML file of the server and its models.")] = None,
     max_tokens: Annotated[
-        int | None, Option(help="Most tokens of any answer.", show_default="what fits")
+        int | None, Option(help="Maximum tokens of an answer.", show_default="rest of the context")
     ] = None,
-    serving: Serving = SERVING,
-    replicas: Annotated[
-        int | None, Option(help="Processes that share the requests, on Ray; one for each GPU.")
-    ] = None,
-    max_replicas: Annotated[int | None, Option(help="As many of them under load.")] = None,
-    loading: Loading = LOADING,
+    server_flags: Serving = SERVING,
+    replicas: Annotated[int | None, Option(help="Number of processes on Ray, one per GPU.")] = None,
+    max_replicas: Annotated[int | None, Option(help="Maximum replicas under load.")] = None,
+    load_flags: Loading = LOADING,
 ) -> None:
-    """Serve models over HTTP, as OpenAI's clients ask; without any, those of the zoo."""
+    """Serve models over an OpenAI-compatible HTTP API; by default the embedded models."""
     check_system()
     try:
-        from outpace.server import settings as given
+        from outpace.server import settings
         from outpace.server.logs import log_start, start_log
         from outpace.server.models import check_all
         from outpace.server.run import bound, run
@@ -77,51 +81,51 @@ def serve(
     except ImportError as error:
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
     if max_replicas is not None and replicas is None:
-        raise OptionError("max_replicas", max_replicas, "--max-replicas goes with --replicas")
-    named = given.named_models(model, models or ())
-    if config is not None and named:
-        raise ValueError("give models on the command line or in --config, not both")
-    if not named and (method or further or max_tokens is not None or loading != LOADING):
+        raise OptionError("max_replicas", max_replicas, "--max-replicas needs --replicas")
+    paths = settings.named_models(model, models or ())
+    if config is not None and paths:
+        raise ValueError("models cannot be given both on the command line and in --config")
+    if not paths and (method or further or max_tokens is not None or load_flags != LOADING):
         raise ValueError("--method, --further, --max-tokens and loading flags need a model")
-    values = {"max_tokens": max_tokens, **vars(loading)}
+    values = {"max_tokens": max_tokens, **vars(load_flags)}
     entries = {
-        name: given.entry(path, method, dict(map(pair, further or ())), values)
-        for name, path in named.items()
+        name: settings.entry(path, method, dict(map(pair, further or ())), values)
+        for name, path in paths.items()
     }
-    whole = given.merged(config, entries, serving.settings())
+    whole = settings.merged(config, entries, server_flags.settings())
     start_log(verbose=whole.server.verbose)
     whole.check()
     check_all(whole.models)
     if replicas is not None:
         raise Exit(replicated(whole, replicas, max_replicas))
-    with bound(whole.server) as own:
+    with bound(whole.server) as socket:
         small = are_small(whole.models)
-        host, port = own.getsockname()[:2]
+        host, port = socket.getsockname()[:2]
         log_start(host, port, len(whole.models))
         if any(entry.tensor_parallel > 1 for entry in whole.models.values()):
             if small:
                 torch.set_num_threads(1)  # before layouts are tried
-            raise Exit(run(Service.load(whole), own))  # torchrun has made its processes already
-        raise Exit(run(Service.apart(whole, small=small), own))
+            raise Exit(run(Service.load(whole), socket))  # torchrun has started its processes
+        raise Exit(run(Service.apart(whole, small=small), socket))
 
 
 def check_system() -> None:
-    """Raise `ValueError` on Windows, which lacks the signals that end a server in order."""
+    """Raise `ValueError` on Windows, which lacks the signals for an orderly shutdown."""
     if not hasattr(signal, "pthread_sigmask"):
-        raise ValueError("outpace serve needs Linux or macOS: on Windows, run it in WSL")
+        raise ValueError("outpace serve needs Linux or macOS; on Windows, use WSL")
 
 
-def replicated(config: Config, replicas: int, most: int | None) -> int:
-    """Serve by several processes; the exit status."""
+def replicated(config: Config, replicas: int, max_replicas: int | None) -> int:
+    """Serve with several processes, and return the exit status."""
     try:
         from outpace.ray.run import run
     except ImportError as error:
         raise ValueError(f"{error}; --replicas needs: pip install 'outpace[ray]'") from error
-    return run(config, replicas, most, small=are_small(config.models))
+    return run(config, replicas, max_replicas, small=are_small(config.models))
 
 
 def are_small(models: Mapping[str, Entry]) -> bool:
-    """Whether all models decode fastest on one thread; `ValueError` that names what is none."""
+    """Return whether one thread is fastest for all models; raises `ValueError` for a bad one."""
     small = True
     for name, entry in models.items():
         try:
@@ -132,8 +136,8 @@ def are_small(models: Mapping[str, Entry]) -> bool:
 
 
 def pair(text: str) -> tuple[str, str]:
-    """Name and path of a model."""
+    """Parse name and path of a model."""
     name, equals, path = text.partition("=")
     if not (name and equals and path):
-        raise ValueError(f"{text!r} names no model; write name=path")
+        raise ValueError(f"{text!r} is not a model: write name=path")
     return name, path

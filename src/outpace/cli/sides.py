@@ -1,4 +1,4 @@
-"""The command that lets methods take turns: `benchmark methods`."""
+"""The command `benchmark methods`, which compares methods in alternating turns."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ from outpace.benchmark.side import Load, Side, alternate, check_rounds
 from outpace.benchmark.summary import Figures, summaries
 from outpace.cli.asking import ASKING, Asking
 from outpace.cli.benchmark import numbers
-from outpace.cli.draw import bars, console, show_cut
+from outpace.cli.draw import console, show_cut
 from outpace.cli.flags import LOADING, JsonPath, Limit, Loading, Seed, Temperature
 from outpace.cli.options import parse_entries
 from outpace.cli.output import replaced
+from outpace.cli.terminal import bars
 from outpace.evaluation.question import Question
 from outpace.methods import Method
 from outpace.methods.bounds import at_least_one
@@ -32,39 +33,45 @@ from outpace.models.device import resolve_device, resolve_dtype
 from outpace.provenance import provenance
 
 COUNTED = (
-    "output tokens of the answers, no prompts; each side answered a batch first that does not count"
+    "output tokens of the answers, without prompts; each side first answered one warm-up batch"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loads:
-    """The loads of a comparison, and how tokens are chosen under all of them."""
+    """Flags of the loads to compare under, and of sampling."""
 
-    batch: Annotated[str, Option(help="Requests that run at a time, as 1,4,16.")] = "1"
+    batch: Annotated[str, Option(help="Numbers of concurrent requests, such as 1,4,16.")] = "1"
     prompt_length: Annotated[
-        str | None, Option(help="Tokens of prompts that are cut to it, as 64,256; for speed alone.")
+        str | None,
+        Option(help="Prompt lengths to truncate to, such as 64,256; measures speed only."),
     ] = None
     max_tokens: Annotated[
-        str | None, Option(help="Most tokens of an answer, as 64,256; the protocol's if none.")
+        str | None,
+        Option(help="Maximum answer lengths, such as 64,256; by default the protocol's."),
     ] = None
-    ignore_eos: Annotated[bool, Option("--ignore-eos", help="Answers of max-tokens each.")] = False
+    ignore_eos: Annotated[
+        bool, Option("--ignore-eos", help="Generate max-tokens for each answer.")
+    ] = False
     temperature: Temperature = None
     seed: Seed = 0
 
-    def all(self, usual: int, *, random: bool) -> list[Load]:
-        """Each combination; `ValueError` for a number below one."""
+    def all(self, default_tokens: int, *, random: bool) -> list[Load]:
+        """Return every combination; raises `OptionError` for a number below 1."""
         batches = counts(self.batch, "batch")
         lengths = [LENGTH] if random else [None]
         if self.prompt_length is not None:
             lengths = [*counts(self.prompt_length, "prompt_length")]
-        most = [usual] if self.max_tokens is None else counts(self.max_tokens, "max_tokens")
+        limits = [default_tokens]
+        if self.max_tokens is not None:
+            limits = [*counts(self.max_tokens, "max_tokens")]
         return [
             Load(batch=batch, max_tokens=tokens, prompt_length=length)
-            for length, tokens, batch in product(lengths, most, batches)
+            for length, tokens, batch in product(lengths, limits, batches)
         ]
 
     def options(self, load: Load, *, random: bool) -> Options:
-        """What requests of a load choose; answers of random weights are all of one length."""
+        """Return the options of requests; answers of random weights have a fixed length."""
         return Options(
             max_tokens=load.max_tokens,
             temperature=self.temperature,
@@ -80,124 +87,128 @@ def benchmark_methods(
     entries: Annotated[
         list[str],
         Argument(
-            help="'MODEL METHOD option=value …'; commas sweep an option, random:SHAPE is a model "
-            "of random weights."
+            help="'MODEL METHOD option=value …'; commas sweep an option; random:SHAPE is a model "
+            "with random weights."
         ),
     ],
     loads: Loads = LOADS,
-    rounds: Annotated[int, Option(help="Turns of each side, in alternating order.")] = 10,
-    asking: Asking = ASKING,
+    rounds: Annotated[int, Option(help="Number of turns per side, in alternating order.")] = 10,
+    task_flags: Asking = ASKING,
     limit: Limit = 100,
-    loading: Loading = LOADING,
+    load_flags: Loading = LOADING,
     samples: Annotated[
-        Path | None, Option(help="Folder that keeps the turns; a killed run goes on from it.")
+        Path | None, Option(help="Folder for completed turns, from which a killed run resumes.")
     ] = None,
     json_path: JsonPath = None,
-    png: Annotated[Path | None, Option(help="Draw accuracy and speed here.")] = None,
+    png: Annotated[
+        Path | None, Option(help="Write a plot of accuracy and speed to this file.")
+    ] = None,
 ) -> None:
-    """Accuracy, latency and speed of methods that take turns on the same questions.
+    """Compare accuracy, latency and speed of methods that take turns on the same questions.
 
-    Ratios are medians over the rounds, against the first entry under the same load, by CPU time
-    where all run on a CPU. Models of random weights show what forwards cost, and nothing else.
+    Ratios are medians over the rounds, relative to the first entry under the same load; CPU time is
+    compared if all run on a CPU. Models with random weights only show the cost of forwards.
     """
     contest = [entry for text in entries for entry in parse_entries(text)]
-    random, questions = are_random(contest), asking.questions(limit)
+    random, questions = are_random(contest), task_flags.questions(limit)
     check_rounds(len(questions), rounds, max(counts(loads.batch, "batch")))
     if png is not None:
         from outpace.benchmark.plots import draw_sides
     with replaced(json_path) as file, replaced(png) as drawing, TemporaryDirectory() as folder:
-        shapes = shapes_in(Path(folder), loading)
-        sides = list(line_up(contest, loads, asking, questions, loading, shapes, random=random))
+        shapes = shapes_in(Path(folder), load_flags)
+        sides = list(
+            line_up(contest, loads, task_flags, questions, load_flags, shapes, random=random)
+        )
         rounds, interrupted = run(sides, rounds, samples)
         if not rounds:
             raise KeyboardInterrupt
-        found = summaries(sides, rounds)
-        list_names(found)
-        console.print(costs_table(found) if random else results_table(found))
+        results = summaries(sides, rounds)
+        list_names(results)
+        console.print(costs_table(results) if random else results_table(results))
         if not (random or loads.ignore_eos):
-            show_cut(found)
+            show_cut(results)
         if file is not None:
-            told = {"rounds": rounds, "interrupted": interrupted, "counted": COUNTED}
-            written = {"provenance": provenance(), **told, key_of(random): found}
-            file.write_text(json.dumps(written, indent=2) + "\n")
+            details = {"rounds": rounds, "interrupted": interrupted, "counted": COUNTED}
+            document = {"provenance": provenance(), **details, key_of(random): results}
+            file.write_text(json.dumps(document, indent=2) + "\n")
         if drawing is not None:
-            draw_sides(found, drawing)
+            draw_sides(results, drawing)
     if interrupted:
         raise KeyboardInterrupt
 
 
 def key_of(random: bool) -> str:
-    """Where figures stand in the JSON: only `results` are what `report` compares."""
+    """Return the JSON key of the figures: `report` compares only `results`."""
     return "costs" if random else "results"
 
 
 def are_random(entries: Sequence[Entry]) -> bool:
-    """Whether the models have random weights; `ValueError` where only some do."""
+    """Return whether the models have random weights; raises `ValueError` if only some do."""
     kinds = {entry.random for entry in entries}
     if len(kinds) > 1:
-        raise ValueError("models of random weights can be compared with their like alone")
+        raise ValueError("models with random weights can only be compared with each other")
     return kinds.pop()
 
 
 def counts(text: str, name: str) -> list[int]:
-    """Numbers from one on, from a list such as `1,4,16`."""
-    found = numbers(text, int, name)
-    for number in found:
+    """Parse a list of positive numbers such as `1,4,16`."""
+    parsed = numbers(text, int, name)
+    for number in parsed:
         at_least_one(**{name: number})
-    return found
+    return parsed
 
 
-def shapes_in(folder: Path, loading: Loading) -> Shapes:
-    """Where checkpoints of random weights will lie."""
-    device = resolve_device(loading.device)
-    return Shapes(folder=folder, dtype=resolve_dtype(loading.dtype, device), device=device)
+def shapes_in(folder: Path, load_flags: Loading) -> Shapes:
+    """Create the registry of checkpoints with random weights in a folder."""
+    device = resolve_device(load_flags.device)
+    return Shapes(folder=folder, dtype=resolve_dtype(load_flags.dtype, device), device=device)
 
 
 def line_up(
     entries: Sequence[Entry],
     loads: Loads,
-    asking: Asking,
+    task_flags: Asking,
     questions: Sequence[Question],
-    loading: Loading,
+    load_flags: Loading,
     shapes: Shapes,
     *,
     random: bool,
 ) -> Iterator[Side]:
-    """A side for each entry under each load; `ValueError` before anything runs."""
-    setting = asking.setting()
-    every = loads.all(setting.max_tokens, random=random)
+    """Yield a side per entry and load; raises `ValueError` before anything runs."""
+    setting = task_flags.setting()
+    levels = loads.all(setting.max_tokens, random=random)
     loaded = [(shapes.model(entry.model), shapes.method(entry.method)) for entry in entries]
     adapted: dict[str | None, list[tuple[str, Method]]] = {}
     for entry, pair in zip(entries, loaded, strict=True):
         adapted.setdefault(entry.adapter, []).append(pair)
     for pairs in adapted.values():
-        loading.check(pairs)
+        load_flags.check(pairs)
     llms = {
-        adapter: loading.changed(
-            adapter=shapes.model(adapter) if adapter else loading.adapter
+        adapter: load_flags.changed(
+            adapter=shapes.model(adapter) if adapter else load_flags.adapter
         ).open_all(pairs)
         for adapter, pairs in adapted.items()
     }
-    for load in every:
-        chosen = setting.options(loads.options(load, random=random))
+    for load in levels:
+        options = setting.options(loads.options(load, random=random))
         for entry, (model, method) in zip(entries, loaded, strict=True):
             llm = llms[entry.adapter][model]
-            asked, length = questions, load.prompt_length
+            prompts, length = questions, load.prompt_length
             if length is not None:
-                asked = of_length(llm, questions, length)
+                prompts = of_length(llm, questions, length)
             yield Side(
                 entry=entry,
                 llm=llm,
                 load=load,
-                questions=asked,
-                options=chosen | Options(method=method),
+                questions=prompts,
+                options=options | Options(method=method),
                 task="" if length else setting.task,
-                protocol="" if length else asking.protocol,
+                protocol="" if length else task_flags.protocol,
             )
 
 
 def run(sides: Sequence[Side], rounds: int, samples: Path | None) -> tuple[int, bool]:
-    """Measure with a progress bar: how many rounds are whole, and whether Ctrl-C ended it."""
+    """Measure with a progress bar; returns the complete rounds, and whether Ctrl-C interrupted."""
     whole = 0
     with bars() as shown:
         bar = shown.add_task("turns", total=rounds * len(sides))
@@ -213,33 +224,33 @@ def run(sides: Sequence[Side], rounds: int, samples: Path | None) -> tuple[int, 
     return whole, False
 
 
-def varying(found: Sequence[Figures]) -> dict[str, str]:
-    """Keys of the loads that differ, and their names in a table."""
-    names = {"batch": "batch", "prompt_length": "prompt", "max_tokens": "most\ntokens"}
-    return {key: n for key, n in names.items() if len({each[key] for each in found}) > 1}
+def varying(results: Sequence[Figures]) -> dict[str, str]:
+    """Return the keys of the loads that differ, and their column names."""
+    names = {"batch": "batch", "prompt_length": "prompt", "max_tokens": "max\ntokens"}
+    return {key: n for key, n in names.items() if len({each[key] for each in results}) > 1}
 
 
-def table_of(found: Sequence[Figures], columns: Sequence[str]) -> Table:
-    """An empty table: number, what varies of the load, and some columns."""
+def table_of(results: Sequence[Figures], columns: Sequence[str]) -> Table:
+    """Create an empty table: number, varying keys of the load, and `columns`."""
     table = Table(header_style="bold")
-    for name in ("", *varying(found).values(), *columns):
+    for name in ("", *varying(results).values(), *columns):
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def results_table(found: Sequence[Figures]) -> Table:
-    """A line for each side, headline metrics of the same run together."""
-    speed = "tokens_per_cpu_second" if found[0]["clock"] == "cpu" else "tokens_per_second"
-    unit = "CPU s" if found[0]["clock"] == "cpu" else "s"
+def results_table(results: Sequence[Figures]) -> Table:
+    """Build a table with a line per side and its headline metrics, all from the same run."""
+    speed = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
+    unit = "CPU s" if results[0]["clock"] == "cpu" else "s"
     columns = ("accuracy\n95 %", "tokens\nper forward", f"tokens\nper {unit}")
-    table = table_of(found, (*columns, "p50 s\np95 s", "first\ntext s", "faster\n95 %"))
-    for number, each in enumerate(found, 1):
+    table = table_of(results, (*columns, "p50 s\np95 s", "first\ntext s", "faster\n95 %"))
+    for number, each in enumerate(results, 1):
         error = each["tokens_per_forward_error"]
         low, high = each["interval"] or (0, 0)
         scored = each["accuracy"] is not None
         table.add_row(
             str(number),
-            *(str(each[key]) for key in varying(found)),
+            *(str(each[key]) for key in varying(results)),
             f"{each['accuracy']:.1%}\n{low:.1%}–{high:.1%}" if scored else "—",
             f"{each['tokens_per_forward']:.2f}" + ("" if error is None else f"\n± {error:.2f}"),
             f"{each[speed]:.0f}",
@@ -250,34 +261,34 @@ def results_table(found: Sequence[Figures]) -> Table:
     return table
 
 
-def costs_table(found: Sequence[Figures]) -> Table:
-    """A line for each side: what forwards cost, and nothing about tokens."""
-    clock = found[0]["clock"]
+def costs_table(results: Sequence[Figures]) -> Table:
+    """Build a table with a line per side and the cost of its forwards."""
+    clock = results[0]["clock"]
     columns = (f"{clock} ms\nper forward", "ms per pass\np50, p95", "rows\nper pass")
-    table = table_of(found, (*columns, "faster\n95 %"))
-    for number, each in enumerate(found, 1):
+    table = table_of(results, (*columns, "faster\n95 %"))
+    for number, each in enumerate(results, 1):
         passes = each["ms_per_pass"]
         table.add_row(
             str(number),
-            *(str(each[key]) for key in varying(found)),
+            *(str(each[key]) for key in varying(results)),
             f"{each['ms_per_forward'][clock]:.2f}",
             "\n".join(f"{role} {p['p50']:.2f}, {p['p95']:.2f}" for role, p in passes.items()),
             "\n".join(f"{p['rows']:.1f}" for p in passes.values()),
             times(each["faster"]),
         )
-    table.caption = "weights are random: what is accepted, and so speed and accuracy, mean nothing"
+    table.caption = "weights are random: acceptance, and hence speed and accuracy, is meaningless"
     return table
 
 
-def list_names(found: Sequence[Figures]) -> None:
-    """Print what the numbers of a table stand for."""
-    for number, each in enumerate(found, 1):
+def list_names(results: Sequence[Figures]) -> None:
+    """Print the names that belong to the numbers of a table."""
+    for number, each in enumerate(results, 1):
         name = f"{each['line']} {each['setting']}".rstrip()
         console.print(f"{number}  {name}", soft_wrap=True)
 
 
 def times(faster: Figures | None) -> str:
-    """A ratio with its interval."""
+    """Format a ratio with its interval."""
     if faster is None:
         return ""
     low, high = faster["interval"] or (None, None)

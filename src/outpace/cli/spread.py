@@ -1,4 +1,4 @@
-"""Flags that say whether a model runs here or as several copies on Ray."""
+"""Flags that select a single model or several replicas on Ray."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """Where prompts of a file are answered."""
+    """Flags of where the prompts of a file are answered."""
 
-    ray: Annotated[bool, Option("--ray", help="By several copies of the model, on Ray.")] = False
+    ray: Annotated[bool, Option("--ray", help="Use several replicas of the model, on Ray.")] = False
     replicas: Annotated[
-        int | None, Option(help="So many, with --ray.", show_default="one for each GPU")
+        int | None, Option(help="Number of replicas with --ray.", show_default="one per GPU")
     ] = None
 
     def open(
-        self, loading: Loading, model: str, method: Named | None, *, prefix_cache: bool = True
+        self, load_flags: Loading, model: str, method: Named | None, *, prefix_cache: bool = True
     ) -> LLM | Fleet:
-        """A model ready to decode, or copies of it."""
+        """Load a model, or start replicas of it."""
         if not self.ray:
             if self.replicas is not None:
-                raise OptionError("replicas", self.replicas, "--replicas goes with --ray")
-            return loading.open(model, method, prefix_cache=prefix_cache)
+                raise OptionError("replicas", self.replicas, "--replicas needs --ray")
+            return load_flags.open(model, method, prefix_cache=prefix_cache)
         try:
             from outpace.ray.batches import Fleet
         except ImportError as error:
             raise ValueError(f"{error}; --ray needs: pip install 'outpace[ray]'") from error
-        loading.check([(model, method)])
-        small = one_thread(model, loading.device)
-        told = {**asdict(loading), "prefix_cache": prefix_cache}
+        load_flags.check([(model, method)])
+        small = one_thread(model, load_flags.device)
+        options = {**asdict(load_flags), "prefix_cache": prefix_cache}
         with waiting("starting Ray"):
-            return Fleet(model, method, replicas=self.replicas, small=small, **told)
+            return Fleet(model, method, replicas=self.replicas, small=small, **options)
 
 
 SPREAD = Spread()

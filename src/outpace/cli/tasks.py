@@ -1,4 +1,4 @@
-"""What `evaluate --tasks` does: tasks of lm-evaluation-harness, unmodified."""
+"""Tasks of lm-evaluation-harness, unmodified: `evaluate --tasks`."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from outpace.evaluation.report import Report
 
 @dataclass(frozen=True, kw_only=True)
 class Tasks:
-    """Which tasks, where further ones lie, and how prompts are dressed."""
+    """Flags of the tasks, and of their prompts."""
 
     tasks: Annotated[
-        str | None, Option(help="Tasks of lm-evaluation-harness instead, with commas.")
+        str | None, Option(help="Tasks of lm-evaluation-harness, separated by commas.")
     ] = None
-    include: Annotated[str | None, Option(help="Folder with tasks of one's own.")] = None
-    chat: Annotated[bool, Option("--chat", help="Put their prompts into the chat template.")] = (
-        False
-    )
-    system: Annotated[str | None, Option(help="System prompt in front of them.")] = None
-    draws: Annotated[int, Option(help="Random masks of a diffusion model's likelihood.")] = 128
+    include: Annotated[str | None, Option(help="Folder with custom tasks.")] = None
+    chat: Annotated[
+        bool, Option("--chat", help="Apply the chat template to the prompts of --tasks.")
+    ] = False
+    system: Annotated[str | None, Option(help="System prompt of --tasks.")] = None
+    draws: Annotated[int, Option(help="Random masks per likelihood of a diffusion model.")] = 128
 
     def run(
         self,
@@ -41,13 +41,13 @@ class Tasks:
         limit: int,
         samples: Path | None,
     ) -> tuple[dict[str, Any], Report]:
-        """Results as the harness has them, and what decoding came to."""
+        """Run the tasks; returns the harness's results, and the report of decoding."""
         from outpace.evaluation.harness import Harness, key, run_tasks
 
         assert self.tasks is not None
-        if own := [name for name in options if name not in ("max_tokens", "seed")]:
-            message = f"{own[0]}: tasks of lm-evaluation-harness bring their own sampling"
-            raise OptionError(own[0], dict(options)[own[0]], message)
+        if extra := [name for name in options if name not in ("max_tokens", "seed")]:
+            message = f"{extra[0]} cannot be set: tasks of lm-evaluation-harness set it"
+            raise OptionError(extra[0], dict(options)[extra[0]], message)
         harness = Harness(
             llm,
             batch_size=batch,
@@ -73,7 +73,7 @@ class Tasks:
 
 
 def show(results: Mapping[str, Any]) -> None:
-    """Print what the harness has counted."""
+    """Print the metrics of the harness."""
     table = Table(header_style="bold")
     for name in ("task", "metric", "value"):
         table.add_column(name)

@@ -1,4 +1,4 @@
-"""The terminal: what is written to it, and signs of life while somebody waits."""
+"""The terminal: consoles, spinners and progress bars."""
 
 from __future__ import annotations
 
@@ -27,66 +27,69 @@ from outpace.cli.exit import INTERRUPTED, TERMINATED, fail
 from outpace.cli.keyboard import held
 
 PLAIN: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
-"""Prompts and answers are shown as they are."""
+"""Prompts and answers are printed literally."""
 
 console = Console(**PLAIN)
 
 errors = Console(stderr=True, **PLAIN)
-"""For what is no result."""
+"""Console of everything that is not a result."""
 
 EVERY = 10.0
-"""Seconds between lines about a wait, where no bar can be seen."""
+"""Seconds between lines of progress without a terminal."""
 
 
 def check_input() -> None:
-    """Raise `ValueError` where standard input was closed."""
+    """Raise `ValueError` if standard input is closed."""
     if sys.stdin is None:
-        raise ValueError("standard input is closed: give the prompt as an argument, or in a pipe")
+        raise ValueError(
+            "standard input is closed: give the prompt as an argument or through a pipe"
+        )
 
 
 def piped() -> Console:
-    """What holds long lines, where nobody reads them at a terminal."""
+    """Return a console for long lines of output that is not a terminal."""
     return Console(width=200, **PLAIN)
 
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A spinner with what is done meanwhile, where there is a terminal; takes a word on how far."""
+    """Show a spinner at a terminal; the yielded function reports progress."""
     if not errors.is_terminal:
-        yield lambda far: None
+        yield lambda progress: None
         return
     with errors.status(Text(what)) as status:
-        yield lambda far: status.update(Text(f"{what}, {far}"))
+        yield lambda progress: status.update(Text(f"{what}, {progress}"))
 
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """`waiting`, and Ctrl-C ends the process there and then.
+    """Show a spinner, and exit at once on Ctrl-C.
 
-    An exception would abort it, with words of C++, where PyTorch's own start calls Python.
+    An exception would abort the process with a C++ message where PyTorch's initialization calls
+    Python.
     """
     before = signal.getsignal(signal.SIGINT)
-    usual = before is signal.default_int_handler and current_thread() is main_thread()
-    with ExitStack() as shown:
-        shown.enter_context(waiting(what))
+    replaceable = before is signal.default_int_handler and current_thread() is main_thread()
+    with ExitStack() as spinner:
+        spinner.enter_context(waiting(what))
 
         def end(*_: object) -> NoReturn:
             try:
-                shown.close()
+                spinner.close()
                 held.close()
                 fail("interrupted", INTERRUPTED)
             finally:
                 os._exit(INTERRUPTED)
 
-        if usual:
-            shown.callback(signal.signal, signal.SIGINT, before)
+        if replaceable:
+            spinner.callback(signal.signal, signal.SIGINT, before)
             signal.signal(signal.SIGINT, end)
         yield
 
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """SIGTERM ends the process as Ctrl-C does, so that what is half written is removed."""
+    """Exit on SIGTERM as on Ctrl-C, which removes incomplete files."""
 
     def end(*_: object) -> NoReturn:
         raise SystemExit(TERMINATED)  # `main` prints the line
@@ -99,7 +102,7 @@ def ended_by_sigterm() -> Iterator[None]:
 
 
 class Bars(Progress):
-    """Progress bars, gone once they are full; without a terminal a line now and then."""
+    """Progress bars that disappear when complete; without a terminal, occasional lines."""
 
     def __init__(self) -> None:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
@@ -108,17 +111,17 @@ class Bars(Progress):
         self.begun: dict[TaskID, tuple[float, float]] = {}
 
     def start(self) -> None:
-        """Show them, where they can be seen."""
+        """Show the bars at a terminal."""
         if errors.is_terminal:
             super().start()
 
     def stop(self) -> None:
-        """Take them away."""
+        """Remove the bars."""
         if errors.is_terminal:
             super().stop()
 
     def update(self, task_id: TaskID, **changes: Any) -> None:
-        """Move a bar, or write how much is completed and the time left."""
+        """Update a bar or, without a terminal, print progress and remaining time."""
         super().update(task_id, **changes)
         if errors.is_terminal:
             return
@@ -136,5 +139,5 @@ class Bars(Progress):
 
 
 def bars() -> Progress:
-    """Progress bars on standard error."""
+    """Create progress bars on standard error."""
     return Bars()

@@ -1,4 +1,4 @@
-"""Commands that train: `train`, and `recipes`, which says what can be."""
+"""Commands of training: `train` and `recipes`."""
 
 from __future__ import annotations
 
@@ -14,14 +14,19 @@ from outpace.cli.draw import console
 
 
 def train_command(
-    recipe: Annotated[str, Argument(help="TOML file of a training, or the name of a recipe.")],
-    overrides: Annotated[list[str] | None, Argument(help="key=value, dotted.")] = None,
-    processes: Annotated[int, Option(help="Processes that share each step.")] = 1,
-    plan: Annotated[bool, Option("--plan", help="Say what it needs, and train nothing.")] = False,
+    recipe: Annotated[str, Argument(help="TOML file, or name of an included recipe.")],
+    overrides: Annotated[
+        list[str] | None, Argument(help="Overrides key=value, with dotted keys.")
+    ] = None,
+    processes: Annotated[int, Option(help="Number of processes.")] = 1,
+    plan: Annotated[
+        bool, Option("--plan", help="Print the required resources without training.")
+    ] = False,
 ) -> None:
-    """Train what a recipe says; a run that was stopped goes on from its last checkpoint.
+    """Train with a recipe; a run that was stopped continues from its last checkpoint.
 
-    Ctrl-C and SIGTERM end it after the step that runs, with a checkpoint; a second one at once.
+    Ctrl-C or SIGTERM stops after the current step and saves a checkpoint; a second one stops at
+    once.
     """
     if not plan:
         train(recipe, overrides or [], processes)
@@ -45,7 +50,7 @@ def train_command(
 
 
 def train(recipe: str, overrides: Sequence[str], processes: int = 1) -> None:
-    """Train a recipe; `ValueError` where it cannot be, or what trains is not installed."""
+    """Train with a recipe; raises `ValueError` if it is invalid or an extra is not installed."""
     with needing_extra():
         from outpace.training import recipe as recipes_of
     recipes_of.train(recipe, overrides, processes)
@@ -53,7 +58,7 @@ def train(recipe: str, overrides: Sequence[str], processes: int = 1) -> None:
 
 @contextmanager
 def needing_extra() -> Iterator[None]:
-    """Imports of what trains; `ValueError` where that is not installed."""
+    """Raise `ValueError` if an import of the training extra fails."""
     try:
         yield
     except ImportError as error:
@@ -61,7 +66,7 @@ def needing_extra() -> Iterator[None]:
 
 
 def recipes_group() -> Typer:
-    """The recipes that ship inside the package; `show NAME` prints one."""
+    """List the included recipes; `show NAME` prints one."""
     app = Typer(add_completion=False, invoke_without_command=True)
     app.callback()(list_recipes)
     app.command("show")(show_recipe)
@@ -69,7 +74,7 @@ def recipes_group() -> Typer:
 
 
 def list_recipes(context: Context) -> None:
-    """The recipes that ship inside the package."""
+    """List the included recipes; `show NAME` prints one."""
     if context.invoked_subcommand is None:
         table = Table(header_style="bold")
         table.add_column("recipe", no_wrap=True)
@@ -80,10 +85,10 @@ def list_recipes(context: Context) -> None:
 
 
 def show_recipe(
-    name: Annotated[str, Argument(help="One of those that `outpace recipes` lists.")],
+    name: Annotated[str, Argument(help="Name listed by `outpace recipes`.")],
 ) -> None:
-    """Print a recipe, to be changed and kept."""
+    """Print a recipe, for copying and editing."""
     try:
         print(recipes.find(name).read_text(encoding="utf-8"), end="")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name} is no recipe, which is text: {error}") from error
+        raise ValueError(f"{name} is not a recipe, which must be text: {error}") from error

@@ -1,4 +1,4 @@
-"""The command that looks for the fastest options: `tune`."""
+"""The command `tune`, which searches for the fastest options of a method."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from outpace.benchmark.entry import Entry
 from outpace.benchmark.side import Load, Side, alternate
 from outpace.benchmark.summary import Figures, summaries
 from outpace.cli.asking import ASKING, Asking
-from outpace.cli.draw import bars, console
+from outpace.cli.draw import console
 from outpace.cli.flags import (
     CHOICE,
     LOADING,
@@ -31,6 +31,7 @@ from outpace.cli.flags import (
 from outpace.cli.options import flag, flags_of, given, parse_entries
 from outpace.cli.output import replaced
 from outpace.cli.sides import list_names, results_table
+from outpace.cli.terminal import bars
 from outpace.errors import OptionError
 from outpace.evaluation.compare import fronts
 from outpace.evaluation.samples import kept
@@ -44,35 +45,33 @@ if TYPE_CHECKING:
     from outpace.jsonl import Record
 
 ROUNDS, FINALISTS = 5, 3
-"""Turns of the last comparison, and how many of the fastest are in it."""
+"""Rounds of the final comparison, and the number of settings in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What is looked for, and for how long."""
+    """Flags of what to optimize, and for how long."""
 
-    max_loss: Annotated[float, Option(help="Points of percent of accuracy that may be lost.")] = 1.0
+    max_loss: Annotated[float, Option(help="Maximum loss of accuracy, in percentage points.")] = 1.0
     against: Annotated[
         str | None,
-        Option(help="'METHOD option=value …' to lose against; one token per forward if none."),
+        Option(help="Baseline 'METHOD option=value …'; by default one token per forward."),
     ] = None
-    by: Annotated[str, Option(help="What a token is to take few of: seconds or forwards.")] = (
-        "seconds"
-    )
-    trials: Annotated[int, Option(help="Settings to try, those of earlier runs included.")] = 40
+    by: Annotated[str, Option(help="Minimize seconds or forwards per token.")] = "seconds"
+    trials: Annotated[int, Option(help="Number of settings to try, earlier runs included.")] = 40
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a goal that is none."""
+        """Raise `OptionError` for an invalid goal."""
         if not (math.isfinite(self.max_loss) and 0 <= self.max_loss <= 100):
-            message = f"max_loss must lie between 0 and 100 points, not {self.max_loss}"
+            message = f"max_loss must be between 0 and 100 points, got {self.max_loss}"
             raise OptionError("max_loss", self.max_loss, message)
         if self.by not in ("seconds", "forwards"):
-            message = f"by must be seconds or forwards, not {self.by!r}"
+            message = f"by must be seconds or forwards, got {self.by!r}"
             raise OptionError("by", self.by, message)
         at_least_one(trials=self.trials)
 
     def speed(self, llm: LLM) -> str:
-        """Key of a result that is to be large; CPU seconds count where all runs on a CPU."""
+        """Return the result key to maximize; CPU seconds count if all runs on a CPU."""
         if self.by == "forwards":
             return "tokens_per_forward"
         return "tokens_per_cpu_second" if llm.device.type == "cpu" else "tokens_per_second"
@@ -85,37 +84,37 @@ def tune(
     model: ModelName,
     method: Mapping[str, Any] | None = None,
     goal: Goal = GOAL,
-    asking: Asking = ASKING,
+    task_flags: Asking = ASKING,
     limit: Limit = 100,
     batch: Batch = 1,
-    choice: Choice = CHOICE,
-    loading: Loading = LOADING,
+    sampling: Choice = CHOICE,
+    load_flags: Loading = LOADING,
     samples: Annotated[
-        Path | None, Option(help="Add each trial to this file; a killed run goes on from it.")
+        Path | None, Option(help="Append each trial to this file, from which a killed run resumes.")
     ] = None,
     json_path: JsonPath = None,
-    png: Annotated[Path | None, Option(help="Draw accuracy against speed to this file.")] = None,
+    png: Annotated[Path | None, Option(help="Plot accuracy against speed to this file.")] = None,
 ) -> None:
-    """The fastest options of a method that lose no more accuracy than is allowed.
+    """Search for the fastest options of a method within a limit on the loss of accuracy.
 
-    Options that are given stay, the others are searched within the bounds that stand beside them.
-    The fastest few are measured again, in turns with what they may lose against.
+    Options that are given stay fixed; the others are searched within their declared bounds. The
+    fastest settings are measured again, in alternating turns with the baseline.
     """
     from outpace.benchmark.tune import Search, results_of, space_of
 
     if method is None:
-        raise ValueError("say with --method what is to be tuned")
+        raise ValueError("--method is required: give the method to tune")
     if png is not None:
         from outpace.benchmark.plots import draw_front
     name, fixed = method["method"], dict(method["options"])
     plain = make_method(name, fixed, spelling=lambda option: f"--{flag(option)}")
     space_of(type(plain), fixed)
     with replaced(json_path) as file, replaced(png) as picture:
-        side = against(model, plain, goal, asking, limit, batch, choice, loading)
+        side = against(model, plain, goal, task_flags, limit, batch, sampling, load_flags)
         aim: dict[str, Any] = {
             "max_loss": goal.max_loss,
             "by": goal.speed(side.llm),
-            "seed": choice.seed,
+            "seed": sampling.seed,
         }
         header = {"tuned": name, "fixed": fixed, **aim, **side.header(1)}
         with kept(samples, header) as records:
@@ -123,53 +122,54 @@ def tune(
                 side=side, name=name, kind=type(plain), fixed=fixed, samples=records, **aim
             )
             run(search, goal.trials)
-        found = [search.reference, *results_of(search.trials)]
+        results = [search.reference, *results_of(search.trials)]
         final = finals(search)
-        show(search, found, final, [*given(asking), *given(choice)])
+        show(search, results, final, [*given(task_flags), *given(sampling)])
         if file is not None:
-            written = {"provenance": provenance(), "search": header, "results": found}
-            file.write_text(json.dumps({**written, "finals": final}, indent=2) + "\n")
+            document = {"provenance": provenance(), "search": header, "results": results}
+            file.write_text(json.dumps({**document, "finals": final}, indent=2) + "\n")
         if picture is not None:
-            draw_front(found, picture)
+            draw_front(results, picture)
 
 
 def against(
     model: str,
     method: Method,
     goal: Goal,
-    asking: Asking,
+    task_flags: Asking,
     limit: int,
     batch: int,
-    choice: Choice,
-    loading: Loading,
+    sampling: Choice,
+    load_flags: Loading,
 ) -> Side:
-    """What a loss counts against, ready to answer; `ValueError` where nobody judges it."""
+    """Load the baseline of losses; raises `ValueError` if the task has no scoring rule."""
     from outpace.benchmark.tune import careful
 
-    asked, questions = asking.setting(), asking.questions(limit)
+    setting, questions = task_flags.setting(), task_flags.questions(limit)
     if batch > len(questions):
-        raise ValueError(f"{len(questions)} questions do not fill a batch of {batch}")
+        limit = len(questions)
+        raise ValueError(f"batch must be at most the number of questions, {limit}, got {batch}")
     if questions[0].score == "none":
-        raise ValueError(f"nobody judges answers of {asked.task}: tune on another task")
-    named = [] if goal.against is None else parse_entries(f"{model} {goal.against}")
-    if len(named) > 1:
-        raise ValueError(f"one setting is to lose against, not {goal.against!r}")
-    llm = loading.open(model, method, prefix_cache=False)
+        raise ValueError(f"task {setting.task} has no scoring rule: tune on another task")
+    baselines = [] if goal.against is None else parse_entries(f"{model} {goal.against}")
+    if len(baselines) > 1:
+        raise ValueError(f"--against must be a single setting, got {goal.against!r}")
+    llm = load_flags.open(model, method, prefix_cache=False)
     plain = careful(llm)
-    usual = Entry(model=model, method=plain, line=" ".join([model, *flags_of(plain)[1:]]))
-    entry = named[0] if named else usual
+    default = Entry(model=model, method=plain, line=" ".join([model, *flags_of(plain)[1:]]))
+    entry = baselines[0] if baselines else default
     llm.pair(entry.method)
-    options = asked.options(choice.options())
+    options = setting.options(sampling.options())
     options["method"] = entry.method
-    load = Load(batch=batch, max_tokens=options["max_tokens"] or asked.max_tokens)
-    protocol = asking.protocol
+    load = Load(batch=batch, max_tokens=options["max_tokens"] or setting.max_tokens)
+    protocol = task_flags.protocol
     return Side(
         entry=entry,
         llm=llm,
         load=load,
         questions=questions,
         options=options,
-        task=asked.task,
+        task=setting.task,
         protocol=protocol,
     )
 
@@ -178,7 +178,7 @@ def run(search: Search, trials: int) -> None:
     """Search with a progress bar."""
     with bars() as shown:
         bar = shown.add_task("one token at a time", total=trials)
-        shown.update(bar, description=f"accuracy to keep: {search.reference['accuracy']:.1%}")
+        shown.update(bar, description=f"baseline accuracy: {search.reference['accuracy']:.1%}")
 
         def progress(record: Record) -> None:
             best = search.best(1)
@@ -189,7 +189,7 @@ def run(search: Search, trials: int) -> None:
 
 
 def finals(search: Search) -> list[Figures]:
-    """The fastest few in turns with what they may lose against; nothing where none keeps it."""
+    """Compare the fastest settings with the baseline; empty if none is accurate enough."""
     best = search.best(FINALISTS)
     if not best:
         return []
@@ -202,21 +202,21 @@ def finals(search: Search) -> list[Figures]:
 
 
 def show(
-    search: Search, found: Sequence[Figures], final: Sequence[Figures], more: Sequence[str]
+    search: Search, results: Sequence[Figures], final: Sequence[Figures], more: Sequence[str]
 ) -> None:
-    """Print the front of what was seen, the finals, and the command line of the fastest."""
-    table = sorted(fronts(found, search.by), key=lambda number: found[number][search.by])
-    seen = [{**found[number], "faster": None} for number in table]
+    """Print the Pareto front, the finalists, and the command line of the fastest."""
+    table = sorted(fronts(results, search.by), key=lambda number: results[number][search.by])
+    front = [{**results[number], "faster": None} for number in table]
     clock = "cpu" if search.side.llm.device.type == "cpu" else "wall"
-    console.print(f"what no other of {len(found)} settings beats:")
-    list_names(seen)
-    console.print(results_table([{**each, "clock": clock} for each in seen]))
+    console.print(f"Pareto front of {len(results)} settings:")
+    list_names(front)
+    console.print(results_table([{**each, "clock": clock} for each in front]))
     if not final:
         console.print(
-            f"none of {len(search.trials)} settings loses at most {search.max_loss:g} points"
+            f"no setting of {len(search.trials)} loses at most {search.max_loss:g} points"
         )
         return
-    console.print("the fastest, in turns with what a loss counts against:")
+    console.print("the fastest, in alternating turns with the baseline:")
     list_names(final)
     console.print(results_table(final))
     first, *others = final

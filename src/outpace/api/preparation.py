@@ -1,0 +1,123 @@
+"""Requests of an `LLM`: prompt, options and models become a job, and many jobs are answered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING
+
+from outpace.api.effects import check_sight, constraint_of, ends_of, processors_of
+from outpace.api.infill import Layout
+from outpace.api.options import Options, RequestOptions, seeded
+from outpace.api.output import Answer, Output
+from outpace.api.text import Detokenizer, Prompt
+from outpace.decoding import Request
+from outpace.decoding.sampling_params import is_whole
+from outpace.errors import OptionError
+from outpace.methods import Method
+
+if TYPE_CHECKING:
+    from outpace.api.llm import LLM
+
+MOST_ANSWERS = 2**16
+"""Maximum number of answers per prompt."""
+
+
+def prepare_answer(
+    llm: LLM,
+    prompt: Prompt | None,
+    options: RequestOptions,
+    streams: bool,
+    wait: bool,
+    requests: int,
+    limit: int | None,
+) -> Answer:
+    """Create the answer and the job of a request; see `LLM.prepare`."""
+    method = llm.method if options.method is None else options.method
+    ids, layout = encode_prompt(llm, prompt, options, method)
+    pairing = llm.pair(method, wait=wait)
+    max_tokens = options.max_tokens if layout is None else layout.size
+    if max_tokens is None:
+        share, least = min(requests, llm.engine.max_sequences), options.min_tokens
+        max_tokens = pairing.default_max_tokens(method, len(ids), share, least, limit)
+    answer = Answer(Detokenizer(llm.text, options.stop, options.min_tokens), streams, layout)
+
+    def on_tokens(request: Request) -> None:
+        if answer.push(request):
+            llm.engine.cancel(answer.job)
+
+    ends, stop_ids = ends_of(options, llm.eos, pairing.vocab, llm.text.silent)
+    processors = [*processors_of(options, method, len(ids), ends, pairing.vocab)]
+    if layout is None:
+        slots = range(len(ids), len(ids) + int(max_tokens))
+        sizes = slots, ends, pairing.vocab, pairing.target.mask_id
+        constraint = constraint_of(options, llm.compiler, method, *sizes, wait)
+    else:
+        constraint = layout.constraint(llm.compiler, method.sequential, pairing.vocab, wait)
+    processors += [] if constraint is None else [constraint]
+    request = pairing.request(
+        ids,
+        max_tokens=int(max_tokens),
+        sampling=options.sampling(llm.usual(method)),
+        eos=ends if layout is None else frozenset(),
+        stop_ids=stop_ids,
+        min_tokens=int(options.min_tokens),
+        logprobs=options.logprobs,
+        processors=tuple(processors),
+        constraint=constraint,
+        given=None if layout is None else layout.given,
+    )
+    callback = on_tokens if streams or options.stop else None
+    answer.job = llm.engine.job(method, request, pairing, callback)
+    return answer
+
+
+def encode_prompt(
+    llm: LLM, prompt: Prompt | None, options: RequestOptions, method: Method
+) -> tuple[list[int], Layout | None]:
+    """Return the token ids before the first decoded slot, and the layout of an infill template."""
+    encode = partial(llm.text.encode, raw=options.raw, template=options.template)
+    if options.cloze is None:
+        return encode(prompt), None
+    check_sight(method)
+    prefix = None if prompt is None else encode(prompt)
+    layout = Layout.of(options.cloze, llm.text, prefix, llm.eos)
+    return layout.prompt, layout
+
+
+def answer_variants(options: Options, n: int | None) -> list[Options]:
+    """Return the options of `n` answers to a prompt, which have consecutive seeds."""
+    if n is None:
+        return [options]
+    if not (is_whole(n) and 1 <= n <= MOST_ANSWERS):
+        message = f"n must be an integer from 1 to {MOST_ANSWERS}, got {n!r}"
+        raise OptionError("n", n, message)
+    return [seeded(options, number) for number in range(n)]
+
+
+def check_batch(batch: int | None) -> None:
+    """Raise `OptionError` for a batch that is not a positive integer or None."""
+    if not (batch is None or is_whole(batch) and batch >= 1):
+        message = f"batch must be an integer of at least 1, got {batch!r}"
+        raise OptionError("batch", batch, message)
+
+
+def answer_requests(
+    llm: LLM, requests: Iterable[tuple[Prompt | None, Options]], batch: int
+) -> Iterator[tuple[int, Output]]:
+    """Submit requests, `batch` at a time, and drive the engine until all are answered."""
+    waiting: dict[int, Answer] = {}
+    numbered = enumerate(requests)
+    try:
+        while True:
+            while len(waiting) < batch and (entry := next(numbered, None)):
+                number, (prompt, options) = entry
+                waiting[number] = llm.submit(prompt, requests=batch, **options)
+            if not waiting:
+                return
+            llm.driver.step()
+            for number in [number for number, answer in waiting.items() if answer.job.over]:
+                yield number, waiting.pop(number).output()
+    finally:
+        for answer in waiting.values():
+            llm.driver.cancel(answer.job)
