@@ -184,7 +184,7 @@ def test_shift_and_mask_come_from_the_model() -> None:
     """A model without a mask is rejected."""
     config = translate(published("DreamModel", mask_token_id=MASK))
     assert MDLM().bind(config) == MDLM(shift=1, mask_id=MASK)
-    with pytest.raises(ValueError, match="no mask token"):
+    with pytest.raises(ValueError, match="needs a mask token"):
         MDLM().bind(translate(published()))
     with pytest.raises(ValueError, match="shift 1"):
         MDLM(causal=0.1).bind(replace(config, shift=0))
