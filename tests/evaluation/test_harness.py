@@ -242,7 +242,7 @@ def test_custom_task(
 @pytest.mark.filterwarnings("ignore")
 def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Unknown tasks, flags that do not go together."""
-    for words, says in (
+    for words, expected_message in (
         (
             ["--tasks", "gsm8k_cott"],
             "unknown task 'gsm8k_cott' of lm-evaluation-harness; similar: ",
