@@ -61,7 +61,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
         figures = {"setting": side.entry.setting, "line": side.entry.line}
         return {**figures, "accuracy": 0.9 if ratio <= 0.5 else 0.2, "tokens_per_forward": speed}
 
-    monkeypatch.setattr(tune, "measured", measured)
+    monkeypatch.setattr(tune, "measure_side", measured)
 
 
 @pytest.mark.parametrize("name", METHODS)

@@ -186,7 +186,7 @@ async def no_usage(asked, reply):
     [
         (unauthorised, "--api-key"),
         (unknown, "no model 'm'; there is x"),
-        (no_stream, "streams: application/json"),
+        (no_stream, "server: application/json"),
         (no_usage, "include_usage"),
     ],
 )
@@ -251,7 +251,7 @@ def test_messages_are_no_completion(serve, tmp_path):
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}))
     words = ("--model", "m", "--prompts", str(path), "--endpoint", "completions")
-    assert "only chat takes" in serve("http://x", *words)[2]
+    assert "needs endpoint chat" in serve("http://x", *words)[2]
     with ScriptedServer(answer) as server:
         assert serve(server.url, *SMALL, "--prompts", str(path))[0] == 0
         assert server.asked[0].body["messages"] == [{"role": "user", "content": "x"}]

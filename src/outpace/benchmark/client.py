@@ -240,5 +240,5 @@ def base(url: str) -> str:
             f"url must be the address of a server, got {url!r}; write http://127.0.0.1:8000"
         )
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise ValueError("url must not have a user, query or fragment; for keys use --api-key")
+        raise ValueError("url must be an address without user, query or fragment; see --api-key")
     return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/').removesuffix('/v1')}/v1"

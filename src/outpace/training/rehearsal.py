@@ -130,8 +130,8 @@ def rehearsed(
         memory = Allocated(model.config.vocab)
         trainable = [p for p in model.parameters() if p.requires_grad]
         memory.follow(trainable, TRAINED)
-        for each in (model, *others.values()):
-            memory.follow((*each.parameters(), *each.buffers()), FROZEN)
+        for module in (model, *others.values()):
+            memory.follow((*module.parameters(), *module.buffers()), FROZEN)
         if processes > 1 and not shared:
             for parameter in trainable:  # DDP's gradient buckets exist during the whole step
                 parameter.grad = torch.zeros_like(parameter)

@@ -129,7 +129,7 @@ class WeDLM(Objective):
     def stream(
         self,
         tokens: Ints,
-        weights: Floats,
+        worth: Floats,
         blocks: Ints,
         masked: Bools,
         ratios: Floats,
@@ -153,10 +153,8 @@ class WeDLM(Objective):
             positions=torch.from_numpy(order),
             ranges=torch.from_numpy(ranges),
             labels=torch.from_numpy(np.where(holes, tokens[order], UNSCORED)),
-            weights=torch.from_numpy(
-                np.where(holes, scale * weights[order], 0.0).astype(np.float32)
-            ),
-            mass=float(weights.sum()),
+            weights=torch.from_numpy(np.where(holes, scale * worth[order], 0.0).astype(np.float32)),
+            mass=float(worth.sum()),
         )
 
     def loss(self, models: Models, rows: Rows) -> Loss:
