@@ -385,7 +385,7 @@ def test_method_that_returns_too_early_fails(good: int) -> None:
 
 BAD_FORWARDS = {
     "start": (Forward(ids=[1, 2], start=9), "only 5 slots have been written"),
-    "reach": (Forward(ids=[1], start=5, pattern=FULL, reach=40), "reach 40 reads slots"),
+    "visible_end": (Forward(ids=[1], start=5, pattern=FULL, reach=40), "visible_end 40 has slots"),
     "token": (Forward(ids=[99], start=5), "token id 99 is outside the vocabulary"),
     "room": (Forward(ids=[1] * 99, start=0), "17 slots were reserved"),
     "wanted": (Forward(ids=[1], start=5, predict=[3]), "slot 3 is predicted by .* slot 2"),

@@ -122,8 +122,8 @@ def test_compiled_model_is_the_same() -> None:
     [
         (True, CPU, 1, "compile requires a CUDA device, got cpu"),
         (True, torch.device("cuda"), 2, "requires a model in one process"),
-        (1, CPU, 1, "compile must be True or False, not 1"),
-        ("yes", CPU, 1, "compile must be True or False, not 'yes'"),
+        (1, CPU, 1, "compile must be True or False, got 1"),
+        ("yes", CPU, 1, "compile must be True or False, got 'yes'"),
     ],
 )
 def test_unavailable_compilation_is_refused(

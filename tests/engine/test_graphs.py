@@ -152,8 +152,8 @@ def test_passes_with_features_are_not_recorded() -> None:
     [
         (True, CPU, 1, "graphs requires a CUDA device, got cpu"),
         (True, torch.device("cuda"), 2, "requires a model in one process"),
-        (1, CPU, 1, "graphs must be True or False, not 1"),
-        ("yes", CPU, 1, "graphs must be True or False, not 'yes'"),
+        (1, CPU, 1, "graphs must be True or False, got 1"),
+        ("yes", CPU, 1, "graphs must be True or False, got 'yes'"),
     ],
 )
 def test_unavailable_graphs_are_refused(
