@@ -182,7 +182,7 @@ BAD: list[tuple[Any, str]] = [
     ("Tom has {{3}}", "a cloze is a list of text and holes, not 'Tom has"),
     ([Hole(2), 3], "3 is neither"),
     ([Hole(2), b"x"], "b'x' is neither"),
-    (None, "None is no prompt"),
+    (None, "prompt must be text"),
     ([Hole(2), "apples"], "no text before the first hole"),
     (["a", Hole(600)], "a prompt of 1 tokens and max_tokens=600 need 601 slots, but tiny-dream"),
     (["a", Hole(10**9)], "holes[0]: it is too large for 1000000000 tokens"),
