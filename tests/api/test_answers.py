@@ -113,21 +113,21 @@ def test_a_cut_answer_does_not_end_in_training(llm: LLM, tmp_path: Path) -> None
     [
         ("{", r"prompts:2 is not JSON"),
         ("[1]", r"prompts:2 must be an object, not list"),
-        ('{"text": "x"}', r"prompts:2 needs a prompt.* found text"),
-        ('{"prompt": ""}', r"prompts:2 needs a prompt"),
-        ('{"messages": []}', r"prompts:2 needs a prompt"),
-        ('{"messages": [{"role": "assistant", "content": "x"}]}', r"prompts:2 needs"),
+        ('{"text": "x"}', r"prompts:2 must have a prompt.* found text"),
+        ('{"prompt": ""}', r"prompts:2 must have a prompt"),
+        ('{"messages": []}', r"prompts:2 must have a prompt"),
+        ('{"messages": [{"role": "assistant", "content": "x"}]}', r"prompts:2 must have"),
         ("", r"prompts:2 is not JSON"),
         ("[" * 100_000, r"prompts:2 is not JSON"),
         ('{"prompt": 1' + "0" * 5000 + "}", r"prompts:2 is not JSON"),
-        ('{"prompt": 5}', r"prompts:2 needs a prompt"),
-        ('{"messages": 5}', r"prompts:2 needs a prompt"),
+        ('{"prompt": 5}', r"prompts:2 must have a prompt"),
+        ('{"messages": 5}', r"prompts:2 must have a prompt"),
         ('{"prompt": "half \\ud83d"}', r"prompts:2: .* is not UTF-8"),
         (
             '{"messages": [{"role": "system", "content": null}, {"role": "user", "content": "x"}]}',
-            r"prompts:2: .* is no chat message",
+            r"prompts:2: .* is not a chat message",
         ),
-        ('{"messages": [{"role": "user", "content": ["x"]}]}', r"prompts:2: .* no chat message"),
+        ('{"messages": [{"role": "user", "content": ["x"]}]}', r"prompts:2: .* of a chat message"),
     ],
 )
 def test_a_bad_line_is_named_before_any_work(
@@ -153,14 +153,14 @@ def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
     """So are unreadable files, identical files and an empty batch."""
     source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
     write(target, {"line": 2, "prompt": "other", "response": "x"})
-    with pytest.raises(ValueError, match=r"out:1 answers another prompt"):
+    with pytest.raises(ValueError, match=r"out:1 answers a different prompt"):
         answer_file(llm, source, target)
     write(target, {"prompt": QUESTIONS[0], "response": "x"})
-    with pytest.raises(ValueError, match=r"out:1 answers another prompt"):
+    with pytest.raises(ValueError, match=r"out:1 answers a different prompt"):
         answer_file(llm, source, target)
     for record in ({"line": 1, "messages": 5}, {"line": 1}, {"line": True, "prompt": QUESTIONS[0]}):
         write(target, {"response": "x", **record})
-        with pytest.raises(ValueError, match=r"out:1 answers another prompt"):
+        with pytest.raises(ValueError, match=r"out:1 answers a different prompt"):
             answer_file(llm, source, target)
     with pytest.raises(ValueError, match="must differ from the input"):
         answer_file(llm, source, source)
@@ -197,7 +197,7 @@ def test_where_nothing_can_be_appended_no_prompt_is_answered(
 ) -> None:
     """For a folder, a device, and a folder that cannot be created."""
     monkeypatch.setattr(llm, "submit", None)
-    with pytest.raises((ValueError, OSError), match=r"to append to|/proc/none"):
+    with pytest.raises((ValueError, OSError), match=r"not a regular file|/proc/none"):
         answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / name)
 
 

@@ -148,7 +148,7 @@ def test_a_template_that_looks_for_a_special_token_is_followed(
         messages = [{"role": "user", "content": content}]
         assert text.chat(messages, {}) == expected("decides", messages)
     messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": "<b>"}]
-    with pytest.raises(ValueError, match=r"messages\[1\] holds a special token"):
+    with pytest.raises(ValueError, match=r"messages\[1\] contains a special token"):
         text.chat(messages, {})
 
 
@@ -243,7 +243,7 @@ def test_text_of_every_private_character_is_refused_or_right() -> None:
     """These characters are used as markers, and a text may contain all of them."""
     text = Text("nemo", tokenizer("nemo"))
     every = "".join(map(chr, PRIVATE))
-    with pytest.raises(ValueError, match="messages.0. holds a special token"):
+    with pytest.raises(ValueError, match="messages.0. contains a special token"):
         text.chat([{"role": "user", "content": every + "[INST]"}], {})
     messages = [{"role": "user", "content": every[9:] + "[INST]"}]
     assert text.chat(messages, {}) == expected("nemo", messages)

@@ -182,7 +182,7 @@ BAD: list[tuple[Any, str]] = [
     ("Tom has {{3}}", "cloze must be a list of text and holes, got 'Tom has"),
     ([Hole(2), 3], "must be text or a hole, got 3"),
     ([Hole(2), b"x"], "must be text or a hole, got b'x'"),
-    (None, "None is no prompt"),
+    (None, "prompt must be text"),
     ([Hole(2), "apples"], "no text before the first hole"),
     (["a", Hole(600)], "a prompt of 1 tokens and max_tokens=600 need 601 slots, but tiny-dream"),
     (["a", Hole(10**9)], "holes[0]: it is too large for 1000000000 tokens"),
