@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from outpace import LLM
-from outpace.checkpoints.load import save_model, translate
+from outpace.checkpoints.load import save_model, translate_config
 from outpace.methods import Method
 from outpace.models.transformer import Transformer
 
@@ -89,7 +89,7 @@ def write(
     `peak` is a factor of an untied head: the larger, the surer is the model of what it says.
     """
     torch.manual_seed(seed)
-    model = Transformer(translate(config)).requires_grad_(False)
+    model = Transformer(translate_config(config)).requires_grad_(False)
     for weight in (w for w in model.blocks.parameters() if w.dim() == 2):
         weight.mul_(2 / (weight.std() * weight.shape[1] ** 0.5))
     if peak != 1.0:

@@ -35,8 +35,8 @@ from outpace import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.constraint.compiler import Compiler
-from outpace.constraint.regular import Language, Regular
-from outpace.constraint.vocabulary import alphabet
+from outpace.constraint.regular import RegularConstraint, TokenLanguage
+from outpace.constraint.vocabulary import byte_alphabet
 from outpace.evaluation.run import questions_of
 from outpace.methods import (
     APD,
@@ -124,9 +124,9 @@ def clocked() -> Iterator[Callable[[], float]]:
 
         return run
 
-    names = ("__call__", "together", "check")
-    patches: dict[str, Any] = {name: timed(getattr(Regular, name)) for name in names}
-    with mock.patch.multiple(Regular, **patches):
+    names = ("__call__", "choose_jointly", "check")
+    patches: dict[str, Any] = {name: timed(getattr(RegularConstraint, name)) for name in names}
+    with mock.patch.multiple(RegularConstraint, **patches):
         yield lambda: spent[0]
 
 
@@ -166,7 +166,7 @@ def overhead(name: str, options: argparse.Namespace) -> Row:
 def made_up(size: int) -> PreTrainedTokenizerFast:
     """A byte-level tokenizer of words, punctuation, numbers and ideographs; the last token ends."""
     rng = Random(0)
-    shown = {byte: letter for letter, byte in alphabet().items()}
+    shown = {byte: letter for letter, byte in byte_alphabet().items()}
     syllables = [a + b + c for a in "bcdfghklmnprstvw" for b in "aeiou" for c in ("", *"nrst")]
     signs = "{}[]():;,.'\"!?<>=+-*/\\_#@&|"
 
@@ -219,16 +219,16 @@ def compiling(size: int) -> Row:
     given: dict[str, Any] = {"sequential": False, "begin": 0, "limit": 4096, "ends": ends}
     compiler, rule = Compiler(tokenizer, None), ("schema", long_schema(2000))
     began = time.process_time()
-    compiler.vocabulary(size)
+    compiler.token_vocabulary(size)
     tree = time.process_time() - began
-    compiler.constraint(rule, size=size, **given)
+    compiler.build_constraint(rule, size=size, **given)
     cold = time.process_time() - began - tree
     began = time.process_time()
     for _ in range(100):
-        compiler.constraint(rule, size=size, **given)
+        compiler.build_constraint(rule, size=size, **given)
     cached = (time.process_time() - began) / 100
-    (language,) = compiler.known.values()
-    assert isinstance(language, Language)
+    (language,) = compiler.compiled_rules.values()
+    assert isinstance(language, TokenLanguage)
     states, classes = language.automaton.table.shape
     return {
         "vocabulary": size,

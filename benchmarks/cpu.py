@@ -47,10 +47,10 @@ from harness import (
     timed,
 )
 from outpace import LLM
-from outpace.checkpoints.compress import compress
-from outpace.checkpoints.load import save_model, translate
+from outpace.checkpoints.compress import compress_checkpoint
+from outpace.checkpoints.load import save_model, translate_config
 from outpace.decoding import Forward
-from outpace.engine.feed import Feed
+from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.models.transformer import Transformer
 
 matplotlib.use("Agg")
@@ -84,7 +84,7 @@ Step = Callable[[Sequence[int]], object]
 def made(config: Config, folder: Path) -> Path:
     """A checkpoint of random weights in bfloat16."""
     torch.manual_seed(0)
-    save_model(Transformer(translate(config)).requires_grad_(False), folder)
+    save_model(Transformer(translate_config(config)).requires_grad_(False), folder)
     return folder
 
 
@@ -97,7 +97,9 @@ def with_outpace(folder: Path, given: Sequence[int], loading: dict[str, Any]) ->
 
     def feed(ids: Sequence[int], start: int, predict: Sequence[int] | None) -> list[int]:
         forward = Forward(ids=ids, start=start, predict=predict)
-        return runner.run([Feed.of(forward, table, runner.config)])[0].tokens
+        return runner.run_pass([ScheduledForward.from_forward(forward, table, runner.config)])[
+            0
+        ].tokens
 
     feed(given, 0, None)
     return lambda rows: feed(rows, PROMPT, range(PROMPT + 1, PROMPT + 1 + len(rows)))
@@ -183,7 +185,7 @@ print(before, peak())
 def memory(folder: Path) -> list[Row]:
     """Peak memory of loading and one token, over the file, each in a process of its own."""
     size = (folder / "model.safetensors").stat().st_size
-    written = compress(folder, folder / "int8")
+    written = compress_checkpoint(folder, folder / "int8")
     loads: dict[str, tuple[Path, dict[str, Any]]] = {
         **{name: (folder, loading) for name, loading in OURS.items()},
         WRITTEN: (written, {}),

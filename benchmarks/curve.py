@@ -24,7 +24,7 @@ from rich.progress import track
 import harness
 from harness import Bar, Row, Timing
 from outpace import LLM
-from outpace.evaluation.metrics import rows_fed
+from outpace.evaluation.metrics import count_fed_rows
 from outpace.evaluation.question import Question
 from outpace.evaluation.run import questions_of
 from outpace.methods import Method
@@ -63,10 +63,10 @@ class Point:
         outputs = llm.generate(prompts, method=self.method, max_tokens=max_tokens, temperature=0.0)
         self.timings.append(Timing(time.process_time() - cpu, time.perf_counter() - wall))
         for question, output in zip(questions, outputs, strict=True):
-            self.right.append(bool(question.right(output.text)))
+            self.right.append(bool(question.judge_answer(output.text)))
             self.tokens += len(output.ids)
             self.forwards += output.forwards
-            self.fed += rows_fed(output)
+            self.fed += count_fed_rows(output)
 
     def row(self) -> Row:
         """The figures as they are written; `p_cache` is tokens over rows fed after the prompt."""

@@ -38,7 +38,7 @@ from harness import Bar, imported
 from official import Measured, Result, allow_loading, compare, ours, parser_for, run_comparison
 from outpace import LLM
 from outpace.api.options import Options
-from outpace.checkpoints.load import resolve, tokenizer_folder
+from outpace.checkpoints.load import resolve_checkpoint, tokenizer_folder
 from outpace.evaluation.run import questions_of
 from outpace.methods import D2F
 
@@ -125,7 +125,7 @@ def visible(result: Result, eos: frozenset[int]) -> list[list[int]]:
 def settings(folder: Path, options: argparse.Namespace) -> list[tuple[str, Path, int, float]]:
     """Name, checkpoint, block and bar of both models."""
     random = write(folder / "random", SMALL_DREAM, mute=silenced(SMALL_DREAM), peak=PEAK)
-    tiny = Path(shutil.copytree(resolve(options.model), folder / "zoo"))
+    tiny = Path(shutil.copytree(resolve_checkpoint(options.model), folder / "zoo"))
     shutil.copytree(tokenizer_folder(options.model), tiny, dirs_exist_ok=True)
     for path in (random, tiny):
         allow_loading(path)

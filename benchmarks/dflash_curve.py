@@ -31,10 +31,10 @@ from outpace import LLM
 from outpace.api.output import Output
 from outpace.api.text import Prompt
 from outpace.checkpoints.load import load_draft
-from outpace.evaluation.metrics import groups
+from outpace.evaluation.metrics import accepted_lengths
 from outpace.evaluation.run import questions_of
 from outpace.methods import Autoregressive, DFlash, Method
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import DFlashDraft
 from outpace.models.transformer import Transformer
 from outpace.training import objectives
 from outpace.training.objective import Models
@@ -98,7 +98,7 @@ def compare(draft: str, limit: int, batches: Sequence[int]) -> tuple[list[Row], 
         )
         for name in methods:
             tokens = sum(len(output.ids) for output in outputs[name])
-            lengths = [length for output in outputs[name] for length in groups(output)]
+            lengths = [length for output in outputs[name] for length in accepted_lengths(output)]
             rows.append(
                 {
                     "method": name,
@@ -136,7 +136,7 @@ def answers(limit: int) -> tuple[LLM, list[tuple[list[int], list[int]]]]:
 
 @torch.inference_mode()
 def reach(
-    draft: FeatureDraft,
+    draft: DFlashDraft,
     objective: objectives.DFlash,
     models: Models,
     prompt: list[int],
@@ -145,9 +145,9 @@ def reach(
     """How many drafts are right in a row, of a block anchored at each token of an answer."""
     tokens = np.array([*prompt, *answer])
     scored = np.arange(len(tokens)) >= len(prompt)
-    rows = objective.blocks(tokens, scored, np.flatnonzero(scored)[:-1])
-    out = objective.passes(models, rows)
-    hits = draft.head(out.hidden).argmax(-1) == rows.labels[out.block]
+    rows = objective.block_rows(tokens, scored, np.flatnonzero(scored)[:-1])
+    out = objective.run_models(models, rows)
+    hits = draft.compute_logits(out.hidden).argmax(-1) == rows.labels[out.block]
     assert objective.block is not None
     lengths: list[int] = hits.view(-1, objective.block)[:, 1:].long().cumprod(1).sum(1).tolist()
     return lengths
@@ -159,7 +159,7 @@ def judge(run: Path, llm: LLM, problems: Sequence[tuple[list[int], list[int]]]) 
     assert isinstance(target, Transformer)
     facts = json.loads((run / "run.json").read_text())["settings"]
     draft = load_draft(run / "export", target)
-    assert isinstance(draft, FeatureDraft)
+    assert isinstance(draft, DFlashDraft)
     objective = objectives.DFlash(features=facts["objective"]["features"]).bind(draft.config)
     models = Models(draft, {"target": target})
     lengths: list[int] = []

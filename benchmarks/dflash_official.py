@@ -29,10 +29,10 @@ from checkpoints import SMALL_GROUPED, Config, load, prompt, qwen3, write
 from harness import Bar, Row, imported
 from official import Decode, Measured, compare, ours, parser_for, run_comparison
 from outpace import Output
-from outpace.checkpoints.load import load_model, resolve, save_model, translate
+from outpace.checkpoints.load import load_model, resolve_checkpoint, save_model, translate_config
 from outpace.evaluation.run import questions_of
 from outpace.methods import DFlash
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import DFlashDraft
 
 TARGET: Config = {
     **qwen3(SMALL_GROUPED),
@@ -54,7 +54,7 @@ LIMITS = {"512 x 8": 0.8, "zoo": 0.5}
 def write_draft(folder: Path, target: Path) -> Path:
     """A draft of random weights."""
     torch.manual_seed(1)
-    draft = FeatureDraft(translate(DRAFT), load_model(target)).requires_grad_(False)
+    draft = DFlashDraft(translate_config(DRAFT), load_model(target)).requires_grad_(False)
     for weight in (w for w in draft.blocks.parameters() if w.dim() == 2):
         weight.mul_(2 / (weight.std() * weight.shape[1] ** 0.5))
     save_model(draft, folder, dtype=torch.float32)
@@ -106,7 +106,7 @@ def measure(options: argparse.Namespace, module: Any, folder: Path) -> Measured:
     draft = write_draft(folder / "draft", target)
     ids = [prompt(64, TARGET["vocab_size"])]
     rows += pair(options, module, "512 x 8", target, draft, ids, (16, 8))
-    zoo = resolve("tiny-ar"), resolve("tiny-dflash")
+    zoo = resolve_checkpoint("tiny-ar"), resolve_checkpoint("tiny-dflash")
     problems = [question.prompt for question in questions_of("story", options.problems)]
     rows += pair(options, module, "zoo", *zoo, problems, (16,))
     bars = [

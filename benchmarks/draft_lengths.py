@@ -69,7 +69,7 @@ def measure_lengths(llm: LLM, options: argparse.Namespace) -> Iterator[list[Row]
         setting.answer(prompts[0], WARM_UP)
         setting.outputs, setting.timings = [], []
     for index in range(options.rounds):
-        llm.engine.paces.clear()
+        llm.engine.controllers.clear()
         for number, prompt in enumerate(prompts):
             turn = (index + number) % len(every)
             for setting in [*every[turn:], *every[:turn]]:

@@ -34,7 +34,7 @@ from transformers.utils.logging import disable_progress_bar
 from checkpoints import SMALL, TINY_AR, Config, load, prompt, write
 from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, show, spread
 from outpace import LLM
-from outpace.kernels.loader import library
+from outpace.kernels.loader import load_library
 
 PRODUCTS = re.compile(
     r"mkldnn::_linear_pointwise|aten::(addmm|mm|bmm|linear|matmul|\w*(scaled_dot_product|flash_att)\w*)"
@@ -88,7 +88,7 @@ def decode_seconds(llm: LLM, ids: list[int], tokens: int, profiler: profile | No
     if profiler is not None:
         profiler.start()
     began = time.perf_counter()
-    while not answer.job.over:
+    while not answer.job.is_finished:
         llm.driver.step()
     seconds = time.perf_counter() - began
     if profiler is not None:
@@ -99,7 +99,7 @@ def decode_seconds(llm: LLM, ids: list[int], tokens: int, profiler: profile | No
 @contextmanager
 def recorded() -> Iterator[None]:
     """Let the profiler see compiled products and attention, which are no operators of PyTorch."""
-    loaded = library()
+    loaded = load_library()
     names = ("outpace_multiply", "outpace_attend") if loaded else ()
     before = {name: getattr(loaded, name) for name in names}
 

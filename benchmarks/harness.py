@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from outpace.provenance import provenance
+from outpace.provenance import provenance_record
 
 Clock = Literal["cpu", "wall"]
 Row = dict[str, Any]
@@ -204,7 +204,7 @@ def save(options: argparse.Namespace, tables: Mapping[str, list[Row]], bars: lis
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         marks = [{**asdict(bar), "met": bar.met} for bar in bars]
-        result = {"provenance": provenance(), **tables, "bars": marks}
+        result = {"provenance": provenance_record(), **tables, "bars": marks}
         options.json.write_text(json.dumps(result, indent=2) + "\n")
 
 

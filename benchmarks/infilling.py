@@ -48,7 +48,7 @@ def gaps(count: int) -> Iterator[Gap]:
     """Solutions of three sentences or more, of held-out stories."""
     start = 0
     while count > 0:
-        (problem,) = story.problems("test", 1, start=start)
+        (problem,) = story.story_problems("test", 1, start=start)
         start += 1
         body, mark, result = problem.answer.partition("\n#### ")
         sentences = re.split(r"(?<=\.)(?= )", body)
@@ -80,7 +80,7 @@ def is_true(found: tuple[str, ...] | None) -> bool:
 
 def asked(llm: LLM, gap: Gap, side: Side, method: Method) -> tuple[str, Options]:
     """A question, and the cloze that answers it."""
-    size = len(llm.text.plain(gap.removed))
+    size = len(llm.text.encode_plain(gap.removed))
     hole = Hole(up_to=2 * size, regex=SENTENCE) if side == "sentence" else Hole(size)
     after = [] if side == "prefix" else [gap.after]
     cloze: list[str | Hole] = [gap.before, hole, *after]

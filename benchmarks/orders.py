@@ -22,10 +22,10 @@ from matplotlib.axes import Axes
 import curve
 from curve import Point, Summary
 from harness import Bar, Row
-from outpace.decoding.target import Order
+from outpace.decoding.target import HoleOrder
 from outpace.methods import Diffusion, FastDLLM, Method
 
-ORDERS: tuple[Order, ...] = ("origin", "confidence", "margin", "entropy", "left_to_right")
+ORDERS: tuple[HoleOrder, ...] = ("origin", "confidence", "margin", "entropy", "left_to_right")
 THRESHOLDS = (0.8, 0.9, 0.95, 0.99)
 FASTER, LOSS = 3.0, 0.02
 STYLES = {

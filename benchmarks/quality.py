@@ -91,7 +91,7 @@ def kept(ours: Sequence[int], theirs: Sequence[int]) -> int:
 
 def figures(outputs: Sequence[Output], given: Sequence[Question]) -> tuple[float, float]:
     """Accuracy in percent, and tokens per forward."""
-    right = sum(bool(q.right(o.text)) for q, o in zip(given, outputs, strict=True))
+    right = sum(bool(q.judge_answer(o.text)) for q, o in zip(given, outputs, strict=True))
     forwards = sum(output.forwards for output in outputs)
     return 100 * right / len(given), sum(len(output.ids) for output in outputs) / forwards
 

@@ -35,8 +35,8 @@ from harness import median as median_of
 from methods import POINTS
 from outpace import LLM
 from outpace.benchmark.arrivals import Poisson
-from outpace.benchmark.client import Body, Client
-from outpace.benchmark.exchange import Exchange
+from outpace.benchmark.client import Client, RequestBody
+from outpace.benchmark.request_record import RequestRecord
 from served import Served, Task, capacity, closed, expect, lost, pages, served, tasks
 
 STREAMS = 32
@@ -153,7 +153,7 @@ def equal(options: argparse.Namespace) -> Result:
     async def run(server: Served) -> Result:
         async with server.client() as client:
             bodies = [task.body() for task in tasks(2 * options.streams)]
-            alone = [expect(await client.ask(body)).text for body in bodies]
+            alone = [expect(await client.send_request(body)).text for body in bodies]
             mixed = await closed(client, bodies, options.streams)
         share = same([expect(each).text for each in mixed], alone)
         row: Row = {"requests": len(bodies), "streams": options.streams, "same texts": share}
@@ -174,7 +174,11 @@ def disconnects(options: argparse.Namespace) -> Result:
         bodies = [task.body(stream=number % 3 > 0) for number, task in enumerate(given)]
         async with server.client() as client:
             before = await pages(client)
-            alone = {n: expect(await client.ask(b)) for n, b in enumerate(bodies) if n not in cut}
+            alone = {
+                n: expect(await client.send_request(b))
+                for n, b in enumerate(bodies)
+                if n not in cut
+            }
             usual = float(np.median([exchange.e2e for exchange in alone.values()]))
             moments = {number: chance.uniform(0, 2 * usual) for number in cut}
             texts, left = await leaving(client, bodies, moments)
@@ -194,7 +198,7 @@ def disconnects(options: argparse.Namespace) -> Result:
 
 
 async def leaving(
-    client: Client, bodies: Sequence[Body], moments: Mapping[int, float]
+    client: Client, bodies: Sequence[RequestBody], moments: Mapping[int, float]
 ) -> tuple[dict[int, str], int]:
     """Texts by number of the requests whose clients stay, and how many others left in time."""
     texts: dict[int, str] = {}
@@ -206,7 +210,7 @@ async def leaving(
         for number, body in rest:
             try:
                 async with asyncio.timeout(moments.get(number)):
-                    texts[number] = expect(await client.ask(body)).text
+                    texts[number] = expect(await client.send_request(body)).text
             except TimeoutError:
                 left += 1
 
@@ -220,17 +224,17 @@ def overload(options: argparse.Namespace) -> Result:
     """Three times what can be served, at random times, to a server with small queues."""
 
     async def run(server: Served) -> Result:
-        exchanges: list[Exchange] = []
+        exchanges: list[RequestRecord] = []
         async with server.client() as client:
 
-            async def ask(body: Body) -> None:
-                exchanges.append(await client.ask(body))
+            async def ask(body: RequestBody) -> None:
+                exchanges.append(await client.send_request(body))
 
             least = [task.body() for task in tasks(options.requests)]
             served = await capacity(client, least, 2 * QUEUE)
             count = max(int(3 * served * options.seconds), 1)
             bodies = [task.body() for task in tasks(count)]
-            await Poisson(rate=3 * served).send(bodies, ask)
+            await Poisson(rate=3 * served).send_all(bodies, ask)
             held = await lost(client)
         kinds = Counter(exchange.error or "answered" for exchange in exchanges)
         refused = [1e3 * each.e2e for each in exchanges if each.error == "429"]

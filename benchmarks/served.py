@@ -17,9 +17,9 @@ from tempfile import TemporaryDirectory
 from curve import Point
 from methods import POINTS
 from outpace.api.options import Options
-from outpace.benchmark.arrivals import Closed
-from outpace.benchmark.client import Body, Client
-from outpace.benchmark.exchange import Exchange
+from outpace.benchmark.arrivals import ClosedLoop
+from outpace.benchmark.client import Client, RequestBody
+from outpace.benchmark.request_record import RequestRecord
 from outpace.benchmark.workload import Workload
 from outpace.evaluation.run import questions_of
 from outpace.methods import METHODS
@@ -94,7 +94,7 @@ def toml(waiting: int, fields: Mapping[str, float | bool]) -> str:
     """A configuration of the models of all points."""
     further: dict[str, set[str]] = {}
     for point in POINTS:
-        further.setdefault(point.model, set()).update(map(str, point.method.models().values()))
+        further.setdefault(point.model, set()).update(map(str, point.method.model_names().values()))
     lines = ["[server]", f"max_waiting = {waiting}"]
     for model, names in further.items():
         lines += [f"[models.{model}]", f'path = "{model}"']
@@ -123,7 +123,7 @@ class Task:
     temperature: float
     tokens: int
 
-    def body(self, stream: bool = True) -> Body:
+    def body(self, stream: bool = True) -> RequestBody:
         """As a server takes it."""
         method = self.point.method
         chosen = {"method": NAMES[type(method)], "options": asdict(method)}
@@ -137,7 +137,7 @@ class Task:
                 "outpace": chosen,
             },
             stream=stream,
-        ).request(0)
+        ).request_body(0)
 
     def options(self) -> Options:
         """As an engine takes it."""
@@ -162,14 +162,16 @@ def tasks(
     return found
 
 
-async def closed(client: Client, bodies: Sequence[Body], concurrency: int) -> list[Exchange]:
+async def closed(
+    client: Client, bodies: Sequence[RequestBody], concurrency: int
+) -> list[RequestRecord]:
     """Exchanges of a closed loop, in the order of the requests."""
-    found: dict[int, Exchange] = {}
+    found: dict[int, RequestRecord] = {}
 
-    async def ask(body: Body) -> None:
-        found[id(body)] = await client.ask(body)
+    async def ask(body: RequestBody) -> None:
+        found[id(body)] = await client.send_request(body)
 
-    await Closed(concurrency=concurrency).send(bodies, ask)
+    await ClosedLoop(concurrency=concurrency).send_all(bodies, ask)
     return [found[id(body)] for body in bodies]
 
 
@@ -199,7 +201,7 @@ async def lost(client: Client, seconds: float = 10.0) -> float:
     return held
 
 
-async def capacity(client: Client, bodies: Sequence[Body], concurrency: int) -> float:
+async def capacity(client: Client, bodies: Sequence[RequestBody], concurrency: int) -> float:
     """Whole answers per second in a closed loop; `SystemExit` where one fails."""
     began = time.perf_counter()
     for exchange in await closed(client, bodies, concurrency):
@@ -207,8 +209,10 @@ async def capacity(client: Client, bodies: Sequence[Body], concurrency: int) -> 
     return len(bodies) / (time.perf_counter() - began)
 
 
-def expect(exchange: Exchange) -> Exchange:
+def expect(exchange: RequestRecord) -> RequestRecord:
     """A whole answer; `SystemExit` for anything else."""
     if exchange.error is not None:
-        raise SystemExit(f"a request failed that should not: {exchange.error}: {exchange.says}")
+        raise SystemExit(
+            f"a request failed that should not: {exchange.error}: {exchange.error_message}"
+        )
     return exchange

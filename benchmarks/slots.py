@@ -26,7 +26,7 @@ from cpu import OURS, SHAPES, THEIRS
 from harness import Bar, Row, alternate, arguments, finish, median, prepare, save, show
 from outpace import LLM
 from outpace.decoding import Forward
-from outpace.engine.feed import Feed
+from outpace.engine.scheduled_forward import ScheduledForward
 
 REQUESTS = [1, 4, 16, 64]
 PROMPT = 64
@@ -47,8 +47,10 @@ def with_outpace(folder: Path, prompts: Prompts, loading: dict[str, Any]) -> Ste
         feeds = []
         for ids, table in zip(given, tables, strict=True):
             assert table is not None
-            feeds.append(Feed.of(Forward(ids=ids, start=start), table, runner.config))
-        return [prediction.tokens[0] for prediction in runner.run(feeds)]
+            feeds.append(
+                ScheduledForward.from_forward(Forward(ids=ids, start=start), table, runner.config)
+            )
+        return [prediction.tokens[0] for prediction in runner.run_pass(feeds)]
 
     feed(prompts, 0)
     return lambda rows: feed([[row] for row in rows], PROMPT)

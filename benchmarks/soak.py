@@ -16,7 +16,7 @@ import matplotlib
 import numpy as np
 
 from harness import Bar, Row
-from outpace.benchmark.client import Body, Client
+from outpace.benchmark.client import Client, RequestBody
 from served import Served, capacity, lost, pages, served, tasks
 
 matplotlib.use("Agg")
@@ -63,7 +63,7 @@ class Planned:
     number: int
     due: float
     kind: str
-    body: Body
+    body: RequestBody
     patience: float | None
 
 
@@ -123,7 +123,7 @@ class Soak:
         kind, sent = planned.kind, self.now
         try:
             async with asyncio.timeout(planned.patience):
-                exchange = await client.ask(planned.body)
+                exchange = await client.send_request(planned.body)
         except TimeoutError:
             self.entries.append(Entry(kind, sent, self.now, None, None))
             return

@@ -6,7 +6,7 @@ import numpy as np
 
 from outpace import LLM
 from outpace.decoding import FULL, Canvas, Decoding, Forward, Kind, OptionError, Request
-from outpace.decoding.order import above
+from outpace.decoding.order import above_threshold
 from outpace.methods import LeftToRight, Method
 
 
@@ -14,7 +14,7 @@ from outpace.methods import LeftToRight, Method
 class Sure(Method):
     """Show a few holes; fill the leftmost one, and all others of more than some confidence."""
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
 
     holes: int = 8
     confidence: float = 0.99
@@ -26,10 +26,10 @@ class Sure(Method):
 
     def decode(self, request: Request) -> Decoding:
         """Show the text and the holes behind it, fill some, commit what has no hole before it."""
-        canvas, step, alive = Canvas.of(request), 0, True
+        canvas, step, alive = Canvas.from_request(request), 0, True
         while alive:
-            end = min(canvas.filled + self.holes, request.limit)
-            canvas.extend(max(end - len(canvas), 0))
+            end = min(canvas.prefix_length + self.holes, request.limit)
+            canvas.append_slots(max(end - len(canvas), 0))
             out = yield Forward(
                 ids=canvas.ids,
                 start=0,
@@ -37,9 +37,9 @@ class Sure(Method):
                 predict=canvas.holes,
                 read=request.sample(step, scores=("confidence",)),
             )
-            sure = above(out.scores["confidence"], self.confidence)
-            slots = canvas.take(canvas.holes, np.union1d(0, sure), out)
-            alive = canvas.settle(request, slots)
+            sure = above_threshold(out.scores["confidence"], self.confidence)
+            slots = canvas.fill_chosen(canvas.holes, np.union1d(0, sure), out)
+            alive = canvas.commit_prefix(request, slots)
             step += 1
 
 

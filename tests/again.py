@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from outpace.engine.graphs import States
+from outpace.engine.graphs import HiddenStates
 
 
 class Again:
@@ -16,7 +16,7 @@ class Again:
     def __init__(self) -> None:
         self.recorded = self.replayed = 0
 
-    def __call__(self, run: Callable[[], States]) -> tuple[Callable[[], None], States]:
+    def __call__(self, run: Callable[[], HiddenStates]) -> tuple[Callable[[], None], HiddenStates]:
         hidden, captured = run()
         self.recorded += 1
 

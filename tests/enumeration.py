@@ -11,9 +11,9 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from outpace.constraint.automaton import Automaton
+from outpace.constraint.automaton import TokenAutomaton
 from outpace.constraint.dfa import Dfa
-from outpace.constraint.regular import Language
+from outpace.constraint.regular import TokenLanguage
 from outpace.constraint.vocabulary import Vocabulary
 
 TEXTS = ("a", "b", "c", "ab", "bc", "aa")
@@ -27,10 +27,12 @@ PATTERNS = (
 
 
 @cache
-def language(pattern: str) -> Language:
+def language(pattern: str) -> TokenLanguage:
     """What a pattern matches, in these tokens."""
     texts = [text.encode() for text in TEXTS] + [None, None]
-    return Language(Automaton(Dfa.of(pattern), Vocabulary(texts), frozenset({EOS})))
+    return TokenLanguage(
+        TokenAutomaton(Dfa.from_pattern(pattern), Vocabulary(texts), frozenset({EOS}))
+    )
 
 
 @cache

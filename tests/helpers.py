@@ -19,19 +19,19 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.checkpoints.load import load_draft, load_model, translate
+from outpace.checkpoints.load import load_draft, load_model, translate_config
 from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Target
-from outpace.engine.cache import Table
+from outpace.engine.cache import PageTable
 from outpace.engine.engine import Engine
-from outpace.engine.feed import Feed
 from outpace.engine.job import Job, Listener
 from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
+from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.engine.stats import Stats
 from outpace.methods import Method
-from outpace.models.config import Sight
-from outpace.models.draft import AddingDraft, FeatureDraft
-from outpace.models.extending import ExtendingDraft
+from outpace.models.config import AttentionWindow
+from outpace.models.draft import DFlashDraft, DFlashFusedDraft
+from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Attend, Transformer
 from outpace.pacing.controller import PaceController
 
@@ -59,7 +59,7 @@ def published(architecture: str = "Qwen2ForCausalLM", **changes: Any) -> dict[st
 def random_model(config: dict[str, Any], *, seed: int = 0, std: float = 0.5) -> Transformer:
     """A model of random weights, large enough that its outputs vary."""
     torch.manual_seed(seed)
-    model = Transformer(translate(config))
+    model = Transformer(translate_config(config))
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=std)
     return model.eval().requires_grad_(False)
@@ -118,20 +118,20 @@ def published_draft(**changes: Any) -> dict[str, Any]:
     }
 
 
-def feature_draft(target: Transformer, *, seed: int = 0, **changes: Any) -> FeatureDraft:
+def feature_draft(target: Transformer, *, seed: int = 0, **changes: Any) -> DFlashDraft:
     """A tiny draft of random weights that reads the features of `target`."""
     torch.manual_seed(seed)
-    draft = FeatureDraft(translate(published_draft(**changes)), target)
+    draft = DFlashDraft(translate_config(published_draft(**changes)), target)
     for parameter in draft.parameters():
         torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=0.5)
     return draft.eval().requires_grad_(False)
 
 
-def adding_draft(other: FeatureDraft) -> AddingDraft:
+def adding_draft(other: DFlashDraft) -> DFlashFusedDraft:
     """A draft that adds features, with the weights of one that reads them."""
     source = dict(other.config.source)
     source["dflash_config"] = {**source.get("dflash_config", {}), "input_fusion": True}
-    draft = AddingDraft(translate(source), *other.lender)
+    draft = DFlashFusedDraft(translate_config(source), *other.lender)
     weights = other.state_dict()
     weights["feature_norm.weight"] = weights.pop("fusion_norm.weight")
     draft.load_state_dict(weights)
@@ -155,15 +155,15 @@ def same_weights(ours: Path, theirs: Path) -> None:
 
 
 @cache
-def trained_pair(name: str = "pair_b") -> tuple[Transformer, FeatureDraft]:
+def trained_pair(name: str = "pair_b") -> tuple[Transformer, DFlashDraft]:
     """A tiny target and a feature draft that was trained for it."""
     target = load_model(GOLDEN / "dflash" / name / "target")
     draft = load_draft(GOLDEN / "dflash" / name / "draft", target)
-    assert isinstance(draft, FeatureDraft)
+    assert isinstance(draft, DFlashDraft)
     return target, draft
 
 
-def dense(*, causal: bool, sights: Sequence[Sight] = ()) -> Attend:
+def dense(*, causal: bool, sights: Sequence[AttentionWindow] = ()) -> Attend:
     """Attention of all rows to one another, without a cache."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -191,11 +191,11 @@ def beside(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Tenso
 
 
 @cache
-def extended_pair(name: str = "llama") -> tuple[Transformer, ExtendingDraft]:
+def extended_pair(name: str = "llama") -> tuple[Transformer, EagleDraft]:
     """A tiny target and a draft that extends its features, trained for it."""
     target = load_model(GOLDEN / "eagle" / name / "target")
     draft = load_draft(GOLDEN / "eagle" / name / "draft", target)
-    assert isinstance(draft, ExtendingDraft)
+    assert isinstance(draft, EagleDraft)
     return target, draft
 
 
@@ -213,11 +213,11 @@ def published_eagle(**changes: Any) -> dict[str, Any]:
 
 def extending_draft(
     target: Transformer, *, seed: int = 0, layers: tuple[int, ...] = (0, 1), **changes: Any
-) -> ExtendingDraft:
+) -> EagleDraft:
     """A tiny draft of random weights that extends the features of some `layers` of `target`."""
     torch.manual_seed(seed)
-    config = replace(translate(published_eagle(**changes)), feature_layers=layers)
-    draft = ExtendingDraft(config, target)
+    config = replace(translate_config(published_eagle(**changes)), feature_layers=layers)
+    draft = EagleDraft(config, target)
     for parameter in draft.parameters():
         torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=0.5)
     return draft.eval().requires_grad_(False)
@@ -227,14 +227,16 @@ def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
     """Logits `[n, vocab]` of all rows of a canvas, by attention without a cache."""
     attend = dense(causal=causal, sights=model.config.sights)
     with torch.inference_mode():
-        return model.head(model(torch.tensor(ids), torch.arange(len(ids)), attend)).float()
+        return model.compute_logits(
+            model(torch.tensor(ids), torch.arange(len(ids)), attend)
+        ).float()
 
 
 def engine_of(*models: tuple[str, Transformer], slots: int = 2048, **limits: int) -> Engine:
     """An engine with a runner for each named model; the first is the target."""
     engine = Engine(**limits)
     for name, model in models:
-        engine.add(Runner(name, model, slots=slots))
+        engine.add_runner(Runner(name, model, slots=slots))
     return engine
 
 
@@ -260,25 +262,25 @@ def tokens(job: Job) -> list[int]:
 
 def pages_in_use(engine: Engine) -> int:
     """Pages that some request holds."""
-    return Stats.of(engine).held
+    return Stats.from_engine(engine).held_pages
 
 
 def is_idle(engine: Engine) -> bool:
     """Whether no request waits, runs or holds memory."""
-    return Stats.of(engine).is_idle
+    return Stats.from_engine(engine).is_idle
 
 
 def run(
     runner: Runner,
     forwards: Sequence[Forward],
-    tables: Sequence[Table],
+    tables: Sequence[PageTable],
     layers: Sequence[tuple[int, ...]] | None = None,
 ) -> list[Prediction]:
     """One pass of a model over forwards; `layers[i]` are those whose outputs forward i wants."""
     fed = feeds(runner, forwards, tables)
     for feed, wanted in zip(fed, layers or [()] * len(fed), strict=True):
         feed.layers = wanted
-    return runner.run(fed)
+    return runner.run_pass(fed)
 
 
 TARGET_FIELDS = {field.name for field in fields(Target)}
@@ -302,14 +304,20 @@ def enter(
     """Pair a method with its models and queue a request."""
     kinds = {role: (each.name, each.config.kind) for role, each in runners.items()}
     check_kinds(type(method), kinds)
-    pairing = Pairing.of(runners)
-    return engine.enter(engine.job(method, pairing.request(prompt, **options), pairing, listener))
+    pairing = Pairing.from_runners(runners)
+    return engine.enqueue(
+        engine.make_job(method, pairing.make_request(prompt, **options), pairing, listener)
+    )
 
 
-def feeds(runner: Runner, forwards: Sequence[Forward], tables: Sequence[Table]) -> list[Feed]:
+def feeds(
+    runner: Runner, forwards: Sequence[Forward], tables: Sequence[PageTable]
+) -> list[ScheduledForward]:
     """Forwards as a model is fed them."""
     pairs = zip(forwards, tables, strict=True)
-    return [Feed.of(forward, table, runner.config) for forward, table in pairs]
+    return [
+        ScheduledForward.from_forward(forward, table, runner.config) for forward, table in pairs
+    ]
 
 
 def script(method: Method, seq: Request, answers: list[Prediction | list[int]]) -> list[Forward]:
@@ -329,7 +337,7 @@ def script(method: Method, seq: Request, answers: list[Prediction | list[int]]) 
 class Watched(Method):
     """A method of diffusion models whose forwards are written down."""
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
 
     method: Method
     forwards: list[Forward] = field(default_factory=list)
@@ -421,7 +429,7 @@ class Turned(PaceController):
 
     now = 1
 
-    def value(
+    def choose_length(
         self, request: object = None, behind: int = 0, left: float = inf, lost: int = 0
     ) -> int:
         """What the test says."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outpace.decoding import Forward, Prediction, Request, Tree
 from outpace.methods import Method
-from outpace.models.config import Sight
+from outpace.models.config import AttentionWindow
 from outpace.models.transformer import Stack
 
 Layers = tuple[int, ...]
@@ -31,11 +31,11 @@ class Memory:
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            keys[forward.first : forward.end] = k
-            values[forward.first : forward.end] = v
+            keys[forward.first_slot : forward.end] = k
+            values[forward.first_slot : forward.end] = v
             share = q.shape[1] // k.shape[1]
-            seen = torch.stack(keys[: forward.seen]).repeat_interleave(share, 1)
-            held = torch.stack(values[: forward.seen]).repeat_interleave(share, 1)
+            seen = torch.stack(keys[: forward.num_visible]).repeat_interleave(share, 1)
+            held = torch.stack(values[: forward.num_visible]).repeat_interleave(share, 1)
             weights = torch.einsum("thd,shd->hts", q, seen) * q.shape[-1] ** -0.5
             weights = weights.masked_fill(~self.visible(forward, layer), -torch.inf).softmax(-1)
             return torch.einsum("hts,shd->thd", weights, held)
@@ -43,24 +43,26 @@ class Memory:
         ids, places = torch.tensor(forward.ids), torch.tensor(list(positions))
         context = None
         if forward.context is not None:
-            context = forward.context, torch.arange(forward.first, forward.start)
+            context = forward.context, torch.arange(forward.first_slot, forward.start)
         features = [] if forward.features is None else [forward.features]
-        return self.model.capture(ids, places, attend, layers, context=context, features=features)
+        return self.model.capture_layers(
+            ids, places, attend, layers, context=context, features=features
+        )
 
     def visible(self, forward: Forward, layer: int) -> Tensor:
         """Return the slots that each row of a forward sees in a layer, `bool[n, seen]`."""
         sights = self.model.config.sights
-        sight = sights[layer] if sights else Sight()
-        window = forward.seen if sight.window is None else sight.window
+        sight = sights[layer] if sights else AttentionWindow()
+        window = forward.num_visible if sight.window is None else sight.window
         if isinstance(forward.pattern, Tree):
-            return in_tree(forward.pattern, forward.start, forward.seen, window)
+            return in_tree(forward.pattern, forward.start, forward.num_visible, window)
         return torch.tensor(
             [
                 [
                     slot < stop and slot > own - window and (slot <= own or not sight.causal)
-                    for slot in range(forward.seen)
+                    for slot in range(forward.num_visible)
                 ]
-                for own, stop in enumerate(forward.stops(), forward.start)
+                for own, stop in enumerate(forward.visible_ends(), forward.start)
             ]
         )
 
@@ -69,10 +71,12 @@ def in_tree(tree: Tree, start: int, seen: int, window: int) -> Tensor:
     """Return the slots that each row of a tree sees; a window is the last of these."""
     rows = []
     for own in range(start, seen):
-        bits = tree.bits[own - max(start, tree.trunk)] if own >= tree.trunk else 0
-        stop = min(own, tree.trunk)
+        bits = tree.ancestor_masks[own - max(start, tree.root_slot)] if own >= tree.root_slot else 0
+        stop = min(own, tree.root_slot)
         shown = [
-            slot < stop or slot == own or (slot >= tree.trunk and bits >> (slot - tree.trunk) & 1)
+            slot < stop
+            or slot == own
+            or (slot >= tree.root_slot and bits >> (slot - tree.root_slot) & 1)
             for slot in range(seen)
         ]
         last = [slot for slot in range(seen) if shown[slot]][-window:]
@@ -105,11 +109,11 @@ def answer(forward: Forward, memory: Memory, layers: Layers = ()) -> Prediction:
     """Run one forward and read what it requests."""
     config = memory.model.config
     hidden, captured = memory.run(forward, layers)
-    logits = memory.model.head(hidden[forward.predicted_rows(config.shift)]).float()
+    logits = memory.model.compute_logits(hidden[forward.predicted_rows(config.shift)]).float()
     if config.mask_id is not None:
         logits[:, config.mask_id] = -1e30
     slots = forward.predicted_slots()
-    reader = type(forward.read).group([forward.read], [slots], logits.device)
+    reader = type(forward.read).make_reader([forward.read], [slots], logits.device)
     readout = reader(logits, slice(0, len(slots)))
     return Prediction(
         tokens=readout.tokens.tolist(),

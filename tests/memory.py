@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from helpers import published
-from outpace.checkpoints.load import VOCABULARY
+from outpace.checkpoints.load import ZOO_TOKENIZER
 from outpace.checkpoints.save import save_model
 from outpace.training import weights
-from outpace.training.allocated import Allocated
-from outpace.training.recipe import load
+from outpace.training.memory_tracker import MemoryTracker
+from outpace.training.recipe import load_recipe
 
 SIZES = {
     "vocab_size": 4096,
@@ -70,14 +70,14 @@ def recipe(folder: Path, objective: str, more: str = "") -> Path:
     """A recipe of an objective, on examples of one length; `more` goes under [train]."""
     architecture, sizes = MODELS[objective]
     given = toml(published(architecture, **sizes))
-    words = f'config = {given}\ntokenizer = "{VOCABULARY}"'
+    words = f'config = {given}\ntokenizer = "{ZOO_TOKENIZER}"'
     if objective in ("dflash", "adding", "eagle3"):
         target = folder / "target"
         if not target.exists():
             config = published("Qwen3ForCausalLM", **TARGET)
-            save_model(weights.fresh(config, 0), target, dtype=torch.float32)
+            save_model(weights.random_model(config, 0), target, dtype=torch.float32)
             for name in ("tokenizer.json", "tokenizer_config.json"):
-                shutil.copyfile(VOCABULARY / name, target / name)
+                shutil.copyfile(ZOO_TOKENIZER / name, target / name)
         words = f'config = {given}\ntarget = "{target}"'
     options = "anchors = 24" if objective in ("dflash", "adding") else ""
     line = json.dumps({"prompt": "1 + 1 = ?" * 5, "response": "2 and 3 and " * 15})
@@ -93,15 +93,15 @@ def recipe(folder: Path, objective: str, more: str = "") -> Path:
 
 def allocated(path: Path) -> int:
     """Most bytes of tensors that a process held in the steps of a run behind the first."""
-    trainer = load(path).trainer()
-    memory = Allocated()
-    for each in (trainer.model, *trainer.scored.models.others.values()):
-        memory.follow((*each.parameters(), *each.buffers()))
+    trainer = load_recipe(path).build_trainer()
+    memory = MemoryTracker()
+    for each in (trainer.model, *trainer.loss_module.models.others.values()):
+        memory.track_tensors((*each.parameters(), *each.buffers()))
     with memory:
-        trainer.update(0, STEPS)
+        trainer.train_step(0, STEPS)
         memory.peak.clear()
         for step in range(1, STEPS):
-            trainer.update(step, STEPS)
+            trainer.train_step(step, STEPS)
     trainer.close()
     return memory.peak.total()
 

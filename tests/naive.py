@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from helpers import dense, whole
-from outpace.models.draft import AddingDraft, FeatureDraft
-from outpace.models.extending import ExtendingDraft
+from outpace.models.draft import DFlashDraft, DFlashFusedDraft
+from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Transformer
 
 
@@ -58,7 +58,7 @@ class Kept:
             return torch.einsum("hqk,khd->qhd", weights.softmax(-1), v)
 
         ids, positions = torch.tensor(canvas[left:right]), torch.arange(left, right)
-        logits = self.model.head(self.model(ids, positions, attend))
+        logits = self.model.compute_logits(self.model(ids, positions, attend))
         assert self.model.config.mask_id is not None
         logits[:, self.model.config.mask_id] = -torch.inf
         return logits
@@ -215,7 +215,7 @@ def lookup(
 
 def features_of(model: Transformer, ids: list[int], layers: tuple[int, ...]) -> Tensor:
     """Return hidden states of a text, those of some layers concatenated."""
-    _, captured = model.capture(
+    _, captured = model.capture_layers(
         torch.tensor(ids), torch.arange(len(ids)), dense(causal=True), layers
     )
     return torch.cat([captured[layer] for layer in layers], -1)
@@ -223,7 +223,7 @@ def features_of(model: Transformer, ids: list[int], layers: tuple[int, ...]) -> 
 
 def dflash(
     model: Transformer,
-    draft: FeatureDraft,
+    draft: DFlashDraft,
     prompt: list[int],
     max_tokens: int,
     *,
@@ -244,7 +244,7 @@ def dflash(
             dense(causal=False),
             context=(features, torch.arange(start)),
         )
-        logits = draft.head(hidden[1:])
+        logits = draft.compute_logits(hidden[1:])
         logits[:, draft.config.mask_id] = -torch.inf
         return logits.argmax(-1).tolist()
 
@@ -253,7 +253,7 @@ def dflash(
 
 def adding(
     model: Transformer,
-    draft: AddingDraft,
+    draft: DFlashFusedDraft,
     prompt: list[int],
     max_tokens: int,
     *,
@@ -279,12 +279,12 @@ def adding(
             weights = weights.masked_fill(~seen, -torch.inf)
             return torch.einsum("hqk,khd->qhd", weights.softmax(-1), v)
 
-        hidden = draft.embed(rows)
-        hidden[:start] += draft.fuse(features)
-        cos, sin = draft.angles(torch.arange(len(rows)), hidden.dtype)
+        hidden = draft.embed_tokens(rows)
+        hidden[:start] += draft.fuse_features(features)
+        cos, sin = draft.rotary_angles(torch.arange(len(rows)), hidden.dtype)
         for each in draft.blocks:
             hidden = each(hidden, cos, sin, attend)
-        logits = draft.head(draft.norm(hidden[start + 1 :]))
+        logits = draft.compute_logits(draft.norm(hidden[start + 1 :]))
         logits[:, draft.config.mask_id] = -torch.inf
         return logits.argmax(-1).tolist()
 
@@ -292,7 +292,7 @@ def adding(
 
 
 @torch.inference_mode()
-def ahead(draft: ExtendingDraft, features: Tensor, ids: list[int], path: list[int]) -> Tensor:
+def ahead(draft: EagleDraft, features: Tensor, ids: list[int], path: list[int]) -> Tensor:
     """Return log-probabilities of the token after a path of drafts, without a cache.
 
     `features [n, f]` are of all tokens `ids` except the last.
@@ -300,16 +300,16 @@ def ahead(draft: ExtendingDraft, features: Tensor, ids: list[int], path: list[in
     parts, tokens = [features], [*ids[1:]]
     for token in [*path, None]:
         rows, places = torch.tensor(tokens), torch.arange(len(tokens))
-        hidden, states = draft.capture(rows, places, dense(causal=True), [0], features=parts)
+        hidden, states = draft.capture_layers(rows, places, dense(causal=True), [0], features=parts)
         if token is not None:
             parts.append(states[0][-1:])
             tokens.append(token)
-    return draft.head(hidden[-1]).log_softmax(-1)
+    return draft.compute_logits(hidden[-1]).log_softmax(-1)
 
 
 def eagle(
     model: Transformer,
-    draft: ExtendingDraft,
+    draft: EagleDraft,
     prompt: list[int],
     max_tokens: int,
     *,
@@ -324,7 +324,9 @@ def eagle(
     def grown(ids: list[int], levels: int) -> set[tuple[int, ...]]:
         places = torch.arange(len(ids) - 1)
         with torch.inference_mode():
-            _, captured = model.capture(torch.tensor(ids[:-1]), places, dense(causal=True), layers)
+            _, captured = model.capture_layers(
+                torch.tensor(ids[:-1]), places, dense(causal=True), layers
+            )
         features = torch.cat([captured[layer] for layer in layers], -1)
         scores: dict[tuple[int, ...], float] = {(): 0.0}
         beam: list[tuple[int, ...]] = [()]
@@ -367,7 +369,9 @@ def by_block(model: Transformer, canvas: list[int], ends: list[int]) -> Tensor:
         weights = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
         return torch.einsum("hqk,khd->qhd", weights.masked_fill(hidden, -torch.inf).softmax(-1), v)
 
-    logits = model.head(model(torch.tensor(canvas), torch.arange(len(canvas)), attend)).float()
+    logits = model.compute_logits(
+        model(torch.tensor(canvas), torch.arange(len(canvas)), attend)
+    ).float()
     logits[:, model.config.mask_id] = -torch.inf
     return logits.roll(model.config.shift, 0)
 
@@ -600,7 +604,7 @@ def fast_dllm(
 def row_by_row(model: Transformer, ids: list[int], places: list[int]) -> Tensor:
     """Return logits of rows that see earlier rows, at given positions; the mask is banned."""
     hidden = model(torch.tensor(ids), torch.tensor(places), dense(causal=True))
-    logits = model.head(hidden)
+    logits = model.compute_logits(hidden)
     logits[:, model.config.mask_id] = -torch.inf
     return logits
 

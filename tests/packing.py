@@ -8,7 +8,14 @@ import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from numpy.typing import NDArray
 
-from outpace.kernels.packed import BLOCK, INPUTS, KINDS, Packed, Rows, pack_rows
+from outpace.kernels.packed import (
+    BLOCK_FORMATS,
+    INPUT_MULTIPLES,
+    PACKED_BLOCK,
+    FormatRows,
+    PackedMatrix,
+    pack_matrix,
+)
 
 Bytes = NDArray[np.uint8]
 Floats = NDArray[np.float32]
@@ -36,14 +43,16 @@ def random_blocks(name: str, outputs: int, inputs: int, seed: int = 0) -> Bytes:
     return blocks
 
 
-def rows_of(name: str, blocks: Bytes) -> Rows:
+def rows_of(name: str, blocks: Bytes) -> FormatRows:
     """The same rows by their addresses."""
-    return Rows(KINDS[name], np.array([row.ctypes.data for row in blocks], np.uint64))
+    return FormatRows(BLOCK_FORMATS[name], np.array([row.ctypes.data for row in blocks], np.uint64))
 
 
-def pack_blocks(name: str, blocks: Bytes) -> Packed:
+def pack_blocks(name: str, blocks: Bytes) -> PackedMatrix:
     """A matrix in tiles."""
-    packed = pack_rows([rows_of(name, blocks)], blocks.shape[1] * INPUTS[KINDS[name]])
+    packed = pack_matrix(
+        [rows_of(name, blocks)], blocks.shape[1] * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
+    )
     assert packed is not None
     return packed
 
@@ -85,7 +94,7 @@ def parts_of(name: str, blocks: Bytes) -> tuple[NDArray[np.int64], Floats, Float
 
 def rounded(x: Floats) -> tuple[NDArray[np.int64], Floats]:
     """Codes `[T, blocks, 32]` of rows, and the scale `[T, blocks]` of each block."""
-    blocks = x.reshape(len(x), -1, BLOCK)
+    blocks = x.reshape(len(x), -1, PACKED_BLOCK)
     scale = np.maximum(np.abs(blocks).max(-1), np.float32(1e-30)) / np.float32(127)
     return np.rint(blocks / scale[..., None]).astype(np.int64), scale
 
@@ -102,9 +111,9 @@ def multiplied(name: str, blocks: Bytes, x: Floats) -> Floats:
     codes, scale, minimum = parts_of(name, blocks)
     own, step = rounded(x)
     total = np.zeros((len(x), len(codes)), np.float32)
-    width = 16 if name == "Q6_K" else BLOCK
+    width = 16 if name == "Q6_K" else PACKED_BLOCK
     for first in range(0, codes.shape[1], width):
-        block, part = divmod(first, BLOCK)
+        block, part = divmod(first, PACKED_BLOCK)
         some = own[:, block, part : part + width]
         whole = (some @ codes[:, first : first + width].T).astype(np.float32)
         total = fused(whole, scale[:, first // 16] * step[:, block, None], total)

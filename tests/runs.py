@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from helpers import published
-from outpace.checkpoints.load import ZOO
+from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.training import Trainer, weights
 from outpace.training.objectives import MDLM, SFT
 
 RECIPE = f"""
 [model]
-tokenizer = "{ZOO / "vocabulary"}"
+tokenizer = "{ZOO_FOLDER / "vocabulary"}"
 config = {json.dumps(published(vocab_size=1024)).replace(": ", " = ")}
 [objective]
 name = "sft"
@@ -48,10 +48,10 @@ def trainer(out: Path, architecture: str = "Qwen2ForCausalLM", **options: Any) -
         "save_every": 4,
     }
     return Trainer(
-        weights.fresh(config, 0),
+        weights.random_model(config, 0),
         objective,
         out=out,
-        tokenizer=ZOO / "vocabulary",
+        tokenizer=ZOO_FOLDER / "vocabulary",
         **{**defaults, **options},
     )
 

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 import torch
 
 from outpace.attention import compiled as attention
-from outpace.attention.compiled import Compiled
-from outpace.attention.dense import Dense
+from outpace.attention.compiled import CompiledAttention
+from outpace.attention.dense import DenseAttention
 from outpace.decoding.tree import Tree
 from outpace.kernels import loader, packed, tiles
-from outpace.kernels.matmul import of_rows
-from outpace.models.config import Sight
+from outpace.kernels.matmul import quantize_rows
+from outpace.models.config import AttentionWindow
 from packing import dequantized, multiplied, pack_blocks, random_blocks
 from spans import FAR, TREE, attend, random, spans_of
 
@@ -36,23 +36,28 @@ MIXED = [
     (130, 3, "causal"),
 ]
 DEEP = [(20, 64, Tree(20, tuple(2 ** min(row, 63) - 1 for row in range(64)))), (0, 1, "causal")]
-SIGHTS = [Sight(), Sight(window=1), Sight(window=3, causal=True), Sight(window=1000, causal=False)]
+SIGHTS = [
+    AttentionWindow(),
+    AttentionWindow(window=1),
+    AttentionWindow(window=3, causal=True),
+    AttentionWindow(window=1000, causal=False),
+]
 
 
 def products() -> Iterator[None]:
     """Each loop with every size, number of rows and threads, with a bias and without."""
-    library = loader.library()
+    library = loader.load_library()
     assert library is not None
     for kind, dtype in enumerate((torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)):
         if not library.outpace_has_tiles(kind):
             continue
-        tiles.loop = lambda _, kind=kind: kind  # type: ignore[assignment]
+        tiles.find_loop = lambda _, kind=kind: kind  # type: ignore[assignment]
         for (outputs, inputs), rows in combinations(SIZES, ROWS):
             one(dtype, outputs, inputs, rows)
             yield
     if library.outpace_has_tiles(2):
-        tiles.loop = lambda _: 2  # type: ignore[assignment]
-        one(torch.int8, 16, tiles.LONGEST // 4 * 4, 2)
+        tiles.find_loop = lambda _: 2  # type: ignore[assignment]
+        one(torch.int8, 16, tiles.MAX_INT8_INPUTS // 4 * 4, 2)
         odd_rows()
         yield
 
@@ -62,14 +67,14 @@ def one(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> None:
     weight, x = 16 * random(outputs, inputs), random(rows, inputs, seed=1)
     bias = random(outputs, seed=2) if rows % 2 else None
     tiles.threads = lambda work: 1 + rows % 3  # type: ignore[assignment]
-    laid = tiles.laid(weight.to(dtype))
-    assert torch.equal(tiles.plain(laid), weight.to(dtype))
+    laid = tiles.to_tiles(weight.to(dtype))
+    assert torch.equal(tiles.from_tiles(laid), weight.to(dtype))
     if dtype == torch.int8:
-        codes, scale = of_rows(x)
-        found = tiles.bind_product(laid, bias, torch.ones(outputs))(x).double()
+        codes, scale = quantize_rows(x)
+        found = tiles.bind_tile_product(laid, bias, torch.ones(outputs))(x).double()
         exact = (codes.double() - 128) @ weight.to(dtype).double().T * scale
     else:
-        found = tiles.bind_product(laid, bias)(x.to(dtype)).double()
+        found = tiles.bind_tile_product(laid, bias)(x.to(dtype)).double()
         exact = x.to(dtype).double() @ weight.to(dtype).double().T
     exact = exact if bias is None else exact + bias
     within = 2**-7 if dtype == torch.bfloat16 else 1e-4
@@ -78,21 +83,21 @@ def one(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> None:
 
 def odd_rows() -> None:
     """Rows whose numbers are none, or as large or small as float32 has them."""
-    laid, scale = tiles.laid(torch.full((16, 12), -128, dtype=torch.int8)), torch.ones(16)
+    laid, scale = tiles.to_tiles(torch.full((16, 12), -128, dtype=torch.int8)), torch.ones(16)
     largest = torch.finfo(torch.float32).max
     for value in (torch.inf, -torch.inf, torch.nan, -torch.nan, largest, -largest, 1e-45, 0.0):
         for count in (1, 2, 12):
             x = torch.zeros(3, 12)
             x[1, -count:] = value
-            found = tiles.bind_product(laid, None, scale)(x)
+            found = tiles.bind_tile_product(laid, None, scale)(x)
             assert found[1].isnan().all() == (not abs(value) < torch.inf)
             assert not found[[0, 2]].any()
 
 
 def packed_products() -> Iterator[None]:
     """Each loop with every block format and number of rows; outputs that do not fill a tile too."""
-    for name, kind in packed.KINDS.items():
-        inputs = 2 * packed.INPUTS[kind]
+    for name, kind in packed.BLOCK_FORMATS.items():
+        inputs = 2 * packed.INPUT_MULTIPLES[kind]
         for outputs in (1, 16, 40):
             blocks = random_blocks(name, outputs, inputs)
             matrix = pack_blocks(name, blocks)
@@ -100,9 +105,9 @@ def packed_products() -> Iterator[None]:
             assert torch.equal(found, torch.from_numpy(dequantized(name, blocks)))
             x = random(max(ROWS), inputs, seed=1)
             wanted = torch.from_numpy(multiplied(name, blocks, x.numpy()))
-            for loop, rows in combinations(range(1, packed.level() + 1), ROWS):
-                packed.threads = lambda work, rows=rows: 1 + rows % 3  # type: ignore
-                product = packed.bind_product(matrix, loop=loop)
+            for loop, rows in combinations(range(1, packed.loop_level() + 1), ROWS):
+                packed.thread_count = lambda work, rows=rows: 1 + rows % 3  # type: ignore
+                product = packed.bind_packed_product(matrix, loop=loop)
                 assert torch.equal(product(x[:rows].clone()), wanted[:rows])
                 yield
 
@@ -114,7 +119,7 @@ def passes() -> Iterator[None]:
         combinations(shapes, (torch.float32, torch.bfloat16), (MIXED, MIXED[::-1], DEEP))
     ):
         for sinks in (None, random(shape[0], seed=4).to(dtype)):
-            attention.threads = lambda work, number=number: 1 + number % 4  # type: ignore
+            attention.thread_count = lambda work, number=number: 1 + number % 4  # type: ignore
             look(shape, dtype, asked, sinks)
             yield
     for rows, start in combinations((1, 2, 15, 16, 17, 31, 33), (0, 1, 15, 16, 300)):
@@ -136,8 +141,8 @@ def look(
     memory = random(2, len(asked) * -(-most // 16) * 16, kv_heads, size).to(dtype)
     q = random(spans[-1].rows.stop, heads, size, seed=1).to(dtype)
     layers = [memory[0].clone()] * len(SIGHTS), [memory[1].clone()] * len(SIGHTS)
-    ours = Compiled(Dense(*layers, heads, SIGHTS))
-    exact = Dense(*([each.double() for each in kind] for kind in layers), heads, SIGHTS)
+    ours = CompiledAttention(DenseAttention(*layers, heads, SIGHTS))
+    exact = DenseAttention(*([each.double() for each in kind] for kind in layers), heads, SIGHTS)
     for layer in range(len(SIGHTS)):
         found = attend(ours, spans, q, layer, sinks)
         own = None if sinks is None else sinks.double()

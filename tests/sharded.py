@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from helpers import causal_model, published, published_eagle
-from outpace.checkpoints.load import ZOO
+from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.training import Data, Trainer, weights
 from outpace.training.held_out import HeldOut
 from outpace.training.lora import LoRA
@@ -50,7 +50,7 @@ COMMON = {
 
 def fresh(architecture: str, **more: Any) -> Any:
     """A tiny model, whose vocabulary does not divide by the processes."""
-    return weights.fresh(published(architecture, vocab_size=1025, **more), 0)
+    return weights.random_model(published(architecture, vocab_size=1025, **more), 0)
 
 
 def trainers(
@@ -76,12 +76,12 @@ def trainers(
         "lora": (fresh("DreamModel", **MASK), D2F(block=8), {"adapter": LoRA(rank=2, alpha=4)}),
         "wedlm": (fresh("WeDLMForCausalLM", **MASK), WeDLM(), {}),
         "dflash": (
-            weights.draft(None, DRAFT, target, 0),
+            weights.build_draft(None, DRAFT, target, 0),
             DFlash(anchors=4),
             {"others": {"target": target}},
         ),
         "adding": (
-            weights.draft(None, FUSED, fourth, 0),
+            weights.build_draft(None, FUSED, fourth, 0),
             DFlash(anchors=4),
             {"others": {"target": fourth}},
         ),
@@ -91,12 +91,12 @@ def trainers(
             {},
         ),
         "eagle3": (
-            weights.draft(None, published_eagle(vocab_size=1024), third, 0),
+            weights.build_draft(None, published_eagle(vocab_size=1024), third, 0),
             Eagle3(tokens=3),
             {"others": {"target": third}},
         ),
         "stored": (
-            weights.draft(None, DRAFT, other, 0),
+            weights.build_draft(None, DRAFT, other, 0),
             DFlash(anchors=4, divergence=True),
             {"others": {"target": other}, "data": stored},
         ),
@@ -115,7 +115,7 @@ def trainers(
                 model,
                 objective,
                 out=folder / name,
-                tokenizer=ZOO / "vocabulary",
+                tokenizer=ZOO_FOLDER / "vocabulary",
                 shard=True,
                 **{**COMMON, **own, **options},
             ),
@@ -127,7 +127,7 @@ def main() -> None:
     torch.set_num_threads(1)
     folder = Path(sys.argv[1])
     for _, trainer in trainers(folder / "pair", steps=STEPS):
-        assert trainer.sharded
+        assert trainer.is_sharded
         trainer.fit()
         trainer.export(trainer.out / "export")
     for _, trainer in trainers(folder / "begun", steps=LATER, only=BEGUN):

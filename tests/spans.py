@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.attention.batch import Backend, Batch, Span
+from outpace.attention.batch import AttentionBatch, Backend, RowSpan
 from outpace.decoding.tree import Tree
-from outpace.engine.cache import PAGE, Table
+from outpace.engine.cache import PAGE_SIZE, PageTable
 
-TREE = Tree.of(70, [-1, -1, 0, 1, 2, 2, 0, 6])
+TREE = Tree.from_parents(70, [-1, -1, 0, 1, 2, 2, 0, 6])
 FAR = Tree(20, (1 << 40 | 5, 1 << 62 | 1 << 40, 7))
 """Rows of slots 70 to 77 and 83 to 85; the last bit that there is is among theirs."""
 
@@ -22,16 +22,16 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def scattered(count: int, size: int, seed: int) -> list[Table]:
+def scattered(count: int, size: int, seed: int) -> list[PageTable]:
     """Tables of `size` slots whose pages lie anywhere; the last one's lie side by side."""
-    each = -(-size // PAGE)
+    each = -(-size // PAGE_SIZE)
     order = np.random.default_rng(seed).permutation((count - 1) * each).tolist()
     pages = [order[n * each : n * each + each] for n in range(count - 1)]
     pages.append(list(range((count - 1) * each, count * each)))
-    return [Table(pages=own, size=size) for own in pages]
+    return [PageTable(pages=own, size=size) for own in pages]
 
 
-def spans_of(asked: Sequence[tuple[int, int, object]], size: int, seed: int = 0) -> list[Span]:
+def spans_of(asked: Sequence[tuple[int, int, object]], size: int, seed: int = 0) -> list[RowSpan]:
     """Spans of (start, rows, pattern): "causal", "full", a reach, lengths of blocks, or a tree."""
     spans, begin = [], 0
     for (start, rows, pattern), table in zip(asked, scattered(len(asked), size, seed), strict=True):
@@ -44,25 +44,25 @@ def spans_of(asked: Sequence[tuple[int, int, object]], size: int, seed: int = 0)
             case int():
                 stops, seen = [pattern] * rows, pattern
             case Tree():
-                stops, seen, tree = pattern.stops(start), end, pattern
+                stops, seen, tree = pattern.visible_ends(start), end, pattern
             case _:
                 ends = np.cumsum(pattern) + start
                 stops, seen = np.repeat(ends, pattern).tolist(), end
-        spans.append(Span(slice(begin, begin + rows), start, seen, stops, table, tree))
+        spans.append(RowSpan(slice(begin, begin + rows), start, seen, stops, table, tree))
         begin += rows
     return spans
 
 
 def attend(
     backend: Backend,
-    spans: list[Span],
+    spans: list[RowSpan],
     q: Tensor,
     layer: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """What a back end makes of queries over what stands in the cache."""
-    numbers = [torch.from_numpy(each) for each in backend.numbers(spans)]
+    numbers = [torch.from_numpy(each) for each in backend.plan_arrays(spans)]
     none = torch.zeros(0, dtype=torch.int64)
     nothing = q.new_zeros(0, *backend.keys[0].shape[1:])
-    batch = Batch(none, none, none, None, spans, numbers=numbers)
-    return backend.plan(batch)(layer, q, nothing, nothing, sinks)
+    batch = AttentionBatch(none, none, none, None, spans, plan_arrays=numbers)
+    return backend.plan_pass(batch)(layer, q, nothing, nothing, sinks)

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 
 from outpace import LLM
-from outpace.engine import team
-from outpace.models.split import Share
+from outpace.engine import tensor_parallel
+from outpace.models.split import ModelShard
 
 METHODS: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "tiny-ar": [
@@ -61,7 +61,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    team.join = lambda size, device: (Share(rank, size), device)
+    tensor_parallel.join_group = lambda size, device: (ModelShard(rank, size), device)
     found: dict[str, list[list[int]]] = {}
     for model in METHODS:
         try:
@@ -69,11 +69,11 @@ def main() -> None:
         except SystemExit:
             continue
         found |= answers(llm, model)
-        llm.team.close()
+        llm.group.close()
     if rank == 0:
         Path(sys.argv[1]).write_text(json.dumps(found))
     else:
-        team.Following.run = fail  # type: ignore[method-assign]
+        tensor_parallel.WorkerModel.run_pass = fail  # type: ignore[method-assign]
     LLM("tiny-ar", tensor_parallel=2, cache_gib=0.05).generate("?", max_tokens=4)
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from outpace.ray.affinity import BEGINNING, beginning_of, chosen, ranked
+from outpace.ray.affinity import PREFIX_LENGTH, rank_replicas, replica_ranks, routing_key
 
-LONG = "x" * BEGINNING
+LONG = "x" * PREFIX_LENGTH
 CHAT = [{"role": "system", "content": LONG}, {"role": "user", "content": "One?"}]
 NAMES = ["a", "b", "c", "d", "e"]
 WORDS = [f"beginning {n}" for n in range(1000)]
@@ -18,7 +18,7 @@ WORDS = [f"beginning {n}" for n in range(1000)]
 
 def word(**body: Any) -> str:
     """Of a request as it comes."""
-    return beginning_of(json.dumps(body).encode())
+    return routing_key(json.dumps(body).encode())
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def test_what_begins_otherwise_has_another(one: dict[str, Any], two: dict[str, A
 )
 def test_what_is_no_request_has_none(body: bytes) -> None:
     """And is refused by whoever gets it."""
-    assert beginning_of(body) == ""
+    assert routing_key(body) == ""
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_what_is_bad_has_some_word(body: dict[str, Any]) -> None:
 
 def test_replicas_share_beginnings_evenly() -> None:
     """Each has a fifth of them, give or take; and the order does not depend on who lists them."""
-    firsts = Counter(ranked(each, NAMES)[0] for each in WORDS)
+    firsts = Counter(rank_replicas(each, NAMES)[0] for each in WORDS)
     assert set(firsts) == set(NAMES) and all(150 < count < 250 for count in firsts.values())
-    assert all(ranked(each, NAMES) == ranked(each, NAMES[::-1]) for each in WORDS)
+    assert all(rank_replicas(each, NAMES) == rank_replicas(each, NAMES[::-1]) for each in WORDS)
 
 
 def test_order_is_the_same_in_every_process() -> None:
     """Unlike that of Python's own hashes."""
-    assert "".join(ranked("beginning", NAMES)) == "ebadc"
+    assert "".join(rank_replicas("beginning", NAMES)) == "ebadc"
 
 
 @pytest.mark.parametrize("gone", NAMES)
@@ -99,21 +99,21 @@ def test_only_what_was_its_own_moves_when_a_replica_goes(gone: str) -> None:
     """To the second of each."""
     left = [name for name in NAMES if name != gone]
     for each in WORDS:
-        before = ranked(each, NAMES)
-        assert ranked(each, left) == [name for name in before if name != gone]
+        before = rank_replicas(each, NAMES)
+        assert rank_replicas(each, left) == [name for name in before if name != gone]
 
 
 def test_own_replica_comes_first_until_it_has_far_more() -> None:
     """Then the less loaded of the two; others only where neither has room."""
-    own, second, *others = ranked("w", NAMES)
+    own, second, *others = rank_replicas("w", NAMES)
     idle = dict.fromkeys(NAMES, 0)
-    assert chosen("w", idle, slack=3) == [[own], [second], others]
-    assert chosen("w", {**idle, own: 3}, slack=3) == [[own], [second], others]
-    assert chosen("w", {**idle, own: 4}, slack=3) == [[own, second], others]
-    assert chosen("w", {**idle, own: 9, second: 6}, slack=3) == [[own], [second], others]
-    assert chosen("w", {own: 99}) == [[own], [], []]
+    assert replica_ranks("w", idle, slack=3) == [[own], [second], others]
+    assert replica_ranks("w", {**idle, own: 3}, slack=3) == [[own], [second], others]
+    assert replica_ranks("w", {**idle, own: 4}, slack=3) == [[own, second], others]
+    assert replica_ranks("w", {**idle, own: 9, second: 6}, slack=3) == [[own], [second], others]
+    assert replica_ranks("w", {own: 99}) == [[own], [], []]
 
 
 def test_without_a_beginning_all_rank_alike() -> None:
     """For Ray to find the least loaded."""
-    assert chosen("", {"a": 5, "b": 0}) == [["a", "b"]]
+    assert replica_ranks("", {"a": 5, "b": 0}) == [["a", "b"]]

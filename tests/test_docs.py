@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from outpace.checkpoints.load import VOCABULARY, load_tokenizer
-from outpace.cli.app import build
+from outpace.checkpoints.load import ZOO_TOKENIZER, load_tokenizer
+from outpace.cli.app import build_app
 from outpace.cli.main import main
 from outpace.cli.measure import parse_entry
 from outpace.cli.options import parse_entries, parse_method
@@ -254,7 +254,7 @@ def test_commands_are_accepted(path: Path) -> None:
 
 def check(words: list[str]) -> None:
     """Parse a command as it will be, down to its method, racers and recipe."""
-    command: Any = build()
+    command: Any = build_app()
     while hasattr(command, "commands"):
         name, *words = words
         command = command.commands[name]
@@ -267,7 +267,7 @@ def check(words: list[str]) -> None:
         fields = METHODS[method].__dataclass_fields__
         parse_method(method, {k: v for k, v in given.items() if k in fields and v is not None})
     if "recipe" in given:
-        recipe.load(given["recipe"], given["overrides"] or ())
+        recipe.load_recipe(given["recipe"], given["overrides"] or ())
 
 
 def test_extras_that_are_named_exist() -> None:
@@ -298,7 +298,7 @@ def test_recipe_shown_is_one(tmp_path: Path) -> None:
         for section, table in tomllib.loads(text).items()
         for key, value in table.items()
     ]
-    read = recipe.load(tmp_path / "shown.toml", apart)
+    read = recipe.load_recipe(tmp_path / "shown.toml", apart)
     assert read.objective and read.held_out and read.train.tokens and read.data.features
 
 
@@ -306,7 +306,7 @@ def test_data_shown_is_read(tmp_path: Path) -> None:
     """Both kinds of lines, and to the same tokens."""
     (shown,) = blocks(ROOT / "docs" / "training.md", "json")
     (tmp_path / "shown.jsonl").write_text(shown)
-    tokenizer = load_tokenizer(VOCABULARY)
+    tokenizer = load_tokenizer(ZOO_TOKENIZER)
     assert tokenizer is not None
     examples = Examples(Data(path=str(tmp_path / "shown.jsonl")), tokenizer)
     assert examples[0] == examples[1]

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from outpace.api.options import RequestOptions
-from outpace.errors import ContextError, OptionError, prefixed
+from outpace.errors import ContextError, OptionError, prefix_error
 from outpace.methods import METHODS
 
 ERROR = OptionError("messages[2].content", 5, "messages[2].content: 5 is no text")
@@ -31,19 +31,19 @@ def test_option_is_the_first_part_of_a_name(param: str) -> None:
 
 def test_renamed_error_keeps_what_its_name_does_not_say() -> None:
     """A part of a prompt stays in the text; a bare name and its colon do not stand twice."""
-    error = ERROR.renamed("messages")
+    error = ERROR.with_param("messages")
     assert (error.param, error.value) == ("messages", 5)
     assert str(error) == "messages: messages[2].content: 5 is no text"
     regex = OptionError("regex", "(", "regex: it is malformed")
-    assert str(regex.renamed("guided_regex")) == "guided_regex: it is malformed"
+    assert str(regex.with_param("guided_regex")) == "guided_regex: it is malformed"
 
 
 def test_prefixed_error_keeps_its_name() -> None:
     """Where it has one."""
-    error = prefixed("prompts:3", ERROR)
+    error = prefix_error("prompts:3", ERROR)
     assert isinstance(error, OptionError) and error.param == ERROR.param
     assert str(error) == f"prompts:3: {ERROR}"
-    plain = prefixed("prompts:3", ValueError("no JSON"))
+    plain = prefix_error("prompts:3", ValueError("no JSON"))
     assert type(plain) is ValueError and str(plain) == "prompts:3: no JSON"
 
 

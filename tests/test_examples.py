@@ -11,7 +11,7 @@ import pytest
 
 from outpace import LLM
 from outpace.evaluation import run
-from outpace.evaluation.generated.story import problems
+from outpace.evaluation.generated.story import story_problems
 from outpace.methods import Autoregressive
 from shown import ROOT, is_right
 
@@ -36,7 +36,7 @@ def test_example_runs(
 def test_own_method_gives_the_text_of_one_token_per_forward(temperature: float) -> None:
     """In fewer forwards."""
     lookup = runpy.run_path(str(ROOT / "examples" / "own_method.py"))["PromptLookup"]
-    stories = [problem.question for problem in problems("test", 6)]
+    stories = [problem.question for problem in story_problems("test", 6)]
     llm = LLM("tiny-aux")
     plain, fast = (
         llm.generate(stories, method=method, max_tokens=96, temperature=temperature, seed=1)

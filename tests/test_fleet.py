@@ -11,12 +11,12 @@ import pytest
 from outpace import LLM
 from outpace.api.answers import answer_file
 from outpace.cli.main import main
-from outpace.evaluation.generated.story import problems
+from outpace.evaluation.generated.story import story_problems
 from rayed import SECONDS, running
 
 pytest.importorskip("ray.data", reason="needs the extra ray")
 
-from outpace.ray.batches import Copy, Fleet
+from outpace.ray.batches import Fleet, ModelCopy
 
 COPY = "MapWorker"
 OPTIONS = {"max_tokens": 24, "temperature": 0.8}
@@ -25,7 +25,7 @@ WORDS = ("--batch", "16", "--max-tokens", "24", "--temperature", "0.8", "--ray",
 
 def asked(path: Path, count: int) -> Path:
     """A file of so many prompts."""
-    lines = (json.dumps({"prompt": each.question}) for each in problems("test", count))
+    lines = (json.dumps({"prompt": each.question}) for each in story_problems("test", count))
     path.write_text("".join(f"{line}\n" for line in lines))
     return path
 
@@ -47,8 +47,8 @@ def in_one_process(source: Path, target: Path) -> list[dict[str, Any]]:
 def test_a_copy_answers_as_the_model_does() -> None:
     """Each with its seed; what does not fit is named, and what is done by then is kept."""
     told = {"loading": {"model": "tiny-aux", "cache_gib": 0.25}, "options": OPTIONS}
-    copy = Copy(**told, batch=2, threads=None)
-    questions = [each.question for each in problems("test", 3)]
+    copy = ModelCopy(**told, batch=2, threads=None)
+    questions = [each.question for each in story_problems("test", 3)]
     expected = [copy.llm.generate(q, seed=7 + n, **OPTIONS)[0] for n, q in enumerate(questions)]
     block = [(n, question, 7 + n) for n, question in enumerate(questions)]
     for more, refused in (([], []), ([(9, "too long " * 2000, 0)], [9])):

@@ -29,8 +29,8 @@ from helpers import (
 )
 from outpace.decoding import Sampling, agreement
 from outpace.decoding.accept import Rejection
-from outpace.decoding.branches import followed
-from outpace.decoding.sampling import Reader, Readout, chooser
+from outpace.decoding.branches import accepted_path
+from outpace.decoding.sampling import GroupReader, Readout, row_chooser
 from outpace.methods import DFlash, Eagle, Method, Speculative
 
 VOCAB, SAMPLES, FEW, SEQUENCES = 8, 20_480, 5_120, 256
@@ -89,7 +89,7 @@ def pairs(method: Method, sampling: Sampling, samples: int) -> Tensor:
     models = {"target": TARGET, "draft": DRAFT, "features": FEATURES, "states": STATES}
     models["added"] = ADDED
     engine = engine_of(*models.items(), slots=SEQUENCES * 96)
-    roles = {"target": "target", **method.models()}
+    roles = {"target": "target", **method.model_names()}
     jobs = [
         enter(
             engine,
@@ -150,10 +150,10 @@ class NoResidual(Rejection):
     """Where a draft is rejected, takes a token of the target's law instead of what is left."""
 
     @classmethod
-    def group(cls, reads: Any, slots: Any, device: torch.device) -> Reader:
+    def group(cls, reads: Any, slots: Any, device: torch.device) -> GroupReader:
         """As Rejection, with a correction that may be the draft again."""
-        verify = Rejection.group(reads, slots, device)
-        plain = chooser([r.sampling for r in reads], [3] * len(reads), slots, device)
+        verify = Rejection.make_reader(reads, slots, device)
+        plain = row_chooser([r.sampling for r in reads], [3] * len(reads), slots, device)
         drafted = torch.tensor([token for read in reads for token in (*read.drafted, -1)])
 
         def read(logits: Tensor, rows: slice) -> Readout:
@@ -170,7 +170,7 @@ def lenient(drafted: list[int], tokens: list[int]) -> int:
 
 def stray(parents: list[int], tokens: list[int], said: list[int]) -> list[int]:
     """Keeps the first child of the last node though the target said something else."""
-    path = followed(parents, tokens, said)
+    path = accepted_path(parents, tokens, said)
     return [*path, *[row for row, parent in enumerate(parents) if parent == path[-1]][:1]]
 
 
@@ -180,7 +180,7 @@ def test_a_wrong_verification_is_seen(method: Method, monkeypatch: pytest.Monkey
     if method.verify == "rejection":
         monkeypatch.setattr("outpace.decoding.accept.Rejection", NoResidual)
     elif isinstance(method, Eagle):
-        monkeypatch.setattr(sys.modules[type(method).__module__], "followed", stray)
+        monkeypatch.setattr(sys.modules[type(method).__module__], "accepted_path", stray)
     else:
         monkeypatch.setattr(sys.modules[type(method).__module__], "agreement", lenient)
     assert likelihood(pairs(method, FILTERED, FEW), law(FILTERED)) < 1e-6

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from outpace.api.loading import LOAD
-from outpace.api.options import REQUEST
+from outpace.api.loading import LOAD_OPTIONS
+from outpace.api.options import REQUEST_OPTIONS
 from source import MODULES
 
 MOST = 4
@@ -23,7 +23,12 @@ PLACES = (
         "cli/flags.py",
         "decoding/sampling_params.py",
     ),
-    *("server/schema.py", "server/constrained.py", "server/fields.py", "server/exchange.py"),
+    *(
+        "server/schema.py",
+        "server/constraint_fields.py",
+        "server/fields.py",
+        "server/request_handler.py",
+    ),
     *("server/settings.py", "api/engine_client.py", "api/engine_loop.py", "api/loading.py"),
 )
 """Where options are declared, and where lists of them could stand a second time."""
@@ -64,7 +69,7 @@ def fields_in(counted: dict[str, Counter[str]], name: str) -> dict[str, int]:
 
 def test_request_option_stands_in_few_places(counted: dict[str, Counter[str]]) -> None:
     """At most four; `method` is also an option of a model, of a server's entry and of an `LLM`."""
-    found = {name: fields_in(counted, name) for name in REQUEST if name != "method"}
+    found = {name: fields_in(counted, name) for name in REQUEST_OPTIONS if name != "method"}
     for name, where in found.items():
         print(f"{name}: {sum(where.values())} {where}")
     assert not {name: where for name, where in found.items() if sum(where.values()) > MOST}
@@ -72,7 +77,7 @@ def test_request_option_stands_in_few_places(counted: dict[str, Counter[str]]) -
 
 def test_loading_option_stands_in_few_places(counted: dict[str, Counter[str]]) -> None:
     """At most four."""
-    found = {name: fields_in(counted, name) for name in LOAD}
+    found = {name: fields_in(counted, name) for name in LOAD_OPTIONS}
     for name, where in found.items():
         print(f"{name}: {sum(where.values())} {where}")
     assert not {name: where for name, where in found.items() if sum(where.values()) > MOST}

@@ -98,14 +98,14 @@ def test_no_model_of_several_is_read_where_one_does_not_fit(reads: list[str]) ->
     """Those in front of it neither, for a race, a comparison and a server."""
     pairs = [("tiny-ar", Speculative(draft="tiny-ar")), ("tiny-ar", WeDLM())]
     with pytest.raises(ValueError, match="WeDLM decodes"):
-        flags.LOADING.open_all(pairs)
+        flags.LOAD_FLAGS.open_models(pairs)
     with pytest.raises(ValueError, match="WeDLM decodes"):
-        measure.line_up(["tiny-ar autoregressive", "tiny-ar wedlm"], flags.LOADING)
+        measure.open_racers(["tiny-ar autoregressive", "tiny-ar wedlm"], flags.LOAD_FLAGS)
     entries = {"a": Entry(path="tiny-ar"), "b": Entry(path="tiny-ar", method="wedlm")}
     with pytest.raises(ValueError, match="model b: method: must be one of .*, got wedlm"):
-        models.load_all(entries)
+        models.load_all_models(entries)
     with pytest.raises(ValueError, match="model b: model: no model 'nope'"):
-        models.load_all({**entries, "b": Entry(path="nope")})
+        models.load_all_models({**entries, "b": Entry(path="nope")})
     assert not reads
 
 

@@ -15,8 +15,8 @@ import httpx2
 import pytest
 
 from outpace import LLM
-from outpace.evaluation.generated.story import problems
-from outpace.server.fault import Fault
+from outpace.evaluation.generated.story import story_problems
+from outpace.server.http_error import HttpError
 from outpace.server.settings import Config, Entry, Settings
 from rayed import SECONDS, Program, running
 
@@ -25,10 +25,10 @@ ray = pytest.importorskip("ray.serve", reason="needs the extra ray")
 from ray.exceptions import ActorDiedError  # noqa: E402
 from ray.serve.exceptions import BackPressureError  # noqa: E402
 
-from outpace.ray import front  # noqa: E402
-from outpace.ray.front import Passed, merged  # noqa: E402
+from outpace.ray import ingress  # noqa: E402
+from outpace.ray.ingress import ForwardedResponse, merge_metrics  # noqa: E402
 from outpace.ray.replicas import application  # noqa: E402
-from outpace.ray.run import check  # noqa: E402
+from outpace.ray.run import check_deployment  # noqa: E402
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": []}
 HALF = {"type": "http.response.body", "body": b"a", "more_body": True}
@@ -77,7 +77,7 @@ def passed(handle: Handle, beginning: str = "w", goes: bool = False) -> list[Any
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(Passed(handle, beginning, {}, b"")({}, receive, send))
+    asyncio.run(ForwardedResponse(handle, beginning, {}, b"")({}, receive, send))
     return sent
 
 
@@ -104,14 +104,14 @@ def test_replica_that_ends_behind_its_last_word_has_answered() -> None:
 @pytest.mark.parametrize(
     ("scripts", "status"),
     [
-        ([[ActorDiedError()]] * front.ATTEMPTS, 503),
+        ([[ActorDiedError()]] * ingress.MAX_ATTEMPTS, 503),
         ([[BackPressureError(1, 1)]], 429),
         ([[ray.exceptions.RayServeException("no")]], 503),
     ],
 )
 def test_what_cannot_be_had_is_a_fault(scripts: list[list[Any]], status: int) -> None:
     """Which a client may try again."""
-    with pytest.raises(Fault) as refused:
+    with pytest.raises(HttpError) as refused:
         passed(Handle(*scripts))
     assert refused.value.status == status and refused.value.headers["Retry-After"]
 
@@ -125,8 +125,8 @@ def test_client_that_goes_ends_its_request() -> None:
 
 def test_state_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no replica; prompts wait for one."""
-    monkeypatch.setattr(front, "STATE_SECONDS", 0.01)
-    with pytest.raises(Fault, match="no replica"):
+    monkeypatch.setattr(ingress, "STATUS_TIMEOUT", 0.01)
+    with pytest.raises(HttpError, match="no replica"):
         passed(Handle([None]), beginning="")
 
 
@@ -144,7 +144,7 @@ outpace_seconds_sum 3.5
 
 def test_metrics_name_their_replicas() -> None:
     """Each family once."""
-    text = merged([("one", TEXT), ("two", TEXT)]).decode()
+    text = merge_metrics([("one", TEXT), ("two", TEXT)]).decode()
     assert text.count("# TYPE outpace_running gauge") == 1
     for name in ("one", "two"):
         assert f'outpace_running{{model="m",replica="{name}"}} 2.0' in text
@@ -181,10 +181,10 @@ def test_what_cannot_run_is_refused(replicas: int, most: int | None, port: int, 
         settings = Settings(port=own.getsockname()[1] if port < 0 else port)
         config = Config(server=settings, models={"m": Entry(path="tiny-ar")})
         with pytest.raises(ValueError, match=named):
-            check(config, replicas, most)
+            check_deployment(config, replicas, most)
 
 
-QUESTIONS = [problem.question + "\n" for problem in problems("test", 16)]
+QUESTIONS = [problem.question + "\n" for problem in story_problems("test", 16)]
 CHOSEN = {"max_tokens": 64, "temperature": 0.8, "seed": 7}
 LONG = {"max_tokens": 300, "ignore_eos": True, "temperature": 0.0}
 

@@ -21,7 +21,7 @@ from helpers import adding_draft, dense, published, random_model, trained_pair
 from outpace import LLM
 from outpace.checkpoints.load import load_draft, load_model, save_model
 from outpace.models import split as sums
-from outpace.models.split import Share
+from outpace.models.split import ModelShard
 from outpace.models.transformer import Transformer
 from outpace.server.settings import Config, Entry
 
@@ -66,7 +66,7 @@ def test_slices_are_the_whole(family: str, tmp_path: Path) -> None:
     """Of every parameter, however it is published; no row of a vocabulary is lost."""
     model = random_model(FAMILIES[family])
     save_model(model, tmp_path, dtype=torch.float32)
-    parts = [load_model(tmp_path, share=Share(rank, 2)) for rank in range(2)]
+    parts = [load_model(tmp_path, share=ModelShard(rank, 2)) for rank in range(2)]
     for name, parameter in model.named_parameters():
         own = [part.get_parameter(name) for part in parts]
         if "embedding" in name:
@@ -88,9 +88,9 @@ class Room:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.doors = Barrier(2, timeout=20)
         self.parts: dict[str, Tensor] = {}
-        monkeypatch.setattr(sums, "summed", lambda part: sum(self.exchange(part)))
+        monkeypatch.setattr(sums, "all_reduce_sum", lambda part: sum(self.exchange(part)))
         monkeypatch.setattr(
-            sums, "gathered", lambda part, vocab: torch.cat(self.exchange(part), -1)[:, :vocab]
+            sums, "gather_logits", lambda part, vocab: torch.cat(self.exchange(part), -1)[:, :vocab]
         )
         monkeypatch.setattr(sums.dist, "get_world_size", lambda: 2)
 
@@ -120,7 +120,7 @@ class Room:
 def logits(model: Transformer, ids: Tensor) -> Tensor:
     """Logits of all rows of a causal forward."""
     with torch.no_grad():
-        return model.head(model(ids, torch.arange(len(ids)), dense(causal=True)))
+        return model.compute_logits(model(ids, torch.arange(len(ids)), dense(causal=True)))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -128,7 +128,7 @@ def test_slices_add_up(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """To the logits of the whole model; experts, biases and wide norms too."""
     model = random_model(FAMILIES[family])
     save_model(model, tmp_path, dtype=torch.float32)
-    parts = [load_model(tmp_path, share=Share(rank, 2)) for rank in range(2)]
+    parts = [load_model(tmp_path, share=ModelShard(rank, 2)) for rank in range(2)]
     ids = torch.arange(20)
     expected = logits(model, ids)
     for found in Room(monkeypatch).run(parts, ids):
@@ -139,7 +139,7 @@ def test_heads_must_divide(tmp_path: Path) -> None:
     """And what fits is said."""
     save_model(random_model(published()), tmp_path)
     with pytest.raises(ValueError, match="must be one of 1, 2 for .*, got 3"):
-        load_model(tmp_path, share=Share(0, 3))
+        load_model(tmp_path, share=ModelShard(0, 3))
 
 
 def test_a_draft_that_adds_features_is_not_split(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_a_draft_that_adds_features_is_not_split(tmp_path: Path) -> None:
     save_model(adding_draft(draft), tmp_path)
     said = "tensor_parallel: DFlashDraftModel, a draft that adds features, cannot be sharded"
     with pytest.raises(ValueError, match=said):
-        load_draft(tmp_path, target, share=Share(0, 2))
+        load_draft(tmp_path, target, share=ModelShard(0, 2))
 
 
 @pytest.mark.parametrize(
@@ -170,8 +170,8 @@ def test_server_splits_one_model() -> None:
     """Since the other processes work for it until the end."""
     entry = Entry(path="tiny-ar", tensor_parallel=2)
     with pytest.raises(ValueError, match="serve it alone"):
-        Config(models={"one": entry, "two": Entry(path="tiny-aux")}).check()
-    Config(models={"one": entry}).check()
+        Config(models={"one": entry, "two": Entry(path="tiny-aux")}).check_consistency()
+    Config(models={"one": entry}).check_consistency()
 
 
 @pytest.mark.slow

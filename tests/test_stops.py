@@ -13,7 +13,7 @@ from helpers import enter, finish, runner, tokens
 from outpace import LLM
 from outpace.api.output import Output
 from outpace.decoding import Sampling
-from outpace.decoding.processor import NotBefore
+from outpace.decoding.processor import MinTokens
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
 from outpace.methods import FastDLLM, Method
@@ -37,7 +37,7 @@ def submit(
         eos=EOS,
         stop_ids=stop_ids,
         min_tokens=least,
-        processors=(NotBefore(EOS, len(request.prompt) + least),) if least else (),
+        processors=(MinTokens(EOS, len(request.prompt) + least),) if least else (),
     )
 
 

@@ -29,10 +29,10 @@ from helpers import (
 )
 from outpace.decoding import MASKED_DRAFT_KINDS, Kind, Sampling, Step
 from outpace.decoding import Request as Tokens
-from outpace.decoding.target import Order
+from outpace.decoding.target import HoleOrder
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
-from outpace.engine.pairing import view
+from outpace.engine.pairing import make_target
 from outpace.methods import (
     APD,
     D2F,
@@ -168,15 +168,15 @@ class Request:
     @property
     def roles(self) -> dict[str, str]:
         """Name of the model in each role; `on` names the target, or it is chosen."""
-        return {"target": self.on or self.target, **self.method.models()}
+        return {"target": self.on or self.target, **self.method.model_names()}
 
     @property
     def target(self) -> str:
         """Name of a model that the method decodes."""
-        target = "diffusion" if Kind.DIFFUSION in self.method.decodes else "causal"
+        target = "diffusion" if Kind.DIFFUSION in self.method.target_kinds else "causal"
         if MASKED_DRAFT_KINDS in self.method.roles.values():
             target = "rich"
-        if (Kind.EXTENDING,) in self.method.roles.values():
+        if (Kind.EAGLE,) in self.method.roles.values():
             target = "deep"
         if isinstance(self.method, Diffusion) and self.method.guidance:
             target = "unshifted"
@@ -204,7 +204,7 @@ class Request:
             max_tokens=self.max_tokens,
             sampling=self.sampling,
             eos=EOS,
-            target=view({role: MODELS[name].config for role, name in self.roles.items()}),
+            target=make_target({role: MODELS[name].config for role, name in self.roles.items()}),
         )
 
 
@@ -248,7 +248,7 @@ def serve(engine: Engine, requests: Sequence[Request]) -> list[Result]:
     """Run all requests, each submitted in the step in which it arrives."""
     jobs: dict[int, Job] = {}
     turn = 0
-    while len(jobs) < len(requests) or not all(job.done for job in jobs.values()):
+    while len(jobs) < len(requests) or not all(job.has_ended for job in jobs.values()):
         for index, request in enumerate(requests):
             if request.arrives == turn:
                 jobs[index] = request.submit(engine)
@@ -359,7 +359,7 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
     ),
     Diffusion: st.builds(
         Diffusion,
-        order=st.sampled_from([None, *get_args(Order)]),
+        order=st.sampled_from([None, *get_args(HoleOrder)]),
         steps=st.sampled_from([None, 1, 4, 12, 60]),
         block=st.sampled_from([None, 1, 4]),
         eps=st.sampled_from([None, 0.0, 1e-3]),
@@ -399,7 +399,7 @@ samplings = st.builds(
 def runs(request: Request) -> bool:
     """Return whether the options of a method fit its limit of tokens."""
     try:
-        request.method.check(request.sequence())
+        request.method.check_request(request.sequence())
     except ValueError:
         return False
     return True
@@ -451,7 +451,7 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
     ),
     WeDLM: lambda rng: WeDLM(window=rng.randint(1, 9), entropy=2.0, verify=rng.random() < 0.3),
     Diffusion: lambda rng: Diffusion(
-        order=rng.choice([None, *get_args(Order)]),
+        order=rng.choice([None, *get_args(HoleOrder)]),
         block=rng.choice([None, 1]),
         order_temperature=rng.choice([0.0, 0.7]),
         guidance=rng.choice([0.0, 1.5]),

@@ -55,20 +55,20 @@ def with_outpace(where: Where, sizes: Answers) -> Run:
     """A run here."""
     slots = max(sizes.batches) * (sizes.prompt + sizes.tokens + 16)
     runner = where.runner("target", where.model(TARGETS[SHAPE]), slots)
-    engine, pairing = Engine(), Pairing.of({"target": runner})
-    engine.add(runner)
+    engine, pairing = Engine(), Pairing.from_runners({"target": runner})
+    engine.add_runner(runner)
 
     def run(prompts: list[list[int]]) -> None:
         jobs = [
-            engine.job(
+            engine.make_job(
                 Autoregressive(),
-                pairing.request(ids, max_tokens=sizes.tokens, eos=frozenset()),
+                pairing.make_request(ids, max_tokens=sizes.tokens, eos=frozenset()),
                 pairing,
             )
             for ids in prompts
         ]
         for job in jobs:
-            engine.enter(job)
+            engine.enqueue(job)
         while engine.step():
             pass
         assert all(job.error is None for job in jobs), jobs[0].error

@@ -12,11 +12,11 @@ import torch
 
 from checkpoints import Config
 from harness import Bar, Budget, Row
-from outpace.checkpoints.load import translate
+from outpace.checkpoints.load import translate_config
 from outpace.decoding import DRAFT_KINDS
-from outpace.engine.graphs import recorder
+from outpace.engine.graphs import make_recorder
 from outpace.engine.runner import Runner
-from outpace.models.extending import draft_of
+from outpace.models.extending import build_draft_model
 from outpace.models.transformer import Stack, Transformer
 
 Found = tuple[dict[str, list[Row]], list[Bar]]
@@ -42,18 +42,18 @@ class Where:
 
     def model(self, published: Config, target: Stack | None = None) -> Stack:
         """A model, or a draft of a `target`, that is only run."""
-        config = translate(shrunk(published, self.most))
+        config = translate_config(shrunk(published, self.most))
         with torch.device(self.device):
             if config.kind in DRAFT_KINDS:
                 assert isinstance(target, Transformer)
-                made: Stack = draft_of(config, target)
+                made: Stack = build_draft_model(config, target)
             else:
                 made = Transformer(config)
         return made.to(self.dtype).eval().requires_grad_(False)
 
     def runner(self, name: str, model: Stack, slots: int) -> Runner:
         """A model with a cache that is full of random numbers, and finds nothing in it."""
-        record = recorder(self.graphs, torch.device(self.device), 1)
+        record = make_recorder(self.graphs, torch.device(self.device), 1)
         runner = Runner(
             name, model, slots=slots, prefix_cache=False, record=record, compile=self.compile
         )

@@ -12,13 +12,13 @@ from torch import Tensor
 
 from gpu_parts.device import Found, Setup, timed
 from harness import Bar, Row
-from outpace.attention.batch import Backend, Batch, Span
-from outpace.attention.choice import backend, missing
+from outpace.attention.batch import AttentionBatch, Backend, RowSpan
+from outpace.attention.choice import select_backend, triton_missing_reason
 from outpace.decoding import Sampling
-from outpace.decoding.accept import Rejection, drafts_of
-from outpace.decoding.sampling import Noisy, Reader, Sample, Score, scores
+from outpace.decoding.accept import Rejection, stack_drafts
+from outpace.decoding.sampling import GroupReader, NoisyChooser, Sample, Score, token_scores
 from outpace.decoding.tree import Tree
-from outpace.engine.cache import PAGE, Table
+from outpace.engine.cache import PAGE_SIZE, PageTable
 from outpace.kernels.fused import read_rows
 
 SCORES: set[Score] = {"confidence", "margin", "entropy"}
@@ -47,21 +47,21 @@ class Load:
         more = ", sinks" if self.sinks else ""
         return f"{self.batch} x {self.rows} rows, {self.keys} keys, {self.pattern}{more}"
 
-    def spans(self) -> list[Span]:
+    def spans(self) -> list[RowSpan]:
         """Rows at the end of sequences whose pages lie anywhere."""
-        end, each = self.keys + self.rows, -(-(self.keys + self.rows) // PAGE)
+        end, each = self.keys + self.rows, -(-(self.keys + self.rows) // PAGE_SIZE)
         order = np.random.default_rng(0).permutation(self.batch * each).reshape(self.batch, each)
         stops, tree = [end] * self.rows if self.pattern == "full" else None, None
         if self.pattern == "tree":
-            tree = Tree.of(self.keys, [(row - 1) // 2 for row in range(self.rows)])
-            stops = tree.stops(self.keys)
+            tree = Tree.from_parents(self.keys, [(row - 1) // 2 for row in range(self.rows)])
+            stops = tree.visible_ends(self.keys)
         return [
-            Span(
+            RowSpan(
                 slice(n * self.rows, (n + 1) * self.rows),
                 self.keys,
                 end,
                 stops,
-                Table(pages=order[n].tolist(), size=end),
+                PageTable(pages=order[n].tolist(), size=end),
                 tree,
             )
             for n in range(self.batch)
@@ -70,7 +70,7 @@ class Load:
     def tensors(self, device: str, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
         """Queries `[T, H, D]`, keys and values `[S, K, D]`."""
         heads, kv_heads, size = self.shape
-        slots = self.batch * -(-(self.keys + self.rows) // PAGE) * PAGE
+        slots = self.batch * -(-(self.keys + self.rows) // PAGE_SIZE) * PAGE_SIZE
         drawn = torch.Generator(device).manual_seed(0)
         memory = torch.randn(2, kv_heads, slots, size, generator=drawn, device=device)
         q = torch.randn(self.batch * self.rows, heads, size, generator=drawn, device=device)
@@ -137,7 +137,7 @@ TINY_SIZES = Sizes(
 def measure(setup: Setup, sizes: Sizes) -> Found:
     """Tables of times, and bars of agreement."""
     device, dtype, card = setup.where.device, setup.where.dtype, setup.card
-    if reason := missing(torch.device(device)):
+    if reason := triton_missing_reason(torch.device(device)):
         print(f"no kernels: {reason}")
         return {}, []
     bars = [
@@ -162,11 +162,13 @@ def attending(
     load: Load, name: str, q: Tensor, keys: Tensor, values: Tensor
 ) -> Callable[[], Tensor]:
     """One layer's attention by a back end, planned."""
-    one: Backend = backend(name, [keys], [values], q.shape[1], (), page=PAGE, double=False)
+    one: Backend = select_backend(
+        name, [keys], [values], q.shape[1], (), page=PAGE_SIZE, double=False
+    )
     spans, nothing = load.spans(), q.new_zeros(0, *keys.shape[1:])
-    numbers = [torch.from_numpy(each).to(q.device) for each in one.numbers(spans)]
+    numbers = [torch.from_numpy(each).to(q.device) for each in one.plan_arrays(spans)]
     none = torch.zeros(0, dtype=torch.int64, device=q.device)
-    attend = one.plan(Batch(none, none, none, None, spans, numbers=numbers))
+    attend = one.plan_pass(AttentionBatch(none, none, none, None, spans, plan_arrays=numbers))
     sinks = torch.linspace(-2, 4, q.shape[1], device=q.device) if load.sinks else None
     return lambda: attend(0, q, nothing, nothing, sinks)
 
@@ -201,17 +203,17 @@ def reading(rows: int, vocab: int, device: str, dtype: torch.dtype) -> Row:
     """Milliseconds in which rows of logits become tokens and scores, in one pass and in several."""
     drawn = torch.Generator(device).manual_seed(0)
     logits = torch.randn(rows, vocab, generator=drawn, device=device).to(dtype)
-    each = Noisy.of([SAMPLING], [0], [range(rows)], torch.device(device))
+    each = NoisyChooser.from_requests([SAMPLING], [0], [range(rows)], torch.device(device))
     whole = slice(0, rows)
     readers = readers_of(logits[1:].float(), device, fused=True)
 
     def several() -> Tensor:
         tokens = logits.argmax(-1)
-        scores(logits, tokens, SCORES)
+        token_scores(logits, tokens, SCORES)
         return tokens
 
     def once() -> Tensor:
-        return read_rows(logits, each.cut.of_rows(whole), each.keys)[0]
+        return read_rows(logits, each.truncation.settings_of(whole), each.keys)[0]
 
     return {
         "rows": rows,
@@ -225,22 +227,24 @@ def reading(rows: int, vocab: int, device: str, dtype: torch.dtype) -> Row:
     }
 
 
-def readers_of(guess: Tensor, device: str, *, fused: bool) -> dict[str, Reader]:
+def readers_of(guess: Tensor, device: str, *, fused: bool) -> dict[str, GroupReader]:
     """Readers of one row more than a draft's `guess [k, V]` has, by what they do."""
     guess = guess.to(device)
     where, slots, wanted = torch.device(device), [range(len(guess) + 1)], tuple(sorted(SCORES))
-    drawn = [Sample(sampling=SAMPLING, drawn=True, scores=wanted)]
+    drawn = [Sample(sampling=SAMPLING, score_as_drawn=True, scores=wanted)]
     drafted = tuple(guess.argmax(-1).tolist())
     checked = [Rejection(sampling=SAMPLING, drafted=drafted, guess=guess, scores=wanted)]
     if not fused:
         return {
-            "scores of what is drawn": Sample.group(drawn, slots, where),
-            "rejection": Rejection.group(checked, slots, where),
+            "scores of what is drawn": Sample.make_reader(drawn, slots, where),
+            "rejection": Rejection.make_reader(checked, slots, where),
         }
-    noisy = Noisy.of([SAMPLING], [0], slots, where)
+    noisy = NoisyChooser.from_requests([SAMPLING], [0], slots, where)
     return {
-        "scores of what is drawn": Sample.fused(drawn, slots, where),
-        "rejection": Rejection.verified(checked, noisy, drafts_of(checked, slots, where)),
+        "scores of what is drawn": Sample.make_fused_reader(drawn, slots, where),
+        "rejection": Rejection.make_fused_verifier(
+            checked, noisy, stack_drafts(checked, slots, where)
+        ),
     }
 
 

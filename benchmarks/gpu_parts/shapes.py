@@ -10,7 +10,7 @@ from checkpoints import Config
 from gpu_parts.device import Where
 from outpace.benchmark.shape import shape_of
 from outpace.engine.runner import Runner
-from outpace.evaluation.protocol import setting
+from outpace.evaluation.protocol import find_setting
 from outpace.methods import (
     APD,
     Autoregressive,
@@ -23,7 +23,7 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.training.recipe import load
+from outpace.training.recipe import load_recipe
 
 TARGETS = {
     "Qwen3-8B": shape_of("qwen3-8b"),
@@ -37,7 +37,7 @@ EAGLE = {
     "num_hidden_layers": 1,
     "draft_vocab_size": 32_000,
 }
-RECIPE = load("qwen3-8b-dflash")
+RECIPE = load_recipe("qwen3-8b-dflash")
 SMALL = shape_of("qwen2.5-0.5b")
 FURTHER: dict[type[Method], tuple[str, Config]] = {
     APD: ("verifier", SMALL),
@@ -95,13 +95,13 @@ class Case:
 
 def point(protocol: str, **marks: str) -> Mapping[str, Any]:
     """What a paper publishes of GSM8K and of what the marks say."""
-    found = setting("gsm8k", protocol).published
+    found = find_setting("gsm8k", protocol).published
     return next(each for each in found if marks.items() <= each.items())
 
 
 def paper(protocol: str, **changes: Any) -> Method:
     """A method as a paper asks GSM8K with it, but for some options."""
-    method = setting("gsm8k", protocol).decoder()
+    method = find_setting("gsm8k", protocol).build_method()
     assert method is not None
     return replace(method, **changes)
 

@@ -23,10 +23,10 @@ from gpu_parts.shapes import CASES, IDS, TARGETS, Case, runners_for
 from harness import Bar, Budget, Row
 from outpace.decoding import CAUSAL, FULL, Forward, Kind
 from outpace.engine.engine import Engine
-from outpace.engine.feed import Feed
 from outpace.engine.job import Job
 from outpace.engine.pairing import Pairing
 from outpace.engine.runner import Runner
+from outpace.engine.scheduled_forward import ScheduledForward
 
 FLOOR, SIXTEEN, OUTSIDE = 0.85, 1.10, 0.08
 """Floor over a step of one row, a step of 16 rows over it, and time outside kernels, as wanted."""
@@ -100,7 +100,9 @@ def seconds(runner: Runner, batch: int, asked: Forward) -> float:
         table.written = asked.start
 
     def step() -> None:
-        runner.run([Feed.of(asked, table, runner.config) for table in tables])
+        runner.run_pass(
+            [ScheduledForward.from_forward(asked, table, runner.config) for table in tables]
+        )
 
     taken = timed(step, rounds=5, calls=4)
     for table in tables:
@@ -162,9 +164,9 @@ def prefill(name: str, runner: Runner, sizes: Steps, card: Card) -> Row:
 def requests(engine: Engine, case: Case, pairing: Pairing, batch: int, sizes: Steps) -> list[Job]:
     """Requests that have begun."""
     jobs = [
-        engine.job(
+        engine.make_job(
             case.method,
-            pairing.request(
+            pairing.make_request(
                 prompt(sizes.prompt, IDS, seed), max_tokens=sizes.tokens, eos=frozenset()
             ),
             pairing,
@@ -172,7 +174,7 @@ def requests(engine: Engine, case: Case, pairing: Pairing, batch: int, sizes: St
         for seed in range(batch)
     ]
     for job in jobs:
-        engine.enter(job)
+        engine.enqueue(job)
     advance(engine, jobs, WARM)
     return jobs
 
@@ -229,9 +231,9 @@ def outside(run: Callable[[], tuple[int, float]], each: float, device: str) -> f
 
 def cycle(case: Case, runners: dict[str, Runner], batch: int, sizes: Steps) -> Row:
     """Cycles of a method with so many requests."""
-    engine, pairing = Engine(), Pairing.of(runners)
+    engine, pairing = Engine(), Pairing.from_runners(runners)
     for runner in runners.values():
-        engine.add(runner)
+        engine.add_runner(runner)
     jobs = requests(engine, case, pairing, batch, sizes)
     count, taken = advance(engine, jobs, sizes.cycles, MOST)
 

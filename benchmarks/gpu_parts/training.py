@@ -25,13 +25,13 @@ from gpu_parts.shapes import FURTHER, IDS, RECIPE, TARGETS
 from harness import Bar, Row
 from outpace.methods import DFlash
 from outpace.models.draft import BlockDraft
-from outpace.models.norm import freeze
+from outpace.models.norm import freeze_model
 from outpace.models.transformer import Transformer
 from outpace.training import objectives
 from outpace.training.data import Example
+from outpace.training.loss_module import LossModule
 from outpace.training.objective import ENTRIES, Models
 from outpace.training.rows import UNSCORED, Rows
-from outpace.training.scored import Scored
 
 SHARE = 0.40
 """Of the rate of products, as wanted."""
@@ -85,18 +85,18 @@ def trained(setup: Setup, lesson: Lesson, name: str) -> Row:
     target = where.model(TARGETS[name])
     draft = replace(where, dtype=torch.float32).model(FURTHER[DFlash][1], target)
     assert isinstance(target, Transformer) and isinstance(draft, BlockDraft)
-    freeze(target)
+    freeze_model(target)
     draft.train().requires_grad_(True)
     given = RECIPE.objective
     assert isinstance(given, objectives.DFlash)
     objective = replace(given, anchors=lesson.anchors).bind(draft.config)
-    scored = Scored(objective, Models(draft, {"target": target}), RECIPE.train.precision)
-    optimizers = RECIPE.optim.build(draft)
+    scored = LossModule(objective, Models(draft, {"target": target}), RECIPE.train.precision)
+    optimizers = RECIPE.optim.build_optimizers(draft)
     rows, device = lesson.rows(objective), torch.device(where.device)
 
     def step() -> None:
         loss, _ = scored(rows.to(device))
-        (loss / rows.mass).backward()
+        (loss / rows.normaliser).backward()
         clip_grad_norm_(draft.parameters(), RECIPE.optim.clip)
         for optimizer in optimizers:
             optimizer.step()

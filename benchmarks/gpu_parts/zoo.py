@@ -144,7 +144,7 @@ def speed(setup: Setup, zoo: Zoo) -> Found:
                 "tokens/s per request": statistics.mean(o.tokens_per_second for o in outputs),
                 "tokens per forward": tokens / forwards if forwards else 0.0,
                 "ms per forward": seconds / max(output.forwards for output in outputs) * 1e3,
-                "solved": sum(bool(question.right(o.text)) for question, o in pairs) / batch,
+                "solved": sum(bool(question.judge_answer(o.text)) for question, o in pairs) / batch,
             }
         )
     return {"zoo": rows}, []

@@ -14,16 +14,23 @@ from rich.table import Table
 from typer import Argument, Option
 
 from outpace.benchmark.side import check_rounds
-from outpace.benchmark.summary import Figures, summaries
-from outpace.cli.asking import Asking
+from outpace.benchmark.summary import SideFigures, summarise_sides
 from outpace.cli.draw import console
-from outpace.cli.flags import LOADING, Loading
-from outpace.cli.output import replaced
-from outpace.cli.sides import Loads, line_up, list_names, results_table, run, shapes_in
-from outpace.cli.training import train
+from outpace.cli.flags import LOAD_FLAGS, LoadFlags
+from outpace.cli.output import replace_file
+from outpace.cli.sides import (
+    LoadGrid,
+    build_sides,
+    create_shapes,
+    print_names,
+    results_table,
+    run_rounds,
+)
+from outpace.cli.task_flags import TaskFlags
+from outpace.cli.training import run_training
 from outpace.errors import OptionError
-from outpace.methods.bounds import at_least_one
-from outpace.provenance import provenance
+from outpace.methods.bounds import check_at_least_one
+from outpace.provenance import provenance_record
 from reproduce.figure import SCALES, Figure, Scale, figure_names, find
 from reproduce.page import page
 from reproduce.trained import TRAINED, needed
@@ -47,7 +54,7 @@ def reproduce(
     shots: Annotated[str | None, Option(help="File of the shots, lines as in --data.")] = None,
     limit: Annotated[int | None, Option(help="Other than the figure's number of problems.")] = None,
     rounds: Annotated[int | None, Option(help="Other than the figure's number of turns.")] = None,
-    loading: Loading = LOADING,
+    loading: LoadFlags = LOAD_FLAGS,
 ) -> None:
     """Figures of a paper, measured again beside the published points.
 
@@ -58,8 +65,8 @@ def reproduce(
     for each, plan in plans.items():
         console.print(needs(each, plan, scale))
     for each, plan in plans.items():
-        asking = Asking(task=plan.task, protocol=plan.protocol, data=data, shots=shots)
-        with replaced(out / PAGE) as sheet:
+        asking = TaskFlags(task=plan.task, protocol=plan.protocol, data=data, shots=shots)
+        with replace_file(out / PAGE) as sheet:
             assert sheet is not None
             redraw(each, plan, scale, asking, loading, out)
             sheet.write_text(page(out), encoding="utf-8")
@@ -73,18 +80,18 @@ def planned(figure: Figure, scale: str, limit: int | None, rounds: int | None) -
         raise OptionError("scale", scale, message)
     given = {"limit": limit, "rounds": rounds}
     own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    at_least_one(**own)
+    check_at_least_one(**own)
     return replace(figure.mini if scale == "mini" else figure.full, **own)
 
 
 def redraw(
-    figure: Figure, plan: Scale, scale: str, asking: Asking, loading: Loading, out: Path
+    figure: Figure, plan: Scale, scale: str, asking: TaskFlags, loading: LoadFlags, out: Path
 ) -> None:
     """Measure a figure, judge what the paper claims, write figures and picture."""
     from reproduce.plot import draw_figure
 
     name = figure.file(scale)
-    with replaced(out / f"{name}.json") as file, replaced(out / f"{name}.png") as picture:
+    with replace_file(out / f"{name}.json") as file, replace_file(out / f"{name}.png") as picture:
         assert file is not None and picture is not None
         found = measure(plan, asking, loading, out, name)
         lines = by_line(plan, found)
@@ -94,7 +101,7 @@ def redraw(
         points = [dict(point) for point in figure.published()]
         show(figure, found, verdicts)
         written = {
-            "provenance": provenance(),
+            "provenance": provenance_record(),
             "figure": f"{figure.paper}:{figure.name}",
             "about": figure.about,
             "scale": scale,
@@ -112,7 +119,7 @@ def redraw(
 def needs(figure: Figure, plan: Scale, scale: str) -> str:
     """What a figure will take, in one line."""
     entries = plan.every
-    models = dict.fromkeys(name for entry in entries for name in entry.models)
+    models = dict.fromkeys(name for entry in entries for name in entry.model_names)
     tokens = plan.max_tokens or plan.setting().max_tokens
     text = (
         f"{figure.paper}:{figure.name}, {figure.about}: {len(entries)} settings on {plan.limit} "
@@ -131,39 +138,41 @@ def made_in(folder: Path, models: Mapping[str, str]) -> dict[str, str]:
         out = folder / name.removeprefix(TRAINED)
         console.print(f"{name}: outpace train {words}", soft_wrap=True)
         recipe, *overrides = shlex.split(words)
-        train(recipe, [*overrides, f"out={json.dumps(str(out))}"])
+        run_training(recipe, [*overrides, f"out={json.dumps(str(out))}"])
         exports[name] = str(out / "export")
     return exports
 
 
-def measure(plan: Scale, asking: Asking, loading: Loading, out: Path, name: str) -> list[Figures]:
+def measure(
+    plan: Scale, asking: TaskFlags, loading: LoadFlags, out: Path, name: str
+) -> list[SideFigures]:
     """Figures of all settings, which took turns; `KeyboardInterrupt` where that was ended.
 
     No figure reads the samples of another: only what took turns on a machine can be compared.
     """
     entries = plan.every
     most = None if plan.max_tokens is None else str(plan.max_tokens)
-    loads = Loads(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
-    questions, samples = asking.questions(plan.limit), out / "samples" / name
+    loads = LoadGrid(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
+    questions, samples = asking.load_questions(plan.limit), out / "samples" / name
     check_rounds(len(questions), plan.rounds, plan.batch)
-    shapes = shapes_in(samples / "random", loading)
-    shapes.written |= made_in(out / "trained", needed(entries))
-    sides = list(line_up(entries, loads, asking, questions, loading, shapes, random=False))
-    whole, interrupted = run(sides, plan.rounds, samples)
+    shapes = create_shapes(samples / "random", loading)
+    shapes.paths |= made_in(out / "trained", needed(entries))
+    sides = list(build_sides(entries, loads, asking, questions, loading, shapes, random=False))
+    whole, interrupted = run_rounds(sides, plan.rounds, samples)
     if interrupted:
         raise KeyboardInterrupt
-    return summaries(sides, whole)
+    return summarise_sides(sides, whole)
 
 
-def by_line(plan: Scale, found: Sequence[Figures]) -> list[list[Figures]]:
+def by_line(plan: Scale, found: Sequence[SideFigures]) -> list[list[SideFigures]]:
     """Figures by the lines of the plan."""
     rest = iter(found)
     return [list(islice(rest, len(line))) for line in plan.entries()]
 
 
-def show(figure: Figure, found: Sequence[Figures], verdicts: Sequence[Verdict]) -> None:
+def show(figure: Figure, found: Sequence[SideFigures], verdicts: Sequence[Verdict]) -> None:
     """Print what was measured, and what became of the claims."""
-    list_names(found)
+    print_names(found)
     console.print(results_table(found))
     table = Table(title=f"{figure.paper}:{figure.name}", header_style="bold")
     for name in ("claim", "here", "measured", "in the paper"):

@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from outpace.benchmark.entry import Entry, swept
-from outpace.evaluation.protocol import PROTOCOLS, Setting, setting, settings
+from outpace.benchmark.entry import MethodEntry, expand_entries
+from outpace.evaluation.protocol import PROTOCOLS, Setting, find_setting, load_settings
 from outpace.evaluation.tasks import TASKS
 
 FOLDER = Path(__file__).parent / "papers"
@@ -76,19 +76,19 @@ class Scale:
 
     def setting(self) -> Setting:
         """How the task is asked."""
-        return setting(self.task, self.protocol)
+        return find_setting(self.task, self.protocol)
 
-    def entries(self) -> list[list[Entry]]:
+    def entries(self) -> list[list[MethodEntry]]:
         """The entries of each line."""
         return [list(line_of(line)) for line in self.lines]
 
     @property
-    def every(self) -> list[Entry]:
+    def every(self) -> list[MethodEntry]:
         """The entries of all lines."""
         return [entry for line in self.entries() for entry in line]
 
 
-def line_of(line: Mapping[str, Any]) -> Iterator[Entry]:
+def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
     """The entries of a line; `ValueError` for one without model or method."""
     options = dict(line)
     for name in ("model", "method"):
@@ -97,7 +97,7 @@ def line_of(line: Mapping[str, Any]) -> Iterator[Entry]:
     model, method = options.pop("model"), options.pop("method")
     adapter = options.pop("adapter", None)
     values = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
-    yield from swept(model, method, values, adapter)
+    yield from expand_entries(model, method, values, adapter)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -126,7 +126,7 @@ class Figure:
         """The points of the paper, with the names of their settings."""
         return [
             {"setting": each.name, **point}
-            for each in settings(self.paper)
+            for each in load_settings(self.paper)
             if each.task == self.task
             for point in each.published
             if str(point["place"]).startswith(self.place)

@@ -5,8 +5,15 @@ from __future__ import annotations
 from itertools import product
 from pathlib import Path
 
-from outpace.benchmark.plots import SPEEDS, Results, lines_of, new_figure, plot, save
-from outpace.evaluation.compare import Result
+from outpace.benchmark.plots import (
+    SPEEDS,
+    Results,
+    group_by_line,
+    new_figure,
+    plot_line,
+    save_figure,
+)
+from outpace.evaluation.compare import ResultRecord
 
 CLOCKED = SPEEDS | {"tokens_per_second": "tokens per second", "speedup": "times as fast"}
 HEIGHTS = {"accuracy": "accuracy (%)", "acceptance_length": "acceptance length"}
@@ -18,8 +25,8 @@ def draw_figure(results: Results, published: Results, title: str, path: Path) ->
     here, there = figure.subplots(1, 2)
     key = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
     speed, height = axes_of(published)
-    for name, line in lines_of(results).items():
-        plot(here, line, key, name, height)
+    for name, line in group_by_line(results).items():
+        plot_line(here, line, key, name, height)
     shown = [point for point in published if {speed, height} <= set(point)]
     for name in dict.fromkeys(point["setting"] for point in shown):
         line = [point for point in shown if point["setting"] == name]
@@ -39,7 +46,7 @@ def draw_figure(results: Results, published: Results, title: str, path: Path) ->
         if pane.get_legend_handles_labels()[0]:
             pane.legend(loc="upper left", bbox_to_anchor=(0, -0.1), fontsize=6, frameon=False)
     figure.suptitle(title, fontsize=10)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def axes_of(published: Results) -> tuple[str, str]:
@@ -48,7 +55,7 @@ def axes_of(published: Results) -> tuple[str, str]:
     return max(pairs, key=lambda pair: sum(set(pair) <= set(point) for point in published))
 
 
-def differing(point: Result) -> str:
+def differing(point: ResultRecord) -> str:
     """Fields of a published point other than its figures, as a label."""
     figures = (
         "accuracy",

@@ -6,7 +6,7 @@ import tomllib
 from collections.abc import Iterable
 from pathlib import Path
 
-from outpace.benchmark.entry import Entry
+from outpace.benchmark.entry import MethodEntry
 
 TRAINED = "trained:"
 """In front of the name of such a model."""
@@ -23,7 +23,7 @@ def words_of(name: str) -> str:
     return known[plain]
 
 
-def needed(entries: Iterable[Entry]) -> dict[str, str]:
+def needed(entries: Iterable[MethodEntry]) -> dict[str, str]:
     """The models that must be trained for some entries, each with what trains it."""
-    names = dict.fromkeys(name for entry in entries for name in entry.models)
+    names = dict.fromkeys(name for entry in entries for name in entry.model_names)
     return {name: words_of(name) for name in names if name.startswith(TRAINED)}

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from outpace.evaluation.compare import Difference, Result, differences, point
+from outpace.evaluation.compare import (
+    Difference,
+    ResultRecord,
+    bootstrap_differences,
+    speed_accuracy,
+)
 from reproduce.figure import Claim, Figure, Published
 
 CHANGE = 0.05
@@ -17,7 +22,7 @@ PAIRED = ("accuracy", "tokens_per_forward")
 NAMES = {"tokens_per_answer": ("answer_tokens",), "speed": ("tokens_per_second", "speedup")}
 """What a published point calls a figure of a result, where its name is another."""
 
-Lines = Sequence[Sequence[Result]]
+Lines = Sequence[Sequence[ResultRecord]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +57,11 @@ def at(setting: str) -> str:
     return f"{setting}: " if setting else ""
 
 
-def changed(before: Result, after: Result, key: str, *, up: bool) -> tuple[bool, str]:
+def changed(before: ResultRecord, after: ResultRecord, key: str, *, up: bool) -> tuple[bool, str]:
     """Whether a figure rose (or fell) by more than chance, and from what to what."""
     a, b = before[key] or 0.0, after[key] or 0.0
     if key in PAIRED:
-        difference = differences(before, after)[key]
+        difference = bootstrap_differences(before, after)[key]
         told = f"{shown(a, key)} → {shown(b, key)}, {between(difference, key)}"
         return beyond(difference, up=up), told
     moved = b > a * (1 + CHANGE) if up else b < a * (1 - CHANGE)
@@ -93,19 +98,21 @@ def pictured(point: Published, key: str) -> str:
     return f"{point[name]:g}{unit}"
 
 
-def speed_of(result: Result) -> str:
+def speed_of(result: ResultRecord) -> str:
     """Key of tokens per second by the clock that its run was measured with."""
     return "tokens_per_cpu_second" if result["clock"] == "cpu" else "tokens_per_second"
 
 
-def unbeaten(says: str, mine: Sequence[Result], other: Sequence[Result], key: str) -> Verdict:
+def unbeaten(
+    says: str, mine: Sequence[ResultRecord], other: Sequence[ResultRecord], key: str
+) -> Verdict:
     """No setting of the other line is as right and as fast as one of this."""
     beaten = [f"{m['setting']} by {o['setting']}" for m in mine for o in other if beats(o, m, key)]
     told = f"{len(mine)} settings, none beaten" if not beaten else f"beaten: {', '.join(beaten)}"
     return Verdict(says, not beaten, told)
 
 
-def beats(one: Result, other: Result, key: str) -> bool:
+def beats(one: ResultRecord, other: ResultRecord, key: str) -> bool:
     """Whether one result is at least as right and as fast, and better in one of both."""
-    a, b = point(one, key), point(other, key)
+    a, b = speed_accuracy(one, key), speed_accuracy(other, key)
     return a[0] >= b[0] and a[1] >= b[1] and a != b

@@ -23,7 +23,7 @@ class OptionError(ValueError):
         """First part of `param`: `messages` for `messages[2].content`."""
         return self.param.partition(".")[0].partition("[")[0]
 
-    def renamed(self, param: str) -> Self:
+    def with_param(self, param: str) -> Self:
         """Return this error under another name: that of a field, or of a model's role."""
         message = str(self).removeprefix(f"{self.option}: ")
         return type(self)(param, self.value, f"{param}: {message}")
@@ -37,7 +37,7 @@ class ContextError(OptionError):
     """The prompt, with or without its answer, exceeds the model's context length."""
 
 
-def prefixed(location: str, error: ValueError) -> ValueError:
+def prefix_error(location: str, error: ValueError) -> ValueError:
     """Return the same error with a location (file line, model name) before its message."""
     message = f"{location}: {error}"
     if isinstance(error, OptionError):

@@ -8,10 +8,10 @@ import zlib
 from pathlib import Path
 from typing import Any
 
-Record = dict[str, Any]
+JsonRecord = dict[str, Any]
 
 
-def read_records(path: Path, limit: int | None = None) -> list[tuple[str, Record]]:
+def read_records(path: Path, limit: int | None = None) -> list[tuple[str, JsonRecord]]:
     """Return the first `limit` records of a file, each with its location `file:line`.
 
     Files whose name ends in `.gz` are decompressed.
@@ -20,12 +20,12 @@ def read_records(path: Path, limit: int | None = None) -> list[tuple[str, Record
         ValueError: If the file is not valid gzip, or a line is not a JSON object.
     """
     # JSON strings may contain other characters that `str.splitlines` splits at.
-    lines = content(path).rstrip().split(b"\n")[:limit]
+    lines = read_content(path).rstrip().split(b"\n")[:limit]
     places = (f"{path}:{number}" for number in range(1, len(lines) + 1))
-    return [(place, parse(line, place)) for place, line in zip(places, lines, strict=True)]
+    return [(place, parse_record(line, place)) for place, line in zip(places, lines, strict=True)]
 
 
-def content(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
     """Return the bytes of a file, decompressed if its name ends in `.gz`.
 
     Raises:
@@ -38,7 +38,7 @@ def content(path: Path) -> bytes:
         raise ValueError(f"{path} is not a gzip file: {error}") from error
 
 
-def parse(line: bytes, place: str) -> Record:
+def parse_record(line: bytes, place: str) -> JsonRecord:
     """Return the JSON object of one line.
 
     Args:

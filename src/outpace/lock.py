@@ -10,7 +10,7 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-FAR = 2**31 - 2
+WINDOWS_LOCK_OFFSET = 2**31 - 2
 """Offset of the locked byte on Windows, wposition a locked byte cannot be read by others."""
 
 
@@ -26,7 +26,7 @@ def lock_file(file: IO[Any]) -> None:
     import msvcrt
 
     position = os.lseek(file.fileno(), 0, os.SEEK_CUR)
-    os.lseek(file.fileno(), FAR, os.SEEK_SET)
+    os.lseek(file.fileno(), WINDOWS_LOCK_OFFSET, os.SEEK_SET)
     try:
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     except OSError as error:

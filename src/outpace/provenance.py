@@ -17,35 +17,35 @@ import transformers
 from outpace.version import __version__
 
 
-def provenance(secret: str | None = None) -> dict[str, Any]:
+def provenance_record(secret: str | None = None) -> dict[str, Any]:
     """Return what determines the numbers of a run, as JSON fields.
 
     Absolute paths in the command are reduced to their last part; `secret` is removed.
     """
     return {
         "outpace": __version__,
-        "revision": revision(),
-        "command": [shown(word, secret) for word in sys.argv],
+        "revision": source_revision(),
+        "command": [redact_argument(word, secret) for word in sys.argv],
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "numpy": numpy.__version__,
-        "processor": processor(),
+        "processor": cpu_model(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load": [round(load, 2) for load in loads()],
+        "load": [round(load, 2) for load in load_averages()],
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
 
 
-def shown(argument: str, secret: str | None) -> str:
+def redact_argument(argument: str, secret: str | None) -> str:
     """Return one word of the command line without its folder and without the secret."""
     name = Path(argument).name if os.path.isabs(argument) else argument
     return name.replace(secret, "…") if secret else name
 
 
-def revision() -> str | None:
+def source_revision() -> str | None:
     """Return the commit of the source tree, with `+` if modified; None outside a checkout."""
     command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
     try:
@@ -55,7 +55,7 @@ def revision() -> str | None:
     return result.stdout.strip()
 
 
-def loads() -> tuple[float, ...]:
+def load_averages() -> tuple[float, ...]:
     """Return the load averages over 1, 5 and 15 minutes; empty where unavailable."""
     try:
         return os.getloadavg()
@@ -63,7 +63,7 @@ def loads() -> tuple[float, ...]:
         return ()
 
 
-def processor() -> str:
+def cpu_model() -> str:
     """Return the model name of the CPU."""
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.is_file():

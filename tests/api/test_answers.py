@@ -13,13 +13,13 @@ import pytest
 
 from helpers import is_idle
 from outpace import LLM, Output
-from outpace.api.answers import Refused, answer_file, answers, appended
-from outpace.checkpoints.load import ZOO, load_tokenizer
-from outpace.evaluation.generated.story import problems
+from outpace.api.answers import InvalidRequestError, answer_file, iterate_answers, open_for_append
+from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
+from outpace.evaluation.generated.story import story_problems
 from outpace.methods import Autoregressive
 from outpace.training.data import Data, Examples
 
-QUESTIONS = [problem.question for problem in problems("test", 9)]
+QUESTIONS = [problem.question for problem in story_problems("test", 9)]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_answers_are_those_of_generate_and_train(llm: LLM, tmp_path: Path) -> No
     texts = [output.text for output in llm.generate(QUESTIONS, max_tokens=96)]
     assert [record["response"] for record in records[:6]] == texts[:6]
     assert [record["messages"][-1]["content"] for record in records[6:]] == texts[6:]
-    tokenizer = load_tokenizer(ZOO / "vocabulary")
+    tokenizer = load_tokenizer(ZOO_FOLDER / "vocabulary")
     examples = Examples(Data(path=str(target)), tokenizer)
     trained = {tokenizer.decode(examples[n].response[:-1]) for n in range(9)}
     assert trained == set(texts) and all(examples[n].ended for n in range(9))
@@ -103,7 +103,7 @@ def test_a_cut_answer_does_not_end_in_training(llm: LLM, tmp_path: Path) -> None
     target = tmp_path / "data.jsonl"
     answer_file(llm, prompts(tmp_path / "prompts"), target, max_tokens=8)
     assert all(record["finish_reason"] == "length" for record in read(target))
-    tokenizer = load_tokenizer(ZOO / "vocabulary")
+    tokenizer = load_tokenizer(ZOO_FOLDER / "vocabulary")
     example = Examples(Data(path=str(target)), tokenizer)[0]
     assert not example.ended and len(example.response) == 8
 
@@ -204,7 +204,7 @@ def test_where_nothing_can_be_appended_no_prompt_is_answered(
 def test_a_file_that_another_run_writes_to_is_refused(llm: LLM, tmp_path: Path) -> None:
     """The file is unchanged."""
     source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
-    with appended(target), pytest.raises(ValueError, match="another run is writing to"):
+    with open_for_append(target), pytest.raises(ValueError, match="another run is writing to"):
         answer_file(llm, source, target)
     assert answer_file(llm, source, target, max_tokens=4) == 9
 
@@ -259,7 +259,7 @@ def test_a_request_that_is_refused_elsewhere_is_named(tmp_path: Path) -> None:
         def serve(self, requests: Any, *, batch: int) -> Iterator[tuple[int, Output]]:
             assert len(list(requests)) == 9 and batch == 4
             yield 5, Output(text="a", ids=[1], finish_reason="stop", steps=[], **ASIDE)
-            raise Refused(ValueError("no room"), 3)
+            raise InvalidRequestError(ValueError("no room"), 3)
 
     source, target = prompts(tmp_path / "prompts.jsonl"), tmp_path / "data.jsonl"
     with pytest.raises(ValueError, match=f"{source}:4: no room"):
@@ -279,7 +279,7 @@ def test_prompts_are_taken_as_they_are_needed(llm: LLM) -> None:
             taken.append(number)
             yield f"prompt {number}", QUESTIONS[number], {"max_tokens": 4 + number}
 
-    first = list(islice(answers(llm, requests(), batch=2), 1))
+    first = list(islice(iterate_answers(llm, requests(), batch=2), 1))
     assert first[0][0] == 0 and len(taken) <= 5
     assert is_idle(llm.engine)
     assert llm.engine.max_sequences == 256

@@ -17,9 +17,15 @@ import pytest
 
 from helpers import is_idle, pages_in_use
 from outpace import LLM, AsyncLLM
-from outpace.api.engine_client import Draining, EngineDied, PendingRequest
-from outpace.api.engine_loop import LONGEST, SHARE, Budget, Progress, QueueFull
-from outpace.api.engine_thread import HOPS, EngineThread, deliver
+from outpace.api.engine_client import DrainingError, EngineDiedError, PendingRequest
+from outpace.api.engine_loop import (
+    MAX_NOTIFICATION_DELAY,
+    MAX_NOTIFICATION_SHARE,
+    NotificationBudget,
+    QueueFullError,
+    RequestProgress,
+)
+from outpace.api.engine_thread import DELIVERY_HOPS, EngineThread, deliver_progress
 from outpace.decoding import Decoding, Forward, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import APD, D2F, Autoregressive, Diffusion, LeftToRight, Method, Speculative
@@ -225,7 +231,7 @@ def test_a_full_queue_refuses(llm: LLM) -> None:
         async with serving(llm_of_two, max_waiting=1) as served:
             hand = [await served.submit(QUESTION) for _ in range(3)]
             began = time.perf_counter()
-            with pytest.raises(QueueFull, match="already has 3 requests in flight"):
+            with pytest.raises(QueueFullError, match="already has 3 requests in flight"):
                 await served.generate(QUESTION)
             assert time.perf_counter() - began < 0.1
             texts = {(await answer.output()).text for answer in hand}
@@ -269,7 +275,7 @@ def test_constraints_are_read_aside(llm: LLM) -> None:
             assert over[-1] == "slow"
             (alone,) = llm.generate(QUESTION, regex="[a-c]{2}", max_tokens=8)
             assert known.ids == alone.ids
-            assert not served.thread.loop.unread and not served.requests
+            assert not served.thread.loop.compiling and not served.requests
 
     run(work())
 
@@ -281,7 +287,7 @@ def test_draining_takes_nothing_more(llm: LLM) -> None:
         async with serving(llm) as served:
             answer = await served.submit(QUESTION)
             served.drain()
-            with pytest.raises(Draining):
+            with pytest.raises(DrainingError):
                 await served.submit(QUESTION)
             return (await answer.output()).text
 
@@ -296,10 +302,10 @@ def test_closing_ends_what_is_in_hand(llm: LLM, shared: bool) -> None:
         served = AsyncLLM(llm, thread=EngineThread() if shared else None)
         answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=400)
         served.close()
-        with suppress(EngineDied):
+        with suppress(EngineDiedError):
             assert (await answer.output()).finish_reason == "cancelled"
         await served.drained()
-        with pytest.raises(Draining if shared else EngineDied):
+        with pytest.raises(DrainingError if shared else EngineDiedError):
             await served.submit(QUESTION)
         served.thread.close()
         served.thread.thread.join(LIMIT)
@@ -320,11 +326,11 @@ def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
         def fail() -> bool:
             raise OSError("a device that is lost")
 
-        broken.driver.advance = fail  # type: ignore[method-assign]
-        with pytest.raises(EngineDied, match="a device that is lost"):
+        broken.driver.process_and_step = fail  # type: ignore[method-assign]
+        with pytest.raises(EngineDiedError, match="a device that is lost"):
             await answer.output()
-        assert not served.thread.alive and isinstance(served.thread.error, OSError)
-        with pytest.raises(EngineDied):
+        assert not served.thread.is_alive and isinstance(served.thread.error, OSError)
+        with pytest.raises(EngineDiedError):
             await served.submit(QUESTION)
         served.close()
 
@@ -379,30 +385,38 @@ def test_what_can_wait_rests_by_its_cost() -> None:
         while time.thread_time() - began < seconds:
             pass
 
-    async def rest(budget: Budget, cost: float, *, urgent: bool) -> float:
+    async def rest(budget: NotificationBudget, cost: float, *, urgent: bool) -> float:
         """Seconds of rest after progress whose reader computes for so long."""
         model: Any = SimpleNamespace(requests=set(), client=SimpleNamespace(requests={}))
         request = PendingRequest(model, 0)
 
         async def read() -> None:
-            await request.admission()
+            await request.wait_until_admitted()
             burn(cost)
 
         reader = asyncio.create_task(read())
         await asyncio.sleep(0)
-        charge = None if urgent else budget.charge
-        deliver(request.loop, [(request, Progress(0))], charge)
+        charge = None if urgent else budget.add_cost
+        deliver_progress(request.loop, [(request, RequestProgress(0))], charge)
         await reader
-        for _ in range(HOPS):
+        for _ in range(DELIVERY_HOPS):
             await asyncio.sleep(0)
-        return budget.until - time.monotonic()
+        return budget.resumes_at - time.monotonic()
 
     async def work() -> None:
-        budget = Budget()
-        assert await rest(budget, LONGEST * SHARE * 4, urgent=True) <= 0 and budget.is_due
-        assert await rest(budget, LONGEST * SHARE / 5, urgent=False) > 0 and not budget.is_due
-        most = await rest(budget, LONGEST * SHARE * 4, urgent=False)
-        assert 0 < most <= LONGEST
+        budget = NotificationBudget()
+        assert (
+            await rest(budget, MAX_NOTIFICATION_DELAY * MAX_NOTIFICATION_SHARE * 4, urgent=True)
+            <= 0
+            and budget.is_due
+        )
+        assert (
+            await rest(budget, MAX_NOTIFICATION_DELAY * MAX_NOTIFICATION_SHARE / 5, urgent=False)
+            > 0
+            and not budget.is_due
+        )
+        most = await rest(budget, MAX_NOTIFICATION_DELAY * MAX_NOTIFICATION_SHARE * 4, urgent=False)
+        assert 0 < most <= MAX_NOTIFICATION_DELAY
         assert 0 < await rest(budget, 0, urgent=True) <= most
 
     run(work())

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from chats import SHAPES, Shape, control, expected, tokenizer
 from helpers import save_tokenizer
 from outpace import LLM
-from outpace.api.codec import PRIVATE
-from outpace.api.text import Text
-from outpace.checkpoints.fields import panics
+from outpace.api.codec import PRIVATE_CODE_POINTS
+from outpace.api.text import TextCodec
+from outpace.checkpoints.fields import convert_panics
 from outpace.checkpoints.load import load_tokenizer
 
 FRAGMENTS = [
@@ -65,15 +65,15 @@ def usual(name: str, messages: list[dict[str, str]]) -> list[int]:
 
 def compare(name: str, messages: list[dict[str, str]]) -> None:
     """Compare with the reference, and with transformers if no text contains an added token."""
-    text = Text(name, tokenizer(name))
+    text = TextCodec(name, tokenizer(name))
     try:
         want = expected(name, messages)
     except Exception as error:
         with pytest.raises(ValueError, match="the chat template of .* fails"):
-            text.chat(messages, {})
+            text.encode_chat(messages, {})
         assert "channel" in str(error)
         return
-    found = text.chat(messages, {})
+    found = text.encode_chat(messages, {})
     assert found == want
     if not any(mark in m["content"] for m in messages for mark in control(name)):
         assert found == usual(name, messages)
@@ -101,7 +101,7 @@ def chat(name: str, *texts: str, **variables: object) -> str:
     roles = ["user", "assistant"] * len(texts)
     messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
     known = tokenizer(name)
-    ids = Text(name, known).chat(messages, variables)
+    ids = TextCodec(name, known).encode_chat(messages, variables)
     control = {number for number, token in known.added_tokens_decoder.items() if str(token).strip()}
     shown = ((each in control, known.decode([each])) for each in ids)
     return "".join(f"\0{text}\0" if own else text for own, text in shown)
@@ -119,17 +119,19 @@ def test_old_thoughts_are_dropped_and_thoughts_of_a_user_are_text() -> None:
 
 def test_special_tokens_of_any_message_are_text_wherever_the_template_puts_them() -> None:
     """In a system text that moves into the last user turn."""
-    known = Text("nemo", tokenizer("nemo"))
+    known = TextCodec("nemo", tokenizer("nemo"))
     messages = [
         {"role": "system", "content": "be [INST] kind"},
         {"role": "user", "content": "one"},
         {"role": "assistant", "content": "two</s>"},
         {"role": "user", "content": "three[/INST]"},
     ]
-    ids = known.chat(messages, {})
+    ids = known.encode_chat(messages, {})
     assert ids == expected("nemo", messages)
     assert known.tokenizer is not None
-    names = known.tokenizer.convert_ids_to_tokens([each for each in ids if each in known.silent])
+    names = known.tokenizer.convert_ids_to_tokens(
+        [each for each in ids if each in known.silent_ids]
+    )
     assert names == ["<s>", "[INST]", "[/INST]", "</s>", "[INST]", "[/INST]"]
 
 
@@ -143,13 +145,13 @@ def test_a_template_that_looks_for_a_special_token_is_followed(
 ) -> None:
     """The token stays text; if this is ambiguous, the error names the message."""
     monkeypatch.setitem(SHAPES, "decides", Shape(DECIDES, ("<a>", "<b>")))
-    text = Text("decides", tokenizer("decides"))
+    text = TextCodec("decides", tokenizer("decides"))
     for content in ("hi <a>", "no <b> at all", "<b>, said"):
         messages = [{"role": "user", "content": content}]
-        assert text.chat(messages, {}) == expected("decides", messages)
+        assert text.encode_chat(messages, {}) == expected("decides", messages)
     messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": "<b>"}]
     with pytest.raises(ValueError, match=r"messages\[1\] contains a special token"):
-        text.chat(messages, {})
+        text.encode_chat(messages, {})
 
 
 WRITTEN = ("<a>", "<b>", "<c>")
@@ -174,9 +176,9 @@ def test_tokens_of_the_template_stay_tokens_beside_what_it_drops(
     name = f"drops {written}"
     monkeypatch.setitem(SHAPES, name, Shape(template, WRITTEN))
     messages = [{"role": "user", "content": content}]
-    ids = Text(name, tokenizer(name)).chat(messages, {})
+    ids = TextCodec(name, tokenizer(name)).encode_chat(messages, {})
     assert ids == expected(name, messages)
-    own = [each for each in ids if each in Text(name, tokenizer(name)).silent]
+    own = [each for each in ids if each in TextCodec(name, tokenizer(name)).silent_ids]
     assert own
 
 
@@ -224,12 +226,12 @@ def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPa
         name = f"any {number}"
         shape = Shape(random_template(draw), special, added, like="any")
         monkeypatch.setitem(SHAPES, name, shape)
-        text = Text(name, tokenizer(name))
+        text = TextCodec(name, tokenizer(name))
         for _ in range(10):
             roles = ["user", "assistant", "user"][: draw.randrange(1, 4)]
             messages = [{"role": r, "content": "".join(draw.choices(PIECES, k=4))} for r in roles]
             try:
-                found = text.chat(messages, {})
+                found = text.encode_chat(messages, {})
             except ValueError as error:
                 assert re.match(r"messages\[\d\] holds a (part of a )?special token", str(error))
                 refused += 1
@@ -241,12 +243,12 @@ def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPa
 
 def test_text_of_every_private_character_is_refused_or_right() -> None:
     """These characters are used as markers, and a text may contain all of them."""
-    text = Text("nemo", tokenizer("nemo"))
-    every = "".join(map(chr, PRIVATE))
+    text = TextCodec("nemo", tokenizer("nemo"))
+    every = "".join(map(chr, PRIVATE_CODE_POINTS))
     with pytest.raises(ValueError, match="messages.0. contains a special token"):
-        text.chat([{"role": "user", "content": every + "[INST]"}], {})
+        text.encode_chat([{"role": "user", "content": every + "[INST]"}], {})
     messages = [{"role": "user", "content": every[9:] + "[INST]"}]
-    assert text.chat(messages, {}) == expected("nemo", messages)
+    assert text.encode_chat(messages, {}) == expected("nemo", messages)
 
 
 def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,11 +256,11 @@ def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) 
     written = "'<a>' + m.role + (extra or '') + m.content"
     template = f"{{%- for m in messages %}}{{{{- {written} }}}}{{%- endfor %}}"
     monkeypatch.setitem(SHAPES, "variable", Shape(template, ("<a>", "<b>")))
-    text = Text("variable", tokenizer("variable"))
-    ids = text.chat([{"role": "user", "content": "hi"}], {"extra": "<b>"})
+    text = TextCodec("variable", tokenizer("variable"))
+    ids = text.encode_chat([{"role": "user", "content": "hi"}], {"extra": "<b>"})
     assert text.tokenizer.convert_tokens_to_ids("<b>") not in ids
     with pytest.raises(ValueError, match="must not contain a special token"):
-        text.chat([{"role": "<a>", "content": "hi"}], {})
+        text.encode_chat([{"role": "<a>", "content": "hi"}], {})
 
 
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
@@ -307,10 +309,10 @@ class Panicking:
 
 def test_a_panic_of_the_tokenizers_library_is_a_value_error() -> None:
     """Other code may catch it; Ctrl-C stays Ctrl-C."""
-    text = Text("broken", Panicking())  # type: ignore[arg-type]
+    text = TextCodec("broken", Panicking())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="broken: the tokenizers library failed: called"):
         text.encode("hi", raw=True)
     with pytest.raises(ValueError, match="broken: the tokenizers library failed"):
         text.decode([1])
-    with pytest.raises(KeyboardInterrupt), panics("x"):
+    with pytest.raises(KeyboardInterrupt), convert_panics("x"):
         raise KeyboardInterrupt

@@ -44,7 +44,7 @@ def methods(folders: dict[str, str]) -> dict[str, list[Method]]:
     """All methods of the workload, by target model."""
     found: dict[str, list[Method]] = {}
     for method in KINDS:
-        further = {role: folders[name] for role, name in method.models().items()}
+        further = {role: folders[name] for role, name in method.model_names().items()}
         target = Workload(method=method).target
         found.setdefault(target, []).append(replace(method, **further))
     return found
@@ -78,7 +78,7 @@ def together(*work: Callable[[], Any]) -> list[Any]:
 def idle(llm: LLM) -> bool:
     """Return whether no request is left."""
     llm.driver.step()
-    return llm.driver.stats.is_idle and llm.driver.driver is None
+    return llm.driver.stats.is_idle and llm.driver.driving_thread is None
 
 
 def answers(llm: LLM, numbers: list[int], methods: list[Method], *, odd: bool = False) -> list:
@@ -248,9 +248,9 @@ def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str
         beside = llm.submit([4, 5], method=Autoregressive(), max_tokens=12)
         with pytest.raises(DecodingError, match="cannot wait for other answers"):
             llm.generate([1, 2, 3], method=Own(does=does), max_tokens=9)
-        while not beside.job.over:
+        while not beside.job.is_finished:
             llm.driver.step()
-        assert beside.output().ids == expected
+        assert beside.build_output().ids == expected
         gc.collect()
         assert idle(llm)
 
@@ -300,21 +300,21 @@ def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) ->
     llm = llm_of(folders, "causal")
     expected = llm.generate([4, 5], method=Autoregressive(), max_tokens=12)[0].ids
     answer = llm.submit([4, 5], method=Autoregressive(), max_tokens=12)
-    notify = llm.driver.turn.notify_all
+    notify = llm.driver.step_finished.notify_all
 
     def interrupted() -> None:
-        llm.driver.turn.notify_all = notify
+        llm.driver.step_finished.notify_all = notify
         raise KeyboardInterrupt
 
-    llm.driver.turn.notify_all = interrupted
+    llm.driver.step_finished.notify_all = interrupted
     with pytest.raises(KeyboardInterrupt):
         llm.driver.step()
-    assert llm.driver.driver is None
+    assert llm.driver.driving_thread is None
 
     def wait() -> list[int]:
-        while not answer.job.over:
+        while not answer.job.is_finished:
             llm.driver.step()
-        return answer.output().ids
+        return answer.build_output().ids
 
     assert together(wait, wait) == [expected, expected]
 
@@ -322,7 +322,7 @@ def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) ->
 def test_a_thread_that_nobody_wakes_looks_for_itself() -> None:
     """If the driving thread was interrupted before its notification."""
     driver = Driver(Engine())
-    driver.driver = -1  # a thread that is gone
+    driver.driving_thread = -1  # a thread that is gone
     assert driver.step()
-    driver.driver = None
+    driver.driving_thread = None
     assert not driver.step()

@@ -13,20 +13,20 @@ from helpers import pages_in_use
 from outpace import LLM
 from outpace.api import engine_loop
 from outpace.api.engine_loop import (
-    Budget,
-    Cancel,
-    Charge,
-    Command,
-    ConnectionEnded,
+    CancelCommand,
+    ChargeCallback,
+    ConnectionEndedError,
+    EngineCommand,
     EngineLoop,
-    Inspect,
-    Message,
-    Progress,
-    QueueFull,
+    EngineMessage,
+    InspectCommand,
+    NotificationBudget,
+    QueueFullError,
+    RequestProgress,
     ServedModel,
-    Submit,
+    SubmitCommand,
 )
-from outpace.api.output import Answer
+from outpace.api.output import PendingAnswer
 from outpace.decoding import Step
 from outpace.engine.job import DecodingError
 from outpace.methods import Speculative
@@ -43,55 +43,59 @@ def llm() -> LLM:
 class Script:
     """A connection whose commands come from a generator, one list per round."""
 
-    def __init__(self, rounds: Iterator[list[Command]]) -> None:
+    def __init__(self, rounds: Iterator[list[EngineCommand]]) -> None:
         """Start the generator."""
         self.rounds = rounds
-        self.messages: list[Message] = []
+        self.messages: list[EngineMessage] = []
         self.waits: list[float | None] = []
         self.charged: list[bool] = []
 
-    def receive(self, seconds: float | None) -> Sequence[Command]:
+    def receive_commands(self, seconds: float | None) -> Sequence[EngineCommand]:
         """Return the next commands; the end of the script ends the connection."""
         self.waits.append(seconds)
         if (commands := next(self.rounds, None)) is None:
-            raise ConnectionEnded
+            raise ConnectionEndedError
         return commands
 
-    def report(self, messages: Sequence[Message], charge: Charge | None) -> None:
+    def send_messages(
+        self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
+    ) -> None:
         """Store sent messages."""
         self.messages += messages
         self.charged.append(charge is not None)
 
-    def of(self, number: int) -> list[Progress]:
+    def of(self, number: int) -> list[RequestProgress]:
         """Return the progress of a request."""
-        return [e for e in self.messages if isinstance(e, Progress) and e.number == number]
+        return [e for e in self.messages if isinstance(e, RequestProgress) and e.number == number]
 
     def over(self, number: int) -> bool:
         """Return whether a request has ended."""
         return any(progress.is_last for progress in self.of(number))
 
 
-def submit(number: int, *, streams: bool = False, watched: bool = False, **options: Any) -> Submit:
+def submit(
+    number: int, *, streams: bool = False, watched: bool = False, **options: Any
+) -> SubmitCommand:
     """Return a request for the model `x`."""
-    return Submit(number, "x", PROMPT, streams, watched, {"max_tokens": 24, **options})
+    return SubmitCommand(number, "x", PROMPT, streams, watched, {"max_tokens": 24, **options})
 
 
 def played(
-    llm: LLM, play: Callable[[Script, EngineLoop], Iterator[list[Command]]]
+    llm: LLM, play: Callable[[Script, EngineLoop], Iterator[list[EngineCommand]]]
 ) -> tuple[Script, EngineLoop]:
     """Run a script to its end, and check that no page is in use."""
     script = Script(iter(()))
     loop = EngineLoop(script)
     loop.models["x"] = ServedModel("x", llm)
     script.rounds = play(script, loop)
-    with pytest.raises(ConnectionEnded):
+    with pytest.raises(ConnectionEndedError):
         loop.run()
     loop.close()
     assert pages_in_use(llm.engine) == 0
     return script, loop
 
 
-def until_over(script: Script, *numbers: int) -> Iterator[list[Command]]:
+def until_over(script: Script, *numbers: int) -> Iterator[list[EngineCommand]]:
     """Yield rounds without commands until requests have ended."""
     limit = time.monotonic() + 60
     while not all(map(script.over, numbers)):
@@ -102,7 +106,7 @@ def until_over(script: Script, *numbers: int) -> Iterator[list[Command]]:
 def test_events_of_a_request_are_whole(llm: LLM) -> None:
     """Admission first, then ids, text and steps, each once, in any division into events."""
 
-    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, streams=True, logprobs=True), submit(2)]
         yield from until_over(script, 1, 2)
 
@@ -110,7 +114,7 @@ def test_events_of_a_request_are_whole(llm: LLM) -> None:
     (alone,) = llm.generate([PROMPT], max_tokens=24, logprobs=True)
     for number in (1, 2):
         first, *rest = script.of(number)
-        assert first == Progress(number)
+        assert first == RequestProgress(number)
         events = [progress.event for progress in rest]
         output = events[-1].output if events[-1] else None
         assert output is not None and output.ids == alone.ids and output.steps == []
@@ -125,9 +129,9 @@ def test_events_of_a_request_are_whole(llm: LLM) -> None:
 
 def test_events_that_can_wait_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """First text and end are urgent, as is every forward of a watched request."""
-    monkeypatch.setattr(Budget, "is_due", property(lambda self: False))
+    monkeypatch.setattr(NotificationBudget, "is_due", property(lambda self: False))
 
-    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, streams=True, ignore_eos=True), submit(2, watched=True, ignore_eos=True)]
         yield from until_over(script, 1, 2)
 
@@ -140,7 +144,7 @@ def test_events_that_can_wait_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_idle_loop_waits(llm: LLM) -> None:
     """Without limit if there is no request, otherwise not at all."""
 
-    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield []
         yield [submit(1)]
         yield from until_over(script, 1)
@@ -154,31 +158,36 @@ def test_an_idle_loop_waits(llm: LLM) -> None:
 def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
     """Its pages are free by then; an unknown request is ignored."""
 
-    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, ignore_eos=True, max_tokens=400), submit(2)]
         yield []
-        yield [Inspect(), Cancel(1, "x"), Cancel(7, "x"), Cancel(7, "nobody")]
+        yield [
+            InspectCommand(),
+            CancelCommand(1, "x"),
+            CancelCommand(7, "x"),
+            CancelCommand(7, "nobody"),
+        ]
         yield from until_over(script, 1, 2)
-        yield [Inspect(), Cancel(1, "x")]
+        yield [InspectCommand(), CancelCommand(1, "x")]
 
     script, _ = played(llm, play)
     event = script.of(1)[-1].event
     assert event is not None and event.output is not None
     assert event.output.finish_reason == "cancelled"
     before, after = [each["x"] for each in script.messages if isinstance(each, dict)]
-    assert before.running == 2 and sum(usage.held for usage in before.models) > 0
-    assert after.running == 0 and sum(usage.held for usage in after.models) == 0
+    assert before.running == 2 and sum(usage.held_pages for usage in before.models) > 0
+    assert after.running == 0 and sum(usage.held_pages for usage in after.models) == 0
 
 
 def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
     """An error is its only progress; requests of a removed model have none."""
 
-    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, temperature=-1), submit(2)._replace(model="nobody")]
 
     script, _ = played(llm, play)
     (refusal,) = script.messages
-    assert isinstance(refusal, Progress) and refusal.is_last
+    assert isinstance(refusal, RequestProgress) and refusal.is_last
     assert isinstance(refusal.error, ValueError) and "temperature" in str(refusal.error)
 
 
@@ -192,27 +201,27 @@ def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPat
         assert gate.wait(60)
         return prepare()
 
-    monkeypatch.setattr(engine_loop, engine_loop.in_short_turns.__name__, read)
+    monkeypatch.setattr(engine_loop, engine_loop.compile_in_background.__name__, read)
 
-    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, regex="[a-c]{2}"), submit(2, method=draft), submit(3)]
         yield from until_over(script, 3)
-        assert set(loop.unread) == {1, 2} and not script.of(1) and not script.of(2)
+        assert set(loop.compiling) == {1, 2} and not script.of(1) and not script.of(2)
         gate.set()
         yield from until_over(script, 1, 2)
         yield [submit(4, regex="[a-c]{2}", method=draft)]
-        assert not loop.unread
+        assert not loop.compiling
         yield from until_over(script, 4)
         gate.clear()
-        yield [submit(5, regex="[a-d]{2}"), Cancel(5, "x")]
-        assert not loop.unread and not script.of(5)
+        yield [submit(5, regex="[a-d]{2}"), CancelCommand(5, "x")]
+        assert not loop.compiling and not script.of(5)
         gate.set()
-        monkeypatch.setattr(engine_loop, "MOST_UNREAD", 0)
+        monkeypatch.setattr(engine_loop, "MAX_COMPILING_REQUESTS", 0)
         yield [submit(6, regex="[a-e]{2}")]
 
     script, _ = played(llm, play)
     refusal = script.of(6)[-1].error
-    assert isinstance(refusal, QueueFull) and "constraints wait to be compiled" in str(refusal)
+    assert isinstance(refusal, QueueFullError) and "constraints wait to be compiled" in str(refusal)
 
 
 def test_a_request_that_fails_ends_with_its_error(
@@ -223,9 +232,9 @@ def test_a_request_that_fails_ends_with_its_error(
     def broken(answer: Any) -> Any:
         raise UnicodeError("no text")
 
-    def play(script: Script, loop: EngineLoop) -> Iterator[list[Command]]:
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, streams=True)]
-        monkeypatch.setattr(Answer, Answer.take.__name__, broken)
+        monkeypatch.setattr(PendingAnswer, PendingAnswer.append_piece.__name__, broken)
         yield from until_over(script, 1)
         assert not loop.models["x"].requests
         yield []
@@ -236,10 +245,14 @@ def test_a_request_that_fails_ends_with_its_error(
 
 def test_rests_are_bounded() -> None:
     """They grow with the cost of a notification, up to a bound."""
-    budget = Budget()
+    budget = NotificationBudget()
     assert budget.is_due
-    budget.charge(0.0001)
-    assert 0 < budget.until - time.monotonic() <= 0.0001 / engine_loop.SHARE
-    budget.charge(60)
-    assert 0.9 * engine_loop.LONGEST < budget.until - time.monotonic() <= engine_loop.LONGEST
+    budget.add_cost(0.0001)
+    assert 0 < budget.resumes_at - time.monotonic() <= 0.0001 / engine_loop.MAX_NOTIFICATION_SHARE
+    budget.add_cost(60)
+    assert (
+        0.9 * engine_loop.MAX_NOTIFICATION_DELAY
+        < budget.resumes_at - time.monotonic()
+        <= engine_loop.MAX_NOTIFICATION_DELAY
+    )
     assert not budget.is_due

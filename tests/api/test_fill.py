@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from outpace import LLM, AsyncLLM, Hole
-from outpace.api.infill import cloze_of
+from outpace.api.infill import parse_template
 from outpace.api.options import Options
-from outpace.constraint.cloze import Parts
+from outpace.constraint.cloze import InfillParts
 from outpace.decoding import Decoding, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import (
@@ -31,7 +31,7 @@ from outpace.methods import (
 from workload import ON_ZOO, further, missing
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
-CLOZE: Parts = [
+CLOZE: InfillParts = [
     "Tom has 3+4=<<3+4=",
     Hole(1, regex=r"[0-9]"),
     ">>",
@@ -96,12 +96,12 @@ def test_holes_are_filled_and_the_rest_stays(name: str, method: Method, temperat
     digit, number, some, end = output.holes or ()
     assert output.text == f"Tom has 3+4=<<3+4={digit}>>{number}{some} are his.\n#### {end}"
     assert re.fullmatch(r"[0-9]", digit) and re.fullmatch(r"[0-9]{1,2}", number)
-    given = [len(llm(name).text.plain(part)) for part in CLOZE if isinstance(part, str)]
+    given = [len(llm(name).text.encode_plain(part)) for part in CLOZE if isinstance(part, str)]
     assert output.finish_reason == "stop" and output.given == sum(given)
     assert llm(name).text.decode(output.ids) == output.text
     assert output.logprobs is not None and len(output.logprobs) == len(output.ids)
     assert max(output.logprobs) <= 0 and output.steps
-    assert len(llm(name).text.plain(together[3].text)) <= 4 == len(together[3].ids)
+    assert len(llm(name).text.encode_plain(together[3].text)) <= 4 == len(together[3].ids)
     for number_, (prompt, options) in enumerate(requests[:3]):
         ((_, alone),) = llm(name).serve([(prompt, options)])
         assert alone.ids == together[number_].ids and alone.text == together[number_].text
@@ -124,7 +124,7 @@ def test_text_in_front_of_the_first_hole_is_no_hole() -> None:
     """Alone or as an answer; its tokens belong to the output, not to the prompt."""
     text = llm("tiny-dream").text
     alone = llm("tiny-dream").fill(["Tom has", Hole(2), "."])
-    assert alone.prompt_tokens == 0 and alone.ids[:2] == text.plain("Tom has")
+    assert alone.prompt_tokens == 0 and alone.ids[:2] == text.encode_plain("Tom has")
     answer = llm("tiny-dream").fill(["Tom has", Hole(2), "."], prompt=QUESTION)
     assert answer.prompt_tokens == len(text.encode(QUESTION))
     assert answer.text.startswith("Tom has") and answer.text.endswith(".")
@@ -290,7 +290,9 @@ def test_figures_count_what_was_chosen() -> None:
 def test_two_at_once_are_each_as_alone() -> None:
     """From several threads."""
     model = llm("tiny-dream")
-    clozes: list[Parts] = [["Tom has", Hole(n), " apples", Hole(up_to=n), "."] for n in range(1, 6)]
+    clozes: list[InfillParts] = [
+        ["Tom has", Hole(n), " apples", Hole(up_to=n), "."] for n in range(1, 6)
+    ]
     alone = [model.fill(cloze, prompt=QUESTION).ids for cloze in clozes]
     found: dict[int, list[int]] = {}
 
@@ -339,16 +341,16 @@ def test_a_weight_that_is_no_number_ends_a_cloze() -> None:
 
 def test_a_text_with_braces_is_a_cloze() -> None:
     """Holes as written on the command line."""
-    assert cloze_of("a {{8}} b{{..12}}") == ["a ", Hole(8), " b", Hole(up_to=12)]
-    assert cloze_of(r"{{3:[0-9]{2}[{}a]?}}{{..2:}}") == [
+    assert parse_template("a {{8}} b{{..12}}") == ["a ", Hole(8), " b", Hole(up_to=12)]
+    assert parse_template(r"{{3:[0-9]{2}[{}a]?}}{{..2:}}") == [
         Hole(3, regex=r"[0-9]{2}[{}a]?"),
         Hole(up_to=2, regex=""),
     ]
     for text in ("a {{x}} {{3}}", "{{3", "{{-1}}{{3}}", "{{1.5}}", "{{3:{}"):
         with pytest.raises(ValueError, match=r"is not a hole: write \{\{8\}\}"):
-            cloze_of(text)
+            parse_template(text)
     for text in ("", "abc", "{3}"):
         with pytest.raises(ValueError, match="cloze must contain a hole"):
-            cloze_of(text)
+            parse_template(text)
     with pytest.raises(ValueError, match="must be a positive integer, got 0"):
-        cloze_of("{{0}}")
+        parse_template("{{0}}")

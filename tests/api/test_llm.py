@@ -391,7 +391,7 @@ def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
 
 def sampling_of(llm: LLM, method: Method, **options: Any) -> Sampling:
     """Return the sampling parameters of a request with these options."""
-    return RequestOptions.of(options).sampling(llm.usual(method))
+    return RequestOptions.of(options).build_sampling(llm.usual(method))
 
 
 def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM) -> None:
@@ -418,7 +418,7 @@ def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
     ]
     while diffusion.driver.step():
         pass
-    parallel, serial = (answer.output() for answer in mixed)
+    parallel, serial = (answer.build_output() for answer in mixed)
     assert serial.forwards == len(serial.ids) >= len(parallel.ids) > parallel.forwards
     assert serial.ids == one(diffusion, [1, 2], max_tokens=tokens, method=plain).ids
 
@@ -554,7 +554,7 @@ def test_prompts_that_begin_alike_are_found_unless_that_is_switched_off(names: C
         llm = LLM(names["bare"], cache_gib=0.001, prefix_cache=on)
         first, again = (one(llm, prompt, max_tokens=4) for _ in range(2))
         assert (first.ids, first.forwards) == (again.ids, again.forwards)
-        assert llm.engine.saved.slots == slots
+        assert llm.engine.prefix_stats.slots == slots
 
 
 def test_max_length_limits_prompt_and_answer(names: Checkpoints) -> None:

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.api.effects import processors_of
-from outpace.api.loading import LOAD
+from outpace.api.effects import build_processors
+from outpace.api.loading import LOAD_OPTIONS
 from outpace.api.options import Options, RequestOptions
 from outpace.methods import (
     APD,
@@ -67,7 +67,7 @@ def test_options_of_a_model_are_told_once() -> None:
     """The parameters of `LLM` have the declared names and defaults."""
     known = inspect.signature(LLM.__init__).parameters.values()
     given = {each.name: each.default for each in known if each.kind is each.KEYWORD_ONLY}
-    assert given == {name: option.default for name, option in LOAD.items()}
+    assert given == {name: option.default for name, option in LOAD_OPTIONS.items()}
 
 
 def test_a_token_ends_the_answer(llm: LLM) -> None:
@@ -196,17 +196,17 @@ def test_penalties_need_an_order(method: Method, name: str) -> None:
     """Methods that fill in any order refuse them by name."""
     chosen = RequestOptions.of({name: 0.5})
     with pytest.raises(ValueError, match=f"^{name} needs a method that commits"):
-        list(processors_of(chosen, method, 0, frozenset(), 24))
+        list(build_processors(chosen, method, 0, frozenset(), 24))
 
 
 @pytest.mark.parametrize("method", [Autoregressive(), LeftToRight(), WeDLM(verify=True)], ids=repr)
 def test_penalties_of_methods_with_an_order(method: Method) -> None:
     """One processor, or none with default values."""
     assert (
-        len(list(processors_of(RequestOptions(presence_penalty=1), method, 0, frozenset(), 24)))
+        len(list(build_processors(RequestOptions(presence_penalty=1), method, 0, frozenset(), 24)))
         == 1
     )
-    assert not list(processors_of(RequestOptions(), method, 0, frozenset({1}), 24))
+    assert not list(build_processors(RequestOptions(), method, 0, frozenset({1}), 24))
 
 
 @pytest.mark.parametrize(

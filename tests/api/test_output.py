@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 import pytest
 
 from outpace import LLM, Output
-from outpace.api.display import HUES, coloured
+from outpace.api.display import PIECE_HUES, render_html
 from outpace.decoding import Step
 from outpace.methods import D2F, Method, WeDLM
 from shown import contrast
@@ -74,7 +74,9 @@ def test_a_notebook_shows_the_text_and_the_figures() -> None:
     assert shown.text == output.text + output.figures
     assert shown.tags.count("span") == sum(1 for piece in output.pieces() if piece) > 3
     assert set(shown.tags) == {"div", "span"}
-    assert len(set(re.findall(r"hsla\((\d+),", page))) == min(shown.tags.count("span"), len(HUES))
+    assert len(set(re.findall(r"hsla\((\d+),", page))) == min(
+        shown.tags.count("span"), len(PIECE_HUES)
+    )
 
 
 @pytest.mark.parametrize(
@@ -85,9 +87,9 @@ def test_pieces_are_legible_on_light_and_on_dark(
     ground: tuple[float, ...], text: tuple[float, ...]
 ) -> None:
     """The contrast of WCAG 2.1 for small print, on the backgrounds of notebooks."""
-    page = coloured(["piece"] * len(HUES), "figures")
+    page = render_html(["piece"] * len(PIECE_HUES), "figures")
     grounds = set(re.findall(r"background:hsla\((\d+),(\d+)%,(\d+)%,([.\d]+)\)", page))
-    assert len(grounds) == len(HUES)
+    assert len(grounds) == len(PIECE_HUES)
     for hue, saturation, lightness, share in grounds:
         light, full = int(lightness) / 100, int(saturation) / 100
         mixed = colorsys.hls_to_rgb(int(hue) / 360, light, full)
@@ -109,7 +111,7 @@ def test_pieces_are_legible_on_light_and_on_dark(
 )
 def test_html_in_an_answer_stays_text(text: str) -> None:
     """As do entities, comments and attributes."""
-    shown = Reader(coloured([text, "", text], text))
+    shown = Reader(render_html([text, "", text], text))
     assert shown.text == text * 3
     assert shown.tags == ["div", "div", "span", "span", "div"]
 
@@ -135,6 +137,6 @@ def test_copies_leave_the_tokenizer_behind() -> None:
     """They are equal to the original; pickling has the same effect."""
     (output,) = LLM("tiny-aux").generate(STORY, max_tokens=4)
     for copied in (copy.copy(output), copy.deepcopy(output), pickle.loads(pickle.dumps(output))):
-        assert copied == output and copied.speech is None
+        assert copied == output and copied.codec is None
         assert copied.pieces() == [output.text]
-    assert output.speech is not None and "speech" not in repr(output)
+    assert output.codec is not None and "speech" not in repr(output)

@@ -11,17 +11,17 @@ from torch import Tensor
 
 from outpace import LLM
 from outpace.attention import choice
-from outpace.attention.batch import Span
-from outpace.attention.choice import backend
-from outpace.attention.compiled import Compiled, unfit
-from outpace.attention.dense import Dense
+from outpace.attention.batch import RowSpan
+from outpace.attention.choice import select_backend
+from outpace.attention.compiled import CompiledAttention, compiled_unfit_reason
+from outpace.attention.dense import DenseAttention
 from outpace.decoding.tree import Tree
-from outpace.engine.cache import PAGE
+from outpace.engine.cache import PAGE_SIZE
 from outpace.kernels import loader
-from outpace.models.config import Sight
+from outpace.models.config import AttentionWindow
 from spans import FAR, TREE, attend, random, spans_of
 
-MISSING = unfit(torch.empty(16, 1, 16), (), PAGE)
+MISSING = compiled_unfit_reason(torch.empty(16, 1, 16), (), PAGE_SIZE)
 needs_loop = pytest.mark.skipif(MISSING is not None, reason=f"no compiled attention: {MISSING}")
 SHAPES = [(8, 2, 64), (14, 2, 64), (28, 4, 128), (32, 8, 128), (6, 6, 32), (20, 1, 256), (4, 4, 16)]
 DTYPES = [torch.float32, torch.bfloat16]
@@ -45,18 +45,20 @@ class Side:
         dtype: torch.dtype,
         asked: Sequence[tuple[int, int, object]],
         size: int,
-        sights: Sequence[Sight] = (),
+        sights: Sequence[AttentionWindow] = (),
     ) -> None:
         heads, kv_heads, dim = shape
         self.spans = spans_of(asked, size)
-        slots = len(asked) * -(-size // PAGE) * PAGE
+        slots = len(asked) * -(-size // PAGE_SIZE) * PAGE_SIZE
         memory = random(2, kv_heads, slots, dim).to(dtype).transpose(1, 2)
         rows = self.spans[-1].rows.stop
         # A view of the fused query, key and value projection, as in a model.
         self.q = random(rows, heads + 2 * kv_heads, dim, seed=1).to(dtype)[:, :heads]
-        dense = Dense([memory[0]] * 2, [memory[1]] * 2, heads, sights)
-        self.exact = Dense([memory[0].double()] * 2, [memory[1].double()] * 2, heads, sights)
-        self.ours = Compiled(dense)
+        dense = DenseAttention([memory[0]] * 2, [memory[1]] * 2, heads, sights)
+        self.exact = DenseAttention(
+            [memory[0].double()] * 2, [memory[1].double()] * 2, heads, sights
+        )
+        self.ours = CompiledAttention(dense)
 
     def compare(self, layer: int = 0, sinks: Tensor | None = None, within: float = 2e-6) -> None:
         """Assert that they agree within the rounding of the dtype."""
@@ -95,7 +97,11 @@ def test_layers_follow_their_windows(window: int, causal: bool, trees: bool) -> 
     """A window is counted along a tree; only one of the layers has it."""
     asked = [each for each in MIXED if trees or not isinstance(each[2], Tree)]
     side = Side(
-        (8, 2, 64), torch.float32, asked, 140, [Sight(), Sight(window=window, causal=causal)]
+        (8, 2, 64),
+        torch.float32,
+        asked,
+        140,
+        [AttentionWindow(), AttentionWindow(window=window, causal=causal)],
     )
     for layer in range(2):
         side.compare(layer)
@@ -138,11 +144,18 @@ def test_a_row_is_batch_invariant(dtype: torch.dtype, monkeypatch: pytest.Monkey
     side = Side((14, 2, 64), dtype, [*MIXED, (0, 40, "causal")], 140)
     whole = attend(side.ours, side.spans, side.q)
     for span in side.spans:
-        own = Span(slice(0, len(span)), span.start, span.seen, span.stops, span.pages, span.tree)
+        own = RowSpan(
+            slice(0, len(span)),
+            span.start,
+            span.num_visible,
+            span.visible_ends,
+            span.pages,
+            span.tree,
+        )
         assert torch.equal(attend(side.ours, [own], side.q[span.rows]), whole[span.rows])
     last = side.spans[-1]
     for row in range(40):
-        own = Span(slice(0, 1), row, row + 1, None, last.pages)
+        own = RowSpan(slice(0, 1), row, row + 1, None, last.pages)
         at = last.rows.start + row
         assert torch.equal(attend(side.ours, [own], side.q[at : at + 1]), whole[at : at + 1])
 
@@ -156,8 +169,8 @@ def test_invisible_slots_may_be_anything(value: float) -> None:
     before = attend(side.ours, side.spans, side.q)
     for memory in (side.ours.keys[0], side.ours.values[0]):
         for span in side.spans:
-            own = torch.arange(len(memory))[span.pages.window(70)]
-            memory[own[span.seen :]] = value
+            own = torch.arange(len(memory))[span.pages.physical_slots(70)]
+            memory[own[span.num_visible :]] = value
     assert torch.equal(attend(side.ours, side.spans, side.q), before)
 
 
@@ -185,35 +198,37 @@ def test_unsupported_tensors_are_refused() -> None:
     keys = torch.zeros(32, 2, 64)
     for other in (keys.bfloat16(), keys[:16], keys.transpose(0, 1).contiguous().transpose(0, 1)):
         with pytest.raises(ValueError, match="one shape, layout and dtype"):
-            Compiled(Dense([keys, other], [keys, keys], 4))
+            CompiledAttention(DenseAttention([keys, other], [keys, keys], 4))
 
 
-def choose(name: str, dtype: torch.dtype = torch.float32, dim: int = 64, page: int = PAGE):
+def choose(name: str, dtype: torch.dtype = torch.float32, dim: int = 64, page: int = PAGE_SIZE):
     """Create a back end over a small cache."""
     keys = [torch.zeros(64, 2, dim, dtype=dtype)]
-    return backend(name, keys, keys, 4, (), page=page, double=False)
+    return select_backend(name, keys, keys, 4, (), page=page, double=False)
 
 
 @needs_loop
 def test_auto_prefers_it(caplog: pytest.LogCaptureFixture) -> None:
     """The log reports the choice; unsupported caches fall back to dense, or raise if requested."""
     with caplog.at_level("INFO", "outpace"):
-        assert isinstance(choose("auto"), Compiled) and isinstance(choose("compiled"), Compiled)
-        assert isinstance(choose("dense"), Dense)
+        assert isinstance(choose("auto"), CompiledAttention) and isinstance(
+            choose("compiled"), CompiledAttention
+        )
+        assert isinstance(choose("dense"), DenseAttention)
         for given, why in (
             ({"dtype": torch.float16}, "it supports float32 and bfloat16, got torch.float16"),
             ({"dim": 24}, "the head size must be a multiple of 16 up to 256, got 24"),
             ({"dim": 272}, "the head size must be a multiple of 16 up to 256, got 272"),
             ({"page": 32}, "pages must have 16 slots, got 32"),
         ):
-            assert isinstance(choose("auto", **given), Dense)
+            assert isinstance(choose("auto", **given), DenseAttention)
             assert f"dense instead of compiled because {why}" in caplog.messages[-1]
             with pytest.raises(
                 ValueError, match="attention='compiled' is not available here: .*'dense' or"
             ):
                 choose("compiled", **given)
     with pytest.raises(ValueError, match="it requires a CPU, got cuda; use 'dense' or"):
-        choice.check("compiled", torch.device("cuda"))
+        choice.check_backend("compiled", torch.device("cuda"))
 
 
 def test_without_a_compiler_it_is_unavailable(
@@ -221,9 +236,9 @@ def test_without_a_compiler_it_is_unavailable(
 ) -> None:
     """The log reports it once, with the remedy."""
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
-    loader.library.cache_clear()
+    loader.load_library.cache_clear()
     try:
-        assert isinstance(choose("auto"), Dense)
+        assert isinstance(choose("auto"), DenseAttention)
         choose("auto")
         assert [r.message for r in caplog.records if "without a C compiler" in r.message]
         assert len(caplog.records) == 1 and "install one (gcc)" in caplog.text
@@ -232,16 +247,16 @@ def test_without_a_compiler_it_is_unavailable(
         ):
             LLM("tiny-ar", attention="compiled")
     finally:
-        loader.library.cache_clear()
+        loader.load_library.cache_clear()
 
 
 @needs_loop
 def test_unsupported_windows_use_dense(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message names the new field."""
-    later = make_dataclass("Sight", [("dilation", int, 1)], bases=(Sight,), frozen=True)
-    monkeypatch.setattr("outpace.attention.compiled.Sight", later)
+    later = make_dataclass("Sight", [("dilation", int, 1)], bases=(AttentionWindow,), frozen=True)
+    monkeypatch.setattr("outpace.attention.compiled.AttentionWindow", later)
     keys = torch.empty(16, 1, 16)
-    assert unfit(keys, [later(window=3)], PAGE) is None
+    assert compiled_unfit_reason(keys, [later(window=3)], PAGE_SIZE) is None
     assert "the dilation of a layer's attention window" in str(
-        unfit(keys, [later(dilation=2)], PAGE)
+        compiled_unfit_reason(keys, [later(dilation=2)], PAGE_SIZE)
     )

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.attention.batch import Batch, Span
-from outpace.attention.dense import NEAR, Alone, Dense, Together
+from outpace.attention.batch import AttentionBatch, RowSpan
+from outpace.attention.dense import MAX_COPY_BYTES, DenseAttention, GroupCall, SequenceCall
 from outpace.decoding.tree import Tree
-from outpace.models.config import Sight
+from outpace.models.config import AttentionWindow
 
 HEADS, KEYS, DIM = 4, 2, 8
 
@@ -55,25 +55,27 @@ class Memory:
         ends = self.slots[0], self.slots[0] + len(self.slots)
         return ends[0] if self.slots == list(range(*ends)) else None
 
-    def window(self, end: int) -> slice | NDArray[np.int64]:
+    def physical_slots(self, end: int) -> slice | NDArray[np.int64]:
         """Return the physical slots below slot `end`."""
         if self.first is not None:
             return slice(self.first, self.first + end)
         return np.array(self.slots[:end])
 
 
-def batch(spans: list[Span], write: Sequence[int]) -> Batch:
+def batch(spans: list[RowSpan], write: Sequence[int]) -> AttentionBatch:
     """Create a batch; attention uses only its slots, not its tokens."""
     nothing = torch.zeros(0, dtype=torch.int64)
-    return Batch(nothing, nothing, torch.tensor(write, dtype=torch.int64), None, spans)
+    return AttentionBatch(nothing, nothing, torch.tensor(write, dtype=torch.int64), None, spans)
 
 
-def attend(memory: Tensor, spans: list[Span], q: Tensor, sight: Sight | None = None) -> Tensor:
+def attend(
+    memory: Tensor, spans: list[RowSpan], q: Tensor, sight: AttentionWindow | None = None
+) -> Tensor:
     """Attend in the last layer over the stored keys, without writing new ones."""
-    sights = [Sight(), sight] if sight else []
-    backend = Dense(list(memory[0]), list(memory[1]), HEADS, sights)
+    sights = [AttentionWindow(), sight] if sight else []
+    backend = DenseAttention(list(memory[0]), list(memory[1]), HEADS, sights)
     none = q.new_zeros(0, KEYS, DIM)
-    return backend.plan(batch(spans, []))(1, q, none, none)
+    return backend.plan_pass(batch(spans, []))(1, q, none, none)
 
 
 @given(st.integers(1, 6), st.integers(6, 12), st.booleans(), st.data())
@@ -88,7 +90,7 @@ def test_rows_see_up_to_their_visible_end(
     stops = sorted(
         data.draw(st.lists(st.integers(1, length), min_size=rows - 1, max_size=rows - 1))
     )
-    span = Span(slice(0, rows), length - rows, length, [*stops, length], Memory(places))
+    span = RowSpan(slice(0, rows), length - rows, length, [*stops, length], Memory(places))
     expected = by_hand(q, memory[0, 1], memory[1, 1], [places[:s] for s in [*stops, length]])
     torch.testing.assert_close(attend(memory, [span], q), expected)
 
@@ -97,16 +99,16 @@ def test_rows_see_up_to_their_visible_end(
     st.lists(
         st.tuples(st.integers(0, 7), st.integers(1, 3)), min_size=2, max_size=6, unique_by=first
     ),
-    st.sampled_from([None, Sight(window=3), Sight(causal=True)]),
+    st.sampled_from([None, AttentionWindow(window=3), AttentionWindow(causal=True)]),
     st.data(),
 )
 @settings(max_examples=80)
 def test_equally_spaced_sequences_match(
-    placed: list[tuple[int, int]], sight: Sight | None, data: st.DataObject
+    placed: list[tuple[int, int]], sight: AttentionWindow | None, data: st.DataObject
 ) -> None:
     """Sequences come in any order, with gaps, causal or full, with few rows."""
     memory = random(2, 2, 8 * 16, KEYS, DIM)
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     seen: list[list[int]] = []
     for place, rows in placed:
         start = data.draw(st.integers(0, 16 - rows))
@@ -114,7 +116,7 @@ def test_equally_spaced_sequences_match(
         end = start + rows
         pages = Memory(list(range(place * 16, place * 16 + 16)), stride=16)
         stops = None if causal else [end] * rows
-        spans.append(Span(slice(begin, begin + rows), start, end, stops, pages))
+        spans.append(RowSpan(slice(begin, begin + rows), start, end, stops, pages))
         for own in range(start, end):
             least = 0 if sight is None or sight.window is None else own - sight.window + 1
             last = own + 1 if causal or (sight and sight.causal) else end
@@ -131,29 +133,29 @@ trees = st.lists(st.integers(-1, 5), min_size=1, max_size=6).map(
 
 @given(
     st.lists(st.tuples(trees, st.integers(0, 5), st.integers(0, 2)), min_size=1, max_size=4),
-    st.sampled_from([None, Sight(window=3), Sight(causal=True)]),
+    st.sampled_from([None, AttentionWindow(window=3), AttentionWindow(causal=True)]),
     st.booleans(),
 )
 @settings(max_examples=80)
 def test_tree_rows_see_prefix_and_ancestors(
-    grown: list[tuple[list[int], int, int]], sight: Sight | None, scattered: bool
+    grown: list[tuple[list[int], int, int]], sight: AttentionWindow | None, scattered: bool
 ) -> None:
     """Trees share a call or not, and follow recomputed rows; a window counts visible slots."""
     memory = random(2, 2, 8 * 16, KEYS, DIM)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1)).tolist()
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     seen: list[list[int]] = []
     for place, (parents, text, again) in enumerate(grown):
         slots = [place * 16 + slot for slot in (order if scattered else range(16))]
         trunk, begin = text + again, spans[-1].rows.stop if spans else 0
-        tree = Tree.of(trunk, parents)
+        tree = Tree.from_parents(trunk, parents)
         end = trunk + len(parents)
         spans.append(
-            Span(
+            RowSpan(
                 slice(begin, begin + end - text),
                 text,
                 end,
-                tree.stops(text),
+                tree.visible_ends(text),
                 Memory(slots, stride=0 if scattered else 16),
                 tree,
             )
@@ -174,7 +176,7 @@ def test_masks_include_earlier_forwards() -> None:
     """Two second-level nodes follow one first-level node of an earlier forward."""
     memory = random(2, 2, 12, KEYS, DIM)
     tree = Tree(4, (0b01, 0b10))
-    span = Span(slice(0, 2), 6, 8, tree.stops(6), Memory(list(range(12))), tree)
+    span = RowSpan(slice(0, 2), 6, 8, tree.visible_ends(6), Memory(list(range(12))), tree)
     q = random(2, HEADS, DIM)
     seen = [[0, 1, 2, 3, 4, 6], [0, 1, 2, 3, 5, 7]]
     expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
@@ -185,22 +187,24 @@ def test_equally_spaced_sequences_share_a_call() -> None:
     """Any number of them share it; an isolated sequence has a separate call."""
     near = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(6)]
     far = Memory(list(range(16 * 40, 16 * 41)), stride=16)
-    spans = [Span(slice(i, i + 1), 4, 5, None, each) for i, each in enumerate([*near, far])]
+    spans = [RowSpan(slice(i, i + 1), 4, 5, None, each) for i, each in enumerate([*near, far])]
     memory = random(2, 2, 16 * 41, KEYS, DIM)
-    calls = Dense(list(memory[0]), list(memory[1]), HEADS).calls(spans, Sight())
-    assert [type(call) for call in calls] == [Together, Alone]
+    calls = DenseAttention(list(memory[0]), list(memory[1]), HEADS).plan_calls(
+        spans, AttentionWindow()
+    )
+    assert [type(call) for call in calls] == [GroupCall, SequenceCall]
 
 
 def test_copies_per_call_are_bounded() -> None:
     """The float64 copy for a call fits into a CPU cache, in any order of sequences."""
-    size, order = NEAR // (2 * KEYS * DIM * 8) // 2, [3, 0, 4, 1, 2]
+    size, order = MAX_COPY_BYTES // (2 * KEYS * DIM * 8) // 2, [3, 0, 4, 1, 2]
     long = [Memory(list(range(size * n, size * (n + 1))), stride=size) for n in order]
-    spans = [Span(slice(i, i + 1), size - 1, size, None, each) for i, each in enumerate(long)]
+    spans = [RowSpan(slice(i, i + 1), size - 1, size, None, each) for i, each in enumerate(long)]
     memory, q = random(2, 2, 5 * size, KEYS, DIM), random(5, HEADS, DIM, seed=1)
-    backend = Dense(list(memory[0]), list(memory[1]), HEADS, double=True)
-    calls = backend.calls(spans, Sight())
-    assert [call.shape[0] for call in calls if isinstance(call, Together)] == [1, 2, 2]
-    out = backend.plan(batch(spans, []))(1, q, *random(2, 0, KEYS, DIM))
+    backend = DenseAttention(list(memory[0]), list(memory[1]), HEADS, double=True)
+    calls = backend.plan_calls(spans, AttentionWindow())
+    assert [call.shape[0] for call in calls if isinstance(call, GroupCall)] == [1, 2, 2]
+    out = backend.plan_pass(batch(spans, []))(1, q, *random(2, 0, KEYS, DIM))
     seen = [[*range(size * n, size * (n + 1))] for n in order]
     torch.testing.assert_close(out, by_hand(q, *memory[:, 1], seen))
 
@@ -209,11 +213,13 @@ def test_the_last_sequence_has_a_separate_call() -> None:
     """A longer neighbour sees more slots than exist after it."""
     near = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(2)]
     short = Memory([32, 33], stride=16)
-    spans = [Span(slice(i, i + 1), 15, 16, None, each) for i, each in enumerate(near)]
-    spans.append(Span(slice(2, 3), 1, 2, None, short))
+    spans = [RowSpan(slice(i, i + 1), 15, 16, None, each) for i, each in enumerate(near)]
+    spans.append(RowSpan(slice(2, 3), 1, 2, None, short))
     memory, q = random(2, 2, 34, KEYS, DIM), random(3, HEADS, DIM, seed=1)
-    calls = Dense(list(memory[0]), list(memory[1]), HEADS).calls(spans, Sight())
-    assert [type(call) for call in calls] == [Together, Alone]
+    calls = DenseAttention(list(memory[0]), list(memory[1]), HEADS).plan_calls(
+        spans, AttentionWindow()
+    )
+    assert [type(call) for call in calls] == [GroupCall, SequenceCall]
     seen = [[*range(16 * n, 16 * n + 16)] for n in range(2)] + [[32, 33]]
     torch.testing.assert_close(attend(memory, spans, q), by_hand(q, *memory[:, 1], seen))
 
@@ -224,11 +230,11 @@ def test_rows_are_stored_before_attention() -> None:
     q, k, v = random(5, HEADS, DIM), random(5, KEYS, DIM, seed=1), random(5, KEYS, DIM, seed=2)
     write = torch.tensor([3, 4, 9, 10, 11])
     spans = [
-        Span(slice(0, 2), 0, 2, [1, 2], Memory([3, 4])),
-        Span(slice(2, 5), 0, 3, None, Memory([9, 10, 11])),
+        RowSpan(slice(0, 2), 0, 2, [1, 2], Memory([3, 4])),
+        RowSpan(slice(2, 5), 0, 3, None, Memory([9, 10, 11])),
     ]
-    backend = Dense(list(memory[0]), list(memory[1]), HEADS)
-    out = backend.plan(batch(spans, write.tolist()))(1, q, k, v)
+    backend = DenseAttention(list(memory[0]), list(memory[1]), HEADS)
+    out = backend.plan_pass(batch(spans, write.tolist()))(1, q, k, v)
     assert torch.equal(memory[0, 1, write], k) and torch.equal(memory[1, 1, write], v)
     assert not memory[:, 0].any() and not memory[:, 1, :3].any()
     seen = [[3], [3, 4], [9], [9, 10], [9, 10, 11]]

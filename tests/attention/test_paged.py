@@ -18,19 +18,19 @@ from torch import Tensor
 from helpers import finish, tokens
 from outpace import LLM
 from outpace.attention import choice, paged
-from outpace.attention.batch import Backend, Span
-from outpace.attention.choice import backend
-from outpace.attention.dense import Dense
-from outpace.attention.paged import Paged
-from outpace.attention.plan import Grid, Tiles, latest, seen_by, tables
+from outpace.attention.batch import Backend, RowSpan
+from outpace.attention.choice import select_backend
+from outpace.attention.dense import DenseAttention
+from outpace.attention.paged import PagedAttention
+from outpace.attention.plan import RowTiles, WorkGrid, latest_bits, page_tables, row_bounds
 from outpace.decoding import Sampling
 from outpace.decoding.tree import Tree
-from outpace.engine.cache import PAGE
+from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
-from outpace.models.config import Sight
+from outpace.models.config import AttentionWindow
 from spans import FAR, TREE, attend, random, spans_of
 from workload import KINDS, MODELS, Request
 
@@ -45,22 +45,22 @@ def compare(
     size: int,
     *,
     processors: int = 4,
-    sights: Sequence[Sight] = (),
+    sights: Sequence[AttentionWindow] = (),
     filled: bool = False,
     sinks: Tensor | None = None,
 ) -> None:
     """Compare both back ends on the same memory; the reference attends in float32."""
     heads, kv_heads, dim = shape
     spans = spans_of(asked, size)
-    slots = len(asked) * -(-size // PAGE) * PAGE
+    slots = len(asked) * -(-size // PAGE_SIZE) * PAGE_SIZE
     memory = random(2, kv_heads, slots, dim).to(dtype).transpose(1, 2)
     rows = spans[-1].rows.stop
     # A view of the fused query, key and value projection, as in a model.
     q = random(rows, heads + 2 * kv_heads, dim, seed=1).to(dtype)[:, :heads]
-    dense = Dense([memory[0]] * 2, [memory[1]] * 2, heads, sights)
-    exact = Dense([memory[0].float()] * 2, [memory[1].float()] * 2, heads, sights)
-    ours = Paged(dense, page=PAGE, processors=processors, filled=filled)
-    assert ours.numbers(spans)
+    dense = DenseAttention([memory[0]] * 2, [memory[1]] * 2, heads, sights)
+    exact = DenseAttention([memory[0].float()] * 2, [memory[1].float()] * 2, heads, sights)
+    ours = PagedAttention(dense, page=PAGE_SIZE, processors=processors, pad_work=filled)
+    assert ours.plan_arrays(spans)
     for layer in range(2 if sights else 1):
         wanted = attend(exact, spans, q.float(), layer, sinks)
         got = attend(ours, spans, q, layer, sinks)
@@ -92,12 +92,12 @@ def test_tree_rows_follow_their_masks(shape: tuple[int, int, int], dtype: torch.
 def test_trees_may_be_split(processors: int, filled: bool) -> None:
     """Splits also fall between slots of a mask; one tree has no prefix, another a long one."""
     asked = [
-        (0, 3, Tree.of(0, [-1, 0, 0])),
-        (250, 9, Tree.of(251, [-1, 0, 1, 2, 0, 4, -1, 6])),
+        (0, 3, Tree.from_parents(0, [-1, 0, 0])),
+        (250, 9, Tree.from_parents(251, [-1, 0, 1, 2, 0, 4, -1, 6])),
         (300, 2, Tree(240, (1 << 59 | 1, 1 << 60))),
         (500, 1, "causal"),
     ]
-    sights = [Sight(window=140), Sight()]
+    sights = [AttentionWindow(window=140), AttentionWindow()]
     compare(
         (4, 2, 16), torch.float32, asked, 512, processors=processors, sights=sights, filled=filled
     )
@@ -108,7 +108,7 @@ def test_trees_may_be_split(processors: int, filled: bool) -> None:
 def test_sinks_take_part_of_the_weight(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Sinks are small, dominant or negligible; the batch includes trees and windows."""
     sinks = torch.tensor([-9.0, 0, 1, 2, 3, 8, 80, -torch.inf]).repeat(4)[: shape[0]].to(dtype)
-    sights = [Sight(window=70), Sight()]
+    sights = [AttentionWindow(window=70), AttentionWindow()]
     compare(shape, dtype, [(68, 10, TREE), MIXED[2], MIXED[4]], 144, sights=sights, sinks=sinks)
 
 
@@ -120,7 +120,7 @@ def test_sinks_count_once_where_keys_are_split(processors: int, filled: bool) ->
     asked = [
         (500, 2, "causal"),
         (30, 4, "full"),
-        (250, 9, Tree.of(251, [-1, 0, 1, 2, 0, 4, -1, 6])),
+        (250, 9, Tree.from_parents(251, [-1, 0, 1, 2, 0, 4, -1, 6])),
     ]
     compare(
         *((3, 1, 16), torch.float32, asked, 512),
@@ -134,10 +134,13 @@ def test_sinks_count_once_where_keys_are_split(processors: int, filled: bool) ->
 def test_a_row_without_keys_gives_zero(sinks: Tensor | None) -> None:
     """The row is alone, or in a tile that is split because other rows see much."""
     alone, beside = spans_of([(3, 2, 0), (500, 3, "causal")], 512)
-    beside.stops = [0, 502, 0]
-    dense = Dense([random(1024, 2, 16)], [random(1024, 2, 16)], 4)
+    beside.visible_ends = [0, 502, 0]
+    dense = DenseAttention([random(1024, 2, 16)], [random(1024, 2, 16)], 4)
     found = attend(
-        Paged(dense, page=PAGE, processors=64), [alone, beside], random(5, 4, 16), sinks=sinks
+        PagedAttention(dense, page=PAGE_SIZE, processors=64),
+        [alone, beside],
+        random(5, 4, 16),
+        sinks=sinks,
     )
     assert not found[[0, 1, 2, 4]].any() and not found.isnan().any()
     assert found[3, :2].all()
@@ -162,13 +165,13 @@ def test_splitting_changes_nothing(processors: int) -> None:
 def test_padded_work_changes_nothing(processors: int) -> None:
     """Empty items and merges pad the layers of both windows to powers of two."""
     asked = [(300, 3, "causal"), (30, 4, "full"), (500, 1, "causal")]
-    sights = [Sight(window=70), Sight()]
+    sights = [AttentionWindow(window=70), AttentionWindow()]
     compare(
         (4, 2, 16), torch.float32, asked, 512, processors=processors, sights=sights, filled=True
     )
-    dense = Dense([random(1536, 2, 16)] * 2, [random(1536, 2, 16)] * 2, 4, sights)
-    ours = Paged(dense, page=PAGE, processors=processors, filled=True)
-    pages, *rest = ours.numbers(spans_of(asked, 512))
+    dense = DenseAttention([random(1536, 2, 16)] * 2, [random(1536, 2, 16)] * 2, 4, sights)
+    ours = PagedAttention(dense, page=PAGE_SIZE, processors=processors, pad_work=True)
+    pages, *rest = ours.plan_arrays(spans_of(asked, 512))
     assert len(pages) == 1024 and [len(each) for each in rest[::3]] == [16, 16]
     items, merges = [len(n) // 8 for n in rest[1::3]], [len(n) // 4 for n in rest[2::3]]
     assert all(n.bit_count() == 1 for n in items) and all(n.bit_count() <= 1 for n in merges)
@@ -178,7 +181,7 @@ def test_padded_work_changes_nothing(processors: int) -> None:
 @pytest.mark.parametrize("trees", [False, True])
 def test_layers_follow_their_windows(window: int, causal: bool, trees: bool) -> None:
     """One layer has a causal window, counted along a tree, and the other sees all slots."""
-    sights = [Sight(window=window, causal=causal), Sight()]
+    sights = [AttentionWindow(window=window, causal=causal), AttentionWindow()]
     asked = [*MIXED, (68, 10, TREE), (83, 3, FAR)] if trees else MIXED
     compare((4, 2, 16), torch.float32, asked, 144, sights=sights)
 
@@ -189,15 +192,17 @@ def test_heads_of_any_size(dim: int) -> None:
     compare((3, 1, dim), torch.float32, MIXED[:3], 144)
 
 
-@pytest.mark.parametrize(("sight", "split"), [(Sight(window=50), False), (Sight(), True)])
+@pytest.mark.parametrize(
+    ("sight", "split"), [(AttentionWindow(window=50), False), (AttentionWindow(), True)]
+)
 @pytest.mark.parametrize("trees", [False, True])
-def test_every_slot_is_read_once(sight: Sight, split: bool, trees: bool) -> None:
+def test_every_slot_is_read_once(sight: AttentionWindow, split: bool, trees: bool) -> None:
     """Items of a tile are consecutive, and their unmasked middles hide nothing from any row."""
     spans = spans_of([*MIXED, (68, 10, TREE), (83, 3, FAR)] if trees else MIXED, 144)
-    grid = Grid(rows=4, step=32, page=PAGE, programs=64, kv_heads=2)
-    seen = seen_by(spans, sight)
-    tiles = Tiles.of(spans, tables(spans, PAGE)[1], seen, grid)
-    items, merges = tiles.items(grid)
+    grid = WorkGrid(rows=4, step=32, page=PAGE_SIZE, programs=64, kv_heads=2)
+    seen = row_bounds(spans, sight)
+    tiles = RowTiles.from_spans(spans, page_tables(spans, PAGE_SIZE)[1], seen, grid)
+    items, merges = tiles.work_items(grid)
     low, stop, *_ = seen
     last = np.maximum(stop, seen[4] + 1) if trees else stop
     for row in range(len(stop)):
@@ -216,12 +221,12 @@ def test_unsupported_fields_use_dense(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A span sets a field that the kernel never reads; the log reports it once."""
-    later = make_dataclass("Span", [("leaf", object, None)], bases=(Span,))
-    monkeypatch.setattr(paged, "Span", later)
-    own = [getattr(spans_of(MIXED[:1], 144)[0], field.name) for field in fields(Span)]
-    dense = Dense([random(256, 2, 16)], [random(256, 2, 16)], 4)
-    ours = Paged(dense, page=PAGE, processors=4)
-    assert ours.numbers([later(*own)])
+    later = make_dataclass("Span", [("leaf", object, None)], bases=(RowSpan,))
+    monkeypatch.setattr(paged, "RowSpan", later)
+    own = [getattr(spans_of(MIXED[:1], 144)[0], field.name) for field in fields(RowSpan)]
+    dense = DenseAttention([random(256, 2, 16)], [random(256, 2, 16)], 4)
+    ours = PagedAttention(dense, page=PAGE_SIZE, processors=4)
+    assert ours.plan_arrays([later(*own)])
     q = random(1, 4, 16)
     for _ in range(2):
         spans = [later(*own, leaf=[1])]
@@ -247,15 +252,17 @@ def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
 
 def choose(name: str, dtype: torch.dtype = torch.float32, **options: bool) -> Backend:
     """Create a back end for a tiny cache."""
-    keys = [torch.zeros(2 * PAGE, 2, 16, dtype=dtype)]
-    return backend(name, keys, keys, 4, (), page=PAGE, double=options.get("double", False))
+    keys = [torch.zeros(2 * PAGE_SIZE, 2, 16, dtype=dtype)]
+    return select_backend(
+        name, keys, keys, 4, (), page=PAGE_SIZE, double=options.get("double", False)
+    )
 
 
 def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     """The device decides unless a name is given."""
     with caplog.at_level(logging.INFO):
-        assert isinstance(choose("dense"), Dense)
-        assert isinstance(choose("triton"), Paged)
+        assert isinstance(choose("dense"), DenseAttention)
+        assert isinstance(choose("triton"), PagedAttention)
     assert [record.message for record in caplog.records] == [
         "attention on cpu in float32: dense",
         "attention on cpu in float32: triton",
@@ -280,13 +287,13 @@ def test_unavailable_back_ends_are_refused(name: str, options: dict, message: st
 
 def test_without_triton_or_a_gpu_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both errors are raised before a model is loaded."""
-    monkeypatch.setattr(paged, "interpreted", False)
+    monkeypatch.setattr(paged, "is_interpreted", False)
     with pytest.raises(ValueError, match="it requires a GPU, got cpu"):
         LLM("tiny-ar", attention="triton")
     monkeypatch.setattr(choice, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match="triton is not installed"):
         LLM("tiny-ar", attention="triton")
-    assert not isinstance(choose("auto"), Paged)
+    assert not isinstance(choose("auto"), PagedAttention)
 
 
 @pytest.mark.parametrize(
@@ -302,7 +309,7 @@ def test_zoo_text_equals_dense(model: str, method: Method) -> None:
     for name in ("dense", "triton"):
         llm = LLM(model, method, attention=name, cache_gib=0.01)
         kinds = {type(runner.backend) for runner in llm.runners.values()}
-        assert kinds == {Dense if name == "dense" else Paged}
+        assert kinds == {DenseAttention if name == "dense" else PagedAttention}
         given = [question.prompt for question in questions_of("story", 2)]
         texts.append([out.text for out in llm.generate(given, max_tokens=6, temperature=0.0)])
     assert texts[0] == texts[1] and all(texts[0])
@@ -329,7 +336,7 @@ def decoded(method: Method, attention: str, sampling: Sampling) -> list[list[int
     """Return the tokens of two requests by a back end."""
     engine = Engine()
     for role, model in MODELS.items():
-        engine.add(Runner(role, model, slots=32 * PAGE, attention=attention))
+        engine.add_runner(Runner(role, model, slots=32 * PAGE_SIZE, attention=attention))
     prompts = ((3, 1, 4, 1, 5), tuple(range(1, 20)))
     asked = [Request(method=method, prompt=p, max_tokens=12, sampling=sampling) for p in prompts]
     jobs = [each.submit(engine) for each in asked]
@@ -343,10 +350,10 @@ def test_tree_decoding_equals_dense(temperature: float, monkeypatch: pytest.Monk
     method = next(each for each in KINDS if isinstance(each, Eagle) and each.width > 1)
     sampling = Sampling(temperature=temperature, seed=3)
     wanted = decoded(method, "dense", sampling)
-    monkeypatch.setattr(Dense, "plan", None)
+    monkeypatch.setattr(DenseAttention, "plan_pass", None)
     assert decoded(method, "triton", sampling) == wanted
 
 
 def test_the_latest_bits() -> None:
     """The highest bits remain."""
-    assert [latest(0b10110, count) for count in range(4)] == [0, 0b10000, 0b10100, 0b10110]
+    assert [latest_bits(0b10110, count) for count in range(4)] == [0, 0b10000, 0b10100, 0b10110]

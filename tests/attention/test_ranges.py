@@ -9,19 +9,19 @@ from torch.nn import functional
 from outpace.attention.ranges import (
     HullAttention,
     RangesAttention,
-    causal,
-    dense,
-    documents,
-    full,
-    groups,
-    whole,
+    causal_ranges,
+    dense_mask,
+    document_ranges,
+    find_documents,
+    full_ranges,
+    grouped_ranges,
 )
 
 
 def two_ranges() -> torch.Tensor:
     """Return four causal context rows, then two blocks of two that see a prefix and themselves."""
     ranges = torch.zeros(8, 2, 2, dtype=torch.int32)
-    ranges[:4] = causal(4)
+    ranges[:4] = causal_ranges(4)
     ranges[4:6] = torch.tensor([[0, 2], [4, 6]])
     ranges[6:8] = torch.tensor([[0, 3], [6, 8]])
     return ranges
@@ -29,7 +29,15 @@ def two_ranges() -> torch.Tensor:
 
 def packed() -> torch.Tensor:
     """Concatenate documents of several kinds and lengths."""
-    parts = [causal(3), causal(3), full(3), full(5), two_ranges(), two_ranges(), causal(1)]
+    parts = [
+        causal_ranges(3),
+        causal_ranges(3),
+        full_ranges(3),
+        full_ranges(5),
+        two_ranges(),
+        two_ranges(),
+        causal_ranges(1),
+    ]
     starts = torch.tensor([0, *[len(part) for part in parts[:-1]]]).cumsum(0)
     return torch.cat([part + int(start) for part, start in zip(parts, starts, strict=True)])
 
@@ -55,12 +63,12 @@ def attention(
 def test_the_dense_mask_equals_the_ranges() -> None:
     """Compare entry by entry."""
     ranges = packed()
-    assert torch.equal(dense(ranges, len(ranges)), brute(ranges))
+    assert torch.equal(dense_mask(ranges, len(ranges)), brute(ranges))
 
 
 def test_documents_are_cut_where_no_row_sees_across() -> None:
     """Blocks stay together with the rows that they see."""
-    spans = documents(packed())
+    spans = find_documents(packed())
     assert spans == [(0, 3), (3, 6), (6, 9), (9, 14), (14, 22), (22, 30), (30, 31)]
 
 
@@ -69,28 +77,34 @@ def test_a_row_that_sees_only_later_or_earlier_keys_joins_them() -> None:
     ranges = torch.zeros(4, 2, 2, dtype=torch.int32)
     ranges[0, 0] = torch.tensor([1, 2])
     ranges[3, 0] = torch.tensor([2, 3])
-    assert documents(ranges) == [(0, 2), (2, 4)]
+    assert find_documents(ranges) == [(0, 2), (2, 4)]
 
 
 def test_a_row_of_a_group_sees_to_its_end() -> None:
     """Groups of one are causal, one group is full."""
-    sees = dense(groups([2, 3, 1]), 6)
+    sees = dense_mask(grouped_ranges([2, 3, 1]), 6)
     assert sees.sum(1).tolist() == [2, 2, 5, 5, 5, 6]
-    assert torch.equal(groups([1, 1, 1]), causal(3)) and torch.equal(groups([3]), full(3))
+    assert torch.equal(grouped_ranges([1, 1, 1]), causal_ranges(3)) and torch.equal(
+        grouped_ranges([3]), full_ranges(3)
+    )
 
 
 def test_whole_documents_are_seen_by_their_rows_alone() -> None:
     """The earlier ranges do not matter."""
-    parts = [groups([2, 3]), causal(1), two_ranges()]
+    parts = [grouped_ranges([2, 3]), causal_ranges(1), two_ranges()]
     ranges = torch.cat([part + start for part, start in zip(parts, (0, 5, 6), strict=True)])
-    assert documents(whole(ranges)) == documents(ranges) == [(0, 5), (5, 6), (6, 14)]
-    sees = dense(whole(ranges), len(ranges))
+    assert (
+        find_documents(document_ranges(ranges))
+        == find_documents(ranges)
+        == [(0, 5), (5, 6), (6, 14)]
+    )
+    sees = dense_mask(document_ranges(ranges), len(ranges))
     assert torch.equal(sees, torch.block_diag(*(torch.ones(n, n) for n in (5, 1, 8))).bool())
 
 
 def test_neighbours_of_one_length_and_kind_share_a_call() -> None:
     """Other documents have one call each."""
-    pieces = RangesAttention(packed()).pieces
+    pieces = RangesAttention(packed()).batches
     assert [(piece.count, piece.length) for piece in pieces[:3]] == [(2, 3), (1, 3), (1, 5)]
 
 
@@ -137,7 +151,9 @@ def test_attention_over_other_keys_equals_one_masked_call(runs: list[int]) -> No
     q = torch.randn(12, 4, 8, requires_grad=True)
     k, v = (torch.randn(9 + 12, 2, 8, requires_grad=True) for _ in "kv")
     equal_with_gradients(
-        HullAttention(ranges, runs)(0, q, k, v), attention(q, k, v, dense(ranges, 21)), (q, k, v)
+        HullAttention(ranges, runs)(0, q, k, v),
+        attention(q, k, v, dense_mask(ranges, 21)),
+        (q, k, v),
     )
 
 
@@ -145,6 +161,6 @@ def test_a_run_receives_only_visible_keys() -> None:
     """Short runs receive few invisible keys."""
     ranges = blocks([2, 3, 40, 90], 100, 4)
     one, four = (HullAttention(ranges, runs) for runs in ([16], [4] * 4))
-    assert [tuple(piece.mask.shape) for piece in one.pieces] == [(16, 90 + 16)]
-    assert [piece.mask.shape[1] for piece in four.pieces] == [2 + 4, 3 + 4, 40 + 4, 90 + 4]
-    assert all(piece.mask.all() for piece in four.pieces)
+    assert [tuple(piece.mask.shape) for piece in one.batches] == [(16, 90 + 16)]
+    assert [piece.mask.shape[1] for piece in four.batches] == [2 + 4, 3 + 4, 40 + 4, 90 + 4]
+    assert all(piece.mask.all() for piece in four.batches)

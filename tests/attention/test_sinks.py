@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from outpace.attention import sinks
-from outpace.attention.sinks import attention
+from outpace.attention.sinks import sink_attention
 
 HEADS, KEYS, ROWS, SLOTS, SIZE = 4, 2, 5, 7, 8
 MASK = torch.arange(SLOTS) <= torch.arange(ROWS)[:, None] + 2
@@ -37,9 +37,9 @@ def test_it_is_a_key_without_a_value(
     mask: torch.Tensor | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores are computed at once or a few rows at a time."""
-    monkeypatch.setattr(sinks, "MOST", most)
+    monkeypatch.setattr(sinks, "MAX_SCORES", most)
     q, k, v, sink = rows()
-    found = attention(q, k, v, mask, sinks=sink)
+    found = sink_attention(q, k, v, mask, sinks=sink)
     torch.testing.assert_close(
         found, with_a_key(q, k, v, sink, mask=MASK if mask is not None else None)
     )
@@ -51,26 +51,26 @@ def test_rows_may_be_causal() -> None:
     k, v = k[:, :, :ROWS], v[:, :, :ROWS]
     mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()
     torch.testing.assert_close(
-        attention(q, k, v, causal=True, sinks=sink), attention(q, k, v, mask, sinks=sink)
+        sink_attention(q, k, v, causal=True, sinks=sink), sink_attention(q, k, v, mask, sinks=sink)
     )
 
 
 def test_extreme_sinks() -> None:
     """A sink below all scores takes no weight, one above them takes all."""
     q, k, v, sink = rows()
-    plain = attention(q, k, v)
-    torch.testing.assert_close(attention(q, k, v, sinks=sink - 1e4), plain)
-    torch.testing.assert_close(attention(q, k, v, sinks=sink + 1e4), torch.zeros_like(plain))
+    plain = sink_attention(q, k, v)
+    torch.testing.assert_close(sink_attention(q, k, v, sinks=sink - 1e4), plain)
+    torch.testing.assert_close(sink_attention(q, k, v, sinks=sink + 1e4), torch.zeros_like(plain))
 
 
 def test_half_precision_and_gradients() -> None:
     """Weights are in float32, and all four tensors receive gradients."""
     tensors = [x.clone().requires_grad_() for x in rows()]
     q, k, v, sink = tensors
-    attention(q, k, v, MASK, sinks=sink).square().sum().backward()
+    sink_attention(q, k, v, MASK, sinks=sink).square().sum().backward()
     assert all(x.grad is not None and bool(x.grad.any()) for x in tensors)
-    half = attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), MASK, sinks=sink.bfloat16())
+    half = sink_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), MASK, sinks=sink.bfloat16())
     assert half.dtype == torch.bfloat16
     torch.testing.assert_close(
-        half.float(), attention(q, k, v, MASK, sinks=sink), atol=0.05, rtol=0.05
+        half.float(), sink_attention(q, k, v, MASK, sinks=sink), atol=0.05, rtol=0.05
     )

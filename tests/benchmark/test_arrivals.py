@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from outpace.benchmark.arrivals import Closed, Poisson
+from outpace.benchmark.arrivals import ClosedLoop, Poisson
 
 
 def sent(arrivals, count, seconds=0.0):
@@ -26,7 +26,7 @@ def sent(arrivals, count, seconds=0.0):
 
 @pytest.mark.parametrize(("streams", "count", "most"), [(1, 5, 1), (4, 20, 4), (8, 3, 3)])
 def test_a_closed_loop_has_as_many_under_way_as_streams(streams, count, most):
-    moments, found = sent(Closed(concurrency=streams), count, 0.002)
+    moments, found = sent(ClosedLoop(concurrency=streams), count, 0.002)
     assert len(moments) == count and found == most
 
 
@@ -56,7 +56,7 @@ def test_arrivals_of_a_seed_are_the_same_and_as_often_as_said(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(asyncio, "sleep", sleep)
             patch.setattr(asyncio, "get_running_loop", Loop)
-            asyncio.run(Poisson(rate=4, seed=seed).send([{}] * 4000, ask))
+            asyncio.run(Poisson(rate=4, seed=seed).send_all([{}] * 4000, ask))
         return waits
 
     first = gaps(1)
@@ -74,4 +74,4 @@ def test_a_bad_rate_is_refused(rate):
 @pytest.mark.parametrize("concurrency", [0, -3, 10**9])
 def test_a_bad_concurrency_is_refused(concurrency):
     with pytest.raises(ValueError, match="concurrency must be 1 to"):
-        Closed(concurrency=concurrency)
+        ClosedLoop(concurrency=concurrency)

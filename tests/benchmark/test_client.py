@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.benchmark.client import Client, Fault, take
-from outpace.benchmark.exchange import Exchange
-from outpace.benchmark.load_figures import figures
+from outpace.benchmark.client import Client, RequestError, record_text
+from outpace.benchmark.load_figures import compute_figures
+from outpace.benchmark.request_record import RequestRecord
 from scripted import Clock, ScriptedServer
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
@@ -23,7 +23,7 @@ def ask(server, body=CHAT, **options):
 
     async def run():
         async with Client(server.url, **options) as client:
-            return await client.ask(body)
+            return await client.send_request(body)
 
     return asyncio.run(run())
 
@@ -201,7 +201,7 @@ async def no_http(asked, reply):
 def test_errors_have_their_kind_and_keep_what_came(script, kind, text, says):
     with ScriptedServer(script) as server:
         found = ask(server, timeout=0.5)
-    assert (found.error, found.text) == (kind, text) and says in found.says
+    assert (found.error, found.text) == (kind, text) and says in found.error_message
     assert found.ended >= found.began
 
 
@@ -212,7 +212,7 @@ def test_nobody_there_is_unreachable():
 
     async def run():
         async with Client(f"http://127.0.0.1:{port}") as client:
-            return await client.ask(CHAT)
+            return await client.send_request(CHAT)
 
     assert asyncio.run(run()).error == "unreachable"
 
@@ -230,7 +230,7 @@ def test_a_request_that_is_cancelled_closes_its_connection():
 
     async def run(server):
         async with Client(server.url) as client:
-            task = asyncio.create_task(client.ask(CHAT))
+            task = asyncio.create_task(client.send_request(CHAT))
             await asyncio.sleep(0.2)
             task.cancel()
             await asyncio.wait([task])
@@ -302,11 +302,11 @@ VALUES = st.recursive(
 
 @given(st.lists(VALUES.map(json.dumps) | st.text(), max_size=5))
 def test_whatever_a_server_says_is_figures_or_a_fault(chunks):
-    exchange = Exchange(began=0.0, ended=9.0)
+    exchange = RequestRecord(began=0.0, ended=9.0)
     try:
         for now, chunk in enumerate(chunks):
-            take(exchange, chunk.encode(errors="replace"), float(now))
-    except Fault as fault:
+            record_text(exchange, chunk.encode(errors="replace"), float(now))
+    except RequestError as fault:
         exchange.error = fault.kind
     assert exchange.error in (None, "failed", "malformed")
-    assert json.dumps(figures([exchange], 9.0, {"ttft": 1.0}), allow_nan=False)
+    assert json.dumps(compute_figures([exchange], 9.0, {"ttft": 1.0}), allow_nan=False)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.benchmark.entry import swept
-from outpace.benchmark.prompts import cut, of_length
-from outpace.benchmark.shape import Shapes, shape_of
+from outpace.benchmark.entry import expand_entries
+from outpace.benchmark.prompts import cut_prompt, prompts_of_length
+from outpace.benchmark.shape import RandomCheckpoints, shape_of
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import translate
-from outpace.cli.options import flags_of, parse_entries, parse_method
+from outpace.checkpoints.load import translate_config
+from outpace.cli.options import method_flags, parse_entries, parse_method
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, D2F, Autoregressive, LeftToRight
 
@@ -30,7 +30,7 @@ def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
 def test_of_several_sweeps_the_last_runs_along_a_line() -> None:
     """Other options separate the lines."""
     options = {"add": [0.1, 1.0], "confidence": [0.7, 0.9], "block": [8]}
-    entries = swept("tiny-d2f", "d2f", options)
+    entries = expand_entries("tiny-d2f", "d2f", options)
     assert [(entry.line, entry.setting) for entry in entries] == [
         ("tiny-d2f d2f add=0.1 block=8", "confidence=0.7"),
         ("tiny-d2f d2f add=0.1 block=8", "confidence=0.9"),
@@ -42,8 +42,12 @@ def test_of_several_sweeps_the_last_runs_along_a_line() -> None:
 
 def test_an_entry_alone_is_a_line_of_its_own() -> None:
     (entry,) = parse_entries("tiny-ar autoregressive")
-    assert (entry.name, entry.setting, entry.random) == ("tiny-ar autoregressive", "", False)
-    assert parse_entries("random:tiny autoregressive")[0].random
+    assert (entry.name, entry.setting, entry.has_random_weights) == (
+        "tiny-ar autoregressive",
+        "",
+        False,
+    )
+    assert parse_entries("random:tiny autoregressive")[0].has_random_weights
 
 
 @pytest.mark.parametrize(
@@ -70,10 +74,10 @@ def test_a_bad_entry_is_named(text: str, says: str) -> None:
 )
 def test_flags_make_a_method_again(method: Autoregressive) -> None:
     """Defaults are omitted."""
-    _, name, *rest = flags_of(method)
+    _, name, *rest = method_flags(method)
     values = {flag[2:].replace("-", "_"): v for flag, v in zip(rest[::2], rest[1::2], strict=True)}
     assert parse_method(name, values) == method
-    assert flags_of(Autoregressive()) == ["--method", "autoregressive"]
+    assert method_flags(Autoregressive()) == ["--method", "autoregressive"]
 
 
 SHAPES = ("tiny", "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-8b", "dream-7b", "llada-8b", "wedlm-8b")
@@ -81,7 +85,7 @@ SHAPES = ("tiny", "qwen2.5-0.5b", "qwen2.5-7b", "qwen3-8b", "dream-7b", "llada-8
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_shape_is_a_model(name: str) -> None:
-    assert translate(shape_of(name)).family in FAMILIES
+    assert translate_config(shape_of(name)).family in FAMILIES
 
 
 def test_an_unknown_shape_is_answered_with_the_known_ones(tmp_path: Path) -> None:
@@ -97,20 +101,20 @@ def test_an_unknown_shape_is_answered_with_the_known_ones(tmp_path: Path) -> Non
 
 def test_random_weights_are_written_once_and_decode(tmp_path: Path) -> None:
     """Roles of a method are resolved as well."""
-    shapes = Shapes(folder=tmp_path, dtype=torch.float32, device=torch.device("cpu"))
-    path = shapes.model("random:tiny")
-    assert shapes.model("random:tiny") == path and shapes.model("tiny-ar") == "tiny-ar"
-    assert shapes.method(APD(verifier="random:tiny")) == APD(verifier=path)
+    shapes = RandomCheckpoints(folder=tmp_path, dtype=torch.float32, device=torch.device("cpu"))
+    path = shapes.model_path("random:tiny")
+    assert shapes.model_path("random:tiny") == path and shapes.model_path("tiny-ar") == "tiny-ar"
+    assert shapes.resolve_method(APD(verifier="random:tiny")) == APD(verifier=path)
     assert [folder.name for folder in tmp_path.iterdir()] == ["0"]
     llm = LLM(path)
-    (question,) = of_length(llm, questions_of("story", 1), 9)
-    assert len(question.prompt) == 9 and question.right("x") is None
+    (question,) = prompts_of_length(llm, questions_of("story", 1), 9)
+    assert len(question.prompt) == 9 and question.judge_answer("x") is None
     (output,) = llm.generate([question.prompt], max_tokens=4, temperature=0.0)
     assert len(output.ids) == 4
 
 
 def test_prompts_of_a_length_go_on_with_the_next_question() -> None:
     told = [[1, 2], [3], [4, 5, 6]]
-    assert cut(told, 0, 4) == [1, 2, 3, 4]
-    assert cut(told, 2, 8) == [4, 5, 6, 1, 2, 3, 4, 5]
-    assert len(cut(told, 1, 1000)) == 1000
+    assert cut_prompt(told, 0, 4) == [1, 2, 3, 4]
+    assert cut_prompt(told, 2, 8) == [4, 5, 6, 1, 2, 3, 4, 5]
+    assert len(cut_prompt(told, 1, 1000)) == 1000

@@ -4,16 +4,16 @@ import math
 
 import pytest
 
-from outpace.benchmark.exchange import Exchange
-from outpace.benchmark.load_figures import distribution, figures, parse_limits
+from outpace.benchmark.load_figures import compute_figures, parse_limits, value_distribution
+from outpace.benchmark.request_record import RequestRecord
 
 # Text at 0.1, 0.3 and 0.4 s after sending; over at 0.5 s; nine tokens of three forwards.
-ONE = Exchange(began=10.0, ended=10.5, events=[10.1, 10.3, 10.4], tokens=9, forwards=3)
+ONE = RequestRecord(began=10.0, ended=10.5, events=[10.1, 10.3, 10.4], tokens=9, forwards=3)
 # Text at 0.3 s only; over at 0.3 s; one token of one forward.
-TWO = Exchange(began=20.0, ended=20.3, events=[20.3], tokens=1, forwards=1)
+TWO = RequestRecord(began=20.0, ended=20.3, events=[20.3], tokens=1, forwards=1)
 # End-of-sequence at once.
-SILENT = Exchange(began=0.0, ended=0.2, tokens=0, forwards=1)
-CUT = Exchange(began=0.0, ended=9.0, events=[5.0, 8.0], tokens=None, error="dropped")
+SILENT = RequestRecord(began=0.0, ended=0.2, tokens=0, forwards=1)
+CUT = RequestRecord(began=0.0, ended=9.0, events=[5.0, 8.0], tokens=None, error="dropped")
 
 
 def test_an_exchange_knows_its_times():
@@ -30,7 +30,7 @@ def test_what_is_not_defined_is_none():
 
 
 def test_figures_of_two_answers():
-    found = figures([ONE, TWO], 2.0, {})
+    found = compute_figures([ONE, TWO], 2.0, {})
     assert (found["requests"], found["completed"], found["errors"]) == (2, 2, {})
     assert (found["requests_per_second"], found["tokens_per_second"]) == (1.0, 5.0)
     assert found["output_tokens"] == 10
@@ -42,15 +42,15 @@ def test_figures_of_two_answers():
 
 def test_means_of_quotients_weigh_by_length():
     """Means divide all tokens by all events or forwards; percentiles are over answers."""
-    found = figures([ONE, TWO], 2.0, {})
+    found = compute_figures([ONE, TWO], 2.0, {})
     assert found["tokens_per_event"] == {"mean": 2.5, "p50": 2.0, "p90": 2.8, "p99": 2.98}
     assert found["tokens_per_forward"]["mean"] == 2.5
 
 
 def test_events_of_many_tokens_do_not_flatter():
     """Eight tokens in one event: the gap is that of events, not of tokens."""
-    burst = Exchange(began=0.0, ended=0.8, events=[0.4, 0.8], tokens=16)
-    found = figures([burst], 0.8, {})
+    burst = RequestRecord(began=0.0, ended=0.8, events=[0.4, 0.8], tokens=16)
+    found = compute_figures([burst], 0.8, {})
     assert found["gap_ms"]["p50"] == 400
     assert found["tokens_per_event"]["mean"] == 8
     assert found["tpot_ms"]["mean"] == pytest.approx(400 / 15, abs=1e-3)
@@ -58,7 +58,7 @@ def test_events_of_many_tokens_do_not_flatter():
 
 
 def test_answers_that_failed_are_in_no_time_and_no_throughput():
-    found = figures([ONE, CUT, CUT, Exchange(began=0, ended=1, error="429")], 1.0, {})
+    found = compute_figures([ONE, CUT, CUT, RequestRecord(began=0, ended=1, error="429")], 1.0, {})
     assert found["errors"] == {"dropped": 2, "429": 1}
     assert (found["requests"], found["completed"], found["output_tokens"]) == (4, 1, 9)
     assert found["ttft_ms"]["p99"] == pytest.approx(100)
@@ -66,7 +66,7 @@ def test_answers_that_failed_are_in_no_time_and_no_throughput():
 
 
 def test_nothing_has_no_figures():
-    found = figures([], 0.0, {"ttft": 1.0})
+    found = compute_figures([], 0.0, {"ttft": 1.0})
     assert found["ttft_ms"] is None and found["tokens_per_second"] is None
     assert found["goodput"]["share"] is None
 
@@ -84,14 +84,14 @@ def test_nothing_has_no_figures():
     ],
 )
 def test_goodput_is_of_all_that_were_asked(limits, kept):
-    goodput = figures([ONE, TWO, SILENT, CUT], 2.0, limits)["goodput"]
+    goodput = compute_figures([ONE, TWO, SILENT, CUT], 2.0, limits)["goodput"]
     assert goodput["share"] == len(kept) / 4
     assert goodput["requests_per_second"] == len(kept) / 2
 
 
 def test_percentiles_of_a_hundred_and_one():
     values = [float(value) for value in range(101)]
-    assert distribution(values[::-1]) == {"mean": 50, "p50": 50, "p90": 90, "p99": 99}
+    assert value_distribution(values[::-1]) == {"mean": 50, "p50": 50, "p90": 90, "p99": 99}
 
 
 def test_limits_are_read():
@@ -107,6 +107,6 @@ def test_bad_limits_are_refused(text):
 
 
 def test_figures_are_json():
-    found = figures([ONE, SILENT, CUT], 1e-9, {"e2e": 1})
+    found = compute_figures([ONE, SILENT, CUT], 1e-9, {"e2e": 1})
     numbers = [v for value in found.values() if isinstance(value, dict) for v in value.values()]
     assert all(math.isfinite(n) for n in numbers if isinstance(n, float))

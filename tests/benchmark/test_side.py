@@ -10,11 +10,17 @@ import pytest
 
 from outpace import LLM
 from outpace.api.output import Output
-from outpace.benchmark.entry import Entry
-from outpace.benchmark.side import Load, Side, Turn, alternate, parts
-from outpace.benchmark.summary import FEWEST, faster, interval, per_forward, summaries
+from outpace.benchmark.entry import MethodEntry
+from outpace.benchmark.side import RequestLoad, Side, SideTurn, alternate_turns, split_questions
+from outpace.benchmark.summary import (
+    FEWEST,
+    median_interval,
+    milliseconds_per_forward,
+    relative_speed,
+    summarise_sides,
+)
 from outpace.decoding import Step
-from outpace.evaluation.compare import differences
+from outpace.evaluation.compare import bootstrap_differences
 from outpace.evaluation.run import evaluate, questions_of
 from outpace.methods import Autoregressive, Speculative
 
@@ -29,11 +35,11 @@ def llm() -> LLM:
 
 def side(llm: LLM, name: str = "a", **changes: Any) -> Side:
     """A side that answers stories."""
-    entry = Entry(model="tiny-aux", method=Autoregressive(), line=name)
+    entry = MethodEntry(model="tiny-aux", method=Autoregressive(), line=name)
     return Side(
         entry=entry,
         llm=llm,
-        load=Load(batch=1, max_tokens=12),
+        load=RequestLoad(batch=1, max_tokens=12),
         questions=QUESTIONS,
         options={"max_tokens": 12, "temperature": 0.0, "method": entry.method},
         task="story",
@@ -41,24 +47,24 @@ def side(llm: LLM, name: str = "a", **changes: Any) -> Side:
     )
 
 
-def turn(tokens: int, cpu: float) -> Turn:
+def turn(tokens: int, cpu: float) -> SideTurn:
     """A turn of one answer, in ten forwards."""
     steps = [Step("target", 0, 1, 1, 1, 0.01) for _ in range(10)]
     output = Output(
         text="", ids=[0] * tokens, finish_reason="stop", steps=steps, prompt_tokens=3, seconds=1.0
     )
-    return Turn([output], cpu, 2 * cpu)
+    return SideTurn([output], cpu, 2 * cpu)
 
 
 def test_parts_are_neighbours_of_one_length() -> None:
-    assert parts(7, 3) == [slice(0, 2), slice(2, 4), slice(4, 7)]
-    assert parts(4, 4) == [slice(n, n + 1) for n in range(4)]
+    assert split_questions(7, 3) == [slice(0, 2), slice(2, 4), slice(4, 7)]
+    assert split_questions(4, 4) == [slice(n, n + 1) for n in range(4)]
 
 
 def test_sides_take_turns_in_alternating_order(llm: LLM) -> None:
     order: list[str] = []
     sides = [side(llm, "a"), side(llm, "b")]
-    rounds = list(alternate(sides, 3, progress=lambda s: order.append(s.entry.line)))
+    rounds = list(alternate_turns(sides, 3, progress=lambda s: order.append(s.entry.line)))
     assert "".join(order) == "abbaab" and rounds == [1, 2, 3]
     for each in sides:
         assert [len(turn.outputs) for turn in each.turns] == [2, 2, 2]
@@ -72,51 +78,51 @@ def test_turns_come_to_what_an_evaluation_comes_to(llm: LLM) -> None:
             "b",
         ),
     ]
-    for _ in alternate(sides, 2):
+    for _ in alternate_turns(sides, 2):
         pass
-    first, other = summaries(sides, 2)
-    report = evaluate(llm, QUESTIONS, task="story", max_tokens=12, temperature=0.0).summary()
+    first, other = summarise_sides(sides, 2)
+    report = evaluate(llm, QUESTIONS, task="story", max_tokens=12, temperature=0.0).to_record()
     same = ("task", "questions", "accuracy", "tokens_per_forward", "acceptance_histogram")
     assert {key: first[key] for key in same} == {key: report[key] for key in same}
     assert first["faster"] is None and other["faster"]["interval"] is None
     assert 0.2 < other["faster"]["ratio"] < 5 and other["clock"] == "cpu"
-    assert differences(first, other)["tokens_per_forward"].value == 0
+    assert bootstrap_differences(first, other)["tokens_per_forward"].value == 0
     assert first["ms_per_pass"]["target"]["rows"] > 1 and first["ms_per_forward"]["cpu"] > 0
 
 
 def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
-    wide = replace(side(llm), load=Load(batch=4, max_tokens=12))
+    wide = replace(side(llm), load=RequestLoad(batch=4, max_tokens=12))
     with pytest.raises(
         ValueError, match="6 questions in 2 rounds do not fill a batch of 4; use at least 8"
     ):
-        next(alternate([side(llm), wide], 2))
+        next(alternate_turns([side(llm), wide], 2))
     with pytest.raises(ValueError, match="rounds must be at least 1, not 0"):
-        next(alternate([side(llm)], 0))
+        next(alternate_turns([side(llm)], 0))
     assert wide.turns == []
 
 
 @pytest.mark.slow
 def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
     first = [side(llm, "a"), side(llm, "b")]
-    running = alternate(first, 3, samples=tmp_path)
+    running = alternate_turns(first, 3, samples=tmp_path)
     assert next(running) == 1
     running.close()
     again = [side(llm, "a"), side(llm, "b")]
-    assert list(alternate(again, 3, samples=tmp_path)) == [1, 2, 3]
+    assert list(alternate_turns(again, 3, samples=tmp_path)) == [1, 2, 3]
     for before, after in zip(first, again, strict=True):
         assert after.turns[0].cpu == before.turns[0].cpu
         assert after.turns[0].outputs[0].ids == before.turns[0].outputs[0].ids
     assert len(list(tmp_path.iterdir())) == 2
     other = [side(llm, "a"), side(llm, "c")]
-    assert list(alternate(other, 3, samples=tmp_path)) == [1, 2, 3]
+    assert list(alternate_turns(other, 3, samples=tmp_path)) == [1, 2, 3]
     assert len(list(tmp_path.iterdir())) == 3
 
 
 def test_two_runs_do_not_share_their_turns(llm: LLM, tmp_path: Path) -> None:
-    running = alternate([side(llm)], 2, samples=tmp_path)
+    running = alternate_turns([side(llm)], 2, samples=tmp_path)
     next(running)
     with pytest.raises(ValueError, match="another run is writing to"):
-        next(alternate([side(llm)], 2, samples=tmp_path))
+        next(alternate_turns([side(llm)], 2, samples=tmp_path))
     running.close()
 
 
@@ -125,26 +131,26 @@ def test_a_ratio_is_the_median_of_the_rounds(llm: LLM) -> None:
     mine, its = side(llm), side(llm, "b")
     mine.turns = [turn(20, 1.0), turn(20, 1.0), turn(20, 50.0)]
     its.turns = [turn(10, 1.0)] * 3
-    assert faster(mine, its, 3, "cpu") == {"ratio": 2.0, "interval": None}
-    assert faster(mine, its, 2, "wall") == {"ratio": 2.0, "interval": None}
+    assert relative_speed(mine, its, 3, "cpu") == {"ratio": 2.0, "interval": None}
+    assert relative_speed(mine, its, 2, "wall") == {"ratio": 2.0, "interval": None}
     its.turns = [turn(0, 1.0)] * 3
-    assert faster(mine, its, 3, "cpu") is None
-    assert per_forward(mine.turns, "cpu") == 100.0
+    assert relative_speed(mine, its, 3, "cpu") is None
+    assert milliseconds_per_forward(mine.turns, "cpu") == 100.0
 
 
 def test_an_interval_needs_rounds() -> None:
-    assert interval([1.0] * (FEWEST - 1)) is None
-    assert interval([2.0] * FEWEST) == [2.0, 2.0]
-    low, high = interval([1.0, 1.1, 1.2, 1.3, 9.0]) or (0, 0)
+    assert median_interval([1.0] * (FEWEST - 1)) is None
+    assert median_interval([2.0] * FEWEST) == [2.0, 2.0]
+    low, high = median_interval([1.0, 1.1, 1.2, 1.3, 9.0]) or (0, 0)
     assert low <= 1.2 <= high
 
 
 def test_random_weights_show_costs_alone(llm: LLM) -> None:
-    entry = Entry(model="random:tiny", method=Speculative(draft="random:tiny"), line="x")
+    entry = MethodEntry(model="random:tiny", method=Speculative(draft="random:tiny"), line="x")
     mine = replace(side(llm), entry=entry)
     mine.turns = [turn(20, 1.0)]
     other = replace(mine, turns=[turn(70, 2.0)])
-    first, second = summaries([mine, other], 1)
+    first, second = summarise_sides([mine, other], 1)
     assert not {"accuracy", "tokens_per_forward", "tokens_per_second", "samples"} & set(first)
     assert first["ms_per_forward"] == {"cpu": 100.0, "wall": 200.0}
     assert second["faster"]["ratio"] == 0.5  # by forwards, whatever they kept

@@ -14,14 +14,21 @@ pytest.importorskip("optuna")
 
 from outpace import LLM
 from outpace.benchmark import tune
-from outpace.benchmark.entry import Entry
-from outpace.benchmark.side import Load, Side
-from outpace.benchmark.tune import WORST, Search, careful, distribution, space_of, usual
+from outpace.benchmark.entry import MethodEntry
+from outpace.benchmark.side import RequestLoad, Side
+from outpace.benchmark.tune import (
+    INVALID_VALUE,
+    TuningSearch,
+    default_parameters,
+    option_distribution,
+    reference_method,
+    search_space,
+)
 from outpace.evaluation.run import questions_of
-from outpace.evaluation.samples import Samples, kept
+from outpace.evaluation.samples import Samples, resume_samples
 from outpace.methods import APD, METHODS, Autoregressive, LeftToRight
-from outpace.methods.method import Among, Within
-from outpace.methods.options import options_of
+from outpace.methods.method import Interval, OneOf
+from outpace.methods.options import method_options
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +37,12 @@ def llm() -> LLM:
     return LLM("tiny-dream", prefix_cache=False)
 
 
-def search(llm: LLM, samples: Samples | None = None, **changes: Any) -> Search:
+def search(llm: LLM, samples: Samples | None = None, **changes: Any) -> TuningSearch:
     """A search of APD's options, relative to one token per forward."""
     side = Side(
-        entry=Entry(model="tiny-dream", method=LeftToRight(), line="one"),
+        entry=MethodEntry(model="tiny-dream", method=LeftToRight(), line="one"),
         llm=llm,
-        load=Load(batch=1, max_tokens=16),
+        load=RequestLoad(batch=1, max_tokens=16),
         questions=questions_of("story", 2),
         options={"max_tokens": 16, "temperature": 0.0, "method": LeftToRight()},
         task="story",
@@ -48,7 +55,7 @@ def search(llm: LLM, samples: Samples | None = None, **changes: Any) -> Search:
         "by": "tokens_per_forward",
         "seed": 0,
     }
-    return Search(side=side, samples=samples or Samples({}), **asked | changes)
+    return TuningSearch(side=side, samples=samples or Samples({}), **asked | changes)
 
 
 @pytest.fixture
@@ -69,11 +76,11 @@ def test_bounds_beside_options_are_values_that_options_take(name: str) -> None:
     """This includes both bounds; numeric defaults are within them."""
     kind = METHODS[name]
     further: Mapping[str, Any] = dict.fromkeys(kind.roles, "m")
-    for option in options_of(kind).values():
+    for option in method_options(kind).values():
         match option.search:
-            case Among(values):
+            case OneOf(values):
                 ends = values
-            case Within(low, high, log):
+            case Interval(low, high, log):
                 assert low < high and (low > 0 or not log)
                 ends = (int(low), int(high)) if option.kind is int else (low, high)
                 if isinstance(option.default, int | float):
@@ -85,42 +92,44 @@ def test_bounds_beside_options_are_values_that_options_take(name: str) -> None:
             if (name, option.name) == ("left_to_right", "tokens"):
                 made["lookahead"] = 128
             assert getattr(kind(**made), option.name) == end
-        assert distribution(option)
+        assert option_distribution(option)
 
 
 def test_given_options_are_not_searched() -> None:
     """Options without bounds are excluded; a method without any cannot be tuned."""
-    assert list(space_of(APD, {"verifier": "v"})) == ["ratio", "window", "lookahead"]
-    assert list(space_of(APD, {"verifier": "v", "ratio": 0.5})) == ["window", "lookahead"]
+    assert list(search_space(APD, {"verifier": "v"})) == ["ratio", "window", "lookahead"]
+    assert list(search_space(APD, {"verifier": "v", "ratio": 0.5})) == ["window", "lookahead"]
     with pytest.raises(ValueError, match="Autoregressive has no option to tune"):
-        space_of(Autoregressive, {})
+        search_space(Autoregressive, {})
     with pytest.raises(ValueError, match="no option to tune besides tokens, window, lookahead"):
-        space_of(LeftToRight, {"tokens": 1, "window": 1, "lookahead": 1})
-    assert usual(space_of(LeftToRight, {})) == {"tokens": 1}
+        search_space(LeftToRight, {"tokens": 1, "window": 1, "lookahead": 1})
+    assert default_parameters(search_space(LeftToRight, {})) == {"tokens": 1}
 
 
 def test_the_careful_way_is_one_token_at_a_time(llm: LLM) -> None:
-    assert careful(llm) == LeftToRight()
-    assert careful(LLM("tiny-wedlm")) == careful(LLM("tiny-ar")) == Autoregressive()
+    assert reference_method(llm) == LeftToRight()
+    assert (
+        reference_method(LLM("tiny-wedlm")) == reference_method(LLM("tiny-ar")) == Autoregressive()
+    )
 
 
 def test_the_fastest_that_keeps_the_accuracy_is_found(llm: LLM, scripted: None) -> None:
     """The defaults are tried first; a trial with too much loss is never the best."""
     found = search(llm)
-    found.run(30, lambda record: None)
+    found.run_trials(30, lambda record: None)
     first = found.trials[0]
     assert first["parameters"] == {"ratio": 0.7, "window": 16, "lookahead": 100}
     assert first["value"] == pytest.approx(-69)  # 70 points are lost, of which one may be
-    values = [record["value"] for record in found.best(3)]
+    values = [record["value"] for record in found.best_trials(3)]
     assert values == sorted(values, reverse=True) and len(values) == 3
     assert 5 < values[0] <= 6
-    assert all(record["result"]["accuracy"] == 0.9 for record in found.best(30))
+    assert all(record["result"]["accuracy"] == 0.9 for record in found.best_trials(30))
 
 
 def test_same_seed_same_suggestions(llm: LLM, scripted: None) -> None:
     runs = [search(llm, seed=seed) for seed in (3, 3, 4)]
     for run in runs:
-        run.run(15, lambda record: None)
+        run.run_trials(15, lambda record: None)
     first, same, other = ([r["parameters"] for r in run.trials] for run in runs)
     assert first == same != other
 
@@ -129,7 +138,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_been(
     llm: LLM, scripted: None, tmp_path: Path
 ) -> None:
     whole = search(llm)
-    whole.run(14, lambda record: None)
+    whole.run_trials(14, lambda record: None)
 
     class Killed(Exception):
         pass
@@ -138,30 +147,30 @@ def test_a_killed_search_goes_on_as_if_nothing_had_been(
         if len(cut.trials) == 6:
             raise Killed
 
-    with kept(tmp_path / "a.jsonl", {}) as samples:
+    with resume_samples(tmp_path / "a.jsonl", {}) as samples:
         cut = search(llm, samples)
         with pytest.raises(Killed):
-            cut.run(14, kill)
-    with kept(tmp_path / "a.jsonl", {}) as samples:
+            cut.run_trials(14, kill)
+    with resume_samples(tmp_path / "a.jsonl", {}) as samples:
         again = search(llm, samples)
         seen: list[Any] = []
-        again.run(14, seen.append)
+        again.run_trials(14, seen.append)
     assert len(seen) == 8
     assert [r["parameters"] for r in again.trials] == [r["parameters"] for r in whole.trials]
 
 
 def test_options_that_do_not_go_together_are_the_worst(llm: LLM, scripted: None) -> None:
     found = search(llm, kind=LeftToRight, name="left_to_right", fixed={"lookahead": 3})
-    found.run(12, lambda record: None)
+    found.run_trials(12, lambda record: None)
     refused = [record for record in found.trials if "error" in record]
-    assert refused and all(record["value"] == WORST for record in refused)
+    assert refused and all(record["value"] == INVALID_VALUE for record in refused)
     assert "lookahead must be at least tokens=" in refused[0]["error"]
-    assert found.best(1)
+    assert found.best_trials(1)
 
 
 def test_a_trial_is_an_evaluation(llm: LLM) -> None:
     found = search(llm, fixed={"verifier": "tiny-aux", "window": 8, "lookahead": 8})
-    found.run(2, lambda record: None)
+    found.run_trials(2, lambda record: None)
     result = found.trials[-1]["result"]
     ratio = found.trials[-1]["parameters"]["ratio"]
     assert result["setting"] == f"ratio={float(f'{ratio:.3g}')}"

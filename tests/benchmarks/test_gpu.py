@@ -17,7 +17,7 @@ from gpu_parts.device import Card, Setup, Where, shrunk
 from gpu_parts.shapes import CASES, EAGLE, FURTHER, TARGETS, TINY
 from gpu_parts.steps import FLOOR, SIXTEEN, busy, covered, cycle_bars, floor_bars, moved, weights
 from harness import Budget
-from outpace.checkpoints.load import translate
+from outpace.checkpoints.load import translate_config
 from outpace.training import objective
 
 HERE = Where(device="cpu", dtype=torch.bfloat16, most=TINY)
@@ -55,7 +55,7 @@ def test_small_shapes_are_those_of_their_families() -> None:
     """With no size larger than these, and none changed that is smaller."""
     shapes = [*TARGETS.values(), *(published for _, published in FURTHER.values())]
     for published in shapes:
-        small, whole = translate(shrunk(published, TINY)), translate(published)
+        small, whole = translate_config(shrunk(published, TINY)), translate_config(published)
         assert (small.kind, small.family, small.shift) == (whole.kind, whole.family, whole.shift)
         assert (small.vocab, small.dim) == (1000, 64)
         assert small.heads // small.kv_heads >= 1 and small.layers == min(whole.layers, 8)

@@ -12,7 +12,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers import causal_model, whole
-from outpace.checkpoints.adapter import CONFIG, WEIGHTS, LowRank, patterned, save_adapter
+from outpace.checkpoints.adapter import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    LowRank,
+    match_pattern,
+    save_adapter,
+)
 from outpace.checkpoints.load import load_adapter, load_model, save_model
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "d2f"
@@ -45,15 +51,15 @@ def adapter(tmp_path: Path) -> Path:
 
 def change(folder: Path, **fields: object) -> None:
     """Change fields of an `adapter_config.json`."""
-    path = folder / CONFIG
+    path = folder / ADAPTER_CONFIG
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def rewrite(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
     """Change tensors of an adapter."""
-    kept = {**load_file(folder / WEIGHTS), **tensors}
+    kept = {**load_file(folder / ADAPTER_WEIGHTS), **tensors}
     kept.pop(drop, None)
-    save_file(kept, folder / WEIGHTS)
+    save_file(kept, folder / ADAPTER_WEIGHTS)
 
 
 def queries(model: torch.nn.Module) -> torch.Tensor:
@@ -64,7 +70,7 @@ def queries(model: torch.nn.Module) -> torch.Tensor:
 def test_update_is_added_to_its_rows_of_a_fused_matrix(base: Path, adapter: Path) -> None:
     """The scaled product is added there, and nothing elsewhere."""
     plain, merged = load_model(base), load_model(base, adapter=adapter)
-    tensors = load_file(adapter / WEIGHTS)
+    tensors = load_file(adapter / ADAPTER_WEIGHTS)
     delta = 1.5 * tensors[UP] @ tensors[DOWN]
     assert torch.allclose(queries(merged) - queries(plain), delta, atol=1e-5)
     changed = {
@@ -98,7 +104,7 @@ def test_pattern_gives_a_module_its_own_rank_and_alpha(base: Path, adapter: Path
     change(adapter, rank_pattern=patterns, alpha_pattern={"self_attn.q_proj": 12})
     plain, merged = load_model(base), load_model(base, adapter=adapter)
     assert torch.allclose(queries(merged) - queries(plain), 4 * up @ down, atol=1e-5)
-    assert patterned({"proj": 1}, QUERY, 2) == 2
+    assert match_pattern({"proj": 1}, QUERY, 2) == 2
 
 
 def test_rank_stabilised_scale_divides_by_the_root(adapter: Path) -> None:
@@ -170,7 +176,7 @@ def test_folder_without_an_adapter_is_refused(base: Path, adapter: Path) -> None
     """Such as a model, or a configuration alone."""
     with pytest.raises(ValueError, match=r"adapter_config\.json does not exist"):
         load_model(base, adapter=base)
-    (adapter / WEIGHTS).unlink()
+    (adapter / ADAPTER_WEIGHTS).unlink()
     with pytest.raises(ValueError, match="not a readable safetensors file"):
         load_model(base, adapter=adapter)
     shutil.rmtree(adapter)

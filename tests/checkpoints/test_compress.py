@@ -22,18 +22,20 @@ from outpace import LLM
 from outpace.checkpoints import compress as module
 from outpace.checkpoints import fill
 from outpace.checkpoints.adapter import LowRank, save_adapter
-from outpace.checkpoints.compress import compress
-from outpace.checkpoints.load import CONFIG, load_config, load_model, save_model
-from outpace.checkpoints.partial import lock
-from outpace.checkpoints.quantised import FIELD
+from outpace.checkpoints.compress import compress_checkpoint
+from outpace.checkpoints.load import CONFIG_FILE, load_config, load_model, save_model
+from outpace.checkpoints.partial import lock_partial_folder
+from outpace.checkpoints.quantised import QUANTIZATION_FIELD
 from outpace.models import int8
-from outpace.models.int8 import Int8Linear, exact, is_quantised
+from outpace.models.int8 import Int8Linear, has_int8_products, is_quantized
 from outpace.models.transformer import Transformer
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 IDS = [1, 2, 3, 4]
-needs_products = pytest.mark.skipif(not exact(), reason="this machine has no products of 8 bits")
+needs_products = pytest.mark.skipif(
+    not has_int8_products(), reason="this machine has no products of 8 bits"
+)
 
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
@@ -53,11 +55,11 @@ def logits(model: Transformer) -> torch.Tensor:
 @needs_products
 def test_a_written_model_equals_one_quantized_on_load(plain: Path) -> None:
     """Bit by bit, with or without `quantize`; generated text is equal too."""
-    folder = compress(plain, plain.parent / "small")
+    folder = compress_checkpoint(plain, plain.parent / "small")
     direct = load_model(plain, quantize="int8")
     for quantize in (None, "int8"):
         again = load_model(folder, quantize=quantize)
-        assert is_quantised(again) and torch.equal(logits(again), logits(direct))
+        assert is_quantized(again) and torch.equal(logits(again), logits(direct))
     prompts, options = ["hello", "you there"], {"max_tokens": 12, "raw": True}
     outputs = [
         llm.generate(prompts, **options) for llm in (LLM(folder), LLM(plain, quantize="int8"))
@@ -68,7 +70,7 @@ def test_a_written_model_equals_one_quantized_on_load(plain: Path) -> None:
 
 def test_a_written_model_has_the_published_format(plain: Path) -> None:
     """Codes and scales have the names of compressed-tensors."""
-    folder = compress(plain, plain.parent / "small")
+    folder = compress_checkpoint(plain, plain.parent / "small")
     tensors, before = load_file(folder / FILE), load_file(plain / FILE)
     matrices = {name for name, tensor in before.items() if tensor.dim() == 2}
     assert {name for name, tensor in tensors.items() if tensor.dtype == torch.int8} == matrices
@@ -76,9 +78,11 @@ def test_a_written_model_has_the_published_format(plain: Path) -> None:
     assert tensors[f"{DOWN}_scale"].shape == (32, 1)
     codes, scale = tensors[DOWN].float(), tensors[f"{DOWN}_scale"]
     assert ((codes * scale - before[DOWN].float()).abs() <= scale * 0.501).all()
-    config = json.loads((folder / CONFIG).read_text())
-    assert config[FIELD]["format"] == "int-quantized"
-    assert config[FIELD]["ignore"] == (["lm_head"] if config["tie_word_embeddings"] else [])
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    assert config[QUANTIZATION_FIELD]["format"] == "int-quantized"
+    assert config[QUANTIZATION_FIELD]["ignore"] == (
+        ["lm_head"] if config["tie_word_embeddings"] else []
+    )
     assert (folder / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
     assert not list(plain.parent.glob(".*"))
 
@@ -86,14 +90,14 @@ def test_a_written_model_has_the_published_format(plain: Path) -> None:
 @needs_products
 def test_stored_codes_are_kept(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are not dequantized and quantized again."""
-    folder = compress(plain, plain.parent / "small")
+    folder = compress_checkpoint(plain, plain.parent / "small")
     change = {f"{DOWN}_scale": load_file(folder / FILE)[f"{DOWN}_scale"] * 1.01}
     save_file({**load_file(folder / FILE), **change}, folder / FILE)
 
     def refuse(*args: object) -> None:
         raise AssertionError("quantised once more")
 
-    monkeypatch.setattr(int8, "of_weight", refuse)
+    monkeypatch.setattr(int8, "quantize_weight", refuse)
     layer = load_model(folder, quantize="int8").blocks[1].mlp.down
     assert isinstance(layer, Int8Linear)
     assert torch.equal(layer.scale, change[f"{DOWN}_scale"].flatten())
@@ -102,18 +106,18 @@ def test_stored_codes_are_kept(plain: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @needs_products
 def test_rows_are_rounded_if_the_file_requests_it(plain: Path) -> None:
     """Otherwise codes are dequantized, unless int8 is requested."""
-    folder = compress(plain, plain.parent / "small")
-    config = json.loads((folder / CONFIG).read_text())
-    config[FIELD]["config_groups"]["group_0"]["input_activations"] = None
-    (folder / CONFIG).write_text(json.dumps(config))
-    assert not is_quantised(load_model(folder))
-    assert is_quantised(load_model(folder, quantize="int8"))
+    folder = compress_checkpoint(plain, plain.parent / "small")
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    config[QUANTIZATION_FIELD]["config_groups"]["group_0"]["input_activations"] = None
+    (folder / CONFIG_FILE).write_text(json.dumps(config))
+    assert not is_quantized(load_model(folder))
+    assert is_quantized(load_model(folder, quantize="int8"))
 
 
 @needs_products
 def test_an_update_is_added_to_dequantized_matrices(plain: Path) -> None:
     """Matrices changed by an adapter are not those of the file."""
-    folder = compress(plain, plain.parent / "small")
+    folder = compress_checkpoint(plain, plain.parent / "small")
     update = {DOWN: LowRank(torch.ones(1, 48), torch.ones(32, 1), 1.0)}
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["down_proj"]}
     save_adapter(plain.parent / "lora", update, config)
@@ -130,11 +134,11 @@ def test_without_products_or_for_training_it_is_dequantized(
     plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Codes times scales, in the requested dtype."""
-    folder = compress(plain, plain.parent / "small")
+    folder = compress_checkpoint(plain, plain.parent / "small")
     tensors = load_file(folder / FILE)
     wanted = tensors[DOWN].float() * tensors[f"{DOWN}_scale"]
     assert torch.equal(load_model(folder, plain=True).blocks[1].mlp.down.weight, wanted)
-    monkeypatch.setattr(fill, "exact", lambda: False)
+    monkeypatch.setattr(fill, "has_int8_products", lambda: False)
     model = load_model(folder, dtype=torch.bfloat16)
     assert torch.equal(model.blocks[1].mlp.down.weight, wanted.bfloat16())
 
@@ -150,7 +154,9 @@ def test_shards_stay_shards(plain: Path) -> None:
     (plain / INDEX).write_text(json.dumps({"weight_map": where}))
     (plain / FILE).unlink()
     seen: list[tuple[int, int]] = []
-    folder = compress(plain, plain.parent / "small", progress=lambda *done: seen.append(done))
+    folder = compress_checkpoint(
+        plain, plain.parent / "small", progress=lambda *done: seen.append(done)
+    )
     assert {path.name for path in folder.glob("*.safetensors")} == set(files)
     assert seen == [(n, len(names)) for n in range(1, len(names) + 1)]
     index = json.loads((folder / INDEX).read_text())["weight_map"]
@@ -160,20 +166,20 @@ def test_shards_stay_shards(plain: Path) -> None:
 
 def test_quantized_models_and_existing_folders_are_refused(plain: Path, tmp_path: Path) -> None:
     """Nothing is quantized twice or overwritten."""
-    folder = compress(plain, tmp_path / "small")
+    folder = compress_checkpoint(plain, tmp_path / "small")
     with pytest.raises(ValueError, match="small' is already quantized: give the original"):
-        compress(folder, tmp_path / "third")
+        compress_checkpoint(folder, tmp_path / "third")
     with pytest.raises(ValueError, match="small exists: name a new folder"):
-        compress(plain, folder)
+        compress_checkpoint(plain, folder)
     with pytest.raises(ValueError, match="unknown format 'int3' to quantize to; known are int8"):
-        compress(plain, tmp_path / "third", to="int3")
+        compress_checkpoint(plain, tmp_path / "third", to="int3")
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="file exists"):
-        compress(plain, tmp_path / "file")
+        compress_checkpoint(plain, tmp_path / "file")
     with pytest.raises(ValueError, match="cannot be written: .*(exists|Not a directory)"):
-        compress(plain, tmp_path / "file" / "in it")
+        compress_checkpoint(plain, tmp_path / "file" / "in it")
     (tmp_path / "empty").mkdir()
-    load_model(compress(plain, tmp_path / "empty"))
+    load_model(compress_checkpoint(plain, tmp_path / "empty"))
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left"), SafetensorError("no space")])
@@ -187,7 +193,7 @@ def test_a_full_disk_leaves_nothing(
 
     monkeypatch.setattr(module, "save_file", fail)
     with pytest.raises(ValueError, match="small cannot be written: "):
-        compress(plain, plain.parent / "small")
+        compress_checkpoint(plain, plain.parent / "small")
     assert [path.name for path in plain.parent.iterdir()] == ["plain"]
 
 
@@ -199,7 +205,7 @@ def test_ctrl_c_leaves_nothing(plain: Path) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        compress(plain, plain.parent / "small", progress=interrupt)
+        compress_checkpoint(plain, plain.parent / "small", progress=interrupt)
     assert [path.name for path in plain.parent.iterdir()] == ["plain"]
 
 
@@ -210,11 +216,11 @@ def test_folders_of_killed_processes_are_removed(plain: Path) -> None:
     for folder in [*kept, home / ".small.9.partial"]:
         folder.mkdir()
         (folder / FILE).write_text("half")
-    with lock(kept[0]):
-        compress(plain, home / "small")
+    with lock_partial_folder(kept[0]):
+        compress_checkpoint(plain, home / "small")
     assert sorted(home.iterdir()) == sorted([*kept, plain, home / "small"])
     shutil.rmtree(home / "small")
-    compress(plain, home / "small")
+    compress_checkpoint(plain, home / "small")
     assert sorted(home.iterdir()) == sorted([*kept[1:], plain, home / "small"])
 
 
@@ -256,7 +262,7 @@ def test_signals_that_end_the_command(
     assert errors.startswith("outpace: ") is (status > 0) and errors.count("\n") == (status > 0)
     found = sorted(path.name for path in home.iterdir())
     assert [*map(re.fullmatch, [*left, "plain"], found)].count(None) == 0
-    compress(plain, home / "small")
+    compress_checkpoint(plain, home / "small")
     assert sorted(path.name for path in home.iterdir()) == ["plain", "small"]
 
 
@@ -281,7 +287,7 @@ def test_weights_that_are_not_finite_are_refused(plain: Path) -> None:
     tensors[DOWN][0, 0] = float("nan")
     save_file(tensors, plain / FILE)
     with pytest.raises(ValueError, match=f"{DOWN}' has NaN or infinite values"):
-        compress(plain, plain.parent / "small")
+        compress_checkpoint(plain, plain.parent / "small")
 
 
 @pytest.mark.slow
@@ -290,7 +296,7 @@ def test_transformers_reads_it(plain: Path) -> None:
     """With the library compressed-tensors; the matrices are equal bit by bit."""
     from transformers import CompressedTensorsConfig, Qwen2ForCausalLM
 
-    folder = compress(plain, plain.parent / "small")
+    folder = compress_checkpoint(plain, plain.parent / "small")
     theirs = Qwen2ForCausalLM.from_pretrained(
         folder, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
     )

@@ -41,9 +41,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from helpers import published, whole
 from outpace import LLM
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import load_config, load_model, translate
+from outpace.checkpoints.load import load_config, load_model, translate_config
 from outpace.methods import METHODS, Speculative
-from outpace.models.rope import frequencies
+from outpace.models.rope import rotary_frequencies
 
 LENGTH = {"min_new_tokens": 24, "max_new_tokens": 24}
 IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12] * 4
@@ -233,8 +233,8 @@ def test_yarn_rotates_large_heads_as_transformers_does(own: dict[str, float]) ->
         head_dim=128, max_position_embeddings=131072, rope_parameters={**yarn, "rope_theta": 1e6}
     )
     theirs, attention = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    rope = translate(published("Qwen3ForCausalLM", rope_theta=1e6, rope_scaling=yarn)).rope
-    ours, factor = frequencies(rope, 128)
+    rope = translate_config(published("Qwen3ForCausalLM", rope_theta=1e6, rope_scaling=yarn)).rope
+    ours, factor = rotary_frequencies(rope, 128)
     torch.testing.assert_close(ours.float(), theirs, atol=0, rtol=1e-5)
     assert factor == pytest.approx(attention)
 

@@ -31,7 +31,7 @@ from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from helpers import CHAT, published, random_model, whole
 from outpace import LLM
-from outpace.checkpoints.compress import compress
+from outpace.checkpoints.compress import compress_checkpoint
 from outpace.checkpoints.gguf import file as file_module
 from outpace.checkpoints.load import (
     load_config,
@@ -40,11 +40,11 @@ from outpace.checkpoints.load import (
     save_model,
     tokenizer_folder,
 )
-from outpace.kernels.packed import level
+from outpace.kernels.packed import loop_level
 from outpace.models.config import Rope
-from outpace.models.int8 import is_quantised
+from outpace.models.int8 import is_quantized
 from outpace.models.packed import PackedEmbedding, PackedLinear, has_packed_products
-from outpace.models.rope import frequencies
+from outpace.models.rope import rotary_frequencies
 from packing import MINIMA, dequantized, random_blocks
 
 FILE = "model.safetensors"
@@ -119,8 +119,8 @@ class Written:
             writer.add_causal_attention(False)
             writer.add_mask_token_id(config.mask_id)
         if config.rope.scaling:
-            usual, _ = frequencies(Rope(theta=config.rope.theta), config.head_dim)
-            slow, _ = frequencies(config.rope, config.head_dim)
+            usual, _ = rotary_frequencies(Rope(theta=config.rope.theta), config.head_dim)
+            slow, _ = rotary_frequencies(config.rope, config.head_dim)
             writer.add_tensor("rope_freqs.weight", (usual / slow).float().numpy())
 
     def write(self) -> Path:
@@ -181,7 +181,7 @@ def test_types_are_dequantized(
 ) -> None:
     """As by the library, with the C loop and without; in int8 too."""
     if not compiled:
-        monkeypatch.setattr(file_module, "level", lambda: 0)
+        monkeypatch.setattr(file_module, "loop_level", lambda: 0)
     written = Written(tmp_path, name, TYPES[kind])
     path = written.write()
     ours, theirs = load_model(path), load_model(written.folder)
@@ -201,7 +201,7 @@ def test_chunks_make_the_whole_matrix(
     """Matrices read a few rows at a time are the same, in int8 too."""
     path = Written(tmp_path, name, TYPES[kind]).write()
     wanted = load_model(path, quantize=bits).state_dict()
-    monkeypatch.setattr(file_module, "PIECE", 200)
+    monkeypatch.setattr(file_module, "CHUNK_NUMBERS", 200)
     found = load_model(path, quantize=bits).state_dict()
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in found)
@@ -429,7 +429,9 @@ def test_an_answer_of_a_file_equals_that_of_the_checkpoint(tmp_path: Path) -> No
     theirs.save_pretrained(tmp_path / "a" / "plain")
     options: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
     one, other = LLM(path), LLM(tmp_path / "a" / "plain")
-    assert one.eos == {theirs.eos_token_id} and one.text.size == other.text.size == len(theirs)
+    assert one.eos == {theirs.eos_token_id} and one.text.vocab_size == other.text.vocab_size == len(
+        theirs
+    )
     for text in ("hello", TEXTS[1]):
         assert one.text.encode(text) == other.text.encode(text)
     ids = [[1, 2, 3], [4, 5]]
@@ -443,7 +445,7 @@ def test_an_answer_of_a_file_equals_that_of_the_checkpoint(tmp_path: Path) -> No
 def test_a_file_becomes_an_int8_folder(name: str, tmp_path: Path) -> None:
     """It computes what the file computes in int8; matrices are quantized only once."""
     path = Written(tmp_path, name, TYPES.F32 if name == "qwen3moe" else TYPES.Q8_0).write()
-    folder = compress(path, tmp_path / "small")
+    folder = compress_checkpoint(path, tmp_path / "small")
     one, other = load_model(path, quantize="int8"), load_model(folder, quantize="int8")
     assert torch.equal(*(whole(model, IDS, causal=True) for model in (one, other)))
     assert one.config.eos == other.config.eos and load_tokenizer(folder) is None
@@ -455,7 +457,7 @@ def test_a_file_becomes_an_int8_folder(name: str, tmp_path: Path) -> None:
 def test_a_quantized_file_keeps_its_tokenizer(tmp_path: Path) -> None:
     """Ids and template are equal; without a folder, training names what to do."""
     path, theirs = with_tokenizer(tmp_path, "qwen2")
-    folder = compress(path, tmp_path / "small")
+    folder = compress_checkpoint(path, tmp_path / "small")
     ours = load_tokenizer(folder)
     assert ours is not None and ours.chat_template == CHAT
     check_same_tokenizer(ours, theirs)
@@ -517,7 +519,7 @@ def test_mutated_files_are_loaded_or_refused(count: int, tmp_path: Path) -> None
     """With one line that names the file, within a second and little memory."""
     sound, _ = with_tokenizer(tmp_path, "qwen2")
     content, path = sound.read_bytes(), tmp_path / "broken.gguf"
-    header = min(entry.offset for entry in file_module.opened(sound).tensors.values())
+    header = min(entry.offset for entry in file_module.open_gguf(sound).tensors.values())
     outcomes: Counter[str] = Counter()
     load_model(sound)
     Path("/proc/self/clear_refs").write_text("5")  # the most from here on
@@ -598,9 +600,9 @@ def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
     written = Written(tmp_path, "qwen2")
     written.writer.add_tensor("output.bias", torch.ones(24).int().numpy())
     sound = written.write()
-    entries = file_module.opened(sound)
+    entries = file_module.open_gguf(sound)
     with pytest.raises(ValueError, match="'output.bias' is of type I32, which cannot be read"):
-        entries.numbers("output.bias")
+        entries.read_tensor("output.bias")
 
 
 @pytest.mark.parametrize(
@@ -647,7 +649,7 @@ def test_without_the_library_the_extra_is_named(
 
 
 needs_loops = pytest.mark.skipif(
-    not level(), reason="this machine has no loops for packed matrices"
+    not loop_level(), reason="this machine has no loops for packed matrices"
 )
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "rms_norm_eps": 1e-6}
 MODELS["llama wide"] = (MODEL_ARCH.LLAMA, published("LlamaForCausalLM", **WIDE, rope_theta=5e5))
@@ -725,10 +727,10 @@ def test_a_row_of_a_file_is_batch_invariant(name: str, tmp_path: Path) -> None:
     path = Blocked(tmp_path, model, kinds, usual).write()
     ours = load_model(path, quantize="native", dtype=torch.bfloat16)
     x = torch.randn(40, ours.config.dim).bfloat16()
-    for layer in (ours.blocks[0].attention.qkv, ours.blocks[1].mlp.gate_up, ours.head):
+    for layer in (ours.blocks[0].attention.qkv, ours.blocks[1].mlp.gate_up, ours.compute_logits):
         many = layer(x)
         assert all(torch.equal(layer(x[row : row + 1])[0], many[row]) for row in range(len(x)))
-    assert ours.embed(torch.tensor(IDS)).dtype == torch.bfloat16
+    assert ours.embed_tokens(torch.tensor(IDS)).dtype == torch.bfloat16
 
 
 @needs_loops
@@ -736,7 +738,7 @@ def test_a_row_of_a_file_is_batch_invariant(name: str, tmp_path: Path) -> None:
 def test_batched_requests_equal_single_ones(name: str, tmp_path: Path) -> None:
     """In their block formats: ids and log-probabilities, to the bit."""
     llm = LLM(Written(tmp_path, name, TYPES.Q8_0).write())
-    assert is_quantised(llm.model)
+    assert is_quantized(llm.model)
     prompts = [[5, 3, 1 + n, 4, *range(2 * n)] for n in range(9)]
     options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": True}
     together = llm.generate(prompts, **options)
@@ -760,7 +762,7 @@ def test_types_without_a_loop_are_dequantized(tmp_path: Path) -> None:
 def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     """The message names the tensor, one of three in the matrix."""
     path = Written(tmp_path, "llama", TYPES.Q8_0).write()
-    entry = file_module.opened(path).tensors["blk.1.attn_k.weight"]
+    entry = file_module.open_gguf(path).tensors["blk.1.attn_k.weight"]
     with path.open("r+b") as file:
         file.seek(entry.offset + entry.size // 2)
         file.write(b"\x00\x7c")
@@ -778,7 +780,7 @@ def test_a_file_keeps_its_block_formats_by_default(tmp_path: Path) -> None:
     assert isinstance(LLM(path).model.blocks[0].mlp.down, PackedLinear)
     assert isinstance(LLM(path, quantize="native").model.embedding, PackedEmbedding)
     for plain in (LLM(path, dtype="float32"), LLM(other), LLM(tmp_path / "plain")):
-        assert not is_quantised(plain.model)
+        assert not is_quantized(plain.model)
 
 
 def test_without_loops_a_file_is_dequantized(
@@ -789,7 +791,7 @@ def test_without_loops_a_file_is_dequantized(
     has_packed_products.cache_clear()
     try:
         path = Written(tmp_path, "qwen2", TYPES.Q4_0).write()
-        assert not any(is_quantised(load_model(path, quantize="native")) for _ in range(2))
+        assert not any(is_quantized(load_model(path, quantize="native")) for _ in range(2))
     finally:
         has_packed_products.cache_clear()
     assert [each.message for each in caplog.records].count(caplog.records[0].message) == 1

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from gguf import GGUFReader
 
-from outpace.checkpoints.gguf.file import opened
-from outpace.checkpoints.gguf.header import MOST_ELEMENTS, NUMBERS, Array
+from outpace.checkpoints.gguf.file import open_gguf
+from outpace.checkpoints.gguf.header import MAX_ELEMENTS, NUMBER_TYPES, MetadataArray
 from outpace.checkpoints.load import load_config, load_model, load_tokenizer
 
 STRING, ARRAY = 8, 9
@@ -93,7 +93,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
     ),
     "array": (
         file([field("a", ARRAY, array(U32, [], 2**61))]),
-        f"a is an array of {2**61}; at most {MOST_ELEMENTS} are read of all arrays",
+        f"a is an array of {2**61}; at most {MAX_ELEMENTS} are read of all arrays",
     ),
     "arrays": (
         file([field(n, ARRAY, array(0, [0] * 2**21)) for n in "abc"]),
@@ -166,7 +166,7 @@ def test_wrong_lengths_are_refused(name: str, tmp_path: Path) -> None:
     path = tmp_path / "broken.gguf"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=message) as error:
-        opened(path)
+        open_gguf(path)
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
@@ -178,11 +178,11 @@ def test_every_type_of_number_is_read(kind: int, tmp_path: Path) -> None:
     path = tmp_path / "numbers.gguf"
     fields = [field("one", kind, packed), field("many", ARRAY, array(kind, [value] * 3))]
     path.write_bytes(file(fields, [tensor("t", [4])]))
-    found, wanted = opened(path).metadata, GGUFReader(path).fields
+    found, wanted = open_gguf(path).metadata, GGUFReader(path).fields
     assert found["one"] == wanted["one"].contents() and type(found["one"]) is type(value)
     assert found["many"].values() == wanted["many"].contents() and len(found["many"]) == 3
     assert found["many"].holds(type(value)) and not found["many"].holds(str)
-    assert set(NUMBERS) == set(CODES)
+    assert set(NUMBER_TYPES) == set(CODES)
 
 
 def test_strings_are_read_on_demand(tmp_path: Path) -> None:
@@ -191,13 +191,13 @@ def test_strings_are_read_on_demand(tmp_path: Path) -> None:
     words = ["", "a", "\u2581é", "x" * 300]
     odd = array(STRING, [b"\xff"])
     path.write_bytes(file([field("a", ARRAY, array(STRING, words)), field("b", ARRAY, odd)]))
-    found = opened(path).metadata
-    assert isinstance(found["a"], Array) and found["a"].values() == words
+    found = open_gguf(path).metadata
+    assert isinstance(found["a"], MetadataArray) and found["a"].read_values() == words
     with pytest.raises(ValueError, match="'utf-8' codec can't decode"):
         found["b"].values()
     path.write_bytes(b"GGUF")
     with pytest.raises(ValueError, match="the file has changed"):
-        found["a"].values()
+        found["a"].read_values()
 
 
 def test_versions_two_and_three_are_read(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_versions_two_and_three_are_read(tmp_path: Path) -> None:
     for version in (2, 3):
         path = tmp_path / f"{version}.gguf"
         path.write_bytes(file([number("a", 5)], [tensor("t", [4, 2], offset=32)], version=version))
-        found = opened(path)
+        found = open_gguf(path)
         assert found.metadata == {"a": 5} and found.tensors["t"].shape == (2, 4)
         assert found.tensors["t"].size == 32
 

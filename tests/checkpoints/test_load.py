@@ -11,7 +11,13 @@ from safetensors.torch import load_file, save_file
 
 from helpers import causal_model, diffusion_model, published, whole
 from outpace.checkpoints import load
-from outpace.checkpoints.load import load_config, load_model, resolve, save_model, translate
+from outpace.checkpoints.load import (
+    load_config,
+    load_model,
+    resolve_checkpoint,
+    save_model,
+    translate_config,
+)
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -78,7 +84,7 @@ def test_max_length_limits_the_rotary_tables(folder: Path) -> None:
 def test_missing_folder_names_the_options() -> None:
     """The name is neither a folder nor a zoo model nor a hub name."""
     with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
-        resolve("no-such-model")
+        resolve_checkpoint("no-such-model")
 
 
 def test_hub_failure_names_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,7 +251,7 @@ def test_too_large_rotary_tables_need_a_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is allocated; 160 positions of 8 numbers here."""
-    monkeypatch.setattr(load, "TABLES", 1279)
+    monkeypatch.setattr(load, "MAX_ROTARY_ENTRIES", 1279)
     with pytest.raises(ValueError, match=r"tables of 160 positions.*set a smaller max_length"):
         load_model(folder)
     assert len(load_model(folder, max_length=159).cos) == 159
@@ -318,19 +324,19 @@ def test_sliding_window_is_refused(folder: Path) -> None:
 def test_diffusion_model_without_mask_is_refused() -> None:
     """Decoding needs a mask token."""
     with pytest.raises(ValueError, match="mask_token_id"):
-        translate(published("DreamModel"))
+        translate_config(published("DreamModel"))
 
 
 def test_mask_outside_the_vocabulary_is_refused() -> None:
     """It has no embedding."""
     with pytest.raises(ValueError, match="mask_id 24 is outside the vocabulary of 24"):
-        translate(published("DreamModel", mask_token_id=24))
+        translate_config(published("DreamModel", mask_token_id=24))
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:
     """Query heads must be a multiple of key heads."""
     with pytest.raises(ValueError, match="multiple of 3 key.value heads, got 4"):
-        translate(published(num_key_value_heads=3))
+        translate_config(published(num_key_value_heads=3))
 
 
 def test_unknown_rotary_scaling_is_refused(folder: Path) -> None:
@@ -345,7 +351,7 @@ def test_unknown_rotary_scaling_is_refused(folder: Path) -> None:
 )
 def test_end_of_sequence_is_read(field: object, eos: tuple[int, ...]) -> None:
     """None, one id or a list of them."""
-    assert translate(published(eos_token_id=field)).eos == eos
+    assert translate_config(published(eos_token_id=field)).eos == eos
 
 
 def generates(folder: Path, content: str) -> Path:

@@ -28,12 +28,18 @@ from helpers import (
     save_tokenizer,
     whole,
 )
-from outpace.api.text import Text
+from outpace.api.text import TextCodec
 from outpace.checkpoints.adapter import LowRank, save_adapter
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import load_draft, load_model, load_tokenizer, save_model, translate
-from outpace.checkpoints.tokenizer_files import FIELDS
-from outpace.models.extending import draft_of
+from outpace.checkpoints.load import (
+    load_draft,
+    load_model,
+    load_tokenizer,
+    save_model,
+    translate_config,
+)
+from outpace.checkpoints.tokenizer_files import TOKENIZER_FIELDS
+from outpace.models.extending import build_draft_model
 from outpace.models.transformer import Transformer
 
 IDS = [3, 1, 4, 1, 5]
@@ -264,7 +270,7 @@ def tokenizer_mutations(folder: Path) -> Iterator[Mutation]:
         for key in content:
             for value in ("x", 5, [], {"a": 1}):
                 yield file, f"{key}={value!r}", change_field(file, (key,), value)
-    for key in FIELDS:
+    for key in TOKENIZER_FIELDS:
         for value in (*WRONG[1:], {"default": 5}, [{"name": "default"}]):
             yield (
                 "tokenizer_config.json",
@@ -416,7 +422,7 @@ def test_drafts_of_speculators(kind: str, tmp_path: Path) -> None:
     else:
         config |= {"aux_hidden_state_layer_ids": [1, 2], "mask_token_id": 3, "block_size": 4}
         config |= {"sliding_window_non_causal": False, "sample_from_anchor": False}
-    draft = draft_of(translate(config), target)
+    draft = build_draft_model(translate_config(config), target)
     save_model(draft, tmp_path / "sound", dtype=torch.float32)
     content = json.loads((tmp_path / "sound" / "config.json").read_text())
     mutations = [*json_mutations("config.json", content), *tensor_mutations("model.safetensors")]
@@ -467,10 +473,10 @@ def test_adapters(tmp_path: Path) -> None:
 
 def use_tokenizer(folder: Path) -> None:
     """Raise unless a tokenizer encodes and decodes."""
-    text = Text(str(folder), load_tokenizer(folder))
+    text = TextCodec(str(folder), load_tokenizer(folder))
     if text.tokenizer is not None:
         text.decode([*text.encode("a <|im_end|>", raw=True), *text.encode("a <|im_end|>")])
-        assert text.size and text.eos is not None
+        assert text.vocab_size and text.eos is not None
 
 
 def test_tokenizers(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 from helpers import whole
 from outpace import LLM
 from outpace.checkpoints.load import load_model, save_model
-from outpace.checkpoints.quantised.mxfp4 import dequantised
+from outpace.checkpoints.quantised.mxfp4 import dequantize_blocks
 
 IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12] * 2
 CONFIG = GptOssConfig(
@@ -54,7 +54,7 @@ def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_every_byte_matches_the_definition(scale: int) -> None:
     """To the last bit, in bfloat16 as in float32."""
     blocks = torch.arange(256, dtype=torch.uint8).view(16, 1, 16)
-    found = dequantised(blocks, torch.full((16, 1), scale, dtype=torch.uint8))
+    found = dequantize_blocks(blocks, torch.full((16, 1), scale, dtype=torch.uint8))
     expected = torch.tensor([by_hand(byte, scale) for byte in range(256)]).view(16, 32)
     assert torch.equal(found, expected)
     assert torch.equal(found.bfloat16().float(), expected)
@@ -65,7 +65,7 @@ def test_it_equals_transformers() -> None:
     torch.manual_seed(0)
     blocks, scales = packed(3, 24, 2)
     theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
-    ours = torch.stack([dequantised(*entry) for entry in zip(blocks, scales, strict=True)])
+    ours = torch.stack([dequantize_blocks(*entry) for entry in zip(blocks, scales, strict=True)])
     assert torch.equal(ours.bfloat16().transpose(1, 2), theirs)
 
 

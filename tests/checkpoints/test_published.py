@@ -12,7 +12,7 @@ import torch
 
 from outpace import LLM
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import load_config, translate
+from outpace.checkpoints.load import load_config, translate_config
 from outpace.decoding import Kind
 from outpace.models.transformer import Transformer
 
@@ -40,12 +40,12 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 4096}
 def test_published_configuration_is_read(name: str) -> None:
     """Every field is accepted, and sizes and masks are correct."""
     published = CONFIGS[name]
-    config = translate(published)
+    config = translate_config(published)
     published = {**published, **published.get("transformer_layer_config", {})}
     assert config.dim == published.get("hidden_size", published.get("d_model"))
     assert config.head_dim in (64, 96, 128, 192, 256)
     with torch.device("meta"):
-        if not config.feature_layers and config.kind is not Kind.EXTENDING:
+        if not config.feature_layers and config.kind is not Kind.EAGLE:
             few = replace(config, layers=2, sights=config.sights[:2])
             assert Transformer(few).blocks[-1].attention.out.weight.shape[0] == config.dim
     nested = published.get("dflash_config", {})
@@ -65,7 +65,7 @@ def test_published_configuration_is_read(name: str) -> None:
 def test_published_configuration_is_refused(name: str) -> None:
     """By a field that changes the computation."""
     with pytest.raises(ValueError, match=rf"^config\.json: {REFUSED[name]}"):
-        translate(PUBLISHED[name])
+        translate_config(PUBLISHED[name])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -76,22 +76,22 @@ def test_other_remote_code_is_refused(name: str) -> None:
         for value in ("modeling_other.Other", "some/model--modeling_other.Other", 5):
             code = {**(published.get("auto_map") or {}), key: value}
             with pytest.raises(ValueError, match=r"^config\.json: auto_map names '(.*Other|5)'"):
-                translate({**published, "auto_map": code})
+                translate_config({**published, "auto_map": code})
     named = [*published["architectures"], "OtherForCausalLM"]
     with pytest.raises(ValueError, match=r"architectures must name one|is not supported"):
-        translate({**published, "architectures": named})
+        translate_config({**published, "architectures": named})
 
 
 def test_a_model_with_the_architecture_of_another_is_refused() -> None:
     """Such as ReFusion, a mask-filling model with the architecture Qwen3."""
     code = {"AutoModelForCausalLM": "modeling_plan.PlanForCausalLM"}
     with pytest.raises(ValueError, match="something else than Qwen3 .dense.: .*, remove auto_map"):
-        translate({**PUBLISHED["Qwen3-8B"], "auto_map": code})
+        translate_config({**PUBLISHED["Qwen3-8B"], "auto_map": code})
     for wrong in ([], {}, None, False):
-        assert translate({**PUBLISHED["Qwen3-8B"], "auto_map": wrong}).family == "qwen3"
+        assert translate_config({**PUBLISHED["Qwen3-8B"], "auto_map": wrong}).family == "qwen3"
     for wrong in ("modeling", 3, [1], True):
         with pytest.raises(ValueError, match="auto_map must be an object.*got .*"):
-            translate({**PUBLISHED["Qwen3-8B"], "auto_map": wrong})
+            translate_config({**PUBLISHED["Qwen3-8B"], "auto_map": wrong})
 
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "auto_map" in PUBLISHED[name]])
@@ -100,8 +100,8 @@ def test_remote_code_of_a_family_is_accepted(name: str) -> None:
     published = CONFIGS[name]
     there = {key: f"some/model--{value}" for key, value in published["auto_map"].items()}
     there["AutoTokenizer"] = ["tokenization_other.Slow", None]
-    config = translate({**published, "auto_map": there})
-    assert config == translate(published)
+    config = translate_config({**published, "auto_map": there})
+    assert config == translate_config(published)
     assert FAMILIES[config.family].remote
 
 
@@ -110,7 +110,7 @@ def test_dropout_and_generation_fields_are_ignored(name: str) -> None:
     """Seed-Coder's Llama has `resid_pdrop`; old files have generation settings."""
     more = {"resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1, "hidden_dropout": 0.1}
     more |= {"max_length": 20, "num_beams": 1, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
-    assert translate({**PUBLISHED[name], **more}) == translate(PUBLISHED[name])
+    assert translate_config({**PUBLISHED[name], **more}) == translate_config(PUBLISHED[name])
 
 
 def test_partial_rotary_factor_may_be_repeated() -> None:
@@ -118,12 +118,12 @@ def test_partial_rotary_factor_may_be_repeated() -> None:
     published = PUBLISHED["LLaDA2.1-mini"]
     nested = {"rope_type": "default", "rope_theta": 600000, "partial_rotary_factor": 0.5}
     changes = {"rope_parameters": nested, "rope_theta": None, "rope_scaling": None}
-    assert translate({**published, **changes}) == translate(published)
+    assert translate_config({**published, **changes}) == translate_config(published)
     changes["partial_rotary_factor"] = None
-    assert translate({**published, **changes}) == translate(published)
+    assert translate_config({**published, **changes}) == translate_config(published)
     nested["partial_rotary_factor"] = 0.25
     with pytest.raises(ValueError, match="partial_rotary_factor is 0.5 in one place and 0.25 in"):
-        translate({**published, **changes, "partial_rotary_factor": 0.5})
+        translate_config({**published, **changes, "partial_rotary_factor": 0.5})
 
 
 def test_an_unknown_architecture_is_refused_first(
@@ -153,12 +153,12 @@ def test_an_unknown_architecture_is_refused_first(
 def test_quantized_checkpoint_has_the_same_configuration(name: str, method: str) -> None:
     """Storage of weights is not part of a configuration; other schemes are refused by name."""
     published = {**CONFIGS[name], "quantization_config": QUANTISED[method]}
-    config = translate(published)
-    assert config == translate(CONFIGS[name]) and "quantization_config" not in config.source
+    config = translate_config(published)
+    assert config == translate_config(CONFIGS[name]) and "quantization_config" not in config.source
     published["quantization_config"] = {"quant_method": f"{method}-later"}
     message = rf"^config\.json: quantization_config: quant_method '{method}-later' is not supported"
     with pytest.raises(ValueError, match=message):
-        translate(published)
+        translate_config(published)
 
 
 @pytest.mark.parametrize(
@@ -230,7 +230,7 @@ def test_other_models_of_a_format_are_refused(
 ) -> None:
     """The message has field and value."""
     with pytest.raises(ValueError, match=message):
-        translate({**CONFIGS[name], **fields})
+        translate_config({**CONFIGS[name], **fields})
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_other_models_of_a_format_are_refused(
 def test_scaling_is_read_or_refused(scaling: dict[str, Any], message: str) -> None:
     """By its type, or by one of its fields."""
     with pytest.raises(ValueError, match=message):
-        translate({**CONFIGS["Qwen2-0.5B"], "rope_scaling": scaling})
+        translate_config({**CONFIGS["Qwen2-0.5B"], "rope_scaling": scaling})
 
 
 def test_neutral_values_are_accepted() -> None:
@@ -257,4 +257,4 @@ def test_neutral_values_are_accepted() -> None:
     published = CONFIGS["Qwen3-0.6B"]
     neutral = {"quantization_config": None, "num_experts": None, "a_later_field": False}
     neutral |= {"partial_rotary_factor": 1, "hidden_act": "silu", "some_layers": []}
-    assert translate({**published, **neutral}) == translate(published)
+    assert translate_config({**published, **neutral}) == translate_config(published)

@@ -17,8 +17,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers import published, random_model
-from outpace.checkpoints.load import CONFIG, load_model, save_model, translate
-from outpace.checkpoints.quantised import FIELD, scheme_of
+from outpace.checkpoints.load import CONFIG_FILE, load_model, save_model, translate_config
+from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
 
 FILE = "model.safetensors"
 DOWN = "model.layers.0.mlp.down_proj.weight"
@@ -310,8 +310,10 @@ def write(folder: Path, name: str, **config: Any) -> Path:
     save_file(tensors, folder / "plain" / FILE)
     (folder / "stored").mkdir()
     save_file(stored, folder / "stored" / FILE)
-    content = json.loads((folder / "plain" / CONFIG).read_text())
-    (folder / "stored" / CONFIG).write_text(json.dumps({**content, FIELD: scheme}))
+    content = json.loads((folder / "plain" / CONFIG_FILE).read_text())
+    (folder / "stored" / CONFIG_FILE).write_text(
+        json.dumps({**content, QUANTIZATION_FIELD: scheme})
+    )
     return folder / "stored"
 
 
@@ -322,7 +324,7 @@ def test_a_format_is_read_as_it_is_defined(name: str, tmp_path: Path) -> None:
     for ours, theirs in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         assert torch.equal(ours[1], theirs[1]), ours[0]
     save_model(model, tmp_path / "again", dtype=torch.float32)
-    assert FIELD not in json.loads((tmp_path / "again" / CONFIG).read_text())
+    assert QUANTIZATION_FIELD not in json.loads((tmp_path / "again" / CONFIG_FILE).read_text())
     assert load_model(tmp_path / "again").config == plain.config
 
 
@@ -421,7 +423,7 @@ def test_activation_scales_are_ignored(tmp_path: Path) -> None:
 def test_a_scheme_without_quantized_weights_is_refused(tmp_path: Path) -> None:
     """Configuration and weights contradict each other."""
     folder = write(tmp_path, "fp8")
-    (tmp_path / "plain" / CONFIG).write_text((folder / CONFIG).read_text())
+    (tmp_path / "plain" / CONFIG_FILE).write_text((folder / CONFIG_FILE).read_text())
     with pytest.raises(
         ValueError, match="no matrix of the weights is quantized that way; supported"
     ):
@@ -489,10 +491,10 @@ REFUSED: list[tuple[Any, str]] = [
 def test_unsupported_schemes_are_refused(scheme: Any, message: str) -> None:
     """The message has the field, its value, and what is supported."""
     if not message:
-        assert scheme_of({FIELD: None}) is None
+        assert scheme_of({QUANTIZATION_FIELD: None}) is None
         return
     with pytest.raises(ValueError, match=message):
-        translate({**published(), FIELD: scheme})
+        translate_config({**published(), QUANTIZATION_FIELD: scheme})
 
 
 @pytest.mark.slow
@@ -507,9 +509,9 @@ def test_packing_equals_the_library(bits: int, tmp_path: Path) -> None:
     zeros = torch.randint(-half, half, (32, 3), dtype=torch.int8)
     name = f"int{bits} packed"
     folder = write(tmp_path, name)
-    config = json.loads((folder / CONFIG).read_text())
-    config[FIELD]["config_groups"]["group_0"]["weights"]["symmetric"] = False
-    (folder / CONFIG).write_text(json.dumps(config))
+    config = json.loads((folder / CONFIG_FILE).read_text())
+    config[QUANTIZATION_FIELD]["config_groups"]["group_0"]["weights"]["symmetric"] = False
+    (folder / CONFIG_FILE).write_text(json.dumps(config))
     tensors = load_file(folder / FILE)
     for matrix in [known.removesuffix("_packed") for known in tensors if "_packed" in known]:
         shape = tensors[f"{matrix}_shape"].tolist()

@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from helpers import VOCAB, causal_model, dense, extending_draft, feature_draft
 from outpace import LLM
-from outpace.checkpoints.load import load_draft, save_model, translate
-from outpace.decoding.processor import NEVER
+from outpace.checkpoints.load import load_draft, save_model, translate_config
+from outpace.decoding.processor import BANNED_LOGIT
 from outpace.methods import DFlash, Eagle, Method
-from outpace.models.draft import Draft, FeatureDraft
-from outpace.models.extending import ExtendingDraft, draft_of
+from outpace.models.draft import DFlashDraft, Draft
+from outpace.models.extending import EagleDraft, build_draft_model
 from outpace.models.transformer import Transformer
-from outpace.training.weights import draft
+from outpace.training.weights import build_draft
 
 LAYER, LISTED = "transformer_layer_config", "aux_hidden_state_layer_ids"
 SIZES = {
@@ -142,9 +142,9 @@ def test_eagle_equals_the_plain_draft(target: Transformer, tmp_path: Path) -> No
     tensors = translated(target, tmp_path / "plain")
     folder = written(tmp_path / "draft", eagle(draft_vocab_size=len(SOME)), tensors)
     ours = load_draft(folder, target)
-    assert isinstance(ours, ExtendingDraft)
+    assert isinstance(ours, EagleDraft)
     same_weights(ours, plain)
-    assert ours.says is not None and ours.says.tolist() == SOME
+    assert ours.head_tokens is not None and ours.head_tokens.tolist() == SOME
     assert ours.config.feature_layers == plain.config.feature_layers == (0, 1)
     drafts = (str(tmp_path / "plain"), str(folder))
     one, other = (texts(tmp_path / "target", Eagle(draft=name)) for name in drafts)
@@ -209,7 +209,7 @@ def test_eagle_follows_its_fields(
         **choices,
         "embed_requires_grad": own,
     }
-    made = ExtendingDraft(translate(config), target)
+    made = EagleDraft(translate_config(config), target)
     torch.manual_seed(1)
     for parameter in made.parameters():
         torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 1.0, std=0.5)
@@ -223,12 +223,14 @@ def test_eagle_follows_its_fields(
     ours = load_draft(written(tmp_path / "full", config, tensors), target)
     features = torch.randn(len(IDS), 64)
     positions = torch.arange(len(IDS))
-    hidden, _ = ours.capture(torch.tensor(IDS), positions, dense(causal=True), features=[features])
-    logits = ours.head(hidden)
+    hidden, _ = ours.capture_layers(
+        torch.tensor(IDS), positions, dense(causal=True), features=[features]
+    )
+    logits = ours.compute_logits(hidden)
     expected = official(config, tensors, features)
     torch.testing.assert_close(logits[:, SOME], expected, atol=2e-4, rtol=2e-4)
     others = [token for token in range(VOCAB) if token not in SOME]
-    assert bool((logits[:, others] == NEVER).all())
+    assert bool((logits[:, others] == BANNED_LOGIT).all())
 
 
 @torch.inference_mode()
@@ -255,12 +257,12 @@ def test_dflash_equals_the_plain_draft(
     tensors |= tables(tokens) if reduced else {}
     folder = written(tmp_path / "draft", config, tensors)
     ours = load_draft(folder, target)
-    assert isinstance(ours, FeatureDraft) and ours.config.sights == plain.config.sights
+    assert isinstance(ours, DFlashDraft) and ours.config.sights == plain.config.sights
     rows = torch.randn(5, 32)
-    found, wanted = ours.head(rows), plain.head(rows)
+    found, wanted = ours.compute_logits(rows), plain.compute_logits(rows)
     torch.testing.assert_close(found[:, tokens], wanted[:, tokens])
     others = [token for token in range(VOCAB) if token not in tokens]
-    assert bool((found[:, others] == NEVER).all())
+    assert bool((found[:, others] == BANNED_LOGIT).all())
     for name, parameter in plain.named_parameters():
         assert torch.equal(ours.get_parameter(name), parameter), name
     drafts = (str(tmp_path / "plain"), str(folder))
@@ -305,17 +307,17 @@ def test_dflash_equals_the_plain_draft(
 def test_unsupported_fields_are_refused(config: dict[str, Any], message: str) -> None:
     """By the name of the field."""
     with pytest.raises(ValueError, match=rf"^config\.json: .*({message})"):
-        translate(config)
+        translate_config(config)
 
 
 def test_fields_may_be_repeated() -> None:
     """If they are equal; ignored fields may differ."""
     changes = {"hidden_size": 32, "sliding_window": None, "transformers_version": "4", "dtype": "x"}
     layer = {"transformers_version": "5", "dtype": "y", "sliding_window": None}
-    assert translate(eagle(layer, **changes)) == translate(eagle())
+    assert translate_config(eagle(layer, **changes)) == translate_config(eagle())
     defaults = dflash()
     del defaults["block_size"]
-    assert translate(defaults).block == 8
+    assert translate_config(defaults).block == 8
 
 
 def test_another_embedding_than_the_targets_is_refused(target: Transformer, tmp_path: Path) -> None:
@@ -335,12 +337,12 @@ def test_a_draft_of_a_reduced_vocabulary_is_not_trained(
     target: Transformer, tmp_path: Path
 ) -> None:
     """Its loss would include tokens outside the vocabulary; a draft of all tokens is trained."""
-    made = draft_of(translate(dflash(draft_vocab_size=len(SOME))), target)
+    made = build_draft_model(translate_config(dflash(draft_vocab_size=len(SOME))), target)
     for name, table in tables(SOME).items():
         made.register_buffer(name, table)
     save_model(made, tmp_path / "draft", dtype=torch.float32)
     for init, config in ((str(tmp_path / "draft"), {}), (None, made.config.source)):
         with pytest.raises(ValueError, match="draft_vocab_size must be the full .* got 14"):
-            draft(init, config, target, seed=0)
-    assert draft(None, dflash(), target, seed=0).unembedding is not None
-    assert draft(None, eagle(draft_vocab_size=14), target, seed=0).says is not None
+            build_draft(init, config, target, seed=0)
+    assert build_draft(None, dflash(), target, seed=0).unembedding is not None
+    assert build_draft(None, eagle(draft_vocab_size=14), target, seed=0).head_tokens is not None

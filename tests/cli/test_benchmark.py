@@ -314,7 +314,7 @@ def test_options_of_methods_do_not_hide_flags():
     from inspect import signature
 
     from outpace.cli.benchmark import benchmark_serve
-    from outpace.cli.options import spread
+    from outpace.cli.options import expand_groups
 
-    flags = set(signature(spread(benchmark_serve)).parameters)
+    flags = set(signature(expand_groups(benchmark_serve)).parameters)
     assert not {name for kind in METHODS.values() for name in kind.__dataclass_fields__} & flags

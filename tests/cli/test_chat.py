@@ -20,7 +20,7 @@ import pytest
 from outpace import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
-from outpace.cli.chat import Conversation
+from outpace.cli.chat import ChatSession
 from outpace.cli.main import main
 from outpace.methods import Autoregressive, WeDLM
 from shown import ROOT, blocks
@@ -49,9 +49,9 @@ def llm() -> LLM:
     return LLM("tiny-wedlm")
 
 
-def conversation(llm: LLM, **options: Any) -> Conversation:
+def conversation(llm: LLM, **options: Any) -> ChatSession:
     """A conversation without messages."""
-    return Conversation(llm, [], {"max_tokens": 64, **options})
+    return ChatSession(llm, [], {"max_tokens": 64, **options})
 
 
 def test_each_answer_has_its_figures(chat: Run) -> None:
@@ -78,41 +78,41 @@ def test_the_page_shows_what_is_said(chat: Run) -> None:
 def test_the_model_sees_what_was_said(llm: LLM) -> None:
     """The common prefix is computed once."""
     talk = conversation(llm, min_tokens=8)
-    talk.take("/method autoregressive")
-    saved = llm.engine.saved.slots
+    talk.handle_line("/method autoregressive")
+    saved = llm.engine.prefix_stats.slots
     for message in (STORY, "Why?"):
-        assert talk.take(message)
+        assert talk.handle_line(message)
     roles = ["user", "assistant", "user", "assistant"]
-    assert [message["role"] for message in talk.said] == roles
-    assert llm.engine.saved.slots - saved >= 48
+    assert [message["role"] for message in talk.messages] == roles
+    assert llm.engine.prefix_stats.slots - saved >= 48
     asked: Options = {"method": "autoregressive", "max_tokens": 64, "min_tokens": 8}
-    (alone,) = llm.generate(talk.said[:3], **asked)
-    assert talk.said[3]["content"] == alone.text
-    talk.take("/reset")
-    assert talk.said == [] and talk.last is None
+    (alone,) = llm.generate(talk.messages[:3], **asked)
+    assert talk.messages[3]["content"] == alone.text
+    talk.handle_line("/reset")
+    assert talk.messages == [] and talk.last_turn is None
 
 
 def test_another_method_decodes_what_follows(llm: LLM) -> None:
     """Without arguments, the methods are listed."""
     talk = conversation(llm)
-    talk.take("/method autoregressive")
-    talk.take(STORY)
+    talk.handle_line("/method autoregressive")
+    talk.handle_line(STORY)
     assert talk.method == Autoregressive()
-    assert talk.last is not None and isinstance(talk.last.output, Output)
-    assert talk.last.output.tokens_per_forward <= 1
+    assert talk.last_turn is not None and isinstance(talk.last_turn.output, Output)
+    assert talk.last_turn.output.tokens_per_forward <= 1
 
 
 def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
     """Side by side; the conversation is unchanged."""
     talk = conversation(llm)
-    talk.take(STORY)
-    said = list(talk.said)
+    talk.handle_line(STORY)
+    said = list(talk.messages)
     capsys.readouterr()
-    talk.take("/race wedlm verify=true entropy=0.8")
+    talk.handle_line("/race wedlm verify=true entropy=0.8")
     shown = capsys.readouterr().out
     assert re.search(r"^wedlm +wedlm verify=true entropy=0.8 *$", shown, re.MULTILINE)
     assert shown.count("####") == 2
-    assert talk.said == said and isinstance(talk.method, WeDLM)
+    assert talk.messages == said and isinstance(talk.method, WeDLM)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_is_there(
 ) -> None:
     """Nothing is left over in the engine, and the next answer works."""
     talk = conversation(llm, ignore_eos=True)
-    talk.take("/method autoregressive")
+    talk.handle_line("/method autoregressive")
     step, count = llm.driver.step, 0
 
     def interrupted() -> bool:
@@ -171,13 +171,15 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_is_there(
         return step()
 
     monkeypatch.setattr(llm.driver, "step", interrupted)
-    talk.take(STORY)
-    assert talk.last is not None and talk.last.output is not None
-    assert talk.last.output.finish_reason == "cancelled"
-    assert talk.said[1]["content"] == talk.last.output.text == talk.last.text.plain != ""
+    talk.handle_line(STORY)
+    assert talk.last_turn is not None and talk.last_turn.output is not None
+    assert talk.last_turn.output.finish_reason == "cancelled"
+    assert (
+        talk.messages[1]["content"] == talk.last_turn.output.text == talk.last_turn.text.plain != ""
+    )
     assert llm.driver.stats.is_idle
-    talk.take(STORY)
-    assert talk.last.output.finish_reason == "length"
+    talk.handle_line(STORY)
+    assert talk.last_turn.output.finish_reason == "length"
 
 
 def test_a_model_without_a_template_is_refused(chat: Run, tmp_path: Any) -> None:

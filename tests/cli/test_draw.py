@@ -14,14 +14,14 @@ from rich.console import Console
 
 from outpace.api.output import Output
 from outpace.cli.draw import (
-    CELLS,
-    COLOURS,
-    canvases,
-    colour,
-    coloured,
-    legend,
+    STATE_CELLS,
+    STEP_COLOURS,
+    canvas_lines,
+    cell_legend,
+    colour_pieces,
     show_pieces,
     slot_lines,
+    step_colour,
 )
 from outpace.decoding import Step
 from shown import contrast
@@ -52,10 +52,10 @@ def test_no_forward_at_all() -> None:
 
 def test_the_legend_names_all_cells() -> None:
     """Except the blank one."""
-    assert all(cell in legend().plain for cell in CELLS if cell != " ")
+    assert all(cell in cell_legend().plain for cell in STATE_CELLS if cell != " ")
 
 
-@pytest.mark.parametrize("name", COLOURS)
+@pytest.mark.parametrize("name", STEP_COLOURS)
 def test_colours_are_legible_on_white_and_on_black(name: str) -> None:
     """WCAG 2.1 requires a contrast of 3 for large text and 4.5 for small text."""
     assert worst(name) > 3.7
@@ -95,7 +95,7 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Console:
 def test_sixteen_colours_are_legible_however_they_are_mixed(few: Console) -> None:
     """On white and on black; no other colours are used."""
     show_pieces(few, (f"piece {number} " for number in range(9)))
-    few.print(*slot_lines(pipeline(), 20), legend())
+    few.print(*slot_lines(pipeline(), 20), cell_legend())
     written = few.file.getvalue()  # type: ignore[attr-defined]
     codes = {
         int(code) for codes in re.findall(r"\x1b\[([\d;]+)m", written) for code in codes.split(";")
@@ -108,14 +108,14 @@ def test_sixteen_colours_are_legible_however_they_are_mixed(few: Console) -> Non
 
 def test_neighbours_differ_in_few_colours_as_in_many(few: Console) -> None:
     """Also where the colours repeat."""
-    named = [colour(step) for step in range(9)]
+    named = [step_colour(step) for step in range(9)]
     assert all(one != other for one, other in pairwise(named))
-    assert not set(named) & set(COLOURS)
+    assert not set(named) & set(STEP_COLOURS)
 
 
 def test_no_text_of_a_model_commands_the_terminal() -> None:
     """Such as clearing it or renaming its window; lines and tabs stay."""
-    (piece,) = coloured(["\x1b[2Ja\tb\n\x9b\x07\x7f"])
+    (piece,) = colour_pieces(["\x1b[2Ja\tb\n\x9b\x07\x7f"])
     assert piece.plain == "␛[2Ja\tb\n\ufffd␇\ufffd"
 
 
@@ -132,6 +132,6 @@ def test_what_is_new_is_in_sight() -> None:
         seconds=1,
     )
     for width in (20, 36, 80):
-        for index, line in enumerate(canvases(llm, output, width)):
+        for index, line in enumerate(canvas_lines(llm, output, width)):
             line.truncate(width, overflow="ellipsis")
             assert " ".join(str(100 + 3 * index + n) for n in range(3)) in line.plain

@@ -16,13 +16,13 @@ from contextlib import contextmanager
 import pytest
 
 import outpace as package
-from outpace.checkpoints.load import VOCABULARY, ZOO
+from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER
 from outpace.cli import app, terminal
-from outpace.cli.app import BENCHMARKS, COMMANDS
-from outpace.cli.flags import Loading
+from outpace.cli.app import BENCHMARK_COMMANDS, COMMANDS
+from outpace.cli.flags import LoadFlags
 from outpace.cli.main import main
 from outpace.methods import METHODS
-from outpace.methods.options import options_of
+from outpace.methods.options import method_options
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 
@@ -476,7 +476,7 @@ def test_where_nothing_can_be_written_nothing_is_computed(
     outpace, tmp_path, monkeypatch, args, name
 ):
     """For a folder, a device, and a folder that cannot be created."""
-    monkeypatch.setattr(Loading, Loading.open.__name__, None)
+    monkeypatch.setattr(LoadFlags, LoadFlags.open_model.__name__, None)
     status, _, err = outpace(*args, str(tmp_path / name))
     assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1
     assert str(tmp_path / name).removesuffix("/.").removesuffix("/out") in err
@@ -519,17 +519,17 @@ def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
         raise KeyboardInterrupt
 
     if place == "inside":
-        monkeypatch.setattr(Loading, Loading.open.__name__, interrupt)
+        monkeypatch.setattr(LoadFlags, LoadFlags.open_model.__name__, interrupt)
     else:
-        monkeypatch.setattr(app, app.build.__name__, interrupt)
+        monkeypatch.setattr(app, app.build_app.__name__, interrupt)
     assert outpace("generate", "tiny-aux", "x") == (130, "", "outpace: interrupted\n")
 
 
 def test_a_method_that_fails_is_one_line_and_status_1(outpace, tmp_path):
     """As with finite weights that are too large to compute with."""
     folder = tmp_path / "model"
-    shutil.copytree(ZOO / "tiny-aux", folder)
-    shutil.copytree(VOCABULARY, folder, dirs_exist_ok=True)
+    shutil.copytree(ZOO_FOLDER / "tiny-aux", folder)
+    shutil.copytree(ZOO_TOKENIZER, folder, dirs_exist_ok=True)
     weights = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(weights[:-4] + struct.pack("<f", 3e38))
     status, out, err = outpace("generate", str(folder), "x")
@@ -592,7 +592,7 @@ def interrupt():
 def build():
     {line}
 
-app.{app.build.__name__} = build
+app.{app.build_app.__name__} = build
 """
     with started(tmp_path, code, "--help"):
         pass
@@ -643,7 +643,7 @@ def test_an_error_of_several_lines_is_put_on_one(outpace, monkeypatch):
     def refuse(*args, **options):
         raise ValueError("one\n  two\r\nthree \x1b[2J")
 
-    monkeypatch.setattr(Loading, Loading.open.__name__, refuse)
+    monkeypatch.setattr(LoadFlags, LoadFlags.open_model.__name__, refuse)
     assert outpace("generate", "tiny-aux", "x")[2] == "outpace: one two three \\x1b[2J\n"
 
 
@@ -735,8 +735,8 @@ def test_flags_of_a_request_reach_it(outpace):
 def test_a_template_has_its_variables(outpace, tmp_path):
     """Booleans, numbers and text; a system prompt comes first."""
     folder = tmp_path / "model"
-    shutil.copytree(ZOO / "tiny-aux", folder)
-    shutil.copytree(VOCABULARY, folder, dirs_exist_ok=True)
+    shutil.copytree(ZOO_FOLDER / "tiny-aux", folder)
+    shutil.copytree(ZOO_TOKENIZER, folder, dirs_exist_ok=True)
     (folder / "chat_template.jinja").write_text(
         "{% for m in messages %}{{ m.role }}{{ m.content }}{% endfor %}"
         "{% if flag is false %}{{ number + 1 }}{{ name }}{% endif %}"
@@ -745,9 +745,9 @@ def test_a_template_has_its_variables(outpace, tmp_path):
     status, out, err = outpace(
         *args, "--template", "flag=False", "--template", "number=2", "--template", "name=x"
     )
-    llm = Loading().open(str(folder), None)
+    llm = LoadFlags().open_model(str(folder), None)
     assert status == 0, err
-    rows = len(llm.text.plain("systembeuserhi3x"))
+    rows = len(llm.text.encode_plain("systembeuserhi3x"))
     assert re.search(rf"target\s+{rows} ", out)
 
 
@@ -770,7 +770,7 @@ def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
 
 def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypatch):
     """Without a terminal, with lines of progress."""
-    monkeypatch.setattr(terminal, "EVERY", 0.0)
+    monkeypatch.setattr(terminal, "REPORT_INTERVAL", 0.0)
     source, target = tmp_path / "prompts.jsonl", tmp_path / "data.jsonl"
     source.write_text(f"{json.dumps({'prompt': STORY})}\n" * 3)
     args = ("generate", "tiny-aux", "--input", str(source), "--output", str(target))
@@ -803,7 +803,7 @@ def test_the_list_of_methods_is_whole_at_any_width(outpace, monkeypatch):
         assert "…" not in out
         for name, kind in METHODS.items():
             assert re.search(rf"^{name}$", out, re.MULTILINE)
-            for option in options_of(kind):
+            for option in method_options(kind):
                 assert f"--{option.replace('_', '-')} " in out
 
 
@@ -863,7 +863,9 @@ def test_the_command_line_is_frozen(outpace):
         "models": {"--help"},
         "methods": {"--help"},
     }
-    assert {name: flags(outpace("benchmark", name, "--help")[1]) for name in BENCHMARKS} == {
+    assert {
+        name: flags(outpace("benchmark", name, "--help")[1]) for name in BENCHMARK_COMMANDS
+    } == {
         "methods": {
             *("--batch", "--prompt-length", "--max-tokens", "--ignore-eos", "--temperature"),
             *("--seed", "--rounds", "--limit", "--samples", "--json", "--png", "--help"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from outpace.cli.app import named
+from outpace.cli.app import find_method_name
 from outpace.cli.options import parse_method
 from outpace.methods import APD, DFlash, LeftToRight, Speculative
 
@@ -52,8 +52,8 @@ def test_wrong_values_are_named(values, says):
 
 def test_the_method_is_found_wherever_it_stands():
     """Among the arguments."""
-    assert named(["generate", "m", "--method", "apd", "p"]) == "apd"
-    assert named(["generate", "--method=apd"]) == "apd"
-    assert named(["generate", "m", "p"]) is None
-    assert named(["generate", "--method"]) is None
-    assert named([]) is None
+    assert find_method_name(["generate", "m", "--method", "apd", "p"]) == "apd"
+    assert find_method_name(["generate", "--method=apd"]) == "apd"
+    assert find_method_name(["generate", "m", "p"]) is None
+    assert find_method_name(["generate", "--method"]) is None
+    assert find_method_name([]) is None

@@ -130,7 +130,7 @@ def test_models_that_nobody_ships_are_trained_first(outpace, tmp_path, monkeypat
 @pytest.fixture
 def without_clone(monkeypatch, tmp_path):
     """Remove the clone's folder, as in an installed wheel."""
-    monkeypatch.setattr(command, "FOLDER", tmp_path / "benchmarks" / "reproduce")
+    monkeypatch.setattr(command, "REPRODUCE_FOLDER", tmp_path / "benchmarks" / "reproduce")
 
 
 @pytest.mark.parametrize("words", [(), ("apd",), ("apd:figure3", "--scale", "full", "--limit", 2)])
@@ -168,4 +168,6 @@ def test_a_clone_is_found_by_its_path_alone():
         "assert command is sys.modules['reproduce.command'].reproduce is reproduce()\n"
         "assert not [path for path in sys.path if 'benchmarks' in path]\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=command.FOLDER.parents[1])
+    subprocess.run(
+        [sys.executable, "-c", code], check=True, cwd=command.REPRODUCE_FOLDER.parents[1]
+    )

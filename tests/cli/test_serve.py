@@ -29,7 +29,7 @@ def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.fixture(autouse=True)
 def never(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fail if a command listens that should be refused."""
-    monkeypatch.setattr(module, "run", lambda service, own: 9)
+    monkeypatch.setattr(module, "serve_until_signal", lambda service, own: 9)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         own.close()
         return 3
 
-    monkeypatch.setattr(module, "run", run)
+    monkeypatch.setattr(module, "serve_until_signal", run)
     words = "--method apd --verifier tiny-aux --ratio 0.5 --port 0 --max-waiting 5 --max-tokens 50"
     with pytest.raises(SystemExit) as ended:
         main(["serve", "tiny-dream", *words.split(), "--drain-seconds", "1.5", "--api-key", "k"])
@@ -127,7 +127,7 @@ def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     (service,) = served
     model = service.models["tiny-dream"]
     assert (model.method, model.entry.max_tokens) == ("apd", 50)
-    assert model.choice(None).settings["ratio"].default == 0.5
+    assert model.find_method_choice(None).options["ratio"].default == 0.5
     assert (service.settings.max_waiting, service.settings.drain_seconds) == (5, 1.5)
-    assert service.settings.key() == b"k"
+    assert service.settings.read_key() == b"k"
     service.client.close()

@@ -117,7 +117,10 @@ def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
         ),
         (("tiny-ar autoregressive", "--rounds", "0"), "rounds must be at least 1"),
         (("tiny-ar autoregressive", "--limit", "0"), "limit must be at least 1"),
-        (("tiny-ar autoregressive", "--batch", "16"), "do not fill a batch of 16; use at least 160"),
+        (
+            ("tiny-ar autoregressive", "--batch", "16"),
+            "do not fill a batch of 16; use at least 160",
+        ),
         (("tiny-ar autoregressive", "--task", "chess"), "unknown task 'chess'; choose from"),
         (("tiny-ar autoregressive", "--protocol", "chess"), "unknown protocol 'chess'"),
         (("tiny-ar d2f",), "D2F"),

@@ -9,7 +9,7 @@ from inspect import signature
 import pytest
 
 from outpace.cli.main import main
-from outpace.cli.options import spread
+from outpace.cli.options import expand_groups
 from outpace.cli.tune import tune
 from outpace.methods import METHODS
 
@@ -83,7 +83,7 @@ def test_bad_searches_are_one_line(outpace, words, says):
 
 def test_options_of_methods_do_not_hide_flags_of_tune():
     """A method's option with the name of a flag could never be set."""
-    flags = set(signature(spread(tune)).parameters)
+    flags = set(signature(expand_groups(tune)).parameters)
     assert not {name for kind in METHODS.values() for name in kind.__dataclass_fields__} & flags
 
 

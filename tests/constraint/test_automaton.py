@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from outpace.constraint.automaton import NEVER, Automaton
+from outpace.constraint.automaton import UNREACHABLE, TokenAutomaton
 from outpace.constraint.dfa import Dfa
-from outpace.constraint.reach import Sets
+from outpace.constraint.reach import StateSets
 from outpace.constraint.schema import schema_dfa
 from outpace.constraint.vocabulary import Vocabulary
 
@@ -25,10 +25,10 @@ SCHEMA = {
 }
 DFAS = {
     "schema": schema_dfa(SCHEMA),
-    "words": Dfa.of(r"(\\w+\\s?){1,4}"),
-    "choices": Dfa.among(["red", "read", "reader", "\u00e9t\u00e9", ""]),
-    "numbers": Dfa.of("-?[0-9]{1,3}(,[0-9]{3})*"),
-    "nothing": Dfa.among([""]),
+    "words": Dfa.from_pattern(r"(\\w+\\s?){1,4}"),
+    "choices": Dfa.from_texts(["red", "read", "reader", "\u00e9t\u00e9", ""]),
+    "numbers": Dfa.from_pattern("-?[0-9]{1,3}(,[0-9]{3})*"),
+    "nothing": Dfa.from_texts([""]),
 }
 
 
@@ -48,7 +48,7 @@ def vocabulary(count: int, seed: int) -> list[bytes | None]:
 def test_tokens_follow_their_bytes(name: str) -> None:
     """Compare from each state, including where no answer follows."""
     dfa, texts = DFAS[name], vocabulary(600, seed=1)
-    automaton = Automaton(dfa, Vocabulary(texts), frozenset({EOS}))
+    automaton = TokenAutomaton(dfa, Vocabulary(texts), frozenset({EOS}))
     for token, text in enumerate(texts):
         states = np.arange(len(dfa.table))
         for byte in text or b"":
@@ -56,7 +56,7 @@ def test_tokens_follow_their_bytes(name: str) -> None:
         if token == EOS:
             states = np.where(dfa.accepts, automaton.end, -1)
         elif text is not None:
-            states[automaton.left[states] == NEVER] = -1
+            states[automaton.tokens_to_end[states] == UNREACHABLE] = -1
         assert (automaton.table[:-1, automaton.classes[token]] == states).all()
     assert (automaton.table[automaton.end] == automaton.end).all()
 
@@ -64,11 +64,11 @@ def test_tokens_follow_their_bytes(name: str) -> None:
 @pytest.mark.parametrize("name", DFAS)
 def test_bundles_contain_all_transitions(name: str) -> None:
     """Each transition occurs once."""
-    automaton = Automaton(DFAS[name], Vocabulary(vocabulary(400, seed=2)), frozenset({EOS}))
+    automaton = TokenAutomaton(DFAS[name], Vocabulary(vocabulary(400, seed=2)), frozenset({EOS}))
     found = np.full_like(automaton.table, -1)
-    for source, target, bundle in zip(*automaton.pairs, automaton.bundles, strict=True):
-        _, places = automaton.inside.of(np.array([bundle]))
-        kinds = automaton.members[places]
+    for source, target, bundle in zip(*automaton.pairs, automaton.pair_bundles, strict=True):
+        _, places = automaton.bundle_spans.pairs_of(np.array([bundle]))
+        kinds = automaton.bundle_classes[places]
         assert (found[source, kinds] == -1).all() and len(set(kinds)) == len(kinds)
         found[source, kinds] = target
     assert (found == automaton.table).all()
@@ -77,9 +77,9 @@ def test_bundles_contain_all_transitions(name: str) -> None:
 @pytest.mark.parametrize("name", DFAS)
 def test_the_length_of_the_shortest_answer(name: str) -> None:
     """Compare with a search from the accepting states."""
-    automaton = Automaton(DFAS[name], Vocabulary(vocabulary(400, seed=3)), frozenset({EOS}))
-    sets, within = Sets(automaton), automaton.accepts
-    for left in range(sets.far + 1):
-        assert (sets.within(left).flags == within).all()
-        within = within | automaton.precedes(within, -1)
-    assert (automaton.left[within] < NEVER).all()
+    automaton = TokenAutomaton(DFAS[name], Vocabulary(vocabulary(400, seed=3)), frozenset({EOS}))
+    sets, within = StateSets(automaton), automaton.accepts
+    for left in range(sets.max_distance + 1):
+        assert (sets.states_within(left).flags == within).all()
+        within = within | automaton.predecessors(within, -1)
+    assert (automaton.tokens_to_end[within] < UNREACHABLE).all()

@@ -22,16 +22,16 @@ from helpers import (
     masked_model,
     runner,
 )
-from outpace.constraint.automaton import Automaton
-from outpace.constraint.cloze import Cloze
+from outpace.constraint.automaton import TokenAutomaton
+from outpace.constraint.cloze import InfillConstraint
 from outpace.constraint.dfa import Dfa
-from outpace.constraint.pattern import TooLarge
-from outpace.constraint.regular import Language
+from outpace.constraint.pattern import TooLargeError
+from outpace.constraint.regular import TokenLanguage
 from outpace.constraint.vocabulary import Vocabulary
-from outpace.constraint.whole import Padded, Whole
+from outpace.constraint.whole import HoleAutomaton, PaddedHoleAutomaton
 from outpace.decoding import Request, Sampling
 from outpace.decoding.joint import Joint
-from outpace.decoding.processor import NEVER
+from outpace.decoding.processor import BANNED_LOGIT
 from outpace.decoding.sampling import Sample
 from outpace.engine.job import Job
 from outpace.engine.pairing import Pairing
@@ -52,11 +52,11 @@ Case = tuple[str, bool, list[int]]
 
 
 @cache
-def language(pattern: str, padded: bool) -> Language:
+def language(pattern: str, padded: bool) -> TokenLanguage:
     """Return the language of a hole, over the tokens of the enumeration."""
     texts = [text.encode() for text in TEXTS] + [None, None]
-    kind: type[Automaton] = Padded if padded else Whole
-    return Language(kind(Dfa.of(pattern), Vocabulary(texts), frozenset({EOS})))
+    kind: type[TokenAutomaton] = PaddedHoleAutomaton if padded else HoleAutomaton
+    return TokenLanguage(kind(Dfa.from_pattern(pattern), Vocabulary(texts), frozenset({EOS})))
 
 
 @cache
@@ -81,12 +81,14 @@ def completions(case: Case) -> list[tuple[int, ...]]:
     ]
 
 
-def cloze(case: Case, *, both: bool = True) -> Cloze:
+def cloze(case: Case, *, both: bool = True) -> InfillConstraint:
     """Return one hole after two tokens and before another one."""
     pattern, padded, canvas = case
     end = BEGIN + len(canvas)
-    hole = language(pattern, padded).constraint(begin=BEGIN, limit=end, mask_id=HOLE, both=both)
-    return Cloze([hole], {end: 2})
+    hole = language(pattern, padded).build_constraint(
+        begin=BEGIN, limit=end, mask_id=HOLE, both=both
+    )
+    return InfillConstraint([hole], {end: 2})
 
 
 def cases(count: int, seed: int) -> list[Case]:
@@ -105,11 +107,11 @@ def places_of(case: Case) -> list[int]:
     return [place for place, token in enumerate(case[2]) if token == HOLE]
 
 
-def free(made: Cloze, text: list[int], slot: int) -> set[int]:
+def free(made: InfillConstraint, text: list[int], slot: int) -> set[int]:
     """Return the tokens that are not banned in a slot."""
     row = torch.zeros(1, SIZE)
     made(row, [slot], text)
-    return {token for token in range(SIZE) if row[0, token] > NEVER / 2}
+    return {token for token in range(SIZE) if row[0, token] > BANNED_LOGIT / 2}
 
 
 @pytest.mark.parametrize("case", cases(120, seed=0), ids=str)
@@ -137,7 +139,7 @@ def filled(case: Case, places: list[int], logits: Tensor, **sampling: Any) -> tu
     made, text = cloze(case), [0] * BEGIN + case[2] + [2]
     slots = [BEGIN + place for place in places]
     read = Sample(sampling=Sampling(**sampling), joint=Joint(made, text))
-    reader = Sample.group([read], [slots], torch.device("cpu"))
+    reader = Sample.make_reader([read], [slots], torch.device("cpu"))
     logits = logits.clone()
     made(logits, slots, text)
     return tuple(reader(logits, slice(0, len(slots))).tokens.tolist())
@@ -204,7 +206,7 @@ def jobs_of(method: Method, temperature: float) -> list[tuple[tuple[Case, ...], 
     """Decode templates of three holes together, by a model with random weights."""
     make = {WeDLM: masked_model, BlockDiffusion: block_model}.get(type(method), diffusion_model)
     engine = engine_of(("target", make(seed=3, vocab_size=SIZE, mask_token_id=HOLE)))
-    pairing = Pairing.of({"target": runner(engine, "target")})
+    pairing = Pairing.from_runners({"target": runner(engine, "target")})
     rng, jobs = Random(4), []
     for seed in range(12):
         chosen: list[Case] = []
@@ -213,13 +215,13 @@ def jobs_of(method: Method, temperature: float) -> list[tuple[tuple[Case, ...], 
             pattern, padded = rng.choice([each for each in some if contents(*each, room)])
             chosen.append((pattern, padded, [HOLE] * room))
         holes = [
-            language(case[0], case[1]).constraint(
-                begin=begin, limit=begin + size, mask_id=HOLE, both=not method.sequential
+            language(case[0], case[1]).build_constraint(
+                begin=begin, limit=begin + size, mask_id=HOLE, both=not method.is_sequential
             )
             for case, (begin, size) in zip(chosen, HOLES.items(), strict=True)
         ]
-        made = Cloze(holes, GIVEN)
-        request = pairing.request(
+        made = InfillConstraint(holes, GIVEN)
+        request = pairing.make_request(
             [seed % 6, 1, 2],
             max_tokens=14,
             sampling=Sampling(temperature=temperature, seed=seed),
@@ -227,9 +229,9 @@ def jobs_of(method: Method, temperature: float) -> list[tuple[tuple[Case, ...], 
             logprobs=seed % 2 == 0,
             processors=(made,),
             constraint=made,
-            given=GIVEN,
+            fixed_tokens=GIVEN,
         )
-        jobs.append((tuple(chosen), engine.enter(engine.job(method, request, pairing))))
+        jobs.append((tuple(chosen), engine.enqueue(engine.make_job(method, request, pairing))))
     finish(engine)
     return jobs
 
@@ -261,8 +263,10 @@ def test_tokens_outside_the_template_are_not_committed() -> None:
         with pytest.raises(ValueError, match=f"at slot {slot} violates the infill template"):
             request.commit(tokens)
     made = cloze(("a{2,3}", False, [HOLE] * 2))
-    request = Request(prompt=[0, 0], max_tokens=3, constraint=made, given={4: 2}, logprobs=True)
-    assert request.commit([0], [-1.0]) and request.ahead(5) == [-1, 2]
+    request = Request(
+        prompt=[0, 0], max_tokens=3, constraint=made, fixed_tokens={4: 2}, logprobs=True
+    )
+    assert request.commit([0], [-1.0]) and request.lookahead_ids(5) == [-1, 2]
     assert not request.commit([5], [-2.0])
     assert (request.tokens, request.scores) == ([0, 5, 2], [-1.0, -2.0, 0.0])
     assert request.finish_reason == "stop"
@@ -277,14 +281,14 @@ def test_forced_tokens_are_in_all_contents_of_the_hole(case: Case) -> None:
     for filling in whole[:3]:
         for known in range(len(canvas)):
             behind = {each[known:] for each in whole if each[:known] == filling[:known]}
-            forced = tuple(made.forced([0] * BEGIN + list(filling[:known])))
+            forced = tuple(made.forced_tokens([0] * BEGIN + list(filling[:known])))
             assert all(each[: len(forced)] == forced for each in behind) and EOS not in forced
             alone = {each[0] for each in behind}
             assert forced or len(alone) > 1 or alone == {EOS} or known == len(canvas) - 1
-    assert made.forced([0] * (BEGIN + len(canvas) + 1)) == []
+    assert made.forced_tokens([0] * (BEGIN + len(canvas) + 1)) == []
 
 
 def test_a_hole_that_is_too_long_for_its_regex_is_refused() -> None:
     """The error is raised before all places are visited."""
-    with pytest.raises(TooLarge, match="too large for 1000000000 tokens"):
-        language("a*", False).automaton.finishes(10**9)
+    with pytest.raises(TooLargeError, match="too large for 1000000000 tokens"):
+        language("a*", False).automaton.can_finish(10**9)

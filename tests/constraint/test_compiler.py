@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 
 from outpace import LLM
 from outpace.constraint import compiler
-from outpace.constraint.compiler import Compiler, Unread
-from outpace.constraint.vocabulary import bytes_of
+from outpace.constraint.compiler import Compiler, NotCompiledError
+from outpace.constraint.vocabulary import token_bytes
 from outpace.decoding import FULL, Decoding, Forward, Kind, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import D2F, Diffusion, Method
@@ -43,23 +43,23 @@ def pieces() -> PreTrainedTokenizerFast:
 def test_pieces_are_text_or_bytes() -> None:
     """Marks are spaces; special tokens and rows without a token have no bytes."""
     expected = [None, b"\n", b"\xc3", b" a", b"\xc3\xa9", b"b", None, None]
-    assert bytes_of(pieces(), 8) == expected
+    assert token_bytes(pieces(), 8) == expected
 
 
 def test_a_tokenizer_without_bytes_is_refused() -> None:
     """A model without a tokenizer or an end-of-sequence token is refused too."""
     with pytest.raises(ValueError, match="^regex: its tokenizer is neither byte-level nor falls"):
-        Compiler(words(), None).constraint(("regex", "a"), **GIVEN)
+        Compiler(words(), None).build_constraint(("regex", "a"), **GIVEN)
     with pytest.raises(ValueError, match="^regex: the model has no tokenizer"):
-        Compiler(None, None).constraint(("regex", "a"), **GIVEN)
+        Compiler(None, None).build_constraint(("regex", "a"), **GIVEN)
     with pytest.raises(ValueError, match="^regex: a constraint requires an end-of-sequence"):
-        Compiler(pieces(), None).constraint(("regex", "a"), **{**GIVEN, "ends": frozenset()})
+        Compiler(pieces(), None).build_constraint(("regex", "a"), **{**GIVEN, "ends": frozenset()})
 
 
 def test_unspellable_texts_are_refused() -> None:
     """The available room does not matter."""
     with pytest.raises(ValueError, match="^regex: no text of the model's tokens matches it"):
-        Compiler(pieces(), None).constraint(("regex", "xyz"), **GIVEN)
+        Compiler(pieces(), None).build_constraint(("regex", "xyz"), **GIVEN)
 
 
 def test_llguidance_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,44 +69,44 @@ def test_llguidance_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(
         ValueError, match=r"^grammar: it requires llguidance: pip install 'outpace\["
     ):
-        one.constraint(("grammar", 'start: "b"'), **GIVEN)
-    assert one.constraint(("regex", "b"), **GIVEN)
+        one.build_constraint(("grammar", 'start: "b"'), **GIVEN)
+    assert one.build_constraint(("regex", "b"), **GIVEN)
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recent rules stay within the memory limit and are not compiled again."""
     one = Compiler(pieces(), None)
-    one.constraint(("regex", "b"), **GIVEN)
-    first = next(iter(one.known.values()))
-    one.constraint(("regex", "b"), **GIVEN)
-    assert list(one.known.values()) == [first]
-    monkeypatch.setattr(compiler, "MEMORY", first.size + 1)
+    one.build_constraint(("regex", "b"), **GIVEN)
+    first = next(iter(one.compiled_rules.values()))
+    one.build_constraint(("regex", "b"), **GIVEN)
+    assert list(one.compiled_rules.values()) == [first]
+    monkeypatch.setattr(compiler, "MAX_CACHED_ENTRIES", first.cache_entries + 1)
     for number in range(2, 6):
-        one.constraint(("regex", f"b{{{number}}}"), **GIVEN)
-        assert len(one.known) == 1
+        one.build_constraint(("regex", f"b{{{number}}}"), **GIVEN)
+        assert len(one.compiled_rules) == 1
 
 
 def test_without_wait_a_rule_is_not_compiled() -> None:
     """Compiled rules are shared; invalid ones raise in both modes."""
     one = Compiler(pieces(), None)
-    with pytest.raises(Unread):
-        one.constraint(("regex", "b"), wait=False, **GIVEN)
-    assert not one.known
-    one.constraint(("regex", "b"), **GIVEN)
-    assert one.constraint(("regex", "b"), wait=False, **GIVEN)
-    with pytest.raises(Unread):
-        one.constraint(("regex", "["), wait=False, **GIVEN)
+    with pytest.raises(NotCompiledError):
+        one.build_constraint(("regex", "b"), wait=False, **GIVEN)
+    assert not one.compiled_rules
+    one.build_constraint(("regex", "b"), **GIVEN)
+    assert one.build_constraint(("regex", "b"), wait=False, **GIVEN)
+    with pytest.raises(NotCompiledError):
+        one.build_constraint(("regex", "["), wait=False, **GIVEN)
     with pytest.raises(ValueError, match="^regex: it is malformed"):
-        one.constraint(("regex", "["), **GIVEN)
+        one.build_constraint(("regex", "["), **GIVEN)
 
 
 def test_a_cached_constraint_does_not_wait() -> None:
     """Another rule is compiled meanwhile."""
     one = Compiler(pieces(), None)
-    first = one.constraint(("regex", "b"), **GIVEN)
-    with one.reading:
-        again = one.constraint(("regex", "b"), wait=False, **GIVEN)
-    assert again is not first and len(one.known) == 1
+    first = one.build_constraint(("regex", "b"), **GIVEN)
+    with one.compile_lock:
+        again = one.build_constraint(("regex", "b"), wait=False, **GIVEN)
+    assert again is not first and len(one.compiled_rules) == 1
 
 
 def test_a_canvas_of_whole_blocks_limits_the_answer() -> None:
@@ -126,16 +126,16 @@ def test_a_free_neighbour_is_served_while_others_are_refused() -> None:
         with pytest.raises(ValueError, match="too large"):
             llm.submit("How many?", max_tokens=16, regex="(a|b)*a(a|b){30}")
     assert time.process_time() - began < 3
-    while not answer.job.over:
+    while not answer.job.is_finished:
         llm.driver.step()
-    assert answer.output().ids == llm.generate("How many?", max_tokens=16)[0].ids
+    assert answer.build_output().ids == llm.generate("How many?", max_tokens=16)[0].ids
 
 
 @dataclass(frozen=True, kw_only=True)
 class Careless(Method):
     """Fills several holes of one forward without a joint read."""
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
 
     def decode(self, request: Request) -> Decoding:
         """Fill all of them at once."""

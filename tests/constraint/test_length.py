@@ -87,7 +87,7 @@ def shortest(name: str, text: str) -> int:
     vocabulary = len(model.text.tokenizer)
     ends = frozenset({model.text.tokenizer.eos_token_id})
     rule = "schema", text
-    return model.compiler.read(rule, False, vocabulary, ends, 1000).shortest
+    return model.compiler.compile_rule(rule, False, vocabulary, ends, 1000).min_tokens
 
 
 def fitting(method: Method, room: int) -> tuple[Method, int]:

@@ -185,7 +185,7 @@ def test_a_large_count_is_exact() -> None:
     """The last character is the last allowed one."""
     schema = {"type": "string", "maxLength": 6000, "minLength": 1}
     model = llm("tiny-ar")
-    holds = model.compiler.constraint(
+    holds = model.compiler.build_constraint(
         ("schema", json.dumps(schema)),
         sequential=True,
         begin=0,
@@ -368,7 +368,7 @@ def test_repeats_of_empty_texts_are_empty() -> None:
 def test_special_stop_ids_change_no_constrained_answer(name: str, method: Method) -> None:
     """They have no text, so answers do not contain them; end-of-sequence is unaffected."""
     model = llm(name)
-    special = sorted(model.text.silent - {model.config.mask_id})
+    special = sorted(model.text.silent_ids - {model.config.mask_id})
     assert not model.eos >= set(special)
     for rule in RULES:
         common: Options = {"method": method, "max_tokens": 80, **rule}
@@ -404,7 +404,7 @@ def test_choices_may_begin_alike(name: str, method: Method) -> None:
     asked = ((QUESTION, {**options, "max_tokens": 12, "seed": seed}) for seed in range(120))
     found = {output.text for _, output in llm(name).serve(asked)}
     assert found <= set(choices)
-    assert found == set(choices) or not method.sequential
+    assert found == set(choices) or not method.is_sequential
 
 
 def test_a_constraint_is_compiled_once() -> None:

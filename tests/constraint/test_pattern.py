@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.constraint.charset import SURROGATES, utf8, without
+from outpace.constraint.charset import SURROGATES, exclude_range, utf8_ranges
 from outpace.constraint.dfa import Dfa
-from outpace.constraint.integers import integers
-from outpace.constraint.keywords import INSTEAD
-from outpace.constraint.pattern import TooLarge, Unsupported
+from outpace.constraint.integers import integer_pattern
+from outpace.constraint.keywords import KEYWORD_ALTERNATIVES
+from outpace.constraint.pattern import TooLargeError, UnsupportedError
 from outpace.constraint.schema import schema_dfa
 
 LETTERS = "abßKk\u212a\\ é1_x,S\n\U0001f600"
@@ -51,7 +51,7 @@ def accepts(dfa: Dfa, text: bytes) -> bool:
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_an_automaton_is_a_full_match(pattern: str) -> None:
     """Use arbitrary texts."""
-    rng, dfa = Random(0), Dfa.of(pattern)
+    rng, dfa = Random(0), Dfa.from_pattern(pattern)
     texts = [
         "",
         "a" * 12,
@@ -65,8 +65,8 @@ def test_an_automaton_is_a_full_match(pattern: str) -> None:
 @settings(max_examples=100, deadline=None)
 def test_spans_of_characters_are_their_bytes(low: int, size: int) -> None:
     """Each character occurs once."""
-    spans = list(without([(low, min(low + size, 0x10FFFF))], SURROGATES))
-    ways = [way for span in spans for way in utf8(*span)]
+    spans = list(exclude_range([(low, min(low + size, 0x10FFFF))], SURROGATES))
+    ways = [way for span in spans for way in utf8_ranges(*span)]
     for span in spans:
         for code in {*span, sum(span) // 2}:
             pairs = chr(code).encode()
@@ -89,11 +89,11 @@ def test_spans_of_characters_are_their_bytes(low: int, size: int) -> None:
 @settings(max_examples=200, deadline=None)
 def test_integers_between_bounds(low: int | None, high: int | None) -> None:
     """Each integer has one spelling."""
-    match = re.compile(integers(low, high)).fullmatch
+    match = re.compile(integer_pattern(low, high)).fullmatch
     for number in range(-1100, 1100):
         inside = (low is None or low <= number) and (high is None or number <= high)
         assert bool(match(str(number))) == inside
-    assert re.fullmatch(integers(10**39, 10**40), str(10**39 + 5))
+    assert re.fullmatch(integer_pattern(10**39, 10**40), str(10**39 + 5))
     assert not match("-0") and not match("007") and not match("")
 
 
@@ -178,12 +178,12 @@ def test_accepted_texts_are_valid(schema: Any) -> None:
 )
 def test_unsupported_keywords_are_named(schema: Any, what: str) -> None:
     """The message has one line and contains the place."""
-    with pytest.raises(Unsupported, match=re.escape(what)) as caught:
+    with pytest.raises(UnsupportedError, match=re.escape(what)) as caught:
         schema_dfa(schema)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", [*INSTEAD, "x-guidance", "minimun"])
+@pytest.mark.parametrize("name", [*KEYWORD_ALTERNATIVES, "x-guidance", "minimun"])
 @pytest.mark.parametrize(
     ("inside", "at"),
     [
@@ -200,7 +200,9 @@ def test_unsupported_keywords_are_named(schema: Any, what: str) -> None:
 )
 def test_other_keywords_are_refused_by_name(name: str, inside: Any, at: str) -> None:
     """They are standard or unknown, at any place."""
-    with pytest.raises(Unsupported, match=f"^{re.escape(f'{name} at {at} is not supported: ')}"):
+    with pytest.raises(
+        UnsupportedError, match=f"^{re.escape(f'{name} at {at} is not supported: ')}"
+    ):
         schema_dfa(inside({name: {}}))
 
 
@@ -210,7 +212,7 @@ def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
     (table,) = re.findall(r"\| not supported \| instead \|\n\|---\|---\|\n((?:\|.*\n)+)", page)
     rows = [re.split(r" ?(?<!\\)\| ?", line) for line in table.replace("`", "").splitlines()]
     assert [tuple(row[1:3]) for row in rows] == [
-        (what, instead.replace("|", r"\|")) for what, instead in INSTEAD.items()
+        (what, instead.replace("|", r"\|")) for what, instead in KEYWORD_ALTERNATIVES.items()
     ]
 
 
@@ -219,14 +221,14 @@ def test_many_small_variants_are_too_large() -> None:
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(6):
         schema = {"type": "object", "properties": dict.fromkeys("abcdefgh", schema)}
-    with pytest.raises(TooLarge, match="has more than 20000 values"):
+    with pytest.raises(TooLargeError, match="has more than 20000 values"):
         schema_dfa(schema)
 
 
 def test_a_tree_of_texts_has_no_others() -> None:
     """Try all texts over their letters."""
     texts = ["", "a", "ab", "abc", "c\u00e9", "cc"]
-    dfa = Dfa.among(texts)
+    dfa = Dfa.from_texts(texts)
     every = ("".join(each) for n in range(5) for each in product("abc\u00e9", repeat=n))
     assert {text for text in every if accepts(dfa, text.encode())} == set(texts)
 
@@ -235,7 +237,7 @@ def test_ambiguous_sets_are_accepted(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
     """They have the meaning of this version of Python, without a warning."""
-    assert Dfa.of("[[a]b]").accepts.any()
+    assert Dfa.from_pattern("[[a]b]").accepts.any()
     schema = {"type": "string", "pattern": "[a||b]"}
     assert schema_dfa(schema).accepts.any()
     assert not recwarn.list

@@ -32,10 +32,10 @@ from helpers import (
     runner,
 )
 from outpace.constraint import reach
-from outpace.constraint.regular import Regular
+from outpace.constraint.regular import RegularConstraint
 from outpace.decoding import Sampling
-from outpace.decoding.joint import Fit, Joint
-from outpace.decoding.processor import NEVER
+from outpace.decoding.joint import Joint, JointRows
+from outpace.decoding.processor import BANNED_LOGIT
 from outpace.decoding.sampling import Sample
 from outpace.engine.pairing import Pairing
 from outpace.methods import (
@@ -52,9 +52,11 @@ BEGIN = 2
 LIKELY = 1e-4
 
 
-def constraint(pattern: str, room: int, *, both: bool = True) -> Regular:
+def constraint(pattern: str, room: int, *, both: bool = True) -> RegularConstraint:
     """Return the constraint of an answer after a prompt of two tokens."""
-    made = language(pattern).constraint(begin=BEGIN, limit=BEGIN + room, mask_id=HOLE, both=both)
+    made = language(pattern).build_constraint(
+        begin=BEGIN, limit=BEGIN + room, mask_id=HOLE, both=both
+    )
     return made
 
 
@@ -77,19 +79,19 @@ def holes_of(canvas: list[int]) -> list[int]:
     return [place for place, token in enumerate(canvas) if token == HOLE]
 
 
-def read(made: Regular, canvas: list[int], **sampling: Any) -> Sample:
+def read(made: RegularConstraint, canvas: list[int], **sampling: Any) -> Sample:
     """Return a read of holes of a canvas after a prompt."""
     joint = Joint(made, [0] * BEGIN + canvas)
     return Sample(sampling=Sampling(**sampling), joint=joint)
 
 
 def filled(
-    made: Regular, canvas: list[int], places: list[int], logits: Tensor, **sampling: Any
+    made: RegularConstraint, canvas: list[int], places: list[int], logits: Tensor, **sampling: Any
 ) -> list[int]:
     """Return the joint tokens of some holes."""
     slots = [BEGIN + place for place in places]
     one = read(made, canvas, **sampling)
-    reader = Sample.group([one], [slots], torch.device("cpu"))
+    reader = Sample.make_reader([one], [slots], torch.device("cpu"))
     logits = logits.clone()
     made(logits, slots, [0] * BEGIN + canvas)
     return reader(logits, slice(0, len(slots))).tokens.tolist()
@@ -201,7 +203,7 @@ def test_truncation_may_leave_nothing_that_fits(sampling: dict[str, Any]) -> Non
 def test_forced_tokens_are_in_all_answers(pattern: str, canvas: list[int], room: int) -> None:
     """They continue up to a place with two choices, or an end."""
     front = canvas[: (holes_of(canvas) or [len(canvas)])[0]]
-    found = constraint(pattern, room).forced([0] * BEGIN + front)
+    found = constraint(pattern, room).forced_tokens([0] * BEGIN + front)
     for token in [*found, None]:
         if EOS in front or len(front) == room:
             assert token is None
@@ -215,14 +217,14 @@ def test_forced_tokens_are_in_all_answers(pattern: str, canvas: list[int], room:
 
 def test_cleared_sets_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
     """The memory limit changes no answer."""
-    monkeypatch.setattr(reach, "MEMORY", 200)
+    monkeypatch.setattr(reach, "MAX_SET_BYTES", 200)
     for case in canvases(20, seed=4):
         test_allowed_tokens_of_a_hole(*case)
         test_greedy_holes_take_the_most_probable_completion(*case)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Watching(Regular):
+class Watching(RegularConstraint):
     """Compares each choice with enumeration."""
 
     pattern: str
@@ -230,19 +232,19 @@ class Watching(Regular):
 
     def __call__(self, logits: Tensor, slots: Any, text: Any) -> None:
         """Compare the allowed tokens of each row, then ban the others."""
-        Regular.__call__(self, logits, slots, text)
+        RegularConstraint.__call__(self, logits, slots, text)
         canvas = [*text[self.begin : self.limit]]
         canvas += [HOLE] * (self.limit - self.begin - len(canvas))
         found = [*completions(self.pattern, canvas, self.limit - self.begin)]
         for row, slot in zip(logits, slots, strict=True):
             if slot < self.limit and canvas[slot - self.begin] == HOLE:
-                free = {t for t in range(SIZE) if row[t] > NEVER / 2}
+                free = {t for t in range(SIZE) if row[t] > BANNED_LOGIT / 2}
                 assert free == allowed(found, slot - self.begin) - {HOLE}
 
     @staticmethod
-    def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
+    def choose_jointly(asked: Sequence[JointRows], logits: Tensor, tokens: Tensor) -> None:
         """Compare the joint choice, then make it."""
-        Regular.together(asked, logits, tokens)
+        RegularConstraint.choose_jointly(asked, logits, tokens)
         for own, rows, slots, one in asked:
             own.compare(slots, logits[list(rows)], tokens[list(rows)].tolist(), one)
 
@@ -287,19 +289,19 @@ def test_every_choice_of_a_method(method: Method, temperature: float) -> None:
     """Choices are allowed, greedy ones the best, and all answers complete."""
     make = {WeDLM: masked_model, BlockDiffusion: block_model}.get(type(method), diffusion_model)
     engine = engine_of(("target", make(seed=3, vocab_size=SIZE, mask_token_id=HOLE)))
-    pairing = Pairing.of({"target": runner(engine, "target")})
+    pairing = Pairing.from_runners({"target": runner(engine, "target")})
     jobs = []
     for seed, pattern in enumerate(PATTERNS):
-        if language(pattern).automaton.shortest <= 6:
+        if language(pattern).automaton.min_tokens <= 6:
             watching = Watching(
                 language=language(pattern),
                 begin=3,
                 limit=9,
                 mask_id=HOLE,
-                both=not method.sequential,
+                both=not method.is_sequential,
                 pattern=pattern,
             )
-            request = pairing.request(
+            request = pairing.make_request(
                 [seed % 6, 1, 2],
                 max_tokens=6,
                 sampling=Sampling(temperature=temperature, seed=seed),
@@ -307,7 +309,7 @@ def test_every_choice_of_a_method(method: Method, temperature: float) -> None:
                 processors=(watching,),
                 constraint=watching,
             )
-            job = engine.enter(engine.job(method, request, pairing))
+            job = engine.enqueue(engine.make_job(method, request, pairing))
             jobs.append((pattern, watching, job))
     finish(engine)
     for pattern, _, job in jobs:

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
-from outpace.constraint.algebra import accepted
-from outpace.constraint.decimals import Bound, decimals
+from outpace.constraint.algebra import dfa_accepts
+from outpace.constraint.decimals import DecimalBound, decimal_dfa
 from outpace.constraint.dfa import Dfa
-from outpace.constraint.ecma import searched
-from outpace.constraint.keywords import KEYWORDS
-from outpace.constraint.pattern import TooLarge, Unsupported
+from outpace.constraint.ecma import search_dfa
+from outpace.constraint.keywords import TYPE_KEYWORDS
+from outpace.constraint.pattern import TooLargeError, UnsupportedError
 from outpace.constraint.schema import schema_dfa
-from outpace.constraint.strings import written
+from outpace.constraint.strings import escaped_text
 
 COUNTS = st.integers(0, 4)
 NUMBERS = st.sampled_from(
@@ -46,13 +46,13 @@ def keywords(inner: st.SearchStrategy[Any]) -> dict[str, st.SearchStrategy[Any]]
     finite = st.one_of(
         st.fixed_dictionaries({"enum": st.lists(SCALARS, max_size=3)}),
         st.fixed_dictionaries({"const": SCALARS}),
-        st.fixed_dictionaries({"type": st.sampled_from([*KEYWORDS])}),
+        st.fixed_dictionaries({"type": st.sampled_from([*TYPE_KEYWORDS])}),
     )
     few = st.lists(inner, min_size=1, max_size=2)
     by_name = st.dictionaries(NAMES, inner, max_size=3)
     return {
-        "type": st.sampled_from([*KEYWORDS])
-        | st.lists(st.sampled_from([*KEYWORDS]), min_size=1, max_size=3, unique=True),
+        "type": st.sampled_from([*TYPE_KEYWORDS])
+        | st.lists(st.sampled_from([*TYPE_KEYWORDS]), min_size=1, max_size=3, unique=True),
         "enum": st.lists(VALUES, max_size=4),
         "const": VALUES,
         "not": finite,
@@ -96,7 +96,7 @@ def extended(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.lists(st.sampled_from(sorted(words)), max_size=4, unique=True)
         .flatmap(of)
         .map(lambda found, kind=kind: {"type": kind, **found})
-        for kind, words in KEYWORDS.items()
+        for kind, words in TYPE_KEYWORDS.items()
         if words
     ]
     mixed = st.lists(st.sampled_from([*known]), max_size=4, unique=True).flatmap(of)
@@ -137,12 +137,12 @@ def check_schema(schema: Any, seed: int, count: int = 8) -> None:
     """Assert that accepted texts are valid, or that the refused keyword occurs."""
     try:
         dfa = schema_dfa(schema)
-    except Unsupported as error:
+    except UnsupportedError as error:
         event("unsupported")
         name = re.match(r"(\S+) (?:.* )?at #", str(error))
         assert name and f'"{name[1]}"' in json.dumps(schema), error
         return
-    except TooLarge:
+    except TooLargeError:
         event("too large")
         return
     except ValueError as error:
@@ -187,7 +187,7 @@ DECIMALS = st.decimals(-40, 40, allow_nan=False, places=3) | st.sampled_from(
 BOUNDS = st.none() | st.tuples(DECIMALS, st.booleans())
 
 
-def inside(number: Decimal, low: Bound | None, high: Bound | None) -> bool:
+def inside(number: Decimal, low: DecimalBound | None, high: DecimalBound | None) -> bool:
     """Return whether a number is between bounds."""
     return (low is None or (number > low[0] if low[1] else number >= low[0])) and (
         high is None or (number < high[0] if high[1] else number <= high[0])
@@ -197,15 +197,15 @@ def inside(number: Decimal, low: Bound | None, high: Bound | None) -> bool:
 @given(low=BOUNDS, high=BOUNDS, number=DECIMALS, zeros=st.sampled_from(["", "0", "00"]))
 @settings(max_examples=40, deadline=None)
 def test_numbers_between_bounds(
-    low: Bound | None, high: Bound | None, number: Decimal, zeros: str
+    low: DecimalBound | None, high: DecimalBound | None, number: Decimal, zeros: str
 ) -> None:
     """Numbers end with any number of zeros, also near each bound."""
-    dfa, rng = decimals(low, high), Random(0)
+    dfa, rng = decimal_dfa(low, high), Random(0)
     near = [bound[0] + Decimal(n) / 1000 for bound in (low, high) if bound for n in (-1, 0, 1)]
     for each in (number, *near):
         text = f"{each or abs(each):f}"
         text += zeros if "." in text else ""
-        assert accepted(dfa, text.encode()) == inside(each, low, high), text
+        assert dfa_accepts(dfa, text.encode()) == inside(each, low, high), text
     for _ in range(10 if len(dfa.table) else 0):
         if text_found := walked(dfa, rng):
             assert inside(Decimal(text_found.decode()), low, high)
@@ -222,9 +222,9 @@ def test_numbers_between_bounds(
 )
 def test_multiples(step: str, accepts: list[str], rejects: list[str]) -> None:
     """They have up to as many fraction digits as the step."""
-    dfa = decimals(None, None, (Decimal(step),))
-    assert [text for text in accepts if not accepted(dfa, text.encode())] == []
-    assert [text for text in rejects if accepted(dfa, text.encode())] == []
+    dfa = decimal_dfa(None, None, (Decimal(step),))
+    assert [text for text in accepts if not dfa_accepts(dfa, text.encode())] == []
+    assert [text for text in rejects if dfa_accepts(dfa, text.encode())] == []
 
 
 @pytest.mark.parametrize(
@@ -252,22 +252,22 @@ def test_patterns_are_found_as_in_ecma_262(
     pattern: str, found: list[str], missing: list[str]
 ) -> None:
     """They are also found in Python."""
-    dfa, loose = searched(pattern), searched(pattern, loose=True)
+    dfa, loose = search_dfa(pattern), search_dfa(pattern, loose=True)
     for text in found:
-        assert accepted(dfa, written(text).encode()) and re.search(pattern, text)
-        assert accepted(loose, written(text).encode())
+        assert dfa_accepts(dfa, escaped_text(text).encode()) and re.search(pattern, text)
+        assert dfa_accepts(loose, escaped_text(text).encode())
     for text in missing:
-        assert not accepted(dfa, written(text).encode()), text
+        assert not dfa_accepts(dfa, escaped_text(text).encode()), text
 
 
 @pytest.mark.parametrize("pattern", [r"\d", r"\D", r"\w\s", r"^[^\s]$", "^.$", "a$", r"[\d-]\W"])
 def test_a_loose_pattern_accepts_either_dialect(pattern: str) -> None:
     """A loose automaton accepts what Python finds; a strict one accepts nothing else."""
-    strict, loose, rng = searched(pattern), searched(pattern, loose=True), Random(1)
+    strict, loose, rng = search_dfa(pattern), search_dfa(pattern, loose=True), Random(1)
     for _ in range(600):
         text = "".join(rng.choices("a1\uff11\u00e9 \n\ufeff\u2028-", k=rng.randint(0, 3)))
-        code, match = written(text).encode(), bool(re.search(pattern, text))
-        assert accepted(strict, code) <= match <= accepted(loose, code), text
+        code, match = escaped_text(text).encode(), bool(re.search(pattern, text))
+        assert dfa_accepts(strict, code) <= match <= dfa_accepts(loose, code), text
 
 
 @pytest.mark.parametrize(

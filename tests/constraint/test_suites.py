@@ -37,7 +37,7 @@ def expressions() -> list[str]:
     found = []
     for pattern in sorted({test[0] for test in tests}):
         try:
-            Dfa.of(pattern)
+            Dfa.from_pattern(pattern)
         except ValueError:
             continue
         found.append(pattern)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from outpace.decoding.blocks import SIZE, taken
+from outpace.decoding.blocks import D2F_BLOCK_SIZE, select_block_holes
 from outpace.decoding.forward import FloatArray
 from outpace.methods import D2F
 from outpace.training import objectives
@@ -20,19 +20,19 @@ def scores(*values: float) -> FloatArray:
 def test_confident_holes_are_filled_together(forced: bool) -> None:
     """Neither their rank nor the state of the block matters."""
     ranks = scores(9, 8, 1, 7)
-    chosen = taken(scores(0.5, 0.91, 0.95, 0.9), ranks, 0.9, forced=forced)
+    chosen = select_block_holes(scores(0.5, 0.91, 0.95, 0.9), ranks, 0.9, is_active=forced)
     assert chosen.tolist() == [1, 2]
 
 
 def test_active_block_fills_best_hole() -> None:
     """The leftmost of equals; none in an inactive block, or in one without holes."""
     confidence, ranks = scores(0.5, 0.6, 0.4, 0.4), scores(1, 2, 3, 3)
-    assert taken(confidence, ranks, 0.9, forced=True).tolist() == [2]
-    assert taken(confidence, ranks, 0.9, forced=False).tolist() == []
-    assert taken(scores(), scores(), 0.9, forced=True).tolist() == []
+    assert select_block_holes(confidence, ranks, 0.9, is_active=True).tolist() == [2]
+    assert select_block_holes(confidence, ranks, 0.9, is_active=False).tolist() == []
+    assert select_block_holes(scores(), scores(), 0.9, is_active=True).tolist() == []
 
 
 def test_training_and_decoding_share_defaults() -> None:
     """Compare the options that both have."""
     ours, theirs = objectives.D2F(), D2F()
-    assert (ours.block, ours.confidence) == (theirs.block or SIZE, theirs.confidence)
+    assert (ours.block, ours.confidence) == (theirs.block or D2F_BLOCK_SIZE, theirs.confidence)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outpace.decoding import Sample, Sampling
-from outpace.decoding.fly import Fly, doubt
-from outpace.decoding.processor import NEVER
+from outpace.decoding.fly import Fly, top_entropy
+from outpace.decoding.processor import BANNED_LOGIT
 
 CPU = torch.device("cpu")
 VOCAB = 5
@@ -34,7 +34,7 @@ def said(reads: list[Fly], logits: list[Tensor]) -> list[list[int]]:
     """Return the tokens of reads that run together."""
     slots = [range(len(each)) for each in logits]
     rows = torch.cat(logits)
-    tokens = Fly.group(reads, slots, CPU)(rows, slice(0, len(rows))).tokens
+    tokens = Fly.make_reader(reads, slots, CPU)(rows, slice(0, len(rows))).tokens
     return [part.tolist() for part in tokens.split([len(each) for each in logits])]
 
 
@@ -80,15 +80,15 @@ def test_the_gate_opens_at_the_entropy(entropy: float, kept: bool) -> None:
 def test_entropy_covers_top_three_unnormalised() -> None:
     """For probabilities 1/2, 1/4, 1/8, 1/8: 1/2 log 2 + 1/4 log 4 + 1/8 log 8."""
     logits = torch.tensor([[0.5, 0.125, 0.25, 0.125]]).log() + 7
-    torch.testing.assert_close(doubt(logits), torch.tensor([1.375 * log(2)]))
-    torch.testing.assert_close(doubt(torch.zeros(1, 2)), torch.tensor([log(2)]))
-    assert doubt(torch.tensor([[0.0, NEVER, NEVER, NEVER]])) == 0
+    torch.testing.assert_close(top_entropy(logits), torch.tensor([1.375 * log(2)]))
+    torch.testing.assert_close(top_entropy(torch.zeros(1, 2)), torch.tensor([log(2)]))
+    assert top_entropy(torch.tensor([[0.0, BANNED_LOGIT, BANNED_LOGIT, BANNED_LOGIT]])) == 0
 
 
 def test_banned_draft_is_never_accepted() -> None:
     """Even at the highest entropy of the target."""
     logits = torch.tensor([row(), row(1), row(2), row(4)])
-    logits[0, 3] = NEVER
+    logits[0, 3] = BANNED_LOGIT
     assert said([loose([3, 1, 2], entropy=0)], [logits]) == [[0, 1, 2, 4]]
 
 
@@ -104,7 +104,7 @@ def test_scores_are_those_of_accepted_tokens() -> None:
     """Scores of the target at temperature 1."""
     read = loose([3, 1, 2], scores=("logprob",))
     logits = torch.tensor([row(), row(1), row(2), row(4)])
-    readout = Fly.group([read], [range(4)], CPU)(logits, slice(0, 4))
+    readout = Fly.make_reader([read], [range(4)], CPU)(logits, slice(0, 4))
     torch.testing.assert_close(readout.scores["logprob"][0], torch.tensor(-log(5)))
 
 
@@ -137,7 +137,7 @@ def test_batched_reads_follow_the_rule_separately(cases, temperature: float) -> 
         logits = 2 * torch.randn(count + 1, VOCAB, generator=noise)
         sampling = Sampling(temperature=temperature, seed=seed)
         slots = range(count + 1)
-        plain = Sample.group([Sample(sampling=sampling)], [slots], CPU)
+        plain = Sample.make_reader([Sample(sampling=sampling)], [slots], CPU)
         tokens = plain(logits, slice(0, count + 1)).tokens.tolist()
         other = torch.rand(count, generator=noise) < 0.25
         drafted = [(token + bool(o)) % VOCAB for token, o in zip(tokens, other, strict=False)]

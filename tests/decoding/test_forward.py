@@ -17,40 +17,40 @@ PLAIN = Forward(ids=ROWS, start=10)
 
 def test_end_is_the_slot_after_the_rows() -> None:
     """It is also the default number of visible slots."""
-    assert (PLAIN.end, PLAIN.seen) == (15, 15)
-    assert replace(PLAIN, pattern=FULL, reach=20).seen == 20
+    assert (PLAIN.end, PLAIN.num_visible) == (15, 15)
+    assert replace(PLAIN, pattern=FULL, visible_end=20).num_visible == 20
 
 
 def test_causal_rows_see_up_to_themselves() -> None:
     """The default pattern."""
-    assert PLAIN.stops() == [11, 12, 13, 14, 15]
+    assert PLAIN.visible_ends() == [11, 12, 13, 14, 15]
 
 
 def test_full_rows_see_all_rows() -> None:
     """Every slot below the end is visible."""
-    assert replace(PLAIN, pattern=FULL).stops() == [15] * 5
+    assert replace(PLAIN, pattern=FULL).visible_ends() == [15] * 5
 
 
 def test_full_rows_see_up_to_visible_end() -> None:
     """Slots after the rows, filled by an earlier forward, are visible."""
-    assert replace(PLAIN, pattern=FULL, reach=20).stops() == [20] * 5
+    assert replace(PLAIN, pattern=FULL, visible_end=20).visible_ends() == [20] * 5
 
 
 def test_visible_end_is_ignored_by_causal_rows() -> None:
     """A causal row never sees later slots."""
-    reaching = replace(PLAIN, reach=20)
-    assert reaching.stops() == [11, 12, 13, 14, 15]
-    assert reaching.seen == 15
+    reaching = replace(PLAIN, visible_end=20)
+    assert reaching.visible_ends() == [11, 12, 13, 14, 15]
+    assert reaching.num_visible == 15
 
 
 def test_blocks_see_to_their_own_end() -> None:
     """The pattern gives the lengths of consecutive blocks."""
-    assert replace(PLAIN, pattern=(2, 3)).stops() == [12, 12, 15, 15, 15]
+    assert replace(PLAIN, pattern=(2, 3)).visible_ends() == [12, 12, 15, 15, 15]
 
 
 def test_visible_end_extends_only_the_last_block() -> None:
     """Slots after the rows come after the earlier blocks too."""
-    assert replace(PLAIN, pattern=(2, 3), reach=18).stops() == [12, 12, 18, 18, 18]
+    assert replace(PLAIN, pattern=(2, 3), visible_end=18).visible_ends() == [12, 12, 18, 18, 18]
 
 
 @given(st.integers(0, 50), st.integers(1, 12))
@@ -58,15 +58,15 @@ def test_causal_is_blocks_of_one_and_full_is_one_block(start: int, rows: int) ->
     """One integer per row describes the mask."""
     forward = Forward(ids=[0] * rows, start=start)
     singles, single = replace(forward, pattern=(1,) * rows), replace(forward, pattern=(rows,))
-    assert forward.stops() == singles.stops()
-    assert replace(forward, pattern=FULL).stops() == single.stops()
+    assert forward.visible_ends() == singles.visible_ends()
+    assert replace(forward, pattern=FULL).visible_ends() == single.visible_ends()
 
 
 @given(st.integers(0, 50), st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_a_row_sees_itself_and_never_a_later_block(start: int, lengths: list[int]) -> None:
     """For any blocks."""
     forward = Forward(ids=[0] * sum(lengths), start=start, pattern=tuple(lengths))
-    stops = forward.stops()
+    stops = forward.visible_ends()
     first = start
     for length in lengths:
         for slot in range(first, first + length):
@@ -138,7 +138,7 @@ def test_given_rows_must_exist(rows: list[int], message: str) -> None:
 
 def check(forward: Forward, *, vocab: int = 8, slots: int = 40, written: int = 10) -> None:
     """Check a forward against a small model and memory."""
-    forward.check(vocab=vocab, length=100, slots=slots, written=written)
+    forward.check_bounds(vocab=vocab, length=100, slots=slots, written=written)
 
 
 def test_rows_may_follow_or_overwrite_written_slots() -> None:
@@ -146,7 +146,7 @@ def test_rows_may_follow_or_overwrite_written_slots() -> None:
     check(PLAIN)
     check(replace(PLAIN, start=0))
     check(replace(PLAIN, start=35), written=35)
-    check(replace(PLAIN, start=3, pattern=FULL, reach=10))
+    check(replace(PLAIN, start=3, pattern=FULL, visible_end=10))
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_rows_may_follow_or_overwrite_written_slots() -> None:
         (replace(PLAIN, start=-1), "start at slot -1"),
         (replace(PLAIN, ids=ROWS * 7), "end at slot 44, but 40 slots were reserved"),
         (
-            replace(PLAIN, pattern=FULL, reach=16),
+            replace(PLAIN, pattern=FULL, visible_end=16),
             "visible_end 16 has slots that were never written",
         ),
         (replace(PLAIN, positions=[1, 2]), "2 positions for 5 rows"),
@@ -182,11 +182,13 @@ def test_patterns_have_names() -> None:
 def test_context_fills_the_slots_before_the_rows() -> None:
     """It must follow the written slots."""
     behind = replace(PLAIN, model="draft", context=torch.zeros(4, 6))
-    assert (behind.first, behind.start, behind.end) == (6, 10, 15)
-    assert behind.stops() == PLAIN.stops()
+    assert (behind.first_slot, behind.start, behind.end) == (6, 10, 15)
+    assert behind.visible_ends() == PLAIN.visible_ends()
     for written in (6, 10, 15):
-        behind.check(vocab=8, length=100, slots=40, written=written, feature_size=6)
+        behind.check_bounds(vocab=8, length=100, slots=40, written=written, feature_size=6)
     with pytest.raises(ValueError, match="start at slot 6, but only 5 slots have been written"):
-        behind.check(vocab=8, length=100, slots=40, written=5, feature_size=6)
+        behind.check_bounds(vocab=8, length=100, slots=40, written=5, feature_size=6)
     with pytest.raises(ValueError, match="start at slot -1"):
-        replace(behind, start=3).check(vocab=8, length=100, slots=40, written=5, feature_size=6)
+        replace(behind, start=3).check_bounds(
+            vocab=8, length=100, slots=40, written=5, feature_size=6
+        )

@@ -11,43 +11,43 @@ from hypothesis import strategies as st
 from helpers import chi_square
 from outpace.decoding import Prediction
 from outpace.decoding.order import (
-    above,
-    best,
-    even,
-    factor,
-    perturbed,
-    rank,
-    ranked,
-    reaching,
-    schedule,
-    shares,
-    timesteps,
-    uniforms,
+    above_threshold,
+    even_counts,
+    perturb_scores,
+    rank_descending,
+    rank_scores,
+    reaching_threshold,
+    slot_uniforms,
+    step_schedule,
+    timestep_counts,
+    timestep_shares,
+    top_holes,
     within_budget,
+    within_factor,
 )
 
 SCORES = np.array([0.2, 0.9, 0.5, 0.9], dtype=np.float32)
 
 
 def test_ranked_prefers_the_left_one_of_equals() -> None:
-    assert ranked(SCORES).tolist() == [1, 3, 2, 0]
+    assert rank_descending(SCORES).tolist() == [1, 3, 2, 0]
 
 
 def test_top_holes_returns_at_most_all() -> None:
-    assert best(SCORES).tolist() == [1]
-    assert best(SCORES, 3).tolist() == [1, 3, 2]
-    assert sorted(best(SCORES, 9)) == [0, 1, 2, 3]
+    assert top_holes(SCORES).tolist() == [1]
+    assert top_holes(SCORES, 3).tolist() == [1, 3, 2]
+    assert sorted(top_holes(SCORES, 9)) == [0, 1, 2, 3]
 
 
 def test_above_is_strict() -> None:
-    assert above(SCORES, 0.5).tolist() == [1, 3]
-    assert above(SCORES, 0.9).tolist() == []
+    assert above_threshold(SCORES, 0.5).tolist() == [1, 3]
+    assert above_threshold(SCORES, 0.9).tolist() == []
 
 
 def test_rank_prefers_low_entropy() -> None:
     out = Prediction(tokens=[1, 2], scores={"confidence": SCORES[:2], "entropy": SCORES[2:]})
-    assert rank(out, "confidence").tolist() == SCORES[:2].tolist()
-    assert ranked(rank(out, "entropy")).tolist() == [0, 1]
+    assert rank_scores(out, "confidence").tolist() == SCORES[:2].tolist()
+    assert rank_descending(rank_scores(out, "entropy")).tolist() == [0, 1]
 
 
 confidences = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40).map(
@@ -59,25 +59,25 @@ entropies = st.lists(st.floats(0, 8, width=32), min_size=1, max_size=40).map(
 
 
 def test_reaching_threshold_returns_at_least_the_best() -> None:
-    assert reaching(SCORES, 0.95).tolist() == [1]
-    assert reaching(SCORES, 0.9).tolist() == [1, 3]
-    assert reaching(SCORES, 0.5).tolist() == [1, 3, 2]
-    assert reaching(np.array([1.0, 1.0, 0.2], dtype=np.float32), 1.0).tolist() == [0, 1]
+    assert reaching_threshold(SCORES, 0.95).tolist() == [1]
+    assert reaching_threshold(SCORES, 0.9).tolist() == [1, 3]
+    assert reaching_threshold(SCORES, 0.5).tolist() == [1, 3, 2]
+    assert reaching_threshold(np.array([1.0, 1.0, 0.2], dtype=np.float32), 1.0).tolist() == [0, 1]
 
 
 def test_factor_demands_more_of_larger_groups() -> None:
     sure = np.array([0.5, 0.7, 0.1, 0.8, 0.1], dtype=np.float32)
     # The second best must reach 1 - f / 3, the third 1 - f / 4.
-    assert factor(sure, 0.8).tolist() == [3]
-    assert factor(sure, 0.95).tolist() == [3, 1]
-    assert factor(sure, 1.9).tolist() == [3, 1]
-    assert factor(sure, 2.1).tolist() == [3, 1, 0]
+    assert within_factor(sure, 0.8).tolist() == [3]
+    assert within_factor(sure, 0.95).tolist() == [3, 1]
+    assert within_factor(sure, 1.9).tolist() == [3, 1]
+    assert within_factor(sure, 2.1).tolist() == [3, 1, 0]
 
 
 def test_factor_leaves_no_single_hole() -> None:
     sure = np.array([0.9, 0.1], dtype=np.float32)
-    assert factor(sure, 0.5).tolist() == [0, 1]
-    assert factor(sure[:1], 0.5).tolist() == [0]
+    assert within_factor(sure, 0.5).tolist() == [0, 1]
+    assert within_factor(sure[:1], 0.5).tolist() == [0]
 
 
 def test_budget_counts_all_entropies_but_the_largest() -> None:
@@ -94,17 +94,20 @@ def test_budget_counts_all_entropies_but_the_largest() -> None:
 def test_confident_orders_take_a_nonempty_prefix(
     scores: np.ndarray, threshold: float, weight: float
 ) -> None:
-    order = ranked(scores).tolist()
-    for chosen in (reaching(scores, threshold).tolist(), factor(scores, weight).tolist()):
+    order = rank_descending(scores).tolist()
+    for chosen in (
+        reaching_threshold(scores, threshold).tolist(),
+        within_factor(scores, weight).tolist(),
+    ):
         assert 1 <= len(chosen) <= len(order)
         assert chosen == order[: len(chosen)]
-    for rest in reaching(scores, threshold)[1:]:
+    for rest in reaching_threshold(scores, threshold)[1:]:
         assert scores[rest] >= np.float32(threshold)
 
 
 @given(entropies, st.floats(0, 5))
 def test_budget_is_respected_and_used(entropy: np.ndarray, budget: float) -> None:
-    order, chosen = ranked(-entropy), within_budget(-entropy, entropy, budget)
+    order, chosen = rank_descending(-entropy), within_budget(-entropy, entropy, budget)
     assert len(chosen) >= 1 and chosen.tolist() == order[: len(chosen)].tolist()
     taken = entropy[chosen].astype(np.float64)
     assert taken.sum() - taken.max() <= budget + 1e-4
@@ -113,10 +116,10 @@ def test_budget_is_respected_and_used(entropy: np.ndarray, budget: float) -> Non
 
 
 def test_uniforms_are_a_function_of_seed_step_and_slot() -> None:
-    whole = uniforms(3, 2, range(1000))
-    assert np.array_equal(uniforms(3, 2, [7, 500, 8]), whole[[7, 500, 8]])
-    assert not np.isin(uniforms(4, 2, range(1000)), whole).any()
-    assert not np.isin(uniforms(3, 1, range(1000)), whole).all()
+    whole = slot_uniforms(3, 2, range(1000))
+    assert np.array_equal(slot_uniforms(3, 2, [7, 500, 8]), whole[[7, 500, 8]])
+    assert not np.isin(slot_uniforms(4, 2, range(1000)), whole).any()
+    assert not np.isin(slot_uniforms(3, 1, range(1000)), whole).all()
     assert 0 < whole.min() < 0.01 and 0.99 < whole.max() < 1
     assert abs(whole.mean() - 0.5) < 0.03
 
@@ -125,7 +128,7 @@ def test_perturbed_scores_draw_holes_by_their_weight() -> None:
     scores, temperature = np.array([-0.1, -0.4, -1.0, -0.2], dtype=np.float32), 0.3
     law = torch.tensor(scores / temperature).double().softmax(-1)
     drawn = [
-        int(best(perturbed(scores, temperature, uniforms(seed, 0, range(4))))[0])
+        int(top_holes(perturb_scores(scores, temperature, slot_uniforms(seed, 0, range(4))))[0])
         for seed in range(4000)
     ]
     assert chi_square(torch.tensor(drawn), law) > 1e-3
@@ -133,22 +136,22 @@ def test_perturbed_scores_draw_holes_by_their_weight() -> None:
 
 @given(st.integers(1, 300), st.integers(1, 300))
 def test_even_counts_add_up_and_hardly_differ(holes: int, steps: int) -> None:
-    counts = even(holes, steps)
+    counts = even_counts(holes, steps)
     assert (len(counts), sum(counts)) == (steps, holes)
     assert max(counts) - min(counts) <= 1 and counts == sorted(counts, reverse=True)
 
 
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([1e-5, 1e-3, 0.05, 0.5]))
 def test_counts_of_timesteps_add_up(holes: int, steps: int, eps: float) -> None:
-    counts = timesteps(holes, steps, eps)
+    counts = timestep_counts(holes, steps, eps)
     assert (len(counts), sum(counts)) == (steps, holes)
     assert min(counts) >= 0
-    assert [count for count, _ in schedule(holes, steps, eps)] == counts
+    assert [count for count, _ in step_schedule(holes, steps, eps)] == counts
 
 
 @given(st.integers(1, 300), st.sampled_from([0.0, 1e-3, 0.5]))
 def test_shares_grow_to_one(steps: int, eps: float) -> None:
-    falls = shares(steps, eps)
+    falls = timestep_shares(steps, eps)
     assert falls[-1] == 1 and (falls > 0).all() and (falls <= 1).all()
     assert (np.diff(falls[:-1]) >= -1e-6).all()
 
@@ -156,5 +159,7 @@ def test_shares_grow_to_one(steps: int, eps: float) -> None:
 @pytest.mark.parametrize("steps", [1, 2, 7, 64])
 def test_even_share_is_one_over_remaining_steps(steps: int) -> None:
     expected = [1 / (steps - step) for step in range(steps)]
-    assert np.allclose(shares(steps, 0.0), expected, rtol=1e-5)
-    assert [share for _, share in schedule(10, steps, 0.0)] == pytest.approx(expected, rel=1e-5)
+    assert np.allclose(timestep_shares(steps, 0.0), expected, rtol=1e-5)
+    assert [share for _, share in step_schedule(10, steps, 0.0)] == pytest.approx(
+        expected, rel=1e-5
+    )

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import torch
 
-from outpace.decoding.processor import NEVER, Bias, NotBefore, Penalties
+from outpace.decoding.processor import BANNED_LOGIT, MinTokens, Penalties, TokenBias
 
 
 def test_a_bias_is_added() -> None:
     """To the columns of its tokens, in every row."""
     logits = torch.zeros(2, 4)
-    Bias({1: 2.5, 3: -4})(logits, [5, 6], [])
+    TokenBias({1: 2.5, 3: -4})(logits, [5, 6], [])
     assert logits.tolist() == [[0, 2.5, 0, -4]] * 2
 
 
 def test_an_answer_does_not_end_early() -> None:
     """From the given slot on it may end."""
     logits = torch.zeros(3, 4)
-    NotBefore(frozenset((1, 2)), 6)(logits, [5, 6, 4], [])
-    never = torch.tensor(NEVER).item()
+    MinTokens(frozenset((1, 2)), 6)(logits, [5, 6, 4], [])
+    never = torch.tensor(BANNED_LOGIT).item()
     assert logits.tolist() == [[0, never, never, 0], [0] * 4, [0, never, never, 0]]
 
 
@@ -35,6 +35,6 @@ def test_penalties_count_earlier_tokens() -> None:
 
 def test_penalties_keep_bans() -> None:
     """Banned logits stay finite and the lowest."""
-    logits = torch.tensor([[NEVER, 1.0]])
+    logits = torch.tensor([[BANNED_LOGIT, 1.0]])
     Penalties(begin=0, presence=1e4, frequency=1e4, repetition=1e4)(logits, [3], [0, 0, 0])
-    assert logits.isfinite().all() and logits[0, 0] <= NEVER
+    assert logits.isfinite().all() and logits[0, 0] <= BANNED_LOGIT

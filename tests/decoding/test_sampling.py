@@ -13,10 +13,10 @@ from torch import Tensor
 
 from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
-from outpace.decoding.cut import Cut, keep_top_k, keep_top_p, nucleus
-from outpace.decoding.likeliest import WIDE, likeliest
-from outpace.decoding.noise import gumbel
-from outpace.decoding.sampling import noise_of
+from outpace.decoding.argmax import MIN_STRIDED_COLUMNS, argmax_tokens
+from outpace.decoding.noise import gumbel_from_keys
+from outpace.decoding.sampling import slot_noise_keys
+from outpace.decoding.truncation import LogitTruncation, keep_top_k, keep_top_p, nucleus_argmax
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.9, 0.5, 0.0, -0.3, -0.5, -1.0, -1.2, -2.0, -4.0])
@@ -28,7 +28,7 @@ def draw(
     logits: Tensor, sampling: Sampling, slots: range, *, step: int = 0, chunk: int = 10**6
 ) -> Tensor:
     """Return tokens that one request draws from logits `[r, V]` of these slots."""
-    read = Sample.group([Sample(sampling=sampling, step=step)], [slots], CPU)
+    read = Sample.make_reader([Sample(sampling=sampling, step=step)], [slots], CPU)
     rows = [slice(i, min(i + chunk, len(slots))) for i in range(0, len(slots), chunk)]
     return torch.cat([read(logits[part], part).tokens for part in rows])
 
@@ -88,7 +88,7 @@ def test_distribution_holds_over_seeds_and_steps() -> None:
     steps = [Sample(sampling=half, step=step) for step in range(DRAWS)]
     logits = LOGITS.expand(DRAWS, -1)
     for reads in (seeds, steps):
-        read = Sample.group(reads, [[17]] * DRAWS, CPU)
+        read = Sample.make_reader(reads, [[17]] * DRAWS, CPU)
         assert chi_square(read(logits, slice(0, DRAWS)).tokens, law(half)) > LIKELY
 
 
@@ -103,11 +103,13 @@ def test_draws_of_neighbouring_slots_are_independent() -> None:
 def test_zero_temperature_takes_the_most_probable() -> None:
     """The first of equals."""
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 1.0]])
-    read = Sample.group([GREEDY], [[4, 5]], CPU)
+    read = Sample.make_reader([GREEDY], [[4, 5]], CPU)
     assert read(logits, slice(0, 2)).tokens.tolist() == [1, 0]
 
 
-@pytest.mark.parametrize("columns", [5, WIDE - 1, WIDE, WIDE + 1])
+@pytest.mark.parametrize(
+    "columns", [5, MIN_STRIDED_COLUMNS - 1, MIN_STRIDED_COLUMNS, MIN_STRIDED_COLUMNS + 1]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fast_argmax_equals_torch(columns: int, dtype: torch.dtype) -> None:
     """With ties, NaNs, slices and banned tokens."""
@@ -120,7 +122,7 @@ def test_fast_argmax_equals_torch(columns: int, dtype: torch.dtype) -> None:
     wide[13, 4] = wide[14, columns - 1] = torch.inf
     wide[:, columns:] = 9.0  # beyond the slice
     for logits in (wide[:, :columns], wide[:, :columns].contiguous(), wide[:1, :columns]):
-        assert torch.equal(likeliest(logits), logits.argmax(-1))
+        assert torch.equal(argmax_tokens(logits), logits.argmax(-1))
 
 
 def test_low_temperature_equals_greedy() -> None:
@@ -161,7 +163,7 @@ def test_top_k_keeps_ties_and_each_row_has_its_own() -> None:
 def test_nucleus_equals_sorting(values: list[int], percent: int, seed: int) -> None:
     """The arg-max of the noise over the tokens that a sort and a running sum keep."""
     logits, top_p = torch.tensor([values]) / 8, percent / 100
-    noised = logits + gumbel(torch.tensor([seed]), len(values))
+    noised = logits + gumbel_from_keys(torch.tensor([seed]), len(values))
     ranked, order = logits.double().sort(descending=True)
     mass = ranked.softmax(-1)
     above = mass.cumsum(-1) - mass
@@ -171,7 +173,7 @@ def test_nucleus_equals_sorting(values: list[int], percent: int, seed: int) -> N
         return int(noised.masked_fill(~inside, -torch.inf).argmax())
 
     # Where a sum meets the bound to the last bit, both results are correct.
-    chosen = int(nucleus(logits, noised, torch.tensor([top_p])))
+    chosen = int(nucleus_argmax(logits, noised, torch.tensor([top_p])))
     assert chosen in {best(top_p - 1e-6), best(top_p + 1e-6)}
 
 
@@ -179,9 +181,9 @@ def test_nucleus_keeps_the_token_that_crosses_the_edge() -> None:
     """Half of the mass is above the second token, all of it above the third."""
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
     noised = torch.tensor([[0.0, 1.0, 2.0]])
-    assert int(nucleus(logits, noised, torch.tensor([0.6]))) == 1
-    assert int(nucleus(logits, noised, torch.tensor([0.4]))) == 0
-    assert int(nucleus(logits, noised, torch.tensor([1.0]))) == 2
+    assert int(nucleus_argmax(logits, noised, torch.tensor([0.6]))) == 1
+    assert int(nucleus_argmax(logits, noised, torch.tensor([0.4]))) == 0
+    assert int(nucleus_argmax(logits, noised, torch.tensor([1.0]))) == 2
 
 
 def test_tokens_that_hold_top_p_exactly_do_not_close_the_nucleus() -> None:
@@ -190,7 +192,7 @@ def test_tokens_that_hold_top_p_exactly_do_not_close_the_nucleus() -> None:
     logits = chances.log()
     assert torch.equal(logits.softmax(-1), chances)
     noised = torch.tensor([[0.0, 2.0, 1.0, 1.0]])
-    assert int(nucleus(logits, noised, top_p)) == 1
+    assert int(nucleus_argmax(logits, noised, top_p)) == 1
     assert keep_top_p(logits, top_p).isfinite().tolist() == [[True, True, False, False]]
 
 
@@ -230,7 +232,7 @@ def test_neighbours_and_chunks_change_no_draw(batch: list[tuple], chunk: int) ->
     reads = [Sample(sampling=sampling, step=step) for sampling, *_, step in batch]
     total = sum(map(len, slots))
     logits = torch.randn(total, 12, generator=torch.Generator().manual_seed(0))
-    read = Sample.group(reads, slots, CPU)
+    read = Sample.make_reader(reads, slots, CPU)
     parts = [slice(i, min(i + chunk, total)) for i in range(0, total, chunk)]
     together = [token for part in parts for token in read(logits[part], part).tokens.tolist()]
     alone, first = [], 0
@@ -246,7 +248,7 @@ def test_seed_step_and_slot_all_change_the_noise(seed: int, step: int, slot: int
     """Nothing else changes it."""
 
     def keys(seed: int, step: int, slots: list[int]) -> list[int]:
-        return noise_of([Sampling(seed=seed)], [step], [slots]).tolist()
+        return slot_noise_keys([Sampling(seed=seed)], [step], [slots]).tolist()
 
     key = keys(seed, step, [slot])
     assert key == keys(seed, step, [slot + 1, slot])[1:]
@@ -261,20 +263,20 @@ def test_seed_step_and_slot_all_change_the_noise(seed: int, step: int, slot: int
 @given(st.integers(0, 61), st.integers(0, 2**62 - 1))
 def test_every_bit_of_a_key_changes_its_noise(bit: int, key: int) -> None:
     """In all columns except a few."""
-    noise, other = gumbel(torch.tensor([key, key ^ (1 << bit)]), 12)
+    noise, other = gumbel_from_keys(torch.tensor([key, key ^ (1 << bit)]), 12)
     assert int((noise == other).sum()) <= 1
 
 
 def test_noise_of_a_column_does_not_depend_on_the_vocabulary() -> None:
     """Two models with one tokenizer share the noise, padded or not."""
-    keys = noise_of([Sampling(seed=1)], [2], [range(50)])
-    assert torch.equal(gumbel(keys, 30), gumbel(keys, 40)[:, :30])
+    keys = slot_noise_keys([Sampling(seed=1)], [2], [range(50)])
+    assert torch.equal(gumbel_from_keys(keys, 30), gumbel_from_keys(keys, 40)[:, :30])
 
 
 def test_noise_is_finite_and_of_the_right_size() -> None:
     """Mean 0.5772 and variance pi^2 / 6 of the standard Gumbel distribution."""
-    keys = noise_of([Sampling()], [0], [range(2000)])
-    noise = gumbel(keys, 100).double()
+    keys = slot_noise_keys([Sampling()], [0], [range(2000)])
+    noise = gumbel_from_keys(keys, 100).double()
     assert bool(noise.isfinite().all())
     assert abs(float(noise.mean()) - 0.57722) < 0.01
     assert abs(float(noise.var()) - np.pi**2 / 6) < 0.03
@@ -283,7 +285,7 @@ def test_noise_is_finite_and_of_the_right_size() -> None:
 def test_noise_is_finite_at_the_largest_of_all_words() -> None:
     """A single token left by top-k must win, so its noise must not be minus infinity."""
     key = torch.tensor([354322316450070530])  # its first column is the word 2 ** 32 - 1
-    assert bool(gumbel(key, 3).isfinite().all())
+    assert bool(gumbel_from_keys(key, 3).isfinite().all())
 
 
 def test_scores_are_those_of_the_raw_logits() -> None:
@@ -292,7 +294,7 @@ def test_scores_are_those_of_the_raw_logits() -> None:
     read = Sample(
         sampling=Sampling(temperature=0.5, top_k=1), scores=("confidence", "entropy", "margin")
     )
-    out = Sample.group([read], [[0, 1]], CPU)(logits, slice(0, 2))
+    out = Sample.make_reader([read], [[0, 1]], CPU)(logits, slice(0, 2))
     assert out.tokens.tolist() == [0, 2]
     entropy = [-sum(p * np.log(p) for p in row) for row in ([0.5, 0.3, 0.2], [0.1, 0.1, 0.8])]
     assert out.scores["confidence"].tolist() == pytest.approx([0.5, 0.8], abs=1e-5)
@@ -303,9 +305,11 @@ def test_scores_are_those_of_the_raw_logits() -> None:
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(top_k=3), Sampling(top_p=0.5)], ids=str)
 def test_drawn_scores_use_the_sampling_distribution(sampling: Sampling) -> None:
     expected = law(replace(sampling, temperature=sampling.temperature or 1.0))
-    read = Sample(sampling=sampling, drawn=True, scores=("confidence", "entropy", "margin"))
+    read = Sample(
+        sampling=sampling, score_as_drawn=True, scores=("confidence", "entropy", "margin")
+    )
     raw = Sample(scores=("confidence",))
-    readout = Sample.group([read, raw], [[7], [8]], CPU)(LOGITS.repeat(2, 1), slice(0, 2))
+    readout = Sample.make_reader([read, raw], [[7], [8]], CPU)(LOGITS.repeat(2, 1), slice(0, 2))
     token = int(readout.tokens[0])
     kept = expected[expected > 0]
     best = expected.topk(2).values
@@ -322,21 +326,21 @@ def test_drawn_scores_use_the_sampling_distribution(sampling: Sampling) -> None:
 def test_row_without_truncation_keeps_its_tail() -> None:
     """Next to a truncated row."""
     logits = torch.randn(20, 40, generator=torch.Generator().manual_seed(0)).exp() * 2
-    cut = Cut.of([Sampling(top_p=0.5), *[Sampling()] * 19], [[0]] * 20, CPU)
+    cut = LogitTruncation.from_requests([Sampling(top_p=0.5), *[Sampling()] * 19], [[0]] * 20, CPU)
     kept = cut(logits, slice(0, 20)).isfinite().sum(-1)
     assert kept[0] < 40 and kept[1:].tolist() == [40] * 19
 
 
 def test_entropy_counts_impossible_tokens_as_nothing() -> None:
     """A banned mask has probability zero."""
-    read = Sample.group([Sample(scores=("entropy",))], [[0]], CPU)
+    read = Sample.make_reader([Sample(scores=("entropy",))], [[0]], CPU)
     out = read(torch.tensor([[1.0, 1.0, -1e30]]), slice(0, 1))
     assert float(out.scores["entropy"][0]) == pytest.approx(np.log(2), abs=1e-6)
 
 
 def test_only_requested_scores_are_computed() -> None:
     """Each is another pass over the vocabulary."""
-    read = Sample.group([GREEDY, Sample(scores=("margin",))], [[0], [0]], CPU)
+    read = Sample.make_reader([GREEDY, Sample(scores=("margin",))], [[0], [0]], CPU)
     assert set(read(torch.zeros(2, 5), slice(0, 2)).scores) == {"margin"}
 
 
@@ -370,4 +374,4 @@ def test_invalid_settings_are_refused(options: dict, message: str) -> None:
 )
 def test_plain_settings_sample_the_model_distribution(options: dict, plain: bool) -> None:
     """Their scores are those of the raw logits."""
-    assert Sampling(**options).plain == plain
+    assert Sampling(**options).is_plain == plain

@@ -14,20 +14,22 @@ PLAIN = Forward(ids=[1, 2, 3, 4], start=5, pattern=Tree(7, (0, 1)), features=Non
 
 def check(forward: Forward, **options) -> None:
     """Check a forward against a small model and memory."""
-    forward.check(**{"vocab": 8, "length": 99, "slots": 20, "written": 9} | options)
+    forward.check_bounds(**{"vocab": 8, "length": 99, "slots": 20, "written": 9} | options)
 
 
 def test_rows_before_the_root_are_causal() -> None:
     """Positions are the numbers of visible slots."""
-    tree = Tree.of(7, [-1, 0, 0, 2, -1])
-    assert tree.bits == (0b0, 0b1, 0b1, 0b101, 0b0)
-    assert tree.stops(5) == [6, 7, 7, 7, 7, 7, 7]
+    tree = Tree.from_parents(7, [-1, 0, 0, 2, -1])
+    assert tree.ancestor_masks == (0b0, 0b1, 0b1, 0b101, 0b0)
+    assert tree.visible_ends(5) == [6, 7, 7, 7, 7, 7, 7]
     assert tree.positions(5) == [5, 6, 7, 8, 8, 9, 7]
-    assert PLAIN.stops() == [6, 7, 7, 7] and PLAIN.seen == 9
+    assert PLAIN.visible_ends() == [6, 7, 7, 7] and PLAIN.num_visible == 9
     check(PLAIN)
     assert Tree(4, (0b11, 0b101)).positions(8) == [6, 6]
     check(replace(PLAIN, ids=[1, 2], start=8, pattern=Tree(4, (0b11, 0b101))))
-    check(replace(PLAIN, ids=[1] * 64, start=0, pattern=Tree.of(0, range(-1, 63))), slots=64)
+    check(
+        replace(PLAIN, ids=[1] * 64, start=0, pattern=Tree.from_parents(0, range(-1, 63))), slots=64
+    )
 
 
 @pytest.mark.parametrize(
@@ -67,5 +69,5 @@ def test_features_match_rows_and_width(features: torch.Tensor | None) -> None:
 
 
 def test_tree_rows_are_not_merged_into_the_text() -> None:
-    assert PLAIN.known([9] * 9) == [9] * 5 + [1, 2, 3, 4]
-    assert replace(PLAIN, branches=[[1]]).known([9] * 7) == [9] * 7
+    assert PLAIN.merge_text([9] * 9) == [9] * 5 + [1, 2, 3, 4]
+    assert replace(PLAIN, branches=[[1]]).merge_text([9] * 7) == [9] * 7

@@ -11,8 +11,8 @@ import sys
 import torch
 
 from outpace.kernels import tiles
-from outpace.kernels.autotune import is_batch_invariant, quickest
-from outpace.kernels.matmul import LAYOUTS, bind_product, layouts
+from outpace.kernels.autotune import choose_layout, is_batch_invariant
+from outpace.kernels.matmul import LAYOUTS, available_layouts, bind_product
 
 SHAPES = ((37, 64), (192, 192), (1152, 896), (896, 4864), (512, 2048))
 
@@ -32,15 +32,15 @@ def check(weight: torch.Tensor, name: str) -> bool:
 if __name__ == "__main__":
     torch.manual_seed(0)
     if sys.argv[1] == "none":
-        tiles.loop = lambda dtype: None  # type: ignore[assignment]
+        tiles.find_loop = lambda dtype: None  # type: ignore[assignment]
     for threads in (1, 2):
         torch.set_num_threads(threads)
         for dtype in (torch.float32, torch.bfloat16):
             for shape in SHAPES:
                 weight = torch.randn(shape).to(dtype)
-                name = quickest(weight)
+                name = choose_layout(weight)
                 assert name == "rows" or check(weight, name), (name, dtype, shape, threads)
-                for other in layouts(weight):
+                for other in available_layouts(weight):
                     if not is_batch_invariant(other, shape, dtype, threads):
                         assert not check(weight, other), "the trial left out an invariant layout"
                 print(name, dtype, *shape, threads)

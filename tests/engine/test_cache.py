@@ -8,22 +8,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import published
-from outpace.checkpoints.load import translate
-from outpace.engine.cache import PAGE, Cache, Table, cache_slots
+from outpace.checkpoints.load import translate_config
+from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable, cache_slots
 
-CONFIG = translate(published())
+CONFIG = translate_config(published())
 
 
-def cache(pages: int = 8) -> Cache:
+def cache(pages: int = 8) -> PagedCache:
     """Return a small cache."""
-    return Cache(CONFIG, pages * PAGE, dtype=torch.float32, device=torch.device("cpu"))
+    return PagedCache(CONFIG, pages * PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_size_is_rounded_up_to_whole_pages() -> None:
     """Reservations are too."""
-    small = Cache(CONFIG, PAGE + 1, dtype=torch.float32, device=torch.device("cpu"))
-    assert len(small) == 2 * PAGE
-    assert small.keys[0].shape == (2 * PAGE, CONFIG.kv_heads, CONFIG.head_dim)
+    small = PagedCache(CONFIG, PAGE_SIZE + 1, dtype=torch.float32, device=torch.device("cpu"))
+    assert len(small) == 2 * PAGE_SIZE
+    assert small.keys[0].shape == (2 * PAGE_SIZE, CONFIG.kv_heads, CONFIG.head_dim)
     table = small.reserve(3)
     assert table is not None and (len(table.pages), table.size, len(table.slots)) == (1, 3, 3)
 
@@ -31,78 +31,89 @@ def test_size_is_rounded_up_to_whole_pages() -> None:
 def test_reserve_fails_without_memory() -> None:
     """And allocates nothing."""
     memory = cache(2)
-    assert memory.reserve(PAGE) is not None
-    assert memory.reserve(PAGE + 1) is None
-    assert memory.reserve(PAGE) is not None
+    assert memory.reserve(PAGE_SIZE) is not None
+    assert memory.reserve(PAGE_SIZE + 1) is None
+    assert memory.reserve(PAGE_SIZE) is not None
 
 
 def test_contiguous_pages_are_preferred() -> None:
     """Their slots are a view, not a copy."""
     memory = cache(8)
-    tables = [memory.reserve(PAGE) for _ in range(8)]
+    tables = [memory.reserve(PAGE_SIZE) for _ in range(8)]
     for index in (0, 2, 5, 6):
         memory.release(tables[index])
-    table = memory.reserve(2 * PAGE)
+    table = memory.reserve(2 * PAGE_SIZE)
     assert table is not None and table.pages == [5, 6] and not table.stride
-    assert table.window(20) == slice(5 * PAGE, 5 * PAGE + 20)
+    assert table.physical_slots(20) == slice(5 * PAGE_SIZE, 5 * PAGE_SIZE + 20)
 
 
 def test_tables_are_aligned_where_possible() -> None:
     """On a grid, or at multiples of the next power of two, so that many are one strided view."""
     memory = cache(64)
-    tables = [memory.reserve(size * PAGE) for size in (3, 1, 20, 8, 3, 1, 3, 2, 4, 8)]
+    tables = [memory.reserve(size * PAGE_SIZE) for size in (3, 1, 20, 8, 3, 1, 3, 2, 4, 8)]
     assert [table.pages[0] for table in tables if table] == [0, 16, 32, 8, 4, 3, 20, 18, 24, 56]
-    assert [table.stride // PAGE for table in tables if table] == [16, 16, 32, 8, 4, 1, 4, 2, 4, 8]
+    assert [table.stride // PAGE_SIZE for table in tables if table] == [
+        16,
+        16,
+        32,
+        8,
+        4,
+        1,
+        4,
+        2,
+        4,
+        8,
+    ]
 
 
 def test_unwritten_memory_is_zero() -> None:
     """Attention may read it, and must not find NaNs."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        memory = Cache(CONFIG, 4 * PAGE, dtype=dtype, device=torch.device("cpu")).memory
+        memory = PagedCache(CONFIG, 4 * PAGE_SIZE, dtype=dtype, device=torch.device("cpu")).memory
         assert memory.dtype == dtype and not memory.any()
 
 
 def test_nan_pages_are_erased() -> None:
     """With their names; shared pages stay."""
     memory = cache(4)
-    first, second = memory.reserve(2 * PAGE), memory.reserve(PAGE)
+    first, second = memory.reserve(2 * PAGE_SIZE), memory.reserve(PAGE_SIZE)
     assert first and second
     memory.memory.fill_(torch.nan)
-    memory.name(first.pages[0], b"name")
-    memory.hold(first.pages[1:])
-    memory.scrub(first)
-    assert not memory.named
-    kept = [bool(memory.keys[0][page * PAGE].isnan().any()) for page in range(3)]
+    memory.name_page(first.pages[0], b"name")
+    memory.add_references(first.pages[1:])
+    memory.zero_pages(first)
+    assert not memory.pages_by_name
+    kept = [bool(memory.keys[0][page * PAGE_SIZE].isnan().any()) for page in range(3)]
     assert kept == [False, True, True]
 
 
 def test_scattered_pages_are_the_last_resort() -> None:
     """Slot by slot."""
     memory = cache(4)
-    tables = [memory.reserve(PAGE) for _ in range(4)]
+    tables = [memory.reserve(PAGE_SIZE) for _ in range(4)]
     for table in tables[::2]:
         memory.release(table)
-    table = memory.reserve(2 * PAGE)
+    table = memory.reserve(2 * PAGE_SIZE)
     assert table is not None and table.pages == [0, 2] and table.stride == 0
-    expected = [*range(PAGE), *range(2 * PAGE, 2 * PAGE + 4)]
-    assert list(table.window(PAGE + 4)) == expected
+    expected = [*range(PAGE_SIZE), *range(2 * PAGE_SIZE, 2 * PAGE_SIZE + 4)]
+    assert list(table.physical_slots(PAGE_SIZE + 4)) == expected
 
 
-@given(st.lists(st.one_of(st.integers(1, 5 * PAGE), st.integers(-9, -1)), max_size=40))
+@given(st.lists(st.one_of(st.integers(1, 5 * PAGE_SIZE), st.integers(-9, -1)), max_size=40))
 def test_no_page_is_held_twice(turns: list[int]) -> None:
     """A positive number reserves slots, a negative one frees a table."""
     memory = cache(8)
-    held: list[Table] = []
+    held: list[PageTable] = []
     for turn in turns:
         if turn > 0:
             table = memory.reserve(turn)
-            count = -(-turn // PAGE)
+            count = -(-turn // PAGE_SIZE)
             assert (table is None) == (count > 8 - sum(len(t.pages) for t in held))
             held += [table] if table else []
         elif held:
             memory.release(held.pop(turn % len(held)))
         pages = [page for table in held for page in table.pages]
-        assert len(pages) == len(set(pages)) == 8 - memory.free.sum()
+        assert len(pages) == len(set(pages)) == 8 - memory.free_pages.sum()
 
 
 def test_budget_counts_keys_and_values_of_all_layers() -> None:
@@ -120,18 +131,18 @@ def test_too_much_memory_is_refused() -> None:
     """Before any allocation, naming the option."""
     for slots in (2**50, 2**70):
         with pytest.raises(ValueError, match="no memory for .* GiB .* a smaller cache_gib"):
-            Cache(CONFIG, slots, dtype=torch.float32, device=torch.device("cpu"))
+            PagedCache(CONFIG, slots, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_oldest_pages_are_reused_first() -> None:
     """Contiguous where possible, and scattered otherwise."""
     for order, expected in (((4, 5, 6, 0, 1, 2, 3), [4, 5]), ((4, 6, 0, 2), [4, 6])):
         memory = cache(7)
-        tables = [memory.reserve(PAGE) for _ in range(7)]
+        tables = [memory.reserve(PAGE_SIZE) for _ in range(7)]
         for index in order:
             table = tables[index]
             assert table is not None
-            table.names.append(bytes([index]))
+            table.page_names.append(bytes([index]))
             memory.release(table)
-        table = memory.reserve(2 * PAGE)
+        table = memory.reserve(2 * PAGE_SIZE)
         assert table is not None and table.pages == expected

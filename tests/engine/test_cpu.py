@@ -19,18 +19,25 @@ from helpers import published, whole
 from outpace.checkpoints.load import save_model
 from outpace.decoding import Kind
 from outpace.engine.cpu import (
-    PIECE,
-    FixedLinear,
-    OwnHead,
+    MLP_CHUNK_ROWS,
+    CpuLinear,
+    SeparateHead,
     TiledEmbedding,
-    become,
-    lay_out,
-    undo,
+    pack_model,
+    set_class,
+    unpack_model,
 )
 from outpace.kernels import autotune, matmul, tiles
-from outpace.kernels.autotune import ROWS, SMALL, is_batch_invariant
-from outpace.kernels.matmul import LAYOUTS, MANY, STEP, bind_product, blocked, has
-from outpace.kernels.tiles import Product
+from outpace.kernels.autotune import MIN_TIMED_ELEMENTS, TIMED_ROWS, is_batch_invariant
+from outpace.kernels.matmul import (
+    LAYOUTS,
+    MIN_PADDED_ROWS,
+    ROW_MULTIPLE,
+    bind_product,
+    has_layout,
+    to_blocks,
+)
+from outpace.kernels.tiles import RowProduct
 from outpace.models.config import ModelConfig
 from outpace.models.norm import DirectNorm
 from outpace.models.transformer import Transformer
@@ -43,9 +50,11 @@ DTYPES = [torch.float32, torch.bfloat16]
 @pytest.fixture
 def untiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine without tiles."""
-    monkeypatch.setattr(tiles, "usable", lambda dtype: False)
-    monkeypatch.setattr(matmul, "has", lambda name, dtype: name == "blocks" and has(name, dtype))
-    monkeypatch.setattr("outpace.engine.cpu.has", matmul.has)
+    monkeypatch.setattr(tiles, "has_tile_loop", lambda dtype: False)
+    monkeypatch.setattr(
+        matmul, "has_layout", lambda name, dtype: name == "blocks" and has_layout(name, dtype)
+    )
+    monkeypatch.setattr("outpace.engine.cpu.has", matmul.has_layout)
 
 
 def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Transformer:
@@ -61,7 +70,7 @@ def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Tran
         kv_heads=2,
         head_dim=32,
         mlp=1024,
-        max_length=2 * PIECE,
+        max_length=2 * MLP_CHUNK_ROWS,
         qkv_bias=True,
         tied=tied,
         kind=Kind.DIFFUSION if bidirectional else Kind.CAUSAL,
@@ -80,12 +89,14 @@ def machine(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
-@pytest.mark.parametrize("rows", [1, 2, 33, MANY + 1, PIECE + 1, 2 * PIECE])
+@pytest.mark.parametrize(
+    "rows", [1, 2, 33, MIN_PADDED_ROWS + 1, MLP_CHUNK_ROWS + 1, 2 * MLP_CHUNK_ROWS]
+)
 def test_results_are_unchanged(machine: str, bidirectional: bool, rows: int) -> None:
     """For few rows and many, head included."""
     plain = model(bidirectional=bidirectional)
     laid_out = copy.deepcopy(plain)
-    lay_out(laid_out)
+    pack_model(laid_out)
     ids = list(range(rows))
     before, after = (whole(m, ids, causal=not bidirectional) for m in (plain, laid_out))
     torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
@@ -93,22 +104,22 @@ def test_results_are_unchanged(machine: str, bidirectional: bool, rows: int) -> 
 
 def test_many_rows_share_kernels() -> None:
     """A row has the same bits among any number of rows up to the next multiple."""
-    weight, rows = blocked(torch.randn(96, 64)), torch.randn(MANY + STEP, 64)
+    weight, rows = to_blocks(torch.randn(96, 64)), torch.randn(MIN_PADDED_ROWS + ROW_MULTIPLE, 64)
     product = bind_product(weight)
     whole = product(rows)
-    for count in range(MANY + 1, MANY + STEP):
+    for count in range(MIN_PADDED_ROWS + 1, MIN_PADDED_ROWS + ROW_MULTIPLE):
         some = product(rows[:count])
         assert torch.equal(some, whole[:count])
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, **times: float) -> None:
     """Set the time of each layout for any number of rows."""
-    found = {name: dict.fromkeys(ROWS, time) for name, time in times.items()}
-    monkeypatch.setattr(autotune, "seconds", lambda *_: found)
+    found = {name: dict.fromkeys(TIMED_ROWS, time) for name, time in times.items()}
+    monkeypatch.setattr(autotune, "time_layouts", lambda *_: found)
 
 
 needs_both = pytest.mark.skipif(
-    not (has("tiles", torch.float32) and has("blocks", torch.float32)),
+    not (has_layout("tiles", torch.float32) and has_layout("blocks", torch.float32)),
     reason="this machine lacks one of the layouts",
 )
 
@@ -120,8 +131,10 @@ def test_noise_chooses_no_layout(
 ) -> None:
     """Another layout must take less than seven tenths of the usual one's time."""
     fake(monkeypatch, tiles=1.0, blocks=blocks)
-    assert autotune.quickest(torch.ones(SMALL // 64, 64)) == wanted
-    assert autotune.quickest(torch.ones(SMALL // 128, 64)) == "tiles"  # small ones are not timed
+    assert autotune.choose_layout(torch.ones(MIN_TIMED_ELEMENTS // 64, 64)) == wanted
+    assert (
+        autotune.choose_layout(torch.ones(MIN_TIMED_ELEMENTS // 128, 64)) == "tiles"
+    )  # small ones are not timed
 
 
 @pytest.fixture
@@ -144,30 +157,30 @@ def test_batch_dependent_layout_is_not_used(
 ) -> None:
     """However fast; tiles are used, or plain rows where a matrix does not fill tiles."""
 
-    def bind_dependent(weight: Tensor, *rest: Tensor | None) -> Product:
+    def bind_dependent(weight: Tensor, *rest: Tensor | None) -> RowProduct:
         product = bind_product(weight, *rest)
         wrong = 1 + 2**-20 if weight.is_mkldnn else 1
         return lambda x: product(x) * (wrong if len(x) == at else 1)
 
     weight = torch.randn(shape)
     fake(monkeypatch, tiles=1.0, blocks=0.1)
-    assert autotune.quickest(weight) == "blocks"
+    assert autotune.choose_layout(weight) == "blocks"
     is_batch_invariant.cache_clear()
     monkeypatch.setattr(autotune, "bind_product", bind_dependent)
     with caplog.at_level("INFO", "outpace"):
-        assert autotune.quickest(weight) == ("tiles" if shape[0] % 16 == 0 else "rows")
+        assert autotune.choose_layout(weight) == ("tiles" if shape[0] % 16 == 0 else "rows")
     assert f"{shape[0]} x {shape[1]} is not batch invariant for {at} rows" in caplog.text
-    monkeypatch.setattr(tiles, "usable", lambda dtype: False)
-    assert autotune.quickest(weight) == "rows"
+    monkeypatch.setattr(tiles, "has_tile_loop", lambda dtype: False)
+    assert autotune.choose_layout(weight) == "rows"
 
 
 def test_layouts_are_timed_once_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     """For each shape, dtype and number of threads; a single layout is not timed."""
     weight = torch.ones(384, 208)
     with caplog.at_level("INFO", "outpace"):
-        chosen = [autotune.quickest(weight) for _ in range(3)]
+        chosen = [autotune.choose_layout(weight) for _ in range(3)]
     lines = [r.message for r in caplog.records if "384 x 208, micro" in r.message]
-    assert len(lines) == (len(matmul.layouts(weight)) > 1) and len(set(chosen)) == 1
+    assert len(lines) == (len(matmul.available_layouts(weight)) > 1) and len(set(chosen)) == 1
     assert all("blocks" in line and "tiles" in line and "(1, 4, 16, 64)" in line for line in lines)
 
 
@@ -182,13 +195,13 @@ def test_without_blocks_models_keep_their_layout(
         raise fault
 
     monkeypatch.setitem(matmul.LAYOUTS, "blocks", missing)  # type: ignore[arg-type]
-    monkeypatch.setattr(tiles, "usable", lambda dtype: False)
-    has.cache_clear()
+    monkeypatch.setattr(tiles, "has_tile_loop", lambda dtype: False)
+    has_layout.cache_clear()
     plain = model(bidirectional=False, tied=True).to(dtype)
     laid_out = copy.deepcopy(plain)
-    lay_out(laid_out)
-    has.cache_clear()
-    assert not any(isinstance(m, FixedLinear | OwnHead) for m in laid_out.modules())
+    pack_model(laid_out)
+    has_layout.cache_clear()
+    assert not any(isinstance(m, CpuLinear | SeparateHead) for m in laid_out.modules())
     assert laid_out.embedding.weight.stride(0) == 1
     before, after = (whole(m, [3, 1, 4], causal=True) for m in (plain, laid_out))
     torch.testing.assert_close(after, before, atol=1e-3, rtol=2e-2)
@@ -202,8 +215,8 @@ def test_rows_are_batch_invariant(name: str, dtype: torch.dtype, shape: tuple[in
     torch.manual_seed(0)
     weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], 300))
     threads = torch.get_num_threads()
-    name = autotune.quickest(weight) if name == "chosen" else name
-    if name == "rows" or not has(name, dtype):
+    name = autotune.choose_layout(weight) if name == "chosen" else name
+    if name == "rows" or not has_layout(name, dtype):
         pytest.skip(f"this machine has no {name} of {dtype} for any company")
     if not is_batch_invariant(name, shape, dtype, threads):
         pytest.skip(f"{name} of {dtype} are not used on this machine: rows depend on company")
@@ -244,12 +257,12 @@ def test_chosen_layouts_are_batch_invariant(isa: str, have: str) -> None:
     assert "bfloat16" in run.stdout and "blocks torch.bfloat16" not in run.stdout
 
 
-@pytest.mark.skipif(not tiles.usable(torch.float32), reason="this machine has no tiles")
+@pytest.mark.skipif(not tiles.has_tile_loop(torch.float32), reason="this machine has no tiles")
 def test_tiled_matrices_are_batch_invariant() -> None:
     """With AVX512 neither small matrices nor bfloat16 are left to PyTorch."""
     for dtype in DTYPES:
         for shape in ((16, 2), (64, 64), (640, 192), (1152, 896)):
-            assert autotune.quickest(torch.ones(shape, dtype=dtype)) != "rows"
+            assert autotune.choose_layout(torch.ones(shape, dtype=dtype)) != "rows"
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])
@@ -261,30 +274,32 @@ def test_a_tied_head(
 
     Without blocks and tiles, the head of a causal model is stored by column.
     """
-    monkeypatch.setattr(tiles, "LARGE", 4 * 192 * 3072)
-    tiled = machine == "tiled" and tiles.usable(torch.float32)
-    blocks = has("blocks", torch.float32)
+    monkeypatch.setattr(tiles, "TILED_LOOKUP_BYTES", 4 * 192 * 3072)
+    tiled = machine == "tiled" and tiles.has_tile_loop(torch.float32)
+    blocks = has_layout("blocks", torch.float32)
     for vocab in (1024, 2048, 3072):
         laid_out = model(bidirectional=bidirectional, vocab=vocab, tied=True)
         before, hidden = laid_out.embedding.weight.clone(), torch.randn(rows, 192)
         names = dict(laid_out.named_parameters()).keys()
-        lay_out(laid_out)
+        pack_model(laid_out)
         if tiled and vocab == 3072:
             assert isinstance(laid_out.embedding, TiledEmbedding)
         else:
             after = laid_out.embedding.weight
             assert torch.equal(before, after)
             assert (after.stride(0) == 1) == (not tiled and not blocks and not bidirectional)
-            assert isinstance(laid_out, OwnHead) == (tiled or blocks)
-        if isinstance(laid_out, OwnHead):
-            head = laid_out.own[0].matrix
+            assert isinstance(laid_out, SeparateHead) == (tiled or blocks)
+        if isinstance(laid_out, SeparateHead):
+            head = laid_out.separate_head[0].matrix
             shared = not head.is_mkldnn and head.data_ptr() == after.data_ptr()
             assert shared == (vocab == 3072)
         assert dict(laid_out.named_parameters()).keys() == names
         ids = torch.tensor([5, 0, vocab - 1])
-        assert torch.equal(laid_out.embed(ids), before[ids])
+        assert torch.equal(laid_out.embed_tokens(ids), before[ids])
         assert torch.equal(laid_out.state_dict()["embedding.weight"], before)
-        torch.testing.assert_close(laid_out.head(hidden), hidden @ before.T, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            laid_out.compute_logits(hidden), hidden @ before.T, atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -294,12 +309,12 @@ def test_a_layout_is_undone(
     dtype: torch.dtype, vocab: int, tied: bool, machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The original classes, hooks and bits are restored."""
-    monkeypatch.setattr(tiles, "LARGE", 2048 * 192 * dtype.itemsize)
+    monkeypatch.setattr(tiles, "TILED_LOOKUP_BYTES", 2048 * 192 * dtype.itemsize)
     plain = model(bidirectional=False, vocab=vocab, tied=tied).to(dtype)
     laid_out = copy.deepcopy(plain)
-    lay_out(laid_out)
+    pack_model(laid_out)
     assert [n for n, _ in laid_out.named_parameters()] == [n for n, _ in plain.named_parameters()]
-    undo(laid_out)
+    unpack_model(laid_out)
     assert list(map(type, laid_out.modules())) == list(map(type, plain.modules()))
     for (name, ours), (_, theirs) in zip(
         laid_out.named_parameters(), plain.named_parameters(), strict=True
@@ -318,7 +333,7 @@ def test_a_model_that_decodes_can_be_saved(machine: str, tmp_path: Path) -> None
     plain = model(bidirectional=False, vocab=1024, tied=True)
     plain.config = replace(plain.config, source=published(**SIZES))
     laid_out = copy.deepcopy(plain)
-    lay_out(laid_out)
+    pack_model(laid_out)
     for name, each in (("plain", plain), ("laid-out", laid_out)):
         save_model(each, tmp_path / name, dtype=torch.float32)
     before, after = (load_file(tmp_path / name / FILE) for name in ("plain", "laid-out"))
@@ -334,7 +349,7 @@ def test_direct_norm_equals_the_norm(dtype: torch.dtype, scale: float) -> None:
     norm = torch.nn.RMSNorm(96, 1e-5).requires_grad_(False)
     torch.nn.init.normal_(norm.weight)
     norm, x = norm.to(dtype), (torch.randn(3, 2, 96) * scale).to(dtype)
-    become(norm, DirectNorm)
+    set_class(norm, DirectNorm)
     fast = norm(x)
     exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
     exact = exact * norm.weight.double()

@@ -14,7 +14,7 @@ from helpers import MASK, engine_of, feeds, finish, pages_in_use, runner, tokens
 from outpace import LLM
 from outpace.attention import compiled
 from outpace.decoding import Forward, Sample, Sampling, sampling
-from outpace.engine.cache import PAGE
+from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
 from outpace.kernels import tiles
@@ -36,7 +36,7 @@ def halved(dtype: torch.dtype) -> dict[str, Stack]:
 
 def engine_in(dtype: torch.dtype, **limits: int) -> Engine:
     """Return an engine of all of them."""
-    return engine_of(*halved(dtype).items(), slots=64 * PAGE, **limits)
+    return engine_of(*halved(dtype).items(), slots=64 * PAGE_SIZE, **limits)
 
 
 def asked(method: Method) -> list[Asked]:
@@ -80,7 +80,7 @@ def test_requests_together_equal_each_alone_in_half_precision(
 @each_half
 def test_logits_are_read_in_float32(dtype: torch.dtype) -> None:
     """By processors, by every kind of read, and by methods that keep them."""
-    each = Runner("tiny", halved(dtype)["diffusion"], slots=8 * PAGE)
+    each = Runner("tiny", halved(dtype)["diffusion"], slots=8 * PAGE_SIZE)
     seen: list[Tensor] = []
 
     def look(logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
@@ -96,7 +96,7 @@ def test_logits_are_read_in_float32(dtype: torch.dtype) -> None:
     fed = feeds(each, asks, [table for table in tables if table is not None])
     for feed in fed:
         feed.processors = (look,)
-    outs = each.run(fed)
+    outs = each.run_pass(fed)
     assert {logits.dtype for logits in seen} == {torch.float32}
     for out, logits in zip(outs, seen, strict=True):
         assert out.logits is not None and out.logits.dtype == torch.float32
@@ -118,15 +118,15 @@ def test_kernel_reads_logits_of_any_dtype(
         seen.append(logits.clone())
         return read_rows(logits, *rest)
 
-    each, found = Runner("tiny", halved(dtype)["diffusion"], slots=8 * PAGE), []
+    each, found = Runner("tiny", halved(dtype)["diffusion"], slots=8 * PAGE_SIZE), []
     monkeypatch.setattr(sampling, "read_rows", look)
     ask = Sample(scores=("confidence", "entropy"), sampling=Sampling(temperature=0.7, seed=1))
     for exact in (True, False):
         monkeypatch.setattr(sampling, "runs_triton", lambda device, exact=exact: not exact)
-        each.exact, table = exact, each.reserve(8)
+        each.uses_float32, table = exact, each.reserve(8)
         assert table is not None
         forward = Forward(ids=[1, 2, 3], start=0, predict=[1, 2, 3], read=ask)
-        found += each.run(feeds(each, [forward], [table]))
+        found += each.run_pass(feeds(each, [forward], [table]))
     assert [logits.dtype for logits in seen] == [dtype]
     assert seen[0].isfinite().all() and (seen[0].argmin(-1) == MASK).all()
     assert found[0].tokens == found[1].tokens
@@ -140,11 +140,11 @@ def test_logits_are_near_those_of_float32(name: str, dtype: torch.dtype) -> None
     """Within rounding, which in bfloat16 is eight times that of float16."""
     found = []
     for models in (halved(dtype), new_models()):
-        each = Runner(name, models[name], slots=8 * PAGE)
+        each = Runner(name, models[name], slots=8 * PAGE_SIZE)
         table = each.reserve(8)
         assert table is not None
         ask = Forward(ids=[1, 2, 3, 4], start=0, predict=[2, 3], read=Sample(keep=True))
-        (out,) = each.run(feeds(each, [ask], [table]))
+        (out,) = each.run_pass(feeds(each, [ask], [table]))
         assert out.logits is not None
         found.append(out.logits[out.logits > -1e29])
     error = (found[0] - found[1]).norm() / found[1].norm()
@@ -152,7 +152,8 @@ def test_logits_are_near_those_of_float32(name: str, dtype: torch.dtype) -> None
 
 
 @pytest.mark.skipif(
-    not tiles.usable(torch.float32) or compiled.missing(torch.device("cpu")) is not None,
+    not tiles.has_tile_loop(torch.float32)
+    or compiled.compiled_missing_reason(torch.device("cpu")) is not None,
     reason="this machine has no compiled loops",
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -25,7 +25,7 @@ from helpers import (
 from outpace.decoding import CAUSAL, FULL, Decoding, Forward
 from outpace.decoding import Request as Tokens
 from outpace.engine import readout
-from outpace.engine.cache import PAGE
+from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
 from outpace.engine.stats import Stats
@@ -133,13 +133,13 @@ def test_listeners_are_called_while_a_device_works(
     assert not engine.is_async
     engine.is_async = aside
 
-    wait = readout.Sent.wait
+    wait = readout.HostTransfer.wait
 
-    def waited(sent: readout.Sent) -> Any:
+    def waited(sent: readout.HostTransfer) -> Any:
         told.append("result")
         return wait(sent)
 
-    monkeypatch.setattr(readout.Sent, "wait", waited)
+    monkeypatch.setattr(readout.HostTransfer, "wait", waited)
     job = Request(method=AR, max_tokens=4).submit(engine, lambda seq: told.append("heard"))
     steps = []
     while engine.step():
@@ -174,7 +174,7 @@ def listened(engine: Engine, asked: Sequence[Request]) -> list[list[list[int]]]:
 
     jobs += [each.submit(engine, partial(listen, number=n)) for n, each in enumerate(asked)]
     finish(engine)
-    assert jobs[1].request.finish_reason == "cancelled" and jobs[1].over
+    assert jobs[1].request.finish_reason == "cancelled" and jobs[1].is_finished
     assert result(jobs[0]) == alone(asked[0])
     return heard
 
@@ -184,8 +184,8 @@ def test_one_pass_serves_all_waiting_jobs() -> None:
     engine = new_engine()
     target = runner(engine, "causal")
     sizes: list[int] = []
-    launch = target.launch
-    target.launch = lambda forwards: (sizes.append(len(forwards)), launch(forwards))[1]
+    launch = target.launch_pass
+    target.launch_pass = lambda forwards: (sizes.append(len(forwards)), launch(forwards))[1]
     serve(engine, [Request(method=AR, prompt=(i + 1,), max_tokens=1) for i in range(10)])
     assert sizes == [10]
 
@@ -196,11 +196,11 @@ def test_drafts_run_before_the_target() -> None:
     order: list[tuple[str, int]] = []
     for each in engine.runners:
 
-        def noted(forwards, launch=each.launch, name=each.name):
+        def noted(forwards, launch=each.launch_pass, name=each.name):
             order.append((name, len(forwards)))
             return launch(forwards)
 
-        each.launch = noted
+        each.launch_pass = noted
     method = APD(verifier="causal", ratio=1.0, lookahead=2)
     serve(engine, [Request(method=method, max_tokens=6, arrives=turn) for turn in (0, 1)])
     assert order[:4] == [("diffusion", 1), ("causal", 1), ("diffusion", 2), ("causal", 2)]
@@ -211,9 +211,9 @@ def test_long_prefill_does_not_block_others() -> None:
     engine = new_engine(max_rows=5)
     long = Request(method=AR, prompt=(1,) * 60, max_tokens=1).submit(engine)
     short = Request(method=AR, prompt=(2,), max_tokens=4).submit(engine)
-    while not short.done:
+    while not short.has_ended:
         engine.step()
-    assert not long.done and tokens(short)
+    assert not long.has_ended and tokens(short)
     finish(engine)
     assert tokens(long)
 
@@ -223,7 +223,7 @@ def test_long_prefill_does_not_block_others() -> None:
 
 def test_requests_wait_for_memory_in_order() -> None:
     """Three of 32 slots each in a cache that holds one of them."""
-    engine = new_engine(slots=3 * PAGE)
+    engine = new_engine(slots=3 * PAGE_SIZE)
     batch = [Request(method=AR, prompt=(i + 1,) * 20, max_tokens=12) for i in range(3)]
     ended: list[int] = []
     jobs = [
@@ -231,7 +231,7 @@ def test_requests_wait_for_memory_in_order() -> None:
         for i, request in enumerate(batch)
     ]
     engine.step()
-    assert Stats.of(engine).running == 1 and Stats.of(engine).waiting == 2
+    assert Stats.from_engine(engine).running == 1 and Stats.from_engine(engine).waiting == 2
     finish(engine)
     assert [result(job) for job in jobs] == [alone(request) for request in batch]
     assert ended == [0, 1, 2]
@@ -240,7 +240,7 @@ def test_requests_wait_for_memory_in_order() -> None:
 
 def test_a_small_request_does_not_overtake_a_large_one() -> None:
     """First come, first served."""
-    engine = new_engine(slots=3 * PAGE)
+    engine = new_engine(slots=3 * PAGE_SIZE)
     sizes = (20, 20, 1)
     jobs = [Request(method=AR, prompt=(1,) * n, max_tokens=4).submit(engine) for n in sizes]
     engine.step()
@@ -250,13 +250,13 @@ def test_a_small_request_does_not_overtake_a_large_one() -> None:
 
 def test_memory_is_reserved_in_all_models_or_in_none() -> None:
     """A full verifier does not hold back memory of the target."""
-    engine = new_engine(slots=3 * PAGE)
+    engine = new_engine(slots=3 * PAGE_SIZE)
     verifier = runner(engine, "causal").cache
-    held = verifier.reserve(3 * PAGE)
+    held = verifier.reserve(3 * PAGE_SIZE)
     assert held is not None
     job = Request(method=VERIFIED).submit(engine)
     assert not engine.step()
-    assert runner(engine, "diffusion").cache.free.all()
+    assert runner(engine, "diffusion").cache.free_pages.all()
     verifier.release(held)
     finish(engine)
     assert tokens(job)
@@ -268,8 +268,8 @@ def test_number_of_running_requests_is_limited() -> None:
     jobs = [Request(method=AR, max_tokens=3).submit(engine) for _ in range(5)]
     running = []
     while engine.step():
-        running.append(Stats.of(engine).running)
-    assert max(running) == 2 and all(job.done for job in jobs)
+        running.append(Stats.from_engine(engine).running)
+    assert max(running) == 2 and all(job.has_ended for job in jobs)
 
 
 # Cancellation.
@@ -282,7 +282,7 @@ def test_cancelling_a_queued_request_removes_it() -> None:
     engine.step()
     engine.cancel(second)
     assert second.request.finish_reason == "cancelled"
-    assert not Stats.of(engine).waiting
+    assert not Stats.from_engine(engine).waiting
     finish(engine)
     assert result(first) == alone(Request(method=AR)) and second.request.trace == []
 
@@ -363,7 +363,7 @@ def fails_alone(method: Method) -> DecodingError:
     finish(engine)
     assert result(jobs[0]) == result(jobs[2]) == alone(neighbour)
     assert isinstance(jobs[1].error, DecodingError)
-    assert jobs[1].request.finish_reason is None and jobs[1].done
+    assert jobs[1].request.finish_reason is None and jobs[1].has_ended
     assert is_idle(engine)
     return jobs[1].error
 
@@ -385,7 +385,10 @@ def test_method_that_returns_too_early_fails(good: int) -> None:
 
 BAD_FORWARDS = {
     "start": (Forward(ids=[1, 2], start=9), "only 5 slots have been written"),
-    "visible_end": (Forward(ids=[1], start=5, pattern=FULL, reach=40), "visible_end 40 has slots"),
+    "visible_end": (
+        Forward(ids=[1], start=5, pattern=FULL, visible_end=40),
+        "visible_end 40 has slots",
+    ),
     "token": (Forward(ids=[99], start=5), "token id 99 is outside the vocabulary"),
     "room": (Forward(ids=[1] * 99, start=0), "17 slots were reserved"),
     "wanted": (Forward(ids=[1], start=5, predict=[3]), "slot 3 is predicted by .* slot 2"),
@@ -421,7 +424,7 @@ def test_error_in_a_pass_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("out of memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(jobs[0].pairing.runners["target"], "launch", broken)
+        patch.setattr(jobs[0].pairing.runners["target"], "launch_pass", broken)
         finish(engine)
     assert all("out of memory" in str(job.error) for job in jobs)
     assert is_idle(engine)
@@ -438,14 +441,14 @@ def test_out_of_memory_ends_the_newest(
     asked = [Request(method=AR, prompt=(3, n)) for n in range(1, 6)]
     jobs = [each.submit(engine) for each in asked]
     runner = jobs[0].pairing.runners["target"]
-    launch = runner.launch
+    launch = runner.launch_pass
 
     def small(feeds: Sequence[Any]) -> Any:
         if len(feeds) > 3:
             raise torch.OutOfMemoryError("CUDA out of memory")
         return launch(feeds)
 
-    monkeypatch.setattr(runner, "launch", small)
+    monkeypatch.setattr(runner, "launch_pass", small)
     finish(engine)
     assert [job.error is None for job in jobs] == [True, True, True, False, False]
     assert "CUDA out of memory" in str(jobs[4].error) and engine.max_sequences == 3
@@ -466,10 +469,10 @@ def test_a_lost_device_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> Non
         raise torch.AcceleratorError("CUDA error: device is lost")
 
     for each in engine.runners:
-        monkeypatch.setattr(each, "launch", gone)
-        monkeypatch.setattr(each.cache, "erase", gone)
+        monkeypatch.setattr(each, "launch_pass", gone)
+        monkeypatch.setattr(each.cache, "erase_pages", gone)
     finish(engine)
-    assert all("device is lost" in str(job.error) and job.over for job in jobs)
+    assert all("device is lost" in str(job.error) and job.is_finished for job in jobs)
     assert is_idle(engine)
     late = Request(method=AR).submit(engine)
     finish(engine)
@@ -478,7 +481,7 @@ def test_a_lost_device_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_failed_request_makes_room_for_the_next() -> None:
     """Also where memory is short."""
-    engine = new_engine(slots=2 * PAGE)
+    engine = new_engine(slots=2 * PAGE_SIZE)
     failing = Request(method=Scripted(error="no"), prompt=(1,) * 10, max_tokens=20)
     waiting = Request(method=AR, prompt=(1,) * 10, max_tokens=20)
     failing.submit(engine)
@@ -495,7 +498,7 @@ def refuse(request: Request, message: str, engine: Engine | None = None) -> None
     engine = engine or new_engine()
     with pytest.raises(ValueError, match=message):
         request.submit(engine)
-    assert not Stats.of(engine).waiting
+    assert not Stats.from_engine(engine).waiting
 
 
 def test_empty_prompt_is_refused() -> None:

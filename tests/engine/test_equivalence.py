@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import literal
 from helpers import engine_of, finish, is_idle, pages_in_use, runner
 from outpace.decoding import Sampling
-from outpace.engine.cache import PAGE
+from outpace.engine.cache import PAGE_SIZE
 from outpace.methods import (
     APD,
     D2F,
@@ -171,13 +171,13 @@ def test_bidirectional_forwards_are_never_split() -> None:
 def test_scattered_pages_change_nothing(method) -> None:
     """Attention finds the same keys."""
     request = Request(method=method, prompt=LONG, max_tokens=20, sampling=SAMPLED)
-    engine = engine_of(*MODELS.items(), slots=16 * PAGE)
+    engine = engine_of(*MODELS.items(), slots=16 * PAGE_SIZE)
     for each in engine.runners:
-        tables = [each.cache.reserve(PAGE) for _ in range(16)]
+        tables = [each.cache.reserve(PAGE_SIZE) for _ in range(16)]
         for table in tables[::2]:
             each.cache.release(table)
     job = request.submit(engine)
-    engine.admit()
+    engine.admit_jobs()
     assert job.tables and not any(table.stride for table in job.tables.values())
     finish(engine)
     assert result(job) == alone(request)
@@ -187,7 +187,7 @@ def test_scattered_pages_change_nothing(method) -> None:
 def test_stale_memory_changes_nothing(method) -> None:
     """Pages contain data of earlier requests."""
     request = Request(method=method, prompt=LONG[:20], max_tokens=20, sampling=SAMPLED)
-    engine = new_engine(slots=3 * PAGE)
+    engine = new_engine(slots=3 * PAGE_SIZE)
     for each in engine.runners:
         each.cache.memory.fill_(float("nan"))
     assert serve(engine, [request, request, request]) == [alone(request)] * 3
@@ -207,7 +207,7 @@ def test_both_kinds_of_drafts_serve_one_target() -> None:
     assert serve(engine, batch) == expected and serve(engine, batch) == expected
     plain = [replace(each, method=Autoregressive(), on="rich") for each in batch]
     assert [each[0] for each in expected] == [alone(each)[0] for each in plain]
-    assert engine.saved.hits > len(batch) // 2 and pages_in_use(engine) == 0
+    assert engine.prefix_stats.hits > len(batch) // 2 and pages_in_use(engine) == 0
 
 
 def test_same_seed_same_text_and_another_seed_another() -> None:
@@ -232,9 +232,9 @@ def test_adaptive_lengths_change_no_token() -> None:
     plain = [replace(request, method=replace(request.method, tokens=4)) for request in batch]
     together = serve(engine, batch)
     assert [ids for ids, *_ in together] == [alone(request)[0] for request in plain]
-    paces = engine.paces
+    paces = engine.controllers
     assert {method for method, *_ in paces} == set(adaptive)
     for pace in paces.values():
         assert pace.cycles > 10 and pace.load.costs.keys() == {"target", "draft"}
         assert max(pace.loads) > 1  # they ran together, with one controller
-    assert not new_engine().paces and serve(engine, plain) and len(paces) == 3
+    assert not new_engine().controllers and serve(engine, plain) and len(paces) == 3

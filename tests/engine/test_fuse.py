@@ -15,13 +15,13 @@ from torch._dynamo.utils import counters
 from again import Again
 from helpers import causal_model, finish, tokens
 from outpace import LLM
-from outpace.attention.ranges import RangesAttention, causal
+from outpace.attention.ranges import RangesAttention, causal_ranges
 from outpace.checkpoints.load import load_model
 from outpace.engine import runner
-from outpace.engine.cache import PAGE
-from outpace.engine.cpu import undo
+from outpace.engine.cache import PAGE_SIZE
+from outpace.engine.cpu import unpack_model
 from outpace.engine.engine import Engine
-from outpace.engine.fuse import FusedBlock, check, fuse
+from outpace.engine.fuse import FusedBlock, check_compilation, compile_layers
 from outpace.engine.runner import Runner
 from outpace.methods import APD, Autoregressive, DFlash, Method
 from outpace.models.transformer import Stack, Transformer
@@ -51,7 +51,7 @@ def states(model: Stack, rows: int) -> torch.Tensor:
     """Return hidden states of this many rows of text."""
     ids = torch.arange(rows) % 20
     with torch.inference_mode():
-        return model(ids, torch.arange(rows), RangesAttention(causal(rows)))
+        return model(ids, torch.arange(rows), RangesAttention(causal_ranges(rows)))
 
 
 @pytest.mark.usefixtures("captured")
@@ -61,7 +61,7 @@ def test_a_layer_of_any_form_is_captured_whole(form: str) -> None:
     torch.manual_seed(0)
     model = Transformer(replace(SMALL, **FORMS[form])).eval().requires_grad_(False)
     wanted = {rows: states(model, rows) for rows in (7, 1, 16, 33)}
-    fuse(model)
+    compile_layers(model)
     for rows, own in wanted.items():
         torch.testing.assert_close(states(model, rows), own)
     kinds = 2 if form == "some layers without rotation" else 1
@@ -75,9 +75,9 @@ def test_compiled_layers_give_the_same_tokens(
     method: Method, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of drafts and verifiers as well, and with recorded passes."""
-    monkeypatch.setattr(runner, "lay_out", lambda model: undo(model))
+    monkeypatch.setattr(runner, "pack_model", lambda model: unpack_model(model))
     for model in MODELS.values():
-        undo(model)  # a matrix in blocks cannot be copied
+        unpack_model(model)  # a matrix in blocks cannot be copied
 
     def decode(compile: bool) -> list[int]:
         engine, fused = Engine(), 0
@@ -86,13 +86,13 @@ def test_compiled_layers_give_the_same_tokens(
             own = Runner(
                 role,
                 model,
-                slots=32 * PAGE,
+                slots=32 * PAGE_SIZE,
                 attention="triton",
                 record=Again() if graphs else None,
                 compile=compile,
             )
             fused += any(isinstance(module, FusedBlock) for module in own.model.modules())
-            engine.add(own)
+            engine.add_runner(own)
         assert bool(fused) == compile
         job = Request(method=method, prompt=(3, 1, 4, 1, 5), max_tokens=7).submit(engine)
         finish(engine)
@@ -107,12 +107,12 @@ def test_compiled_layers_give_the_same_tokens(
 def test_compiled_model_is_the_same() -> None:
     """It can be restored."""
     model = load_model("tiny-ar", dtype=torch.float32, device=CPU)
-    undo(model)
+    unpack_model(model)
     wanted = {rows: states(model, rows) for rows in (5, 1, 18)}
-    fuse(model)
+    compile_layers(model)
     for rows, own in wanted.items():
         torch.testing.assert_close(states(model, rows), own, rtol=1e-4, atol=1e-4)
-    undo(model)
+    unpack_model(model)
     assert not any(isinstance(module, FusedBlock) for module in model.modules())
     assert torch.equal(states(model, 5), wanted[5])
 
@@ -131,19 +131,19 @@ def test_unavailable_compilation_is_refused(
 ) -> None:
     """Before a model is loaded."""
     with pytest.raises(ValueError, match=message):
-        check(wanted, device, processes)  # type: ignore[arg-type]
+        check_compilation(wanted, device, processes)  # type: ignore[arg-type]
 
 
 def test_layers_that_wait_for_the_host_are_refused() -> None:
     """A CPU too, by the name of the option."""
     config = replace(SMALL, experts=4, experts_per_row=2)
     with pytest.raises(ValueError, match="mixture-of-experts models, which wait for the host"):
-        fuse(Transformer(config))
+        compile_layers(Transformer(config))
     with pytest.raises(ValueError, match="compile requires a CUDA device"):
         LLM("tiny-ar", compile=True)
 
 
 def test_nothing_is_compiled_by_default() -> None:
     """Nor checked."""
-    check(False, CPU, 4)
+    check_compilation(False, CPU, 4)
     assert not any(isinstance(module, FusedBlock) for module in MODELS["causal"].modules())

@@ -13,9 +13,9 @@ from outpace import LLM
 from outpace.decoding import CAUSAL, Forward, Sample
 from outpace.decoding.tree import Tree
 from outpace.engine import graphs
-from outpace.engine.cache import PAGE
+from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
-from outpace.engine.graphs import SIZES, SPARE, Recorder, recorder
+from outpace.engine.graphs import GRAPH_SIZES, SCRATCH_SLOTS, CudaGraphRecorder, make_recorder
 from outpace.engine.runner import Runner
 from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
 from outpace.models.transformer import Transformer
@@ -36,11 +36,11 @@ def marks(method: Method) -> list[pytest.MarkDecorator]:
     return [pytest.mark.slow] if isinstance(method, Eagle) else []
 
 
-def decode(method: Method, record: Again | None, slots: int = 32 * PAGE) -> list[list[int]]:
+def decode(method: Method, record: Again | None, slots: int = 32 * PAGE_SIZE) -> list[list[int]]:
     """Return tokens of two concurrent requests, and of a third that arrives later."""
     engine = Engine()
     for role, model in MODELS.items():
-        engine.add(Runner(role, model, slots=slots, attention="triton", record=record))
+        engine.add_runner(Runner(role, model, slots=slots, attention="triton", record=record))
     prompts = ((3, 1, 4, 1, 5), tuple(range(1, 20)), (2, 7))
     asked = [Request(method=method, prompt=prompt, max_tokens=9) for prompt in prompts]
     jobs = [each.submit(engine) for each in asked[:2]]
@@ -67,7 +67,9 @@ def test_a_shape_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same prompts record nothing more, unless all graphs except one were dropped."""
     record, engine = Again(), Engine()
     for role, model in MODELS.items():
-        engine.add(Runner(role, model, slots=32 * PAGE, attention="triton", record=record))
+        engine.add_runner(
+            Runner(role, model, slots=32 * PAGE_SIZE, attention="triton", record=record)
+        )
 
     def once() -> int:
         before = record.recorded
@@ -77,19 +79,19 @@ def test_a_shape_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return record.recorded - before
 
     assert once() == 2 and once() == 0
-    monkeypatch.setattr(graphs, "KEPT", 1)
+    monkeypatch.setattr(graphs, "MAX_GRAPHS", 1)
     once()  # drops the others
     assert once() == 2
 
 
 def passes(model: Transformer, record: Again | None) -> list[torch.Tensor]:
     """Return logits of equally many rows: causal, as a tree, as another one, and causal again."""
-    runner = Runner("a", model, slots=8 * PAGE, attention="triton", record=record)
+    runner = Runner("a", model, slots=8 * PAGE_SIZE, attention="triton", record=record)
     found = []
     for parents in ((), (-1, -1, 0, 1), (-1, 0, 0, 0), ()):
-        table = runner.reserve(PAGE)
+        table = runner.reserve(PAGE_SIZE)
         assert table is not None
-        tree = Tree.of(1, parents)
+        tree = Tree.from_parents(1, parents)
         pattern = tree if parents else CAUSAL
         places = tree.positions(0) if parents else None
         asked = Forward(ids=[3, 1, 4, 1, 5], start=0, pattern=pattern, positions=places, read=KEPT)
@@ -124,13 +126,18 @@ def test_tree_passes_have_separate_graphs() -> None:
 def test_padding_takes_no_memory_from_requests() -> None:
     """A cache of two requests has room for two, and keeps both."""
     record = Again()
-    runner = Runner("target", MODELS["causal"], slots=2 * PAGE, attention="triton", record=record)
+    runner = Runner(
+        "target", MODELS["causal"], slots=2 * PAGE_SIZE, attention="triton", record=record
+    )
     pages = runner.cache.num_pages
-    assert runner.usage.held == 0 and runner.usage.pages == pages == 2
-    spare = runner.cache.spare
+    assert runner.cache_usage.held_pages == 0 and runner.cache_usage.total_pages == pages == 2
+    spare = runner.cache.scratch
     assert spare is not None and not set(spare.pages) & set(range(pages))
-    assert all(after - before <= SPARE for before, after in zip(SIZES, SIZES[1:], strict=False))
-    tables = [runner.reserve(PAGE) for _ in range(3)]
+    assert all(
+        after - before <= SCRATCH_SLOTS
+        for before, after in zip(GRAPH_SIZES, GRAPH_SIZES[1:], strict=False)
+    )
+    tables = [runner.reserve(PAGE_SIZE) for _ in range(3)]
     assert tables[2] is None and {page for t in tables[:2] if t for page in t.pages} == {0, 1}
 
 
@@ -141,7 +148,7 @@ def test_passes_with_features_are_not_recorded() -> None:
     engine = Engine()
     for role, model in MODELS.items():
         own = record if role == method.draft else None
-        engine.add(Runner(role, model, slots=32 * PAGE, attention="triton", record=own))
+        engine.add_runner(Runner(role, model, slots=32 * PAGE_SIZE, attention="triton", record=own))
     job = Request(method=method, prompt=(3, 1, 4, 1, 5), max_tokens=6).submit(engine)
     finish(engine)
     assert tokens(job) and not record.recorded
@@ -161,19 +168,19 @@ def test_unavailable_graphs_are_refused(
 ) -> None:
     """Before a model is loaded."""
     with pytest.raises(ValueError, match=message):
-        recorder(graphs, device, processes)  # type: ignore[arg-type]
+        make_recorder(graphs, device, processes)  # type: ignore[arg-type]
 
 
 def test_without_the_kernel_there_are_no_graphs() -> None:
     """With another back end, or where the kernel is not available."""
     for attention in ("dense", "auto", "compiled"):
         with pytest.raises(ValueError, match="graphs requires attention='triton'"):
-            Runner("a", MODELS["causal"], slots=PAGE, attention=attention, record=Again())
+            Runner("a", MODELS["causal"], slots=PAGE_SIZE, attention=attention, record=Again())
     with pytest.raises(ValueError, match="CUDA device"):
         LLM("tiny-ar", graphs=True)
 
 
 def test_no_graphs_is_the_default() -> None:
     """It needs no GPU."""
-    assert recorder(False, CPU, 4) is None
-    assert callable(Recorder.__call__)
+    assert make_recorder(False, CPU, 4) is None
+    assert callable(CudaGraphRecorder.__call__)

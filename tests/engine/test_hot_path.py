@@ -50,7 +50,7 @@ print(len(calls) / {TOKENS}, len(set(calls)))
 
 
 @pytest.mark.skipif(
-    not tiles.usable(torch.float32), reason="other processors run more of PyTorch's kernels"
+    not tiles.has_tile_loop(torch.float32), reason="other processors run more of PyTorch's kernels"
 )
 def test_a_further_token_takes_few_calls_and_files() -> None:
     """One request of a small model, without noise, in a separate process."""

@@ -13,11 +13,13 @@ from helpers import engine_of, finish, pages_in_use, runner
 from outpace.decoding import Sampling
 from outpace.engine.engine import Engine
 from outpace.methods import APD, METHODS, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
-from outpace.models.int8 import exact, is_quantised, quantise
+from outpace.models.int8 import has_int8_products, is_quantized, quantize_module
 from outpace.models.transformer import Stack
 from workload import KINDS, Request, Result, new_models, random_request, result, serve
 
-pytestmark = pytest.mark.skipif(not exact(), reason="this machine has no products of 8 bits")
+pytestmark = pytest.mark.skipif(
+    not has_int8_products(), reason="this machine has no products of 8 bits"
+)
 
 PROMPT = tuple(range(1, 22))
 
@@ -28,7 +30,7 @@ def small() -> dict[str, Stack]:
     models = new_models()
     for model in models.values():
         for module in list(model.modules()):
-            quantise(module, torch.float32)
+            quantize_module(module, torch.float32)
     return models
 
 
@@ -49,7 +51,7 @@ def alone(request: Request) -> Result:
 def test_packed_models_stay_quantised() -> None:
     """Drafts too, which use the head of their target."""
     engine = small_engine()
-    assert all(is_quantised(each.model) for each in engine.runners)
+    assert all(is_quantized(each.model) for each in engine.runners)
 
 
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.exhaustive)])
@@ -96,7 +98,7 @@ def test_attention_is_the_same_in_any_call() -> None:
     engine = small_engine()
     backend = runner(engine, "causal").backend
     seen: dict[str, list[Tensor]] = {}
-    plan = backend.plan
+    plan = backend.plan_pass
 
     def spy(batch):
         attend = plan(batch)
@@ -109,15 +111,15 @@ def test_attention_is_the_same_in_any_call() -> None:
 
         return told
 
-    backend.plan = spy  # type: ignore[method-assign]
+    backend.plan_pass = spy  # type: ignore[method-assign]
     whole = Request(method=Autoregressive(), prompt=PROMPT, max_tokens=1)
     serve(engine, [whole])
     rows = [torch.cat(each) for each in seen.values()]
     seen.clear()
     engine = small_engine(max_rows=2)
     backend = runner(engine, "causal").backend
-    plan = backend.plan
-    backend.plan = spy  # type: ignore[method-assign]
+    plan = backend.plan_pass
+    backend.plan_pass = spy  # type: ignore[method-assign]
     serve(engine, [whole])
     assert all(map(torch.equal, rows, [torch.cat(each) for each in seen.values()]))
     assert len(rows) == 2 and len(rows[0]) == len(PROMPT)

@@ -19,7 +19,7 @@ import outpace
 from helpers import is_idle
 from outpace.decoding import Decoding, Forward
 from outpace.decoding import Request as Tokens
-from outpace.engine.cache import PAGE
+from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
 from outpace.engine.stats import Stats
@@ -33,7 +33,7 @@ WATCHED = ("engine", "decoding", "methods", "attention")
 
 def small_engine() -> Engine:
     """Return an engine that splits prefills and makes requests wait for memory."""
-    return new_engine(slots=12 * PAGE, max_rows=9)
+    return new_engine(slots=12 * PAGE_SIZE, max_rows=9)
 
 
 class Interrupt(KeyboardInterrupt):
@@ -96,7 +96,7 @@ def serve(engine: Engine, requests: list[Request], trace: Trace | None = None) -
 def harmed(engine: Engine, jobs: list[Job], requests: list[Request]) -> int:
     """Return the number of failed requests, after checking the others and the memory."""
     assert is_idle(engine)
-    assert all(job.done for job in jobs)
+    assert all(job.has_ended for job in jobs)
     errors = 0
     for job, request in zip(jobs, requests, strict=True):
         if job.error is not None:
@@ -144,7 +144,16 @@ def test_interrupts_at_many_lines_harm_one_request_at_most(total: int, part: int
     interrupt(list(range(1 + part * step // 6, total, step))[part::6])
 
 
-CALLED = {"job", "enter", "cancel", "fail", "failed", "recover", "saved", "add"}
+CALLED = {
+    "make_job",
+    "enqueue",
+    "cancel",
+    "fail_job",
+    "handle_failure",
+    "recover",
+    "prefix_stats",
+    "add_runner",
+}
 """Functions that a step calls only after an error."""
 
 FUNCTIONS = [name for name in vars(Engine) if not name.startswith("__") and name not in CALLED]
@@ -200,7 +209,7 @@ def test_interrupts_one_after_the_other(total: int) -> None:
                 more = True
             if not more:
                 break
-        assert all(job.done for job in jobs)
+        assert all(job.has_ended for job in jobs)
         harmed(engine, jobs, BATCH)
 
 
@@ -281,7 +290,7 @@ def test_cancelling_before_recovery_frees_memory(total: int) -> None:
         while engine.step():
             pass
         harmed(engine, jobs[1::2], BATCH[1::2])
-        assert all(job.done for job in jobs)
+        assert all(job.has_ended for job in jobs)
 
 
 @pytest.mark.parametrize("steps", [0, 5], ids=["waiting", "running"])
@@ -304,7 +313,7 @@ def test_interrupted_cancellation_harms_no_other(steps: int) -> None:
                 break
         assert is_idle(engine)
         assert [result(job) for job in jobs[::2]] == [alone(request) for request in BATCH[:3:2]]
-        assert jobs[1].done, trace.where
+        assert jobs[1].has_ended, trace.where
     assert at > 5
 
 
@@ -313,7 +322,7 @@ def test_job_cancelled_before_queueing_never_runs() -> None:
     engine = new_engine()
     job = BATCH[0].submit(engine)
     engine.cancel(job)
-    assert engine.enter(job) is job and not Stats.of(engine).waiting
+    assert engine.enqueue(job) is job and not Stats.from_engine(engine).waiting
     assert not engine.step() and not job.request.trace
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from helpers import causal_model, engine_of, enter, finish, is_idle, pages_in_use, runner
 from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Read, Request, Sampling
-from outpace.decoding.sampling import Reader, Readout, Sample
-from outpace.engine.cache import PAGE
+from outpace.decoding.sampling import GroupReader, Readout, Sample
+from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
 from outpace.methods import APD, Autoregressive, LeftToRight, Method
@@ -26,7 +26,7 @@ from workload import Request as Asked
 class Own(Method):
     """Yields a good forward, then the given object."""
 
-    decodes = (*CAUSAL_KINDS, Kind.DIFFUSION)
+    target_kinds = (*CAUSAL_KINDS, Kind.DIFFUSION)
 
     asks: Any = field(hash=False)
 
@@ -42,7 +42,7 @@ class Broken(Read):
     """A read whose reader behaves as scripted."""
 
     @classmethod
-    def group(cls, reads: Sequence[Any], slots: Any, device: torch.device) -> Reader:
+    def make_reader(cls, reads: Sequence[Any], slots: Any, device: torch.device) -> GroupReader:
         """Fail, or return one of these readouts."""
         return cls.reader  # type: ignore[attr-defined]
 
@@ -164,7 +164,7 @@ def test_a_malformed_forward_ends_its_request_alone(kind: str, target: str) -> N
     )
     engine = new_engine()
     job = beside(engine, Own(asks=asks), target)
-    assert isinstance(job.error, DecodingError) and job.done
+    assert isinstance(job.error, DecodingError) and job.has_ended
     beside(engine, Own(asks=None), target)
 
 
@@ -215,7 +215,7 @@ def poisoned(value: float) -> Engine:
     model = causal_model(seed=1)
     model.embedding.weight[POISON, 3] = value
     model.unembedding.weight[POISON] = 0  # never generated
-    return engine_of(("causal", model), slots=64 * PAGE)
+    return engine_of(("causal", model), slots=64 * PAGE_SIZE)
 
 
 def ask(engine: Engine, prompt: Sequence[int], count: int = 12, seed: int = 0) -> Job:
@@ -260,7 +260,7 @@ def test_nan_logits_end_their_request_alone(value: float, max_rows: int) -> None
 def test_nan_pages_do_not_affect_other_requests() -> None:
     """Another request's attention reads the page at weight zero."""
     engine = poisoned(float("nan"))
-    runner(engine, "causal").cache.holders[32:] += 1  # so that the last one finds no grid
+    runner(engine, "causal").cache.reference_counts[32:] += 1  # so that the last one finds no grid
     jobs = [ask(engine, [1] * 33), ask(engine, [3] * 49, count=15), ask(engine, [2])]
     tables = []
     engine.step()
@@ -269,7 +269,7 @@ def test_nan_pages_do_not_affect_other_requests() -> None:
     assert [table.pages for table in tables] == [[0, 1, 2], [16, 17, 18, 19], [3]]
     assert tables[0].stride == tables[1].stride
     memory = runner(engine, "causal").cache.memory
-    memory[:, :, 3 * PAGE : 4 * PAGE] = float("nan")
+    memory[:, :, 3 * PAGE_SIZE : 4 * PAGE_SIZE] = float("nan")
     finish(engine)
     assert "not finite" in str(jobs[2].error)
     for job in jobs[:2]:

@@ -18,7 +18,7 @@ from helpers import (
     unshifted_model,
 )
 from outpace.decoding import Sampling
-from outpace.decoding.target import Order
+from outpace.decoding.target import HoleOrder
 from outpace.engine.engine import Engine, Job
 from outpace.methods import D2F, Diffusion, FastDLLM, LeftToRight, Method
 
@@ -29,8 +29,8 @@ def methods() -> list[Method]:
     """Return every order, fixed canvases, every cache with every rule, and two older methods."""
     rules = [{"threshold": 0.4}, {"threshold": None}, {"factor": 1.5}, {"budget": 1.0}]
     return [
-        *(Diffusion(order=order) for order in get_args(Order)),
-        *(Diffusion(order=order, steps=8, block=4, canvas=True) for order in get_args(Order)),
+        *(Diffusion(order=order) for order in get_args(HoleOrder)),
+        *(Diffusion(order=order, steps=8, block=4, canvas=True) for order in get_args(HoleOrder)),
         *(Diffusion(ends=ends, steps=6, block=12) for ends in ("last", "never")),
         Diffusion(order="entropy", order_temperature=0.7),
         *(

@@ -8,9 +8,9 @@ import pytest
 
 from helpers import enter, finish, runner, tokens
 from outpace.decoding import Sampling
-from outpace.decoding.dial import MOST
+from outpace.decoding.dial import MAX_PACED_TOKENS
+from outpace.engine.controllers import MAX_CONTROLLERS
 from outpace.engine.engine import Engine
-from outpace.engine.paces import PACES
 from outpace.engine.runner import Runner
 from outpace.methods import (
     APD,
@@ -47,14 +47,14 @@ class Clock:
 
     def drive(self, runner: Runner) -> None:
         """Give the passes of a runner their time; those of a draft take almost none."""
-        launch = runner.launch
+        launch = runner.launch_pass
 
         def timed(feeds):
             rows = max(sum(len(feed.ids) - 1 for feed in feeds) - self.free, 0)
             self.now += 10 + self.row * rows if feeds[0].model == "target" else 0.1
             return launch(feeds)
 
-        runner.launch = timed
+        runner.launch_pass = timed
 
 
 def batch(method: Method, count: int, **options) -> list[Request]:
@@ -145,7 +145,7 @@ def test_pace_off_uses_the_options(method: Method) -> None:
     requests = batch(method, 2, max_tokens=12)
     results = serve(engine, requests)
     assert results == [alone(each) for each in requests]
-    assert not dials(results) and not engine.paces
+    assert not dials(results) and not engine.controllers
 
 
 @pytest.mark.parametrize("count", [3, 6])
@@ -154,10 +154,10 @@ def test_admitted_requests_are_counted_before_they_start(count: int) -> None:
     engine, loads = new_engine(pace="auto"), []
     for each in batch(APD(verifier="causal", window=4, lookahead=9, least=1), count):
         each.submit(engine)
-    (pace,) = engine.paces.values()
-    value = pace.value
-    pace.value = lambda *asked: loads.append(pace.requests) or value(*asked)
-    engine.admit()
+    (pace,) = engine.controllers.values()
+    value = pace.choose_length
+    pace.choose_length = lambda *asked: loads.append(pace.requests) or value(*asked)
+    engine.admit_jobs()
     assert loads == [count] * count
 
 
@@ -193,7 +193,7 @@ def test_lossy_lengths_are_fixed_without_bounds(method: Method) -> None:
     Clock(engine, 20.0)
     requests = batch(method, 2, max_tokens=12)
     assert serve(engine, requests) == [alone(each) for each in requests]
-    assert not engine.paces
+    assert not engine.controllers
 
 
 def test_a_decision_recovers_when_the_load_falls() -> None:
@@ -217,10 +217,10 @@ def test_another_word_is_refused(pace) -> None:
 def test_number_of_controllers_is_bounded() -> None:
     """With methods whose options differ from request to request."""
     engine = new_engine(pace="auto")
-    for number in range(PACES + 10):
+    for number in range(MAX_CONTROLLERS + 10):
         method = WeDLM(window=4, entropy=1 + number / 1000, verify=True)
         engine.cancel(Request(method=method).submit(engine))
-    assert len(engine.paces) == PACES
+    assert len(engine.controllers) == MAX_CONTROLLERS
 
 
 def test_huge_options_end_as_soon_as_small_ones() -> None:
@@ -232,4 +232,4 @@ def test_huge_options_end_as_soon_as_small_ones() -> None:
     ):
         engine = new_engine(pace="auto")
         found = dials(serve(engine, batch(method, 1)))
-        assert 1 <= min(found) <= max(found) <= MOST
+        assert 1 <= min(found) <= max(found) <= MAX_PACED_TOKENS

@@ -20,10 +20,10 @@ from helpers import (
     save_tokenizer,
 )
 from outpace import LLM, Output
-from outpace.api.text import Text
+from outpace.api.text import TextCodec
 from outpace.checkpoints.load import save_model
 from outpace.decoding import Decoding, Request
-from outpace.engine.pairing import CANVAS, CONCURRENT, Pairing
+from outpace.engine.pairing import ASSUMED_CONCURRENCY, DEFAULT_CANVAS_TOKENS, Pairing
 from outpace.methods import (
     APD,
     D2F,
@@ -180,7 +180,7 @@ def test_a_pairing_is_made_once_and_then_looked_up(
     calls: list[str] = []
     for name in ("load_config", "load_model", "load_draft", "load_tokenizer", "check_models"):
         counted(monkeypatch, module, name, calls)
-    for owner, name in ((Text, "agrees"), (Pairing, "of")):
+    for owner, name in ((TextCodec, "agrees"), (Pairing, "of")):
         counted(monkeypatch, owner, name, calls)
     llm = LLM(folders[target], cache_gib=0.01)
     llm.generate([1, 2], method=method(folders), max_tokens=4)
@@ -270,7 +270,7 @@ def test_default_answer_fills_the_context(long: dict[str, str]) -> None:
 def test_default_answers_share_the_cache(long: dict[str, str]) -> None:
     """All prompts of a call run together, with any memory, and none is refused."""
     llm = of_slots(long["causal"], 4096)
-    assert default(llm) == max(4096 // CONCURRENT, 24 + CANVAS) - 24
+    assert default(llm) == max(4096 // ASSUMED_CONCURRENCY, 24 + DEFAULT_CANVAS_TOKENS) - 24
     assert default(llm, requests=4) == 1000
     assert default(llm, requests=7) == 36 * 16 - 24  # 36 of 256 pages
     assert default(llm, requests=8) == 512 - 24
@@ -302,7 +302,7 @@ def test_default_leaves_room_for_all_that_an_operator_allows(long: dict[str, str
 def test_default_fits_into_a_small_cache(long: dict[str, str], slots: int) -> None:
     """For any number of requests; a prompt that is too long is refused."""
     llm = of_slots(long["causal"], slots)
-    assert default(llm, requests=64) == min(slots - 24, CANVAS)
+    assert default(llm, requests=64) == min(slots - 24, DEFAULT_CANVAS_TOKENS)
     with pytest.raises(ValueError, match=f"need {slots + 1} slots, but .* has {slots}: shorten"):
         default(llm, slots)
 
@@ -311,7 +311,7 @@ def test_default_fits_into_a_small_cache(long: dict[str, str], slots: int) -> No
 def test_default_canvas_of_a_diffusion_model_is_fixed(long: dict[str, str], method: Method) -> None:
     """Its length changes the text, so it must not depend on load or memory."""
     llm = of_slots(long["diffusion"], 8192, method)
-    assert {default(llm, requests=n) for n in (1, 7, 64)} == {CANVAS}
+    assert {default(llm, requests=n) for n in (1, 7, 64)} == {DEFAULT_CANVAS_TOKENS}
     assert default(llm, 1000) == 24
 
 
@@ -320,7 +320,7 @@ def test_default_leaves_room_for_slots_of_the_method(long: dict[str, str]) -> No
     method = WeDLM(window=16)
     llm = of_slots(long["masked"], 4096, method)
     answer = default(llm, requests=1)
-    assert method.slots(24, answer) == 1024
+    assert method.slots_needed(24, answer) == 1024
 
 
 def test_default_reaches_min_tokens(long: dict[str, str]) -> None:

@@ -24,12 +24,12 @@ from helpers import (
     runner,
     tokens,
 )
-from outpace.checkpoints.load import translate
+from outpace.checkpoints.load import translate_config
 from outpace.decoding import CAUSAL, FULL, Decoding, Forward, Sampling
 from outpace.decoding import Request as Tokens
-from outpace.engine.cache import PAGE, Cache, Table
+from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
 from outpace.engine.engine import DecodingError, Engine
-from outpace.engine.prefix import SIGHT, Prefix
+from outpace.engine.prefix import TOKEN_BITS, PrefixCache
 from outpace.engine.runner import Runner
 from outpace.methods import (
     APD,
@@ -65,10 +65,10 @@ def engine_with(*, share: bool, on: bool = True, **limits: int) -> Engine:
     """Return an engine whose causal models share pages, copy them, or recompute everything."""
     engine = new_engine(**limits)
     for each in engine.runners:
-        if each.prefix is not None:
-            paired = each.prefix.paired
-            fresh = Prefix(each.cache, mask_id=MASK, share=share, paired=paired)
-            each.prefix = fresh if on else None
+        if each.prefix_cache is not None:
+            paired = each.prefix_cache.is_paired
+            fresh = PrefixCache(each.cache, mask_id=MASK, share=share, is_paired=paired)
+            each.prefix_cache = fresh if on else None
     return engine
 
 
@@ -76,13 +76,13 @@ def rows_of(engine: Engine, name: str = "causal") -> list[int]:
     """Return a list that will hold the rows of each pass of a model."""
     passes: list[int] = []
     each = runner(engine, name)
-    launch = each.launch
+    launch = each.launch_pass
 
     def counted(forwards):
         passes.append(sum(len(forward.ids) for forward in forwards))
         return launch(forwards)
 
-    each.launch = counted
+    each.launch_pass = counted
     return passes
 
 
@@ -111,8 +111,11 @@ def test_200_prompts_with_common_prefixes(method: Method, share: bool) -> None:
     ]
     plain, cached = engine_with(share=share, on=False), engine_with(share=share)
     assert serve(cached, batch) == serve(plain, batch)
-    assert plain.saved == (0, 0)
-    assert cached.saved.hits > 50 and cached.saved.slots >= PAGE * cached.saved.hits
+    assert plain.prefix_stats == (0, 0)
+    assert (
+        cached.prefix_stats.hits > 50
+        and cached.prefix_stats.slots >= PAGE_SIZE * cached.prefix_stats.hits
+    )
     assert pages_in_use(cached) == 0
 
 
@@ -130,8 +133,8 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, sha
         assert serve(engine, [request]) == before
         # What a draft stores of a slot may depend on the next token.
         known = length - isinstance(method, Eagle)
-        assert whole - passes[0] > known - PAGE
-        assert engine.saved.hits >= (known >= PAGE)
+        assert whole - passes[0] > known - PAGE_SIZE
+        assert engine.prefix_stats.hits >= (known >= PAGE_SIZE)
 
 
 @both_ways
@@ -153,7 +156,7 @@ def test_target_skips_only_rows_that_its_draft_has(share: bool, method: Method) 
     assert passes[0] == len(LONG)
     passes.clear()
     assert serve(engine, [request]) == expected_
-    assert passes[0] == 1 + (len(LONG) - 1) % PAGE
+    assert passes[0] == 1 + (len(LONG) - 1) % PAGE_SIZE
 
 
 @both_ways
@@ -165,7 +168,7 @@ def test_answers_are_found_by_the_next_turn(share: bool) -> None:
     talk = Request(method=method, prompt=(*LONG[:20], *answer, 3, 4), max_tokens=4)
     passes = rows_of(engine)
     assert serve(engine, [talk]) == serve(engine_with(share=share, on=False), [talk])
-    assert passes[0] == (20 + len(answer) + 2) % PAGE
+    assert passes[0] == (20 + len(answer) + 2) % PAGE_SIZE
 
 
 def test_a_long_prompt_finds_what_ran_while_it_waited() -> None:
@@ -175,7 +178,7 @@ def test_a_long_prompt_finds_what_ran_while_it_waited() -> None:
     passes = rows_of(engine)
     results = serve(engine, [request, request])
     assert results[0] == results[1]
-    assert passes[:2] == [len(LONG), 1 + len(LONG) % PAGE]
+    assert passes[:2] == [len(LONG), 1 + len(LONG) % PAGE_SIZE]
 
 
 def test_a_page_that_its_owner_writes_again_is_not_found() -> None:
@@ -194,20 +197,20 @@ def test_a_page_that_its_owner_writes_again_is_not_found() -> None:
         other = Request(method=Autoregressive(), prompt=(9, *LONG[1:]), arrives=6)
         batch = [Request(method=Again(), prompt=LONG), same, other]
         assert serve(engine, batch) == serve(plain, batch)
-        assert engine.saved.hits == 1
+        assert engine.prefix_stats.hits == 1
 
 
 def test_shared_page_is_copied_on_write() -> None:
     """The writer gets a copy, the other table keeps the page."""
     cache = small_cache(4)
-    prefix = Prefix(cache, share=True)
+    prefix = PrefixCache(cache, share=True)
     ids = list(range(1, 20))
     first, second = (reserved(cache, 20) for _ in range(2))
     run(prefix, first, Forward(ids=ids, start=0))
-    assert prefix.skip(second, 0, ids, rows=18) == PAGE
-    assert second.pages[0] == first.pages[0] and cache.free.sum() == 1
+    assert prefix.reuse_rows(second, 0, ids, rows=18) == PAGE_SIZE
+    assert second.pages[0] == first.pages[0] and cache.free_pages.sum() == 1
     run(prefix, second, Forward(ids=[5], start=3))
-    assert second.pages[0] != first.pages[0] and cache.free.sum() == 0
+    assert second.pages[0] != first.pages[0] and cache.free_pages.sum() == 0
     assert contents(cache, first, 19) == expected(ids)
     assert contents(cache, second, 4) == expected([*ids[:3], 5])
 
@@ -221,14 +224,16 @@ def test_without_a_page_to_write_to_only_that_request_fails() -> None:
             seq.commit(out.tokens)
             yield Forward(ids=[7], start=1)
 
-    prompt = LONG[: 2 * PAGE]
-    steady = Request(method=Autoregressive(), prompt=prompt, max_tokens=2 * PAGE)
-    engine = engine_with(share=True, slots=8 * PAGE)
+    prompt = LONG[: 2 * PAGE_SIZE]
+    steady = Request(method=Autoregressive(), prompt=prompt, max_tokens=2 * PAGE_SIZE)
+    engine = engine_with(share=True, slots=8 * PAGE_SIZE)
     kept = steady.submit(engine)
     engine.step()
-    broken = Request(method=Rewrite(), prompt=prompt, max_tokens=2 * PAGE).submit(engine)
+    broken = Request(method=Rewrite(), prompt=prompt, max_tokens=2 * PAGE_SIZE).submit(engine)
     engine.step()
-    filler = Request(method=Autoregressive(), prompt=(8, 9), max_tokens=PAGE - 2).submit(engine)
+    filler = Request(method=Autoregressive(), prompt=(8, 9), max_tokens=PAGE_SIZE - 2).submit(
+        engine
+    )
     finish(engine)
     assert isinstance(broken.error, DecodingError) and "prefix_cache" in str(broken.error)
     expected_ = serve(engine_with(share=True, on=False), [steady])
@@ -254,59 +259,61 @@ def test_cancelled_and_failed_requests_free_their_pages(share: bool) -> None:
     assert pages_in_use(engine) == 0
     passes = rows_of(engine)
     serve(engine, [Request(method=Autoregressive(), prompt=LONG)])
-    assert passes[0] == 1 + (len(LONG) - 1) % PAGE
+    assert passes[0] == 1 + (len(LONG) - 1) % PAGE_SIZE
 
 
 def test_a_failed_pass_leaves_nothing_to_be_found() -> None:
     """Its partial writes are not registered."""
     engine = engine_with(share=False)
     each = runner(engine, "causal")
-    capture = each.model.capture
-    each.model.capture = lambda *_: 1 / 0
+    capture = each.model.capture_layers
+    each.model.capture_layers = lambda *_: 1 / 0
     job = Request(method=Autoregressive(), prompt=LONG).submit(engine)
     finish(engine)
-    each.model.capture = capture
-    assert job.error is not None and not each.cache.named
+    each.model.capture_layers = capture
+    assert job.error is not None and not each.cache.pages_by_name
     assert pages_in_use(engine) == 0
 
 
 def test_prefix_cache_is_optional_and_causal() -> None:
     """It serves causal rows, and drafts that read their features."""
     engine = new_engine()
-    assert runner(engine, "diffusion").prefix is None
-    assert all(runner(engine, name).prefix for name in ("causal", "rich", "features", "added"))
-    assert Runner("plain", causal_model(), slots=PAGE, prefix_cache=False).prefix is None
+    assert runner(engine, "diffusion").prefix_cache is None
+    assert all(
+        runner(engine, name).prefix_cache for name in ("causal", "rich", "features", "added")
+    )
+    assert Runner("plain", causal_model(), slots=PAGE_SIZE, prefix_cache=False).prefix_cache is None
 
 
 def test_names_are_salted() -> None:
     """Two caches name the same text differently, so collisions cannot be constructed."""
-    first, second = (Prefix(small_cache(1)) for _ in range(2))
-    assert first.name([], LONG[:PAGE]) == first.name([], LONG[:PAGE])
-    assert first.name([], LONG[:PAGE]) != second.name([], LONG[:PAGE])
-    assert first.name([b"a"], LONG[:PAGE]) != first.name([b"b"], LONG[:PAGE])
+    first, second = (PrefixCache(small_cache(1)) for _ in range(2))
+    assert first.hash_page([], LONG[:PAGE_SIZE]) == first.hash_page([], LONG[:PAGE_SIZE])
+    assert first.hash_page([], LONG[:PAGE_SIZE]) != second.hash_page([], LONG[:PAGE_SIZE])
+    assert first.hash_page([b"a"], LONG[:PAGE_SIZE]) != first.hash_page([b"b"], LONG[:PAGE_SIZE])
 
 
 def test_masks_and_moved_rows_are_not_cached() -> None:
     """Nor anything after them."""
-    prefix = Prefix(small_cache(1), mask_id=MASK)
-    assert prefix.text(Forward(ids=[1, 2, 3], start=0)) == [1, 2, 3]
-    assert prefix.text(Forward(ids=[1, MASK, 3], start=0)) == [1]
-    assert prefix.text(Forward(ids=[1, 2, 3], start=4, positions=[4, 5, 7])) == [1, 2]
+    prefix = PrefixCache(small_cache(1), mask_id=MASK)
+    assert prefix.cacheable_text(Forward(ids=[1, 2, 3], start=0)) == [1, 2, 3]
+    assert prefix.cacheable_text(Forward(ids=[1, MASK, 3], start=0)) == [1]
+    assert prefix.cacheable_text(Forward(ids=[1, 2, 3], start=4, positions=[4, 5, 7])) == [1, 2]
 
 
 def test_blocks_are_text_as_a_whole() -> None:
     """Each entry encodes its row's view; a block with a mask or a wider view is excluded."""
-    prefix = Prefix(small_cache(1), mask_id=MASK)
-    far = 1 << SIGHT
+    prefix = PrefixCache(small_cache(1), mask_id=MASK)
+    far = 1 << TOKEN_BITS
     first = [1 + 2 * far, 2 + far, 3]
-    assert prefix.text(Forward(ids=[1, 2, 3], start=4, pattern=(3,))) == first
+    assert prefix.cacheable_text(Forward(ids=[1, 2, 3], start=4, pattern=(3,))) == first
     blocks = Forward(ids=[1, 2, 3, 4, 5], start=0, pattern=(3, 2))
-    assert prefix.text(blocks) == [*first, 4 + far, 5]
-    assert prefix.text(replace(blocks, ids=[1, 2, 3, MASK, 5])) == first
-    assert prefix.text(replace(blocks, ids=[1, 2, 3, 4, MASK])) == first
-    assert prefix.text(replace(blocks, ids=[1, MASK, 3, 4, 5])) == []
-    assert prefix.text(replace(blocks, reach=9)) == first
-    assert prefix.text(replace(blocks, positions=[0, 1, 2, 3, 7])) == first
+    assert prefix.cacheable_text(blocks) == [*first, 4 + far, 5]
+    assert prefix.cacheable_text(replace(blocks, ids=[1, 2, 3, MASK, 5])) == first
+    assert prefix.cacheable_text(replace(blocks, ids=[1, 2, 3, 4, MASK])) == first
+    assert prefix.cacheable_text(replace(blocks, ids=[1, MASK, 3, 4, 5])) == []
+    assert prefix.cacheable_text(replace(blocks, visible_end=9)) == first
+    assert prefix.cacheable_text(replace(blocks, positions=[0, 1, 2, 3, 7])) == first
 
 
 @both_ways
@@ -323,7 +330,7 @@ def test_a_block_longer_than_a_page_is_found_by_all_of_it(share: bool) -> None:
     def fresh(*, on: bool) -> Engine:
         engine = engine_of(*models.items())
         each = engine.runners[0]
-        each.prefix = Prefix(each.cache, mask_id=MASK, share=share) if on else None
+        each.prefix_cache = PrefixCache(each.cache, mask_id=MASK, share=share) if on else None
         return engine
 
     first = LONG[:40]
@@ -332,35 +339,40 @@ def test_a_block_longer_than_a_page_is_found_by_all_of_it(share: bool) -> None:
     passes = rows_of(engine, "wide")
     for prompt, saved in ((first, 0), (other, 0), (first, 32), (other, 64), (first[:35], 96)):
         assert served(prompt, engine) == served(prompt, fresh(on=False))
-        assert engine.saved.slots == saved
+        assert engine.prefix_stats.slots == saved
     assert passes[0] == 52 and 52 - 32 in passes
 
 
 def test_rows_that_saw_changed_tokens_are_dropped() -> None:
     """The first rows of a block whose last ones are overwritten."""
-    prefix = Prefix(small_cache(4))
+    prefix = PrefixCache(small_cache(4))
     table = reserved(prefix.cache, 40)
     whole = Forward(ids=list(range(1, 33)), start=0, pattern=(24, 8))
-    prefix.writes(table, 0, 32)
-    prefix.learn(table, 0, prefix.text(whole))
-    assert len(table.names) == 2
-    prefix.writes(table, 26, 32)
-    assert (len(table.known), len(table.names)) == (24, 1)
-    prefix.writes(table, 20, 24)
-    assert (len(table.known), len(table.names)) == (0, 0) and not prefix.cache.named
+    prefix.prepare_write(table, 0, 32)
+    prefix.register_text(table, 0, prefix.cacheable_text(whole))
+    assert len(table.page_names) == 2
+    prefix.prepare_write(table, 26, 32)
+    assert (len(table.cached_text), len(table.page_names)) == (24, 1)
+    prefix.prepare_write(table, 20, 24)
+    assert (len(table.cached_text), len(table.page_names)) == (
+        0,
+        0,
+    ) and not prefix.cache.pages_by_name
 
 
-CONFIG = translate(published(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1))
+CONFIG = translate_config(
+    published(num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1)
+)
 
 
-def small_cache(pages: int) -> Cache:
+def small_cache(pages: int) -> PagedCache:
     """Return a cache whose slots show their content."""
-    cache = Cache(CONFIG, pages * PAGE, dtype=torch.float64, device=torch.device("cpu"))
+    cache = PagedCache(CONFIG, pages * PAGE_SIZE, dtype=torch.float64, device=torch.device("cpu"))
     cache.memory.fill_(-1)
     return cache
 
 
-def reserved(cache: Cache, slots: int) -> Table:
+def reserved(cache: PagedCache, slots: int) -> PageTable:
     """Return a table of a cache that has room."""
     table = cache.reserve(slots)
     assert table is not None
@@ -376,14 +388,14 @@ def expected(ids: list[int], before: float = 0.0) -> list[float]:
     return values
 
 
-def contents(cache: Cache, table: Table, end: int) -> list[float]:
+def contents(cache: PagedCache, table: PageTable, end: int) -> list[float]:
     """Return the content of the first slots of a table."""
     return cache.memory[0, 0, torch.from_numpy(table.slots[:end]), 0, 0].tolist()
 
 
-def run(prefix: Prefix, table: Table, forward: Forward) -> None:
+def run(prefix: PrefixCache, table: PageTable, forward: Forward) -> None:
     """Simulate a pass of one forward, without a model."""
-    prefix.writes(table, forward.start, forward.end, prefix.text(forward))
+    prefix.prepare_write(table, forward.start, forward.end, prefix.cacheable_text(forward))
     before = contents(prefix.cache, table, forward.start)[-1] if forward.start else 0.0
     values = expected(list(forward.ids), before)
     if forward.pattern != CAUSAL or forward.positions is not None:
@@ -391,7 +403,7 @@ def run(prefix: Prefix, table: Table, forward: Forward) -> None:
     slots = torch.from_numpy(table.slots[forward.start : forward.end])
     prefix.cache.memory[:, :, slots] = torch.tensor(values, dtype=torch.float64)[:, None, None]
     table.written = max(table.written, forward.end)
-    prefix.learn(table, forward.start, prefix.text(forward))
+    prefix.register_text(table, forward.start, prefix.cacheable_text(forward))
 
 
 class Prefixes(RuleBasedStateMachine):
@@ -402,14 +414,14 @@ class Prefixes(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.cache = small_cache(12)
-        self.prefix = Prefix(self.cache, mask_id=MASK, share=self.share)
-        self.tables: list[Table] = []
+        self.prefix = PrefixCache(self.cache, mask_id=MASK, share=self.share)
+        self.tables: list[PageTable] = []
 
-    @rule(slots=st.integers(1, 5 * PAGE))
+    @rule(slots=st.integers(1, 5 * PAGE_SIZE))
     def reserve(self, slots: int) -> None:
-        free = int(self.cache.free.sum())
+        free = int(self.cache.free_pages.sum())
         table = self.cache.reserve(slots)
-        assert (table is None) == (free < -(-slots // PAGE))
+        assert (table is None) == (free < -(-slots // PAGE_SIZE))
         self.tables += [table] if table else []
 
     @precondition(lambda self: self.tables)
@@ -417,13 +429,13 @@ class Prefixes(RuleBasedStateMachine):
     def go_on(self, which: int, bits: int, rows: int) -> None:
         """Append text of a few kinds; cached rows do not run."""
         table = self.tables[which % len(self.tables)]
-        start = len(table.known)
+        start = len(table.cached_text)
         text = [
             1 + (bits >> (slot // 13) & 1) for slot in range(start, min(start + rows, table.size))
         ]
         if not text:
             return
-        cut = self.prefix.skip(table, start, text, rows=len(text) - 1)
+        cut = self.prefix.reuse_rows(table, start, text, rows=len(text) - 1)
         assert 0 <= cut < len(text)
         self.write(table, Forward(ids=text[cut:], start=start + cut))
 
@@ -450,27 +462,29 @@ class Prefixes(RuleBasedStateMachine):
     def feed_again(self, which: int, start: int) -> None:
         """Run recorded text again, with one more token: it stays recorded and shared."""
         table = self.tables[which % len(self.tables)]
-        text, names = list(table.known[start:]), list(table.names)
-        if not text or len(table.known) == table.size:
+        text, names = list(table.cached_text[start:]), list(table.page_names)
+        if not text or len(table.cached_text) == table.size:
             return
-        shared = self.cache.holders[table.pages[: len(table.known) // PAGE]].tolist()
+        shared = self.cache.reference_counts[
+            table.pages[: len(table.cached_text) // PAGE_SIZE]
+        ].tolist()
         self.write(table, Forward(ids=[*text, 1], start=start))
         if table in self.tables:
-            assert table.names[: len(names)] == names
-            assert self.cache.holders[table.pages[: len(shared)]].tolist() == shared
+            assert table.page_names[: len(names)] == names
+            assert self.cache.reference_counts[table.pages[: len(shared)]].tolist() == shared
 
     @precondition(lambda self: self.tables)
     @rule(which=st.integers(0, 99))
     def release(self, which: int) -> None:
         self.cache.release(self.tables.pop(which % len(self.tables)))
 
-    def write(self, table: Table, forward: Forward) -> None:
+    def write(self, table: PageTable, forward: Forward) -> None:
         """Run, unless memory is short."""
         try:
             run(self.prefix, table, forward)
         except ValueError as error:
             assert self.share and "no page is free" in str(error)
-            assert not self.cache.free.any()
+            assert not self.cache.free_pages.any()
             self.tables.remove(table)
             self.cache.release(table)
 
@@ -480,20 +494,24 @@ class Prefixes(RuleBasedStateMachine):
         for table in self.tables:
             for page in table.pages:
                 counts[page] += 1
-        assert self.cache.holders.tolist() == counts
+        assert self.cache.reference_counts.tolist() == counts
         assert self.share or max(counts) <= 1
 
     @invariant()
     def what_is_known_is_there(self) -> None:
         for table in self.tables:
-            assert contents(self.cache, table, len(table.known)) == expected(table.known)
-            assert len(table.names) == len(table.known) // PAGE
-            assert len(table.known) <= table.written
+            assert contents(self.cache, table, len(table.cached_text)) == expected(
+                table.cached_text
+            )
+            assert len(table.page_names) == len(table.cached_text) // PAGE_SIZE
+            assert len(table.cached_text) <= table.written
 
     @invariant()
     def names_and_pages_belong_together(self) -> None:
-        assert {page: name for name, page in self.cache.named.items()} == self.cache.names
-        assert set(self.cache.used.nonzero()[0].tolist()) == set(self.cache.names)
+        assert {
+            page: name for name, page in self.cache.pages_by_name.items()
+        } == self.cache.names_by_page
+        assert set(self.cache.last_used.nonzero()[0].tolist()) == set(self.cache.names_by_page)
 
 
 class SharedPrefixes(Prefixes):

@@ -18,11 +18,11 @@ from helpers import MASK, VOCAB, causal_model, diffusion_model, feature_draft, f
 from literal import Memory, answer
 from outpace.decoding import CAUSAL, FULL, Forward, Sample, Sampling
 from outpace.decoding.accept import Rejection
-from outpace.decoding.processor import NEVER, Shortened
-from outpace.engine.cache import PAGE, Table
-from outpace.engine.runner import Runner, chunks
+from outpace.decoding.processor import BANNED_LOGIT, VocabularyLimit
+from outpace.engine.cache import PAGE_SIZE, PageTable
+from outpace.engine.runner import Runner, split_chunks
 from outpace.methods.apd import Mixture
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import DFlashDraft
 from outpace.models.transformer import Transformer
 
 CAUSAL_MODEL, DIFFUSION_MODEL = causal_model(seed=1), diffusion_model(seed=1)
@@ -37,16 +37,16 @@ ROOM = 40
 KEPT = Sample(keep=True)
 
 
-def table_of(runner: Runner, slots: int = ROOM) -> Table:
+def table_of(runner: Runner, slots: int = ROOM) -> PageTable:
     """Return memory of a sequence."""
     table = runner.cache.reserve(slots)
     assert table is not None
     return table
 
 
-def new_runner(model: Transformer | FeatureDraft = CAUSAL_MODEL, **options: int) -> Runner:
+def new_runner(model: Transformer | DFlashDraft = CAUSAL_MODEL, **options: int) -> Runner:
     """Return a runner of a tiny model."""
-    return Runner("tiny", model, slots=32 * PAGE, **options)
+    return Runner("tiny", model, slots=32 * PAGE_SIZE, **options)
 
 
 @st.composite
@@ -67,7 +67,7 @@ def forward_runs(draw) -> list[Forward]:
                 ids=draw(st.lists(st.integers(0, VOCAB - 1), min_size=rows, max_size=rows)),
                 start=start,
                 pattern=pattern,
-                reach=reach,
+                visible_end=reach,
                 positions=draw(st.sampled_from([None, list(range(first, first + rows))])),
                 predict=range(start + 1, start + rows + 1),
                 read=KEPT,
@@ -87,7 +87,9 @@ def test_any_forwards_equal_the_literal_implementation(runs: list[list[Forward]]
         active = [index for index, run in enumerate(runs) if turn < len(run)]
         forwards = [runs[index][turn] for index in active]
         for index, forward in zip(active, forwards, strict=True):
-            forward.check(vocab=VOCAB, length=1000, slots=ROOM, written=tables[index].written)
+            forward.check_bounds(
+                vocab=VOCAB, length=1000, slots=ROOM, written=tables[index].written
+            )
         predictions = run(runner, forwards, [tables[index] for index in active])
         for index, forward, prediction in zip(active, forwards, predictions, strict=True):
             expected = answer(forward, memories[index])
@@ -122,7 +124,7 @@ def draft_runs(draw) -> list[Forward]:
 @given(runs=st.lists(draft_runs(), min_size=1, max_size=3))
 @settings(max_examples=25)
 def test_blocks_after_features_equal_the_literal(
-    draft: FeatureDraft, runs: list[list[Forward]]
+    draft: DFlashDraft, runs: list[list[Forward]]
 ) -> None:
     """Any length of context, overwritten blocks, several sequences."""
     runner = new_runner(draft)
@@ -133,7 +135,9 @@ def test_blocks_after_features_equal_the_literal(
         forwards = [runs[index][turn] for index in active]
         for index, forward in zip(active, forwards, strict=True):
             written = tables[index].written
-            forward.check(vocab=VOCAB, length=1000, slots=ROOM, written=written, feature_size=64)
+            forward.check_bounds(
+                vocab=VOCAB, length=1000, slots=ROOM, written=written, feature_size=64
+            )
         predictions = run(runner, forwards, [tables[index] for index in active])
         for index, forward, prediction in zip(active, forwards, predictions, strict=True):
             expected = answer(forward, memories[index])
@@ -238,7 +242,7 @@ def test_mask_is_never_generated() -> None:
     (prediction,) = run(runner, [forward], [table_of(runner)])
     assert MASK not in prediction.tokens
     assert prediction.logits is not None
-    assert prediction.logits[:, MASK].tolist() == pytest.approx([NEVER] * 3)
+    assert prediction.logits[:, MASK].tolist() == pytest.approx([BANNED_LOGIT] * 3)
 
 
 def test_padding_rows_are_never_generated() -> None:
@@ -279,14 +283,14 @@ def test_time_in_the_model_is_counted() -> None:
 def test_nan_logits_raise(bad: float, read: Sample) -> None:
     """So do rows of minus infinity only."""
     runner = new_runner()
-    head = runner.logits
+    head = runner.compute_logits
 
     def spoiled(hidden: Tensor, *more: Any) -> Tensor:
         logits = head(hidden, *more)
         logits[0, slice(None) if bad == -torch.inf else 5] = bad
         return logits
 
-    runner.logits = spoiled  # type: ignore[method-assign]
+    runner.compute_logits = spoiled  # type: ignore[method-assign]
     forward = Forward(ids=[1, 2], start=0, predict=[1, 2], read=read)
     with pytest.raises(ArithmeticError, match="not finite numbers"):
         run(runner, [forward], [table_of(runner)])
@@ -303,8 +307,8 @@ def test_processors_change_the_rows_of_their_own_request(read_rows: int) -> None
 
     forwards = [Forward(ids=[1, 2, 3], start=0, predict=[1, 2, 3]) for _ in range(4)]
     fed = feeds(runner, forwards, [table_of(runner) for _ in forwards])
-    fed[1].processors, fed[3].processors = (only,), (Shortened(5),)
-    free, first, _, short = runner.run(fed)
+    fed[1].processors, fed[3].processors = (only,), (VocabularyLimit(5),)
+    free, first, _, short = runner.run_pass(fed)
     assert first.tokens == [4, 4, 4] and set(short.tokens) <= set(range(5))
     assert free.tokens == whole(CAUSAL_MODEL, [1, 2, 3], causal=True).argmax(-1).tolist()
     assert seen == [1, 2, 3]
@@ -315,7 +319,7 @@ def test_log_probabilities_are_those_of_the_raw_logits() -> None:
     runner = new_runner()
     sampling = Sampling(temperature=0.5, top_k=3, seed=1)
     for drawn in (False, True):
-        read = Sample(sampling=sampling, scores=("confidence", "logprob"), drawn=drawn)
+        read = Sample(sampling=sampling, scores=("confidence", "logprob"), score_as_drawn=drawn)
         (out,) = run(runner, [Forward(ids=[1, 2], start=0, read=read)], [table_of(runner)])
         law = whole(CAUSAL_MODEL, [1, 2], causal=True)[-1].log_softmax(-1)
         assert out.logprobs == pytest.approx([float(law[out.tokens[0]])], abs=1e-4)
@@ -336,5 +340,5 @@ def test_log_probabilities_are_those_of_the_raw_logits() -> None:
 )
 def test_rows_are_read_in_chunks(counts: list[int], whole: bool, edges: list[int]) -> None:
     """Of four; a read that needs all rows is not split."""
-    found = list(chunks(counts, 4, whole=whole))
+    found = list(split_chunks(counts, 4, whole=whole))
     assert found == [slice(begin, end) for begin, end in pairwise(edges)]

@@ -12,12 +12,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import finish, tokens
-from outpace.attention.paged import Launch, Paged
-from outpace.decoding import Sampling, accept, cut, sampling
+from outpace.attention.paged import LayerLaunch, PagedAttention
+from outpace.decoding import Sampling, accept, sampling, truncation
 from outpace.engine.engine import Engine
-from outpace.engine.readout import Launched
+from outpace.engine.readout import LaunchedPass
 from outpace.engine.runner import Runner
-from outpace.kernels.fused import SCORES, Drafts, Settings
+from outpace.kernels.fused import SCORES, DraftRows, SamplingTensors
 from outpace.methods import APD, Method, apd
 from workload import KINDS, MODELS, Request, new_engine
 
@@ -84,24 +84,26 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
 
         return watching
 
-    def read_rows(logits: Tensor, settings: Settings, *rest: Any) -> Any:
+    def read_rows(logits: Tensor, settings: SamplingTensors, *rest: Any) -> Any:
         assert len(settings.temperature) == len(logits)
         scores = logits.new_zeros(len(SCORES), len(logits)).float()
         return logits.argmax(-1), dict(zip(SCORES, scores, strict=True))
 
     def verify_rows(
-        logits: Tensor, guess: Tensor, drafts: Drafts, settings: Settings, keys: Tensor
+        logits: Tensor, guess: Tensor, drafts: DraftRows, settings: SamplingTensors, keys: Tensor
     ) -> Any:
         assert {len(each) for each in (*drafts, keys)} == {len(logits)}
         return read_rows(logits, settings)
 
-    monkeypatch.setattr(Runner, "launch", watched(Runner.launch, 0))
-    monkeypatch.setattr(Launched, "land", watched(Launched.land, 1))
+    monkeypatch.setattr(Runner, "launch_pass", watched(Runner.launch_pass, 0))
+    monkeypatch.setattr(
+        LaunchedPass, "collect_predictions", watched(LaunchedPass.collect_predictions, 1)
+    )
     monkeypatch.setattr(sampling, "read_rows", read_rows)
     monkeypatch.setattr(accept, "verify_rows", verify_rows)
     for module in (sampling, apd, accept):
         monkeypatch.setattr(module, "runs_triton", lambda device: True)
-    monkeypatch.setattr(cut, "waits", lambda logits: False)
+    monkeypatch.setattr(truncation, "reads_are_free", lambda logits: False)
     return told
 
 
@@ -127,11 +129,11 @@ def test_planning_the_kernel_waits_for_nothing(
     passes: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its inputs are computed on the host, and copied with the batch."""
-    monkeypatch.setattr(Launch, "__call__", lambda self, q, *_: torch.zeros_like(q))
+    monkeypatch.setattr(LayerLaunch, "__call__", lambda self, q, *_: torch.zeros_like(q))
     engine = Engine()
     for name, model in MODELS.items():
-        engine.add(Runner(name, model, slots=2048, attention="triton"))
-    assert all(isinstance(each.backend, Paged) for each in engine.runners)
+        engine.add_runner(Runner(name, model, slots=2048, attention="triton"))
+    assert all(isinstance(each.backend, PagedAttention) for each in engine.runners)
     job = Request(method=APD(verifier="causal", window=4, lookahead=9)).submit(engine)
     finish(engine)
     assert tokens(job)

@@ -10,7 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outpace.evaluation.compare import areas, differences, fronts, read_results
+from outpace.evaluation.compare import (
+    accuracy_under_parallelism,
+    bootstrap_differences,
+    pareto_indices,
+    read_results,
+)
 
 
 def result(right: list[bool], tokens: list[int], **changes: Any) -> dict[str, Any]:
@@ -47,7 +52,7 @@ def write(path: Path, *results: Any) -> Path:
 def test_equal_runs_do_not_differ() -> None:
     """The p-value is 1."""
     run = result([True, False] * 20, [30] * 40)
-    for each in differences(run, run).values():
+    for each in bootstrap_differences(run, run).values():
         assert (each.value, each.low, each.high, each.p) == (0, 0, 0, 1)
 
 
@@ -55,7 +60,7 @@ def test_paired_test_is_more_sensitive() -> None:
     """Five better and none worse of a hundred is significant."""
     first = [True] * 60 + [False] * 40
     other = [True] * 66 + [False] * 34
-    found = differences(result(first, [30] * 100), result(other, [40] * 100))
+    found = bootstrap_differences(result(first, [30] * 100), result(other, [40] * 100))
     assert found["accuracy"].value == pytest.approx(0.06) and found["accuracy"].low > 0
     assert found["accuracy"].p < 0.05
     assert found["tokens_per_forward"].value == pytest.approx(1.0)
@@ -65,7 +70,7 @@ def test_false_positive_rate() -> None:
     """Equal distributions differ significantly in about one of twenty runs."""
     rng = np.random.default_rng(1)
     found = [
-        differences(
+        bootstrap_differences(
             result((rng.random(60) < 0.5).tolist(), [30] * 60),
             result((rng.random(60) < 0.5).tolist(), [30] * 60),
         )["accuracy"]
@@ -79,14 +84,14 @@ def test_different_questions_are_an_error() -> None:
     first = result([True], [3])
     for other in (result([True], [3], questions="r"), result([True] * 2, [3] * 2, file="b.json")):
         with pytest.raises(ValueError, match="a.json and .* answer different questions"):
-            differences(first, other)
+            bootstrap_differences(first, other)
 
 
 def test_unjudged_results_have_no_accuracy() -> None:
     """And no AUP."""
     run = result([True], [3], accuracy=None)
-    assert set(differences(run, run)) == {"tokens_per_forward"}
-    assert areas([run]) == {}
+    assert set(bootstrap_differences(run, run)) == {"tokens_per_forward"}
+    assert accuracy_under_parallelism([run]) == {}
 
 
 def test_fronts_compare_the_same_questions() -> None:
@@ -95,8 +100,8 @@ def test_fronts_compare_the_same_questions() -> None:
     fast = result([True, False], [30, 30], method="X(a=2)")
     worse = result([True, False], [20, 20])
     other = result([False], [1], questions="r")
-    assert fronts([slow, fast, worse, other]) == {0, 1, 3}
-    assert areas([slow, fast]) == {"story: m X": pytest.approx(100)}
+    assert pareto_indices([slow, fast, worse, other]) == {0, 1, 3}
+    assert accuracy_under_parallelism([slow, fast]) == {"story: m X": pytest.approx(100)}
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.checkpoints.load import ZOO
+from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.cli.main import main
-from outpace.evaluation.generated.story import problems
+from outpace.evaluation.generated.story import story_problems
 from outpace.methods import D2F, Autoregressive
 
-STORIES = [problem.question for problem in problems("test", 4)]
+STORIES = [problem.question for problem in story_problems("test", 4)]
 TASK = """
 task: additions
 dataset_path: json
@@ -95,8 +95,8 @@ def test_likelihoods_equal_the_harness(harness: Any) -> None:
     from lm_eval.models.huggingface import HFLM
 
     theirs = HFLM(
-        pretrained=str(ZOO / "tiny-ar"),
-        tokenizer=str(ZOO / "vocabulary"),
+        pretrained=str(ZOO_FOLDER / "tiny-ar"),
+        tokenizer=str(ZOO_FOLDER / "vocabulary"),
         device="cpu",
         dtype="float32",
         batch_size=2,

@@ -12,7 +12,7 @@ import torch
 from helpers import whole
 from outpace import LLM
 from outpace.checkpoints.load import load_model
-from outpace.evaluation.likelihood import Likelihood, MonteCarloLikelihood
+from outpace.evaluation.likelihood import CausalLikelihood, MonteCarloLikelihood
 
 TEXT = "Tom has 5 bags. He gives 2 bags to Ann."
 
@@ -29,15 +29,17 @@ def test_causal_model(name: str) -> None:
     """The sum over rows; equal in batches and with the prefix cache."""
     llm = LLM(name)
     ids = llm.text.encode(TEXT, raw=True)
-    logits = whole(load_model(name), ids, causal=True)[:-1, : llm.text.size].clone()
+    logits = whole(load_model(name), ids, causal=True)[:-1, : llm.text.vocab_size].clone()
     if llm.config.mask_id is not None:
         logits[:, llm.config.mask_id] = -1e30
     logprobs = logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
     for known in (1, 5, len(ids) - 1):
         expected = float(logprobs[known - 1 :].sum())
         for _ in range(2):
-            assert read(llm, Likelihood(known=known), ids) == pytest.approx(expected, abs=1e-3)
-    methods = [Likelihood(known=known) for known in range(1, len(ids))]
+            assert read(llm, CausalLikelihood(known=known), ids) == pytest.approx(
+                expected, abs=1e-3
+            )
+    methods = [CausalLikelihood(known=known) for known in range(1, len(ids))]
     requests = [(ids, {"method": method, "max_tokens": 1}) for method in methods]
     for number, _ in llm.serve(requests):  # type: ignore[arg-type]
         expected = float(logprobs[number:].sum())
@@ -50,14 +52,14 @@ def test_greedy_continuation_is_detected() -> None:
     prompt = llm.text.encode(TEXT)
     (output,) = llm.generate([prompt], max_tokens=8, temperature=0)
     for text, greedy in ((output.ids, True), ([*output.ids[:-1], output.ids[-1] ^ 1], False)):
-        method = Likelihood(known=len(prompt))
+        method = CausalLikelihood(known=len(prompt))
         read(llm, method, [*prompt, *text])
         assert method.found.greedy is greedy
 
 
 def test_empty_continuation_has_probability_one() -> None:
     """No row is read."""
-    for name, kind in (("tiny-ar", Likelihood), ("tiny-dream", MonteCarloLikelihood)):
+    for name, kind in (("tiny-ar", CausalLikelihood), ("tiny-dream", MonteCarloLikelihood)):
         llm = LLM(name)
         ids = llm.text.encode(TEXT, raw=True)
         method = kind(known=len(ids))
@@ -75,7 +77,7 @@ def test_diffusion_model(name: str) -> None:
 
     def of(masked: tuple[int, ...]) -> float:
         fed = [mask if slot in masked else token for slot, token in enumerate(ids)]
-        logits = whole(model, fed, causal=False)[:, : llm.text.size].clone()
+        logits = whole(model, fed, causal=False)[:, : llm.text.vocab_size].clone()
         logits[:, mask] = -1e30
         logprobs = logits.log_softmax(-1)
         return sum(float(logprobs[slot - llm.config.shift, ids[slot]]) for slot in masked)
@@ -92,20 +94,20 @@ def test_diffusion_model(name: str) -> None:
 
 def test_numbers_of_masks_are_spread_evenly() -> None:
     """As by LLaDA's authors: equally often if the draws allow it."""
-    masks = list(MonteCarloLikelihood(known=7, draws=20).masks(5))
+    masks = list(MonteCarloLikelihood(known=7, draws=20).draw_masks(5))
     counts = sorted(len(slots) for slots in masks)
     assert counts == [n for n in range(1, 6) for _ in range(4)]
     assert all(slots == sorted(set(slots)) for slots in masks)
     assert {slot for slots in masks for slot in slots} == set(range(7, 12))
-    first = [len(next(MonteCarloLikelihood(known=7, seed=n).masks(5))) for n in range(200)]
+    first = [len(next(MonteCarloLikelihood(known=7, seed=n).draw_masks(5))) for n in range(200)]
     assert all(25 < first.count(count) < 55 for count in range(1, 6))
 
 
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
-        (Likelihood, {"known": 0}),
-        (Likelihood, {"known": "x"}),
+        (CausalLikelihood, {"known": 0}),
+        (CausalLikelihood, {"known": "x"}),
         (MonteCarloLikelihood, {"known": 1, "draws": 0}),
     ],
 )
@@ -118,4 +120,4 @@ def test_invalid_options_are_rejected(kind: Any, options: dict[str, Any]) -> Non
 def test_other_kinds_are_rejected() -> None:
     """A bidirectional model has no left-to-right likelihood in one forward."""
     with pytest.raises(ValueError, match="Likelihood decodes causal models"):
-        LLM("tiny-dream").generate([[1, 2, 3]], method=Likelihood(known=1), max_tokens=1)
+        LLM("tiny-dream").generate([[1, 2, 3]], method=CausalLikelihood(known=1), max_tokens=1)

@@ -47,34 +47,34 @@ DIFFUSION = output(
 
 def test_accepted_lengths() -> None:
     """Without prefills; tokens committed by other models' passes count for the target's forward."""
-    assert metrics.groups(SPECULATIVE) == [3, 1]
-    assert metrics.groups(DIFFUSION) == [2, 1]
-    assert metrics.groups(output(tokens=0)) == []
+    assert metrics.accepted_lengths(SPECULATIVE) == [3, 1]
+    assert metrics.accepted_lengths(DIFFUSION) == [2, 1]
+    assert metrics.accepted_lengths(output(tokens=0)) == []
     assert metrics.acceptance_length([SPECULATIVE, DIFFUSION]) == pytest.approx((2 + 1.5) / 2)
 
 
 def test_histogram_and_positions() -> None:
     """Over all forwards."""
-    counts = metrics.histogram([SPECULATIVE, DIFFUSION])
+    counts = metrics.acceptance_histogram([SPECULATIVE, DIFFUSION])
     assert counts == [0, 2, 1, 1]
-    assert metrics.by_position(counts) == [1.0, 0.5, 0.25]
-    assert metrics.by_position([]) == [] == metrics.by_position([0])
+    assert metrics.acceptance_by_position(counts) == [1.0, 0.5, 0.25]
+    assert metrics.acceptance_by_position([]) == [] == metrics.acceptance_by_position([0])
 
 
 def test_fed_rows() -> None:
     """Without those of the prompt."""
-    assert metrics.rows_fed(SPECULATIVE) == 8 and metrics.rows_fed(DIFFUSION) == 10
-    assert metrics.rows_fed(SPECULATIVE, "draft") == 2
-    assert metrics.p_cache([SPECULATIVE, DIFFUSION]) == pytest.approx(8 / 18)
-    assert metrics.p_cache([]) is None
-    assert metrics.wasted([SPECULATIVE, DIFFUSION]) == 3 + 7
-    assert list(metrics.models([SPECULATIVE, DIFFUSION])) == ["target", "draft", "verifier"]
+    assert metrics.count_fed_rows(SPECULATIVE) == 8 and metrics.count_fed_rows(DIFFUSION) == 10
+    assert metrics.count_fed_rows(SPECULATIVE, "draft") == 2
+    assert metrics.token_row_ratio([SPECULATIVE, DIFFUSION]) == pytest.approx(8 / 18)
+    assert metrics.token_row_ratio([]) is None
+    assert metrics.count_wasted_rows([SPECULATIVE, DIFFUSION]) == 3 + 7
+    assert list(metrics.model_roles([SPECULATIVE, DIFFUSION])) == ["target", "draft", "verifier"]
 
 
 def test_first_text_comes_with_the_first_token() -> None:
     """Whichever model's pass commits it."""
-    assert metrics.first_text(SPECULATIVE) == 0.5
-    assert metrics.first_text(DIFFUSION) == 1.5
+    assert metrics.first_text_seconds(SPECULATIVE) == 0.5
+    assert metrics.first_text_seconds(DIFFUSION) == 1.5
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_first_text_comes_with_the_first_token() -> None:
 )
 def test_wilson(right: int, count: int, low: float, high: float) -> None:
     """Compared with published values."""
-    assert metrics.wilson(right, count) == pytest.approx((low, high), abs=1e-4)
+    assert metrics.wilson_interval(right, count) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_ratio_error_equals_spread() -> None:
@@ -101,27 +101,29 @@ def test_ratio_error_equals_spread() -> None:
 
 def test_area_under_accuracy() -> None:
     """By hand: 1 × 80, then a trapezium; low points count less or not at all."""
-    assert metrics.aup([(1.0, 0.8)], 0.8) == pytest.approx(80)
-    assert metrics.aup([(3.0, 0.8), (1.0, 0.8)], 0.8) == pytest.approx(80 + 2 * 80)
-    assert metrics.aup([(1.0, 0.8), (3.0, 0.74)], 0.8) == pytest.approx(80)
+    assert metrics.area_under_parallelism([(1.0, 0.8)], 0.8) == pytest.approx(80)
+    assert metrics.area_under_parallelism([(3.0, 0.8), (1.0, 0.8)], 0.8) == pytest.approx(
+        80 + 2 * 80
+    )
+    assert metrics.area_under_parallelism([(1.0, 0.8), (3.0, 0.74)], 0.8) == pytest.approx(80)
     weight = math.exp(-3 * (1 - 0.76 / 0.8))
     area = 80 + 2 * (80 + 76 * weight) / 2
-    assert metrics.aup([(1.0, 0.8), (3.0, 0.76)], 0.8) == pytest.approx(area)
-    assert metrics.aup([(1.0, 0.0)], 0.0) == 0
+    assert metrics.area_under_parallelism([(1.0, 0.8), (3.0, 0.76)], 0.8) == pytest.approx(area)
+    assert metrics.area_under_parallelism([(1.0, 0.0)], 0.0) == 0
     with pytest.raises(ValueError, match="points must not be empty"):
-        metrics.aup([], 1.0)
+        metrics.area_under_parallelism([], 1.0)
 
 
 def test_front() -> None:
     """Equal points do not dominate each other."""
     points = [(1.0, 0.9), (2.0, 0.8), (1.5, 0.8), (2.0, 0.8), (3.0, 0.1)]
-    assert metrics.front(points) == [0, 1, 3, 4]
+    assert metrics.pareto_front(points) == [0, 1, 3, 4]
 
 
 def test_percentile() -> None:
     """0 without values."""
-    assert metrics.percentile([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert metrics.percentile([], 0.5) == 0.0
+    assert metrics.quantile_value([3.0, 1.0, 2.0], 0.5) == 2.0
+    assert metrics.quantile_value([], 0.5) == 0.0
 
 
 def test_accepted_lengths_of_a_real_trace() -> None:
@@ -130,6 +132,6 @@ def test_accepted_lengths_of_a_real_trace() -> None:
     outputs = llm.generate([str(q.prompt) for q in questions_of("story", 3)], max_tokens=64)
     for each in outputs:
         committed = sum(step.kept for step in each.steps)
-        assert sum(metrics.groups(each)) + each.steps[0].kept == committed
+        assert sum(metrics.accepted_lengths(each)) + each.steps[0].kept == committed
         assert metrics.acceptance_length([each]) > 1.5
-        assert sum(metrics.histogram([each])) == each.forwards - 1
+        assert sum(metrics.acceptance_histogram([each])) == each.forwards - 1

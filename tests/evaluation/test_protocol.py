@@ -7,7 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from outpace.evaluation.protocol import FOLDER, PROTOCOLS, Setting, setting, settings
+from outpace.evaluation.protocol import (
+    PROTOCOL_FOLDER,
+    PROTOCOLS,
+    Setting,
+    find_setting,
+    load_settings,
+)
 from outpace.evaluation.scoring import NEEDED
 from outpace.evaluation.tasks import TASKS
 from outpace.methods import D2F, LeftToRight, WeDLM
@@ -39,18 +45,18 @@ def data(tmp_path: Path) -> str:
 
 def test_every_file_is_a_protocol() -> None:
     """And every protocol has a file."""
-    assert sorted(path.stem for path in FOLDER.glob("*.toml")) == list(PROTOCOLS)
+    assert sorted(path.stem for path in PROTOCOL_FOLDER.glob("*.toml")) == list(PROTOCOLS)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_protocols_are_complete(name: str) -> None:
     """Methods exist, settings have names, figures have a place in the paper."""
-    found = settings(name)
+    found = load_settings(name)
     assert len({(each.task, each.name) for each in found}) == len(found)
     for each in found:
         assert each.template is not None or each.harness is not None
         assert each.task in TASKS or each.template is None
-        method = each.decoder()
+        method = each.build_method()
         assert (method is None) is (name == "plain")
         assert bool(each.published) is (name != "plain") and bool(each.model) is (name != "plain")
         for figure in each.published:
@@ -65,43 +71,45 @@ def test_protocols_state_unknowns(name: str) -> None:
     """And differences from the authors' runs."""
     import tomllib
 
-    table = tomllib.loads((FOLDER / f"{name}.toml").read_text())
+    table = tomllib.loads((PROTOCOL_FOLDER / f"{name}.toml").read_text())
     assert table["title"] and table["source"]
     assert bool(table["unknown"]) is bool(table["deviations"]) is (name != "plain")
 
 
 def test_methods_have_the_settings_of_their_papers() -> None:
     """As far as the tables give them."""
-    assert setting("gsm8k", "d2f:llada").decoder() == D2F(
+    assert find_setting("gsm8k", "d2f:llada").build_method() == D2F(
         block=64, add=0.7, activate=0.95, confidence=0.9
     )
-    assert setting("gsm8k", "wedlm:quality").decoder() == WeDLM(window=6, entropy=None, penalty=0.1)
-    assert setting("gsm8k", "apd:left-to-right").decoder() == LeftToRight(tokens=1)
+    assert find_setting("gsm8k", "wedlm:quality").build_method() == WeDLM(
+        window=6, entropy=None, penalty=0.1
+    )
+    assert find_setting("gsm8k", "apd:left-to-right").build_method() == LeftToRight(tokens=1)
 
 
 def test_zero_shot_question_is_a_user_message(data: str) -> None:
     """Any last number is its answer."""
-    (question,) = setting("gsm8k").questions(data, 1, None)
+    (question,) = find_setting("gsm8k").load_questions(data, 1, None)
     assert question.prompt == "What is 0 + 1?"
-    assert question.right("It is $1.") is True and question.right("#### 2") is False
+    assert question.judge_answer("It is $1.") is True and question.judge_answer("#### 2") is False
 
 
 def test_raw_shots_are_one_text(data: str) -> None:
     """As D2F evaluates Dream, and WeDLM all of its models."""
-    (question,) = setting("gsm8k", "d2f:dream").questions(data, 1, data)
+    (question,) = find_setting("gsm8k", "d2f:dream").load_questions(data, 1, data)
     text = question.prompt
     assert isinstance(text, str) and text.startswith(
         "Q: What is 0 + 1?\nA: 0 + 1 = 1\n#### 1\n\nQ: "
     )
     assert text.count("Q: ") == 9 and text.endswith("\n\nQ: What is 0 + 1?\nA:")
-    (question,) = setting("gsm8k", "wedlm:speed").questions(data, 1, data)
+    (question,) = find_setting("gsm8k", "wedlm:speed").load_questions(data, 1, data)
     assert str(question.prompt).startswith("Solve the question step by step")
     assert str(question.prompt).endswith("#### 3\n\nQuestion:\nWhat is 0 + 1?\nAnswer:\n")
 
 
 def test_shots_may_be_turns_of_a_conversation(data: str) -> None:
     """As D2F evaluates LLaDA."""
-    (question,) = setting("gsm8k", "d2f:llada").questions(data, 1, data)
+    (question,) = find_setting("gsm8k", "d2f:llada").load_questions(data, 1, data)
     roles = [message["role"] for message in question.prompt]  # type: ignore[index]
     assert roles == ["user", "assistant"] * 4 + ["user"]
     assert question.prompt[1]["content"] == " 0 + 1 = 1\n#### 1"  # type: ignore[index]
@@ -109,7 +117,7 @@ def test_shots_may_be_turns_of_a_conversation(data: str) -> None:
 
 def test_a_system_prompt_is_a_message(data: str) -> None:
     """As in APD."""
-    (question,) = setting("gsm8k", "apd:ratio-0.7").questions(data, 1, None)
+    (question,) = find_setting("gsm8k", "apd:ratio-0.7").load_questions(data, 1, None)
     assert question.prompt == [
         {"role": "system", "content": "You are a helpful assistant."},
         {"role": "user", "content": "Question: What is 0 + 1?\nAnswer:"},
@@ -121,14 +129,14 @@ def test_held_out_shots_are_not_questions(tmp_path: Path) -> None:
     path = tmp_path / "cd4.jsonl"
     lines = [{"input": f"{n},2,3,4,9", "output": f"{n}+2=1"} for n in range(10)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    questions = setting("countdown").questions(str(path), 5, None)
+    questions = find_setting("countdown").load_questions(str(path), 5, None)
     assert [question.reference for question in questions] == ["8,2,3,4,9", "9,2,3,4,9"]
     text = str(questions[0].prompt)
     assert text.startswith("Given 5 numbers") and text.endswith("\n\nInput: 8,2,3,4,9\nOutput: ")
     assert "\n\nInput: 7,2,3,4,9\nOutput: 7+2=1\n\n" in text
     path.write_text(json.dumps(lines[0]) + "\n")
     with pytest.raises(ValueError, match="8 shots and a question need more lines than the 1 of"):
-        setting("countdown").questions(str(path), 5, None)
+        find_setting("countdown").load_questions(str(path), 5, None)
 
 
 def test_published_puzzle_as_sheet(tmp_path: Path) -> None:
@@ -136,39 +144,39 @@ def test_published_puzzle_as_sheet(tmp_path: Path) -> None:
     path = tmp_path / "sudoku.jsonl"
     board = "4000\n3104\n1030\n0000"
     path.write_text(json.dumps({"input": board, "output": "4213\n3124\n1432\n2341"}) + "\n")
-    puzzle = setting("sudoku", "plain:puzzle")
-    (question,) = puzzle.questions(str(path), 1, None)
+    puzzle = find_setting("sudoku", "plain:puzzle")
+    (question,) = puzzle.load_questions(str(path), 1, None)
     assert (question.prompt, question.reference, puzzle.raw) == (f"Solve:\n{board}", board, False)
-    (made, *_) = setting("sudoku-sheet").questions(None, 3, None)
+    (made, *_) = find_setting("sudoku-sheet").load_questions(None, 3, None)
     assert made.prompt == f"Solve:\n{made.reference}"
-    assert setting("sudoku").shots == 8
+    assert find_setting("sudoku").shots == 8
 
 
 def test_shots_need_a_file(data: str) -> None:
     """With enough lines."""
     with pytest.raises(ValueError, match="--shots: .* needs 8 shots in this protocol; set a file"):
-        setting("gsm8k", "d2f:dream").questions(data, 1, None)
+        find_setting("gsm8k", "d2f:dream").load_questions(data, 1, None)
     Path(data).write_text(json.dumps(GSM8K[0]) + "\n")
     with pytest.raises(ValueError, match="8 shots and a question need more"):
-        setting("gsm8k", "d2f:dream").questions(data, 1, data)
+        find_setting("gsm8k", "d2f:dream").load_questions(data, 1, data)
 
 
 def test_unnecessary_shots_are_rejected(data: str) -> None:
     """Instead of being ignored."""
     with pytest.raises(ValueError, match="no shots in this protocol; omit it"):
-        setting("gsm8k").questions(data, 1, data)
+        find_setting("gsm8k").load_questions(data, 1, data)
     with pytest.raises(ValueError, match="its own shots"):
-        setting("countdown").questions(data, 1, data)
+        find_setting("countdown").load_questions(data, 1, data)
 
 
 def test_options_override_the_paper() -> None:
     """Except for None."""
-    found = setting("gsm8k", "d2f:dream")
-    options = found.options({"max_tokens": 7, "temperature": None})
+    found = find_setting("gsm8k", "d2f:dream")
+    options = found.request_options({"max_tokens": 7, "temperature": None})
     assert options["max_tokens"] == 7 and options["temperature"] == 0.0 and options["raw"] is True
     assert options["stop"] == ("Q:", "</s>", "<|im_end|>")
     assert isinstance(options["method"], D2F)
-    chosen = found.options({"method": LeftToRight()})
+    chosen = found.request_options({"method": LeftToRight()})
     assert chosen["method"] == LeftToRight()
 
 
@@ -190,13 +198,13 @@ def test_options_override_the_paper() -> None:
 def test_unknown_names_list_the_valid_ones(task: str, protocol: str, expected_message: str) -> None:
     """Tasks, protocols and settings."""
     with pytest.raises(ValueError, match=expected_message):
-        setting(task, protocol)
+        find_setting(task, protocol)
 
 
 def test_harness_only_tasks_are_rejected() -> None:
     """The message has the harness's name of the task."""
     with pytest.raises(ValueError, match="use --tasks gpqa_main_generative_n_shot"):
-        setting("gpqa", "apd:ratio-0.7").questions(None, 1, None)
+        find_setting("gpqa", "apd:ratio-0.7").load_questions(None, 1, None)
 
 
 @pytest.mark.parametrize("task", ["math500", "humaneval", "mbpp"])
@@ -208,17 +216,17 @@ def test_unavailable_judges_raise_early(
     def missing() -> None:
         raise OSError("not here")
 
-    monkeypatch.setitem(NEEDED, setting(task).score, missing)
+    monkeypatch.setitem(NEEDED, find_setting(task).score, missing)
     with pytest.raises(OSError, match="not here"):
-        setting(task).questions(str(tmp_path / "none"), 1, None)
+        find_setting(task).load_questions(str(tmp_path / "none"), 1, None)
 
 
 def test_custom_protocol(tmp_path: Path, data: str) -> None:
     """A file in the same format."""
     path = tmp_path / "mine.toml"
     path.write_text('[tasks.gsm8k]\ntemplate = "{question}!"\nscore = "strict"\n')
-    (question,) = setting("gsm8k", str(path)).questions(data, 1, None)
-    assert question.prompt == "What is 0 + 1?!" and question.right("It is 1.") is False
+    (question,) = find_setting("gsm8k", str(path)).load_questions(data, 1, None)
+    assert question.prompt == "What is 0 + 1?!" and question.judge_answer("It is 1.") is False
 
 
 @pytest.mark.parametrize(
@@ -241,24 +249,24 @@ def test_invalid_protocols_are_rejected(
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=expected_message):
-        setting("gsm8k", str(path)).questions(data, 1, None)
+        find_setting("gsm8k", str(path)).load_questions(data, 1, None)
 
 
 def test_template_fields() -> None:
     """Mathematical braces are unchanged."""
     asked = Setting(task="gsm8k", template="{question} \\boxed{} {0}", score="strict")
-    assert asked.prompt({"question": "1 {answer}"}, []) == "1 {answer} \\boxed{} {0}"
+    assert asked.build_prompt({"question": "1 {answer}"}, []) == "1 {answer} \\boxed{} {0}"
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "math500", "humaneval", "mbpp", "mtbench"])
 def test_answers_of_published_tasks_have_room(task: str) -> None:
     """Causal models end by themselves; diffusion models have a canvas of fixed length."""
-    asked = setting(task)
-    assert asked.options({})["max_tokens"] == asked.max_tokens >= 1024
+    asked = find_setting(task)
+    assert asked.request_options({})["max_tokens"] == asked.max_tokens >= 1024
     for method in (LeftToRight(), D2F()):
-        assert asked.options({"method": method})["max_tokens"] == asked.canvas in (256, 512)
-    assert asked.options({"method": WeDLM()})["max_tokens"] == asked.max_tokens
-    assert asked.options({"method": D2F(), "max_tokens": 7})["max_tokens"] == 7
+        assert asked.request_options({"method": method})["max_tokens"] == asked.canvas in (256, 512)
+    assert asked.request_options({"method": WeDLM()})["max_tokens"] == asked.max_tokens
+    assert asked.request_options({"method": D2F(), "max_tokens": 7})["max_tokens"] == 7
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "canvas"])
@@ -269,4 +277,4 @@ def test_lengths_are_positive(tmp_path: Path, field: str) -> None:
     with pytest.raises(
         ValueError, match=f"mine.toml is not a valid protocol: {field} must be at least 1"
     ):
-        settings(str(path))
+        load_settings(str(path))

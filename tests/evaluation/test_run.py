@@ -12,9 +12,9 @@ import pytest
 from outpace import LLM, Output
 from outpace.decoding import Step
 from outpace.evaluation.question import Question
-from outpace.evaluation.report import Report
-from outpace.evaluation.run import evaluate, fitted, questions_of
-from outpace.evaluation.samples import kept
+from outpace.evaluation.report import EvaluationReport
+from outpace.evaluation.run import evaluate, limit_to_context, questions_of
+from outpace.evaluation.samples import resume_samples
 from outpace.methods import WeDLM
 
 
@@ -31,11 +31,11 @@ def output(tokens: int, forwards: int) -> Output:
     )
 
 
-def report(*verdicts: bool | None) -> Report:
+def report(*verdicts: bool | None) -> EvaluationReport:
     """A run with answers of 30 and 10 tokens in 10 forwards each."""
-    made = Report(task="story", model="m", method="x", batch=1, seconds=4.0)
+    made = EvaluationReport(task="story", model="m", method="x", batch=1, seconds=4.0)
     for number, right in enumerate(verdicts):
-        made.add(output((30, 10)[number % 2], 10), right)
+        made.add_answer(output((30, 10)[number % 2], 10), right)
     return made
 
 
@@ -50,7 +50,7 @@ def test_headline_metrics_pool_all_answers() -> None:
 
 def test_unjudged_answers_have_only_speed() -> None:
     """And no accuracy."""
-    summary = report(None, None).summary()
+    summary = report(None, None).to_record()
     assert summary["accuracy"] is None and summary["interval"] is None
     assert summary["tokens_per_forward"] == 2.0
     assert report(True, None, None).accuracy == 1.0
@@ -58,12 +58,14 @@ def test_unjudged_answers_have_only_speed() -> None:
 
 def test_report_is_json() -> None:
     """Also for a single answer, which has no error."""
-    summary = report(True).summary()
+    summary = report(True).to_record()
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary["tokens_per_forward_error"] is None
-    assert json.dumps(Report(task="", model="", method="", batch=1).summary(), allow_nan=False)
-    placed = Report(task="", model="/a/b/x.gguf + /c/lora", method="", batch=1)
-    assert placed.summary()["model"] == "x + lora"
+    assert json.dumps(
+        EvaluationReport(task="", model="", method="", batch=1).to_record(), allow_nan=False
+    )
+    placed = EvaluationReport(task="", model="/a/b/x.gguf + /c/lora", method="", batch=1)
+    assert placed.to_record()["model"] == "x + lora"
 
 
 def test_batch_size_changes_only_time() -> None:
@@ -80,10 +82,10 @@ class Killed(Exception):
     """Exception that simulates a kill."""
 
 
-def counted(report: Report) -> dict[str, Any]:
+def counted(report: EvaluationReport) -> dict[str, Any]:
     """Report fields that do not depend on the clock."""
     clock = ("tokens_per_second", "latency", "first_text", "seconds")
-    summary = {key: value for key, value in report.summary().items() if key not in clock}
+    summary = {key: value for key, value in report.to_record().items() if key not in clock}
     return {**summary, "samples": {**summary["samples"], "seconds": None}}
 
 
@@ -94,7 +96,7 @@ def test_resumed_run_has_the_same_metrics(tmp_path: Path) -> None:
     whole = evaluate(llm, questions, **options)  # type: ignore[arg-type]
     path = tmp_path / "new" / "samples.jsonl"
 
-    def stop(report: Report) -> None:
+    def stop(report: EvaluationReport) -> None:
         if len(report.outputs) == 3:
             raise Killed
 
@@ -164,10 +166,10 @@ def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
     """The second is rejected before it decodes."""
     path = tmp_path / "samples.jsonl"
     with (
-        kept(path, {"task": "x"}) as samples,
+        resume_samples(path, {"task": "x"}) as samples,
         pytest.raises(ValueError, match="another run is writing to"),
     ):
-        samples.add(0, {"text": "x"})
+        samples.add_record(0, {"text": "x"})
         evaluate(LLM("tiny-aux"), questions_of("story", 1), samples=path, max_tokens=4)
     assert path.read_bytes().count(b"\n") == 2
 
@@ -186,7 +188,7 @@ def test_empty_questions_are_rejected() -> None:
     """Before decoding."""
     with pytest.raises(ValueError, match="questions must not be empty"):
         evaluate(LLM("tiny-aux"), [])
-    assert Question("?", "7", "strict").right("#### 7") is True
+    assert Question("?", "7", "strict").judge_answer("#### 7") is True
 
 
 def test_held_out_problems_are_disjoint() -> None:
@@ -215,7 +217,7 @@ def test_lengths_of_a_protocol_are_cut_to_the_context() -> None:
     questions = questions_of("story", 6)
     longest = max(len(llm.text.encode(question.prompt)) for question in questions)
     method = WeDLM(window=16)
-    for asked, wanted in ((96, 96), (1024, 300 - method.slots(longest, 0))):
-        options = fitted(llm, questions, {"max_tokens": asked, "method": method})
+    for asked, wanted in ((96, 96), (1024, 300 - method.slots_needed(longest, 0))):
+        options = limit_to_context(llm, questions, {"max_tokens": asked, "method": method})
         assert options["max_tokens"] == wanted
         assert len(evaluate(llm, questions[:1], **options).outputs) == 1

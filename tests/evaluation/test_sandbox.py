@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from outpace.evaluation import jail, sandbox
-from outpace.evaluation.sandbox import Limits, run
+from outpace.evaluation.sandbox import SandboxLimits, run_sandboxed
 
 PROBES = (335, 336)
 """System calls of the kernel's own probes, which bypass filters and are useless to a program."""
 
-SHORT = Limits(seconds=3)
+SHORT = SandboxLimits(seconds=3)
 SECURITY_BITS, NO_ROOT = 28, 3
 """`prctl` options: user 0 gets no capabilities, irrevocably."""
 
@@ -85,7 +85,7 @@ WRITES = {
 @pytest.mark.parametrize("program", HARMLESS.values(), ids=HARMLESS)
 def test_computation_passes(program: str) -> None:
     """Without a reason."""
-    assert run(program) == sandbox.Verdict(True)
+    assert run_sandboxed(program) == sandbox.Verdict(True)
 
 
 @pytest.mark.exhaustive
@@ -93,7 +93,7 @@ def test_computation_passes(program: str) -> None:
 def test_forbidden_actions_fail(program: str) -> None:
     """In time, with a one-line reason, and without remaining processes."""
     began = time.monotonic()
-    verdict = run(program, SHORT)
+    verdict = run_sandboxed(program, SHORT)
     assert not verdict.passed and verdict.reason and len(verdict.reason) < 300
     assert time.monotonic() - began < SHORT.seconds + 2
     assert not children()
@@ -105,7 +105,7 @@ def test_files_are_unchanged(program: str, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("old")
     old.chmod(0o600)
-    assert not run(program.format(path=str(new), old=str(old)), SHORT).passed
+    assert not run_sandboxed(program.format(path=str(new), old=str(old)), SHORT).passed
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert old.read_text() == "old" and old.stat().st_mode & 0o777 == 0o600
 
@@ -113,7 +113,7 @@ def test_files_are_unchanged(program: str, tmp_path: Path) -> None:
 def test_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
     """Except for variables that Python sets."""
     monkeypatch.setenv("A_SECRET", "x")
-    assert run("import os\nassert set(os.environ) <= {'LC_CTYPE'}").passed
+    assert run_sandboxed("import os\nassert set(os.environ) <= {'LC_CTYPE'}").passed
 
 
 def test_root_is_not_required() -> None:
@@ -135,7 +135,7 @@ for program in ("import socket\\nsocket.socket()", "import os\\nos.fork()", "ope
 def without_rights() -> None:
     """Drop all capabilities of root for later programs."""
     if os.geteuid() == 0:
-        jail.control(SECURITY_BITS, NO_ROOT)
+        jail.call_prctl(SECURITY_BITS, NO_ROOT)
 
 
 def test_program_dies_with_its_parent() -> None:
@@ -157,7 +157,7 @@ def test_program_dies_with_its_parent() -> None:
 def test_orphaned_program_does_not_start() -> None:
     """If the parent exits before the death signal is set."""
     job = {"program": "pass", "token": "x", "seconds": 9, "memory": 1 << 28}
-    command = [sys.executable, "-I", "-B", str(sandbox.JAIL)]
+    command = [sys.executable, "-I", "-B", str(sandbox.JAIL_SCRIPT)]
     for parent, expected_message in (
         (os.getpid(), b'{"token": "x", "raised": null}'),
         (os.getppid(), b""),
@@ -198,12 +198,12 @@ def children() -> list[int]:
 def test_missing_seccomp_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names the requirement."""
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
-    sandbox.needed.cache_clear()
+    sandbox.check_sandbox.cache_clear()
     with pytest.raises(OSError, match="seccomp.*here: darwin"):
-        run("assert 1")
+        run_sandboxed("assert 1")
     monkeypatch.undo()
-    sandbox.needed.cache_clear()
-    assert run("assert 1").passed
+    sandbox.check_sandbox.cache_clear()
+    assert run_sandboxed("assert 1").passed
 
 
 @pytest.mark.parametrize(
@@ -217,13 +217,17 @@ def test_missing_seccomp_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_invalid_limits_are_rejected(limits: dict[str, float], expected_message: str) -> None:
     """With the value."""
     with pytest.raises(ValueError, match=expected_message):
-        Limits(**limits)  # type: ignore[arg-type]
+        SandboxLimits(**limits)  # type: ignore[arg-type]
 
 
 def test_other_syscalls_are_blocked() -> None:
     """By number, including other calling conventions."""
     machine = platform.machine()
-    known = {*jail.ALLOWED[machine], *(call for call, _ in jail.OPENS[machine]), *PROBES}
+    known = {
+        *jail.ALLOWED_SYSCALLS[machine],
+        *(call for call, _ in jail.OPEN_SYSCALLS[machine]),
+        *PROBES,
+    }
     program = f"""
 import ctypes
 libc = ctypes.CDLL(None, use_errno=True)
@@ -233,21 +237,21 @@ for call in [*range(600), *range(2**30, 2**30 + 600)]:
         assert libc.syscall(ctypes.c_long(call), 0, 0, 0, 0, 0, 0) == -1, call
         assert ctypes.get_errno() in (1, 38), call
 """
-    assert run(program) == sandbox.Verdict(True)
+    assert run_sandboxed(program) == sandbox.Verdict(True)
 
 
 @pytest.mark.parametrize("flags", ["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC"])
 def test_opening_for_writing_is_blocked(flags: str) -> None:
     """For each flag, alone and combined."""
     for more in ("0", "os.O_DIRECTORY", "os.O_CLOEXEC", "os.O_APPEND"):
-        verdict = run(f"import os\nos.open('/', os.{flags} | {more})")
+        verdict = run_sandboxed(f"import os\nos.open('/', os.{flags} | {more})")
         assert verdict.reason.startswith("PermissionError"), verdict
 
 
 def test_filters_are_well_formed() -> None:
     """Eight bytes per instruction, no jump out of range, and a final refusal."""
-    for machine in jail.ALLOWED:
-        code = list(jail.instructions(machine))
+    for machine in jail.ALLOWED_SYSCALLS:
+        code = list(jail.filter_instructions(machine))
         assert {len(each) for each in code} == {8}
         for at, each in enumerate(code):
             assert at + 1 + max(each[2], each[3]) < len(code) or each is code[-1]
@@ -266,6 +270,6 @@ def test_filters_are_well_formed() -> None:
 )
 def test_reason_is_one_printable_line(raised: str, expected_message: str) -> None:
     """Whatever a program raises."""
-    reason = run(f"raise Exception('{raised}')").reason
-    assert reason == expected_message and len(reason) <= sandbox.REASON
+    reason = run_sandboxed(f"raise Exception('{raised}')").reason
+    assert reason == expected_message and len(reason) <= sandbox.MAX_REASON_CHARACTERS
     assert reason.encode().decode().isprintable()

@@ -112,8 +112,8 @@ def test_programs(
     rules: dict[str, str], reference: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As extracted by lm-eval, Dream and WeDLM; all are run."""
-    quick = partial(sandbox.run, limits=sandbox.Limits(seconds=5))
-    monkeypatch.setattr(sandbox, "run", quick)
+    quick = partial(sandbox.run_sandboxed, limits=sandbox.SandboxLimits(seconds=5))
+    monkeypatch.setattr(sandbox, "run_sandboxed", quick)
     wrong = {a: right for a, right in answers if judged(rules, a, reference) != right}
     assert not wrong
 

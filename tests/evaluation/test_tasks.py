@@ -129,9 +129,11 @@ def test_math_answer_from_solution(tmp_path: Path) -> None:
 def test_generated_answers_are_correct() -> None:
     """By the rules of the plain protocol."""
     for task in MADE:
-        for question, line in zip(questions_of(task, 20), TASKS[task].lines(None, 20), strict=True):
-            assert question.right(line["answer"]) is True
-            assert question.right("no") is False
+        for question, line in zip(
+            questions_of(task, 20), TASKS[task].load_lines(None, 20), strict=True
+        ):
+            assert question.judge_answer(line["answer"]) is True
+            assert question.judge_answer("no") is False
 
 
 @pytest.mark.parametrize(
@@ -148,8 +150,8 @@ def test_own_lines_are_judged(
     """By their answer field."""
     path = file_of(tmp_path / "mine.jsonl", {"question": "?", "answer": answer})
     (question,) = questions_of(f"own-{judge}", 9, path)
-    assert all(question.right(text) for text in right)
-    assert not any(question.right(text) for text in wrong)
+    assert all(question.judge_answer(text) for text in right)
+    assert not any(question.judge_answer(text) for text in wrong)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from helpers import close, engine_of, enter, finish, runner, tokens, whole
 from outpace.checkpoints.load import load_model
 from outpace.decoding import Decoding, Forward, Kind, Prediction, Read, Request, agreement
 from outpace.decoding.forward import IntArray
-from outpace.decoding.sampling import Reader, Readout
+from outpace.decoding.sampling import GroupReader, Readout
 from outpace.engine.engine import Engine, Job
 from outpace.methods import APD, LeftToRight, Method
 
@@ -66,7 +66,7 @@ class AuthorsSampler(Read):
     top_k: int | None
 
     @classmethod
-    def group(cls, reads: list[Self], slots: Any, device: torch.device) -> Reader:
+    def make_reader(cls, reads: list[Self], slots: Any, device: torch.device) -> GroupReader:
         """Reader of the rows of one read."""
         (own,) = reads
 
@@ -124,7 +124,7 @@ class Replay(Method):
     the case injects noise, the target is read with the authors' sampler.
     """
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
 
     method: Method
     case: dict[str, Any]

@@ -34,7 +34,7 @@ ORDERS = {"default": "confidence", "margin_confidence": "margin", "neg_entropy":
 class Recorded(Method):
     """Runs a method, and writes down what it asks and gets."""
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
 
     method: Method
     asked: list[Forward] = field(default_factory=list)

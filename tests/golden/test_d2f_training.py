@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from outpace.attention.ranges import RangesAttention, dense, whole
+from outpace.attention.ranges import RangesAttention, dense_mask, document_ranges
 from outpace.checkpoints.load import load_adapter, load_model
 from outpace.models.transformer import Transformer
 from outpace.training import lora
@@ -22,7 +22,7 @@ from outpace.training.noise import Response
 from outpace.training.objective import Models
 from outpace.training.objectives import D2F
 from outpace.training.optim import Optim
-from outpace.training.rows import UNSCORED, Rows, pack
+from outpace.training.rows import UNSCORED, Rows, pack_documents
 
 FOLDER = Path(__file__).parent / "d2f"
 GOLDEN = json.loads((FOLDER / "train_cases.json").read_text())
@@ -40,9 +40,9 @@ def tensors(case: dict[str, Any]) -> dict[str, Tensor]:
 def models_of(case: dict[str, Any]) -> Models:
     """Student and teacher: the model with the recorded adapter beside it, and the model alone."""
     teacher = load_model(FOLDER / case["model"])
-    student = lora.attach(deepcopy(teacher), ADAPTER)
+    student = lora.attach_adapter(deepcopy(teacher), ADAPTER)
     recorded = load_adapter(FOLDER / case["adapter"]).updates
-    for name, update in lora.updates(student).items():
+    for name, update in lora.collect_updates(student).items():
         for ours, theirs in ((update.down, recorded[name].down), (update.up, recorded[name].up)):
             ours.data.copy_(theirs)
     return Models(student.eval(), {"teacher": teacher})
@@ -56,10 +56,10 @@ def batch(case: dict[str, Any], student: Transformer, **options: Any) -> tuple[D
     for sample, prompt in enumerate(case["prompt_lengths"]):
         ids = given["input_ids"][sample].numpy().astype(np.int64)
         first = float(given["draw_u0"][sample])
-        shares = objective.shares(first, given["draw_u_inc"][sample].double().numpy())
-        answer = Response.of(ids[prompt:])
+        shares = objective.block_fractions(first, given["draw_u_inc"][sample].double().numpy())
+        answer = Response.without_padding(ids[prompt:])
         draws = given["draw_tokens"][sample, prompt:].double().numpy()
-        parts.append(objective.noisy(ids[:prompt].tolist(), answer, shares, draws))
+        parts.append(objective.noisy_rows(ids[:prompt].tolist(), answer, shares, draws))
     return objective, parts
 
 
@@ -67,7 +67,9 @@ def batch(case: dict[str, Any], student: Transformer, **options: Any) -> tuple[D
 def test_schedule(case: dict[str, Any]) -> None:
     """The share of each block from the uniform draws, sample by sample."""
     for (first,), rises, expected in zip(case["u0"], case["u_inc"], case["p"], strict=True):
-        np.testing.assert_allclose(D2F().shares(first, np.array(rises)), expected, atol=1e-6)
+        np.testing.assert_allclose(
+            D2F().block_fractions(first, np.array(rises)), expected, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -78,7 +80,7 @@ def test_noise_and_ranges(case: dict[str, Any]) -> None:
     for sample, rows in enumerate(parts):
         masked = given["masked"][sample].bool()
         assert torch.equal(rows.ids, given["noisy_ids"][sample].long())
-        assert torch.equal(dense(rows.ranges, len(rows)), given["attend"][sample].bool())
+        assert torch.equal(dense_mask(rows.ranges, len(rows)), given["attend"][sample].bool())
         shift = 1 if case["family"] == "dream" else 0
         slots = torch.nonzero(rows.labels != UNSCORED).squeeze(1) + shift
         assert torch.equal(slots, torch.nonzero(masked).squeeze(1))
@@ -97,12 +99,12 @@ def test_logits_of_student_and_teacher(case: dict[str, Any]) -> None:
     for sample, rows in enumerate(parts):
         for name, model, ranges in (
             ("student", models.trained, rows.ranges),
-            ("teacher", models.others["teacher"], whole(rows.ranges)),
+            ("teacher", models.others["teacher"], document_ranges(rows.ranges)),
         ):
             with torch.no_grad():
                 hidden = model(rows.ids, rows.positions, RangesAttention(ranges))
             expected = given[f"{name}_logits"][sample]
-            torch.testing.assert_close(model.head(hidden), expected, atol=1e-3, rtol=1e-4)
+            torch.testing.assert_close(model.compute_logits(hidden), expected, atol=1e-3, rtol=1e-4)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -110,9 +112,9 @@ def test_losses_and_gradients(case: dict[str, Any]) -> None:
     """Of distillation with two gradients and their norm, and of the true tokens."""
     models = models_of(case)
     objective, parts = batch(case, models.trained)
-    rows = pack(parts)
-    assert rows.mass == case["n_masked"]
-    loss = objective.loss(models, rows).total / rows.mass
+    rows = pack_documents(parts)
+    assert rows.normaliser == case["n_masked"]
+    loss = objective.loss(models, rows).total / rows.normaliser
     loss.backward()
     assert loss.item() == pytest.approx(case["loss_distill"], abs=1e-3, rel=1e-4)
     gradients = gradients_of(models.trained)
@@ -123,14 +125,14 @@ def test_losses_and_gradients(case: dict[str, Any]) -> None:
     norm = torch.stack([g.norm() for g in gradients.values()]).norm()
     assert norm.item() == pytest.approx(case["lora_grad_norm"], rel=1e-3)
     hard, _ = batch(case, models.trained, hard=1.0)
-    loss = hard.loss(Models(models.trained), rows).total / rows.mass
+    loss = hard.loss(Models(models.trained), rows).total / rows.normaliser
     assert loss.item() == pytest.approx(case["loss_ce"], abs=1e-3, rel=1e-4)
 
 
 def gradients_of(student: Transformer) -> dict[str, Tensor]:
     """Gradients of the updates under their names in a PEFT folder."""
     gradients = {}
-    for name, update in lora.updates(student).items():
+    for name, update in lora.collect_updates(student).items():
         module = name.removesuffix(".weight")
         for half, parameter in (("A", update.down), ("B", update.up)):
             assert parameter.grad is not None
@@ -143,13 +145,13 @@ def test_optimizer_steps(case: dict[str, Any]) -> None:
     """The loss before each of three steps, and after the last."""
     models = models_of(case)
     objective, parts = batch(case, models.trained)
-    rows = pack(parts)
+    rows = pack_documents(parts)
     options = Optim(lr=1e-3, betas=(0.9, 0.95), weight_decay=0.05)
-    (optimizer,) = options.build(models.trained)
+    (optimizer,) = options.build_optimizers(models.trained)
     losses = []
     for _ in range(4):
         optimizer.zero_grad()
-        loss = objective.loss(models, rows).total / rows.mass
+        loss = objective.loss(models, rows).total / rows.normaliser
         losses.append(loss.item())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(models.trained.parameters(), options.clip)

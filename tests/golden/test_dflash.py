@@ -18,9 +18,9 @@ import literal
 from helpers import engine_of, enter, finish, runner, tokens
 from outpace.checkpoints.load import load_draft, load_model
 from outpace.decoding import Request, Sample, Sampling, Target
-from outpace.decoding.sampling import Reader, Readout
+from outpace.decoding.sampling import GroupReader, Readout
 from outpace.methods import Autoregressive, DFlash
-from outpace.models.draft import FeatureDraft
+from outpace.models.draft import DFlashDraft
 from outpace.models.transformer import Transformer
 
 GOLDEN = Path(__file__).parent / "dflash"
@@ -39,7 +39,7 @@ def cases(file: str, kind: str) -> list[Any]:
 
 
 @cache
-def models(pair: str) -> dict[str, Transformer | FeatureDraft]:
+def models(pair: str) -> dict[str, Transformer | DFlashDraft]:
     """Target and draft."""
     target = load_model(GOLDEN / pair / "target")
     return {"target": target, "draft": load_draft(GOLDEN / pair / "draft", target)}
@@ -86,9 +86,9 @@ class InverseLaw(Sample):
     uniforms: tuple[float, ...]
 
     @classmethod
-    def group(
+    def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> Reader:
+    ) -> GroupReader:
         """Reader of one sequence."""
         ((own,), (wanted,)) = reads, slots
         numbers = torch.tensor([[own.uniforms[slot]] for slot in wanted], dtype=torch.float64)

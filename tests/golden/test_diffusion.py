@@ -16,8 +16,8 @@ from torch import Tensor
 from helpers import engine_of, enter, finish, runner, tokens
 from outpace.checkpoints.load import load_model
 from outpace.decoding import Decoding, Forward, Kind, Request, Sampling
-from outpace.decoding.order import timesteps
-from outpace.decoding.sampling import Read, Reader, Readout, scores
+from outpace.decoding.order import timestep_counts
+from outpace.decoding.sampling import GroupReader, Read, Readout, token_scores
 from outpace.engine.engine import Engine, Job
 from outpace.methods import Diffusion, LeftToRight, Method, diffusion
 
@@ -33,7 +33,7 @@ ORDERS = {"maskgit_plus": "confidence", "topk_margin": "margin", "low_confidence
 class Replay(Method):
     """Runs a method and writes down its canvases; may read with another read."""
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
 
     method: Method
     uniforms: Tensor | None = None
@@ -75,14 +75,14 @@ class AuthorsNoise(Read):
     temperature: float
 
     @classmethod
-    def group(cls, reads: Sequence[Self], slots: Any, device: torch.device) -> Reader:
+    def make_reader(cls, reads: Sequence[Self], slots: Any, device: torch.device) -> GroupReader:
         """Reader of the rows of one read."""
         (own,) = reads
 
         def read(logits: Tensor, rows: slice) -> Readout:
             noised = logits.double().exp() / (-own.uniforms[rows].log()) ** own.temperature
             chosen = noised.argmax(-1)
-            return Readout(chosen, scores(logits, chosen, set(own.scores)))
+            return Readout(chosen, token_scores(logits, chosen, set(own.scores)))
 
         return read
 
@@ -155,9 +155,9 @@ def test_dream(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
     if case["has_injected_uniform"]:
         numbers = EXPECTED["dream"][f"{name}_uniform"].numpy()
         luck = lambda seed, step, slots: numbers[step, : len(slots)]  # noqa: E731
-        monkeypatch.setattr(diffusion, "uniforms", luck)
+        monkeypatch.setattr(diffusion, "slot_uniforms", luck)
     else:
-        counts = timesteps(params["max_new_tokens"], params["steps"], params.get("eps", 1e-3))
+        counts = timestep_counts(params["max_new_tokens"], params["steps"], params.get("eps", 1e-3))
         assert counts == case["transfer_counts"]
     method = Replay(method=dream(params))
     job = submit(
@@ -185,7 +185,7 @@ def test_dream_padded_batch(engine: Engine, case: dict[str, Any]) -> None:
 @pytest.mark.parametrize("case", DREAM["schedule"], ids=lambda c: f"{c['masks']}-{c['steps']}")
 def test_dream_schedule(case: dict[str, Any]) -> None:
     """To the last token, which float64 would miss."""
-    assert timesteps(case["masks"], case["steps"], case["eps"]) == case["counts"]
+    assert timestep_counts(case["masks"], case["steps"], case["eps"]) == case["counts"]
 
 
 LLADA_ONE = [case for case in LLADA["generate"] if "prompt" in case]
@@ -218,7 +218,7 @@ def test_llada(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
         noise = (EXPECTED["llada"][f"{case['id']}_noise_u16"].double() + 0.5) / 65536
     if params.get("remasking") == "random":
         luck = lambda seed, step, slots: noise[step, slots, 0].numpy()  # noqa: E731
-        monkeypatch.setattr(diffusion, "uniforms", luck)
+        monkeypatch.setattr(diffusion, "slot_uniforms", luck)
     eos = {"logits_eos_inf": [300], "confidence_eos_eot_inf": [300, EOT], "head_edit": [300]}
     ends = frozenset(id for name, ids in eos.items() if name in {*params, *case} for id in ids)
     method = Replay(method=llada(params), uniforms=noise if params["temperature"] else None)

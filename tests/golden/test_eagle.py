@@ -20,7 +20,7 @@ from outpace.checkpoints.load import load_draft, load_model, save_model
 from outpace.decoding import Decoding, Forward, Prediction, Request, Tree
 from outpace.engine.job import Job
 from outpace.methods import Eagle
-from outpace.models.extending import ExtendingDraft
+from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Transformer
 
 GOLDEN = Path(__file__).parent / "eagle"
@@ -41,11 +41,11 @@ def cases(*ids: str) -> list[Any]:
 
 
 @cache
-def models(pair: str) -> tuple[Transformer, ExtendingDraft]:
+def models(pair: str) -> tuple[Transformer, EagleDraft]:
     """Target and draft."""
     target = load_model(GOLDEN / pair / "target")
     draft = load_draft(GOLDEN / pair / "draft", target)
-    assert isinstance(draft, ExtendingDraft)
+    assert isinstance(draft, EagleDraft)
     return target, draft
 
 
@@ -102,7 +102,7 @@ def hung(forward: Forward, rows: int) -> list[int]:
     """The row that each of the last rows hangs on, of these; -1 for the first."""
     if not isinstance(forward.pattern, Tree):
         return list(range(-1, rows - 1))
-    return [own.bit_length() - 1 for own in forward.pattern.bits]
+    return [own.bit_length() - 1 for own in forward.pattern.ancestor_masks]
 
 
 def paths(tokens: Sequence[int], parents: Sequence[int]) -> set[tuple[int, ...]]:
@@ -149,7 +149,7 @@ def test_drafts_of_the_first_tree(pair: str, case: Case) -> None:
     levels = [out.logits for _, out in method.log[1:second]]
     assert len(levels) == min(case["params"]["depth"] + 1, case["params"]["total_token"] - 1)
     ours = torch.cat([level for level in levels if level is not None])
-    says = models(pair)[1].says
+    says = models(pair)[1].head_tokens
     assert says is not None and bool((ours.sum(-1) < -1e30).all())
     close(ours[:, says], expected(pair)[f"first_draft_logits_{case['id']}"][: len(ours)])
 

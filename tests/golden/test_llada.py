@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers import close, same_weights, save_tokenizer, whole
-from outpace.checkpoints.load import load_model, load_tokenizer, save_model, translate
+from outpace.checkpoints.load import load_model, load_tokenizer, save_model, translate_config
 from outpace.models.transformer import Transformer
 
 FOLDER = Path(__file__).parent / "llada"
@@ -57,13 +57,13 @@ def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     model = load_model(tmp_path)
     assert model.unembedding is None
-    assert torch.equal(model.head(torch.eye(64)), model.embedding.weight.T)
+    assert torch.equal(model.compute_logits(torch.eye(64)), model.embedding.weight.T)
 
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_rotation_is_in_float32_where_the_config_says_so(exact: bool) -> None:
     """In bfloat16 the tables stay exact, and only then."""
-    config = translate({**CONFIG, "rope_full_precision": exact})
+    config = translate_config({**CONFIG, "rope_full_precision": exact})
     assert config.rope.float32 is exact
     model = load_model(FOLDER / "model", dtype=torch.bfloat16)
     assert model.cos.dtype == torch.float32
@@ -73,7 +73,7 @@ def test_rotation_is_in_float32_where_the_config_says_so(exact: bool) -> None:
 
 def test_biases_count_where_the_config_has_them(tmp_path: Path) -> None:
     """Those of query, key and value, which OLMo's format has: of zero nothing changes."""
-    model = Transformer(translate({**CONFIG, "include_qkv_bias": True}))
+    model = Transformer(translate_config({**CONFIG, "include_qkv_bias": True}))
     model.load_state_dict(load_model(FOLDER / "model").state_dict(), strict=False)
     biases = [block.attention.qkv.bias for block in model.blocks]
     for bias in biases:
@@ -92,7 +92,7 @@ def test_biases_count_where_the_config_has_them(tmp_path: Path) -> None:
 def test_end_of_turn_ends_an_answer_too() -> None:
     """Where the vocabulary has it; the tiny one has not."""
     sizes = {"vocab_size": 126464, "embedding_size": 126464, "eos_token_id": 126081}
-    assert translate({**CONFIG, **sizes}).eos == (126081, 126348)
+    assert translate_config({**CONFIG, **sizes}).eos == (126081, 126348)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_what_only_others_of_the_format_have_is_refused(
 ) -> None:
     """Field and value are named."""
     with pytest.raises(ValueError, match=message):
-        translate({**CONFIG, field: value})
+        translate_config({**CONFIG, field: value})
 
 
 def test_chat_is_the_published_one(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def text(case: dict[str, Any]) -> list[int]:
 class Replayed(Method):
     """Runs the forwards of a method, whose choices are the recorded ones."""
 
-    decodes = (Kind.BLOCK,)
+    target_kinds = (Kind.BLOCK,)
 
     method: BlockDiffusion
     case: dict[str, Any]

@@ -22,8 +22,8 @@ from helpers import engine_of, enter, finish, runner, tokens
 from outpace import LLM
 from outpace.checkpoints.load import load_model
 from outpace.decoding import Canvas, Decoding, Forward, Prediction, Read, Request, Sampling
-from outpace.decoding.cut import Cut
-from outpace.decoding.sampling import Reader, Readout, scores
+from outpace.decoding.sampling import GroupReader, Readout, token_scores
+from outpace.decoding.truncation import LogitTruncation
 from outpace.engine.engine import Engine, Job
 from outpace.methods import Autoregressive, Method, WeDLM
 
@@ -62,9 +62,9 @@ class Recorded(Method):
     read: Read | None = None
     turns: list[tuple[Forward, Prediction]] = field(default_factory=list)
 
-    def slots(self, prompt: int, max_tokens: int) -> int:
+    def slots_needed(self, prompt: int, max_tokens: int) -> int:
         """Those of the method."""
-        return self.method.slots(prompt, max_tokens)
+        return self.method.slots_needed(prompt, max_tokens)
 
     def decode(self, seq: Request) -> Decoding:
         """Pass everything on."""
@@ -88,7 +88,7 @@ class Sharpened(Read):
     temperature: float
 
     @classmethod
-    def group(cls, reads: list[Self], slots: Any, device: torch.device) -> Reader:
+    def make_reader(cls, reads: list[Self], slots: Any, device: torch.device) -> GroupReader:
         """Reader of the rows of one read."""
         (own,) = reads
 
@@ -261,7 +261,7 @@ LOGITS = torch.tensor(SAMPLER["entropy"]["logits"])
 
 def test_entropy_is_that_of_raw_logits_in_nats() -> None:
     """Row by row."""
-    ours = scores(LOGITS, LOGITS.argmax(-1), {"entropy"})["entropy"]
+    ours = token_scores(LOGITS, LOGITS.argmax(-1), {"entropy"})["entropy"]
     torch.testing.assert_close(ours, torch.tensor(SAMPLER["entropy"]["entropy"]), atol=1e-4, rtol=0)
 
 
@@ -271,9 +271,11 @@ def test_choice_of_holes(case: Case) -> None:
     holes = case["mask_indices"]
     method = WeDLM(entropy=case["threshold"], penalty=case["penalty"])
     canvas = Canvas([], MASK)
-    canvas.extend(holes[-1] + 1)
+    canvas.append_slots(holes[-1] + 1)
     entropy = np.array(case["entropy"], dtype=np.float32)
-    method.fill(canvas, holes, Prediction(tokens=[7] * len(holes), scores={"entropy": entropy}))
+    method.fill_confident(
+        canvas, holes, Prediction(tokens=[7] * len(holes), scores={"entropy": entropy})
+    )
     assert [i for i, hole in enumerate(holes) if canvas.ids[hole] == 7] == case["selected"]
 
 
@@ -285,7 +287,7 @@ def test_law_of_a_sample(case: Case) -> None:
     """
     top_k = case["top_k"] or None
     sampling = Sampling(temperature=case["temperature"], top_p=case["top_p"], top_k=top_k)
-    law = Cut.of([sampling], [range(len(LOGITS))], torch.device("cpu"))
+    law = LogitTruncation.from_requests([sampling], [range(len(LOGITS))], torch.device("cpu"))
     ours, theirs = law(LOGITS, slice(None)).softmax(-1), torch.tensor(case["probs"])
     same = case["top_p"] == 1 or (case["temperature"] == 1 and top_k is None)
     assert torch.allclose(ours, theirs, atol=1e-4) is same

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from helpers import close, published, same_weights
 from literal import Memory
-from outpace.checkpoints.load import load_model, save_model, translate
+from outpace.checkpoints.load import load_model, save_model, translate_config
 from outpace.decoding import Forward, Kind
 
 FOLDER = Path(__file__).parent / "wedlm"
@@ -29,7 +29,7 @@ def test_logits_of_a_window(case: dict[str, Any], order: str) -> None:
     ids = case["reordered_ids"] if moved else case["ids"]
     places = case["reordered_position_ids"] if moved else None
     hidden, _ = Memory(model).run(Forward(ids=ids, start=0, positions=places))
-    ours = model.head(hidden).clone()
+    ours = model.compute_logits(hidden).clone()
     close(ours, EXPECTED[f"{case['variant']}.{order}_logits"], 2e-3)
 
 
@@ -59,22 +59,22 @@ def test_queries_are_normed_where_they_have_no_bias(
     fields: dict[str, bool], bias: bool, norm: bool
 ) -> None:
     """Unless `qk_norm` says otherwise; the output has no bias in any shape."""
-    ours = translate(config(**fields))
+    ours = translate_config(config(**fields))
     assert (ours.qkv_bias, ours.qk_norm, ours.out_bias) == (bias, norm, False)
-    assert (ours.shift, ours.kind) == (1, Kind.causal(ours.mask_id))
+    assert (ours.shift, ours.kind) == (1, Kind.causal_kind(ours.mask_id))
 
 
 def test_head_size_is_what_it_says() -> None:
     """Or the width shared among the heads."""
-    assert translate(config(head_dim=24)).head_dim == 24
-    assert translate(config(head_dim=None)).head_dim == 8
+    assert translate_config(config(head_dim=24)).head_dim == 24
+    assert translate_config(config(head_dim=None)).head_dim == 8
 
 
 def test_mask_is_the_named_token_or_that_of_the_published_models(tmp_path: Path) -> None:
     """A small vocabulary without a name has none, unless one is given."""
-    assert translate(config(mask_token_id=5)).mask_id == 5
-    assert translate(config(vocab_size=151936)).mask_id == 151665
-    assert translate(config()).mask_id is None
+    assert translate_config(config(mask_token_id=5)).mask_id == 5
+    assert translate_config(config(vocab_size=151936)).mask_id == 151665
+    assert translate_config(config()).mask_id is None
     folder = FOLDER / "qwen3"
     assert load_model(folder).config.mask_id == 319
     assert load_model(folder, mask_id=7).config.mask_id == 7
@@ -85,4 +85,4 @@ def test_mask_is_the_named_token_or_that_of_the_published_models(tmp_path: Path)
 def test_sliding_windows_are_refused() -> None:
     """As everywhere."""
     with pytest.raises(ValueError, match="use_sliding_window"):
-        translate(config(use_sliding_window=True))
+        translate_config(config(use_sliding_window=True))

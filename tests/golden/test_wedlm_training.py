@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outpace.attention.ranges import RangesAttention, dense
+from outpace.attention.ranges import RangesAttention, dense_mask
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.families.family import part_sizes
 from outpace.checkpoints.load import load_model, load_tokenizer
@@ -19,7 +19,7 @@ from outpace.models.transformer import Transformer
 from outpace.training.data import Data, Examples
 from outpace.training.objective import Models
 from outpace.training.objectives import WeDLM
-from outpace.training.rows import UNSCORED, Rows, join, next_tokens
+from outpace.training.rows import UNSCORED, Rows, join_rows, next_token_rows
 
 FOLDER = Path(__file__).parent / "wedlm"
 CASES = {case["name"]: case for case in json.loads((FOLDER / "train.json").read_text())["cases"]}
@@ -64,13 +64,13 @@ def rows(case: Case) -> Rows:
     parts, total = [], 0
     for sample in samples(case):
         sample["worth"] = sample["worth"].astype(float)
-        text = next_tokens(sample["tokens"], sample["worth"])
-        masked = objective(case).stream(**sample, begin=len(text))
-        document = join([text, masked])
+        text = next_token_rows(sample["tokens"], sample["worth"])
+        masked = objective(case).masked_stream(**sample, begin=len(text))
+        document = join_rows([text, masked])
         document.ranges += total
         parts.append(document)
         total += len(document)
-    return join(parts)
+    return join_rows(parts)
 
 
 def kept(case: Case) -> list[int]:
@@ -89,7 +89,7 @@ def gradients(model: Transformer) -> dict[str, float]:
     family, norms = FAMILIES[model.config.family], {}
     for name, parameter in model.named_parameters():
         assert parameter.grad is not None
-        names = family.published(name)
+        names = family.tensor_names(name)
         sizes = part_sizes(model.config, name) if len(names) > 1 else (len(parameter),)
         parts = parameter.grad.split(sizes)
         norms |= {n: float(part.norm()) for n, part in zip(names, parts, strict=True)}
@@ -106,7 +106,9 @@ def test_rows(case: Case) -> None:
     assert not np.array(case["masked_indices"])[dropped].any()
     assert ours.ids.tolist() == [case["packed_input_ids"][place] for place in places]
     assert ours.positions.tolist() == [case["logical_positions"][place] for place in places]
-    assert np.array_equal(dense(ours.ranges, len(ours)).numpy(), official[np.ix_(places, places)])
+    assert np.array_equal(
+        dense_mask(ours.ranges, len(ours)).numpy(), official[np.ix_(places, places)]
+    )
     scored = (ours.ids == case["mask_token_id"]).tolist()
     assert scored == [bool(case["masked_indices"][place]) for place in places]
     targets = [case["original_ids"][place] for place in places]
@@ -130,14 +132,14 @@ def test_losses_and_gradients(case: Case) -> None:
     model = load_model(FOLDER / case["variant"]).requires_grad_(True)
     packed, chosen = rows(case), objective(case)
     hidden = model(packed.ids, packed.positions, RangesAttention(packed.ranges))
-    logits = model.head(hidden[packed.ids == case["mask_token_id"]])
+    logits = model.compute_logits(hidden[packed.ids == case["mask_token_id"]])
     expected = LOGITS[f"{case['name']}.masked_logits"]
     torch.testing.assert_close(logits, expected, atol=2e-3, rtol=0)
     weights = packed.weights[packed.ids == case["mask_token_id"]]
     shares = (weights / weights.sum()).tolist()
     assert shares == pytest.approx(case["masked_token_weights"] or [1 / len(shares)] * len(shares))
     loss = chosen.loss(Models(model), packed)
-    total = loss.total / packed.mass
+    total = loss.total / packed.normaliser
     assert float(total.detach()) == pytest.approx(case["total_loss"], rel=1e-4)
     means = {name: float(value / over) for name, (value, over) in loss.metrics.items()}
     assert means["masks"] == pytest.approx(case["mlm_loss"], rel=1e-4)

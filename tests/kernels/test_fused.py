@@ -13,17 +13,20 @@ import triton.language as tl
 from torch import Tensor
 
 from outpace.decoding import sampling
-from outpace.decoding.cut import Cut
-from outpace.decoding.noise import uniform
-from outpace.decoding.sampling import Noisy, Sample, noise_of, scores
+from outpace.decoding.noise import uniform_from_keys
+from outpace.decoding.sampling import NoisyChooser, Sample, slot_noise_keys, token_scores
 from outpace.decoding.sampling_params import Sampling
+from outpace.decoding.truncation import LogitTruncation
 from outpace.kernels import fused, read
-from outpace.kernels.fused import BLOCK, read_rows
+from outpace.kernels.fused import BLOCK_COLUMNS, read_rows
 from outpace.methods import apd
 from outpace.methods.apd import Mixture
 
 CPU = torch.device("cpu")
-law, scrambled = read.law, read.uniform  # a kernel finds what it calls among its module's names
+law, scrambled = (
+    read.sampling_law,
+    read.uniform_noise,
+)  # a kernel finds what it calls among its module's names
 NAMES = ("confidence", "entropy", "logprob", "margin")
 SAMPLINGS = [
     Sampling(),
@@ -43,9 +46,9 @@ def logits_of(rows: int, vocab: int, dtype: torch.dtype = torch.float32, seed: i
     return logits
 
 
-def noisy(samplings: Sequence[Sampling], slots: Sequence[Sequence[int]]) -> Noisy:
+def noisy(samplings: Sequence[Sampling], slots: Sequence[Sequence[int]]) -> NoisyChooser:
     """Return the noise of rows with separate settings."""
-    return Noisy.of(samplings, range(len(samplings)), slots, CPU)
+    return NoisyChooser.from_requests(samplings, range(len(samplings)), slots, CPU)
 
 
 @pytest.mark.parametrize("turns", [0, 8])
@@ -55,38 +58,38 @@ def test_tokens_and_scores_equal_the_reference(
     vocab: int, count: int, dtype: torch.dtype, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Greedy and sampled, with every filter, for rows of one and of several blocks."""
-    monkeypatch.setattr(read, "TURNS", tl.constexpr(turns))
+    monkeypatch.setattr(read, "MAX_REDRAWS", tl.constexpr(turns))
     slots = [range(count)] * len(SAMPLINGS)
     rows, each = slice(0, count * len(SAMPLINGS)), noisy(SAMPLINGS, slots)
     logits = logits_of(rows.stop, vocab, dtype)
-    assert vocab < BLOCK or vocab % BLOCK
-    tokens, found = each.at_once(logits, rows)
+    assert vocab < BLOCK_COLUMNS or vocab % BLOCK_COLUMNS
+    tokens, found = each.read_fused(logits, rows)
     wanted = each(logits, rows)
     assert torch.equal(tokens, wanted) and len(set(tokens.tolist())) > 3
-    for name, expected in scores(logits, wanted, set(NAMES)).items():
+    for name, expected in token_scores(logits, wanted, set(NAMES)).items():
         torch.testing.assert_close(found[name], expected, atol=2e-5, rtol=2e-5)
     logsum = logits.float().logsumexp(-1)
     torch.testing.assert_close(found["logsum"], logsum, atol=2e-5, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("vocab", "block"), [(50, 64), (300, 64), (9000, BLOCK)])
+@pytest.mark.parametrize(("vocab", "block"), [(50, 64), (300, 64), (9000, BLOCK_COLUMNS)])
 def test_scores_of_the_sampling_distribution_equal_the_reference(
     vocab: int, block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With raw ones in one group, in chunks, and with filters at temperature 0 too."""
     cold = [Sampling(top_p=0.6), Sampling(top_k=1), Sampling(min_p=0.2, top_k=5)]
     reads = [
-        Sample(sampling=each, drawn=drawn, scores=NAMES)
+        Sample(sampling=each, score_as_drawn=drawn, scores=NAMES)
         for each in (*SAMPLINGS, *cold)
         for drawn in (True, False)
     ]
     slots = [range(1)] * len(reads)
     logits = logits_of(len(reads), vocab, dtype, seed=vocab).clamp(min=-60)
-    plain = Sample.group(reads, slots, CPU)(logits.float(), slice(0, len(reads)))
+    plain = Sample.make_reader(reads, slots, CPU)(logits.float(), slice(0, len(reads)))
     monkeypatch.setattr(sampling, "runs_triton", lambda device: True)
-    monkeypatch.setattr(fused, "BLOCK", block)
-    reader = Sample.group(reads, slots, CPU)
+    monkeypatch.setattr(fused, "BLOCK_COLUMNS", block)
+    reader = Sample.make_reader(reads, slots, CPU)
     parts = [reader(logits[n : n + 6], slice(n, n + 6)) for n in range(0, len(reads), 6)]
     assert torch.equal(torch.cat([part.tokens for part in parts]), plain.tokens)
     for name, expected in plain.scores.items():
@@ -106,10 +109,10 @@ def fill(keys, out, WIDTH: tl.constexpr):
 
 def test_noise_equals_the_reference_to_the_bit() -> None:
     """Integers and uniform numbers; logarithms may differ by rounding."""
-    keys = noise_of([Sampling(seed=7)], [3], [range(4)])
+    keys = slot_noise_keys([Sampling(seed=7)], [3], [range(4)])
     out = torch.empty(4, 64)
     fill[4,](keys, out, WIDTH=64)
-    assert torch.equal(out, uniform(keys, 64))
+    assert torch.equal(out, uniform_from_keys(keys, 64))
 
 
 @pytest.mark.parametrize("turns", [0, 1, 3, 100])
@@ -117,7 +120,7 @@ def test_filters_accept_the_tokens_of_the_reference(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For flat rows, where most first samples are rejected: by redrawing or by the threshold."""
-    monkeypatch.setattr(read, "TURNS", tl.constexpr(turns))
+    monkeypatch.setattr(read, "MAX_REDRAWS", tl.constexpr(turns))
     samplings = [
         Sampling(temperature=1e4, top_p=0.3, seed=1),
         Sampling(temperature=1e4, top_k=2, seed=2),
@@ -125,7 +128,7 @@ def test_filters_accept_the_tokens_of_the_reference(
     ]
     slots = [range(4)] * 3
     each, logits = noisy(samplings, slots), logits_of(1, 60).repeat(12, 1)
-    tokens = each.at_once(logits, slice(0, 12))[0]
+    tokens = each.read_fused(logits, slice(0, 12))[0]
     assert torch.equal(tokens, each(logits, slice(0, 12)))
     best = logits[0].topk(2).indices.tolist()
     assert set(tokens[4:8].tolist()) <= set(best)
@@ -162,7 +165,9 @@ def test_thresholds_equal_the_reference(dtype: torch.dtype) -> None:
     ]
     logits = torch.cat(rows).to(dtype)
     many = samplings * len(rows)
-    wanted = Cut.of(many, [[0]] * len(many), CPU)(logits, slice(0, len(many)))
+    wanted = LogitTruncation.from_requests(many, [[0]] * len(many), CPU)(
+        logits, slice(0, len(many))
+    )
     each = [(s.temperature, s.top_p, s.top_k or 130, math.log(s.min_p or 1e-300)) for s in many]
     settings, out = torch.tensor(each), torch.empty(len(many), 2)
     settings[settings < -600] = -torch.inf
@@ -178,7 +183,7 @@ def test_a_view_of_rows_is_read_in_place() -> None:
     wide[:, 30:] = 50.0
     view = wide[1:3, :30]
     each = noisy([Sampling(temperature=1.0)], [range(2)])
-    assert torch.equal(each.at_once(view, slice(0, 2))[0], each(view, slice(0, 2)))
+    assert torch.equal(each.read_fused(view, slice(0, 2))[0], each(view, slice(0, 2)))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
@@ -189,7 +194,7 @@ def test_nan_and_infinity_are_selected(value: float, temperature: float) -> None
     logits = logits_of(2, 9)
     logits[0, 6] = value
     each = noisy([Sampling(temperature=temperature)], [range(2)])
-    assert each.at_once(logits, slice(0, 2))[0][0] == 6
+    assert each.read_fused(logits, slice(0, 2))[0][0] == 6
 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.7, 1.0])
@@ -205,7 +210,7 @@ def test_a_mixture_equals_the_reference(
     for kernels in (False, True):
         for module in (apd, sampling):
             monkeypatch.setattr(module, "runs_triton", lambda device, kernels=kernels: kernels)
-        found.append(Mixture.group(reads, [range(3)], CPU)(logits, slice(0, 3)).tokens)
+        found.append(Mixture.make_reader(reads, [range(3)], CPU)(logits, slice(0, 3)).tokens)
     assert torch.equal(*found)
 
 
@@ -231,9 +236,9 @@ def test_reads_use_the_kernel_if_possible(
 
     monkeypatch.setattr(sampling, "read_rows", count)
     logits, reads, slots = logits_of(6, 20), [Sample(**fields)] * 2, [range(3), range(2, 5)]
-    plain = Sample.group(reads, slots, CPU)(logits, slice(0, 6))
+    plain = Sample.make_reader(reads, slots, CPU)(logits, slice(0, 6))
     monkeypatch.setattr(sampling, "runs_triton", lambda device: True)
-    found = Sample.group(reads, slots, CPU)(logits, slice(0, 6))
+    found = Sample.make_reader(reads, slots, CPU)(logits, slice(0, 6))
     assert len(counted) == calls
     assert torch.equal(found.tokens, plain.tokens) and found.scores.keys() == plain.scores.keys()
     for name, expected in plain.scores.items():

@@ -8,20 +8,22 @@ import torch
 from torch import Tensor
 
 from outpace.kernels.packed import (
-    INPUTS,
-    KINDS,
-    Rows,
-    bind_product,
-    dequantize,
-    level,
-    pack_rows,
+    BLOCK_FORMATS,
+    INPUT_MULTIPLES,
+    FormatRows,
+    bind_packed_product,
+    dequantize_packed,
+    loop_level,
+    pack_matrix,
     unpack_rows,
 )
 from packing import dequantized, multiplied, pack_blocks, random_blocks, rows_of
 
-pytestmark = pytest.mark.skipif(not level(), reason="this machine has no loops for packed matrices")
+pytestmark = pytest.mark.skipif(
+    not loop_level(), reason="this machine has no loops for packed matrices"
+)
 
-LOOPS = range(1, level() + 1)
+LOOPS = range(1, loop_level() + 1)
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 129)
 SIZES = ((16, 1), (48, 3), (80, 2), (33, 1), (1, 2), (15, 5))
 """Outputs, and times that the inputs are those of a block."""
@@ -34,11 +36,11 @@ def random_rows(count: int, inputs: int, seed: int = 1) -> Tensor:
     return rows * torch.rand(count, inputs, generator=generator).exp2_().pow(4)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 @pytest.mark.parametrize("size", SIZES)
 def test_packing_is_lossless(name: str, size: tuple[int, int]) -> None:
     """Unpacked rows have the bits of the published format."""
-    outputs, inputs = size[0], size[1] * INPUTS[KINDS[name]]
+    outputs, inputs = size[0], size[1] * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     blocks = random_blocks(name, outputs, inputs)
     found = unpack_rows(pack_blocks(name, blocks), torch.arange(outputs))
     assert np.array_equal(found.numpy(), dequantized(name, blocks))
@@ -56,7 +58,7 @@ def test_every_float16_is_a_scale() -> None:
     )
     for bad in np.flatnonzero(~finite)[::97]:
         row = np.ascontiguousarray(blocks[bad : bad + 1])
-        assert pack_rows([rows_of("Q8_0", row)], 32) is None
+        assert pack_matrix([rows_of("Q8_0", row)], 32) is None
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q4_K", "Q5_K"])
@@ -64,31 +66,31 @@ def test_a_minimum_that_is_not_finite_is_refused(name: str) -> None:
     """As a scale is."""
     blocks = random_blocks(name, 1, 256)
     blocks[0, -1, 2:4] = np.array([np.inf], np.float16).view(np.uint8)
-    assert pack_rows([rows_of(name, blocks)], 256) is None
+    assert pack_matrix([rows_of(name, blocks)], 256) is None
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_products_have_the_bits_of_the_plain_loop(name: str, loop: int) -> None:
     """For all sizes, with and without a bias, and for any number of rows."""
     for number, (outputs, times) in enumerate(SIZES):
-        inputs = times * INPUTS[KINDS[name]]
+        inputs = times * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
         blocks, x = random_blocks(name, outputs, inputs, number), random_rows(7, inputs, number)
         wanted = multiplied(name, blocks, x.numpy())
         bias = torch.linspace(-1, 1, outputs)
         packed = pack_blocks(name, blocks)
         for count in (0, 1, 2, 3, 4, 5, 7):
-            found = bind_product(packed, loop=loop)(x[:count])
+            found = bind_packed_product(packed, loop=loop)(x[:count])
             assert np.array_equal(found.numpy(), wanted[:count])
-        added = bind_product(packed, bias, loop)(x)
+        added = bind_packed_product(packed, bias, loop)(x)
         assert np.array_equal(added.numpy(), wanted + bias.numpy())
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_the_largest_codes_do_not_overflow(name: str, loop: int) -> None:
     """All bits of all codes set or clear, with rows of the largest codes of either sign."""
-    inputs = 2 * INPUTS[KINDS[name]]
+    inputs = 2 * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     x = torch.cat([torch.full((1, inputs), sign) for sign in (-1.0, 1.0)])
     x = torch.cat((x, x[:1] * torch.tensor([-1.0, 1.0]).repeat(inputs // 2)))
     for bits in (0, 255, 127, 128):
@@ -101,16 +103,16 @@ def test_the_largest_codes_do_not_overflow(name: str, loop: int) -> None:
             blocks[..., 2:4] = bits
         if name == "Q6_K":
             blocks[..., :4] = bits
-        found = bind_product(pack_blocks(name, blocks), loop=loop)(x)
+        found = bind_packed_product(pack_blocks(name, blocks), loop=loop)(x)
         assert np.array_equal(found.numpy(), multiplied(name, blocks, x.numpy()))
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_a_row_is_batch_invariant(name: str, loop: int) -> None:
     """The first and last of 256 rows, among fewer rows and with any number of threads."""
-    inputs = 3 * INPUTS[KINDS[name]]
-    product = bind_product(pack_blocks(name, random_blocks(name, 80, inputs)), loop=loop)
+    inputs = 3 * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
+    product = bind_packed_product(pack_blocks(name, random_blocks(name, 80, inputs)), loop=loop)
     x, threads = random_rows(256, inputs), torch.get_num_threads()
     whole = product(x)
     try:
@@ -128,21 +130,21 @@ def test_parts_are_independent(loop: int) -> None:
     names = ("Q4_K", "Q6_K", "Q8_0", "Q4_K", "Q5_1")
     blocks = [random_blocks(name, 9 + 16 * n, 512) for n, name in enumerate(names)]
     pairs = list(zip(names, blocks, strict=True))
-    packed = pack_rows([rows_of(*pair) for pair in pairs], 512)
+    packed = pack_matrix([rows_of(*pair) for pair in pairs], 512)
     assert packed is not None
     x, bias = random_rows(19, 512), torch.arange(packed.outputs).float()
-    alone = torch.cat([bind_product(pack_blocks(*pair), loop=loop)(x) for pair in pairs], -1)
-    assert torch.equal(bind_product(packed, bias, loop)(x), alone + bias)
+    alone = torch.cat([bind_packed_product(pack_blocks(*pair), loop=loop)(x) for pair in pairs], -1)
+    assert torch.equal(bind_packed_product(packed, bias, loop)(x), alone + bias)
     wanted = np.concatenate([dequantized(*pair) for pair in pairs])
-    assert np.array_equal(dequantize(packed).numpy(), wanted)
+    assert np.array_equal(dequantize_packed(packed).numpy(), wanted)
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_rows_that_are_not_finite_do_not_affect_others(name: str, loop: int) -> None:
     """A row with an infinity or NaN becomes NaN, others do not; the largest numbers are finite."""
-    inputs = 2 * INPUTS[KINDS[name]]
-    product = bind_product(pack_blocks(name, random_blocks(name, 16, inputs)), loop=loop)
+    inputs = 2 * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
+    product = bind_packed_product(pack_blocks(name, random_blocks(name, 16, inputs)), loop=loop)
     largest = torch.finfo(torch.float32).max
     for value in (torch.inf, -torch.inf, torch.nan, -torch.nan, largest, -largest, 1e-45, 0.0):
         x = torch.zeros(3, inputs)
@@ -158,19 +160,19 @@ def test_rows_that_are_not_finite_do_not_affect_others(name: str, loop: int) -> 
 def test_invalid_arguments_are_refused() -> None:
     """The loop does not check its pointers."""
     packed = pack_blocks("Q4_0", random_blocks("Q4_0", 16, 64))
-    product = bind_product(packed)
+    product = bind_packed_product(packed)
     for rows in (torch.zeros(1, 32), torch.zeros(1, 64, dtype=torch.float64)):
         with pytest.raises(ValueError, match=r"x must be float32\[\.\.\., 64\]"):
             product(rows)
     with pytest.raises(ValueError, match="bias"):
-        bind_product(packed, torch.zeros(15))
+        bind_packed_product(packed, torch.zeros(15))
     with pytest.raises(ValueError, match="must be below 16, got 0 to 16"):
         unpack_rows(packed, torch.tensor([0, 16]))
     with pytest.raises(ValueError, match="got -1 to"):
         unpack_rows(packed, torch.tensor([-1]))
     with pytest.raises(ValueError, match="32 inputs in blocks of type 12"):
-        pack_rows([Rows(KINDS["Q4_K"], np.zeros(1, np.uint64))], 32)
+        pack_matrix([FormatRows(BLOCK_FORMATS["Q4_K"], np.zeros(1, np.uint64))], 32)
     with pytest.raises(ValueError, match="32 inputs in blocks of type 99"):
-        pack_rows([Rows(99, np.zeros(1, np.uint64))], 32)
+        pack_matrix([FormatRows(99, np.zeros(1, np.uint64))], 32)
     with pytest.raises(ValueError, match="loop must be from 1 to .*got 3"):
-        bind_product(packed, loop=3)
+        bind_packed_product(packed, loop=3)

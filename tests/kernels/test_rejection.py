@@ -11,8 +11,8 @@ from torch import Tensor
 
 from helpers import chi_square, finish, tokens
 from outpace.decoding import accept, sampling
-from outpace.decoding.accept import DRAFT, Rejection
-from outpace.decoding.sampling import Noisy, Readout
+from outpace.decoding.accept import DRAFT_STEP, Rejection
+from outpace.decoding.sampling import NoisyChooser, Readout
 from outpace.decoding.sampling_params import Sampling
 from outpace.kernels import fused
 from outpace.methods import Speculative
@@ -35,7 +35,7 @@ Kernels = Callable[[bool], None]
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
     """Return a function that enables the kernels, with blocks of a few columns."""
-    monkeypatch.setattr(fused, "BLOCK", 64)
+    monkeypatch.setattr(fused, "BLOCK_COLUMNS", 64)
 
     def enable(fits: bool) -> None:
         for module in (sampling, accept):
@@ -77,7 +77,7 @@ def slots_of(reads: Sequence[Rejection]) -> list[range]:
 def verified(reads: Sequence[Rejection], logits: Tensor, rows: slice | None = None) -> Readout:
     """Verify some rows."""
     rows = rows or slice(0, len(logits))
-    return Rejection.group(reads, slots_of(reads), CPU)(logits[rows], rows)
+    return Rejection.make_reader(reads, slots_of(reads), CPU)(logits[rows], rows)
 
 
 def check_same(found: Readout, wanted: Readout) -> None:
@@ -104,7 +104,7 @@ def test_tokens_and_scores_equal_the_reference(
     """All settings in one group, with vocabularies of two lengths and rows of several blocks."""
     kept: list[bool] = []
     if vocab > 1000:
-        monkeypatch.setattr(fused, "BLOCK", 4096)
+        monkeypatch.setattr(fused, "BLOCK_COLUMNS", 4096)
     for seed in range(seeds):
         logits, reads = case(vocab, width, seed)
         kernels(False)
@@ -147,14 +147,16 @@ def test_tokens_follow_the_distribution_of_the_target(
     count, chosen = 300, Sampling(temperature=1.3, seed=5, **cut)
     target = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5, 1.5, -4.0, 0.0]])
     guess = torch.tensor([[2.0, 1.0, 0.0, -1.0, 0.5, 1.0, -1.0, 2.0]])
-    each = Noisy.of([chosen], [DRAFT], [range(count)], CPU)
+    each = NoisyChooser.from_requests([chosen], [DRAFT_STEP], [range(count)], CPU)
     rows = slice(0, count)
     drafted = each(guess.repeat(count, 1), rows)
     read = Rejection(drafted=tuple(drafted.tolist()), guess=guess.repeat(count, 1), sampling=chosen)
     kernels(True)
     found = verified([read], target.repeat(count + 1, 1)).tokens[:count]
     assert 0.1 < float((found == drafted).float().mean()) < 0.9
-    law, other = (each.law(logits.repeat(count, 1), rows)[0] for logits in (target, guess))
+    law, other = (
+        each.choice_probabilities(logits.repeat(count, 1), rows)[0] for logits in (target, guess)
+    )
     assert chi_square(found, law) > 1e-3 > 1e-9 > chi_square(found, other)
 
 

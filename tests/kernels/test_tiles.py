@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace.kernels import tiles
-from outpace.kernels.loader import library
+from outpace.kernels.loader import load_library
 from outpace.kernels.matmul import bind_product
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -16,10 +16,10 @@ DTYPES = [torch.float32, torch.bfloat16]
 def looped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
     """Return a dtype with each of its loops on this machine."""
     dtype, kind = request.param
-    loaded = library()
+    loaded = load_library()
     if loaded is None or not loaded.outpace_has_tiles(kind):
         pytest.skip(f"this machine has no tiles of {dtype} with loop {kind}")
-    monkeypatch.setattr(tiles, "loop", lambda dtype: kind)
+    monkeypatch.setattr(tiles, "find_loop", lambda dtype: kind)
     return dtype
 
 
@@ -32,8 +32,8 @@ def test_a_product_of_tiles_is_exact(
     dtype = looped
     torch.manual_seed(rows)
     weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], rows))
-    bias, laid = torch.randn(shape[0]), tiles.laid(weight)
-    assert torch.equal(tiles.plain(laid), weight)
+    bias, laid = torch.randn(shape[0]), tiles.to_tiles(weight)
+    assert torch.equal(tiles.from_tiles(laid), weight)
     exact = x.double() @ weight.double().T
     scale = x.double().abs() @ weight.double().abs().T
     bound = scale * 1e-6 + exact.abs() * (2**-8 if dtype == torch.bfloat16 else 2**-23)
@@ -59,9 +59,9 @@ def test_only_matrices_of_whole_tiles_are_tiled(dtype: torch.dtype) -> None:
         (16, 0),
         *([(16, 63)] if dtype.itemsize == 2 else []),
     ):
-        assert not tiles.fits(torch.ones(shape, dtype=dtype))
-    assert tiles.fits(torch.ones(32, 64, dtype=dtype)) == tiles.usable(dtype)
-    assert not tiles.usable(torch.float16) and not tiles.usable(torch.float64)
+        assert not tiles.can_tile(torch.ones(shape, dtype=dtype))
+    assert tiles.can_tile(torch.ones(32, 64, dtype=dtype)) == tiles.has_tile_loop(dtype)
+    assert not tiles.has_tile_loop(torch.float16) and not tiles.has_tile_loop(torch.float64)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
@@ -69,7 +69,7 @@ def test_nan_and_infinity_stay_in_their_row(looped: torch.dtype, value: float) -
     """And are not hidden there."""
     weight, x = torch.randn(32, 64).to(looped), torch.randn(3, 64).to(looped)
     x[1, 5] = value
-    found = bind_product(tiles.laid(weight))(x)
+    found = bind_product(tiles.to_tiles(weight))(x)
     wanted = (x.double() @ weight.double().T).to(looped)[1]
     assert torch.equal(found[1].nan_to_num(nan=7), wanted.nan_to_num(nan=7))
     assert not found[1].isfinite().any() and found[[0, 2]].isfinite().all()
@@ -78,7 +78,7 @@ def test_nan_and_infinity_stay_in_their_row(looped: torch.dtype, value: float) -
 def test_rows_are_batch_invariant_in_any_loop(looped: torch.dtype) -> None:
     """With any number of threads and rows per tile."""
     weight, x = (torch.randn(n, 770).to(looped) for n in (176, 300))
-    laid = tiles.laid(weight)
+    laid = tiles.to_tiles(weight)
     product = bind_product(laid)
     whole = product(x)
     for rows in (*range(1, 35), 127, 128, 129, 299):
@@ -88,7 +88,7 @@ def test_rows_are_batch_invariant_in_any_loop(looped: torch.dtype) -> None:
 def test_views_are_multiplied_correctly(looped: torch.dtype) -> None:
     """Rows, bias and matrix that are not contiguous, and overlapping rows."""
     weight, x, bias = torch.randn(64, 32).to(looped), torch.randn(32, 6).to(looped), torch.randn(32)
-    laid = tiles.laid(weight[::2])
+    laid = tiles.to_tiles(weight[::2])
     for rows in (x.T, x.T[1:4:2], x[:, :1].T.expand(5, -1), x.T.reshape(2, 3, 32)):
         for added in (bias, torch.randn(64)[::2], torch.randn(1).expand(32)):
             found = bind_product(laid, added)(rows)
@@ -97,11 +97,16 @@ def test_views_are_multiplied_correctly(looped: torch.dtype) -> None:
             torch.testing.assert_close(found.double(), exact, atol=1e-4, rtol=2**-7)
 
 
-@pytest.mark.skipif(not tiles.usable(torch.int8), reason="this machine has no tiles of 8 bits")
+@pytest.mark.skipif(
+    not tiles.has_tile_loop(torch.int8), reason="this machine has no tiles of 8 bits"
+)
 def test_invalid_arguments_are_refused() -> None:
     """By name, before they are read."""
     x, bias = torch.ones(3, 64), torch.ones(32)
-    whole, eight = tiles.laid(torch.ones(32, 64)), tiles.laid(torch.ones(32, 64, dtype=torch.int8))
+    whole, eight = (
+        tiles.to_tiles(torch.ones(32, 64)),
+        tiles.to_tiles(torch.ones(32, 64, dtype=torch.int8)),
+    )
     meta = torch.ones(32, device="meta")
     for (rows, *matrix), words in [
         ((x.bfloat16(), whole), "x: "),
@@ -120,7 +125,7 @@ def test_invalid_arguments_are_refused() -> None:
         ((x, eight, None, bias.bfloat16()), "scale must be "),
     ]:
         with pytest.raises(ValueError, match=words):
-            tiles.bind_product(*matrix)(rows)
+            tiles.bind_tile_product(*matrix)(rows)
     for weight in (
         torch.ones(16),
         torch.ones(16, 4, 4),
@@ -134,7 +139,7 @@ def test_invalid_arguments_are_refused() -> None:
         torch.ones(16, 4, device="meta"),
     ):
         with pytest.raises(ValueError, match="^weight: "):
-            tiles.laid(weight)
+            tiles.to_tiles(weight)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
@@ -142,8 +147,8 @@ def test_invalid_arguments_are_refused() -> None:
 def test_tiles_are_a_copy(dtype: torch.dtype, inputs: int) -> None:
     """For any number of inputs."""
     weight = torch.ones(32, inputs, dtype=dtype)
-    if not tiles.fits(weight):
+    if not tiles.can_tile(weight):
         pytest.skip(f"{inputs} inputs of {dtype} do not fill tiles here")
-    laid = tiles.laid(weight)
+    laid = tiles.to_tiles(weight)
     assert torch.equal(weight, torch.ones_like(weight)) and laid.data_ptr() != weight.data_ptr()
-    assert torch.equal(tiles.plain(laid), weight)
+    assert torch.equal(tiles.from_tiles(laid), weight)

@@ -126,7 +126,7 @@ def test_length_one_uses_no_mask(shift: int, masks: list[int]) -> None:
         ("target", 3, [4, *masks], [4]),
     ]
     assert all(forward.pattern == FULL for forward in forwards)
-    dial = method.dial(target, auto=True)
+    dial = method.length_range(target, auto=True)
     assert dial is not None and dial.passes(1, 1)[0] == ("target", 1 + len(masks), 1)
 
 
@@ -136,7 +136,7 @@ def test_length_range_counts_recomputed_rows(window: int) -> None:
     method = APD(verifier="v", window=window, lookahead=3, least=1)
     said = [guess(4, 5, 6), [5, 6], guess(7, 8, 9), [8, 9]]
     forwards = script(method, sequence(), said)
-    dial = method.dial(Target(shift=1, mask_id=MASK), auto=True)
+    dial = method.length_range(Target(shift=1, mask_id=MASK), auto=True)
     assert dial is not None
     (_, rows, _), (_, checked, _) = dial.passes(3, 3)
     assert (rows, checked) == (len(forwards[2].ids), len(forwards[3].ids))
@@ -202,7 +202,7 @@ def test_invalid_options_are_refused(options: dict, param: str) -> None:
 
 def proposals(logits: Tensor, sampling: Sampling, slots: range, step: int = 0) -> Tensor:
     """Return tokens drawn by the target's read."""
-    read = Sample.group([Sample(sampling=sampling, step=step)], [slots], CPU)
+    read = Sample.make_reader([Sample(sampling=sampling, step=step)], [slots], CPU)
     return read(logits, slice(0, len(slots))).tokens
 
 
@@ -211,7 +211,7 @@ def targets(
 ) -> Tensor:
     """Return tokens that the verifier's read draws from the mixture."""
     mixture = Mixture(guess=guess, ratio=ratio, sampling=sampling, step=step)
-    return Mixture.group([mixture], [slots], CPU)(checked, slice(0, len(slots))).tokens
+    return Mixture.make_reader([mixture], [slots], CPU)(checked, slice(0, len(slots))).tokens
 
 
 def random_logits(seed: int, rows: int, vocab: int = 12) -> Tensor:
@@ -281,7 +281,7 @@ def test_neighbours_and_chunks_change_no_target(batch: list[tuple], chunk: int) 
         Mixture(guess=guess, ratio=ratio, sampling=sampling, step=index)
         for index, ((sampling, ratio, *_), guess) in enumerate(zip(batch, guesses, strict=True))
     ]
-    read, logits = Mixture.group(reads, slots, CPU), torch.cat(checked)
+    read, logits = Mixture.make_reader(reads, slots, CPU), torch.cat(checked)
     parts = [slice(i, min(i + chunk, len(logits))) for i in range(0, len(logits), chunk)]
     together = torch.cat([read(logits[part], part).tokens for part in parts])
     alone = [

@@ -11,7 +11,7 @@ def test_prefill_then_one_row_per_forward() -> None:
     seq = Request(prompt=[1, 2, 3], max_tokens=3)
     forwards = script(Autoregressive(), seq, [[4], [5], [6]])
     assert [(list(f.ids), f.start) for f in forwards] == [([1, 2, 3], 0), ([4], 3), ([5], 4)]
-    assert all(f.pattern == CAUSAL and f.reach is None for f in forwards)
+    assert all(f.pattern == CAUSAL and f.visible_end is None for f in forwards)
     assert [list(f.predicted_slots()) for f in forwards] == [[3], [4], [5]]
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 6], "length")
 

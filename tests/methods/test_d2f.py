@@ -187,7 +187,7 @@ def test_noise_is_fresh_in_every_forward() -> None:
     seq = sequence(2, sampling=Sampling(temperature=1.0))
     forwards = script(D2F(), seq, [says("45", "+-"), says("5", "-")])
     assert [forward.read for forward in forwards] == [
-        seq.sample(step, scores=("confidence",), drawn=True) for step in (0, 1)
+        seq.sample(step, scores=("confidence",), score_as_drawn=True) for step in (0, 1)
     ]
 
 
@@ -199,7 +199,7 @@ def fed(forward: Forward) -> tuple[int, list[int], object, object]:
 def test_length_one_uses_no_mask() -> None:
     """The row of the last token predicts it; uncached slots run first."""
     method = D2F(block=4, add=0.5, least=1)
-    dial = method.dial(Target(shift=1, mask_id=MASK), auto=True)
+    dial = method.length_range(Target(shift=1, mask_id=MASK), auto=True)
     assert dial is not None and dial.values == (1, 64)
     assert [dial.passes(value, 4)[0][1] for value in dial.values] == [1, 10]
     pace = Turned(dial)
@@ -215,7 +215,7 @@ def test_length_one_uses_no_mask() -> None:
     assert fed(some) == (5, [6, 7, MASK, MASK], (4,), (7, 8))  # no block is appended
     assert fed(decoding.send(says("89", "++"))) == (5, [6, 7, 8, 9], (4,), None)
     assert seq.tokens == [4, 5, 6, 7, 8, 9]
-    pace.cycles, pace.rest = 1, 3
+    pace.cycles, pace.paused_until = 1, 3
     assert fed(decoding.send(Prediction(tokens=[1]))) == (9, [1], FULL, None)
     with pytest.raises(StopIteration):
         decoding.send(Prediction(tokens=[EOS]))
@@ -234,8 +234,8 @@ def test_length_one_uses_no_mask() -> None:
 def test_fixed_length_without_shift(method: D2F, target: dict[str, Any]) -> None:
     """Nor without `least`, or with a whole canvas."""
     asked = {"shift": 1, "mask_id": MASK, **target}
-    assert method.dial(Target(**asked), auto=True) is None
-    assert D2F(least=1).dial(Target(shift=1, mask_id=MASK), auto=False) is None
+    assert method.length_range(Target(**asked), auto=True) is None
+    assert D2F(least=1).length_range(Target(shift=1, mask_id=MASK), auto=False) is None
 
 
 @pytest.mark.parametrize(

@@ -151,8 +151,8 @@ def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> N
     """A block of four slots has three drafts."""
     method = DFlash(draft="", tokens=9, verify="fly", fly_window=3, **options)
     with refuses("fly_window"):
-        method.check(sequence())
-    replace(method, fly_window=2).check(sequence())
+        method.check_request(sequence())
+    replace(method, fly_window=2).check_request(sequence())
 
 
 def test_fused_draft_runs_the_text_too() -> None:
@@ -182,5 +182,5 @@ def test_a_prompt_of_one_token(*, adding: bool) -> None:
     seq = sequence(prompt=[5], max_tokens=5, adding=adding)
     answers = [seen([8], 1), [9, 10, 11], seen([9, 10, 11, 12], 4)]
     _, draft, _ = script(DFlash(draft="", tokens=3), seq, answers)
-    assert (draft.first, draft.end) == (0, 5)
+    assert (draft.first_slot, draft.end) == (0, 5)
     assert list(draft.predicted_slots()) == [2, 3, 4]

@@ -31,10 +31,10 @@ from helpers import (
 from outpace.checkpoints.load import load_config
 from outpace.decoding import FULL, Prediction, Request, Sample, Sampling, Target
 from outpace.engine.engine import Engine
-from outpace.engine.pairing import view
+from outpace.engine.pairing import make_target
 from outpace.engine.stats import Stats
 from outpace.methods import Diffusion
-from outpace.methods.diffusion import Moved
+from outpace.methods.diffusion import AdjustedSample
 from refusal import refuses
 
 CPU = torch.device("cpu")
@@ -138,9 +138,10 @@ def test_defaults_come_from_the_model() -> None:
 def test_checkpoints_set_the_authors_defaults() -> None:
     """Dream has a schedule and scores, LLaDA blocks and a prompt of masks."""
     dream, llada, causal = (
-        view({"target": load_config(name)}) for name in ("tiny-dream", "tiny-llada", "tiny-ar")
+        make_target({"target": load_config(name)})
+        for name in ("tiny-dream", "tiny-llada", "tiny-ar")
     )
-    assert (dream.order, dream.eps, dream.drawn) == ("entropy", 1e-3, True)
+    assert (dream.order, dream.eps, dream.score_as_drawn) == ("entropy", 1e-3, True)
     assert (llada.order, llada.block, llada.null_prompt, llada.shift) == ("confidence", 32, True, 0)
     assert replace(causal, padding=()) == Target()
 
@@ -224,7 +225,9 @@ def test_guidance_runs_a_prompt_of_masks_first() -> None:
     ]
     assert forwards[0].read == Sample(keep=True)
     read = forwards[1].read
-    assert isinstance(read, Moved) and read.guidance == 1.5 and read.scores == ("confidence",)
+    assert (
+        isinstance(read, AdjustedSample) and read.guidance == 1.5 and read.scores == ("confidence",)
+    )
     assert torch.equal(read.null, null)
 
 
@@ -233,15 +236,15 @@ def test_ends_may_come_last_or_never() -> None:
     for ends, never, last in (("never", (7,), ()), ("last", (), (7, 8))):
         seq = sequence(eos=frozenset([7, 8]), padding=(7,))
         read = next(Diffusion(ends=ends).decode(seq)).read
-        assert isinstance(read, Moved)
+        assert isinstance(read, AdjustedSample)
         assert (read.never, tuple(sorted(read.last))) == (never, last)
     assert type(next(Diffusion().decode(sequence())).read) is Sample
 
 
 def moved(logits: Tensor, slots: range, **options: object) -> tuple[Tensor, dict[str, Tensor]]:
     """Return tokens and scores of one read of adjusted logits."""
-    read = Moved(scores=("confidence", "entropy", "margin"), **options)
-    out = Moved.group([read], [slots], CPU)(logits, slice(0, len(slots)))
+    read = AdjustedSample(scores=("confidence", "entropy", "margin"), **options)
+    out = AdjustedSample.make_reader([read], [slots], CPU)(logits, slice(0, len(slots)))
     return out.tokens, out.scores
 
 
@@ -303,14 +306,14 @@ def test_neighbours_and_chunks_move_no_logits(batch: list[tuple], chunk: int) ->
     for index, (kind, count, warm) in enumerate(batch):
         null = random_logits(100 + index, count) if "guidance" in kind else None
         sampling = Sampling(temperature=0.8 if warm else 0.0, seed=index)
-        reads.append(Moved(sampling=sampling, null=null, scores=("confidence",), **kind))
+        reads.append(AdjustedSample(sampling=sampling, null=null, scores=("confidence",), **kind))
         slots.append(range(index, index + count))
         logits.append(random_logits(index, count))
-    joined, read = torch.cat(logits), Moved.group(reads, slots, CPU)
+    joined, read = torch.cat(logits), AdjustedSample.make_reader(reads, slots, CPU)
     parts = [slice(i, min(i + chunk, len(joined))) for i in range(0, len(joined), chunk)]
     together = [read(joined[part], part) for part in parts]
     alone = [
-        Moved.group([each], [own], CPU)(rows, slice(0, len(own)))
+        AdjustedSample.make_reader([each], [own], CPU)(rows, slice(0, len(own)))
         for each, own, rows in zip(reads, slots, logits, strict=True)
     ]
     for pick in (lambda out: out.tokens, lambda out: out.scores["confidence"]):
@@ -341,7 +344,7 @@ def test_guidance_needs_a_model_that_was_trained_for_it(engine: Engine) -> None:
     message = "guidance must be 0, got 0.5: it needs a model that was trained on prompts"
     with pytest.raises(ValueError, match=message):
         enter(engine, Diffusion(guidance=0.5), PROMPT, runners=runners, max_tokens=32)
-    assert not Stats.of(engine).waiting
+    assert not Stats.from_engine(engine).waiting
 
 
 @pytest.mark.parametrize(

@@ -70,11 +70,11 @@ def test_tree_grows_by_level_and_branch_runs_again() -> None:
     assert column(level.features) == [2, 2]  # the state of the last token of the text
     # 1 has 0.6, and 3 after it 0.54; 2 has 0.4, and 3 after it 0.24.
     assert check.ids == [8, 1, 2, 3, 3] and check.start == 3
-    assert check.pattern == Tree.of(3, [-1, 0, 0, 1, 2])
+    assert check.pattern == Tree.from_parents(3, [-1, 0, 0, 1, 2])
     assert check.positions == [3, 4, 4, 5, 5] and check.predict == [4, 5, 5, 6, 6]
     assert (again.start, list(again.ids)) == (3, [2, 3, 11])
     assert column(again.features) == [0, 2, 4] and (last.start, last.ids[:3]) == (4, [2, 3, 11])
-    assert last.pattern.trunk == 6 and last.positions[:3] == [4, 5, 6]
+    assert last.pattern.root_slot == 6 and last.positions[:3] == [4, 5, 6]
 
 
 def test_a_beam_keeps_the_likeliest_of_a_whole_level() -> None:
@@ -92,7 +92,9 @@ def test_a_beam_keeps_the_likeliest_of_a_whole_level() -> None:
     # 2 3 has 0.36 and 1 3 has 0.33.
     assert (deeper.start, deeper.ids) == (5, [3, 3]) and column(deeper.features) == [11, 10]
     assert deeper.pattern == Tree(3, (0b10, 0b01)) and deeper.positions == [4, 4]
-    assert forwards[4].ids == [8, 1, 2, 3, 3, 6] and forwards[4].pattern.bits[-1] == 0b10101
+    assert (
+        forwards[4].ids == [8, 1, 2, 3, 3, 6] and forwards[4].pattern.ancestor_masks[-1] == 0b10101
+    )
 
 
 def test_chain_is_causal() -> None:
@@ -158,9 +160,9 @@ def test_rejection_takes_the_logits_of_a_chain() -> None:
 
 def test_slots_after_the_text() -> None:
     """Only a tree needs them."""
-    assert Eagle(draft="", width=1).slots(10, 20) == 30
-    assert Eagle(draft="").slots(10, 20) == 30 + 70
-    assert Eagle(draft="", depth=2).slots(10, 20) == 30 + 60
+    assert Eagle(draft="", width=1).slots_needed(10, 20) == 30
+    assert Eagle(draft="").slots_needed(10, 20) == 30 + 70
+    assert Eagle(draft="", depth=2).slots_needed(10, 20) == 30 + 60
 
 
 def test_processors_get_the_branch_of_each_row() -> None:

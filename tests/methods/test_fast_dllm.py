@@ -43,7 +43,7 @@ def sure(*said: tuple[int, float]) -> Prediction:
 def shape(forward: Forward) -> tuple[int, list[int], int, list[int]]:
     """Return start, rows, visible end and wanted slots of a forward."""
     assert forward.pattern == FULL and forward.predict is not None
-    return forward.start, list(forward.ids), forward.seen, list(forward.predict)
+    return forward.start, list(forward.ids), forward.num_visible, list(forward.predict)
 
 
 ANSWERS = [

@@ -9,7 +9,7 @@ import torch
 
 from helpers import finish, request_of, script
 from outpace.decoding import Dial, Prediction, Sampling
-from outpace.engine.prefix import Prefix
+from outpace.engine.prefix import PrefixCache
 from outpace.methods import DFlash, Eagle, Method
 from outpace.pacing.controller import PaceController
 from workload import Request, alone, new_engine, result
@@ -34,19 +34,19 @@ class Scripted(PaceController):
 
     def __init__(self, plan: list[int]) -> None:
         super().__init__(Dial(values=range(1, 9), passes=lambda n, _: [("target", n, 1)]))
-        self.now, self.plan = plan[0], chain(plan, repeat(plan[-1]))
+        self.now, self.plan_trial = plan[0], chain(plan, repeat(plan[-1]))
         self.told: list[tuple[int, int]] = []
         self.lost: list[int] = []
 
-    def settled(self, behind: int, left: float) -> bool:
+    def skips_drafting(self, behind: int, left: float) -> bool:
         return self.now == SETTLED
 
-    def value(self, request=None, behind=0, left=0.0, lost=0) -> int:
-        self.now = next(self.plan)
+    def choose_length(self, request=None, behind=0, left=0.0, lost=0) -> int:
+        self.now = next(self.plan_trial)
         self.lost.append(lost)
         return max(self.now, 1)
 
-    def brought(self, value: int, tokens: int) -> None:
+    def record_cycle(self, value: int, tokens: int) -> None:
         self.told.append((value, tokens))
 
 
@@ -57,8 +57,10 @@ def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bo
     """Common prefixes, greedy and sampled, with prefills split into short passes."""
     engine = new_engine(max_rows=11)
     for each in engine.runners:
-        if each.prefix is not None:
-            each.prefix = Prefix(each.cache, share=share, paired=each.prefix.paired)
+        if each.prefix_cache is not None:
+            each.prefix_cache = PrefixCache(
+                each.cache, share=share, is_paired=each.prefix_cache.is_paired
+            )
     samplings = [Sampling(), Sampling(temperature=1.5, seed=2), Sampling()]
     prompt = tuple(range(1, 22))
     asked = [
@@ -77,7 +79,7 @@ def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bo
     ]
     assert max(lost) > 9 and bool(again) == (plan != "never")
     assert all(tokens == 1 for pace in paces for value, tokens in pace.told if value == 1)
-    assert not any((~each.cache.free).sum() for each in engine.runners)
+    assert not any((~each.cache.free_pages).sum() for each in engine.runners)
 
 
 def seen(tokens: list[int], rows: int | None = None) -> Prediction:

@@ -14,7 +14,7 @@ from compared import PROMPTS, TOKENS, check_verified
 from helpers import causal_model, engine_of, request_of, script
 from outpace.decoding import Forward
 from outpace.methods import Lookup
-from outpace.methods.copies import Copies
+from outpace.methods.copies import CopyFinder
 from refusal import refuses
 
 
@@ -71,15 +71,15 @@ def test_end_of_sequence_ends_within_a_copy() -> None:
 )
 def test_copied_tokens(text: list[int], copy: list[int]) -> None:
     """Where one token has to repeat."""
-    assert Copies(1).find(text, 4) == copy
+    assert CopyFinder(1).find_copy(text, 4) == copy
 
 
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=31), match=st.integers(1, 4))
 def test_a_growing_text_is_searched_like_a_new_one(text: list[int], match: int) -> None:
     """Token by token, as in the paper's plain search."""
-    grown = Copies(match)
+    grown = CopyFinder(match)
     for count in range(1, len(text) + 1):
-        assert grown.find(text[:count], 3) == Copies(match).find(text[:count], 3)
+        assert grown.find_copy(text[:count], 3) == CopyFinder(match).find_copy(text[:count], 3)
 
 
 @pytest.mark.parametrize("match", [1, 2])
@@ -111,11 +111,11 @@ def test_a_search_is_quick_and_small() -> None:
     """At 8,192 tokens of a repeating text: 50 microseconds and 64 bytes per token."""
     rng = Random(0)
     text = [rng.randrange(300) for _ in range(4096)] * 2
-    copies, ids = Copies(2), text[:64]
-    copies.find(ids, 12)
+    copies, ids = CopyFinder(2), text[:64]
+    copies.find_copy(ids, 12)
     began = time.process_time()
     for token in text[64:]:
         ids.append(token)
-        copies.find(ids, 12)
+        copies.find_copy(ids, 12)
     assert (time.process_time() - began) / len(ids) < 50e-6
-    assert copies.heads.itemsize * (len(copies.heads) + len(copies.before)) < 64 * len(ids)
+    assert copies.heads.itemsize * (len(copies.heads) + len(copies.previous)) < 64 * len(ids)

@@ -28,17 +28,17 @@ def test_roles_are_text_fields_that_name_models(kind: type[Method]) -> None:
     named = get_type_hints(kind)
     assert all(named[role] is str for role in kind.roles)
     method = kind(**dict.fromkeys(kind.roles, "other"))
-    assert method.models() == dict.fromkeys(kind.roles, "other")
+    assert method.model_names() == dict.fromkeys(kind.roles, "other")
 
 
 def test_memory_of_a_request_is_prompt_and_answer() -> None:
     """By default there are no further slots."""
-    assert Autoregressive().slots(prompt=7, max_tokens=5) == 12
+    assert Autoregressive().slots_needed(prompt=7, max_tokens=5) == 12
 
 
 def test_methods_list_their_target_kinds() -> None:
     """Diffusion models, in blocks or not, or causal ones."""
-    assert all(kind.decodes == (Kind.DIFFUSION,) for kind in (APD, LeftToRight))
-    assert D2F.decodes == (Kind.DIFFUSION, Kind.BLOCK)
-    assert Autoregressive.decodes == CAUSAL_KINDS
-    assert WeDLM.decodes == (Kind.FILLING,)
+    assert all(kind.target_kinds == (Kind.DIFFUSION,) for kind in (APD, LeftToRight))
+    assert D2F.target_kinds == (Kind.DIFFUSION, Kind.BLOCK)
+    assert Autoregressive.target_kinds == CAUSAL_KINDS
+    assert WeDLM.target_kinds == (Kind.MASK_FILLING,)

@@ -11,7 +11,7 @@ import pytest
 
 from helpers import finish, pages_in_use, tokens
 from outpace.decoding import Sampling
-from outpace.decoding.target import Order
+from outpace.decoding.target import HoleOrder
 from outpace.methods import (
     APD,
     D2F,
@@ -26,7 +26,7 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.methods.options import options_of
+from outpace.methods.options import method_options
 from workload import KINDS, Request, alone, missing, new_engine, result
 
 ODD = (None, "x", "", float("nan"), float("inf"), -float("inf"), -1, 0, 1, 2, 10**30, 10**400)
@@ -50,7 +50,9 @@ LOOSE = [
 TYPED = [case for case in CASES if case.values[1] != "fly_entropy"]
 TYPED += [pytest.param(method, "fly_entropy", id=type(method).__name__) for method in LOOSE]
 FLOATS = [
-    case for case in TYPED if options_of(type(case.values[0]))[str(case.values[1])].kind is float
+    case
+    for case in TYPED
+    if method_options(type(case.values[0]))[str(case.values[1])].kind is float
 ]
 
 
@@ -113,7 +115,7 @@ def test_numpy_values_become_plain(method: Method, name: str) -> None:
     """Converted on creation, so that its repr and results are the same."""
     value = getattr(method, name)
     if value is None:
-        option = options_of(type(method))[name]
+        option = method_options(type(method))[name]
         value = {int: 1, float: 0.5, str: [*option.words, ""][0]}[option.kind]
     for kind in NUMPY.get(type(value), ()):
         given = kind(value)
@@ -167,7 +169,7 @@ def test_integer_ratios_are_accepted(ratio: int, temperature: float) -> None:
 
 @pytest.mark.parametrize("steps", [129, 10**9, 2**31, 10**30])
 @pytest.mark.parametrize("order", ["entropy", "origin"])
-def test_a_schedule_ends(steps: int, order: Order) -> None:
+def test_a_schedule_ends(steps: int, order: HoleOrder) -> None:
     """It has at most 16 steps per token."""
     finest, finer = (
         alone(Request(method=Diffusion(steps=each, order=order, eps=1e-3), max_tokens=8))

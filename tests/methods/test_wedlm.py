@@ -124,7 +124,7 @@ def test_a_block_opens_once_the_last_one_is_full() -> None:
 def test_length_one_uses_no_mask() -> None:
     """Token by token from the last row, once no hole is left; then a window again."""
     method = WeDLM(window=4, least=1)
-    dial = method.dial(Target(mask_id=MASK), auto=True)
+    dial = method.length_range(Target(mask_id=MASK), auto=True)
     assert dial is not None and [dial.passes(value, 1)[0][1] for value in (1, 2, 4)] == [1, 3, 5]
     pace = Turned(dial)
     seq = sequence(pace=pace)
@@ -154,7 +154,7 @@ def test_slots_after_the_limit_open_unless_clipped() -> None:
         forward = next(method.decode(sequence(max_tokens=3)))
         assert list(forward.ids) == [1, 2] + [MASK] * masks
     sizes = {"clip": True}, {}, {"eager": False}, {"verify": True}
-    assert [WeDLM(window=4, **size).slots(2, 3) for size in sizes] == [5, 8, 12, 5]
+    assert [WeDLM(window=4, **size).slots_needed(2, 3) for size in sizes] == [5, 8, 12, 5]
 
 
 def test_end_of_sequence_ends_it_where_the_prefix_reaches_it() -> None:
@@ -248,7 +248,7 @@ def test_requests_that_exceed_the_memory_wait() -> None:
         enter(engine, WeDLM(window=16), [1, 2, 3], runners=runners, max_tokens=20) for _ in range(3)
     ]
     engine.step()
-    assert Stats.of(engine).waiting == 2
+    assert Stats.from_engine(engine).waiting == 2
     finish(engine)
     assert len({tuple(tokens(job)) for job in jobs}) == 1
 

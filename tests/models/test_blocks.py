@@ -32,7 +32,7 @@ from helpers import close
 from outpace import LLM
 from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.decoding import Kind
-from outpace.engine.cpu import lay_out, undo
+from outpace.engine.cpu import pack_model, unpack_model
 from outpace.methods import BlockDiffusion
 from outpace.models.experts import Experts, PreciseRouter
 
@@ -253,13 +253,13 @@ def test_the_router_is_in_float32(quantize: str | None, tmp_path: Path) -> None:
         return found
 
     scores()
-    lay_out(model)
+    pack_model(model)
     found = scores()
     alone = torch.cat([experts.router(row[None]) for row in rows])
     torch.testing.assert_close(alone, found, atol=1e-5, rtol=1e-5)
-    shares, numbers = experts.route(found)
+    shares, numbers = experts.route_rows(found)
     assert shares.dtype == torch.float32
-    undo(model)
+    unpack_model(model)
     scores()
     assert type(experts.router) is PreciseRouter and experts.router.weight.dtype == torch.bfloat16
     total = torch.zeros(33, 48)

@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from helpers import adding_draft, causal_model, published
-from outpace.checkpoints.load import load_draft, load_model, save_model, translate
+from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
 from outpace.decoding import Kind
-from outpace.models.config import ModelConfig, Sight
-from outpace.models.draft import AddingDraft, FeatureDraft
+from outpace.models.config import AttentionWindow, ModelConfig
+from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.transformer import Attend
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "dflash"
@@ -47,7 +47,7 @@ def pair(request: pytest.FixtureRequest) -> Path:
 
 
 @pytest.fixture(scope="module")
-def draft(pair: Path) -> FeatureDraft:
+def draft(pair: Path) -> DFlashDraft:
     """Return the draft with its target."""
     return load_draft(pair / "draft", load_model(pair / "target"))
 
@@ -59,24 +59,24 @@ def case(pair: Path, name: str) -> dict[str, Any]:
 
 
 @torch.inference_mode()
-def test_features_of_the_target(pair: Path, draft: FeatureDraft) -> None:
+def test_features_of_the_target(pair: Path, draft: DFlashDraft) -> None:
     """Compare hidden states of the prompt and their fusion."""
     trace, prompt = load_file(pair / "trace.safetensors"), case(pair, "len12")["prompt"]
     (target,) = draft.lender
     causal = torch.ones(len(prompt), len(prompt), dtype=torch.bool).tril()
     layers = draft.config.feature_layers
     ids, places = torch.tensor(prompt), torch.arange(len(prompt))
-    hidden, captured = target.capture(ids, places, seeing(causal), layers)
+    hidden, captured = target.capture_layers(ids, places, seeing(causal), layers)
     features = torch.cat([captured[layer] for layer in layers], -1)
     close(features, trace["block0.features"])
     close(draft.fusion_norm(draft.fusion(features)), trace["block0.fused"])
     last = target.config.layers - 1
-    hidden, captured = target.capture(ids, places, seeing(causal), [last])
+    hidden, captured = target.capture_layers(ids, places, seeing(causal), [last])
     assert captured[last] is hidden and torch.equal(hidden, target(ids, places, seeing(causal)))
 
 
 @torch.inference_mode()
-def test_logits_of_a_block(pair: Path, draft: FeatureDraft) -> None:
+def test_logits_of_a_block(pair: Path, draft: DFlashDraft) -> None:
     """Compare all rows of the first block, and the keys of its context."""
     trace, decode = load_file(pair / "trace.safetensors"), case(pair, "len12")
     features = trace["block0.features"]
@@ -92,14 +92,14 @@ def test_logits_of_a_block(pair: Path, draft: FeatureDraft) -> None:
     places = positions[len(features) :], positions[: len(features)]
     hidden = draft(torch.tensor(block), places[0], attend, context=(features, places[1]))
     close(hidden, trace["block0.draft_hidden"])
-    close(draft.head(hidden[1:]), trace["block0.draft_logits"])
+    close(draft.compute_logits(hidden[1:]), trace["block0.draft_logits"])
     for layer, (keys, values) in kept.items():
         close(keys.transpose(0, 1), trace[f"ctx_k.layer{layer}"])
         close(values.transpose(0, 1), trace[f"ctx_v.layer{layer}"])
 
 
 @torch.inference_mode()
-def test_logits_of_training_rows(pair: Path, draft: FeatureDraft) -> None:
+def test_logits_of_training_rows(pair: Path, draft: DFlashDraft) -> None:
     """Many blocks each see their own part of one sequence's features."""
     golden = load_file(pair / "training.safetensors")
     width, row = golden["features"].shape[1], 0
@@ -111,10 +111,10 @@ def test_logits_of_training_rows(pair: Path, draft: FeatureDraft) -> None:
         context=(golden["features"][row], positions[:width]),
     )
     expected = golden["logits_row0"]
-    close(draft.head(hidden[: len(expected)]), expected)
+    close(draft.compute_logits(hidden[: len(expected)]), expected)
 
 
-def test_saved_draft_loads_unchanged(pair: Path, draft: FeatureDraft, tmp_path: Path) -> None:
+def test_saved_draft_loads_unchanged(pair: Path, draft: DFlashDraft, tmp_path: Path) -> None:
     """The file has published names and neither embedding nor head."""
     save_model(draft, tmp_path, dtype=torch.float32)
     theirs, ours = (load_file(f / "model.safetensors") for f in (pair / "draft", tmp_path))
@@ -158,7 +158,7 @@ def config(**changes: Any) -> dict[str, Any]:
 )
 def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
     """Fields may be nested or not, old or new, a number or a formula."""
-    assert translate(config(**changes)) == translate(config())
+    assert translate_config(config(**changes)) == translate_config(config())
 
 
 @pytest.mark.parametrize(
@@ -174,25 +174,31 @@ def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
 def test_default_layers_are_spread(depth: int, layers: int, expected: tuple[int, ...]) -> None:
     """They range from the second to the third-to-last."""
     fields = {"num_target_layers": depth, "num_hidden_layers": layers}
-    found = translate(config(**fields, dflash_config={"mask_token_id": 23}))
+    found = translate_config(config(**fields, dflash_config={"mask_token_id": 23}))
     assert isinstance(found, ModelConfig) and found.feature_layers == expected
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, (Sight(window=6, causal=True), Sight())),
-        ({"is_causal": False}, (Sight(window=6), Sight())),
-        ({"is_causal": True}, (Sight(window=6, causal=True), Sight(causal=True))),
-        ({"dflash_config": {**NESTED, "causal": False}}, (Sight(window=6), Sight())),
+        ({}, (AttentionWindow(window=6, causal=True), AttentionWindow())),
+        ({"is_causal": False}, (AttentionWindow(window=6), AttentionWindow())),
+        (
+            {"is_causal": True},
+            (AttentionWindow(window=6, causal=True), AttentionWindow(causal=True)),
+        ),
+        (
+            {"dflash_config": {**NESTED, "causal": False}},
+            (AttentionWindow(window=6), AttentionWindow()),
+        ),
     ],
 )
 def test_sliding_layers_are_causal_by_default(
-    changes: dict[str, Any], expected: tuple[Sight, ...]
+    changes: dict[str, Any], expected: tuple[AttentionWindow, ...]
 ) -> None:
     """This is how they are trained and served."""
     kinds = ["sliding_attention", "full_attention"]
-    found = translate(config(layer_types=kinds, sliding_window=6, **changes))
+    found = translate_config(config(layer_types=kinds, sliding_window=6, **changes))
     assert isinstance(found, ModelConfig) and found.sights == expected
 
 
@@ -236,7 +242,7 @@ def test_sliding_layers_are_causal_by_default(
 def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str) -> None:
     """The message names the field that makes them another kind."""
     with pytest.raises(ValueError, match=message):
-        translate(config(**changes))
+        translate_config(config(**changes))
 
 
 @pytest.mark.parametrize(
@@ -249,24 +255,24 @@ def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str
 )
 def test_draft_of_another_target_is_refused(changes: dict[str, int], message: str) -> None:
     """The message contains both values."""
-    found = translate(config())
+    found = translate_config(config())
     assert isinstance(found, ModelConfig)
     with pytest.raises(ValueError, match=message):
-        FeatureDraft(found, causal_model(**TARGET | changes))
+        DFlashDraft(found, causal_model(**TARGET | changes))
 
 
 def test_layers_beyond_the_target_are_refused() -> None:
     """The configuration does not contain the depth of the target."""
-    found = translate(config(num_target_layers=None))
+    found = translate_config(config(num_target_layers=None))
     assert isinstance(found, ModelConfig)
-    FeatureDraft(found, causal_model(**TARGET))
+    DFlashDraft(found, causal_model(**TARGET))
     with pytest.raises(ValueError, match="reads layer 5 of its target, which has 4 layers"):
-        FeatureDraft(found, causal_model(**TARGET | {"num_hidden_layers": 4}))
+        DFlashDraft(found, causal_model(**TARGET | {"num_hidden_layers": 4}))
     with pytest.raises(ValueError, match="reads layer -1"):
-        FeatureDraft(replace(found, feature_layers=(-1, 5)), causal_model(**TARGET))
+        DFlashDraft(replace(found, feature_layers=(-1, 5)), causal_model(**TARGET))
 
 
-def test_draft_and_model_are_not_interchangeable(pair: Path, draft: FeatureDraft) -> None:
+def test_draft_and_model_are_not_interchangeable(pair: Path, draft: DFlashDraft) -> None:
     """Each error names the actual kind."""
     with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
         load_model(pair / "draft")
@@ -274,31 +280,31 @@ def test_draft_and_model_are_not_interchangeable(pair: Path, draft: FeatureDraft
         load_draft(pair / "target", *draft.lender)
 
 
-def test_a_fused_draft_is_recognised(draft: FeatureDraft) -> None:
+def test_a_fused_draft_is_recognised(draft: DFlashDraft) -> None:
     """One field determines its kind and its features."""
-    found = translate(config(dflash_config={**NESTED, "input_fusion": True}))
-    plain = translate(config())
-    assert (plain.kind, plain.widths) == (Kind.DRAFT, ())
-    assert (found.kind, found.widths) == (Kind.ADDING, (64,))
-    assert replace(found, kind=Kind.DRAFT) == plain
-    assert adding_draft(draft).config == replace(draft.config, kind=Kind.ADDING)
+    found = translate_config(config(dflash_config={**NESTED, "input_fusion": True}))
+    plain = translate_config(config())
+    assert (plain.kind, plain.feature_widths) == (Kind.DFLASH, ())
+    assert (found.kind, found.feature_widths) == (Kind.DFLASH_FUSED, (64,))
+    assert replace(found, kind=Kind.DFLASH) == plain
+    assert adding_draft(draft).config == replace(draft.config, kind=Kind.DFLASH_FUSED)
 
 
 @torch.inference_mode()
-def test_features_of_zeros_add_nothing(draft: FeatureDraft) -> None:
+def test_features_of_zeros_add_nothing(draft: DFlashDraft) -> None:
     """A row without features is its token's embedding, whatever the weights."""
     adding = adding_draft(draft)
     adding.feature_norm.weight.add_(3)
     ids = torch.tensor([3, 1, 4])
     features = torch.randn(2, adding.config.feature_size)
     blank = torch.zeros(1, adding.config.feature_size)
-    rows = adding.rows(ids, [features, blank])
-    assert torch.equal(rows[2:], adding.embed(ids[2:]))
-    assert torch.equal(rows[:2], adding.embed(ids[:2]) + adding.fuse(features))
-    assert (rows[:2] - adding.embed(ids[:2])).abs().min() > 0
+    rows = adding.input_rows(ids, [features, blank])
+    assert torch.equal(rows[2:], adding.embed_tokens(ids[2:]))
+    assert torch.equal(rows[:2], adding.embed_tokens(ids[:2]) + adding.fuse_features(features))
+    assert (rows[:2] - adding.embed_tokens(ids[:2])).abs().min() > 0
 
 
-def test_saved_fused_draft_loads_unchanged(draft: FeatureDraft, tmp_path: Path) -> None:
+def test_saved_fused_draft_loads_unchanged(draft: DFlashDraft, tmp_path: Path) -> None:
     """The file has the field and the distinct name of its feature norm."""
     adding = adding_draft(draft)
     save_model(adding, tmp_path, dtype=torch.float32)
@@ -307,14 +313,14 @@ def test_saved_fused_draft_loads_unchanged(draft: FeatureDraft, tmp_path: Path) 
     names = load_file(tmp_path / "model.safetensors").keys()
     assert "feature_norm.weight" in names and "hidden_norm.weight" not in names
     loaded = load_draft(tmp_path, *draft.lender)
-    assert isinstance(loaded, AddingDraft) and loaded.config == adding.config
+    assert isinstance(loaded, DFlashFusedDraft) and loaded.config == adding.config
     for name, parameter in adding.named_parameters():
         assert torch.equal(loaded.get_parameter(name), parameter), name
 
 
 @pytest.mark.parametrize("adds", [True, False])
 def test_weights_of_another_draft_are_refused(
-    draft: FeatureDraft, tmp_path: Path, *, adds: bool
+    draft: DFlashDraft, tmp_path: Path, *, adds: bool
 ) -> None:
     """The configuration disagrees with the weights, or there is one norm too many."""
     save_model(adding_draft(draft) if adds else draft, tmp_path)

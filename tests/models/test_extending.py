@@ -12,9 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers import GOLDEN, VOCAB, causal_model, extended_pair, extending_draft, published_eagle
-from outpace.checkpoints.load import load_draft, load_model, save_model, translate
+from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
 from outpace.decoding import Kind
-from outpace.models.extending import ExtendingDraft, usual_layers
+from outpace.models.extending import EagleDraft, default_feature_layers
 
 PAIR = GOLDEN / "eagle" / "llama"
 LISTED = "eagle_aux_hidden_state_layer_ids"
@@ -32,10 +32,10 @@ LISTED = "eagle_aux_hidden_state_layer_ids"
 )
 def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
     """Fields may be nested or not, and layers counted by outputs or by inputs."""
-    ours, theirs = translate(published_eagle(**changes)), translate(published_eagle())
+    ours, theirs = translate_config(published_eagle(**changes)), translate_config(published_eagle())
     assert ours.feature_layers == theirs.feature_layers == (0, 1)
-    assert ours.family == "eagle" and ours.kind is Kind.EXTENDING and ours.shift == 2
-    assert ours.widths == (64, 32) and ours.rope.theta == 10_000
+    assert ours.family == "eagle" and ours.kind is Kind.EAGLE and ours.shift == 2
+    assert ours.feature_widths == (64, 32) and ours.rope.theta == 10_000
 
 
 def test_published_fields() -> None:
@@ -69,10 +69,10 @@ def test_published_fields() -> None:
         "use_sliding_window": False,
         "vocab_size": 151936,
     }
-    config = translate(published)
+    config = translate_config(published)
     assert (config.draft_vocab, config.feature_layers, config.head_dim) == (32000, (), 128)
-    assert usual_layers(36) == (1, 17, 32) and usual_layers(94) == (1, 46, 90)
-    assert usual_layers(7) == (1, 2, 3)
+    assert default_feature_layers(36) == (1, 17, 32) and default_feature_layers(94) == (1, 46, 90)
+    assert default_feature_layers(7) == (1, 2, 3)
 
 
 @pytest.mark.parametrize(
@@ -102,13 +102,13 @@ def test_published_fields() -> None:
 def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str) -> None:
     """The message names the field that makes them another kind."""
     with pytest.raises(ValueError, match=message):
-        translate(published_eagle(**changes))
+        translate_config(published_eagle(**changes))
 
 
 def test_a_model_without_a_draft_vocabulary_is_llama() -> None:
     """The architecture is that of Llama."""
     fields = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}
-    assert translate(published_eagle(**fields, eagle_config=None)).family == "llama"
+    assert translate_config(published_eagle(**fields, eagle_config=None)).family == "llama"
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_draft_of_another_target_is_refused(
     changes: dict[str, Any], target: dict[str, int], message: str
 ) -> None:
     """The message contains both values."""
-    config = translate(published_eagle(**changes))
+    config = translate_config(published_eagle(**changes))
     with pytest.raises(ValueError, match=message):
-        ExtendingDraft(config, causal_model(**target))
+        EagleDraft(config, causal_model(**target))
 
 
 def swapped(tensors: dict[str, Tensor]) -> None:
@@ -173,7 +173,7 @@ def test_a_draft_of_all_tokens_has_no_tables(tmp_path: Path) -> None:
     """Neither memory nor file contains them."""
     target = causal_model()
     draft = extending_draft(target)
-    assert draft.says is None and draft.head(torch.ones(1, 32)).shape == (1, VOCAB)
+    assert draft.head_tokens is None and draft.compute_logits(torch.ones(1, 32)).shape == (1, VOCAB)
     save_model(draft, tmp_path, dtype=torch.float32)
     assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
     assert load_draft(tmp_path, target).config == draft.config

@@ -14,28 +14,30 @@ from torch import Tensor, nn
 from helpers import published, random_model, whole
 from outpace.checkpoints.load import load_model, save_model
 from outpace.kernels import autotune, matmul, tiles
-from outpace.kernels.matmul import LAYOUTS, LEVELS, has, of_rows
+from outpace.kernels.matmul import LAYOUTS, MAX_CODE, has_layout, quantize_rows
 from outpace.models.int8 import (
     Int8Embedding,
     Int8Linear,
-    exact,
-    is_quantised,
-    of_weight,
-    quantise,
+    has_int8_products,
+    is_quantized,
+    quantize_module,
+    quantize_weight,
 )
 from outpace.models.transformer import Embedding
 
-needs_products = pytest.mark.skipif(not exact(), reason="this machine has no products of 8 bits")
+needs_products = pytest.mark.skipif(
+    not has_int8_products(), reason="this machine has no products of 8 bits"
+)
 FILE = "model.safetensors"
 
 
 @pytest.fixture
 def fresh() -> Iterator[None]:
     """Clear the detected capabilities of the machine before and after a test."""
-    for found in (exact, has):
+    for found in (has_int8_products, has_layout):
         found.cache_clear()
     yield
-    for found in (exact, has):
+    for found in (has_int8_products, has_layout):
         found.cache_clear()
 
 
@@ -48,7 +50,7 @@ def linear(*, width: int = 96, out: int = 80, bias: bool = False, seed: int = 0)
 def quantised(layer: nn.Linear) -> Int8Linear:
     """Return an int8 copy."""
     own = copy.deepcopy(layer)
-    quantise(own, torch.float32)
+    quantize_module(own, torch.float32)
     assert isinstance(own, Int8Linear)
     return own
 
@@ -57,10 +59,10 @@ def literal(x: Tensor, layer: nn.Linear) -> Tensor:
     """Compute the integer product row by row and output by output."""
     outputs = []
     for row in x.float():
-        scale = row.abs().max() / LEVELS
+        scale = row.abs().max() / MAX_CODE
         codes = torch.floor(row / scale + 0.5).long()
         for weight in layer.weight:
-            own = weight.abs().max() / LEVELS
+            own = weight.abs().max() / MAX_CODE
             sum_ = int((codes * (weight / own).round().long()).sum())
             outputs.append(sum_ * own * scale)
     return torch.stack(outputs).view(len(x), -1)
@@ -69,9 +71,9 @@ def literal(x: Tensor, layer: nn.Linear) -> Tensor:
 @pytest.fixture(params=["tiles", "blocks"])
 def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Use one layout of matrices, if this machine has it."""
-    if not has(request.param, torch.int8):
+    if not has_layout(request.param, torch.int8):
         pytest.skip(f"this machine has no {request.param} of 8 bits")
-    monkeypatch.setattr(autotune, "layouts", lambda codes: (request.param,))
+    monkeypatch.setattr(autotune, "available_layouts", lambda codes: (request.param,))
     name: str = request.param
     return name
 
@@ -84,7 +86,7 @@ def test_layouts_give_the_same_bits(each: str, shape: tuple[int, int], rows: int
     codes = torch.randint(-128, 128, shape, dtype=torch.int8)
     scale, bias = torch.rand(shape[0]), torch.randn(shape[0])
     x = torch.randn(rows, shape[1]) * 10 ** torch.randn(rows, 1)
-    own, scales = of_rows(x)
+    own, scales = quantize_rows(x)
     exact = ((own.double() - 128) @ codes.double().T).float() * scale * scales
     before = codes.clone()
     for layout in (each, "rows"):
@@ -96,33 +98,39 @@ def test_layouts_give_the_same_bits(each: str, shape: tuple[int, int], rows: int
 
 def test_the_longest_sums_do_not_overflow(each: str) -> None:
     """Codes are the largest of either sign; one more unit of inputs is refused."""
-    longest = tiles.LONGEST // 4 * 4
+    longest = tiles.MAX_INT8_INPUTS // 4 * 4
     codes = torch.full((16, longest), -128, dtype=torch.int8)
     codes[1::2] = 127
     x = torch.tensor([[1.0], [-1.0]]).expand(2, longest)
     found = matmul.bind_product(LAYOUTS[each](codes), None, torch.ones(16))(x)
-    exact = (x.double() * LEVELS) @ codes.double().T
-    torch.testing.assert_close(found.double(), exact / LEVELS, rtol=1e-6, atol=0)
-    assert exact.abs().max() < 2**31 <= exact.abs().max() + 4 * 128 * LEVELS
+    exact = (x.double() * MAX_CODE) @ codes.double().T
+    torch.testing.assert_close(found.double(), exact / MAX_CODE, rtol=1e-6, atol=0)
+    assert exact.abs().max() < 2**31 <= exact.abs().max() + 4 * 128 * MAX_CODE
     longer = torch.ones(16, longest + 4, dtype=torch.int8)
     layer = Int8Linear(longest + 4, 16, bias=False, device="meta")
-    with pytest.raises(ValueError, match=f"quantize=.* {tiles.LONGEST} inputs.*got {longest + 4}"):
-        layer.hold(longer, torch.ones(16))
-    with pytest.raises(ValueError, match=f"weight: sums of 8 bits hold {tiles.LONGEST} inputs"):
-        tiles.laid(longer)
+    with pytest.raises(
+        ValueError, match=f"quantize=.* {tiles.MAX_INT8_INPUTS} inputs.*got {longest + 4}"
+    ):
+        layer.store_codes(longer, torch.ones(16))
+    with pytest.raises(
+        ValueError, match=f"weight: sums of 8 bits hold {tiles.MAX_INT8_INPUTS} inputs"
+    ):
+        tiles.to_tiles(longer)
 
 
-@pytest.mark.skipif(not has("tiles", torch.int8), reason="this machine has no tiles of 8 bits")
+@pytest.mark.skipif(
+    not has_layout("tiles", torch.int8), reason="this machine has no tiles of 8 bits"
+)
 def test_sizes_without_a_fast_layout_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Here oneDNN saturates int8 sums, and 37 outputs do not fill tiles."""
-    monkeypatch.setattr(matmul, "has", lambda name, dtype: name == "tiles")
+    monkeypatch.setattr(matmul, "has_layout", lambda name, dtype: name == "tiles")
     layer, x = linear(out=37, bias=True), torch.randn(3, 96)
     own = quantised(layer)
     assert own.matrix.dtype == torch.int8 and not own.matrix.is_mkldnn
     torch.testing.assert_close(own(x), literal(x, layer) + layer.bias, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(own.dense(), layer.weight, rtol=0, atol=0.001)
+    torch.testing.assert_close(own.dense_weight(), layer.weight, rtol=0, atol=0.001)
 
 
 @needs_products
@@ -184,11 +192,11 @@ def test_codes_are_bounded_integers() -> None:
     """Their scales reproduce the numbers to half a step."""
     torch.manual_seed(0)
     for x in (torch.randn(9, 64), torch.zeros(2, 64), torch.full((1, 64), -3.0)):
-        codes, scale = of_rows(x)
+        codes, scale = quantize_rows(x)
         assert codes.dtype == torch.uint8 and int(codes.min()) >= 1
         assert bool(((codes.float() - 128) * scale - x).abs().le(scale * 0.5001).all())
-        codes, own = of_weight(x)
-        assert codes.dtype == torch.int8 and int(codes.min()) >= -LEVELS
+        codes, own = quantize_weight(x)
+        assert codes.dtype == torch.int8 and int(codes.min()) >= -MAX_CODE
         assert bool((codes * own[:, None] - x).abs().le(own[:, None] * 0.5001).all())
 
 
@@ -197,28 +205,32 @@ def test_an_embedding_and_its_head_are_one_matrix() -> None:
     """It is looked up row by row, and used as a factor."""
     table = Embedding(50, 32).requires_grad_(False)
     own = copy.deepcopy(table)
-    quantise(own, torch.bfloat16)
+    quantize_module(own, torch.bfloat16)
     assert isinstance(own, Int8Embedding)
     ids = torch.tensor([3, 49, 0])
     assert own(ids).dtype == torch.bfloat16
-    torch.testing.assert_close(own.rows(ids), table(ids), atol=0.02, rtol=0)
-    torch.testing.assert_close(own.tied.dense(), own.rows(torch.arange(50)), rtol=0, atol=1e-7)
-    assert own.head(torch.ones(2, 32)).shape == (2, 50)
+    torch.testing.assert_close(own.dequantize_rows(ids), table(ids), atol=0.02, rtol=0)
+    torch.testing.assert_close(
+        own.tied_head.dense_weight(), own.dequantize_rows(torch.arange(50)), rtol=0, atol=1e-7
+    )
+    assert own.compute_logits(torch.ones(2, 32)).shape == (2, 50)
 
 
-@pytest.mark.skipif(not has("tiles", torch.int8), reason="this machine has no tiles of 8 bits")
+@pytest.mark.skipif(
+    not has_layout("tiles", torch.int8), reason="this machine has no tiles of 8 bits"
+)
 def test_a_large_embedding_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows are looked up in the tiles of its head and are equal."""
-    monkeypatch.setattr(tiles, "LARGE", 64 * 32)
-    monkeypatch.setattr(autotune, "layouts", lambda codes: ("tiles",))
+    monkeypatch.setattr(tiles, "TILED_LOOKUP_BYTES", 64 * 32)
+    monkeypatch.setattr(autotune, "available_layouts", lambda codes: ("tiles",))
     for tokens in (64, 48):
         own = Embedding(tokens, 32).requires_grad_(False)
-        quantise(own, torch.float32)
+        quantize_module(own, torch.float32)
         assert isinstance(own, Int8Embedding)
         ids = torch.arange(tokens).flip(0)
         before, saved = own(ids), own.state_dict()
-        logits = own.head(before)
-        assert (own.codes is own.tied.matrix) == (tokens == 64)
+        logits = own.compute_logits(before)
+        assert (own.codes is own.tied_head.matrix) == (tokens == 64)
         assert torch.equal(own(ids), before) and logits.shape == (tokens, tokens)
         assert torch.equal(own.state_dict()["weight"], saved["weight"])
 
@@ -231,7 +243,7 @@ def test_a_quantized_model_can_be_saved(tied: bool, dtype: torch.dtype, tmp_path
     plain = random_model(published(tie_word_embeddings=tied))
     save_model(plain, tmp_path / "plain", dtype=torch.float32)
     small = load_model(tmp_path / "plain", quantize="int8", dtype=dtype)
-    assert is_quantised(small) and not is_quantised(plain)
+    assert is_quantized(small) and not is_quantized(plain)
     kinds = {type(module) for module in small.modules()}
     assert nn.Linear not in kinds and Embedding not in kinds
     logits = whole(small, [1, 2, 3, 4], causal=True)
@@ -241,7 +253,7 @@ def test_a_quantized_model_can_be_saved(tied: bool, dtype: torch.dtype, tmp_path
     before, after = (load_file(tmp_path / name / FILE) for name in ("plain", "small"))
     assert before.keys() == after.keys()
     for name, tensor in before.items():
-        step = tensor.abs().max() / LEVELS
+        step = tensor.abs().max() / MAX_CODE
         assert (after[name] - tensor).abs().max() <= step, name
     again = load_model(tmp_path / "small", quantize="int8", dtype=dtype)
     for name, tensor in again.state_dict().items():
@@ -266,13 +278,13 @@ def test_without_products_models_keep_their_dtype(
             raise fault
         return (codes.float() - 128) @ torch.zeros(128, 16)
 
-    monkeypatch.setattr(matmul, "of_codes", other)
-    monkeypatch.setattr(tiles, "usable", lambda dtype: False)
+    monkeypatch.setattr(matmul, "multiply_blocks", other)
+    monkeypatch.setattr(tiles, "has_tile_loop", lambda dtype: False)
     plain = random_model(published())
     save_model(plain, tmp_path, dtype=torch.float32)
     with caplog.at_level("INFO", "outpace.kernels.matmul"):
         loaded = [load_model(tmp_path, quantize="int8") for _ in range(2)]
-    assert not any(is_quantised(model) for model in loaded)
+    assert not any(is_quantized(model) for model in loaded)
     assert torch.equal(whole(loaded[1], [1, 2], causal=True), whole(plain, [1, 2], causal=True))
     why, line = [record.message for record in caplog.records]
     assert "quantize is ignored" in line

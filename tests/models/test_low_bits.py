@@ -18,13 +18,19 @@ from outpace.api import llm
 from outpace.api.llm import LLM
 from outpace.checkpoints import fill, load
 from outpace.checkpoints.load import load_model, save_model
-from outpace.checkpoints.weights import Weights
+from outpace.checkpoints.weights import CheckpointWeights
 from outpace.engine import runner
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
 from outpace.models import low_bits
 from outpace.models.experts import Experts
-from outpace.models.low_bits import GROUP, check, config, narrowing, projections
+from outpace.models.low_bits import (
+    INT4_GROUP_SIZE,
+    build_quantizer,
+    check_quantize,
+    layer_projections,
+    torchao_config,
+)
 from outpace.models.transformer import Stack
 
 GPU = torch.device("cuda")
@@ -50,7 +56,7 @@ def gpu(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Load models as for a GPU, through torchao, but on the CPU."""
     api = pytest.importorskip("torchao.quantization.quant_api", reason="needs the extra quantize")
     monkeypatch.setattr(api, "_check_hardware_support", lambda granularity: None)
-    filled, here = load.filled, fill.fill
+    filled, here = load.build_model, fill.fill_model
     monkeypatch.setattr(
         load,
         "filled",
@@ -60,15 +66,22 @@ def gpu(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
     def on_cpu(
-        model: Stack, weights: Weights, dtype: torch.dtype, device: Any, *rest: Any, **options: Any
+        model: Stack,
+        weights: CheckpointWeights,
+        dtype: torch.dtype,
+        device: Any,
+        *rest: Any,
+        **options: Any,
     ) -> None:
         assert (dtype, device) == (BF16, GPU)
         here(model, weights, dtype, "cpu", *rest, **options)
 
-    monkeypatch.setattr(load, "fill", on_cpu)
-    monkeypatch.setattr(runner, "lay_out", lambda model: None)
+    monkeypatch.setattr(load, "fill_model", on_cpu)
+    monkeypatch.setattr(runner, "pack_model", lambda model: None)
     for module in (llm, load):
-        monkeypatch.setattr(module, "check", lambda way, device, dtype: check(way, GPU, dtype))
+        monkeypatch.setattr(
+            module, "check_quantize", lambda way, device, dtype: check_quantize(way, GPU, dtype)
+        )
 
 
 def published_mixture() -> dict[str, Any]:
@@ -115,9 +128,9 @@ def test_an_llm_refuses_before_it_loads_the_model() -> None:
 @pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
 def test_other_dtypes_are_refused(quantize: str, dtype: torch.dtype) -> None:
     """This holds on a GPU; a CPU supports any dtype."""
-    check("int8", "cpu", dtype)
+    check_quantize("int8", "cpu", dtype)
     with pytest.raises(ValueError, match="requires bfloat16, got float(32|16); omit dtype"):
-        check(quantize, GPU, dtype)
+        check_quantize(quantize, GPU, dtype)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +149,7 @@ def test_older_gpus_are_refused(
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     one = "{}.{}".format(*found)
     with pytest.raises(ValueError, match=f"capability {needed}, but cuda:1 has {one}; .*'int8'"):
-        check(quantize, "cuda:1", BF16)
+        check_quantize(quantize, "cuda:1", BF16)
     assert asked == [torch.device("cuda:1")]
 
 
@@ -144,7 +157,7 @@ def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its device type is cuda."""
     monkeypatch.setattr(torch.version, "hip", "6.4")
     with pytest.raises(ValueError, match="not supported on ROCm; omit it"):
-        check("int8", GPU, BF16)
+        check_quantize("int8", GPU, BF16)
 
 
 @pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
@@ -154,21 +167,21 @@ def test_without_torchao_the_extra_is_named(
     """A CPU does not need it."""
     for name in ("torchao", "torchao.quantization"):
         monkeypatch.setitem(sys.modules, name, None)
-    check("int8", "cpu", BF16)
+    check_quantize("int8", "cpu", BF16)
     with pytest.raises(ValueError, match=r"on a GPU requires: pip install 'outpace\[quantize\]'"):
-        check(quantize, GPU, BF16)
+        check_quantize(quantize, GPU, BF16)
 
 
 def test_projections_of_layers_are_selected() -> None:
     """This includes drafts, but no embedding, head, fusion or router."""
     target, names = causal_model(), {f"blocks.{n}.{each}" for n in (0, 1) for each in PROJECTIONS}
-    assert set(projections(target).values()) == names
-    assert set(projections(feature_draft(target)).values()) == names
+    assert set(layer_projections(target).values()) == names
+    assert set(layer_projections(feature_draft(target)).values()) == names
     own = {f"blocks.0.{each}" for each in PROJECTIONS}
-    assert set(projections(extending_draft(target)).values()) == own
+    assert set(layer_projections(extending_draft(target)).values()) == own
     mixture = random_model(published_mixture())
     assert isinstance(mixture.blocks[0].mlp, Experts)
-    assert set(projections(mixture).values()) == {
+    assert set(layer_projections(mixture).values()) == {
         f"blocks.{layer}.{part}"
         for layer in (0, 1)
         for part in (
@@ -176,7 +189,7 @@ def test_projections_of_layers_are_selected() -> None:
             *(f"mlp.experts.{n}.{each}" for n in range(6) for each in ("gate_up", "down")),
         )
     }
-    assert all(isinstance(module, nn.Linear) for module in projections(mixture))
+    assert all(isinstance(module, nn.Linear) for module in layer_projections(mixture))
 
 
 @pytest.mark.parametrize(
@@ -203,9 +216,9 @@ def test_shapes_that_torchao_skips_are_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The error is raised before any weight is read."""
-    monkeypatch.setattr(low_bits, "config", lambda quantize: None)
+    monkeypatch.setattr(low_bits, "torchao_config", lambda quantize: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(load, "fill", lambda *_, **__: pytest.fail("weights are read"))
+    monkeypatch.setattr(load, "fill_model", lambda *_, **__: pytest.fail("weights are read"))
     save_model(random_model(published(**changes)), tmp_path)
     with pytest.raises(ValueError, match=f"{tmp_path.name}: .*{message}"):
         load_model(tmp_path, quantize=quantize, device="cuda", dtype=BF16)
@@ -213,25 +226,25 @@ def test_shapes_that_torchao_skips_are_refused(
 
 def test_torchao_is_not_used_on_a_cpu() -> None:
     """There `int8` has separate products."""
-    assert narrowing(causal_model(), "int8", "cpu") is None
-    assert narrowing(causal_model(), None, "cuda") is None
+    assert build_quantizer(causal_model(), "int8", "cpu") is None
+    assert build_quantizer(causal_model(), None, "cuda") is None
 
 
 def test_torchao_settings_are_explicit(capable: None) -> None:
     """Its defaults have changed between versions."""
     quantization = pytest.importorskip("torchao.quantization", reason="needs the extra quantize")
     rows = quantization.PerRow()
-    fp8, int8, int4 = map(config, ("fp8", "int8", "int4"))
+    fp8, int8, int4 = map(torchao_config, ("fp8", "int8", "int4"))
     assert type(fp8) is quantization.Float8DynamicActivationFloat8WeightConfig
     assert [*fp8.granularity] == [rows, rows]
     assert (fp8.activation_dtype, fp8.weight_dtype) == (torch.float8_e4m3fn,) * 2
     assert type(int8) is quantization.Int8WeightOnlyConfig
     assert (int8.granularity, int8.version) == (rows, 2)
     assert type(int4) is quantization.Int4WeightOnlyConfig
-    assert (int4.group_size, int4.int4_packing_format) == (GROUP, "tile_packed_to_4d")
+    assert (int4.group_size, int4.int4_packing_format) == (INT4_GROUP_SIZE, "tile_packed_to_4d")
     assert not any(each.set_inductor_config for each in (fp8, int8, int4))
     for quantize in ("fp8", "int8", "int4"):
-        check(quantize, GPU, BF16)
+        check_quantize(quantize, GPU, BF16)
 
 
 @pytest.mark.parametrize("quantize", ["int8", "fp8"])
@@ -243,7 +256,7 @@ def test_only_projections_are_quantized(
     plain = random_model(published_mixture() if mixture else published(), std=0.1)
     save_model(plain, tmp_path)
     models: list[Stack] = []
-    chosen, part = low_bits.projections, fill.part
+    chosen, part = low_bits.layer_projections, fill.read_part
 
     def noted(model: Stack) -> dict[nn.Module, str]:
         models.append(model)
@@ -255,12 +268,12 @@ def test_only_projections_are_quantized(
         assert len(full) <= 1  # the one whose bias is read next
         return part(*args)
 
-    monkeypatch.setattr(low_bits, "projections", noted)
-    monkeypatch.setattr(fill, "part", watched)
+    monkeypatch.setattr(low_bits, "layer_projections", noted)
+    monkeypatch.setattr(fill, "read_part", watched)
     small = load_model(tmp_path, quantize=quantize, dtype=BF16)
-    assert reduced(small) == set(projections(small).values())
+    assert reduced(small) == set(layer_projections(small).values())
     kind = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}[quantize]
-    assert {module.weight.qdata.dtype for module in projections(small)} == {kind}
+    assert {module.weight.qdata.dtype for module in layer_projections(small)} == {kind}
     for name, parameter in small.named_parameters():
         assert parameter.dtype == BF16 and not parameter.requires_grad, name
     assert type(small.unembedding.weight) is type(small.embedding.weight) is nn.Parameter
@@ -285,7 +298,7 @@ def test_products_are_those_of_rounded_matrices(
 ) -> None:
     """The tolerance is that of bfloat16; `fp8` also rounds the rows, each by a scale of the row."""
     model = causal_model()
-    narrow = narrowing(model, quantize, GPU)
+    narrow = build_quantizer(model, quantize, GPU)
     assert narrow is not None
     attention = model.to(BF16).blocks[1].attention
     layer = attention.qkv if biased else attention.out
@@ -312,7 +325,7 @@ def test_products_need_no_synchronisation(quantize: str, gpu: None) -> None:
     """They run on the meta device, so CUDA graphs can record them."""
     with torch.device("meta"):
         model, rows = causal_model().to(BF16), torch.empty(3, 32, dtype=BF16)
-    narrow = narrowing(model, quantize, GPU)
+    narrow = build_quantizer(model, quantize, GPU)
     assert narrow is not None
     for module in model.modules():
         narrow(module)
@@ -327,24 +340,24 @@ def test_int4_is_packed(gpu: None) -> None:
     """
     with torch.device("meta"):
         model = random_model(published(hidden_size=128, intermediate_size=192)).to(BF16)
-    narrow = narrowing(model, "int4", GPU)
+    narrow = build_quantizer(model, "int4", GPU)
     assert narrow is not None
     for module in model.modules():
         narrow(module)
-    assert reduced(model) == set(projections(model).values())
-    for module in projections(model):
+    assert reduced(model) == set(layer_projections(model).values())
+    for module in layer_projections(model):
         out, width = module.weight.shape
         assert (out, width) == (module.out_features, module.in_features)
         assert module.weight.qdata.shape == (out // 8, 8, 32, 4)
         assert module.weight.qdata.dtype == torch.int32
-        assert module.weight.scale_and_zero.shape == (1024 // GROUP, out, 2)
+        assert module.weight.scale_and_zero.shape == (1024 // INT4_GROUP_SIZE, out, 2)
 
 
 def test_a_matrix_that_torchao_skips_is_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """The reason does not matter."""
-    monkeypatch.setitem(low_bits.STEPS, "fp8", (1, 1))
+    monkeypatch.setitem(low_bits.SHAPE_MULTIPLES, "fp8", (1, 1))
     model = causal_model(intermediate_size=40).to(BF16)
-    narrow = narrowing(model, "fp8", GPU)
+    narrow = build_quantizer(model, "fp8", GPU)
     assert narrow is not None
     with pytest.raises(ValueError, match="torchao skipped blocks.1.mlp.down for .*'fp8'"):
         narrow(model.blocks[1].mlp.down)
@@ -368,8 +381,8 @@ def test_quantized_models_of_a_method_answer(
     own = LLM(model, method, device="cpu", dtype="bfloat16", quantize=quantize, cache_gib=0.1)
     assert len(own.runners) == (1 if isinstance(method, Autoregressive) else 2)
     for each in own.runners.values():
-        assert reduced(each.model) == set(projections(each.model).values())
+        assert reduced(each.model) == set(layer_projections(each.model).values())
     questions = questions_of("story", 4)
     outputs = own.generate([each.prompt for each in questions], max_tokens=120, temperature=0.0)
-    right = [each.right(out.text) for each, out in zip(questions, outputs, strict=True)]
+    right = [each.judge_answer(out.text) for each, out in zip(questions, outputs, strict=True)]
     assert sum(map(bool, right)) >= 3

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from helpers import causal_model, published, whole
-from outpace.checkpoints.load import translate
-from outpace.models.norm import DirectNorm, DirectOffsetNorm, OffsetNorm, freeze, norm
+from outpace.checkpoints.load import translate_config
+from outpace.models.norm import DirectNorm, DirectOffsetNorm, OffsetNorm, build_norm, freeze_model
 
 
 def test_a_frozen_model_uses_direct_norms() -> None:
@@ -15,7 +15,7 @@ def test_a_frozen_model_uses_direct_norms() -> None:
     torch.manual_seed(0)
     model = causal_model().requires_grad_(True)
     before = whole(model, list(range(9)), causal=True)
-    freeze(model)
+    freeze_model(model)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.RMSNorm)]
     assert len(norms) > 2 and {type(norm) for norm in norms} == {DirectNorm}
     assert not any(parameter.requires_grad for parameter in model.parameters())
@@ -26,7 +26,7 @@ def test_a_frozen_model_uses_direct_norms() -> None:
 def test_the_offset_norm(dtype: torch.dtype) -> None:
     """It is trained, frozen and packed, in float32 until its last rounding."""
     torch.manual_seed(0)
-    config = translate(
+    config = translate_config(
         published(
             "Gemma3ForCausalLM",
             rms_norm_eps=1e-5,
@@ -37,7 +37,7 @@ def test_the_offset_norm(dtype: torch.dtype) -> None:
             sliding_window=4,
         )
     )
-    own = norm(config).to(dtype)
+    own = build_norm(config).to(dtype)
     assert type(own) is OffsetNorm and not own.weight.any()
     torch.nn.init.normal_(own.weight)
     x = (torch.randn(50, 32) * 3).to(dtype)
@@ -46,7 +46,7 @@ def test_the_offset_norm(dtype: torch.dtype) -> None:
     tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {}
     torch.testing.assert_close(own(x), exact, **tolerance)
     own.weight.requires_grad_(False)
-    freeze(own)
+    freeze_model(own)
     assert type(own) is DirectOffsetNorm
     torch.testing.assert_close(own(x), exact, **tolerance)
     assert own(x).dtype == dtype
@@ -59,5 +59,5 @@ def test_its_formula_is_bit_identical() -> None:
     size = torch.linalg.vector_norm(x, 2, -1, True).hypot_(torch.tensor([(1e-6 * 192) ** 0.5]))
     scaled = x * norm.weight.detach()
     expected = torch.addcdiv(torch.tensor([0.0]), scaled, size, value=192**0.5)
-    freeze(norm)
+    freeze_model(norm)
     assert torch.equal(norm(x), expected)

@@ -10,14 +10,14 @@ from random import Random
 import pytest
 
 from outpace.decoding import Request
-from outpace.decoding.dial import Dial, halved
+from outpace.decoding.dial import Dial, halving_values
 from outpace.pacing.controller import (
-    BEGIN,
-    LONGEST,
-    PATIENCE,
-    STAY,
-    TRIAL,
-    WARM,
+    MAX_PATIENCE,
+    MIN_PATIENCE,
+    START_MARGIN,
+    STAY_MARGIN,
+    TRIAL_CYCLES,
+    WARM_CYCLES,
     PaceController,
 )
 
@@ -61,15 +61,15 @@ class Machine:
     def run(self, pace: PaceController, cycles: int, *, requests: int = 1) -> list[int]:
         """Return the tokens proposed in each cycle, where all requests do the same."""
         rng, values = Random(0), []
-        pace.run(requests)
+        pace.set_requests(requests)
         for _ in range(cycles):
-            value = pace.value()
+            value = pace.choose_length()
             for _ in range(self.drafts(value)):
-                pace.passed("draft", requests * MOST, self.draft)
+                pace.record_pass("draft", requests * MOST, self.draft)
             slow = 10 if rng.random() < self.spikes else 1
-            pace.passed("target", requests * value, slow * self.target(value))
+            pace.record_pass("target", requests * value, slow * self.target(value))
             accepted = next((n for n in range(value - 1) if rng.random() > self.chance), value - 1)
-            pace.brought(value, 1 + accepted)
+            pace.record_cycle(value, 1 + accepted)
             values.append(value)
         return values
 
@@ -116,8 +116,10 @@ def test_the_first_cycles_measure_drafts_and_plain_decoding() -> None:
     """The longest draft until its passes are warm, then plain cycles."""
     machine = Machine(chance=0.9)
     values = machine.run(machine.pace(), 40)
-    assert values[:WARM] == [MOST] * WARM and set(values[WARM : WARM + TRIAL]) == {1}
-    assert min(values[WARM + TRIAL :]) > 5
+    assert values[:WARM_CYCLES] == [MOST] * WARM_CYCLES and set(
+        values[WARM_CYCLES : WARM_CYCLES + TRIAL_CYCLES]
+    ) == {1}
+    assert min(values[WARM_CYCLES + TRIAL_CYCLES :]) > 5
 
 
 def test_draft_length_follows_cost_and_quality() -> None:
@@ -137,12 +139,12 @@ def starts(values: list[int], plain: bool) -> list[int]:
 def test_trials_become_rare_and_never_end(chance: float, plain: bool) -> None:
     """Of plain decoding where drafts pay off, of drafts where they do not; intervals double."""
     machine = Machine(chance=chance)
-    values = machine.run(machine.pace(), 8 * LONGEST)
+    values = machine.run(machine.pace(), 8 * MAX_PATIENCE)
     begins = [at for at in starts(values, plain) if at > 20]
     gaps = [later - earlier for earlier, later in pairwise(begins)]
-    assert begins[0] < PATIENCE + 30 and gaps[0] > 1.5 * PATIENCE
+    assert begins[0] < MIN_PATIENCE + 30 and gaps[0] > 1.5 * MIN_PATIENCE
     assert all(later > 1.5 * earlier for earlier, later in pairwise(gaps[:3]))
-    assert gaps[-1] == pytest.approx(LONGEST, rel=0.05) and len(gaps) > 8
+    assert gaps[-1] == pytest.approx(MAX_PATIENCE, rel=0.05) and len(gaps) > 8
     assert sum((value == 1) == plain for value in values) < 0.02 * len(values)
 
 
@@ -151,8 +153,8 @@ def test_a_draft_that_becomes_good_is_found_and_one_that_becomes_bad_is_left() -
     good, bad = Machine(chance=1.0), Machine(chance=0.0)
     pace = bad.pace()
     assert bad.run(pace, 500)[-1] == 1
-    assert min(good.run(pace, LONGEST + 50)[-20:]) > 1
-    assert bad.run(pace, 300)[-80:].count(1) >= 80 - TRIAL
+    assert min(good.run(pace, MAX_PATIENCE + 50)[-20:]) > 1
+    assert bad.run(pace, 300)[-80:].count(1) >= 80 - TRIAL_CYCLES
 
 
 def test_plain_passes_that_become_cheaper_are_noticed() -> None:
@@ -160,8 +162,8 @@ def test_plain_passes_that_become_cheaper_are_noticed() -> None:
     dear = Machine(chance=0.5, target=lambda rows: 40.0)
     cheap = Machine(chance=0.5, target=lambda rows: 10.0 if rows == 1 else 40.0)
     pace = dear.pace()
-    assert dear.run(pace, 100)[20:].count(1) <= TRIAL
-    assert cheap.run(pace, 600)[-100:].count(1) >= 100 - TRIAL
+    assert dear.run(pace, 100)[20:].count(1) <= TRIAL_CYCLES
+    assert cheap.run(pace, 600)[-100:].count(1) >= 100 - TRIAL_CYCLES
 
 
 def test_plain_passes_count_once_they_are_warm() -> None:
@@ -170,25 +172,27 @@ def test_plain_passes_count_once_they_are_warm() -> None:
     pace = machine.pace()
     values = machine.run(pace, 30)
     assert values[-1] > 1
-    known = pace.load.costs["target"].at(1)
-    for _ in range(WARM):
-        pace.passed("target", 1, 100.0)
-    assert pace.load.costs["target"].at(1) == known
-    pace.passed("target", 1, 100.0)
-    assert pace.load.costs["target"].at(1) > known
+    known = pace.load.costs["target"].seconds_at(1)
+    for _ in range(WARM_CYCLES):
+        pace.record_pass("target", 1, 100.0)
+    assert pace.load.costs["target"].seconds_at(1) == known
+    pace.record_pass("target", 1, 100.0)
+    assert pace.load.costs["target"].seconds_at(1) > known
 
 
 def test_a_plain_trial_that_is_interrupted_goes_on_until_enough_ran_in_a_row() -> None:
     """A prefill slows the passes after it; if prefills never end, the trial does."""
     machine = Machine(chance=0.9)
-    for interruptions in (1, PATIENCE):
+    for interruptions in (1, MIN_PATIENCE):
         pace = machine.pace()
-        machine.run(pace, WARM + 1)  # the last of them is the first plain one
+        machine.run(pace, WARM_CYCLES + 1)  # the last of them is the first plain one
         for _ in range(interruptions):
             values = machine.run(pace, 4)
-            pace.passed("target", 100, 100.0)
+            pace.record_pass("target", 100, 100.0)
         values = machine.run(pace, 40)
-        assert max(values) > 1 and (interruptions > 1 or values[:TRIAL] == [1] * TRIAL)
+        assert max(values) > 1 and (
+            interruptions > 1 or values[:TRIAL_CYCLES] == [1] * TRIAL_CYCLES
+        )
 
 
 def test_choice_is_stable_between_equals() -> None:
@@ -197,12 +201,12 @@ def test_choice_is_stable_between_equals() -> None:
         Machine(chance=1.0, target=lambda rows, two=two: 10.0 if rows == 1 else two)
         for two in (10.0, 17.3, 40.0)
     )
-    assert STAY < fair.speed(2) / fair.speed(1) < BEGIN
+    assert STAY_MARGIN < fair.speed(2) / fair.speed(1) < START_MARGIN
     drafting, plain = good.pace(2), poor.pace(2)
     good.run(drafting, 40)
     poor.run(plain, 40)
     assert len(starts(fair.run(drafting, 1000)[100:], plain=True)) <= 4
-    assert fair.run(plain, 1000)[100:].count(2) <= 4 * TRIAL
+    assert fair.run(plain, 1000)[100:].count(2) <= 4 * TRIAL_CYCLES
 
 
 def test_choice_is_stable_under_noise() -> None:
@@ -220,7 +224,7 @@ def test_choice_depends_on_the_load() -> None:
     pace = alone.pace()
     assert min(alone.run(pace, 50)[20:]) > 5
     assert sum(value > 1 for value in many.run(pace, 200, requests=16)) < 25
-    assert sum(value < 5 for value in alone.run(pace, 50)) <= TRIAL
+    assert sum(value < 5 for value in alone.run(pace, 50)) <= TRIAL_CYCLES
 
 
 def test_new_load_is_tried_immediately() -> None:
@@ -247,26 +251,26 @@ def test_new_load_starts_from_the_nearest() -> None:
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
     machine.run(pace, 50, requests=4)
-    known = pace.load.costs["target"].at(4 * MOST)
-    pace.run(8)
-    assert pace.load.costs["target"].at(4 * MOST) == known and not pace.load.is_measured(
-        pace.passes(MOST)
+    known = pace.load.costs["target"].seconds_at(4 * MOST)
+    pace.set_requests(8)
+    assert pace.load.costs["target"].seconds_at(4 * MOST) == known and not pace.load.is_measured(
+        pace.expected_passes(MOST)
     )
     Machine(chance=0.95, target=lambda rows: 30.0).run(pace, 50, requests=8)
-    assert pace.load.is_measured(pace.passes(MOST)) and pace.load.costs["target"].at(
-        8 * MOST
-    ) == pytest.approx(30)
-    pace.run(4)
-    assert pace.load.costs["target"].at(4 * MOST) == known
+    assert pace.load.is_measured(pace.expected_passes(MOST)) and pace.load.costs[
+        "target"
+    ].seconds_at(8 * MOST) == pytest.approx(30)
+    pace.set_requests(4)
+    assert pace.load.costs["target"].seconds_at(4 * MOST) == known
 
 
 def windows(tokens: dict[int, int], cycles: int) -> list[int]:
     """Return the windows chosen where each commits this many tokens, with slightly dearer rows."""
     pace, values = PaceController(Dial(values=list(tokens), passes=one_pass, nested=False)), []
     for _ in range(cycles):
-        values.append(value := pace.value())
-        pace.passed("target", value, 10 + value / 4)
-        pace.brought(value, tokens[value])
+        values.append(value := pace.choose_length())
+        pace.record_pass("target", value, 10 + value / 4)
+        pace.record_cycle(value, tokens[value])
     return values
 
 
@@ -296,10 +300,10 @@ def test_long_prefills_do_not_affect_short_passes() -> None:
     plain, read = Machine().pace(), Machine().pace()
     for pace in (plain, read):
         Machine().run(pace, 50)
-    read.passed("target", 3000, 900.0)
-    read.passed("draft", 3000, 400.0)
-    known = [plain.load.seconds(plain.passes(value)) for value in (1, 16)]
-    found = [read.load.seconds(read.passes(value)) for value in (1, 16)]
+    read.record_pass("target", 3000, 900.0)
+    read.record_pass("draft", 3000, 400.0)
+    known = [plain.load.expected_seconds(plain.expected_passes(value)) for value in (1, 16)]
+    found = [read.load.expected_seconds(read.expected_passes(value)) for value in (1, 16)]
     assert found == pytest.approx(known, rel=0.05)
 
 
@@ -309,12 +313,12 @@ def test_one_request_tries_for_all() -> None:
     machine.run(pace, 20, requests=8)
     askers, tries = [object() for _ in range(8)], []
     for _ in range(600):
-        values = [pace.value(asker) for asker in askers]
+        values = [pace.choose_length(asker) for asker in askers]
         tries += [at for at, value in enumerate(values) if value > 1]
         for value in values:
-            pace.brought(value, 1)
-        pace.passed("target", sum(values), machine.target(sum(values) / 8))
-    assert TRIAL <= len(tries) <= 4 * TRIAL and set(tries) == {0}
+            pace.record_cycle(value, 1)
+        pace.record_pass("target", sum(values), machine.target(sum(values) / 8))
+    assert TRIAL_CYCLES <= len(tries) <= 4 * TRIAL_CYCLES and set(tries) == {0}
 
 
 def test_a_trial_goes_on_with_the_next_request_where_one_runs_at_a_time() -> None:
@@ -322,9 +326,9 @@ def test_a_trial_goes_on_with_the_next_request_where_one_runs_at_a_time() -> Non
     machine = Machine(chance=0.0)
     pace = machine.pace()
     machine.run(pace, 40)
-    while pace.value(object()) == 1:
+    while pace.choose_length(object()) == 1:
         machine.run(pace, 1)
-    assert pace.value(object()) > 1
+    assert pace.choose_length(object()) > 1
 
 
 def test_backlog_must_pay_off() -> None:
@@ -332,19 +336,22 @@ def test_backlog_must_pay_off() -> None:
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
     machine.run(pace, 50)
-    assert pace.value(None, 0, 1) == pace.value(None, 10, 100) == MOST
-    assert pace.value(None, 100, 1) == pace.value(None, 10**6, 100) == 1
-    assert pace.value(None, 10, 100, 5) == MOST and pace.value(None, 10, 100, 10**6) == 1
+    assert pace.choose_length(None, 0, 1) == pace.choose_length(None, 10, 100) == MOST
+    assert pace.choose_length(None, 100, 1) == pace.choose_length(None, 10**6, 100) == 1
+    assert (
+        pace.choose_length(None, 10, 100, 5) == MOST
+        and pace.choose_length(None, 10, 100, 10**6) == 1
+    )
 
 
 def test_backlog_cost_ignores_the_first_pass() -> None:
     """It may take a hundred times as long, which would prevent any later measurement."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
-    pace.passed("target", 150, 30.0)
-    pace.passed("draft", 150, 3000.0)
+    pace.record_pass("target", 150, 30.0)
+    pace.record_pass("draft", 150, 3000.0)
     machine.run(pace, 50)
-    assert pace.value(None, 150, 160) == MOST
+    assert pace.choose_length(None, 150, 160) == MOST
 
 
 def test_drafting_pauses_until_a_trial_is_due() -> None:
@@ -354,16 +361,16 @@ def test_drafting_pauses_until_a_trial_is_due() -> None:
     settled = []
     for _ in range(200):
         machine.run(pace, 1, requests=8)
-        settled.append(pace.settled(0, 100))
+        settled.append(pace.skips_drafting(0, 100))
     first = settled.index(True)
-    assert PATIENCE < first < 2 * PATIENCE and all(settled[first:])
-    while pace.settled(0, 100):
+    assert MIN_PATIENCE < first < 2 * MIN_PATIENCE and all(settled[first:])
+    while pace.skips_drafting(0, 100):
         machine.run(pace, 1, requests=8)
-    assert max(machine.run(pace, TRIAL, requests=8)) > 1
-    pace.run(1)
-    assert not pace.settled(0, 100)
+    assert max(machine.run(pace, TRIAL_CYCLES, requests=8)) > 1
+    pace.set_requests(1)
+    assert not pace.skips_drafting(0, 100)
     good.run(other, 300)
-    assert not other.settled(0, 1) and other.settled(100, 1)
+    assert not other.skips_drafting(0, 1) and other.skips_drafting(100, 1)
 
 
 def test_all_propose_or_none_does() -> None:
@@ -377,8 +384,8 @@ def test_all_propose_or_none_does() -> None:
         gain, wait_gain = 60 * pace.load.gain, 60 * pace.load.wait_gain
         assert 5000 * pace.load.read / 2 < gain < 5000 * pace.load.read < wait_gain
         for _ in range(3):
-            pace.passed("target", 8, 10.0)
-            values = [pace.value(None, *backlog) for backlog in backlogs]
+            pace.record_pass("target", 8, 10.0)
+            values = [pace.choose_length(None, *backlog) for backlog in backlogs]
         return values
 
     assert set(decided(*[long] * 8)) == {1}
@@ -391,10 +398,10 @@ def test_request_with_large_backlog_decodes_plainly() -> None:
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
     machine.run(pace, 50, requests=8)
-    pace.value(None, 10**4, 10**6, 0)
-    assert [pace.value(None, 0, 10**6) for _ in range(7)] == [MOST] * 7
-    assert pace.value(None, 10**4, 5) == 1
-    assert [pace.value(None, 0, 10**6) for _ in range(7)] == [MOST] * 7
+    pace.choose_length(None, 10**4, 10**6, 0)
+    assert [pace.choose_length(None, 0, 10**6) for _ in range(7)] == [MOST] * 7
+    assert pace.choose_length(None, 10**4, 5) == 1
+    assert [pace.choose_length(None, 0, 10**6) for _ in range(7)] == [MOST] * 7
 
 
 def test_who_proposes_nothing_need_not_ask_again_until_a_trial_is_due() -> None:
@@ -403,9 +410,9 @@ def test_who_proposes_nothing_need_not_ask_again_until_a_trial_is_due() -> None:
     class Asked(PaceController):
         times = 0
 
-        def value(self, *args: object) -> int:
+        def choose_length(self, *args: object) -> int:
             type(self).times += 1
-            return super().value(*args)  # type: ignore[arg-type]
+            return super().choose_length(*args)  # type: ignore[arg-type]
 
     machine = Machine(chance=0.0)
     pace = Asked(machine.pace().dial)
@@ -415,19 +422,19 @@ def test_who_proposes_nothing_need_not_ask_again_until_a_trial_is_due() -> None:
     def cycles(request: Request, count: int) -> int:
         before = Asked.times
         for _ in range(count):
-            assert request.dial(MOST) == 1
-            pace.passed("target", 1, machine.target(1))
+            assert request.choose_length(MOST) == 1
+            pace.record_pass("target", 1, machine.target(1))
         return Asked.times - before
 
     assert cycles(old, 40) == 1
     assert cycles(new, 1) == 1
-    pace.run(2)
+    pace.set_requests(2)
     assert cycles(old, 1) == 1
     values = set()
     for _ in range(600):
-        values.add(old.dial(MOST))
+        values.add(old.choose_length(MOST))
         old.ids.append(1)
-        pace.passed("target", 2, machine.target(1))
+        pace.record_pass("target", 2, machine.target(1))
     assert max(values) > 1
 
 
@@ -441,7 +448,7 @@ def test_bounds_are_respected() -> None:
     """No other number is ever chosen."""
     for least, most in ((3, 7), (1, 2), (5, 5), (4, 60)):
         machine = Machine(chance=0.99)
-        values = halved(least, most)
+        values = halving_values(least, most)
         pace = PaceController(Dial(values=values, passes=one_pass))
         chosen = machine.run(pace, 300)
         assert set(chosen) <= set(values) and (values[0], values[-1]) == (least, most)
@@ -453,21 +460,25 @@ def test_the_last_cycle_counts_too(tokens: list[int], kept: int) -> None:
     reports: list[tuple[int, int]] = []
 
     class Recorded(PaceController):
-        def brought(self, value: int, tokens: int) -> None:
+        def record_cycle(self, value: int, tokens: int) -> None:
             reports.append((value, tokens))
 
     pace = Recorded(Dial(values=range(1, 9), passes=one_pass))
     request = Request(prompt=[1], max_tokens=5, eos=frozenset([9]), pace=pace)
-    request.dial(8)
+    request.choose_length(8)
     request.commit([3])
     assert not reports
-    request.dial(8)
+    request.choose_length(8)
     assert not request.commit(tokens)
     assert reports == [(8, 1), (8, kept)]
 
 
 def test_halving_values_rise() -> None:
     """From the least to the most, each at most twice the one before or the next."""
-    assert halved(4, 16) == [4, 8, 16] and halved(1, 16) == [1, 2, 4, 8, 16]
-    assert halved(3, 16) == [3, 4, 8, 16] and halved(7, 7) == [7] and halved(6, 7) == [6, 7]
-    assert halved(16, 10**400) == [16, 32, 64] and halved(100, 10**400) == [100]
+    assert halving_values(4, 16) == [4, 8, 16] and halving_values(1, 16) == [1, 2, 4, 8, 16]
+    assert (
+        halving_values(3, 16) == [3, 4, 8, 16]
+        and halving_values(7, 7) == [7]
+        and halving_values(6, 7) == [6, 7]
+    )
+    assert halving_values(16, 10**400) == [16, 32, 64] and halving_values(100, 10**400) == [100]

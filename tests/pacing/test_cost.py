@@ -4,78 +4,80 @@ from __future__ import annotations
 
 import pytest
 
-from outpace.pacing.cost import CLIP, Cost
+from outpace.pacing.cost import OUTLIER_FACTOR, PassCost
 
 
-def cost_of(*passes: tuple[int, float]) -> Cost:
+def cost_of(*passes: tuple[int, float]) -> PassCost:
     """Return the cost after these passes, the first of each length a slow one."""
-    cost, seen = Cost(), set[int]()
+    cost, seen = PassCost(), set[int]()
     for rows, seconds in passes:
         if rows not in seen:
-            cost.add(rows, 3 * seconds)
-        cost.add(rows, seconds)
+            cost.record_pass(rows, 3 * seconds)
+        cost.record_pass(rows, seconds)
         seen.add(rows)
     return cost
 
 
-def add_twice(cost: Cost, rows: int, seconds: float) -> None:
+def add_twice(cost: PassCost, rows: int, seconds: float) -> None:
     """Add a slow first pass and one that counts."""
-    cost.add(rows, 3 * seconds)
-    cost.add(rows, seconds)
+    cost.record_pass(rows, 3 * seconds)
+    cost.record_pass(rows, seconds)
 
 
 def test_cost_is_interpolated() -> None:
     """Proportional below the measured lengths, constant above them: the best case."""
     cost = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
-    assert [cost.at(rows) for rows in (1, 2, 3, 10, 16, 64)] == pytest.approx(
+    assert [cost.seconds_at(rows) for rows in (1, 2, 3, 10, 16, 64)] == pytest.approx(
         [2.5, 5, 6, 13, 19, 19]
     )
-    assert [cost.knows(rows) for rows in (1, 2, 3, 16, 18, 24)] == [False, *[True] * 4, False]
-    assert cost.row == pytest.approx(19 / 16)
+    assert [cost.covers(rows) for rows in (1, 2, 3, 16, 18, 24)] == [False, *[True] * 4, False]
+    assert cost.seconds_per_row == pytest.approx(19 / 16)
 
 
 def test_more_rows_never_take_less() -> None:
     """A pass that took longer than longer ones was disturbed."""
     cost = cost_of((2, 8.0), (4, 6.0), (8, 9.0))
-    assert [cost.at(rows) for rows in (2, 3, 4, 8)] == pytest.approx([6, 6, 6, 9])
+    assert [cost.seconds_at(rows) for rows in (2, 3, 4, 8)] == pytest.approx([6, 6, 6, 9])
 
 
 def test_outliers_count_little() -> None:
     """The fastest of the first passes counts, later ones at most one and a half times the mean."""
-    assert cost_of((8, 90.0), (8, 10.0), (8, 90.0)).at(8) == 10
-    assert cost_of(*[(8, 10.0)] * 9, (8, 1e9)).at(8) == pytest.approx(10 * (10 + CLIP) / 11)
-    assert cost_of((4, 7.0)).cold is cost_of((4, 7.0)).elsewhere().cold is False
-    once = Cost()
-    once.add(100, 1000.0)
-    assert once.cold and not once.knows(100) and once.row == 10
-    once.add(2, 5.0)
-    once.add(2, 5.0)
-    assert once.at(100) == once.at(2) == 5 and not once.cold
+    assert cost_of((8, 90.0), (8, 10.0), (8, 90.0)).seconds_at(8) == 10
+    assert cost_of(*[(8, 10.0)] * 9, (8, 1e9)).seconds_at(8) == pytest.approx(
+        10 * (10 + OUTLIER_FACTOR) / 11
+    )
+    assert cost_of((4, 7.0)).is_cold is cost_of((4, 7.0)).as_prior().is_cold is False
+    once = PassCost()
+    once.record_pass(100, 1000.0)
+    assert once.is_cold and not once.covers(100) and once.seconds_per_row == 10
+    once.record_pass(2, 5.0)
+    once.record_pass(2, 5.0)
+    assert once.seconds_at(100) == once.seconds_at(2) == 5 and not once.is_cold
 
 
 def test_costs_that_change_are_followed() -> None:
     """Within some hundred passes."""
     cost = cost_of(*[(8, 10.0)] * 200, *[(8, 15.0)] * 300)
-    assert cost.at(8) == pytest.approx(15, rel=0.02)
+    assert cost.seconds_at(8) == pytest.approx(15, rel=0.02)
 
 
 def test_priors_are_shifted_by_measurements() -> None:
     """Host time per request is added for any rows; measurements are unchanged."""
     there = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
-    here = there.elsewhere()
-    assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
-    assert here.row == pytest.approx(19 / 16)
-    assert not any(here.knows(rows) for rows in (2, 4, 16))
+    here = there.as_prior()
+    assert [here.seconds_at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
+    assert here.seconds_per_row == pytest.approx(19 / 16)
+    assert not any(here.covers(rows) for rows in (2, 4, 16))
     add_twice(here, 4, 10.0)
-    assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([8, 10, 22])
-    assert here.knows(4) and not here.knows(2)
-    assert [there.at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
+    assert [here.seconds_at(rows) for rows in (2, 4, 16)] == pytest.approx([8, 10, 22])
+    assert here.covers(4) and not here.covers(2)
+    assert [there.seconds_at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
     add_twice(here, 16, 30.0)
-    assert [here.at(rows) for rows in (2, 4, 16)] == pytest.approx([10, 10, 30])
-    quick = there.elsewhere()
+    assert [here.seconds_at(rows) for rows in (2, 4, 16)] == pytest.approx([10, 10, 30])
+    quick = there.as_prior()
     add_twice(quick, 16, 1.0)
-    assert quick.at(2) == 0
+    assert quick.seconds_at(2) == 0
     add_twice(quick, 2, 0.5)
-    assert [quick.at(rows) for rows in (2, 4)] == pytest.approx(
+    assert [quick.seconds_at(rows) for rows in (2, 4)] == pytest.approx(
         [0.5, 0.5]
     )  # no less than measured here

@@ -21,9 +21,9 @@ URL = "http://localhost"
 def service() -> Service:
     """A service with the models of the zoo."""
     from outpace.server.service import Service
-    from outpace.server.settings import Config, zoo
+    from outpace.server.settings import Config, zoo_entries
 
-    return Service.load(Config(models=zoo()))
+    return Service.load(Config(models=zoo_entries()))
 
 
 @pytest.fixture(scope="session")
@@ -31,9 +31,9 @@ def client(service: Service) -> Iterator[TestClient]:
     """An HTTP client of the application; exceptions become responses."""
     from starlette.testclient import TestClient
 
-    from outpace.server.app import build
+    from outpace.server.app import build_server_app
 
-    with TestClient(build(service), URL, raise_server_exceptions=False) as client:
+    with TestClient(build_server_app(service), URL, raise_server_exceptions=False) as client:
         yield client
 
 

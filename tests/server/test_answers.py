@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from asking import ANSWER, PAIRS, QUESTION, ask, chat, completion, events, text_of
 from outpace import LLM
-from outpace.server.reply import Offsets
+from outpace.server.reply import TextOffsets
 from outpace.server.service import Service
 
 SHORT: dict[str, Any] = {"max_tokens": 24, "seed": 5}
@@ -170,15 +170,15 @@ def test_offsets_count_characters(service: Service) -> None:
     text = "a\u00e9 \U0001f426\u2603 b"
     ids = model.text.encode(text, raw=True)
     assert len(ids) > len(text)
-    offsets = Offsets(model)
-    begins = [begin for token in ids for begin in offsets.of([token])]
-    assert begins == Offsets(model).of(ids) == sorted(begins)
+    offsets = TextOffsets(model)
+    begins = [begin for token in ids for begin in offsets.advance([token])]
+    assert begins == TextOffsets(model).advance(ids) == sorted(begins)
     cuts = [*sorted({*begins}), len(text)]
     for begin, end in pairwise(cuts):
         shared = [token for token, place in zip(ids, begins, strict=True) if place == begin]
         assert model.text.decode(shared) == text[begin:end]
     half = ids[begins.index(text.index("\U0001f426"))]
-    assert Offsets(model).of([half] * 9) == [0] * 8 + [8]
+    assert TextOffsets(model).advance([half] * 9) == [0] * 8 + [8]
 
 
 @every

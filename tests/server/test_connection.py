@@ -9,10 +9,25 @@ from collections.abc import Iterator
 import pytest
 
 from outpace import LLM
-from outpace.api.engine_loop import Cancel, ConnectionEnded, Inspect, Progress, QueueFull, Submit
-from outpace.constraint.pattern import TooLarge
+from outpace.api.engine_loop import (
+    CancelCommand,
+    ConnectionEndedError,
+    InspectCommand,
+    QueueFullError,
+    RequestProgress,
+    SubmitCommand,
+)
+from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
-from outpace.server.connection import PULSE, EngineConnection, Inbox, decoded, get, packed, put
+from outpace.server.connection import (
+    HEARTBEAT_SECONDS,
+    EngineConnection,
+    FrameDecoder,
+    decode_message,
+    encode_frame,
+    receive_object,
+    send_object,
+)
 
 
 @pytest.fixture
@@ -29,13 +44,17 @@ def test_commands_arrive_in_order(
     """Byte by byte, or together."""
     ours, theirs = pair
     connection = EngineConnection(theirs)
-    commands = [Submit(1, "x", [1, 2], True, False, {"seed": 3}), Cancel(1, "x"), Inspect()]
-    data = b"".join(map(packed, commands))
+    commands = [
+        SubmitCommand(1, "x", [1, 2], True, False, {"seed": 3}),
+        CancelCommand(1, "x"),
+        InspectCommand(),
+    ]
+    data = b"".join(map(encode_frame, commands))
     ours.sendall(data)
-    assert connection.receive(1) == commands
+    assert connection.receive_commands(1) == commands
     for place in range(len(data)):
         ours.sendall(data[place : place + 1])
-        found = connection.receive(1)
+        found = connection.receive_commands(1)
         assert found == [] or place == len(data) - 1 or found[0] in commands
     assert found == commands[-1:]
 
@@ -46,9 +65,9 @@ def test_heartbeats_are_sent(pair: tuple[socket.socket, socket.socket]) -> None:
     connection = EngineConnection(theirs)
     began = time.monotonic()
     for _ in range(3):
-        assert connection.receive(None) == []
-    assert time.monotonic() - began >= 2 * PULSE
-    assert get(ours) == get(ours) == []
+        assert connection.receive_commands(None) == []
+    assert time.monotonic() - began >= 2 * HEARTBEAT_SECONDS
+    assert receive_object(ours) == receive_object(ours) == []
 
 
 def test_closed_connection_raises(pair: tuple[socket.socket, socket.socket]) -> None:
@@ -57,30 +76,30 @@ def test_closed_connection_raises(pair: tuple[socket.socket, socket.socket]) -> 
     connection = EngineConnection(theirs)
     connection.sent = time.monotonic()
     ours.close()
-    with pytest.raises(ConnectionEnded):
-        connection.receive(1)
-    with pytest.raises(ConnectionEnded):
-        put(theirs, [])
-    with pytest.raises(ConnectionEnded):
-        get(theirs)
+    with pytest.raises(ConnectionEndedError):
+        connection.receive_commands(1)
+    with pytest.raises(ConnectionEndedError):
+        send_object(theirs, [])
+    with pytest.raises(ConnectionEndedError):
+        receive_object(theirs)
 
 
 def test_progress_round_trip(pair: tuple[socket.socket, socket.socket]) -> None:
     """Progress with its steps, and engine statistics."""
     ours, theirs = pair
     (output,) = LLM("tiny-aux").generate([[5, 6, 7]], max_tokens=4)
-    progress = Progress(3, steps=output.steps)
+    progress = RequestProgress(3, steps=output.steps)
     usage = {"x": (2, [])}
-    EngineConnection(theirs).report([progress, Progress(4), usage], None)
-    ((first, second, third),) = Inbox().take(ours.recv(2**20))
-    assert [decoded(each) for each in (first, second, third)] == [
+    EngineConnection(theirs).send_messages([progress, RequestProgress(4), usage], None)
+    ((first, second, third),) = FrameDecoder().feed(ours.recv(2**20))
+    assert [decode_message(each) for each in (first, second, third)] == [
         progress,
-        Progress(4, None, []),
+        RequestProgress(4, None, []),
         usage,
     ]
 
 
-@pytest.mark.parametrize("kind", [ValueError, TooLarge, QueueFull, DecodingError])
+@pytest.mark.parametrize("kind", [ValueError, TooLargeError, QueueFullError, DecodingError])
 def test_errors_keep_their_type(
     pair: tuple[socket.socket, socket.socket], kind: type[Exception]
 ) -> None:
@@ -91,11 +110,13 @@ def test_errors_keep_their_type(
         """One that no pickle could bring."""
 
     error = kind("no")
-    error.__cause__ = TooLarge("much")
-    EngineConnection(theirs).report([Progress(1, error=error), Progress(2, error=Own("x"))], None)
-    known, other = map(decoded, get(ours))
-    assert isinstance(known, Progress) and isinstance(other, Progress)
+    error.__cause__ = TooLargeError("much")
+    EngineConnection(theirs).send_messages(
+        [RequestProgress(1, error=error), RequestProgress(2, error=Own("x"))], None
+    )
+    known, other = map(decode_message, receive_object(ours))
+    assert isinstance(known, RequestProgress) and isinstance(other, RequestProgress)
     assert type(known.error) is kind and str(known.error) == "no"
-    assert isinstance(known.error.__cause__, TooLarge) and str(known.error.__cause__) == "much"
+    assert isinstance(known.error.__cause__, TooLargeError) and str(known.error.__cause__) == "much"
     assert type(other.error) is RuntimeError and str(other.error) == "Own('x')"
     assert other.error.__cause__ is None and "Own" in "".join(other.error.__notes__)

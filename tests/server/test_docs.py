@@ -10,7 +10,7 @@ import openai
 import pytest
 from starlette.testclient import TestClient
 
-from outpace.server.settings import merged
+from outpace.server.settings import build_config
 from shown import ROOT, blocks, is_right
 
 PAGE = ROOT / "docs" / "server.md"
@@ -59,5 +59,5 @@ def test_settings_are_read(tmp_path: Path) -> None:
     """Every key of the file that is shown."""
     (shown,) = blocks(SETTINGS, "toml")
     (tmp_path / "serve.toml").write_text(shown)
-    config = merged(tmp_path / "serve.toml", {}, {"port": 8001})
+    config = build_config(tmp_path / "serve.toml", {}, {"port": 8001})
     assert config.server.port == 8001 and set(config.models) == {"story", "fast"}

@@ -16,10 +16,10 @@ from schemathesis.specs.openapi.checks import (
 )
 from starlette.testclient import TestClient
 
-from outpace.server.app import build
+from outpace.server.app import build_server_app
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
-from outpace.server.settings import Config, Settings, zoo
+from outpace.server.settings import Config, Settings, zoo_entries
 
 CHECKS = (
     not_a_server_error,
@@ -47,9 +47,11 @@ def test_document_names_every_route_and_field(client: TestClient) -> None:
 @pytest.mark.filterwarnings("ignore")
 def test_document_matches_server() -> None:
     """For valid and invalid generated requests; answers are short."""
-    models = {name: entry.model_copy(update={"max_tokens": 4}) for name, entry in zoo().items()}
+    models = {
+        name: entry.model_copy(update={"max_tokens": 4}) for name, entry in zoo_entries().items()
+    }
     service = Service.load(Config(models=models, server=Settings(insecure=True)))
-    document = schemathesis.openapi.from_asgi("/openapi.json", build(service))
+    document = schemathesis.openapi.from_asgi("/openapi.json", build_server_app(service))
     count = 0
     for result in document.get_all_operations():
         operation = result.ok()

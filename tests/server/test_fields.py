@@ -9,11 +9,18 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import PAIRS, ask, chat, completion, refused
-from outpace.api.loading import LOAD
+from outpace.api.loading import LOAD_OPTIONS
 from outpace.methods import METHODS
-from outpace.server.fields import AHEAD, EVERY, OPTIONS, SCATTERED, SEQUENTIAL, fields_of
+from outpace.server.fields import (
+    COMMON_FIELDS,
+    INFILL_FIELDS,
+    OPTIONS_BY_FIELD,
+    OUT_OF_ORDER_FIELDS,
+    SEQUENTIAL_FIELDS,
+    supported_fields,
+)
 from outpace.server.schema import ChatRequest, CompletionRequest, Extension
-from outpace.server.settings import Config, read
+from outpace.server.settings import Config, read_config
 
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 SETTINGS = PAGE.with_name("operating.md")
@@ -65,7 +72,7 @@ def test_listed_fields_are_accepted(client: TestClient, model: str, method: str)
 
 def test_every_field_is_in_the_table() -> None:
     """Except prompts and ignored fields."""
-    known = {*EVERY, *SEQUENTIAL, *SCATTERED, *AHEAD}
+    known = {*COMMON_FIELDS, *SEQUENTIAL_FIELDS, *OUT_OF_ORDER_FIELDS, *INFILL_FIELDS}
     own = {f"outpace.{name}" for name in Extension.model_fields}
     asked = set(ChatRequest.model_fields) & set(CompletionRequest.model_fields) | own
     assert asked - known == {"model", "user", "outpace", "outpace.method", "outpace.options"}
@@ -81,8 +88,8 @@ def test_documentation_has_the_table() -> None:
         name: kind(**dict.fromkeys(kind.roles, "x"))  # type: ignore[arg-type]
         for name, kind in METHODS.items()
     }
-    for field in (*EVERY, *SEQUENTIAL, *SCATTERED, *AHEAD):
-        able = {name for name, method in kinds.items() if field in fields_of(method)}
+    for field in (*COMMON_FIELDS, *SEQUENTIAL_FIELDS, *OUT_OF_ORDER_FIELDS, *INFILL_FIELDS):
+        able = {name for name, method in kinds.items() if field in supported_fields(method)}
         told = shown.pop(field)
         assert (set(METHODS) if told == "all" else set(told.split(", "))) == able
     assert not shown
@@ -93,7 +100,7 @@ def test_documented_bounds_are_the_declared_ones() -> None:
     rows = re.findall(r"^\| `(\w+)` \| [\w, ]+ \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     meanings = dict(rows)
     stated = {}
-    for field, option in OPTIONS.items():
+    for field, option in OPTIONS_BY_FIELD.items():
         if option.info.bounds and (found := re.search(RANGE, meanings[field])):
             stated[field] = tuple(map(float, found.groups()))
             assert stated[field] == (option.info.bounds["ge"], option.info.bounds["le"])
@@ -117,7 +124,7 @@ def test_options_are_listed_with_their_help(client: TestClient, model: str, meth
 def test_documentation_lists_the_options_of_a_model() -> None:
     """Those that the example has not."""
     told = re.search(r"A model also has\n(.*?), as `LLM` has them", SETTINGS.read_text(), re.DOTALL)
-    assert told and {*re.findall(r"`(\w+)`", told[1]), "cache_gib"} == {*LOAD}
+    assert told and {*re.findall(r"`(\w+)`", told[1]), "cache_gib"} == {*LOAD_OPTIONS}
 
 
 def test_documented_settings_are_read(tmp_path: Path) -> None:
@@ -125,7 +132,7 @@ def test_documented_settings_are_read(tmp_path: Path) -> None:
     page = SETTINGS.read_text()
     (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "serve.toml").write_text(shown)
-    config = read(tmp_path / "serve.toml")
+    config = read_config(tmp_path / "serve.toml")
     assert isinstance(config, Config)
     assert config.server == Config(models=config.models).server
     assert set(config.models) == {"story", "fast"}

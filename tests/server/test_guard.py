@@ -11,9 +11,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import ask, chat
-from outpace.server.app import build
-from outpace.server.bounds import BODY
-from outpace.server.guard import OPEN
+from outpace.server.app import build_server_app
+from outpace.server.bounds import MAX_BODY_BYTES
+from outpace.server.guard import PUBLIC_PATHS
 from outpace.server.service import Service
 from outpace.server.settings import Settings
 
@@ -24,7 +24,7 @@ RIGHT = f"Bearer {KEY}".encode()
 def guarded(service: Service, monkeypatch: pytest.MonkeyPatch, **given: Any) -> TestClient:
     """A client of the server with other settings."""
     monkeypatch.setattr(service, "settings", Settings(**given))
-    return TestClient(build(service), "http://localhost", raise_server_exceptions=False)
+    return TestClient(build_server_app(service), "http://localhost", raise_server_exceptions=False)
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_every_route_requires_the_key(locked: TestClient) -> None:
     for path in paths:
         for method in ("GET", "POST", "HEAD", "OPTIONS", "DELETE"):
             response = locked.request(method, path.replace("{model}", "tiny-ar"))
-            if path in OPEN:
+            if path in PUBLIC_PATHS:
                 assert response.status_code in (200, 405)
             else:
                 assert response.status_code == 401
@@ -73,7 +73,7 @@ def test_right_key_is_accepted(locked: TestClient) -> None:
 
 def test_large_body_is_rejected(client: TestClient) -> None:
     """By its declared length or by the bytes received."""
-    body = json.dumps(chat("x" * BODY)).encode()
+    body = json.dumps(chat("x" * MAX_BODY_BYTES)).encode()
 
     def pieces() -> Iterator[bytes]:
         for start in range(0, len(body), 2**16):
@@ -83,7 +83,7 @@ def test_large_body_is_rejected(client: TestClient) -> None:
         response = client.post("/v1/chat/completions", content=content)
         assert response.status_code == 413
         assert response.json()["error"]["type"] == "invalid_request_error"
-    padded = json.dumps(chat(max_tokens=2)).encode().ljust(BODY)
+    padded = json.dumps(chat(max_tokens=2)).encode().ljust(MAX_BODY_BYTES)
     assert client.post("/v1/chat/completions", content=padded).status_code == 200
 
 
@@ -135,7 +135,7 @@ def test_internal_errors_reveal_nothing(
         raise RuntimeError("/secret/place")
 
     with monkeypatch.context() as broken:
-        broken.setattr(service, "listed", fail)
+        broken.setattr(service, "list_models", fail)
         response = client.get("/v1/models")
     assert response.status_code == 500
     assert response.json()["error"]["type"] == "server_error"

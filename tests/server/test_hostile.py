@@ -57,7 +57,7 @@ def hostile(service: Service, rng: random.Random) -> Iterator[dict[str, Any]]:
             for value in VALUES:
                 yield make(**{"max_tokens": 2, field: value})
     options = sorted(
-        {n for m in service.models.values() for c in m.methods.values() for n in c.settings}
+        {n for m in service.models.values() for c in m.methods.values() for n in c.options}
     )
     while True:
         make, fields = rng.choice([(chat, FIELDS["chat"]), (completion, FIELDS["completion"])])
@@ -120,7 +120,7 @@ def attacks(client: TestClient, service: Service, count: int, seed: int, skip: i
     answer = ask(client, chat(seed=1))
     assert ANSWER in answer["choices"][0]["message"]["content"]
     for model in service.models.values():
-        assert not any(usage.held for usage in model.engine.usage)
+        assert not any(usage.held_pages for usage in model.engine.cache_usage)
     return seen
 
 

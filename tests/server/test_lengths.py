@@ -8,7 +8,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import ask, chat, completion, refused
-from outpace.server.app import build
+from outpace.server.app import build_server_app
 from outpace.server.service import Service
 from outpace.server.settings import Config, Entry
 
@@ -50,7 +50,7 @@ def bounded() -> Iterator[TestClient]:
         name: Entry(path=name, cache_gib=0.05, max_tokens=40) for name in ("tiny-ar", "tiny-dream")
     }
     service = Service.load(Config(models=models))
-    with TestClient(build(service), "http://localhost") as client:
+    with TestClient(build_server_app(service), "http://localhost") as client:
         yield client
 
 

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from asking import ask, chat, events, refused
 from outpace import LLM
 from outpace.methods import APD, DFlash, Speculative
-from outpace.server.metrics import checked
+from outpace.server.metrics import count_verified_tokens
 
 Samples = dict[tuple[str, ...], float]
 
@@ -83,16 +83,16 @@ def test_acceptance_counters_match_trace() -> None:
     same = LLM("tiny-aux", Speculative(draft="tiny-aux", tokens=4))
     (output,) = same.generate(prompt, max_tokens=21)
     # One token of the prefill, then four rounds of four drafts and one of the target's.
-    assert checked(output) == (16, 16)
+    assert count_verified_tokens(output) == (16, 16)
     (output,) = LLM("tiny-ar", DFlash(draft="tiny-dflash", tokens=3)).generate(
         prompt, max_tokens=20
     )
-    proposed, kept = checked(output)
+    proposed, kept = count_verified_tokens(output)
     assert kept <= proposed <= 3 * (output.forwards - 1)
     assert kept + output.forwards == 20
     (output,) = LLM("tiny-dream", APD(verifier="tiny-aux")).generate(prompt, max_tokens=20)
-    proposed, kept = checked(output)
+    proposed, kept = count_verified_tokens(output)
     assert kept + output.forwards == len(output.ids) or output.finish_reason == "stop"
     assert kept <= proposed
     (output,) = LLM("tiny-aux").generate(prompt, max_tokens=4)
-    assert checked(output) == (0, 0)
+    assert count_verified_tokens(output) == (0, 0)

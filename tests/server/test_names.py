@@ -12,11 +12,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import QUESTION, chat, completion, route
-from outpace.checkpoints.load import ZOO
+from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.methods import APD, Speculative
-from outpace.server.app import build
+from outpace.server.app import build_server_app
 from outpace.server.service import Service
-from outpace.server.settings import Config, entry, named_models
+from outpace.server.settings import Config, make_entry, name_models
 
 SECRET = "very-secret"
 
@@ -28,21 +28,21 @@ def test_command_line_names_models(tmp_path: Path) -> None:
         path.parent.mkdir()
         path.touch()
     first, second, third = map(str, paths)
-    assert named_models(None, []) == {}
-    assert named_models("tiny-ar", []) == {"tiny-ar": "tiny-ar"}
-    assert named_models(first, [f"big={third}", second]) == {
+    assert name_models(None, []) == {}
+    assert name_models("tiny-ar", []) == {"tiny-ar": "tiny-ar"}
+    assert name_models(first, [f"big={third}", second]) == {
         "model": first,
         "model-2": second,
         "big": third,
     }
-    assert named_models(first, [f"model={third}"]) == {"model-2": first, "model": third}
+    assert name_models(first, [f"model={third}"]) == {"model-2": first, "model": third}
     (tmp_path / "x=y").mkdir()
-    assert named_models(None, [f"{tmp_path}/x=y"]) == {"x=y": f"{tmp_path}/x=y"}
+    assert name_models(None, [f"{tmp_path}/x=y"]) == {"x=y": f"{tmp_path}/x=y"}
     with pytest.raises(ValueError, match="the name x is given twice"):
-        named_models(first, [f"x={second}", f"x={third}"])
+        name_models(first, [f"x={second}", f"x={third}"])
     for text in ("=x", "x=", "="):
         with pytest.raises(ValueError, match="name=path"):
-            named_models(None, [text])
+            name_models(None, [text])
 
 
 def test_models_of_a_method_have_unique_names(tmp_path: Path) -> None:
@@ -50,10 +50,10 @@ def test_models_of_a_method_have_unique_names(tmp_path: Path) -> None:
     for place in "ab":
         (tmp_path / place / "small").mkdir(parents=True)
     mine, other = (str(tmp_path / place / "small") for place in "ab")
-    made = entry("tiny-ar", Speculative(draft=mine), {"small": other}, {})
+    made = make_entry("tiny-ar", Speculative(draft=mine), {"small": other}, {})
     assert made.options["draft"] == "small-2"
     assert made.further == {"small-2": mine, "small": other}
-    made = entry("tiny-ar", Speculative(draft=mine), {"quick": mine}, {})
+    made = make_entry("tiny-ar", Speculative(draft=mine), {"quick": mine}, {})
     assert made.options["draft"] == "quick"
     assert made.further == {"quick": mine}
 
@@ -63,18 +63,20 @@ def hidden(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[TestClien
     """A server with secret model folders, one of which contains the other's path."""
     place = tmp_path_factory.mktemp(SECRET)
     for name, target in {"own": "tiny-dream", "own-2": "tiny-aux"}.items():
-        shutil.copytree(ZOO / target, place / name)
-        for path in (ZOO / "vocabulary").iterdir():
+        shutil.copytree(ZOO_FOLDER / target, place / name)
+        for path in (ZOO_FOLDER / "vocabulary").iterdir():
             shutil.copy(path, place / name)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         apd = APD(verifier=str(place / "own-2"))
         entries = {
-            "own": entry("own", apd, {}, {"cache_gib": 0.05}),
-            "here": entry("./own-2", None, {}, {"cache_gib": 0.05}),
+            "own": make_entry("own", apd, {}, {"cache_gib": 0.05}),
+            "here": make_entry("./own-2", None, {}, {"cache_gib": 0.05}),
         }
         service = Service.load(Config(models=entries))
-    with TestClient(build(service), "http://localhost", raise_server_exceptions=False) as client:
+    with TestClient(
+        build_server_app(service), "http://localhost", raise_server_exceptions=False
+    ) as client:
         yield client, service
 
 
@@ -123,7 +125,7 @@ def test_no_client_sees_a_path(hidden: tuple[TestClient, Service]) -> None:
         seen.append(client.get(path))
     assert sum(response.status_code == 400 for response in seen) > 1.5 * len(WRONG)
     for response in seen:
-        assert SECRET not in response.text and str(ZOO) not in response.text, response.text
+        assert SECRET not in response.text and str(ZOO_FOLDER) not in response.text, response.text
     assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["own", "here"]
     listed = client.get("/v1/models/own").json()["outpace"]["methods"]["apd"]["options"]
     assert next(each for each in listed if each["name"] == "verifier")["choices"] == ["own-2"]
@@ -138,5 +140,5 @@ def test_names_replace_paths(hidden: tuple[TestClient, Service]) -> None:
     model = service.models["own"]
     place = Path(model.entry.path)
     assert place.is_absolute()
-    told = model.public(f"{place} and {place}-2: at least one. Or none")
+    told = model.hide_paths(f"{place} and {place}-2: at least one. Or none")
     assert told == "own and own-2: at least one. Or none"

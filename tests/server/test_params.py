@@ -12,7 +12,7 @@ from asking import chat, completion, refused
 from outpace import LLM, Hole, OptionError
 from outpace.api.options import RequestOptions
 from outpace.errors import ContextError
-from outpace.server.connection import plain
+from outpace.server.connection import portable_error
 
 FAR = 10**6
 """A token id outside the zoo's vocabulary."""
@@ -171,6 +171,6 @@ def test_context_errors(llm: LLM, client: TestClient) -> None:
 def test_errors_of_the_engine_process_keep_param() -> None:
     """Without the value, which may not be picklable."""
     for kind in (OptionError, ContextError):
-        error = plain(kind("regex", object(), "regex: it is malformed"))
+        error = portable_error(kind("regex", object(), "regex: it is malformed"))
         assert type(error) is kind and isinstance(error, OptionError)
         assert (error.param, error.value, str(error)) == ("regex", None, "regex: it is malformed")

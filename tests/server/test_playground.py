@@ -15,7 +15,7 @@ import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
 from outpace import LLM
-from outpace.api.trace import FILLED, FULL, block_edges, slot_states
+from outpace.api.trace import STATE_FILLED, STATE_FULL, block_edges, slot_states
 from outpace.methods import APD, D2F, METHODS, DFlash, Diffusion, FastDLLM, Speculative, WeDLM
 
 pytestmark = pytest.mark.browser
@@ -179,7 +179,7 @@ def test_text_has_the_colour_of_the_forward_that_filled_it(visit):
     run(page)
     method = D2F(add=0.5, confidence=0.98)
     (output,) = LLM("tiny-d2f", method=method).generate(ZOO, max_tokens=128, temperature=0.0)
-    filled = (slot_states(output) == FILLED).argmax(0)[: len(output.ids)].tolist()
+    filled = (slot_states(output) == STATE_FILLED).argmax(0)[: len(output.ids)].tolist()
     rows = page.locator(".piece").evaluate_all("pieces => pieces.map(piece => piece.row)")
     assert rows == [row for row, _ in groupby(filled)]
     assert rows != sorted(rows)
@@ -649,7 +649,7 @@ def test_timeline_is_that_of_the_command_line(visit, case):
         for step in output.steps
     ]
     drawn = visit(ready=False).evaluate(TRACE, [steps, output.prompt_tokens])
-    plain = {AHEAD: FULL, DRAFT: 0}
+    plain = {AHEAD: STATE_FULL, DRAFT: 0}
     states = [[plain.get(state, state) for state in row] for row in drawn["states"]]
     assert states == slot_states(output).tolist()
     assert sorted(drawn["edges"]) == block_edges(output)

@@ -11,8 +11,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import QUESTION, ask, chat, completion, refused
-from outpace.api.engine_client import Draining
-from outpace.api.engine_loop import QueueFull
+from outpace.api.engine_client import DrainingError
+from outpace.api.engine_loop import QueueFullError
 from outpace.server.service import Service
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
@@ -242,14 +242,14 @@ def test_too_many_choices_are_rejected(
     engine = service.models["tiny-aux"].engine
     count = (body.get("n") or 1) * (len(body["prompt"]) if "prompt" in body else 1)
     asked = body | {"model": "tiny-aux", "max_tokens": 1}
-    monkeypatch.setattr(engine, "most", count - 1)
+    monkeypatch.setattr(engine, "max_requests", count - 1)
     error = refused(client, asked)
     assert error["param"] == param
     assert error["message"] == (
         f"{param}: at most {count - 1} choices (n per prompt) are allowed for this model, "
         f"got {count}"
     )
-    monkeypatch.setattr(engine, "most", count)
+    monkeypatch.setattr(engine, "max_requests", count)
     assert len(ask(client, asked)["choices"]) == count
 
 
@@ -332,7 +332,7 @@ class Refusing:
 def full(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]:
     """A server whose smallest model has a full queue."""
     engine = service.models["tiny-aux"].engine
-    monkeypatch.setattr(engine, "submit", Refusing(QueueFull("too many requests")).submit)
+    monkeypatch.setattr(engine, "submit", Refusing(QueueFullError("too many requests")).submit)
     yield service
 
 
@@ -351,13 +351,13 @@ def test_draining_server_is_unavailable(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """New requests are rejected; the server is healthy but not ready."""
-    monkeypatch.setattr(service, "draining", True)
+    monkeypatch.setattr(service, "is_draining", True)
     assert refused(client, chat(), status=503)["type"] == "unavailable_error"
     assert client.get("/ready").status_code == 503
     assert client.get("/health").status_code == 200
-    monkeypatch.setattr(service, "draining", False)
+    monkeypatch.setattr(service, "is_draining", False)
     engine = service.models["tiny-aux"].engine
-    monkeypatch.setattr(engine, "submit", Refusing(Draining("draining")).submit)
+    monkeypatch.setattr(engine, "submit", Refusing(DrainingError("draining")).submit)
     assert refused(client, chat(model="tiny-aux"), status=503)
 
 

@@ -21,7 +21,7 @@ from openai import OpenAI
 
 from asking import ANSWER, PAIRS, QUESTION, chat, text_of
 from outpace.server import settings
-from outpace.server.protocol import HEADERS
+from outpace.server.protocol import MAX_HEADER_BYTES
 from running import Process, ended, serving, stream_to
 
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ LONG = chat(max_tokens=400, ignore_eos=True, model="tiny-ar")
 
 def test_log_names_models_and_address(zoo: Process) -> None:
     """Address, loading, models, and finally the listening line."""
-    names = [*settings.zoo()]
+    names = [*settings.zoo_entries()]
     first, *lines, last = zoo.log[: 2 * len(names) + 2]
     assert re.fullmatch(rf"outpace \S+ at {zoo.url} loads {len(names)} models\n", first)
     assert lines[: len(names)] == [f"loading {name}\n" for name in names]
@@ -145,11 +145,11 @@ LARGE = {
 @pytest.mark.parametrize("piece", [2**20, 40_000, 5000])
 def test_headers_are_limited(zoo: Process, shape: str, piece: int) -> None:
     """For any kind of header, in pieces of any size."""
-    for size in (1000, HEADERS - 100, HEADERS + 100, 130_000, 2**20):
+    for size in (1000, MAX_HEADER_BYTES - 100, MAX_HEADER_BYTES + 100, 130_000, 2**20):
         path = b"/health?" + b"y" * (size if shape == "address" else 0)
         head = b"GET %s HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" % path
         answer = zoo.raw(head + LARGE[shape](size - 50) + b"\r\n", piece=piece)
-        status = b"431" if size > HEADERS else b"200"
+        status = b"431" if size > MAX_HEADER_BYTES else b"200"
         assert answer.startswith(b"HTTP/1.1 %s " % status) or (not answer and size == 2**20)
     assert httpx2.get(f"{zoo.url}/health").status_code == 200
 
@@ -159,10 +159,10 @@ def test_endless_headers_are_rejected(zoo: Process) -> None:
     first = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     answer = zoo.raw(b"GET / HTTP/1.1\r\nx: " + b"y" * 2**20, piece=2**16)
     assert answer.startswith(b"HTTP/1.1 431 ") or not answer
-    answer = zoo.raw(first + b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * HEADERS, piece=2**16)
+    answer = zoo.raw(first + b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * MAX_HEADER_BYTES, piece=2**16)
     assert answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 431 "))
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    answer = zoo.raw(head + b"0\r\n" + b"x: y\r\n" * HEADERS, piece=2**16)
+    answer = zoo.raw(head + b"0\r\n" + b"x: y\r\n" * MAX_HEADER_BYTES, piece=2**16)
     assert answer.startswith(b"HTTP/1.1 431 ") or not answer
 
 

@@ -11,7 +11,15 @@ from outpace.checkpoints.load import load_config, zoo_names
 from outpace.decoding import DRAFT_KINDS
 from outpace.methods import APD, D2F
 from outpace.server.service import Service
-from outpace.server.settings import Config, Entry, Settings, entry, merged, read, zoo
+from outpace.server.settings import (
+    Config,
+    Entry,
+    Settings,
+    build_config,
+    make_entry,
+    read_config,
+    zoo_entries,
+)
 
 WHOLE = """
 [server]
@@ -39,10 +47,10 @@ def written(folder: Path, text: str) -> Path:
 
 def test_file_is_read(tmp_path: Path) -> None:
     """Command-line flags override it."""
-    config = read(written(tmp_path, WHOLE))
+    config = read_config(written(tmp_path, WHOLE))
     assert config.server.port == 8001
     assert config.models["story"].options == {"verifier": "small", "ratio": 0.5}
-    config = merged(tmp_path / "serve.toml", {}, {"port": 8002})
+    config = build_config(tmp_path / "serve.toml", {}, {"port": 8002})
     assert (config.server.port, config.server.drain_seconds) == (8002, 5.0)
 
 
@@ -81,19 +89,19 @@ def test_file_is_read(tmp_path: Path) -> None:
 def test_unknown_keys_and_bad_values_are_named(tmp_path: Path, line: str, named: str) -> None:
     """By their dotted path."""
     with pytest.raises(ValueError, match=named):
-        read(written(tmp_path, line))
+        read_config(written(tmp_path, line))
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
     """As is a folder."""
     for path in (tmp_path, tmp_path / "x.toml"):
         with pytest.raises(ValueError, match="set it to a TOML file"):
-            read(path)
+            read_config(path)
 
 
 def test_method_of_the_command_line_names_its_models() -> None:
     """Requests may select them."""
-    made = entry("tiny-dream", APD(verifier="tiny-aux", ratio=0.5), {}, {"dtype": None})
+    made = make_entry("tiny-dream", APD(verifier="tiny-aux", ratio=0.5), {}, {"dtype": None})
     assert made.method == "apd"
     assert made.options["ratio"] == 0.5
     assert made.further == {"tiny-aux": "tiny-aux"}
@@ -102,7 +110,7 @@ def test_method_of_the_command_line_names_its_models() -> None:
 def test_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
     """Its path is not revealed."""
     (tmp_path / "small").mkdir()
-    made = entry("tiny-dream", APD(verifier=str(tmp_path / "small")), {}, {})
+    made = make_entry("tiny-dream", APD(verifier=str(tmp_path / "small")), {}, {})
     assert made.options["verifier"] == "small"
     assert made.further == {"small": str(tmp_path / "small")}
 
@@ -111,30 +119,30 @@ def test_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
 def test_public_addresses_require_a_key(host: str, tmp_path: Path) -> None:
     """Or --insecure."""
     with pytest.raises(ValueError, match="--insecure"):
-        Settings(host=host).check()
-    Settings(host=host, insecure=True).check()
-    Settings(host=host, api_key="x").check()
+        Settings(host=host).check_access()
+    Settings(host=host, insecure=True).check_access()
+    Settings(host=host, api_key="x").check_access()
     (tmp_path / "key").write_text("x\n")
-    Settings(host=host, api_key_file=str(tmp_path / "key")).check()
+    Settings(host=host, api_key_file=str(tmp_path / "key")).check_access()
 
 
 def test_key_comes_from_a_file(tmp_path: Path) -> None:
     """Without its line end; an empty file is an error."""
     (tmp_path / "key").write_text("secret\n")
-    assert Settings(api_key_file=str(tmp_path / "key")).key() == b"secret"
+    assert Settings(api_key_file=str(tmp_path / "key")).read_key() == b"secret"
     (tmp_path / "empty").write_text("\n")
     with pytest.raises(ValueError, match="empty is empty"):
-        Settings(api_key_file=str(tmp_path / "empty")).key()
+        Settings(api_key_file=str(tmp_path / "empty")).read_key()
     with pytest.raises(ValueError, match="cannot be combined"):
-        Settings(api_key="x", api_key_file="y").key()
+        Settings(api_key="x", api_key_file="y").read_key()
     with pytest.raises(ValueError, match="api_key_file cannot be read: .*nowhere"):
-        Settings(api_key_file=str(tmp_path / "nowhere")).key()
+        Settings(api_key_file=str(tmp_path / "nowhere")).read_key()
 
 
 def test_zoo_is_the_default() -> None:
     """Drafts are further models."""
-    config = merged(None, {}, {})
-    assert config.models == zoo()
+    config = build_config(None, {}, {})
+    assert config.models == zoo_entries()
     drafts = {name for name in zoo_names() if load_config(name).kind in DRAFT_KINDS}
     assert set(config.models) == {*zoo_names()} - drafts
     assert set(config.models["tiny-ar"].further) == {*drafts, "tiny-aux"}
@@ -142,10 +150,10 @@ def test_zoo_is_the_default() -> None:
 
 def test_zoo_models_have_their_best_methods(service: Service) -> None:
     """As measured in docs/results.md."""
-    shown, _ = service.model("tiny-d2f").choice(None).make({})
+    shown, _ = service.find_model("tiny-d2f").find_method_choice(None).create({})
     assert shown == D2F(add=0.5, confidence=0.98)
-    assert service.model("tiny-d2f").described(0)["outpace"]["method"] == "d2f"
-    assert service.model("tiny-dream").method == "left_to_right"
+    assert service.find_model("tiny-d2f").describe(0)["outpace"]["method"] == "d2f"
+    assert service.find_model("tiny-dream").method == "left_to_right"
 
 
 def loaded(**given: Any) -> Service:
@@ -185,24 +193,24 @@ def test_invalid_models_are_rejected_early(given: dict[str, Any], named: str) ->
 def test_operator_limits_requests(tmp_path: Path) -> None:
     """Methods, options and tokens."""
     path = written(tmp_path, WHOLE)
-    model = Service.load(read(path)).models["story"]
+    model = Service.load(read_config(path)).models["story"]
     assert list(model.methods) == ["apd", "left_to_right"]
-    choice = model.choice(None)
-    shown, method = choice.make({})
+    choice = model.find_method_choice(None)
+    shown, method = choice.create({})
     assert (shown.verifier, method.verifier) == ("small", "tiny-aux")  # type: ignore[attr-defined]
-    told = {each["name"]: each for each in choice.described(True)["options"]}
+    told = {each["name"]: each for each in choice.describe(True)["options"]}
     assert (told["ratio"]["minimum"], told["ratio"]["maximum"]) == (0.2, 0.8)
     assert told["coupling"]["choices"] == ["argmax"]
     assert told["verifier"]["choices"] == ["small"]
     assert told["ratio"]["default"] == 0.5
-    choice.make({"ratio": 0.8, "coupling": "argmax"})
-    choice.make({"coupling": "gumbel"})  # its default is always allowed
+    choice.create({"ratio": 0.8, "coupling": "argmax"})
+    choice.create({"coupling": "gumbel"})  # its default is always allowed
     for option, value in [("ratio", 0.9), ("verifier", "tiny-aux"), ("window", 10**6)]:
         with pytest.raises(Exception, match=option):
-            choice.make({option: value})
+            choice.create({option: value})
 
 
 def test_key_is_not_revealed(tmp_path: Path) -> None:
     """Even if its type is wrong."""
     with pytest.raises(ValueError, match=r"server.api_key must be a valid string$"):
-        read(written(tmp_path, "[server]\napi_key = 123456"))
+        read_config(written(tmp_path, "[server]\napi_key = 123456"))

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from helpers import MASK, block_model, causal_model, diffusion_model
-from outpace.attention.ranges import dense
+from outpace.attention.ranges import dense_mask
 from outpace.models.transformer import Attend
 from outpace.training.data import Example
 from outpace.training.objective import Models
 from outpace.training.objectives import BlockDiffusion
-from outpace.training.rows import UNSCORED, Rows, pack
+from outpace.training.rows import UNSCORED, Rows, pack_documents
 
 EXAMPLE = Example(
     prompt=[5, 6, 2], response=[7, 8, 9, 4], marks=[False, True, False, False], ended=True
@@ -56,12 +56,12 @@ def test_masks_see_the_clean_blocks_before_theirs_and_their_own() -> None:
     rows = rows_of(PLAIN, "___" + "x_x" + "__x")
     assert rows.ids.tolist() == [5, 6, 2, 7, 8, 9, 4, 4, 4, 7, MASK, 9, MASK, MASK, 4]
     assert rows.positions.tolist() == [*range(9), *range(3, 9)]
-    seen = dense(rows.ranges, len(rows))
+    seen = dense_mask(rows.ranges, len(rows))
     assert seen.sum(1).tolist() == [3, 3, 3, 6, 6, 6, 9, 9, 9, 6, 6, 6, 9, 9, 9]
     assert seen[9:12, :3].all() and seen[9:12, 9:12].all()
     assert seen[12:, :6].all() and seen[12:, 12:].all()
     assert scored(rows) == {10: (8, 2.0), 12: (4, 2.0), 13: (4, 2.0)}
-    assert rows.mass == 6
+    assert rows.normaliser == 6
 
 
 def test_under_a_shift_the_row_before_scores() -> None:
@@ -69,9 +69,9 @@ def test_under_a_shift_the_row_before_scores() -> None:
     rows = rows_of(replace(PLAIN, shift=1), "___" + "__x" + "_xx")
     assert rows.ids.tolist()[9:] == [MASK, MASK, 9, MASK, 4, 4]
     assert scored(rows) == {2: (7, 1.0), 5: (4, 1.0), 9: (8, 2.0), 11: (4, 2.0)}
-    assert rows.mass == 6 + 2
+    assert rows.normaliser == 6 + 2
     alone = rows_of(replace(PLAIN, shift=1, ahead=0.0), "___" + "__x" + "_xx")
-    assert scored(alone) == {9: (8, 2.0), 11: (4, 2.0)} and alone.mass == 6
+    assert scored(alone) == {9: (8, 2.0), 11: (4, 2.0)} and alone.normaliser == 6
 
 
 def test_a_complement_masks_what_the_other_stream_does_not() -> None:
@@ -81,16 +81,16 @@ def test_a_complement_masks_what_the_other_stream_does_not() -> None:
     assert rows.ids.tolist()[9:] == [MASK, 8, 9, 4, 4, MASK, 7, MASK, MASK, MASK, MASK, 4]
     labels = sorted(scored(rows).values())
     assert labels == [(4, 0.5), (4, 0.5), (4, 1.0), (7, 1.0), (8, 3.0), (9, 1.0)]
-    assert rows.mass == sum(weight for _, weight in labels)
+    assert rows.normaliser == sum(weight for _, weight in labels)
     alone = rows_of(replace(objective, complement=False), "xxx" + "_xx" + "xx_")
-    assert alone.mass == pytest.approx(8 * 0.5005) and len(scored(alone)) == 2
+    assert alone.normaliser == pytest.approx(8 * 0.5005) and len(scored(alone)) == 2
 
 
 def test_a_text_that_does_not_end_is_not_padded() -> None:
     rng = np.random.default_rng(0)
     rows = replace(PLAIN, least=0.999).rows(replace(EXAMPLE, ended=False), rng)
     assert rows.ids.tolist() == [5, 6, 2, 7, 8, 9, 4, *[MASK] * 4]
-    assert dense(rows.ranges, len(rows)).sum(1).tolist() == [3, 3, 3, 6, 6, 6, 7, 6, 6, 6, 7]
+    assert dense_mask(rows.ranges, len(rows)).sum(1).tolist() == [3, 3, 3, 6, 6, 6, 7, 6, 6, 6, 7]
 
 
 def test_the_mass_is_what_weights_add_up_to_on_average() -> None:
@@ -102,7 +102,7 @@ def test_the_mass_is_what_weights_add_up_to_on_average() -> None:
         total = np.mean([float(each.weights[each.labels != UNSCORED].sum()) for each in rows])
         # Under a shift a first token is not scored where the block before it has no mask.
         lost = 1 / 2 + 1 / 2 * 1 / 4 if objective.shift else 0.0
-        assert total == pytest.approx(rows[0].mass - lost, rel=0.03)
+        assert total == pytest.approx(rows[0].normaliser - lost, rel=0.03)
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -111,12 +111,12 @@ def test_the_loss_is_that_of_each_block_alone(shift: int) -> None:
     model = block_model(seed=1, shift=shift)
     objective = BlockDiffusion(block=3, ahead=0.0).bind(model.config)
     rows = rows_of(objective, "xxx" + "x_x" + "x__")
-    loss = objective.loss(Models(model), pack([rows, rows])).total.item()
+    loss = objective.loss(Models(model), pack_documents([rows, rows])).total.item()
     text = [5, 6, 2, 7, 8, 9, 4, 4, 4]
     total = 0.0
     for begin, shown, holes in ((3, [7, MASK, 9], [4]), (6, [4, MASK, MASK], [7, 8])):
         ids = torch.tensor(text[:begin] + shown)
-        logits = model.head(model(ids, torch.arange(len(ids)), blocks_of(len(ids), 3)))
+        logits = model.compute_logits(model(ids, torch.arange(len(ids)), blocks_of(len(ids), 3)))
         for slot in holes:
             total -= 2 * float(logits[slot - shift].log_softmax(-1)[text[slot]])
     assert loss == pytest.approx(2 * total, rel=1e-4)

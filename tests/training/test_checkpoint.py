@@ -14,9 +14,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from outpace.training import checkpoint
-from outpace.training.checkpoint import MODEL, OPTIMIZER, STATE, checkpoints
-from outpace.training.folder import LOCK, alone
-from outpace.training.recipe import train
+from outpace.training.checkpoint import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE, list_checkpoints
+from outpace.training.folder import LOCK_FILE, lock_folder
+from outpace.training.recipe import train_recipe
 from runs import RECIPE, losses, metrics, trainer
 
 LATER, EARLIER = "step-00000002", "step-00000001"
@@ -76,15 +76,18 @@ def write(text: str) -> Callable[[Path], object]:
     [
         *[
             (change(name, edit), f"{name} is missing or damaged")
-            for name in (MODEL, OPTIMIZER)
+            for name in (MODEL_FILE, OPTIMIZER_FILE)
             for edit in (cut, flip, clear, Path.unlink, write(""), write("x" * 99))
         ],
         *[
-            (change(STATE, edit), f"{STATE} is missing or damaged")
+            (change(STATE_FILE, edit), f"{STATE_FILE} is missing or damaged")
             for edit in (cut, Path.unlink, *map(write, ("", "{}", "[]", "5", '{"step": 2}')))
         ],
-        (change(STATE, lambda path: (path.unlink(), path.mkdir())), f"{STATE} is missing"),
-        (lambda path: (shutil.rmtree(path), path.mkdir()), f"{STATE} is missing"),
+        (
+            change(STATE_FILE, lambda path: (path.unlink(), path.mkdir())),
+            f"{STATE_FILE} is missing",
+        ),
+        (lambda path: (shutil.rmtree(path), path.mkdir()), f"{STATE_FILE} is missing"),
         (rename, "is of step 2"),
     ],
 )
@@ -100,14 +103,14 @@ def test_a_damaged_checkpoint_is_passed_over(
     trainer(run, **EACH).fit()
     said = [line for line in capsys.readouterr().out.splitlines() if "skipping checkpoint" in line]
     assert len(said) == 1 and "step-" in said[0] and reason in said[0]
-    ours, theirs = (load_file(out / "checkpoints" / LATER / MODEL) for out in (run, whole))
+    ours, theirs = (load_file(out / "checkpoints" / LATER / MODEL_FILE) for out in (run, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert metrics(run) == metrics(whole)
 
 
 def test_where_none_is_whole_the_run_is_refused(run: Path) -> None:
-    for path in checkpoints(run / "checkpoints"):
-        cut(path / MODEL)
+    for path in list_checkpoints(run / "checkpoints"):
+        cut(path / MODEL_FILE)
     with pytest.raises(ValueError, match="checkpoints has no usable checkpoint"):
         trainer(run, **EACH).fit()
 
@@ -116,8 +119,8 @@ def test_a_checkpoint_of_another_model_changes_nothing(run: Path) -> None:
     other = trainer(run.parent / "other", "DreamModel")
     before = [parameter.clone() for parameter in other.model.parameters()]
     del other.model.blocks[1]
-    with pytest.raises(checkpoint.Unusable, match="another model"):
-        checkpoint.load(run / "checkpoints" / LATER, other.model, other.optimizers)
+    with pytest.raises(checkpoint.UnusableCheckpointError, match="another model"):
+        checkpoint.load_checkpoint(run / "checkpoints" / LATER, other.model, other.optimizers)
     assert all(map(torch.equal, other.model.blocks.parameters(), before[1:]))
 
 
@@ -128,7 +131,7 @@ def test_only_the_one_before_is_kept(run: Path) -> None:
     (folder / "step-mine").mkdir()
     run_again = trainer(run, **{**EACH, "steps": 3})
     run_again.fit()
-    assert [path.name for path in checkpoints(folder)] == [LATER, "step-00000003", "step-mine"]
+    assert [path.name for path in list_checkpoints(folder)] == [LATER, "step-00000003", "step-mine"]
 
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"settings": 5}', '{"settings"', "\0"])
@@ -172,9 +175,9 @@ time.sleep(600)
 
 def test_a_second_trainer_in_a_folder_is_refused(run: Path) -> None:
     """The lock holds in this and other processes until the first trainer ends or dies."""
-    with alone(run), pytest.raises(ValueError, match="another process is training in"):
+    with lock_folder(run), pytest.raises(ValueError, match="another process is training in"):
         trainer(run, **EACH).fit()
-    before, command = metrics(run), [sys.executable, "-c", HOLD, str(run / LOCK)]
+    before, command = metrics(run), [sys.executable, "-c", HOLD, str(run / LOCK_FILE)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other:
         assert other.stdout and other.stdout.readline()
         with pytest.raises(ValueError, match="another process is training in"):
@@ -187,14 +190,17 @@ def test_a_second_trainer_in_a_folder_is_refused(run: Path) -> None:
 
 def test_processes_are_not_started_in_a_folder_that_is_taken(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    with alone(tmp_path / "out"), pytest.raises(ValueError, match="another process is training"):
-        train(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}"], processes=2)
+    with (
+        lock_folder(tmp_path / "out"),
+        pytest.raises(ValueError, match="another process is training"),
+    ):
+        train_recipe(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}"], processes=2)
 
 
 def test_a_full_disk_does_no_harm(run: Path) -> None:
     """One line names the file; with free space the run resumes to the same weights."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    half = (run / "checkpoints" / LATER / MODEL).stat().st_size // 2
+    half = (run / "checkpoints" / LATER / MODEL_FILE).stat().st_size // 2
     again = trainer(run, **{**EACH, "steps": 3})
     resource.setrlimit(resource.RLIMIT_FSIZE, (half, hard))
     try:

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from helpers import MASK, causal_model, diffusion_model
-from outpace.attention.ranges import dense
+from outpace.attention.ranges import dense_mask
 from outpace.models.transformer import Attend
 from outpace.training.data import Example
 from outpace.training.noise import Response
-from outpace.training.objective import Models, diverged
+from outpace.training.objective import Models, reverse_kl
 from outpace.training.objectives import D2F
-from outpace.training.rows import UNSCORED, Rows, pack
+from outpace.training.rows import UNSCORED, Rows, pack_documents
 
 EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9, 4, 3], marks=[False, True, False, True, False])
 PLAIN = D2F(block=2, shift=1, mask_id=MASK)
@@ -30,8 +30,8 @@ def scored(rows: Rows) -> dict[int, tuple[int, float]]:
 
 def noisy(objective: D2F, draws: list[float], shares: tuple[float, ...] = (0.5, 0.5, 0.8)) -> Rows:
     """Rows of the example from what would be drawn."""
-    answer = Response.of(np.array(EXAMPLE.response))
-    return objective.noisy(EXAMPLE.prompt, answer, np.array(shares), np.array(draws))
+    answer = Response.without_padding(np.array(EXAMPLE.response))
+    return objective.noisy_rows(EXAMPLE.prompt, answer, np.array(shares), np.array(draws))
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -39,27 +39,27 @@ def test_blocks_see_the_prompt_what_is_before_them_and_themselves(shift: int) ->
     """A hole is weighted by the inverse of its block's fraction; the last block is short."""
     rows = noisy(replace(PLAIN, shift=shift), [0.9, 0.4, 0.6, 0.6, 0.7])
     assert rows.ids.tolist() == [5, 6, 7, MASK, 9, 4, MASK]
-    sees = dense(rows.ranges, len(rows)).sum(1).tolist()
+    sees = dense_mask(rows.ranges, len(rows)).sum(1).tolist()
     assert sees == [2, 2, 4, 4, 6, 6, 7]
     assert scored(rows) == {3 - shift: (8, 2.0), 6 - shift: (3, 1.25)}
-    assert rows.mass == 2
+    assert rows.normaliser == 2
 
 
 def test_shares_rise_and_keep_their_bounds() -> None:
     """The first fraction is uniform between the bounds; the last is halfway to the upper one."""
     rng = np.random.default_rng(0)
-    drawn = np.array([D2F().shares(rng.random(), rng.random(4)) for _ in range(2000)])
+    drawn = np.array([D2F().block_fractions(rng.random(), rng.random(4)) for _ in range(2000)])
     assert bool((np.diff(drawn) >= 0).all())
     assert drawn.min() >= 0.2 and drawn.max() <= 0.7
     assert drawn[:, 0].mean() == pytest.approx(0.45, abs=0.01)
     assert drawn[:, -1].mean() == pytest.approx(0.575, abs=0.01)
-    assert D2F(noise=(0.5, 0.5)).shares(0.3, np.array([])) == [0.5]
+    assert D2F(noise=(0.5, 0.5)).block_fractions(0.3, np.array([])) == [0.5]
 
 
 def test_without_order_each_block_has_a_share_of_its_own() -> None:
     """All fractions are uniform between the bounds."""
     rng, objective = np.random.default_rng(0), D2F(monotone=False)
-    drawn = np.array([objective.shares(rng.random(), rng.random(4)) for _ in range(2000)])
+    drawn = np.array([objective.block_fractions(rng.random(), rng.random(4)) for _ in range(2000)])
     assert drawn.shape == (2000, 5) and drawn.min() >= 0.2 and drawn.max() <= 0.7
     assert drawn.mean(0) == pytest.approx([0.45] * 5, abs=0.01)
     assert abs(np.corrcoef(drawn.T) - np.eye(5)).max() < 0.08
@@ -69,8 +69,8 @@ def test_one_hole_is_always_scored() -> None:
     """It is the token whose draw was closest to its fraction."""
     assert list(scored(noisy(PLAIN, [0.9, 0.8, 0.7, 0.99, 0.9]))) == [3]
     bare = replace(PLAIN, shift=1)
-    answer = Response.of(np.array([7, 8]))
-    rows = bare.noisy([], answer, np.array([0.5]), np.array([0.1, 0.9]))
+    answer = Response.without_padding(np.array([7, 8]))
+    rows = bare.noisy_rows([], answer, np.array([0.5]), np.array([0.1, 0.9]))
     assert rows.ids.tolist() == [7, MASK] and scored(rows) == {0: (8, 2.0)}
 
 
@@ -100,7 +100,7 @@ def test_marked_tokens_weigh_more() -> None:
     """The weights enter both the loss and its normaliser."""
     objective = replace(PLAIN, mark_weight=3.0, noise=(1.0, 1.0))
     rows = objective.rows(EXAMPLE, np.random.default_rng(0))
-    assert [w for _, w in scored(rows).values()] == [1, 3, 1, 3, 1] and rows.mass == 9
+    assert [w for _, w in scored(rows).values()] == [1, 3, 1, 3, 1] and rows.normaliser == 9
 
 
 @pytest.mark.parametrize("hard", [0.0, 0.25, 1.0])
@@ -109,8 +109,8 @@ def test_holes_learn_a_mixture_of_teacher_and_truth(hard: float) -> None:
     student, teacher = diffusion_model(seed=1), diffusion_model(seed=2)
     objective = replace(PLAIN, hard=hard)
     parts = [objective.rows(EXAMPLE, np.random.default_rng(seed)) for seed in range(3)]
-    others = {"teacher": teacher} if objective.taught else {}
-    loss = objective.loss(Models(student, others), pack(parts)).total
+    others = {"teacher": teacher} if objective.needs_teacher else {}
+    loss = objective.loss(Models(student, others), pack_documents(parts)).total
     expected = sum(by_hand(objective, student, teacher, rows, hard) for rows in parts)
     assert loss.item() == pytest.approx(expected, rel=1e-4)
 
@@ -120,7 +120,7 @@ def test_in_reverse_the_student_diverges_from_the_teacher() -> None:
     student, teacher = diffusion_model(seed=1), diffusion_model(seed=2)
     objective = replace(PLAIN, reverse=True)
     rows = objective.rows(EXAMPLE, np.random.default_rng(0))
-    loss = objective.loss(Models(student, {"teacher": teacher}), pack([rows])).total
+    loss = objective.loss(Models(student, {"teacher": teacher}), pack_documents([rows])).total
     ours, theirs = both(student, teacher, rows)
     expected = sum(
         weight * float((says.exp() * (says - theirs[row].log_softmax(-1))).sum())
@@ -129,13 +129,13 @@ def test_in_reverse_the_student_diverges_from_the_teacher() -> None:
     )
     assert loss.item() == pytest.approx(expected, rel=1e-4)
     doubtless = torch.tensor([[1.0, 0.0]])
-    assert diverged(torch.zeros(1, 2), doubtless).item() == pytest.approx(43, abs=1)
-    assert diverged(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.5, 0.5]])).item() == 0
+    assert reverse_kl(torch.zeros(1, 2), doubtless).item() == pytest.approx(43, abs=1)
+    assert reverse_kl(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.5, 0.5]])).item() == 0
 
 
 def both(student, teacher, rows: Rows) -> tuple[Tensor, Tensor]:
     """Logits of all rows, of the block-causal student and of the bidirectional teacher."""
-    seen = dense(rows.ranges, len(rows))
+    seen = dense_mask(rows.ranges, len(rows))
     ours, theirs = (
         model.head(model(rows.ids, rows.positions, masked(mask)))
         for model, mask in ((student, seen), (teacher, torch.ones_like(seen)))

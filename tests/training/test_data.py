@@ -11,10 +11,10 @@ from pathlib import Path
 import datasets
 import pytest
 
-from outpace.checkpoints.load import ZOO, load_tokenizer
-from outpace.training.data import Data, Examples, touched
+from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
+from outpace.training.data import Data, Examples, marked_tokens
 
-TOKENIZER = load_tokenizer(ZOO / "vocabulary")
+TOKENIZER = load_tokenizer(ZOO_FOLDER / "vocabulary")
 RESULT = r"(?<==)\d+(?=>>)"
 END = TOKENIZER.eos_token_id
 
@@ -27,8 +27,8 @@ def lines(path: Path, *records: object) -> str:
 
 def test_marks_are_the_tokens_that_a_regular_expression_touches() -> None:
     offsets = [(0, 2), (2, 3), (3, 5), (5, 7)]
-    assert touched(re.compile(r"\d+"), "a=12>>3", offsets) == [False, True, True, True]
-    assert touched(re.compile(r"(?<==)\d+"), "a=12>>3", offsets) == [False, True, True, False]
+    assert marked_tokens(re.compile(r"\d+"), "a=12>>3", offsets) == [False, True, True, True]
+    assert marked_tokens(re.compile(r"(?<==)\d+"), "a=12>>3", offsets) == [False, True, True, False]
 
 
 def test_a_story_example_is_a_function_of_seed_and_number() -> None:
@@ -86,16 +86,16 @@ def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
         {"instruction": "What is\n\n1+1", "input": "", "output": "2"},
     ]
     examples = Examples(Data(path=lines(tmp_path / "a", ours, *others)), TOKENIZER)
-    examples.check()
+    examples.check_records()
     assert all(examples[n] == examples[0] for n in range(4))
 
 
 def test_plain_text_has_no_prompt(tmp_path: Path) -> None:
     examples = Examples(Data(path=lines(tmp_path / "a", {"text": "1 + 1", "id": 3})), TOKENIZER)
-    examples.check()
+    examples.check_records()
     assert examples[0].prompt == [] and examples[0].response[-1] == END
     assert TOKENIZER.decode(examples[0].response[:-1]) == "1 + 1"
-    assert examples.question() is None
+    assert examples.first_question() is None
 
 
 def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:
@@ -213,9 +213,9 @@ def test_all_lines_are_looked_at(tmp_path: Path) -> None:
     path = lines(tmp_path / "a", *[good] * 300, {"prompt": "1+1"})
     examples = Examples(Data(path=path), TOKENIZER, seed=1)
     with pytest.raises(ValueError, match="a:301 needs prompt and response"):
-        examples.check()
+        examples.check_records()
     seen = []
-    Examples(Data(path=lines(tmp_path / "b", *[good] * 3)), TOKENIZER).check(
+    Examples(Data(path=lines(tmp_path / "b", *[good] * 3)), TOKENIZER).check_records(
         lambda places, count: seen.append(count) or places
     )
     assert seen == [3]
@@ -241,10 +241,10 @@ def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     examples = Examples(Data(path="hub:mine/sums:main:test"), TOKENIZER)
     assert sorted(TOKENIZER.decode(examples[n].response[:-1]) for n in range(4)) == [*"0123"]
-    assert examples.epoch == 4
+    assert examples.epoch_size == 4
     records[2] = {"prompt": None, "response": "2"}
     with pytest.raises(ValueError, match="hub:mine/sums, row 3 needs prompt"):
-        Examples(Data(path="hub:mine/sums"), TOKENIZER).check()
+        Examples(Data(path="hub:mine/sums"), TOKENIZER).check_records()
     assert asked == [("mine/sums", "main", "test"), ("mine/sums", None, "train")]
 
 
@@ -259,7 +259,7 @@ def test_a_data_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
     """The template here requires alternating roles."""
-    tokenizer = load_tokenizer(ZOO / "vocabulary")
+    tokenizer = load_tokenizer(ZOO_FOLDER / "vocabulary")
     tokenizer.chat_template = (
         "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"
         "{{ messages[0].content }}{{ style }}"
@@ -270,7 +270,7 @@ def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
     strange = [{"role": "assistant", "content": "1"}, turns[1]]
     path = lines(tmp_path / "b", *[{"messages": turns}] * 50, {"messages": strange})
     with pytest.raises(ValueError, match="b:51: the chat template rejects its messages: begin"):
-        Examples(Data(path=path), tokenizer, seed=1).check()
+        Examples(Data(path=path), tokenizer, seed=1).check_records()
 
 
 def test_a_line_may_be_long(tmp_path: Path) -> None:

@@ -18,20 +18,20 @@ from torch.nn import functional as F
 
 from helpers import adding_draft, causal_model, published
 from helpers import dense as dense_attention
-from outpace.attention.ranges import dense
-from outpace.checkpoints.load import ZOO, load_draft, load_model, translate
-from outpace.models.config import Sight
-from outpace.models.draft import AddingDraft, FeatureDraft
+from outpace.attention.ranges import dense_mask
+from outpace.checkpoints.load import ZOO_FOLDER, load_draft, load_model, translate_config
+from outpace.models.config import AttentionWindow
+from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.norm import DirectNorm
 from outpace.models.transformer import Attend
 from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import MDLM, DFlash
-from outpace.training.objectives.dflash import apart, over_blocks
+from outpace.training.objectives.dflash import narrow_block_ranges, split_ranges
 from outpace.training.optim import Optim
-from outpace.training.recipe import train
-from outpace.training.rows import Rows, pack
+from outpace.training.recipe import train_recipe
+from outpace.training.rows import Rows, pack_documents
 from outpace.training.trainer import Trainer
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "dflash"
@@ -54,7 +54,7 @@ class Pair:
     def parts(self) -> list[Rows]:
         """The sequences of the batch; they are equally long, but one has a block fewer."""
         return [
-            self.objective.blocks(ids, mask.astype(bool), anchors[kept])
+            self.objective.block_rows(ids, mask.astype(bool), anchors[kept])
             for ids, mask, anchors, kept in zip(
                 *(self.tensors[name].numpy() for name in ("input_ids", "loss_mask", "anchors")),
                 self.kept,
@@ -64,8 +64,8 @@ class Pair:
 
     def loss(self) -> tuple[Loss, float]:
         """The loss of the packed batch, and its normaliser."""
-        rows = pack(self.parts())
-        return self.objective.loss(self.models, rows), rows.mass
+        rows = pack_documents(self.parts())
+        return self.objective.loss(self.models, rows), rows.normaliser
 
     def published(self) -> dict[str, Tensor]:
         """Gradients under published names; stacked ones by the first of them."""
@@ -113,24 +113,30 @@ def test_rows_are_those_of_the_published_trainer(name: str) -> None:
         assert torch.equal(rows.positions[total:], tensors["position_ids"][row, total:][keep])
         torch.testing.assert_close(rows.weights[total:], tensors["weights"][row].flatten()[keep])
         assert torch.equal(rows.labels[total:] >= 0, rows.weights[total:] > 0)
-    assert sum(rows.mass for rows in pair.parts()) == pytest.approx(pair.facts["decay"]["loss_den"])
+    assert sum(rows.normaliser for rows in pair.parts()) == pytest.approx(
+        pair.facts["decay"]["loss_den"]
+    )
 
 
 @pytest.mark.parametrize(
     ("mask", "sight"),
     [
-        ("attn_mask", Sight()),
-        ("sliding_mask_w6", Sight(window=6, causal=True)),
-        ("sliding_mask_w20", Sight(window=20, causal=True)),
+        ("attn_mask", AttentionWindow()),
+        ("sliding_mask_w6", AttentionWindow(window=6, causal=True)),
+        ("sliding_mask_w20", AttentionWindow(window=20, causal=True)),
     ],
 )
-def test_mask_is_that_of_the_published_trainer(name: str, mask: str, sight: Sight) -> None:
+def test_mask_is_that_of_the_published_trainer(
+    name: str, mask: str, sight: AttentionWindow
+) -> None:
     pair = Pair(name)
     for row, rows in enumerate(pair.parts()):
         block = rows.ranges[:, 1, 1] > 0
         keep = pair.tensors["keep"][row].repeat_interleave(pair.draft.config.block)
-        _, ranges = apart(rows.ranges, block)
-        ours = dense(over_blocks(sight, ranges, torch.nonzero(block).squeeze(1)), len(rows))
+        _, ranges = split_ranges(rows.ranges, block)
+        ours = dense_mask(
+            narrow_block_ranges(sight, ranges, torch.nonzero(block).squeeze(1)), len(rows)
+        )
         official = pair.tensors[mask][row, 0].bool()[keep]
         assert torch.equal(ours, official[:, : len(rows)])
         assert not official[:, len(rows) :].any()
@@ -175,7 +181,7 @@ def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_loss_with_a_sliding_layer() -> None:
     """The layer limits the context to a window, and is causal within a block."""
     pair = Pair("pair_a")
-    sights = (Sight(window=6, causal=True), Sight())
+    sights = (AttentionWindow(window=6, causal=True), AttentionWindow())
     pair.draft.config = replace(pair.draft.config, sights=sights)
     loss, mass = pair.loss()
     facts = pair.facts["sliding_first_layer_w6"]
@@ -189,7 +195,7 @@ def test_weights_of_dpace(name: str) -> None:
         weights = pair.tensors["weights"][row][keep].flatten()
         masks = torch.nonzero(weights).squeeze(1)
         surprise = pair.tensors["ce"][row][keep].flatten()[masks]
-        ours = pair.objective.reach(surprise, masks, len(weights))
+        ours = pair.objective.dpace_weights(surprise, masks, len(weights))
         official = pair.tensors["dpace_weights"][row][keep].flatten()
         torch.testing.assert_close(ours, official, atol=1e-5, rtol=1e-5)
 
@@ -211,7 +217,7 @@ class Adding(Pair):
             length = len(rows) - int((rows.ranges[:, 1, 1] > 0).sum())
             text, layers = rows.ids[:length], self.draft.config.feature_layers
             with torch.no_grad():
-                _, captured = target.capture(
+                _, captured = target.capture_layers(
                     text, torch.arange(length), dense_attention(causal=True), layers
                 )
             features = torch.cat([captured[layer] for layer in layers], -1)
@@ -220,14 +226,14 @@ class Adding(Pair):
                 ids = torch.cat((text[:anchor], rows.ids[begin : begin + size]))
                 seen = torch.ones(len(ids), len(ids), dtype=torch.bool).tril()
                 seen[anchor:] = True
-                hidden = self.draft.embed(ids)
+                hidden = self.draft.embed_tokens(ids)
                 added = self.draft.feature_norm(self.draft.fusion(features[:anchor]))
                 hidden = torch.cat((hidden[:anchor] + added, hidden[anchor:]))
                 places = torch.cat((torch.arange(anchor), rows.positions[begin : begin + size]))
-                turn = self.draft.angles(places, hidden.dtype)
+                turn = self.draft.rotary_angles(places, hidden.dtype)
                 for each in self.draft.blocks:
                     hidden = each(hidden, *turn, masked(seen))
-                logits = target.head(self.draft.norm(hidden[anchor:]))
+                logits = target.compute_logits(self.draft.norm(hidden[anchor:]))
                 labels = rows.labels[begin : begin + size].clamp(min=0)
                 losses = F.cross_entropy(logits, labels, reduction="none")
                 total = total + (losses * rows.weights[begin : begin + size]).sum()
@@ -273,10 +279,10 @@ def test_options_hold_for_a_draft_that_adds_features(options: dict[str, Any]) ->
 def test_a_sliding_layer_of_a_draft_that_adds_features() -> None:
     """Windows of the text's own rows limit attention as in decoding."""
     pair = Adding("pair_a")
-    wide, narrow = (Sight(window=size, causal=True) for size in (1000, 3))
+    wide, narrow = (AttentionWindow(window=size, causal=True) for size in (1000, 3))
     losses = []
     for sight in (wide, narrow):
-        pair.draft.config = replace(pair.draft.config, sights=(sight, Sight()))
+        pair.draft.config = replace(pair.draft.config, sights=(sight, AttentionWindow()))
         losses.append(pair.loss()[0].total.item())
     assert losses[0] != losses[1]
 
@@ -284,7 +290,9 @@ def test_a_sliding_layer_of_a_draft_that_adds_features() -> None:
 def test_ten_steps_of_the_optimizer(name: str) -> None:
     """Losses, gradient norms and the final weights are equal."""
     pair = Pair(name)
-    (optimizer,) = Optim(optimizer="adamw", betas=(0.9, 0.999), weight_decay=0).build(pair.draft)
+    (optimizer,) = Optim(optimizer="adamw", betas=(0.9, 0.999), weight_decay=0).build_optimizers(
+        pair.draft
+    )
     for facts in pair.facts["optimizer"]["steps"]:
         loss, mass = pair.loss()
         assert loss.total.item() / mass == pytest.approx(facts["loss"], rel=1e-4)
@@ -330,7 +338,7 @@ def test_fewer_anchors_where_the_response_is_short() -> None:
     objective, rng = bound(), default_rng(0)
     assert anchors(objective.rows(example(3, 4), rng)) == [3, 4, 5]
     rows = objective.rows(example(3, 1), rng)
-    assert anchors(rows) == [] and rows.mass == 0 and len(rows) == 4
+    assert anchors(rows) == [] and rows.normaliser == 0 and len(rows) == 4
 
 
 def test_fixed_blocks_lie_side_by_side() -> None:
@@ -354,7 +362,7 @@ def test_weights_fall_by_block_size() -> None:
 def test_a_block_ends_where_the_draft_does() -> None:
     """Its last rows stay at the last position and are not scored."""
     objective = replace(bound(anchors=1), length=10)
-    rows = objective.blocks(np.arange(10), np.arange(10) > 2, np.array([7]))
+    rows = objective.block_rows(np.arange(10), np.arange(10) > 2, np.array([7]))
     assert rows.positions[10:].tolist() == [7, 8, 9, 9, 9]
     assert (rows.labels[10:] >= 0).tolist() == [False, True, True, False, False]
 
@@ -376,7 +384,7 @@ def test_divergence_is_that_of_the_target() -> None:
         return out[0].transpose(0, 1)
 
     with torch.no_grad():
-        theirs = target.head(target(rows.ids[:total], rows.positions[:total], attend))
+        theirs = target.compute_logits(target(rows.ids[:total], rows.positions[:total], attend))
     ours = pair.tensors["logits_row0"].view(2, size, -1)  # of the first two blocks
     expected = 0.0
     for block, anchor in enumerate(pair.tensors["anchors"][0][:2].tolist()):
@@ -458,11 +466,11 @@ def trainer(out: Path, config: dict[str, Any] = DRAFT, **options: Any) -> Traine
     target = causal_model(vocab_size=1024)
     defaults = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2}
     return Trainer(
-        weights.draft(None, config, target, 0),
+        weights.build_draft(None, config, target, 0),
         DFlash(anchors=4),
         data="story:train",
         out=out,
-        tokenizer=ZOO / "vocabulary",
+        tokenizer=ZOO_FOLDER / "vocabulary",
         others={"target": target},
         **{**defaults, **options},
     )
@@ -479,7 +487,7 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
     trainer(halves, steps=16, decay=0).fit(8)
     run = trainer(halves, steps=16, decay=0)
     run.fit()
-    target = run.scored.models.others["target"]
+    target = run.loss_module.models.others["target"]
     trainer(whole, steps=16, decay=0).fit()
     assert losses(whole) == losses(halves) and losses(whole)[-1] < 0.9 * losses(whole)[0]
     assert isinstance(target.norm, DirectNorm)
@@ -488,7 +496,7 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
         assert torch.equal(parameter, causal_model(vocab_size=1024).get_parameter(name))
     run.export(tmp_path / "export")
     loaded = load_draft(tmp_path / "export", target)
-    assert isinstance(loaded, FeatureDraft)
+    assert isinstance(loaded, DFlashDraft)
     names = load_file(tmp_path / "export" / "model.safetensors")
     assert {path.name for path in (tmp_path / "export").iterdir()} == {
         "config.json",
@@ -508,8 +516,8 @@ def test_a_draft_that_adds_features_trains_and_is_exported(tmp_path: Path, preci
     kept = losses(tmp_path / "kept")
     assert kept == losses(tmp_path / "again") and kept[-1] < 0.9 * kept[0]
     run.export(tmp_path / "export")
-    loaded = load_draft(tmp_path / "export", run.scored.models.others["target"])
-    assert isinstance(loaded, AddingDraft)
+    loaded = load_draft(tmp_path / "export", run.loss_module.models.others["target"])
+    assert isinstance(loaded, DFlashFusedDraft)
     names = load_file(tmp_path / "export" / "model.safetensors")
     assert "feature_norm.weight" in names and "hidden_norm.weight" not in names
 
@@ -524,7 +532,7 @@ def test_accumulation_pools_the_loss(tmp_path: Path) -> None:
 def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
     common: dict[str, Any] = {"data": "story:train", "out": tmp_path, "tokenizer": "tiny-aux"}
     target = causal_model(vocab_size=1024)
-    draft = weights.draft(None, DRAFT, target, 0)
+    draft = weights.build_draft(None, DRAFT, target, 0)
     with pytest.raises(ValueError, match="roles of DFlash: target; got none"):
         Trainer(draft, DFlash(), **common)
     with pytest.raises(ValueError, match="roles of MDLM: none; got target"):
@@ -532,10 +540,10 @@ def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="and Qwen2ForCausalLM is not one"):
         Trainer(target, DFlash(), others={"target": target}, **common)
     with pytest.raises(ValueError, match="got Qwen2ForCausalLM"):
-        weights.draft(None, published(), target, 0)
+        weights.build_draft(None, published(), target, 0)
     with pytest.raises(ValueError, match="config cannot change a draft's init"):
-        weights.draft("some-draft", DRAFT, target, 0)
-    assert translate(DRAFT).mask_id == 1021
+        weights.build_draft("some-draft", DRAFT, target, 0)
+    assert translate_config(DRAFT).mask_id == 1021
 
 
 RECIPE = f"""
@@ -556,10 +564,10 @@ batch = 2
 def test_a_recipe_names_the_target(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE)
     out = tmp_path / "out"
-    train(tmp_path / "recipe.toml", [f"out={out}"])
+    train_recipe(tmp_path / "recipe.toml", [f"out={out}"])
     target = load_model("tiny-aux")
     first = load_draft(out / "export", target)
     assert first.config.block == 6
     assert json.loads((out / "run.json").read_text())["settings"]["model"]["target"] == "tiny-aux"
-    again = weights.draft(str(out / "export"), {}, target, 1)
+    again = weights.build_draft(str(out / "export"), {}, target, 1)
     assert torch.equal(again.fusion.weight, first.fusion.weight)

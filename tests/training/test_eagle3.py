@@ -14,14 +14,14 @@ from torch import Tensor
 
 from helpers import VOCAB, causal_model, dense, extending_draft, published, published_eagle, whole
 from naive import ahead
-from outpace.checkpoints.load import ZOO, load_draft
-from outpace.models.extending import ExtendingDraft
+from outpace.checkpoints.load import ZOO_FOLDER, load_draft
+from outpace.models.extending import EagleDraft
 from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Models
 from outpace.training.objectives import Eagle3
-from outpace.training.recompute import recompute
-from outpace.training.rows import UNSCORED, pack
+from outpace.training.recompute import recompute_blocks
+from outpace.training.rows import UNSCORED, pack_documents
 from outpace.training.trainer import Trainer
 
 TARGET = causal_model(seed=1)
@@ -32,7 +32,7 @@ EXAMPLES = [
 ]
 
 
-def some(draft: ExtendingDraft) -> ExtendingDraft:
+def some(draft: EagleDraft) -> EagleDraft:
     """A draft whose vocabulary lacks three tokens."""
     says = torch.tensor([token for token in range(VOCAB) if token not in (1, 9, 20)])
     draft.d2t = says - torch.arange(len(says))
@@ -41,19 +41,19 @@ def some(draft: ExtendingDraft) -> ExtendingDraft:
     return draft
 
 
-def new_draft(*, whole_vocabulary: bool) -> ExtendingDraft:
+def new_draft(*, whole_vocabulary: bool) -> EagleDraft:
     """A draft with trainable weights."""
     size = VOCAB if whole_vocabulary else VOCAB - 3
     draft = extending_draft(TARGET, draft_vocab_size=size).requires_grad_(True)
     return draft if whole_vocabulary else some(draft)
 
 
-def by_hand(draft: ExtendingDraft, objective: Eagle3, example: Example) -> tuple[float, list[int]]:
+def by_hand(draft: EagleDraft, objective: Eagle3, example: Example) -> tuple[float, list[int]]:
     """Loss of an example, row by row and step by step as a draft would run; hits of each step."""
     ids, layers = [*example.prompt, *example.response], draft.config.feature_layers
     logits = whole(TARGET, ids, causal=True).double()
     rows, places = torch.tensor(ids), torch.arange(len(ids))
-    _, captured = TARGET.capture(rows, places, dense(causal=True), layers)
+    _, captured = TARGET.capture_layers(rows, places, dense(causal=True), layers)
     features = torch.cat([captured[layer] for layer in layers], -1)
     total, hits = 0.0, [0] * objective.tokens
     for step in range(objective.tokens):
@@ -63,7 +63,7 @@ def by_hand(draft: ExtendingDraft, objective: Eagle3, example: Example) -> tuple
                 continue
             path = ids[row + 2 : at]
             ours = ahead(draft, features[: row + 1], ids[: row + 2], path).double()
-            says = draft.says if draft.says is not None else torch.arange(VOCAB)
+            says = draft.head_tokens if draft.head_tokens is not None else torch.arange(VOCAB)
             if int(logits[at - 1].argmax()) not in says:
                 continue
             law = logits[at - 1, says].softmax(-1)
@@ -80,7 +80,7 @@ def test_loss_is_that_of_drafts_step_by_step(
     monkeypatch.setattr("outpace.training.objective.ENTRIES", 3 * VOCAB)
     draft = new_draft(whole_vocabulary=whole_vocabulary)
     objective = Eagle3(tokens=4, discount=0.7).bind(draft.config)
-    rows = pack([objective.rows(example, default_rng(0)) for example in EXAMPLES])
+    rows = pack_documents([objective.rows(example, default_rng(0)) for example in EXAMPLES])
     loss = objective.loss(Models(draft, {"target": TARGET}), rows)
     expected = [by_hand(draft, objective, example) for example in EXAMPLES]
     assert float(loss.total.detach()) == pytest.approx(
@@ -100,9 +100,9 @@ def test_mass_is_what_the_weights_sum_to() -> None:
     objective = Eagle3(tokens=3, discount=0.5)
     rows = objective.rows(EXAMPLES[0], default_rng(0))
     assert rows.labels.tolist() == [UNSCORED, 1, 5, 9, 2, 6, UNSCORED, UNSCORED]
-    assert rows.mass == 5 + 0.5 * 5 + 0.25 * 4
+    assert rows.normaliser == 5 + 0.5 * 5 + 0.25 * 4
     short = objective.rows(Example(prompt=[], response=[5], marks=[False]), default_rng(0))
-    assert short.labels.tolist() == [UNSCORED] and short.mass == 0
+    assert short.labels.tolist() == [UNSCORED] and short.normaliser == 0
 
 
 def test_recomputing_changes_nothing() -> None:
@@ -111,9 +111,9 @@ def test_recomputing_changes_nothing() -> None:
     for again in (False, True):
         draft = new_draft(whole_vocabulary=True)
         if again:
-            recompute(draft)
+            recompute_blocks(draft)
         objective = Eagle3(tokens=3).bind(draft.config)
-        rows = pack([objective.rows(example, default_rng(0)) for example in EXAMPLES])
+        rows = pack_documents([objective.rows(example, default_rng(0)) for example in EXAMPLES])
         objective.loss(Models(draft, {"target": TARGET}), rows).total.backward()
         gradients.append([p.grad for p in draft.parameters() if p.grad is not None])
     for plain, again in zip(*gradients, strict=True):
@@ -125,7 +125,7 @@ def test_texts_without_a_third_token_are_refused() -> None:
     objective = Eagle3().bind(draft.config)
     rows = objective.rows(Example(prompt=[3], response=[1], marks=[False]), default_rng(0))
     with pytest.raises(ValueError, match="a draft predicts from the third token of a text on"):
-        objective.loss(Models(draft, {"target": TARGET}), pack([rows]))
+        objective.loss(Models(draft, {"target": TARGET}), pack_documents([rows]))
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_draft_of_another_kind_is_refused() -> None:
     with pytest.raises(ValueError, match="and Qwen2ForCausalLM is not one"):
         Eagle3().bind(TARGET.config)
     with pytest.raises(ValueError, match="got Qwen2ForCausalLM"):
-        weights.draft(None, published(), TARGET, 0)
+        weights.build_draft(None, published(), TARGET, 0)
 
 
 def trainer(out: Path, **options: Any) -> Trainer:
@@ -153,11 +153,11 @@ def trainer(out: Path, **options: Any) -> Trainer:
     defaults = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2}
     config = published_eagle(vocab_size=1024, draft_vocab_size=600)
     return Trainer(
-        weights.draft(None, config, target, 0),
+        weights.build_draft(None, config, target, 0),
         Eagle3(tokens=3),
         data="story:train",
         out=out,
-        tokenizer=ZOO / "vocabulary",
+        tokenizer=ZOO_FOLDER / "vocabulary",
         others={"target": target},
         **{**defaults, **options},
     )
@@ -176,5 +176,5 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
     ]
     assert losses[0] == losses[1] and losses[0][-1] < losses[0][0]
     run.export(tmp_path / "export")
-    loaded = load_draft(tmp_path / "export", run.scored.models.others["target"])
-    assert isinstance(loaded, ExtendingDraft) and loaded.config.draft_vocab == 600
+    loaded = load_draft(tmp_path / "export", run.loss_module.models.others["target"])
+    assert isinstance(loaded, EagleDraft) and loaded.config.draft_vocab == 600

@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outpace.checkpoints.load import ZOO, load_model
+from outpace.checkpoints.load import ZOO_FOLDER, load_model
 from outpace.training import HeldOut, Trainer
-from outpace.training.checkpoint import MODEL, checkpoints
-from outpace.training.decoder import Decoder
+from outpace.training.checkpoint import MODEL_FILE, list_checkpoints
+from outpace.training.decoder import ExportDecoder
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F, SFT, DFlash
-from outpace.training.recipe import load, train
+from outpace.training.recipe import load_recipe, train_recipe
 from runs import RECIPE, metrics, trainer
 
 HELD = {"path": "story:test", "every": 2, "examples": 6}
@@ -54,7 +54,7 @@ def test_a_look_leaves_the_training_as_it_was(tmp_path: Path) -> None:
     adapted(tmp_path / "with", held).fit()
     assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
     ours, theirs = (
-        load_file(checkpoints(tmp_path / name / "checkpoints")[-1] / MODEL)
+        load_file(list_checkpoints(tmp_path / name / "checkpoints")[-1] / MODEL_FILE)
         for name in ("with", "without")
     )
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -138,11 +138,11 @@ def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
     """Two processes share the examples, with the result of one."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE + '[held_out]\npath = "story:test"\nexamples = 5\nevery = 1\n')
-    assert load(recipe, ["path=table:train", "every=7"]).held_out == HeldOut(
+    assert load_recipe(recipe, ["path=table:train", "every=7"]).held_out == HeldOut(
         path="story:test", examples=5, every=7
     )
     for name, processes in (("pair", 2), ("one", 1)):
-        train(recipe, [f"out={tmp_path / name}", "steps=2"], processes)
+        train_recipe(recipe, [f"out={tmp_path / name}", "steps=2"], processes)
     pair, one = (looks(tmp_path / name) for name in ("pair", "one"))
     assert [line["loss"] for line in pair] == pytest.approx(
         [line["loss"] for line in one], rel=1e-3
@@ -152,23 +152,27 @@ def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
 def test_a_command_says_how_an_export_is_decoded(tmp_path: Path) -> None:
     """This covers exports alone, as adapter and as draft."""
     commands = [
-        Decoder(method={}).command(Path("a b"), "What?"),
-        Decoder(method={"name": "d2f", "block": 8}, base="tiny-dream").command(Path("x"), "Hi"),
-        Decoder(method={"name": "dflash"}, target="tiny-ar").command(Path("x"), "Hi"),
+        ExportDecoder(method={}).build_command(Path("a b"), "What?"),
+        ExportDecoder(method={"name": "d2f", "block": 8}, base="tiny-dream").build_command(
+            Path("x"), "Hi"
+        ),
+        ExportDecoder(method={"name": "dflash"}, target="tiny-ar").build_command(Path("x"), "Hi"),
     ]
     assert commands == [
         "outpace generate 'a b' 'What?'",
         "outpace generate tiny-dream Hi --adapter x --method d2f --block 8",
         "outpace generate tiny-ar Hi --method dflash --draft x",
     ]
-    draft = Decoder(method={"name": "dflash"}, target="tiny-ar")
-    assert draft.llm(ZOO / "tiny-dflash", torch.device("cpu")).method.draft.endswith("tiny-dflash")
+    draft = ExportDecoder(method={"name": "dflash"}, target="tiny-ar")
+    assert draft.load_llm(ZOO_FOLDER / "tiny-dflash", torch.device("cpu")).method.draft.endswith(
+        "tiny-dflash"
+    )
     assert (SFT.method, D2F.method, DFlash.method) == (None, "d2f", "dflash")
 
 
 def test_the_last_line_is_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE)
-    train(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", "steps=1"])
+    train_recipe(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", "steps=1"])
     where, command = capsys.readouterr().out.splitlines()[-2:]
     assert where == f"the model is in {tmp_path / 'out' / 'export'}; decode with it:"
     assert command.startswith(f"outpace generate {tmp_path / 'out' / 'export'} ")

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from outpace.training import interrupt
-from outpace.training.interrupt import USUAL, ended, held
+from outpace.training.interrupt import DEFAULT_HANDLERS, catch_signals, exit_exception
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -19,7 +19,7 @@ each = pytest.mark.parametrize("number", SIGNALS)
 @pytest.fixture(autouse=True)
 def usual() -> Iterator[None]:
     """Python's own handlers, whatever a launcher of processes has left in another test."""
-    before = [signal.signal(number, USUAL[number]) for number in SIGNALS]
+    before = [signal.signal(number, DEFAULT_HANDLERS[number]) for number in SIGNALS]
     yield
     for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)
@@ -37,14 +37,14 @@ def test_the_first_is_noted_and_the_second_ends(
     """Two signals at once, as from a terminal and a launcher, count as one."""
     said: list[str] = []
     before = handlers()
-    with held(said.append) as signalled:
+    with catch_signals(said.append) as signalled:
         assert signalled() == 0
         signal.raise_signal(number)
         for other in SIGNALS:
             signal.raise_signal(other)
         assert signalled() == number and len(said) == 1
         monkeypatch.setattr(interrupt, "SAME_SIGNAL_SECONDS", 0.0)
-        with pytest.raises(type(ended(number))) as raised:
+        with pytest.raises(type(exit_exception(number))) as raised:
             signal.raise_signal(number)
     assert handlers() == before
     assert number == signal.SIGINT or raised.value.code == 128 + number
@@ -53,14 +53,14 @@ def test_the_first_is_noted_and_the_second_ends(
 @each
 def test_who_ignores_a_signal_still_does(number: signal.Signals) -> None:
     signal.signal(number, signal.SIG_IGN)
-    with held() as signalled:
+    with catch_signals() as signalled:
         signal.raise_signal(number)
         assert not signalled()
     assert signal.getsignal(number) is signal.SIG_IGN
-    signal.signal(number, USUAL[number])
+    signal.signal(number, DEFAULT_HANDLERS[number])
 
     def elsewhere() -> int:
-        with held() as signalled:
+        with catch_signals() as signalled:
             return signalled()
 
     before = handlers()

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import causal_model, published, random_model, whole
-from outpace.checkpoints.adapter import CONFIG
-from outpace.checkpoints.load import ZOO, load_adapter, load_model, save_model
+from outpace.checkpoints.adapter import ADAPTER_CONFIG
+from outpace.checkpoints.load import ZOO_FOLDER, load_adapter, load_model, save_model
 from outpace.training import checkpoint, lora
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F
-from outpace.training.recipe import load
+from outpace.training.recipe import load_recipe
 from outpace.training.trainer import Trainer
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
@@ -25,13 +25,13 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "d2f"
 
 def trained(model: torch.nn.Module) -> set[str]:
     """Names of trainable parameters."""
-    return set(checkpoint.trained(model))
+    return set(checkpoint.trainable_parameters(model))
 
 
 def test_attention_is_adapted_by_default_and_nothing_else_is_trained() -> None:
     """There are four published matrices per layer, with two tensors each."""
-    model = lora.attach(causal_model(), LoRA(rank=2))
-    leaves = {lora.leaf(name) for name in lora.updates(model)}
+    model = lora.attach_adapter(causal_model(), LoRA(rank=2))
+    leaves = {lora.matrix_name(name) for name in lora.collect_updates(model)}
     assert leaves == {"q_proj", "k_proj", "v_proj", "o_proj"}
     assert len(trained(model)) == 2 * 4 * 2
     assert all(name.endswith((".down", ".up")) for name in trained(model))
@@ -41,12 +41,16 @@ def test_updates_start_at_nothing() -> None:
     """The model's outputs equal those of its base, for any seed."""
     base = causal_model()
     expected = whole(base, IDS, causal=True)
-    assert torch.equal(whole(lora.attach(base, LoRA(rank=2), seed=3), IDS, causal=True), expected)
+    assert torch.equal(
+        whole(lora.attach_adapter(base, LoRA(rank=2), seed=3), IDS, causal=True), expected
+    )
 
 
 def test_targets_choose_parts_of_a_fused_matrix() -> None:
-    model = lora.attach(causal_model(), LoRA(rank=2, alpha=6, targets=("v_proj", "up_proj")))
-    assert {lora.leaf(name) for name in lora.updates(model)} == {"v_proj", "up_proj"}
+    model = lora.attach_adapter(
+        causal_model(), LoRA(rank=2, alpha=6, targets=("v_proj", "up_proj"))
+    )
+    assert {lora.matrix_name(name) for name in lora.collect_updates(model)} == {"v_proj", "up_proj"}
     x, qkv = torch.randn(5, 32), model.blocks[0].attention.qkv
     (update,) = qkv.updates.values()
     torch.nn.init.normal_(update.up)
@@ -58,14 +62,16 @@ def test_targets_choose_parts_of_a_fused_matrix() -> None:
 
 def test_head_and_layer_may_share_a_published_name() -> None:
     """Some formats name the last matrix like those of layers."""
-    model = lora.attach(load_model(GOLDEN / "llada_tiny"), LoRA(rank=2, targets=("ff_out",)))
-    assert "model.transformer.ff_out.weight" in lora.updates(model)
-    assert len(lora.updates(model)) == 4
+    model = lora.attach_adapter(
+        load_model(GOLDEN / "llada_tiny"), LoRA(rank=2, targets=("ff_out",))
+    )
+    assert "model.transformer.ff_out.weight" in lora.collect_updates(model)
+    assert len(lora.collect_updates(model)) == 4
 
 
 def test_dropout_is_for_training_alone() -> None:
-    model = lora.attach(causal_model(), LoRA(rank=2, dropout=0.5))
-    for update in lora.updates(model).values():
+    model = lora.attach_adapter(causal_model(), LoRA(rank=2, dropout=0.5))
+    for update in lora.collect_updates(model).values():
         torch.nn.init.normal_(update.up)
     one, two = (whole(model.eval(), IDS, causal=True) for _ in range(2))
     assert torch.equal(one, two)
@@ -90,7 +96,7 @@ def test_unknown_target_is_refused() -> None:
     with pytest.raises(
         ValueError, match="targets qkv, wo are not in the model; it has down_proj, .*v_proj"
     ):
-        lora.attach(causal_model(), LoRA(targets=("wo", "q_proj", "qkv")))
+        lora.attach_adapter(causal_model(), LoRA(targets=("wo", "q_proj", "qkv")))
 
 
 def run(out: Path, base: Path, **options: object) -> Trainer:
@@ -101,7 +107,7 @@ def run(out: Path, base: Path, **options: object) -> Trainer:
         D2F(block=8),
         data="story:train",
         out=out,
-        tokenizer=ZOO / "vocabulary",
+        tokenizer=ZOO_FOLDER / "vocabulary",
         **{"adapter": LoRA(rank=2, alpha=4), **defaults, **options},
     )
 
@@ -117,7 +123,7 @@ def base(tmp_path: Path) -> Path:
 def test_teacher_is_the_base_and_shares_its_weights(tmp_path: Path, base: Path) -> None:
     """It is unchanged and takes no additional memory."""
     trainer = run(tmp_path / "out", base)
-    teacher = trainer.scored.models.others["teacher"]
+    teacher = trainer.loss_module.models.others["teacher"]
     assert teacher.embedding.weight is trainer.model.embedding.weight
     assert isinstance(teacher.blocks[0].attention.qkv, torch.nn.Linear)
     before = whole(teacher, IDS, causal=False)
@@ -129,7 +135,7 @@ def test_teacher_is_the_base_and_shares_its_weights(tmp_path: Path, base: Path) 
 
 def test_teacher_of_a_full_training_is_a_copy(tmp_path: Path, base: Path) -> None:
     trainer = run(tmp_path / "out", base, adapter=None)
-    teacher = trainer.scored.models.others["teacher"]
+    teacher = trainer.loss_module.models.others["teacher"]
     before = teacher.embedding.weight.clone()
     trainer.fit()
     assert torch.equal(teacher.embedding.weight, before)
@@ -145,7 +151,7 @@ def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
     ours, theirs = (whole(m, IDS, causal=False) for m in (merged, trainer.model.eval()))
     assert torch.allclose(ours, theirs, atol=1e-4)
     assert not torch.allclose(ours, whole(load_model(base), IDS, causal=False), atol=1e-2)
-    config = json.loads((tmp_path / "export" / CONFIG).read_text())
+    config = json.loads((tmp_path / "export" / ADAPTER_CONFIG).read_text())
     assert (config["r"], config["lora_alpha"]) == (2, 4)
     assert config["base_model_name_or_path"] == str(base)
     assert config["target_modules"] == ["k_proj", "o_proj", "q_proj", "v_proj"]
@@ -159,7 +165,7 @@ def test_checkpoint_has_the_updates_alone(tmp_path: Path, base: Path) -> None:
     shutil.rmtree(tmp_path / "halves" / "checkpoints" / "step-00000004")
     run(tmp_path / "halves", base).fit()
     whole, halves = (
-        load_file(tmp_path / name / "checkpoints" / "step-00000004" / checkpoint.MODEL)
+        load_file(tmp_path / name / "checkpoints" / "step-00000004" / checkpoint.MODEL_FILE)
         for name in ("whole", "halves")
     )
     assert len(whole) == 16 and whole.keys() == halves.keys()
@@ -170,7 +176,7 @@ def test_recipe_has_a_table_for_it(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     text = '[model]\ninit = "tiny-dream"\n[objective]\nname = "d2f"\n[data]\npath = "story:train"\n'
     path.write_text(text)
-    assert load(path).adapter is None
-    assert load(path, ["adapter.rank=4"]).adapter == LoRA(rank=4)
+    assert load_recipe(path).adapter is None
+    assert load_recipe(path, ["adapter.rank=4"]).adapter == LoRA(rank=4)
     path.write_text(f'{text}[adapter]\nrank = 8\ntargets = ["q_proj"]\n')
-    assert load(path, ["alpha=2"]).adapter == LoRA(rank=8, alpha=2, targets=("q_proj",))
+    assert load_recipe(path, ["alpha=2"]).adapter == LoRA(rank=8, alpha=2, targets=("q_proj",))

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from helpers import MASK, published
-from outpace.attention.ranges import RangesAttention, dense, documents, full
-from outpace.checkpoints.load import translate
+from outpace.attention.ranges import RangesAttention, dense_mask, find_documents, full_ranges
+from outpace.checkpoints.load import translate_config
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.objectives import MDLM
@@ -65,9 +65,9 @@ def test_uniform_rows_mask_with_probability_t_and_weigh_its_inverse(shift: int) 
     # Kind, then t = 0.5 + 0.5 * 0.6 = 0.8, then one number a token: masked where below t.
     rows = rows_of(objective, EXAMPLE, 0.9, 0.6, [0.9, 0.7, 0.1])
     assert rows.ids.tolist() == [5, 6, 7, MASK, MASK]
-    assert torch.equal(rows.ranges, full(5))
+    assert torch.equal(rows.ranges, full_ranges(5))
     assert scored(rows) == {3 - shift: (8, 3.75), 4 - shift: (9, 1.25)}
-    assert rows.mass == 5
+    assert rows.normaliser == 5
 
 
 @pytest.mark.parametrize("shift", [0, 1])
@@ -81,7 +81,7 @@ def test_rows_have_the_types_that_the_loss_takes(shift: int, kind: str) -> None:
 def test_weights_sum_to_the_mass_on_average() -> None:
     objective = MDLM(shift=1, mask_id=MASK, canvas=(6, 9), least=0.1, end_weight=0.3)
     drawn = [objective.rows(EXAMPLE, np.random.default_rng(seed)) for seed in range(3000)]
-    total, mass = sum(float(r.weights.sum()) for r in drawn), sum(r.mass for r in drawn)
+    total, mass = sum(float(r.weights.sum()) for r in drawn), sum(r.normaliser for r in drawn)
     assert total / mass == pytest.approx(1.0, abs=0.03)
 
 
@@ -98,7 +98,7 @@ def test_suffix_rows_mask_from_a_marked_token_to_the_end(shift: int) -> None:
     rows = rows_of(objective, EXAMPLE, 0.0, 0.5, 0, 0.5)
     assert rows.ids.tolist() == [5, 6, 7, MASK, MASK]
     assert scored(rows) == {3 - shift: (8, 1.0), 4 - shift: (9, 1.0)}
-    assert rows.mass == 2
+    assert rows.normaliser == 2
 
 
 def test_a_short_suffix_ends_before_the_canvas_does() -> None:
@@ -121,7 +121,7 @@ def test_anchored_rows_share_one_clean_copy(shift: int) -> None:
     assert rows.ids.tolist() == [5, 6, 7, 8, 9, *blocks[0], *blocks[1]]
     first, second = (list(range(2 + start - shift, 4 + start)) for start in (0, 1))
     assert rows.positions.tolist() == [0, 1, 2, 3, 4, *first, *second]
-    mask = dense(rows.ranges, len(rows))
+    mask = dense_mask(rows.ranges, len(rows))
     size = 2 + shift
     for row in range(5):
         cut = next(end for end in (2 - shift, 3 - shift, 5) if end > row)
@@ -133,14 +133,14 @@ def test_anchored_rows_share_one_clean_copy(shift: int) -> None:
     labels = [label for label, _ in scored(rows).values()]
     assert labels == [7, 8, 8, 9]
     assert min(scored(rows)) == 5
-    assert documents(rows.ranges) == [(0, len(rows))]
+    assert find_documents(rows.ranges) == [(0, len(rows))]
 
 
 def test_what_an_anchored_row_scores_does_not_reach_it() -> None:
     """Changing a token to be predicted leaves the logits of its rows unchanged."""
     objective = MDLM(shift=1, mask_id=MASK, anchored=1.0, anchors=3, scored=0.5)
     torch.manual_seed(0)
-    model = Transformer(translate(published("DreamModel", mask_token_id=MASK)))
+    model = Transformer(translate_config(published("DreamModel", mask_token_id=MASK)))
     for seed in range(6):
         rows = objective.rows(EXAMPLE, np.random.default_rng(seed))
         for row, (_, _) in scored(rows).items():
@@ -182,10 +182,10 @@ def test_a_shifted_model_is_never_asked_for_slot_zero() -> None:
 
 def test_shift_and_mask_come_from_the_model() -> None:
     """A model without a mask is rejected."""
-    config = translate(published("DreamModel", mask_token_id=MASK))
+    config = translate_config(published("DreamModel", mask_token_id=MASK))
     assert MDLM().bind(config) == MDLM(shift=1, mask_id=MASK)
     with pytest.raises(ValueError, match="needs a mask token"):
-        MDLM().bind(translate(published()))
+        MDLM().bind(translate_config(published()))
     with pytest.raises(ValueError, match="shift 1"):
         MDLM(causal=0.1).bind(replace(config, shift=0))
 

@@ -10,12 +10,12 @@ from numpy.random import default_rng
 
 from helpers import MASK, published
 from outpace.training import objective, weights
-from outpace.training.allocated import Allocated
 from outpace.training.data import Example
+from outpace.training.loss_module import build_teachers
+from outpace.training.memory_tracker import MemoryTracker
 from outpace.training.objective import Models, Objective
 from outpace.training.objectives import D2F, MDLM, SFT, WeDLM
-from outpace.training.rows import pack
-from outpace.training.scored import teachers
+from outpace.training.rows import pack_documents
 
 VOCAB = 6000
 CASES = {
@@ -39,12 +39,12 @@ class Seen:
 def seen(architecture: str, wanted: Objective) -> Seen:
     """One backward pass over three texts."""
     changes = {} if architecture.startswith("Qwen") else {"mask_token_id": MASK}
-    model = weights.fresh(published(architecture, vocab_size=VOCAB, **changes), 0)
+    model = weights.random_model(published(architecture, vocab_size=VOCAB, **changes), 0)
     bound = wanted.bind(model.config)
     texts = [Example([3, 4], [5 + n] * 60, [False] * 60) for n in range(3)]
-    rows = pack([bound.rows(text, default_rng(n)) for n, text in enumerate(texts)])
-    models = Models(model, teachers(bound, model, adapted=False))
-    with Allocated() as memory:
+    rows = pack_documents([bound.rows(text, default_rng(n)) for n, text in enumerate(texts)])
+    models = Models(model, build_teachers(bound, model, adapted=False))
+    with MemoryTracker() as memory:
         loss = bound.loss(models, rows)
         loss.total.backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])

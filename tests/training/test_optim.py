@@ -8,7 +8,7 @@ import pytest
 from torch.optim import AdamW, Muon
 
 from helpers import published
-from outpace.checkpoints.load import translate
+from outpace.checkpoints.load import translate_config
 from outpace.models.transformer import Transformer
 from outpace.training.optim import Optim
 
@@ -18,7 +18,7 @@ SHAPES = ("linear", "cosine")
 def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
     """The rate is close to zero in the last step."""
     optim = Optim(lr=1.0, warmup=4, decay=0.5)
-    rates = [round(optim.rate(step, 20), 3) for step in range(20)]
+    rates = [round(optim.learning_rate(step, 20), 3) for step in range(20)]
     assert rates[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
     assert rates[5:10] == [1.0] * 5
     assert rates[-1] == pytest.approx(1 / 11, abs=1e-3)
@@ -27,8 +27,8 @@ def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
 
 def test_muon_takes_the_matrices_of_the_blocks_only() -> None:
     """AdamW has the rest, with no weight decay for vectors."""
-    model = Transformer(translate(published()))
-    adamw, muon = Optim(optimizer="muon").build(model)
+    model = Transformer(translate_config(published()))
+    adamw, muon = Optim(optimizer="muon").build_optimizers(model)
     assert isinstance(adamw, AdamW) and isinstance(muon, Muon)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     own = {names[id(p)] for group in muon.param_groups for p in group["params"]}
@@ -43,19 +43,21 @@ def test_frozen_models_and_unknown_optimizers_are_refused() -> None:
     with pytest.raises(ValueError, match="choose adamw or muon"):
         Optim(optimizer="sgd")
     with pytest.raises(ValueError, match="no trainable"):
-        Optim().build(Transformer(translate(published())).requires_grad_(False))
+        Optim().build_optimizers(Transformer(translate_config(published())).requires_grad_(False))
 
 
 def test_a_cosine_falls_as_far_as_it_is_told() -> None:
     """The curve is flat at both ends; half of the decay is at half of the steps."""
     optim = Optim(lr=1.0, warmup=0, decay=1.0, schedule="cosine", least=0.1)
-    rates = [optim.rate(step, 1000) for step in range(1000)]
+    rates = [optim.learning_rate(step, 1000) for step in range(1000)]
     assert sorted(rates, reverse=True) == rates
     assert rates[0] == pytest.approx(1.0, abs=1e-4)
     assert rates[500] == pytest.approx(0.55, abs=2e-3)
     assert rates[-1] == pytest.approx(0.1, abs=1e-4) and min(rates) >= 0.1
     assert rates[0] - rates[10] < 1e-3 < rates[500] - rates[510]
-    assert {Optim(lr=1.0, warmup=0, decay=0, schedule=name).rate(7, 9) for name in SHAPES} == {1.0}
+    assert {
+        Optim(lr=1.0, warmup=0, decay=0, schedule=name).learning_rate(7, 9) for name in SHAPES
+    } == {1.0}
 
 
 @pytest.mark.parametrize("wrong", [{"schedule": "steps"}, {"least": -0.1}, {"least": float("nan")}])

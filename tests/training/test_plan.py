@@ -14,14 +14,14 @@ import torch
 
 from outpace import recipes
 from outpace.checkpoints import weights
-from outpace.checkpoints.load import VOCABULARY, load_config, load_model
-from outpace.training.allocated import ACTIVATIONS, EXCHANGED
+from outpace.checkpoints.load import ZOO_TOKENIZER, load_config, load_model
+from outpace.training.dry_run import TRAINED
 from outpace.training.host import describe_processor, product_rate
-from outpace.training.plan import Planner, plan
-from outpace.training.recipe import load
-from outpace.training.rehearsal import TRAINED
-from outpace.training.sources import PROBLEMS
-from outpace.training.units import total
+from outpace.training.memory_tracker import ACTIVATIONS, COMMUNICATION
+from outpace.training.plan import Planner, plan_recipe
+from outpace.training.recipe import load_recipe
+from outpace.training.sources import PROBLEM_GENERATORS
+from outpace.training.units import count_elements
 
 QWEN25 = {
     "architectures": ["Qwen2ForCausalLM"],
@@ -130,7 +130,7 @@ def checkpoint(folder: Path, config: dict[str, Any]) -> str:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(VOCABULARY / name, folder / name)
+        shutil.copyfile(ZOO_TOKENIZER / name, folder / name)
     return str(folder)
 
 
@@ -144,14 +144,14 @@ def stands_in(name: str, folder: Path) -> str:
 
 def words(name: str, folder: Path) -> list[str]:
     """Overrides that replace downloads of a recipe by local stand-ins."""
-    read = load(name)
+    read = load_recipe(name)
     found = [
         f"model.{role}={stands_in(given, folder)}"
         for role in ("init", "target")
         if (given := getattr(read.model, role)) is not None
     ]
     path = str(read.data.path)
-    if not path.startswith((*PROBLEMS, "(")) or "hub:" in path:
+    if not path.startswith((*PROBLEM_GENERATORS, "(")) or "hub:" in path:
         names = read.data.fields or ("prompt", "response")
         lines = [json.dumps({names[0]: "1 + 1 = ?", names[1]: "2 " * n}) for n in range(9, 99)]
         (folder / "data.jsonl").write_text("\n".join(lines))
@@ -161,7 +161,9 @@ def words(name: str, folder: Path) -> list[str]:
     return found
 
 
-LARGE = {name for name in recipes.names() if not name.startswith("tiny-")} - {"qwen3-4b-dflash"}
+LARGE = {name for name in recipes.recipe_names() if not name.startswith("tiny-")} - {
+    "qwen3-4b-dflash"
+}
 """Recipes whose steps take seconds to rehearse."""
 
 
@@ -169,29 +171,31 @@ LARGE = {name for name in recipes.names() if not name.startswith("tiny-")} - {"q
     "name",
     [
         pytest.param(name, marks=pytest.mark.exhaustive if name in LARGE else pytest.mark.slow)
-        for name in recipes.names()
+        for name in recipes.recipe_names()
     ],
 )
 def test_every_recipe_has_a_plan(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No weights are loaded, and recipes fit on the card that they name."""
-    monkeypatch.setattr(weights, "Weights", None)
-    recipe = load(name, words(name, tmp_path))
-    made = plan(recipe)
-    text = dict(made.described())
+    monkeypatch.setattr(weights, "CheckpointWeights", None)
+    recipe = load_recipe(name, words(name, tmp_path))
+    made = plan_recipe(recipe)
+    text = dict(made.describe_lines())
     assert [*text] == LINES
-    assert made.memory > 0 and made.seconds > 0 and made.rows > 0
+    assert made.device_bytes > 0 and made.total_seconds > 0 and made.rows > 0
     if name in PARAMETERS:
         assert (made.trained, made.parameters) == PARAMETERS[name]
-    if "24 GB" in recipes.find(name).read_text():
-        assert 1e9 < made.memory < 24e9
+    if "24 GB" in recipes.find_recipe(name).read_text():
+        assert 1e9 < made.device_bytes < 24e9
 
 
 def test_memory_is_that_of_the_weights_and_their_update(tmp_path: Path) -> None:
     """Bytes per weight: four each for weight and gradient, eight for AdamW, four for Muon."""
     size = load_config("tiny-aux").vocab
-    adamw, muon = (plan(load("tiny-aux", [f"optimizer={name}"])) for name in ("adamw", "muon"))
+    adamw, muon = (
+        plan_recipe(load_recipe("tiny-aux", [f"optimizer={name}"])) for name in ("adamw", "muon")
+    )
     assert adamw.peak[TRAINED] == adamw.gradients == 4 * adamw.trained
     assert adamw.optimizer == 8 * adamw.trained
     matrices = adamw.trained - size * 128 - (2 * 4 + 1) * 128 - 4 * (128 + 2 * 64)
@@ -203,54 +207,66 @@ def test_memory_is_that_of_the_weights_and_their_update(tmp_path: Path) -> None:
 def test_memory_falls_with_portions_and_recomputation() -> None:
     """Activations shrink; recomputation increases the time."""
     whole, fourths, again = (
-        plan(load("tiny-ar", more)) for more in ([], ["accumulation=4"], ["recompute=true"])
+        plan_recipe(load_recipe("tiny-ar", more))
+        for more in ([], ["accumulation=4"], ["recompute=true"])
     )
-    assert fourths.activations < whole.activations / 2 and fourths.seconds == whole.seconds
-    assert again.activations < whole.activations / 2 and again.seconds > whole.seconds
-    assert whole.weights == again.weights
+    assert (
+        fourths.activation_bytes < whole.activation_bytes / 2
+        and fourths.total_seconds == whole.total_seconds
+    )
+    assert (
+        again.activation_bytes < whole.activation_bytes / 2
+        and again.total_seconds > whole.total_seconds
+    )
+    assert whole.weight_bytes == again.weight_bytes
 
 
 def test_frozen_weights_count_as_they_are(tmp_path: Path) -> None:
     """A target counts in the dtype in which it is loaded."""
     more = words("tiny-dflash", tmp_path)
-    plain = plan(load("tiny-dflash", more))
-    half = plan(load("tiny-dflash", [*more, "dtype=bfloat16", "precision=bf16"]))
-    assert plain.others == total(load_model("tiny-ar").parameters())
-    assert plain.weights - half.weights == 2 * plain.others
+    plain = plan_recipe(load_recipe("tiny-dflash", more))
+    half = plan_recipe(load_recipe("tiny-dflash", [*more, "dtype=bfloat16", "precision=bf16"]))
+    assert plain.others == count_elements(load_model("tiny-ar").parameters())
+    assert plain.weight_bytes - half.weight_bytes == 2 * plain.others
     assert plain.lines == 90 and plain.example > 9
 
 
 def test_processes_share_the_work() -> None:
-    one, two = (plan(load("tiny-ar"), processes) for processes in (1, 2))
-    assert two.seconds == pytest.approx(one.seconds / 2) and two.activations < one.activations
+    one, two = (plan_recipe(load_recipe("tiny-ar"), processes) for processes in (1, 2))
+    assert (
+        two.total_seconds == pytest.approx(one.total_seconds / 2)
+        and two.activation_bytes < one.activation_bytes
+    )
     with pytest.raises(ValueError, match="is not divisible by 5"):
-        plan(load("tiny-ar"), 5)
+        plan_recipe(load_recipe("tiny-ar"), 5)
 
 
 def test_other_numbers_of_devices_are_planned() -> None:
     """The micro-batch size is kept; devices without examples are omitted."""
-    lines = dict(Planner(load("tiny-aux", ["batch=16", "accumulation=4"])).spread(1))
+    lines = dict(
+        Planner(load_recipe("tiny-aux", ["batch=16", "accumulation=4"])).compare_devices(1)
+    )
     assert [*lines] == ["recompute = true", "on 1", "on 8"]
     assert "accumulation 4" in lines["on 1"] and "accumulation 1" in lines["on 8"]
-    odd = dict(Planner(load("tiny-aux", ["batch=12"])).spread(1))
+    odd = dict(Planner(load_recipe("tiny-aux", ["batch=12"])).compare_devices(1))
     assert odd["on 8"] == "this batch cannot be divided; --processes 8 shows what to change"
 
 
 @pytest.mark.exhaustive
 def test_steps_of_tokens_are_planned() -> None:
     """The batch is estimated from mean lengths; devices without examples are named."""
-    planner = Planner(load("tiny-aux", ["tokens=4096", "balance=true", "accumulation=4"]))
-    made = planner.plan()
+    planner = Planner(load_recipe("tiny-aux", ["tokens=4096", "balance=true", "accumulation=4"]))
+    made = planner.build_plan()
     assert made.train.batch % 4 == 0
     assert made.train.batch * made.example == pytest.approx(4096, rel=0.1)
-    lines = dict(planner.spread(1))
+    lines = dict(planner.compare_devices(1))
     assert "accumulation 1" in lines["on 8"]
     assert lines["on 32"].startswith("this batch cannot be divided")
 
 
 def test_a_plan_describes_the_processor() -> None:
     """The text has memory and a time at a measured rate; a larger run does not fit."""
-    made = plan(load("tiny-aux"))
+    made = plan_recipe(load_recipe("tiny-aux"))
     text = describe_processor(made)
     assert "of memory is enough; at least " in text and text.endswith("measured")
     large = replace(made, peak=Counter({ACTIVATIONS: 10**15}))
@@ -260,23 +276,23 @@ def test_a_plan_describes_the_processor() -> None:
 
 def test_cards_are_filled_in_the_order_of_their_size() -> None:
     """Part of a card is reserved; a plan that fits on none reports it."""
-    made = plan(load("tiny-aux"))
+    made = plan_recipe(load_recipe("tiny-aux"))
     sizes = {20e9: 24, 23e9: 80, 73e9: 80, 75e9: 141, 140e9: None}
     for size, card in sizes.items():
         large = replace(made, peak=Counter({ACTIVATIONS: int(size)}), optimizer=0, gradients=0)
-        assert large.card == card
-    assert "more than any card" in dict(large.described())["memory"]
+        assert large.smallest_card == card
+    assert "more than any card" in dict(large.describe_lines())["memory"]
 
 
 def test_what_processes_share_is_less_on_each() -> None:
     """Weights, gradients and optimizer states shrink; communication buffers are added."""
     alone, beside, shared = (
-        plan(load("tiny-aux", more), number)
+        plan_recipe(load_recipe("tiny-aux", more), number)
         for more, number in (([], 1), ([], 4), (["shard=true"], 4))
     )
     assert shared.peak[TRAINED] == pytest.approx(alone.peak[TRAINED] / 4, rel=0.05)
     assert shared.optimizer == alone.optimizer / 4 and beside.optimizer == alone.optimizer
-    assert shared.peak[EXCHANGED] > beside.peak[EXCHANGED]
+    assert shared.peak[COMMUNICATION] > beside.peak[COMMUNICATION]
     assert shared.checkpoint == alone.checkpoint
 
 
@@ -287,4 +303,4 @@ def test_a_target_is_for_drafts(begun: str | None) -> None:
     with pytest.raises(
         ValueError, match="target needs a draft that reads features, got Qwen2ForCausalLM"
     ):
-        plan(load("tiny-aux", words))
+        plan_recipe(load_recipe("tiny-aux", words))

@@ -9,7 +9,7 @@ import pytest
 from outpace import recipes
 from outpace.training import Trainer
 from outpace.training.objectives import SFT
-from outpace.training.recipe import load, train
+from outpace.training.recipe import load_recipe, train_recipe
 from runs import trainer
 
 RECIPE = """
@@ -34,17 +34,17 @@ def recipe(tmp_path: Path) -> Path:
 
 def test_a_recipe_names_everything_else_by_default(recipe: Path) -> None:
     """The default folder has the name of the file."""
-    read_back = load(recipe)
+    read_back = load_recipe(recipe)
     assert read_back.objective == SFT() and read_back.out == "runs/mine"
     assert read_back.train.steps == 10 and read_back.train.batch == 32
 
 
 def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
-    changed = load(recipe, ["optim.lr=0.5", "steps=3", "out=/tmp/x", "prompt_weight=0.2"])
+    changed = load_recipe(recipe, ["optim.lr=0.5", "steps=3", "out=/tmp/x", "prompt_weight=0.2"])
     assert changed.optim.lr == 0.5 and changed.train.steps == 3 and changed.out == "/tmp/x"
     assert changed.objective == SFT(prompt_weight=0.2)
-    assert load(recipe, ["objective.name=mdlm", "suffix=0.5"]).objective.suffix == 0.5
-    assert load(recipe, ["objective.name=mdlm", "canvas=[2, 3]"]).objective.canvas == (2, 3)
+    assert load_recipe(recipe, ["objective.name=mdlm", "suffix=0.5"]).objective.suffix == 0.5
+    assert load_recipe(recipe, ["objective.name=mdlm", "canvas=[2, 3]"]).objective.canvas == (2, 3)
 
 
 @pytest.mark.parametrize(
@@ -67,31 +67,31 @@ def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
 )
 def test_unknown_keys_are_refused(recipe: Path, override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        load(recipe, [override])
+        load_recipe(recipe, [override])
 
 
 def test_files_that_are_no_recipes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no recipe at"):
-        load(tmp_path / "absent.toml")
+        load_recipe(tmp_path / "absent.toml")
     (tmp_path / "broken.toml").write_text("[model")
     with pytest.raises(ValueError, match="is not valid TOML"):
-        load(tmp_path / "broken.toml")
+        load_recipe(tmp_path / "broken.toml")
     (tmp_path / "other.toml").write_bytes(b"\xff")
     with pytest.raises(ValueError, match=r"other\.toml is not valid TOML"):
-        load(tmp_path / "other.toml")
+        load_recipe(tmp_path / "other.toml")
     (tmp_path / "loose.toml").write_text('objective = "sft"')
     with pytest.raises(ValueError, match=r"write its keys under \[objective\]"):
-        load(tmp_path / "loose.toml")
+        load_recipe(tmp_path / "loose.toml")
     (tmp_path / "empty.toml").write_text('[objective]\nname = "sft"\n[data]\npath = "a"\n')
     with pytest.raises(ValueError, match="needs init, or config and one of tokenizer and target"):
-        load(tmp_path / "empty.toml")
+        load_recipe(tmp_path / "empty.toml")
 
 
 def test_processes_that_do_not_fit_are_refused(recipe: Path) -> None:
     with pytest.raises(ValueError, match="at least 1"):
-        train(recipe, processes=0)
+        train_recipe(recipe, processes=0)
     with pytest.raises(ValueError, match="is not divisible by 3"):
-        train(recipe, processes=3)
+        train_recipe(recipe, processes=3)
 
 
 @pytest.mark.slow
@@ -101,14 +101,18 @@ def test_a_process_that_fails_ends_all_and_says_why(
     path = tmp_path / "data.jsonl"
     path.write_text('{"prompt": "a", "response": "b"}\n{"prompt": 3}\n')
     with pytest.raises(ValueError, match=r"process [01] of 2 exited with status 1"):
-        train("tiny-aux", [f"data.path={path}", "drills=0", f"out={tmp_path / 'run'}"], processes=2)
+        train_recipe(
+            "tiny-aux", [f"data.path={path}", "drills=0", f"out={tmp_path / 'run'}"], processes=2
+        )
     assert f"outpace: {path}:2 needs prompt and response" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize("path", sorted(recipes.FOLDER.glob("*.toml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(recipes.RECIPES_FOLDER.glob("*.toml")), ids=lambda path: path.stem
+)
 def test_the_recipes_of_the_project_are_read(path: Path) -> None:
-    assert load(path).out == load(path.stem).out == f"runs/{path.stem}"
-    assert 20 < len(recipes.about(path.stem)) < 55  # with its name, a line of 80 columns
+    assert load_recipe(path).out == load_recipe(path.stem).out == f"runs/{path.stem}"
+    assert 20 < len(recipes.recipe_summary(path.stem)) < 55  # with its name, a line of 80 columns
 
 
 def test_a_recipe_of_ones_own_comes_before_one_of_the_package(
@@ -117,9 +121,9 @@ def test_a_recipe_of_ones_own_comes_before_one_of_the_package(
     """An unknown name is answered with the list of recipes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny-ar").write_text(RECIPE)
-    assert load("tiny-ar").train.steps == 10
+    assert load_recipe("tiny-ar").train.steps == 10
     with pytest.raises(ValueError, match="no recipe at 'tiny-er'; give .* or one of dream-7b-d2f,"):
-        load("tiny-er")
+        load_recipe("tiny-er")
 
 
 OBJECTIVES = {"canvas": "mdlm", "divergence": "dflash", "block": "wedlm", "weighting": "wedlm"}
@@ -169,19 +173,21 @@ OBJECTIVES = {"canvas": "mdlm", "divergence": "dflash", "block": "wedlm", "weigh
 def test_values_of_another_type_are_refused(recipe: Path, override: str, message: str) -> None:
     objective = OBJECTIVES.get(override.partition("=")[0], "sft")
     with pytest.raises(ValueError, match=message):
-        load(recipe, [f"objective.name={objective}", override])
+        load_recipe(recipe, [f"objective.name={objective}", override])
 
 
 def test_whole_numbers_are_numbers(recipe: Path) -> None:
     """Lists of lengths are accepted as well."""
-    read = load(recipe, ["optim.lr=1", "decay=0", "data.path=[a, b]".replace("a, b", "'a', 'b'")])
+    read = load_recipe(
+        recipe, ["optim.lr=1", "decay=0", "data.path=[a, b]".replace("a, b", "'a', 'b'")]
+    )
     assert read.optim.lr == 1 and read.data.path == ("a", "b")
 
 
 def test_a_missing_section_is_named(recipe: Path) -> None:
     recipe.write_text(RECIPE.replace('[data]\npath = "story:train"\n', ""))
     with pytest.raises(ValueError, match=r"\[data\] needs path"):
-        load(recipe)
+        load_recipe(recipe)
 
 
 def test_options_in_python_are_looked_at_too(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from outpace.checkpoints.load import load_model
 from outpace.training import Trainer
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F
-from outpace.training.recipe import load, train
+from outpace.training.recipe import load_recipe, train_recipe
 from runs import losses, metrics, trainer
 
 
@@ -106,13 +106,15 @@ def test_what_looks_on_may_be_in_bfloat16(
     """Trained weights stay in float32, and the loss equals that of float32 up to rounding."""
     recipe = tmp_path / "mine.toml"
     recipe.write_text(text)
-    half = load(recipe, [f"out={tmp_path / 'half'}"]).trainer()
+    half = load_recipe(recipe, [f"out={tmp_path / 'half'}"]).build_trainer()
     numbers = {p.dtype for p in half.model.parameters() if p.requires_grad}
     assert numbers == {torch.float32}
-    looking = half.scored.models.others
+    looking = half.loss_module.models.others
     assert {p.dtype for model in looking.values() for p in model.parameters()} >= {torch.bfloat16}
     for name in ("half", "full"):
-        train(recipe, [f"out={tmp_path / name}", *(["dtype=float32"] if name == "full" else [])])
+        train_recipe(
+            recipe, [f"out={tmp_path / name}", *(["dtype=float32"] if name == "full" else [])]
+        )
     assert losses(tmp_path / "half") == pytest.approx(losses(tmp_path / "full"), rel=0.05)
     lines = (tmp_path / "half" / "held_out.jsonl").read_text().splitlines()
     assert all(json.loads(line)["tokens_per_forward"] > 0 for line in lines) and len(lines) == 2
@@ -124,5 +126,5 @@ def test_bfloat16_needs_autocast(tmp_path: Path) -> None:
     recipe = tmp_path / "mine.toml"
     recipe.write_text(ADAPTER)
     with pytest.raises(ValueError, match=r'dtype bfloat16 needs \[train\] precision = "bf16"'):
-        load(recipe, ["precision=no"])
+        load_recipe(recipe, ["precision=no"])
     assert load_model("tiny-dream").embedding.weight.dtype == torch.float32

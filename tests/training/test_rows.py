@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outpace.attention.ranges import causal, full
-from outpace.training.rows import Rows, pack
+from outpace.attention.ranges import causal_ranges, full_ranges
+from outpace.training.rows import Rows, pack_documents
 
 
 def document(ids: list[int], ranges: torch.Tensor) -> Rows:
@@ -19,14 +19,16 @@ def document(ids: list[int], ranges: torch.Tensor) -> Rows:
 
 
 def test_documents_are_sorted_by_length_and_their_ranges_moved() -> None:
-    packed = pack([document([1, 2, 3], full(3)), document([4, 5], causal(2))])
+    packed = pack_documents(
+        [document([1, 2, 3], full_ranges(3)), document([4, 5], causal_ranges(2))]
+    )
     assert packed.ids.tolist() == [4, 5, 1, 2, 3]
     assert packed.positions.tolist() == [0, 1, 0, 1, 2]
     assert packed.ranges[:, 0].tolist() == [[0, 1], [0, 2], [2, 5], [2, 5], [2, 5]]
     assert packed.labels.tolist() == [104, 105, 101, 102, 103]
-    assert packed.mass == 5
+    assert packed.normaliser == 5
 
 
 def test_nothing_to_pack_is_refused() -> None:
     with pytest.raises(ValueError, match="no rows"):
-        pack([])
+        pack_documents([])

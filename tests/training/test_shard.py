@@ -14,12 +14,12 @@ import torch
 from safetensors.torch import load_file
 
 import sharded
-from outpace.training.checkpoint import MODEL, OPTIMIZER, checkpoints, part
+from outpace.training.checkpoint import MODEL_FILE, OPTIMIZER_FILE, list_checkpoints, part_name
 from outpace.training.objectives import D2F
 from runs import losses, metrics
 from sharded import BEGUN, LATER, STEPS, trainers
 
-FILES = (MODEL, OPTIMIZER)
+FILES = (MODEL_FILE, OPTIMIZER_FILE)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
@@ -30,13 +30,13 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_parts_have_names() -> None:
     """A single process uses the names without part numbers."""
-    assert part("model.safetensors", 0, 1) == "model.safetensors"
-    assert part("model.safetensors", 1, 12) == "model-00002-of-00012.safetensors"
+    assert part_name("model.safetensors", 0, 1) == "model.safetensors"
+    assert part_name("model.safetensors", 1, 12) == "model-00002-of-00012.safetensors"
 
 
 def test_only_unrolled_decoding_is_uneven() -> None:
     """Its number of forwards differs between processes, which deadlocks sharded ones."""
-    assert D2F().even and not D2F(unroll=4).even
+    assert D2F().has_fixed_forwards and not D2F(unroll=4).has_fixed_forwards
 
 
 @pytest.mark.slow
@@ -65,8 +65,8 @@ def test_two_processes_that_share_train_like_one(tmp_path: Path) -> None:
             process.kill()
     for name, trainer in trainers(tmp_path / "pair", steps=LATER):
         one, pair, begun = (tmp_path / each / name for each in ("one", "pair", "begun"))
-        kept = [*checkpoints(pair / "checkpoints")[-1].glob("*.safetensors")]
-        assert {path.name for path in kept} == {part(f, n, 2) for f in FILES for n in range(2)}
+        kept = [*list_checkpoints(pair / "checkpoints")[-1].glob("*.safetensors")]
+        assert {path.name for path in kept} == {part_name(f, n, 2) for f in FILES for n in range(2)}
         assert {t.dtype for path in kept for t in load_file(path).values()} == {torch.float32}
         near, same = (1e-2, 2e-2) if name == "bf16" else (1e-4, 2e-3)
         assert losses(pair) == pytest.approx(losses(one)[:STEPS], rel=near), name

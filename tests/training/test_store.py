@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file
 
 from helpers import causal_model, published_eagle
-from outpace.checkpoints.load import ZOO
+from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.models.transformer import Transformer
 from outpace.training import Data, Objective, Trainer, store, weights
 from outpace.training.held_out import HeldOut
 from outpace.training.objectives import SFT, DFlash, Eagle3
-from outpace.training.plan import plan
-from outpace.training.recipe import load
+from outpace.training.plan import plan_recipe
+from outpace.training.recipe import load_recipe
 from runs import losses, trainer
 from sharded import DRAFT
 
@@ -49,11 +49,11 @@ def drafting(
     given |= options.pop("data", {})
     defaults = {"lr": 1e-3, "warmup": 2, "batch": 8, "accumulation": 2, "log_every": 1, "steps": 6}
     return Trainer(
-        weights.draft(None, WIDE if isinstance(objective, Eagle3) else DRAFT, target, 0),
+        weights.build_draft(None, WIDE if isinstance(objective, Eagle3) else DRAFT, target, 0),
         objective,
         data=Data(**given),
         out=folder / name,
-        tokenizer=ZOO / "vocabulary",
+        tokenizer=ZOO_FOLDER / "vocabulary",
         others={"target": target},
         **{**defaults, **options},
     )
@@ -76,9 +76,9 @@ def test_stored_features_train_as_live_ones(
     assert len(found) == 3 and {len(load_file(path)) for path in found} == {32, 6}
     first = load_file(found[0])["0"]
     assert first.shape[1] == (2 + read) * 32 and first.dtype == torch.float32
-    target = run.scored.models.others["target"]
+    target = run.loss_module.models.others["target"]
     target.blocks = torch.nn.ModuleList()  # no longer needed
-    run.update(6, 8)
+    run.train_step(6, 8)
 
 
 def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +136,7 @@ def test_other_features_are_refused(tmp_path: Path) -> None:
     data(tmp_path / "data.jsonl", 9)
     with pytest.raises(ValueError, match="differs in data from"):
         drafting(tmp_path, "other")
-    (tmp_path / "features" / store.INDEX).write_text("{}")
+    (tmp_path / "features" / store.INDEX_FILE).write_text("{}")
     with pytest.raises(ValueError, match="is damaged"):
         drafting(tmp_path, "other")
     with pytest.raises(ValueError, match="holds other files"):
@@ -179,17 +179,17 @@ def test_what_cannot_be_stored_is_refused(
         trainer(tmp_path / "sft", data=where)
     with pytest.raises(ValueError, match="name of a folder, not empty"):
         replace(where, features=" ")
-    assert SFT().reading(causal_model().config) is None
+    assert SFT().feature_spec(causal_model().config) is None
 
 
 def test_a_plan_says_how_large_they_are(tmp_path: Path) -> None:
     """The planned size equals that of the files without headers."""
     path = data(tmp_path / "data.jsonl", 64)
     words = [f"data.path={path}", f"data.features={tmp_path / 'features'}", f"out={tmp_path}"]
-    recipe = load("tiny-dflash", [*words, "steps=1", "batch=2"])
-    made = plan(recipe)
-    assert "GiB for features" in dict(made.described())["disk"]
-    run = recipe.trainer()
+    recipe = load_recipe("tiny-dflash", [*words, "steps=1", "batch=2"])
+    made = plan_recipe(recipe)
+    assert "GiB for features" in dict(made.describe_lines())["disk"]
+    run = recipe.build_trainer()
     run.fit()
     kept = [load_file(path) for path in (tmp_path / "features").glob("*.safetensors")]
     assert made.features == sum(t.nbytes for tensors in kept for t in tensors.values())

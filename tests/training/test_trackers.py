@@ -12,8 +12,8 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from outpace.training import HeldOut, report, trackers
-from outpace.training.checkpoint import checkpoints
-from outpace.training.report import duration, watched
+from outpace.training.checkpoint import list_checkpoints
+from outpace.training.report import format_duration, show_progress
 from runs import metrics, trainer
 
 
@@ -49,7 +49,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, where: str) -> No
     """Nothing is saved; the last checkpoint is of an earlier step."""
     trainer(tmp_path, steps=4, log_every=10, save_every=2).fit(2)
     run = trainer(tmp_path, steps=20, log_every=10, save_every=2)
-    update = run.update
+    update = run.train_step
 
     def breaking(step: int, steps: int):
         if step == 5 and where == "weight":
@@ -58,10 +58,10 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, where: str) -> No
         total, *rest = update(step, steps)
         return (total * float("nan") if step == 5 else total, *rest)
 
-    run.update = breaking
+    run.train_step = breaking
     with pytest.raises(ValueError, match="became nan: training has diverged; lower lr"):
         run.fit()
-    assert checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000004"
+    assert list_checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000004"
     assert [line["step"] for line in metrics(tmp_path)] == [2]
 
 
@@ -74,11 +74,11 @@ def test_a_terminal_has_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     shown = screen.getvalue()
     assert "tokens/s" in shown and "4/4" in shown and "loss" in shown
     assert "step 4/4" in shown.splitlines()[-1] or "step 4/4" in shown
-    assert list(watched([1, 2], 30_000)) == [1, 2]
+    assert list(show_progress([1, 2], 30_000)) == [1, 2]
 
 
 def test_durations_are_read_at_a_glance() -> None:
-    assert [duration(seconds) for seconds in (0, 59.6, 3600 * 30 + 61)] == [
+    assert [format_duration(seconds) for seconds in (0, 59.6, 3600 * 30 + 61)] == [
         "0:00:00",
         "0:01:00",
         "30:01:01",

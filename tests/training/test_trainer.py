@@ -18,9 +18,9 @@ from helpers import published
 from outpace.checkpoints.load import load_model, load_tokenizer
 from outpace.decoding import Kind
 from outpace.training import Loop, Trainer, checkpoint, weights
-from outpace.training.checkpoint import checkpoints
+from outpace.training.checkpoint import list_checkpoints
 from outpace.training.objectives import SFT
-from outpace.training.recipe import train
+from outpace.training.recipe import train_recipe
 from runs import RECIPE, losses, metrics, start, trainer
 
 
@@ -39,7 +39,7 @@ def test_going_on_from_a_checkpoint_reaches_the_same_weights(tmp_path: Path) -> 
     trainer(tmp_path / "halves", steps=8, log_every=3).fit()
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "halves")
     assert [line["step"] for line in metrics(tmp_path / "whole")] == [3, 6, 8]
-    for name in (checkpoint.MODEL, checkpoint.OPTIMIZER):
+    for name in (checkpoint.MODEL_FILE, checkpoint.OPTIMIZER_FILE):
         whole, halves = (
             load_file(tmp_path / run / "checkpoints" / "step-00000008" / name)
             for run in ("whole", "halves")
@@ -50,8 +50,8 @@ def test_going_on_from_a_checkpoint_reaches_the_same_weights(tmp_path: Path) -> 
 
 def test_epochs_are_steps(tmp_path: Path) -> None:
     """Endless data has no epochs."""
-    assert Loop(batch=4, epochs=2.5).over(10).steps == 7
-    assert Loop(steps=9, batch=4).over(None).steps == 9
+    assert Loop(batch=4, epochs=2.5).with_epochs(10).steps == 7
+    assert Loop(steps=9, batch=4).with_epochs(None).steps == 9
     path = tmp_path / "data.jsonl"
     path.write_text(
         "".join(json.dumps({"prompt": "?", "response": "! " * n}) + "\n" for n in (3, 4))
@@ -81,7 +81,7 @@ def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"optim.lr 0.01 \(now 0.02\)"):
         trainer(tmp_path, steps=4, lr=2e-2)
     trainer(tmp_path, steps=5).fit()
-    assert checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000005"
+    assert list_checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000005"
 
 
 def test_an_export_loads_with_its_tokenizer(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_options_that_do_not_fit_are_refused(
 
 
 def test_a_model_in_memory_needs_a_tokenizer(tmp_path: Path) -> None:
-    model = weights.fresh(published(), 0)
+    model = weights.random_model(published(), 0)
     with pytest.raises(ValueError, match="tokenizer is required"):
         Trainer(model, SFT(), data="story:train", out=tmp_path, loop=Loop())
 
@@ -121,14 +121,14 @@ def test_a_killed_run_goes_on_to_the_same_metrics(tmp_path: Path) -> None:
     recipe, options = tmp_path / "recipe.toml", ["log_every=3", "save_every=4"]
     recipe.write_text(RECIPE)
     killed = start(recipe, tmp_path / "killed", "steps=400", *options)
-    while not checkpoints(tmp_path / "killed" / "checkpoints"):
+    while not list_checkpoints(tmp_path / "killed" / "checkpoints"):
         assert killed.poll() is None
         time.sleep(0.01)
     killed.send_signal(signal.SIGKILL)
     assert killed.wait() == -signal.SIGKILL
-    done = int(checkpoints(tmp_path / "killed" / "checkpoints")[-1].name.removeprefix("step-"))
+    done = int(list_checkpoints(tmp_path / "killed" / "checkpoints")[-1].name.removeprefix("step-"))
     for out in ("killed", "whole"):
-        train(recipe, [f"out={tmp_path / out}", f"steps={done + 3}", *options])
+        train_recipe(recipe, [f"out={tmp_path / out}", f"steps={done + 3}", *options])
     assert [line["step"] for line in metrics(tmp_path / "whole")][-1] == done + 3
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
 
@@ -139,7 +139,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     recipe, options = tmp_path / "recipe.toml", ["steps=3", "clip=0"]
     recipe.write_text(RECIPE)
     for name, processes in (("pair", 2), ("one", 1)):
-        train(recipe, [f"out={tmp_path / name}", *options], processes)
+        train_recipe(recipe, [f"out={tmp_path / name}", *options], processes)
     assert losses(tmp_path / "pair") == pytest.approx(losses(tmp_path / "one"), rel=1e-3)
     assert json.loads((tmp_path / "pair" / "run.json").read_text())["processes"] == 2
     assert (tmp_path / "pair" / "export" / "model.safetensors").is_file()
@@ -149,7 +149,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
 
 def moments(out: Path) -> dict[str, float]:
     """Sizes of the first moments of the optimizers of a run."""
-    tensors = load_file(checkpoints(out / "checkpoints")[-1] / checkpoint.OPTIMIZER)
+    tensors = load_file(list_checkpoints(out / "checkpoints")[-1] / checkpoint.OPTIMIZER_FILE)
     kept = ("exp_avg", "momentum_buffer")
     return {name: float(t.norm()) for name, t in tensors.items() if name.endswith(kept)}
 
@@ -184,11 +184,11 @@ def test_a_signal_ends_a_run_after_a_checkpoint(
     status, said = interrupted_run(tmp_path, number, "steps=5000", "save_every=5000", *more)
     assert status == 128 + number and said.endswith(f"outpace: {last}\n")
     assert "Traceback" not in said
-    (kept,) = checkpoints(tmp_path / "out" / "checkpoints")
+    (kept,) = list_checkpoints(tmp_path / "out" / "checkpoints")
     step = int(kept.name.removeprefix("step-"))
     assert f"stopped after step {step}; the same command resumes from" in said
     assert len(metrics(tmp_path / "out")) == step >= 3
-    train(
+    train_recipe(
         tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", f"steps={step + 1}", "save_every=1"]
     )
     assert len(metrics(tmp_path / "out")) == step + 1

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import MASK, published, random_model
-from outpace.attention.ranges import RangesAttention, causal, dense
-from outpace.checkpoints.load import translate
+from outpace.attention.ranges import RangesAttention, causal_ranges, dense_mask
+from outpace.checkpoints.load import translate_config
 from outpace.training.data import Example
 from outpace.training.objective import Models
 from outpace.training.objectives import WeDLM
-from outpace.training.rows import UNSCORED, Rows, join, next_tokens, pack
+from outpace.training.rows import UNSCORED, Rows, join_rows, next_token_rows, pack_documents
 
 EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9], marks=[False, True, False])
 PLAIN = WeDLM(block=4, mask_id=MASK, length=160)
@@ -28,19 +28,19 @@ def stream(objective: WeDLM, masked: list[int], ratios: list[float]) -> Rows:
     tokens = np.array([*EXAMPLE.prompt, *EXAMPLE.response])
     blocks, holes = np.arange(5) // objective.block, np.isin(np.arange(5), masked)
     worth = np.array([0.0, 0.0, 1.0, objective.mark_weight, 1.0])
-    return objective.stream(tokens, worth, blocks, holes, np.array(ratios)[blocks], begin=5)
+    return objective.masked_stream(tokens, worth, blocks, holes, np.array(ratios)[blocks], begin=5)
 
 
 def seen(rows: Rows, begin: int) -> list[list[int]]:
     """The keys that each row sees; `begin` rows lie before them."""
-    return [row.nonzero().flatten().tolist() for row in dense(rows.ranges, begin + len(rows))]
+    return [row.nonzero().flatten().tolist() for row in dense_mask(rows.ranges, begin + len(rows))]
 
 
 def test_the_clean_stream_learns_the_next_token_of_the_response() -> None:
-    rows = next_tokens(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 2.0, 1.0]))
+    rows = next_token_rows(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 2.0, 1.0]))
     assert rows.ids.tolist() == [5, 6, 7, 8, 9]
     assert rows.positions.tolist() == [0, 1, 2, 3, 4]
-    assert torch.equal(rows.ranges, causal(5))
+    assert torch.equal(rows.ranges, causal_ranges(5))
     assert rows.labels.tolist() == [UNSCORED, 7, 8, 9, UNSCORED]
     assert rows.weights.tolist() == [0, 1, 2, 1, 0]
 
@@ -54,7 +54,7 @@ def test_what_is_known_moves_in_front_of_the_masks_of_its_block() -> None:
     assert seen(rows, 5) == [*own, [0, 1, 2, 3, 9]]
     assert rows.labels.tolist() == [UNSCORED, UNSCORED, UNSCORED, 7, 9]
     assert rows.weights.tolist() == pytest.approx([0, 0, 0, 2, 1])
-    assert rows.mass == 5
+    assert rows.normaliser == 5
 
 
 def test_blocks_without_a_mask_are_left_out() -> None:
@@ -84,7 +84,7 @@ def test_a_block_masks_exactly_its_share(
     objective = replace(PLAIN, block=block, per_block=per_block)
     total = tokens + given_
     blocks = (np.arange(total) + (0 if aligned else block // 2)) // block
-    masked, ratios = objective.masks(blocks, given_, np.random.default_rng(seed))
+    masked, ratios = objective.draw_masks(blocks, given_, np.random.default_rng(seed))
     assert not masked[:given_].any()
     for each in set(blocks.tolist()):
         inside = blocks == each
@@ -105,7 +105,7 @@ def test_rows_score_each_mask_on_the_token_of_its_position(
     rows = objective.rows(EXAMPLE, np.random.default_rng(seed))
     text = [*EXAMPLE.prompt, *EXAMPLE.response, *[9] * ends]
     assert rows.ids[: len(text)].tolist() == text
-    mask = dense(rows.ranges, len(rows))
+    mask = dense_mask(rows.ranges, len(rows))
     for row in range(len(text), len(rows)):
         position = int(rows.positions[row])
         hole = int(rows.ids[row]) == MASK
@@ -147,7 +147,7 @@ def test_ends_stand_behind_a_response_that_ends_as_far_as_the_model_knows() -> N
     rows = objective.rows(EXAMPLE, np.random.default_rng(0))
     assert rows.ids[:7].tolist() == [5, 6, 7, 8, 9, 9, 9]
     assert rows.weights[7:].tolist() == pytest.approx([0, 0, 1, 1, 1, 0.5, 0.5])
-    assert rows.mass == 4
+    assert rows.normaliser == 4
     cut = objective.rows(replace(EXAMPLE, ended=False), np.random.default_rng(0))
     assert cut.ids[:5].tolist() == [5, 6, 7, 8, 9] and cut.ids[5].tolist() == 5
 
@@ -157,39 +157,42 @@ def test_the_loss_is_the_mean_of_masks_and_of_next_tokens(weighting: str) -> Non
     """Each mean is over its own weights, or over the response tokens."""
     objective = replace(PLAIN, weighting=weighting, ar_weight=0.5)
     model = random_model(CONFIG)
-    text = next_tokens(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 1.0, 1.0]))
-    text.mass = 0.0  # the masks' counts for both
-    rows = join([text, stream(objective, masked=[2, 4], ratios=[0.25, 0.5])])
+    text = next_token_rows(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 1.0, 1.0]))
+    text.normaliser = 0.0  # the masks' counts for both
+    rows = join_rows([text, stream(objective, masked=[2, 4], ratios=[0.25, 0.5])])
     hidden = model(rows.ids, rows.positions, RangesAttention(rows.ranges))
-    surprise = -model.head(hidden).log_softmax(-1)
+    surprise = -model.compute_logits(hidden).log_softmax(-1)
     masks = {8: (7, 4.0), 9: (9, 2.0)}
     weights = {row: 1.0 if weighting == "uniform" else w for row, (_, w) in masks.items()}
     over = 3.0 if weighting == "inverse" else sum(weights.values())
     filled = sum(float(surprise[row, masks[row][0]]) * w for row, w in weights.items()) / over
     following = sum(float(surprise[row, token]) for row, token in ((1, 7), (2, 8), (3, 9))) / 3
-    loss = objective.loss(Models(model), pack([rows]))
-    assert float(loss.total.detach()) / rows.mass == pytest.approx((filled + 0.5 * following) / 1.5)
-    both = replace(objective, ar_weight=0.0).loss(Models(model), pack([rows]))
-    assert float(both.total.detach()) / rows.mass == pytest.approx(filled)
+    loss = objective.loss(Models(model), pack_documents([rows]))
+    assert float(loss.total.detach()) / rows.normaliser == pytest.approx(
+        (filled + 0.5 * following) / 1.5
+    )
+    both = replace(objective, ar_weight=0.0).loss(Models(model), pack_documents([rows]))
+    assert float(both.total.detach()) / rows.normaliser == pytest.approx(filled)
 
 
 def test_a_batch_without_a_mask_learns_the_text() -> None:
     objective = replace(PLAIN, ratios=(0.0, 0.0))
     loss = objective.loss(
-        Models(random_model(CONFIG)), pack([objective.rows(EXAMPLE, np.random.default_rng(0))])
+        Models(random_model(CONFIG)),
+        pack_documents([objective.rows(EXAMPLE, np.random.default_rng(0))]),
     )
     assert float(loss.total.detach()) > 0
 
 
 def test_mask_and_length_come_from_the_model() -> None:
     """A model without a mask, or one that is not causal, is rejected."""
-    config = translate(CONFIG)
+    config = translate_config(CONFIG)
     assert WeDLM().bind(config) == WeDLM(mask_id=MASK, length=160)
     with pytest.raises(ValueError, match="has no mask token"):
-        WeDLM().bind(translate(published()))
-    assert WeDLM(mask_id=3).bind(translate(published())).mask_id == 3
+        WeDLM().bind(translate_config(published()))
+    assert WeDLM(mask_id=3).bind(translate_config(published())).mask_id == 3
     with pytest.raises(ValueError, match="is not causal"):
-        WeDLM().bind(translate(published("DreamModel", mask_token_id=MASK)))
+        WeDLM().bind(translate_config(published("DreamModel", mask_token_id=MASK)))
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from outpace import LLM, recipes
-from outpace.checkpoints.load import VOCABULARY, ZOO, load_config, load_tokenizer
+from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER, load_config, load_tokenizer
 from outpace.decoding import Kind
 from outpace.evaluation.run import evaluate, questions_of
 from outpace.methods import Autoregressive, BlockDiffusion, FastDLLM, LeftToRight, Method
@@ -34,7 +34,7 @@ def test_a_model_solves_held_out_problems(name: str, method: Method) -> None:
     """Five of six at least; over hundreds it is more than nine in ten."""
     questions = questions_of("story", 6)
     report = evaluate(LLM(name), questions, batch=6, method=method, max_tokens=128, temperature=0)
-    assert report.correct >= 5
+    assert report.correct_count >= 5
 
 
 def test_sheets_are_planned_in_any_order_and_not_by_the_verifier() -> None:
@@ -43,7 +43,7 @@ def test_sheets_are_planned_in_any_order_and_not_by_the_verifier() -> None:
     planned, guessed, verifier = (
         evaluate(
             LLM(name), questions, batch=12, method=method, max_tokens=84, temperature=0
-        ).correct
+        ).correct_count
         for name, method in (
             ("tiny-dream-sudoku", FastDLLM(cache=None, block=84)),
             ("tiny-dream-sudoku", LeftToRight(tokens=4, window=16, lookahead=16)),
@@ -55,8 +55,8 @@ def test_sheets_are_planned_in_any_order_and_not_by_the_verifier() -> None:
 
 def test_the_model_without_a_shift_is_what_its_recipe_makes() -> None:
     """LLaDA's format, the zoo's tokenizer."""
-    recipe = tomllib.loads((recipes.FOLDER / "tiny-llada.toml").read_text())
-    written = json.loads((ZOO / "tiny-llada" / "config.json").read_text())
+    recipe = tomllib.loads((recipes.RECIPES_FOLDER / "tiny-llada.toml").read_text())
+    written = json.loads((ZOO_FOLDER / "tiny-llada" / "config.json").read_text())
     assert written == {**recipe["model"]["config"], "torch_dtype": "bfloat16"}
     config = load_config("tiny-llada")
     assert (config.family, config.shift, config.kind) == ("llada", 0, Kind.DIFFUSION)
@@ -68,15 +68,20 @@ def test_the_model_without_a_shift_is_what_its_recipe_makes() -> None:
 
 def test_all_models_share_one_vocabulary(tmp_path: Path) -> None:
     """By name, by path and through a link; a copy elsewhere is a folder like any other."""
-    assert [path.parent.name for path in ZOO.rglob("tokenizer.json")] == ["vocabulary"]
-    shared = load_tokenizer(VOCABULARY)
-    (tmp_path / "link").symlink_to(ZOO / "tiny-ar")
-    for name in ("tiny-ar", ZOO / "tiny-llada", str(ZOO / "tiny-d2f"), tmp_path / "link"):
+    assert [path.parent.name for path in ZOO_FOLDER.rglob("tokenizer.json")] == ["vocabulary"]
+    shared = load_tokenizer(ZOO_TOKENIZER)
+    (tmp_path / "link").symlink_to(ZOO_FOLDER / "tiny-ar")
+    for name in (
+        "tiny-ar",
+        ZOO_FOLDER / "tiny-llada",
+        str(ZOO_FOLDER / "tiny-d2f"),
+        tmp_path / "link",
+    ):
         tokenizer = load_tokenizer(name)
         assert tokenizer is not None and shared is not None
         assert tokenizer.get_vocab() == shared.get_vocab()
         assert tokenizer.chat_template == shared.chat_template
-    copied = shutil.copytree(ZOO / "tiny-ar", tmp_path / "copied")
+    copied = shutil.copytree(ZOO_FOLDER / "tiny-ar", tmp_path / "copied")
     assert load_tokenizer(copied) is None
-    shutil.copytree(VOCABULARY, copied, dirs_exist_ok=True)
+    shutil.copytree(ZOO_TOKENIZER, copied, dirs_exist_ok=True)
     assert LLM(copied).generate("Tom has 5 bags.", max_tokens=2)[0].text

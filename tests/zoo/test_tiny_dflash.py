@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from outpace import LLM
-from outpace.evaluation.generated.story import problems
+from outpace.evaluation.generated.story import story_problems
 from outpace.methods import Autoregressive, DFlash
 
 
 def test_the_draft_of_the_zoo_gives_the_same_text_in_a_fraction_of_the_passes() -> None:
     """Most of a block is kept."""
-    stories = [problem.question for problem in problems("test", 12)]
+    stories = [problem.question for problem in story_problems("test", 12)]
     llm = LLM("tiny-ar", max_length=256)
     plain = llm.generate(stories, method=Autoregressive(), max_tokens=128)
     method = DFlash(draft="tiny-dflash", tokens=15)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from outpace import LLM
-from outpace.evaluation.generated.story import problems
+from outpace.evaluation.generated.story import story_problems
 from outpace.methods import Autoregressive, Eagle
 
 
@@ -21,7 +21,7 @@ def test_the_draft_of_the_zoo_gives_the_same_text_in_a_fraction_of_the_passes(
     method: Eagle, least: float
 ) -> None:
     """Several tokens per verification."""
-    stories = [problem.question for problem in problems("test", 6)]
+    stories = [problem.question for problem in story_problems("test", 6)]
     llm = LLM("tiny-ar", max_length=256)
     plain = llm.generate(stories, method=Autoregressive(), max_tokens=100)
     fast = llm.generate(stories, method=method, max_tokens=100)

@@ -9,16 +9,16 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
-from outpace.api.options import Options, seeded
+from outpace.api.options import Options, offset_seed
 from outpace.api.output import Output
-from outpace.api.text import Message, Prompt, checked_prompt
-from outpace.errors import prefixed
-from outpace.jsonl import Record, parse, read_records
+from outpace.api.text import Message, Prompt, validate_prompt
+from outpace.errors import prefix_error
+from outpace.jsonl import JsonRecord, parse_record, read_records
 from outpace.lock import lock_file
 from outpace.methods import Method
 
 
-class Answering(Protocol):
+class AnswerBackend(Protocol):
     """Interface of what answers many requests: a model, or several replicas of it."""
 
     @property
@@ -40,7 +40,7 @@ class Answering(Protocol):
         """
 
 
-class Refused(ValueError):
+class InvalidRequestError(ValueError):
     """An invalid request.
 
     Attributes:
@@ -54,8 +54,8 @@ class Refused(ValueError):
         self.number = number
 
 
-def answers(
-    llm: Answering, requests: Iterable[tuple[str, Prompt, Options]], *, batch: int
+def iterate_answers(
+    llm: AnswerBackend, requests: Iterable[tuple[str, Prompt, Options]], *, batch: int
 ) -> Iterator[tuple[int, Output]]:
     """Answer named prompts and yield each prompt's number and output in order of completion.
 
@@ -69,22 +69,22 @@ def answers(
     """
     names: list[str] = []
 
-    def named() -> Iterator[tuple[Prompt, Options]]:
+    def numbered_requests() -> Iterator[tuple[Prompt, Options]]:
         for name, prompt, options in requests:
             names.append(name)
             yield prompt, options
 
-    served = llm.serve(named(), batch=batch)
+    served = llm.serve(numbered_requests(), batch=batch)
     try:
         yield from served
-    except Refused as error:
-        raise prefixed(names[error.number], error.cause) from error
+    except InvalidRequestError as error:
+        raise prefix_error(names[error.number], error.cause) from error
     except ValueError as error:
-        raise prefixed(names[-1], error) from error
+        raise prefix_error(names[-1], error) from error
 
 
 def answer_file(
-    llm: Answering,
+    llm: AnswerBackend,
     source: str | Path,
     target: str | Path,
     *,
@@ -118,22 +118,24 @@ def answer_file(
     if source.resolve() == target.resolve():
         raise ValueError(f"output must differ from the input {source}; give another output")
     prompts = read_prompts(source)
-    options = seeded(options, 0)
+    options = offset_seed(options, 0)
     tokens = 0
-    with appended(target) as file:
-        done = answered(file, prompts)
+    with open_for_append(target) as file:
+        done = find_answered_lines(file, prompts)
         todo = [line for line in range(1, len(prompts) + 1) if line not in done]
-        requests = ((f"{source}:{line}", prompts[line - 1], seeded(options, line)) for line in todo)
+        requests = (
+            (f"{source}:{line}", prompts[line - 1], offset_seed(options, line)) for line in todo
+        )
         progress(len(done), len(prompts), tokens)
-        for count, (number, output) in enumerate(answers(llm, requests, batch=batch), 1):
+        for count, (number, output) in enumerate(iterate_answers(llm, requests, batch=batch), 1):
             line = todo[number]
-            append(file, {"line": line, **example(prompts[line - 1], output)})
+            append_record(file, {"line": line, **training_example(prompts[line - 1], output)})
             tokens += len(output.ids)
             progress(len(done) + count, len(prompts), tokens)
     return len(todo)
 
 
-def example(prompt: str | list[Message], output: Output) -> Record:
+def training_example(prompt: str | list[Message], output: Output) -> JsonRecord:
     """Return a training example; `finish_reason` marks a truncated answer."""
     cut = {"finish_reason": "length"} if output.finish_reason == "length" else {}
     if isinstance(prompt, str):
@@ -145,10 +147,10 @@ def read_prompts(path: Path) -> list[str | list[Message]]:
     """Read the prompts of a file; raises `ValueError` naming the line of an invalid one."""
     if not path.is_file():
         raise ValueError(f"no file of prompts at {str(path)!r}; give a file of JSON lines")
-    return [prompt_of(record, place) for place, record in read_records(path)]
+    return [parse_prompt(record, place) for place, record in read_records(path)]
 
 
-def prompt_of(record: Record, place: str) -> str | list[Message]:
+def parse_prompt(record: JsonRecord, place: str) -> str | list[Message]:
     """Return the messages or text of a line; raises `ValueError` naming `place` if invalid."""
     prompt = record.get("messages") or record.get("prompt")
     match prompt:
@@ -162,13 +164,13 @@ def prompt_of(record: Record, place: str) -> str | list[Message]:
                 f"found {', '.join(sorted(record)) or 'no fields'}"
             )
     try:
-        return checked_prompt(prompt)
+        return validate_prompt(prompt)
     except ValueError as error:
-        raise prefixed(place, error) from error
+        raise prefix_error(place, error) from error
 
 
 @contextmanager
-def appended(path: Path) -> Iterator[FileIO]:
+def open_for_append(path: Path) -> Iterator[FileIO]:
     """Open a file for reading and appending, locked against other runs."""
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} is not a regular file; give another output")
@@ -182,7 +184,7 @@ def appended(path: Path) -> Iterator[FileIO]:
         yield file
 
 
-def append(file: FileIO, record: Record) -> None:
+def append_record(file: FileIO, record: JsonRecord) -> None:
     """Write one JSON line; raises `OSError` naming the file if the disk is full."""
     line = json.dumps(record).encode() + b"\n"
     try:
@@ -192,7 +194,7 @@ def append(file: FileIO, record: Record) -> None:
         raise OSError(error.errno, error.strerror, str(file.name)) from error
 
 
-def answered(file: FileIO, prompts: list[str | list[Message]]) -> set[int]:
+def find_answered_lines(file: FileIO, prompts: list[str | list[Message]]) -> set[int]:
     """Return the line numbers whose answers are in a file, and truncate an incomplete last line.
 
     Raises:
@@ -203,23 +205,23 @@ def answered(file: FileIO, prompts: list[str | list[Message]]) -> set[int]:
     whole, end, torn = file.readall().rpartition(b"\n")
     done: set[int] = set()
     for number, text in enumerate(whole.split(b"\n") if end else [], 1):
-        line = answered_line(parse(text, place := f"{file.name}:{number}"), prompts)
+        line = find_answered_line(parse_record(text, place := f"{file.name}:{number}"), prompts)
         if line is None:
-            raise ValueError(f"{place} answers a different prompt than the input; {OTHER}")
+            raise ValueError(f"{place} answers a different prompt than the input; {OTHER_OUTPUT}")
         done.add(line)
     if torn:
-        if not any(begins(torn, line, prompt) for line, prompt in enumerate(prompts, 1)):
+        if not any(is_partial_answer(torn, line, prompt) for line, prompt in enumerate(prompts, 1)):
             raise ValueError(
-                f"{file.name} ends with a partial line that does not match the input; {OTHER}"
+                f"{file.name} ends with a partial line that does not match the input; {OTHER_OUTPUT}"
             )
         file.truncate(len(whole + end))
     return done
 
 
-OTHER = "give another output"
+OTHER_OUTPUT = "give another output"
 
 
-def answered_line(record: Record, prompts: list[str | list[Message]]) -> int | None:
+def find_answered_line(record: JsonRecord, prompts: list[str | list[Message]]) -> int | None:
     """Return the number of the line that a record answers, or None if it matches no prompt."""
     match record:
         case {"messages": [*prompt, {"role": "assistant", "content": str()}]}:
@@ -233,7 +235,7 @@ def answered_line(record: Record, prompts: list[str | list[Message]]) -> int | N
     return line if matches else None
 
 
-def begins(torn: bytes, line: int, prompt: str | list[Message]) -> bool:
+def is_partial_answer(torn: bytes, line: int, prompt: str | list[Message]) -> bool:
     """Return whether an incomplete line is the beginning of the answer to a prompt."""
     fields = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
     whole = json.dumps({"line": line, **fields}).encode().rstrip(b"]}")

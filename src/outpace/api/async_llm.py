@@ -38,9 +38,9 @@ class AsyncLLM(ModelClient):
             message = f"max_waiting must be at least 0, got {max_waiting}"
             raise OptionError("max_waiting", max_waiting, message)
         self.llm = llm
-        self.owns = thread is None
+        self.owns_thread = thread is None
         self.thread = EngineThread() if thread is None else thread
-        self.thread.add(llm.name, llm)
+        self.thread.add_model(llm.name, llm)
         limit = llm.engine.max_sequences + max_waiting
         super().__init__(self.thread, llm.name, llm.text, limit)
 
@@ -87,7 +87,7 @@ class AsyncLLM(ModelClient):
     def close(self) -> None:
         """End pending requests with an error, and stop the thread unless it is shared."""
         super().close()
-        if self.owns:
+        if self.owns_thread:
             self.thread.close()
         else:
-            self.thread.remove(self.name)
+            self.thread.remove_model(self.name)

@@ -24,11 +24,11 @@ from jinja2.ext import LoopControlExtension
 from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Call, Const, Getattr, Template, TemplateData
 
-from outpace.api.codec import Codec, Span, checked_text, free_characters
-from outpace.api.markers import Authors, Markers, Message, Part, any_of
+from outpace.api.codec import SharedTokenizer, TokenSpan, unused_characters, validate_text
+from outpace.api.markers import AuthorMap, Markers, Message, TemplatePart, match_any
 from outpace.errors import OptionError
 
-GIVEN = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception"} | {
+RESERVED_NAMES = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception"} | {
     "strftime_now",
     "continue_final_message",
     "chat_template",
@@ -40,12 +40,12 @@ GIVEN = {"messages", "add_generation_prompt", "tools", "documents", "raise_excep
 class ChatTemplate:
     """The chat template of a tokenizer."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: SharedTokenizer) -> None:
         self.codec, self.name = codec, codec.name
         self.tokenizer = codec.tokenizer
 
     @cached_property
-    def trees(self) -> list[Template]:
+    def syntax_trees(self) -> list[Template]:
         """Syntax trees of the template, or of all templates if there are several."""
         sources = self.tokenizer.chat_template or []
         sources = sources.values() if isinstance(sources, dict) else sources
@@ -63,20 +63,20 @@ class ChatTemplate:
     @cached_property
     def variables(self) -> frozenset[str]:
         """Names of the variables that a request may set."""
-        names = {name for tree in self.trees for name in find_undeclared_variables(tree)}
-        return frozenset(name for name in names - GIVEN if not name.endswith("_token"))
+        names = {name for tree in self.syntax_trees for name in find_undeclared_variables(tree)}
+        return frozenset(name for name in names - RESERVED_NAMES if not name.endswith("_token"))
 
     @cached_property
-    def constants(self) -> frozenset[str]:
+    def string_constants(self) -> frozenset[str]:
         """Strings in the template's expressions, which it may search for in a text."""
-        found = chain.from_iterable(tree.find_all(Const) for tree in self.trees)
+        found = chain.from_iterable(tree.find_all(Const) for tree in self.syntax_trees)
         return frozenset(each.value for each in found if isinstance(each.value, str) and each.value)
 
     @cached_property
-    def control(self) -> dict[int, str]:
+    def control_tokens(self) -> dict[int, str]:
         """Control tokens by id."""
-        data = chain.from_iterable(tree.find_all(TemplateData) for tree in self.trees)
-        written = "\0".join([*self.constants, *(each.data for each in data)])
+        data = chain.from_iterable(tree.find_all(TemplateData) for tree in self.syntax_trees)
+        written = "\0".join([*self.string_constants, *(each.data for each in data)])
         return {
             number: text
             for number, token in self.tokenizer.added_tokens_decoder.items()
@@ -84,23 +84,27 @@ class ChatTemplate:
         }
 
     @cached_property
-    def special(self) -> dict[int, str]:
+    def special_tokens(self) -> dict[int, str]:
         """Control tokens that an assistant's text must not turn into either."""
         added = self.tokenizer.added_tokens_decoder
-        return {number: text for number, text in self.control.items() if added[number].special}
-
-    @cached_property
-    def hidden(self) -> dict[bool, re.Pattern[str]]:
-        """Patterns of the control tokens to hide, by whether the assistant wrote the text."""
         return {
-            False: any_of([*self.control.values()]),
-            True: any_of([*self.special.values()]),
+            number: text for number, text in self.control_tokens.items() if added[number].special
         }
 
     @cached_property
-    def edges(self) -> re.Pattern[str]:
+    def hidden_patterns(self) -> dict[bool, re.Pattern[str]]:
+        """Patterns of the control tokens to hide, by whether the assistant wrote the text."""
+        return {
+            False: match_any([*self.control_tokens.values()]),
+            True: match_any([*self.special_tokens.values()]),
+        }
+
+    @cached_property
+    def edge_pattern(self) -> re.Pattern[str]:
         """Pattern of the first and last characters of control tokens."""
-        return any_of(sorted({text[end] for text in self.control.values() for end in (0, -1)}))
+        return match_any(
+            sorted({text[end] for text in self.control_tokens.values() for end in (0, -1)})
+        )
 
     def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
         """Render a conversation, up to the beginning of the answer.
@@ -117,9 +121,9 @@ class ChatTemplate:
             message = f"messages: the chat template of {self.name} fails: {error}"
             raise OptionError("messages", messages, message) from error
         self.codec.check_length(str(rendered))
-        return checked_text("messages", str(rendered))
+        return validate_text("messages", str(rendered))
 
-    def render_parts(self, parts: Sequence[Part]) -> str:
+    def render_parts(self, parts: Sequence[TemplatePart]) -> str:
         """Render the parts of a conversation."""
         messages = [part.value for part in parts if isinstance(part.key, int)]
         return self.render(messages, {str(part.key): part.value for part in parts[len(messages) :]})
@@ -132,46 +136,50 @@ class ChatTemplate:
                 which control tokens cannot be separated from text.
         """
         for number, message in enumerate(messages):
-            if self.hidden[False].search(role := message["role"]):
+            if self.hidden_patterns[False].search(role := message["role"]):
                 param = f"messages[{number}].role"
                 text = f"{param} must not contain a special token, got {role!r}"
                 raise OptionError(param, role, text)
-        parts = Part.all(messages, variables)
+        parts = TemplatePart.collect_parts(messages, variables)
         text = self.render_parts(parts)
-        authors = self.authors(parts, text)
-        ids, spans = self.codec.marked(text)
-        control = [self.place(text, span) for span in spans if span[0] in self.control]
+        authors = self.find_authors(parts, text)
+        ids, spans = self.codec.encode_with_spans(text)
+        control = [self.trim_span(text, span) for span in spans if span[0] in self.control_tokens]
         own = [span for span in control if not self.is_text(span, authors)]
         if own == control:
             return ids
-        return self.codec.only(text, own, frozenset(self.control))
+        return self.codec.encode_selected(text, own, frozenset(self.control_tokens))
 
-    def place(self, text: str, span: Span) -> Span:
+    def trim_span(self, text: str, span: TokenSpan) -> TokenSpan:
         """Return the span of a control token without the white space that it absorbs."""
         token, begin, end = span
-        found = text.find(self.control[token], begin, end)
-        return span if found < 0 else (token, found, found + len(self.control[token]))
+        found = text.find(self.control_tokens[token], begin, end)
+        return span if found < 0 else (token, found, found + len(self.control_tokens[token]))
 
-    def is_text(self, span: Span, authors: Authors) -> bool:
+    def is_text(self, span: TokenSpan, authors: AuthorMap) -> bool:
         """Return whether a control token is part of a text that must not contain it."""
         token, begin, end = span
         ends = [authors[place] for place in (begin, end - 1) if place in authors]
-        return bool(ends) and (not all(ends) or token in self.special)
+        return bool(ends) and (not all(ends) or token in self.special_tokens)
 
-    def authors(self, parts: Sequence[Part], text: str) -> Authors:
+    def find_authors(self, parts: Sequence[TemplatePart], text: str) -> AuthorMap:
         """Find the authors of the first and last characters of control tokens in a prompt.
 
         Raises:
             OptionError: If they cannot be determined, naming the part.
         """
-        edged = [part for part in parts if part.holds({True: self.edges, False: self.edges})]
+        edged = [
+            part
+            for part in parts
+            if part.matches_any({True: self.edge_pattern, False: self.edge_pattern})
+        ]
         if not edged:
             return {}
-        if (found := self.trace(parts, edged, text)) is not None:
+        if (found := self.trace_authors(parts, edged, text)) is not None:
             return found
-        holders = [part for part in edged if part.holds(self.hidden)]
+        holders = [part for part in edged if part.matches_any(self.hidden_patterns)]
         suspects, what = (holders, "a") if holders else (edged, "part of a")
-        guilty = (part for part in suspects if self.trace(parts, [part], text) is None)
+        guilty = (part for part in suspects if self.trace_authors(parts, [part], text) is None)
         part = next(guilty, suspects[0])
         raise OptionError(
             part.name,
@@ -180,38 +188,52 @@ class ChatTemplate:
             f"template of {self.name}: remove it",
         )
 
-    def trace(self, parts: Sequence[Part], edged: Sequence[Part], text: str) -> Authors | None:
+    def trace_authors(
+        self, parts: Sequence[TemplatePart], edged: Sequence[TemplatePart], text: str
+    ) -> AuthorMap | None:
         """Find the authors from markers in the parts `edged`; None if they cannot be determined."""
         same = False
-        for markers in self.markers(text, *(each for part in parts for each in part.texts)):
+        for markers in self.candidate_markers(
+            text, *(each for part in parts for each in part.texts)
+        ):
             try:
-                shown = [part.changed(markers.hide) if part in edged else part for part in parts]
+                shown = [
+                    part.map_texts(markers.hide_tokens) if part in edged else part for part in parts
+                ]
                 rendered = self.render_parts(shown)
-                plain, authors = markers.read(rendered)
+                plain, authors = markers.restore_text(rendered)
             except ValueError:  # the template depends on what is hidden
                 continue
             if plain == text:
                 return authors
-            same |= self.hidden[False].findall(rendered) == self.hidden[False].findall(text)
+            same |= self.hidden_patterns[False].findall(rendered) == self.hidden_patterns[
+                False
+            ].findall(text)
         # Text without a control token could only be a part of one, which it is not here.
-        return {} if same and not any(part.holds(self.hidden) for part in edged) else None
+        return (
+            {}
+            if same and not any(part.matches_any(self.hidden_patterns) for part in edged)
+            else None
+        )
 
-    def markers(self, *known: str) -> Iterator[Markers]:
+    def candidate_markers(self, *known: str) -> Iterator[Markers]:
         """Yield candidate ways to mark texts, the strictest first."""
-        free = free_characters(*known, *self.constants)
-        plain, parts, single, several = self.words
+        free = unused_characters(*known, *self.string_constants)
+        plain, parts, single, several = self.word_groups
         none: dict[bool, list[str]] = {True: [], False: []}
-        yield Markers(self.hidden, self.edges, none, none, free)
-        yield Markers(self.hidden, self.edges, plain, none, free)
+        yield Markers(self.hidden_patterns, self.edge_pattern, none, none, free)
+        yield Markers(self.hidden_patterns, self.edge_pattern, plain, none, free)
         for groups in ((parts, single), (parts, single, several)):
             fenced = {own: [word for group in groups for word in group[own]] for own in none}
-            for inner in (frozenset[str](), self.ends):
-                yield Markers(self.hidden, self.edges, plain, fenced, free, inner=inner)
+            for inner in (frozenset[str](), self.boundary_constants):
+                yield Markers(
+                    self.hidden_patterns, self.edge_pattern, plain, fenced, free, inner=inner
+                )
 
     @cached_property
-    def ends(self) -> frozenset[str]:
+    def boundary_constants(self) -> frozenset[str]:
         """Strings that the template searches for at the beginning or end of a text."""
-        calls = chain.from_iterable(tree.find_all(Call) for tree in self.trees)
+        calls = chain.from_iterable(tree.find_all(Call) for tree in self.syntax_trees)
         return frozenset(
             word.value
             for call in calls
@@ -222,26 +244,29 @@ class ChatTemplate:
         )
 
     @cached_property
-    def words(self) -> tuple[dict[bool, list[str]], ...]:
+    def word_groups(self) -> tuple[dict[bool, list[str]], ...]:
         """Words that the template may search for and that overlap control tokens.
 
         Returns:
             Four groups: words that share only characters with a token, that may be part of one,
                 that are one, and longer words.
         """
-        tokens = [*self.control.values()]
+        tokens = [*self.control_tokens.values()]
         heads = {token[:end] for token in tokens for end in range(1, len(token))}
         tails = {token[begin:] for token in tokens for begin in range(1, len(token))}
 
-        def group(word: str, own: bool) -> int:
-            if self.hidden[own].search(word):
-                return 2 if self.hidden[own].fullmatch(word) else 3
+        def classify_word(word: str, own: bool) -> int:
+            if self.hidden_patterns[own].search(word):
+                return 2 if self.hidden_patterns[own].fullmatch(word) else 3
             ends = range(1, len(word) + 1)
             partial = any(word[-end:] in heads or word[:end] in tails for end in ends)
             return int(partial or any(word in token and word != token for token in tokens))
 
-        words = [word for word in self.constants if self.edges.search(word)]
+        words = [word for word in self.string_constants if self.edge_pattern.search(word)]
         return tuple(
-            {own: [word for word in words if group(word, own) == number] for own in (True, False)}
+            {
+                own: [word for word in words if classify_word(word, own) == number]
+                for own in (True, False)
+            }
             for number in range(4)
         )

@@ -11,23 +11,23 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.checkpoints.fields import panics
+from outpace.checkpoints.fields import convert_panics
 from outpace.errors import ContextError, OptionError
 
-Span = tuple[int, int, int]
+TokenSpan = tuple[int, int, int]
 """A token id, and the start and end of its text in characters."""
 
-PRIVATE = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
+PRIVATE_CODE_POINTS = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
 """Private-use code points, which templates never and texts hardly ever contain."""
 
 
-def free_characters(*texts: Collection[str]) -> Iterator[str]:
+def unused_characters(*texts: Collection[str]) -> Iterator[str]:
     """Yield private-use characters that occur in none of the texts."""
     used = set[str]().union(*texts)
-    return (character for character in map(chr, PRIVATE) if character not in used)
+    return (character for character in map(chr, PRIVATE_CODE_POINTS) if character not in used)
 
 
-def next_free(free: Iterator[str]) -> str:
+def take_unused_character(free: Iterator[str]) -> str:
     """Take the next unused character; raises `OptionError` if none is left."""
     if (found := next(free, None)) is None:
         message = "prompt: the text uses every private-use character of Unicode; remove some"
@@ -35,7 +35,7 @@ def next_free(free: Iterator[str]) -> str:
     return found
 
 
-def checked_text(param: str, text: str) -> str:
+def validate_text(param: str, text: str) -> str:
     """Return the text of `param`; raises `OptionError` if it cannot be encoded as UTF-8."""
     try:
         text.encode()
@@ -47,7 +47,7 @@ def checked_text(param: str, text: str) -> str:
     return text
 
 
-class Codec:
+class SharedTokenizer:
     """A tokenizer that any thread may use.
 
     Attributes:
@@ -58,29 +58,29 @@ class Codec:
     def __init__(self, name: str, tokenizer: Tokenizer) -> None:
         self.name = name
         self.tokenizer = tokenizer
-        self.context: int | None = None
-        self.renamed: Renamed | None = None
+        self.context_length: int | None = None
+        self.aliased: AliasedTokenizer | None = None
         # Splitting special tokens is a setting of the tokenizer, not of a call.
         self.lock = Lock()
 
     @cached_property
-    def longest(self) -> int:
+    def longest_token(self) -> int:
         """Number of characters of the longest token."""
         return max(map(len, self.tokenizer.get_vocab()), default=1)
 
     def check_length(self, text: str) -> None:
         """Raise `ContextError` for text with more characters than the context can hold."""
-        if self.context is None or len(text) <= self.context:
+        if self.context_length is None or len(text) <= self.context_length:
             return
-        if len(text) > (limit := self.context * self.longest):
+        if len(text) > (limit := self.context_length * self.longest_token):
             raise ContextError(
                 "prompt",
                 text,
                 f"prompt: a prompt of {len(text)} characters is too long for {self.name}: its "
-                f"context of {self.context} tokens holds at most {limit}",
+                f"context of {self.context_length} tokens holds at most {limit}",
             )
 
-    def plain(self, text: str, *, begin: bool = False) -> list[int]:
+    def encode_plain(self, text: str, *, begin: bool = False) -> list[int]:
         """Encode text without special tokens.
 
         Args:
@@ -88,15 +88,15 @@ class Codec:
             begin: Whether to add the tokens that the model's texts begin with, such as BOS.
         """
         self.check_length(text)
-        with self.lock, panics(self.name):
+        with self.lock, convert_panics(self.name):
             return self.tokenizer(
                 text, add_special_tokens=begin, split_special_tokens=True, verbose=False
             ).input_ids
 
-    def marked(self, text: str) -> tuple[list[int], list[Span]]:
+    def encode_with_spans(self, text: str) -> tuple[list[int], list[TokenSpan]]:
         """Encode text with its special tokens; return the ids and the span of each."""
         self.check_length(text)
-        with self.lock, panics(self.name):
+        with self.lock, convert_panics(self.name):
             found = self.tokenizer(
                 text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
             )
@@ -104,7 +104,9 @@ class Codec:
         places = zip(ids, found.offset_mapping, strict=True)
         return ids, [(token, begin, end) for token, (begin, end) in places]
 
-    def only(self, text: str, spans: Sequence[Span], hidden: frozenset[int]) -> list[int]:
+    def encode_selected(
+        self, text: str, spans: Sequence[TokenSpan], hidden: frozenset[int]
+    ) -> list[int]:
         """Encode text in which the added tokens `hidden` are tokens only at the given spans.
 
         All other text is encoded as by a tokenizer without the hidden tokens.
@@ -117,14 +119,17 @@ class Codec:
         Raises:
             OptionError: If the tokenizer cannot separate its tokens from the text.
         """
-        lead = next_free(free_characters(text))
-        if (renamed := self.renamed) is None or (renamed.lead, renamed.hidden) != (lead, hidden):
-            renamed = self.renamed = Renamed(self.tokenizer, lead, hidden)
+        lead = take_unused_character(unused_characters(text))
+        if (renamed := self.aliased) is None or (renamed.delimiter, renamed.hidden_ids) != (
+            lead,
+            hidden,
+        ):
+            renamed = self.aliased = AliasedTokenizer(self.tokenizer, lead, hidden)
         parts, last = [], 0
         for token, begin, end in spans:
-            parts += [text[last:begin], renamed.alias(token)]
+            parts += [text[last:begin], renamed.alias_name(token)]
             last = end
-        with panics(self.name):
+        with convert_panics(self.name):
             ids = renamed.encode("".join([*parts, text[last:]]))
         if [each for each in ids if each in hidden] != [token for token, _, _ in spans]:
             message = f"prompt: the tokenizer of {self.name} cannot separate its tokens from text"
@@ -133,11 +138,11 @@ class Codec:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode token ids, without special tokens."""
-        with panics(self.name):
+        with convert_panics(self.name):
             return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
 
 
-class Renamed:
+class AliasedTokenizer:
     """A tokenizer that has some of its added tokens under aliases that occur in no text.
 
     The normalizer, the prefix spaces and the merges next to these tokens are unchanged, and their
@@ -145,7 +150,7 @@ class Renamed:
     """
 
     def __init__(self, tokenizer: Tokenizer, lead: str, hidden: frozenset[int]) -> None:
-        self.lead, self.hidden = lead, hidden
+        self.delimiter, self.hidden_ids = lead, hidden
         backend = tokenizer.backend_tokenizer
         self.backend = Backend(backend.model)
         for part in ("normalizer", "pre_tokenizer"):
@@ -153,25 +158,25 @@ class Renamed:
                 setattr(self.backend, part, getattr(backend, part))
         added = sorted(tokenizer.added_tokens_decoder.items())
         names = {
-            token: self.alias(token) if token in hidden else str(added_token)
+            token: self.alias_name(token) if token in hidden else str(added_token)
             for token, added_token in added
         }
         self.backend.add_tokens(
-            [renamed_token(added_token, names[token]) for token, added_token in added]
+            [alias_token(added_token, names[token]) for token, added_token in added]
         )
-        self.ids = {self.backend.token_to_id(name): token for token, name in names.items()}
+        self.original_ids = {self.backend.token_to_id(name): token for token, name in names.items()}
 
-    def alias(self, token: int) -> str:
+    def alias_name(self, token: int) -> str:
         """Return the alias of a hidden token."""
-        return f"{self.lead}{token}{self.lead}"
+        return f"{self.delimiter}{token}{self.delimiter}"
 
     def encode(self, text: str) -> list[int]:
         """Encode text; returns ids of the original tokenizer."""
         found = self.backend.encode(text, add_special_tokens=False).ids
-        return [self.ids.get(token, token) for token in found]
+        return [self.original_ids.get(token, token) for token in found]
 
 
-def renamed_token(token: AddedToken, name: str) -> AddedToken:
+def alias_token(token: AddedToken, name: str) -> AddedToken:
     """Return an added token under another name, matched by the same rules."""
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     return AddedToken(name, special=False, **{flag: getattr(token, flag) for flag in flags})

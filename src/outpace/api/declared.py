@@ -43,7 +43,7 @@ class Info:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Declared:
+class DeclaredOption:
     """One option of a dataclass.
 
     Attributes:
@@ -71,12 +71,12 @@ class Declared:
 
 
 @cache
-def declared(kind: type) -> Mapping[str, Declared]:
+def list_options(kind: type) -> Mapping[str, DeclaredOption]:
     """Return the options of a dataclass by name."""
     hints = get_type_hints(kind, include_extras=True)
     found = {}
     for each in fields(kind):
         hint, info = get_args(hints[each.name])
         default = each.default if each.default_factory is MISSING else each.default_factory()
-        found[each.name] = Declared(name=each.name, kind=hint, default=default, info=info)
+        found[each.name] = DeclaredOption(name=each.name, kind=hint, default=default, info=info)
     return MappingProxyType(found)

@@ -13,10 +13,10 @@ from outpace.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)
 
-PATIENCE = 1.0
+STEP_WAIT_SECONDS = 1.0
 """Seconds after which a waiting thread checks whether the other thread has finished its step."""
 
-FAILURES = 3
+MAX_FAILED_STEPS = 3
 """Consecutive steps that may fail before `attempt_step` raises."""
 
 
@@ -32,14 +32,14 @@ class Driver:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.inbox: deque[tuple[Job, bool]] = deque()
-        self.turn = Condition()
-        self.driver: int | None = None
-        self.failures = 0
+        self.step_finished = Condition()
+        self.driving_thread: int | None = None
+        self.failed_steps = 0
 
     @property
     def stats(self) -> Stats:
         """Statistics of the engine; requests still in the inbox count as waiting."""
-        stats = Stats.of(self.engine)
+        stats = Stats.from_engine(self.engine)
         coming = sum(enters for _, enters in list(self.inbox))
         return stats._replace(waiting=stats.waiting + coming)
 
@@ -49,18 +49,18 @@ class Driver:
 
     def cancel(self, job: Job) -> None:
         """Cancel a request now or, if another thread drives the engine, before the next step."""
-        self.drop(job)
-        self.drive(self.empty, wait=False)
+        self.cancel_later(job)
+        self.run_exclusively(self.process_inbox, wait=False)
 
-    def drop(self, job: Job) -> None:
+    def cancel_later(self, job: Job) -> None:
         """Cancel a request before the next step of any thread, without waiting."""
         self.inbox.append((job, False))
 
     def step(self) -> bool:
         """Run one step of the engine, or wait for another thread's; False if no request is left."""
-        return self.drive(self.advance, wait=True)
+        return self.run_exclusively(self.process_and_step, wait=True)
 
-    def go_on(self, name: str, step: Callable[[], bool]) -> bool:
+    def attempt_step(self, name: str, step: Callable[[], bool]) -> bool:
         """Run a step in a loop that drives the engine; log a step that fails.
 
         Args:
@@ -77,14 +77,14 @@ class Driver:
             more = step()
         except Exception:
             LOG.exception("a step of %s failed", name)
-            self.failures += 1
-            if self.failures == FAILURES:
+            self.failed_steps += 1
+            if self.failed_steps == MAX_FAILED_STEPS:
                 raise
             return True
-        self.failures = 0
+        self.failed_steps = 0
         return more
 
-    def drive(self, work: Callable[[], bool], *, wait: bool) -> bool:
+    def run_exclusively(self, work: Callable[[], bool], *, wait: bool) -> bool:
         """Run `work` with exclusive access to the engine.
 
         If another thread has the engine, return True, after its step if `wait` is set.
@@ -94,32 +94,32 @@ class Driver:
         """
         mine = False
         try:
-            with self.turn:
-                if self.driver is not None:
-                    if wait and self.driver == get_ident():
+            with self.step_finished:
+                if self.driving_thread is not None:
+                    if wait and self.driving_thread == get_ident():
                         raise RuntimeError("a method or a callback cannot wait for other answers")
                     if wait:
-                        self.turn.wait(PATIENCE)
+                        self.step_finished.wait(STEP_WAIT_SECONDS)
                     return True
-                self.driver, mine = get_ident(), True
+                self.driving_thread, mine = get_ident(), True
             return work()
         finally:
             if mine:
-                self.driver = None  # first: Ctrl-C may arrive even here
-                with self.turn:
-                    self.turn.notify_all()
+                self.driving_thread = None  # first: Ctrl-C may arrive even here
+                with self.step_finished:
+                    self.step_finished.notify_all()
 
-    def advance(self) -> bool:
+    def process_and_step(self) -> bool:
         """Process the inbox, then step the engine."""
-        self.empty()
+        self.process_inbox()
         return self.engine.step()
 
-    def empty(self) -> bool:
+    def process_inbox(self) -> bool:
         """Apply the queued submissions and cancellations."""
         while self.inbox:
             job, enters = self.inbox[0]
             if enters:
-                self.engine.enter(job)
+                self.engine.enqueue(job)
             else:
                 self.engine.cancel(job)
             self.inbox.popleft()

@@ -8,16 +8,16 @@ from typing import Any
 from numpy import ndarray
 from torch import Tensor
 
-from outpace.api.options import REQUEST, RequestOptions
+from outpace.api.options import REQUEST_OPTIONS, RequestOptions
 from outpace.constraint.compiler import Compiler
 from outpace.decoding import CAUSAL_KINDS, Constraint, Processor
-from outpace.decoding.processor import Bias, NotBefore, Penalties
-from outpace.decoding.sampling_params import is_whole
+from outpace.decoding.processor import MinTokens, Penalties, TokenBias
+from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
 
 
-def ends_of(
+def resolve_stop_ids(
     options: RequestOptions, eos: frozenset[int], vocab: int, silent: Set[int]
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Return the end-of-sequence ids of an answer, and the ids that end it at any position.
@@ -37,7 +37,7 @@ def ends_of(
     if isinstance(listed, ndarray | Tensor):
         listed = listed.tolist()
     tokens = list(listed) if isinstance(listed, Sequence | Set) else [listed]
-    check_tokens("stop_ids", tokens, vocab)
+    check_token_ids("stop_ids", tokens, vocab)
     stops = frozenset(map(int, tokens))
     if options.rule is None:
         return frozenset() if options.ignore_eos else eos, stops
@@ -53,7 +53,7 @@ def ends_of(
     return eos, stops
 
 
-def processors_of(
+def build_processors(
     options: RequestOptions, method: Method, begin: int, ends: frozenset[int], vocab: int
 ) -> Iterator[Processor]:
     """Yield the logits processors of an answer.
@@ -75,16 +75,16 @@ def processors_of(
         repetition=options.repetition_penalty,
     )
     if penalties != Penalties(begin=begin):
-        check_order(options, method)
+        check_sequential(options, method)
         yield penalties
     if options.logit_bias:
-        check_tokens("logit_bias", list(options.logit_bias), vocab)
-        yield Bias({int(token): float(bias) for token, bias in options.logit_bias.items()})
+        check_token_ids("logit_bias", list(options.logit_bias), vocab)
+        yield TokenBias({int(token): float(bias) for token, bias in options.logit_bias.items()})
     if options.min_tokens and ends:
-        yield NotBefore(ends, begin + options.min_tokens)
+        yield MinTokens(ends, begin + options.min_tokens)
 
 
-def constraint_of(
+def build_constraint(
     options: RequestOptions,
     compiler: Compiler,
     method: Method,
@@ -102,9 +102,9 @@ def constraint_of(
     """
     if options.rule is None:
         return None
-    return compiler.constraint(
+    return compiler.build_constraint(
         options.rule,
-        sequential=method.sequential,
+        sequential=method.is_sequential,
         begin=slots.start,
         limit=slots.stop,
         size=vocab,
@@ -114,10 +114,10 @@ def constraint_of(
     )
 
 
-def check_sight(method: Method) -> None:
+def check_can_infill(method: Method) -> None:
     """Raise `OptionError` if a method cannot condition on text after a hole."""
     if not method.sees_ahead:
-        able = (kind.__name__ for kind in METHODS.values() if kind.decodes != CAUSAL_KINDS)
+        able = (kind.__name__ for kind in METHODS.values() if kind.target_kinds != CAUSAL_KINDS)
         raise OptionError(
             "method",
             method,
@@ -126,10 +126,10 @@ def check_sight(method: Method) -> None:
         )
 
 
-def check_order(options: RequestOptions, method: Method) -> None:
+def check_sequential(options: RequestOptions, method: Method) -> None:
     """Raise `OptionError` for penalties with a method that fills mask positions in any order."""
-    if not method.sequential:
-        ordered = (each for each in REQUEST.values() if each.info.sequential)
+    if not method.is_sequential:
+        ordered = (each for each in REQUEST_OPTIONS.values() if each.info.sequential)
         name = next(o.name for o in ordered if getattr(options, o.name) != o.default)
         raise OptionError(
             name,
@@ -139,9 +139,9 @@ def check_order(options: RequestOptions, method: Method) -> None:
         )
 
 
-def check_tokens(name: str, tokens: Sequence[object], vocab: int) -> None:
+def check_token_ids(name: str, tokens: Sequence[object], vocab: int) -> None:
     """Raise `OptionError` for an invalid token id."""
     for token in tokens:
-        if not (is_whole(token) and 0 <= int(token) < vocab):  # type: ignore[call-overload]
+        if not (is_whole_number(token) and 0 <= int(token) < vocab):  # type: ignore[call-overload]
             message = f"{name} must hold token ids from 0 to {vocab - 1}, got {token!r}"
             raise OptionError(name, token, message)

@@ -12,23 +12,29 @@ from functools import partial
 from itertools import count
 from typing import Any, Unpack
 
-from outpace.api.engine_loop import Cancel, Command, Progress, QueueFull, Submit
-from outpace.api.options import Options, RequestOptions, names_of
+from outpace.api.engine_loop import (
+    CancelCommand,
+    EngineCommand,
+    QueueFullError,
+    RequestProgress,
+    SubmitCommand,
+)
+from outpace.api.options import Options, RequestOptions, option_names
 from outpace.api.output import Event, Output
-from outpace.api.text import Prompt, Text
+from outpace.api.text import Prompt, TextCodec
 from outpace.decoding import Step
-from outpace.engine.runner import Usage
+from outpace.engine.runner import CacheUsage
 from outpace.engine.stats import Stats
 
-NOTHING = Stats(waiting=0, running=0, models=())
+EMPTY_STATS = Stats(waiting=0, running=0, models=())
 """Statistics of an engine that was not measured yet, or is no longer served."""
 
 
-class Draining(RuntimeError):
+class DrainingError(RuntimeError):
     """The model is shutting down and accepts no more requests."""
 
 
-class EngineDied(RuntimeError):
+class EngineDiedError(RuntimeError):
     """The engine loop has ended; all its requests have failed."""
 
 
@@ -41,18 +47,18 @@ class EngineClient(ABC):
         CLOSED_MESSAGE: Error message of requests after `close`.
     """
 
-    CLOSED = "the engine loop was closed"
+    CLOSED_MESSAGE = "the engine loop was closed"
 
     def __init__(self) -> None:
         self.requests: dict[int, PendingRequest] = {}
-        self.numbers = count()
+        self.request_numbers = count()
         self.error: BaseException | None = None
-        self.closed = False
+        self.is_closed = False
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the loop is running."""
-        return self.error is None and not self.closed
+        return self.error is None and not self.is_closed
 
     @property
     @abstractmethod
@@ -65,11 +71,11 @@ class EngineClient(ABC):
         """Requests and memory of each engine, by model name."""
 
     @abstractmethod
-    async def measure(self) -> None:
+    async def update_stats(self) -> None:
         """Update `stats`."""
 
     @abstractmethod
-    def send(self, command: Command) -> None:
+    def send_command(self, command: EngineCommand) -> None:
         """Send a command without waiting."""
 
     @abstractmethod
@@ -77,18 +83,18 @@ class EngineClient(ABC):
         """End the loop; pending requests end with an error."""
 
     @abstractmethod
-    async def join(self) -> None:
+    async def start_receiving(self) -> None:
         """Start receiving messages in the running event loop."""
 
-    def check(self) -> None:
+    def check_alive(self) -> None:
         """Raise `EngineDiedError` if the loop has ended."""
-        if not self.alive:
-            raise EngineDied(str(self.error or self.CLOSED))
+        if not self.is_alive:
+            raise EngineDiedError(str(self.error or self.CLOSED_MESSAGE))
 
-    def fail(self) -> None:
+    def fail_requests(self) -> None:
         """Fail all requests after the loop has ended."""
         for request in [*self.requests.values()]:
-            request.fail(EngineDied(str(self.error or self.CLOSED)))
+            request.fail(EngineDiedError(str(self.error or self.CLOSED_MESSAGE)))
 
 
 class ModelClient:
@@ -103,30 +109,30 @@ class ModelClient:
         most: Maximum number of requests in flight.
     """
 
-    def __init__(self, client: EngineClient, name: str, text: Text, most: int) -> None:
+    def __init__(self, client: EngineClient, name: str, text: TextCodec, most: int) -> None:
         self.client = client
         self.name = name
         self.text = text
-        self.most = most
-        self.draining = False
+        self.max_requests = most
+        self.is_draining = False
         self.requests: set[PendingRequest] = set()
-        self.tokenising = ThreadPoolExecutor(1, thread_name_prefix="outpace-prompts")
+        self.tokenizer_executor = ThreadPoolExecutor(1, thread_name_prefix="outpace-prompts")
 
     @property
     def running(self) -> int:
         """Number of requests in the engine."""
-        return self.client.stats.get(self.name, NOTHING).running
+        return self.client.stats.get(self.name, EMPTY_STATS).running
 
     @property
     def waiting(self) -> int:
         """Number of requests that the engine has not admitted yet."""
-        active = sum(not request.cancelled for request in self.requests.copy())
+        active = sum(not request.is_cancelled for request in self.requests.copy())
         return max(active - self.running, 0)
 
     @property
-    def usage(self) -> Sequence[Usage]:
+    def cache_usage(self) -> Sequence[CacheUsage]:
         """Usage of the model's caches."""
-        return self.client.stats.get(self.name, NOTHING).models
+        return self.client.stats.get(self.name, EMPTY_STATS).models
 
     async def submit(
         self,
@@ -156,43 +162,45 @@ class ModelClient:
             DrainingError: After `drain` or `close`.
             EngineDiedError: If the engine loop has ended.
         """
-        self.client.check()
-        self.check()
-        request = PendingRequest(self, next(self.client.numbers))
+        self.client.check_alive()
+        self.check_accepting()
+        request = PendingRequest(self, next(self.client.request_numbers))
         self.client.requests[request.number] = request
         self.requests.add(request)
         try:
             ids = None
             if prompt is not None:
-                encode = partial(self.encode, prompt, options)
-                ids = await request.loop.run_in_executor(self.tokenising, encode)
+                encode = partial(self.encode_prompt, prompt, options)
+                ids = await request.loop.run_in_executor(self.tokenizer_executor, encode)
             arguments = {"limit": limit, **options}
-            self.client.check()  # after the request is registered, so `fail_requests` includes it
-            self.client.send(Submit(request.number, self.name, ids, streams, watched, arguments))
-            await request.admission()
+            self.client.check_alive()  # after the request is registered, so `fail_requests` includes it
+            self.client.send_command(
+                SubmitCommand(request.number, self.name, ids, streams, watched, arguments)
+            )
+            await request.wait_until_admitted()
         except BaseException:
             request.cancel()
             raise
         return request
 
-    def encode(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
+    def encode_prompt(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
         """Return the token ids of a prompt."""
-        prompt_options = {name: options[name] for name in names_of("prompt") if name in options}
+        prompt_options = {name: options[name] for name in option_names("prompt") if name in options}
         request = RequestOptions.of(prompt_options)
         return self.text.encode(prompt, raw=request.raw, template=request.template)
 
-    def check(self) -> None:
+    def check_accepting(self) -> None:
         """Raise `DrainingError` or `QueueFullError` if no request is accepted now."""
-        if self.draining:
-            raise Draining(f"{self.name} is shutting down and accepts no more requests")
-        if len(self.requests) >= self.most:
-            raise QueueFull(
-                f"{self.name} already has {self.most} requests in flight; try again later"
+        if self.is_draining:
+            raise DrainingError(f"{self.name} is shutting down and accepts no more requests")
+        if len(self.requests) >= self.max_requests:
+            raise QueueFullError(
+                f"{self.name} already has {self.max_requests} requests in flight; try again later"
             )
 
     def drain(self) -> None:
         """Accept no more requests; those in flight continue."""
-        self.draining = True
+        self.is_draining = True
 
     async def drained(self) -> None:
         """Wait until no request is in flight."""
@@ -202,7 +210,7 @@ class ModelClient:
     def close(self) -> None:
         """Accept no more requests, and release the tokenizer thread."""
         self.drain()
-        self.tokenising.shutdown(wait=False)
+        self.tokenizer_executor.shutdown(wait=False)
 
 
 class PendingRequest:
@@ -218,8 +226,8 @@ class PendingRequest:
         self.model = model
         self.number = number
         self.loop = asyncio.get_running_loop()
-        self.changed = asyncio.Event()
-        self.admitted = self.cancelled = False
+        self.change_event = asyncio.Event()
+        self.is_admitted = self.is_cancelled = False
         self.events: list[Event] = []
         self.steps: list[Step] = []
         self.result: Output | None = None
@@ -230,13 +238,13 @@ class PendingRequest:
         try:
             over = False
             while not over:
-                self.check()
+                self.raise_error()
                 if not self.events:
-                    await self.change()
+                    await self.wait_for_change()
                     continue
                 events, self.events = self.events, []
                 over = events[-1].output is not None
-                yield events[0] if len(events) == 1 else joined(events)
+                yield events[0] if len(events) == 1 else merge_events(events)
         finally:
             self.cancel()
 
@@ -244,73 +252,73 @@ class PendingRequest:
         """Wait for the output; raises the error of the request, if any."""
         try:
             while self.result is None:
-                self.check()
-                await self.change()
+                self.raise_error()
+                await self.wait_for_change()
             return self.result
         finally:
             self.cancel()
 
-    async def admission(self) -> None:
+    async def wait_until_admitted(self) -> None:
         """Wait until the engine admits the request; raises the reason if it is refused."""
-        while not self.admitted:
-            self.check()
-            await self.change()
+        while not self.is_admitted:
+            self.raise_error()
+            await self.wait_for_change()
 
-    async def change(self) -> None:
+    async def wait_for_change(self) -> None:
         """Wait for progress."""
-        await self.changed.wait()
-        self.changed.clear()
+        await self.change_event.wait()
+        self.change_event.clear()
 
-    def check(self) -> None:
+    def raise_error(self) -> None:
         """Raise the error of the request, if any."""
         if self.error is not None:
             raise self.error
 
-    def receive(self, progress: Progress) -> None:
+    def apply_progress(self, progress: RequestProgress) -> None:
         """Apply progress, in the event loop of the request."""
         if progress.error is not None:
             self.fail(progress.error)
             return
-        self.admitted = True
+        self.is_admitted = True
         if progress.event is not None:
-            self.add(progress.event, progress.steps)
-        self.changed.set()
+            self.append_event(progress.event, progress.steps)
+        self.change_event.set()
 
-    def add(self, event: Event, steps: Sequence[Step]) -> None:
+    def append_event(self, event: Event, steps: Sequence[Step]) -> None:
         """Append an event, which is sent without its steps, until it is consumed."""
         self.steps += steps
         if event.output is not None:
             self.result = replace(event.output, steps=self.steps)
-            self.leave()
+            self.release_place()
         if self.events:  # only the last canvas is shown
             self.events[-1] = replace(self.events[-1], canvas=())
         self.events.append(replace(event, steps=steps, output=self.result))
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error, from any thread."""
-        self.leave()
+        self.release_place()
         self.error = error
         with suppress(RuntimeError):  # its event loop may be closed
-            self.loop.call_soon_threadsafe(self.changed.set)
+            self.loop.call_soon_threadsafe(self.change_event.set)
 
     def cancel(self) -> None:
         """Cancel the request, from any thread and any number of times.
 
         An admitted request counts against the limit until the engine has freed its memory.
         """
-        if not self.cancelled and self in self.model.requests:
-            self.cancelled = True
-            self.model.client.send(Cancel(self.number, self.model.name))
-            if not self.admitted:
-                self.leave()
+        if not self.is_cancelled and self in self.model.requests:
+            self.is_cancelled = True
+            self.model.client.send_command(CancelCommand(self.number, self.model.name))
+            if not self.is_admitted:
+                self.release_place()
 
-    def leave(self) -> None:
+    def release_place(self) -> None:
         """Stop counting the request against the limit."""
         self.model.requests.discard(self)
         self.model.client.requests.pop(self.number, None)
 
 
-def joined(events: Sequence[Event]) -> Event:
+def merge_events(events: Sequence[Event]) -> Event:
     """Merge consecutive events into one."""
     scored = events[0].logprobs is not None
     return Event(

@@ -15,44 +15,44 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from outpace.api.llm import LLM
-from outpace.api.output import Answer, Event
-from outpace.constraint.compiler import Unread
+from outpace.api.output import Event, PendingAnswer
+from outpace.constraint.compiler import NotCompiledError
 from outpace.decoding import Step
 from outpace.engine.stats import Stats
 
 T = TypeVar("T")
 
-SHARE = 0.01
+MAX_NOTIFICATION_SHARE = 0.01
 """Maximum share of CPU time spent on notifications; other events are sent together.
 
 The engine, the network and the client each spend about as much on them again.
 """
 
-LONGEST = 0.25
+MAX_NOTIFICATION_DELAY = 0.25
 """Maximum number of seconds between two notifications of events that are not urgent."""
 
-POLL = 0.005
+COMPILER_POLL_SECONDS = 0.005
 """Seconds between checks of an idle loop whether a constraint has been compiled."""
 
-MOST_UNREAD = 32
+MAX_COMPILING_REQUESTS = 32
 """Maximum number of requests whose constraints are compiling; one may take a second."""
 
-TURN = 1e-5
+COMPILER_SWITCH_INTERVAL = 1e-5
 """Interpreter switch interval while a constraint compiles.
 
 An engine releases the GIL in every operation, and would wait the default 5 ms for it each time.
 """
 
 
-class QueueFull(RuntimeError):
+class QueueFullError(RuntimeError):
     """Too many requests are in flight."""
 
 
-class ConnectionEnded(Exception):
+class ConnectionEndedError(Exception):
     """No more commands can arrive."""
 
 
-class Submit(NamedTuple):
+class SubmitCommand(NamedTuple):
     """Command to run a request.
 
     Attributes:
@@ -72,27 +72,27 @@ class Submit(NamedTuple):
     options: dict[str, Any]
 
 
-class Cancel(NamedTuple):
+class CancelCommand(NamedTuple):
     """Command to cancel a request; if it was admitted, its last event is still sent."""
 
     number: int
     model: str
 
 
-class Remove(NamedTuple):
+class RemoveCommand(NamedTuple):
     """Command to remove a model and all its requests, without a last event."""
 
     model: str
 
 
-class Inspect(NamedTuple):
+class InspectCommand(NamedTuple):
     """Command to send the statistics of all engines."""
 
 
-Command = Submit | Cancel | Remove | Inspect
+EngineCommand = SubmitCommand | CancelCommand | RemoveCommand | InspectCommand
 
 
-class Progress(NamedTuple):
+class RequestProgress(NamedTuple):
     """Progress of a request; without event and error, it was admitted.
 
     Attributes:
@@ -113,23 +113,25 @@ class Progress(NamedTuple):
         return self.error is not None or self.event is not None and self.event.output is not None
 
 
-Message = Progress | dict[str, Stats]
+EngineMessage = RequestProgress | dict[str, Stats]
 
-Charge = Callable[[float], None]
+ChargeCallback = Callable[[float], None]
 """Receives the CPU seconds that a notification has cost."""
 
 
-class Connection(Protocol):
+class CommandConnection(Protocol):
     """Connection of an engine loop to its clients."""
 
-    def receive(self, seconds: float | None) -> Sequence[Command]:
+    def receive_commands(self, seconds: float | None) -> Sequence[EngineCommand]:
         """Wait up to `seconds` for commands. Raises `ConnectionEndedError`."""
 
-    def report(self, messages: Sequence[Message], charge: Charge | None) -> None:
+    def send_messages(
+        self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
+    ) -> None:
         """Send messages, and `charge` their cost elsewhere; raises `ConnectionEndedError`."""
 
 
-class Budget:
+class NotificationBudget:
     """Limits the share of time that notifications take in any thread.
 
     After each notification, events wait until its cost is below `MAX_NOTIFICATION_SHARE`, at most
@@ -137,51 +139,54 @@ class Budget:
     """
 
     def __init__(self) -> None:
-        self.until = 0.0
+        self.resumes_at = 0.0
 
     @property
     def is_due(self) -> bool:
         """Whether events that are not urgent may be sent."""
-        return time.monotonic() >= self.until
+        return time.monotonic() >= self.resumes_at
 
-    def charge(self, seconds: float) -> None:
+    def add_cost(self, seconds: float) -> None:
         """Add the cost of a notification in seconds of one thread, from any thread."""
-        self.until = max(self.until, time.monotonic() + min(seconds / SHARE, LONGEST))
+        self.resumes_at = max(
+            self.resumes_at,
+            time.monotonic() + min(seconds / MAX_NOTIFICATION_SHARE, MAX_NOTIFICATION_DELAY),
+        )
 
 
 class ActiveRequest:
     """A request in an engine, and the number of its steps that were sent."""
 
-    def __init__(self, command: Submit, answer: Answer) -> None:
-        answer.job.watched = command.watched
+    def __init__(self, command: SubmitCommand, answer: PendingAnswer) -> None:
+        answer.job.notify_always = command.watched
         self.number = command.number
         self.streams = command.streams or command.watched
         self.answer = answer
-        self.sent = 0
+        self.steps_sent = 0
 
     def has_progress(self, complete: bool) -> bool:
         """Return whether its end, first text or, if `complete`, any new token is to be sent."""
-        job, last = self.answer.job, self.answer.seen
-        if job.over or not self.streams:
-            return job.over
-        if job.watched:
+        job, last = self.answer.job, self.answer.last_sent
+        if job.is_finished or not self.streams:
+            return job.is_finished
+        if job.notify_always:
             return len(job.request.trace) > last.steps
         has_new = len(job.request) - len(job.request.prompt) > last.tokens
         return has_new and (complete or not last.tokens)
 
-    def progress(self) -> Progress:
+    def collect_progress(self) -> RequestProgress:
         """Return the progress since the last call, or the error of decoding its text."""
         request = self.answer.job.request
         try:
             if self.streams:
-                self.answer.push(request)
-                self.answer.take()
-            output = self.answer.output() if self.answer.job.over else None
+                self.answer.decode_tokens(request)
+                self.answer.append_piece()
+            output = self.answer.build_output() if self.answer.job.is_finished else None
         except Exception as error:
-            return Progress(self.number, error=error)
-        steps, self.sent = request.trace[self.sent :], len(request.trace)
-        event = self.answer.event(output and replace(output, steps=[]))
-        return Progress(self.number, replace(event, steps=()), steps)
+            return RequestProgress(self.number, error=error)
+        steps, self.steps_sent = request.trace[self.steps_sent :], len(request.trace)
+        event = self.answer.take_event(output and replace(output, steps=[]))
+        return RequestProgress(self.number, replace(event, steps=()), steps)
 
 
 class ServedModel:
@@ -193,9 +198,13 @@ class ServedModel:
         self.driver = llm.driver
         self.requests: dict[int, ActiveRequest] = {}
 
-    def collect(self, complete: bool) -> list[Progress]:
+    def collect_progress(self, complete: bool) -> list[RequestProgress]:
         """Collect progress with exclusive access to the engine, and drop ended requests."""
-        found = [each.progress() for each in self.requests.values() if each.has_progress(complete)]
+        found = [
+            each.collect_progress()
+            for each in self.requests.values()
+            if each.has_progress(complete)
+        ]
         for progress in found:
             if progress.is_last:
                 ended = self.requests.pop(progress.number)
@@ -219,48 +228,52 @@ class EngineLoop:
         is_due: Whether this round sends events that are not urgent, decided once for all models.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: CommandConnection) -> None:
         self.connection = connection
         self.models: dict[str, ServedModel] = {}
-        self.unread: dict[int, tuple[Submit, Future[Answer]]] = {}
-        self.reading = ThreadPoolExecutor(1, thread_name_prefix="outpace-constraints")
-        self.budget = Budget()
-        self.messages: list[Message] = []
-        self.cost: float | None = None
-        self.due = True
+        self.compiling: dict[int, tuple[SubmitCommand, Future[PendingAnswer]]] = {}
+        self.compiler_executor = ThreadPoolExecutor(1, thread_name_prefix="outpace-constraints")
+        self.notification_budget = NotificationBudget()
+        self.outgoing: list[EngineMessage] = []
+        self.collection_cost: float | None = None
+        self.is_due = True
 
     def run(self) -> None:
         """Run until a step fails repeatedly. Raises `ConnectionEndedError`."""
         while True:
             busy = any(model.requests for model in [*self.models.values()])
-            self.receive(0 if busy else POLL if self.unread else None)
-            self.due = self.budget.is_due
+            self.process_commands(0 if busy else COMPILER_POLL_SECONDS if self.compiling else None)
+            self.is_due = self.notification_budget.is_due
             for model in [*self.models.values()]:
                 if model.requests:
-                    step = partial(model.driver.drive, partial(self.turn, model), wait=True)
-                    model.driver.go_on(model.name, step)
-            self.flush()
+                    step = partial(
+                        model.driver.run_exclusively, partial(self.step_model, model), wait=True
+                    )
+                    model.driver.attempt_step(model.name, step)
+            self.flush_messages()
 
-    def receive(self, seconds: float | None) -> None:
+    def process_commands(self, seconds: float | None) -> None:
         """Admit requests with compiled constraints, then wait for commands and process them."""
-        for submit, future in [*self.unread.values()]:
+        for submit, future in [*self.compiling.values()]:
             if future.done():
-                del self.unread[submit.number]
-                self.admit(submit, future)
-        for command in self.connection.receive(seconds):
+                del self.compiling[submit.number]
+                self.admit_request(submit, future)
+        for command in self.connection.receive_commands(seconds):
             match command:
-                case Submit():
-                    self.admit(command)
-                case Cancel():
-                    self.cancel(command)
-                case Remove(model=name):
+                case SubmitCommand():
+                    self.admit_request(command)
+                case CancelCommand():
+                    self.cancel_request(command)
+                case RemoveCommand(model=name):
                     self.models.pop(name).close()
-                case Inspect():
+                case InspectCommand():
                     stats = {name: each.driver.stats for name, each in self.models.items()}
-                    self.messages.append(stats)
-        self.flush()
+                    self.outgoing.append(stats)
+        self.flush_messages()
 
-    def admit(self, submit: Submit, future: Future[Answer] | None = None) -> None:
+    def admit_request(
+        self, submit: SubmitCommand, future: Future[PendingAnswer] | None = None
+    ) -> None:
         """Admit a request or report its error; another thread compiles a new constraint first."""
         if (model := self.models.get(submit.model)) is None:
             return  # the model was removed, and its requests have ended
@@ -269,59 +282,64 @@ class EngineLoop:
             answer = prepare(wait=False) if future is None else future.result()
             model.driver.submit(answer.job)
             model.requests[submit.number] = ActiveRequest(submit, answer)
-            progress = Progress(submit.number)
-        except Unread:
-            if len(self.unread) < MOST_UNREAD:
-                self.unread[submit.number] = submit, self.reading.submit(in_short_turns, prepare)
+            progress = RequestProgress(submit.number)
+        except NotCompiledError:
+            if len(self.compiling) < MAX_COMPILING_REQUESTS:
+                self.compiling[submit.number] = (
+                    submit,
+                    self.compiler_executor.submit(compile_in_background, prepare),
+                )
                 return
-            full = QueueFull(
-                f"already {MOST_UNREAD} constraints wait to be compiled; try again later"
+            full = QueueFullError(
+                f"already {MAX_COMPILING_REQUESTS} constraints wait to be compiled; try again later"
             )
-            progress = Progress(submit.number, error=full)
+            progress = RequestProgress(submit.number, error=full)
         except Exception as error:
-            progress = Progress(submit.number, error=error)
-        self.messages.append(progress)
+            progress = RequestProgress(submit.number, error=error)
+        self.outgoing.append(progress)
 
-    def cancel(self, command: Cancel) -> None:
+    def cancel_request(self, command: CancelCommand) -> None:
         """Cancel a request before the next step, or before its constraint is compiled."""
         number, model = command.number, self.models.get(command.model)
         if model is not None and number in model.requests:
-            model.driver.drop(model.requests[number].answer.job)
-        elif number in self.unread:
-            self.unread.pop(number)[1].cancel()
+            model.driver.cancel_later(model.requests[number].answer.job)
+        elif number in self.compiling:
+            self.compiling.pop(number)[1].cancel()
 
-    def turn(self, model: ServedModel) -> bool:
+    def step_model(self, model: ServedModel) -> bool:
         """Step an engine and collect its events, all of them if no request is left."""
-        more = model.driver.advance()
+        more = model.driver.process_and_step()
         began = time.thread_time()
-        complete = self.due or not more
-        if progress := model.collect(complete):
-            self.messages += progress
+        complete = self.is_due or not more
+        if progress := model.collect_progress(complete):
+            self.outgoing += progress
             if complete:
-                self.cost = (self.cost or 0.0) + time.thread_time() - began
+                self.collection_cost = (self.collection_cost or 0.0) + time.thread_time() - began
         return more
 
-    def flush(self) -> None:
+    def flush_messages(self) -> None:
         """Send all outgoing messages as one, since each send has a cost."""
-        if self.messages:
-            messages, self.messages = self.messages, []
-            cost, self.cost = self.cost, None
+        if self.outgoing:
+            messages, self.outgoing = self.outgoing, []
+            cost, self.collection_cost = self.collection_cost, None
             began = time.thread_time()
-            self.connection.report(messages, None if cost is None else self.budget.charge)
+            self.connection.send_messages(
+                messages, None if cost is None else self.notification_budget.add_cost
+            )
             if cost is not None:
-                self.budget.charge(cost + time.thread_time() - began)
+                self.notification_budget.add_cost(cost + time.thread_time() - began)
 
     def close(self) -> None:
         """Free the memory of all requests after `run` has ended."""
-        self.reading.shutdown(wait=False, cancel_futures=True)
+        self.compiler_executor.shutdown(wait=False, cancel_futures=True)
         for model in self.models.values():
             model.close()
 
 
-def in_short_turns(prepare: Callable[[], T]) -> T:
+def compile_in_background(prepare: Callable[[], T]) -> T:
     """Compile a constraint in this thread while another thread drives an engine."""
     interval = sys.getswitchinterval()
-    sys.setswitchinterval(TURN)
+    sys.setswitchinterval(COMPILER_SWITCH_INTERVAL)
     try:
         return prepare()
     finally:

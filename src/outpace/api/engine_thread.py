@@ -10,15 +10,15 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from outpace.api.engine_client import EngineClient, EngineDied, PendingRequest
+from outpace.api.engine_client import EngineClient, EngineDiedError, PendingRequest
 from outpace.api.engine_loop import (
-    Charge,
-    Command,
-    ConnectionEnded,
+    ChargeCallback,
+    ConnectionEndedError,
+    EngineCommand,
     EngineLoop,
-    Message,
-    Progress,
-    Remove,
+    EngineMessage,
+    RemoveCommand,
+    RequestProgress,
     ServedModel,
 )
 from outpace.api.llm import LLM
@@ -26,7 +26,7 @@ from outpace.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)
 
-HOPS = 4
+DELIVERY_HOPS = 4
 """Event-loop iterations after which coroutines that wait for an event have passed it on."""
 
 
@@ -39,104 +39,106 @@ class EngineThread(EngineClient):
 
     def __init__(self) -> None:
         super().__init__()
-        self.commands: SimpleQueue[Command | None] = SimpleQueue()
-        self.began = 0.0
+        self.command_queue: SimpleQueue[EngineCommand | None] = SimpleQueue()
+        self.step_started = 0.0
         self.loop = EngineLoop(self)
-        self.thread = Thread(target=self.run, name="outpace-engine", daemon=True)
+        self.thread = Thread(target=self.run_loop, name="outpace-engine", daemon=True)
         self.thread.start()
 
-    def add(self, name: str, llm: LLM) -> None:
+    def add_model(self, name: str, llm: LLM) -> None:
         """Serve a model; raises `ValueError` if the name is taken."""
         if name in self.loop.models:
             raise ValueError(f"name: a model {name!r} is already served")
         self.loop.models[name] = ServedModel(name, llm)
 
-    def remove(self, name: str) -> None:
+    def remove_model(self, name: str) -> None:
         """Stop serving a model; its requests end with an error."""
-        self.send(Remove(name))
+        self.send_command(RemoveCommand(name))
         for request in [*self.requests.values()]:
             if request.model.name == name:
-                request.fail(EngineDied(self.CLOSED))
+                request.fail(EngineDiedError(self.CLOSED_MESSAGE))
 
-    def run(self) -> None:
+    def run_loop(self) -> None:
         """Run the loop until it is closed, or until an engine fails repeatedly."""
         try:
             self.loop.run()
-        except ConnectionEnded:
+        except ConnectionEndedError:
             self.loop.close()
         except BaseException as error:
             LOG.exception("the engine loop has ended")
             self.error = error
         finally:
-            self.began = 0.0
-            self.fail()
+            self.step_started = 0.0
+            self.fail_requests()
 
     @property
     def heartbeat(self) -> float:
         """Value of `time.monotonic` at the start of the current round; 0 between rounds."""
-        return self.began
+        return self.step_started
 
     @property
     def stats(self) -> Mapping[str, Stats]:
         """Requests and memory of each engine, by model name."""
         return {name: model.driver.stats for name, model in self.loop.models.items()}
 
-    async def join(self) -> None:
+    async def start_receiving(self) -> None:
         """Do nothing: each event loop receives the progress of its own requests."""
 
-    async def measure(self) -> None:
+    async def update_stats(self) -> None:
         """Do nothing: `stats` reads the engines directly."""
 
-    def send(self, command: Command) -> None:
+    def send_command(self, command: EngineCommand) -> None:
         """Queue a command."""
-        self.commands.put(command)
+        self.command_queue.put(command)
 
     def close(self) -> None:
         """End the loop; pending requests end with an error."""
         self.closed = True
-        self.commands.put(None)
+        self.command_queue.put(None)
 
-    def receive(self, seconds: float | None) -> list[Command]:
+    def receive_commands(self, seconds: float | None) -> list[EngineCommand]:
         """Wait for commands, in the thread of the loop."""
-        self.began = 0.0
-        found: list[Command] = []
+        self.step_started = 0.0
+        found: list[EngineCommand] = []
         with suppress(Empty):
-            while (command := self.commands.get(timeout=0 if found else seconds)) is not None:
+            while (command := self.command_queue.get(timeout=0 if found else seconds)) is not None:
                 found.append(command)
-            raise ConnectionEnded
-        self.began = time.monotonic()
+            raise ConnectionEndedError
+        self.step_started = time.monotonic()
         return found
 
-    def report(self, messages: Sequence[Message], charge: Charge | None) -> None:
+    def send_messages(
+        self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
+    ) -> None:
         """Deliver progress to the event loops of the requests."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[PendingRequest, Progress]]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[PendingRequest, RequestProgress]]] = {}
         for each in messages:
-            if isinstance(each, Progress) and (request := self.requests.get(each.number)):
+            if isinstance(each, RequestProgress) and (request := self.requests.get(each.number)):
                 by_loop.setdefault(request.loop, []).append((request, each))
         for loop, found in by_loop.items():
             try:
-                loop.call_soon_threadsafe(deliver, loop, found, charge)
+                loop.call_soon_threadsafe(deliver_progress, loop, found, charge)
             except RuntimeError:  # the event loop is closed, so no request waits
                 for request, _ in found:
                     request.cancel()
-                    request.leave()
+                    request.release_place()
 
 
-def deliver(
+def deliver_progress(
     loop: asyncio.AbstractEventLoop,
-    found: Sequence[tuple[PendingRequest, Progress]],
-    charge: Charge | None,
+    found: Sequence[tuple[PendingRequest, RequestProgress]],
+    charge: ChargeCallback | None,
 ) -> None:
     """Apply progress in the event loop of the requests, and charge the CPU time that follows."""
     began = time.thread_time()
     for request, progress in found:
-        request.receive(progress)
+        request.apply_progress(progress)
 
-    def done(turns: int = HOPS) -> None:
+    def charge_after(turns: int = DELIVERY_HOPS) -> None:
         if turns:
-            loop.call_soon(done, turns - 1)
+            loop.call_soon(charge_after, turns - 1)
         elif charge is not None:
             charge(time.thread_time() - began)
 
     if charge is not None:
-        done()
+        charge_after()

@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outpace.api.codec import checked_text
-from outpace.api.text import Detokenizer, Text
-from outpace.constraint.cloze import Cloze, Hole, Parts, checked_cloze
+from outpace.api.codec import validate_text
+from outpace.api.text import Detokenizer, TextCodec
+from outpace.constraint.cloze import Hole, InfillConstraint, InfillParts, check_template
 from outpace.constraint.compiler import Compiler
 from outpace.errors import OptionError
 
-HOLE = re.compile(r"\{\{(\.\.)?([0-9]{1,9})(?::((?:[^{}]|\{[^{}]*\})*))?\}\}")
+HOLE_PATTERN = re.compile(r"\{\{(\.\.)?([0-9]{1,9})(?::((?:[^{}]|\{[^{}]*\})*))?\}\}")
 """`{{8}}` or `{{..8}}`, either with a regular expression after a colon."""
 
 
-class Filled(NamedTuple):
+class FilledTemplate(NamedTuple):
     """A filled infill template.
 
     Attributes:
@@ -29,12 +29,12 @@ class Filled(NamedTuple):
 
     text: str
     holes: tuple[str, ...]
-    kept: list[int]
+    answer_places: list[int]
     given: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class InfillLayout:
     """Slots of an infill template.
 
     Attributes:
@@ -47,7 +47,7 @@ class Layout:
         ends: Token ids that pad a hole.
     """
 
-    text: Text
+    text: TextCodec
     parts: Sequence[tuple[str, list[int]] | Hole]
     prompt: list[int]
     lead: int
@@ -58,11 +58,11 @@ class Layout:
     @classmethod
     def of(
         cls,
-        cloze: Parts,
-        text: Text,
+        cloze: InfillParts,
+        text: TextCodec,
         prompt: Sequence[int] | None,
         ends: frozenset[int],
-    ) -> Layout:
+    ) -> InfillLayout:
         """Lay out a template after a prompt, or after the default start of a text.
 
         Args:
@@ -78,10 +78,12 @@ class Layout:
             message = f"cloze: {text.name} has no tokenizer, which infilling needs"
             raise OptionError("cloze", cloze, message)
         parts = [
-            part if isinstance(part, Hole) else (part, text.plain(checked_text("cloze", part)))
-            for part in checked_cloze(cloze)
+            part
+            if isinstance(part, Hole)
+            else (part, text.encode_plain(validate_text("cloze", part)))
+            for part in check_template(cloze)
         ]
-        front = text.plain("", begin=True) if prompt is None else list(prompt)
+        front = text.encode_plain("", begin=True) if prompt is None else list(prompt)
         first = parts[0]
         lead = [] if isinstance(first, Hole) else first[1]
         if not front + lead:
@@ -108,9 +110,11 @@ class Layout:
             ends=ends,
         )
 
-    def constraint(self, compiler: Compiler, sequential: bool, size: int, wait: bool) -> Cloze:
+    def build_constraint(
+        self, compiler: Compiler, sequential: bool, size: int, wait: bool
+    ) -> InfillConstraint:
         """Return the constraint to this template over `size` tokens; raises as `Cloze.of`."""
-        return Cloze.of(
+        return InfillConstraint.from_holes(
             compiler,
             self.holes,
             self.given,
@@ -125,7 +129,7 @@ class Layout:
         """Number of slots from the first hole on."""
         return sum(hole.size for hole in self.holes.values()) + len(self.given)
 
-    def read(self, tokens: Sequence[int]) -> Filled:
+    def decode_answer(self, tokens: Sequence[int]) -> FilledTemplate:
         """Decode all tokens from the first hole on."""
         detokenizer = Detokenizer(self.text)
         pieces, filled = [], []
@@ -135,21 +139,21 @@ class Layout:
             if isinstance(part, Hole):
                 slots = range(place, place + part.size)
                 places = [slot for slot in slots if tokens[slot] not in self.ends]
-                detokenizer.push([tokens[slot] for slot in places])
-                filled.append(detokenizer.take(final=True))
+                detokenizer.push_tokens([tokens[slot] for slot in places])
+                filled.append(detokenizer.take_text(final=True))
                 pieces.append(filled[-1])
                 place += part.size
             else:
-                detokenizer.push(part[1])
-                detokenizer.take(final=True)
+                detokenizer.push_tokens(part[1])
+                detokenizer.take_text(final=True)
                 pieces.append(part[0])
                 places = list(range(max(place, 0), place + len(part[1])))
                 place += len(part[1])
             kept += places
-        return Filled("".join(pieces), tuple(filled), kept, len(self.given) + self.lead)
+        return FilledTemplate("".join(pieces), tuple(filled), kept, len(self.given) + self.lead)
 
 
-def cloze_of(text: str) -> list[str | Hole]:
+def parse_template(text: str) -> list[str | Hole]:
     """Parse a text with holes `{{8}}`, `{{..8}}` or `{{8:regex}}`.
 
     Raises:
@@ -157,9 +161,9 @@ def cloze_of(text: str) -> list[str | Hole]:
     """
     parts: list[str | Hole] = []
     end = 0
-    for found in HOLE.finditer(text):
+    for found in HOLE_PATTERN.finditer(text):
         dots, count, regex = found.groups()
-        parts += [text[end : found.start()], hole_of(dots is not None, int(count), regex)]
+        parts += [text[end : found.start()], make_hole(dots is not None, int(count), regex)]
         end = found.end()
     parts.append(text[end:])
     for part in parts:
@@ -167,9 +171,9 @@ def cloze_of(text: str) -> list[str | Hole]:
             wrong = part[part.index("{{") :][:40]
             message = f"{wrong!r} is not a hole: write {{{{8}}}}, {{{{..8}}}} or {{{{8:regex}}}}"
             raise OptionError("cloze", text, f"cloze: {message}")
-    return checked_cloze(parts)
+    return check_template(parts)
 
 
-def hole_of(padded: bool, count: int, regex: str | None) -> Hole:
+def make_hole(padded: bool, count: int, regex: str | None) -> Hole:
     """Return a hole of `count` tokens, or of up to `count` if `padded`."""
     return Hole(up_to=count, regex=regex) if padded else Hole(count, regex=regex)

@@ -13,37 +13,43 @@ import torch
 from outpace.api import preparation
 from outpace.api.driver import Driver
 from outpace.api.options import Options, RequestOptions
-from outpace.api.output import Answer, Output
+from outpace.api.output import Output, PendingAnswer
 from outpace.api.stream import Stream
-from outpace.api.text import Prompt, Text, as_many
-from outpace.attention.choice import check as check_attention
-from outpace.checkpoints.adapter import title
+from outpace.api.text import Prompt, TextCodec, list_prompts
+from outpace.attention.choice import check_backend as check_attention
+from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.load import (
     load_config,
     load_draft,
     load_model,
     load_tokenizer,
-    resolve,
+    resolve_checkpoint,
     target_config,
 )
-from outpace.constraint.cloze import Parts
-from outpace.constraint.compiler import Compiler, Unread
+from outpace.constraint.cloze import InfillParts
+from outpace.constraint.compiler import Compiler, NotCompiledError
 from outpace.decoding import DRAFT_KINDS
-from outpace.engine.cache import cache_bytes, cache_slots, check_gib
+from outpace.engine.cache import cache_bytes, cache_slots, check_cache_gib
 from outpace.engine.engine import Engine, Pacing
-from outpace.engine.fuse import check as check_compile
-from outpace.engine.graphs import recorder
-from outpace.engine.pairing import CONCURRENT, Pairing, check_models, named, native
+from outpace.engine.fuse import check_compilation as check_compile
+from outpace.engine.graphs import make_recorder
+from outpace.engine.pairing import (
+    ASSUMED_CONCURRENCY,
+    Pairing,
+    check_models,
+    further_models,
+    native_method,
+)
 from outpace.engine.runner import Runner
-from outpace.engine.team import Team
+from outpace.engine.tensor_parallel import TensorParallelGroup
 from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.methods.method import check_type
-from outpace.methods.options import Named, method_of
+from outpace.methods.options import MethodSpec, resolve_method
 from outpace.models.config import ModelConfig
 from outpace.models.device import resolve_device, resolve_dtype
-from outpace.models.low_bits import check, default_bits
+from outpace.models.low_bits import check_quantize, default_quantize
 from outpace.models.transformer import Stack
 
 
@@ -78,7 +84,7 @@ class LLM:
     def __init__(
         self,
         model: str | Path,
-        method: Named | None = None,
+        method: MethodSpec | None = None,
         *,
         adapter: str | Path | None = None,
         device: str | torch.device | None = None,
@@ -96,38 +102,41 @@ class LLM:
         compile: bool = False,
         pace: Pacing = "off",
     ) -> None:
-        check_gib(cache_gib)
+        check_cache_gib(cache_gib)
         check_type("prefix_cache", prefix_cache, bool)
         self.device = resolve_device(device)
         self.dtype = resolve_dtype(dtype, self.device)
-        check(quantize, self.device, self.dtype)
+        check_quantize(quantize, self.device, self.dtype)
         check_attention(attention, self.device)
         check_compile(compile, self.device, tensor_parallel)
         runner = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
-        self.running = {**runner, "record": recorder(graphs, self.device, tensor_parallel)}
-        self.team = Team.of(tensor_parallel, self.device, quantize)
-        self.device = self.team.device
-        quantize = default_bits(quantize, dtype, self.device, tensor_parallel)
+        self.runner_options = {
+            **runner,
+            "record": make_recorder(graphs, self.device, tensor_parallel),
+        }
+        self.group = TensorParallelGroup.join_processes(tensor_parallel, self.device, quantize)
+        self.device = self.group.device
+        quantize = default_quantize(quantize, dtype, self.device, tensor_parallel)
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
         self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
-        self.driver, self.loading = Driver(self.engine), Lock()
+        self.driver, self.load_lock = Driver(self.engine), Lock()
         self.runners: dict[str, Runner] = {}
         self.pairings: dict[tuple[object, ...], Pairing] = {}
-        self.name = title(model, adapter)
+        self.name = model_title(model, adapter)
         # Invalid combinations are refused before weights and vocabularies are read.
         limits: dict[str, Any] = {"max_length": max_length, "mask_id": mask_id}
-        self.config, folder = target_config(model, **limits), resolve(model)
-        self.method = native(self.config) if method is None else method_of(method)
+        self.config, folder = target_config(model, **limits), resolve_checkpoint(model)
+        self.method = native_method(self.config) if method is None else resolve_method(method)
         further = check_models(self.method, self.name, self.config)
-        self.text = Text(self.name, load_tokenizer(folder))
-        self.vocabularies: dict[str, int | None] = {}
-        self.check_tokens(further)
+        self.text = TextCodec(self.name, load_tokenizer(folder))
+        self.vocab_sizes: dict[str, int | None] = {}
+        self.check_tokenizers(further)
         to: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "quantize": quantize}
-        self.model = load_model(folder, adapter=adapter, share=self.team.share, **limits, **to)
-        self.team.divide(self.model, self.further, attention)
-        self.target = self.add(self.name, self.model, self.text.size)
+        self.model = load_model(folder, adapter=adapter, share=self.group.share, **limits, **to)
+        self.group.start_workers(self.model, self.load_further, attention)
+        self.target = self.add_runner(self.name, self.model, self.text.vocab_size)
         self.config = self.target.config
-        self.text.limit(self.config.max_length)
+        self.text.set_context_length(self.config.max_length)
         self.eos = frozenset(self.config.eos) | self.text.eos
         self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)
         self.pair(self.method)
@@ -135,24 +144,28 @@ class LLM:
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.method!r})"
 
-    def add(self, name: str, model: Stack, vocab: int | None) -> Runner:
+    def add_runner(self, name: str, model: Stack, vocab: int | None) -> Runner:
         """Add a model with `vocab` usable tokens to the engine."""
         slots = cache_slots(model.config, self.dtype, cache_bytes(self.cache_gib, self.device))
-        runner = self.team.runner(name, model, slots=slots, vocab=vocab, **self.running)
-        self.engine.add(runner)
+        runner = self.group.make_runner(
+            name, model, slots=slots, vocab=vocab, **self.runner_options
+        )
+        self.engine.add_runner(runner)
         self.runners[name] = runner
         return runner
 
-    def load(self, name: str) -> Runner:
+    def load_runner(self, name: str) -> Runner:
         """Return the runner of a further model of a method, which is loaded once."""
         if name in self.runners:
             return self.runners[name]
-        return self.add(name, self.further(name), self.vocabularies.get(name, self.target.vocab))
+        return self.add_runner(
+            name, self.load_further(name), self.vocab_sizes.get(name, self.target.vocab)
+        )
 
-    def further(self, name: str) -> Stack:
+    def load_further(self, name: str) -> Stack:
         """Load a further model of a method: an independent model, or a draft for this target."""
         limits = {"max_length": self.max_length, "quantize": self.quantize}
-        more: dict[str, Any] = {**limits, "share": self.team.share}
+        more: dict[str, Any] = {**limits, "share": self.group.share}
         if load_config(name).kind not in DRAFT_KINDS:
             return load_model(name, dtype=self.dtype, device=self.device, **more)
         try:
@@ -161,13 +174,13 @@ class LLM:
             message = f"draft: {name} cannot draft for {self.name}: {error}"
             raise OptionError("draft", name, message) from error
 
-    def check_tokens(self, further: Mapping[str, ModelConfig]) -> None:
+    def check_tokenizers(self, further: Mapping[str, ModelConfig]) -> None:
         """Raise `OptionError` for a further model that does not share the tokenizer."""
         for name, config in further.items():
-            if config.kind not in DRAFT_KINDS and name not in {*self.vocabularies, self.name}:
-                text = Text(name, load_tokenizer(name))
-                self.text.agrees(text, self.config.vocab, config.vocab)
-                self.vocabularies[name] = text.size
+            if config.kind not in DRAFT_KINDS and name not in {*self.vocab_sizes, self.name}:
+                text = TextCodec(name, load_tokenizer(name))
+                self.text.check_same_tokens(text, self.config.vocab, config.vocab)
+                self.vocab_sizes[name] = text.vocab_size
 
     def pair(self, method: Method, *, wait: bool = True) -> Pairing:
         """Load and check the models of a method, once per combination.
@@ -182,21 +195,21 @@ class LLM:
         if not isinstance(method, Method):
             message = f"method must be a Method, such as Autoregressive(), got {method!r}"
             raise OptionError("method", method, message)
-        models = named(method, self.name)
+        models = further_models(method, self.name)
         key = (type(method), *models.items())
         if key not in self.pairings:
             if not wait:
-                raise Unread
-            with self.loading:
-                self.check_tokens(check_models(method, self.name, self.config))
-                further = {role: self.load(name) for role, name in models.items()}
-                self.pairings[key] = Pairing.of({"target": self.target, **further})
+                raise NotCompiledError
+            with self.load_lock:
+                self.check_tokenizers(check_models(method, self.name, self.config))
+                further = {role: self.load_runner(name) for role, name in models.items()}
+                self.pairings[key] = Pairing.from_runners({"target": self.target, **further})
         return self.pairings[key]
 
     def usual(self, method: Method) -> dict[str, float]:
         """Return default sampling options by name: the method's, or else the model family's."""
         family = FAMILIES[self.config.family]
-        return {"temperature": family.temperature, "top_p": family.top_p, **method.usual}
+        return {"temperature": family.temperature, "top_p": family.top_p, **method.default_sampling}
 
     def prepare(
         self,
@@ -204,10 +217,10 @@ class LLM:
         *,
         streams: bool = False,
         wait: bool = True,
-        requests: int = CONCURRENT,
+        requests: int = ASSUMED_CONCURRENCY,
         limit: int | None = None,
         **options: Unpack[Options],
-    ) -> Answer:
+    ) -> PendingAnswer:
         """Prepare a request; its `job` can be submitted to `driver`.
 
         `streams` collects pieces of text. Without `max_tokens`, the answer has at most `limit`
@@ -218,8 +231,12 @@ class LLM:
         return preparation.prepare_answer(self, prompt, checked, streams, wait, requests, limit)
 
     def submit(
-        self, prompt: Prompt | None, *, requests: int = CONCURRENT, **options: Unpack[Options]
-    ) -> Answer:
+        self,
+        prompt: Prompt | None,
+        *,
+        requests: int = ASSUMED_CONCURRENCY,
+        **options: Unpack[Options],
+    ) -> PendingAnswer:
         """Submit a prompt; each `driver.step()` advances it.
 
         Without `max_tokens`, this many `requests` share the cache. See `Options` for options.
@@ -285,14 +302,14 @@ class LLM:
         """
         variants = preparation.answer_variants(options, n)
         served = self.serve(
-            (prompt, variant) for prompt in as_many(prompts) for variant in variants
+            (prompt, variant) for prompt in list_prompts(prompts) for variant in variants
         )
         outputs = [output for _, output in sorted(served, key=itemgetter(0))]
         begins = range(0, len(outputs), n or 1)
         return outputs if n is None else [outputs[begin : begin + n] for begin in begins]
 
     def fill(
-        self, parts: Parts, *, prompt: Prompt | None = None, **options: Unpack[Options]
+        self, parts: InfillParts, *, prompt: Prompt | None = None, **options: Unpack[Options]
     ) -> Output:
         """Fill the holes of a text, each token conditioned on the text before and after it.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from outpace.api.declared import Info, declared
+from outpace.api.declared import Info, list_options
 
 
 @dataclass(kw_only=True)
@@ -83,5 +83,5 @@ class LoadOptions:
     ] = "off"
 
 
-LOAD = declared(LoadOptions)
+LOAD_OPTIONS = list_options(LoadOptions)
 """Options of an `LLM` by name."""

@@ -7,27 +7,27 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from outpace.api.codec import next_free
+from outpace.api.codec import take_unused_character
 
 Message = dict[str, Any]
-Authors = dict[int, bool]
+AuthorMap = dict[int, bool]
 """Whether the assistant wrote a character, by position in the prompt; not of the template's."""
-Patterns = Mapping[bool, re.Pattern[str]]
+AuthorPatterns = Mapping[bool, re.Pattern[str]]
 """Patterns to search for in a text, by whether the assistant wrote it."""
-Words = Mapping[bool, Sequence[str]]
+AuthorWords = Mapping[bool, Sequence[str]]
 """Words to search for in a text, by whether the assistant wrote it."""
-Change = Callable[[str, bool], str]
+TextChange = Callable[[str, bool], str]
 """Function from a text, and whether the assistant wrote it, to a new text."""
 
 
-def any_of(words: Sequence[str]) -> re.Pattern[str]:
+def match_any(words: Sequence[str]) -> re.Pattern[str]:
     """Return a pattern that matches any of the words, the longest first."""
     longest = sorted(words, key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest)) or r"(?!)")
 
 
 @dataclass(frozen=True)
-class Part:
+class TemplatePart:
     """A message or a variable of a chat template.
 
     Attributes:
@@ -40,10 +40,12 @@ class Part:
     name: str
     key: int | str
     value: Any
-    own: bool = False
+    by_assistant: bool = False
 
     @classmethod
-    def all(cls, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[Part]:
+    def collect_parts(
+        cls, messages: Sequence[Message], variables: Mapping[str, Any]
+    ) -> list[TemplatePart]:
         """Return all parts of a request that a template can write."""
         return [
             *(
@@ -62,16 +64,16 @@ class Part:
             found.append(text)
             return text
 
-        self.changed(note)
+        self.map_texts(note)
         return found
 
-    def changed(self, change: Change) -> Part:
+    def map_texts(self, change: TextChange) -> TemplatePart:
         """Return the part with `change` applied to each text, also in lists and mappings."""
 
         def walk(value: Any, *, message: bool = False) -> Any:
             match value:
                 case str():
-                    return change(value, self.own)
+                    return change(value, self.by_assistant)
                 case Mapping():
                     return {
                         key if message else walk(key): each
@@ -85,9 +87,9 @@ class Part:
 
         return replace(self, value=walk(self.value, message=isinstance(self.key, int)))
 
-    def holds(self, patterns: Patterns) -> bool:
+    def matches_any(self, patterns: AuthorPatterns) -> bool:
         """Return whether one of its texts matches the pattern of its author."""
-        return any(map(patterns[self.own].search, self.texts))
+        return any(map(patterns[self.by_assistant].search, self.texts))
 
 
 class Mark(NamedTuple):
@@ -101,9 +103,9 @@ class Mark(NamedTuple):
     """
 
     text: str
-    own: bool
+    by_assistant: bool
     side: int = 0
-    lone: bool = False
+    is_lone: bool = False
 
 
 class Markers:
@@ -121,10 +123,10 @@ class Markers:
 
     def __init__(
         self,
-        hidden: Patterns,
+        hidden: AuthorPatterns,
         edges: re.Pattern[str],
-        kept: Words,
-        fenced: Words,
+        kept: AuthorWords,
+        fenced: AuthorWords,
         free: Iterator[str],
         *,
         inner: Collection[str] = (),
@@ -132,31 +134,33 @@ class Markers:
         self.hidden, self.edges, self.free, self.inner = hidden, edges, free, inner
         # A template that searches for a word inside another may leave a part of the other one.
         words = {word for each in fenced.values() for word in each}
-        self.whole = {word for word in words if not any(each in word for each in words - {word})}
-        self.known = {
+        self.outer_words = {
+            word for word in words if not any(each in word for each in words - {word})
+        }
+        self.patterns = {
             own: re.compile(
-                f"(?P<fenced>{any_of(fenced[own]).pattern})|(?P<control>{pattern.pattern})"
-                f"|(?P<kept>{any_of(kept[own]).pattern})|{edges.pattern}"
+                f"(?P<fenced>{match_any(fenced[own]).pattern})|(?P<control>{pattern.pattern})"
+                f"|(?P<kept>{match_any(kept[own]).pattern})|{edges.pattern}"
             )
             for own, pattern in hidden.items()
         }
         self.marks: dict[Mark, str] = {}
 
-    def mark(self, *fields: Any) -> str:
+    def find_marker(self, *fields: Any) -> str:
         """Return the marker character of a `Mark` with these fields."""
         mark = Mark(*fields)
         if mark not in self.marks:
-            self.marks[mark] = next_free(self.free)
+            self.marks[mark] = take_unused_character(self.free)
         return self.marks[mark]
 
-    def fence(self, word: str, own: bool, *, first: bool, last: bool) -> str:
+    def fence_word(self, word: str, own: bool, *, first: bool, last: bool) -> str:
         """Return a word with both borders, or with one if it begins or ends a text."""
         if first and last:
             raise ValueError("the text is a word that the template searches for")
-        before = "" if first else self.mark(word, own, 1, last)
-        return before + word + ("" if last else self.mark(word, own, -1, first))
+        before = "" if first else self.find_marker(word, own, 1, last)
+        return before + word + ("" if last else self.find_marker(word, own, -1, first))
 
-    def hide(self, text: str, own: bool) -> str:
+    def hide_tokens(self, text: str, own: bool) -> str:
         """Return a text with markers; raises `ValueError` if a control token cannot be hidden."""
         begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
 
@@ -165,18 +169,20 @@ class Markers:
             if match.lastgroup == "kept":
                 return word
             if match.lastgroup != "fenced":
-                return self.edges.sub(lambda edge: self.mark(edge.group(), own), word)
+                return self.edges.sub(lambda edge: self.find_marker(edge.group(), own), word)
             inner = word in self.inner
             first, last = match.start() <= begin, match.end() >= end
-            return self.fence(word, own, first=inner and first, last=inner and last)
+            return self.fence_word(word, own, first=inner and first, last=inner and last)
 
-        changed = self.known[own].sub(change, text)
-        bare = self.known[own].sub(lambda m: "\0" if m.lastgroup == "fenced" else change(m), text)
+        changed = self.patterns[own].sub(change, text)
+        bare = self.patterns[own].sub(
+            lambda m: "\0" if m.lastgroup == "fenced" else change(m), text
+        )
         if self.hidden[own].search(bare):
             raise ValueError("a control token overlaps a word that the template searches for")
         return changed
 
-    def read(self, rendered: str) -> tuple[str, Authors]:
+    def restore_text(self, rendered: str) -> tuple[str, AuthorMap]:
         """Restore a rendered text.
 
         Returns:
@@ -186,22 +192,24 @@ class Markers:
             ValueError: If a part of a word may remain without a marker.
         """
         meanings = {character: mark for mark, character in self.marks.items()}
-        pattern = any_of([*meanings])
-        authors: Authors = {}
+        pattern = match_any([*meanings])
+        authors: AuthorMap = {}
         borders: list[tuple[int, Mark]] = []
         for match in pattern.finditer(rendered):
             mark, place = meanings[match.group()], match.start() - len(borders)
             if mark.side:
                 borders.append((place, mark))
             else:
-                authors[place] = mark.own
+                authors[place] = mark.by_assistant
         plain = pattern.sub(
             lambda match: "" if (mark := meanings[match.group()]).side else mark.text, rendered
         )
-        self.read_words(plain, borders, authors)
+        self.restore_words(plain, borders, authors)
         return plain, authors
 
-    def read_words(self, plain: str, borders: Sequence[tuple[int, Mark]], authors: Authors) -> None:
+    def restore_words(
+        self, plain: str, borders: Sequence[tuple[int, Mark]], authors: AuthorMap
+    ) -> None:
         """Add the author of each word between borders to `authors`."""
         pairs, torn = set(borders), []
         for place, mark in borders:
@@ -209,9 +217,9 @@ class Markers:
             begin = place if mark.side > 0 else place - size
             far = place + mark.side * size, mark._replace(side=-mark.side)
             # A template that drops a word leaves its borders, perhaps next to the same word.
-            if (mark.lone or far in pairs) and begin >= 0 and plain.startswith(mark.text, begin):
-                authors |= dict.fromkeys(range(begin, begin + size), mark.own)
-            elif mark.text not in self.whole:
+            if (mark.is_lone or far in pairs) and begin >= 0 and plain.startswith(mark.text, begin):
+                authors |= dict.fromkeys(range(begin, begin + size), mark.by_assistant)
+            elif mark.text not in self.outer_words:
                 torn.append((place, mark))
         for place, mark in torn:
             inside, end = (place, 0) if mark.side > 0 else (place - 1, -1)

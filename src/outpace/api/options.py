@@ -11,18 +11,18 @@ from typing import Annotated, Any, TypedDict, cast
 from numpy import ndarray
 from torch import Tensor
 
-from outpace.api.declared import Info, declared
-from outpace.constraint.cloze import Parts, checked_cloze
-from outpace.constraint.compiler import Rule, rule_of
+from outpace.api.declared import Info, list_options
+from outpace.constraint.cloze import InfillParts, check_template
+from outpace.constraint.compiler import ConstraintRule, constraint_rule
 from outpace.decoding import Sampling
-from outpace.decoding.sampling_params import is_number, is_whole
+from outpace.decoding.sampling_params import is_finite_real, is_whole_number
 from outpace.errors import OptionError
 from outpace.methods import Method
-from outpace.methods.bounds import at_least_one
-from outpace.methods.method import LARGEST, check_type
-from outpace.methods.options import Named, method_of
+from outpace.methods.bounds import check_at_least_one
+from outpace.methods.method import MAX_FLOAT_VALUE, check_type
+from outpace.methods.options import MethodSpec, resolve_method
 
-MOST_TOKENS = 2**20
+MAX_ANSWER_TOKENS = 2**20
 """Upper bound of `max_tokens` and `min_tokens` in HTTP requests."""
 
 
@@ -58,7 +58,7 @@ class Options(TypedDict, total=False):
         cloze: Infill template: text and `Hole`s to fill, see docs/fill.md.
     """
 
-    method: Named | None
+    method: MethodSpec | None
     max_tokens: int | None
     temperature: float | None
     top_p: float | None
@@ -80,7 +80,7 @@ class Options(TypedDict, total=False):
     regex: str | None
     choices: Sequence[str] | None
     grammar: str | None
-    cloze: Parts | None
+    cloze: InfillParts | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +94,7 @@ class RequestOptions:
             "Maximum number of tokens of an answer.",
             "sampling",
             usual="rest of the context; 256 for diffusion",
-            bounds={"ge": 1, "le": MOST_TOKENS},
+            bounds={"ge": 1, "le": MAX_ANSWER_TOKENS},
         ),
     ] = None
     temperature: Annotated[
@@ -151,7 +151,9 @@ class RequestOptions:
     min_tokens: Annotated[
         int,
         Info(
-            "Minimum number of tokens of an answer.", "ending", bounds={"ge": 0, "le": MOST_TOKENS}
+            "Minimum number of tokens of an answer.",
+            "ending",
+            bounds={"ge": 0, "le": MAX_ANSWER_TOKENS},
         ),
     ] = 0
     presence_penalty: Annotated[
@@ -160,7 +162,7 @@ class RequestOptions:
             "Subtracted once from the logits of tokens in the answer.",
             "sampling",
             bounds={"ge": -2, "le": 2},
-            least=-LARGEST,
+            least=-MAX_FLOAT_VALUE,
             sequential=True,
         ),
     ] = 0.0
@@ -170,7 +172,7 @@ class RequestOptions:
             "Subtracted from the logits of tokens per occurrence in the answer.",
             "sampling",
             bounds={"ge": -2, "le": 2},
-            least=-LARGEST,
+            least=-MAX_FLOAT_VALUE,
             sequential=True,
         ),
     ] = 0.0
@@ -180,7 +182,7 @@ class RequestOptions:
             "Above 1, makes tokens of prompt and answer less probable.",
             "sampling",
             bounds={"ge": 0.01, "le": 100},
-            least=1 / LARGEST,
+            least=1 / MAX_FLOAT_VALUE,
             sequential=True,
         ),
     ] = 1.0
@@ -246,25 +248,25 @@ class RequestOptions:
             sequential=True,
         ),
     ] = None
-    cloze: Annotated[Parts | None, Info(fields=())] = None
+    cloze: Annotated[InfillParts | None, Info(fields=())] = None
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> RequestOptions:
         """Create options from a mapping; raises `OptionError` for an unknown name."""
-        known = [*REQUEST]
+        known = [*REQUEST_OPTIONS]
         if unknown := sorted(set(options) - set(known)):
             message = f"{unknown[0]}: unknown option {unknown[0]!r}; options are {', '.join(known)}"
             raise OptionError(unknown[0], options[unknown[0]], message)
         method = options.get("method")
-        return cls(**{**options, "method": None if method is None else method_of(method)})
+        return cls(**{**options, "method": None if method is None else resolve_method(method)})
 
     def __post_init__(self) -> None:
         check_type("max_tokens", self.max_tokens, int | None)
-        at_least_one(max_tokens=self.max_tokens)
-        for name, option in REQUEST.items():
+        check_at_least_one(max_tokens=self.max_tokens)
+        for name, option in REQUEST_OPTIONS.items():
             if option.kind is bool:
                 check_type(name, getattr(self, name), bool)
-        if not (is_whole(self.min_tokens) and self.min_tokens >= 0):
+        if not (is_whole_number(self.min_tokens) and self.min_tokens >= 0):
             message = f"min_tokens must be an integer of at least 0, got {self.min_tokens}"
             raise OptionError("min_tokens", self.min_tokens, message)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -272,35 +274,35 @@ class RequestOptions:
                 f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
             )
             raise OptionError("min_tokens", self.min_tokens, message)
-        for name, option in REQUEST.items():
+        for name, option in REQUEST_OPTIONS.items():
             if option.info.least is not None:
-                check_within(name, getattr(self, name), option.info.least)
+                check_range(name, getattr(self, name), option.info.least)
         if not isinstance(self.logit_bias, Mapping):
             message = f"logit_bias must map token ids to numbers, got {self.logit_bias!r}"
             raise OptionError("logit_bias", self.logit_bias, message)
         for token, bias in self.logit_bias.items():
-            check_within("logit_bias", bias, -LARGEST, f" of token {token!r}")
+            check_range("logit_bias", bias, -MAX_FLOAT_VALUE, f" of token {token!r}")
         if not isinstance(self.template, Mapping):
             message = f"template must map names to values, got {self.template!r}"
             raise OptionError("template", self.template, message)
-        self.check_rule()
+        self.check_rule_conflicts()
 
     @cached_property
-    def rule(self) -> Rule | None:
+    def rule(self) -> ConstraintRule | None:
         """Constraint on the answer. Raises `OptionError` for an invalid constraint."""
-        return rule_of(
+        return constraint_rule(
             schema=self.schema, regex=self.regex, choices=self.choices, grammar=self.grammar
         )
 
-    def check_rule(self) -> None:
+    def check_rule_conflicts(self) -> None:
         """Raise `OptionError` for options that would cut off or extend a constrained answer."""
         rule = self.rule
         what = rule[0] if rule else None
-        names = [each for each in names_of("ending") if each != "stop_ids"]  # see `ends_of`
+        names = [each for each in option_names("ending") if each != "stop_ids"]  # see `ends_of`
         if self.cloze is not None:
-            checked_cloze(self.cloze)
+            check_template(self.cloze)
             what = "cloze"
-            names += ["stop_ids", "max_tokens", *names_of("rule")]
+            names += ["stop_ids", "max_tokens", *option_names("rule")]
         if what is None:
             return
         for name in names:
@@ -308,37 +310,39 @@ class RequestOptions:
                 message = f"{name} cannot be combined with {what}: omit one of the two"
                 raise OptionError(name, value, message)
 
-    def sampling(self, usual: Mapping[str, float]) -> Sampling:
+    def build_sampling(self, usual: Mapping[str, float]) -> Sampling:
         """Return the sampling parameters; unset ones are taken from `usual`."""
         values = {each.name: getattr(self, each.name) for each in fields(Sampling)}
         overrides = {name: value for name, value in values.items() if value is not None}
         return Sampling(**{**usual, **overrides})
 
 
-REQUEST = declared(RequestOptions)
+REQUEST_OPTIONS = list_options(RequestOptions)
 """Options of a request by name."""
 
 
-def names_of(group: str) -> list[str]:
+def option_names(group: str) -> list[str]:
     """Return the names of the options of a group."""
-    return [option.name for option in REQUEST.values() if option.info.group == group]
+    return [option.name for option in REQUEST_OPTIONS.values() if option.info.group == group]
 
 
 def check_options(options: Options) -> None:
     """Raise `OptionError` for options that are invalid for every model and method."""
-    RequestOptions.of(options).sampling({})
+    RequestOptions.of(options).build_sampling({})
 
 
-def check_within(name: str, value: object, least: float, part: str = "") -> None:
+def check_range(name: str, value: object, least: float, part: str = "") -> None:
     """Raise `OptionError` for a value that is not a number from `least` to `LARGEST`."""
-    if not (is_number(value) and least <= float(value) <= LARGEST):  # type: ignore[arg-type]
-        message = f"{name}{part} must be a number from {least:g} to {LARGEST:g}, got {value!r}"
+    if not (is_finite_real(value) and least <= float(value) <= MAX_FLOAT_VALUE):  # type: ignore[arg-type]
+        message = (
+            f"{name}{part} must be a number from {least:g} to {MAX_FLOAT_VALUE:g}, got {value!r}"
+        )
         raise OptionError(name, value, message)
 
 
-def seeded(options: Options, offset: int) -> Options:
+def offset_seed(options: Options, offset: int) -> Options:
     """Return options with `offset` added to the seed; raises `OptionError` for an invalid seed."""
     seed: object = options.get("seed", 0)
-    if not is_whole(seed):
+    if not is_whole_number(seed):
         raise OptionError("seed", seed, f"seed must be an integer, got {seed!r}")
     return {**options, "seed": cast(int, seed) + offset}

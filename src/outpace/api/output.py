@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
-from outpace.api.display import coloured
-from outpace.api.infill import Layout
-from outpace.api.text import Detokenizer, Text
+from outpace.api.display import render_html
+from outpace.api.infill import InfillLayout
+from outpace.api.text import Detokenizer, TextCodec
 from outpace.decoding import Request, Step
 from outpace.decoding.request import FinishReason
 from outpace.engine.job import DecodingError, Job
@@ -44,7 +44,7 @@ class Output:
     prompt_tokens: int
     seconds: float
     logprobs: list[float] | None = None
-    speech: Text | None = field(default=None, repr=False, compare=False)
+    codec: TextCodec | None = field(default=None, repr=False, compare=False)
     holes: tuple[str, ...] | None = None
     given: int = 0
 
@@ -84,13 +84,13 @@ class Output:
             One string per step, which concatenate to `text`; all text in one string if `codec` is
                 None.
         """
-        if self.speech is None:
+        if self.codec is None:
             return [self.text]
-        detokenizer, begin, pieces = Detokenizer(self.speech), 0, []
+        detokenizer, begin, pieces = Detokenizer(self.codec), 0, []
         for step in self.steps:
-            detokenizer.push(self.ids[begin : begin + step.kept])
+            detokenizer.push_tokens(self.ids[begin : begin + step.kept])
             begin += step.kept
-            pieces.append(detokenizer.take(final=begin >= len(self.ids)))
+            pieces.append(detokenizer.take_text(final=begin >= len(self.ids)))
         left = len(self.text)  # a stop string may cut the text within a token
         for place, piece in enumerate(pieces):
             pieces[place] = piece[: max(left, 0)]
@@ -99,7 +99,7 @@ class Output:
 
     def _repr_html_(self) -> str:
         """Render the answer for a notebook."""
-        return coloured(self.pieces(), self.figures)
+        return render_html(self.pieces(), self.figures)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle without the tokenizer, the only field that is not compared."""
@@ -107,7 +107,7 @@ class Output:
         return partial(Output, **values), ()
 
 
-class Piece(NamedTuple):
+class TextPiece(NamedTuple):
     """Text committed by a forward, and the progress so far.
 
     Attributes:
@@ -149,7 +149,7 @@ class Event:
 
 
 @dataclass(slots=True, eq=False)
-class Answer:
+class PendingAnswer:
     """A request in progress, and its text so far.
 
     The driving thread decodes text. Another thread may take `pieces`, if `streams` is set, and the
@@ -162,45 +162,45 @@ class Answer:
 
     detokenizer: Detokenizer
     streams: bool = False
-    layout: Layout | None = None
-    pieces: deque[Piece] = field(default_factory=deque)
-    seen: Piece = Piece("", 0, 0, ())
+    layout: InfillLayout | None = None
+    pieces: deque[TextPiece] = field(default_factory=deque)
+    last_sent: TextPiece = TextPiece("", 0, 0, ())
     job: Job = field(init=False)
 
-    def push(self, request: Request) -> bool:
+    def decode_tokens(self, request: Request) -> bool:
         """Decode new tokens; returns True if a stop string ends the answer."""
         # Counted by the decoded tokens, so Ctrl-C while one is decoded loses none after it.
         begin = len(request.prompt) + len(self.detokenizer.ids)
-        stopped = self.detokenizer.push(request.ids[begin:])
+        stopped = self.detokenizer.push_tokens(request.ids[begin:])
         if self.streams:
-            self.take()
+            self.append_piece()
         return stopped
 
-    def take(self) -> None:
+    def append_piece(self) -> None:
         """Append a piece with the progress since the previous piece."""
         request = self.job.request
-        text = self.detokenizer.take(final=request.finish_reason is not None)
-        canvas = behind(request) if self.job.watched else ()
-        self.pieces.append(Piece(text, len(self.detokenizer.ids), len(request.trace), canvas))
+        text = self.detokenizer.take_text(final=request.finish_reason is not None)
+        canvas = uncommitted_canvas(request) if self.job.notify_always else ()
+        self.pieces.append(TextPiece(text, len(self.detokenizer.ids), len(request.trace), canvas))
 
-    def event(self, output: Output | None = None) -> Event:
+    def take_event(self, output: Output | None = None) -> Event:
         """Return all pieces since the previous event as one event."""
-        request, before, text = self.job.request, self.seen, ""
+        request, before, text = self.job.request, self.last_sent, ""
         while self.pieces:
-            self.seen = self.pieces.popleft()
-            text += self.seen.text
-        tokens = slice(before.tokens, self.seen.tokens)
+            self.last_sent = self.pieces.popleft()
+            text += self.last_sent.text
+        tokens = slice(before.tokens, self.last_sent.tokens)
         return Event(
             text=text,
             ids=request.tokens[tokens],
-            chosen=self.chosen(before.tokens, self.seen.tokens),
+            chosen=self.count_chosen(before.tokens, self.last_sent.tokens),
             logprobs=request.scores[tokens] if request.logprobs else None,
-            steps=request.trace[before.steps : self.seen.steps],
-            canvas=self.seen.canvas,
+            steps=request.trace[before.steps : self.last_sent.steps],
+            canvas=self.last_sent.canvas,
             output=output,
         )
 
-    def chosen(self, begin: int, end: int) -> int:
+    def count_chosen(self, begin: int, end: int) -> int:
         """Return how many tokens from `begin` to `end` the model chose, without padding."""
         layout, tokens = self.layout, self.job.request.tokens[begin:end]
         if layout is None:
@@ -208,16 +208,16 @@ class Answer:
         slots = enumerate(tokens, len(layout.prompt) + begin)
         return sum(slot not in layout.given and token not in layout.ends for slot, token in slots)
 
-    def output(self) -> Output:
+    def build_output(self) -> Output:
         """Return the output of a request that has ended; raises the error of its method, if any."""
         if self.job.error is not None:
             raise self.job.error
         request, detokenizer = self.job.request, self.detokenizer
         assert request.finish_reason is not None
         if self.layout is not None:
-            return self.filled(self.layout)
-        self.push(request)
-        detokenizer.take(final=True)
+            return self.build_infill_output(self.layout)
+        self.decode_tokens(request)
+        detokenizer.take_text(final=True)
         return Output(
             text=detokenizer.text,
             ids=detokenizer.ids,
@@ -226,10 +226,10 @@ class Answer:
             prompt_tokens=len(request.prompt),
             seconds=self.job.ended - self.job.began,
             logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
-            speech=detokenizer.speech,
+            codec=detokenizer.codec,
         )
 
-    def filled(self, layout: Layout) -> Output:
+    def build_infill_output(self, layout: InfillLayout) -> Output:
         """Return the output of an infill template; raises `DecodingError` if a hole is unfilled."""
         request = self.job.request
         assert request.finish_reason is not None
@@ -238,14 +238,14 @@ class Answer:
                 f"{self.job.method!r} left holes unfilled from slot {len(request)} on "
                 f"({request.finish_reason})"
             )
-        filled, tokens = layout.read(request.tokens), request.tokens
+        filled, tokens = layout.decode_answer(request.tokens), request.tokens
         lead = len(request.prompt) - layout.lead
         scores = None
         if request.logprobs:
-            scores = [0.0] * layout.lead + [request.scores[place] for place in filled.kept]
+            scores = [0.0] * layout.lead + [request.scores[place] for place in filled.answer_places]
         return Output(
             text=filled.text,
-            ids=request.prompt[lead:] + [tokens[place] for place in filled.kept],
+            ids=request.prompt[lead:] + [tokens[place] for place in filled.answer_places],
             finish_reason=request.finish_reason,
             steps=request.trace,
             prompt_tokens=lead,
@@ -256,7 +256,7 @@ class Answer:
         )
 
 
-def behind(request: Request) -> list[int]:
+def uncommitted_canvas(request: Request) -> list[int]:
     """Return the canvas after the committed tokens of a running request; -1 for a mask."""
     if request.finish_reason is not None:
         return []

@@ -6,20 +6,25 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from outpace.api.effects import check_sight, constraint_of, ends_of, processors_of
-from outpace.api.infill import Layout
-from outpace.api.options import Options, RequestOptions, seeded
-from outpace.api.output import Answer, Output
+from outpace.api.effects import (
+    build_constraint,
+    build_processors,
+    check_can_infill,
+    resolve_stop_ids,
+)
+from outpace.api.infill import InfillLayout
+from outpace.api.options import Options, RequestOptions, offset_seed
+from outpace.api.output import Output, PendingAnswer
 from outpace.api.text import Detokenizer, Prompt
 from outpace.decoding import Request
-from outpace.decoding.sampling_params import is_whole
+from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
 from outpace.methods import Method
 
 if TYPE_CHECKING:
     from outpace.api.llm import LLM
 
-MOST_ANSWERS = 2**16
+MAX_ANSWERS = 2**16
 """Maximum number of answers per prompt."""
 
 
@@ -31,7 +36,7 @@ def prepare_answer(
     wait: bool,
     requests: int,
     limit: int | None,
-) -> Answer:
+) -> PendingAnswer:
     """Create the answer and the job of a request; see `LLM.prepare`."""
     method = llm.method if options.method is None else options.method
     ids, layout = encode_prompt(llm, prompt, options, method)
@@ -40,48 +45,50 @@ def prepare_answer(
     if max_tokens is None:
         share, least = min(requests, llm.engine.max_sequences), options.min_tokens
         max_tokens = pairing.default_max_tokens(method, len(ids), share, least, limit)
-    answer = Answer(Detokenizer(llm.text, options.stop, options.min_tokens), streams, layout)
+    answer = PendingAnswer(Detokenizer(llm.text, options.stop, options.min_tokens), streams, layout)
 
     def on_tokens(request: Request) -> None:
-        if answer.push(request):
+        if answer.decode_tokens(request):
             llm.engine.cancel(answer.job)
 
-    ends, stop_ids = ends_of(options, llm.eos, pairing.vocab, llm.text.silent)
-    processors = [*processors_of(options, method, len(ids), ends, pairing.vocab)]
+    ends, stop_ids = resolve_stop_ids(options, llm.eos, pairing.vocab, llm.text.silent_ids)
+    processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
     if layout is None:
         slots = range(len(ids), len(ids) + int(max_tokens))
         sizes = slots, ends, pairing.vocab, pairing.target.mask_id
-        constraint = constraint_of(options, llm.compiler, method, *sizes, wait)
+        constraint = build_constraint(options, llm.compiler, method, *sizes, wait)
     else:
-        constraint = layout.constraint(llm.compiler, method.sequential, pairing.vocab, wait)
+        constraint = layout.build_constraint(
+            llm.compiler, method.is_sequential, pairing.vocab, wait
+        )
     processors += [] if constraint is None else [constraint]
-    request = pairing.request(
+    request = pairing.make_request(
         ids,
         max_tokens=int(max_tokens),
-        sampling=options.sampling(llm.usual(method)),
+        sampling=options.build_sampling(llm.usual(method)),
         eos=ends if layout is None else frozenset(),
         stop_ids=stop_ids,
         min_tokens=int(options.min_tokens),
         logprobs=options.logprobs,
         processors=tuple(processors),
         constraint=constraint,
-        given=None if layout is None else layout.given,
+        fixed_tokens=None if layout is None else layout.given,
     )
     callback = on_tokens if streams or options.stop else None
-    answer.job = llm.engine.job(method, request, pairing, callback)
+    answer.job = llm.engine.make_job(method, request, pairing, callback)
     return answer
 
 
 def encode_prompt(
     llm: LLM, prompt: Prompt | None, options: RequestOptions, method: Method
-) -> tuple[list[int], Layout | None]:
+) -> tuple[list[int], InfillLayout | None]:
     """Return the token ids before the first decoded slot, and the layout of an infill template."""
     encode = partial(llm.text.encode, raw=options.raw, template=options.template)
     if options.cloze is None:
         return encode(prompt), None
-    check_sight(method)
+    check_can_infill(method)
     prefix = None if prompt is None else encode(prompt)
-    layout = Layout.of(options.cloze, llm.text, prefix, llm.eos)
+    layout = InfillLayout.of(options.cloze, llm.text, prefix, llm.eos)
     return layout.prompt, layout
 
 
@@ -89,15 +96,15 @@ def answer_variants(options: Options, n: int | None) -> list[Options]:
     """Return the options of `n` answers to a prompt, which have consecutive seeds."""
     if n is None:
         return [options]
-    if not (is_whole(n) and 1 <= n <= MOST_ANSWERS):
-        message = f"n must be an integer from 1 to {MOST_ANSWERS}, got {n!r}"
+    if not (is_whole_number(n) and 1 <= n <= MAX_ANSWERS):
+        message = f"n must be an integer from 1 to {MAX_ANSWERS}, got {n!r}"
         raise OptionError("n", n, message)
-    return [seeded(options, number) for number in range(n)]
+    return [offset_seed(options, number) for number in range(n)]
 
 
 def check_batch(batch: int | None) -> None:
     """Raise `OptionError` for a batch that is not a positive integer or None."""
-    if not (batch is None or is_whole(batch) and batch >= 1):
+    if not (batch is None or is_whole_number(batch) and batch >= 1):
         message = f"batch must be an integer of at least 1, got {batch!r}"
         raise OptionError("batch", batch, message)
 
@@ -106,7 +113,7 @@ def answer_requests(
     llm: LLM, requests: Iterable[tuple[Prompt | None, Options]], batch: int
 ) -> Iterator[tuple[int, Output]]:
     """Submit requests, `batch` at a time, and drive the engine until all are answered."""
-    waiting: dict[int, Answer] = {}
+    waiting: dict[int, PendingAnswer] = {}
     numbered = enumerate(requests)
     try:
         while True:
@@ -116,8 +123,8 @@ def answer_requests(
             if not waiting:
                 return
             llm.driver.step()
-            for number in [number for number, answer in waiting.items() if answer.job.over]:
-                yield number, waiting.pop(number).output()
+            for number in [number for number, answer in waiting.items() if answer.job.is_finished]:
+                yield number, waiting.pop(number).build_output()
     finally:
         for answer in waiting.values():
             llm.driver.cancel(answer.job)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outpace.api.driver import Driver
-from outpace.api.output import Answer, Output
+from outpace.api.output import Output, PendingAnswer
 
 
 class Stream(Iterator[str]):
@@ -17,7 +17,7 @@ class Stream(Iterator[str]):
         output: The `Output`, once the iterator is exhausted; None before.
     """
 
-    def __init__(self, driver: Driver, answer: Answer) -> None:
+    def __init__(self, driver: Driver, answer: PendingAnswer) -> None:
         self.driver = driver
         self.answer = answer
         self.output: Output | None = None
@@ -25,12 +25,14 @@ class Stream(Iterator[str]):
     def __next__(self) -> str:
         """Return the next piece of text; raises the error of the method, if any."""
         while self.output is None:
-            over = self.answer.job.over  # read first: the last piece is appended before it is set
+            over = (
+                self.answer.job.is_finished
+            )  # read first: the last piece is appended before it is set
             if self.answer.pieces:
                 if text := self.answer.pieces.popleft().text:
                     return text
             elif over:
-                self.output = self.answer.output()
+                self.output = self.answer.build_output()
             else:
                 self.driver.step()
         raise StopIteration
@@ -42,4 +44,4 @@ class Stream(Iterator[str]):
     def __del__(self) -> None:
         # The garbage collector may run in any thread, including the driving one.
         if self.output is None:
-            self.driver.drop(self.answer.job)
+            self.driver.cancel_later(self.answer.job)

@@ -11,17 +11,17 @@ from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.api.chat_template import ChatTemplate
-from outpace.api.codec import Codec, checked_text
+from outpace.api.codec import SharedTokenizer, validate_text
 from outpace.api.markers import Message as Message
 from outpace.errors import OptionError
 
 Prompt = str | Sequence[int] | Sequence[Message] | ndarray | Tensor
 
-UNKNOWN = "\ufffd"
+REPLACEMENT_CHARACTER = "\ufffd"
 """Replaces bytes that are not, or not yet, a character."""
 
 
-class Text:
+class TextCodec:
     """Tokenizer of a model; refuses text if the model has no tokenizer.
 
     Attributes:
@@ -32,12 +32,12 @@ class Text:
         self.name = name
         self.tokenizer = tokenizer
         added = {} if tokenizer is None else tokenizer.added_tokens_decoder
-        self.codec = None if tokenizer is None else Codec(name, tokenizer)
+        self.codec = None if tokenizer is None else SharedTokenizer(name, tokenizer)
         self.chat_template = None if self.codec is None else ChatTemplate(self.codec)
-        self.silent = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.silent_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @property
-    def size(self) -> int | None:
+    def vocab_size(self) -> int | None:
         """Number of tokens of the tokenizer; None if there is no tokenizer."""
         return None if self.tokenizer is None else len(self.tokenizer)
 
@@ -64,9 +64,9 @@ class Text:
             OptionError: For an invalid or empty prompt, a malformed message, text that is not UTF-8
                 or has no tokenizer, an unknown variable, and if the template fails.
         """
-        prompt, template = checked_prompt(prompt), template or {}
-        if unknown := [name for name in template if name not in self.variables]:
-            names = ", ".join(sorted(self.variables)) or "none"
+        prompt, template = validate_prompt(prompt), template or {}
+        if unknown := [name for name in template if name not in self.template_variables]:
+            names = ", ".join(sorted(self.template_variables)) or "none"
             raise OptionError(
                 f"template.{unknown[0]}",
                 template[unknown[0]],
@@ -79,36 +79,36 @@ class Text:
             message = f"prompt: {self.name} has no tokenizer: give the prompt as token ids"
             raise OptionError("prompt", prompt, message)
         if isinstance(prompt, list):
-            return self.chat(prompt, template)
+            return self.encode_chat(prompt, template)
         if raw or self.tokenizer.chat_template is None:
-            return self.plain(prompt, begin=True)
-        return self.chat([{"role": "user", "content": prompt}], template)
+            return self.encode_plain(prompt, begin=True)
+        return self.encode_chat([{"role": "user", "content": prompt}], template)
 
     @property
-    def variables(self) -> frozenset[str]:
+    def template_variables(self) -> frozenset[str]:
         """Names of the variables of the chat template."""
         return frozenset() if self.chat_template is None else self.chat_template.variables
 
-    def limit(self, context: int) -> None:
+    def set_context_length(self, context: int) -> None:
         """Refuse text that cannot fit into `context` tokens before it is tokenized."""
         if self.codec is not None:
-            self.codec.context = context
+            self.codec.context_length = context
 
-    def plain(self, text: str, *, begin: bool = False) -> list[int]:
+    def encode_plain(self, text: str, *, begin: bool = False) -> list[int]:
         """Encode text without special tokens; `begin` adds those that every text begins with."""
         assert self.codec is not None
-        return self.codec.plain(text, begin=begin)
+        return self.codec.encode_plain(text, begin=begin)
 
-    def chat(self, messages: Sequence[Message], template: Mapping[str, Any]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Message], template: Mapping[str, Any]) -> list[int]:
         """Encode a conversation with the chat template."""
-        return self.templated.encode(messages, template)
+        return self.required_template.encode(messages, template)
 
-    def render(self, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
+    def render_chat(self, messages: Sequence[Message], template: Mapping[str, Any]) -> str:
         """Render a conversation with the chat template, up to the beginning of the answer."""
-        return self.templated.render(messages, template)
+        return self.required_template.render(messages, template)
 
     @property
-    def templated(self) -> ChatTemplate:
+    def required_template(self) -> ChatTemplate:
         """The chat template; raises `OptionError` if there is none."""
         assert self.chat_template is not None and self.tokenizer is not None
         if self.tokenizer.chat_template is None:
@@ -120,7 +120,7 @@ class Text:
         """Decode token ids without special tokens; empty if there is no tokenizer."""
         return "" if self.codec is None or not ids else self.codec.decode(ids)
 
-    def agrees(self, other: Text, ours: int, theirs: int) -> None:
+    def check_same_tokens(self, other: TextCodec, ours: int, theirs: int) -> None:
         """Raise `OptionError` if two models do not share their tokens.
 
         Tokens at the end that only one model has, such as padding or a mask, are ignored.
@@ -131,7 +131,7 @@ class Text:
             theirs: Number of embeddings of the other model.
         """
         if self.tokenizer is None or other.tokenizer is None:
-            if abs(ours - theirs) > PADDING:
+            if abs(ours - theirs) > MAX_VOCAB_PADDING:
                 raise OptionError(
                     "method",
                     other.name,
@@ -152,11 +152,11 @@ class Text:
             )
 
 
-PADDING = 512
+MAX_VOCAB_PADDING = 512
 """Maximum difference in rows of published embeddings for one tokenizer."""
 
 
-def checked_prompt(prompt: Any) -> str | list[Any]:
+def validate_prompt(prompt: Any) -> str | list[Any]:
     """Return a prompt as text, ids or messages; raises `OptionError` if invalid or empty."""
     if isinstance(prompt, ndarray | Tensor):
         prompt = prompt.tolist()
@@ -167,13 +167,13 @@ def checked_prompt(prompt: Any) -> str | list[Any]:
         message = "prompt must not be empty: give text or at least one token"
         raise OptionError("prompt", prompt, message)
     if isinstance(prompt, str):
-        return checked_text("prompt", prompt)
+        return validate_text("prompt", prompt)
     if any(isinstance(each, dict | str) for each in prompt):
-        return [checked_message(f"messages[{n}]", each) for n, each in enumerate(prompt)]
-    return [token_id(n, each) for n, each in enumerate(prompt)]
+        return [validate_message(f"messages[{n}]", each) for n, each in enumerate(prompt)]
+    return [validate_token_id(n, each) for n, each in enumerate(prompt)]
 
 
-def as_many(prompts: Any) -> list[Any]:
+def list_prompts(prompts: Any) -> list[Any]:
     """Return one prompt or many as a list; each row of a 2-D array of ids is a prompt."""
     if isinstance(prompts, ndarray | Tensor):
         prompts = prompts.tolist()
@@ -183,7 +183,7 @@ def as_many(prompts: Any) -> list[Any]:
     return list(prompts) if many else [prompts]
 
 
-def token_id(place: int, token: Any) -> int:
+def validate_token_id(place: int, token: Any) -> int:
     """Return a token id as `int`; raises `OptionError` if it is not an integer."""
     if isinstance(token, bool) or not isinstance(token, int | integer):
         param = f"prompt[{place}]"
@@ -192,7 +192,7 @@ def token_id(place: int, token: Any) -> int:
     return int(token)
 
 
-def checked_message(param: str, message: Any) -> Message:
+def validate_message(param: str, message: Any) -> Message:
     """Return the chat message `param` with its text parts joined.
 
     Raises:
@@ -200,7 +200,8 @@ def checked_message(param: str, message: Any) -> Message:
     """
     if isinstance(message, dict) and isinstance(message.get("content"), list):
         parts = (
-            part_text(f"{param}.content[{n}]", part) for n, part in enumerate(message["content"])
+            read_text_part(f"{param}.content[{n}]", part)
+            for n, part in enumerate(message["content"])
         )
         message = {**message, "content": "".join(parts)}
     problem = f"{brief(message)} is not a chat message: give {{'role': …, 'content': text}}"
@@ -210,11 +211,11 @@ def checked_message(param: str, message: Any) -> Message:
         field, text = f"{param}.{key}", message.get(key)
         if not isinstance(text, str):
             raise OptionError(field, text, f"{field}: {problem}")
-        checked_text(field, text)
+        validate_text(field, text)
     return message
 
 
-def part_text(param: str, part: Any) -> str:
+def read_text_part(param: str, part: Any) -> str:
     """Return the text of a message part in OpenAI's format; raises `OptionError` for another."""
     match part:
         case {"type": "text", "text": str(text)}:
@@ -223,10 +224,10 @@ def part_text(param: str, part: Any) -> str:
     raise OptionError(param, part, f"{message}: give {{'type': 'text', 'text': …}}")
 
 
-CONTEXT = 4
+CONTEXT_TOKENS = 4
 """Tokens that are decoded again: decoders treat the first token of a text differently."""
 
-UNFINISHED = 3
+MAX_UNFINISHED_TOKENS = 3
 """Maximum number of bytes, and so of tokens, that complete a character."""
 
 
@@ -239,53 +240,55 @@ class Detokenizer:
         min_tokens: Stop strings that begin within this many tokens have no effect.
     """
 
-    def __init__(self, text: Text, stop: str | Sequence[str] = (), min_tokens: int = 0) -> None:
-        self.speech = text
+    def __init__(
+        self, text: TextCodec, stop: str | Sequence[str] = (), min_tokens: int = 0
+    ) -> None:
+        self.codec = text
         self.decode = text.decode
-        self.silent = text.silent
-        self.stop = stop_strings(stop)
+        self.silent_ids = text.silent_ids
+        self.stop = parse_stop_strings(stop)
         if self.stop and text.tokenizer is None:
             message = f"stop needs a tokenizer, which {text.name} does not have"
             raise OptionError("stop", stop, message)
         self.ids: list[int] = []
         self.text = ""
         self.stopped = False
-        self.sent = 0
-        self.spoken: list[int] = []  # tokens with text
-        self.done = 0  # how many of them are decoded into `text`
+        self.num_sent = 0
+        self.visible_ids: list[int] = []  # tokens with text
+        self.num_decoded = 0  # how many of them are decoded into `text`
         self.min_tokens = min_tokens
-        self.early = 0  # how many of them are among the first `min_tokens` tokens
-        self.begin = 0  # first position at which a stop string may begin
+        self.num_early = 0  # how many of them are among the first `min_tokens` tokens
+        self.stop_begin = 0  # first position at which a stop string may begin
 
-    def push(self, ids: Sequence[int]) -> bool:
+    def push_tokens(self, ids: Sequence[int]) -> bool:
         """Append new tokens; returns True once a stop string is complete."""
         for token in ids:
             if self.stopped:
                 break
             self.ids.append(token)
-            if token not in self.silent:
-                self.spoken.append(token)
-                self.early += len(self.ids) <= self.min_tokens
+            if token not in self.silent_ids:
+                self.visible_ids.append(token)
+                self.num_early += len(self.ids) <= self.min_tokens
                 if self.stop:  # otherwise decoded on demand
-                    self.extend()
+                    self.decode_new()
         return self.stopped
 
-    def extend(self, *, final: bool = False) -> None:
+    def decode_new(self, *, final: bool = False) -> None:
         """Decode new tokens that later tokens cannot change, or all of them if `final`."""
-        window = self.spoken[max(self.done - CONTEXT, 0) :]
-        first = len(self.spoken) - len(window)
-        before, whole = self.decode(window[: self.done - first]), self.decode(window)
-        for end in range(len(self.spoken), self.done, -1):
-            after = whole if end == len(self.spoken) else self.decode(window[: end - first])
+        window = self.visible_ids[max(self.num_decoded - CONTEXT_TOKENS, 0) :]
+        first = len(self.visible_ids) - len(window)
+        before, whole = self.decode(window[: self.num_decoded - first]), self.decode(window)
+        for end in range(len(self.visible_ids), self.num_decoded, -1):
+            after = whole if end == len(self.visible_ids) else self.decode(window[: end - first])
             # Only `MAX_UNFINISHED_TOKENS` tokens can complete a character. If more follow and the
             # text is unchanged, the character stays incomplete.
-            late = len(self.spoken) - end >= UNFINISHED and whole.startswith(after)
-            if final or late or not after.endswith(UNKNOWN):
-                early, self.done = self.done < self.early, end
-                self.append(after[len(before) :], early)
+            late = len(self.visible_ids) - end >= MAX_UNFINISHED_TOKENS and whole.startswith(after)
+            if final or late or not after.endswith(REPLACEMENT_CHARACTER):
+                early, self.num_decoded = self.num_decoded < self.num_early, end
+                self.append_text(after[len(before) :], early)
                 break
 
-    def append(self, piece: str, early: bool) -> None:
+    def append_text(self, piece: str, early: bool) -> None:
         """Append new text, and cut it at a stop string that it completes.
 
         Args:
@@ -295,24 +298,26 @@ class Detokenizer:
         """
         begin, self.text = len(self.text), self.text + piece
         if early:
-            self.begin = len(self.text)
-        found = (self.text.find(mark, max(begin - len(mark) + 1, self.begin)) for mark in self.stop)
+            self.stop_begin = len(self.text)
+        found = (
+            self.text.find(mark, max(begin - len(mark) + 1, self.stop_begin)) for mark in self.stop
+        )
         if ends := [at for at in found if at >= 0]:
             self.text, self.stopped = self.text[: min(ends)], True
 
-    def take(self, *, final: bool = False) -> str:
+    def take_text(self, *, final: bool = False) -> str:
         """Return the text since the last call; a possible start of a stop string is held back."""
-        if not self.stopped and self.done < len(self.spoken):
-            self.extend(final=final)
+        if not self.stopped and self.num_decoded < len(self.visible_ids):
+            self.decode_new(final=final)
         end = len(self.text)
         if not (final or self.stopped):
-            late = self.text[self.begin :]
-            end -= max((overlap(late, mark) for mark in self.stop), default=0)
-        piece, self.sent = self.text[self.sent : end], max(end, self.sent)
+            late = self.text[self.stop_begin :]
+            end -= max((overlap_length(late, mark) for mark in self.stop), default=0)
+        piece, self.num_sent = self.text[self.num_sent : end], max(end, self.num_sent)
         return piece
 
 
-def stop_strings(stop: Any) -> tuple[str, ...]:
+def parse_stop_strings(stop: Any) -> tuple[str, ...]:
     """Return the stop strings as a tuple; raises `OptionError` for an invalid or empty one."""
     marks = [stop] if isinstance(stop, str) else stop
     listed = isinstance(marks, Sequence) and not isinstance(marks, bytes | bytearray)
@@ -321,9 +326,9 @@ def stop_strings(stop: Any) -> tuple[str, ...]:
         raise OptionError("stop", stop, message)
     if "" in marks:
         raise OptionError("stop", stop, "stop must not contain an empty string")
-    return tuple(checked_text("stop", mark) for mark in marks)
+    return tuple(validate_text("stop", mark) for mark in marks)
 
 
-def overlap(text: str, mark: str) -> int:
+def overlap_length(text: str, mark: str) -> int:
     """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
     return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)

@@ -10,8 +10,8 @@ from outpace.api.output import Output
 from outpace.decoding import Step
 from outpace.decoding.forward import IntArray
 
-ABSENT, HOLE, FILLED, FULL, KEPT = range(5)
-STATES = ("absent", "hole", "filled by this forward", "filled before", "cached")
+STATE_ABSENT, STATE_HOLE, STATE_FILLED, STATE_FULL, STATE_CACHED = range(5)
+STATE_NAMES = ("absent", "hole", "filled by this forward", "filled before", "cached")
 """Descriptions of the states."""
 
 
@@ -51,11 +51,11 @@ def slot_states(output: Output) -> IntArray:
     # Tree nodes occupy slots, but not all of them end up in the text.
     ends = (step.start + step.rows for step in steps if step.pattern != "tree")
     size = max([kept, *(end - first for end in ends)])
-    states = np.full((len(steps), size), ABSENT)
+    states = np.full((len(steps), size), STATE_ABSENT)
     filled = np.full(size, len(steps))
     for row, step in enumerate(steps):
         for run in step.holes:
-            states[row, run.start - first : run.stop - first] = HOLE
+            states[row, run.start - first : run.stop - first] = STATE_HOLE
             filled[run.start - first : run.stop - first] = row
     begin, row = 0, -1
     for step in output.steps:
@@ -67,15 +67,15 @@ def slot_states(output: Output) -> IntArray:
     # that is in no later forward and was not committed was dropped.
     token, there = np.arange(size) < kept, np.arange(size) < kept
     for row in reversed(range(len(steps))):
-        begin, end = (max(edge - first, 0) for edge in bounds(steps[row]))
+        begin, end = (max(edge - first, 0) for edge in row_range(steps[row]))
         there[begin:end] = True
-        token[begin:end] |= states[row, begin:end] != HOLE
-        states[row, token & (filled == row)] = FILLED
-        states[row, token & (filled < row) & there] = FULL
-        states[row, :begin] = KEPT
+        token[begin:end] |= states[row, begin:end] != STATE_HOLE
+        states[row, token & (filled == row)] = STATE_FILLED
+        states[row, token & (filled < row) & there] = STATE_FULL
+        states[row, :begin] = STATE_CACHED
     return states
 
 
-def bounds(step: Step) -> tuple[int, int]:
+def row_range(step: Step) -> tuple[int, int]:
     """Return the first slot of a forward, and the slot after its last."""
     return step.start, step.start + step.rows

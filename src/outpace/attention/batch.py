@@ -14,7 +14,7 @@ from outpace.decoding.tree import Tree
 from outpace.models.transformer import Attend
 
 
-class Pages(Protocol):
+class SequencePages(Protocol):
     """Physical memory of the slots of one sequence."""
 
     pages: list[int]
@@ -26,13 +26,13 @@ class Pages(Protocol):
     stride: int
     """Alignment of contiguous sequences of this size, in slots; 0 if the pages are scattered."""
 
-    def window(self, end: int) -> slice | NDArray[np.int64]:
+    def physical_slots(self, end: int) -> slice | NDArray[np.int64]:
         """Return the physical slots below slot `end`, as a slice if they are contiguous."""
         ...
 
 
 @dataclass(slots=True)
-class Span:
+class RowSpan:
     """Rows of one sequence in a pass.
 
     Attributes:
@@ -48,24 +48,26 @@ class Span:
 
     rows: slice
     start: int
-    seen: int
-    stops: list[int] | None
-    pages: Pages
+    num_visible: int
+    visible_ends: list[int] | None
+    pages: SequencePages
     tree: Tree | None = None
 
     def __len__(self) -> int:
         return self.rows.stop - self.rows.start
 
     @property
-    def stop_of_rows(self) -> Sequence[int]:
+    def row_visible_ends(self) -> Sequence[int]:
         """End of the visible slots of each row, exclusive."""
         return (
-            range(self.start + 1, self.start + len(self) + 1) if self.stops is None else self.stops
+            range(self.start + 1, self.start + len(self) + 1)
+            if self.visible_ends is None
+            else self.visible_ends
         )
 
 
 @dataclass(slots=True)
-class Batch:
+class AttentionBatch:
     """T concatenated rows of many sequences, and the C rows of their context.
 
     Attributes:
@@ -80,21 +82,21 @@ class Batch:
 
     ids: Tensor
     positions: Tensor
-    write: Tensor
+    write_slots: Tensor
     context: tuple[Tensor, Tensor] | None
-    spans: list[Span]
+    spans: list[RowSpan]
     _: KW_ONLY
     features: Sequence[Tensor] = ()
-    numbers: Sequence[Tensor] = ()
+    plan_arrays: Sequence[Tensor] = ()
 
 
 class Backend(Protocol):
     """Attention over the cache of one model on one device."""
 
-    def numbers(self, spans: Sequence[Span]) -> Sequence[NDArray[np.int64]]:
+    def plan_arrays(self, spans: Sequence[RowSpan]) -> Sequence[NDArray[np.int64]]:
         """Return the flat arrays to copy to the device together with a batch of these spans."""
         ...
 
-    def plan(self, batch: Batch) -> Attend:
+    def plan_pass(self, batch: AttentionBatch) -> Attend:
         """Do the work that all layers of a pass share; return the `attend` of its layers."""
         ...

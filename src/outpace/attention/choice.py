@@ -11,54 +11,54 @@ from torch import Tensor
 
 from outpace.attention import compiled
 from outpace.attention.batch import Backend
-from outpace.attention.dense import Dense
+from outpace.attention.dense import DenseAttention
 from outpace.errors import OptionError
-from outpace.models.config import Sight
+from outpace.models.config import AttentionWindow
 
 LOG = logging.getLogger(__name__)
 
-KNOWN = ("auto", "dense", "compiled", "triton")
+BACKEND_NAMES = ("auto", "dense", "compiled", "triton")
 """Names of back ends; `auto` selects `triton` on a GPU and `compiled` on a CPU where available,
 else `dense`."""
 
 
-def check(attention: str, device: torch.device) -> None:
+def check_backend(attention: str, device: torch.device) -> None:
     """Raise `OptionError` for an unknown back end or one that this device cannot run."""
-    if attention not in KNOWN:
-        message = f"attention must be one of {', '.join(KNOWN)}, got {attention!r}"
+    if attention not in BACKEND_NAMES:
+        message = f"attention must be one of {', '.join(BACKEND_NAMES)}, got {attention!r}"
         raise OptionError("attention", attention, message)
-    lacks = {"compiled": compiled.missing, "triton": missing}
+    lacks = {"compiled": compiled.compiled_missing_reason, "triton": triton_missing_reason}
     if attention in lacks and (reason := lacks[attention](device)):
-        raise unavailable(attention, reason)
+        raise unavailable_error(attention, reason)
 
 
-def unavailable(attention: str, reason: str) -> OptionError:
+def unavailable_error(attention: str, reason: str) -> OptionError:
     """Return the error for a back end that cannot run here."""
     message = f"attention={attention!r} is not available here: {reason}; use 'dense' or 'auto'"
     return OptionError("attention", attention, message)
 
 
-def missing(device: torch.device) -> str | None:
+def triton_missing_reason(device: torch.device) -> str | None:
     """Return why this device cannot run Triton kernels, or None if it can."""
     if find_spec("triton") is None:
         return "the package triton is not installed; it comes with PyTorch for GPUs"
     if device.type == "cuda":
         return None
-    from outpace.attention.paged import interpreted  # here, because it loads Triton
+    from outpace.attention.paged import is_interpreted  # here, because it loads Triton
 
-    return None if interpreted else f"it requires a GPU, got {device.type}"
+    return None if is_interpreted else f"it requires a GPU, got {device.type}"
 
 
-def backend(
+def select_backend(
     attention: str,
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
     heads: int,
-    sights: Sequence[Sight],
+    attention_windows: Sequence[AttentionWindow],
     *,
     page: int,
     double: bool,
-    filled: bool = False,
+    pad_work: bool = False,
 ) -> Backend:
     """Create the attention back end of a cache and log which one was selected, and why.
 
@@ -77,28 +77,28 @@ def backend(
         OptionError: if the requested back end is unavailable.
     """
     like = keys[0]
-    check(attention, like.device)
-    dense = Dense(keys, values, heads, sights, double=double)
+    check_backend(attention, like.device)
+    dense = DenseAttention(keys, values, heads, attention_windows, double=double)
     where = f"attention on {like.device.type} in {str(like.dtype).removeprefix('torch.')}"
     usual = "triton" if like.device.type == "cuda" else "compiled"
     wanted = usual if attention == "auto" else attention
-    if filled and wanted != "triton":
+    if pad_work and wanted != "triton":
         message = f"graphs requires attention='triton', got {wanted!r}; omit graphs"
         raise OptionError("graphs", True, message)
     if wanted == "dense":
         LOG.info("%s: dense", where)
         return dense
     if wanted == "compiled":
-        reason = compiled.unfit(like, sights, page)
-    elif (reason := missing(like.device)) is None:
-        from outpace.attention.paged import unfit
+        reason = compiled.compiled_unfit_reason(like, attention_windows, page)
+    elif (reason := triton_missing_reason(like.device)) is None:
+        from outpace.attention.paged import paged_unfit_reason
 
-        reason = unfit(like, sights, page, double)
+        reason = paged_unfit_reason(like, attention_windows, page, double)
     if reason is None:
         LOG.info("%s: %s", where, wanted)
-        return made(wanted, dense, page, filled)
-    if attention == wanted or filled:
-        raise unavailable(wanted, str(reason))
+        return build_backend(wanted, dense, page, pad_work)
+    if attention == wanted or pad_work:
+        raise unavailable_error(wanted, str(reason))
     LOG.log(
         logging.WARNING if like.device.type == "cuda" else logging.INFO,
         "%s: dense instead of %s because %s",
@@ -107,17 +107,17 @@ def backend(
     return dense
 
 
-def made(name: str, dense: Dense, page: int, filled: bool) -> Backend:
+def build_backend(name: str, dense: DenseAttention, page: int, pad_work: bool) -> Backend:
     """Create a back end over the cache of `dense`."""
     if name == "compiled":
-        return compiled.Compiled(dense)
-    from outpace.attention.paged import Paged
+        return compiled.CompiledAttention(dense)
+    from outpace.attention.paged import PagedAttention
 
     device = dense.keys[0].device
-    return Paged(dense, page=page, processors=processors(device), filled=filled)
+    return PagedAttention(dense, page=page, processors=count_processors(device), pad_work=pad_work)
 
 
-def processors(device: torch.device) -> int:
+def count_processors(device: torch.device) -> int:
     """Return the number of multiprocessors; 4 under Triton's interpreter."""
     if device.type != "cuda":
         return 4

@@ -14,22 +14,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.attention.batch import Batch, Span
-from outpace.attention.dense import Dense
-from outpace.attention.plan import Numbers, seen_by, tables, unknown
-from outpace.kernels.loader import library, threads
-from outpace.kernels.tiles import check_vector, describe
-from outpace.models.config import Sight
+from outpace.attention.batch import AttentionBatch, RowSpan
+from outpace.attention.dense import DenseAttention
+from outpace.attention.plan import PlanArray, page_tables, row_bounds, unsupported_field
+from outpace.kernels.loader import load_library, thread_count
+from outpace.kernels.tiles import check_vector, describe_tensor
+from outpace.models.config import AttentionWindow
 from outpace.models.transformer import Attend
 
-ROWS = 16
+CHUNK_ROWS = 16
 """Rows of a sequence that read a page together."""
 
-LANES, WIDEST, PAGE = 16, 256, 16
+HEAD_SIZE_MULTIPLE, MAX_LOOP_HEAD_SIZE, LOOP_PAGE_SLOTS = 16, 256, 16
 """Required divisor of the head size, its maximum, and the slots per page."""
 
 
-class Pass(Structure):
+class AttendArguments(Structure):
     """Arguments of the loop for one layer; see attend.c."""
 
     _fields_ = [
@@ -45,57 +45,67 @@ class Pass(Structure):
     ]
 
 
-def missing(device: torch.device) -> str | None:
+def compiled_missing_reason(device: torch.device) -> str | None:
     """Return why the loop cannot run on a device, or None if it can."""
     if device.type != "cpu":
         return f"it requires a CPU, got {device.type}"
-    if (loaded := library()) is None:
+    if (loaded := load_library()) is None:
         return "it was not compiled during the installation of outpace"
     return None if loaded.outpace_can_attend() else "this processor has no AVX512"
 
 
-def unfit(keys: Tensor, sights: Sequence[Sight], page: int) -> str | None:
+def compiled_unfit_reason(
+    keys: Tensor, attention_windows: Sequence[AttentionWindow], page: int
+) -> str | None:
     """Return why the loop cannot attend over a cache of `keys [S, K, D]`, or None if it can."""
-    if reason := missing(keys.device):
+    if reason := compiled_missing_reason(keys.device):
         return reason
     if keys.dtype not in (torch.float32, torch.bfloat16):
         return f"it supports float32 and bfloat16, got {keys.dtype}"
-    if (size := keys.shape[-1]) % LANES or size > WIDEST:
-        return f"the head size must be a multiple of {LANES} up to {WIDEST}, got {size}"
-    if field := unknown(Sight, sights, {"window", "causal"}):
+    if (size := keys.shape[-1]) % HEAD_SIZE_MULTIPLE or size > MAX_LOOP_HEAD_SIZE:
+        return f"the head size must be a multiple of {HEAD_SIZE_MULTIPLE} up to {MAX_LOOP_HEAD_SIZE}, got {size}"
+    if field := unsupported_field(AttentionWindow, attention_windows, {"window", "causal"}):
         return f"it does not support the {field} of a layer's attention window"
-    return None if page == PAGE else f"pages must have {PAGE} slots, got {page}"
+    return (
+        None if page == LOOP_PAGE_SLOTS else f"pages must have {LOOP_PAGE_SLOTS} slots, got {page}"
+    )
 
 
-class Compiled:
+class CompiledAttention:
     """Plan a pass as arrays and run it layer by layer over the cache of `dense`."""
 
-    def __init__(self, dense: Dense) -> None:
-        self.keys, self.values, self.sights = dense.keys, dense.values, dense.sights
+    def __init__(self, dense: DenseAttention) -> None:
+        self.keys, self.values, self.attention_windows = (
+            dense.keys,
+            dense.values,
+            dense.attention_windows,
+        )
         _, self.kv_heads, self.size = dense.keys[0].shape
         if len({(t.shape, t.stride(), t.dtype) for t in (*self.keys, *self.values)}) > 1:
             raise ValueError("keys and values of all layers must have one shape, layout and dtype")
         if self.keys[0].stride(-1) != 1:
             raise ValueError("the elements of a key must be contiguous")
-        self.heads = self.kv_heads * dense.sharing
-        self.kinds = list(dict.fromkeys(self.sights))
+        self.heads = self.kv_heads * dense.heads_per_kv_head
+        self.distinct_windows = list(dict.fromkeys(self.attention_windows))
 
-    def numbers(self, spans: Sequence[Span]) -> list[Numbers]:
+    def plan_arrays(self, spans: Sequence[RowSpan]) -> list[PlanArray]:
         """Return pages, table start per chunk, chunk starts with the total, and visible bounds.
 
         The bounds of all rows follow once per distinct attention window.
         """
-        pages, begins = tables(spans, PAGE)
-        chunks = [np.arange(span.rows.start, span.rows.stop, ROWS) for span in spans]
+        pages, begins = page_tables(spans, LOOP_PAGE_SLOTS)
+        chunks = [np.arange(span.rows.start, span.rows.stop, CHUNK_ROWS) for span in spans]
         of_chunks = np.repeat(begins, list(map(len, chunks)))
         wanted = [pages, of_chunks, np.concatenate([*chunks, [spans[-1].rows.stop]])]
-        return wanted + [seen_by(spans, layer_window).ravel() for layer_window in self.kinds]
+        return wanted + [
+            row_bounds(spans, layer_window).ravel() for layer_window in self.distinct_windows
+        ]
 
-    def plan(self, batch: Batch) -> Attend:
+    def plan_pass(self, batch: AttentionBatch) -> Attend:
         """Do the work that all layers of a pass share; return the `attend` of its layers."""
-        pages, of_chunks, chunks, *seen = batch.numbers
+        pages, of_chunks, chunks, *seen = batch.plan_arrays
         rows = int(chunks[-1])
-        total = sum(len(span) * span.seen for span in batch.spans)
+        total = sum(len(span) * span.num_visible for span in batch.spans)
         keys = self.keys[0]
         common = {
             "half": keys.dtype == torch.bfloat16,
@@ -109,16 +119,16 @@ class Compiled:
             "chunks": chunks.data_ptr(),
             "num_chunks": len(of_chunks),
             "scale": math.log2(math.e) / math.sqrt(self.size),
-            "threads": threads(2 * total * self.heads * self.size),
+            "threads": thread_count(2 * total * self.heads * self.size),
         }
-        passes: dict[Sight, Pass] = {}
-        for layer_window, numbers in zip(self.kinds, seen, strict=True):
+        passes: dict[AttentionWindow, AttendArguments] = {}
+        for layer_window, numbers in zip(self.distinct_windows, seen, strict=True):
             names = ("low", "stop", "trunk", "bits", "own")
             parts = {
                 n: part.data_ptr() for n, part in zip(names, numbers.split(rows), strict=False)
             }
-            passes[layer_window] = Pass(**common, **parts)
-        loaded, wanted = library(), (rows, self.heads, self.size)
+            passes[layer_window] = AttendArguments(**common, **parts)
+        loaded, wanted = load_library(), (rows, self.heads, self.size)
         assert loaded is not None
 
         def attend(
@@ -126,11 +136,11 @@ class Compiled:
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
             if q.shape != wanted or q.dtype != keys.dtype or not q.is_cpu:
-                raise ValueError(f"q must be {wanted} of {keys.dtype}, got {describe(q)}")
-            keys.index_copy_(0, batch.write, k)
-            values.index_copy_(0, batch.write, v)
+                raise ValueError(f"q must be {wanted} of {keys.dtype}, got {describe_tensor(q)}")
+            keys.index_copy_(0, batch.write_slots, k)
+            values.index_copy_(0, batch.write_slots, v)
             q = q if q.stride(-1) == 1 else q.contiguous()
-            own, out = passes[self.sights[layer]], torch.empty(q.shape, dtype=q.dtype)
+            own, out = passes[self.attention_windows[layer]], torch.empty(q.shape, dtype=q.dtype)
             sinks = None if sinks is None else check_vector("sinks", sinks.float(), self.heads)
             own.q, own.q_row, own.q_head = q.data_ptr(), q.stride(0), q.stride(1)
             own.keys, own.values, own.out = keys.data_ptr(), values.data_ptr(), out.data_ptr()

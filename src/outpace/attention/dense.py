@@ -13,21 +13,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.attention.batch import Batch, Span
-from outpace.attention.sinks import attention
-from outpace.decoding.tree import BITS, Tree
-from outpace.models.config import Sight
+from outpace.attention.batch import AttentionBatch, RowSpan
+from outpace.attention.sinks import sink_attention
+from outpace.decoding.tree import MAX_TREE_SLOTS, Tree
+from outpace.models.config import AttentionWindow
 from outpace.models.transformer import Attend
 
-FEW = 32
+MAX_GROUPED_ROWS = 32
 """Maximum rows per sequence to share a call with neighbours; longer sequences fill a call alone."""
 
-NEAR = 2**21
+MAX_COPY_BYTES = 2**21
 """Maximum size of the float64 copy of keys and values for one call, so that it stays in a CPU
 cache."""
 
 
-class Dense:
+class DenseAttention:
     """Plan the calls of a pass: one per group of equally spaced sequences, or one per sequence.
 
     With `double`, the result of a row is identical to the last bit of float32 whatever else a call
@@ -46,35 +46,36 @@ class Dense:
         keys: Sequence[Tensor],
         values: Sequence[Tensor],
         heads: int,
-        sights: Sequence[Sight] = (),
+        attention_windows: Sequence[AttentionWindow] = (),
         *,
         double: bool = False,
     ) -> None:
         self.keys, self.values = keys, values
         self.double = double
         self.like = keys[0].new_empty(0, dtype=torch.float64) if double else keys[0]
-        self.sharing = heads // keys[0].shape[1]
-        self.sights = sights or [Sight()] * len(keys)
-        self.together = keys[0].device.type == "cpu"
+        self.heads_per_kv_head = heads // keys[0].shape[1]
+        self.attention_windows = attention_windows or [AttentionWindow()] * len(keys)
+        self.groups_sequences = keys[0].device.type == "cpu"
 
-    def numbers(self, spans: Sequence[Span]) -> tuple[()]:
+    def plan_arrays(self, spans: Sequence[RowSpan]) -> tuple[()]:
         """Return no arrays: calls create theirs on the device."""
         return ()
 
-    def plan(self, batch: Batch) -> Attend:
+    def plan_pass(self, batch: AttentionBatch) -> Attend:
         """Do the work that all layers of a pass share; return the `attend` of its layers."""
         calls = {
-            layer_window: self.calls(batch.spans, layer_window) for layer_window in set(self.sights)
+            layer_window: self.plan_calls(batch.spans, layer_window)
+            for layer_window in set(self.attention_windows)
         }
 
         def attend(
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            keys.index_copy_(0, batch.write, k)
-            values.index_copy_(0, batch.write, v)
-            own = calls[self.sights[layer]]
-            if len(own) == 1 and own[0].in_order:
+            keys.index_copy_(0, batch.write_slots, k)
+            values.index_copy_(0, batch.write_slots, v)
+            own = calls[self.attention_windows[layer]]
+            if len(own) == 1 and own[0].is_contiguous:
                 return own[0](q, keys, values, sinks)
             out = torch.empty_like(q)
             for call in own:
@@ -85,59 +86,63 @@ class Dense:
             return attend
         return lambda layer, q, k, v, sinks=None: attend(layer, q.double(), k, v, sinks).to(v.dtype)
 
-    def calls(self, spans: Sequence[Span], layer_window: Sight) -> list[Alone | Together]:
+    def plan_calls(
+        self, spans: Sequence[RowSpan], layer_window: AttentionWindow
+    ) -> list[SequenceCall | GroupCall]:
         """Plan few calls that cover all rows."""
-        singles: list[Span] = []
-        by_shape: dict[tuple[int, int], list[Span]] = {}
+        singles: list[RowSpan] = []
+        by_shape: dict[tuple[int, int], list[RowSpan]] = {}
         for span in spans:
             stride = span.pages.stride  # all of it is read, up to the longest visible length
-            fits = stride and base(span) + stride <= len(self.keys[0])
-            if self.together and fits and len(span) <= FEW:
+            fits = stride and first_physical_slot(span) + stride <= len(self.keys[0])
+            if self.groups_sequences and fits and len(span) <= MAX_GROUPED_ROWS:
                 by_shape.setdefault((len(span), stride), []).append(span)
             else:
                 singles.append(span)
-        calls: list[Alone | Together] = []
+        calls: list[SequenceCall | GroupCall] = []
         for (_, stride), group in by_shape.items():
-            neighbour_groups, isolated = neighbours(group, stride)
+            neighbour_groups, isolated = group_neighbours(group, stride)
             singles += isolated
             calls += [
-                Together.of(part, stride, layer_window, self.like, self.sharing)
+                GroupCall.from_spans(part, stride, layer_window, self.like, self.heads_per_kv_head)
                 for members in neighbour_groups
-                for part in self.parts(members)
+                for part in self.split_group(members)
             ]
-        return calls + [Alone.of(span, layer_window, self.like) for span in singles]
+        return calls + [SequenceCall.from_span(span, layer_window, self.like) for span in singles]
 
-    def parts(self, run: list[Span]) -> list[list[Span]]:
+    def split_group(self, run: list[RowSpan]) -> list[list[RowSpan]]:
         """Split a group so that the copies for each part take at most `MAX_COPY_BYTES`."""
         if not self.double:
             return [run]
         slot = 2 * self.keys[0][0].numel() * self.like.element_size()
-        size = slot * max(span.seen for span in run) * len(run)
-        count = min(-(-size // NEAR), len(run))
+        size = slot * max(span.num_visible for span in run) * len(run)
+        count = min(-(-size // MAX_COPY_BYTES), len(run))
         ends = [len(run) * part // count for part in range(count + 1)]
         return [run[begin:end] for begin, end in pairwise(ends)]
 
 
-def neighbours(group: list[Span], stride: int) -> tuple[list[list[Span]], list[Span]]:
+def group_neighbours(
+    group: list[RowSpan], stride: int
+) -> tuple[list[list[RowSpan]], list[RowSpan]]:
     """Return groups of sequences that are close in memory, and the remaining sequences."""
-    group = sorted(group, key=base)
-    runs: list[list[Span]] = []
+    group = sorted(group, key=first_physical_slot)
+    runs: list[list[RowSpan]] = []
     for span in group:
-        if runs and base(span) - base(runs[-1][-1]) <= 2 * stride:
+        if runs and first_physical_slot(span) - first_physical_slot(runs[-1][-1]) <= 2 * stride:
             runs[-1].append(span)
         else:
             runs.append([span])
     return [run for run in runs if len(run) > 1], [run[0] for run in runs if len(run) == 1]
 
 
-def base(span: Span) -> int:
+def first_physical_slot(span: RowSpan) -> int:
     """Return the first physical slot of a contiguous sequence."""
     assert span.pages.first is not None
     return span.pages.first
 
 
 @dataclass(slots=True)
-class Alone:
+class SequenceCall:
     """Attention call for the rows of one sequence.
 
     Attributes:
@@ -154,20 +159,22 @@ class Alone:
     causal: bool = False
 
     @classmethod
-    def of(cls, span: Span, layer_window: Sight, like: Tensor) -> Alone:
+    def from_span(cls, span: RowSpan, layer_window: AttentionWindow, like: Tensor) -> SequenceCall:
         """Create the call of a span, with a bias only where one is needed."""
-        window = span.pages.window(span.seen)
+        window = span.pages.physical_slots(span.num_visible)
         slots = window if isinstance(window, slice) else torch.from_numpy(window).to(like.device)
-        stops = span.stop_of_rows
-        if layer_window == Sight() and span.tree is None:
-            if stops[0] == span.seen:
+        stops = span.row_visible_ends
+        if layer_window == AttentionWindow() and span.tree is None:
+            if stops[0] == span.num_visible:
                 return cls(span.rows, slots)
-            if span.stops is None and span.start == 0:
+            if span.visible_ends is None and span.start == 0:
                 return cls(span.rows, slots, causal=True)
-        return cls(span.rows, slots, bias(visible(span, span.seen, layer_window), like))
+        return cls(
+            span.rows, slots, mask_bias(visibility_mask(span, span.num_visible, layer_window), like)
+        )
 
     @property
-    def in_order(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Whether the output rows are in batch order."""
         return True
 
@@ -178,21 +185,21 @@ class Alone:
 
         For a single row, the query heads of a key/value head become rows of one product.
         """
-        k, v = alike(q, keys[None, self.slots], values[None, self.slots])
+        k, v = match_queries(q, keys[None, self.slots], values[None, self.slots])
         rows = q[self.rows]
         n, heads, size = rows.shape
         if n == 1:
             grouped = rows.view(1, k.shape[1], -1, size)
-            own = of_groups(sinks, k.shape[1], 1)
-            return attention(grouped, k, v, self.bias, sinks=own).view(1, heads, size)
+            own = group_sinks(sinks, k.shape[1], 1)
+            return sink_attention(grouped, k, v, self.bias, sinks=own).view(1, heads, size)
         own = None if sinks is None else sinks.view(1, -1, 1, 1)
         queries = rows[None].transpose(1, 2)
-        output = attention(queries, k, v, self.bias, causal=self.causal, sinks=own)
+        output = sink_attention(queries, k, v, self.bias, causal=self.causal, sinks=own)
         return output.transpose(1, 2)[0]
 
 
 @dataclass(slots=True)
-class Together:
+class GroupCall:
     """One attention call for sequences of n rows each, stored whole strides apart.
 
     Their keys form one strided view of the cache, without a copy. The view may cover places without
@@ -216,18 +223,18 @@ class Together:
     bias: Tensor | None
 
     @classmethod
-    def of(
+    def from_spans(
         cls,
-        spans: list[Span],
+        spans: list[RowSpan],
         stride: int,
-        layer_window: Sight,
+        layer_window: AttentionWindow,
         like: Tensor,
         sharing: int,
-    ) -> Together:
+    ) -> GroupCall:
         """Create the call of sequences in memory order; `sharing` heads share a key/value head."""
-        first, rows = base(spans[0]), len(spans[0])
-        places = [(base(span) - first) // stride for span in spans]
-        count, seen = places[-1] + 1, max(span.seen for span in spans)
+        first, rows = first_physical_slot(spans[0]), len(spans[0])
+        places = [(first_physical_slot(span) - first) // stride for span in spans]
+        count, seen = places[-1] + 1, max(span.num_visible for span in spans)
         order = [row for span in spans for row in range(span.rows.start, span.rows.stop)]
         whole = range(order[0], order[0] + len(order))
         return cls(
@@ -236,11 +243,11 @@ class Together:
             shape=(count, rows, seen),
             first=first,
             stride=stride,
-            bias=together(spans, places, (count, rows, seen), layer_window, like, sharing),
+            bias=group_bias(spans, places, (count, rows, seen), layer_window, like, sharing),
         )
 
     @property
-    def in_order(self) -> bool:
+    def is_contiguous(self) -> bool:
         """Whether the output rows are in batch order."""
         return isinstance(self.rows, slice)
 
@@ -253,13 +260,13 @@ class Together:
         own = q[self.rows].view(-1, n, kv_heads, q.shape[1] // kv_heads, size)
         if self.places is not None:
             own = own.new_zeros(count, *own.shape[1:]).index_copy_(0, self.places, own)
-        k, v = alike(q, self.view(keys), self.view(values))
+        k, v = match_queries(q, self.view_places(keys), self.view_places(values))
         grouped = own.transpose(1, 2).reshape(count, kv_heads, -1, size)
-        output = attention(grouped, k, v, self.bias, sinks=of_groups(sinks, kv_heads, n))
+        output = sink_attention(grouped, k, v, self.bias, sinks=group_sinks(sinks, kv_heads, n))
         output = output.view(count, kv_heads, n, -1, size).transpose(1, 2)
         return (output if self.places is None else output[self.places]).reshape(-1, *q.shape[1:])
 
-    def view(self, x: Tensor) -> Tensor:
+    def view_places(self, x: Tensor) -> Tensor:
         """Return keys or values of all places, `[J, visible, K, D]`."""
         count, _, seen = self.shape
         strides = (self.stride * x.stride(0), *x.stride())
@@ -267,43 +274,43 @@ class Together:
         return x.as_strided((count, seen, *x.shape[1:]), strides, begin)
 
 
-def of_groups(sinks: Tensor | None, kv_heads: int, rows: int) -> Tensor | None:
+def group_sinks(sinks: Tensor | None, kv_heads: int, rows: int) -> Tensor | None:
     """Expand sinks `[H]` to `[1, K, n, 1]`, for rows whose heads are grouped by key/value head."""
     if sinks is None:
         return None
     return sinks.view(kv_heads, 1, -1).repeat(1, rows, 1).view(1, kv_heads, -1, 1)
 
 
-def alike(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+def match_queries(q: Tensor, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
     """Return keys and values `[B, slots, K, D]` as `[B, K, slots, D]`, in the dtype of `q`."""
     if q.dtype != keys.dtype:
         keys, values = keys.to(q.dtype), values.to(q.dtype)
     return keys.transpose(1, 2), values.transpose(1, 2)
 
 
-def together(
-    spans: Sequence[Span],
+def group_bias(
+    spans: Sequence[RowSpan],
     places: Sequence[int],
     shape: tuple[int, int, int],
-    layer_window: Sight,
+    layer_window: AttentionWindow,
     like: Tensor,
     sharing: int,
 ) -> Tensor | None:
     """Return the bias of sequences at some of J places, or None if all rows see all slots."""
     count, rows, seen = shape
-    if rows == 1 and layer_window == Sight() and not any(span.tree for span in spans):
-        if all(span.seen == seen for span in spans):
+    if rows == 1 and layer_window == AttentionWindow() and not any(span.tree for span in spans):
+        if all(span.num_visible == seen for span in spans):
             return None
         ends = np.full(count, seen)
-        ends[places] = [span.seen for span in spans]
-        return bias((np.arange(seen) < ends[:, None])[:, None, None], like)
+        ends[places] = [span.num_visible for span in spans]
+        return mask_bias((np.arange(seen) < ends[:, None])[:, None, None], like)
     mask = np.ones((count, rows, seen), dtype=bool)
     for place, span in zip(places, spans, strict=True):
-        mask[place] = visible(span, seen, layer_window)
-    return bias(mask.repeat(sharing, 1)[:, None], like)
+        mask[place] = visibility_mask(span, seen, layer_window)
+    return mask_bias(mask.repeat(sharing, 1)[:, None], like)
 
 
-def bias(mask: np.ndarray, like: Tensor) -> Tensor:
+def mask_bias(mask: np.ndarray, like: Tensor) -> Tensor:
     """Return 0 where a mask is True and minus infinity where it is False."""
     hidden = torch.from_numpy(~mask).to(like.device)
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(
@@ -311,13 +318,13 @@ def bias(mask: np.ndarray, like: Tensor) -> Tensor:
     )
 
 
-def visible(span: Span, seen: int, layer_window: Sight) -> np.ndarray:
+def visibility_mask(span: RowSpan, seen: int, layer_window: AttentionWindow) -> np.ndarray:
     """Return which of the first slots each row sees in layers of one window, `bool[n, seen]`."""
     slots = np.arange(seen)
-    mask = slots < np.asarray(span.stop_of_rows)[:, None]
+    mask = slots < np.asarray(span.row_visible_ends)[:, None]
     own = np.arange(span.start, span.start + len(span))[:, None]
     if span.tree is not None:
-        return in_tree(mask, own, span.tree, layer_window)
+        return tree_mask(mask, own, span.tree, layer_window)
     if layer_window.causal:
         mask &= slots <= own
     if layer_window.window is not None:
@@ -325,16 +332,18 @@ def visible(span: Span, seen: int, layer_window: Sight) -> np.ndarray:
     return mask
 
 
-def in_tree(mask: np.ndarray, own: np.ndarray, tree: Tree, layer_window: Sight) -> np.ndarray:
+def tree_mask(
+    mask: np.ndarray, own: np.ndarray, tree: Tree, layer_window: AttentionWindow
+) -> np.ndarray:
     """Add the ancestors of tree rows to `mask [n, seen]`, which holds the committed prefix.
 
     No row sees slots after its own. An attention window is counted along the slots a row sees,
     because these are its text.
     """
     mask |= np.arange(mask.shape[1]) == own
-    bits = np.array(tree.bits, dtype=np.int64)[:, None]
-    pointed = np.arange(min(BITS, mask.shape[1] - tree.trunk))
-    mask[-len(bits) :, tree.trunk :][:, : len(pointed)] |= (bits >> pointed & 1).astype(bool)
+    bits = np.array(tree.ancestor_masks, dtype=np.int64)[:, None]
+    pointed = np.arange(min(MAX_TREE_SLOTS, mask.shape[1] - tree.root_slot))
+    mask[-len(bits) :, tree.root_slot :][:, : len(pointed)] |= (bits >> pointed & 1).astype(bool)
     if layer_window.window is not None:
         mask &= mask[:, ::-1].cumsum(1)[:, ::-1] <= layer_window.window
     return mask

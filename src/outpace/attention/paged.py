@@ -13,61 +13,63 @@ import torch
 import triton
 from torch import Tensor
 
-from outpace.attention.batch import Batch, Span
-from outpace.attention.dense import Dense
+from outpace.attention.batch import AttentionBatch, RowSpan
+from outpace.attention.dense import DenseAttention
 from outpace.attention.plan import (
-    NO_ITEM,
-    NO_MERGE,
-    Grid,
-    Numbers,
-    Tiles,
-    filled,
-    filled_pages,
-    seen_by,
-    tables,
-    tells,
-    unknown,
+    EMPTY_ITEM,
+    EMPTY_MERGE,
+    PlanArray,
+    RowTiles,
+    WorkGrid,
+    pad_pages,
+    pad_rows,
+    page_tables,
+    row_bounds,
+    unsupported_field,
+    warn_unsupported,
 )
 from outpace.kernels import attend
-from outpace.models.config import Sight
+from outpace.models.config import AttentionWindow
 from outpace.models.transformer import Attend
 
-LANES = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
+MAX_TILE_LANES = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
 """Maximum rows times heads of a tile, by dtype."""
 
-STEP = {torch.float32: 32, torch.float16: 64, torch.bfloat16: 64}
+STEP_SLOTS = {torch.float32: 32, torch.float16: 64, torch.bfloat16: 64}
 """Slots that a work item reads per step, by dtype."""
 
-WIDEST = 256
+MAX_KERNEL_HEAD_SIZE = 256
 """Maximum head size whose sums fit into registers next to a tile."""
 
-WAVES = 2
+ITEMS_PER_PROCESSOR = 2
 """Target number of items times key/value heads per multiprocessor."""
 
-MERGED = 16
+MERGE_PARTS = 16
 """Partial results merged per step."""
 
-interpreted = not isinstance(attend.attend, triton.JITFunction)
+is_interpreted = not isinstance(attend.attend, triton.JITFunction)
 """Whether Triton's interpreter runs the kernels, on a CPU."""
 
 
-def unfit(keys: Tensor, sights: Sequence[Sight], page: int, double: bool) -> str | None:
+def paged_unfit_reason(
+    keys: Tensor, attention_windows: Sequence[AttentionWindow], page: int, double: bool
+) -> str | None:
     """Return why the kernel cannot attend over a cache of `keys [S, K, D]`, or None if it can."""
     dtype, size = keys.dtype, keys.shape[-1]
-    if dtype not in LANES:
+    if dtype not in MAX_TILE_LANES:
         return f"it supports float32, float16 and bfloat16, got {dtype}"
     if double:
         return "int8 matrices require attention in double precision"
-    if size > WIDEST:
-        return f"the head size must be at most {WIDEST}, got {size}"
-    if STEP[dtype] % page:
-        return f"steps of {STEP[dtype]} slots must be a whole number of pages, got pages of {page}"
-    if field := unknown(Sight, sights, {"window", "causal"}):
+    if size > MAX_KERNEL_HEAD_SIZE:
+        return f"the head size must be at most {MAX_KERNEL_HEAD_SIZE}, got {size}"
+    if STEP_SLOTS[dtype] % page:
+        return f"steps of {STEP_SLOTS[dtype]} slots must be a whole number of pages, got pages of {page}"
+    if field := unsupported_field(AttentionWindow, attention_windows, {"window", "causal"}):
         return f"it does not support the {field} of a layer's attention window"
     return None
 
 
-class Paged:
+class PagedAttention:
     """Plan the work of a pass as arrays on the device and run it layer by layer.
 
     Args:
@@ -79,66 +81,74 @@ class Paged:
             equal shapes.
     """
 
-    def __init__(self, dense: Dense, *, page: int, processors: int, filled: bool = False) -> None:
-        self.dense, self.page, self.processors, self.filled = dense, page, processors, filled
-        self.keys, self.values, self.sights = dense.keys, dense.values, dense.sights
+    def __init__(
+        self, dense: DenseAttention, *, page: int, processors: int, pad_work: bool = False
+    ) -> None:
+        self.dense, self.page, self.processors, self.pad_work = dense, page, processors, pad_work
+        self.keys, self.values, self.attention_windows = (
+            dense.keys,
+            dense.values,
+            dense.attention_windows,
+        )
         _, self.kv_heads, self.size = dense.keys[0].shape
-        self.heads = self.kv_heads * dense.sharing
-        self.kinds = list(dict.fromkeys(self.sights))
-        self.told: set[str] = set()
+        self.heads = self.kv_heads * dense.heads_per_kv_head
+        self.distinct_windows = list(dict.fromkeys(self.attention_windows))
+        self.logged_fields: set[str] = set()
 
-    def grid(self, spans: Sequence[Span]) -> Grid:
+    def work_grid(self, spans: Sequence[RowSpan]) -> WorkGrid:
         """Return the grid for tiles as large as the longest forward needs."""
         group, dtype = self.heads // self.kv_heads, self.keys[0].dtype
         wanted = triton.next_power_of_2(max(map(len, spans)) * group)
-        lanes = max(16, triton.next_power_of_2(group), min(wanted, LANES[dtype]))
-        programs = WAVES * self.processors
-        return Grid(lanes // group, STEP[dtype], self.page, programs, self.kv_heads)
+        lanes = max(16, triton.next_power_of_2(group), min(wanted, MAX_TILE_LANES[dtype]))
+        programs = ITEMS_PER_PROCESSOR * self.processors
+        return WorkGrid(lanes // group, STEP_SLOTS[dtype], self.page, programs, self.kv_heads)
 
-    def numbers(self, spans: Sequence[Span]) -> list[Numbers]:
+    def plan_arrays(self, spans: Sequence[RowSpan]) -> list[PlanArray]:
         """Return page tables; then for each window the visible bounds, items and merges.
 
         Empty if a span uses a field that the kernel does not support; `dense` then attends, and the
         log reports it once.
         """
-        field = unknown(Span, spans, {"rows", "start", "seen", "stops", "pages", "tree"})
-        if tells(field, self.told):
+        field = unsupported_field(
+            RowSpan, spans, {"rows", "start", "num_visible", "visible_ends", "pages", "tree"}
+        )
+        if warn_unsupported(field, self.logged_fields):
             return []
-        grid = self.grid(spans)
-        pages, begins = tables(spans, self.page)
-        wanted = [filled_pages(pages) if self.filled else pages]
-        for layer_window in self.kinds:
-            seen = seen_by(spans, layer_window)
-            items, merges = Tiles.of(spans, begins, seen, grid).items(grid)
-            if self.filled:
-                items, merges = filled(items, NO_ITEM), filled(merges, NO_MERGE)
+        grid = self.work_grid(spans)
+        pages, begins = page_tables(spans, self.page)
+        wanted = [pad_pages(pages) if self.pad_work else pages]
+        for layer_window in self.distinct_windows:
+            seen = row_bounds(spans, layer_window)
+            items, merges = RowTiles.from_spans(spans, begins, seen, grid).work_items(grid)
+            if self.pad_work:
+                items, merges = pad_rows(items, EMPTY_ITEM), pad_rows(merges, EMPTY_MERGE)
             wanted += [seen, items, merges]
         return [each.ravel() for each in wanted]
 
-    def plan(self, batch: Batch) -> Attend:
+    def plan_pass(self, batch: AttentionBatch) -> Attend:
         """Do the work that all layers of a pass share; return the `attend` of its layers."""
-        if not batch.numbers:
-            return self.dense.plan(batch)
-        grid = self.grid(batch.spans)
-        pages, *rest = batch.numbers
+        if not batch.plan_arrays:
+            return self.dense.plan_pass(batch)
+        grid = self.work_grid(batch.spans)
+        pages, *rest = batch.plan_arrays
         launches = {
-            layer_window: Launch.of(self, grid, pages, *rest[3 * n : 3 * n + 3])
-            for n, layer_window in enumerate(self.kinds)
+            layer_window: LayerLaunch.allocate(self, grid, pages, *rest[3 * n : 3 * n + 3])
+            for n, layer_window in enumerate(self.distinct_windows)
         }
 
         def attend(
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            keys.index_copy_(0, batch.write, k)
-            values.index_copy_(0, batch.write, v)
-            return launches[self.sights[layer]](q, keys, values, sinks)
+            keys.index_copy_(0, batch.write_slots, k)
+            values.index_copy_(0, batch.write_slots, v)
+            return launches[self.attention_windows[layer]](q, keys, values, sinks)
 
         return attend
 
 
 @dataclass(slots=True)
-class Launch:
+class LayerLaunch:
     """Kernel launches of all layers with the same attention window.
 
     Attributes:
@@ -152,7 +162,7 @@ class Launch:
         tops: logarithms of the weights of these partial results.
     """
 
-    grid: Grid
+    grid: WorkGrid
     pages: Tensor
     bounds: Tensor
     items: Tensor
@@ -161,9 +171,15 @@ class Launch:
     tops: Tensor
 
     @classmethod
-    def of(
-        cls, of: Paged, grid: Grid, pages: Tensor, bounds: Tensor, items: Tensor, merges: Tensor
-    ) -> Launch:
+    def allocate(
+        cls,
+        of: PagedAttention,
+        grid: WorkGrid,
+        pages: Tensor,
+        bounds: Tensor,
+        items: Tensor,
+        merges: Tensor,
+    ) -> LayerLaunch:
         """Allocate the partial results once, for all layers."""
         parts = len(items) // 8 * grid.rows if len(merges) else 0
         tops = torch.empty(parts, of.heads, dtype=torch.float32, device=pages.device)
@@ -190,26 +206,26 @@ class Launch:
             PAGE=self.grid.page,
             SIZE=size,
             WIDTH=width,
-            UPCAST=interpreted and q.dtype == torch.bfloat16,
+            UPCAST=is_interpreted and q.dtype == torch.bfloat16,
             TREES=len(self.bounds) > 2 * len(q),
             num_warps=8 if lanes > 64 else 4,
         )
         if len(self.merges):
-            self.merge(out, sinks, width)
+            self.merge_parts(out, sinks, width)
         return out
 
-    def merge(self, out: Tensor, sinks: Tensor | None, width: int) -> None:
+    def merge_parts(self, out: Tensor, sinks: Tensor | None, width: int) -> None:
         """Add up the partial results of rows.
 
         Interpreted programs are slow, so the interpreter merges all heads in one.
         """
         heads, size = out.shape[1:]
-        block = triton.next_power_of_2(heads) if interpreted else 1
+        block = triton.next_power_of_2(heads) if is_interpreted else 1
         attend.merge[len(self.merges) // 4, triton.cdiv(heads, block)](
             *(out, self.sums, self.tops, sinks, self.merges),
             HEADS=heads,
             BLOCK=block,
-            PARTS=MERGED,
+            PARTS=MERGE_PARTS,
             SIZE=size,
             WIDTH=width,
         )

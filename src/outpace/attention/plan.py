@@ -12,25 +12,25 @@ from dataclasses import dataclass, fields
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.attention.batch import Span
-from outpace.models.config import Sight
+from outpace.attention.batch import RowSpan
+from outpace.models.config import AttentionWindow
 
 LOG = logging.getLogger(__name__)
 
-Numbers = NDArray[np.int64]
+PlanArray = NDArray[np.int64]
 
-LEAST = 128
+MIN_ITEM_SLOTS = 128
 """Slots below which an item is too short to be worth its launch."""
 
-NO_ITEM, NO_MERGE = (0, 0, 0, 0, 0, 0, 0, -1), (0, 0, 0, 0)
+EMPTY_ITEM, EMPTY_MERGE = (0, 0, 0, 0, 0, 0, 0, -1), (0, 0, 0, 0)
 """Padding entries, for which the kernel does nothing."""
 
-NO_PAGES = 1024
+MIN_PADDED_PAGES = 1024
 """Minimum length of padded page tables."""
 
 
 @dataclass(frozen=True, slots=True)
-class Grid:
+class WorkGrid:
     """Parameters for dividing work.
 
     Attributes:
@@ -49,7 +49,7 @@ class Grid:
 
 
 @dataclass(slots=True)
-class Tiles:
+class RowTiles:
     """Neighbouring rows of one sequence that read their slots together; each array is `i64[tiles]`.
 
     Attributes:
@@ -62,16 +62,18 @@ class Tiles:
         end: end of the slots that any of the rows sees.
     """
 
-    first: Numbers
-    count: Numbers
-    table: Numbers
-    begin: Numbers
-    clear: Numbers
-    unclear: Numbers
-    end: Numbers
+    first: PlanArray
+    count: PlanArray
+    table: PlanArray
+    begin: PlanArray
+    full_begin: PlanArray
+    full_end: PlanArray
+    end: PlanArray
 
     @classmethod
-    def of(cls, spans: Sequence[Span], tables: Numbers, seen: Numbers, grid: Grid) -> Tiles:
+    def from_spans(
+        cls, spans: Sequence[RowSpan], tables: PlanArray, seen: PlanArray, grid: WorkGrid
+    ) -> RowTiles:
         """Create tiles of at most `grid.rows` rows.
 
         Args:
@@ -93,12 +95,12 @@ class Tiles:
             count=np.minimum(grid.rows, counts - offset * grid.rows),
             table=np.repeat(tables, each),
             begin=np.minimum.reduceat(low, first) // step * step,
-            clear=-(-np.maximum.reduceat(low, first) // step) * step,
-            unclear=np.minimum.reduceat(stop, first) // step * step,
+            full_begin=-(-np.maximum.reduceat(low, first) // step) * step,
+            full_end=np.minimum.reduceat(stop, first) // step * step,
             end=np.maximum.reduceat(last, first),
         )
 
-    def items(self, grid: Grid) -> tuple[Numbers, Numbers]:
+    def work_items(self, grid: WorkGrid) -> tuple[PlanArray, PlanArray]:
         """Return items `i64[n, 8]` of about equal length, and merges `i64[m, 4]`.
 
         The columns of an item are its first row, number of rows, page table, four slots and partial
@@ -108,14 +110,14 @@ class Tiles:
         """
         seen = self.end - self.begin
         share = -(-int(seen.sum()) * grid.kv_heads // grid.programs)
-        length = -(-max(share, LEAST) // grid.step) * grid.step
+        length = -(-max(share, MIN_ITEM_SLOTS) // grid.step) * grid.step
         pieces = np.maximum(-(-seen // length), 1)
         tile = np.repeat(np.arange(len(pieces)), pieces)
         number = np.arange(len(tile)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
         begin = self.begin[tile] + number * length
         end = np.minimum(begin + length, self.end[tile])
-        full_begin = np.clip(self.clear[tile], begin, end)
-        full_end = np.clip(self.unclear[tile], full_begin, end)
+        full_begin = np.clip(self.full_begin[tile], begin, end)
+        full_end = np.clip(self.full_end[tile], full_begin, end)
         part = np.where(pieces[tile] > 1, np.arange(len(tile)) * grid.rows, -1)
         columns = (
             self.first[tile],
@@ -126,9 +128,9 @@ class Tiles:
             full_end,
             end,
         )
-        return np.stack((*columns, part), 1), self.merges(pieces, grid)
+        return np.stack((*columns, part), 1), self.row_merges(pieces, grid)
 
-    def merges(self, pieces: Numbers, grid: Grid) -> Numbers:
+    def row_merges(self, pieces: PlanArray, grid: WorkGrid) -> PlanArray:
         """Return row, first partial result, stride and count per row of several items."""
         several = np.flatnonzero(pieces > 1)
         tile = np.repeat(several, self.count[several])
@@ -139,32 +141,36 @@ class Tiles:
         return np.stack((self.first[tile] + offset, part, step, pieces[tile]), 1)
 
 
-def tables(spans: Sequence[Span], page: int) -> tuple[Numbers, Numbers]:
+def page_tables(spans: Sequence[RowSpan], page: int) -> tuple[PlanArray, PlanArray]:
     """Return the visible physical pages of all sequences, and the start of each sequence."""
-    pages = [pages_of(span, page) for span in spans]
+    pages = [visible_pages(span, page) for span in spans]
     counts = np.array(list(map(len, pages)))
     return np.concatenate(pages), np.cumsum(counts) - counts
 
 
-def pages_of(span: Span, page: int) -> Numbers:
+def visible_pages(span: RowSpan, page: int) -> PlanArray:
     """Return the physical pages of the slots that a sequence's rows see."""
-    window = span.pages.window(span.seen)
+    window = span.pages.physical_slots(span.num_visible)
     if isinstance(window, slice):
         return np.arange(window.start // page, -(-window.stop // page))
     return window[::page] // page
 
 
-def seen_by(spans: Sequence[Span], layer_window: Sight) -> Numbers:
+def row_bounds(spans: Sequence[RowSpan], layer_window: AttentionWindow) -> PlanArray:
     """Return what each row sees in layers of one window: `i64[2, T]`, or `i64[5, T]` with trees."""
-    return (in_trees if any(span.tree for span in spans) else bounds)(spans, layer_window)
+    return (tree_bounds if any(span.tree for span in spans) else visible_bounds)(
+        spans, layer_window
+    )
 
 
-def bounds(spans: Sequence[Span], layer_window: Sight) -> Numbers:
+def visible_bounds(spans: Sequence[RowSpan], layer_window: AttentionWindow) -> PlanArray:
     """Return first visible slot and visible end of each row, `i64[2, T]`."""
     own = np.concatenate([np.arange(s.start, s.start + len(s)) for s in spans])
     stops = np.concatenate(
         [
-            np.arange(s.start + 1, s.start + len(s) + 1) if s.stops is None else np.array(s.stops)
+            np.arange(s.start + 1, s.start + len(s) + 1)
+            if s.visible_ends is None
+            else np.array(s.visible_ends)
             for s in spans
         ]
     )
@@ -178,7 +184,7 @@ def bounds(spans: Sequence[Span], layer_window: Sight) -> Numbers:
     return np.stack((low, stops))
 
 
-def in_trees(spans: Sequence[Span], layer_window: Sight) -> Numbers:
+def tree_bounds(spans: Sequence[RowSpan], layer_window: AttentionWindow) -> PlanArray:
     """Return the bounds of rows with trees, `i64[5, T]`.
 
     These are first visible slot, visible end, root slot, ancestor mask of the slots from the root
@@ -186,44 +192,44 @@ def in_trees(spans: Sequence[Span], layer_window: Sight) -> Numbers:
     slots a row sees, because these are its text.
     """
     found = np.zeros((5, spans[-1].rows.stop), dtype=np.int64)
-    found[:2] = bounds(spans, layer_window)
+    found[:2] = visible_bounds(spans, layer_window)
     found[4] = np.concatenate([np.arange(s.start, s.start + len(s)) for s in spans])
     for span in (span for span in spans if span.tree is not None):
         assert span.tree is not None
-        trunk, bits = span.tree.trunk, span.tree.bits
+        trunk, bits = span.tree.root_slot, span.tree.ancestor_masks
         rows = slice(span.rows.stop - len(bits), span.rows.stop)
         if layer_window.window is not None:
             rest = [layer_window.window - 1 - own.bit_count() for own in bits]
             found[0, rows] = np.maximum(trunk - np.maximum(rest, 0), 0)
-            bits = tuple(latest(own, layer_window.window - 1) for own in bits)
+            bits = tuple(latest_bits(own, layer_window.window - 1) for own in bits)
         found[1, rows], found[2, rows], found[3, rows] = trunk, trunk, bits
     return found
 
 
-def latest(bits: int, count: int) -> int:
+def latest_bits(bits: int, count: int) -> int:
     """Return a mask with only its `count` highest set bits."""
     for _ in range(max(bits.bit_count() - count, 0)):
         bits &= bits - 1
     return bits
 
 
-def power(count: int) -> int:
+def next_power_of_two(count: int) -> int:
     """Return the smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 
-def filled(rows: Numbers, nothing: Sequence[int]) -> Numbers:
+def pad_rows(rows: PlanArray, nothing: Sequence[int]) -> PlanArray:
     """Append copies of `nothing` up to a power of two; leave an empty array empty."""
-    count = power(len(rows)) - len(rows) if len(rows) else 0
+    count = next_power_of_two(len(rows)) - len(rows) if len(rows) else 0
     return np.concatenate((rows, np.tile(np.array(nothing, dtype=np.int64), (count, 1))))
 
 
-def filled_pages(pages: Numbers) -> Numbers:
+def pad_pages(pages: PlanArray) -> PlanArray:
     """Pad page tables with zeros up to a power of two."""
-    return np.pad(pages, (0, max(NO_PAGES, power(len(pages))) - len(pages)))
+    return np.pad(pages, (0, max(MIN_PADDED_PAGES, next_power_of_two(len(pages))) - len(pages)))
 
 
-def unknown(kind: type, values: Sequence[object], supported: set[str]) -> str:
+def unsupported_field(kind: type, values: Sequence[object], supported: set[str]) -> str:
     """Return the name of a field that is set in a value and not `supported`, or ""."""
     for field in (field for field in fields(kind) if field.name not in supported):
         if any(getattr(each, field.name) is not field.default for each in values):
@@ -231,7 +237,7 @@ def unknown(kind: type, values: Sequence[object], supported: set[str]) -> str:
     return ""
 
 
-def tells(field: str, logged: set[str]) -> bool:
+def warn_unsupported(field: str, logged: set[str]) -> bool:
     """Return whether there is an unsupported field; log once that `dense` attends for it."""
     if field and field not in logged:
         LOG.warning("attention: dense for forwards with %s, unsupported by the kernel", field)

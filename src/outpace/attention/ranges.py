@@ -14,53 +14,53 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.attention.sinks import attention
+from outpace.attention.sinks import sink_attention
 
-Span = tuple[int, int]
-HOST = torch.device("cpu")
+RowRange = tuple[int, int]
+CPU_DEVICE = torch.device("cpu")
 
 
-def causal(length: int) -> Tensor:
+def causal_ranges(length: int) -> Tensor:
     """Return the ranges of one document in which a row sees itself and the rows before it."""
     ranges = torch.zeros(length, 2, 2, dtype=torch.int32)
     ranges[:, 0, 1] = torch.arange(1, length + 1)
     return ranges
 
 
-def full(length: int) -> Tensor:
+def full_ranges(length: int) -> Tensor:
     """Return the ranges of one document in which all rows see one another."""
     ranges = torch.zeros(length, 2, 2, dtype=torch.int32)
     ranges[:, 0, 1] = length
     return ranges
 
 
-def groups(lengths: Sequence[int]) -> Tensor:
+def grouped_ranges(lengths: Sequence[int]) -> Tensor:
     """Return the ranges of one document in which a row sees its own group and all earlier rows."""
     sizes = torch.tensor(lengths)
-    ranges = full(int(sizes.sum()))
+    ranges = full_ranges(int(sizes.sum()))
     ranges[:, 0, 1] = sizes.cumsum(0).repeat_interleave(sizes)
     return ranges
 
 
-def whole(ranges: Tensor) -> Tensor:
+def document_ranges(ranges: Tensor) -> Tensor:
     """Return ranges of the same documents in which a row sees all of its document."""
-    spans = torch.tensor(documents(ranges), dtype=torch.int32)
+    spans = torch.tensor(find_documents(ranges), dtype=torch.int32)
     unseen = torch.zeros_like(spans)
     return torch.stack((spans, unseen), 1).repeat_interleave(spans[:, 1] - spans[:, 0], 0)
 
 
-def dense(ranges: Tensor, keys: int) -> Tensor:
+def dense_mask(ranges: Tensor, keys: int) -> Tensor:
     """Return the mask `bool[T, keys]` of the ranges; True where a row sees a key."""
-    return seen(ranges, torch.arange(keys, device=ranges.device))
+    return visible_keys(ranges, torch.arange(keys, device=ranges.device))
 
 
-def seen(ranges: Tensor, keys: Tensor) -> Tensor:
+def visible_keys(ranges: Tensor, keys: Tensor) -> Tensor:
     """Return the mask `bool[T, n]` over some `keys i64[n]`; True where a row sees a key."""
     inside = (keys >= ranges[:, :, :1]) & (keys < ranges[:, :, 1:])
     return inside.any(dim=1)
 
 
-def documents(ranges: Tensor) -> list[Span]:
+def find_documents(ranges: Tensor) -> list[RowRange]:
     """Split the rows into independent documents: wherever no row sees across."""
     table = ranges.cpu().numpy()
     rows = np.arange(len(table))
@@ -74,7 +74,9 @@ def documents(ranges: Tensor) -> list[Span]:
     return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
 
 
-def narrowed(ranges: Tensor, own: Tensor, *, window: int | None, causal: bool) -> Tensor:
+def narrow_to_window(
+    ranges: Tensor, own_keys: Tensor, *, window: int | None, causal: bool
+) -> Tensor:
     """Return the ranges of a layer with an attention window.
 
     A row sees the last `window` keys up to its own; if `causal`, no key after its own. Keys are
@@ -92,7 +94,7 @@ def narrowed(ranges: Tensor, own: Tensor, *, window: int | None, causal: bool) -
     if window is None and not causal:
         return ranges
     lows, highs = ranges.long().unbind(-1)
-    sizes, offsets = (highs - lows).clamp(min=0), own[:, None] - lows
+    sizes, offsets = (highs - lows).clamp(min=0), own_keys[:, None] - lows
     before = F.pad(sizes[:, :1], (1, 0))
     inside = (offsets >= 0) & (offsets < sizes)
     if len(blind := torch.nonzero(~inside.any(1))):
@@ -109,7 +111,7 @@ def narrowed(ranges: Tensor, own: Tensor, *, window: int | None, causal: bool) -
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class DocumentBatch:
     """Neighbouring documents of equal length and mask, attended in one call.
 
     Attributes:
@@ -134,7 +136,7 @@ class Piece:
             for tensor in (q, k, v)
         )
         own = None if sinks is None else sinks.view(1, -1, 1, 1)
-        out = attention(q, k, v, self.mask, causal=self.causal, sinks=own)
+        out = sink_attention(q, k, v, self.mask, causal=self.causal, sinks=own)
         return out.transpose(1, 2).flatten(0, 1)
 
 
@@ -160,15 +162,20 @@ class TrainingAttention:
 class RangesAttention(TrainingAttention):
     """The `attend` of packed rows: one scaled dot-product call per batch of documents."""
 
-    def __init__(self, ranges: Tensor, device: torch.device = HOST) -> None:
+    def __init__(self, ranges: Tensor, device: torch.device = CPU_DEVICE) -> None:
         """Split the rows into documents once; layers plan and move nothing."""
-        self.pieces = [merge(list(run), device) for _, run in groupby(pieces(ranges), key=kind)]
-        self.rows = [piece.count * piece.length for piece in self.pieces]
+        self.batches = [
+            merge_documents(list(run), device)
+            for _, run in groupby(document_batches(ranges), key=batch_key)
+        ]
+        self.rows = [piece.count * piece.length for piece in self.batches]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend with `q [T, H, D]` over `k, v [T, K, D]` of the same rows."""
         cut = (tensor.split(self.rows) for tensor in (q, k, v))
-        return torch.cat([p.attend(*qkv, sinks) for p, *qkv in zip(self.pieces, *cut, strict=True)])
+        return torch.cat(
+            [p.attend(*qkv, sinks) for p, *qkv in zip(self.batches, *cut, strict=True)]
+        )
 
 
 class HullAttention(TrainingAttention):
@@ -178,56 +185,58 @@ class HullAttention(TrainingAttention):
     runs of neighbouring blocks that is little more than what they see.
     """
 
-    def __init__(self, ranges: Tensor, runs: Sequence[int], device: torch.device = HOST) -> None:
+    def __init__(
+        self, ranges: Tensor, runs: Sequence[int], device: torch.device = CPU_DEVICE
+    ) -> None:
         """Plan the calls once for all layers; `runs` are the row counts of the calls."""
         self.runs = list(runs)
         self.hulls: list[tuple[slice, ...]] = []
-        self.pieces: list[Piece] = []
+        self.batches: list[DocumentBatch] = []
         for part in ranges.cpu().split(self.runs):
             bounds = zip(part[..., 0].amin(0).tolist(), part[..., 1].amax(0).tolist(), strict=True)
             self.hulls.append(tuple(slice(first, last) for first, last in bounds))
             keys = torch.cat([torch.arange(hull.start, hull.stop) for hull in self.hulls[-1]])
-            mask = seen(part, keys).to(device)
-            self.pieces.append(Piece(count=1, length=len(part), causal=False, mask=mask))
+            mask = visible_keys(part, keys).to(device)
+            self.batches.append(DocumentBatch(count=1, length=len(part), causal=False, mask=mask))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend with `q [T, H, D]` over `k, v [keys, K, D]`."""
-        calls = zip(q.split(self.runs), self.hulls, self.pieces, strict=True)
+        calls = zip(q.split(self.runs), self.hulls, self.batches, strict=True)
         return torch.cat(
             [
-                piece.attend(rows, beside(k, hulls), beside(v, hulls), sinks)
+                piece.attend(rows, concat_slices(k, hulls), concat_slices(v, hulls), sinks)
                 for rows, hulls, piece in calls
             ]
         )
 
 
-def beside(x: Tensor, parts: Sequence[slice]) -> Tensor:
+def concat_slices(x: Tensor, parts: Sequence[slice]) -> Tensor:
     """Concatenate some slices of `x`."""
     return torch.cat([x[part] for part in parts])
 
 
-def pieces(ranges: Tensor) -> list[Piece]:
+def document_batches(ranges: Tensor) -> list[DocumentBatch]:
     """Return the documents of packed rows on the host, each as a batch of one."""
     table = ranges.cpu()
-    return [document(table[start:stop] - start) for start, stop in documents(table)]
+    return [build_document(table[start:stop] - start) for start, stop in find_documents(table)]
 
 
-def document(ranges: Tensor) -> Piece:
+def build_document(ranges: Tensor) -> DocumentBatch:
     """Create the batch of one document, with a mask only where it needs one."""
-    length, mask = len(ranges), dense(ranges, len(ranges))
+    length, mask = len(ranges), dense_mask(ranges, len(ranges))
     if bool(mask.all()):
-        return Piece(1, length, causal=False, mask=None)
+        return DocumentBatch(1, length, causal=False, mask=None)
     if torch.equal(mask, torch.ones_like(mask).tril()):
-        return Piece(1, length, causal=True, mask=None)
-    return Piece(1, length, causal=False, mask=mask)
+        return DocumentBatch(1, length, causal=True, mask=None)
+    return DocumentBatch(1, length, causal=False, mask=mask)
 
 
-def kind(piece: Piece) -> tuple[int, bool, int]:
+def batch_key(piece: DocumentBatch) -> tuple[int, bool, int]:
     """Return the key by which neighbouring documents share a call."""
     return piece.length, piece.causal, 0 if piece.mask is None else id(piece)
 
 
-def merge(run: Sequence[Piece], device: torch.device) -> Piece:
+def merge_documents(run: Sequence[DocumentBatch], device: torch.device) -> DocumentBatch:
     """Merge neighbouring documents of equal key and move the mask to the device."""
     mask = run[0].mask
     return replace(run[0], count=len(run), mask=None if mask is None else mask.to(device))

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-MOST = 2**26
+MAX_SCORES = 2**26
 """Maximum number of scores in memory at a time; at least one row is processed."""
 
 
-def attention(
+def sink_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -45,16 +45,16 @@ def attention(
     if shared > 1:
         k, v = (x.repeat_interleave(shared, 1) for x in (k, v))
     sinks = sinks.expand(*q.shape[:3], 1)
-    block = max(MOST // (q.shape[0] * q.shape[1] * k.shape[2]), 1)
+    block = max(MAX_SCORES // (q.shape[0] * q.shape[1] * k.shape[2]), 1)
     parts = []
     for first in range(0, q.shape[2], block):
         rows = slice(first, first + block)
         own = mask if mask is None or mask.shape[-2] == 1 else mask[..., rows, :]
-        parts.append(weights(q[:, :, rows], k, own, sinks[:, :, rows]) @ v)
+        parts.append(attention_weights(q[:, :, rows], k, own, sinks[:, :, rows]) @ v)
     return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
 
-def weights(q: Tensor, k: Tensor, mask: Tensor | None, sinks: Tensor) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, mask: Tensor | None, sinks: Tensor) -> Tensor:
     """Return the weight of each key, `[B, H, n, S]`, without those of the sinks."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     if mask is not None:

@@ -9,41 +9,41 @@ from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from outpace.benchmark.client import Body
+from outpace.benchmark.client import RequestBody
 
-Ask = Callable[[Body], Coroutine[Any, Any, None]]
+SendRequest = Callable[[RequestBody], Coroutine[Any, Any, None]]
 
-MOST = 10_000
+MAX_STREAMS = 10_000
 """Maximum concurrent streams of one client."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Closed:
+class ClosedLoop:
     """A closed loop: concurrent streams, each sending its next request after the last answer."""
 
     concurrency: int
     name: ClassVar[str] = "concurrency"
 
     def __post_init__(self) -> None:
-        if not 1 <= self.concurrency <= MOST:
-            raise ValueError(f"concurrency must be 1 to {MOST}, got {self.concurrency}")
+        if not 1 <= self.concurrency <= MAX_STREAMS:
+            raise ValueError(f"concurrency must be 1 to {MAX_STREAMS}, got {self.concurrency}")
 
     @property
     def value(self) -> float:
         """Number of streams."""
         return self.concurrency
 
-    async def send(self, bodies: Iterable[Body], ask: Ask) -> None:
+    async def send_all(self, bodies: Iterable[RequestBody], ask: SendRequest) -> None:
         """Send all requests with `ask`."""
         rest = iter(bodies)
 
-        async def stream() -> None:
+        async def run_stream() -> None:
             for body in rest:
                 await ask(body)
 
         async with asyncio.TaskGroup() as group:
             for _ in range(self.concurrency):
-                group.create_task(stream())
+                group.create_task(run_stream())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class Poisson:
         """Requests per second."""
         return self.rate
 
-    async def send(self, bodies: Iterable[Body], ask: Ask) -> None:
+    async def send_all(self, bodies: Iterable[RequestBody], ask: SendRequest) -> None:
         """Send all requests with `ask`."""
         loop, chance = asyncio.get_running_loop(), random.Random(self.seed)
         due = loop.time()
@@ -74,4 +74,4 @@ class Poisson:
                 group.create_task(ask(body))
 
 
-Arrivals = Closed | Poisson
+Arrivals = ClosedLoop | Poisson

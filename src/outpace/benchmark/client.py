@@ -24,26 +24,26 @@ try:
 except ImportError as error:
     raise ValueError(f"{error}; measuring a server needs: pip install 'outpace[load]'") from error
 
-from outpace.benchmark.exchange import Exchange
-from outpace.benchmark.sse import Reader
+from outpace.benchmark.request_record import RequestRecord
+from outpace.benchmark.sse import EventReader
 
-Body = Mapping[str, Any]
+RequestBody = Mapping[str, Any]
 """Body of a request to `/v1/chat/completions` if it has messages, else `/v1/completions`."""
 
-IDLE = 2.0
+KEEPALIVE_SECONDS = 2.0
 """Seconds that an unused connection is kept: fewer than servers do (uvicorn 5), so that the server
 does not close it while a request is being sent."""
 
-COUNT = 10**9
+MAX_REPORTED_COUNT = 10**9
 """Maximum accepted number of tokens or forwards; larger figures are ignored."""
 
 
-class Fault(Exception):
+class RequestError(Exception):
     """A failed request, with the kind of error and the server's message."""
 
     def __init__(self, kind: str, message: str = "") -> None:
         super().__init__(kind)
-        self.kind, self.says = kind, message
+        self.kind, self.message = kind, message
 
 
 class Client:
@@ -60,7 +60,7 @@ class Client:
         Raises:
             ValueError: an argument is invalid.
         """
-        self.url = base(url)
+        self.url = base_url(url)
         if not (timeout > 0 and math.isfinite(timeout)):
             raise ValueError(f"timeout must be a finite number above 0, got {timeout}")
         if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
@@ -71,7 +71,7 @@ class Client:
     async def __aenter__(self) -> Client:
         self.session = ClientSession(
             headers=self.headers,
-            connector=TCPConnector(limit=0, keepalive_timeout=IDLE),
+            connector=TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_SECONDS),
             timeout=ClientTimeout(total=None),
         )
         return self
@@ -84,31 +84,33 @@ class Client:
     ) -> None:
         await self.session.close()
 
-    async def models(self) -> list[str]:
+    async def list_models(self) -> list[str]:
         """Return the names of the server's models; `ValueError` if it does not list them."""
         try:
             async with asyncio.timeout(self.timeout):
                 async with self.session.get(f"{self.url}/models", allow_redirects=False) as reply:
                     if reply.status != 200:
-                        raise Fault(str(reply.status), said(await reply.read()))
+                        raise RequestError(str(reply.status), error_message(await reply.read()))
                     return [model["id"] for model in (await reply.json())["data"]]
-        except Fault as fault:
-            raise ValueError(f"{self.url}/models: {explain(fault.kind, fault.says)}") from fault
+        except RequestError as fault:
+            raise ValueError(
+                f"{self.url}/models: {explain_error(fault.kind, fault.message)}"
+            ) from fault
         except TimeoutError as error:
-            raise ValueError(f"{self.url}/models: {explain('timeout')}") from error
+            raise ValueError(f"{self.url}/models: {explain_error('timeout')}") from error
         except ClientConnectorError as error:
-            raise ValueError(f"{self.url}: {explain('unreachable', str(error))}") from error
+            raise ValueError(f"{self.url}: {explain_error('unreachable', str(error))}") from error
         except (ClientError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{self.url}/models lists no models; check that it is an OpenAI-compatible API"
             ) from error
 
-    async def ask(self, body: Body) -> Exchange:
+    async def send_request(self, body: RequestBody) -> RequestRecord:
         """Send a request and read its answer, streamed or not, depending on the body.
 
         Errors of the server are recorded in the returned record, never raised.
         """
-        exchange = Exchange(began=clock())
+        exchange = RequestRecord(began=clock())
         path = "chat/completions" if "messages" in body else "completions"
         try:
             async with (
@@ -117,58 +119,60 @@ class Client:
                     f"{self.url}/{path}", json=body, allow_redirects=False
                 ) as response,
             ):
-                await read(response, exchange, streamed=bool(body.get("stream")))
-        except Fault as fault:
-            exchange.error, exchange.says = fault.kind, fault.says
+                await read_response(response, exchange, streamed=bool(body.get("stream")))
+        except RequestError as fault:
+            exchange.error, exchange.error_message = fault.kind, fault.message
         except TimeoutError:
             exchange.error = "timeout"
         except ClientConnectorError as error:
-            exchange.error, exchange.says = "unreachable", str(error)
+            exchange.error, exchange.error_message = "unreachable", str(error)
         except ClientResponseError as error:
-            exchange.error, exchange.says = "malformed", error.message
+            exchange.error, exchange.error_message = "malformed", error.message
         except (ClientError, OSError) as error:
-            exchange.error, exchange.says = "dropped", str(error)
+            exchange.error, exchange.error_message = "dropped", str(error)
         exchange.ended = clock()
         return exchange
 
 
-async def read(response: ClientResponse, exchange: Exchange, *, streamed: bool) -> None:
+async def read_response(
+    response: ClientResponse, exchange: RequestRecord, *, streamed: bool
+) -> None:
     """Read a complete response; raise `RequestError` if it is not a valid answer."""
     if response.status != 200:
-        raise Fault(str(response.status), said(await response.read()))
+        raise RequestError(str(response.status), error_message(await response.read()))
     if not streamed:
-        take(exchange, await response.read(), clock())
+        record_text(exchange, await response.read(), clock())
     elif response.content_type != "text/event-stream":
-        raise Fault("malformed", f"{response.content_type} instead of an event stream")
+        raise RequestError("malformed", f"{response.content_type} instead of an event stream")
     else:
         await read_stream(response, exchange)
 
 
-async def read_stream(response: ClientResponse, exchange: Exchange) -> None:
+async def read_stream(response: ClientResponse, exchange: RequestRecord) -> None:
     """Read events up to the last one, `[DONE]`."""
-    reader = Reader()
+    reader = EventReader()
     async for data in response.content.iter_any():
         now = clock()
         try:
-            events = reader.feed(data)
+            events = reader.read_chunk(data)
         except ValueError as error:
-            raise Fault("malformed", str(error)) from error
+            raise RequestError("malformed", str(error)) from error
         for event in events:
             if event == b"[DONE]":
                 return
-            take(exchange, event, now)
-    raise Fault("dropped", "the stream ended without [DONE]")
+            record_text(exchange, event, now)
+    raise RequestError("dropped", "the stream ended without [DONE]")
 
 
-def take(exchange: Exchange, data: bytes, now: float) -> None:
+def record_text(exchange: RequestRecord, data: bytes, now: float) -> None:
     """Record the text of a chunk or a complete answer; text of the same time is one event."""
-    if text := learn(exchange, data):
+    if text := parse_chunk(exchange, data):
         exchange.text += text
         if exchange.events[-1:] != [now]:
             exchange.events.append(now)
 
 
-def learn(exchange: Exchange, data: bytes) -> str:
+def parse_chunk(exchange: RequestRecord, data: bytes) -> str:
     """Record the counts of a chunk or complete answer, and return its text.
 
     Raises:
@@ -177,28 +181,28 @@ def learn(exchange: Exchange, data: bytes) -> str:
     try:
         chunk = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise Fault("malformed", said(data)) from error
+        raise RequestError("malformed", error_message(data)) from error
     match chunk:
         case {"error": _}:
-            raise Fault("failed", said(data))
+            raise RequestError("failed", error_message(data))
         case {"choices": list()}:
             pass
         case _:
-            raise Fault("malformed", said(data))
+            raise RequestError("malformed", error_message(data))
     match chunk.get("usage"):
-        case {"completion_tokens": int(tokens)} if 0 <= tokens <= COUNT:
+        case {"completion_tokens": int(tokens)} if 0 <= tokens <= MAX_REPORTED_COUNT:
             exchange.tokens = tokens
     match chunk.get("outpace"):
-        case {"forwards": int(forwards)} if 0 <= forwards <= COUNT:
+        case {"forwards": int(forwards)} if 0 <= forwards <= MAX_REPORTED_COUNT:
             exchange.forwards = forwards
     match chunk["choices"]:
         case [dict(choice), *_]:
             exchange.finish_reason = choice.get("finish_reason") or exchange.finish_reason
-            return text_of(choice)
+            return choice_text(choice)
     return ""
 
 
-def text_of(choice: dict[str, Any]) -> str:
+def choice_text(choice: dict[str, Any]) -> str:
     """Return the text of a completion, chat chunk or chat message; reasoning is included."""
     match choice.get("delta") or choice.get("message") or choice:
         case {"content": str(text)} | {"text": str(text)} if text:
@@ -208,7 +212,7 @@ def text_of(choice: dict[str, Any]) -> str:
     return ""
 
 
-def said(data: bytes) -> str:
+def error_message(data: bytes) -> str:
     """Return the message of an error in OpenAI's format, or the beginning of other data."""
     try:
         message = json.loads(data)["error"]["message"]
@@ -217,7 +221,7 @@ def said(data: bytes) -> str:
     return " ".join(str(message).split())[:300]
 
 
-def explain(kind: str, says: str = "") -> str:
+def explain_error(kind: str, says: str = "") -> str:
     """Explain in one line why a request could not be measured."""
     hints = {
         "401": "HTTP 401; give the key with --api-key",
@@ -228,7 +232,7 @@ def explain(kind: str, says: str = "") -> str:
     return f"{hints.get(kind, f'HTTP {kind}' if kind.isdigit() else kind)}: {says}".rstrip(": ")
 
 
-def base(url: str) -> str:
+def base_url(url: str) -> str:
     """Normalise a server's address to end in `/v1`; `ValueError` for an invalid one."""
     try:
         parts = urlsplit(url)

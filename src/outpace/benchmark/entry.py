@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from outpace.evaluation.protocol import method_of
+from outpace.evaluation.protocol import method_from_options
 from outpace.methods import Method
 
-RANDOM = "random:"
+RANDOM_PREFIX = "random:"
 """Prefix of a shape's name: a model of that shape with random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class MethodEntry:
     """A model with a method.
 
     Attributes:
@@ -36,20 +36,20 @@ class Entry:
         return f"{self.line} {self.setting}".rstrip()
 
     @property
-    def models(self) -> list[str]:
+    def model_names(self) -> list[str]:
         """Names of all models and adapters to load."""
-        names = (self.model, self.adapter, *self.method.models().values())
+        names = (self.model, self.adapter, *self.method.model_names().values())
         return [str(name) for name in names if name is not None]
 
     @property
-    def random(self) -> bool:
+    def has_random_weights(self) -> bool:
         """Whether some model has random weights, so that acceptance is meaningless."""
-        return any(name.startswith(RANDOM) for name in self.models)
+        return any(name.startswith(RANDOM_PREFIX) for name in self.model_names)
 
 
-def swept(
+def expand_entries(
     model: str, name: str, options: Mapping[str, Sequence[Any]], adapter: str | None = None
-) -> list[Entry]:
+) -> list[MethodEntry]:
     """Return an entry per combination of option values.
 
     Entries of one line differ in the last option with several values.
@@ -62,17 +62,17 @@ def swept(
     names = sorted(options, key=lambda option: option == last)
     entries = []
     for values in product(*(options[option] for option in names)):
-        words = {o: f"{o}={word(v)}" for o, v in zip(names, values, strict=True)}
+        words = {o: f"{o}={format_value(v)}" for o, v in zip(names, values, strict=True)}
         setting = words.pop(last) if last else ""
         merged = model if adapter is None else f"{model}+{adapter}"
         line = " ".join([merged, name, *(words[option] for option in options if option in words)])
-        method = method_of(name, dict(zip(names, values, strict=True)))
+        method = method_from_options(name, dict(zip(names, values, strict=True)))
         entries.append(
-            Entry(model=model, method=method, line=line, setting=setting, adapter=adapter)
+            MethodEntry(model=model, method=method, line=line, setting=setting, adapter=adapter)
         )
     return entries
 
 
-def word(value: Any) -> str:
+def format_value(value: Any) -> str:
     """Format a value as the command line accepts it."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

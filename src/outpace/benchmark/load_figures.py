@@ -9,16 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from outpace.benchmark.exchange import Exchange
+from outpace.benchmark.request_record import RequestRecord
 
-PERCENTILES = (50, 90, 99)
-LIMITS = ("ttft", "gap", "tpot", "e2e")
+REPORTED_PERCENTILES = (50, 90, 99)
+GOODPUT_LIMITS = ("ttft", "gap", "tpot", "e2e")
 """Figures of one request that goodput may limit; `gap` is its longest gap."""
 
-Figures = dict[str, Any]
+LoadFigures = dict[str, Any]
 
 
-def figures(exchanges: Sequence[Exchange], seconds: float, limits: Mapping[str, float]) -> Figures:
+def compute_figures(
+    exchanges: Sequence[RequestRecord], seconds: float, limits: Mapping[str, float]
+) -> LoadFigures:
     """Summarise the requests of `seconds` seconds; times are in milliseconds.
 
     Times and throughput include complete answers only; they are None if there are none. `limits`
@@ -33,60 +35,66 @@ def figures(exchanges: Sequence[Exchange], seconds: float, limits: Mapping[str, 
         "errors": dict(Counter(e.error for e in exchanges if e.error is not None)),
         "seconds": round(seconds, 3),
         "output_tokens": tokens,
-        "requests_per_second": rate(len(whole), seconds),
-        "tokens_per_second": rate(tokens, seconds),
-        "ttft_ms": milliseconds(exchange.ttft for exchange in whole),
-        "gap_ms": milliseconds(gap for exchange in whole for gap in exchange.gaps),
-        "tpot_ms": milliseconds(exchange.tpot for exchange in whole),
-        "e2e_ms": milliseconds(exchange.e2e for exchange in whole),
-        "tokens_per_event": shares([(e.tokens or 0, len(e.events)) for e in whole]),
-        "tokens_per_forward": shares([(e.tokens or 0, e.forwards or 0) for e in counted]),
-        **({"goodput": goodput(exchanges, seconds, limits)} if limits else {}),
+        "requests_per_second": rate_per_second(len(whole), seconds),
+        "tokens_per_second": rate_per_second(tokens, seconds),
+        "ttft_ms": time_distribution(exchange.ttft for exchange in whole),
+        "gap_ms": time_distribution(gap for exchange in whole for gap in exchange.gaps),
+        "tpot_ms": time_distribution(exchange.tpot for exchange in whole),
+        "e2e_ms": time_distribution(exchange.e2e for exchange in whole),
+        "tokens_per_event": ratio_distribution([(e.tokens or 0, len(e.events)) for e in whole]),
+        "tokens_per_forward": ratio_distribution(
+            [(e.tokens or 0, e.forwards or 0) for e in counted]
+        ),
+        **({"goodput": compute_goodput(exchanges, seconds, limits)} if limits else {}),
     }
 
 
-def rate(count: int, seconds: float) -> float | None:
+def rate_per_second(count: int, seconds: float) -> float | None:
     """Return a count per second; None if no time has passed."""
     return round(count / seconds, 3) if seconds > 0 else None
 
 
-def milliseconds(seconds: Iterable[float | None]) -> Figures | None:
+def time_distribution(seconds: Iterable[float | None]) -> LoadFigures | None:
     """Return mean and percentiles of the times that are not None, in milliseconds."""
-    return distribution([1e3 * value for value in seconds if value is not None])
+    return value_distribution([1e3 * value for value in seconds if value is not None])
 
 
-def shares(pairs: Sequence[tuple[int, int]]) -> Figures | None:
+def ratio_distribution(pairs: Sequence[tuple[int, int]]) -> LoadFigures | None:
     """Return percentiles of quotients, and the quotient of the sums as their mean."""
     parts = [(above, below) for above, below in pairs if below]
-    found = distribution([above / below for above, below in parts])
+    found = value_distribution([above / below for above, below in parts])
     if found is not None:
         total = sum(above for above, _ in parts) / sum(below for _, below in parts)
         found["mean"] = round(total, 3)
     return found
 
 
-def distribution(values: Sequence[float]) -> Figures | None:
+def value_distribution(values: Sequence[float]) -> LoadFigures | None:
     """Return mean and linearly interpolated percentiles; None if there are no values."""
     if not values:
         return None
-    percentiles = zip(PERCENTILES, np.percentile(values, PERCENTILES), strict=True)
+    percentiles = zip(
+        REPORTED_PERCENTILES, np.percentile(values, REPORTED_PERCENTILES), strict=True
+    )
     return {
         "mean": round(sum(values) / len(values), 3),
         **{f"p{name}": round(float(value), 3) for name, value in percentiles},
     }
 
 
-def goodput(exchanges: Sequence[Exchange], seconds: float, limits: Mapping[str, float]) -> Figures:
+def compute_goodput(
+    exchanges: Sequence[RequestRecord], seconds: float, limits: Mapping[str, float]
+) -> LoadFigures:
     """Return complete answers within all limits, per second and as a share of all requests."""
-    count = sum(good(exchange, limits) for exchange in exchanges)
+    count = sum(meets_limits(exchange, limits) for exchange in exchanges)
     return {
         "limits_ms": dict(limits),
-        "requests_per_second": rate(count, seconds),
+        "requests_per_second": rate_per_second(count, seconds),
         "share": round(count / len(exchanges), 4) if exchanges else None,
     }
 
 
-def good(exchange: Exchange, limits: Mapping[str, float]) -> bool:
+def meets_limits(exchange: RequestRecord, limits: Mapping[str, float]) -> bool:
     """Return whether an answer is complete and within all limits; missing figures pass."""
     times = {
         "ttft": exchange.ttft,
@@ -107,9 +115,9 @@ def parse_limits(text: str) -> dict[str, float]:
             limit = float(number)
         except ValueError:
             limit = math.nan
-        if name not in LIMITS or name in limits or not (limit > 0 and math.isfinite(limit)):
+        if name not in GOODPUT_LIMITS or name in limits or not (limit > 0 and math.isfinite(limit)):
             raise ValueError(
-                f"goodput must give milliseconds for some of {', '.join(LIMITS)}, as in "
+                f"goodput must give milliseconds for some of {', '.join(GOODPUT_LIMITS)}, as in "
                 f"ttft=200,gap=50; got {part!r}"
             )
         limits[name] = limit

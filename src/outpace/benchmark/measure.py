@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from time import perf_counter as clock
 
 from outpace.benchmark.arrivals import Arrivals
-from outpace.benchmark.client import Body, Client, explain
-from outpace.benchmark.exchange import Exchange
-from outpace.benchmark.load_figures import Figures, figures
+from outpace.benchmark.client import Client, RequestBody, explain_error
+from outpace.benchmark.load_figures import LoadFigures, compute_figures
+from outpace.benchmark.request_record import RequestRecord
 from outpace.benchmark.workload import Workload
 
 
 @dataclass(slots=True, kw_only=True)
-class Level:
+class LoadLevel:
     """One level of load and its results so far.
 
     Attributes:
@@ -32,7 +32,7 @@ class Level:
 
     arrivals: Arrivals
     requests: int
-    exchanges: list[Exchange] = field(default_factory=list)
+    records: list[RequestRecord] = field(default_factory=list)
     sent: int = 0
     tokens: int = 0
     failed: int = 0
@@ -40,41 +40,41 @@ class Level:
     cpu: float = 0.0
     done: bool = False
 
-    async def run(
-        self, client: Client, bodies: Iterable[Body], progress: Callable[[Level], None]
+    async def run_requests(
+        self, client: Client, bodies: Iterable[RequestBody], progress: Callable[[LoadLevel], None]
     ) -> None:
         """Send all requests; `progress` is called after each answer."""
         began, cpu = clock(), time.process_time()
 
-        async def ask(body: Body) -> None:
+        async def send_and_record(body: RequestBody) -> None:
             self.sent += 1
-            exchange = await client.ask(body)
-            self.exchanges.append(exchange)
+            exchange = await client.send_request(body)
+            self.records.append(exchange)
             self.tokens += (exchange.error is None and exchange.tokens) or 0
             self.failed += exchange.error is not None
             self.seconds, self.cpu = clock() - began, time.process_time() - cpu
             progress(self)
 
-        await self.arrivals.send(bodies, ask)
+        await self.arrivals.send_all(bodies, send_and_record)
         self.done = True
 
-    def summary(self, limits: Mapping[str, float]) -> Figures:
+    def summarise(self, limits: Mapping[str, float]) -> LoadFigures:
         """Return the figures in the format of the JSON output."""
         return {
             self.arrivals.name: self.arrivals.value,
-            **figures(self.exchanges, self.seconds, limits),
-            "unfinished": self.sent - len(self.exchanges),
+            **compute_figures(self.records, self.seconds, limits),
+            "unfinished": self.sent - len(self.records),
             "client_cpu_share": round(self.cpu / self.seconds, 3) if self.seconds else None,
         }
 
 
-async def measure(
+async def measure_levels(
     client: Client,
     workload: Workload,
-    levels: Sequence[Level],
+    levels: Sequence[LoadLevel],
     *,
     warmup: int,
-    progress: Callable[[Level], None] = lambda level: None,
+    progress: Callable[[LoadLevel], None] = lambda level: None,
 ) -> None:
     """Measure the levels in place, each after `warmup` requests that are not counted.
 
@@ -83,25 +83,25 @@ async def measure(
     Raises:
         ValueError: a first, uncounted request has no measurable answer; nothing else is sent.
     """
-    check(await client.ask(workload.request(0)), workload)
+    check_response(await client.send_request(workload.request_body(0)), workload)
     number = 1
     for level in levels:
-        warm = Level(arrivals=level.arrivals, requests=warmup)
-        await warm.run(client, workload.requests(number, warmup), lambda level: None)
+        warm = LoadLevel(arrivals=level.arrivals, requests=warmup)
+        await warm.run_requests(client, workload.request_bodies(number, warmup), lambda level: None)
         number += warmup
-        await level.run(client, workload.requests(number, level.requests), progress)
+        await level.run_requests(client, workload.request_bodies(number, level.requests), progress)
         number += level.requests
 
 
-def requests_of(levels: Sequence[Level], warmup: int) -> int:
+def count_requests(levels: Sequence[LoadLevel], warmup: int) -> int:
     """Return the number of requests that `measure_levels` sends."""
     return 1 + sum(warmup + level.requests for level in levels)
 
 
-def check(exchange: Exchange, workload: Workload) -> None:
+def check_response(exchange: RequestRecord, workload: Workload) -> None:
     """Raise `ValueError` if a request failed, or its answer does not report its tokens."""
     if exchange.error is not None:
-        raise ValueError(f"model {workload.model!r} did not answer: {explain_of(exchange)}")
+        raise ValueError(f"model {workload.model!r} did not answer: {explain_failure(exchange)}")
     if exchange.tokens is None:
         raise ValueError(
             "the server does not report the number of streamed tokens; it must support "
@@ -109,6 +109,6 @@ def check(exchange: Exchange, workload: Workload) -> None:
         )
 
 
-def explain_of(exchange: Exchange) -> str:
+def explain_failure(exchange: RequestRecord) -> str:
     """Explain a failed request in one line."""
-    return explain(exchange.error or "", exchange.says)
+    return explain_error(exchange.error or "", exchange.error_message)

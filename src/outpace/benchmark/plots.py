@@ -18,11 +18,11 @@ except ImportError as error:
     raise ValueError(f"{error}; plots need: pip install 'outpace[plot]'") from error
 
 from outpace.api.output import Output
-from outpace.api.trace import STATES, block_edges, slot_states
-from outpace.benchmark.load_figures import Figures as LevelFigures
-from outpace.evaluation.compare import Result, fronts, named
+from outpace.api.trace import STATE_NAMES, block_edges, slot_states
+from outpace.benchmark.load_figures import LoadFigures as LevelFigures
+from outpace.evaluation.compare import ResultRecord, pareto_indices, result_title
 
-Results = Sequence[Result]
+Results = Sequence[ResultRecord]
 
 SPEEDS = {
     "tokens_per_forward": "tokens per forward",
@@ -31,14 +31,14 @@ SPEEDS = {
 GREY = "#888888"
 BLUE, ORANGE = "#2166ac", "#d95f0e"
 
-LOADS = {"concurrency": "concurrent streams", "rate": "requests per second sent"}
+LOAD_LABELS = {"concurrency": "concurrent streams", "rate": "requests per second sent"}
 LATENCIES = {
     "ttft_ms": ("time to first text", ORANGE),
     "gap_ms": ("gap between events", BLUE),
     "tpot_ms": ("time per output token", "#4dac26"),
     "e2e_ms": ("whole answer", "#666666"),
 }
-PERCENTILES = {"p50": "-", "p99": ":"}
+PERCENTILE_STYLES = {"p50": "-", "p99": ":"}
 
 STATE_COLOURS = ("white", "#e3e3e3", ORANGE, "#74a9cf", "#023858")
 CELL = 0.085
@@ -58,17 +58,17 @@ def draw_sides(found: Results, path: Path) -> None:
         draw_bars(found, path, "tokens_per_second", "tokens per second")
 
 
-def lines_of(results: Results) -> dict[str, list[Result]]:
+def group_by_line(results: Results) -> dict[str, list[ResultRecord]]:
     """Group results by their line of a sweep, in order."""
-    several = len({loaded(result) for result in results}) > 1
-    lines: dict[str, list[Result]] = {}
+    several = len({describe_load(result) for result in results}) > 1
+    lines: dict[str, list[ResultRecord]] = {}
     for result in results:
-        name = result.get("line") or named(result)
-        lines.setdefault(f"{name}, {loaded(result)}" if several else name, []).append(result)
+        name = result.get("line") or result_title(result)
+        lines.setdefault(f"{name}, {describe_load(result)}" if several else name, []).append(result)
     return lines
 
 
-def loaded(result: Result) -> str:
+def describe_load(result: ResultRecord) -> str:
     """Describe the load of a result."""
     length, tokens = result.get("prompt_length"), result.get("max_tokens")
     words = [f"batch {result['batch']}"]
@@ -86,9 +86,9 @@ def draw_front(results: Results, path: Path) -> None:
     figure = new_figure(6.2 * len(keys), 5.2)
     panes = figure.subplots(1, len(keys), sharey=True, squeeze=False)[0]
     for pane, key in zip(panes, keys, strict=True):
-        for name, line in lines_of(results).items():
-            plot(pane, line, key, name)
-        front = [results[number] for number in fronts(results, key)]
+        for name, line in group_by_line(results).items():
+            plot_line(pane, line, key, name)
+        front = [results[number] for number in pareto_indices(results, key)]
         best = sorted((result[key], 100 * (result["accuracy"] or 0)) for result in front)
         pane.plot(*zip(*best, strict=True), color=GREY, zorder=0, linewidth=4, alpha=0.25)
         pane.set_xlabel(SPEEDS[key])
@@ -96,10 +96,10 @@ def draw_front(results: Results, path: Path) -> None:
         pane.margins(x=0.09)
     panes[0].set_ylabel("accuracy (%)")
     add_legend(figure, panes[0])
-    save(figure, path)
+    save_figure(figure, path)
 
 
-def plot(pane: Axes, line: Results, key: str, name: str, height: str = "accuracy") -> None:
+def plot_line(pane: Axes, line: Results, key: str, name: str, height: str = "accuracy") -> None:
     """Plot a line with its settings as labels; accuracy has 95 % confidence intervals."""
     scale = 100 if height == "accuracy" else 1
     x, y = [result[key] for result in line], [scale * (result[height] or 0) for result in line]
@@ -120,7 +120,7 @@ def draw_loads(results: Results, path: Path) -> None:
     """Plot throughput and latency against the number of concurrent requests."""
     figure = new_figure(10, 4.6)
     throughput, latency = figure.subplots(1, 2)
-    for name, line in by_batch(results).items():
+    for name, line in group_by_batch(results).items():
         batches = [result["batch"] for result in line]
         values = [result["tokens_per_second"] for result in line]
         throughput.plot(batches, values, "-o", markersize=4, label=name)
@@ -136,40 +136,40 @@ def draw_loads(results: Results, path: Path) -> None:
     for pane in (throughput, latency):
         format_load_axis(pane, batches, "concurrent requests")
     add_legend(figure, throughput)
-    save(figure, path)
+    save_figure(figure, path)
 
 
-def by_batch(results: Results) -> dict[str, list[Result]]:
+def group_by_batch(results: Results) -> dict[str, list[ResultRecord]]:
     """Group results that differ only in their batch."""
-    lines: dict[str, list[Result]] = {}
+    lines: dict[str, list[ResultRecord]] = {}
     several = len({(r["prompt_length"], r["max_tokens"]) for r in results}) > 1
     for result in results:
         name = f"{result['line']} {result['setting']}".rstrip()
-        rest = loaded(result).partition(", ")[2]
+        rest = describe_load(result).partition(", ")[2]
         lines.setdefault(f"{name}, {rest}" if several else name, []).append(result)
     return {name: sorted(line, key=lambda r: r["batch"]) for name, line in lines.items()}
 
 
 def draw_bars(results: Results, path: Path, key: str, label: str) -> None:
     """Plot a bar per result, the largest on top."""
-    ordered = sorted(results, key=lambda result: value_of(result, key))
-    several = len({loaded(result) for result in results}) > 1
+    ordered = sorted(results, key=lambda result: read_figure(result, key))
+    several = len({describe_load(result) for result in results}) > 1
     names = [
         f"{result['line']} {result['setting']}".rstrip()
-        + (f"\n{loaded(result)}" if several else "")
+        + (f"\n{describe_load(result)}" if several else "")
         for result in ordered
     ]
     figure = new_figure(9, 0.45 * len(ordered) + 1.2)
     pane = figure.add_subplot()
-    bars = pane.barh(range(len(ordered)), [value_of(result, key) for result in ordered])
+    bars = pane.barh(range(len(ordered)), [read_figure(result, key) for result in ordered])
     pane.set_yticks(range(len(ordered)), names, fontsize=7)
     pane.bar_label(bars, fmt="{:.3g}", padding=3, size=8)
     pane.set_xlabel(label)
     pane.margins(x=0.12)
-    save(figure, path)
+    save_figure(figure, path)
 
 
-def value_of(result: Result, key: str) -> float:
+def read_figure(result: ResultRecord, key: str) -> float:
     """Return a figure of a result; `a.b` is the nested figure b of a."""
     value: Any = result
     for part in key.split("."):
@@ -189,7 +189,7 @@ def draw_levels(levels: Sequence[LevelFigures], title: str, path: Path) -> None:
     throughput.set_ylabel("output tokens per second")
     throughput.set_ylim(bottom=0)
     for key, (label, colour) in LATENCIES.items():
-        for percentile, style in PERCENTILES.items():
+        for percentile, style in PERCENTILE_STYLES.items():
             values = [level[key][percentile] if level[key] else math.nan for level in levels]
             line_label = f"{label}, {percentile}"
             latency.plot(load, values, style + "o", color=colour, markersize=3, label=line_label)
@@ -197,9 +197,9 @@ def draw_levels(levels: Sequence[LevelFigures], title: str, path: Path) -> None:
     latency.set_ylabel("milliseconds")
     figure.legend(loc="outside lower center", fontsize=7, ncols=len(LATENCIES))
     for pane in (throughput, latency):
-        format_load_axis(pane, load, LOADS[name])
+        format_load_axis(pane, load, LOAD_LABELS[name])
     figure.suptitle(title, fontsize=10)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_slots(output: Output, title: str, path: Path) -> None:
@@ -226,10 +226,10 @@ def draw_slots(output: Output, title: str, path: Path) -> None:
     pane.set_title(title, size=9, loc="left", wrap=True)
     patches = [
         Patch(facecolor=colour, edgecolor="#aaaaaa", label=state)
-        for colour, state in list(zip(STATE_COLOURS, STATES, strict=True))[1:]
+        for colour, state in list(zip(STATE_COLOURS, STATE_NAMES, strict=True))[1:]
     ]
     figure.legend(handles=patches, loc="outside lower left", ncols=4, fontsize=8, frameon=False)
-    save(figure, path)
+    save_figure(figure, path)
 
 
 def new_figure(width: float, height: float) -> Figure:
@@ -252,7 +252,7 @@ def add_legend(figure: Figure, pane: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower left", fontsize=7, frameon=False)
 
 
-def save(figure: Figure, path: Path) -> None:
+def save_figure(figure: Figure, path: Path) -> None:
     """Write a PNG file, regardless of the path's suffix."""
     FigureCanvasAgg(figure)
     figure.savefig(path, dpi=150, format="png")

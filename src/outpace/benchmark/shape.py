@@ -9,15 +9,15 @@ from typing import Any
 
 import torch
 
-from outpace.benchmark.entry import RANDOM
-from outpace.checkpoints.fields import read_json
-from outpace.checkpoints.load import save_model, translate
+from outpace.benchmark.entry import RANDOM_PREFIX
+from outpace.checkpoints.fields import read_json_object
+from outpace.checkpoints.load import save_model, translate_config
 from outpace.decoding import DRAFT_KINDS
 from outpace.methods import Method
 from outpace.models.transformer import Transformer
 
 SHAPES = Path(__file__).parent / "shapes.toml"
-SPREAD = 0.02
+WEIGHT_STD = 0.02
 """Standard deviation of the weights, the usual initialization."""
 
 
@@ -30,11 +30,11 @@ def shape_of(name: str) -> dict[str, Any]:
         raise ValueError(
             f"unknown shape {name!r}; choose one of {', '.join(known)}, or give a config.json"
         )
-    return read_json(Path(name))
+    return read_json_object(Path(name))
 
 
 @dataclass(slots=True, kw_only=True)
-class Shapes:
+class RandomCheckpoints:
     """Checkpoints with random weights in a folder, each written when first requested.
 
     Attributes:
@@ -44,24 +44,24 @@ class Shapes:
     folder: Path
     dtype: torch.dtype
     device: torch.device
-    written: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
 
-    def model(self, name: str) -> str:
+    def model_path(self, name: str) -> str:
         """Return the folder or name to load for a model; `ValueError` for an unknown shape."""
-        if name.startswith(RANDOM) and name not in self.written:
-            folder = self.folder / str(len(self.written))
-            self.write(shape_of(name.removeprefix(RANDOM)), folder)
-            self.written[name] = str(folder)
-        return self.written.get(name, name)
+        if name.startswith(RANDOM_PREFIX) and name not in self.paths:
+            folder = self.folder / str(len(self.paths))
+            self.write_checkpoint(shape_of(name.removeprefix(RANDOM_PREFIX)), folder)
+            self.paths[name] = str(folder)
+        return self.paths.get(name, name)
 
-    def method(self, method: Method) -> Method:
+    def resolve_method(self, method: Method) -> Method:
         """Return the method with its further models replaced by loadable paths."""
-        roles = {role: self.model(str(name)) for role, name in method.models().items()}
+        roles = {role: self.model_path(str(name)) for role, name in method.model_names().items()}
         return replace(method, **roles) if roles else method
 
-    def write(self, published: dict[str, Any], folder: Path) -> None:
+    def write_checkpoint(self, published: dict[str, Any], folder: Path) -> None:
         """Write a reproducible checkpoint; `ValueError` for a draft that needs a target."""
-        config = translate(published)
+        config = translate_config(published)
         if config.kind in DRAFT_KINDS:
             raise ValueError(
                 f"{config.architecture} is a draft that reads features, which cannot be measured "
@@ -75,5 +75,5 @@ class Shapes:
             if parameter.dim() == 1:
                 parameter.fill_(0.0 if name.endswith("bias") else 1.0)
             else:
-                parameter.normal_(0.0, SPREAD, generator=noise)
+                parameter.normal_(0.0, WEIGHT_STD, generator=noise)
         save_model(model, folder, dtype=self.dtype)

@@ -15,15 +15,21 @@ from typing import Any
 from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
-from outpace.benchmark.entry import Entry
+from outpace.benchmark.entry import MethodEntry
 from outpace.evaluation.question import Question
-from outpace.evaluation.samples import Samples, digest, kept, restored, written
-from outpace.jsonl import Record
-from outpace.methods.bounds import at_least_one
+from outpace.evaluation.samples import (
+    Samples,
+    output_from_record,
+    output_record,
+    questions_hash,
+    resume_samples,
+)
+from outpace.jsonl import JsonRecord
+from outpace.methods.bounds import check_at_least_one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class RequestLoad:
     """Number of concurrent requests, and their lengths in tokens.
 
     `prompt_length` is None if prompts are the questions of a task.
@@ -35,7 +41,7 @@ class Load:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class SideTurn:
     """Answers of one turn, and its seconds of CPU time of all threads and of wall time."""
 
     outputs: list[Output]
@@ -57,44 +63,44 @@ class Turn:
 class Side:
     """An entry under one load, and its turns so far."""
 
-    entry: Entry
+    entry: MethodEntry
     llm: LLM
-    load: Load
+    load: RequestLoad
     questions: Sequence[Question]
     options: Options
     task: str = ""
     protocol: str = ""
-    turns: list[Turn] = field(default_factory=list)
+    turns: list[SideTurn] = field(default_factory=list)
 
-    def answer(self, questions: Sequence[Question]) -> list[Output]:
+    def answer_questions(self, questions: Sequence[Question]) -> list[Output]:
         """Return answers in the order of the questions."""
         requests = ((question.prompt, self.options) for question in questions)
         outputs = dict(self.llm.serve(requests, batch=self.load.batch))
         return [outputs[number] for number in sorted(outputs)]
 
-    def take(self, questions: Sequence[Question]) -> Turn:
+    def run_turn(self, questions: Sequence[Question]) -> SideTurn:
         """Answer questions as a timed turn."""
-        with frozen():
+        with freeze_garbage():
             cpu, wall = time.process_time(), time.perf_counter()
-            outputs = self.answer(questions)
-            turn = Turn(outputs, time.process_time() - cpu, time.perf_counter() - wall)
+            outputs = self.answer_questions(questions)
+            turn = SideTurn(outputs, time.process_time() - cpu, time.perf_counter() - wall)
         self.turns.append(turn)
         return turn
 
-    def header(self, rounds: int) -> dict[str, Any]:
+    def resume_header(self, rounds: int) -> dict[str, Any]:
         """Return what another run must have in common to resume this side's turns."""
         options = {key: value for key, value in self.options.items() if key != "method"}
         return {
             "entry": self.entry.name,
             "method": repr(self.entry.method),
             "load": asdict(self.load),
-            "questions": digest(self.questions),
+            "questions": questions_hash(self.questions),
             "options": options,
             "rounds": rounds,
         }
 
 
-def parts(count: int, rounds: int) -> list[slice]:
+def split_questions(count: int, rounds: int) -> list[slice]:
     """Split `count` questions into contiguous parts, whose sizes differ by at most one."""
     edges = [count * number // rounds for number in range(rounds + 1)]
     return [slice(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
@@ -102,7 +108,7 @@ def parts(count: int, rounds: int) -> list[slice]:
 
 def check_rounds(count: int, rounds: int, batch: int) -> None:
     """Raise `ValueError` if the questions of a round do not fill a batch."""
-    at_least_one(rounds=rounds)
+    check_at_least_one(rounds=rounds)
     if count // rounds < batch:
         raise ValueError(
             f"{count} questions in {rounds} rounds do not fill a batch of {batch}; "
@@ -110,29 +116,29 @@ def check_rounds(count: int, rounds: int, batch: int) -> None:
         )
 
 
-def remembered(side: Side, rounds: int, folder: Path | None) -> AbstractContextManager[Samples]:
+def open_turns(side: Side, rounds: int, folder: Path | None) -> AbstractContextManager[Samples]:
     """Open the file in `folder` with a side's turns of an earlier run, to append to it."""
-    header = side.header(rounds)
+    header = side.resume_header(rounds)
     name = hashlib.sha256(json.dumps(header, sort_keys=True, default=str).encode()).hexdigest()
-    return kept(folder and folder / f"{name[:16]}.jsonl", header)
+    return resume_samples(folder and folder / f"{name[:16]}.jsonl", header)
 
 
-def turn_of(record: Record) -> Turn:
+def turn_from_record(record: JsonRecord) -> SideTurn:
     """Convert a line of the file to a turn; `ValueError` if it is malformed."""
     try:
-        outputs = [restored(output) for output in record["outputs"]]
-        return Turn(outputs, float(record["cpu"]), float(record["wall"]))
+        outputs = [output_from_record(output) for output in record["outputs"]]
+        return SideTurn(outputs, float(record["cpu"]), float(record["wall"]))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"a line of the samples is not a valid turn: {error!r}") from error
 
 
-def record_of(turn: Turn) -> Record:
+def turn_to_record(turn: SideTurn) -> JsonRecord:
     """Convert a turn to a line of the file."""
-    outputs = [written(output) for output in turn.outputs]
+    outputs = [output_record(output) for output in turn.outputs]
     return {"cpu": turn.cpu, "wall": turn.wall, "outputs": outputs}
 
 
-def alternate(
+def alternate_turns(
     sides: Sequence[Side],
     rounds: int,
     *,
@@ -150,24 +156,24 @@ def alternate(
     """
     check_rounds(len(sides[0].questions), rounds, max(side.load.batch for side in sides))
     with ExitStack() as stack:
-        stored = [stack.enter_context(remembered(side, rounds, samples)) for side in sides]
+        stored = [stack.enter_context(open_turns(side, rounds, samples)) for side in sides]
         warm: set[int] = set()
-        for number, part in enumerate(parts(len(sides[0].questions), rounds)):
+        for number, part in enumerate(split_questions(len(sides[0].questions), rounds)):
             for index in range(len(sides))[:: -1 if number % 2 else 1]:
                 side, before = sides[index], stored[index]
                 if number in before.records:
-                    side.turns.append(turn_of(before.records[number]))
+                    side.turns.append(turn_from_record(before.records[number]))
                 else:
                     if index not in warm:
-                        side.answer(side.questions[: side.load.batch])
+                        side.answer_questions(side.questions[: side.load.batch])
                     warm.add(index)
-                    before.add(number, record_of(side.take(side.questions[part])))
+                    before.add_record(number, turn_to_record(side.run_turn(side.questions[part])))
                 progress(side)
             yield number + 1
 
 
 @contextmanager
-def frozen() -> Iterator[None]:
+def freeze_garbage() -> Iterator[None]:
     """Freeze existing objects, so that those of other sides do not slow garbage collection."""
     gc.collect()
     gc.freeze()

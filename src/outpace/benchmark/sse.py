@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-DATA = b"data:"
+DATA_PREFIX = b"data:"
 MAX_LINE_BYTES = 1 << 24
 """Maximum bytes of a line, so that a server without line feeds cannot exhaust memory."""
 
 
-class Reader:
+class EventReader:
     """Converts chunks of bytes, split anywhere, to the data of complete events."""
 
     def __init__(self) -> None:
-        self.rest = b""
+        self.incomplete_line = b""
 
-    def feed(self, chunk: bytes) -> list[bytes]:
+    def read_chunk(self, chunk: bytes) -> list[bytes]:
         """Return the data of events completed by a chunk; other lines are skipped.
 
         Raises:
             ValueError: a line exceeds `MAX_LINE_BYTES`.
         """
-        *lines, self.rest = (self.rest + chunk).split(b"\n")
-        if len(self.rest) > MAX_LINE_BYTES:
+        *lines, self.incomplete_line = (self.incomplete_line + chunk).split(b"\n")
+        if len(self.incomplete_line) > MAX_LINE_BYTES:
             raise ValueError(f"a line of the stream has more than {MAX_LINE_BYTES} bytes")
-        return [line[len(DATA) :].strip() for line in lines if line.startswith(DATA)]
+        return [line[len(DATA_PREFIX) :].strip() for line in lines if line.startswith(DATA_PREFIX)]

@@ -10,11 +10,11 @@ from typing import Any, Literal, get_args
 
 from outpace.api.answers import read_prompts
 from outpace.api.text import Message
-from outpace.benchmark.client import Body
+from outpace.benchmark.client import RequestBody
 from outpace.evaluation.run import questions_of
 
 Endpoint = Literal["chat", "completions"]
-Prompt = str | list[Message]
+WorkloadPrompt = str | list[Message]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Workload:
     """
 
     model: str
-    prompts: Sequence[Prompt]
+    prompts: Sequence[WorkloadPrompt]
     endpoint: Endpoint = "chat"
     seed: int = 0
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -46,11 +46,11 @@ class Workload:
                         f"prompt {number} is a list of messages, which needs endpoint chat"
                     )
 
-    def requests(self, first: int, count: int) -> Iterator[Body]:
+    def request_bodies(self, first: int, count: int) -> Iterator[RequestBody]:
         """Return the bodies of `count` requests, starting with number `first`."""
-        return map(self.request, range(first, first + count))
+        return map(self.request_body, range(first, first + count))
 
-    def request(self, number: int) -> Body:
+    def request_body(self, number: int) -> RequestBody:
         """Return the body of a request."""
         prompt = self.prompts[number % len(self.prompts)]
         body = {"model": self.model, "seed": self.seed + number, **self.fields}
@@ -62,15 +62,17 @@ class Workload:
         return {**body, "messages": user}
 
 
-MOST = 4096
+MAX_PROBLEMS = 4096
 """Maximum number of generated story problems."""
 
 
-def prompts_of(path: Path | None, count: int, seed: int) -> list[Prompt]:
+def load_prompts(path: Path | None, count: int, seed: int) -> list[WorkloadPrompt]:
     """Load and shuffle the prompts of a file, or `count` held-out story problems without one."""
-    prompts: list[Prompt]
+    prompts: list[WorkloadPrompt]
     if path is None:
-        prompts = [str(question.prompt) for question in questions_of("story", min(count, MOST))]
+        prompts = [
+            str(question.prompt) for question in questions_of("story", min(count, MAX_PROBLEMS))
+        ]
     else:
         prompts = read_prompts(path)
     random.Random(seed).shuffle(prompts)

@@ -16,31 +16,31 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.checkpoints.fields import (
-    Check,
-    Given,
+    Fields,
+    ValueParser,
     count,
+    error_line,
     field,
     flag,
-    line,
     mapping,
-    names_of,
     number,
-    read_json,
-    refuse_other,
-    refuse_unknown,
-    taken,
+    published_names,
+    read_fields,
+    read_json_object,
+    refuse_others,
+    refuse_unknown_fields,
     words,
 )
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-DOWN, UP = ".lora_A.weight", ".lora_B.weight"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PEFT_PREFIX = "base_model.model."
+DOWN_SUFFIX, UP_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 
 
-def patterns(check: Check) -> Check:
+def pattern_parser(check: ValueParser) -> ValueParser:
     """Return a parser of objects from patterns of names to values."""
 
-    def entries(value: Any) -> dict[str, Any]:
+    def parse_patterns(value: Any) -> dict[str, Any]:
         for pattern, entry in mapping(value).items():
             check(entry)
             try:
@@ -49,26 +49,26 @@ def patterns(check: Check) -> Check:
                 raise ValueError(f"patterns of names: {error}") from None
         return dict(value)
 
-    return entries
+    return parse_patterns
 
 
-def beginning(value: Any) -> Any:
+def parse_initialization(value: Any) -> Any:
     """Parse the initialization; other methods than these change the base weights."""
     if value in (True, False, "eva", "gaussian", "orthogonal"):
         return value
     raise ValueError("one of true, false, eva, gaussian and orthogonal")
 
 
-FIELDS: Given = {
+LORA_FIELDS: Fields = {
     "r": field("r", count),
     "lora_alpha": field("lora_alpha", number),
-    "rank_pattern": field("rank_pattern", patterns(count), {}),
-    "alpha_pattern": field("alpha_pattern", patterns(number), {}),
+    "rank_pattern": field("rank_pattern", pattern_parser(count), {}),
+    "alpha_pattern": field("alpha_pattern", pattern_parser(number), {}),
     "use_rslora": field("use_rslora", flag, False),
-    "init_lora_weights": field("init_lora_weights", beginning, True),
+    "init_lora_weights": field("init_lora_weights", parse_initialization, True),
 }
-FIXED: Given = {"bias": "none", "peft_type": "LORA"}
-IGNORED = words(
+LORA_FIXED: Fields = {"bias": "none", "peft_type": "LORA"}
+LORA_IGNORED = words(
     """
     auto_mapping base_model_name_or_path eva_config exclude_modules inference_mode
     layers_pattern layers_to_transform lora_dropout megatron_config megatron_core peft_version
@@ -76,8 +76,8 @@ IGNORED = words(
     """
 )
 """Fields about training; which modules are adapted follows from the tensors."""
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-REMEDY = "supported: low-rank updates of matrices only"
+LORA_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+LORA_REMEDY = "supported: low-rank updates of matrices only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class LowRank:
         """Shape of the updated matrix."""
         return self.up.shape[0], self.down.shape[1]
 
-    def delta(self) -> Tensor:
+    def compute_delta(self) -> Tensor:
         """Return the update `f32[out, in]`."""
         return self.scale * (self.up.float() @ self.down.float())
 
@@ -124,22 +124,26 @@ class Adapter:
             ValueError: For another kind of adapter, an unsupported field, an unknown or unpaired
                 tensor, or a rank other than the configured one.
         """
-        if not (folder / CONFIG).is_file():
-            raise ValueError(f"{folder / CONFIG} does not exist: an adapter folder needs it")
+        if not (folder / ADAPTER_CONFIG).is_file():
+            raise ValueError(
+                f"{folder / ADAPTER_CONFIG} does not exist: an adapter folder needs it"
+            )
         try:
-            config = configured(read_json(folder / CONFIG))
+            config = read_lora_config(read_json_object(folder / ADAPTER_CONFIG))
         except ValueError as error:
-            raise ValueError(f"{folder / CONFIG}: {error}") from error
-        path = folder / WEIGHTS
+            raise ValueError(f"{folder / ADAPTER_CONFIG}: {error}") from error
+        path = folder / ADAPTER_WEIGHTS
         try:
             tensors = load_file(path)
         except (OSError, SafetensorError) as error:
-            raise ValueError(f"{path} is not a readable safetensors file: {line(error)}") from error
+            raise ValueError(
+                f"{path} is not a readable safetensors file: {error_line(error)}"
+            ) from error
         if not tensors:
             raise ValueError(f"{path} has no tensors")
-        return cls(folder, dict(paired(tensors, config, path)))
+        return cls(folder, dict(pair_matrices(tensors, config, path)))
 
-    def check(self, names: Collection[str]) -> None:
+    def check_names(self, names: Collection[str]) -> None:
         """Raise `ValueError` for an update of a weight that the model does not have."""
         if unknown := sorted(set(self.updates) - set(names)):
             raise ValueError(
@@ -147,7 +151,7 @@ class Adapter:
                 f"{len(self.updates)} updates are unknown); was it trained on another model?"
             )
 
-    def merge(self, name: str, weight: Tensor) -> Tensor:
+    def merge_weight(self, name: str, weight: Tensor) -> Tensor:
         """Return a published weight with its update added, if it has one."""
         if name not in self.updates:
             return weight
@@ -157,51 +161,55 @@ class Adapter:
                 f"{self.folder}: the update of {name!r} has shape {update.shape}, but the weight "
                 f"{tuple(weight.shape)}; the adapter was trained on another model"
             )
-        return weight.float() + update.delta()
+        return weight.float() + update.compute_delta()
 
 
-def configured(config: Given) -> Given:
+def read_lora_config(config: Fields) -> Fields:
     """Read the fields of an `adapter_config.json` that define the updates."""
     if config.get("peft_type") != "LORA":
         raise ValueError(f"peft_type must be 'LORA', got {config.get('peft_type')!r}")
-    refuse_unknown(config, {*names_of(FIELDS), *FIXED, *IGNORED}, REMEDY)
-    refuse_other(config, FIXED, {}, REMEDY)
-    return taken(FIELDS, config)
+    refuse_unknown_fields(
+        config, {*published_names(LORA_FIELDS), *LORA_FIXED, *LORA_IGNORED}, LORA_REMEDY
+    )
+    refuse_others(config, LORA_FIXED, {}, LORA_REMEDY)
+    return read_fields(LORA_FIELDS, config)
 
 
-def paired(
-    tensors: Mapping[str, Tensor], config: Given, path: Path
+def pair_matrices(
+    tensors: Mapping[str, Tensor], config: Fields, path: Path
 ) -> Iterator[tuple[str, LowRank]]:
     """Yield the update of each weight with its published name."""
     for name in sorted(tensors):
-        if not name.startswith(PREFIX) or not name.endswith((DOWN, UP)):
+        if not name.startswith(PEFT_PREFIX) or not name.endswith((DOWN_SUFFIX, UP_SUFFIX)):
             raise ValueError(f"{path}: tensor {name!r} does not belong to a low-rank adapter")
-        module = name.removeprefix(PREFIX).removesuffix(DOWN).removesuffix(UP)
+        module = name.removeprefix(PEFT_PREFIX).removesuffix(DOWN_SUFFIX).removesuffix(UP_SUFFIX)
         try:
-            down, up = (tensors[f"{PREFIX}{module}{half}"] for half in (DOWN, UP))
+            down, up = (
+                tensors[f"{PEFT_PREFIX}{module}{half}"] for half in (DOWN_SUFFIX, UP_SUFFIX)
+            )
         except KeyError as error:
             raise ValueError(f"{path}: {name!r} has no partner {error}") from None
-        if tensors[name].dtype not in FLOATS or not bool(tensors[name].isfinite().all()):
+        if tensors[name].dtype not in LORA_DTYPES or not bool(tensors[name].isfinite().all()):
             raise ValueError(
                 f"{path}: tensor {name!r} must have finite values in float32, bfloat16 or float16"
             )
-        rank, scale = scaled(config, module)
+        rank, scale = rank_and_scale(config, module)
         if down.dim() != 2 or up.dim() != 2 or (down.shape[0], up.shape[1]) != (rank, rank):
             raise ValueError(
                 f"{path}: {module} has matrices {tuple(down.shape)} and {tuple(up.shape)}, but "
-                f"{CONFIG} requires rank {rank}"
+                f"{ADAPTER_CONFIG} requires rank {rank}"
             )
         yield f"{module}.weight", LowRank(down, up, scale)
 
 
-def scaled(config: Given, module: str) -> tuple[int, float]:
+def rank_and_scale(config: Fields, module: str) -> tuple[int, float]:
     """Return rank and scale of a module, as PEFT computes them."""
-    rank = patterned(config["rank_pattern"], module, config["r"])
-    alpha = patterned(config["alpha_pattern"], module, config["lora_alpha"])
+    rank = match_pattern(config["rank_pattern"], module, config["r"])
+    alpha = match_pattern(config["alpha_pattern"], module, config["lora_alpha"])
     return rank, alpha / (math.sqrt(rank) if config["use_rslora"] else rank)
 
 
-def patterned(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
+def match_pattern(patterns: Mapping[str, Any], module: str, default: Any) -> Any:
     """Return the value of the first pattern that matches the end of a module's name."""
     for pattern, value in patterns.items():
         if re.match(rf"(.*\.)?({pattern})$", module):
@@ -217,13 +225,13 @@ def save_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for name, update in updates.items():
-        module = f"{PREFIX}{name.removesuffix('.weight')}"
-        tensors[f"{module}{DOWN}"] = update.down.detach().cpu().contiguous()
-        tensors[f"{module}{UP}"] = update.up.detach().cpu().contiguous()
-    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+        module = f"{PEFT_PREFIX}{name.removesuffix('.weight')}"
+        tensors[f"{module}{DOWN_SUFFIX}"] = update.down.detach().cpu().contiguous()
+        tensors[f"{module}{UP_SUFFIX}"] = update.up.detach().cpu().contiguous()
+    save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    (folder / ADAPTER_CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
-def title(model: str | Path, adapter: str | Path | None) -> str:
+def model_title(model: str | Path, adapter: str | Path | None) -> str:
     """Return the name of a model, followed by that of its adapter."""
     return str(model) if adapter is None else f"{model} + {adapter}"

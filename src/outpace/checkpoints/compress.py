@@ -18,41 +18,41 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outpace.checkpoints.fields import brief
-from outpace.checkpoints.fill import part
+from outpace.checkpoints.fields import shorten
+from outpace.checkpoints.fill import read_part
 from outpace.checkpoints.gguf.file import is_gguf
 from outpace.checkpoints.load import (
-    CONFIG,
+    CONFIG_FILE,
     load_config,
     load_tokenizer,
-    published,
-    resolve,
+    open_weights,
+    read_published_config,
+    resolve_checkpoint,
     tokenizer_folder,
-    weights_of,
 )
 from outpace.checkpoints.partial import partial_folder
-from outpace.checkpoints.piece import Piece, sources
-from outpace.checkpoints.progress import Progress, ignore
-from outpace.checkpoints.quantised import FIELD, scheme_of
-from outpace.checkpoints.quantised.compressed import CODES
-from outpace.checkpoints.weights import INDEX, SINGLE, Weights
+from outpace.checkpoints.piece import TensorPart, source_tensors
+from outpace.checkpoints.progress import LoadProgress, ignore_progress
+from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
+from outpace.checkpoints.quantised.compressed import INT8_CODES
+from outpace.checkpoints.weights import WEIGHTS_FILE, WEIGHTS_INDEX, CheckpointWeights
 from outpace.decoding.target import DRAFT_KINDS
-from outpace.models.int8 import QUANTISED, of_weight
+from outpace.models.int8 import INT8_MODULES, quantize_weight
 from outpace.models.transformer import Transformer
 
-KNOWN = ("int8",)
+TARGET_FORMATS = ("int8",)
 """Supported formats."""
 
-BESIDE = ("*.json", "*.txt", "*.jinja")
+COPIED_PATTERNS = ("*.json", "*.txt", "*.jinja")
 """Files that are copied: all but the weights, their configuration and their index."""
 
 
-def scheme(ignored: list[str]) -> dict[str, Any]:
+def int8_scheme(ignored: list[str]) -> dict[str, Any]:
     """Return the `quantization_config` of int8 matrices, including embedding and head."""
     every = {
         "targets": ["Linear", "Embedding"],
-        "weights": {**CODES, "strategy": "channel", "dynamic": False},
-        "input_activations": {**CODES, "strategy": "token", "dynamic": True},
+        "weights": {**INT8_CODES, "strategy": "channel", "dynamic": False},
+        "input_activations": {**INT8_CODES, "strategy": "token", "dynamic": True},
         "output_activations": None,
     }
     return {
@@ -65,8 +65,8 @@ def scheme(ignored: list[str]) -> dict[str, Any]:
     }
 
 
-def compress(
-    name: str | Path, folder: str | Path, *, to: str = "int8", progress: Progress | None = None
+def compress_checkpoint(
+    name: str | Path, folder: str | Path, *, to: str = "int8", progress: LoadProgress | None = None
 ) -> Path:
     """Write a model with int8 matrices, and its tokenizer.
 
@@ -85,11 +85,13 @@ def compress(
         ValueError: For a model that is already quantized or is a draft, for a folder that is not
             empty, and if a file cannot be written; then nothing is written.
     """
-    if to not in KNOWN:
-        raise ValueError(f"unknown format {brief(to)} to quantize to; known are {', '.join(KNOWN)}")
-    origin, folder = resolve(name), Path(folder)
+    if to not in TARGET_FORMATS:
+        raise ValueError(
+            f"unknown format {shorten(to)} to quantize to; known are {', '.join(TARGET_FORMATS)}"
+        )
+    origin, folder = resolve_checkpoint(name), Path(folder)
     config = load_config(origin)
-    if not is_gguf(origin) and scheme_of(published(origin / CONFIG)) is not None:
+    if not is_gguf(origin) and scheme_of(read_published_config(origin / CONFIG_FILE)) is not None:
         raise ValueError(f"{str(name)!r} is already quantized: give the original checkpoint")
     if config.kind in DRAFT_KINDS:
         raise ValueError(f"{str(name)!r} is a draft, which is small: give its target instead")
@@ -97,7 +99,7 @@ def compress(
         raise ValueError(f"{folder} exists: name a new folder")
     try:
         with partial_folder(folder) as partial:
-            write(origin, partial, progress or ignore)
+            write_checkpoint(origin, partial, progress or ignore_progress)
             write_tokenizer(origin, partial)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder} cannot be written: {error}") from error
@@ -110,23 +112,23 @@ def write_tokenizer(origin: Path, folder: Path) -> None:
         if (tokenizer := load_tokenizer(origin)) is not None:
             tokenizer.save_pretrained(folder)
         return
-    for path in beside(origin, tokenizer_folder(origin)):
+    for path in files_to_copy(origin, tokenizer_folder(origin)):
         shutil.copyfile(path, folder / path.name)
 
 
-def beside(*folders: Path) -> list[Path]:
+def files_to_copy(*folders: Path) -> list[Path]:
     """Return the tokenizer's files and the other small files of a checkpoint."""
     found = {
         path.name: path
         for folder in folders
-        for pattern in BESIDE
+        for pattern in COPIED_PATTERNS
         for path in sorted(folder.glob(pattern))
-        if path.is_file() and path.name not in (CONFIG, INDEX)
+        if path.is_file() and path.name not in (CONFIG_FILE, WEIGHTS_INDEX)
     }
     return list(found.values())
 
 
-def write(origin: Path, folder: Path, progress: Progress) -> None:
+def write_checkpoint(origin: Path, folder: Path, progress: LoadProgress) -> None:
     """Write weights and `config.json`."""
     config = load_config(origin)
     with torch.device("meta"):
@@ -134,51 +136,51 @@ def write(origin: Path, folder: Path, progress: Progress) -> None:
     shapes = {
         source: (size, *parameter.shape[1:])
         for name, parameter in model.named_parameters()
-        for source, size in sources(config, name, parameter.shape[0])
+        for source, size in source_tensors(config, name, parameter.shape[0])
     }
     matrices = {
         source
         for prefix, module in model.named_modules()
-        if type(module) in QUANTISED
-        for source, _ in sources(config, f"{prefix}.weight", 1)
+        if type(module) in INT8_MODULES
+        for source, _ in source_tensors(config, f"{prefix}.weight", 1)
     }
     with ExitStack() as stack:
-        weights = weights_of(origin, config, stack)
+        weights = open_weights(origin, config, stack)
         weights.check_names(config, shapes)
         files: dict[str, list[str]] = {}
         for name in shapes:
-            file = SINGLE if is_gguf(origin) else weights.path(name).name
+            file = WEIGHTS_FILE if is_gguf(origin) else weights.tensor_path(name).name
             files.setdefault(file, []).append(name)
         index: dict[str, str] = {}
         done = 0
         for file, names in sorted(files.items()):
             tensors: dict[str, Tensor] = {}
             for name in names:
-                tensors |= stored(weights, name, shapes[name], matrix=name in matrices)
+                tensors |= quantize_tensor(weights, name, shapes[name], matrix=name in matrices)
                 done += 1
                 progress(done, len(shapes))
             save_file(tensors, folder / file, metadata={"format": "pt"})
             index |= dict.fromkeys(tensors, file)
-    text = {**config.source, FIELD: scheme(["lm_head"] if config.tied else [])}
-    write_json(folder / CONFIG, text)
+    text = {**config.source, QUANTIZATION_FIELD: int8_scheme(["lm_head"] if config.tied else [])}
+    write_json_file(folder / CONFIG_FILE, text)
     if len(files) > 1:
-        write_json(folder / INDEX, {"metadata": {}, "weight_map": index})
+        write_json_file(folder / WEIGHTS_INDEX, {"metadata": {}, "weight_map": index})
 
 
-def stored(
-    weights: Weights, name: str, shape: tuple[int, ...], *, matrix: bool
+def quantize_tensor(
+    weights: CheckpointWeights, name: str, shape: tuple[int, ...], *, matrix: bool
 ) -> dict[str, Tensor]:
     """Return a matrix's codes `i8[out, in]` and scales `f32[out, 1]`; other tensors unchanged."""
-    found = weights.codes(name, shape, rounded=True) if matrix else None
+    found = weights.read_codes(name, shape, rounded=True) if matrix else None
     if found is None:
-        plain = part(weights, Piece(name, shape), None, "cpu", None)
+        plain = read_part(weights, TensorPart(name, shape), None, "cpu", None)
         if not matrix:
             return {name: plain}
-        found = of_weight(plain)
+        found = quantize_weight(plain)
     codes, scale = found
     return {name: codes, f"{name}_scale": scale[:, None].contiguous()}
 
 
-def write_json(path: Path, content: Mapping[str, Any]) -> None:
+def write_json_file(path: Path, content: Mapping[str, Any]) -> None:
     """Write a JSON file."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

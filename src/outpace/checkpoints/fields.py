@@ -10,19 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from outpace.decoding.sampling_params import is_whole
+from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
 
-Given = Mapping[str, Any]
+Fields = Mapping[str, Any]
 """A published configuration, or a part of one."""
 
-Check = Callable[[Any], Any]
+ValueParser = Callable[[Any], Any]
 """Converts a published value; the message of its `ValueError` is what the value must be."""
 
-LARGE, MANY = 2**24, 2**12
+MAX_PUBLISHED_SIZE, MAX_PUBLISHED_COUNT = 2**24, 2**12
 """Limits on sizes, and on numbers of layers or heads, above those of any published model."""
 
-REQUIRED = object()
+REQUIRED_FIELD = object()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Field:
     """
 
     names: tuple[str, ...]
-    value: Callable[[Given, Given], Any]
+    read: Callable[[Fields, Fields], Any]
 
 
-def field(names: str, check: Check, default: Any = REQUIRED) -> Field:
+def field(names: str, check: ValueParser, default: Any = REQUIRED_FIELD) -> Field:
     """Return a field with the value of the first of some published fields that is present.
 
     Args:
@@ -48,60 +48,63 @@ def field(names: str, check: Check, default: Any = REQUIRED) -> Field:
     """
     spellings = tuple(names.split())
 
-    def value(published: Given, ours: Given) -> Any:
+    def read_value(published: Fields, ours: Fields) -> Any:
         for name in spellings:
             if (found := published.get(name)) is not None:
-                return checked(name, found, check)
-        if default is REQUIRED:
+                return parse_value(name, found, check)
+        if default is REQUIRED_FIELD:
             raise ValueError(f"field {spellings[-1]!r} is missing")
         return default(ours) if callable(default) else default
 
-    return Field(spellings, value)
+    return Field(spellings, read_value)
 
 
-def group(make: Callable[..., Any], fields: Given) -> Field:
+def group(make: Callable[..., Any], fields: Fields) -> Field:
     """Return a field whose value is an object made from a table of fields."""
-    return Field(tuple(names_of(fields)), lambda published, ours: make(**taken(fields, published)))
+    return Field(
+        tuple(published_names(fields)),
+        lambda published, ours: make(**read_fields(fields, published)),
+    )
 
 
-def taken(fields: Given, published: Given) -> dict[str, Any]:
+def read_fields(fields: Fields, published: Fields) -> dict[str, Any]:
     """Read a table of fields; entries may also be functions of earlier values, or constants."""
     ours: dict[str, Any] = {}
     for name, entry in fields.items():
         if isinstance(entry, Field):
-            ours[name] = entry.value(published, ours)
+            ours[name] = entry.read(published, ours)
         else:
             ours[name] = entry(ours) if callable(entry) else entry
     return ours
 
 
-def names_of(fields: Given) -> set[str]:
+def published_names(fields: Fields) -> set[str]:
     """Return the published names that a table of fields reads."""
     return {name for entry in fields.values() if isinstance(entry, Field) for name in entry.names}
 
 
-def checked(name: str, value: Any, check: Check) -> Any:
+def parse_value(name: str, value: Any, check: ValueParser) -> Any:
     """Parse a published value; raise `OptionError` with its name if it is invalid."""
     try:
         return check(value)
     except ValueError as error:
-        raise OptionError(name, value, f"{name} must be {error}, got {brief(value)}") from None
+        raise OptionError(name, value, f"{name} must be {error}, got {shorten(value)}") from None
 
 
-def refuse_unknown(published: Given, known: Collection[str], remedy: str) -> None:
+def refuse_unknown_fields(published: Fields, known: Collection[str], remedy: str) -> None:
     """Raise `ValueError` for an unknown field that may change the computation."""
     for name, value in published.items():
         neutral = value is None or value is False or value in ([], {}, "")
         if name not in known and not neutral:
-            raise ValueError(f"{name} is {brief(value)}, which is not supported; {remedy}")
+            raise ValueError(f"{name} is {shorten(value)}, which is not supported; {remedy}")
 
 
-def refuse_other(published: Given, fixed: Given, ours: Given, remedy: str) -> None:
+def refuse_others(published: Fields, fixed: Fields, ours: Fields, remedy: str) -> None:
     """Raise `ValueError` for a field with a value other than the only supported one."""
     for name, entry in fixed.items():
         expected = entry(ours) if callable(entry) else entry
         if published.get(name) not in (None, expected):
-            value = brief(published[name])
+            value = shorten(published[name])
             raise ValueError(f"{name} must be {expected!r}, got {value}; {remedy}")
 
 
@@ -110,13 +113,13 @@ def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def line(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return an error's message as one line."""
     return " ".join(str(error).split())
 
 
 @contextmanager
-def panics(what: str) -> Iterator[None]:
+def convert_panics(what: str) -> Iterator[None]:
     """Convert a panic of the tokenizers library, not an `Exception`, into a `ValueError`."""
     try:
         yield
@@ -124,24 +127,26 @@ def panics(what: str) -> Iterator[None]:
         # The class cannot be imported: each Rust library defines its own.
         if type(error).__name__ != "PanicException":
             raise
-        raise ValueError(f"{what}: the tokenizers library failed: {line(error)[:200]}") from error
+        raise ValueError(
+            f"{what}: the tokenizers library failed: {error_line(error)[:200]}"
+        ) from error
 
 
-def brief(value: Any) -> str:
+def shorten(value: Any) -> str:
     """Return a short representation of a value."""
     return reprlib.repr(value)
 
 
-def count(value: Any, maximum: int = LARGE) -> int:
+def count(value: Any, maximum: int = MAX_PUBLISHED_SIZE) -> int:
     """Parse a size from 1 to `maximum`."""
-    if is_whole(value) and 0 < value <= maximum:
+    if is_whole_number(value) and 0 < value <= maximum:
         return int(value)
     raise ValueError(f"a whole number from 1 to {maximum}")
 
 
 def few(value: Any) -> int:
     """Parse a number of layers or heads."""
-    return count(value, MANY)
+    return count(value, MAX_PUBLISHED_COUNT)
 
 
 def number(value: Any) -> float:
@@ -160,20 +165,20 @@ def flag(value: Any) -> bool:
 
 def index(value: Any) -> int:
     """Parse the index of a token or layer."""
-    if is_whole(value) and 0 <= value < LARGE:
+    if is_whole_number(value) and 0 <= value < MAX_PUBLISHED_SIZE:
         return int(value)
-    raise ValueError(f"a whole number from 0 to {LARGE - 1}")
+    raise ValueError(f"a whole number from 0 to {MAX_PUBLISHED_SIZE - 1}")
 
 
 def indices(value: Any) -> tuple[int, ...]:
     """Parse indices of tokens or layers, given as one or a list."""
     values = value if isinstance(value, list) else [value]
-    if len(values) > MANY:
-        raise ValueError(f"at most {MANY} numbers")
+    if len(values) > MAX_PUBLISHED_COUNT:
+        raise ValueError(f"at most {MAX_PUBLISHED_COUNT} numbers")
     return tuple(index(entry) for entry in values)
 
 
-def some(value: Any) -> tuple[int, ...]:
+def some_indices(value: Any) -> tuple[int, ...]:
     """Parse at least one index of a layer."""
     if values := indices(value):
         return values
@@ -187,13 +192,13 @@ def mapping(value: Any) -> dict[str, Any]:
     raise ValueError("an object")
 
 
-def inner(published: Given, name: str) -> dict[str, Any]:
+def inner(published: Fields, name: str) -> dict[str, Any]:
     """Return the object under a name; an empty one if it is missing."""
-    found: dict[str, Any] = checked(name, published.get(name) or {}, mapping)
+    found: dict[str, Any] = parse_value(name, published.get(name) or {}, mapping)
     return found
 
 
-def beside(outer: Given, nested: Given) -> Given:
+def merge_fields(outer: Fields, nested: Fields) -> Fields:
     """Merge the fields of two objects; null counts as missing.
 
     Raises:
@@ -203,7 +208,7 @@ def beside(outer: Given, nested: Given) -> Given:
     for name, value in inside.items():
         if outer.get(name) not in (None, value):
             raise ValueError(
-                f"{name} is {brief(outer[name])} in one place and {brief(value)} in another"
+                f"{name} is {shorten(outer[name])} in one place and {shorten(value)} in another"
             )
     return {**outer, **inside}
 
@@ -215,12 +220,12 @@ def either(one: tuple[int, ...], other: tuple[int, ...], names: tuple[str, ...])
     return one or other
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file; raise `ValueError` naming the file if it has none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a JSON object, got {brief(content)}")
+        raise ValueError(f"{path} must be a JSON object, got {shorten(content)}")
     return content

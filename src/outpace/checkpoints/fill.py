@@ -11,36 +11,42 @@ from torch.nn import functional as F
 
 from outpace.checkpoints.adapter import Adapter
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.piece import Piece, pieces
-from outpace.checkpoints.progress import TOLD
-from outpace.checkpoints.weights import Weights
+from outpace.checkpoints.piece import TensorPart, parameter_parts
+from outpace.checkpoints.progress import LOAD_PROGRESS
+from outpace.checkpoints.weights import CheckpointWeights
 from outpace.models.draft import Draft
-from outpace.models.int8 import QUANTISED, exact, hold, is_quantised, quantise
-from outpace.models.packed import hold_packed
+from outpace.models.int8 import (
+    INT8_MODULES,
+    has_int8_products,
+    is_quantized,
+    quantize_module,
+    store_int8,
+)
+from outpace.models.packed import pack_module
 from outpace.models.transformer import Stack
 
-TABLES = {"d2t": "I64", "t2d": "BOOL"}
+VOCABULARY_TABLES = {"d2t": "I64", "t2d": "BOOL"}
 """Vocabulary tables of a draft, and their types."""
 
-PIECE = 2**14
+EMBEDDING_CHUNK_ROWS = 2**14
 """Rows of an embedding compared at a time."""
 
-Matrix = tuple[Tensor, Tensor]
+Int8Matrix = tuple[Tensor, Tensor]
 """Codes `i8[out, in]` and scales `f32[out]`."""
 
 
-def fill(
+def fill_model(
     model: Stack,
-    weights: Weights,
+    weights: CheckpointWeights,
     dtype: torch.dtype,
     device: torch.device | str,
     adapter: Adapter | None = None,
     *,
     quantize: bool = False,
-    keeps: bool = False,
+    keep_int8: bool = False,
     native: bool = False,
     narrow: Callable[[nn.Module], None] | None = None,
-    wanted: Mapping[str, Sequence[Piece]] | None = None,
+    parts_by_name: Mapping[str, Sequence[TensorPart]] | None = None,
 ) -> None:
     """Give a model on the meta device its parameters, with an adapter's updates added.
 
@@ -48,29 +54,32 @@ def fill(
     modules. With `keep_int8`, stored int8 matrices keep their codes, and with `native` those in
     GGUF's block formats. `parts_by_name` defaults to whole tensors.
     """
-    wanted = wanted or pieces(model)
-    names = {piece.source for parts in wanted.values() for piece in parts}
+    parts_by_name = parts_by_name or parameter_parts(model)
+    names = {piece.source for parts in parts_by_name.values() for piece in parts}
     tables = fill_tables(model, weights, device)
-    weights.check_names(model.config, names | tables | borrowed(model, weights))
+    weights.check_names(model.config, names | tables | check_borrowed_embedding(model, weights))
     if adapter is not None:
-        adapter.check(names)
-    report, done, size = TOLD.get(), 0, weights.size
+        adapter.check_names(names)
+    report, done, size = LOAD_PROGRESS.get(), 0, weights.size
     total = max(sum(parameter.numel() for parameter in model.parameters()), 1)
     report(0, size)
     for prefix, module in list(model.named_modules()):
         stored = None
-        if keeps and type(module) in QUANTISED:
-            parts = wanted[f"{prefix}.weight"]
+        if keep_int8 and type(module) in INT8_MODULES:
+            parts = parts_by_name[f"{prefix}.weight"]
             if adapter is None or not any(piece.source in adapter.updates for piece in parts):
-                stored = stored_matrix(weights, parts, rounded=quantize, native=native)
+                stored = matrix_setter(weights, parts, rounded=quantize, native=native)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
             done += parameter.numel()
             report(size * done // total, size)
             if stored is not None and parameter.dim() == 2:
                 continue
-            is_rounded = quantize and parameter.dim() == 2 and type(module) in QUANTISED
+            is_rounded = quantize and parameter.dim() == 2 and type(module) in INT8_MODULES
             part_dtype = None if is_rounded else dtype
-            found = [part(weights, piece, part_dtype, device, adapter) for piece in wanted[name]]
+            found = [
+                read_part(weights, piece, part_dtype, device, adapter)
+                for piece in parts_by_name[name]
+            ]
             whole = torch.cat(found) if len(found) > 1 else found[0]
             if missing := len(parameter) - len(whole):  # the last shard of a vocabulary is padded
                 whole = F.pad(whole, (0, 0, 0, missing))
@@ -79,55 +88,57 @@ def fill(
         if stored is not None:
             stored(module, dtype)
         elif quantize:
-            quantise(module, dtype)
+            quantize_module(module, dtype)
         elif narrow is not None:
             narrow(module)
     rotary = torch.float32 if model.config.rope.float32 else dtype
-    model.cos, model.sin = (table.to(device, rotary) for table in model.rotary())
+    model.cos, model.sin = (table.to(device, rotary) for table in model.build_rotary_tables())
     model.eval()
 
 
-def stored_matrix(
-    weights: Weights, parts: Sequence[Piece], *, rounded: bool, native: bool
+def matrix_setter(
+    weights: CheckpointWeights, parts: Sequence[TensorPart], *, rounded: bool, native: bool
 ) -> Callable[[nn.Module, torch.dtype], None] | None:
     """Return a function that sets a module's matrix in its stored format.
 
     Returns None if the matrix is to be dequantized.
     """
-    if native and (packed := weights.packed(parts)) is not None:
-        return lambda module, dtype: hold_packed(module, packed, dtype)
-    if (codes := coded(weights, parts, rounded=rounded)) is not None:
-        return lambda module, dtype: hold(module, *codes, dtype)
+    if native and (packed := weights.read_packed(parts)) is not None:
+        return lambda module, dtype: pack_module(module, packed, dtype)
+    if (codes := read_int8_matrix(weights, parts, rounded=rounded)) is not None:
+        return lambda module, dtype: store_int8(module, *codes, dtype)
     return None
 
 
-def coded(weights: Weights, parts: Sequence[Piece], *, rounded: bool) -> Matrix | None:
+def read_int8_matrix(
+    weights: CheckpointWeights, parts: Sequence[TensorPart], *, rounded: bool
+) -> Int8Matrix | None:
     """Read a matrix stored in 8 bits, its parts stacked; None if a part is stored otherwise."""
-    found: list[Matrix] = []
+    found: list[Int8Matrix] = []
     for piece in parts:
-        matrix = weights.codes(piece.source, piece.shape, rounded=rounded)
-        if matrix is None or not exact():
+        matrix = weights.read_codes(piece.source, piece.shape, rounded=rounded)
+        if matrix is None or not has_int8_products():
             return None
         found.append(matrix)
     codes, scale = zip(*found, strict=True)
     return torch.cat(codes), torch.cat(scale)
 
 
-def fill_tables(model: Stack, weights: Weights, device: torch.device | str) -> set[str]:
+def fill_tables(model: Stack, weights: CheckpointWeights, device: torch.device | str) -> set[str]:
     """Give a draft its vocabulary tables; return their published names."""
-    if not isinstance(model, Draft) or model.says is None:
+    if not isinstance(model, Draft) or model.head_tokens is None:
         return set()
-    for name, kind in TABLES.items():
-        table = weights.stored(name, (tuple(getattr(model, name).shape),), (kind,))
+    for name, kind in VOCABULARY_TABLES.items():
+        table = weights.read_stored(name, (tuple(getattr(model, name).shape),), (kind,))
         model.register_buffer(name, table.to(device))
     try:
         model.check_tables()
     except ValueError as error:
         raise ValueError(f"{weights.folder}: {error}") from error
-    return {*TABLES}
+    return {*VOCABULARY_TABLES}
 
 
-def borrowed(model: Stack, weights: Weights) -> set[str]:
+def check_borrowed_embedding(model: Stack, weights: CheckpointWeights) -> set[str]:
     """Check a draft's copy of the embedding that it borrows from its target.
 
     A quantized or sharded embedding of the target cannot be compared and is assumed equal.
@@ -140,27 +151,27 @@ def borrowed(model: Stack, weights: Weights) -> set[str]:
     """
     if not isinstance(model, Draft) or model.embedding is not None:
         return set()
-    (name,) = FAMILIES[model.config.family].published("embedding.weight")
+    (name,) = FAMILIES[model.config.family].tensor_names("embedding.weight")
     if name not in weights:
         return set()
     lender, size = model.lender[0].embedding, (model.config.vocab, model.config.dim)
-    if is_quantised(lender) or lender.num_embeddings != size[0]:
+    if is_quantized(lender) or lender.num_embeddings != size[0]:
         return {name}
-    for first in range(0, size[0], PIECE):
-        ids = torch.arange(first, min(first + PIECE, size[0]))
+    for first in range(0, size[0], EMBEDDING_CHUNK_ROWS):
+        ids = torch.arange(first, min(first + EMBEDDING_CHUNK_ROWS, size[0]))
         rows = lender(ids.to(lender.weight.device))
-        own = weights.tensor(name, size, (slice(first, first + PIECE),))
+        own = weights.read_tensor(name, size, (slice(first, first + EMBEDDING_CHUNK_ROWS),))
         if not torch.equal(own.to(rows), rows):
             raise ValueError(
-                f"{weights.path(name)}: tensor {name!r} differs from the target's embedding, which "
+                f"{weights.tensor_path(name)}: tensor {name!r} differs from the target's embedding, which "
                 "the draft borrows; give the target that the draft was trained for"
             )
     return {name}
 
 
-def part(
-    weights: Weights,
-    piece: Piece,
+def read_part(
+    weights: CheckpointWeights,
+    piece: TensorPart,
     dtype: torch.dtype | None,
     device: torch.device | str,
     adapter: Adapter | None,
@@ -168,18 +179,18 @@ def part(
     """Read a part with its adapter update; by default in the published type, at most float32."""
     source = piece.source
     if adapter is not None and source in adapter.updates:
-        tensor = adapter.merge(source, weights.tensor(source, piece.shape))[piece.index]
+        tensor = adapter.merge_weight(source, weights.read_tensor(source, piece.shape))[piece.index]
     else:
-        tensor = weights.tensor(source, piece.shape, piece.index)
+        tensor = weights.read_tensor(source, piece.shape, piece.index)
     if dtype is None:
         dtype = torch.float32 if tensor.dtype == torch.float64 else tensor.dtype
     tensor = tensor.to(device, dtype)
-    if not finite(tensor):
-        raise not_finite(weights.path(source), source, dtype)
+    if not is_finite(tensor):
+        raise not_finite_error(weights.tensor_path(source), source, dtype)
     return tensor
 
 
-def not_finite(path: Path, name: str, dtype: torch.dtype) -> ValueError:
+def not_finite_error(path: Path, name: str, dtype: torch.dtype) -> ValueError:
     """Return the error for a tensor with NaN or infinite values."""
     return ValueError(
         f"{path}: tensor {name!r} has NaN or infinite values in {dtype}; choose a wider dtype or a "
@@ -187,7 +198,7 @@ def not_finite(path: Path, name: str, dtype: torch.dtype) -> ValueError:
     )
 
 
-def finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """Return whether all values are finite; NaN and infinity propagate to the extremes."""
     if not tensor.numel():  # a shard past the end of a small vocabulary
         return True

@@ -16,61 +16,63 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.adapter import Adapter
 from outpace.checkpoints.fields import (
-    brief,
-    checked,
+    convert_panics,
     count,
+    error_line,
     index,
     indices,
-    line,
-    panics,
-    read_json,
+    parse_value,
+    read_json_object,
+    shorten,
 )
-from outpace.checkpoints.fill import fill
-from outpace.checkpoints.gguf.config import fields_of
-from outpace.checkpoints.gguf.file import is_gguf, opened
-from outpace.checkpoints.gguf.tokenizer import tokenizer_of
+from outpace.checkpoints.fill import fill_model
+from outpace.checkpoints.gguf.config import gguf_config_fields
+from outpace.checkpoints.gguf.file import is_gguf, open_gguf
+from outpace.checkpoints.gguf.tokenizer import build_gguf_tokenizer
 from outpace.checkpoints.gguf.weights import GGUFWeights
 from outpace.checkpoints.lookup import family_of as family_of
-from outpace.checkpoints.piece import slices
-from outpace.checkpoints.quantised import FIELD, scheme_of
+from outpace.checkpoints.piece import sharded_parts
+from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
 from outpace.checkpoints.save import save_model as save_model
-from outpace.checkpoints.tokenizer_files import check_fields, try_tokenizer
-from outpace.checkpoints.weights import Weights
+from outpace.checkpoints.tokenizer_files import check_tokenizer_fields, try_tokenizer
+from outpace.checkpoints.weights import CheckpointWeights
 from outpace.decoding.target import DRAFT_KINDS
-from outpace.errors import OptionError, prefixed
+from outpace.errors import OptionError, prefix_error
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
-from outpace.models.extending import draft_of
-from outpace.models.int8 import exact
-from outpace.models.low_bits import NATIVE, check, narrowing
-from outpace.models.packed import has_packed_products, report_packed
-from outpace.models.split import Share, divide, once
+from outpace.models.extending import build_draft_model
+from outpace.models.int8 import has_int8_products
+from outpace.models.low_bits import NATIVE, build_quantizer, check_quantize
+from outpace.models.packed import has_packed_products, log_packed
+from outpace.models.split import ModelShard, keep_one_bias, parallelize_model
 from outpace.models.transformer import Stack, Transformer
 
-ZOO = Path(__file__).parent.parent / "zoo"
-VOCABULARY = ZOO / "vocabulary"
+ZOO_FOLDER = Path(__file__).parent.parent / "zoo"
+ZOO_TOKENIZER = ZOO_FOLDER / "vocabulary"
 """Tokenizer shared by the models of the zoo."""
-FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
-CONFIG, GENERATION = "config.json", "generation_config.json"
-TOKENIZERS = {"tokenizer.json": PreTrainedTokenizerFast, "vocab.json": Qwen2TokenizerFast}
-PARTS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-TABLES = 2**27
+CHECKPOINT_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
+CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
+TOKENIZER_CLASSES = {"tokenizer.json": PreTrainedTokenizerFast, "vocab.json": Qwen2TokenizerFast}
+TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+MAX_ROTARY_ENTRIES = 2**27
 """Limit on the entries of a rotary table: cosines and sines take a GiB in float32."""
 
 
-def resolve(name: str | Path, patterns: Sequence[str] = FILES, *, param: str = "model") -> Path:
+def resolve_checkpoint(
+    name: str | Path, patterns: Sequence[str] = CHECKPOINT_PATTERNS, *, param: str = "model"
+) -> Path:
     """Return the folder of a checkpoint: a path, a zoo model, or a hub name (downloaded once).
 
     The path of a GGUF file is returned unchanged. Files of a hub repository must match `patterns`.
     Raises `OptionError` for the option `param` if nothing is found.
     """
     if not isinstance(name, str | Path):
-        message = f"{param} must be a name or a path, got {brief(name)}"
+        message = f"{param} must be a name or a path, got {shorten(name)}"
         raise OptionError(param, name, message)
     if os.path.isdir(name) or is_gguf(Path(name)):
         return Path(name)
-    if os.path.isfile(ZOO / name / CONFIG):
-        return ZOO / name
+    if os.path.isfile(ZOO_FOLDER / name / CONFIG_FILE):
+        return ZOO_FOLDER / name
     if str(name).count("/") != 1 or str(name).startswith((".", "/")):
         raise OptionError(
             param,
@@ -82,60 +84,64 @@ def resolve(name: str | Path, patterns: Sequence[str] = FILES, *, param: str = "
     try:
         return Path(snapshot_download(str(name), allow_patterns=[*patterns]))
     except Exception as error:
-        message = f"{param}: cannot download {str(name)!r} from the hub: {line(error)}"
+        message = f"{param}: cannot download {str(name)!r} from the hub: {error_line(error)}"
         raise OptionError(param, name, message) from error
 
 
-def here(name: str) -> bool:
+def is_local(name: str) -> bool:
     """Return whether a checkpoint is available without a download."""
-    if os.path.isdir(name) or os.path.isfile(ZOO / name / CONFIG):
+    if os.path.isdir(name) or os.path.isfile(ZOO_FOLDER / name / CONFIG_FILE):
         return True
     try:
-        folder = snapshot_download(name, allow_patterns=FILES, local_files_only=True)
+        folder = snapshot_download(name, allow_patterns=CHECKPOINT_PATTERNS, local_files_only=True)
     except Exception:  # the hub's library raises various errors for an empty cache
         return False
-    return os.path.isfile(Path(folder) / CONFIG)
+    return os.path.isfile(Path(folder) / CONFIG_FILE)
 
 
 def zoo_names() -> list[str]:
     """Return the names of the models in the package."""
-    return sorted(path.parent.name for path in ZOO.glob("*/config.json"))
+    return sorted(path.parent.name for path in ZOO_FOLDER.glob("*/config.json"))
 
 
 def load_config(name: str | Path, **changes: Any) -> ModelConfig:
     """Load a configuration and its generation config, with `changes` to `config.json`."""
-    folder = resolve(name, (CONFIG, GENERATION))  # download only these from the hub
-    path = folder if is_gguf(folder) else folder / CONFIG
-    config = translate({**published(path), **changes}, path)
+    folder = resolve_checkpoint(
+        name, (CONFIG_FILE, GENERATION_FILE)
+    )  # download only these from the hub
+    path = folder if is_gguf(folder) else folder / CONFIG_FILE
+    config = translate_config({**read_published_config(path), **changes}, path)
     ends = dict.fromkeys((*config.eos, *generation_ends(folder)))
     return replace(config, eos=tuple(ends))
 
 
 def generation_ends(folder: Path) -> tuple[int, ...]:
     """Return the end tokens of a checkpoint's `generation_config.json`."""
-    path = folder / GENERATION
-    ids = read_json(path).get("eos_token_id") if path.is_file() else None
+    path = folder / GENERATION_FILE
+    ids = read_json_object(path).get("eos_token_id") if path.is_file() else None
     try:
-        return () if ids is None else checked("eos_token_id", ids, indices)
+        return () if ids is None else parse_value("eos_token_id", ids, indices)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def published(path: Path) -> dict[str, Any]:
+def read_published_config(path: Path) -> dict[str, Any]:
     """Read the fields of a `config.json`, or the equivalent ones of a GGUF file."""
     if is_gguf(path):
-        return fields_of(opened(path))
+        return gguf_config_fields(open_gguf(path))
     if not path.is_file():
         raise ValueError(f"{path} does not exist: a checkpoint folder needs its config.json")
-    return read_json(path)
+    return read_json_object(path)
 
 
-def translate(published: Mapping[str, Any], path: Path = Path(CONFIG)) -> ModelConfig:
+def translate_config(published: Mapping[str, Any], path: Path = Path(CONFIG_FILE)) -> ModelConfig:
     """Translate published fields into a `ModelConfig`; raise `ValueError` naming `path`."""
     family = family_of(published, path)
     try:
         scheme_of(published)
-        return family.config({name: value for name, value in published.items() if name != FIELD})
+        return family.build_config(
+            {name: value for name, value in published.items() if name != QUANTIZATION_FIELD}
+        )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
@@ -144,12 +150,12 @@ def target_config(
     name: str | Path, *, max_length: int | None = None, mask_id: int | None = None
 ) -> ModelConfig:
     """Return the configuration that `load_model` would use; raise its errors without weights."""
-    config = limited(load_config(name), max_length)
+    config = limit_positions(load_config(name), max_length)
     if config.kind in DRAFT_KINDS:
         message = f"model: {str(name)!r} is a draft that reads the features of a target: give the"
         raise OptionError("model", name, f"{message} target as the model and this as its draft")
     if mask_id is not None:
-        mask_id = checked("mask_id", mask_id, index)
+        mask_id = parse_value("mask_id", mask_id, index)
         try:
             config = config.with_mask(mask_id)
         except ValueError as error:
@@ -167,7 +173,7 @@ def load_model(
     mask_id: int | None = None,
     quantize: str | None = None,
     plain: bool = False,
-    share: Share | None = None,
+    share: ModelShard | None = None,
 ) -> Transformer:
     """Load a model in its published format, and merge an adapter if one is given.
 
@@ -177,10 +183,10 @@ def load_model(
     CPU; `plain` dequantizes these too, as training needs. `share` is this process's shard. Raises
     `ValueError` for a missing tensor or wrong shape, and for a draft, which needs its target.
     """
-    folder = resolve(name)
+    folder = resolve_checkpoint(name)
     config = target_config(folder, max_length=max_length, mask_id=mask_id)
     update = None if adapter is None else load_adapter(adapter)
-    return filled(Transformer, config, folder, dtype, device, update, quantize, plain, share)
+    return build_model(Transformer, config, folder, dtype, device, update, quantize, plain, share)
 
 
 def load_draft(
@@ -190,22 +196,22 @@ def load_draft(
     max_length: int | None = None,
     quantize: str | None = None,
     plain: bool = False,
-    share: Share | None = None,
+    share: ModelShard | None = None,
 ) -> Draft:
     """Load a draft that reads the features of `target`, with the target's dtype and device.
 
     Raises `ValueError` as `load_model` does, and if draft and target do not match.
     """
-    folder = resolve(name)
-    config = limited(load_config(folder), max_length)
+    folder = resolve_checkpoint(name)
+    config = limit_positions(load_config(folder), max_length)
     if config.kind not in DRAFT_KINDS:
         raise ValueError(
             f"{str(name)!r} is not a draft that reads features: its architecture is "
             f"{config.architecture}"
         )
     like = target.norm.weight
-    return filled(
-        lambda sizes: draft_of(sizes, target),
+    return build_model(
+        lambda sizes: build_draft_model(sizes, target),
         config,
         folder,
         like.dtype,
@@ -216,23 +222,23 @@ def load_draft(
     )
 
 
-def limited(config: ModelConfig, max_length: int | None) -> ModelConfig:
+def limit_positions(config: ModelConfig, max_length: int | None) -> ModelConfig:
     """Limit a configuration's positions; raise `OptionError` if the rotary tables are too large."""
     if max_length is not None:
-        most = checked("max_length", max_length, count)
+        most = parse_value("max_length", max_length, count)
         config = replace(config, max_length=min(most, config.max_length))
-    if config.max_length * config.head_dim * len(config.ropes) > TABLES:
+    if config.max_length * config.head_dim * len(config.ropes) > MAX_ROTARY_ENTRIES:
         what = f"rotary tables of {config.max_length} positions, the length in config.json, take"
         message = f"max_length: {what} more than a GiB; set a smaller max_length"
         raise OptionError("max_length", config.max_length, message)
     return config
 
 
-Model = TypeVar("Model", bound=Stack)
+StackType = TypeVar("StackType", bound=Stack)
 
 
-def filled(
-    make: Callable[[ModelConfig], Model],
+def build_model(
+    make: Callable[[ModelConfig], StackType],
     config: ModelConfig,
     folder: Path,
     dtype: torch.dtype,
@@ -240,64 +246,64 @@ def filled(
     adapter: Adapter | None = None,
     quantize: str | None = None,
     plain: bool = False,
-    share: Share | None = None,
-) -> Model:
+    share: ModelShard | None = None,
+) -> StackType:
     """Build a model and fill it from a folder or GGUF file, or this process's share of it."""
-    check(quantize, device, dtype)
+    check_quantize(quantize, device, dtype)
     with ExitStack() as stack:
-        weights = weights_of(folder, config, stack)
+        weights = open_weights(folder, config, stack)
         weights.check_depth(config)
         wanted = None
         try:
             with torch.device("meta"):
                 model = make(config)
                 if share is not None:
-                    whole, model = model, make(share.config(config))
-                    divide(model, share)
-                    wanted = slices(model, whole, share)
-            narrow = narrowing(model, quantize, device)
+                    whole, model = model, make(share.shard_config(config))
+                    parallelize_model(model, share)
+                    wanted = sharded_parts(model, whole, share)
+            narrow = build_quantizer(model, quantize, device)
         except ValueError as error:
-            raise prefixed(str(folder), error) from error
-        small = quantize == "int8" and narrow is None and exact()
+            raise prefix_error(str(folder), error) from error
+        small = quantize == "int8" and narrow is None and has_int8_products()
         keeps = not plain and share is None and torch.device(device).type == "cpu"
         native = quantize == NATIVE and is_gguf(folder) and has_packed_products()
-        fill(
+        fill_model(
             *(model, weights, dtype, device, adapter),
             quantize=small,
-            keeps=keeps,
+            keep_int8=keeps,
             native=native,
             narrow=narrow,
-            wanted=wanted,
+            parts_by_name=wanted,
         )
     if native:
-        report_packed(folder, model)
+        log_packed(folder, model)
     if share is not None:
-        once(model, share)
+        keep_one_bias(model, share)
     return model
 
 
-def weights_of(folder: Path, config: ModelConfig, stack: ExitStack) -> Weights:
+def open_weights(folder: Path, config: ModelConfig, stack: ExitStack) -> CheckpointWeights:
     """Open the tensors of a folder or GGUF file until the stack is closed."""
     if is_gguf(folder):
-        return GGUFWeights(opened(folder), config)
-    return Weights(folder, stack, scheme_of(published(folder / CONFIG)))
+        return GGUFWeights(open_gguf(folder), config)
+    return CheckpointWeights(folder, stack, scheme_of(read_published_config(folder / CONFIG_FILE)))
 
 
 def load_adapter(name: str | Path) -> Adapter:
     """Load the adapter of a folder or hub name; raise `ValueError` for an invalid one."""
-    return Adapter.load(resolve(name, param="adapter"))
+    return Adapter.load(resolve_checkpoint(name, param="adapter"))
 
 
 def tokenizer_folder(name: str | Path) -> Path:
     """Return the folder of a checkpoint's tokenizer; raise `ValueError` for a GGUF file."""
-    folder = resolve(name)
+    folder = resolve_checkpoint(name)
     if is_gguf(folder):
         raise ValueError(
             f"{folder} is a GGUF file, which has no tokenizer folder: set model.tokenizer to a "
             "folder that has one, such as the output of outpace quantize for this file"
         )
-    own = any((folder / file).is_file() for file in TOKENIZERS)
-    return VOCABULARY if not own and folder.resolve().parent == ZOO.resolve() else folder
+    own = any((folder / file).is_file() for file in TOKENIZER_CLASSES)
+    return ZOO_TOKENIZER if not own and folder.resolve().parent == ZOO_FOLDER.resolve() else folder
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
@@ -306,30 +312,30 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
     A tokenizer whose class is remote code (Dream) is read from its vocabulary and merges as a
     Qwen2 tokenizer. Raises `ValueError` naming an invalid file.
     """
-    folder = resolve(name)
+    folder = resolve_checkpoint(name)
     if is_gguf(folder):
-        with panics(str(folder)):
-            return with_template(tokenizer_of(opened(folder)), folder)
+        with convert_panics(str(folder)):
+            return add_chat_template(build_gguf_tokenizer(open_gguf(folder)), folder)
     home = tokenizer_folder(folder)
     # These classes never load code of the repository, as AutoTokenizer would.
-    paths = [home / name for name in TOKENIZERS if (home / name).is_file()]
+    paths = [home / name for name in TOKENIZER_CLASSES if (home / name).is_file()]
     if not paths:
         return None
-    for path in (paths[0], *(home / name for name in PARTS if (home / name).is_file())):
-        check_fields(read_json(path), path)
+    for path in (paths[0], *(home / name for name in TOKENIZER_CONFIGS if (home / name).is_file())):
+        check_tokenizer_fields(read_json_object(path), path)
     try:
-        with panics(str(paths[0])):
-            tokenizer = TOKENIZERS[paths[0].name].from_pretrained(home)
+        with convert_panics(str(paths[0])):
+            tokenizer = TOKENIZER_CLASSES[paths[0].name].from_pretrained(home)
     except Exception as error:  # the tokenizers library raises the base class
-        raise ValueError(f"{paths[0]} is not a readable tokenizer: {line(error)}") from error
+        raise ValueError(f"{paths[0]} is not a readable tokenizer: {error_line(error)}") from error
     try_tokenizer(tokenizer, paths[0])
-    return with_template(tokenizer, folder / CONFIG)
+    return add_chat_template(tokenizer, folder / CONFIG_FILE)
 
 
-def with_template(
+def add_chat_template(
     tokenizer: PreTrainedTokenizerBase | None, path: Path
 ) -> PreTrainedTokenizerBase | None:
     """Give a tokenizer without a chat template that of its family."""
     if tokenizer is not None and tokenizer.chat_template is None and path.is_file():
-        tokenizer.chat_template = family_of(published(path), path).template
+        tokenizer.chat_template = family_of(read_published_config(path), path).template
     return tokenizer

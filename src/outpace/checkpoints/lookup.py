@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from outpace.checkpoints.families import FAMILIES, Family
-from outpace.checkpoints.families.drafts import LATER
-from outpace.checkpoints.fields import brief
+from outpace.checkpoints.families.drafts import UNSUPPORTED_DRAFTS
+from outpace.checkpoints.fields import shorten
 
 
 def family_of(config: Mapping[str, Any], path: Path) -> Family:
@@ -19,10 +19,10 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
             that may compute something else.
     """
     names = config.get("architectures") or []
-    family = named_family(names, config, path)
+    family = match_architecture(names, config, path)
     if len(names) > 1:
         raise ValueError(
-            f"{path}: architectures must name one architecture, got {brief(names)}; "
+            f"{path}: architectures must name one architecture, got {shorten(names)}; "
             "keep the one of this checkpoint"
         )
     try:
@@ -32,7 +32,7 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
     return family
 
 
-def named_family(names: Any, config: Mapping[str, Any], path: Path) -> Family:
+def match_architecture(names: Any, config: Mapping[str, Any], path: Path) -> Family:
     """Return the family of the first architecture; raise `ValueError` for an unknown one."""
     known = {name: family for family in FAMILIES.values() for name in family.architectures}
     for family in FAMILIES.values():
@@ -42,12 +42,12 @@ def named_family(names: Any, config: Mapping[str, Any], path: Path) -> Family:
     first = str(names[0]) if isinstance(names, list) and names else ""
     if first in known:
         return known[first]
-    if first in LATER:
+    if first in UNSUPPORTED_DRAFTS:
         raise ValueError(
-            f"{path}: {first} is {LATER[first]}, which is not supported; supported: "
+            f"{path}: {first} is {UNSUPPORTED_DRAFTS[first]}, which is not supported; supported: "
             "drafts of the families dflash and eagle"
         )
     raise ValueError(
-        f"{path}: architectures {brief(names)} is not supported; known are "
+        f"{path}: architectures {shorten(names)} is not supported; known are "
         f"{', '.join(sorted(known))}"
     )

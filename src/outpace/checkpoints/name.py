@@ -7,8 +7,8 @@ from collections.abc import Container
 from itertools import count
 from pathlib import Path
 
-GGUF = ".gguf"
-HUB = "models--"
+GGUF_SUFFIX = ".gguf"
+HUB_CACHE_PREFIX = "models--"
 """Prefix of a folder in the hub's cache, followed by owner and name."""
 
 
@@ -21,9 +21,9 @@ def name_of(model: str | Path) -> str:
     if not (os.path.isabs(model) or os.path.exists(model)):
         return str(model)
     path = Path(os.path.abspath(model))
-    if path.parent.name == "snapshots" and path.parents[1].name.startswith(HUB):
-        return path.parents[1].name.removeprefix(HUB).replace("--", "/", 1)
-    name = path.stem if path.suffix.lower() == GGUF and not path.is_dir() else path.name
+    if path.parent.name == "snapshots" and path.parents[1].name.startswith(HUB_CACHE_PREFIX):
+        return path.parents[1].name.removeprefix(HUB_CACHE_PREFIX).replace("--", "/", 1)
+    name = path.stem if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir() else path.name
     return "".join(each if each.isprintable() else "_" for each in name) or "model"
 
 

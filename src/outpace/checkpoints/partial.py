@@ -32,7 +32,7 @@ def partial_folder(folder: Path) -> Iterator[Path]:
     partial = home / f".{name}.{os.getpid()}.partial"
     partial.mkdir()
     try:
-        with lock(partial):
+        with lock_partial_folder(partial):
             yield partial
             partial.replace(folder)
     finally:
@@ -40,7 +40,7 @@ def partial_folder(folder: Path) -> Iterator[Path]:
 
 
 @contextmanager
-def lock(folder: Path) -> Iterator[None]:
+def lock_partial_folder(folder: Path) -> Iterator[None]:
     """Lock a folder; the operating system releases the lock when the process ends.
 
     Raises:
@@ -60,5 +60,5 @@ def lock(folder: Path) -> Iterator[None]:
 def remove_abandoned(folder: Path) -> None:
     """Remove a partial folder unless a process holds it, or locks are unavailable."""
     if fcntl is not None:
-        with suppress(OSError), lock(folder):
+        with suppress(OSError), lock_partial_folder(folder):
             shutil.rmtree(folder)

@@ -6,22 +6,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-Progress = Callable[[int, int], None]
+LoadProgress = Callable[[int, int], None]
 """Receives the bytes that are done and their total."""
 
 
-def ignore(done: int, total: int) -> None:
+def ignore_progress(done: int, total: int) -> None:
     """Discard progress."""
 
 
-TOLD: ContextVar[Progress] = ContextVar("TOLD", default=ignore)
+LOAD_PROGRESS: ContextVar[LoadProgress] = ContextVar("LOAD_PROGRESS", default=ignore_progress)
 
 
 @contextmanager
-def told(progress: Progress) -> Iterator[None]:
+def report_load_progress(progress: LoadProgress) -> Iterator[None]:
     """Report the bytes read by every load of this thread to `progress` within the block."""
-    before = TOLD.set(progress)
+    before = LOAD_PROGRESS.set(progress)
     try:
         yield
     finally:
-        TOLD.reset(before)
+        LOAD_PROGRESS.reset(before)

@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from outpace.checkpoints.piece import sources
-from outpace.checkpoints.stacks import stacked
-from outpace.checkpoints.weights import SINGLE
+from outpace.checkpoints.piece import source_tensors
+from outpace.checkpoints.stacks import stack_entries
+from outpace.checkpoints.weights import WEIGHTS_FILE
 from outpace.models.draft import Draft
-from outpace.models.extending import draft_of
+from outpace.models.extending import build_draft_model
 from outpace.models.transformer import Stack, Transformer
 
 
@@ -24,7 +24,7 @@ def save_model(
     folder: str | Path,
     *,
     dtype: torch.dtype = torch.bfloat16,
-    given: Mapping[str, Tensor] | None = None,
+    parameters: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write `config.json` and `model.safetensors` in the format of the model's family.
 
@@ -39,30 +39,30 @@ def save_model(
             could load them, or if the files cannot be written.
     """
     folder = Path(folder)
-    given = given or model.state_dict()
-    check_whole(model, given)
+    parameters = parameters or model.state_dict()
+    check_parameters(model, parameters)
     tensors: dict[str, Tensor] = {}
-    for name, parameter in given.items():
+    for name, parameter in parameters.items():
         kind = dtype if parameter.is_floating_point() else parameter.dtype
         dense = (parameter.to_dense() if parameter.is_mkldnn else parameter).to("cpu", kind)
-        names, sizes = zip(*sources(model.config, name, dense.shape[0]), strict=True)
+        names, sizes = zip(*source_tensors(model.config, name, dense.shape[0]), strict=True)
         parts = zip(names, dense.split(sizes), strict=True)
         tensors |= {source: part.contiguous() for source, part in parts}
     config = {**model.config.source, "torch_dtype": str(dtype).removeprefix("torch.")}
     config.pop("quantization_config", None)  # the written tensors are not quantized
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(stacked(tensors), folder / SINGLE, metadata={"format": "pt"})
+        save_file(stack_entries(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder} cannot be written: {error}") from error
 
 
-def check_whole(model: Stack, parameters: Mapping[str, Tensor]) -> None:
+def check_parameters(model: Stack, parameters: Mapping[str, Tensor]) -> None:
     """Raise `ValueError` naming a parameter that does not match the model's configuration."""
     with torch.device("meta"):
         fresh = (
-            draft_of(model.config, *model.lender)
+            build_draft_model(model.config, *model.lender)
             if isinstance(model, Draft)
             else Transformer(model.config)
         )

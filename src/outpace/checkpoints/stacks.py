@@ -13,49 +13,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-NAME = re.compile(r"(?P<stack>.+)\[(?P<number>\d+)\](?P<turned>\.T)?")
+ENTRY_NAME = re.compile(r"(?P<stack>.+)\[(?P<number>\d+)\](?P<turned>\.T)?")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class StackEntry:
     """One matrix or vector of a stack, published transposed if `is_transposed`."""
 
     stack: str
     number: int
-    turned: bool
+    is_transposed: bool
 
     @classmethod
-    def of(cls, name: str) -> Entry | None:
+    def from_name(cls, name: str) -> StackEntry | None:
         """Parse a name; None if it is not an entry of a stack."""
-        found = NAME.fullmatch(name)
+        found = ENTRY_NAME.fullmatch(name)
         return found and cls(found["stack"], int(found["number"]), bool(found["turned"]))
 
 
-def held(name: str) -> str:
+def stored_name(name: str) -> str:
     """Return the tensor's name in a file: the stack of an entry, else the name itself."""
-    entry = Entry.of(name)
+    entry = StackEntry.from_name(name)
     return name if entry is None else entry.stack
 
 
-def sizes(names: Iterable[str]) -> dict[str, int]:
+def stack_sizes(names: Iterable[str]) -> dict[str, int]:
     """Return the number of entries of each stack."""
     found: dict[str, int] = {}
-    for entry in map(Entry.of, names):
+    for entry in map(StackEntry.from_name, names):
         if entry is not None:
             found[entry.stack] = max(found.get(entry.stack, 0), entry.number + 1)
     return found
 
 
-def stacked(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def stack_entries(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Combine entries into stacks; other tensors are unchanged."""
     whole: dict[str, Tensor] = {}
     parts: dict[str, dict[int, Tensor]] = {}
     for name, tensor in tensors.items():
-        if (entry := Entry.of(name)) is None:
+        if (entry := StackEntry.from_name(name)) is None:
             whole[name] = tensor
         else:
             own = parts.setdefault(entry.stack, {})
-            own[entry.number] = tensor.T if entry.turned else tensor
+            own[entry.number] = tensor.T if entry.is_transposed else tensor
     return whole | {
         stack: torch.stack([own[number] for number in sorted(own)]) for stack, own in parts.items()
     }

@@ -8,59 +8,66 @@ from typing import Any
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.checkpoints.fields import Check, Given, checked, flag, line, panics
+from outpace.checkpoints.fields import (
+    Fields,
+    ValueParser,
+    convert_panics,
+    error_line,
+    flag,
+    parse_value,
+)
 
 
-def length(value: Any) -> float:
+def parse_length(value: Any) -> float:
     """Parse a number of tokens; published tokenizers write 1e30 for no limit."""
     if type(value) in (int, float) and value > 0:
         return float(value)
     raise ValueError("a positive number")
 
 
-def texts(value: Any) -> tuple[str, ...]:
+def parse_names(value: Any) -> tuple[str, ...]:
     """Parse a list of names."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)
     raise ValueError("a list of texts")
 
 
-def templates(value: Any) -> Any:
+def parse_templates(value: Any) -> Any:
     """Parse a chat template, or several by name."""
     if isinstance(value, str):
         return value
-    entries = value.items() if isinstance(value, dict) else pairs(value)
+    entries = value.items() if isinstance(value, dict) else template_pairs(value)
     if entries and all(isinstance(each, str) for pair in entries for each in pair):
         return value
     raise ValueError("text, or a list of {name, template}")
 
 
-def pairs(value: Any) -> list[tuple[Any, Any]]:
+def template_pairs(value: Any) -> list[tuple[Any, Any]]:
     """Return names and templates of a list; empty for any other value."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         return []
     return [(each.get("name"), each.get("template")) for each in value]
 
 
-FLAGS = (
+BOOLEAN_FIELDS = (
     *("add_bos_token", "add_eos_token", "add_prefix_space", "clean_up_tokenization_spaces"),
     *("legacy", "split_special_tokens"),
 )
-FIELDS: Mapping[str, Check] = {
-    **dict.fromkeys(FLAGS, flag),
-    "model_max_length": length,
-    "model_input_names": texts,
-    "chat_template": templates,
+TOKENIZER_FIELDS: Mapping[str, ValueParser] = {
+    **dict.fromkeys(BOOLEAN_FIELDS, flag),
+    "model_max_length": parse_length,
+    "model_input_names": parse_names,
+    "chat_template": parse_templates,
 }
 """Fields that change how text is encoded; transformers checks the others while loading."""
 
 
-def check_fields(config: Given, path: Path) -> None:
+def check_tokenizer_fields(config: Fields, path: Path) -> None:
     """Raise `ValueError` naming the file for a field of the wrong type."""
-    for name, check in FIELDS.items():
+    for name, check in TOKENIZER_FIELDS.items():
         if config.get(name) is not None:
             try:
-                checked(name, config[name], check)
+                parse_value(name, config[name], check)
             except ValueError as error:
                 raise ValueError(f"{path}: {error}") from None
 
@@ -72,8 +79,8 @@ def try_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
         ValueError: If that fails; the message names the file.
     """
     try:
-        with panics(str(path)):
+        with convert_panics(str(path)):
             ids = tokenizer("a", verbose=False).input_ids
             tokenizer.decode(ids, skip_special_tokens=True)
     except Exception as error:  # wrong types fail wherever the library first uses them
-        raise ValueError(f"{path} is not a working tokenizer: {line(error)}") from error
+        raise ValueError(f"{path} is not a working tokenizer: {error_line(error)}") from error

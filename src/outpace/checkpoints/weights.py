@@ -12,21 +12,21 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.fields import line, read_json
-from outpace.checkpoints.piece import Piece
-from outpace.checkpoints.quantised.scheme import FLOATS, Scheme
-from outpace.checkpoints.stacks import Entry, held, sizes
-from outpace.kernels.packed import Packed
+from outpace.checkpoints.fields import error_line, read_json_object
+from outpace.checkpoints.piece import TensorPart
+from outpace.checkpoints.quantised.scheme import FLOAT_TYPES, Scheme
+from outpace.checkpoints.stacks import StackEntry, stack_sizes, stored_name
+from outpace.kernels.packed import PackedMatrix
 from outpace.models.config import ModelConfig
-from outpace.models.split import Index
+from outpace.models.split import ShardIndex
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-PICKLED = ("*.bin", "*.pt", "*.pth")
-COMPUTED = "rotary_emb.inv_freq"
+WEIGHTS_INDEX, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
+PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth")
+COMPUTED_SUFFIX = "rotary_emb.inv_freq"
 """Suffix of tensors that are computed from the configuration."""
 
 
-class Weights:
+class CheckpointWeights:
     """The tensors of a folder's safetensors files, read lazily by published name.
 
     A matrix that a quantization `scheme` stores as several tensors is read as one.
@@ -36,12 +36,12 @@ class Weights:
         self.folder, self.scheme = folder, scheme
         self.files: dict[str, tuple[Path, Any]] = {}
         self.stacks: dict[str, int] = {}
-        for path in shards(folder):
+        for path in find_shards(folder):
             try:
                 opened = stack.enter_context(safe_open(path, framework="pt"))
             except (OSError, SafetensorError) as error:
                 raise ValueError(
-                    f"{path} is not a readable safetensors file: {line(error)}"
+                    f"{path} is not a readable safetensors file: {error_line(error)}"
                 ) from error
             for name in opened.keys():  # noqa: SIM118 - a safetensors file is not a mapping
                 self.files[name] = path, opened
@@ -52,29 +52,29 @@ class Weights:
         return sum(path.stat().st_size for path in {path for path, _ in self.files.values()})
 
     def __contains__(self, name: str) -> bool:
-        return held(name) in self.files
+        return stored_name(name) in self.files
 
-    def find(self, name: str) -> tuple[Path, Any]:
+    def find_tensor(self, name: str) -> tuple[Path, Any]:
         """Return the file of a tensor or of its stack; raise `ValueError` if there is none."""
-        if (own := held(name)) not in self.files:
+        if (own := stored_name(name)) not in self.files:
             raise ValueError(f"{self.folder}: no tensor {own!r} in its weights")
         return self.files[own]
 
-    def path(self, name: str) -> Path:
+    def tensor_path(self, name: str) -> Path:
         """Return the file of a tensor or of its first part; raise `ValueError` if there is none."""
-        return self.find(next(iter(self.parts(name)), name))[0]
+        return self.find_tensor(next(iter(self.part_names(name)), name))[0]
 
-    def kind(self, name: str) -> str:
+    def stored_type(self, name: str) -> str:
         """Return the type of a tensor's elements, such as `BF16`."""
-        kind: str = self.find(name)[1].get_slice(held(name)).get_dtype()
+        kind: str = self.find_tensor(name)[1].get_slice(stored_name(name)).get_dtype()
         return kind
 
-    def stored(
+    def read_stored(
         self,
         name: str,
         shapes: Collection[tuple[int, ...]],
         kinds: Collection[str],
-        index: Index = (),
+        index: ShardIndex = (),
     ) -> Tensor:
         """Read a stored tensor, or an entry of a stack.
 
@@ -87,8 +87,8 @@ class Weights:
         Raises:
             ValueError: If the tensor has another shape or type.
         """
-        path, opened = self.find(name)
-        entry, name = Entry.of(name), held(name)
+        path, opened = self.find_tensor(name)
+        entry, name = StackEntry.from_name(name), stored_name(name)
         header = opened.get_slice(name)
         if entry is not None:
             shapes = [(self.stacks.get(name, 0), *shape) for shape in shapes]
@@ -113,23 +113,23 @@ class Weights:
         """Supported format, for error messages."""
         return "unquantised" if self.scheme is None else self.scheme.about
 
-    def parts(self, name: str) -> tuple[str, ...]:
+    def part_names(self, name: str) -> tuple[str, ...]:
         """Return the stored tensors of a quantized matrix; empty if it is not quantized."""
-        return () if self.scheme is None else self.scheme.parts(self, name)
+        return () if self.scheme is None else self.scheme.part_names(self, name)
 
-    def tensor(self, name: str, shape: tuple[int, ...], index: Index = ()) -> Tensor:
+    def read_tensor(self, name: str, shape: tuple[int, ...], index: ShardIndex = ()) -> Tensor:
         """Read a dequantized tensor, or the slice at `index`.
 
         Raises:
             ValueError: If it has another shape, or a type that cannot be read.
         """
-        if self.scheme is not None and self.parts(name):
-            return self.scheme.plain(self, name, shape)[index]
-        if (entry := Entry.of(name)) is not None and entry.turned:
-            return self.stored(name, (shape[::-1],), FLOATS).T[index].contiguous()
-        return self.stored(name, (shape,), FLOATS, index)
+        if self.scheme is not None and self.part_names(name):
+            return self.scheme.read_matrix(self, name, shape)[index]
+        if (entry := StackEntry.from_name(name)) is not None and entry.is_transposed:
+            return self.read_stored(name, (shape[::-1],), FLOAT_TYPES).T[index].contiguous()
+        return self.read_stored(name, (shape,), FLOAT_TYPES, index)
 
-    def codes(
+    def read_codes(
         self, name: str, shape: tuple[int, ...], *, rounded: bool
     ) -> tuple[Tensor, Tensor] | None:
         """Read a matrix stored as codes `i8[out, in]` and scales `f32[out]`, or return None.
@@ -142,27 +142,29 @@ class Weights:
         """
         if self.scheme is None or not (rounded or self.scheme.rounds_rows(name)):
             return None
-        return self.scheme.codes(self, name, shape)
+        return self.scheme.read_codes(self, name, shape)
 
-    def packed(self, pieces: Sequence[Piece]) -> Packed | None:
+    def read_packed(self, pieces: Sequence[TensorPart]) -> PackedMatrix | None:
         """Read a matrix of several tensors in its block format, or return None."""
         return None
 
     def check_depth(self, config: ModelConfig) -> None:
         """Raise `ValueError` if the last layer is missing, before the model is built."""
         last = f"blocks.{config.layers - 1}.attention.out.weight"
-        self.path(*FAMILIES[config.family].published(last))
+        self.tensor_path(*FAMILIES[config.family].tensor_names(last))
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
         """Raise `ValueError` for unused tensors, or for a scheme that no matrix uses."""
-        stored = {part for name in wanted for part in self.parts(name) or (name,)}
-        self.stacks, used = sizes(stored), {*map(held, stored)}
-        unused = {name for name in self.files if name not in used and not name.endswith(COMPUTED)}
+        stored = {part for name in wanted for part in self.part_names(name) or (name,)}
+        self.stacks, used = stack_sizes(stored), {*map(stored_name, stored)}
+        unused = {
+            name for name in self.files if name not in used and not name.endswith(COMPUTED_SUFFIX)
+        }
         if config.tied:
-            unused -= self.copies(config)
+            unused -= self.redundant_head(config)
         if self.scheme is not None:
-            unused = {name for name in unused if not self.scheme.idle(self, name)}
-            if not any(map(self.parts, wanted)):
+            unused = {name for name in unused if not self.scheme.is_unused(self, name)}
+            if not any(map(self.part_names, wanted)):
                 raise ValueError(
                     f"{self.folder}: config.json has a quantization_config, but no matrix of the "
                     f"weights is quantized that way; supported: {self.about}"
@@ -175,35 +177,35 @@ class Weights:
                 f"{FAMILIES[config.family].about}, {self.about} and whole"
             )
 
-    def copies(self, config: ModelConfig) -> set[str]:
+    def redundant_head(self, config: ModelConfig) -> set[str]:
         """Return the tensors of a tied model's head that repeat the embedding."""
         family, shape = FAMILIES[config.family], (config.vocab, config.dim)
-        (head,), (embedding,) = map(family.published, ("unembedding.weight", "embedding.weight"))
-        if not (head in self.files or self.parts(head)) or not torch.equal(
-            self.tensor(head, shape), self.tensor(embedding, shape)
+        (head,), (embedding,) = map(family.tensor_names, ("unembedding.weight", "embedding.weight"))
+        if not (head in self.files or self.part_names(head)) or not torch.equal(
+            self.read_tensor(head, shape), self.read_tensor(embedding, shape)
         ):
             return set()
-        return {*self.parts(head), head}
+        return {*self.part_names(head), head}
 
 
-def shards(folder: Path) -> list[Path]:
+def find_shards(folder: Path) -> list[Path]:
     """Return the safetensors files of a folder; raise `ValueError` if one is missing."""
-    index = folder / INDEX
+    index = folder / WEIGHTS_INDEX
     if index.is_file():
-        return indexed(folder, index)
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
-    if pickled := sorted(path.name for kind in PICKLED for path in folder.glob(kind)):
+        return read_index(folder, index)
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
+    if pickled := sorted(path.name for kind in PICKLED_PATTERNS for path in folder.glob(kind)):
         raise ValueError(
             f"{folder} has only pickled weights ({', '.join(pickled)}), which can run code when "
-            f"they are opened; convert them to {SINGLE} first"
+            f"they are opened; convert them to {WEIGHTS_FILE} first"
         )
-    raise ValueError(f"{folder} has no {SINGLE}")
+    raise ValueError(f"{folder} has no {WEIGHTS_FILE}")
 
 
-def indexed(folder: Path, index: Path) -> list[Path]:
+def read_index(folder: Path, index: Path) -> list[Path]:
     """Return the files of an index; raise `ValueError` for one that is not in the folder."""
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index}: weight_map must name the file of each tensor")
     files = {path.name for path in folder.iterdir() if path.is_file()}

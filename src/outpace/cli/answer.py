@@ -8,62 +8,62 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outpace.api.answers import Answering, answer_file
-from outpace.api.infill import cloze_of
+from outpace.api.answers import AnswerBackend, answer_file
+from outpace.api.infill import parse_template
 from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
 from outpace.api.output import Output
 from outpace.api.text import Prompt
 from outpace.cli.draw import (
     console,
-    show_filled,
+    decoding_figures,
+    replace_control,
+    show_infilled,
     show_pieces,
     show_trace,
-    statistics,
-    visible,
 )
 from outpace.cli.flags import (
-    CHOICE,
-    DRESSING,
-    ENDING,
-    LOADING,
-    RULE,
-    Batch,
-    Choice,
-    ClozeText,
-    Dressing,
-    Ending,
-    Loading,
-    Logprobs,
-    ModelName,
-    Raw,
-    Rule,
-    typed,
+    CONSTRAINT_FLAGS,
+    LOAD_FLAGS,
+    PROMPT_FLAGS,
+    SAMPLING_FLAGS,
+    STOP_FLAGS,
+    BatchFlag,
+    ConstraintFlags,
+    FillFlag,
+    LoadFlags,
+    LogprobsFlag,
+    ModelArgument,
+    PromptFlags,
+    RawFlag,
+    SamplingFlags,
+    StopFlags,
+    read_prompt,
 )
-from outpace.cli.output import replaced
-from outpace.cli.spread import SPREAD, Spread
-from outpace.cli.terminal import bars, piped, waiting
+from outpace.cli.output import replace_file
+from outpace.cli.replica_flags import REPLICA_FLAGS, ReplicaFlags
+from outpace.cli.terminal import progress_bars, show_spinner, wide_console
 from outpace.errors import OptionError
 from outpace.methods import Method
 
 
 def generate(
-    model: ModelName,
+    model: ModelArgument,
     prompt: Annotated[str | None, Argument(help="The prompt; - reads standard input.")] = None,
-    fill: ClozeText = None,
+    fill: FillFlag = None,
     method: Method | None = None,
     input: Annotated[Path | None, Option(help="File of prompts, as JSON lines.")] = None,
     output: Annotated[Path | None, Option(help="File to append the answers to.")] = None,
-    batch: Batch = 64,
+    batch: BatchFlag = 64,
     n: Annotated[int, Option("--n", help="Number of answers, with consecutive seeds.")] = 1,
-    logprobs: Logprobs = False,
-    sampling: Choice = CHOICE,
-    stops: Ending = ENDING,
-    prompt_flags: Dressing = DRESSING,
-    raw: Raw = False,
-    constraint: Rule = RULE,
-    load_flags: Loading = LOADING,
-    replica_flags: Spread = SPREAD,
+    logprobs: LogprobsFlag = False,
+    sampling: SamplingFlags = SAMPLING_FLAGS,
+    stops: StopFlags = STOP_FLAGS,
+    prompt_flags: PromptFlags = PROMPT_FLAGS,
+    raw: RawFlag = False,
+    constraint: ConstraintFlags = CONSTRAINT_FLAGS,
+    load_flags: LoadFlags = LOAD_FLAGS,
+    replica_flags: ReplicaFlags = REPLICA_FLAGS,
 ) -> None:
     """Answer a prompt, streamed and coloured by forward pass, or a file of prompts.
 
@@ -84,22 +84,22 @@ def generate(
         raise OptionError("n", n, f"--n must be at least 1, got {n}")
     if prompt is None and prompt_flags.system is not None:
         raise OptionError("system", prompt_flags.system, "--system needs a prompt")
-    text = None if prompt is None else typed(prompt)
-    cloze = None if fill is None else cloze_of(fill)
+    text = None if prompt is None else read_prompt(prompt)
+    cloze = None if fill is None else parse_template(fill)
     options = sampling.options() | stops.options() | prompt_flags.options() | constraint.options()
     options |= Options(raw=raw, logprobs=logprobs)
     check_options(options)
     if input is not None and output is not None:
-        return answer_lines(
-            replica_flags.open(load_flags, model, method), input, output, batch, options
+        return answer_prompt_file(
+            replica_flags.open_model(load_flags, model, method), input, output, batch, options
         )
-    if replica_flags != SPREAD:
+    if replica_flags != REPLICA_FLAGS:
         raise ValueError("--ray and --replicas need --input and --output")
-    llm = load_flags.open(model, method, max_sequences=min(n, 256))
-    question = None if text is None else prompt_flags.prompt(llm, text, raw=raw)
+    llm = load_flags.open_model(model, method, max_sequences=min(n, 256))
+    question = None if text is None else prompt_flags.build_prompt(llm, text, raw=raw)
     if cloze is not None:
         answer = llm.fill(cloze, prompt=question, **options)
-        show_filled(console, cloze, answer)
+        show_infilled(console, cloze, answer)
         show_figures(llm, answer)
     elif question is not None:
         show_answers(llm, question, n, options)
@@ -113,11 +113,11 @@ def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options) -> None:
         assert stream.output is not None
         show_figures(llm, stream.output)
         return
-    with waiting(f"{n} answers"):
+    with show_spinner(f"{n} answers"):
         (outputs,) = llm.generate(prompt, n=n, **options)
     for seed, output in enumerate(outputs, options.get("seed", 0)):
         console.print(f"seed {seed}", style="bold underline")
-        console.print(visible(output.text), soft_wrap=True)
+        console.print(replace_control(output.text), soft_wrap=True)
         show_figures(llm, output)
 
 
@@ -125,35 +125,37 @@ def show_figures(llm: LLM, output: Output) -> None:
     """Print log-probabilities, if requested, and a line of statistics."""
     for token, logprob in zip(output.ids, output.logprobs or (), strict=False):
         console.print(f"{logprob:9.4f}  {token:6}  {llm.text.decode([token])!r}", soft_wrap=True)
-    console.print(statistics(output), style="dim", soft_wrap=True)
+    console.print(decoding_figures(output), style="dim", soft_wrap=True)
 
 
-def answer_lines(llm: Answering, source: Path, target: Path, batch: int, options: Options) -> None:
+def answer_prompt_file(
+    llm: AnswerBackend, source: Path, target: Path, batch: int, options: Options
+) -> None:
     """Answer a file of prompts with a progress bar, then print count and speed."""
     began, written = time.perf_counter(), 0
-    with bars() as shown:
+    with progress_bars() as shown:
         bar = shown.add_task("answers")
 
-        def progress(done: int, total: int, tokens: int) -> None:
+        def update_bar(done: int, total: int, tokens: int) -> None:
             nonlocal written
             written = tokens
             shown.update(bar, completed=done, total=total)
 
-        count = answer_file(llm, source, target, batch=batch, progress=progress, **options)
+        count = answer_file(llm, source, target, batch=batch, progress=update_bar, **options)
     seconds = time.perf_counter() - began
     speed = f"{written} tokens in {seconds:.1f} s, {written / seconds:.0f} tokens per second"
     console.print(f"{count} answers in {target}: {speed}", style="dim", soft_wrap=True)
 
 
 def trace(
-    model: ModelName,
+    model: ModelArgument,
     prompt: Annotated[str, Argument(help="The prompt; - reads standard input.")],
     method: Method | None = None,
-    sampling: Choice = CHOICE,
-    stops: Ending = ENDING,
-    prompt_flags: Dressing = DRESSING,
-    raw: Raw = False,
-    load_flags: Loading = LOADING,
+    sampling: SamplingFlags = SAMPLING_FLAGS,
+    stops: StopFlags = STOP_FLAGS,
+    prompt_flags: PromptFlags = PROMPT_FLAGS,
+    raw: RawFlag = False,
+    load_flags: LoadFlags = LOAD_FLAGS,
     png: Annotated[
         Path | None, Option(help="Write a picture of slots by forwards to this file.")
     ] = None,
@@ -163,13 +165,13 @@ def trace(
         from outpace.benchmark.plots import draw_slots
     options = sampling.options() | stops.options() | prompt_flags.options() | Options(raw=raw)
     check_options(options)
-    with replaced(png) as picture:
-        text = typed(prompt)
-        llm = load_flags.open(model, method)
-        (output,) = llm.generate(prompt_flags.prompt(llm, text, raw=raw), **options)
-        wide = console if console.is_terminal else piped()
+    with replace_file(png) as picture:
+        text = read_prompt(prompt)
+        llm = load_flags.open_model(model, method)
+        (output,) = llm.generate(prompt_flags.build_prompt(llm, text, raw=raw), **options)
+        wide = console if console.is_terminal else wide_console()
         show_trace(wide, llm, output, width=max(wide.width - 44, 20))
-        console.print(statistics(output), style="dim", soft_wrap=True)
+        console.print(decoding_figures(output), style="dim", soft_wrap=True)
         if picture is not None:
             counts = f"{len(output.ids)} tokens in {output.forwards} forwards of {llm.name}"
             draw_slots(output, f"{counts}\n{llm.method}", picture)

@@ -16,9 +16,9 @@ from typer import BadParameter, Exit, Option, Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from outpace.cli.exit import FAILED, fail
-from outpace.cli.keyboard import hold_typed
-from outpace.cli.terminal import loading
+from outpace.cli.exit import FAILED, exit_with_error
+from outpace.cli.keyboard import buffer_typed_input
+from outpace.cli.terminal import show_startup_spinner
 from outpace.version import __version__
 
 # Typer exports only the subclass `BadParameter`; its base covers all usage errors.
@@ -41,80 +41,80 @@ COMMANDS = {
 }
 """Module and function of each command."""
 
-BENCHMARKS = {
+BENCHMARK_COMMANDS = {
     "methods": "outpace.cli.sides:benchmark_methods",
     "serve": "outpace.cli.benchmark:benchmark_serve",
 }
 """Commands of the group `benchmark`."""
 
-GROUPS = {"recipes": "outpace.cli.training:recipes_group"}
+GROUP_COMMANDS = {"recipes": "outpace.cli.training:recipes_group"}
 """Functions that create a group of commands."""
 
-MAKERS = ("recipes", "reproduce")
+COMMAND_FACTORIES = ("recipes", "reproduce")
 """Commands whose function returns the command itself."""
 
-CONVERSATIONS = ("chat",)
+INTERACTIVE_COMMANDS = ("chat",)
 """Commands that read typed input after loading."""
 
-KINDS = {"int": "an integer", "float": "a number"}
+VALUE_TYPE_NAMES = {"int": "an integer", "float": "a number"}
 """Types of values in words; other types keep pydantic's name."""
 
 Params = TypeVar("Params", bound=Sequence[Any])
 
 
-class Group(TyperGroup):
+class CommandGroup(TyperGroup):
     """A group of commands."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return the flags of the group."""
-        return bare(super().get_params(ctx))
+        return hide_flag_types(super().get_params(ctx))
 
 
-class Command(TyperCommand):
+class LoadedCommand(TyperCommand):
     """A command that has been imported."""
 
     def get_params(self, ctx: Any) -> Any:
         """Return its arguments and flags."""
-        return bare(super().get_params(ctx))
+        return hide_flag_types(super().get_params(ctx))
 
 
-class Deferred(TyperCommand):
+class LazyCommand(TyperCommand):
     """A command that is imported when it is run; before, only its name and help are loaded."""
 
     def __init__(self, name: str, place: str) -> None:
-        super().__init__(name, help=documentation(place))
-        self.place = place
+        super().__init__(name, help=read_docstring(place))
+        self.location = place
 
     def make_context(
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
         """Load the command, with the flags of the method in `args`, and create its context."""
         completes = extra.get("resilient_parsing")
-        if self.name in CONVERSATIONS and not completes:
-            hold_typed()  # before PyTorch, which takes seconds
-        with nullcontext() if completes else loading("loading PyTorch"):
-            command = self.load(named(args))
+        if self.name in INTERACTIVE_COMMANDS and not completes:
+            buffer_typed_input()  # before PyTorch, which takes seconds
+        with nullcontext() if completes else show_startup_spinner("loading PyTorch"):
+            command = self.load_command(find_method_name(args))
         return command.make_context(info_name, args, parent, **extra)
 
-    def load(self, method: str | None) -> Any:
+    def load_command(self, method: str | None) -> Any:
         """Import the command."""
-        from outpace.cli.options import spread, with_method
+        from outpace.cli.options import add_method_flags, expand_groups
 
-        module, _, name = self.place.partition(":")
+        module, _, name = self.location.partition(":")
         loaded = getattr(import_module(module), name)
-        if self.name in MAKERS:
+        if self.name in COMMAND_FACTORIES:
             loaded = loaded()
         if isinstance(loaded, Typer):
             return get_command(loaded)
-        function = spread(loaded)
+        function = expand_groups(loaded)
         if "method" in inspect.signature(function).parameters:
-            function = with_method(function, method)
+            function = add_method_flags(function, method)
         app = Typer(add_completion=False)
-        app.command(self.name, cls=Command)(function)
+        app.command(self.name, cls=LoadedCommand)(function)
         return get_command(app)
 
 
-def bare(params: Params) -> Params:
+def hide_flag_types(params: Params) -> Params:
     """Remove the type from the help of flags that take no value."""
     for param in params:
         if getattr(param, "is_flag", False):
@@ -122,7 +122,7 @@ def bare(params: Params) -> Params:
     return params
 
 
-def documentation(place: str) -> str:
+def read_docstring(place: str) -> str:
     """Read the docstring of a function without importing its module."""
     module, _, name = place.partition(":")
     spec = find_spec(module)
@@ -132,7 +132,7 @@ def documentation(place: str) -> str:
     return ast.get_docstring(function) or ""
 
 
-def named(args: Sequence[str]) -> str | None:
+def find_method_name(args: Sequence[str]) -> str | None:
     """Return the value of `--method` in a list of arguments."""
     for arg, following in zip_longest(args, args[1:]):
         if arg.startswith("--method="):
@@ -160,34 +160,34 @@ def outpace(
     """Parallel decoding of language models: several tokens per forward pass."""
 
 
-def build() -> TyperGroup:
+def build_app() -> TyperGroup:
     """Build the application."""
     app = Typer(context_settings={"help_option_names": ["-h", "--help"]})
-    app.callback(cls=Group)(outpace)
+    app.callback(cls=CommandGroup)(outpace)
     root = cast(TyperGroup, get_command(app))
-    benchmarks = Group(name="benchmark", help="Benchmark methods or a server.")
-    for group, commands in ((root, COMMANDS | GROUPS), (benchmarks, BENCHMARKS)):
+    benchmarks = CommandGroup(name="benchmark", help="Benchmark methods or a server.")
+    for group, commands in ((root, COMMANDS | GROUP_COMMANDS), (benchmarks, BENCHMARK_COMMANDS)):
         for name, place in commands.items():
-            group.add_command(Deferred(name, place))
+            group.add_command(LazyCommand(name, place))
     root.add_command(benchmarks)
     return root
 
 
-def run(words: list[str]) -> int:
+def run_command(words: list[str]) -> int:
     """Run a command and return its exit status; raises `ValueError` for invalid usage."""
     try:
-        return build().main(words, prog_name="outpace", standalone_mode=False) or 0
+        return build_app().main(words, prog_name="outpace", standalone_mode=False) or 0
     except UsageError as error:
-        raise ValueError(plainly(error)) from error
+        raise ValueError(describe_usage_error(error)) from error
     except RuntimeError as error:
         from outpace.engine.job import DecodingError  # already loaded if one was raised
 
         if isinstance(error, DecodingError):
-            fail(str(error), FAILED)
+            exit_with_error(str(error), FAILED)
         raise
 
 
-def plainly(error: Any) -> str:
+def describe_usage_error(error: Any) -> str:
     """Describe a usage error, with the parameter and the value.
 
     Recent versions of Typer omit the value for a wrong type; the pydantic error that caused it has
@@ -198,4 +198,6 @@ def plainly(error: Any) -> str:
         return error.format_message()
     fault = list_errors()[0]
     kind = fault["type"].partition("_")[0]
-    return f"{error.param.opts[0]} must be {KINDS.get(kind, kind)}, got {fault['input']!r}"
+    return (
+        f"{error.param.opts[0]} must be {VALUE_TYPE_NAMES.get(kind, kind)}, got {fault['input']!r}"
+    )

@@ -14,44 +14,44 @@ from rich.table import Table
 from typer import Argument, Option
 
 from outpace.cli.draw import console
-from outpace.cli.flags import MaxTokens, Seed, Temperature
-from outpace.cli.output import replaced
-from outpace.cli.terminal import bars
+from outpace.cli.flags import MaxTokensFlag, SeedFlag, TemperatureFlag
+from outpace.cli.output import replace_file
+from outpace.cli.terminal import progress_bars
 from outpace.errors import OptionError
-from outpace.provenance import provenance
+from outpace.provenance import provenance_record
 
 if TYPE_CHECKING:
     from outpace.benchmark.client import Client
-    from outpace.benchmark.load_figures import Figures
-    from outpace.benchmark.measure import Level
+    from outpace.benchmark.load_figures import LoadFigures
+    from outpace.benchmark.measure import LoadLevel
     from outpace.benchmark.workload import Workload
 
-STREAMS = "1,2,4,8,16,32,64"
-LEAST, TURNS = 64, 4
+DEFAULT_STREAMS = "1,2,4,8,16,32,64"
+MIN_REQUESTS, REQUESTS_PER_STREAM = 64, 4
 """Requests of a level: at least `MIN_REQUESTS`, and `REQUESTS_PER_STREAM` per stream."""
 
-BUSY = 0.8
+MAX_CLIENT_LOAD = 0.8
 """Share of a CPU core above which the client's own delays affect its figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class WorkloadFlags:
     """Flags of the workload."""
 
     endpoint: Annotated[str, Option(help="Endpoint: chat or completions.")] = "chat"
     prompts: Annotated[
         Path | None, Option(help="JSON lines with prompt or messages; story problems by default.")
     ] = None
-    max_tokens: MaxTokens = 128
-    temperature: Temperature = None
+    max_tokens: MaxTokensFlag = 128
+    temperature: TemperatureFlag = None
     ignore_eos: Annotated[
         bool, Option("--ignore-eos", help="Generate max-tokens for each answer.")
     ] = False
-    seed: Seed = 0
+    seed: SeedFlag = 0
 
-    def workload(self, model: str, method: Mapping[str, Any] | None, count: int) -> Workload:
+    def build_workload(self, model: str, method: Mapping[str, Any] | None, count: int) -> Workload:
         """Build the workload of a model; `method` may only be sent to an outpace server."""
-        from outpace.benchmark.workload import Workload, prompts_of
+        from outpace.benchmark.workload import Workload, load_prompts
 
         fields: dict[str, Any] = {"max_tokens": self.max_tokens}
         if self.temperature is not None:
@@ -62,14 +62,14 @@ class Asked:
             fields["outpace"] = dict(method)
         return Workload(
             model=model,
-            prompts=prompts_of(self.prompts, count, self.seed),
+            prompts=load_prompts(self.prompts, count, self.seed),
             endpoint=self.endpoint,  # type: ignore[arg-type]
             seed=self.seed,
             fields=fields,
         )
 
 
-ASKED = Asked()
+WORKLOAD_FLAGS = WorkloadFlags()
 
 
 def benchmark_serve(
@@ -78,17 +78,21 @@ def benchmark_serve(
     method: Mapping[str, Any] | None = None,
     concurrency: Annotated[
         str | None,
-        Option(help=f"Closed loop: concurrent streams of each level; {STREAMS} by default."),
+        Option(
+            help=f"Closed loop: concurrent streams of each level; {DEFAULT_STREAMS} by default."
+        ),
     ] = None,
     rate: Annotated[
         str | None, Option(help="Open loop: requests per second of each level, such as 2,4,8.")
     ] = None,
     requests: Annotated[
         int | None,
-        Option(help=f"Requests per level; by default {TURNS} per stream, at least {LEAST}."),
+        Option(
+            help=f"Requests per level; by default {REQUESTS_PER_STREAM} per stream, at least {MIN_REQUESTS}."
+        ),
     ] = None,
     warmup: Annotated[int, Option(help="Warm-up requests before each level, not measured.")] = 8,
-    workload_flags: Asked = ASKED,
+    workload_flags: WorkloadFlags = WORKLOAD_FLAGS,
     api_key: Annotated[str | None, Option(help="API key of the server.")] = None,
     timeout: Annotated[float, Option(help="Timeout of a request in seconds.")] = 600.0,
     goodput: Annotated[
@@ -102,54 +106,59 @@ def benchmark_serve(
     """Measure latency and throughput of a running server at several levels of load."""
     from outpace.benchmark.client import Client
     from outpace.benchmark.load_figures import parse_limits
-    from outpace.benchmark.measure import requests_of
+    from outpace.benchmark.measure import count_requests
 
     limits = {} if goodput is None else parse_limits(goodput)
-    levels = levels_of(concurrency, rate, requests, workload_flags.seed)
+    levels = build_levels(concurrency, rate, requests, workload_flags.seed)
     if warmup < 0:
         raise OptionError("warmup", warmup, f"warmup must be at least 0, got {warmup}")
     client = Client(url, api_key, timeout=timeout)
-    with replaced(output) as file, replaced(png) as picture:
+    with replace_file(output) as file, replace_file(png) as picture:
         if picture is not None:
             from outpace.benchmark.plots import draw_levels
-        name = model or asyncio.run(only_model(client))
-        workload = workload_flags.workload(name, method, requests_of(levels, warmup))
-        interrupted = run(client, workload, levels, warmup)
-        measured = [level.summary(limits) for level in levels if level.exchanges]
+        name = model or asyncio.run(find_only_model(client))
+        workload = workload_flags.build_workload(name, method, count_requests(levels, warmup))
+        interrupted = run_levels(client, workload, levels, warmup)
+        measured = [level.summarise(limits) for level in levels if level.records]
         if interrupted and not measured:
             raise KeyboardInterrupt
         console.print(level_table(measured))
         if file is not None:
-            settings = described(client, workload, warmup) | {"interrupted": interrupted}
-            result = {"provenance": provenance(api_key), **settings, "levels": measured}
+            settings = describe_run(client, workload, warmup) | {"interrupted": interrupted}
+            result = {"provenance": provenance_record(api_key), **settings, "levels": measured}
             file.write_text(json.dumps(result, indent=2) + "\n")
         if picture is not None:
             draw_levels(measured, f"{name} at {client.url}", picture)
     if interrupted:
         raise KeyboardInterrupt
-    check(levels)
+    check_answered(levels)
 
 
-def levels_of(
+def build_levels(
     concurrency: str | None, rate: str | None, requests: int | None, seed: int
-) -> list[Level]:
+) -> list[LoadLevel]:
     """Build one level per number; raises `ValueError` for invalid numbers."""
-    from outpace.benchmark.arrivals import Closed, Poisson
-    from outpace.benchmark.measure import Level
+    from outpace.benchmark.arrivals import ClosedLoop, Poisson
+    from outpace.benchmark.measure import LoadLevel
 
     if concurrency is not None and rate is not None:
         raise ValueError("--concurrency and --rate cannot be combined")
     if requests is not None and requests < 1:
         raise OptionError("requests", requests, f"requests must be at least 1, got {requests}")
     if rate is not None:
-        rates = numbers(rate, float, "rate")
+        rates = parse_numbers(rate, float, "rate")
         return [
-            Level(arrivals=Poisson(rate=each, seed=seed), requests=requests or LEAST)
+            LoadLevel(arrivals=Poisson(rate=each, seed=seed), requests=requests or MIN_REQUESTS)
             for each in rates
         ]
-    streams = numbers(STREAMS if concurrency is None else concurrency, int, "concurrency")
+    streams = parse_numbers(
+        DEFAULT_STREAMS if concurrency is None else concurrency, int, "concurrency"
+    )
     return [
-        Level(arrivals=Closed(concurrency=each), requests=requests or max(LEAST, TURNS * each))
+        LoadLevel(
+            arrivals=ClosedLoop(concurrency=each),
+            requests=requests or max(MIN_REQUESTS, REQUESTS_PER_STREAM * each),
+        )
         for each in streams
     ]
 
@@ -157,7 +166,7 @@ def levels_of(
 Number = TypeVar("Number", int, float)
 
 
-def numbers(text: str, kind: type[Number], name: str) -> list[Number]:
+def parse_numbers(text: str, kind: type[Number], name: str) -> list[Number]:
     """Parse a list of numbers such as `1,2,4`."""
     try:
         return [kind(part) for part in text.split(",")]
@@ -166,40 +175,42 @@ def numbers(text: str, kind: type[Number], name: str) -> list[Number]:
         raise OptionError(name, text, message) from None
 
 
-async def only_model(client: Client) -> str:
+async def find_only_model(client: Client) -> str:
     """Return the model of a server; raises `ValueError` unless it has exactly one."""
     async with client:
-        names = await client.models()
+        names = await client.list_models()
     if len(names) != 1:
         raise ValueError(f"--model is required: the server has {', '.join(names) or 'no models'}")
     return names[0]
 
 
-def run(client: Client, workload: Workload, levels: Sequence[Level], warmup: int) -> bool:
+def run_levels(
+    client: Client, workload: Workload, levels: Sequence[LoadLevel], warmup: int
+) -> bool:
     """Measure with a progress bar; returns whether Ctrl-C interrupted it."""
-    from outpace.benchmark.measure import measure
+    from outpace.benchmark.measure import measure_levels
 
-    with bars() as shown:
+    with progress_bars() as shown:
         bar = shown.add_task("warm-up", total=sum(level.requests for level in levels))
 
-        def progress(level: Level) -> None:
+        def update_bar(level: LoadLevel) -> None:
             speed = level.tokens / level.seconds
             text = f"{level.arrivals.name} {level.arrivals.value:g}: {speed:.0f} tokens per second"
             failed = f", {level.failed} failed" if level.failed else ""
             shown.update(bar, advance=1, description=text + failed)
 
-        async def whole() -> None:
+        async def run_client() -> None:
             async with client:
-                await measure(client, workload, levels, warmup=warmup, progress=progress)
+                await measure_levels(client, workload, levels, warmup=warmup, progress=update_bar)
 
         try:
-            asyncio.run(whole())
+            asyncio.run(run_client())
         except KeyboardInterrupt:
             return True
     return False
 
 
-def described(client: Client, workload: Workload, warmup: int) -> dict[str, Any]:
+def describe_run(client: Client, workload: Workload, warmup: int) -> dict[str, Any]:
     """Describe for the JSON file what was sent and what was counted."""
     return {
         "url": client.url,
@@ -213,47 +224,47 @@ def described(client: Client, workload: Workload, warmup: int) -> dict[str, Any]
     }
 
 
-TIMES = {"TTFT": "ttft_ms", "gap": "gap_ms", "TPOT": "tpot_ms", "E2E": "e2e_ms"}
-RATES = ("requests_per_second", "tokens_per_second")
-MEANS = ("tokens_per_event", "tokens_per_forward")
+TIME_KEYS = {"TTFT": "ttft_ms", "gap": "gap_ms", "TPOT": "tpot_ms", "E2E": "e2e_ms"}
+RATE_KEYS = ("requests_per_second", "tokens_per_second")
+MEAN_KEYS = ("tokens_per_event", "tokens_per_forward")
 
 
-def level_table(levels: Sequence[Figures]) -> Table:
+def level_table(levels: Sequence[LoadFigures]) -> Table:
     """Build a table with a column per level and a row per figure; times in milliseconds."""
     name = "rate" if "rate" in levels[0] else "concurrency"
     table = Table(name, box=None, pad_edge=False, header_style="bold")
     for level in levels:
         table.add_column(f"{level[name]:g}", justify="right", no_wrap=True)
 
-    def row(title: str, values: Iterable[float | None]) -> None:
-        table.add_row(title, *("" if value is None else digits(value) for value in values))
+    def add_row(title: str, values: Iterable[float | None]) -> None:
+        table.add_row(title, *("" if value is None else format_number(value) for value in values))
 
-    for key in RATES:
-        row(key.replace("_", " "), (level[key] for level in levels))
-    for title, key in TIMES.items():
+    for key in RATE_KEYS:
+        add_row(key.replace("_", " "), (level[key] for level in levels))
+    for title, key in TIME_KEYS.items():
         for part in ("p50", "p99"):
-            row(f"{title} {part}, ms", (level[key] and level[key][part] for level in levels))
-    for key in MEANS:
-        row(key.replace("_", " "), (level[key] and level[key]["mean"] for level in levels))
+            add_row(f"{title} {part}, ms", (level[key] and level[key][part] for level in levels))
+    for key in MEAN_KEYS:
+        add_row(key.replace("_", " "), (level[key] and level[key]["mean"] for level in levels))
     if "goodput" in levels[0]:
-        row("goodput, %", (100 * level["goodput"]["share"] for level in levels))
+        add_row("goodput, %", (100 * level["goodput"]["share"] for level in levels))
     for kind in sorted({kind for level in levels for kind in level["errors"]}):
-        row(f"failed: {kind}", (level["errors"].get(kind) for level in levels))
+        add_row(f"failed: {kind}", (level["errors"].get(kind) for level in levels))
     return table
 
 
-def digits(value: float) -> str:
+def format_number(value: float) -> str:
     """Format a number with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def check(levels: Sequence[Level]) -> None:
+def check_answered(levels: Sequence[LoadLevel]) -> None:
     """Raise `ValueError` if all requests failed; warn if the client was too slow."""
-    failed = Counter(e.error for level in levels for e in level.exchanges if e.error is not None)
-    if failed.total() == sum(len(level.exchanges) for level in levels):
+    failed = Counter(e.error for level in levels for e in level.records if e.error is not None)
+    if failed.total() == sum(len(level.records) for level in levels):
         kinds = ", ".join(f"{count} {kind}" for kind, count in failed.items())
         raise ValueError(f"all requests failed: {kinds}")
-    busy = [level for level in levels if level.cpu > BUSY * level.seconds]
+    busy = [level for level in levels if level.cpu > MAX_CLIENT_LOAD * level.seconds]
     if busy:
         where = ", ".join(f"{level.arrivals.value:g}" for level in busy)
         console.print(

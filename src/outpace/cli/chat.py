@@ -16,45 +16,45 @@ from outpace.api.options import Options, check_options
 from outpace.api.output import Output
 from outpace.api.stream import Stream
 from outpace.api.text import Message
-from outpace.checkpoints.progress import told
-from outpace.cli.draw import coloured, console, statistics
+from outpace.checkpoints.progress import report_load_progress
+from outpace.cli.draw import colour_pieces, console, decoding_figures
 from outpace.cli.flags import (
-    CHOICE,
-    DRESSING,
-    ENDING,
-    LOADING,
-    Choice,
-    Dressing,
-    Ending,
-    Loading,
-    ModelName,
-    loaded,
+    LOAD_FLAGS,
+    PROMPT_FLAGS,
+    SAMPLING_FLAGS,
+    STOP_FLAGS,
+    LoadFlags,
+    ModelArgument,
+    PromptFlags,
+    SamplingFlags,
+    StopFlags,
+    report_progress,
 )
-from outpace.cli.keyboard import is_interactive, typed_messages
-from outpace.cli.options import parse_words, words_for
-from outpace.cli.terminal import check_input, errors, waiting
+from outpace.cli.keyboard import is_interactive, read_typed_messages
+from outpace.cli.options import format_method, parse_method_words
+from outpace.cli.terminal import check_standard_input, error_console, show_spinner
 from outpace.decoding.target import Kind
 from outpace.engine.job import DecodingError
-from outpace.engine.pairing import named as models_of
+from outpace.engine.pairing import further_models as models_of
 from outpace.methods import METHODS, Method
 
-HELP = """\
+CHAT_HELP = """\
 /method NAME option=value …  change the method; alone, list the methods
 /race NAME option=value …    answer again by another method, and show both
 /reset                       clear the conversation
 /help                        show this help
 /exit                        exit, as Ctrl-D does; Ctrl-C stops an answer"""
 
-COMMANDS = ("/method", "/race", "/reset", "/help", "/exit")
+CHAT_COMMANDS = ("/method", "/race", "/reset", "/help", "/exit")
 
 
 def chat(
-    model: ModelName,
+    model: ModelArgument,
     method: Method | None = None,
-    sampling: Choice = CHOICE,
-    stops: Ending = ENDING,
-    prompt_flags: Dressing = DRESSING,
-    load_flags: Loading = LOADING,
+    sampling: SamplingFlags = SAMPLING_FLAGS,
+    stops: StopFlags = STOP_FLAGS,
+    prompt_flags: PromptFlags = PROMPT_FLAGS,
+    load_flags: LoadFlags = LOAD_FLAGS,
 ) -> None:
     """Chat in the terminal, coloured by forward pass; the method can be changed between answers.
 
@@ -63,26 +63,28 @@ def chat(
     """
     options = sampling.options() | stops.options() | prompt_flags.options()
     check_options(options)
-    llm = load_flags.open(model, method, max_sequences=1)  # one answer may use the whole cache
+    llm = load_flags.open_model(
+        model, method, max_sequences=1
+    )  # one answer may use the whole cache
     if llm.text.tokenizer is None or llm.text.tokenizer.chat_template is None:
         raise ValueError(f"{llm.name} has no chat template; use outpace generate")
-    first = prompt_flags.messages(llm)
+    first = prompt_flags.system_messages(llm)
     llm.prepare([*first, {"role": "user", "content": "-"}], **options)  # validates the options
-    talk = Conversation(llm, first, options)
-    for line in lines():
+    talk = ChatSession(llm, first, options)
+    for line in read_messages():
         try:
-            if not talk.take(line):
+            if not talk.handle_line(line):
                 break
         except (ValueError, DecodingError) as error:
-            errors.print(" ".join(str(error).split()), style="red", soft_wrap=True)
+            error_console.print(" ".join(str(error).split()), style="red", soft_wrap=True)
 
 
-def lines() -> Iterator[str]:
+def read_messages() -> Iterator[str]:
     """Yield messages: typed at a prompt, or the lines of standard input."""
-    check_input()
+    check_standard_input()
     try:
         if is_interactive():
-            yield from typed_messages(is_command)
+            yield from read_typed_messages(is_command)
             console.print()
         else:
             yield from (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
@@ -92,11 +94,11 @@ def lines() -> Iterator[str]:
 
 def is_command(line: str) -> bool:
     """Return whether a line is a command of the conversation."""
-    return line.strip().partition(" ")[0] in COMMANDS
+    return line.strip().partition(" ")[0] in CHAT_COMMANDS
 
 
 @dataclass(slots=True)
-class Turn:
+class ChatTurn:
     """One answer of a conversation.
 
     Attributes:
@@ -106,57 +108,59 @@ class Turn:
         hint: How to get a longer answer, if it was truncated.
     """
 
-    asked: list[Message]
+    messages: list[Message]
     title: str
     method: Method
     text: Text = field(default_factory=Text)
     output: Output | None = None
     hint: str = ""
 
-    def run(self, llm: LLM, options: Options, show: Callable[[Text], None]) -> None:
+    def stream_answer(self, llm: LLM, options: Options, show: Callable[[Text], None]) -> None:
         """Stream the answer and show each piece; after Ctrl-C, keep the text so far."""
         turn_options: Options = {**options, "method": self.method}
-        stream = llm.stream(self.asked, **turn_options)
+        stream = llm.stream(self.messages, **turn_options)
         try:
-            self.follow(stream, show)
+            self.consume_stream(stream, show)
         except KeyboardInterrupt:
             stream.close()
-            self.follow(stream, show)
+            self.consume_stream(stream, show)
         self.output = stream.output
         if self.output is not None and self.output.finish_reason == "length":
-            self.hint = f"\n(cut at {len(self.output.ids)} tokens: increase {remedy(llm, options)})"
+            self.hint = (
+                f"\n(cut at {len(self.output.ids)} tokens: increase {length_remedy(llm, options)})"
+            )
 
-    def follow(self, stream: Stream, show: Callable[[Text], None]) -> None:
+    def consume_stream(self, stream: Stream, show: Callable[[Text], None]) -> None:
         """Show pieces until the stream ends."""
-        for piece in coloured(stream):
+        for piece in colour_pieces(stream):
             self.text.append_text(piece)
             show(piece)
 
     @property
     def figures(self) -> str:
         """Statistics of the answer, if it has ended."""
-        return "" if self.output is None else statistics(self.output) + self.hint
+        return "" if self.output is None else decoding_figures(self.output) + self.hint
 
 
-def remedy(llm: LLM, options: Options) -> str:
+def length_remedy(llm: LLM, options: Options) -> str:
     """Return what allows longer answers."""
     if options.get("max_tokens") is not None or llm.config.kind is Kind.DIFFUSION:
         return "--max-tokens"
     return "--max-length or --cache-gib, or use /reset: the context is full"
 
 
-class Conversation:
+class ChatSession:
     """Messages so far, and the method of the next answer."""
 
     def __init__(self, llm: LLM, first: list[Message], options: Options) -> None:
         self.llm, self.options = llm, options
-        self.first = first
-        self.said = list(first)
+        self.initial_messages = first
+        self.messages = list(first)
         self.method = llm.method
-        self.title = words_for(llm.method)
-        self.last: Turn | None = None
+        self.title = format_method(llm.method)
+        self.last_turn: ChatTurn | None = None
 
-    def take(self, line: str) -> bool:
+    def handle_line(self, line: str) -> bool:
         """Process a line; returns False if it ends the conversation."""
         word, _, rest = line.strip().partition(" ")
         match word if "\n" not in line.strip() else None:
@@ -165,25 +169,25 @@ class Conversation:
             case "/exit":
                 return False
             case "/help":
-                console.print(HELP)
+                console.print(CHAT_HELP)
             case "/reset":
-                self.said, self.last = list(self.first), None
+                self.messages, self.last_turn = list(self.initial_messages), None
             case "/method":
-                self.choose(rest)
+                self.choose_method(rest)
             case "/race":
-                self.race(rest)
+                self.race_method(rest)
             case str() if word.startswith("/"):
                 raise ValueError(f"unknown command {word}; /help lists the commands")
             case _:
-                self.answer(line)
+                self.answer_message(line)
         return True
 
-    def answer(self, message: str) -> None:
+    def answer_message(self, message: str) -> None:
         """Answer a message, and append both to the conversation."""
-        messages = [*self.said, {"role": "user", "content": message}]
-        turn = Turn(messages, self.title, self.method)
+        messages = [*self.messages, {"role": "user", "content": message}]
+        turn = ChatTurn(messages, self.title, self.method)
         try:
-            turn.run(
+            turn.stream_answer(
                 self.llm,
                 self.options,
                 lambda piece: console.print(piece, end="", soft_wrap=True),
@@ -192,46 +196,51 @@ class Conversation:
             console.print()
         console.print(turn.figures, style="dim", soft_wrap=True)
         if turn.output is not None and turn.output.text:
-            self.last = turn
-            self.said = [*messages, {"role": "assistant", "content": turn.output.text}]
+            self.last_turn = turn
+            self.messages = [*messages, {"role": "assistant", "content": turn.output.text}]
 
-    def choose(self, words: str) -> None:
+    def choose_method(self, words: str) -> None:
         """Change the method; without words, list the methods."""
         if words:
-            self.method = self.named(words)
-            self.title = words_for(self.method)
+            self.method = self.load_method(words)
+            self.title = format_method(self.method)
             return
-        names = [name for name, kind in METHODS.items() if self.llm.config.kind in kind.decodes]
+        names = [
+            name for name, kind in METHODS.items() if self.llm.config.kind in kind.target_kinds
+        ]
         console.print(f"{self.title}\nmethods of {self.llm.name}: {', '.join(names)}")
 
-    def named(self, words: str) -> Method:
+    def load_method(self, words: str) -> Method:
         """Load the models of a method; raises `ValueError` if it does not support this model."""
-        method = parse_words(words)
+        method = parse_method_words(words)
         models = dict.fromkeys(models_of(method, self.llm.name).values())
         if new := [name for name in models if name not in self.llm.runners]:
-            with waiting(f"loading {', '.join(new)}") as report, told(partial(loaded, report)):
+            with (
+                show_spinner(f"loading {', '.join(new)}") as report,
+                report_load_progress(partial(report_progress, report)),
+            ):
                 self.llm.pair(method)
         self.llm.pair(method)
         return method
 
-    def race(self, words: str) -> None:
+    def race_method(self, words: str) -> None:
         """Answer the last message again, and show both answers side by side."""
-        if self.last is None:
+        if self.last_turn is None:
             raise ValueError("/race needs an answer to compare with: send a message first")
         if not words:
             raise ValueError("/race needs a method, such as /race autoregressive")
-        other = Turn(self.last.asked, words, self.named(words))
-        first = self.last
-        with Live(beside(first, other), console=console, auto_refresh=False) as live:
-            other.run(
+        other = ChatTurn(self.last_turn.messages, words, self.load_method(words))
+        first = self.last_turn
+        with Live(side_by_side(first, other), console=console, auto_refresh=False) as live:
+            other.stream_answer(
                 self.llm,
                 self.options,
-                lambda _: live.update(beside(first, other), refresh=True),
+                lambda _: live.update(side_by_side(first, other), refresh=True),
             )
-            live.update(beside(first, other), refresh=True)
+            live.update(side_by_side(first, other), refresh=True)
 
 
-def beside(*turns: Turn) -> Table:
+def side_by_side(*turns: ChatTurn) -> Table:
     """Build a table of answers side by side, with their figures below."""
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, expand=True)
     for turn in turns:

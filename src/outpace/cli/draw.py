@@ -13,63 +13,65 @@ from rich.text import Text
 from outpace.api.llm import LLM
 from outpace.api.output import Output
 from outpace.api.trace import (
-    FILLED,
-    FULL,
-    HOLE,
-    KEPT,
-    STATES,
+    STATE_CACHED,
+    STATE_FILLED,
+    STATE_FULL,
+    STATE_HOLE,
+    STATE_NAMES,
     block_edges,
     is_scattered,
     slot_states,
 )
 from outpace.cli.terminal import console as console
-from outpace.constraint.cloze import Parts
-from outpace.evaluation.report import Report
+from outpace.constraint.cloze import InfillParts
+from outpace.evaluation.report import EvaluationReport
 
-COLOURS = ("color(31)", "color(166)", "color(133)", "color(64)", "color(99)")
+STEP_COLOURS = ("color(31)", "color(166)", "color(133)", "color(64)", "color(99)")
 """Colours of successive forwards, with a contrast of about 4 on both white and black."""
 
-FEW = ("bright_blue", "bright_red", "magenta")
+BASIC_COLOURS = ("bright_blue", "bright_red", "magenta")
 """Colours for 16-colour terminals, with a contrast of at least 2.4 under common palettes."""
 
-PICTURES = {n: chr(0x2400 + n) for n in range(32) if chr(n) not in "\n\t"}
+CONTROL_PICTURES = {n: chr(0x2400 + n) for n in range(32) if chr(n) not in "\n\t"}
 """Replacements of control characters."""
-PICTURES |= dict.fromkeys(range(127, 160), "\ufffd")
+CONTROL_PICTURES |= dict.fromkeys(range(127, 160), "\ufffd")
 """What is shown for control characters."""
 
-CELLS = (" ", "░", "█", "▒", "·")
+STATE_CELLS = (" ", "░", "█", "▒", "·")
 """Cell of each slot state."""
 
 
-def colour(step: int) -> str:
+def step_colour(step: int) -> str:
     """Return the colour of a forward; neighbours differ."""
-    colours = FEW if console.color_system in ("standard", "windows") else COLOURS
+    colours = BASIC_COLOURS if console.color_system in ("standard", "windows") else STEP_COLOURS
     return colours[step % len(colours)]
 
 
-def style(state: int) -> str:
+def cell_style(state: int) -> str:
     """Return the style of a slot's cell."""
-    return ("", "dim", f"bold {colour(1)}", colour(0), "dim")[state]
+    return ("", "dim", f"bold {step_colour(1)}", step_colour(0), "dim")[state]
 
 
-def coloured(pieces: Iterable[str]) -> Iterator[Text]:
+def colour_pieces(pieces: Iterable[str]) -> Iterator[Text]:
     """Yield each piece in its colour."""
-    return (Text(visible(piece), style=colour(step)) for step, piece in enumerate(pieces))
+    return (
+        Text(replace_control(piece), style=step_colour(step)) for step, piece in enumerate(pieces)
+    )
 
 
-def visible(text: str) -> str:
+def replace_control(text: str) -> str:
     """Replace control characters in model output, which could control the terminal."""
-    return text.translate(PICTURES)
+    return text.translate(CONTROL_PICTURES)
 
 
 def show_pieces(console: Console, pieces: Iterable[str]) -> None:
     """Print pieces as they arrive, each in its colour."""
-    for piece in coloured(pieces):
+    for piece in colour_pieces(pieces):
         console.print(piece, end="", soft_wrap=True)
     console.print()
 
 
-def show_filled(console: Console, cloze: Parts, output: Output) -> None:
+def show_infilled(console: Console, cloze: InfillParts, output: Output) -> None:
     """Print an infilled text, each filled hole in its colour."""
     line, holes = Text(), enumerate(output.holes or ())
     for part in cloze:
@@ -77,11 +79,11 @@ def show_filled(console: Console, cloze: Parts, output: Output) -> None:
             line.append(part)
         else:
             number, text = next(holes)
-            line.append(visible(text), style=colour(number))
+            line.append(replace_control(text), style=step_colour(number))
     console.print(line, soft_wrap=True)
 
 
-def statistics(output: Output) -> str:
+def decoding_figures(output: Output) -> str:
     """Return one line of decoding statistics."""
     return output.figures
 
@@ -92,7 +94,7 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
     If slots were filled out of order, the canvas has one cell per slot, and the text follows below.
     """
     scattered = is_scattered(output)
-    lines = cells(output, width) if scattered else canvases(llm, output, width)
+    lines = canvas_cells(output, width) if scattered else canvas_lines(llm, output, width)
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name, justify in (("step", "right"), ("model", "left"), ("rows", "right")):
         table.add_column(name, justify=justify, no_wrap=True)  # type: ignore[arg-type]
@@ -106,11 +108,11 @@ def show_trace(console: Console, llm: LLM, output: Output, *, width: int) -> Non
         table.add_row(str(index + 1), step.model, str(step.rows), slots, accepted, line)
     console.print(table)
     if scattered:
-        console.print(legend())
-        console.print(visible(output.text) or output.ids)
+        console.print(cell_legend())
+        console.print(replace_control(output.text) or output.ids)
 
 
-def cells(output: Output, width: int) -> Iterator[Text]:
+def canvas_cells(output: Output, width: int) -> Iterator[Text]:
     """Yield the slots of the answer after each step of the target; empty for other models."""
     lines = slot_lines(output, width)
     for step in output.steps:
@@ -128,47 +130,49 @@ def slot_lines(output: Output, width: int) -> Iterator[Text]:
         line = Text()
         for begin, end in pairwise(edges):
             for state in row[begin:end]:
-                line.append(CELLS[state], style=style(state))
+                line.append(STATE_CELLS[state], style=cell_style(state))
             if row[begin:end].any() and end < len(row):
                 line.append("│", style="dim")
         line.rstrip()
         yield line if len(line) <= width else Text("…", style="dim") + line[1 - width :]
 
 
-def legend() -> Text:
+def cell_legend() -> Text:
     """Return the legend of the cells."""
     line = Text(style="dim")
-    for state in (HOLE, FILLED, FULL, KEPT):
-        line.append(f"{CELLS[state]} ", style=style(state)).append(f"{STATES[state]}   ")
+    for state in (STATE_HOLE, STATE_FILLED, STATE_FULL, STATE_CACHED):
+        line.append(f"{STATE_CELLS[state]} ", style=cell_style(state)).append(
+            f"{STATE_NAMES[state]}   "
+        )
     return line
 
 
-def canvases(llm: LLM, output: Output, width: int) -> Iterator[Text]:
+def canvas_lines(llm: LLM, output: Output, width: int) -> Iterator[Text]:
     """Yield the output after each step: earlier text, new text, and the holes in view.
 
     Earlier text is shortened from the left so that all new text fits, if possible.
     """
     done = 0
     for index, step in enumerate(output.steps):
-        before = text_of(llm, output.ids[:done])
-        after = text_of(llm, output.ids[: done + step.kept])
+        before = single_line_text(llm, output.ids[:done])
+        after = single_line_text(llm, output.ids[: done + step.kept])
         done += step.kept
         new = after[len(before) :]
         room = min(max(width - len(new) - 1, 0), 40)
         line = Text(before[max(len(before) - room, 0) :], style="dim")
-        line.append(new, style=f"bold {colour(index)}")
+        line.append(new, style=f"bold {step_colour(index)}")
         holes = step.start + step.rows - output.prompt_tokens - done
-        yield line.append(CELLS[HOLE] * max(holes, 0), style="dim")
+        yield line.append(STATE_CELLS[STATE_HOLE] * max(holes, 0), style="dim")
 
 
-def text_of(llm: LLM, ids: list[int]) -> str:
+def single_line_text(llm: LLM, ids: list[int]) -> str:
     """Decode tokens to one line; returns their ids if the model has no tokenizer."""
     if llm.text.tokenizer is None:
         return " ".join(map(str, ids))
-    return visible(llm.text.decode(ids).replace("\n", "⏎"))
+    return replace_control(llm.text.decode(ids).replace("\n", "⏎"))
 
 
-def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Table:
+def report_table(reports: Iterable[tuple[str, EvaluationReport]], *, scored: bool) -> Table:
     """Build a table of headline metrics, all from the same run."""
     table = Table(header_style="bold")
     table.add_column("model and method", overflow="fold", min_width=24)
@@ -177,19 +181,19 @@ def report_table(reports: Iterable[tuple[str, Report]], *, scored: bool) -> Tabl
     for name in ("tokens\nper forward", "tokens\nper second", "tokens"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, report in reports:
-        low, high = report.interval
-        accuracy = f"{report.accuracy:.1%}\n{low:.1%}–{high:.1%}" if report.judged else "—"
+        low, high = report.accuracy_interval
+        accuracy = f"{report.accuracy:.1%}\n{low:.1%}–{high:.1%}" if report.judged_count else "—"
         table.add_row(
             name,
             *([accuracy] if scored else []),
             f"{report.tokens_per_forward:.2f}",
             f"{report.tokens_per_second:.0f}",
-            str(report.tokens),
+            str(report.token_count),
         )
     return table
 
 
-def show_cut(results: Sequence[Mapping[str, Any]]) -> None:
+def show_truncated(results: Sequence[Mapping[str, Any]]) -> None:
     """Print how many answers of each JSON result `max_tokens` has truncated."""
     for number, result in enumerate(results, 1):
         if count := result.get("unfinished"):

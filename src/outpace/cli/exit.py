@@ -17,7 +17,7 @@ FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 """Exit statuses: an error not caused by the user, Ctrl-C, and SIGTERM."""
 
 
-def fail(message: str, status: int = 2) -> NoReturn:
+def exit_with_error(message: str, status: int = 2) -> NoReturn:
     """Print one line to standard error, with control characters escaped, and exit."""
     line = " ".join(message.split())
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)

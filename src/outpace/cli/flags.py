@@ -13,48 +13,49 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar, cast
 import torch
 from typer import Argument, Option
 
-from outpace.api.declared import Declared, declared
+from outpace.api.declared import DeclaredOption, list_options
 from outpace.api.llm import LLM
 from outpace.api.loading import LoadOptions
-from outpace.api.options import REQUEST, Options, RequestOptions
+from outpace.api.options import REQUEST_OPTIONS, Options, RequestOptions
 from outpace.api.text import Message, Prompt
 from outpace.checkpoints.load import load_config, zoo_names
-from outpace.checkpoints.progress import told
-from outpace.cli.terminal import check_input, waiting
+from outpace.checkpoints.progress import report_load_progress
+from outpace.cli.terminal import check_standard_input, show_spinner
 from outpace.engine.pairing import check_fit
 from outpace.errors import OptionError
 from outpace.methods import Method
-from outpace.methods.options import Named
+from outpace.methods.options import MethodSpec
 from outpace.models.device import resolve_device
 
 
-def like(incomplete: str) -> list[str]:
+def complete_model(incomplete: str) -> list[str]:
     """Complete the name of an embedded model."""
     return [name for name in zoo_names() if name.startswith(incomplete)]
 
 
-ModelName = Annotated[
-    str, Argument(help="Folder, GGUF file, hub name, or embedded model.", autocompletion=like)
+ModelArgument = Annotated[
+    str,
+    Argument(help="Folder, GGUF file, hub name, or embedded model.", autocompletion=complete_model),
 ]
-System = Annotated[str | None, Option(help="System prompt.")]
-NoPrefixCache = Annotated[bool, Option("--no-prefix-cache", help="Disable the prefix cache.")]
-Limit = Annotated[int, Option(help="Number of problems.")]
-Batch = Annotated[int, Option(help="Number of concurrent requests.")]
-JsonPath = Annotated[Path | None, Option("--json", help="Write the figures to this file, as JSON.")]
+SystemFlag = Annotated[str | None, Option(help="System prompt.")]
+NoPrefixCacheFlag = Annotated[bool, Option("--no-prefix-cache", help="Disable the prefix cache.")]
+LimitFlag = Annotated[int, Option(help="Number of problems.")]
+BatchFlag = Annotated[int, Option(help="Number of concurrent requests.")]
+JsonFlag = Annotated[Path | None, Option("--json", help="Write the figures to this file, as JSON.")]
 
-ClozeText = Annotated[
+FillFlag = Annotated[
     str | None, Option("--fill", help="Text with holes to fill, such as {{8}} or {{..8}}.")
 ]
 
-SMALL = 20_000_000
+MAX_SINGLE_THREAD_PARAMETERS = 20_000_000
 """Number of parameters below which one thread is fastest, since more mostly synchronize."""
 
-LARGE = 2**28
+MIN_PROGRESS_BYTES = 2**28
 """Size in bytes from which loading a model reports its progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class FlagGroup:
     """Flags that several commands share, generated from declared options."""
 
     if TYPE_CHECKING:
@@ -63,12 +64,12 @@ class Group:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def changed(self, **values: Any) -> Self:
+    def with_values(self, **values: Any) -> Self:
         """Return a copy with other values."""
         return type(self)(**{**vars(self), **values})
 
 
-def describe_flag(option: Declared) -> Any:
+def describe_flag(option: DeclaredOption) -> Any:
     """Return the name, help and shown default of an option's flag."""
     info = option.info
     name = f"--{info.flag or option.name.replace('_', '-')}"
@@ -76,81 +77,84 @@ def describe_flag(option: Declared) -> Any:
     return Option(name, help=info.help, metavar=info.metavar, show_default=default_text)
 
 
-def flag(option: Declared) -> Any:
+def flag_annotation(option: DeclaredOption) -> Any:
     """Return the annotation of an option's flag; a flag that is not set is None."""
     kind = option.info.typed or option.plain
     kind = kind if kind is bool or option.info.shows else kind | None
     return Annotated[kind, describe_flag(option)]
 
 
-def default(option: Declared) -> Any:
+def flag_default(option: DeclaredOption) -> Any:
     """Return the value of a flag that is not set."""
     return option.default if option.kind is bool or option.info.shows else None
 
 
-GroupClass = TypeVar("GroupClass", bound=Group)
+GroupClass = TypeVar("GroupClass", bound=FlagGroup)
 
 
-def flags(kind: type, group: str) -> Callable[[type[GroupClass]], type[GroupClass]]:
+def add_flags(kind: type, group: str) -> Callable[[type[GroupClass]], type[GroupClass]]:
     """Return a class decorator that adds a flag for each option of `kind` in a group."""
-    options = [option for option in declared(kind).values() if option.info.group == group]
+    options = [option for option in list_options(kind).values() if option.info.group == group]
 
-    def build(base: type[GroupClass]) -> type[GroupClass]:
-        members = [(each.name, flag(each), field(default=default(each))) for each in options]
+    def make_class(base: type[GroupClass]) -> type[GroupClass]:
+        members = [
+            (each.name, flag_annotation(each), field(default=flag_default(each)))
+            for each in options
+        ]
         new: Any = make_dataclass(base.__name__, members, bases=(base,), frozen=True, kw_only=True)
         new.__doc__, new.__module__ = base.__doc__, base.__module__
         return cast(type[GroupClass], new)
 
-    return build
+    return make_class
 
 
-MaxTokens = Annotated[int | None, describe_flag(REQUEST["max_tokens"])]
-Temperature = Annotated[float | None, describe_flag(REQUEST["temperature"])]
-Seed = Annotated[int, describe_flag(REQUEST["seed"])]
-Template = Annotated[list[str] | None, describe_flag(REQUEST["template"])]
-Raw = Annotated[bool, describe_flag(REQUEST["raw"])]
-Logprobs = Annotated[bool, describe_flag(REQUEST["logprobs"])]
+MaxTokensFlag = Annotated[int | None, describe_flag(REQUEST_OPTIONS["max_tokens"])]
+TemperatureFlag = Annotated[float | None, describe_flag(REQUEST_OPTIONS["temperature"])]
+SeedFlag = Annotated[int, describe_flag(REQUEST_OPTIONS["seed"])]
+TemplateFlag = Annotated[list[str] | None, describe_flag(REQUEST_OPTIONS["template"])]
+RawFlag = Annotated[bool, describe_flag(REQUEST_OPTIONS["raw"])]
+LogprobsFlag = Annotated[bool, describe_flag(REQUEST_OPTIONS["logprobs"])]
 
 
-def given(group: Any) -> Options:
+def collect_options(group: Any) -> Options:
     """Return the flags of a group that are set, as options of a request."""
     values = asdict(group).items()
     return cast(Options, {k: v for k, v in values if v is not None and v is not False and v != []})
 
 
-@flags(RequestOptions, "sampling")
-class Choice(Group):
+@add_flags(RequestOptions, "sampling")
+class SamplingFlags(FlagGroup):
     """Flags of sampling and length."""
 
     def options(self) -> Options:
         """Return the options of a request."""
-        options = given(self)
+        options = collect_options(self)
         if self.logit_bias:
-            options["logit_bias"] = dict(map(bias, self.logit_bias))
+            options["logit_bias"] = dict(map(parse_bias, self.logit_bias))
         return options
 
 
-@flags(RequestOptions, "ending")
-class Ending(Group):
+@add_flags(RequestOptions, "ending")
+class StopFlags(FlagGroup):
     """Flags of what ends an answer."""
 
     def options(self) -> Options:
         """Return the options of a request."""
-        return given(self)
+        return collect_options(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dressing:
+class PromptFlags:
     """Flags of the system prompt and the chat template."""
 
-    system: System = None
-    template: Template = None
+    system: SystemFlag = None
+    template: TemplateFlag = None
 
     def options(self) -> Options:
         """Return the options of a request."""
-        return Options(template=dict(map(variable, self.template or ())))
+        return Options(template=dict(map(parse_variable, self.template or ())))
 
-    def messages(self, llm: LLM) -> list[Message]:
+    def system_messages(self, llm: LLM) -> list[Message]:
         """Return the system prompt as a list of messages, empty if there is none.
 
         Raises:
@@ -160,7 +164,9 @@ class Dressing:
             return []
         first = [{"role": "system", "content": self.system}]
         probe = [*first, {"role": "user", "content": "-"}]
-        if llm.text.tokenizer is not None and self.system.strip() not in llm.text.render(probe, {}):
+        if llm.text.tokenizer is not None and self.system.strip() not in llm.text.render_chat(
+            probe, {}
+        ):
             raise OptionError(
                 "system",
                 self.system,
@@ -169,30 +175,30 @@ class Dressing:
             )
         return first
 
-    def prompt(self, llm: LLM, text: str, *, raw: bool = False) -> Prompt:
+    def build_prompt(self, llm: LLM, text: str, *, raw: bool = False) -> Prompt:
         """Return a prompt with the system prompt, if any."""
         if self.system is None:
             return text
         if raw:
             message = "--system needs the chat template and cannot be combined with --raw"
             raise OptionError("system", self.system, message)
-        return [*self.messages(llm), {"role": "user", "content": text}]
+        return [*self.system_messages(llm), {"role": "user", "content": text}]
 
 
-@flags(RequestOptions, "rule")
-class Rule(Group):
+@add_flags(RequestOptions, "rule")
+class ConstraintFlags(FlagGroup):
     """Flags of the constraint on the whole answer."""
 
     def options(self) -> Options:
         """Return the options of a request; raises `OptionError` for an unreadable file."""
-        schema = None if self.schema is None else read_json(self.schema)
-        grammar = None if self.grammar is None else read_text(self.grammar, "grammar")
+        schema = None if self.schema is None else read_schema_file(self.schema)
+        grammar = None if self.grammar is None else read_option_file(self.grammar, "grammar")
         return Options(
             schema=schema, regex=self.regex, choices=self.choices or None, grammar=grammar
         )
 
 
-def bias(text: str) -> tuple[int, float]:
+def parse_bias(text: str) -> tuple[int, float]:
     """Parse a token id and its bias."""
     token, _, number = text.partition("=")
     try:
@@ -202,29 +208,29 @@ def bias(text: str) -> tuple[int, float]:
         raise OptionError("logit_bias", text, message) from None
 
 
-WORDS = {"true": True, "false": False, "none": None, "null": None}
+LITERALS = {"true": True, "false": False, "none": None, "null": None}
 """Values of template variables other than JSON."""
 
 
-def variable(text: str) -> tuple[str, Any]:
+def parse_variable(text: str) -> tuple[str, Any]:
     """Parse a variable: a Boolean, None or any JSON value, otherwise text."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         message = f"--template must be NAME=VALUE, such as enable_thinking=false, got {text!r}"
         raise OptionError("template", text, message)
-    if value.lower() in WORDS:
-        return name, WORDS[value.lower()]
+    if value.lower() in LITERALS:
+        return name, LITERALS[value.lower()]
     try:
         return name, json.loads(value)
     except (ValueError, RecursionError):
         return name, value
 
 
-def typed(prompt: str) -> str:
+def read_prompt(prompt: str) -> str:
     """Return a prompt; `-` reads standard input, without its last newline."""
     if prompt != "-":
         return prompt
-    check_input()
+    check_standard_input()
     try:
         return sys.stdin.read().removesuffix("\n")
     except UnicodeDecodeError as error:
@@ -232,7 +238,7 @@ def typed(prompt: str) -> str:
         raise OptionError("prompt", None, message) from error
 
 
-def read_text(path: Path, option: str) -> str:
+def read_option_file(path: Path, option: str) -> str:
     """Read the file of an option; raises `OptionError` if it is missing or not text."""
     try:
         return path.read_text("utf-8")
@@ -241,9 +247,9 @@ def read_text(path: Path, option: str) -> str:
         raise OptionError(option, path, message) from error
 
 
-def read_json(path: Path) -> Any:
+def read_schema_file(path: Path) -> Any:
     """Read a schema; raises `OptionError` if it is not JSON."""
-    text = read_text(path, "schema")
+    text = read_option_file(path, "schema")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -251,51 +257,57 @@ def read_json(path: Path) -> Any:
         raise OptionError("schema", path, message) from error
 
 
-@flags(LoadOptions, "loading")
-class Loading(Group):
+@add_flags(LoadOptions, "loading")
+class LoadFlags(FlagGroup):
     """Flags of the model's adapter, number format and device."""
 
-    def open(self, model: str, method: Named | None, **options: Any) -> LLM:
+    def open_model(self, model: str, method: MethodSpec | None, **options: Any) -> LLM:
         """Load a model with these flags and further `options` of an `LLM`."""
-        with waiting(f"loading {model}") as report, told(partial(loaded, report)):
-            if one_thread(model, self.device):
+        with (
+            show_spinner(f"loading {model}") as report,
+            report_load_progress(partial(report_progress, report)),
+        ):
+            if uses_one_thread(model, self.device):
                 torch.set_num_threads(1)  # before layouts are tried
             return LLM(model, method, **options, **asdict(self))
 
-    def check(self, pairs: Iterable[tuple[str, Named | None]]) -> None:
+    def check_methods(self, pairs: Iterable[tuple[str, MethodSpec | None]]) -> None:
         """Raise `ValueError` for a method that does not support its model, without loading it."""
         for model, method in pairs:
             check_fit(model, method, max_length=self.max_length, mask_id=self.mask_id)
 
-    def open_all(self, pairs: Iterable[tuple[str, Method]]) -> dict[str, LLM]:
+    def open_models(self, pairs: Iterable[tuple[str, Method]]) -> dict[str, LLM]:
         """Load each model once, and pair it with all of its methods; returns models by name."""
         llms: dict[str, LLM] = {}
         pairs = list(pairs)
-        self.check(pairs)
+        self.check_methods(pairs)
         if self.tensor_parallel > 1 and len({model for model, _ in pairs}) > 1:
             message = "--tensor-parallel supports a single model: remove the others"
             raise OptionError("tensor_parallel", self.tensor_parallel, message)
         for model, method in pairs:
             if model not in llms:
                 # No method may profit from the prompt cache of another.
-                llms[model] = self.open(model, method, prefix_cache=False)
+                llms[model] = self.open_model(model, method, prefix_cache=False)
             llms[model].pair(method)
         return llms
 
 
-def loaded(report: Callable[[str], None], done: int, total: int) -> None:
+def report_progress(report: Callable[[str], None], done: int, total: int) -> None:
     """Report how much of a large model is loaded."""
-    if total >= LARGE:
+    if total >= MIN_PROGRESS_BYTES:
         report(f"{done / 2**30:.1f} of {total / 2**30:.1f} GiB")
 
 
-def one_thread(model: str, device: str | None) -> bool:
+def uses_one_thread(model: str, device: str | None) -> bool:
     """Return whether one thread is fastest; raises `ValueError` for a bad model or device."""
-    return resolve_device(device).type == "cpu" and load_config(model).parameters < SMALL
+    return (
+        resolve_device(device).type == "cpu"
+        and load_config(model).num_parameters < MAX_SINGLE_THREAD_PARAMETERS
+    )
 
 
-CHOICE = Choice()
-DRESSING = Dressing()
-ENDING = Ending()
-LOADING = Loading()
-RULE = Rule()
+SAMPLING_FLAGS = SamplingFlags()
+PROMPT_FLAGS = PromptFlags()
+STOP_FLAGS = StopFlags()
+LOAD_FLAGS = LoadFlags()
+CONSTRAINT_FLAGS = ConstraintFlags()

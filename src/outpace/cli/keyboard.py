@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from typing import Any
 
-PROMPT = "> "
-PAUSE = 0.02
+INPUT_PROMPT = "> "
+PASTE_PAUSE = 0.02
 """Seconds within which the next line of a paste arrives if the terminal does not mark pastes."""
 
-MARKED, UNMARKED = "\x1b[?2004h", "\x1b[?2004l"
+PASTE_MARKS_ON, PASTE_MARKS_OFF = "\x1b[?2004h", "\x1b[?2004l"
 """Enable and disable marks around pasted text (bracketed paste)."""
 
-held = ExitStack()
+terminal_restorer = ExitStack()
 """Restores the terminal at exit, and before a process exits without `atexit`."""
 
 
@@ -25,7 +25,7 @@ def is_interactive() -> bool:
     return all(each is not None and each.isatty() for each in (sys.stdin, sys.stdout))
 
 
-def hold_typed() -> None:
+def buffer_typed_input() -> None:
     """Keep input of any length that is typed while no read is pending, until the process exits.
 
     A terminal's canonical mode drops everything after 4,095 characters of a line. Echo stays on,
@@ -43,14 +43,14 @@ def hold_typed() -> None:
             modes[3] &= ~termios.ICANON
             modes[6][termios.VMIN], modes[6][termios.VTIME] = 1, 0
             termios.tcsetattr(descriptor, termios.TCSADRAIN, modes)
-            held.callback(termios.tcsetattr, descriptor, termios.TCSADRAIN, before)
-            if marks_pastes():
-                held.callback(write, UNMARKED)
-                write(MARKED)
-            atexit.register(held.close)
+            terminal_restorer.callback(termios.tcsetattr, descriptor, termios.TCSADRAIN, before)
+            if has_paste_marks():
+                terminal_restorer.callback(write_code, PASTE_MARKS_OFF)
+                write_code(PASTE_MARKS_ON)
+            atexit.register(terminal_restorer.close)
 
 
-def marks_pastes() -> bool:
+def has_paste_marks() -> bool:
     """Return whether terminal and line editor support bracketed paste."""
     if os.environ.get("TERM", "dumb") == "dumb":
         return False
@@ -61,18 +61,18 @@ def marks_pastes() -> bool:
     return "libedit" not in (readline.__doc__ or "")
 
 
-def write(code: str) -> None:
+def write_code(code: str) -> None:
     """Write a control code to the terminal."""
     with suppress(OSError):
         print(code, end="", flush=True)
 
 
-def typed_messages(ends: Callable[[str], bool]) -> Iterator[str]:
+def read_typed_messages(ends: Callable[[str], bool]) -> Iterator[str]:
     """Yield messages typed at a prompt; lines that arrive together are one message.
 
     A line for which `ends` is true, such as a command, is a separate message.
     """
-    marks = marks_pastes()
+    marks = has_paste_marks()
     if marks:
         import readline
 
@@ -83,10 +83,10 @@ def typed_messages(ends: Callable[[str], bool]) -> Iterator[str]:
             lines, pending = [pending], None
         else:
             try:
-                lines = [input(PROMPT)]
+                lines = [input(INPUT_PROMPT)]
             except EOFError:
                 return
-        while not ends(lines[0]) and is_waiting():
+        while not ends(lines[0]) and has_pending_input():
             try:
                 line = input()
             except EOFError:
@@ -96,15 +96,15 @@ def typed_messages(ends: Callable[[str], bool]) -> Iterator[str]:
                 break
             lines.append(line)
         if marks:
-            write(MARKED)  # the line editor has reset it
+            write_code(PASTE_MARKS_ON)  # the line editor has reset it
         yield "\n".join(lines).strip("\r\n")
 
 
-def is_waiting() -> bool:
+def has_pending_input() -> bool:
     """Return whether more input has already arrived."""
     from select import select
 
     try:
-        return bool(select([sys.stdin], [], [], PAUSE)[0])
+        return bool(select([sys.stdin], [], [], PASTE_PAUSE)[0])
     except OSError:  # not supported on Windows
         return False

@@ -8,13 +8,13 @@ from rich.table import Table
 from safetensors import safe_open
 
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.families.drafts import DRAFTS
-from outpace.checkpoints.load import ZOO, load_config, zoo_names
+from outpace.checkpoints.families.drafts import KNOWN_DRAFTS
+from outpace.checkpoints.load import ZOO_FOLDER, load_config, zoo_names
 from outpace.cli.draw import console
-from outpace.cli.options import about, flag
-from outpace.decoding.target import plural
+from outpace.cli.options import describe_option, flag_name
+from outpace.decoding.target import plural_noun
 from outpace.methods import METHODS
-from outpace.methods.options import options_of
+from outpace.methods.options import method_options
 
 
 def models() -> None:
@@ -23,7 +23,7 @@ def models() -> None:
     for column in ("embedded model", "family", "parameters", "megabytes"):
         table.add_column(column)
     for name in zoo_names():
-        table.add_row(name, *described(name))
+        table.add_row(name, *describe_model(name))
     console.print(table)
     for family in FAMILIES.values():
         console.print(family.name, style="bold")
@@ -31,22 +31,22 @@ def models() -> None:
         formats = f"{', '.join(family.architectures)}, verified against {family.compared}"
         console.print(f"  {formats}", style="dim")
         console.print(f"  such as {', '.join(family.checkpoints)}", highlight=False)
-    for method, targets in DRAFTS.items():
+    for method, targets in KNOWN_DRAFTS.items():
         console.print(f"drafts of {method}", style="bold")
         for target, drafts in targets.items():
-            remark = "" if loads(target) else " (cannot be loaded)"
+            remark = "" if is_loadable(target) else " (cannot be loaded)"
             console.print(f"  {', '.join(drafts)} for {target}{remark}", highlight=False)
 
 
-def loads(name: str) -> bool:
+def is_loadable(name: str) -> bool:
     """Return whether a checkpoint is an embedded model, or listed by a family."""
     names = {each for family in FAMILIES.values() for each in family.checkpoints}
     return name in names or name in zoo_names()
 
 
-def described(name: str) -> tuple[str, str, str]:
+def describe_model(name: str) -> tuple[str, str, str]:
     """Return family, number of parameters and size of an embedded model."""
-    path = ZOO / name / "model.safetensors"
+    path = ZOO_FOLDER / name / "model.safetensors"
     with safe_open(path, framework="pt") as file:
         parameters = sum(prod(file.get_slice(tensor).get_shape()) for tensor in file.keys())  # noqa: SIM118
     size = path.stat().st_size
@@ -58,6 +58,6 @@ def methods() -> None:
     for name, kind in METHODS.items():
         console.print(name, style="bold")
         console.print(f"  {(kind.__doc__ or '').splitlines()[0]}")
-        console.print(f"  decodes {plural(kind.decodes)}", style="dim")
-        for option in options_of(kind).values():
-            console.print(f"  --{flag(option.name):<18} {about(option)}")
+        console.print(f"  decodes {plural_noun(kind.target_kinds)}", style="dim")
+        for option in method_options(kind).values():
+            console.print(f"  --{flag_name(option.name):<18} {describe_option(option)}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from outpace.cli.exit import INTERRUPTED, TERMINATED, fail
+from outpace.cli.exit import INTERRUPTED, TERMINATED, exit_with_error
 
 TYPE_CHECKING = False
 
@@ -20,29 +20,31 @@ if TYPE_CHECKING:
 def main(args: Sequence[str] | None = None) -> None:
     """Run a command; user errors print one line to standard error and exit with status 2."""
     hook = sys.unraisablehook
-    sys.unraisablehook = lambda info: again() if info.exc_type is KeyboardInterrupt else hook(info)
+    sys.unraisablehook = lambda info: (
+        repeat_interrupt() if info.exc_type is KeyboardInterrupt else hook(info)
+    )
     try:
-        from outpace.cli.app import run
+        from outpace.cli.app import run_command
 
-        status = run(list(sys.argv[1:] if args is None else args) or ["--help"])
+        status = run_command(list(sys.argv[1:] if args is None else args) or ["--help"])
         print(end="", flush=True)
     except KeyboardInterrupt:
         status = INTERRUPTED
     except SystemExit as ended:
         if ended.code == TERMINATED:
-            fail("terminated", TERMINATED)
+            exit_with_error("terminated", TERMINATED)
         raise
     except (ValueError, OSError) as error:
-        fail(f"{'standard output: ' if is_full() else ''}{error}")
+        exit_with_error(f"{'standard output: ' if is_stdout_full() else ''}{error}")
     finally:
         sys.unraisablehook = hook
     if status == INTERRUPTED:
         exec("")  # otherwise Python dies by the signal if it came inside exec, as in dataclasses
-        fail("interrupted", INTERRUPTED)
+        exit_with_error("interrupted", INTERRUPTED)
     sys.exit(status)
 
 
-def again() -> None:
+def repeat_interrupt() -> None:
     """Repeat a Ctrl-C that arrived where it could not be raised, such as in an import."""
     from _thread import interrupt_main
     from threading import Timer
@@ -50,7 +52,7 @@ def again() -> None:
     Timer(0.01, interrupt_main).start()
 
 
-def is_full() -> bool:
+def is_stdout_full() -> bool:
     """Return whether standard output cannot be written, as on a full disk, and drop its buffer."""
     try:
         print(end="", flush=True)

@@ -10,41 +10,41 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from outpace.api.answers import Answering
-from outpace.api.codec import checked_text
+from outpace.api.answers import AnswerBackend
+from outpace.api.codec import validate_text
 from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
-from outpace.cli.asking import ASKING, Asking
-from outpace.cli.draw import console, report_table, show_cut, show_pieces
+from outpace.cli.draw import console, report_table, show_pieces, show_truncated
 from outpace.cli.flags import (
-    ENDING,
-    LOADING,
-    Batch,
-    Choice,
-    Dressing,
-    Ending,
-    JsonPath,
-    Limit,
-    Loading,
-    ModelName,
-    NoPrefixCache,
-    Template,
-    typed,
+    LOAD_FLAGS,
+    STOP_FLAGS,
+    BatchFlag,
+    JsonFlag,
+    LimitFlag,
+    LoadFlags,
+    ModelArgument,
+    NoPrefixCacheFlag,
+    PromptFlags,
+    SamplingFlags,
+    StopFlags,
+    TemplateFlag,
+    read_prompt,
 )
-from outpace.cli.options import entry_of, parse_method, split_entry
-from outpace.cli.output import replaced
-from outpace.cli.spread import SPREAD, Spread
-from outpace.cli.tasks import Tasks, show
-from outpace.cli.terminal import bars
+from outpace.cli.options import format_entry, parse_method, split_entry
+from outpace.cli.output import replace_file
+from outpace.cli.replica_flags import REPLICA_FLAGS, ReplicaFlags
+from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
+from outpace.cli.tasks import HarnessFlags, show_harness_results
+from outpace.cli.terminal import progress_bars
 from outpace.evaluation.protocol import Setting
 from outpace.evaluation.question import Question
-from outpace.evaluation.report import Report
-from outpace.evaluation.run import evaluate, fitted, judged, questions_of
+from outpace.evaluation.report import EvaluationReport
+from outpace.evaluation.run import evaluate, judgment_records, limit_to_context, questions_of
 from outpace.methods import Method
-from outpace.methods.bounds import at_least_one
-from outpace.provenance import provenance
+from outpace.methods.bounds import check_at_least_one
+from outpace.provenance import provenance_record
 
-RACE = (
+RACE_ENTRIES = (
     "tiny-ar autoregressive",
     "tiny-ar dflash draft=tiny-dflash",
     "tiny-wedlm wedlm verify=true",
@@ -54,11 +54,11 @@ RACE = (
     "tiny-d2f d2f add=0.5 confidence=0.98",
 )
 
-MEANING = (
+RACE_CAPTION = (
     "Tokens per forward: gain of the method. Tokens per second: resulting speed on this machine."
 )
 
-RACING = Choice(max_tokens=128, temperature=0.0)
+RACE_SAMPLING = SamplingFlags(max_tokens=128, temperature=0.0)
 
 
 def race(
@@ -69,45 +69,45 @@ def race(
     entry: Annotated[
         list[str] | None, Option(help="'MODEL METHOD option=value …'; repeat for each entry.")
     ] = None,
-    limit: Limit = 25,
-    sampling: Choice = RACING,
-    stops: Ending = ENDING,
-    template: Template = None,
-    load_flags: Loading = LOADING,
-    json_path: JsonPath = None,
+    limit: LimitFlag = 25,
+    sampling: SamplingFlags = RACE_SAMPLING,
+    stops: StopFlags = STOP_FLAGS,
+    template: TemplateFlag = None,
+    load_flags: LoadFlags = LOAD_FLAGS,
+    json_path: JsonFlag = None,
 ) -> None:
     """Compare methods on the same prompts: answers coloured by forward, then a table.
 
     Without a prompt, the methods solve held-out story problems, and the table includes accuracy.
     """
-    options = sampling.options() | stops.options() | Dressing(template=template).options()
+    options = sampling.options() | stops.options() | PromptFlags(template=template).options()
     check_options(options)
-    prompt = None if prompt is None else typed(prompt)
-    with replaced(json_path) as file:
-        racers = line_up(entry or RACE, load_flags)
-        reports = compete(racers, prompt, limit, options)
+    prompt = None if prompt is None else read_prompt(prompt)
+    with replace_file(json_path) as file:
+        racers = open_racers(entry or RACE_ENTRIES, load_flags)
+        reports = run_race(racers, prompt, limit, options)
         console.print()
         console.print(report_table(reports, scored=prompt is None))
-        show_cut([report.summary() for _, report in reports])
+        show_truncated([report.to_record() for _, report in reports])
         if prompt is None:
             note = f"{limit} held-out story problems (not GSM8K), one at a time"
             console.print(note, style="dim")
-        console.print(MEANING, style="dim")
-        write_json(file, [report for _, report in reports])
+        console.print(RACE_CAPTION, style="dim")
+        write_report(file, [report for _, report in reports])
 
 
 Racers = dict[str, tuple[LLM, Method]]
 """Model and method of each entry."""
 
 
-def compete(
+def run_race(
     racers: Racers, prompt: str | None, limit: int, options: Options
-) -> list[tuple[str, Report]]:
+) -> list[tuple[str, EvaluationReport]]:
     """Show the answer of each entry, and report on that prompt or on story problems."""
     questions = questions_of("story", limit)
-    first = questions[0].prompt if prompt is None else checked_text("prompt", prompt)
+    first = questions[0].prompt if prompt is None else validate_text("prompt", prompt)
     console.print(first, style="bold")
-    reports: list[tuple[str, Report]] = []
+    reports: list[tuple[str, EvaluationReport]] = []
     for title, (llm, method) in racers.items():
         options["method"] = method
         if prompt is not None:
@@ -116,20 +116,22 @@ def compete(
         stream = llm.stream(first, **options)
         show_pieces(console, stream)
         if prompt is None:
-            reports.append((title, run(llm, questions, {"task": "story"}, 1, options)))
+            reports.append((title, run_evaluation(llm, questions, {"task": "story"}, 1, options)))
         else:
             assert stream.output is not None
             seconds = stream.output.seconds
-            report = Report(task="", model=llm.name, method=repr(method), batch=1, seconds=seconds)
-            report.add(stream.output, None)
+            report = EvaluationReport(
+                task="", model=llm.name, method=repr(method), batch=1, seconds=seconds
+            )
+            report.add_answer(stream.output, None)
             reports.append((title, report))
     return reports
 
 
-def line_up(entries: Sequence[str], load_flags: Loading) -> Racers:
+def open_racers(entries: Sequence[str], load_flags: LoadFlags) -> Racers:
     """Load model and method of all entries; raises `ValueError` for a bad one before any runs."""
     parsed = {text: parse_entry(text) for text in entries}
-    llms = load_flags.open_all(parsed.values())
+    llms = load_flags.open_models(parsed.values())
     return {text: (llms[model], method) for text, (model, method) in parsed.items()}
 
 
@@ -139,32 +141,32 @@ def parse_entry(text: str) -> tuple[str, Method]:
     return model, parse_method(name, options)
 
 
-def run(
-    llm: Answering,
+def run_evaluation(
+    llm: AnswerBackend,
     questions: list[Question],
     labels: dict[str, str],
     batch: int,
     options: Options,
     samples: Path | None = None,
-) -> Report:
+) -> EvaluationReport:
     """Evaluate with a progress bar."""
-    with bars() as shown:
+    with progress_bars() as shown:
         bar = shown.add_task(labels["task"], total=len(questions))
 
-        def progress(report: Report) -> None:
+        def update_bar(report: EvaluationReport) -> None:
             text = f"{report.tokens_per_forward:.2f} tokens per forward"
             shown.update(bar, completed=len(report.outputs), description=text)
 
         return evaluate(
-            llm, questions, batch=batch, samples=samples, progress=progress, **labels, **options
+            llm, questions, batch=batch, samples=samples, progress=update_bar, **labels, **options
         )
 
 
-HARNESS = Tasks()
+HARNESS_FLAGS = HarnessFlags()
 
 
 @dataclass(frozen=True, kw_only=True)
-class Questioned(Choice):
+class ProtocolSamplingFlags(SamplingFlags):
     """Flags of sampling and length whose defaults come from a protocol."""
 
     max_tokens: Annotated[
@@ -186,97 +188,101 @@ class Questioned(Choice):
     ] = None
 
 
-QUESTIONED = Questioned()
+PROTOCOL_SAMPLING = ProtocolSamplingFlags()
 
 
 def evaluate_command(
-    model: ModelName,
+    model: ModelArgument,
     method: Method | None = None,
-    task_flags: Asking = ASKING,
-    limit: Limit = 100,
-    batch: Batch = 1,
-    sampling: Questioned = QUESTIONED,
-    stops: Ending = ENDING,
-    template: Template = None,
-    load_flags: Loading = LOADING,
-    replica_flags: Spread = SPREAD,
-    harness: Tasks = HARNESS,
-    no_prefix_cache: NoPrefixCache = False,
+    task_flags: TaskFlags = TASK_FLAGS,
+    limit: LimitFlag = 100,
+    batch: BatchFlag = 1,
+    sampling: ProtocolSamplingFlags = PROTOCOL_SAMPLING,
+    stops: StopFlags = STOP_FLAGS,
+    template: TemplateFlag = None,
+    load_flags: LoadFlags = LOAD_FLAGS,
+    replica_flags: ReplicaFlags = REPLICA_FLAGS,
+    harness: HarnessFlags = HARNESS_FLAGS,
+    no_prefix_cache: NoPrefixCacheFlag = False,
     samples: Annotated[
         Path | None,
         Option(help="Append each answer to this file, from which a killed run resumes."),
     ] = None,
-    json_path: JsonPath = None,
+    json_path: JsonFlag = None,
 ) -> None:
     """Measure accuracy, tokens per forward and tokens per second of one method, all in one run.
 
     A protocol sets shots, template, lengths, sampling and method as in a paper; flags override it.
     With --json, all answers are written to a JSON-lines file next to the figures.
     """
-    at_least_one(limit=limit)
+    check_at_least_one(limit=limit)
     request = sampling.options() | stops.options()
     if template:
-        request |= Dressing(template=template).options()
+        request |= PromptFlags(template=template).options()
     check_options(request)
     if harness.tasks is not None:
-        if replace(task_flags, num_shots=None) != ASKING:
+        if replace(task_flags, num_shots=None) != TASK_FLAGS:
             raise ValueError("--tasks cannot be combined with --task, --data and related flags")
-        if replica_flags != SPREAD:
+        if replica_flags != REPLICA_FLAGS:
             raise ValueError("--tasks cannot be combined with --ray or --replicas")
-        with replaced(json_path) as file:
-            llm = load_flags.open(model, method, prefix_cache=not no_prefix_cache)
+        with replace_file(json_path) as file:
+            llm = load_flags.open_model(model, method, prefix_cache=not no_prefix_cache)
             extra = {"shots": task_flags.num_shots, "limit": limit, "samples": samples}
             report_tasks(harness, llm, file, options=request, batch=batch, **extra)
         return
-    if harness != HARNESS:
+    if harness != HARNESS_FLAGS:
         raise ValueError("--include, --chat, --system and --draws need --tasks")
-    setting, questions = task_flags.setting(), task_flags.questions(limit)
-    options = setting.options(request | Options(method=method))
-    with replaced(json_path) as file, replaced(beside(json_path)) as answers:
+    setting, questions = task_flags.load_setting(), task_flags.load_questions(limit)
+    options = setting.request_options(request | Options(method=method))
+    with replace_file(json_path) as file, replace_file(answers_path(json_path)) as answers:
         cached = not no_prefix_cache
-        backend = replica_flags.open(load_flags, model, options["method"], prefix_cache=cached)
-        options = settled(backend, setting, questions, request)
+        backend = replica_flags.open_model(
+            load_flags, model, options["method"], prefix_cache=cached
+        )
+        options = resolve_options(backend, setting, questions, request)
         labels = {"task": setting.task, "protocol": task_flags.protocol}
-        report = run(backend, questions, labels, batch, options, samples)
-        console.print(report_table([(entry_of(backend.name, backend.method), report)], scored=True))
-        show_cut([report.summary()])
-        write_json(file, [report])
+        report = run_evaluation(backend, questions, labels, batch, options, samples)
+        console.print(
+            report_table([(format_entry(backend.name, backend.method), report)], scored=True)
+        )
+        show_truncated([report.to_record()])
+        write_report(file, [report])
         write_answers(answers, questions, report)
 
 
-def report_tasks(harness: Tasks, llm: LLM, path: Path | None, **settings: Any) -> None:
+def report_tasks(harness: HarnessFlags, llm: LLM, path: Path | None, **settings: Any) -> None:
     """Run the tasks of lm-evaluation-harness, and print and write their results."""
-    results, report = harness.run(llm, **settings)
-    show(results)
-    show_cut([report.summary()])
-    write_json(path, [report], harness=results)
+    results, report = harness.run_harness(llm, **settings)
+    show_harness_results(results)
+    show_truncated([report.to_record()])
+    write_report(path, [report], harness=results)
 
 
-def write_answers(path: Path | None, questions: list[Question], report: Report) -> None:
+def write_answers(path: Path | None, questions: list[Question], report: EvaluationReport) -> None:
     """Write each question with its answer, if there is a file."""
     if path is not None:
-        lines = (json.dumps(line, default=str) for line in judged(questions, report))
+        lines = (json.dumps(line, default=str) for line in judgment_records(questions, report))
         path.write_text("".join(f"{line}\n" for line in lines))
 
 
-def settled(
-    llm: Answering, setting: Setting, questions: list[Question], request: Options
+def resolve_options(
+    llm: AnswerBackend, setting: Setting, questions: list[Question], request: Options
 ) -> Options:
     """Return the options of all requests; the lengths of a protocol are reduced to the context."""
-    options = setting.options(request | Options(method=llm.method))
+    options = setting.request_options(request | Options(method=llm.method))
     if isinstance(llm, LLM) and "max_tokens" not in request:
-        options = fitted(llm, questions, options)
+        options = limit_to_context(llm, questions, options)
     return options
 
 
-def beside(path: Path | None) -> Path | None:
+def answers_path(path: Path | None) -> Path | None:
     """Return the path of the answers that belong to the figures at `path`."""
     return None if path is None else path.with_name(f"{path.stem}.answers.jsonl")
 
 
-def write_json(path: Path | None, reports: list[Report], **more: Any) -> None:
+def write_report(path: Path | None, reports: list[EvaluationReport], **more: Any) -> None:
     """Write figures with their provenance, and any `more` fields."""
     if path is not None:
-        results = [report.summary() for report in reports]
-        text = json.dumps({"provenance": provenance(), "results": results, **more}, indent=2)
+        results = [report.to_record() for report in reports]
+        text = json.dumps({"provenance": provenance_record(), "results": results, **more}, indent=2)
         path.write_text(text + "\n")

@@ -10,11 +10,11 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from typer import Option
 
-from outpace.benchmark.entry import Entry, swept, word
+from outpace.benchmark.entry import MethodEntry, expand_entries, format_value
 from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
 from outpace.methods.options import Option as Described
-from outpace.methods.options import find_method, make_method, options_of
+from outpace.methods.options import find_method, make_method, method_options
 
 
 def parse_method(name: str, values: Mapping[str, str]) -> Method:
@@ -23,15 +23,17 @@ def parse_method(name: str, values: Mapping[str, str]) -> Method:
     Raises:
         OptionError: For an unknown or missing option, or an invalid value.
     """
-    return make_method(name, parsed(name, values), spelling=lambda option: f"--{flag(option)}")
+    return make_method(
+        name, parse_options(name, values), spelling=lambda option: f"--{flag_name(option)}"
+    )
 
 
-def parse_words(text: str) -> Method:
+def parse_method_words(text: str) -> Method:
     """Create a method from `NAME option=value …`; raises as `parse_method` does."""
-    return parse_method(*split_words(text))
+    return parse_method(*split_method_words(text))
 
 
-def split_words(text: str) -> tuple[str, dict[str, str]]:
+def split_method_words(text: str) -> tuple[str, dict[str, str]]:
     """Split `NAME option=value …` into name and options."""
     name, *options = text.split()
     if wrong := [option for option in options if "=" not in option]:
@@ -44,63 +46,65 @@ def split_entry(text: str) -> tuple[str, str, dict[str, str]]:
     model, _, method = text.strip().partition(" ")
     if not method:
         raise ValueError(f"{text!r} is not an entry: write 'MODEL METHOD option=value …'")
-    return model, *split_words(method)
+    return model, *split_method_words(method)
 
 
-def parse_entries(text: str) -> list[Entry]:
+def parse_entries(text: str) -> list[MethodEntry]:
     """Parse `MODEL METHOD option=value …`, where commas separate the values of a sweep."""
     model, name, options = split_entry(text)
-    values = {o: [parsed(name, {o: each})[o] for each in t.split(",")] for o, t in options.items()}
-    return swept(model, name, values)
+    values = {
+        o: [parse_options(name, {o: each})[o] for each in t.split(",")] for o, t in options.items()
+    }
+    return expand_entries(model, name, values)
 
 
-def texts_of(method: Method) -> tuple[str, dict[str, str]]:
+def method_texts(method: Method) -> tuple[str, dict[str, str]]:
     """Return the name of a method, and its options other than defaults as texts."""
     name = next(name for name, kind in METHODS.items() if kind is type(method))
-    values = {o.name: (getattr(method, o.name), o) for o in options_of(type(method)).values()}
-    return name, {n: word(value) for n, (value, o) in values.items() if value != o.default}
+    values = {o.name: (getattr(method, o.name), o) for o in method_options(type(method)).values()}
+    return name, {n: format_value(value) for n, (value, o) in values.items() if value != o.default}
 
 
-def flags_of(method: Method) -> list[str]:
+def method_flags(method: Method) -> list[str]:
     """Format a method as command-line arguments."""
-    name, texts = texts_of(method)
-    flags = ((f"--{flag(option)}", text) for option, text in texts.items())
+    name, texts = method_texts(method)
+    flags = ((f"--{flag_name(option)}", text) for option, text in texts.items())
     return ["--method", name, *(word for pair in flags for word in pair)]
 
 
-def entry_of(model: str, method: Method) -> str:
+def format_entry(model: str, method: Method) -> str:
     """Format model and method as `MODEL METHOD option=value …`, parsed by `split_entry`."""
-    return f"{model} {words_for(method)}"
+    return f"{model} {format_method(method)}"
 
 
-def words_for(method: Method) -> str:
+def format_method(method: Method) -> str:
     """Format a method as `NAME option=value …`, parsed by `split_method_words`."""
-    name, texts = texts_of(method)
+    name, texts = method_texts(method)
     return " ".join([name, *(f"{option}={text}" for option, text in texts.items())])
 
 
-def requested_method(name: str, values: Mapping[str, str]) -> dict[str, Any]:
+def method_request(name: str, values: Mapping[str, str]) -> dict[str, Any]:
     """Return a method as sent to a server, with the options that are set.
 
     The server validates missing options.
     """
-    return {"method": name, "options": parsed(name, values)}
+    return {"method": name, "options": parse_options(name, values)}
 
 
-def parsed(name: str, values: Mapping[str, str]) -> dict[str, Any]:
+def parse_options(name: str, values: Mapping[str, str]) -> dict[str, Any]:
     """Parse option values of a method; values of unknown options stay texts."""
     kind = find_method(name)
-    options = options_of(kind)
+    options = method_options(kind)
     return {
-        option: parse(kind, option, text) if option in options else text
+        option: parse_option(kind, option, text) if option in options else text
         for option, text in values.items()
     }
 
 
-def parse(kind: type[Method], option: str, text: str) -> Any:
+def parse_option(kind: type[Method], option: str, text: str) -> Any:
     """Parse one option value; raises `OptionError` for an invalid one."""
-    described = options_of(kind)[option]
-    plain, words = described.kind, words_of(described)
+    described = method_options(kind)[option]
+    plain, words = described.kind, option_words(described)
     if text.lower() in words:
         return None if text.lower() == "none" else text.lower()
     try:
@@ -109,85 +113,91 @@ def parse(kind: type[Method], option: str, text: str) -> Any:
         return plain(text)
     except (KeyError, ValueError):
         choices = " or ".join([plain.__name__, *words])
-        message = f"{flag(option)} must be {choices}, got {text!r}"
+        message = f"{flag_name(option)} must be {choices}, got {text!r}"
         raise OptionError(option, text, message) from None
 
 
-def words_of(option: Described) -> list[str]:
+def option_words(option: Described) -> list[str]:
     """Return the words that an option accepts, `none` for None included."""
     return [*option.words, *["none"] * option.nullable]
 
 
-def flag(option: str) -> str:
+def flag_name(option: str) -> str:
     """Return the command-line name of an option."""
     return option.replace("_", "-")
 
 
-def like(incomplete: str) -> list[str]:
+def complete_method(incomplete: str) -> list[str]:
     """Complete the name of a method."""
     return [name for name in METHODS if name.startswith(incomplete)]
 
 
-NAME = Annotated[
+MethodFlag = Annotated[
     str | None,
-    Option("--method", help=f"Decoding method: {', '.join(METHODS)}.", autocompletion=like),
+    Option(
+        "--method", help=f"Decoding method: {', '.join(METHODS)}.", autocompletion=complete_method
+    ),
 ]
 
 
-def with_method(function: Callable[..., None], name: str | None) -> Callable[..., None]:
+def add_method_flags(function: Callable[..., None], name: str | None) -> Callable[..., None]:
     """Return a command that builds its `method` from `--method` and the flags of that method.
 
     A command whose `method` is not a `Method` gets the method as sent to a server.
     """
     kind = None if name is None else find_method(name)
-    flags = [parameter(kind, each) for each in options_of(kind).values()] if kind else []
+    flags = [method_parameter(kind, each) for each in method_options(kind).values()] if kind else []
     parameters = inspect.signature(function, eval_str=True).parameters
     types = get_args(parameters["method"].annotation)
-    make: Callable[..., Any] = parse_method if Method in types else requested_method
-    shared = [p.replace(annotation=NAME) if p.name == "method" else p for p in parameters.values()]
+    make: Callable[..., Any] = parse_method if Method in types else method_request
+    shared = [
+        p.replace(annotation=MethodFlag) if p.name == "method" else p for p in parameters.values()
+    ]
 
-    def command(**arguments: Any) -> None:
+    def call_with_method(**arguments: Any) -> None:
         values = {p.name: arguments.pop(p.name) for p in flags}
         method_name = arguments.pop("method")
         texts = {option: text for option, text in values.items() if text is not None}
         method = None if method_name is None else make(method_name, texts)
         function(method=method, **arguments)
 
-    return dressed(command, function, [*shared, *flags])
+    return wrap_command(call_with_method, function, [*shared, *flags])
 
 
-def given(group: Any) -> list[str]:
+def changed_flags(group: Any) -> list[str]:
     """Format the flags of a group that differ from their defaults as command-line arguments."""
     values = {f.name: (getattr(group, f.name), f.default) for f in fields(group)}
-    texts = {flag(name): word(v) for name, (v, default) in values.items() if v != default}
+    texts = {
+        flag_name(name): format_value(v) for name, (v, default) in values.items() if v != default
+    }
     return [text for name, value in texts.items() for text in (f"--{name}", value)]
 
 
-def spread(function: Callable[..., None]) -> Callable[..., None]:
+def expand_groups(function: Callable[..., None]) -> Callable[..., None]:
     """Return a command in which each group of flags is expanded into one flag per field."""
     parameters = inspect.signature(function, eval_str=True).parameters.values()
     groups: dict[str, Any] = {p.name: p.default for p in parameters if is_dataclass(p.default)}
-    flat = [each for p in parameters for each in (members(p) if p.name in groups else [p])]
+    flat = [each for p in parameters for each in (group_parameters(p) if p.name in groups else [p])]
 
-    def command(**values: Any) -> None:
+    def call_with_groups(**values: Any) -> None:
         for name, default in groups.items():
             values[name] = type(default)(**{f.name: values.pop(f.name) for f in fields(default)})
         function(**values)
 
-    return dressed(command, function, flat)
+    return wrap_command(call_with_groups, function, flat)
 
 
-def members(group: inspect.Parameter) -> list[inspect.Parameter]:
+def group_parameters(group: inspect.Parameter) -> list[inspect.Parameter]:
     """Return a parameter for each field of a flag group, with its default in the group."""
     hints = get_type_hints(type(group.default), include_extras=True)
     defaults = {f.name: getattr(group.default, f.name) for f in fields(group.default)}
     return [
-        group.replace(name=name, default=value, annotation=shown(hints[name], value))
+        group.replace(name=name, default=value, annotation=annotate_default(hints[name], value))
         for name, value in defaults.items()
     ]
 
 
-def shown(hint: Any, default: object) -> Any:
+def annotate_default(hint: Any, default: object) -> Any:
     """Return the annotation of a flag; a default of the group replaces the default in words."""
     kind, flagged = get_args(hint)
     if default is not None and isinstance(flagged.show_default, str):
@@ -196,7 +206,7 @@ def shown(hint: Any, default: object) -> Any:
     return Annotated[kind, flagged]
 
 
-def dressed(
+def wrap_command(
     command: Callable[..., None],
     function: Callable[..., None],
     parameters: Sequence[inspect.Parameter],
@@ -208,12 +218,12 @@ def dressed(
     return command
 
 
-def parameter(kind: type[Method], described: Described) -> inspect.Parameter:
+def method_parameter(kind: type[Method], described: Described) -> inspect.Parameter:
     """Return the parameter for an option of a method."""
     flagged = Option(
-        f"--{flag(described.name)}",
+        f"--{flag_name(described.name)}",
         metavar=described.kind.__name__.upper(),
-        help=about(described),
+        help=describe_option(described),
         rich_help_panel=f"Options of {kind.__name__}",
     )
     return inspect.Parameter(
@@ -224,9 +234,9 @@ def parameter(kind: type[Method], described: Described) -> inspect.Parameter:
     )
 
 
-def about(described: Described) -> str:
+def describe_option(described: Described) -> str:
     """Describe an option: meaning, accepted values and default."""
-    plain, words = described.kind, words_of(described)
+    plain, words = described.kind, option_words(described)
     choices = " or ".join(words if plain is str and words else [plain.__name__, *words])
-    default = "required" if described.needed else f"default {described.default}".lower()
+    default = "required" if described.is_required else f"default {described.default}".lower()
     return "; ".join(filter(None, (described.meaning, choices, default)))

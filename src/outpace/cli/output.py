@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 @contextmanager
-def replaced(path: Path | None) -> Iterator[Path | None]:
+def replace_file(path: Path | None) -> Iterator[Path | None]:
     """Yield a temporary file, which replaces `path` unless an exception is raised.
 
     Yields None if `path` is None.
@@ -28,7 +28,7 @@ def replaced(path: Path | None) -> Iterator[Path | None]:
     draft = path.with_name(f".{os.getpid()}.{path.name}")
     new_folders = [folder for folder in path.parents if not folder.exists()]
     try:
-        try_out(draft, path)
+        check_writable(draft, path)
         try:
             yield draft
             draft.replace(path)
@@ -40,7 +40,7 @@ def replaced(path: Path | None) -> Iterator[Path | None]:
                 folder.rmdir()
 
 
-def try_out(draft: Path, path: Path) -> None:
+def check_writable(draft: Path, path: Path) -> None:
     """Create the folder, and raise `ValueError` if nothing can be written there."""
     try:
         draft.parent.mkdir(parents=True, exist_ok=True)

@@ -7,14 +7,14 @@ from typing import Annotated
 
 from typer import Option
 
-from outpace.checkpoints.compress import compress
+from outpace.checkpoints.compress import compress_checkpoint
 from outpace.cli.draw import console
-from outpace.cli.flags import ModelName
-from outpace.cli.terminal import bars, ended_by_sigterm
+from outpace.cli.flags import ModelArgument
+from outpace.cli.terminal import exit_on_sigterm, progress_bars
 
 
 def quantize(
-    model: ModelName,
+    model: ModelArgument,
     output: Annotated[Path, Option(help="New folder for the checkpoint.")],
     to: Annotated[str, Option(help="Weight format: int8.")] = "int8",
 ) -> None:
@@ -23,12 +23,12 @@ def quantize(
     It loads faster from half the bytes, and generates the same tokens as the original with
     --quantize int8. A GGUF file becomes a folder that includes the tokenizer.
     """
-    with ended_by_sigterm(), bars() as shown:
+    with exit_on_sigterm(), progress_bars() as shown:
         bar = shown.add_task(f"quantizing {model}", total=None)
 
-        def progress(done: int, total: int) -> None:
+        def update_bar(done: int, total: int) -> None:
             shown.update(bar, completed=done, total=total)
 
-        folder = compress(model, output, to=to, progress=progress)
+        folder = compress_checkpoint(model, output, to=to, progress=update_bar)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     console.print(f"{size / 1e6:.1f} MB of weights in {folder}", style="dim", soft_wrap=True)

@@ -9,9 +9,16 @@ from typing import Annotated
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.cli.draw import console, show_cut
-from outpace.cli.output import replaced
-from outpace.evaluation.compare import Result, areas, differences, fronts, named, read_results
+from outpace.cli.draw import console, show_truncated
+from outpace.cli.output import replace_file
+from outpace.evaluation.compare import (
+    ResultRecord,
+    accuracy_under_parallelism,
+    bootstrap_differences,
+    pareto_indices,
+    read_results,
+    result_title,
+)
 
 
 def report(
@@ -25,34 +32,34 @@ def report(
     """
     if png is not None:
         from outpace.benchmark.plots import draw_front
-    with replaced(png) as picture:
+    with replace_file(png) as picture:
         results = read_results(files)
         if not results:
             raise ValueError("the files contain no results to report")
         for number, result in enumerate(results, 1):
-            console.print(f"{number}  {result['task']}: {named(result)}")
-        console.print(results_table(results))
-        show_cut(results)
+            console.print(f"{number}  {result['task']}: {result_title(result)}")
+        console.print(comparison_table(results))
+        show_truncated(results)
         if len(results) > 1:
             console.print(differences_table(results))
-        for kind, area in areas(results).items():
+        for kind, area in accuracy_under_parallelism(results).items():
             console.print(f"accuracy under parallelism, {kind}: {area:.1f}")
         if picture is not None:
             draw_front(results, picture)
 
 
-def results_table(results: Sequence[Result]) -> Table:
+def comparison_table(results: Sequence[ResultRecord]) -> Table:
     """Build a table with a line per run; a star marks the Pareto front."""
     table = Table(header_style="bold")
-    for name in COLUMNS:
+    for name in COMPARISON_COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
-    best = fronts(results)
+    best = pareto_indices(results)
     for number, result in enumerate(results):
-        table.add_row(f"{number + 1}{' ★' * (number in best)}", *cells(result))
+        table.add_row(f"{number + 1}{' ★' * (number in best)}", *result_cells(result))
     return table
 
 
-COLUMNS = (
+COMPARISON_COLUMNS = (
     "run",
     "accuracy\n95 %",
     "tokens\nper\nforward",
@@ -64,7 +71,7 @@ COLUMNS = (
 )
 
 
-def cells(result: Result) -> list[str]:
+def result_cells(result: ResultRecord) -> list[str]:
     """Format the figures of a run."""
     error, cached = result["tokens_per_forward_error"], result["p_cache"]
     scored = result["accuracy"] is not None
@@ -80,19 +87,19 @@ def cells(result: Result) -> list[str]:
     ]
 
 
-def differences_table(results: Sequence[Result]) -> Table:
+def differences_table(results: Sequence[ResultRecord]) -> Table:
     """Build a table of differences from the first run; raises `ValueError` if questions differ."""
     first, *others = results
     table = Table(title="against run 1", header_style="bold")
     for name in ("run", "figure", "difference", "95 %", "p"):
         table.add_column(name, justify="right", no_wrap=True)
     for number, other in enumerate(others, 2):
-        for figure, d in differences(first, other).items():
+        for figure, d in bootstrap_differences(first, other).items():
             interval = f"{d.low:+.3f} … {d.high:+.3f}"
-            table.add_row(str(number), figure, f"{d.value:+.3f}", interval, small(d.p))
+            table.add_row(str(number), figure, f"{d.value:+.3f}", interval, format_p_value(d.p))
     return table
 
 
-def small(p: float) -> str:
+def format_p_value(p: float) -> str:
     """Format a p-value, limited by the number of bootstrap draws."""
     return "< 0.001" if p < 0.001 else f"{p:.3f}"

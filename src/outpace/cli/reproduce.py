@@ -11,10 +11,10 @@ from typing import Annotated
 
 from typer import Argument, Typer
 
-FOLDER = Path(__file__).parents[3] / "benchmarks" / "reproduce"
+REPRODUCE_FOLDER = Path(__file__).parents[3] / "benchmarks" / "reproduce"
 """Its folder in a clone whose package is installed as editable."""
 
-NEED = (
+CLONE_NOTICE = (
     "needs a clone of the repository: the installed package does not include the figures. "
     "Clone it, then run in its folder: pip install --editable ."
 )
@@ -26,7 +26,7 @@ def reproduce() -> Callable[..., None] | Typer:
 
     Returns the command of the clone, or one that reports the missing clone.
     """
-    init = FOLDER / "__init__.py"
+    init = REPRODUCE_FOLDER / "__init__.py"
     if not init.is_file():
         return command_without_clone()
     if "reproduce" not in sys.modules:
@@ -42,12 +42,14 @@ def reproduce() -> Callable[..., None] | Typer:
 def command_without_clone() -> Typer:
     """Return a command that accepts any arguments and reports the missing clone."""
     app = Typer(add_completion=False)
-    about = f"Reproduce the figures of a paper, next to the published points.\n\nThis {NEED}"
+    about = (
+        f"Reproduce the figures of a paper, next to the published points.\n\nThis {CLONE_NOTICE}"
+    )
 
     @app.command("reproduce", help=about, context_settings={"ignore_unknown_options": True})
-    def refuse(
+    def refuse_command(
         words: Annotated[list[str] | None, Argument(help="PAPER or PAPER:FIGURE.")] = None,
     ) -> None:
-        raise ValueError(f"reproduce {NEED}")
+        raise ValueError(f"reproduce {CLONE_NOTICE}")
 
     return app

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from typer import Argument, Exit, Option
 
-from outpace.cli.flags import LOADING, Loading, one_thread
-from outpace.errors import OptionError, prefixed
+from outpace.cli.flags import LOAD_FLAGS, LoadFlags, uses_one_thread
+from outpace.errors import OptionError, prefix_error
 from outpace.methods import Method
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Serving:
+class ServerFlags:
     """Flags of the server as a whole."""
 
     host: Annotated[str | None, Option(help="Address to listen on; 127.0.0.1 by default.")] = None
@@ -41,13 +41,13 @@ class Serving:
         bool, Option("--verbose", help="Also log the choices made for this processor.")
     ] = False
 
-    def settings(self) -> dict[str, Any]:
+    def collect_settings(self) -> dict[str, Any]:
         """Return the flags that are set, as in a settings file."""
         values = {n: str(v) if isinstance(v, Path) else v for n, v in vars(self).items()}
         return {n: v for n, v in values.items() if v is not None and v is not False}
 
 
-SERVING = Serving()
+SERVER_FLAGS = ServerFlags()
 
 
 def serve(
@@ -65,48 +65,50 @@ def serve(
     max_tokens: Annotated[
         int | None, Option(help="Maximum tokens of an answer.", show_default="rest of the context")
     ] = None,
-    server_flags: Serving = SERVING,
+    server_flags: ServerFlags = SERVER_FLAGS,
     replicas: Annotated[int | None, Option(help="Number of processes on Ray, one per GPU.")] = None,
     max_replicas: Annotated[int | None, Option(help="Maximum replicas under load.")] = None,
-    load_flags: Loading = LOADING,
+    load_flags: LoadFlags = LOAD_FLAGS,
 ) -> None:
     """Serve models over an OpenAI-compatible HTTP API; by default the embedded models."""
     check_system()
     try:
         from outpace.server import settings
         from outpace.server.logs import log_start, start_log
-        from outpace.server.models import check_all
-        from outpace.server.run import bound, run
+        from outpace.server.models import check_all_models
+        from outpace.server.run import bind_socket, serve_until_signal
         from outpace.server.service import Service
     except ImportError as error:
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
     if max_replicas is not None and replicas is None:
         raise OptionError("max_replicas", max_replicas, "--max-replicas needs --replicas")
-    paths = settings.named_models(model, models or ())
+    paths = settings.name_models(model, models or ())
     if config is not None and paths:
         raise ValueError("models cannot be given both on the command line and in --config")
-    if not paths and (method or further or max_tokens is not None or load_flags != LOADING):
+    if not paths and (method or further or max_tokens is not None or load_flags != LOAD_FLAGS):
         raise ValueError("--method, --further, --max-tokens and loading flags need a model")
     values = {"max_tokens": max_tokens, **vars(load_flags)}
     entries = {
-        name: settings.entry(path, method, dict(map(pair, further or ())), values)
+        name: settings.make_entry(path, method, dict(map(parse_pair, further or ())), values)
         for name, path in paths.items()
     }
-    whole = settings.merged(config, entries, server_flags.settings())
+    whole = settings.build_config(config, entries, server_flags.collect_settings())
     start_log(verbose=whole.server.verbose)
-    whole.check()
-    check_all(whole.models)
+    whole.check_consistency()
+    check_all_models(whole.models)
     if replicas is not None:
-        raise Exit(replicated(whole, replicas, max_replicas))
-    with bound(whole.server) as socket:
+        raise Exit(serve_replicas(whole, replicas, max_replicas))
+    with bind_socket(whole.server) as socket:
         small = are_small(whole.models)
         host, port = socket.getsockname()[:2]
         log_start(host, port, len(whole.models))
         if any(entry.tensor_parallel > 1 for entry in whole.models.values()):
             if small:
                 torch.set_num_threads(1)  # before layouts are tried
-            raise Exit(run(Service.load(whole), socket))  # torchrun has started its processes
-        raise Exit(run(Service.apart(whole, small=small), socket))
+            raise Exit(
+                serve_until_signal(Service.load(whole), socket)
+            )  # torchrun has started its processes
+        raise Exit(serve_until_signal(Service.start_engine_process(whole, small=small), socket))
 
 
 def check_system() -> None:
@@ -115,13 +117,13 @@ def check_system() -> None:
         raise ValueError("outpace serve needs Linux or macOS; on Windows, use WSL")
 
 
-def replicated(config: Config, replicas: int, max_replicas: int | None) -> int:
+def serve_replicas(config: Config, replicas: int, max_replicas: int | None) -> int:
     """Serve with several processes, and return the exit status."""
     try:
-        from outpace.ray.run import run
+        from outpace.ray.run import run_replicas
     except ImportError as error:
         raise ValueError(f"{error}; --replicas needs: pip install 'outpace[ray]'") from error
-    return run(config, replicas, max_replicas, small=are_small(config.models))
+    return run_replicas(config, replicas, max_replicas, small=are_small(config.models))
 
 
 def are_small(models: Mapping[str, Entry]) -> bool:
@@ -129,13 +131,13 @@ def are_small(models: Mapping[str, Entry]) -> bool:
     small = True
     for name, entry in models.items():
         try:
-            small &= one_thread(entry.path, entry.device)
+            small &= uses_one_thread(entry.path, entry.device)
         except ValueError as error:
-            raise prefixed(f"model {name}", error) from error
+            raise prefix_error(f"model {name}", error) from error
     return small
 
 
-def pair(text: str) -> tuple[str, str]:
+def parse_pair(text: str) -> tuple[str, str]:
     """Parse name and path of a model."""
     name, equals, path = text.partition("=")
     if not (name and equals and path):

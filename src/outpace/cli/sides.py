@@ -14,31 +14,31 @@ from rich.table import Table
 from typer import Argument, Option
 
 from outpace.api.options import Options
-from outpace.benchmark.entry import Entry
-from outpace.benchmark.prompts import LENGTH, of_length
-from outpace.benchmark.shape import Shapes
-from outpace.benchmark.side import Load, Side, alternate, check_rounds
-from outpace.benchmark.summary import Figures, summaries
-from outpace.cli.asking import ASKING, Asking
-from outpace.cli.benchmark import numbers
-from outpace.cli.draw import console, show_cut
-from outpace.cli.flags import LOADING, JsonPath, Limit, Loading, Seed, Temperature
+from outpace.benchmark.entry import MethodEntry
+from outpace.benchmark.prompts import DEFAULT_PROMPT_LENGTH, prompts_of_length
+from outpace.benchmark.shape import RandomCheckpoints
+from outpace.benchmark.side import RequestLoad, Side, alternate_turns, check_rounds
+from outpace.benchmark.summary import SideFigures, summarise_sides
+from outpace.cli.benchmark import parse_numbers
+from outpace.cli.draw import console, show_truncated
+from outpace.cli.flags import LOAD_FLAGS, JsonFlag, LimitFlag, LoadFlags, SeedFlag, TemperatureFlag
 from outpace.cli.options import parse_entries
-from outpace.cli.output import replaced
-from outpace.cli.terminal import bars
+from outpace.cli.output import replace_file
+from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
+from outpace.cli.terminal import progress_bars
 from outpace.evaluation.question import Question
 from outpace.methods import Method
-from outpace.methods.bounds import at_least_one
+from outpace.methods.bounds import check_at_least_one
 from outpace.models.device import resolve_device, resolve_dtype
-from outpace.provenance import provenance
+from outpace.provenance import provenance_record
 
-COUNTED = (
+COUNTING_NOTE = (
     "output tokens of the answers, without prompts; each side first answered one warm-up batch"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loads:
+class LoadGrid:
     """Flags of the loads to compare under, and of sampling."""
 
     batch: Annotated[str, Option(help="Numbers of concurrent requests, such as 1,4,16.")] = "1"
@@ -53,24 +53,24 @@ class Loads:
     ignore_eos: Annotated[
         bool, Option("--ignore-eos", help="Generate max-tokens for each answer.")
     ] = False
-    temperature: Temperature = None
-    seed: Seed = 0
+    temperature: TemperatureFlag = None
+    seed: SeedFlag = 0
 
-    def all(self, default_tokens: int, *, random: bool) -> list[Load]:
+    def build_loads(self, default_tokens: int, *, random: bool) -> list[RequestLoad]:
         """Return every combination; raises `OptionError` for a number below 1."""
-        batches = counts(self.batch, "batch")
-        lengths = [LENGTH] if random else [None]
+        batches = parse_counts(self.batch, "batch")
+        lengths = [DEFAULT_PROMPT_LENGTH] if random else [None]
         if self.prompt_length is not None:
-            lengths = [*counts(self.prompt_length, "prompt_length")]
+            lengths = [*parse_counts(self.prompt_length, "prompt_length")]
         limits = [default_tokens]
         if self.max_tokens is not None:
-            limits = [*counts(self.max_tokens, "max_tokens")]
+            limits = [*parse_counts(self.max_tokens, "max_tokens")]
         return [
-            Load(batch=batch, max_tokens=tokens, prompt_length=length)
+            RequestLoad(batch=batch, max_tokens=tokens, prompt_length=length)
             for length, tokens, batch in product(lengths, limits, batches)
         ]
 
-    def options(self, load: Load, *, random: bool) -> Options:
+    def options(self, load: RequestLoad, *, random: bool) -> Options:
         """Return the options of requests; answers of random weights have a fixed length."""
         return Options(
             max_tokens=load.max_tokens,
@@ -80,7 +80,7 @@ class Loads:
         )
 
 
-LOADS = Loads()
+LOAD_GRID = LoadGrid()
 
 
 def benchmark_methods(
@@ -91,15 +91,15 @@ def benchmark_methods(
             "with random weights."
         ),
     ],
-    loads: Loads = LOADS,
+    loads: LoadGrid = LOAD_GRID,
     rounds: Annotated[int, Option(help="Number of turns per side, in alternating order.")] = 10,
-    task_flags: Asking = ASKING,
-    limit: Limit = 100,
-    load_flags: Loading = LOADING,
+    task_flags: TaskFlags = TASK_FLAGS,
+    limit: LimitFlag = 100,
+    load_flags: LoadFlags = LOAD_FLAGS,
     samples: Annotated[
         Path | None, Option(help="Folder for completed turns, from which a killed run resumes.")
     ] = None,
-    json_path: JsonPath = None,
+    json_path: JsonFlag = None,
     png: Annotated[
         Path | None, Option(help="Write a plot of accuracy and speed to this file.")
     ] = None,
@@ -110,26 +110,30 @@ def benchmark_methods(
     compared if all run on a CPU. Models with random weights only show the cost of forwards.
     """
     contest = [entry for text in entries for entry in parse_entries(text)]
-    random, questions = are_random(contest), task_flags.questions(limit)
-    check_rounds(len(questions), rounds, max(counts(loads.batch, "batch")))
+    random, questions = are_random(contest), task_flags.load_questions(limit)
+    check_rounds(len(questions), rounds, max(parse_counts(loads.batch, "batch")))
     if png is not None:
         from outpace.benchmark.plots import draw_sides
-    with replaced(json_path) as file, replaced(png) as drawing, TemporaryDirectory() as folder:
-        shapes = shapes_in(Path(folder), load_flags)
+    with (
+        replace_file(json_path) as file,
+        replace_file(png) as drawing,
+        TemporaryDirectory() as folder,
+    ):
+        shapes = create_shapes(Path(folder), load_flags)
         sides = list(
-            line_up(contest, loads, task_flags, questions, load_flags, shapes, random=random)
+            build_sides(contest, loads, task_flags, questions, load_flags, shapes, random=random)
         )
-        rounds, interrupted = run(sides, rounds, samples)
+        rounds, interrupted = run_rounds(sides, rounds, samples)
         if not rounds:
             raise KeyboardInterrupt
-        results = summaries(sides, rounds)
-        list_names(results)
+        results = summarise_sides(sides, rounds)
+        print_names(results)
         console.print(costs_table(results) if random else results_table(results))
         if not (random or loads.ignore_eos):
-            show_cut(results)
+            show_truncated(results)
         if file is not None:
-            details = {"rounds": rounds, "interrupted": interrupted, "counted": COUNTED}
-            document = {"provenance": provenance(), **details, key_of(random): results}
+            details = {"rounds": rounds, "interrupted": interrupted, "counted": COUNTING_NOTE}
+            document = {"provenance": provenance_record(), **details, results_key(random): results}
             file.write_text(json.dumps(document, indent=2) + "\n")
         if drawing is not None:
             draw_sides(results, drawing)
@@ -137,65 +141,69 @@ def benchmark_methods(
         raise KeyboardInterrupt
 
 
-def key_of(random: bool) -> str:
+def results_key(random: bool) -> str:
     """Return the JSON key of the figures: `report` compares only `results`."""
     return "costs" if random else "results"
 
 
-def are_random(entries: Sequence[Entry]) -> bool:
+def are_random(entries: Sequence[MethodEntry]) -> bool:
     """Return whether the models have random weights; raises `ValueError` if only some do."""
-    kinds = {entry.random for entry in entries}
+    kinds = {entry.has_random_weights for entry in entries}
     if len(kinds) > 1:
         raise ValueError("models with random weights can only be compared with each other")
     return kinds.pop()
 
 
-def counts(text: str, name: str) -> list[int]:
+def parse_counts(text: str, name: str) -> list[int]:
     """Parse a list of positive numbers such as `1,4,16`."""
-    parsed = numbers(text, int, name)
+    parsed = parse_numbers(text, int, name)
     for number in parsed:
-        at_least_one(**{name: number})
+        check_at_least_one(**{name: number})
     return parsed
 
 
-def shapes_in(folder: Path, load_flags: Loading) -> Shapes:
+def create_shapes(folder: Path, load_flags: LoadFlags) -> RandomCheckpoints:
     """Create the registry of checkpoints with random weights in a folder."""
     device = resolve_device(load_flags.device)
-    return Shapes(folder=folder, dtype=resolve_dtype(load_flags.dtype, device), device=device)
+    return RandomCheckpoints(
+        folder=folder, dtype=resolve_dtype(load_flags.dtype, device), device=device
+    )
 
 
-def line_up(
-    entries: Sequence[Entry],
-    loads: Loads,
-    task_flags: Asking,
+def build_sides(
+    entries: Sequence[MethodEntry],
+    loads: LoadGrid,
+    task_flags: TaskFlags,
     questions: Sequence[Question],
-    load_flags: Loading,
-    shapes: Shapes,
+    load_flags: LoadFlags,
+    shapes: RandomCheckpoints,
     *,
     random: bool,
 ) -> Iterator[Side]:
     """Yield a side per entry and load; raises `ValueError` before anything runs."""
-    setting = task_flags.setting()
-    levels = loads.all(setting.max_tokens, random=random)
-    loaded = [(shapes.model(entry.model), shapes.method(entry.method)) for entry in entries]
+    setting = task_flags.load_setting()
+    levels = loads.build_loads(setting.max_tokens, random=random)
+    loaded = [
+        (shapes.model_path(entry.model), shapes.resolve_method(entry.method)) for entry in entries
+    ]
     adapted: dict[str | None, list[tuple[str, Method]]] = {}
     for entry, pair in zip(entries, loaded, strict=True):
         adapted.setdefault(entry.adapter, []).append(pair)
     for pairs in adapted.values():
-        load_flags.check(pairs)
+        load_flags.check_methods(pairs)
     llms = {
-        adapter: load_flags.changed(
-            adapter=shapes.model(adapter) if adapter else load_flags.adapter
-        ).open_all(pairs)
+        adapter: load_flags.with_values(
+            adapter=shapes.model_path(adapter) if adapter else load_flags.adapter
+        ).open_models(pairs)
         for adapter, pairs in adapted.items()
     }
     for load in levels:
-        options = setting.options(loads.options(load, random=random))
+        options = setting.request_options(loads.options(load, random=random))
         for entry, (model, method) in zip(entries, loaded, strict=True):
             llm = llms[entry.adapter][model]
             prompts, length = questions, load.prompt_length
             if length is not None:
-                prompts = of_length(llm, questions, length)
+                prompts = prompts_of_length(llm, questions, length)
             yield Side(
                 entry=entry,
                 llm=llm,
@@ -207,87 +215,87 @@ def line_up(
             )
 
 
-def run(sides: Sequence[Side], rounds: int, samples: Path | None) -> tuple[int, bool]:
+def run_rounds(sides: Sequence[Side], rounds: int, samples: Path | None) -> tuple[int, bool]:
     """Measure with a progress bar; returns the complete rounds, and whether Ctrl-C interrupted."""
     whole = 0
-    with bars() as shown:
+    with progress_bars() as shown:
         bar = shown.add_task("turns", total=rounds * len(sides))
 
-        def progress(side: Side) -> None:
+        def update_bar(side: Side) -> None:
             shown.update(bar, advance=1, description=side.entry.name)
 
         try:
-            for done in alternate(sides, rounds, samples=samples, progress=progress):
+            for done in alternate_turns(sides, rounds, samples=samples, progress=update_bar):
                 whole = done
         except KeyboardInterrupt:
             return whole, True
     return whole, False
 
 
-def varying(results: Sequence[Figures]) -> dict[str, str]:
+def varying_columns(results: Sequence[SideFigures]) -> dict[str, str]:
     """Return the keys of the loads that differ, and their column names."""
     names = {"batch": "batch", "prompt_length": "prompt", "max_tokens": "max\ntokens"}
     return {key: n for key, n in names.items() if len({each[key] for each in results}) > 1}
 
 
-def table_of(results: Sequence[Figures], columns: Sequence[str]) -> Table:
+def empty_table(results: Sequence[SideFigures], columns: Sequence[str]) -> Table:
     """Create an empty table: number, varying keys of the load, and `columns`."""
     table = Table(header_style="bold")
-    for name in ("", *varying(results).values(), *columns):
+    for name in ("", *varying_columns(results).values(), *columns):
         table.add_column(name, justify="right", no_wrap=True)
     return table
 
 
-def results_table(results: Sequence[Figures]) -> Table:
+def results_table(results: Sequence[SideFigures]) -> Table:
     """Build a table with a line per side and its headline metrics, all from the same run."""
     speed = "tokens_per_cpu_second" if results[0]["clock"] == "cpu" else "tokens_per_second"
     unit = "CPU s" if results[0]["clock"] == "cpu" else "s"
     columns = ("accuracy\n95 %", "tokens\nper forward", f"tokens\nper {unit}")
-    table = table_of(results, (*columns, "p50 s\np95 s", "first\ntext s", "faster\n95 %"))
+    table = empty_table(results, (*columns, "p50 s\np95 s", "first\ntext s", "faster\n95 %"))
     for number, each in enumerate(results, 1):
         error = each["tokens_per_forward_error"]
         low, high = each["interval"] or (0, 0)
         scored = each["accuracy"] is not None
         table.add_row(
             str(number),
-            *(str(each[key]) for key in varying(results)),
+            *(str(each[key]) for key in varying_columns(results)),
             f"{each['accuracy']:.1%}\n{low:.1%}–{high:.1%}" if scored else "—",
             f"{each['tokens_per_forward']:.2f}" + ("" if error is None else f"\n± {error:.2f}"),
             f"{each[speed]:.0f}",
             f"{each['latency']['p50']:.3f}\n{each['latency']['p95']:.3f}",
             f"{each['first_text']['p50']:.3f}",
-            times(each["faster"]),
+            format_ratio(each["faster"]),
         )
     return table
 
 
-def costs_table(results: Sequence[Figures]) -> Table:
+def costs_table(results: Sequence[SideFigures]) -> Table:
     """Build a table with a line per side and the cost of its forwards."""
     clock = results[0]["clock"]
     columns = (f"{clock} ms\nper forward", "ms per pass\np50, p95", "rows\nper pass")
-    table = table_of(results, (*columns, "faster\n95 %"))
+    table = empty_table(results, (*columns, "faster\n95 %"))
     for number, each in enumerate(results, 1):
         passes = each["ms_per_pass"]
         table.add_row(
             str(number),
-            *(str(each[key]) for key in varying(results)),
+            *(str(each[key]) for key in varying_columns(results)),
             f"{each['ms_per_forward'][clock]:.2f}",
             "\n".join(f"{role} {p['p50']:.2f}, {p['p95']:.2f}" for role, p in passes.items()),
             "\n".join(f"{p['rows']:.1f}" for p in passes.values()),
-            times(each["faster"]),
+            format_ratio(each["faster"]),
         )
     table.caption = "weights are random: acceptance, and hence speed and accuracy, is meaningless"
     return table
 
 
-def list_names(results: Sequence[Figures]) -> None:
+def print_names(results: Sequence[SideFigures]) -> None:
     """Print the names that belong to the numbers of a table."""
     for number, each in enumerate(results, 1):
         name = f"{each['line']} {each['setting']}".rstrip()
         console.print(f"{number}  {name}", soft_wrap=True)
 
 
-def times(faster: Figures | None) -> str:
+def format_ratio(faster: SideFigures | None) -> str:
     """Format a ratio with its interval."""
     if faster is None:
         return ""

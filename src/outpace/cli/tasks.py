@@ -14,11 +14,11 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.cli.draw import console
 from outpace.errors import OptionError
-from outpace.evaluation.report import Report
+from outpace.evaluation.report import EvaluationReport
 
 
 @dataclass(frozen=True, kw_only=True)
-class Tasks:
+class HarnessFlags:
     """Flags of the tasks, and of their prompts."""
 
     tasks: Annotated[
@@ -31,7 +31,7 @@ class Tasks:
     system: Annotated[str | None, Option(help="System prompt of --tasks.")] = None
     draws: Annotated[int, Option(help="Random masks per likelihood of a diffusion model.")] = 128
 
-    def run(
+    def run_harness(
         self,
         llm: LLM,
         *,
@@ -40,15 +40,15 @@ class Tasks:
         shots: int | None,
         limit: int,
         samples: Path | None,
-    ) -> tuple[dict[str, Any], Report]:
+    ) -> tuple[dict[str, Any], EvaluationReport]:
         """Run the tasks; returns the harness's results, and the report of decoding."""
-        from outpace.evaluation.harness import Harness, key, run_tasks
+        from outpace.evaluation.harness import OutpaceHarness, request_key, run_tasks
 
         assert self.tasks is not None
         if extra := [name for name in options if name not in ("max_tokens", "seed")]:
             message = f"{extra[0]} cannot be set: tasks of lm-evaluation-harness set it"
             raise OptionError(extra[0], dict(options)[extra[0]], message)
-        harness = Harness(
+        harness = OutpaceHarness(
             llm,
             batch_size=batch,
             max_tokens=options.get("max_tokens") or 256,
@@ -65,14 +65,16 @@ class Tasks:
             chat=self.chat,
             system=self.system,
         )
-        report = Report(task=self.tasks, model=llm.name, method=repr(llm.method), batch=batch)
+        report = EvaluationReport(
+            task=self.tasks, model=llm.name, method=repr(llm.method), batch=batch
+        )
         report.outputs, report.seconds = harness.outputs, harness.seconds
-        report.questions = key("questions", harness.questions)
+        report.questions = request_key("questions", harness.questions)
         report.verdicts = [None] * len(harness.outputs)
         return results, report
 
 
-def show(results: Mapping[str, Any]) -> None:
+def show_harness_results(results: Mapping[str, Any]) -> None:
     """Print the metrics of the harness."""
     table = Table(header_style="bold")
     for name in ("task", "metric", "value"):

@@ -29,35 +29,35 @@ def train_command(
     once.
     """
     if not plan:
-        train(recipe, overrides or [], processes)
+        run_training(recipe, overrides or [], processes)
         return
-    with needing_extra():
+    with require_train_extra():
         import torch
 
         from outpace.training.host import describe_processor
         from outpace.training.plan import Planner
-        from outpace.training.recipe import load
+        from outpace.training.recipe import load_recipe
     table = Table(box=None, show_header=False, pad_edge=False)
-    planner = Planner(load(recipe, overrides or []))
-    plan_of_run = planner.plan(processes)
-    for name, text in plan_of_run.described():
+    planner = Planner(load_recipe(recipe, overrides or []))
+    plan_of_run = planner.build_plan(processes)
+    for name, text in plan_of_run.describe_lines():
         table.add_row(name, text)
     if not torch.accelerator.is_available():
         table.add_row("here", describe_processor(plan_of_run))
-    for name, text in planner.spread(processes):
+    for name, text in planner.compare_devices(processes):
         table.add_row(name, text)
     console.print(table)
 
 
-def train(recipe: str, overrides: Sequence[str], processes: int = 1) -> None:
+def run_training(recipe: str, overrides: Sequence[str], processes: int = 1) -> None:
     """Train with a recipe; raises `ValueError` if it is invalid or an extra is not installed."""
-    with needing_extra():
+    with require_train_extra():
         from outpace.training import recipe as recipes_of
-    recipes_of.train(recipe, overrides, processes)
+    recipes_of.train_recipe(recipe, overrides, processes)
 
 
 @contextmanager
-def needing_extra() -> Iterator[None]:
+def require_train_extra() -> Iterator[None]:
     """Raise `ValueError` if an import of the training extra fails."""
     try:
         yield
@@ -69,7 +69,7 @@ def recipes_group() -> Typer:
     """List the included recipes; `show NAME` prints one."""
     app = Typer(add_completion=False, invoke_without_command=True)
     app.callback()(list_recipes)
-    app.command("show")(show_recipe)
+    app.command("show")(print_recipe)
     return app
 
 
@@ -79,16 +79,16 @@ def list_recipes(context: Context) -> None:
         table = Table(header_style="bold")
         table.add_column("recipe", no_wrap=True)
         table.add_column("trains")
-        for name in recipes.names():
-            table.add_row(name, recipes.about(name))
+        for name in recipes.recipe_names():
+            table.add_row(name, recipes.recipe_summary(name))
         console.print(table)
 
 
-def show_recipe(
+def print_recipe(
     name: Annotated[str, Argument(help="Name listed by `outpace recipes`.")],
 ) -> None:
     """Print a recipe, for copying and editing."""
     try:
-        print(recipes.find(name).read_text(encoding="utf-8"), end="")
+        print(recipes.find_recipe(name).read_text(encoding="utf-8"), end="")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} is not a recipe, which must be text: {error}") from error

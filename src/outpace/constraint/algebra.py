@@ -8,31 +8,31 @@ from math import inf
 
 import numpy as np
 
-from outpace.constraint.charset import Span
-from outpace.constraint.dfa import MANY, Dfa, Ids, Table, trimmed
-from outpace.constraint.pattern import Net, TooLarge
+from outpace.constraint.charset import CodeRange
+from outpace.constraint.dfa import TOO_MANY_STATES, Dfa, IndexArray, TransitionTable, trim_dfa
+from outpace.constraint.pattern import Nfa, TooLargeError
 
-MOST_PAIRS = 20_000
+MAX_PRODUCT_STATES = 20_000
 """Maximum number of states of a product; takes a fraction of a second."""
 
 
-Edges = list[list[tuple[Span, int]]]
+StateEdges = list[list[tuple[CodeRange, int]]]
 
-ROUNDS = 64
+MAX_MINIMIZE_ROUNDS = 64
 """Maximum rounds of minimization; about the length of the automaton's texts is needed."""
 
 
-def intersection(one: Dfa, other: Dfa) -> Dfa:
+def intersect_dfas(one: Dfa, other: Dfa) -> Dfa:
     """Return the automaton of texts that both accept, possibly without states."""
-    return product(one, other, minus=False)
+    return product_dfa(one, other, minus=False)
 
 
-def difference(one: Dfa, other: Dfa) -> Dfa:
+def subtract_dfa(one: Dfa, other: Dfa) -> Dfa:
     """Return the automaton of texts that the first accepts and the second does not."""
-    return product(one, other, minus=True)
+    return product_dfa(one, other, minus=True)
 
 
-def product(one: Dfa, other: Dfa, *, minus: bool) -> Dfa:
+def product_dfa(one: Dfa, other: Dfa, *, minus: bool) -> Dfa:
     """Return the automaton over pairs of states.
 
     Raises:
@@ -40,7 +40,7 @@ def product(one: Dfa, other: Dfa, *, minus: bool) -> Dfa:
     """
     if not (len(one.table) and len(other.table)):
         return one if minus else Dfa(one.table[:0], one.accepts[:0])
-    (left, right), kinds = columns(one.table, other.table)
+    (left, right), kinds = distinct_columns(one.table, other.table)
     lefts, rights = left.tolist(), right.tolist()
     number = {(0, 0): 0}
     rows: list[list[int]] = []
@@ -58,27 +58,27 @@ def product(one: Dfa, other: Dfa, *, minus: bool) -> Dfa:
             row.append(number[target])
             before[number[target]].append(len(rows))
         rows.append(row)
-        if len(pairs) > MOST_PAIRS:
-            raise TooLarge(MANY)
+        if len(pairs) > MAX_PRODUCT_STATES:
+            raise TooLargeError(TOO_MANY_STATES)
     firsts, seconds = np.array(pairs).T
     inside = np.append(other.accepts, False)[seconds]  # index -1, no state, is the last entry
     accepts = one.accepts[firsts] & (~inside if minus else inside)
-    return trimmed(np.array(rows, dtype=np.int32)[:, kinds], accepts, before)
+    return trim_dfa(np.array(rows, dtype=np.int32)[:, kinds], accepts, before)
 
 
-def columns(*tables: Table) -> tuple[list[Table], Ids]:
+def distinct_columns(*tables: TransitionTable) -> tuple[list[TransitionTable], IndexArray]:
     """Return tables with one column per group of equal bytes, and the column of each byte."""
     _, first, kinds = np.unique(np.vstack(tables), axis=1, return_index=True, return_inverse=True)
     return [table[:, first] for table in tables], kinds.reshape(-1)
 
 
-def minimal(dfa: Dfa) -> Dfa:
+def minimize_dfa(dfa: Dfa) -> Dfa:
     """Minimize an automaton (Moore); return large ones unchanged."""
     if not len(dfa.table):
         return dfa
-    (table,), kinds = columns(dfa.table)
+    (table,), kinds = distinct_columns(dfa.table)
     labels, count = dfa.accepts.astype(np.int64), 0
-    for _ in range(ROUNDS):
+    for _ in range(MAX_MINIMIZE_ROUNDS):
         rows = np.column_stack([labels, np.append(labels, -1)[table]])
         _, example, labels = np.unique(rows, axis=0, return_index=True, return_inverse=True)
         labels = labels.reshape(-1)
@@ -94,7 +94,7 @@ def minimal(dfa: Dfa) -> Dfa:
     return Dfa(targets[:, kinds].astype(np.int32), dfa.accepts[states])
 
 
-def accepted(dfa: Dfa, text: bytes) -> bool:
+def dfa_accepts(dfa: Dfa, text: bytes) -> bool:
     """Return whether an automaton accepts a text."""
     state = 0 if len(dfa.table) else -1
     for byte in text:
@@ -104,7 +104,7 @@ def accepted(dfa: Dfa, text: bytes) -> bool:
     return state >= 0 and bool(dfa.accepts[state])
 
 
-def embed(edges: Edges, accepts: Sequence[bool], net: Net, at: int) -> int:
+def embed_dfa(edges: StateEdges, accepts: Sequence[bool], net: Nfa, at: int) -> int:
     """Add an automaton to an NFA after state `at`.
 
     Args:
@@ -118,19 +118,19 @@ def embed(edges: Edges, accepts: Sequence[bool], net: Net, at: int) -> int:
     """
     first = len(net.edges)
     for own in edges:
-        net.edges[net.state()] = [(span, first + target) for span, target in own]
-    end = net.state()
+        net.edges[net.add_state()] = [(span, first + target) for span, target in own]
+    end = net.add_state()
     if edges:
-        net.free[at].append(first)
+        net.epsilon_edges[at].append(first)
     for state, ends in enumerate(accepts, first):
         if ends:
-            net.free[state].append(end)
+            net.epsilon_edges[state].append(end)
     return end
 
 
-def edges_of(dfa: Dfa) -> Edges:
+def dfa_edges(dfa: Dfa) -> StateEdges:
     """Return the byte ranges that lead from each state to others."""
-    edges: Edges = []
+    edges: StateEdges = []
     for row in dfa.table:
         cuts = [0, *(np.flatnonzero(np.diff(row)) + 1).tolist(), 256]
         targets = row[cuts[:-1]].tolist()
@@ -139,7 +139,7 @@ def edges_of(dfa: Dfa) -> Edges:
     return edges
 
 
-def shortest(dfa: Dfa) -> float:
+def shortest_length(dfa: Dfa) -> float:
     """Return the bytes of the shortest accepted text, or infinity without one."""
     reached, count = np.zeros(1, dtype=np.int32), 0
     seen = np.zeros(len(dfa.table), dtype=bool)

@@ -6,22 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from outpace.constraint.dfa import Dfa, Flags, Ids, Table
-from outpace.constraint.pattern import TooLarge
-from outpace.constraint.vocabulary import Spans, Vocabulary
-from outpace.decoding.noise import mix
+from outpace.constraint.dfa import Dfa, IndexArray, StateFlags, TransitionTable
+from outpace.constraint.pattern import TooLargeError
+from outpace.constraint.vocabulary import OwnerSpans, Vocabulary
+from outpace.decoding.noise import splitmix64
 
-HOLE = -1
+HOLE_CLASS = -1
 """Class of an unknown token."""
 
-NEVER = 2**30
+UNREACHABLE = 2**30
 """Distance of states from which no end can be reached."""
 
-MOST_ENTRIES = 20_000_000
+MAX_AUTOMATON_ENTRIES = 20_000_000
 """Maximum size of the table of an automaton."""
 
 
-class Automaton:
+class TokenAutomaton:
     """A deterministic automaton over the tokens of a vocabulary.
 
     Texts begin in state 0. Where a text may end, a token of `ends` leads to the last state, in
@@ -46,29 +46,31 @@ class Automaton:
     def __init__(self, dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]) -> None:
         text, end = np.ones(vocabulary.size, dtype=bool), len(dfa.table)
         text[list(ends)] = False
-        found = ((ids[text[ids]], froms, tos) for ids, froms, tos in vocabulary.moves(dfa))
+        found = ((ids[text[ids]], froms, tos) for ids, froms, tos in vocabulary.token_moves(dfa))
         moves = [move for move in found if len(move[0])]
-        self.classes, examples = classified(moves, vocabulary.size, end)
+        self.classes, examples = classify_tokens(moves, vocabulary.size, end)
         last = int(self.classes.max()) + 1
-        if (end + 1) * (last + 1) > MOST_ENTRIES:
-            raise TooLarge(f"it is too large: {end} states and {last} token classes")
+        if (end + 1) * (last + 1) > MAX_AUTOMATON_ENTRIES:
+            raise TooLargeError(f"it is too large: {end} states and {last} token classes")
         self.classes[list(ends)] = last
         self.accepts = np.r_[dfa.accepts, True]
         numbers = [froms * (end + 1) + tos for _, froms, tos in moves]
         pair_numbers = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
-        self.left = distances(*np.divmod(pair_numbers, end + 1), self.accepts)
+        self.tokens_to_end = end_distances(*np.divmod(pair_numbers, end + 1), self.accepts)
         self.table = np.full((end + 1, last + 1), -1, dtype=np.int32)
         for tokens, froms, tos in moves:
             self.table[froms[:, None], self.classes[tokens[examples[tokens]]]] = tos[:, None]
-        self.table[self.left[self.table] == NEVER] = -1
-        self.pad()
-        self.order = self.classes.argsort(kind="stable")
-        self.same = Spans(self.classes[self.order], last + 1)
-        self.some = np.flatnonzero(self.same.counts)
-        self.pairs, self.bundles, self.members, self.inside = bundled(self.table)
-        self.own = Spans(self.pairs[0], end + 1)
+        self.table[self.tokens_to_end[self.table] == UNREACHABLE] = -1
+        self.add_padding()
+        self.token_order = self.classes.argsort(kind="stable")
+        self.class_spans = OwnerSpans(self.classes[self.token_order], last + 1)
+        self.used_classes = np.flatnonzero(self.class_spans.counts)
+        self.pairs, self.pair_bundles, self.bundle_classes, self.bundle_spans = bundle_transitions(
+            self.table
+        )
+        self.pair_spans = OwnerSpans(self.pairs[0], end + 1)
 
-    def pad(self) -> None:
+    def add_padding(self) -> None:
         """Let end-of-sequence follow whole texts, and any token follow that."""
         self.table[self.accepts, -1] = self.end
         self.table[self.end] = self.end
@@ -79,20 +81,20 @@ class Automaton:
         return len(self.accepts) - 1
 
     @property
-    def shortest(self) -> int:
+    def min_tokens(self) -> int:
         """Number of tokens of the shortest answer."""
-        return int(self.left[0])
+        return int(self.tokens_to_end[0])
 
     @property
-    def far(self) -> int:
+    def max_distance(self) -> int:
         """Remaining places above which the states that can finish do not change."""
-        return int(self.left[self.left < NEVER].max())
+        return int(self.tokens_to_end[self.tokens_to_end < UNREACHABLE].max())
 
-    def finishes(self, room: int) -> Flags:
+    def can_finish(self, room: int) -> StateFlags:
         """Return the states `[S]` from which an answer can be finished in `room` places."""
-        return self.left <= room
+        return self.tokens_to_end <= room
 
-    def walk(self, tokens: Sequence[int], state: int = 0) -> list[int]:
+    def walk_tokens(self, tokens: Sequence[int], state: int = 0) -> list[int]:
         """Return the state after each token, up to the first that is not part of an answer."""
         states = []
         for token in tokens:
@@ -102,33 +104,35 @@ class Automaton:
             states.append(state)
         return states
 
-    def leading(self, states: Ids, kind: int) -> tuple[Ids, Ids, Ids]:
+    def transitions_from(
+        self, states: IndexArray, kind: int
+    ) -> tuple[IndexArray, IndexArray, IndexArray]:
         """Return the transitions of a class, or any with `HOLE_CLASS`, from some states.
 
         Returns:
             For each transition its index among `states`, its target state, and its index among
             the pairs.
         """
-        if kind == HOLE:
-            which, places = self.own.of(states)
+        if kind == HOLE_CLASS:
+            which, places = self.pair_spans.pairs_of(states)
             return which, self.pairs[1][places], places
         targets = self.table[states, kind].astype(np.int64)
         which = np.flatnonzero(targets >= 0)
         return which, targets[which], which
 
-    def follows(self, states: Flags, kind: int) -> Flags:
+    def successors(self, states: StateFlags, kind: int) -> StateFlags:
         """Return the states reached from `states [S]` by a class, or any with `HOLE_CLASS`."""
         reached = np.zeros_like(states)
-        if kind == HOLE:
+        if kind == HOLE_CLASS:
             reached[self.pairs[1][states[self.pairs[0]]]] = True
         else:
             targets = self.table[states, kind]
             reached[targets[targets >= 0]] = True
         return reached
 
-    def precedes(self, states: Flags, kind: int) -> Flags:
+    def predecessors(self, states: StateFlags, kind: int) -> StateFlags:
         """Return the states from which a class, or any with `HOLE_CLASS`, leads to `states [S]`."""
-        if kind != HOLE:
+        if kind != HOLE_CLASS:
             targets = self.table[:, kind]
             return (targets >= 0) & states[targets]
         reached = np.zeros_like(states)
@@ -136,9 +140,9 @@ class Automaton:
         return reached
 
 
-def classified(
-    moves: Sequence[tuple[Ids, Ids, Ids]], size: int, states: int
-) -> tuple[Table, Flags]:
+def classify_tokens(
+    moves: Sequence[tuple[IndexArray, IndexArray, IndexArray]], size: int, states: int
+) -> tuple[TransitionTable, StateFlags]:
     """Return the class of each of `size` tokens, and whether it is the example of its class.
 
     Tokens with equal transitions share a class; these are compared by a 64-bit hash.
@@ -146,7 +150,7 @@ def classified(
     marks = np.zeros(size, dtype=np.uint64)
     with np.errstate(over="ignore"):
         for tokens, froms, tos in moves:
-            marks[tokens] += hashed(froms * states + tos).sum()
+            marks[tokens] += hash_numbers(froms * states + tos).sum()
     _, first, classes = np.unique(
         np.r_[np.uint64(0), marks], return_index=True, return_inverse=True
     )
@@ -155,7 +159,9 @@ def classified(
     return classes[1:].astype(np.int32), examples
 
 
-def bundled(table: Table) -> tuple[Ids, Ids, Ids, Spans]:
+def bundle_transitions(
+    table: TransitionTable,
+) -> tuple[IndexArray, IndexArray, IndexArray, OwnerSpans]:
     """Return pairs of states, the bundle of each, and concatenated classes with bundle ranges."""
     states, kinds = np.nonzero(table >= 0)
     numbers = states * len(table) + table[states, kinds]
@@ -163,27 +169,29 @@ def bundled(table: Table) -> tuple[Ids, Ids, Ids, Spans]:
     numbers, kinds = numbers[order], kinds[order]
     new = np.diff(numbers, prepend=-1) != 0
     _, first, bundles = np.unique(
-        np.add.reduceat(hashed(kinds), np.flatnonzero(new)), return_index=True, return_inverse=True
+        np.add.reduceat(hash_numbers(kinds), np.flatnonzero(new)),
+        return_index=True,
+        return_inverse=True,
     )
-    own = Spans(new.cumsum() - 1, len(bundles))
-    which, members = own.of(first)
+    own = OwnerSpans(new.cumsum() - 1, len(bundles))
+    which, members = own.pairs_of(first)
     pairs = np.stack(np.divmod(numbers[new], len(table)))
-    return pairs, bundles, kinds[members], Spans(which, len(first))
+    return pairs, bundles, kinds[members], OwnerSpans(which, len(first))
 
 
-def hashed(numbers: Ids) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+def hash_numbers(numbers: IndexArray) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
     """Return hashes whose sums do not collide by chance (splitmix64's finalizer)."""
-    return mix(numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
+    return splitmix64(numbers.astype(np.uint64) + np.uint64(0x9E3779B97F4A7C15))
 
 
-def distances(froms: Ids, tos: Ids, accepts: Flags) -> Ids:
+def end_distances(froms: IndexArray, tos: IndexArray, accepts: StateFlags) -> IndexArray:
     """Return the minimum number of steps from each state to an accepting one."""
     order = tos.argsort(kind="stable")
-    before, froms = Spans(tos[order], len(accepts)), froms[order]
-    distance, steps, found = np.where(accepts, 0, NEVER), 0, np.flatnonzero(accepts)
+    before, froms = OwnerSpans(tos[order], len(accepts)), froms[order]
+    distance, steps, found = np.where(accepts, 0, UNREACHABLE), 0, np.flatnonzero(accepts)
     while len(found):
         steps += 1
-        near = froms[before.of(found)[1]]
-        found = np.unique(near[distance[near] == NEVER])
+        near = froms[before.pairs_of(found)[1]]
+        found = np.unique(near[distance[near] == UNREACHABLE])
         distance[found] = steps
     return distance

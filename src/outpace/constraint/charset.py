@@ -7,49 +7,49 @@ from functools import cache
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
-Span = tuple[int, int]
+CodeRange = tuple[int, int]
 """First and last of a range of characters, or of bytes."""
 
-Way = tuple[Span, ...]
+ByteRanges = tuple[CodeRange, ...]
 """Consecutive byte ranges."""
 
-LENGTHS = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
+UTF8_LAST_CHARACTERS = (0x7F, 0x7FF, 0xFFFF, 0x10FFFF)
 """Last character with one, two, three and four bytes."""
 
 SURROGATES = (0xD800, 0xDFFF)
 
 
 @cache
-def everything() -> str:
+def all_characters() -> str:
     """Return all characters in order."""
     return "".join(map(chr, range(0x110000)))
 
 
-def matched(node: Any, flags: int) -> list[Span]:
+def matched_ranges(node: Any, flags: int) -> list[CodeRange]:
     """Return the encodable characters that a node of a parsed pattern matches.
 
     `re` itself matches them, so that classes, flags and Unicode have its meaning.
     """
-    if alone(node, flags):
+    if is_literal(node, flags):
         spans = [(node[1], node[1])]
-    elif ranged(node, flags):
+    elif is_explicit_set(node, flags):
         spans = [(part, part) if kind is _constants.LITERAL else part for kind, part in node[1]]
     else:
         state = _parser.State()
         state.flags, state.str = flags, ""
         one = _parser.SubPattern(state, [node])
         runs = [(_constants.MAX_REPEAT, (1, _constants.MAXREPEAT, one))]
-        found = _compiler.compile(_parser.SubPattern(state, runs), flags).finditer(everything())
+        found = _compiler.compile(_parser.SubPattern(state, runs), flags).finditer(all_characters())
         spans = [(run.start(), run.end() - 1) for run in found]
-    return list(without(spans, SURROGATES))
+    return list(exclude_range(spans, SURROGATES))
 
 
-def alone(node: Any, flags: int) -> bool:
+def is_literal(node: Any, flags: int) -> bool:
     """Return whether a node matches one literal character, case-sensitively."""
     return node[0] is _constants.LITERAL and not flags & _constants.SRE_FLAG_IGNORECASE
 
 
-def ranged(node: Any, flags: int) -> bool:
+def is_explicit_set(node: Any, flags: int) -> bool:
     """Return whether a node lists literal characters and ranges only, case-sensitively."""
     allowed = (_constants.LITERAL, _constants.RANGE)
     return (
@@ -59,7 +59,7 @@ def ranged(node: Any, flags: int) -> bool:
     )
 
 
-def without(spans: Iterable[Span], hole: Span) -> Iterator[Span]:
+def exclude_range(spans: Iterable[CodeRange], hole: CodeRange) -> Iterator[CodeRange]:
     """Yield the parts of ranges outside another range."""
     for low, high in spans:
         if low < hole[0]:
@@ -68,7 +68,7 @@ def without(spans: Iterable[Span], hole: Span) -> Iterator[Span]:
             yield max(low, hole[1] + 1), high
 
 
-def common(one: Iterable[Span], other: Iterable[Span]) -> list[Span]:
+def intersect_ranges(one: Iterable[CodeRange], other: Iterable[CodeRange]) -> list[CodeRange]:
     """Return the characters in both sets of ranges."""
     rest = list(other)
     return [
@@ -79,23 +79,23 @@ def common(one: Iterable[Span], other: Iterable[Span]) -> list[Span]:
     ]
 
 
-def utf8(low: int, high: int) -> Iterator[Way]:
+def utf8_ranges(low: int, high: int) -> Iterator[ByteRanges]:
     """Yield the characters `low` to `high` as sequences of byte ranges."""
-    for last in LENGTHS:
+    for last in UTF8_LAST_CHARACTERS:
         if low <= last < high:
-            yield from utf8(low, last)
+            yield from utf8_ranges(low, last)
             low = last + 1
     for places in range(len(chr(high).encode()) - 1, 0, -1):
         each = 64**places  # characters that share all bytes except these last ones
         if low // each != high // each:
             if low % each:
                 edge = low - low % each + each
-                yield from utf8(low, edge - 1)
-                yield from utf8(edge, high)
+                yield from utf8_ranges(low, edge - 1)
+                yield from utf8_ranges(edge, high)
                 return
             if high % each != each - 1:
                 edge = high - high % each
-                yield from utf8(low, edge - 1)
-                yield from utf8(edge, high)
+                yield from utf8_ranges(low, edge - 1)
+                yield from utf8_ranges(edge, high)
                 return
     yield tuple(zip(chr(low).encode(), chr(high).encode(), strict=True))

@@ -9,16 +9,16 @@ from typing import Any
 
 from torch import Tensor
 
-from outpace.constraint.automaton import Automaton
-from outpace.constraint.compiler import Compiler, Rule, Unread
-from outpace.constraint.regular import Language, Regular
+from outpace.constraint.automaton import TokenAutomaton
+from outpace.constraint.compiler import Compiler, ConstraintRule, NotCompiledError
+from outpace.constraint.regular import RegularConstraint, TokenLanguage
 from outpace.decoding import Request
-from outpace.decoding.joint import Fit
-from outpace.decoding.processor import NEVER
-from outpace.decoding.sampling_params import is_whole
+from outpace.decoding.joint import JointRows
+from outpace.decoding.processor import BANNED_LOGIT
+from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
 
-ANYTHING = r"[\s\S]*"
+ANY_TEXT = r"[\s\S]*"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Hole:
             raise OptionError("hole.tokens", self.tokens, message)
         for name in ("tokens", "up_to"):
             value = getattr(self, name)
-            if value is not None and not (is_whole(value) and value >= 1):
+            if value is not None and not (is_whole_number(value) and value >= 1):
                 param = f"hole.{name}"
                 message = f"{param} must be a positive integer, got {value!r}"
                 raise OptionError(param, value, message)
@@ -58,37 +58,41 @@ class Hole:
         return int(self.tokens or self.up_to or 0)
 
     @property
-    def rule(self) -> Rule:
+    def rule(self) -> ConstraintRule:
         """The constraint on its text, for a compiler."""
         kind = "padded hole" if self.tokens is None else "hole"
-        return kind, ANYTHING if self.regex is None else self.regex
+        return kind, ANY_TEXT if self.regex is None else self.regex
 
-    def language(self, compiler: Compiler, size: int, ends: frozenset[int]) -> Language:
+    def compile_language(
+        self, compiler: Compiler, size: int, ends: frozenset[int]
+    ) -> TokenLanguage:
         """Compile its constraint over tokens below `size`; `ends` pad shorter texts.
 
         Raises:
             ValueError: if nothing can fill it.
         """
-        read = compiler.read(self.rule, False, size, ends, self.size)
-        assert isinstance(read, Language)
-        if not read.automaton.finishes(self.size)[0]:
-            raise ValueError(f"it has {self.size} tokens, but {lengths(read.automaton, self.size)}")
+        read = compiler.compile_rule(self.rule, False, size, ends, self.size)
+        assert isinstance(read, TokenLanguage)
+        if not read.automaton.can_finish(self.size)[0]:
+            raise ValueError(
+                f"it has {self.size} tokens, but {describe_lengths(read.automaton, self.size)}"
+            )
         return read
 
 
-Parts = Sequence[str | Hole]
+InfillParts = Sequence[str | Hole]
 """Text and holes of an infill template as given."""
 
 
-def lengths(automaton: Automaton, room: int) -> str:
+def describe_lengths(automaton: TokenAutomaton, room: int) -> str:
     """Return a message about token counts of texts, of which none takes `room` tokens."""
-    if automaton.shortest > room:
-        return f"the shortest text of its regex takes {automaton.shortest}"
-    longest = max(count for count in range(room) if automaton.finishes(count)[0])
+    if automaton.min_tokens > room:
+        return f"the shortest text of its regex takes {automaton.min_tokens}"
+    longest = max(count for count in range(room) if automaton.can_finish(count)[0])
     return f"its regex has texts of {longest} tokens and none of {room}"
 
 
-def checked_cloze(cloze: Any) -> list[str | Hole]:
+def check_template(cloze: Any) -> list[str | Hole]:
     """Return the non-empty parts of a template.
 
     Raises:
@@ -109,27 +113,27 @@ def checked_cloze(cloze: Any) -> list[str | Hole]:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Cloze:
+class InfillConstraint:
     """Constrain an answer to fixed tokens and to the constraints of the holes between them.
 
     Each constraint depends only on the tokens in its hole; text outside cannot violate it.
     """
 
-    holes: Sequence[Regular]
-    given: Mapping[int, int]
+    holes: Sequence[RegularConstraint]
+    fixed_tokens: Mapping[int, int]
 
     @classmethod
-    def of(
+    def from_holes(
         cls,
         compiler: Compiler,
         holes: Mapping[int, Hole],
-        given: Mapping[int, int],
+        fixed_tokens: Mapping[int, int],
         *,
         size: int,
         ends: frozenset[int],
         sequential: bool,
         wait: bool = True,
-    ) -> Cloze:
+    ) -> InfillConstraint:
         """Create the constraint of holes by their first slots, and fixed tokens by their slots.
 
         Args:
@@ -147,58 +151,58 @@ class Cloze:
         """
         mask_id = -1 if compiler.mask_id is None else compiler.mask_id
         if not wait and not all(
-            compiler.knows(hole.rule, False, size, ends) for hole in holes.values()
+            compiler.is_compiled(hole.rule, False, size, ends) for hole in holes.values()
         ):
-            raise Unread
+            raise NotCompiledError
         constraints = []
         for number, (begin, hole) in enumerate(holes.items()):
             try:
-                language = hole.language(compiler, size, ends)
+                language = hole.compile_language(compiler, size, ends)
             except ValueError as error:
                 param = f"holes[{number}]"
                 raise OptionError(param, hole, f"{param}: {error}") from error
             constraints.append(
-                language.constraint(
+                language.build_constraint(
                     begin=begin, limit=begin + hole.size, mask_id=mask_id, both=not sequential
                 )
             )
-        return cls(constraints, given)
+        return cls(constraints, fixed_tokens)
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
         """Ban tokens in `logits f32[r, V]`; only the fixed token remains where there is one."""
         for hole in self.holes:
-            if rows := rows_of(hole, slots):
+            if rows := hole_rows(hole, slots):
                 own = logits[rows]
                 hole(own, [slots[row] for row in rows], text)
                 logits[rows] = own
         for row, slot in enumerate(slots):
-            if (token := self.given.get(slot)) is not None:
-                logits[row] = NEVER
+            if (token := self.fixed_tokens.get(slot)) is not None:
+                logits[row] = BANNED_LOGIT
                 logits[row, token] = 0
 
     @staticmethod
-    def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
+    def choose_jointly(asked: Sequence[JointRows], logits: Tensor, tokens: Tensor) -> None:
         """Change tokens so that they fit together, hole by hole."""
         holes = [
-            Fit(hole, [rows[place] for place in own], [slots[place] for place in own], read)
+            JointRows(hole, [rows[place] for place in own], [slots[place] for place in own], read)
             for cloze, rows, slots, read in asked
             for hole in cloze.holes
-            if len(own := rows_of(hole, slots)) > 1
+            if len(own := hole_rows(hole, slots)) > 1
         ]
-        Regular.together(holes, logits, tokens)
+        RegularConstraint.choose_jointly(holes, logits, tokens)
 
-    def forced(self, ids: Sequence[int]) -> list[int]:
+    def forced_tokens(self, ids: Sequence[int]) -> list[int]:
         """Return the tokens that must follow, up to the end of the hole in which the text ends."""
         inside = (hole for hole in self.holes if hole.begin <= len(ids) < hole.limit)
-        return next((hole.forced(ids) for hole in inside), [])
+        return next((hole.forced_tokens(ids) for hole in inside), [])
 
     def check(self, request: Request) -> None:
         """Raise `ValueError` if committed tokens differ from the text or do not fit a hole."""
         end = len(request)
-        wrong = [s for s, token in self.given.items() if s < end and request.ids[s] != token]
+        wrong = [s for s, token in self.fixed_tokens.items() if s < end and request.ids[s] != token]
         for hole in self.holes:
             tokens = request.ids[hole.begin : hole.limit]
-            states = hole.walk(tokens)
+            states = hole.walk_answer(tokens)
             whole = len(tokens) < hole.limit - hole.begin or (
                 len(states) == len(tokens) and hole.automaton.accepts[states[-1]]
             )
@@ -213,6 +217,6 @@ class Cloze:
             request.finish_reason = "stop"
 
 
-def rows_of(hole: Regular, slots: Sequence[int]) -> list[int]:
+def hole_rows(hole: RegularConstraint, slots: Sequence[int]) -> list[int]:
     """Return the rows of slots inside a hole."""
     return [row for row, slot in enumerate(slots) if hole.begin <= slot < hole.limit]

@@ -10,40 +10,40 @@ from typing import Any
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.automaton import NEVER, Automaton
-from outpace.constraint.counted import Counted, has_large_counts
+from outpace.constraint.automaton import UNREACHABLE, TokenAutomaton
+from outpace.constraint.counted import CountedSchema, has_large_counts
 from outpace.constraint.dfa import Dfa
-from outpace.constraint.grammar import Grammar
-from outpace.constraint.pattern import LONGEST, Room, TooLarge, Unsupported
-from outpace.constraint.regular import Language
+from outpace.constraint.grammar import CompiledGrammar
+from outpace.constraint.pattern import MAX_PATTERN_LENGTH, TextRoom, TooLargeError, UnsupportedError
+from outpace.constraint.regular import TokenLanguage
 from outpace.constraint.schema import schema_dfa
-from outpace.constraint.vocabulary import Vocabulary, bytes_of
-from outpace.constraint.whole import Padded, Whole
+from outpace.constraint.vocabulary import Vocabulary, token_bytes
+from outpace.constraint.whole import HoleAutomaton, PaddedHoleAutomaton
 from outpace.decoding import Constraint
 from outpace.errors import OptionError
 
-Rule = tuple[str, str]
+ConstraintRule = tuple[str, str]
 """Option name (`schema`, `regex`, `choices`, `grammar`) and its text, which is JSON for `schema`
 and `choices`."""
 
-DIGITS = 40
+MAX_SCHEMA_DIGITS = 40
 """Maximum digits of a number in a schema."""
 
-DEEPEST = 100
+MAX_SCHEMA_DEPTH = 100
 """Maximum nesting of lists and mappings in a schema."""
 
-WHOLE = {"hole": Whole, "padded hole": Padded}
+HOLE_AUTOMATA = {"hole": HoleAutomaton, "padded hole": PaddedHoleAutomaton}
 """Automata of rules for a hole instead of an answer."""
 
-MEMORY = 60_000_000
+MAX_CACHED_ENTRIES = 60_000_000
 """Maximum table entries of all cached automata."""
 
 
-Read = Language | Grammar | Counted
+CompiledRule = TokenLanguage | CompiledGrammar | CountedSchema
 """A compiled rule, from which each request creates its constraint."""
 
 
-class Unread(Exception):
+class NotCompiledError(Exception):
     """A constraint that has not been compiled, or a model not loaded, yet; retry with `wait`."""
 
 
@@ -53,13 +53,13 @@ class Compiler:
     def __init__(self, tokenizer: Tokenizer | None, mask_id: int | None) -> None:
         self.tokenizer = tokenizer
         self.mask_id = mask_id
-        self.lock, self.reading = Lock(), Lock()
-        self.known: OrderedDict[object, Read] = OrderedDict()
+        self.lock, self.compile_lock = Lock(), Lock()
+        self.compiled_rules: OrderedDict[object, CompiledRule] = OrderedDict()
         self.vocabularies: dict[int, Vocabulary] = {}
 
-    def constraint(
+    def build_constraint(
         self,
-        rule: Rule,
+        rule: ConstraintRule,
         *,
         sequential: bool,
         begin: int,
@@ -87,83 +87,92 @@ class Compiler:
             NotCompiledError: without `wait`, if the rule has not been compiled yet.
         """
         name, _ = rule
-        if not wait and not self.knows(rule, sequential, size, ends):
-            raise Unread
-        read = self.read(rule, sequential, size, ends, limit - begin)
-        if read.shortest > limit - begin:
+        if not wait and not self.is_compiled(rule, sequential, size, ends):
+            raise NotCompiledError
+        read = self.compile_rule(rule, sequential, size, ends, limit - begin)
+        if read.min_tokens > limit - begin:
             raise OptionError(
                 name,
                 rule[1],
-                f"{name}: the shortest answer takes {read.shortest} tokens, "
+                f"{name}: the shortest answer takes {read.min_tokens} tokens, "
                 f"but max_tokens={limit - begin}",
             )
         if mask_id is None:
             mask_id = -1 if self.mask_id is None else self.mask_id
-        return read.constraint(begin=begin, limit=limit, mask_id=mask_id, both=not sequential)
+        return read.build_constraint(begin=begin, limit=limit, mask_id=mask_id, both=not sequential)
 
-    def read(
-        self, rule: Rule, sequential: bool, size: int, ends: frozenset[int], room: int
-    ) -> Read:
+    def compile_rule(
+        self, rule: ConstraintRule, sequential: bool, size: int, ends: frozenset[int], room: int
+    ) -> CompiledRule:
         """Return a compiled rule from the cache, or compile it under a lock.
 
         It may be refused early if it clearly cannot be satisfied in `room` tokens.
         """
         key = rule, sequential, size, ends
-        if (found := self.found(key)) is not None:
+        if (found := self.cached_rule(key)) is not None:
             return found
-        with self.reading:
+        with self.compile_lock:
             try:
-                found = self.found(key) or self.compiled(rule, sequential, size, ends, room)
+                found = self.cached_rule(key) or self.compile_uncached(
+                    rule, sequential, size, ends, room
+                )
             except ValueError as error:
-                if rule[0] in WHOLE:
+                if rule[0] in HOLE_AUTOMATA:
                     raise  # `InfillConstraint` adds the name of the hole
                 raise OptionError(*rule, f"{rule[0]}: {error}") from error
             with self.lock:
-                self.known[key] = found
-                sizes = sum(each.size for each in self.known.values())
-                while sizes > MEMORY and len(self.known) > 1:
-                    sizes -= self.known.popitem(last=False)[1].size
+                self.compiled_rules[key] = found
+                sizes = sum(each.cache_entries for each in self.compiled_rules.values())
+                while sizes > MAX_CACHED_ENTRIES and len(self.compiled_rules) > 1:
+                    sizes -= self.compiled_rules.popitem(last=False)[1].cache_entries
         return found
 
-    def knows(self, rule: Rule, sequential: bool, size: int, ends: frozenset[int]) -> bool:
+    def is_compiled(
+        self, rule: ConstraintRule, sequential: bool, size: int, ends: frozenset[int]
+    ) -> bool:
         """Return whether a rule is cached."""
-        return (rule, sequential, size, ends) in self.known
+        return (rule, sequential, size, ends) in self.compiled_rules
 
-    def found(self, key: object) -> Read | None:
+    def cached_rule(self, key: object) -> CompiledRule | None:
         """Return a cached rule and mark it as most recently used."""
         with self.lock:
-            if key in self.known:
-                self.known.move_to_end(key)
-            return self.known.get(key)
+            if key in self.compiled_rules:
+                self.compiled_rules.move_to_end(key)
+            return self.compiled_rules.get(key)
 
-    def compiled(
-        self, rule: Rule, sequential: bool, size: int, ends: frozenset[int], room: int
-    ) -> Read:
+    def compile_uncached(
+        self, rule: ConstraintRule, sequential: bool, size: int, ends: frozenset[int], room: int
+    ) -> CompiledRule:
         """Compile an automaton, or for sequential methods a grammar or counted schema."""
         if not ends:
             raise ValueError("a constraint requires an end-of-sequence token")
         if self.tokenizer is None:
             raise ValueError("the model has no tokenizer, so the text of its tokens is unknown")
         name, source = rule
-        if len(source) > LONGEST:
-            raise TooLarge(
-                f"it is too large: {len(source)} characters, but at most {LONGEST} are allowed"
+        if len(source) > MAX_PATTERN_LENGTH:
+            raise TooLargeError(
+                f"it is too large: {len(source)} characters, but at most {MAX_PATTERN_LENGTH} are allowed"
             )
         if name == "grammar" and not sequential:
-            raise Unsupported(f"a grammar is not supported {HERE}")
+            raise UnsupportedError(f"a grammar is not supported {ANY_ORDER_METHODS}")
         if name == "grammar":
-            return Grammar.of(name, source, self.tokenizer, size, ends)
-        make, vocabulary = WHOLE.get(name, Automaton), self.vocabulary(size)
+            return CompiledGrammar.from_source(name, source, self.tokenizer, size, ends)
+        make, vocabulary = HOLE_AUTOMATA.get(name, TokenAutomaton), self.token_vocabulary(size)
         try:
-            return language(
-                make, bytewise(name, source, (room, vocabulary.longest)), vocabulary, ends
+            return build_language(
+                make,
+                build_rule_dfa(name, source, (room, vocabulary.max_token_bytes)),
+                vocabulary,
+                ends,
             )
-        except TooLarge as error:
+        except TooLargeError as error:
             if name != "schema" or not sequential:
                 raise
-            return self.counted(source, size, ends, error)
+            return self.compile_counted(source, size, ends, error)
 
-    def counted(self, source: str, size: int, ends: frozenset[int], why: TooLarge) -> Counted:
+    def compile_counted(
+        self, source: str, size: int, ends: frozenset[int], why: TooLargeError
+    ) -> CountedSchema:
         """Compile a schema whose upper counts are too large for an automaton.
 
         Raises `why` again if its other parts are too large as well.
@@ -173,68 +182,74 @@ class Compiler:
         if not has_large_counts(schema):
             raise why
         try:
-            rest = language(Automaton, schema_dfa(schema, loose=True), self.vocabulary(size), ends)
-        except (TooLarge, RecursionError):
+            rest = build_language(
+                TokenAutomaton, schema_dfa(schema, loose=True), self.token_vocabulary(size), ends
+            )
+        except (TooLargeError, RecursionError):
             raise why from None
-        return Counted.of(rest, schema, self.tokenizer, size, ends)
+        return CountedSchema.from_language(rest, schema, self.tokenizer, size, ends)
 
-    def vocabulary(self, size: int) -> Vocabulary:
+    def token_vocabulary(self, size: int) -> Vocabulary:
         """Return the bytes of the first `size` tokens; the mask token has none."""
         if size not in self.vocabularies:
             assert self.tokenizer is not None
-            texts = bytes_of(self.tokenizer, size)
+            texts = token_bytes(self.tokenizer, size)
             if self.mask_id is not None and self.mask_id < size:
                 texts[self.mask_id] = None
             self.vocabularies[size] = Vocabulary(texts)
         return self.vocabularies[size]
 
 
-HERE = "by methods that fill holes in any order; use a method that commits from left to right"
+ANY_ORDER_METHODS = (
+    "by methods that fill holes in any order; use a method that commits from left to right"
+)
 
 
-def language(
-    make: type[Automaton], dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]
-) -> Language:
+def build_language(
+    make: type[TokenAutomaton], dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]
+) -> TokenLanguage:
     """Create an automaton over tokens.
 
     Raises:
         ValueError: if no token sequence is an accepted text.
     """
     automaton = make(dfa, vocabulary, ends)
-    if automaton.shortest == NEVER:
+    if automaton.min_tokens == UNREACHABLE:
         raise ValueError("no text of the model's tokens matches it")
-    return Language(automaton)
+    return TokenLanguage(automaton)
 
 
-def bytewise(name: str, source: str, room: Room) -> Dfa:
+def build_rule_dfa(name: str, source: str, room: TextRoom) -> Dfa:
     """Return the automaton over bytes of a rule."""
     match name:
         case "regex" | "hole" | "padded hole":
-            return Dfa.of(source, room=room)
+            return Dfa.from_pattern(source, room=room)
         case "choices":
-            return Dfa.among(json.loads(source))
+            return Dfa.from_texts(json.loads(source))
     try:
         schema = json.loads(source)
-        check(schema)
+        check_schema_limits(schema)
         return schema_dfa(schema, room)
     except RecursionError as error:
-        raise TooLarge("it is too large: it is nested too deeply") from error
+        raise TooLargeError("it is too large: it is nested too deeply") from error
 
 
-def check(value: Any, at: str = "#", depth: int = 0) -> None:
+def check_schema_limits(value: Any, at: str = "#", depth: int = 0) -> None:
     """Raise `ValueError` for numbers with too many digits and for deep nesting."""
-    if depth > DEEPEST:
-        raise ValueError(f"it is too large: it is nested more than {DEEPEST} deep")
+    if depth > MAX_SCHEMA_DEPTH:
+        raise ValueError(f"it is too large: it is nested more than {MAX_SCHEMA_DEPTH} deep")
     listed = enumerate(value) if isinstance(value, list) else ()
     for name, part in value.items() if isinstance(value, dict) else listed:
-        if isinstance(part, int | float) and not abs(part) < 10**DIGITS:
-            raise ValueError(f"{name} at {at} must be a number of at most {DIGITS} digits")
-        check(part, f"{at}/{name}", depth + 1)
+        if isinstance(part, int | float) and not abs(part) < 10**MAX_SCHEMA_DIGITS:
+            raise ValueError(
+                f"{name} at {at} must be a number of at most {MAX_SCHEMA_DIGITS} digits"
+            )
+        check_schema_limits(part, f"{at}/{name}", depth + 1)
 
 
-def rule_of(
+def constraint_rule(
     *, schema: Any = None, regex: Any = None, choices: Any = None, grammar: Any = None
-) -> Rule | None:
+) -> ConstraintRule | None:
     """Return the rule of a request, which has at most one.
 
     Args:
@@ -254,7 +269,7 @@ def rule_of(
     if schema is not None:
         return "schema", schema_text(schema)
     if choices is not None:
-        return "choices", json.dumps(checked_choices(choices))
+        return "choices", json.dumps(check_choices(choices))
     for name, value in (("regex", regex), ("grammar", grammar)):
         if value is not None and not isinstance(value, str):
             raise OptionError(name, value, f"{name} must be a string, got {value!r}")
@@ -277,7 +292,7 @@ def schema_text(schema: Any) -> str:
         raise OptionError("schema", schema, f"schema must be JSON: {error}") from error
 
 
-def checked_choices(choices: Any) -> Sequence[str]:
+def check_choices(choices: Any) -> Sequence[str]:
     """Return the texts of which one is the answer."""
     if not isinstance(choices, list | tuple) or not choices:
         message = f"choices must be a non-empty list of strings, got {choices!r}"

@@ -9,19 +9,21 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.constraint.pattern import Net, Room, TooLarge, net_of
+from outpace.constraint.pattern import Nfa, TextRoom, TooLargeError, pattern_nfa
 
-WORK = 1_000_000
+MAX_DETERMINIZE_STEPS = 1_000_000
 """Maximum NFA states visited to determinize it; takes about half a second."""
 
-MOST_CHOSEN = 20_000
+MAX_CHOICE_STATES = 20_000
 """Maximum states of the prefix tree of choices."""
 
-MANY = "it is too large: its automaton has too many states; simplify it or shorten its repeats"
+TOO_MANY_STATES = (
+    "it is too large: its automaton has too many states; simplify it or shorten its repeats"
+)
 
-Table = NDArray[np.int32]
-Flags = NDArray[np.bool_]
-Ids = NDArray[np.int64]
+TransitionTable = NDArray[np.int32]
+StateFlags = NDArray[np.bool_]
+IndexArray = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -33,23 +35,23 @@ class Dfa:
         accepts: whether a text may end in a state, `[S]`.
     """
 
-    table: Table
-    accepts: Flags
+    table: TransitionTable
+    accepts: StateFlags
 
     @classmethod
-    def of(cls, pattern: str, *, room: Room = None) -> Dfa:
+    def from_pattern(cls, pattern: str, *, room: TextRoom = None) -> Dfa:
         """Return the automaton of a regular expression.
 
         Raises:
             ValueError: as `pattern_nfa`, or if no text matches.
         """
-        dfa = determined(net_of(pattern, room=room))
+        dfa = determinize_nfa(pattern_nfa(pattern, room=room))
         if not len(dfa.table):
             raise ValueError("no text matches it")
         return dfa
 
     @classmethod
-    def among(cls, texts: Iterable[str]) -> Dfa:
+    def from_texts(cls, texts: Iterable[str]) -> Dfa:
         """Return the automaton of some texts, as a prefix tree.
 
         Raises:
@@ -65,15 +67,17 @@ class Dfa:
                     rows.append({})
                 state = rows[state][byte]
             whole.add(state)
-            if len(rows) > MOST_CHOSEN:
-                raise TooLarge(f"it is too large: texts that differ in {MOST_CHOSEN} bytes")
+            if len(rows) > MAX_CHOICE_STATES:
+                raise TooLargeError(
+                    f"it is too large: texts that differ in {MAX_CHOICE_STATES} bytes"
+                )
         table = np.full((len(rows), 256), -1, dtype=np.int32)
         for state, row in enumerate(rows):
             table[state, list(row)] = list(row.values())
         return cls(table, np.isin(np.arange(len(rows)), list(whole)))
 
 
-def determined(net: Net) -> Dfa:
+def determinize_nfa(net: Nfa) -> Dfa:
     """Return the automaton of an NFA, without states from which no text can be finished.
 
     Raises:
@@ -81,8 +85,8 @@ def determined(net: Net) -> Dfa:
     """
     cuts = sorted({0, 256, *(e for each in net.edges for (a, b), _ in each for e in (a, b + 1))})
     place = {cut: index for index, cut in enumerate(cuts)}
-    closed = closures(net)
-    moves: list[Moves] = [
+    closed = epsilon_closures(net)
+    moves: list[ByteMoves] = [
         [(range(place[low], place[high + 1]), closed[target]) for (low, high), target in each]
         for each in net.edges
     ]
@@ -92,9 +96,9 @@ def determined(net: Net) -> Dfa:
     rows: list[list[int]] = []
     work = 0
     while waiting:
-        reached, cost = step(moves, waiting.popleft(), len(cuts) - 1)
-        if (work := work + cost) > WORK:
-            raise TooLarge(MANY)
+        reached, cost = step_states(moves, waiting.popleft(), len(cuts) - 1)
+        if (work := work + cost) > MAX_DETERMINIZE_STEPS:
+            raise TooLargeError(TOO_MANY_STATES)
         row = []
         for members in map(frozenset, reached):
             if members and members not in number:
@@ -106,14 +110,16 @@ def determined(net: Net) -> Dfa:
             before[target].append(len(rows))
         rows.append(row)
     table = np.repeat(np.array(rows, dtype=np.int32), np.diff(cuts), axis=1)
-    return trimmed(table, np.array([net.end in members for members in number]), before)
+    return trim_dfa(table, np.array([net.end in members for members in number]), before)
 
 
-Moves = list[tuple[range, frozenset[int]]]
+ByteMoves = list[tuple[range, frozenset[int]]]
 """Transitions of an NFA state: ranges of byte classes, and their target states."""
 
 
-def step(moves: list[Moves], members: frozenset[int], classes: int) -> tuple[list[set[int]], int]:
+def step_states(
+    moves: list[ByteMoves], members: frozenset[int], classes: int
+) -> tuple[list[set[int]], int]:
     """Return the targets of each byte class from several states at once, and the work it took."""
     reached: list[set[int]] = [set() for _ in range(classes)]
     cost = classes
@@ -125,26 +131,26 @@ def step(moves: list[Moves], members: frozenset[int], classes: int) -> tuple[lis
     return reached, cost
 
 
-def closures(net: Net) -> list[frozenset[int]]:
+def epsilon_closures(net: Nfa) -> list[frozenset[int]]:
     """Return the useful states that each NFA state reaches without a byte.
 
     Useful states have byte transitions or end texts.
     """
     result, work = [], 0
-    for state in range(len(net.free)):
+    for state in range(len(net.epsilon_edges)):
         seen, stack = {state}, [state]
         while stack:
-            for other in net.free[stack.pop()]:
+            for other in net.epsilon_edges[stack.pop()]:
                 if other not in seen:
                     seen.add(other)
                     stack.append(other)
         result.append(frozenset(each for each in seen if net.edges[each] or each == net.end))
-        if (work := work + len(seen)) > WORK:
-            raise TooLarge(MANY)
+        if (work := work + len(seen)) > MAX_DETERMINIZE_STEPS:
+            raise TooLargeError(TOO_MANY_STATES)
     return result
 
 
-def trimmed(table: Table, accepts: Flags, before: list[list[int]]) -> Dfa:
+def trim_dfa(table: TransitionTable, accepts: StateFlags, before: list[list[int]]) -> Dfa:
     """Return an automaton without states from which no text can be finished."""
     alive = accepts.copy()
     stack = np.flatnonzero(accepts).tolist()

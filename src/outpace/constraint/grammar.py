@@ -13,27 +13,27 @@ import torch
 from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.pattern import TooLarge
+from outpace.constraint.pattern import TooLargeError
 from outpace.decoding import Request
-from outpace.decoding.joint import Fit
-from outpace.decoding.processor import NEVER
-from outpace.decoding.sampling import chooser
+from outpace.decoding.joint import JointRows
+from outpace.decoding.processor import BANNED_LOGIT
+from outpace.decoding.sampling import row_chooser
 
-SPACES = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
+JSON_SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """White space in JSON answers: at most one space after commas and colons."""
 
-INSTALL = "it requires llguidance: pip install 'outpace[constrain]'"
+INSTALL_LLGUIDANCE = "it requires llguidance: pip install 'outpace[constrain]'"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Grammar:
+class CompiledGrammar:
     """A compiled grammar; `matcher` is in its initial state."""
 
     matcher: Any
     ends: frozenset[int]
 
     @classmethod
-    def of(
+    def from_source(
         cls,
         kind: str,
         source: str,
@@ -41,7 +41,7 @@ class Grammar:
         size: int,
         ends: frozenset[int],
         **options: Any,
-    ) -> Grammar:
+    ) -> CompiledGrammar:
         """Compile a Lark `grammar` or a JSON `schema` over the first `size` tokens.
 
         Args:
@@ -59,9 +59,9 @@ class Grammar:
             from llguidance import LLMatcher
             from llguidance.hf import from_tokenizer
         except ImportError as error:
-            raise ValueError(INSTALL) from error
+            raise ValueError(INSTALL_LLGUIDANCE) from error
         parse: dict[str, Callable[[str], str]] = {
-            "grammar": lambda text: LLMatcher.grammar_from_lark(spaced(text)),
+            "grammar": lambda text: LLMatcher.grammar_from_lark(add_spacing(text)),
             "schema": lambda text: LLMatcher.grammar_from_json_schema(
                 text,
                 overrides=options,  # type: ignore[arg-type]
@@ -77,22 +77,26 @@ class Grammar:
         return cls(matcher, ends)
 
     @property
-    def size(self) -> int:
+    def cache_entries(self) -> int:
         """Size in the cache; negligible."""
         return 1
 
     @property
-    def shortest(self) -> int:
+    def min_tokens(self) -> int:
         """Lower bound on the tokens of the shortest answer, which is unknown."""
         return 0
 
-    def constraint(self, *, begin: int, limit: int, mask_id: int, both: bool) -> Derived:
+    def build_constraint(
+        self, *, begin: int, limit: int, mask_id: int, both: bool
+    ) -> GrammarConstraint:
         """Create the constraint of one answer in slots from `begin` on, without holes."""
-        return Derived(grammar=self, matcher=self.matcher.deep_copy(), begin=begin, mask_id=mask_id)
+        return GrammarConstraint(
+            grammar=self, matcher=self.matcher.deep_copy(), begin=begin, mask_id=mask_id
+        )
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Derived:
+class GrammarConstraint:
     """Constrain one answer to a grammar, for methods that commit from left to right.
 
     Each row depends on the tokens before it. Holes that are filled together are sampled from left
@@ -100,7 +104,7 @@ class Derived:
     most probable one of all that fit, and the answer may not end before the limit.
     """
 
-    grammar: Grammar
+    grammar: CompiledGrammar
     matcher: Any
     begin: int
     mask_id: int
@@ -110,24 +114,24 @@ class Derived:
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
         """Ban tokens in `logits f32[r, V]`, each row according to the tokens before it."""
         for row, slot in zip(logits, slots, strict=True):
-            self.ban(row, text[self.begin : slot])
+            self.ban_tokens(row, text[self.begin : slot])
 
-    def ban(self, row: Tensor, prefix: Sequence[int]) -> bool:
+    def ban_tokens(self, row: Tensor, prefix: Sequence[int]) -> bool:
         """Ban tokens that cannot follow; return False if no answer begins like this."""
-        if self.mask_id in prefix or not self.walk(prefix):
+        if self.mask_id in prefix or not self.consume_tokens(prefix):
             return False
         bits = np.frombuffer(self.matcher.compute_bitmask(), dtype=np.uint8)
         allowed = np.unpackbits(bits, bitorder="little")[: len(row)].astype(bool)
         allowed[list(self.grammar.ends)] = self.matcher.is_accepting()
         banned = torch.from_numpy(~allowed).to(row.device)
-        row[: len(banned)].masked_fill_(banned, NEVER)
+        row[: len(banned)].masked_fill_(banned, BANNED_LOGIT)
         return True
 
-    def forced(self, ids: Sequence[int]) -> list[int]:
+    def forced_tokens(self, ids: Sequence[int]) -> list[int]:
         """Return no tokens; forced ones are not searched for."""
         return []
 
-    def walk(self, tokens: Sequence[int]) -> bool:
+    def consume_tokens(self, tokens: Sequence[int]) -> bool:
         """Make exactly these tokens the matcher's state; return whether they begin an answer."""
         pairs = enumerate(zip(tokens, self.tokens, strict=False))
         same = next((n for n, (a, b) in pairs if a != b), min(len(tokens), len(self.tokens)))
@@ -140,24 +144,26 @@ class Derived:
         if rest:
             self.tokens += rest[: self.matcher.try_consume_tokens(rest)]
         if self.matcher.is_error():
-            raise TooLarge(f"the grammar is too complex: {first_line(self.matcher.get_error())}")
+            raise TooLargeError(
+                f"the grammar is too complex: {first_line(self.matcher.get_error())}"
+            )
         return len(self.tokens) == len(tokens)
 
     @staticmethod
-    def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
+    def choose_jointly(asked: Sequence[JointRows], logits: Tensor, tokens: Tensor) -> None:
         """Sample the tokens of holes from left to right, each given those before it."""
         for own, rows, slots, read in asked:
             assert read.joint is not None
             prefix = list(read.joint.text[own.begin : slots[0]])
             for row, slot in zip(rows, slots, strict=True):
                 if len(prefix) == slot - own.begin and own.ban(logits[row], prefix):
-                    choose = chooser([read.sampling], [read.step], [[slot]], logits.device)
+                    choose = row_chooser([read.sampling], [read.step], [[slot]], logits.device)
                     tokens[row] = choose(logits[row : row + 1], slice(0, 1))[0]
                 prefix.append(int(tokens[row]))
 
     def check(self, request: Request) -> None:
         """Raise `ValueError` if the committed tokens do not begin an answer."""
-        if not self.walk(request.tokens):
+        if not self.consume_tokens(request.tokens):
             slot = self.begin + len(self.tokens)
             raise ValueError(f"token {request.ids[slot]} at slot {slot} violates the constraint")
         whole = self.matcher.is_accepting()
@@ -167,9 +173,9 @@ class Derived:
             request.finish_reason = "stop"
 
 
-def spaced(lark: str) -> str:
+def add_spacing(lark: str) -> str:
     """Add bounds on white space to the schemas of a grammar (`%json {…}`) by default."""
-    options = json.dumps({"x-guidance": SPACES})[:-1]
+    options = json.dumps({"x-guidance": JSON_SPACING})[:-1]
     return re.sub(
         r"%json\s*\{(\s*\})?", lambda found: f"%json {options}{'}' if found[1] else ', '}", lark
     )

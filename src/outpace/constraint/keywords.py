@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from outpace.constraint.pattern import Unsupported
+from outpace.constraint.pattern import UnsupportedError
 
-NOTES = {
+ANNOTATION_KEYWORDS = {
     *("$schema", "$id", "$comment", "$defs", "definitions", "$anchor", "title", "description"),
     *("default", "examples", "deprecated", "readOnly", "writeOnly", "discriminator"),
     *("contentEncoding", "contentMediaType", "contentSchema"),
 }
 """Keywords that do not restrict values."""
 
-JOINS = ("$ref", "allOf", "anyOf", "oneOf")
+APPLICATOR_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf")
 """Keywords that apply other schemas to the same value."""
 
-KEYWORDS: dict[str, set[str]] = {
+TYPE_KEYWORDS: dict[str, set[str]] = {
     "string": {"minLength", "maxLength", "pattern", "format"},
     "integer": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
     "number": {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"},
@@ -30,34 +30,36 @@ KEYWORDS: dict[str, set[str]] = {
 }
 """Supported keywords, by the type of the value."""
 
-SUPPORTED = {"type", "enum", "const", "not", *JOINS}.union(*KEYWORDS.values())
+SUPPORTED_KEYWORDS = {"type", "enum", "const", "not", *APPLICATOR_KEYWORDS}.union(
+    *TYPE_KEYWORDS.values()
+)
 
-CASES = "use anyOf with a schema for each case"
-FIRST = "use prefixItems for items that must be there"
-PARTS = "use $ref to a part of the schema (#/…)"
-VALUES = "list the values that are allowed"
+USE_ANY_OF = "use anyOf with a schema for each case"
+USE_PREFIX_ITEMS = "use prefixItems for items that must be there"
+USE_LOCAL_REF = "use $ref to a part of the schema (#/…)"
+USE_LISTED_VALUES = "list the values that are allowed"
 
-INSTEAD = {
-    "if": CASES,
-    "then": CASES,
-    "else": CASES,
-    "dependentSchemas": CASES,
+KEYWORD_ALTERNATIVES = {
+    "if": USE_ANY_OF,
+    "then": USE_ANY_OF,
+    "else": USE_ANY_OF,
+    "dependentSchemas": USE_ANY_OF,
     "dependencies": "use dependentRequired",
-    "contains": FIRST,
-    "minContains": FIRST,
-    "maxContains": FIRST,
+    "contains": USE_PREFIX_ITEMS,
+    "minContains": USE_PREFIX_ITEMS,
+    "maxContains": USE_PREFIX_ITEMS,
     "additionalItems": "use items beside prefixItems",
     "unevaluatedItems": "use items: false",
     "unevaluatedProperties": "use additionalProperties: false",
-    "$dynamicRef": PARTS,
-    "$dynamicAnchor": PARTS,
-    "$recursiveRef": PARTS,
+    "$dynamicRef": USE_LOCAL_REF,
+    "$dynamicAnchor": USE_LOCAL_REF,
+    "$recursiveRef": USE_LOCAL_REF,
     "nullable": "add null to type",
     "any other keyword": "leave it out",
-    "$ref to another document": PARTS,
+    "$ref to another document": USE_LOCAL_REF,
     "oneOf of schemas that a value may fulfil at once": "use anyOf, or a required const in each",
-    "not of other than type, enum, const": VALUES,
-    "enum or const of arrays or objects beside their keywords": VALUES,
+    "not of other than type, enum, const": USE_LISTED_VALUES,
+    "enum or const of arrays or objects beside their keywords": USE_LISTED_VALUES,
     "any other format": "use pattern",
     "pattern with look-around, back-references, \\b, flags": "write each case, as in [aA] for (?i)",
     "multipleOf with a fraction other than halves, quarters …": "use an integer of smaller units",
@@ -70,12 +72,12 @@ INSTEAD = {
 """Unsupported constructs, and what to write instead."""
 
 
-def refuse(what: str, at: str, kind: str | None = None) -> NoReturn:
+def refuse_keyword(what: str, at: str, kind: str | None = None) -> NoReturn:
     """Raise `UnsupportedError` for a construct at a place; `kind` is its key in the table."""
-    raise Unsupported(f"{what} at {at} is not supported: {INSTEAD[kind or what]}")
+    raise UnsupportedError(f"{what} at {at} is not supported: {KEYWORD_ALTERNATIVES[kind or what]}")
 
 
-def need(value: Any, kind: Any, what: str) -> Any:
+def require_type(value: Any, kind: Any, what: str) -> Any:
     """Return a value of a type.
 
     Raises:

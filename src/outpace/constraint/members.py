@@ -7,19 +7,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
-from outpace.constraint.pattern import Net
-from outpace.constraint.pieces import NEXT, Piece, Text
+from outpace.constraint.pattern import Nfa
+from outpace.constraint.pieces import COMMA, JsonPiece, LiteralPiece
 
 
-class Member(NamedTuple):
+class ObjectMember(NamedTuple):
     """A property of an object: its name, and the piece for both name and value."""
 
     name: str
-    part: Piece
+    part: JsonPiece
     required: bool
 
 
-class Progress(NamedTuple):
+class ObjectProgress(NamedTuple):
     """State of a partially written object.
 
     Attributes:
@@ -38,7 +38,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Members:
+class ObjectPiece:
     """An object: named members in order, then any number of `others`.
 
     Attributes:
@@ -50,51 +50,55 @@ class Members:
         needs: names that each name requires.
     """
 
-    members: Sequence[Member]
-    others: Piece | None = None
+    members: Sequence[ObjectMember]
+    others: JsonPiece | None = None
     least: int = 0
     most: int | None = None
     needs: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @cached_property
-    def width(self) -> float:
+    def min_width(self) -> float:
         """Width of the braces and required members."""
-        return 2 + sum(member.part.width for member in self.members if member.required)
+        return 2 + sum(member.part.min_width for member in self.members if member.required)
 
     @cached_property
-    def watched(self) -> frozenset[str]:
+    def dependent_names(self) -> frozenset[str]:
         """Names that others require, or that require others."""
         return frozenset(self.needs).union(*self.needs.values())
 
-    def weave(self, net: Net, at: int) -> int:
+    def add_to_nfa(self, net: Nfa, at: int) -> int:
         """Add three states per progress: before a separator, before a choice, and at a member.
 
         Members are skipped after a comma, so that each member has two successors instead of one per
         later member.
         """
-        end, states = net.state(), {Progress(): Text("{").weave(net, at)}
-        choices, begins = dict[Progress, int](), dict[Progress, int]()
-        progresses, waiting = [*states], list[Progress]()
+        end, states = net.add_state(), {ObjectProgress(): LiteralPiece("{").add_to_nfa(net, at)}
+        choices, begins = dict[ObjectProgress, int](), dict[ObjectProgress, int]()
+        progresses, waiting = [*states], list[ObjectProgress]()
         for now in progresses:
-            if self.may_end(now):
-                net.free[Text("}").weave(net, states[now])].append(end)
-            pick = NEXT.weave(net, states[now]) if now.written else states[now]
-            net.free[pick].append(reached(now, choices, waiting, net))
+            if self.can_end(now):
+                net.epsilon_edges[LiteralPiece("}").add_to_nfa(net, states[now])].append(end)
+            pick = COMMA.add_to_nfa(net, states[now]) if now.written else states[now]
+            net.epsilon_edges[pick].append(progress_state(now, choices, waiting, net))
             while waiting:
                 place = waiting.pop()
-                for after, part in self.steps(place):
+                for after, part in self.next_members(place):
                     if part is None:
-                        target = reached(after, choices, waiting, net)
+                        target = progress_state(after, choices, waiting, net)
                     else:
                         if after not in begins:
-                            begins[after] = net.state()
-                            done = part.weave(net, begins[after])
-                            net.free[done].append(reached(after, states, progresses, net))
+                            begins[after] = net.add_state()
+                            done = part.add_to_nfa(net, begins[after])
+                            net.epsilon_edges[done].append(
+                                progress_state(after, states, progresses, net)
+                            )
                         target = begins[after]
-                    net.free[choices[place]].append(target)
+                    net.epsilon_edges[choices[place]].append(target)
         return end
 
-    def steps(self, now: Progress) -> Iterator[tuple[Progress, Piece | None]]:
+    def next_members(
+        self, now: ObjectProgress
+    ) -> Iterator[tuple[ObjectProgress, JsonPiece | None]]:
         """Yield the possible next progress and its piece, or None if a member is skipped."""
         if now.place < len(self.members):
             name, part, required = self.members[now.place]
@@ -102,17 +106,17 @@ class Members:
             if not required:
                 yield now, None
             if now.written != self.most:
-                names = now.names | ({name} & self.watched)
-                yield self.counted(now._replace(names=names), 1), part
+                names = now.names | ({name} & self.dependent_names)
+                yield self.count_member(now._replace(names=names), 1), part
         elif self.others is not None and now.written != self.most:
-            yield self.counted(now._replace(other=True), not now.other), self.others
+            yield self.count_member(now._replace(other=True), not now.other), self.others
 
-    def counted(self, now: Progress, sure: int) -> Progress:
+    def count_member(self, now: ObjectProgress, sure: int) -> ObjectProgress:
         """Return the progress after one more member."""
         written = now.written + 1 if self.most is not None else 1
         return now._replace(written=written, sure=min(now.sure + sure, self.least))
 
-    def may_end(self, now: Progress) -> bool:
+    def can_end(self, now: ObjectProgress) -> bool:
         """Return whether the object may end here, skipping optional members."""
         return (
             not any(member.required for member in self.members[now.place :])
@@ -121,43 +125,46 @@ class Members:
         )
 
 
-def reached(
-    progress: Progress, states: dict[Progress, int], queue: list[Progress], net: Net
+def progress_state(
+    progress: ObjectProgress,
+    states: dict[ObjectProgress, int],
+    queue: list[ObjectProgress],
+    net: Nfa,
 ) -> int:
     """Return the state of a progress, and queue it if it is new."""
     if progress not in states:
-        states[progress] = net.state()
+        states[progress] = net.add_state()
         queue.append(progress)
     return states[progress]
 
 
 @dataclass(frozen=True)
-class Distinct:
+class DistinctArrayPiece:
     """An array of `least` to `most` of some values, each at most once."""
 
-    values: Sequence[Piece]
+    values: Sequence[JsonPiece]
     least: int
     most: int | None
 
     @cached_property
-    def width(self) -> float:
+    def min_width(self) -> float:
         """Width of the brackets and of the minimum number of values."""
-        widths = sorted(value.width for value in self.values)
+        widths = sorted(value.min_width for value in self.values)
         return 2 + sum(widths[: self.least])
 
-    def weave(self, net: Net, at: int) -> int:
+    def add_to_nfa(self, net: Nfa, at: int) -> int:
         """Add a state for each set of written values."""
-        end, states = net.state(), {frozenset[int](): Text("[").weave(net, at)}
+        end, states = net.add_state(), {frozenset[int](): LiteralPiece("[").add_to_nfa(net, at)}
         waiting = [*states]
         for used in waiting:
             for number in range(len(self.values) if len(used) != self.most else 0):
                 if (after := used | {number}) == used:
                     continue
                 if after not in states:
-                    states[after] = net.state()
+                    states[after] = net.add_state()
                     waiting.append(after)
-                begin = NEXT.weave(net, states[used]) if used else states[used]
-                net.free[self.values[number].weave(net, begin)].append(states[after])
+                begin = COMMA.add_to_nfa(net, states[used]) if used else states[used]
+                net.epsilon_edges[self.values[number].add_to_nfa(net, begin)].append(states[after])
             if len(used) >= self.least:
-                net.free[Text("]").weave(net, states[used])].append(end)
+                net.epsilon_edges[LiteralPiece("]").add_to_nfa(net, states[used])].append(end)
         return end

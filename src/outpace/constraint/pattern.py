@@ -8,18 +8,24 @@ from dataclasses import dataclass, field
 from re import _compiler, _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
-from outpace.constraint.charset import Span, Way, alone, matched, utf8
+from outpace.constraint.charset import (
+    ByteRanges,
+    CodeRange,
+    is_literal,
+    matched_ranges,
+    utf8_ranges,
+)
 
-LONGEST = 100_000
+MAX_PATTERN_LENGTH = 100_000
 """Maximum characters of a constraint."""
 
-MOST_STATES = 60_000
+MAX_NFA_STATES = 60_000
 """Maximum states of an NFA."""
 
-MOST_SETS = 50
+MAX_CHARACTER_SETS = 50
 """Maximum different sets of characters; each is matched against all characters."""
 
-UNSUPPORTED = {
+UNSUPPORTED_NODES = {
     "ASSERT": "look-around",
     "ASSERT_NOT": "look-around",
     "ATOMIC_GROUP": "an atomic group",
@@ -35,24 +41,24 @@ UNSUPPORTED = {
 }
 """Constructs that no finite automaton can follow, or that are rare."""
 
-BEGINNINGS = (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING)
-ENDINGS = (_constants.AT_END, _constants.AT_END_STRING)
+START_ANCHORS = (_constants.AT_BEGINNING, _constants.AT_BEGINNING_STRING)
+END_ANCHORS = (_constants.AT_END, _constants.AT_END_STRING)
 
 
-class Unsupported(ValueError):
+class UnsupportedError(ValueError):
     """A construct of an expression or schema that an automaton cannot follow."""
 
 
-class TooLarge(ValueError):
+class TooLargeError(ValueError):
     """A constraint that takes too much memory or time."""
 
 
-Room = tuple[int, int] | None
+TextRoom = tuple[int, int] | None
 """Maximum tokens of a text, and bytes of the longest token; None if unlimited."""
 
 
 @dataclass(slots=True)
-class Net:
+class Nfa:
     """A nondeterministic automaton over bytes; texts begin in state 0.
 
     Attributes:
@@ -61,20 +67,22 @@ class Net:
         end: accepting state.
     """
 
-    edges: list[list[tuple[Span, int]]] = field(default_factory=lambda: [[]])
-    free: list[list[int]] = field(default_factory=lambda: [[]])
+    edges: list[list[tuple[CodeRange, int]]] = field(default_factory=lambda: [[]])
+    epsilon_edges: list[list[int]] = field(default_factory=lambda: [[]])
     end: int = 0
 
-    def state(self) -> int:
+    def add_state(self) -> int:
         """Add a state."""
-        if len(self.edges) == MOST_STATES:
-            raise TooLarge(f"it is too large: more than {MOST_STATES} states; shorten its repeats")
+        if len(self.edges) == MAX_NFA_STATES:
+            raise TooLargeError(
+                f"it is too large: more than {MAX_NFA_STATES} states; shorten its repeats"
+            )
         self.edges.append([])
-        self.free.append([])
+        self.epsilon_edges.append([])
         return len(self.edges) - 1
 
 
-def net_of(pattern: str, *, room: Room = None) -> Net:
+def pattern_nfa(pattern: str, *, room: TextRoom = None) -> Nfa:
     """Return the NFA of what `re.fullmatch` of a pattern matches.
 
     Raises:
@@ -82,23 +90,23 @@ def net_of(pattern: str, *, room: Room = None) -> Net:
         TooLargeError: if the NFA is too large.
         ValueError: if the pattern is malformed or clearly exceeds `room`.
     """
-    if len(pattern) > LONGEST:
-        raise TooLarge(
-            f"it is too large: {len(pattern)} characters, but at most {LONGEST} are allowed"
+    if len(pattern) > MAX_PATTERN_LENGTH:
+        raise TooLargeError(
+            f"it is too large: {len(pattern)} characters, but at most {MAX_PATTERN_LENGTH} are allowed"
         )
     try:
-        tree = parsed(pattern)
+        tree = parse_pattern(pattern)
         check_room(tree.getwidth()[0], room)
-        weaver = Weaver(tree.state.flags)
-        weaver.net.end = weaver.sequence(tree, 0, first=True, last=True)
+        weaver = NfaBuilder(tree.state.flags)
+        weaver.nfa.end = weaver.add_sequence(tree, 0, first=True, last=True)
     except (re.error, OverflowError) as error:
         raise ValueError(f"it is malformed: {error}") from error
     except RecursionError as error:
-        raise TooLarge("it is too large: its groups are nested too deeply") from error
-    return weaver.net
+        raise TooLargeError("it is too large: its groups are nested too deeply") from error
+    return weaver.nfa
 
 
-def check_room(least: int, room: Room) -> None:
+def check_room(least: int, room: TextRoom) -> None:
     """Raise `ValueError` if a text of `least` characters cannot fit."""
     if room is not None and least > room[0] * room[1]:
         raise ValueError(
@@ -107,7 +115,7 @@ def check_room(least: int, room: Room) -> None:
         )
 
 
-def parsed(pattern: str) -> Any:
+def parse_pattern(pattern: str) -> Any:
     """Return the syntax tree of a pattern from `re`.
 
     A FutureWarning about sets is suppressed, because the caller cannot act on it.
@@ -119,97 +127,103 @@ def parsed(pattern: str) -> Any:
 
 
 @dataclass(slots=True)
-class Weaver:
+class NfaBuilder:
     """Turns a parsed pattern into an NFA; `first` and `last` allow anchors at either edge."""
 
     flags: int
-    net: Net = field(default_factory=Net)
-    known: dict[str, list[Way]] = field(default_factory=dict)
-    looks: int = 0
+    nfa: Nfa = field(default_factory=Nfa)
+    encoded_nodes: dict[str, list[ByteRanges]] = field(default_factory=dict)
+    num_sets: int = 0
 
-    def sequence(self, nodes: Any, at: int, *, first: bool, last: bool) -> int:
+    def add_sequence(self, nodes: Any, at: int, *, first: bool, last: bool) -> int:
         """Add consecutive nodes after state `at`; return the state that they lead to."""
         count = len(nodes)
         for place, node in enumerate(nodes):
-            at = self.node(node, at, first=first and place == 0, last=last and place == count - 1)
+            at = self.add_node(
+                node, at, first=first and place == 0, last=last and place == count - 1
+            )
         return at
 
-    def node(self, node: Any, at: int, *, first: bool, last: bool) -> int:
+    def add_node(self, node: Any, at: int, *, first: bool, last: bool) -> int:
         """Add one node after state `at`; return the state that it leads to."""
         kind, value = node
         match str(kind):
             case "LITERAL" | "NOT_LITERAL" | "IN" | "ANY":
-                return self.characters(node, at)
+                return self.add_characters(node, at)
             case "BRANCH":
-                return self.branch(value[1], at, first=first, last=last)
+                return self.add_branch(value[1], at, first=first, last=last)
             case "MAX_REPEAT" | "MIN_REPEAT":
                 least, most, inner = value
-                return self.repeat(least, most, inner, at)
+                return self.add_repeat(least, most, inner, at)
             case "SUBPATTERN":
                 _, more, less, inner = value
                 before = self.flags
                 self.flags = _compiler._combine_flags(self.flags, more, less)
-                end = self.sequence(inner, at, first=first, last=last)
+                end = self.add_sequence(inner, at, first=first, last=last)
                 self.flags = before
                 return end
-            case "AT" if (first and value in BEGINNINGS) or (last and value in ENDINGS):
+            case "AT" if (first and value in START_ANCHORS) or (last and value in END_ANCHORS):
                 return at
             case name:
-                what = UNSUPPORTED.get(str(value) if name == "AT" else name, name)
-                raise Unsupported(f"{what} is not supported")
+                what = UNSUPPORTED_NODES.get(str(value) if name == "AT" else name, name)
+                raise UnsupportedError(f"{what} is not supported")
 
-    def branch(self, parts: Any, at: int, *, first: bool, last: bool) -> int:
+    def add_branch(self, parts: Any, at: int, *, first: bool, last: bool) -> int:
         """Add alternatives."""
-        end = self.net.state()
+        end = self.nfa.add_state()
         for part in parts:
-            begin = self.net.state()
-            self.net.free[at].append(begin)
-            self.net.free[self.sequence(part, begin, first=first, last=last)].append(end)
+            begin = self.nfa.add_state()
+            self.nfa.epsilon_edges[at].append(begin)
+            self.nfa.epsilon_edges[self.add_sequence(part, begin, first=first, last=last)].append(
+                end
+            )
         return end
 
-    def repeat(self, least: int, most: int, inner: Any, at: int) -> int:
+    def add_repeat(self, least: int, most: int, inner: Any, at: int) -> int:
         """Add `inner` repeated `least` to `most` times."""
         for _ in range(least):
-            before, at = at, self.sequence(inner, at, first=False, last=False)
+            before, at = at, self.add_sequence(inner, at, first=False, last=False)
             if at == before:
                 return at  # an empty text, whatever the count
-        end = self.net.state()
+        end = self.nfa.add_state()
         if most == _constants.MAXREPEAT:
-            self.net.free[at].append(loop := self.net.state())
-            back = self.sequence(inner, loop, first=False, last=False)
-            self.net.free[back].append(loop)
-            self.net.free[loop].append(end)
+            self.nfa.epsilon_edges[at].append(loop := self.nfa.add_state())
+            back = self.add_sequence(inner, loop, first=False, last=False)
+            self.nfa.epsilon_edges[back].append(loop)
+            self.nfa.epsilon_edges[loop].append(end)
             return end
         before = -1
         while most > least and at != before:
-            self.net.free[at].append(end)
-            before, at = at, self.sequence(inner, at, first=False, last=False)
+            self.nfa.epsilon_edges[at].append(end)
+            before, at = at, self.add_sequence(inner, at, first=False, last=False)
             most -= 1
-        self.net.free[at].append(end)
+        self.nfa.epsilon_edges[at].append(end)
         return end
 
-    def characters(self, node: Any, at: int) -> int:
+    def add_characters(self, node: Any, at: int) -> int:
         """Add one character of those that a node matches."""
         name = f"{self.flags} {node!r}"
-        if name not in self.known:
-            self.looks += not alone(node, self.flags)
-            if self.looks > MOST_SETS:
-                raise TooLarge(f"it is too large: more than {MOST_SETS} sets of characters")
-            self.known[name] = self.ways(node)
-        end = self.net.state()
-        tails: dict[Way, int] = {(): end}
-        for head, *rest in self.known[name]:
-            self.net.edges[at].append((head, self.tail(tuple(rest), tails)))
+        if name not in self.encoded_nodes:
+            self.num_sets += not is_literal(node, self.flags)
+            if self.num_sets > MAX_CHARACTER_SETS:
+                raise TooLargeError(
+                    f"it is too large: more than {MAX_CHARACTER_SETS} sets of characters"
+                )
+            self.encoded_nodes[name] = self.encode_characters(node)
+        end = self.nfa.add_state()
+        tails: dict[ByteRanges, int] = {(): end}
+        for head, *rest in self.encoded_nodes[name]:
+            self.nfa.edges[at].append((head, self.tail_state(tuple(rest), tails)))
         return end
 
-    def ways(self, node: Any) -> list[Way]:
+    def encode_characters(self, node: Any) -> list[ByteRanges]:
         """Return the bytes of the characters that a node matches."""
-        return [way for span in matched(node, self.flags) for way in utf8(*span)]
+        return [way for span in matched_ranges(node, self.flags) for way in utf8_ranges(*span)]
 
-    def tail(self, spans: Way, tails: dict[Way, int]) -> int:
+    def tail_state(self, spans: ByteRanges, tails: dict[ByteRanges, int]) -> int:
         """Return a state from which these bytes lead to the end; equal tails share it."""
         if spans not in tails:
-            target = self.tail(spans[1:], tails)
-            tails[spans] = self.net.state()
-            self.net.edges[tails[spans]].append((spans[0], target))
+            target = self.tail_state(spans[1:], tails)
+            tails[spans] = self.nfa.add_state()
+            self.nfa.edges[tails[spans]].append((spans[0], target))
         return tails[spans]

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.constraint.automaton import HOLE, Automaton
-from outpace.constraint.dfa import Flags, Ids
+from outpace.constraint.automaton import HOLE_CLASS, TokenAutomaton
+from outpace.constraint.dfa import IndexArray, StateFlags
 
-MEMORY = 64 * 2**20
+MAX_SET_BYTES = 64 * 2**20
 """Maximum bytes of cached sets and moves per automaton."""
 
 
-class Moves:
+class StateMoves:
     """Transitions from one set of states to another, by any token or one class.
 
     Attributes:
@@ -29,17 +29,19 @@ class Moves:
         count: number of target states.
     """
 
-    def __init__(self, automaton: Automaton, heads: Flags, tails: Flags, kind: int) -> None:
+    def __init__(
+        self, automaton: TokenAutomaton, heads: StateFlags, tails: StateFlags, kind: int
+    ) -> None:
         states = np.flatnonzero(heads)
-        which, targets, places = automaton.leading(states, kind)
+        which, targets, places = automaton.transitions_from(states, kind)
         live = tails[targets]
         which, targets = which[live], targets[live]
         self.automaton = automaton
-        self.bundles = automaton.bundles[places[live]] if kind == HOLE else which[:0]
+        self.bundles = automaton.pair_bundles[places[live]] if kind == HOLE_CLASS else which[:0]
         self.begins = np.flatnonzero(np.diff(which, prepend=-1))
-        self.ends: Ids = np.append(self.begins, len(which))[1:]
+        self.ends: IndexArray = np.append(self.begins, len(which))[1:]
         self.owners = np.repeat(np.arange(len(self.begins)), self.ends - self.begins)
-        self.alone = len(self.begins) == len(which)
+        self.is_deterministic = len(self.begins) == len(which)
         self.single = int(states[which[0]]) if len(self.begins) == 1 else -1
         found = np.zeros(len(tails), dtype=bool)
         found[targets] = True
@@ -48,102 +50,108 @@ class Moves:
         self.mask: Tensor | None = None
 
     @property
-    def kinds(self) -> Ids:
+    def token_classes(self) -> IndexArray:
         """Classes of all their tokens, possibly repeated."""
-        return self.automaton.members[self.automaton.inside.of(np.unique(self.bundles))[1]]
+        return self.automaton.bundle_classes[
+            self.automaton.bundle_spans.pairs_of(np.unique(self.bundles))[1]
+        ]
 
     @property
-    def banned(self) -> Tensor:
+    def banned_tokens(self) -> Tensor:
         """Tokens that no move takes, `bool[V]`."""
         if self.mask is None:
             allowed = np.zeros(self.automaton.table.shape[1], dtype=bool)
-            allowed[self.kinds] = True
+            allowed[self.token_classes] = True
             self.mask = torch.from_numpy(~allowed[self.automaton.classes])
         return self.mask
 
     @property
-    def only(self) -> int | None:
+    def single_token(self) -> int | None:
         """The only possible token, or None."""
-        if len(self.tos) != 1 or len(self.kinds) != 1:
+        if len(self.tos) != 1 or len(self.token_classes) != 1:
             return None
-        same, kind = self.automaton.same, self.kinds[0]
-        return int(self.automaton.order[same.firsts[kind]]) if same.counts[kind] == 1 else None
+        same, kind = self.automaton.class_spans, self.token_classes[0]
+        return (
+            int(self.automaton.token_order[same.firsts[kind]]) if same.counts[kind] == 1 else None
+        )
 
 
 @dataclass(slots=True, eq=False)
-class States:
+class StateSet:
     """A set of states, with its cached successors and predecessors by class."""
 
-    flags: Flags
-    after: dict[int, States] = field(default_factory=dict)
-    before: dict[int, States] = field(default_factory=dict)
-    moves: dict[tuple[States, int], Moves] = field(default_factory=dict)
+    flags: StateFlags
+    after: dict[int, StateSet] = field(default_factory=dict)
+    before: dict[int, StateSet] = field(default_factory=dict)
+    moves: dict[tuple[StateSet, int], StateMoves] = field(default_factory=dict)
 
 
-class Sets:
+class StateSets:
     """Distinct sets of states of an automaton, dropped together when they take too much memory."""
 
-    def __init__(self, automaton: Automaton) -> None:
+    def __init__(self, automaton: TokenAutomaton) -> None:
         self.automaton = automaton
-        self.far = automaton.far
-        self.forget()
+        self.max_distance = automaton.max_distance
+        self.clear_sets()
 
-    def forget(self) -> None:
+    def clear_sets(self) -> None:
         """Drop all sets; those in use remain valid."""
-        self.known: dict[bytes, States] = {}
-        self.singles: dict[int, States] = {}
-        self.near: dict[int, States] = {}
-        self.used = 0
+        self.by_flags: dict[bytes, StateSet] = {}
+        self.by_state: dict[int, StateSet] = {}
+        self.by_distance: dict[int, StateSet] = {}
+        self.used_bytes = 0
 
-    def of(self, flags: Flags) -> States:
+    def lookup_flags(self, flags: StateFlags) -> StateSet:
         """Return the set of states `flags [S]`."""
         key = flags.tobytes()
-        if key not in self.known:
-            self.charge(len(flags))
-            self.known[key] = States(flags)
-        return self.known[key]
+        if key not in self.by_flags:
+            self.count_bytes(len(flags))
+            self.by_flags[key] = StateSet(flags)
+        return self.by_flags[key]
 
-    def charge(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """Count bytes that are cached from now on."""
-        if self.used > MEMORY:
-            self.forget()
-        self.used += size
+        if self.used_bytes > MAX_SET_BYTES:
+            self.clear_sets()
+        self.used_bytes += size
 
-    def single(self, state: int) -> States:
+    def single_state(self, state: int) -> StateSet:
         """Return the set of one state."""
-        if state not in self.singles:
-            self.singles[state] = self.of(np.arange(len(self.automaton.left)) == state)
-        return self.singles[state]
+        if state not in self.by_state:
+            self.by_state[state] = self.lookup_flags(
+                np.arange(len(self.automaton.tokens_to_end)) == state
+            )
+        return self.by_state[state]
 
-    def within(self, left: int) -> States:
+    def states_within(self, left: int) -> StateSet:
         """Return the states from which an answer can be finished with `left` tokens."""
-        left = min(left, self.far)
-        if left not in self.near:
-            self.near[left] = self.of(self.automaton.finishes(left))
-        return self.near[left]
+        left = min(left, self.max_distance)
+        if left not in self.by_distance:
+            self.by_distance[left] = self.lookup_flags(self.automaton.can_finish(left))
+        return self.by_distance[left]
 
-    def after(self, states: States, kind: int) -> States:
+    def states_after(self, states: StateSet, kind: int) -> StateSet:
         """Return the states that a class, or any with `HOLE_CLASS`, leads to."""
         if kind not in states.after:
-            states.after[kind] = self.of(self.automaton.follows(states.flags, kind))
+            states.after[kind] = self.lookup_flags(self.automaton.successors(states.flags, kind))
         return states.after[kind]
 
-    def before(self, states: States, kind: int) -> States:
+    def states_before(self, states: StateSet, kind: int) -> StateSet:
         """Return the states from which a class, or any with `HOLE_CLASS`, leads to these."""
         if kind not in states.before:
-            states.before[kind] = self.of(self.automaton.precedes(states.flags, kind))
+            states.before[kind] = self.lookup_flags(self.automaton.predecessors(states.flags, kind))
         return states.before[kind]
 
-    def moves(self, heads: States, tails: States, kind: int = HOLE) -> Moves:
+    def moves_between(self, heads: StateSet, tails: StateSet, kind: int = HOLE_CLASS) -> StateMoves:
         """Return the moves between two sets by a class, or any with `HOLE_CLASS`."""
         key = tails, kind
         if key not in heads.moves:
-            found = heads.moves[key] = Moves(self.automaton, heads.flags, tails.flags, kind)
-            self.charge(32 * len(found.tos) + len(self.automaton.classes))
+            found = heads.moves[key] = StateMoves(self.automaton, heads.flags, tails.flags, kind)
+            self.count_bytes(32 * len(found.tos) + len(self.automaton.classes))
         return heads.moves[key]
 
 
-class Reach:
+class ReachableStates:
     """Possible states before each place of an answer.
 
     Args:
@@ -156,52 +164,56 @@ class Reach:
     """
 
     def __init__(
-        self, sets: Sets, states: Sequence[int], kinds: Sequence[int], *, room: int, both: bool
+        self, sets: StateSets, states: Sequence[int], kinds: Sequence[int], *, room: int, both: bool
     ) -> None:
         self.sets = sets
         self.states = states
         self.first = len(states) - 1
         self.kinds = kinds
         self.room = room
-        self.heads = [sets.single(states[-1])]
-        self.tails: list[States] = []  # of the last places, in descending order
-        filled = [place for place, kind in enumerate(kinds, self.first) if kind != HOLE]
-        self.bound = filled[-1] + 1 if both and filled else 0  # first place after the last token
+        self.heads = [sets.single_state(states[-1])]
+        self.tails: list[StateSet] = []  # of the last places, in descending order
+        filled = [place for place, kind in enumerate(kinds, self.first) if kind != HOLE_CLASS]
+        self.last_filled_end = (
+            filled[-1] + 1 if both and filled else 0
+        )  # first place after the last token
 
-    def kind(self, place: int) -> int:
+    def class_at(self, place: int) -> int:
         """Return the class of the token at a place, or `HOLE_CLASS`."""
         offset = place - self.first
-        return self.kinds[offset] if 0 <= offset < len(self.kinds) else HOLE
+        return self.kinds[offset] if 0 <= offset < len(self.kinds) else HOLE_CLASS
 
-    def head(self, place: int) -> States:
+    def head_states(self, place: int) -> StateSet:
         """Return the states that the tokens before a place can lead to."""
         if place < self.first:
-            return self.sets.single(self.states[place])
+            return self.sets.single_state(self.states[place])
         while len(self.heads) <= place - self.first:
-            kind = self.kind(self.first + len(self.heads) - 1)
-            self.heads.append(self.sets.after(self.heads[-1], kind))
+            kind = self.class_at(self.first + len(self.heads) - 1)
+            self.heads.append(self.sets.states_after(self.heads[-1], kind))
         return self.heads[place - self.first]
 
-    def tail(self, place: int) -> States:
+    def tail_states(self, place: int) -> StateSet:
         """Return the states from which the tokens from a place on can be finished."""
-        if place >= self.bound or place <= self.first:
-            return self.sets.within(self.room - place)
-        while len(self.tails) < self.bound - place:
-            at = self.bound - len(self.tails) - 1
-            following = self.tails[-1] if self.tails else self.tail(self.bound)
-            self.tails.append(self.sets.before(following, self.kind(at)))
-        return self.tails[self.bound - place - 1]
+        if place >= self.last_filled_end or place <= self.first:
+            return self.sets.states_within(self.room - place)
+        while len(self.tails) < self.last_filled_end - place:
+            at = self.last_filled_end - len(self.tails) - 1
+            following = self.tails[-1] if self.tails else self.tail_states(self.last_filled_end)
+            self.tails.append(self.sets.states_before(following, self.class_at(at)))
+        return self.tails[self.last_filled_end - place - 1]
 
-    def banned(self, place: int) -> Tensor:
+    def banned_at(self, place: int) -> Tensor:
         """Return the tokens that no answer has at a place, `bool[V]`."""
-        return self.sets.moves(self.head(place), self.tail(place + 1)).banned
+        return self.sets.moves_between(
+            self.head_states(place), self.tail_states(place + 1)
+        ).banned_tokens
 
-    def steps(self, end: int) -> list[Moves]:
+    def moves_until(self, end: int) -> list[StateMoves]:
         """Return the moves from place to place, from the first hole to `end`."""
-        tails = [self.tail(end)]
+        tails = [self.tail_states(end)]
         for place in range(end - 1, self.first, -1):
-            tails.append(self.sets.before(tails[-1], self.kind(place)))
+            tails.append(self.sets.states_before(tails[-1], self.class_at(place)))
         return [
-            self.sets.moves(self.head(place), tail, self.kind(place))
+            self.sets.moves_between(self.head_states(place), tail, self.class_at(place))
             for place, tail in enumerate(reversed(tails), self.first)
         ]

@@ -10,50 +10,50 @@ from math import inf
 from typing import Any
 
 from outpace.constraint.dfa import Dfa
-from outpace.constraint.keywords import KEYWORDS, need, refuse
-from outpace.constraint.members import Distinct
-from outpace.constraint.numbers import number, number_fits
-from outpace.constraint.objects import object_of
-from outpace.constraint.pattern import Room, check_room
+from outpace.constraint.keywords import TYPE_KEYWORDS, refuse_keyword, require_type
+from outpace.constraint.members import DistinctArrayPiece
+from outpace.constraint.numbers import number_fits, number_piece
+from outpace.constraint.objects import object_piece
+from outpace.constraint.pattern import TextRoom, check_room
 from outpace.constraint.pieces import (
-    IS,
-    NEXT,
-    NOTHING,
-    Chain,
-    Either,
-    Leaf,
-    Piece,
-    Text,
-    Times,
-    dfa_of,
-    separated,
-    several,
+    COLON,
+    COMMA,
+    NO_TEXT,
+    ChoicePiece,
+    DfaPiece,
+    JsonPiece,
+    LiteralPiece,
+    RepeatPiece,
+    SequencePiece,
+    join_with_commas,
+    piece_dfa,
+    repeat_with_commas,
 )
 from outpace.constraint.rules import (
-    Case,
-    Rules,
-    Schema,
-    counts,
-    excluded,
-    kind_of,
-    kinds,
-    listed,
-    same,
+    SchemaCase,
+    SchemaReader,
+    SubSchema,
+    canonical_text,
+    count_bounds,
+    exclusions,
+    listed_values,
+    value_type,
+    written_types,
 )
-from outpace.constraint.strings import string, string_fits
+from outpace.constraint.strings import string_fits, string_piece
 
-DEPTH = 2
+MAX_OPEN_DEPTH = 2
 """Maximum nesting of arrays and objects where a schema allows any value."""
 
-MOST_DIFFERENT = 6
+MAX_DISTINCT_VALUES = 6
 """Maximum values of an array of distinct values."""
 
 
-LOOSE = 64
+LARGE_COUNT = 64
 """Upper counts above this are omitted if they are enforced separately."""
 
 
-def schema_dfa(schema: Any, room: Room = None, *, loose: bool = False) -> Dfa:
+def schema_dfa(schema: Any, room: TextRoom = None, *, loose: bool = False) -> Dfa:
     """Return the automaton of the JSON texts that a schema accepts.
 
     Properties are in order, with at most one space after commas and colons. With `loose`, strings
@@ -64,55 +64,65 @@ def schema_dfa(schema: Any, room: Room = None, *, loose: bool = False) -> Dfa:
         TooLargeError: if the automaton is too large.
         ValueError: if the schema is invalid, unsatisfiable or clearly exceeds `room`.
     """
-    piece = Writer(Rules(schema), loose).value([Schema(schema, "#")])
-    if piece.width < inf:
-        check_room(int(piece.width), room)
-        dfa = dfa_of(piece)
+    piece = SchemaWriter(SchemaReader(schema), loose).write_value([SubSchema(schema, "#")])
+    if piece.min_width < inf:
+        check_room(int(piece.min_width), room)
+        dfa = piece_dfa(piece)
         if len(dfa.table):
             return dfa
     raise ValueError("no text matches it")
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class SchemaWriter:
     """Writes the values of a schema."""
 
-    rules: Rules
+    rules: SchemaReader
     loose: bool = False
 
-    def value(self, schemas: Iterable[Schema], depth: int = DEPTH) -> Piece:
+    def write_value(self, schemas: Iterable[SubSchema], depth: int = MAX_OPEN_DEPTH) -> JsonPiece:
         """Return the piece of a value for which all schemas hold; `depth` limits open values."""
-        cases = self.rules.cases(schemas)
-        parts = [self.case(case) if case else anything(depth) for case in cases]
-        return parts[0] if len(parts) == 1 else Either(parts)
+        cases = self.rules.combine_schemas(schemas)
+        parts = [self.write_case(case) if case else any_value(depth) for case in cases]
+        return parts[0] if len(parts) == 1 else ChoicePiece(parts)
 
-    def case(self, case: Case) -> Piece:
+    def write_case(self, case: SchemaCase) -> JsonPiece:
         """Return the piece of a value of one case."""
-        values = listed(case)
+        values = listed_values(case)
         if values is not None:
-            return one_of([value for value in values if self.fits(value, case)])
-        return Either([self.typed(kind, case) for kind in kinds(case)])
+            return listed_piece([value for value in values if self.value_fits(value, case)])
+        return ChoicePiece([self.write_type(kind, case) for kind in written_types(case)])
 
-    def typed(self, kind: str, case: Case) -> Piece:
+    def write_type(self, kind: str, case: SchemaCase) -> JsonPiece:
         """Return the piece of a value of one type."""
-        out = [value for schema in case for value in excluded(schema)[1]]
+        out = [value for schema in case for value in exclusions(schema)[1]]
         match kind:
             case "string":
-                return string(case, LOOSE if self.loose else None)
+                return string_piece(case, LARGE_COUNT if self.loose else None)
             case "integer":
-                return NOTHING if "number" in kinds(case) else number(case, is_whole=True)
+                return (
+                    NO_TEXT
+                    if "number" in written_types(case)
+                    else number_piece(case, is_whole=True)
+                )
             case "number":
-                if "integer" not in kinds(case):
-                    refuse("not", case[0].at, "not of other than type, enum, const")
-                return number(case, is_whole=False)
+                if "integer" not in written_types(case):
+                    refuse_keyword("not", case[0].at, "not of other than type, enum, const")
+                return number_piece(case, is_whole=False)
             case "boolean" | "null":
                 values = [None] if kind == "null" else [True, False]
-                return one_of([v for v in values if same(v) not in map(same, out)])
+                return listed_piece(
+                    [v for v in values if canonical_text(v) not in map(canonical_text, out)]
+                )
         if any(isinstance(value, list if kind == "array" else dict) for value in out):
-            refuse("not", case[0].at, "not of other than type, enum, const")
-        return self.array(case) if kind == "array" else object_of(case, self.value, DEPTH - 1)
+            refuse_keyword("not", case[0].at, "not of other than type, enum, const")
+        return (
+            self.write_array(case)
+            if kind == "array"
+            else object_piece(case, self.write_value, MAX_OPEN_DEPTH - 1)
+        )
 
-    def fits(self, value: Any, case: Case) -> bool:
+    def value_fits(self, value: Any, case: SchemaCase) -> bool:
         """Return whether a listed value of the right type satisfies the other keywords."""
         match value:
             case None | bool():
@@ -123,78 +133,89 @@ class Writer:
                 return number_fits(value, case)
         kind = "array" if isinstance(value, list) else "object"
         for schema in case:
-            for word in sorted(KEYWORDS[kind] & set(schema.value)):
-                refuse(
+            for word in sorted(TYPE_KEYWORDS[kind] & set(schema.value)):
+                refuse_keyword(
                     f"{word} next to a listed {kind}",
                     schema.at,
                     "enum or const of arrays or objects beside their keywords",
                 )
         return True
 
-    def array(self, case: Case) -> Piece:
+    def write_array(self, case: SchemaCase) -> JsonPiece:
         """Return the piece of an array: all items with a place, then any number of others."""
-        least, most = counts(case, "Items")
+        least, most = count_bounds(case, "Items")
         if most is not None and most < least:
-            return NOTHING
-        size = max((len(prefix(schema)) for schema in case), default=0)
-        if unique(case) and (most is None or most > 1):
-            return self.distinct(case, size, least, most)
-        front = [self.value(items(case, place), DEPTH - 1) for place in range(size)][:most]
-        rest = self.value(items(case, size), DEPTH - 1)
-        if self.loose and most is not None and most > LOOSE:
+            return NO_TEXT
+        size = max((len(prefix_schemas(schema)) for schema in case), default=0)
+        if has_unique_items(case) and (most is None or most > 1):
+            return self.write_distinct_array(case, size, least, most)
+        front = [
+            self.write_value(item_schemas(case, place), MAX_OPEN_DEPTH - 1) for place in range(size)
+        ][:most]
+        rest = self.write_value(item_schemas(case, size), MAX_OPEN_DEPTH - 1)
+        if self.loose and most is not None and most > LARGE_COUNT:
             most = None
         least = max(least - len(front), 0)
         most = None if most is None else most - len(front)
         if front and not any("items" in schema.value for schema in case):
             most = least
         if not front:
-            return Chain((Text("["), several(rest, least, most), Text("]")))
-        return Chain(
-            (Text("["), separated(front), Times(Chain((NEXT, rest)), least, most), Text("]"))
+            return SequencePiece(
+                (LiteralPiece("["), repeat_with_commas(rest, least, most), LiteralPiece("]"))
+            )
+        return SequencePiece(
+            (
+                LiteralPiece("["),
+                join_with_commas(front),
+                RepeatPiece(SequencePiece((COMMA, rest)), least, most),
+                LiteralPiece("]"),
+            )
         )
 
-    def distinct(self, case: Case, size: int, least: int, most: int | None) -> Piece:
+    def write_distinct_array(
+        self, case: SchemaCase, size: int, least: int, most: int | None
+    ) -> JsonPiece:
         """Return the piece of an array of distinct values, if these are few."""
-        found = {} if size else self.finite(items(case, 0))
-        if size or found is None or len(found) > MOST_DIFFERENT:
-            refuse("uniqueItems", case[0].at, "uniqueItems of more than 6 values")
-        return NOTHING if len(found) < least else Distinct([*found.values()], least, most)
+        found = {} if size else self.finite_values(item_schemas(case, 0))
+        if size or found is None or len(found) > MAX_DISTINCT_VALUES:
+            refuse_keyword("uniqueItems", case[0].at, "uniqueItems of more than 6 values")
+        return NO_TEXT if len(found) < least else DistinctArrayPiece([*found.values()], least, most)
 
-    def finite(self, schemas: Iterable[Schema]) -> dict[str, Piece] | None:
+    def finite_values(self, schemas: Iterable[SubSchema]) -> dict[str, JsonPiece] | None:
         """Return the distinct values for which all schemas hold, or None if they are not listed."""
         found: list[Any] = []
-        for case in self.rules.cases(schemas):
-            values = listed(case)
-            if values is None and set(kinds(case)) <= {"null", "boolean"}:
-                values = [v for v in (None, True, False) if kind_of(v) in kinds(case)]
-                out = {same(value) for schema in case for value in excluded(schema)[1]}
-                values = [value for value in values if same(value) not in out]
+        for case in self.rules.combine_schemas(schemas):
+            values = listed_values(case)
+            if values is None and set(written_types(case)) <= {"null", "boolean"}:
+                values = [v for v in (None, True, False) if value_type(v) in written_types(case)]
+                out = {canonical_text(value) for schema in case for value in exclusions(schema)[1]}
+                values = [value for value in values if canonical_text(value) not in out]
             if values is None:
                 return None
-            found += [value for value in values if self.fits(value, case)]
-        return {same(value): constant(value) for value in found}
+            found += [value for value in values if self.value_fits(value, case)]
+        return {canonical_text(value): constant_piece(value) for value in found}
 
 
-def prefix(schema: Schema) -> list[Any]:
+def prefix_schemas(schema: SubSchema) -> list[Any]:
     """Return the schemas of the first items."""
-    found: list[Any] = need(
+    found: list[Any] = require_type(
         schema.value.get("prefixItems", []), list, f"prefixItems at {schema.at}"
     )
     return found
 
 
-def items(case: Case, place: int) -> list[Schema]:
+def item_schemas(case: SchemaCase, place: int) -> list[SubSchema]:
     """Return the schemas of the item at a place."""
     found = []
     for schema in case:
-        if place < len(prefix(schema)):
-            found.append(schema.part("prefixItems", place))
+        if place < len(prefix_schemas(schema)):
+            found.append(schema.descend("prefixItems", place))
         elif "items" in schema.value:
-            found.append(schema.part("items"))
+            found.append(schema.descend("items"))
     return found
 
 
-def unique(case: Case) -> bool:
+def has_unique_items(case: SchemaCase) -> bool:
     """Return whether all items must differ."""
     for schema in case:
         if not isinstance(schema.value.get("uniqueItems", False), bool):
@@ -202,33 +223,58 @@ def unique(case: Case) -> bool:
     return any(schema.value.get("uniqueItems") for schema in case)
 
 
-def one_of(values: Sequence[Any]) -> Piece:
+def listed_piece(values: Sequence[Any]) -> JsonPiece:
     """Return the piece of one of given values."""
     if any(isinstance(value, list | dict) for value in values):
-        return Either([constant(value) for value in values])
-    return Leaf(Dfa.among(json.dumps(value, ensure_ascii=False) for value in values))
+        return ChoicePiece([constant_piece(value) for value in values])
+    return DfaPiece(Dfa.from_texts(json.dumps(value, ensure_ascii=False) for value in values))
 
 
-def constant(value: Any) -> Piece:
+def constant_piece(value: Any) -> JsonPiece:
     """Return the piece of a given value, with its keys in order."""
     match value:
         case list():
-            return Chain((Text("["), separated([constant(each) for each in value]), Text("]")))
+            return SequencePiece(
+                (
+                    LiteralPiece("["),
+                    join_with_commas([constant_piece(each) for each in value]),
+                    LiteralPiece("]"),
+                )
+            )
         case dict():
-            parts = [Chain((constant(name), IS, constant(part))) for name, part in value.items()]
-            return Chain((Text("{"), separated(parts), Text("}")))
-    return Text(json.dumps(value, ensure_ascii=False))
+            parts = [
+                SequencePiece((constant_piece(name), COLON, constant_piece(part)))
+                for name, part in value.items()
+            ]
+            return SequencePiece((LiteralPiece("{"), join_with_commas(parts), LiteralPiece("}")))
+    return LiteralPiece(json.dumps(value, ensure_ascii=False))
 
 
 @cache
-def anything(depth: int) -> Piece:
+def any_value(depth: int) -> JsonPiece:
     """Return the piece of any value, with arrays and objects up to a depth."""
-    scalars = Either((Text("true"), Text("false"), Text("null"), number((), is_whole=False)))
+    scalars = ChoicePiece(
+        (
+            LiteralPiece("true"),
+            LiteralPiece("false"),
+            LiteralPiece("null"),
+            number_piece((), is_whole=False),
+        )
+    )
     if depth <= 0:
-        return Either((scalars, string(())))
-    inner = anything(depth - 1)
-    pair = Chain((string(()), IS, inner))
-    array = Chain((Text("["), several(inner, 0, None), Text("]")))
-    return Either(
-        (scalars, string(()), array, Chain((Text("{"), several(pair, 0, None), Text("}"))))
+        return ChoicePiece((scalars, string_piece(())))
+    inner = any_value(depth - 1)
+    pair = SequencePiece((string_piece(()), COLON, inner))
+    array = SequencePiece(
+        (LiteralPiece("["), repeat_with_commas(inner, 0, None), LiteralPiece("]"))
+    )
+    return ChoicePiece(
+        (
+            scalars,
+            string_piece(()),
+            array,
+            SequencePiece(
+                (LiteralPiece("{"), repeat_with_commas(pair, 0, None), LiteralPiece("}"))
+            ),
+        )
     )

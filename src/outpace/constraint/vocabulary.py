@@ -13,21 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.dfa import Dfa, Ids, Table
-from outpace.constraint.pattern import TooLarge
+from outpace.constraint.dfa import Dfa, IndexArray, TransitionTable
+from outpace.constraint.pattern import TooLargeError
 
-MOST_MOVES = 50_000_000
+MAX_PREFIX_MOVES = 50_000_000
 """Maximum pairs of token prefixes and states to visit; takes about a second."""
 
-COST = 2_000
+VISIT_COST = 2_000
 """Fixed cost of a visit."""
 
-Parts = dict[bytes, tuple[Ids, list[Ids], list[Ids]]]
+PrefixGroups = dict[bytes, tuple[IndexArray, list[IndexArray], list[IndexArray]]]
 """Token prefixes with equal transitions: their nodes, source states and target states."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Level:
+class PrefixLevel:
     """Token prefixes of one length: a level of the prefix tree.
 
     Attributes:
@@ -37,20 +37,20 @@ class Level:
         tokens: tokens that end in this level.
     """
 
-    letters: Ids
-    longer: Spans
-    whole: Spans
-    tokens: Ids
+    letters: IndexArray
+    longer: OwnerSpans
+    whole: OwnerSpans
+    tokens: IndexArray
 
 
-class Spans:
+class OwnerSpans:
     """Ranges of consecutive entries that are sorted by owner."""
 
     def __init__(self, owners: NDArray[np.signedinteger[Any]], count: int) -> None:
         self.counts = np.bincount(owners, minlength=count)
         self.firsts = self.counts.cumsum() - self.counts
 
-    def of(self, owners: Ids) -> tuple[Ids, Ids]:
+    def pairs_of(self, owners: IndexArray) -> tuple[IndexArray, IndexArray]:
         """Return all pairs of an index among `owners` and the index of one of its entries."""
         counts = self.counts[owners]
         which = np.repeat(np.arange(len(owners)), counts)
@@ -71,24 +71,26 @@ class Vocabulary:
         width = int(lengths.max())
         packed = b"".join(text.ljust(width, b"\0") for text, _ in named)
         table = np.frombuffer(packed, dtype=np.uint8).reshape(-1, width)
-        self.levels: list[Level] = []
+        self.levels: list[PrefixLevel] = []
         nodes, letters = np.zeros(len(named), dtype=np.int64), np.zeros(1, dtype=np.int64)
         for length in range(width + 1):
             ends = lengths == length
-            whole, ended = Spans(nodes[ends], len(letters)), tokens[ends]
+            whole, ended = OwnerSpans(nodes[ends], len(letters)), tokens[ends]
             tokens, lengths, nodes, table = (e[~ends] for e in (tokens, lengths, nodes, table))
             column = table[:, length].astype(np.int64) if length < width else nodes
             new = np.ones(len(nodes), dtype=bool)
             new[1:] = (nodes[1:] != nodes[:-1]) | (column[1:] != column[:-1])
-            self.levels.append(Level(letters, Spans(nodes[new], len(letters)), whole, ended))
+            self.levels.append(
+                PrefixLevel(letters, OwnerSpans(nodes[new], len(letters)), whole, ended)
+            )
             letters, nodes = column[new], new.cumsum() - 1
 
     @property
-    def longest(self) -> int:
+    def max_token_bytes(self) -> int:
         """Bytes of the longest token."""
         return len(self.levels) - 1
 
-    def moves(self, dfa: Dfa) -> Iterator[tuple[Ids, Ids, Ids]]:
+    def token_moves(self, dfa: Dfa) -> Iterator[tuple[IndexArray, IndexArray, IndexArray]]:
         """Yield tokens with equal transitions, their source states and their target states.
 
         Prefixes are walked together while they lead from state to state alike, and so are states
@@ -97,39 +99,41 @@ class Vocabulary:
         Raises:
             TooLargeError: if too much work remains.
         """
-        labels, kinds = alike(dfa.table)
+        labels, kinds = equal_bytes(dfa.table)
         states = np.arange(len(dfa.table))
-        parts: Parts = {b"": (np.zeros(1, dtype=np.int64), [states], [states])}
+        parts: PrefixGroups = {b"": (np.zeros(1, dtype=np.int64), [states], [states])}
         work = 0
         for level, after in zip(self.levels, [*self.levels[1:], None], strict=True):
-            longer: Parts = {}
+            longer: PrefixGroups = {}
             for nodes, *pairs in parts.values():
                 froms, ats = map(np.concatenate, pairs)
-                if len(tokens := level.tokens[level.whole.of(nodes)[1]]):
+                if len(tokens := level.tokens[level.whole.pairs_of(nodes)[1]]):
                     yield tokens, froms, ats
-                children = level.longer.of(nodes)[1]
+                children = level.longer.pairs_of(nodes)[1]
                 if after is None or not len(children):
                     continue
-                for kind, own in grouped(kinds[ats]):
-                    if (work := work + len(children) + len(own) + COST) > MOST_MOVES:
-                        raise TooLarge(
+                for kind, own in group_equal(kinds[ats]):
+                    if (work := work + len(children) + len(own) + VISIT_COST) > MAX_PREFIX_MOVES:
+                        raise TooLargeError(
                             f"it is too large for a vocabulary of {self.size} tokens: it has "
                             f"{len(states)} states; simplify it or shorten its repeats"
                         )
-                    for byte, same in grouped(labels[kind][after.letters[children]]):
+                    for byte, same in group_equal(labels[kind][after.letters[children]]):
                         if byte >= 0:
-                            add(longer, children[same], froms[own], dfa.table[ats[own], byte])
+                            add_group(longer, children[same], froms[own], dfa.table[ats[own], byte])
             parts = longer
 
 
-def add(parts: Parts, nodes: Ids, froms: Ids, tos: Table) -> None:
+def add_group(
+    parts: PrefixGroups, nodes: IndexArray, froms: IndexArray, tos: TransitionTable
+) -> None:
     """Add states and their targets to a group of prefixes."""
     part = parts.setdefault(nodes.tobytes(), (nodes, [], []))
     part[1].append(froms)
     part[2].append(tos.astype(np.int64))
 
 
-def grouped(values: Ids) -> Iterator[tuple[int, Ids]]:
+def group_equal(values: IndexArray) -> Iterator[tuple[int, IndexArray]]:
     """Yield each value and its indices."""
     order = values.argsort(kind="stable")
     begins = np.flatnonzero(np.diff(values[order], prepend=values.min() - 1))
@@ -137,7 +141,7 @@ def grouped(values: Ids) -> Iterator[tuple[int, Ids]]:
         yield int(values[order[begin]]), order[begin:end]
 
 
-def alike(table: Table) -> tuple[Ids, Ids]:
+def equal_bytes(table: TransitionTable) -> tuple[IndexArray, IndexArray]:
     """Return the first byte equal to each byte, `[K, 256]` by state kind, and kinds `[S]`.
 
     It is -1 for bytes that lead nowhere.
@@ -158,7 +162,7 @@ def alike(table: Table) -> tuple[Ids, Ids]:
 
 
 @cache
-def alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """Return the characters that stand for bytes in byte-level vocabularies.
 
     See Radford et al., 2019.
@@ -169,20 +173,20 @@ def alphabet() -> dict[str, int]:
     return shown | {chr(256 + place): byte for place, byte in enumerate(other)}
 
 
-def bytes_of(tokenizer: Tokenizer, size: int) -> list[bytes | None]:
+def token_bytes(tokenizer: Tokenizer, size: int) -> list[bytes | None]:
     """Return the bytes of the first `size` tokens; None for special and missing tokens.
 
     Raises:
         ValueError: if the tokens of the tokenizer do not represent bytes.
     """
     decoder = json.loads(tokenizer.backend_tokenizer.to_str())["decoder"]
-    kinds = {part["type"]: part for part in parts(decoder)}
+    kinds = {part["type"]: part for part in decoder_steps(decoder)}
     added = tokenizer.added_tokens_decoder
     names = tokenizer.convert_ids_to_tokens(list(range(min(size, len(tokenizer)))))
     if "ByteLevel" in kinds:
-        decode = byte_level
+        decode = decode_byte_level
     elif "ByteFallback" in kinds:
-        decode = byte_fallback
+        decode = decode_byte_fallback
     else:
         raise ValueError(
             "its tokenizer is neither byte-level nor falls back to bytes, so the text of its "
@@ -197,17 +201,17 @@ def bytes_of(tokenizer: Tokenizer, size: int) -> list[bytes | None]:
     return texts
 
 
-def parts(decoder: Any) -> list[dict[str, Any]]:
+def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
     """Return the steps of a decoder."""
     if decoder is None:
         return []
     inner = decoder.get("decoders", [])
-    return [decoder, *(each for part in inner for each in parts(part))]
+    return [decoder, *(each for part in inner for each in decoder_steps(part))]
 
 
-def byte_level(name: str) -> bytes | None:
+def decode_byte_level(name: str) -> bytes | None:
     """Decode a token whose characters represent bytes."""
-    alphabet_bytes = alphabet()
+    alphabet_bytes = byte_alphabet()
     return (
         bytes(alphabet_bytes[each] for each in name)
         if all(each in alphabet_bytes for each in name)
@@ -215,7 +219,7 @@ def byte_level(name: str) -> bytes | None:
     )
 
 
-def byte_fallback(name: str) -> bytes:
+def decode_byte_fallback(name: str) -> bytes:
     """Decode a token that is text with marks for spaces, or the number of a byte."""
     if len(name) == 6 and name.startswith("<0x") and name.endswith(">"):
         return bytes.fromhex(name[3:5])

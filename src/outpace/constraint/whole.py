@@ -4,36 +4,36 @@ from __future__ import annotations
 
 import numpy as np
 
-from outpace.constraint.automaton import HOLE, NEVER, Automaton
-from outpace.constraint.dfa import Dfa, Flags
-from outpace.constraint.pattern import TooLarge
+from outpace.constraint.automaton import HOLE_CLASS, UNREACHABLE, TokenAutomaton
+from outpace.constraint.dfa import Dfa, StateFlags
+from outpace.constraint.pattern import TooLargeError
 from outpace.constraint.vocabulary import Vocabulary
 
-MOST_STEPS = 50_000_000
+MAX_HOLE_STEPS = 50_000_000
 """Maximum pairs of states visited for all places of a hole, plus a cost per place; takes at most
 about a second."""
 
 
-class Whole(Automaton):
+class HoleAutomaton(TokenAutomaton):
     """An automaton whose texts fill all places, without an end-of-sequence."""
 
-    padded = False
+    is_padded = False
 
     def __init__(self, dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]) -> None:
         super().__init__(dfa, vocabulary, ends)
-        self.rooms: list[Flags] = [self.accepts]
+        self.rooms: list[StateFlags] = [self.accepts]
 
-    def pad(self) -> None:
+    def add_padding(self) -> None:
         """Let only end-of-sequence, or nothing, follow whole texts."""
-        self.accepts[self.end] = self.padded
-        self.table[self.accepts, -1] = self.end if self.padded else -1
+        self.accepts[self.end] = self.is_padded
+        self.table[self.accepts, -1] = self.end if self.is_padded else -1
 
     @property
-    def far(self) -> int:
+    def max_distance(self) -> int:
         """No bound: each number of places differs."""
-        return NEVER
+        return UNREACHABLE
 
-    def finishes(self, room: int) -> Flags:
+    def can_finish(self, room: int) -> StateFlags:
         """Return the states `[S]` from which exactly `room` places can be filled.
 
         Raises:
@@ -42,16 +42,16 @@ class Whole(Automaton):
         if room < 0:
             return np.zeros_like(self.accepts)
         if room >= len(self.rooms):
-            if room * (self.pairs.shape[1] + 500) > MOST_STEPS:
-                raise TooLarge(f"it is too large for {room} tokens: shorten one of them")
+            if room * (self.pairs.shape[1] + 500) > MAX_HOLE_STEPS:
+                raise TooLargeError(f"it is too large for {room} tokens: shorten one of them")
             rooms = list(self.rooms)  # a copy, because other threads may extend it too
             while len(rooms) <= room:
-                rooms.append(self.precedes(rooms[-1], HOLE))
+                rooms.append(self.predecessors(rooms[-1], HOLE_CLASS))
             self.rooms = rooms
         return self.rooms[room]
 
 
-class Padded(Whole):
+class PaddedHoleAutomaton(HoleAutomaton):
     """A hole automaton in which end-of-sequence fills the remaining places."""
 
-    padded = True
+    is_padded = True

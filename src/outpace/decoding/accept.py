@@ -11,17 +11,25 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from outpace.decoding.argmax import argmax_tokens
 from outpace.decoding.fly import Fly
-from outpace.decoding.likeliest import likeliest
-from outpace.decoding.noise import uniform
+from outpace.decoding.noise import uniform_from_keys
 from outpace.decoding.request import Request
-from outpace.decoding.sampling import Noisy, Read, Reader, Readout, Sample, chooser, noise_of
-from outpace.kernels.fused import Drafts, runs_triton, to_device, verify_rows
+from outpace.decoding.sampling import (
+    GroupReader,
+    NoisyChooser,
+    Read,
+    Readout,
+    Sample,
+    row_chooser,
+    slot_noise_keys,
+)
+from outpace.kernels.fused import DraftRows, runs_triton, to_device, verify_rows
 
 Verify = Literal["match", "rejection", "fly"]
 """Accept a draft if it equals the target's own sample; by rejection sampling; or loosely (FLy)."""
 
-DRAFT, COIN = 1, 2
+DRAFT_STEP, COIN_STEP = 1, 2
 """Noise steps of rejection sampling; the target's own is 0."""
 
 
@@ -35,7 +43,7 @@ def agreement(drafted: Sequence[int], tokens: Sequence[int]) -> int:
 
 def draft_read(request: Request, verify: Verify, match: Sample) -> Sample:
     """Return how a draft chooses tokens: by `match`, or with kept logits for rejection."""
-    return request.sample(DRAFT, keep=True) if verify == "rejection" else match
+    return request.sample(DRAFT_STEP, keep=True) if verify == "rejection" else match
 
 
 def verify_read(
@@ -89,59 +97,67 @@ class Rejection(Sample):
     guess: Tensor
 
     @classmethod
-    def group(
+    def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> Reader:
+    ) -> GroupReader:
         """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
-        choose = chooser([r.sampling for r in reads], [0] * len(reads), slots, device)
-        if not isinstance(choose, Noisy):
-            return super().group(reads, slots, device)
-        drafts = drafts_of(reads, slots, device)
-        if runs_triton(device) and all(read.raw for read in reads):
-            return cls.verified(reads, choose, drafts)
-        judge = cls.judge(reads, slots, device)
-        drafted, coins = drafts.tokens, uniform(drafts.coins, 1)
+        choose = row_chooser([r.sampling for r in reads], [0] * len(reads), slots, device)
+        if not isinstance(choose, NoisyChooser):
+            return super().make_reader(reads, slots, device)
+        drafts = stack_drafts(reads, slots, device)
+        if runs_triton(device) and all(read.has_raw_scores for read in reads):
+            return cls.make_fused_verifier(reads, choose, drafts)
+        judge = cls.make_scorer(reads, slots, device)
+        drafted, coins = drafts.tokens, uniform_from_keys(drafts.coins, 1)
         guess = torch.cat([F.pad(read.guess, (0, 0, 0, 1)) for read in reads])
 
-        def read(logits: Tensor, rows: slice) -> Readout:
+        def read_chunk(logits: Tensor, rows: slice) -> Readout:
             vocab = max(logits.shape[-1], guess.shape[-1])
             own_drafts = drafted[rows, None]
             has_draft = own_drafts >= 0
-            p = F.pad(choose.law(logits, rows), (0, vocab - logits.shape[-1]))
-            q = F.pad(choose.law(guess[rows], rows), (0, vocab - guess.shape[-1])) * has_draft
+            p = F.pad(choose.choice_probabilities(logits, rows), (0, vocab - logits.shape[-1]))
+            q = (
+                F.pad(choose.choice_probabilities(guess[rows], rows), (0, vocab - guess.shape[-1]))
+                * has_draft
+            )
             columns = own_drafts.clamp(min=0)
             accepted = has_draft & (coins[rows] * q.gather(-1, columns) < p.gather(-1, columns))
             rest = (p - q).clamp(min=0)
             # Rounding may leave nothing where both distributions are the same.
             total = rest.sum(-1, keepdim=True)
-            other = choose.draw(torch.where(total > 0, rest, p), rows)
+            other = choose.draw_tokens(torch.where(total > 0, rest, p), rows)
             tokens = torch.where(accepted.squeeze(-1), drafted[rows], other)
             # Where a logit is NaN, so is a distribution; arg-max takes NaN as the largest.
-            tokens = torch.where(total.squeeze(-1).isnan(), likeliest(logits), tokens)
+            tokens = torch.where(total.squeeze(-1).isnan(), argmax_tokens(logits), tokens)
             return Readout(tokens, judge(logits, tokens, rows))
 
-        return read
+        return read_chunk
 
     @classmethod
-    def verified(cls, reads: Sequence[Self], noisy: Noisy, drafts: Drafts) -> Reader:
+    def make_fused_verifier(
+        cls, reads: Sequence[Self], noisy: NoisyChooser, drafts: DraftRows
+    ) -> GroupReader:
         """Return the same reader as one kernel launch, on logits of any dtype."""
         wanted = {score for read in reads for score in read.scores}
         guess = torch.cat([read.guess for read in reads]) if len(reads) > 1 else reads[0].guess
 
-        def read(logits: Tensor, rows: slice) -> Readout:
-            own_drafts, settings = Drafts(*(each[rows] for each in drafts)), noisy.cut.of_rows(rows)
+        def read_chunk(logits: Tensor, rows: slice) -> Readout:
+            own_drafts, settings = (
+                DraftRows(*(each[rows] for each in drafts)),
+                noisy.truncation.settings_of(rows),
+            )
             tokens, scores = verify_rows(logits, guess, own_drafts, settings, noisy.keys[rows])
             return Readout(tokens, {score: scores[score] for score in wanted})
 
-        return read
+        return read_chunk
 
 
-def drafts_of(
+def stack_drafts(
     reads: Sequence[Rejection], slots: Sequence[Sequence[int]], device: torch.device
-) -> Drafts:
+) -> DraftRows:
     """Return the drafts of all rows of `reads`; the last row of each has none."""
     tokens = [token for read in reads for token in (*read.drafted, -1)]
     indices = np.cumsum([token >= 0 for token in tokens]) - 1
-    keys = noise_of([read.sampling for read in reads], [COIN] * len(reads), slots)
+    keys = slot_noise_keys([read.sampling for read in reads], [COIN_STEP] * len(reads), slots)
     table = np.stack((np.array(tokens, dtype=np.int64), indices, keys.numpy()))
-    return Drafts(*to_device(table, device))
+    return DraftRows(*to_device(table, device))

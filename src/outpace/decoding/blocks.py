@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from outpace.decoding.forward import FloatArray, IntArray
-from outpace.decoding.order import above, best
+from outpace.decoding.order import above_threshold, top_holes
 
-SIZE = 16
+D2F_BLOCK_SIZE = 16
 """Tokens of a block."""
 
-ADD, ACTIVATE = 0.1, 0.95
+D2F_ADD, D2F_ACTIVATE = 0.1, 0.95
 """Filled share of a block at which the next one is appended, and is fully activated."""
 
-CONFIDENCE = 0.9
+D2F_CONFIDENCE = 0.9
 """Tokens of a higher probability are accepted."""
 
 
-def taken(confidence: FloatArray, ranks: FloatArray, threshold: float, *, forced: bool) -> IntArray:
+def select_block_holes(
+    confidence: FloatArray, ranks: FloatArray, threshold: float, *, is_active: bool
+) -> IntArray:
     """Return the holes of a block above the threshold, or the best one if `is_active`."""
-    chosen = above(confidence, threshold)
-    return chosen if len(chosen) or not forced else best(ranks)
+    chosen = above_threshold(confidence, threshold)
+    return chosen if len(chosen) or not is_active else top_holes(ranks)

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from outpace.decoding.processor import NEVER
+from outpace.decoding.processor import BANNED_LOGIT
 
 
 @dataclass(slots=True)
-class Branches:
+class DraftTree:
     """Drafted nodes, level by level in the order in which they were found.
 
     Attributes:
@@ -32,10 +32,10 @@ class Branches:
     scores: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
     depth: int = 0
     beam: list[int] = field(default_factory=lambda: [-1])
-    above: dict[int, int] = field(default_factory=lambda: {-1: 0})
-    guesses: list[Tensor | None] = field(default_factory=list)
+    node_masks: dict[int, int] = field(default_factory=lambda: {-1: 0})
+    draft_logits: list[Tensor | None] = field(default_factory=list)
 
-    def extend(self, tokens: Sequence[int], logits: Tensor | None) -> list[int]:
+    def add_level(self, tokens: Sequence[int], logits: Tensor | None) -> list[int]:
         """Add a level below the beam; return the rows of the new beam's parents.
 
         Args:
@@ -46,7 +46,7 @@ class Branches:
         self.depth += 1
         if self.width == 1:
             children = np.array([tokens])
-            self.guesses.append(logits)
+            self.draft_logits.append(logits)
         else:
             assert logits is not None
             best = logits.log_softmax(-1).topk(min(self.width, logits.shape[-1]))
@@ -56,17 +56,17 @@ class Branches:
         self.tokens += children.ravel().tolist()
         self.parents += np.repeat(self.beam, children.shape[1]).tolist()
         self.scores = np.append(self.scores, level_scores.ravel())
-        chosen = likeliest(level_scores.ravel(), self.width)
+        chosen = top_nodes(level_scores.ravel(), self.width)
         self.beam = (first + chosen).tolist()
         rows: list[int] = (chosen // children.shape[1]).tolist()
         return rows
 
-    def bits(self) -> tuple[int, ...]:
+    def ancestor_masks(self) -> tuple[int, ...]:
         """Return the ancestor mask of each beam node, and assign the next slots to the beam."""
-        begin = len(self.above) - 1
-        masks = tuple(self.above[self.parents[node]] for node in self.beam)
+        begin = len(self.node_masks) - 1
+        masks = tuple(self.node_masks[self.parents[node]] for node in self.beam)
         for slot, (node, seen) in enumerate(zip(self.beam, masks, strict=True), begin):
-            self.above[node] = seen | 1 << slot
+            self.node_masks[node] = seen | 1 << slot
         return masks
 
     def path(self, node: int) -> list[int]:
@@ -77,24 +77,26 @@ class Branches:
             node = self.parents[node]
         return tokens[::-1]
 
-    def best(self, count: int) -> list[int]:
+    def best_nodes(self, count: int) -> list[int]:
         """Return the most probable nodes, parents before children."""
         # Where a token is certain, a node is as likely as its parent, which was found before it.
-        return sorted(likeliest(self.scores, count).tolist())
+        return sorted(top_nodes(self.scores, count).tolist())
 
-    def parents_among(self, nodes: Sequence[int]) -> list[int]:
+    def parent_rows(self, nodes: Sequence[int]) -> list[int]:
         """Return the parent row of each row: the last token, then these nodes."""
         rows = {node: row for row, node in enumerate((-1, *nodes))}
         return [-1, *(rows[self.parents[node]] for node in nodes)]
 
 
-def likeliest(scores: np.ndarray, count: int) -> np.ndarray:
+def top_nodes(scores: np.ndarray, count: int) -> np.ndarray:
     """Return the indices of the highest scores in falling order, banned tokens excluded."""
     indices = np.argsort(-scores, kind="stable")[:count]
-    return indices[scores[indices] > NEVER / 2]
+    return indices[scores[indices] > BANNED_LOGIT / 2]
 
 
-def followed(parents: Sequence[int], tokens: Sequence[int], said: Sequence[int]) -> list[int]:
+def accepted_path(
+    parents: Sequence[int], tokens: Sequence[int], predicted: Sequence[int]
+) -> list[int]:
     """Return the rows from the root on whose token the target predicts in the parent row.
 
     Args:
@@ -104,8 +106,8 @@ def followed(parents: Sequence[int], tokens: Sequence[int], said: Sequence[int])
     """
     edges = zip(parents[1:], tokens, strict=True)
     children = {(parent, token): row for row, (parent, token) in enumerate(edges, 1)}
-    path, row = [0], children.get((0, said[0]))
+    path, row = [0], children.get((0, predicted[0]))
     while row is not None:
         path.append(row)
-        row = children.get((row, said[row]))
+        row = children.get((row, predicted[row]))
     return path

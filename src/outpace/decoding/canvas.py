@@ -19,18 +19,18 @@ class Canvas:
     """
 
     def __init__(
-        self, ids: Iterable[int], mask_id: int, given: Mapping[int, int] | None = None
+        self, ids: Iterable[int], mask_id: int, fixed_tokens: Mapping[int, int] | None = None
     ) -> None:
         self.ids = list(ids)
         self.mask_id = mask_id
         self.holes: list[int] = []
-        self.given = given or {}
+        self.fixed_tokens = fixed_tokens or {}
         self.logprobs = [0.0] * len(self.ids)
 
     @classmethod
-    def of(cls, request: Request) -> Canvas:
+    def from_request(cls, request: Request) -> Canvas:
         """Start from a request's text, without holes; `request.canvas` shows the progress."""
-        canvas = cls(request.ids, request.target.mask_id, request.given)
+        canvas = cls(request.ids, request.target.mask_id, request.fixed_tokens)
         request.canvas = canvas.ids
         return canvas
 
@@ -38,18 +38,18 @@ class Canvas:
         return len(self.ids)
 
     @property
-    def filled(self) -> int:
+    def prefix_length(self) -> int:
         """Length of the part before the first hole."""
         return self.holes[0] if self.holes else len(self.ids)
 
-    def extend(self, count: int) -> None:
+    def append_slots(self, count: int) -> None:
         """Append slots: holes, except where tokens are fixed."""
         slots = range(len(self.ids), len(self.ids) + count)
-        self.holes.extend(slot for slot in slots if slot not in self.given)
-        self.ids.extend(self.given.get(slot, self.mask_id) for slot in slots)
+        self.holes.extend(slot for slot in slots if slot not in self.fixed_tokens)
+        self.ids.extend(self.fixed_tokens.get(slot, self.mask_id) for slot in slots)
         self.logprobs.extend([0.0] * count)
 
-    def take(
+    def fill_chosen(
         self, holes: Sequence[int], chosen: IntArray, out: Prediction, first: int = 0
     ) -> list[int]:
         """Fill the chosen holes with their predictions; return their slots.
@@ -61,13 +61,13 @@ class Canvas:
             first: entry of the first hole in `out`.
         """
         slots, entries = [holes[index] for index in chosen], (first + chosen).tolist()
-        self.fill(slots, [out.tokens[entry] for entry in entries])
+        self.fill_slots(slots, [out.tokens[entry] for entry in entries])
         if (logprobs := out.logprobs) is not None:
             for slot, entry in zip(slots, entries, strict=True):
                 self.logprobs[slot] = logprobs[entry]
         return slots
 
-    def fill(self, slots: Iterable[int], tokens: Sequence[int]) -> None:
+    def fill_slots(self, slots: Iterable[int], tokens: Sequence[int]) -> None:
         """Put tokens into holes; raise `ValueError` for a slot that is not a hole."""
         for slot, token in zip(slots, tokens, strict=True):
             index = bisect_left(self.holes, slot)
@@ -76,43 +76,43 @@ class Canvas:
             del self.holes[index]
             self.ids[slot] = token
 
-    def cut(self, end: int) -> None:
+    def truncate(self, end: int) -> None:
         """Drop everything from slot `end` on."""
         del self.ids[end:], self.logprobs[end:]
         del self.holes[bisect_left(self.holes, end) :]
 
-    def settle(self, request: Request, slots: Iterable[int]) -> bool:
+    def commit_prefix(self, request: Request, slots: Iterable[int]) -> bool:
         """Commit the part before the first hole; return False once the request has ended.
 
         Where one of `slots`, which were filled last, holds an end-of-sequence, everything after it
         is dropped, since it cannot be part of the output. Fixed tokens that follow are appended.
         """
         if ends := [slot for slot in slots if self.ids[slot] in request.eos]:
-            self.cut(min(ends) + 1)
-        alive = self.commit(request)
+            self.truncate(min(ends) + 1)
+        alive = self.commit_until(request)
         if following := request.ids[len(self) :]:
-            self.extend(len(following))
+            self.append_slots(len(following))
         return alive
 
-    def commit(self, request: Request, end: int | None = None) -> bool:
+    def commit_until(self, request: Request, end: int | None = None) -> bool:
         """Commit the tokens below slot `end`, by default that of the first hole.
 
         Returns:
             False once the request has ended.
         """
-        new = slice(len(request), self.filled if end is None else end)
+        new = slice(len(request), self.prefix_length if end is None else end)
         return request.commit(self.ids[new], self.logprobs[new] if request.logprobs else None)
 
-    def known(self, begin: int) -> list[int]:
+    def filled_slots(self, begin: int) -> list[int]:
         """Return the slots from `begin` on that are not holes."""
         holes = set(self.holes)
         return [slot for slot in range(begin, len(self.ids)) if slot not in holes]
 
-    def within(self, begin: int, end: int) -> list[int]:
+    def holes_within(self, begin: int, end: int) -> list[int]:
         """Return the slots of the holes in `[begin, end)`."""
         return self.holes[bisect_left(self.holes, begin) : bisect_left(self.holes, end)]
 
 
-def blocks(begin: int, end: int, size: int) -> list[tuple[int, int]]:
+def split_blocks(begin: int, end: int, size: int) -> list[tuple[int, int]]:
     """Return `(first, end)` of each block of `size` slots; the last block may be shorter."""
     return [(first, min(first + size, end)) for first in range(begin, end, size)]

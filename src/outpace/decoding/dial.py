@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-MOST = 64
+MAX_PACED_TOKENS = 64
 """Largest number of tokens that a controller may choose."""
 
-Passes = Sequence[tuple[str, float, int]]
+CyclePasses = Sequence[tuple[str, float, int]]
 """Passes of a cycle: role of a model, mean rows per request, how often it runs."""
 
 
@@ -26,13 +26,13 @@ class Dial:
     """
 
     values: Sequence[int]
-    passes: Callable[[int, float], Passes]
+    passes: Callable[[int, float], CyclePasses]
     nested: bool = True
 
 
-def halved(least: int, most: int) -> list[int]:
+def halving_values(least: int, most: int) -> list[int]:
     """Return numbers from `least` to `most`, each half of the next, bounded by the maximum."""
-    values = [most := max(least, min(most, MOST))]
+    values = [most := max(least, min(most, MAX_PACED_TOKENS))]
     while values[0] // 2 > least:
         values.insert(0, values[0] // 2)
     return values if least >= most else [least, *values]
@@ -47,19 +47,19 @@ class Pace(Protocol):
     """
 
     cycles: int
-    rest: int
+    paused_until: int
 
-    def run(self, requests: int) -> None:
+    def set_requests(self, requests: int) -> None:
         """Set the number of running requests."""
 
-    def passed(self, model: str, rows: int, seconds: float) -> None:
+    def record_pass(self, model: str, rows: int, seconds: float) -> None:
         """Record a pass of a model: its rows and seconds."""
 
-    def brought(self, value: int, tokens: int) -> None:
+    def record_cycle(self, value: int, tokens: int) -> None:
         """Record a cycle: tokens proposed, and tokens committed."""
 
-    def settled(self, behind: int, left: int) -> bool:
+    def skips_drafting(self, unread: int, remaining: int) -> bool:
         """Return whether drafting is off for a request for a while."""
 
-    def value(self, request: object, behind: int, left: int, lost: int) -> int:
+    def choose_length(self, request: object, unread: int, remaining: int, lost: int) -> int:
         """Return the number of tokens that the next cycle of a request proposes."""

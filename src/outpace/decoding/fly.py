@@ -11,14 +11,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.decoding.processor import NEVER
-from outpace.decoding.sampling import Reader, Readout, Sample
+from outpace.decoding.processor import BANNED_LOGIT
+from outpace.decoding.sampling import GroupReader, Readout, Sample
 from outpace.kernels.fused import to_device
 
-BEST = 3
+FLY_TOP_TOKENS = 3
 """Most probable tokens over which the target's uncertainty is measured, as in the authors' code."""
 
-MOST = log(BEST)
+MAX_FLY_ENTROPY = log(FLY_TOP_TOKENS)
 """Largest entropy of these tokens, in nats."""
 
 
@@ -37,16 +37,19 @@ class Fly(Sample):
     entropy: float
 
     @property
-    def whole(self) -> bool:
+    def needs_all_rows(self) -> bool:
         """True, since a draft is judged by those after it."""
         return True
 
     @classmethod
-    def group(
+    def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> Reader:
+    ) -> GroupReader:
         """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
-        choose, judge = cls.choice(reads, slots, device), cls.judge(reads, slots, device)
+        choose, judge = (
+            cls.make_chooser(reads, slots, device),
+            cls.make_scorer(reads, slots, device),
+        )
         counts = [len(wanted) for wanted in slots]
         proposed = [token for read in reads for token in (*read.drafted, -1)]
         drafted = to_device(np.array(proposed, dtype=np.int64), device)
@@ -54,25 +57,29 @@ class Fly(Sample):
         entropies = np.array([read.entropy for read in reads], dtype=np.float32)
         thresholds = to_device(np.repeat(entropies, counts), device)
 
-        def read(logits: Tensor, rows: slice) -> Readout:
+        def read_chunk(logits: Tensor, rows: slice) -> Readout:
             own_drafts, target_tokens = drafted[rows], choose(logits, rows)
             agrees = target_tokens == own_drafts
-            allowed = logits.gather(-1, own_drafts.clamp(min=0)[:, None]).squeeze(-1) > NEVER / 2
-            loose = ~agrees & (own_drafts >= 0) & allowed & (doubt(logits) >= thresholds[rows])
-            accepted = loose & (agreeing_behind(agrees) >= windows[rows])
+            allowed = (
+                logits.gather(-1, own_drafts.clamp(min=0)[:, None]).squeeze(-1) > BANNED_LOGIT / 2
+            )
+            loose = (
+                ~agrees & (own_drafts >= 0) & allowed & (top_entropy(logits) >= thresholds[rows])
+            )
+            accepted = loose & (agreement_run_after(agrees) >= windows[rows])
             tokens = torch.where(accepted, own_drafts, target_tokens)
             return Readout(tokens, judge(logits, tokens, rows))
 
-        return read
+        return read_chunk
 
 
-def doubt(logits: Tensor) -> Tensor:
+def top_entropy(logits: Tensor) -> Tensor:
     """Entropy terms `f32[R]` of the most probable tokens of `logits f32[R, V]`, summed."""
-    best = logits.log_softmax(-1).topk(min(BEST, logits.shape[-1])).values
+    best = logits.log_softmax(-1).topk(min(FLY_TOP_TOKENS, logits.shape[-1])).values
     return -(best.exp() * best).sum(-1)
 
 
-def agreeing_behind(agrees: Tensor) -> Tensor:
+def agreement_run_after(agrees: Tensor) -> Tensor:
     """Length `i64[R]` of the run of `agrees [R]` that begins after each row.
 
     The row after the drafts of a read never agrees, so no run extends beyond its read.

@@ -25,7 +25,7 @@ CAUSAL: Pattern = "causal"
 FULL: Pattern = "full"
 
 
-def moved(numbers: Sequence[int], by: int) -> Sequence[int]:
+def shift_numbers(numbers: Sequence[int], by: int) -> Sequence[int]:
     """Add `by` to each number; a range stays a range, which costs nothing."""
     if isinstance(numbers, range):
         return range(numbers.start + by, numbers.stop + by, numbers.step)
@@ -65,7 +65,7 @@ class Forward:
     start: int
     pattern: Pattern = CAUSAL
     positions: Sequence[int] | None = None
-    reach: int | None = None
+    visible_end: int | None = None
     predict: Sequence[int] | None = None
     predict_from: Sequence[int] | None = None
     read: Read = GREEDY
@@ -76,7 +76,7 @@ class Forward:
     branches: Sequence[Sequence[int]] | None = None
 
     @property
-    def first(self) -> int:
+    def first_slot(self) -> int:
         """First slot that is written, context included."""
         return self.start if self.context is None else self.start - self.context.shape[0]
 
@@ -86,26 +86,26 @@ class Forward:
         return self.start + len(self.ids)
 
     @property
-    def seen(self) -> int:
+    def num_visible(self) -> int:
         """Number of slots that the last row sees."""
-        if self.reach is None or self.pattern == CAUSAL:
+        if self.visible_end is None or self.pattern == CAUSAL:
             return self.start + len(self.ids)
-        return self.reach
+        return self.visible_end
 
-    def stops(self) -> list[int]:
+    def visible_ends(self) -> list[int]:
         """Return the first slot that each row does not see."""
         if self.pattern == CAUSAL:
             return list(range(self.start + 1, self.end + 1))
         if self.pattern == FULL:
-            return [self.seen] * len(self.ids)
+            return [self.num_visible] * len(self.ids)
         if isinstance(self.pattern, Tree):
-            return self.pattern.stops(self.start)
+            return self.pattern.visible_ends(self.start)
         assert not isinstance(self.pattern, str)
         ends = [*accumulate(self.pattern, initial=self.start)][1:-1]
-        sizes = zip([*ends, self.seen], self.pattern, strict=True)
+        sizes = zip([*ends, self.num_visible], self.pattern, strict=True)
         return [end for end, size in sizes for _ in range(size)]
 
-    def known(self, ids: Sequence[int]) -> list[int]:
+    def merge_text(self, ids: Sequence[int]) -> list[int]:
         """Return the text from slot 0 on, with the rows of this forward in their slots."""
         if self.branches is not None:
             return list(ids)
@@ -133,9 +133,9 @@ class Forward:
             return range(count - 1, count)
         wanted, first = self.predicted_slots(), self.start
         if self.predict_from is None:
-            rows = moved(wanted, -shift - first)
+            rows = shift_numbers(wanted, -shift - first)
         else:
-            rows = moved(self.predict_from, -first)
+            rows = shift_numbers(self.predict_from, -first)
         if len(rows) != len(wanted):
             raise ValueError(f"predict_from has {len(rows)} rows for {len(wanted)} wanted slots")
         ends = (rows[0], rows[-1]) if rows and isinstance(rows, range) else rows
@@ -151,7 +151,7 @@ class Forward:
         """Return the wanted slots."""
         return (self.end,) if self.predict is None else self.predict
 
-    def check(
+    def check_bounds(
         self,
         *,
         vocab: int,
@@ -180,17 +180,17 @@ class Forward:
         if min(self.ids) < 0 or max(self.ids) >= vocab:
             bad = next(token for token in self.ids if not 0 <= token < vocab)
             raise ValueError(f"token id {bad} is outside the vocabulary of {vocab}")
-        end, seen = index(self.start) + len(self.ids), index(self.seen)
-        if not 0 <= self.first <= written:
+        end, seen = index(self.start) + len(self.ids), index(self.num_visible)
+        if not 0 <= self.first_slot <= written:
             raise ValueError(
-                f"rows start at slot {self.first}, but only {written} slots have been written"
+                f"rows start at slot {self.first_slot}, but only {written} slots have been written"
             )
         if end > slots:
             raise ValueError(f"rows end at slot {end - 1}, but {slots} slots were reserved")
         if seen > max(written, end):
-            raise ValueError(f"visible_end {self.reach} has slots that were never written")
+            raise ValueError(f"visible_end {self.visible_end} has slots that were never written")
         if seen < end:
-            raise ValueError(f"visible_end {self.reach} hides rows up to slot {end - 1}")
+            raise ValueError(f"visible_end {self.visible_end} hides rows up to slot {end - 1}")
         if self.context is not None and self.context.shape[-1] != feature_size:
             raise ValueError(
                 f"the context is {self.context.shape[-1]} wide, "
@@ -222,9 +222,9 @@ class Forward:
 
     def check_tree(self, tree: Tree) -> None:
         """Raise `ValueError` where a tree does not match the rows or `visible_end` is set."""
-        if self.reach is not None:
-            raise ValueError(f"visible_end must be None for a tree, got {self.reach}")
-        tree.check(self.start, len(self.ids))
+        if self.visible_end is not None:
+            raise ValueError(f"visible_end must be None for a tree, got {self.visible_end}")
+        tree.check_rows(self.start, len(self.ids))
 
     def check_positions(self, positions: Sequence[int], length: int) -> None:
         """Raise `ValueError` where positions do not match the rows or the model."""

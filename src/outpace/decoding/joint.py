@@ -25,14 +25,14 @@ class Constraint(Protocol):
         ...
 
     @staticmethod
-    def together(asked: Sequence[Fit], logits: Tensor, tokens: Tensor) -> None:
+    def choose_jointly(asked: Sequence[JointRows], logits: Tensor, tokens: Tensor) -> None:
         """Change `tokens [r]` so that those of each read are part of one valid answer.
 
         They were chosen row by row from `logits f32[r, V]`, to which bans are already applied.
         """
         ...
 
-    def forced(self, ids: Sequence[int]) -> list[int]:
+    def forced_tokens(self, ids: Sequence[int]) -> list[int]:
         """Return the tokens that must follow a text, while there is only one candidate.
 
         The list may be incomplete, and never has an end-of-sequence.
@@ -55,7 +55,7 @@ class Joint:
     text: Sequence[int]
 
 
-class Fit(NamedTuple):
+class JointRows(NamedTuple):
     """Slots of one read whose tokens must fit together, and their rows.
 
     `read.joint` is the text that they complete.
@@ -68,26 +68,26 @@ class Fit(NamedTuple):
 
 
 @dataclass(slots=True)
-class Jointly:
+class JointChooser:
     """Token chooser with a joint choice for each read that has `joint`.
 
     `choose_rows` chooses each row independently; read i of `reads` wants the slots `slots[i]`.
     """
 
-    apart: Callable[[Tensor, slice], Tensor]
+    choose_rows: Callable[[Tensor, slice], Tensor]
     reads: Sequence[Sample]
     slots: Sequence[Sequence[int]]
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
         """Return the token of each row of `logits [r, V]`, the rows `rows` of the group."""
-        tokens = self.apart(logits, rows)
+        tokens = self.choose_rows(logits, rows)
         begins = accumulate(map(len, self.slots), initial=-rows.start)
-        joint_reads: dict[type[Constraint], list[Fit]] = {}
+        joint_reads: dict[type[Constraint], list[JointRows]] = {}
         for read, slots, begin in zip(self.reads, self.slots, begins, strict=False):
             if read.joint is not None and len(slots) > 1 and 0 <= begin < len(tokens):
                 own_rows = range(begin, begin + len(slots))
-                fit = Fit(read.joint.constraint, own_rows, slots, read)
+                fit = JointRows(read.joint.constraint, own_rows, slots, read)
                 joint_reads.setdefault(type(read.joint.constraint), []).append(fit)
         for kind, fits in joint_reads.items():  # in one call, since they share work
-            kind.together(fits, logits, tokens)
+            kind.choose_jointly(fits, logits, tokens)
         return tokens

@@ -12,38 +12,38 @@ import numpy as np
 import torch
 
 from outpace.decoding.forward import FloatArray, IntArray, Prediction
-from outpace.decoding.noise import mix, noise_keys
+from outpace.decoding.noise import noise_keys, splitmix64
 from outpace.decoding.target import Rank
 
 
-def ranked(scores: FloatArray) -> IntArray:
+def rank_descending(scores: FloatArray) -> IntArray:
     """Return indices from the largest score to the smallest; the leftmost of equals first."""
     return np.argsort(-scores, kind="stable")
 
 
-def best(scores: FloatArray, count: int = 1) -> IntArray:
+def top_holes(scores: FloatArray, count: int = 1) -> IntArray:
     """Return the indices of the `count` largest scores."""
-    return ranked(scores)[:count]
+    return rank_descending(scores)[:count]
 
 
-def above(scores: FloatArray, threshold: float) -> IntArray:
+def above_threshold(scores: FloatArray, threshold: float) -> IntArray:
     """Return the indices of all scores above a threshold, possibly none."""
     return np.flatnonzero(scores > threshold)
 
 
-def reaching(confidence: FloatArray, threshold: float) -> IntArray:
+def reaching_threshold(confidence: FloatArray, threshold: float) -> IntArray:
     """Return the best hole and all others that reach a threshold (Fast-dLLM, section 3.3)."""
-    chosen = ranked(confidence)
+    chosen = rank_descending(confidence)
     return chosen[: max(int((confidence >= threshold).sum()), 1)]
 
 
-def factor(confidence: FloatArray, factor: float) -> IntArray:
+def within_factor(confidence: FloatArray, factor: float) -> IntArray:
     """Return the n best holes while the n-th is surer than 1 - factor / (n + 1); at least one.
 
     Fast-dLLM, section 3.3: the more tokens are accepted together, the higher all their confidences
     must be. As in the authors' code, a single remaining hole is included.
     """
-    chosen = ranked(confidence)
+    chosen = rank_descending(confidence)
     minima = 1 - factor / (np.arange(len(chosen)) + 2)
     minima[0] = 0
     unsure = np.flatnonzero(confidence[chosen] < minima)
@@ -57,28 +57,28 @@ def within_budget(scores: FloatArray, entropy: FloatArray, budget: float) -> Int
     The entropy-bounded sampler of Ben-Hamu et al., 2025: the error of drawing tokens independently
     is at most the sum of their entropies without the largest.
     """
-    chosen = ranked(scores)
+    chosen = rank_descending(scores)
     shared = entropy[chosen].cumsum() - np.maximum.accumulate(entropy[chosen])
     return chosen[: max(int((shared <= budget).sum()), 1)]
 
 
-def rank(out: Prediction, by: Rank) -> FloatArray:
+def rank_scores(out: Prediction, by: Rank) -> FloatArray:
     """Return the score that holes are ranked by, larger first."""
     score = out.scores[by]
     return -score if by == "entropy" else score
 
 
-def uniforms(seed: int, step: int, slots: Sequence[int]) -> FloatArray:
+def slot_uniforms(seed: int, step: int, slots: Sequence[int]) -> FloatArray:
     """Return a number in (0, 1) for each slot, a function of (seed, slot, step) only."""
     slot_ids = np.asarray(slots, dtype=np.uint64)
     seeds, steps = (np.full(len(slot_ids), x % 2**64, dtype=np.uint64) for x in (seed, step))
     with np.errstate(over="ignore"):
-        keys = mix(noise_keys(seeds, steps, slot_ids) + np.uint64(0x9E3779B97F4A7C15))
+        keys = splitmix64(noise_keys(seeds, steps, slot_ids) + np.uint64(0x9E3779B97F4A7C15))
     # 23 bits are exact in float32 and never round to 1.
     return ((keys >> np.uint64(41)).astype(np.float32) + np.float32(0.5)) * np.float32(2**-23)
 
 
-def perturbed(scores: FloatArray, temperature: float, uniforms: FloatArray) -> FloatArray:
+def perturb_scores(scores: FloatArray, temperature: float, uniforms: FloatArray) -> FloatArray:
     """Perturb scores so that the best k are a draw of k holes without replacement.
 
     A hole is drawn with probability softmax(scores / temperature), by Gumbel noise (Kool et al.,
@@ -88,13 +88,13 @@ def perturbed(scores: FloatArray, temperature: float, uniforms: FloatArray) -> F
     return scores / np.float32(temperature) + noise
 
 
-def even(holes: int, steps: int) -> list[int]:
+def even_counts(holes: int, steps: int) -> list[int]:
     """Return equal counts, the first ones larger by the remainder (Nie et al., 2025)."""
     each, rest = divmod(holes, steps)
     return [each + (step < rest) for step in range(steps)]
 
 
-def shares(steps: int, eps: float) -> FloatArray:
+def timestep_shares(steps: int, eps: float) -> FloatArray:
     """Return the share of the remaining holes per step, for times from 1 to `eps`.
 
     The times fall linearly, and the last step fills all. In float32, as in Dream's code, whose
@@ -106,16 +106,16 @@ def shares(steps: int, eps: float) -> FloatArray:
     return falls
 
 
-def timesteps(holes: int, steps: int, eps: float) -> list[int]:
+def timestep_counts(holes: int, steps: int, eps: float) -> list[int]:
     """Return the counts of a time schedule (Ye et al., 2025): shares of the rest, rounded down."""
     counts = []
-    for share in shares(steps, eps):
+    for share in timestep_shares(steps, eps):
         counts.append(int(np.float32(holes) * share))
         holes -= counts[-1]
     return counts
 
 
-def schedule(holes: int, steps: int, eps: float) -> list[tuple[int, float]]:
+def step_schedule(holes: int, steps: int, eps: float) -> list[tuple[int, float]]:
     """Return count and share of each step: by times, or even where `eps` is 0."""
-    counts = timesteps(holes, steps, eps) if eps else even(holes, steps)
-    return list(zip(counts, shares(steps, eps).tolist(), strict=True))
+    counts = timestep_counts(holes, steps, eps) if eps else even_counts(holes, steps)
+    return list(zip(counts, timestep_shares(steps, eps).tolist(), strict=True))

@@ -10,7 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-NEVER = -1e30  # finite, so that mixtures of logits stay numbers
+BANNED_LOGIT = -1e30  # finite, so that mixtures of logits stay numbers
 
 
 class Processor(Protocol):
@@ -26,18 +26,18 @@ class Processor(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Shortened:
+class VocabularyLimit:
     """Bans the tokens from `size` on, which only the longer of two vocabularies has."""
 
     size: int
 
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
         """Ban the tokens beyond the limit."""
-        logits[:, self.size :] = NEVER
+        logits[:, self.size :] = BANNED_LOGIT
 
 
 @dataclass(frozen=True, slots=True)
-class Bias:
+class TokenBias:
     """Adds a number to the logits of some tokens."""
 
     biases: Mapping[int, float]
@@ -49,7 +49,7 @@ class Bias:
 
 
 @dataclass(frozen=True, slots=True)
-class NotBefore:
+class MinTokens:
     """Bans `tokens` before slot `slot`, so that an answer does not end too early."""
 
     tokens: frozenset[int]
@@ -59,7 +59,7 @@ class NotBefore:
         """Ban them in the rows of earlier slots."""
         early = [row for row, slot in enumerate(slots) if slot < self.slot]
         for token in self.tokens:
-            logits[early, token] = NEVER
+            logits[early, token] = BANNED_LOGIT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,12 +79,12 @@ class Penalties:
     def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
         """Penalise each row by the text before its slot."""
         for row, slot in zip(logits, slots, strict=True):
-            self.repeated(row, text[:slot])
+            self.apply_repetition(row, text[:slot])
             if counts := Counter(text[self.begin : slot]):
                 times = torch.tensor(list(counts.values()), device=row.device)
                 row[list(counts)] -= self.presence + self.frequency * times
 
-    def repeated(self, row: Tensor, text: Sequence[int]) -> None:
+    def apply_repetition(self, row: Tensor, text: Sequence[int]) -> None:
         """Scale the logits of all tokens of a text by the repetition penalty."""
         if self.repetition != 1:
             columns = list(set(text))

@@ -80,14 +80,14 @@ class Request:
     processors: tuple[Processor, ...] = ()
     canvas: Sequence[int] = ()
     constraint: Constraint | None = None
-    given: Mapping[int, int] = field(default_factory=dict)
-    cloze: bool = False
+    fixed_tokens: Mapping[int, int] = field(default_factory=dict)
+    is_infill: bool = False
     pace: Pace | None = None
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)
-    dialled: int | None = field(default=None, init=False)
-    since: int = field(default=0, init=False)
+    cycle_length: int | None = field(default=None, init=False)
+    cycle_start: int = field(default=0, init=False)
     ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -106,12 +106,12 @@ class Request:
         """Committed output, without prompt and end-of-sequence."""
         return self.ids[len(self.prompt) :]
 
-    def ahead(self, end: int) -> list[int]:
+    def lookahead_ids(self, end: int) -> list[int]:
         """Return masks, or fixed tokens, for the uncommitted slots up to slot `end`."""
         slots, mask = range(len(self.ids), end), self.target.mask_id
-        if not self.given:
+        if not self.fixed_tokens:
             return [mask] * len(slots)
-        return [self.given.get(slot, mask) for slot in slots]
+        return [self.fixed_tokens.get(slot, mask) for slot in slots]
 
     def commit(self, tokens: Iterable[int], logprobs: Iterable[float] | None = None) -> bool:
         """Make tokens output, up to an end-of-sequence, a stop id or the limit.
@@ -135,13 +135,13 @@ class Request:
             if self.is_end(token):
                 self.finish_reason = "stop"
                 break
-            self.append(token, score)
-        while self.finish_reason is None and (slot := len(self.ids)) in self.given:
-            self.append(self.given[slot], 0.0 if self.logprobs else None)
+            self.append_token(token, score)
+        while self.finish_reason is None and (slot := len(self.ids)) in self.fixed_tokens:
+            self.append_token(self.fixed_tokens[slot], 0.0 if self.logprobs else None)
         if self.constraint is not None:
             self.constraint.check(self)
         if self.finish_reason is not None:
-            self.account()
+            self.report_cycle()
         return self.finish_reason is None
 
     def is_end(self, token: int) -> bool:
@@ -150,7 +150,7 @@ class Request:
             return True
         return token in self.stop_ids and len(self.ids) >= len(self.prompt) + self.min_tokens
 
-    def append(self, token: int, score: float | None) -> None:
+    def append_token(self, token: int, score: float | None) -> None:
         """Append a token to the output; stop at the limit."""
         self.ids.append(token)
         if score is not None:
@@ -158,7 +158,7 @@ class Request:
         if len(self.ids) == self.limit:
             self.finish_reason = "length"
 
-    def dial(self, most: int, behind: int = 0, lost: int = 0) -> int:
+    def choose_length(self, max_length: int, unread: int = 0, lost: int = 0) -> int:
         """Return the number of tokens that the next cycle proposes.
 
         Args:
@@ -167,46 +167,50 @@ class Request:
             lost: those of them that the target has to read again for the draft.
         """
         if self.pace is None:
-            return most
-        if self.resting:
+            return max_length
+        if self.is_paused:
             return 1
-        self.account()
-        value = self.pace.value(self, behind, self.limit - len(self.ids), lost)
-        self.dialled, self.since = min(most, value), len(self.ids)
-        return self.dialled
+        self.report_cycle()
+        value = self.pace.choose_length(self, unread, self.limit - len(self.ids), lost)
+        self.cycle_length, self.cycle_start = min(max_length, value), len(self.ids)
+        return self.cycle_length
 
-    def settled(self, behind: int) -> bool:
+    def skips_drafting(self, unread: int) -> bool:
         """Return whether drafting is off for a while; the draft has not read `unread` slots."""
         if self.pace is None:
             return False
-        return self.resting or self.pace.settled(behind, self.limit - len(self.ids))
+        return self.is_paused or self.pace.skips_drafting(unread, self.limit - len(self.ids))
 
     @property
-    def resting(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether drafting is paused until the controller reviews its decision."""
-        return self.dialled == 1 and self.pace is not None and self.pace.cycles < self.pace.rest
+        return (
+            self.cycle_length == 1
+            and self.pace is not None
+            and self.pace.cycles < self.pace.paused_until
+        )
 
-    def account(self) -> None:
+    def report_cycle(self) -> None:
         """Report the tokens accepted in the present cycle to the controller.
 
         An end-of-sequence or a stop id is no output, but counts as an accepted token.
         """
-        if self.pace is not None and self.dialled is not None:
-            accepted = len(self.ids) - self.since + (self.finish_reason == "stop")
-            self.pace.brought(self.dialled, accepted)
-            self.dialled = None
+        if self.pace is not None and self.cycle_length is not None:
+            accepted = len(self.ids) - self.cycle_start + (self.finish_reason == "stop")
+            self.pace.record_cycle(self.cycle_length, accepted)
+            self.cycle_length = None
 
     @property
-    def joint(self) -> Joint | None:
+    def joint_text(self) -> Joint | None:
         """Constraint and canvas for a joint choice of several holes; None if unconstrained."""
         if self.constraint is None:
             return None
         return Joint(self.constraint, list(self.canvas or self.ids))
 
     @property
-    def forced(self) -> list[int]:
+    def forced_tokens(self) -> list[int]:
         """Next tokens that the constraint leaves no alternative to."""
-        return [] if self.constraint is None else self.constraint.forced(self.ids)
+        return [] if self.constraint is None else self.constraint.forced_tokens(self.ids)
 
     def sample(
         self,
@@ -214,7 +218,7 @@ class Request:
         *,
         keep: bool = False,
         scores: tuple[Score, ...] = (),
-        drawn: bool = False,
+        score_as_drawn: bool = False,
         joint: bool = False,
     ) -> Sample:
         """Return a read with the request's sampling options and the noise of a step.
@@ -233,6 +237,6 @@ class Request:
             step=step,
             keep=keep,
             scores=scores,
-            drawn=drawn,
-            joint=self.joint if joint else None,
+            score_as_drawn=score_as_drawn,
+            joint=self.joint_text if joint else None,
         )

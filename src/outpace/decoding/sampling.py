@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.decoding.cut import Cut, narrowed, nucleus
-from outpace.decoding.joint import Joint, Jointly
-from outpace.decoding.likeliest import likeliest
-from outpace.decoding.noise import gumbel, noise_keys
-from outpace.decoding.sampling_params import PLAIN, Sampling
-from outpace.kernels.fused import Settings, read_rows, runs_triton, to_device
+from outpace.decoding.argmax import argmax_tokens
+from outpace.decoding.joint import Joint, JointChooser
+from outpace.decoding.noise import gumbel_from_keys, noise_keys
+from outpace.decoding.sampling_params import PLAIN_SAMPLING, Sampling
+from outpace.decoding.truncation import LogitTruncation, apply_top_k_min_p, nucleus_argmax
+from outpace.kernels.fused import SamplingTensors, read_rows, runs_triton, to_device
 
 Score = Literal["confidence", "entropy", "logprob", "margin"]
 
@@ -32,10 +32,10 @@ class Readout:
     scores: dict[Score, Tensor]
 
 
-Judge = Callable[[Tensor, Tensor, slice], dict[Score, Tensor]]
+TokenScorer = Callable[[Tensor, Tensor, slice], dict[Score, Tensor]]
 """Scores the tokens `[r]` of logits `[r, V]`, which are a slice of a group's rows."""
 
-Reader = Callable[[Tensor, slice], Readout]
+GroupReader = Callable[[Tensor, slice], Readout]
 """Turns logits `[r, V]` of a slice of a group's rows into a readout."""
 
 
@@ -52,14 +52,14 @@ class Read:
     scores: tuple[Score, ...] = ()
 
     @property
-    def whole(self) -> bool:
+    def needs_all_rows(self) -> bool:
         """Whether all of its rows must be read at once."""
         return False
 
     @classmethod
-    def group(
+    def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> Reader:
+    ) -> GroupReader:
         """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         raise NotImplementedError
 
@@ -73,91 +73,101 @@ class Sample(Read):
     `joint`, the tokens of all slots satisfy the constraint together.
     """
 
-    sampling: Sampling = PLAIN
+    sampling: Sampling = PLAIN_SAMPLING
     step: int = 0
-    drawn: bool = False
+    score_as_drawn: bool = False
     joint: Joint | None = None
 
     @property
-    def whole(self) -> bool:
+    def needs_all_rows(self) -> bool:
         """Whether the tokens are chosen jointly."""
         return self.joint is not None
 
     @classmethod
-    def group(
+    def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> Reader:
+    ) -> GroupReader:
         """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
         for read in reads:
             if read.sampling.temperature != 0 or read.scores or read.joint is not None:
                 break
         else:
             return read_greedily
-        if runs_triton(device) and cls.at_once(reads):
-            return cls.fused(reads, slots, device)
-        choose = cls.choice(reads, slots, device)
-        judge = cls.judge(reads, slots, device)
+        if runs_triton(device) and cls.is_fusible(reads):
+            return cls.make_fused_reader(reads, slots, device)
+        choose = cls.make_chooser(reads, slots, device)
+        judge = cls.make_scorer(reads, slots, device)
 
-        def choose_and_judge(logits: Tensor, rows: slice) -> Readout:
+        def choose_and_score(logits: Tensor, rows: slice) -> Readout:
             tokens = choose(logits, rows)
             return Readout(tokens, judge(logits, tokens, rows))
 
-        return choose_and_judge
+        return choose_and_score
 
     @classmethod
-    def at_once(cls, reads: Sequence[Self]) -> bool:
+    def is_fusible(cls, reads: Sequence[Self]) -> bool:
         """Return whether one kernel launch can produce tokens and scores, row by row."""
-        return any(read.scores for read in reads) and not any(read.whole for read in reads)
+        return any(read.scores for read in reads) and not any(read.needs_all_rows for read in reads)
 
     @property
-    def raw(self) -> bool:
+    def has_raw_scores(self) -> bool:
         """Whether all scores use the raw logits."""
-        return self.sampling.plain or not (self.drawn and self.scores)
+        return self.sampling.is_plain or not (self.score_as_drawn and self.scores)
 
     @classmethod
-    def fused(
+    def make_fused_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> Reader:
+    ) -> GroupReader:
         """Return the same reader as one kernel launch, for logits of any dtype."""
         wanted = {score for read in reads for score in read.scores}
-        noisy = Noisy.of([r.sampling for r in reads], [r.step for r in reads], slots, device)
-        is_drawn = np.repeat([not read.raw for read in reads], [len(each) for each in slots])
+        noisy = NoisyChooser.from_requests(
+            [r.sampling for r in reads], [r.step for r in reads], slots, device
+        )
+        is_drawn = np.repeat(
+            [not read.has_raw_scores for read in reads], [len(each) for each in slots]
+        )
         drawn_flags = to_device(is_drawn, device) if is_drawn.any() else None
 
-        def read(logits: Tensor, rows: slice) -> Readout:
+        def read_chunk(logits: Tensor, rows: slice) -> Readout:
             own_flags = None if drawn_flags is None else drawn_flags[rows]
-            tokens, scores = noisy.at_once(logits, rows, drawn=own_flags)
+            tokens, scores = noisy.read_fused(logits, rows, drawn=own_flags)
             return Readout(tokens, {score: scores[score] for score in wanted})
 
-        return read
+        return read_chunk
 
     @classmethod
-    def choice(
+    def make_chooser(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Chooser:
         """Return how `reads` choose the tokens of their rows."""
-        choose_rows = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
-        return Jointly(choose_rows, reads, slots) if any(r.whole for r in reads) else choose_rows
+        choose_rows = row_chooser(
+            [r.sampling for r in reads], [r.step for r in reads], slots, device
+        )
+        return (
+            JointChooser(choose_rows, reads, slots)
+            if any(r.needs_all_rows for r in reads)
+            else choose_rows
+        )
 
     @classmethod
-    def judge(
+    def make_scorer(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> Judge:
+    ) -> TokenScorer:
         """Return how `reads` score the tokens of their rows."""
         wanted = {score for read in reads for score in read.scores}
         if not wanted:
             return lambda logits, tokens, rows: {}
-        samplings = [read.sampling if read.drawn else PLAIN for read in reads]
-        if all(each.plain for each in samplings):
-            return lambda logits, tokens, rows: scores(logits, tokens, wanted)
-        truncation = Cut.of(samplings, slots, device)
+        samplings = [read.sampling if read.score_as_drawn else PLAIN_SAMPLING for read in reads]
+        if all(each.is_plain for each in samplings):
+            return lambda logits, tokens, rows: token_scores(logits, tokens, wanted)
+        truncation = LogitTruncation.from_requests(samplings, slots, device)
         raw = wanted & {"logprob"}
 
-        def judge(logits: Tensor, tokens: Tensor, rows: slice) -> dict[Score, Tensor]:
-            as_drawn = scores(truncation(logits, rows), tokens, wanted - raw)
-            return as_drawn | scores(logits, tokens, raw)
+        def score_chunk(logits: Tensor, tokens: Tensor, rows: slice) -> dict[Score, Tensor]:
+            as_drawn = token_scores(truncation(logits, rows), tokens, wanted - raw)
+            return as_drawn | token_scores(logits, tokens, raw)
 
-        return judge
+        return score_chunk
 
 
 GREEDY = Sample()
@@ -165,14 +175,14 @@ GREEDY = Sample()
 
 def read_greedily(logits: Tensor, rows: slice) -> Readout:
     """Return the most probable token of each row, without scores."""
-    return Readout(likeliest(logits), {})
+    return Readout(argmax_tokens(logits), {})
 
 
 Chooser = Callable[[Tensor, slice], Tensor]
 """Chooses a token `[r]` from each row of logits `[r, V]`, a slice of a group's rows."""
 
 
-def chooser(
+def row_chooser(
     samplings: Sequence[Sampling],
     steps: Sequence[int],
     slots: Sequence[Sequence[int]],
@@ -180,11 +190,11 @@ def chooser(
 ) -> Chooser:
     """Return a chooser with each request's settings and noise, for the slots that it wants."""
     if all(sampling.temperature == 0 for sampling in samplings):
-        return lambda logits, rows: likeliest(logits)
-    return Noisy.of(samplings, steps, slots, device)
+        return lambda logits, rows: argmax_tokens(logits)
+    return NoisyChooser.from_requests(samplings, steps, slots, device)
 
 
-def noise_of(
+def slot_noise_keys(
     samplings: Sequence[Sampling], steps: Sequence[int], slots: Sequence[Sequence[int]]
 ) -> Tensor:
     """Return the noise keys `i64[R]` of all slots that the requests want."""
@@ -197,14 +207,14 @@ def noise_of(
 
 
 @dataclass(slots=True, kw_only=True)
-class Noisy:
+class NoisyChooser:
     """Token chooser with settings and noise per row."""
 
-    cut: Cut
+    truncation: LogitTruncation
     keys: Tensor
 
     @classmethod
-    def of(
+    def from_requests(
         cls,
         samplings: Sequence[Sampling],
         steps: Sequence[int],
@@ -212,10 +222,13 @@ class Noisy:
         device: torch.device,
     ) -> Self:
         """Repeat each request's settings and step noise for its slots."""
-        keys = noise_of(samplings, steps, slots).numpy()
-        return cls(cut=Cut.of(samplings, slots, device), keys=to_device(keys, device))
+        keys = slot_noise_keys(samplings, steps, slots).numpy()
+        return cls(
+            cut=LogitTruncation.from_requests(samplings, slots, device),
+            keys=to_device(keys, device),
+        )
 
-    def at_once(
+    def read_fused(
         self,
         logits: Tensor,
         rows: slice,
@@ -224,39 +237,44 @@ class Noisy:
         drawn: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return tokens and all scores of the rows `rows` by the kernel `read_rows`."""
-        return read_rows(logits, self.cut.of_rows(rows), self.keys[rows], guess, ratio, drawn)
+        return read_rows(
+            logits, self.truncation.settings_of(rows), self.keys[rows], guess, ratio, drawn
+        )
 
     def __call__(self, logits: Tensor, rows: slice) -> Tensor:
         """Return the token of each row of `logits [r, V]`, the rows `rows` of the group."""
         if runs_triton(logits.device):
-            return self.at_once(logits, rows)[0]
-        settings, host_rows = self.cut.of_rows(rows), self.cut.known[:, rows]
-        tokens = likeliest(logits)
+            return self.read_fused(logits, rows)[0]
+        settings, host_rows = (
+            self.truncation.settings_of(rows),
+            self.truncation.host_settings[:, rows],
+        )
+        tokens = argmax_tokens(logits)
         # Rows are selected by index, so greedy rows cost nothing and do not change the others.
         if len(sampled := host_rows[0].nonzero()[0]):
             sampled_rows = to_device(sampled, logits.device)
-            row_settings = Settings(*(setting[sampled_rows] for setting in settings))
+            row_settings = SamplingTensors(*(setting[sampled_rows] for setting in settings))
             scaled = logits[sampled_rows].float() / row_settings.temperature[:, None]
-            noised = narrowed(scaled, row_settings, host_rows[:, sampled])
-            noised = noised + gumbel(self.keys[rows][sampled_rows], scaled.shape[-1])
-            tokens[sampled_rows] = nucleus(scaled, noised, row_settings.top_p)
+            noised = apply_top_k_min_p(scaled, row_settings, host_rows[:, sampled])
+            noised = noised + gumbel_from_keys(self.keys[rows][sampled_rows], scaled.shape[-1])
+            tokens[sampled_rows] = nucleus_argmax(scaled, noised, row_settings.top_p)
         return tokens
 
-    def law(self, logits: Tensor, rows: slice) -> Tensor:
+    def choice_probabilities(self, logits: Tensor, rows: slice) -> Tensor:
         """Return the probabilities `f32[r, V]` with which tokens of `logits [r, V]` are chosen."""
         probabilities = torch.zeros_like(logits, dtype=torch.float32)
-        probabilities.scatter_(-1, likeliest(logits)[:, None], 1.0)
-        if len(sampled := self.cut.known[0, rows].nonzero()[0]):
+        probabilities.scatter_(-1, argmax_tokens(logits)[:, None], 1.0)
+        if len(sampled := self.truncation.host_settings[0, rows].nonzero()[0]):
             sampled_rows = to_device(sampled, logits.device)
-            probabilities[sampled_rows] = self.cut(logits, rows)[sampled_rows].softmax(-1)
+            probabilities[sampled_rows] = self.truncation(logits, rows)[sampled_rows].softmax(-1)
         return probabilities
 
-    def draw(self, weights: Tensor, rows: slice) -> Tensor:
+    def draw_tokens(self, weights: Tensor, rows: slice) -> Tensor:
         """Draw a token `[r]` from each row of `weights [r, V]`, which need not be normalised."""
-        return likeliest(weights.log() + gumbel(self.keys[rows], weights.shape[-1]))
+        return argmax_tokens(weights.log() + gumbel_from_keys(self.keys[rows], weights.shape[-1]))
 
 
-def scores(logits: Tensor, tokens: Tensor, wanted: AbstractSet[Score]) -> dict[Score, Tensor]:
+def token_scores(logits: Tensor, tokens: Tensor, wanted: AbstractSet[Score]) -> dict[Score, Tensor]:
     """Return scores `f32[R]` of `tokens [R]` under raw `logits [R, V]`."""
     if not wanted:
         return {}

@@ -8,14 +8,14 @@ from numbers import Integral, Real
 
 from outpace.errors import OptionError
 
-MOST = 2**31
+MAX_TENSOR_COUNT = 2**31
 """Exclusive bound of counts that tensors of a batch hold."""
 
-COLDEST, HOTTEST = 1e-30, 1e30
+MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-30, 1e30
 """Range of temperatures that tensors of a batch hold."""
 
 
-def is_number(value: object) -> bool:
+def is_finite_real(value: object) -> bool:
     """Return whether a value is a finite number, and not a bool."""
     try:
         return (
@@ -25,7 +25,7 @@ def is_number(value: object) -> bool:
         return False
 
 
-def is_whole(value: object) -> bool:
+def is_whole_number(value: object) -> bool:
     """Return whether a value is a whole number, and not a bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
@@ -54,42 +54,44 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not is_number(self.temperature) or (
-            self.temperature and not COLDEST <= self.temperature < HOTTEST
+        if not is_finite_real(self.temperature) or (
+            self.temperature and not MIN_TEMPERATURE <= self.temperature < MAX_TEMPERATURE
         ):
             raise OptionError(
                 "temperature",
                 self.temperature,
-                f"temperature must be 0 or between {COLDEST:g} and {HOTTEST:g}, "
+                f"temperature must be 0 or between {MIN_TEMPERATURE:g} and {MAX_TEMPERATURE:g}, "
                 f"got {self.temperature!r}",
             )
-        if not (is_number(self.top_p) and 0 < self.top_p <= 1):
+        if not (is_finite_real(self.top_p) and 0 < self.top_p <= 1):
             message = f"top_p must be above 0 and at most 1, got {self.top_p!r}"
             raise OptionError("top_p", self.top_p, message)
-        if self.top_k is not None and not (is_whole(self.top_k) and 1 <= self.top_k < MOST):
+        if self.top_k is not None and not (
+            is_whole_number(self.top_k) and 1 <= self.top_k < MAX_TENSOR_COUNT
+        ):
             raise OptionError(
                 "top_k",
                 self.top_k,
-                f"top_k must be a whole number from 1 to {MOST - 1} (or None for all), "
+                f"top_k must be a whole number from 1 to {MAX_TENSOR_COUNT - 1} (or None for all), "
                 f"got {self.top_k!r}",
             )
-        if not (is_number(self.min_p) and 0 <= self.min_p <= 1):
+        if not (is_finite_real(self.min_p) and 0 <= self.min_p <= 1):
             message = f"min_p must be between 0 and 1, got {self.min_p!r}"
             raise OptionError("min_p", self.min_p, message)
-        if not is_whole(self.seed):
+        if not is_whole_number(self.seed):
             message = f"seed must be a whole number, got {self.seed!r}"
             raise OptionError("seed", self.seed, message)
 
     @property
-    def plain(self) -> bool:
+    def is_plain(self) -> bool:
         """Whether tokens follow the model's own distribution, neither tempered nor truncated."""
-        return self.temperature in (0, 1) and not self.cuts
+        return self.temperature in (0, 1) and not self.is_truncated
 
     @property
-    def cuts(self) -> bool:
+    def is_truncated(self) -> bool:
         """Whether some tokens are excluded."""
         return self.top_p < 1 or self.top_k is not None or self.min_p > 0
 
 
-PLAIN = Sampling()
+PLAIN_SAMPLING = Sampling()
 """The model's own distribution, at its most probable token."""

@@ -9,7 +9,7 @@ from typing import Literal
 Rank = Literal["confidence", "margin", "entropy"]
 """Scores that holes are ranked by; for entropy, lower is better."""
 
-Order = Literal["confidence", "margin", "entropy", "left_to_right", "random", "origin"]
+HoleOrder = Literal["confidence", "margin", "entropy", "left_to_right", "random", "origin"]
 """A ranking score, or an order without scores: left to right, random, or independent per hole."""
 
 
@@ -17,47 +17,47 @@ class Kind(Enum):
     """Kinds of models, with the names used in messages."""
 
     CAUSAL = "causal model"
-    FILLING = "causal model that fills masks"
+    MASK_FILLING = "causal model that fills masks"
     DIFFUSION = "diffusion model"
     BLOCK = "block diffusion model"
-    DRAFT = "draft that reads features"
-    ADDING = "draft that adds features"
-    EXTENDING = "draft that extends features"
+    DFLASH = "draft that reads features"
+    DFLASH_FUSED = "draft that adds features"
+    EAGLE = "draft that extends features"
 
     @classmethod
-    def causal(cls, mask_id: int | None) -> Kind:
+    def causal_kind(cls, mask_id: int | None) -> Kind:
         """Return the kind of a causal model, which fills masks if it has a mask token."""
-        return cls.CAUSAL if mask_id is None else cls.FILLING
+        return cls.CAUSAL if mask_id is None else cls.MASK_FILLING
 
     @property
-    def plural(self) -> str:
+    def plural_noun(self) -> str:
         """Plural of the name."""
         noun, that, rest = self.value.partition(" that ")
         verb, space, what = rest.partition(" ")
         return f"{noun}s{that}{verb.removesuffix('s')}{space}{what}"
 
 
-CAUSAL_KINDS = (Kind.CAUSAL, Kind.FILLING)
-MASKED_DRAFT_KINDS = (Kind.DRAFT, Kind.ADDING)
+CAUSAL_KINDS = (Kind.CAUSAL, Kind.MASK_FILLING)
+MASKED_DRAFT_KINDS = (Kind.DFLASH, Kind.DFLASH_FUSED)
 """Drafts that predict a block of masks."""
 
-DRAFT_KINDS = (*MASKED_DRAFT_KINDS, Kind.EXTENDING)
+DRAFT_KINDS = (*MASKED_DRAFT_KINDS, Kind.EAGLE)
 """Drafts, which cannot run without a target."""
 
 
-def named(kinds: tuple[Kind, ...]) -> list[Kind]:
+def distinct_kinds(kinds: tuple[Kind, ...]) -> list[Kind]:
     """Drop mask-filling models where causal models, which include them, are listed."""
-    return [kind for kind in kinds if kind is not Kind.FILLING or Kind.CAUSAL not in kinds]
+    return [kind for kind in kinds if kind is not Kind.MASK_FILLING or Kind.CAUSAL not in kinds]
 
 
-def singular(kinds: tuple[Kind, ...]) -> str:
+def singular_noun(kinds: tuple[Kind, ...]) -> str:
     """Return the name of one model of these kinds, for messages."""
-    return " or a ".join(kind.value for kind in named(kinds))
+    return " or a ".join(kind.value for kind in distinct_kinds(kinds))
 
 
-def plural(kinds: tuple[Kind, ...]) -> str:
+def plural_noun(kinds: tuple[Kind, ...]) -> str:
     """Return the plural name of models of these kinds, for messages."""
-    return " or ".join(kind.plural for kind in named(kinds))
+    return " or ".join(kind.plural_noun for kind in distinct_kinds(kinds))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,10 +83,10 @@ class Target:
     shift: int = 1
     mask_id: int = -1
     block: int | None = None
-    blocked: bool = False
-    order: Order = "confidence"
+    is_block_causal: bool = False
+    order: HoleOrder = "confidence"
     eps: float = 0.0
-    drawn: bool = False
+    score_as_drawn: bool = False
     null_prompt: bool = False
     padding: tuple[int, ...] = ()
-    adding: bool = False
+    adds_features: bool = False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-BITS = 63
+MAX_TREE_SLOTS = 63
 """Largest number of tree slots in an ancestor mask, which must fit into a signed 64-bit integer."""
 
 
@@ -18,41 +18,48 @@ class Tree:
     before their own, in the same forward or an earlier one.
     """
 
-    trunk: int
-    bits: tuple[int, ...]
+    root_slot: int
+    ancestor_masks: tuple[int, ...]
 
     @classmethod
-    def of(cls, trunk: int, parents: Sequence[int]) -> Tree:
+    def from_parents(cls, root_slot: int, parents: Sequence[int]) -> Tree:
         """Build a tree whose row i has the parent row `parents[i]`, or the prefix if negative."""
         masks: list[int] = []
         for parent in parents:
             masks.append(0 if parent < 0 else masks[parent] | 1 << parent)
-        return cls(trunk, tuple(masks))
+        return cls(root_slot, tuple(masks))
 
-    def first(self, start: int) -> int:
+    def causal_rows(self, start: int) -> int:
         """Return the number of rows from slot `start` on that are below the root, so causal."""
-        return max(self.trunk - start, 0)
+        return max(self.root_slot - start, 0)
 
-    def stops(self, start: int) -> list[int]:
+    def visible_ends(self, start: int) -> list[int]:
         """Return the end of each row's contiguous view, without its ancestors and itself."""
-        return [*range(start + 1, start + self.first(start) + 1), *[self.trunk] * len(self.bits)]
+        return [
+            *range(start + 1, start + self.causal_rows(start) + 1),
+            *[self.root_slot] * len(self.ancestor_masks),
+        ]
 
     def positions(self, start: int) -> list[int]:
         """Return rotary positions: a row's position is the number of slots that it sees."""
-        prefix = range(start, start + self.first(start))
-        return [*prefix, *(self.trunk + mask.bit_count() for mask in self.bits)]
+        prefix = range(start, start + self.causal_rows(start))
+        return [*prefix, *(self.root_slot + mask.bit_count() for mask in self.ancestor_masks)]
 
-    def check(self, start: int, rows: int) -> None:
+    def check_rows(self, start: int, rows: int) -> None:
         """Raise `ValueError` where the tree does not match `rows` rows from slot `start` on."""
-        causal = self.first(start)
-        if self.trunk < 0 or not self.bits or causal + len(self.bits) != rows:
+        causal = self.causal_rows(start)
+        if (
+            self.root_slot < 0
+            or not self.ancestor_masks
+            or causal + len(self.ancestor_masks) != rows
+        ):
             raise ValueError(
-                f"a tree of {len(self.bits)} rows with root slot {self.trunk} "
+                f"a tree of {len(self.ancestor_masks)} rows with root slot {self.root_slot} "
                 f"does not match {rows} rows from slot {start} on"
             )
-        for slot, mask in enumerate(self.bits, max(start, self.trunk)):
-            if mask < 0 or mask.bit_length() > min(BITS, slot - self.trunk):
+        for slot, mask in enumerate(self.ancestor_masks, max(start, self.root_slot)):
+            if mask < 0 or mask.bit_length() > min(MAX_TREE_SLOTS, slot - self.root_slot):
                 raise ValueError(
-                    f"the row of slot {slot} must point at earlier slots of the {BITS} "
-                    f"from root slot {self.trunk} on"
+                    f"the row of slot {slot} must point at earlier slots of the {MAX_TREE_SLOTS} "
+                    f"from root slot {self.root_slot} on"
                 )

@@ -15,15 +15,15 @@ from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.config import ModelConfig
 
-PAGE = 16
+PAGE_SIZE = 16
 """Slots of a page."""
 
-GRID = 16
+PAGE_GRID = 16
 """Sequences start at multiples of this many pages where possible, so short ones align."""
 
 
 @dataclass(slots=True, kw_only=True)
-class Table:
+class PageTable:
     """Pages of one sequence in one cache.
 
     Attributes:
@@ -46,33 +46,33 @@ class Table:
     first: int | None = field(init=False)
     stride: int = field(init=False)
     written: int = 0
-    spared: int = 0
-    known: list[int] = field(default_factory=list)
-    names: list[bytes] = field(default_factory=list)
+    skipped_slots: int = 0
+    cached_text: list[int] = field(default_factory=list)
+    page_names: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.lay_out()
+        self.locate_slots()
 
-    def lay_out(self) -> None:
+    def locate_slots(self) -> None:
         """Compute the physical slots of the pages."""
         begin, count = self.pages[0], len(self.pages)
         if self.pages == list(range(begin, begin + count)):
-            self.first = begin * PAGE
+            self.first = begin * PAGE_SIZE
             self.slots = np.arange(self.first, self.first + self.size)
-            self.stride = PAGE * next((n for n in alignments(count) if begin % n == 0), 0)
+            self.stride = PAGE_SIZE * next((n for n in page_alignments(count) if begin % n == 0), 0)
         else:
             pages = np.array(self.pages)
             self.first, self.stride = None, 0
-            self.slots = (pages[:, None] * PAGE + np.arange(PAGE)).ravel()[: self.size]
+            self.slots = (pages[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).ravel()[: self.size]
 
-    def window(self, end: int) -> slice | NDArray[np.int64]:
+    def physical_slots(self, end: int) -> slice | NDArray[np.int64]:
         """Return the physical slots below slot `end`; a slice, so a view, where contiguous."""
         if self.first is not None:
             return slice(self.first, self.first + end)
         return self.slots[:end]
 
 
-class Cache:
+class PagedCache:
     """Keys and values of one model, `[slots, kv_heads, head_dim]` per layer, in pages.
 
     A free page may keep a content name, under which it is found until its memory is needed. The
@@ -87,148 +87,148 @@ class Cache:
         *,
         dtype: torch.dtype,
         device: torch.device,
-        spare: int = 0,
+        scratch: int = 0,
     ) -> None:
-        self.num_pages, extra = -(-slots // PAGE), -(-spare // PAGE)
+        self.num_pages, extra = -(-slots // PAGE_SIZE), -(-scratch // PAGE_SIZE)
         extra_pages = range(self.num_pages, self.num_pages + extra)
-        self.spare = Table(pages=list(extra_pages), size=spare) if extra else None
+        self.scratch = PageTable(pages=list(extra_pages), size=scratch) if extra else None
         shape = (
             2,
             config.layers,
             config.kv_heads,
-            (self.num_pages + extra) * PAGE,
+            (self.num_pages + extra) * PAGE_SIZE,
             config.head_dim,
         )
         # The slots of a head are contiguous, since attention reads them in order.
-        self.memory = zeros(shape, dtype, device).transpose(2, 3)
+        self.memory = zero_memory(shape, dtype, device).transpose(2, 3)
         self.keys, self.values = (list(half) for half in self.memory)
-        self.holders = np.zeros(self.num_pages, dtype=np.int64)
+        self.reference_counts = np.zeros(self.num_pages, dtype=np.int64)
         """Number of tables that hold each page."""
-        self.used = np.zeros(self.num_pages, dtype=np.int64)
+        self.last_used = np.zeros(self.num_pages, dtype=np.int64)
         """Time of the last use of each named page; 0 for pages without a name."""
         self.clock = 0
-        self.named: dict[bytes, int] = {}
-        self.names: dict[int, bytes] = {}
-        self.told: Callable[[Sequence[int], Sequence[int]], None] = ignore
+        self.pages_by_name: dict[bytes, int] = {}
+        self.names_by_page: dict[int, bytes] = {}
+        self.on_write: Callable[[Sequence[int], Sequence[int]], None] = ignore_write
         """Called with sources and targets before a copy, without sources before an erase."""
 
     def __len__(self) -> int:
-        return self.num_pages * PAGE
+        return self.num_pages * PAGE_SIZE
 
     @property
-    def held(self) -> int:
+    def held_pages(self) -> int:
         """Number of pages that are in use."""
-        return int(np.count_nonzero(self.holders))
+        return int(np.count_nonzero(self.reference_counts))
 
     @property
-    def free(self) -> NDArray[np.bool_]:
+    def free_pages(self) -> NDArray[np.bool_]:
         """Mask of pages that no table holds."""
-        return self.holders == 0
+        return self.reference_counts == 0
 
-    def reserve(self, slots: int) -> Table | None:
+    def reserve(self, slots: int) -> PageTable | None:
         """Return a table of `slots` slots, contiguous if possible; None where memory is short."""
-        pages = self.take(-(-slots // PAGE))
-        return None if pages is None else Table(pages=pages, size=slots)
+        pages = self.take_pages(-(-slots // PAGE_SIZE))
+        return None if pages is None else PageTable(pages=pages, size=slots)
 
-    def release(self, table: Table) -> None:
+    def release(self, table: PageTable) -> None:
         """Free the pages of a table; their recorded content can still be found."""
-        if table.names:
-            for page, name in zip(table.pages, table.names, strict=False):
-                self.name(page, name)
-            self.touch(table.names)
-        self.drop(table.pages)
+        if table.page_names:
+            for page, name in zip(table.pages, table.page_names, strict=False):
+                self.name_page(page, name)
+            self.touch_pages(table.page_names)
+        self.drop_references(table.pages)
 
-    def take(self, count: int) -> list[int] | None:
+    def take_pages(self, count: int) -> list[int] | None:
         """Allocate `count` pages, contiguous if possible; return None where memory is short."""
-        if (chosen := self.blank(count)) is None:
-            free = np.flatnonzero(self.free)
+        if (chosen := self.find_blank_pages(count)) is None:
+            free = np.flatnonzero(self.free_pages)
             if len(free) < count:
                 return None
-            chosen = self.oldest(free, count)
-        for page in chosen[self.used[chosen] > 0].tolist():
-            self.forget(page)
-        self.holders[chosen] += 1
+            chosen = self.find_oldest_pages(free, count)
+        for page in chosen[self.last_used[chosen] > 0].tolist():
+            self.forget_page(page)
+        self.reference_counts[chosen] += 1
         pages: list[int] = chosen.tolist()
         return pages
 
-    def blank(self, count: int) -> NDArray[np.int64] | None:
+    def find_blank_pages(self, count: int) -> NDArray[np.int64] | None:
         """Return contiguous pages without content, aligned to the grid if possible."""
-        end, (grid, _) = 32 * count, alignments(count)  # nearly always enough to find some
+        end, (grid, _) = 32 * count, page_alignments(count)  # nearly always enough to find some
         while True:
-            blank = np.flatnonzero((self.holders[:end] == 0) & (self.used[:end] == 0))
-            starts = runs(blank, count)
+            blank = np.flatnonzero((self.reference_counts[:end] == 0) & (self.last_used[:end] == 0))
+            starts = contiguous_starts(blank, count)
             if len(aligned := starts[blank[starts] % grid == 0]):
                 return blank[aligned[0] :][:count]
             if end >= self.num_pages:
                 return blank[starts[0] :][:count] if len(starts) else None
             end *= 4
 
-    def oldest(self, free: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    def find_oldest_pages(self, free: NDArray[np.int64], count: int) -> NDArray[np.int64]:
         """Return the least recently used of these pages, contiguous if possible."""
-        used, starts = self.used[free], runs(free, count)
+        used, starts = self.last_used[free], contiguous_starts(free, count)
         if not len(starts):
             return np.sort(free[np.argsort(used, kind="stable")[:count]])
         latest = np.lib.stride_tricks.sliding_window_view(used, count).max(1)[starts]
         return free[starts[latest.argmin()] :][:count]
 
-    def scrub(self, table: Table) -> None:
+    def zero_pages(self, table: PageTable) -> None:
         """Erase the pages that only this table holds, since they may contain NaNs."""
-        exclusive = [page for page in table.pages if self.holders[page] == 1]
+        exclusive = [page for page in table.pages if self.reference_counts[page] == 1]
         for page in exclusive:
-            self.forget(page)
-        table.known.clear()
-        table.names.clear()
-        self.told([], exclusive)
-        self.erase(exclusive)
+            self.forget_page(page)
+        table.cached_text.clear()
+        table.page_names.clear()
+        self.on_write([], exclusive)
+        self.erase_pages(exclusive)
 
-    def recount(self, tables: Iterable[Table]) -> None:
+    def recount_references(self, tables: Iterable[PageTable]) -> None:
         """Rebuild the reference counts from these tables."""
-        self.holders[:] = 0
+        self.reference_counts[:] = 0
         for table in tables:
-            table.lay_out()  # an interrupt may have left old slots
-            self.hold(table.pages)
+            table.locate_slots()  # an interrupt may have left old slots
+            self.add_references(table.pages)
 
-    def hold(self, pages: Sequence[int]) -> None:
+    def add_references(self, pages: Sequence[int]) -> None:
         """Add one reference to each of these pages."""
-        self.holders[pages] += 1
+        self.reference_counts[pages] += 1
 
-    def drop(self, pages: Sequence[int]) -> None:
+    def drop_references(self, pages: Sequence[int]) -> None:
         """Remove one reference from each of these pages."""
-        self.holders[pages] -= 1
+        self.reference_counts[pages] -= 1
 
-    def name(self, page: int, name: bytes) -> None:
+    def name_page(self, page: int, name: bytes) -> None:
         """Register a page under the name of its content, unless another page has it."""
-        if name not in self.named:
-            self.named[name], self.names[page] = page, name
+        if name not in self.pages_by_name:
+            self.pages_by_name[name], self.names_by_page[page] = page, name
 
-    def forget(self, page: int) -> None:
+    def forget_page(self, page: int) -> None:
         """Drop the name of a page that is about to change."""
-        if page in self.names:
-            del self.named[self.names.pop(page)]
-            self.used[page] = 0
+        if page in self.names_by_page:
+            del self.pages_by_name[self.names_by_page.pop(page)]
+            self.last_used[page] = 0
 
-    def touch(self, names: Sequence[bytes]) -> None:
+    def touch_pages(self, names: Sequence[bytes]) -> None:
         """Record the use of named pages; the first ranks highest, since it leads to the others."""
-        pages = [self.named[name] for name in names]
-        self.used[pages] = self.clock + np.arange(len(pages), 0, -1)
+        pages = [self.pages_by_name[name] for name in names]
+        self.last_used[pages] = self.clock + np.arange(len(pages), 0, -1)
         self.clock += len(pages)
 
-    def copy(self, sources: Sequence[int], pages: Sequence[int]) -> None:
+    def copy_pages(self, sources: Sequence[int], pages: Sequence[int]) -> None:
         """Copy pages to other pages."""
-        self.told(sources, pages)
-        paged = self.memory.unflatten(2, (self.num_pages, PAGE))
+        self.on_write(sources, pages)
+        paged = self.memory.unflatten(2, (self.num_pages, PAGE_SIZE))
         paged[:, :, pages] = paged[:, :, sources]
 
-    def erase(self, pages: Sequence[int]) -> None:
+    def erase_pages(self, pages: Sequence[int]) -> None:
         """Write zeros into pages."""
-        self.memory.unflatten(2, (self.num_pages, PAGE))[:, :, pages] = 0
+        self.memory.unflatten(2, (self.num_pages, PAGE_SIZE))[:, :, pages] = 0
 
 
-def ignore(sources: Sequence[int], pages: Sequence[int]) -> None:
+def ignore_write(sources: Sequence[int], pages: Sequence[int]) -> None:
     """Do nothing: no other process mirrors these pages."""
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def zero_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeroed memory: attention may read unwritten slots, at weight zero."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -244,18 +244,18 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> T
     return torch.from_numpy(blank).view(dtype).view(shape)
 
 
-def runs(pages: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def contiguous_starts(pages: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Return where `count` contiguous pages begin in a sorted list; aligned, if any are."""
     first = pages[: max(len(pages) - count + 1, 0)]
     starts = np.flatnonzero(pages[count - 1 :] - first == count - 1)
-    aligned = starts[pages[starts] % alignments(count)[1] == 0]
+    aligned = starts[pages[starts] % page_alignments(count)[1] == 0]
     return aligned if len(aligned) else starts
 
 
-def alignments(count: int) -> tuple[int, int]:
+def page_alignments(count: int) -> tuple[int, int]:
     """Return the preferred alignments of `count` pages: the grid's, and a power of two."""
     power = 1 << (count - 1).bit_length()
-    return max(GRID, power), power
+    return max(PAGE_GRID, power), power
 
 
 def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
@@ -275,7 +275,7 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
     return budget // slot
 
 
-def check_gib(gib: float | None) -> None:
+def check_cache_gib(gib: float | None) -> None:
     """Raise `ValueError` for an invalid cache size."""
     check_type("cache_gib", gib, float | None)
     if gib is not None and not 0 < gib < float("inf"):

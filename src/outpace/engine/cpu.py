@@ -19,63 +19,63 @@ from torch import Tensor, nn
 from outpace.decoding import Kind
 from outpace.engine.fuse import FusedBlock
 from outpace.kernels import tiles
-from outpace.kernels.autotune import quickest
-from outpace.kernels.matmul import LAYOUTS, bind_product, by_column, dense, has, is_tiled
-from outpace.kernels.tiles import Product
+from outpace.kernels.autotune import choose_layout
+from outpace.kernels.matmul import LAYOUTS, bind_product, has_layout, is_tiled, to_columns, to_rows
+from outpace.kernels.tiles import RowProduct
 from outpace.models.experts import PreciseRouter
-from outpace.models.int8 import is_quantised
-from outpace.models.norm import DIRECT as NORMS
+from outpace.models.int8 import is_quantized
+from outpace.models.norm import DIRECT_NORMS as NORMS
 from outpace.models.norm import DirectNorm
 from outpace.models.packed import DenseState
 from outpace.models.transformer import MLP, Attention, Block, Embedding, Stack, Transformer
 
-PIECE = 256
+MLP_CHUNK_ROWS = 256
 """Rows that an MLP processes at a time, so that its intermediate values stay in the cache."""
 
 
-class FixedLinear(nn.Linear, DenseState):
+class CpuLinear(nn.Linear, DenseState):
     """A linear layer for inference, whose weight has the fastest layout on this machine."""
 
     matrix: Tensor
-    multiply: Product
+    multiply: RowProduct
 
-    def lay_out(self, layout: str | None = None) -> None:
+    def pack_weights(self, layout: str | None = None) -> None:
         """Pack the weight in the fastest layout, or in the given one."""
         weight = self.weight.detach()
-        self.matrix = LAYOUTS[layout or quickest(weight)](weight)
+        self.matrix = LAYOUTS[layout or choose_layout(weight)](weight)
         bias = None if self.bias is None else self.bias.detach()
         if bias is not None and is_tiled(self.matrix):
             bias = bias.float()
         self.multiply = bind_product(self.matrix, bias)
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
-    def undo(self) -> None:
+    def unpack_weights(self) -> None:
         """Store the weight row by row."""
-        self.weight = nn.Parameter(self.dense(), requires_grad=False)
+        self.weight = nn.Parameter(self.dense_weight(), requires_grad=False)
         del self.matrix, self.multiply
 
     # Calling the layer calls the product directly, without another Python frame.
     __call__ = property(attrgetter("multiply"))
 
-    def dense(self) -> Tensor:
+    def dense_weight(self) -> Tensor:
         """Return the matrix `[out, in]` row by row."""
-        return dense(self.matrix)
+        return to_rows(self.matrix)
 
 
-class FixedRouter(PreciseRouter, FixedLinear):
+class CpuRouter(PreciseRouter, CpuLinear):
     """A router in float32 for inference, whose weight has the fastest layout on this machine."""
 
     dtype: torch.dtype
 
-    def lay_out(self, layout: str | None = None) -> None:
+    def pack_weights(self, layout: str | None = None) -> None:
         """Pack the weight in float32."""
         self.dtype = self.weight.dtype
         self.weight = nn.Parameter(self.weight.detach().float(), requires_grad=False)
-        FixedLinear.lay_out(self, layout)
+        CpuLinear.pack_weights(self, layout)
 
-    def undo(self) -> None:
+    def unpack_weights(self) -> None:
         """Store the weight row by row, in its original dtype."""
-        FixedLinear.undo(self)
+        CpuLinear.unpack_weights(self)
         self.weight = nn.Parameter(self.weight.detach().to(self.dtype), requires_grad=False)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -86,29 +86,29 @@ class FixedRouter(PreciseRouter, FixedLinear):
 class TiledEmbedding(Embedding, DenseState):
     """A tied embedding in tiles, from which rows are looked up."""
 
-    multiply: Product
+    multiply: RowProduct
 
-    def lay_out(self) -> None:
+    def pack_weights(self) -> None:
         """Pack the table into tiles."""
-        self.weight = nn.Parameter(tiles.laid(self.weight.detach()), requires_grad=False)
+        self.weight = nn.Parameter(tiles.to_tiles(self.weight.detach()), requires_grad=False)
         self.multiply = bind_product(self.weight.detach())
 
-    def undo(self) -> None:
+    def unpack_weights(self) -> None:
         """Store the table row by row."""
-        self.weight = nn.Parameter(self.dense(), requires_grad=False)
+        self.weight = nn.Parameter(self.dense_weight(), requires_grad=False)
         del self.multiply
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return the rows `[T, dim]` of tokens `ids i64[T]`."""
-        return tiles.rows(self.weight, ids)
+        return tiles.read_tile_rows(self.weight, ids)
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits `[..., vocab]` of hidden states `[..., dim]`."""
         return self.multiply(hidden)
 
-    def dense(self) -> Tensor:
+    def dense_weight(self) -> Tensor:
         """Return the table `[vocab, dim]` row by row."""
-        return dense(self.weight)
+        return to_rows(self.weight)
 
 
 class DirectLinear(nn.Linear):
@@ -128,8 +128,8 @@ class DirectMLP(MLP):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
-        if len(x) > PIECE:
-            return torch.cat([self(chunk) for chunk in x.split(PIECE)])
+        if len(x) > MLP_CHUNK_ROWS:
+            return torch.cat([self(chunk) for chunk in x.split(MLP_CHUNK_ROWS)])
         gate, up = self.activate(self.gate_up(x))
         mapped: Tensor = self.down(gate.mul_(up))
         return mapped
@@ -141,91 +141,100 @@ class DirectBlock(Block):
     __call__ = Block.forward
 
 
-class OwnHead(Transformer):
+class SeparateHead(Transformer):
     """A model with a tied head whose packed matrix is a separate copy of the embedding."""
 
-    own: tuple[FixedLinear]
+    separate_head: tuple[CpuLinear]
 
-    def lay_out(self) -> None:
+    def pack_weights(self) -> None:
         """Copy the embedding; in a tuple, so that the copy does not become a parameter."""
         weight = self.embedding.weight.detach()
-        head = FixedLinear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        head = CpuLinear(weight.shape[1], weight.shape[0], bias=False, device="meta")
         head.weight = nn.Parameter(weight, requires_grad=False)
         # A large float32 head outside the tiled layout is not worth the memory of a copy.
-        large = weight.dtype == torch.float32 and weight.nbytes >= tiles.LARGE
-        head.lay_out("rows" if large else None)
-        self.own = (head,)
+        large = weight.dtype == torch.float32 and weight.nbytes >= tiles.TILED_LOOKUP_BYTES
+        head.pack_weights("rows" if large else None)
+        self.separate_head = (head,)
 
-    def undo(self) -> None:
+    def unpack_weights(self) -> None:
         """Drop the copy."""
-        del self.own
+        del self.separate_head
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return the logits `[..., vocab]` of hidden states `[..., dim]`."""
-        return self.own[0](hidden)
+        return self.separate_head[0](hidden)
 
 
-DIRECT: dict[type[nn.Module], type[nn.Module]] = {
+DIRECT_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
     **NORMS,
     nn.Linear: DirectLinear,
     Attention: DirectAttention,
     MLP: DirectMLP,
     Block: DirectBlock,
 }
-OWN = (FixedLinear, TiledEmbedding, DirectNorm, OwnHead)
+PACKING_CLASSES = (CpuLinear, TiledEmbedding, DirectNorm, SeparateHead)
 """Classes that store packed data."""
 
-LAID_OUT = {*DIRECT.values(), FixedLinear, FixedRouter, TiledEmbedding, OwnHead, FusedBlock}
-FAST = ("tiles", "blocks")
+INFERENCE_CLASSES = {
+    *DIRECT_CLASSES.values(),
+    CpuLinear,
+    CpuRouter,
+    TiledEmbedding,
+    SeparateHead,
+    FusedBlock,
+}
+FAST_LAYOUTS = ("tiles", "blocks")
 """Layouts that need another class of a module."""
 
 
-def lay_out(model: Stack) -> None:
+def pack_model(model: Stack) -> None:
     """Pack every matrix of a model on a CPU, except those of 8 bits, which are packed already."""
     weight = model.norm.weight
     if weight.device.type != "cpu":
         return
-    fast = any(has(name, weight.dtype) for name in FAST)
+    fast = any(has_layout(name, weight.dtype) for name in FAST_LAYOUTS)
     for module in model.modules():
-        kind = DIRECT.get(type(module))
+        kind = DIRECT_CLASSES.get(type(module))
         if kind is DirectLinear and fast:
-            kind = FixedLinear
-        if type(module) is PreciseRouter and any(has(name, torch.float32) for name in FAST):
-            kind = FixedRouter
+            kind = CpuLinear
+        if type(module) is PreciseRouter and any(
+            has_layout(name, torch.float32) for name in FAST_LAYOUTS
+        ):
+            kind = CpuRouter
         if kind is not None:
-            become(module, kind)
-    if isinstance(model, Transformer) and model.config.tied and not is_quantised(model.embedding):
-        lay_out_head(model, fast)
+            set_class(module, kind)
+    if isinstance(model, Transformer) and model.config.tied and not is_quantized(model.embedding):
+        pack_tied_head(model, fast)
 
 
-def lay_out_head(model: Transformer, fast: bool) -> None:
+def pack_tied_head(model: Transformer, fast: bool) -> None:
     """Pack an embedding that is also the head."""
     weight = model.embedding.weight
     if type(model.embedding) is not Embedding:  # a slice of one
         return
-    if fast and weight.nbytes >= tiles.LARGE and quickest(weight) == "tiles":
-        become(model.embedding, TiledEmbedding)
+    if fast and weight.nbytes >= tiles.TILED_LOOKUP_BYTES and choose_layout(weight) == "tiles":
+        set_class(model.embedding, TiledEmbedding)
     elif fast:
-        become(model, OwnHead)
+        set_class(model, SeparateHead)
     elif model.config.kind not in (Kind.DIFFUSION, Kind.BLOCK):
         # A product of one row takes two thirds of the time. A look-up takes longer, but is
         # negligible compared with the product.
-        weight.data = by_column(weight.data)
+        weight.data = to_columns(weight.data)
 
 
-def become(module: nn.Module, kind: type[nn.Module]) -> None:
+def set_class(module: nn.Module, kind: type[nn.Module]) -> None:
     """Give a module the class of its layout."""
     module.__class__ = kind
-    if isinstance(module, OWN):
-        module.lay_out()
+    if isinstance(module, PACKING_CLASSES):
+        module.pack_weights()
 
 
-def undo(model: Stack) -> None:
+def unpack_model(model: Stack) -> None:
     """Restore every module's original class, and every parameter's usual layout."""
     for module in model.modules():
-        if isinstance(module, (*OWN, FusedBlock)):
-            module.undo()
-        if type(module) in LAID_OUT:
+        if isinstance(module, (*PACKING_CLASSES, FusedBlock)):
+            module.unpack_weights()
+        if type(module) in INFERENCE_CLASSES:
             module.__class__ = type(module).__bases__[0]
     for parameter in model.parameters():
         if not parameter.is_mkldnn:  # a matrix of 8 bits

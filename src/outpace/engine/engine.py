@@ -13,21 +13,21 @@ from typing import Literal
 import torch
 
 from outpace.decoding import Prediction, Request
-from outpace.decoding.sampling_params import is_whole
-from outpace.engine.feed import Feed
-from outpace.engine.job import DecodingError, Job, Listener, lost
-from outpace.engine.paces import Paces
+from outpace.decoding.sampling_params import is_whole_number
+from outpace.engine.controllers import ControllerTable
+from outpace.engine.job import DecodingError, Job, Listener, is_device_lost
 from outpace.engine.pairing import Pairing
-from outpace.engine.prefix import Saved
-from outpace.engine.readout import Launched
+from outpace.engine.prefix import PrefixStats
+from outpace.engine.readout import LaunchedPass
 from outpace.engine.runner import Runner
+from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.methods.method import check_type
 
 LOG = logging.getLogger(__name__)
 
-Work = tuple[Job, Feed, Feed | None]
+Work = tuple[Job, ScheduledForward, ScheduledForward | None]
 """A job, its forward in this pass, and the rest of that forward for a later pass."""
 
 Pacing = Literal["off", "auto"]
@@ -57,7 +57,7 @@ class Engine:
     ) -> None:
         check_type("pace", pace, Pacing)
         for name, value in {"max_rows": max_rows, "max_sequences": max_sequences}.items():
-            if not (is_whole(value) and value >= 1):
+            if not (is_whole_number(value) and value >= 1):
                 message = f"{name} must be a whole number of at least 1, got {value!r}"
                 raise OptionError(name, value, message)
         self.max_rows, self.max_sequences = max_rows, max_sequences
@@ -66,20 +66,20 @@ class Engine:
         self.running: list[Job] = []
         self.pace = pace
         self.clock = clock
-        self.paces = Paces()
-        self.turns = count()
+        self.controllers = ControllerTable()
+        self.turn_counter = count()
         self.needs_recovery = False
         self.is_async = False
         """Whether passes run on a device while the host continues."""
         self.pending_callbacks: deque[Job] = deque()
         """Jobs with new tokens whose listeners have not been called yet."""
 
-    def add(self, runner: Runner) -> None:
+    def add_runner(self, runner: Runner) -> None:
         """Add a model; the first one added runs last in every step."""
         self.runners = [runner, *self.runners]
         self.is_async = self.is_async or runner.device.type != "cpu"
 
-    def job(
+    def make_job(
         self, method: Method, request: Request, pairing: Pairing, listener: Listener | None = None
     ) -> Job:
         """Return a job that is ready to be queued; callable from any thread.
@@ -87,13 +87,13 @@ class Engine:
         `listener` is called after every forward that committed tokens, and at the end. Raises
         `ValueError` for a request that could never run on these models.
         """
-        pairing.check(method, request)
-        request.pace = self.paces.of(method, pairing, auto=self.pace == "auto")
+        pairing.check_request(method, request)
+        request.pace = self.controllers.controller_for(method, pairing, auto=self.pace == "auto")
         return Job(request=request, method=method, pairing=pairing, listener=listener)
 
-    def enter(self, job: Job) -> Job:
+    def enqueue(self, job: Job) -> Job:
         """Queue a job once; repeated calls and ended jobs are ignored."""
-        if not job.done and job.decoding is None and job not in self.queue:
+        if not job.has_ended and job.decoding is None and job not in self.queue:
             self.queue.append(job)
         return job
 
@@ -105,21 +105,25 @@ class Engine:
         if self.needs_recovery:
             self.recover()
         self.needs_recovery = True
-        self.admit()
+        self.admit_jobs()
         started = self.clock()
         runner = self.next_runner()
         if runner is not None:
-            work = self.schedule(runner)
-            measured = self.paces.of_pass(work, len(self.running)) if self.paces else ()
-            launched = self.launch(runner, work)
-            self.notify_all()
-            self.land(runner, work, launched)
+            work = self.schedule_pass(runner)
+            measured = (
+                self.controllers.pass_controllers(work, len(self.running))
+                if self.controllers
+                else ()
+            )
+            launched = self.launch_pass(runner, work)
+            self.run_callbacks()
+            self.finish_pass(runner, work, launched)
             for pace, role in measured:
-                pace.passed(
+                pace.record_pass(
                     role, sum(forward.size for _, forward, _ in work), self.clock() - started
                 )
         if runner is None or not self.is_async:
-            self.notify_all()
+            self.run_callbacks()
         self.needs_recovery = False
         return runner is not None
 
@@ -138,55 +142,55 @@ class Engine:
         """
         self.queue = deque(job for job in self.queue if job not in self.running)
         for runner in self.runners:
-            runner.cache.recount(
+            runner.cache.recount_references(
                 table
                 for job in self.running
                 for role, table in job.tables.items()
                 if job.pairing.runners[role] is runner
             )
         for job in list(self.running):
-            if not job.done and job.decoding is not None and job.runner is None:
+            if not job.has_ended and job.decoding is not None and job.runner is None:
                 job.error = DecodingError(f"{job.method!r} was interrupted")
-            if job.done:
-                self.finish(job)
+            if job.has_ended:
+                self.finish_job(job)
 
     def cancel(self, job: Job) -> None:
         """End a job where it is, and free its pages."""
-        if job.done:
+        if job.has_ended:
             return
         needed_recovery, self.needs_recovery = self.needs_recovery, True
         job.request.finish_reason = "cancelled"
         if job in self.queue:
             self.queue.remove(job)
-        self.finish(job)
+        self.finish_job(job)
         self.needs_recovery = needed_recovery
 
-    def admit(self) -> None:
+    def admit_jobs(self) -> None:
         """Admit jobs and start their methods, once all that are admitted together are counted."""
-        while admitted := self.entered():
+        while admitted := self.reserve_queued():
             for job in admitted:
-                if not job.done:
+                if not job.has_ended:
                     if (pace := job.request.pace) is not None:
-                        pace.run(len(self.running))
-                    self.advance(job, None)
-                if job.done and job in self.running:
-                    self.finish(job)
+                        pace.set_requests(len(self.running))
+                    self.advance_job(job, None)
+                if job.has_ended and job in self.running:
+                    self.finish_job(job)
 
-    def entered(self) -> list[Job]:
+    def reserve_queued(self) -> list[Job]:
         """Reserve memory for queued jobs, in order; return all admitted jobs not started yet.
 
         An interrupt may have left some from an earlier call.
         """
         while self.queue and len(self.running) < self.max_sequences:
             job = self.queue[0]
-            if not job.reserve():
+            if not job.reserve_memory():
                 break
             self.running.append(job)
             self.queue.popleft()
             job.began = time.perf_counter()
         return [job for job in self.running if job.decoding is None]
 
-    def schedule(self, runner: Runner) -> list[Work]:
+    def schedule_pass(self, runner: Runner) -> list[Work]:
         """Return the forwards of the next pass, first come first served, up to `max_rows` rows.
 
         A long causal forward is split; its rest waits after the others.
@@ -196,15 +200,15 @@ class Engine:
         room = self.max_rows
         for job in sorted(waiting, key=attrgetter("turn")):
             try:
-                forward = job.spare(runner)
+                forward = job.apply_prefix_cache(runner)
             except ValueError as error:
-                self.fail(job, error)
+                self.fail_job(job, error)
                 continue
             size = forward.size
             if size > room:
-                if cut := forward.apart(room):
-                    work.append((job, *forward.cut(cut)))
-                    job.turn = next(self.turns)
+                if cut := forward.find_split(room):
+                    work.append((job, *forward.split_at(cut)))
+                    job.turn = next(self.turn_counter)
                     break
                 if work:
                     break
@@ -214,43 +218,45 @@ class Engine:
                 break
         return work
 
-    def launch(self, runner: Runner, work: list[Work]) -> Launched | None:
+    def launch_pass(self, runner: Runner, work: list[Work]) -> LaunchedPass | None:
         """Start a pass on a device; return None where no job is left or the launch fails."""
-        work[:] = [each for each in work if not each[0].done]
+        work[:] = [each for each in work if not each[0].has_ended]
         if not work:
             return None
         try:
-            return runner.launch([forward for _, forward, _ in work])
+            return runner.launch_pass([forward for _, forward, _ in work])
         except Exception as error:
-            self.failed(runner, work, error)
+            self.handle_failure(runner, work, error)
             return None
 
-    def land(self, runner: Runner, work: Sequence[Work], launched: Launched | None) -> None:
+    def finish_pass(
+        self, runner: Runner, work: Sequence[Work], launched: LaunchedPass | None
+    ) -> None:
         """Wait for a pass and resume its jobs."""
         if launched is None:
             return
         try:
-            predictions = launched.land()
+            predictions = launched.collect_predictions()
         except Exception as error:
-            self.failed(runner, work, error)
+            self.handle_failure(runner, work, error)
             return
         seconds = time.perf_counter() - launched.began
-        results = [pair for pair in zip(work, predictions, strict=True) if not pair[0][0].done]
-        runner.learn((forward, job.request.ids) for (job, forward, _), _ in results)
+        results = [pair for pair in zip(work, predictions, strict=True) if not pair[0][0].has_ended]
+        runner.register_prefix((forward, job.request.ids) for (job, forward, _), _ in results)
         for (job, _, rest), prediction in results:
             # The listener of a request that ended may have cancelled another.
-            if not job.done:
+            if not job.has_ended:
                 job.seconds += seconds
-                self.resume(job, rest, prediction)
+                self.resume_job(job, rest, prediction)
 
-    def failed(self, runner: Runner, work: Sequence[Work], error: Exception) -> None:
+    def handle_failure(self, runner: Runner, work: Sequence[Work], error: Exception) -> None:
         """End the requests of a failed pass, or run each of them alone.
 
         A lost device ends all requests, and a lack of memory the newest one of the pass. Otherwise
         each forward runs again alone, so that only the faulty requests end: NaNs may also come from
         another request's memory.
         """
-        remaining = [each for each in work if not each[0].done]
+        remaining = [each for each in work if not each[0].has_ended]
         failed_jobs = [job for job, _, _ in remaining]
         if isinstance(error, torch.AcceleratorError):
             failed_jobs = [*self.running, *self.queue]
@@ -262,77 +268,79 @@ class Engine:
         elif len(remaining) > 1:
             for each in remaining:
                 single = [each]
-                self.land(runner, single, self.launch(runner, single))
+                self.finish_pass(runner, single, self.launch_pass(runner, single))
             return
         for job in failed_jobs:
-            self.fail(job, error)
+            self.fail_job(job, error)
 
     @property
-    def saved(self) -> Saved:
+    def prefix_stats(self) -> PrefixStats:
         """Hits and skipped rows of the prefix caches of all models."""
-        stats = [runner.prefix.saved for runner in self.runners if runner.prefix is not None]
-        return Saved(*map(sum, zip(*stats, strict=True))) if stats else Saved()
+        stats = [
+            runner.prefix_cache.stats for runner in self.runners if runner.prefix_cache is not None
+        ]
+        return PrefixStats(*map(sum, zip(*stats, strict=True))) if stats else PrefixStats()
 
-    def resume(self, job: Job, rest: Feed | None, prediction: Prediction) -> None:
+    def resume_job(self, job: Job, rest: ScheduledForward | None, prediction: Prediction) -> None:
         """Send a prediction to a method and record its step in the trace."""
         if rest is not None:
-            job.put_by(rest, prediction)
+            job.store_partial(rest, prediction)
             return
-        forward, before, length = job.whole, len(job.request.ids), job.request.dialled
+        forward, before, length = job.full_forward, len(job.request.ids), job.request.cycle_length
         assert forward is not None
-        self.advance(job, job.joined(prediction))
-        accepted = job.note(forward, before, length)
-        if job.done:
-            self.finish(job)
-        elif job.listener is not None and (accepted or job.watched):
+        self.advance_job(job, job.join_features(prediction))
+        accepted = job.record_step(forward, before, length)
+        if job.has_ended:
+            self.finish_job(job)
+        elif job.listener is not None and (accepted or job.notify_always):
             self.pending_callbacks.append(job)
 
-    def advance(self, job: Job, prediction: Prediction | None) -> None:
+    def advance_job(self, job: Job, prediction: Prediction | None) -> None:
         """Run a method to its next forward; an error ends this request only."""
         try:
-            job.advance(prediction)
-            job.turn = next(self.turns)
+            job.advance_method(prediction)
+            job.turn = next(self.turn_counter)
         except StopIteration:
             if job.request.finish_reason is None:
                 job.error = DecodingError(f"{job.method!r} returned before the request had ended")
         except Exception as error:
-            job.error = job.failure(error)
+            job.error = job.wrap_error(error)
         except BaseException as error:
-            job.error = job.failure(error)
+            job.error = job.wrap_error(error)
             raise
 
-    def fail(self, job: Job, error: Exception) -> None:
+    def fail_job(self, job: Job, error: Exception) -> None:
         """End a request whose forward could not run."""
-        job.error = job.failure(error)
-        self.finish(job)
+        job.error = job.wrap_error(error)
+        self.finish_job(job)
 
-    def finish(self, job: Job) -> None:
+    def finish_job(self, job: Job) -> None:
         """Close a request's method and free its pages."""
         try:
             job.ended, job.runner = time.perf_counter(), None
             if job in self.running:
                 self.running.remove(job)
-            job.release(scrub=job.error is not None and not lost(job.error))
-            job.close()
-            self.notify(job)
+            job.release_memory(zero=job.error is not None and not is_device_lost(job.error))
+            job.close_method()
+            self.notify_listener(job)
         finally:
-            job.over = True
+            job.is_finished = True
 
-    def notify_all(self) -> None:
+    def run_callbacks(self) -> None:
         """Call the listeners of the jobs that the last pass gave tokens."""
         while self.pending_callbacks:
             job = self.pending_callbacks.popleft()
-            if not job.done:
-                self.notify(job)
+            if not job.has_ended:
+                self.notify_listener(job)
 
-    def notify(self, job: Job) -> None:
+    def notify_listener(self, job: Job) -> None:
         """Call the listener of a job; an exception that it raises ends its own request."""
         if job.listener is None:
             return
         try:
             job.listener(job.request)
         except Exception as error:
-            if job.done:
-                job.error = job.error or job.failure(error)
+            if job.has_ended:
+                job.error = job.error or job.wrap_error(error)
             else:
-                self.fail(job, error)
+                self.fail_job(job, error)

@@ -19,12 +19,14 @@ from outpace.models.transformer import Attend, Block, Stack
 
 LOG = logging.getLogger(__name__)
 
-Before = Callable[[Block, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]]
-After = Callable[[Block, Tensor, Tensor], Tensor]
-Piece = TypeVar("Piece", Before, After)
+BeforeAttention = Callable[
+    [Block, Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor, Tensor]
+]
+AfterAttention = Callable[[Block, Tensor, Tensor], Tensor]
+BlockFunction = TypeVar("BlockFunction", BeforeAttention, AfterAttention)
 
 
-def check(wanted: bool, device: torch.device, processes: int) -> None:
+def check_compilation(wanted: bool, device: torch.device, processes: int) -> None:
     """Raise `ValueError` where layers cannot be compiled."""
     check_type("compile", wanted, bool)
     if not wanted:
@@ -38,8 +40,8 @@ def check(wanted: bool, device: torch.device, processes: int) -> None:
 class FusedBlock(Block):
     """A layer whose row-wise work before and after attention is compiled."""
 
-    before: Before
-    after: After
+    before_attention: BeforeAttention
+    after_attention: AfterAttention
 
     def forward(
         self,
@@ -51,31 +53,31 @@ class FusedBlock(Block):
         context: Tensor | None = None,
     ) -> Tensor:
         """Map rows `x [T, dim]`, as a `Block` does."""
-        q, k, v = self.before(self, x, cos, sin, context)
-        attended = self.attention.look(attend, q, k, v)
+        q, k, v = self.before_attention(self, x, cos, sin, context)
+        attended = self.attention.attend_queries(attend, q, k, v)
         if wanted is not None:
             x, attended = x[wanted], attended[wanted]
-        return self.after(self, x, attended)
+        return self.after_attention(self, x, attended)
 
-    def undo(self) -> None:
+    def unpack_weights(self) -> None:
         """Drop the compiled functions."""
-        del self.before, self.after
+        del self.before_attention, self.after_attention
 
 
-def before(
+def project_rows(
     block: Block, x: Tensor, cos: Tensor, sin: Tensor, context: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries of rows `x`, and keys and values of the context and the rows."""
-    q, k, v = block.attention.project(block.normed(x, context), cos, sin)
+    q, k, v = block.attention.project_qkv(block.attention_input(x, context), cos, sin)
     return q if context is None else q[context.shape[0] :], k, v
 
 
-def after(block: Block, x: Tensor, attended: Tensor) -> Tensor:
+def finish_rows(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     """Return rows `x` after attention and the MLP."""
-    return block.rest(x, block.attention.out(attended))
+    return block.finish_block(x, block.attention.out(attended))
 
 
-def fuse(model: Stack) -> None:
+def compile_layers(model: Stack) -> None:
     """Replace the layers of a model by compiled ones; layers of one kind share their code.
 
     Raises:
@@ -84,21 +86,23 @@ def fuse(model: Stack) -> None:
     if any(isinstance(module, Experts) for module in model.modules()):
         message = "compile is not available for mixture-of-experts models, which wait for the host"
         raise OptionError("compile", True, message)
-    compiled_kinds: dict[str, tuple[Before, After]] = {}
+    compiled_kinds: dict[str, tuple[BeforeAttention, AfterAttention]] = {}
     for block in (block for block in model.blocks if type(block) is Block):
-        functions = compiled_kinds.setdefault(likeness(block), (compiled(before), compiled(after)))
+        functions = compiled_kinds.setdefault(
+            layer_kind(block), (compile_function(project_rows), compile_function(finish_rows))
+        )
         block.__class__ = FusedBlock
         assert isinstance(block, FusedBlock)
-        block.before, block.after = functions
+        block.before_attention, block.after_attention = functions
     LOG.info("compile: %d kinds of layers, compiled when first run", len(compiled_kinds))
 
 
-def likeness(block: Block) -> str:
+def layer_kind(block: Block) -> str:
     """Return a key that is equal for layers that share their code."""
-    return repr((block.attention.own_angles, block.attention.rotates))
+    return repr((block.attention.own_columns, block.attention.has_rotary))
 
 
-def compiled(function: Piece) -> Piece:
+def compile_function(function: BlockFunction) -> BlockFunction:
     """Compile a function for any number of rows.
 
     PyTorch limits the variants per code object, so each compiled function has a separate one.
@@ -106,4 +110,4 @@ def compiled(function: Piece) -> Piece:
     assert isinstance(function, FunctionType)
     code = function.__code__.replace()
     copy = FunctionType(code, function.__globals__, function.__name__)
-    return cast(Piece, torch.compile(copy, fullgraph=True, dynamic=True))
+    return cast(BlockFunction, torch.compile(copy, fullgraph=True, dynamic=True))

@@ -15,9 +15,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from outpace.attention.batch import Backend, Batch
-from outpace.engine.cache import Table
-from outpace.engine.feed import Feed
+from outpace.attention.batch import AttentionBatch, Backend
+from outpace.engine.cache import PageTable
+from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.device import check_single_gpu
@@ -25,40 +25,40 @@ from outpace.models.transformer import Stack
 
 LOG = logging.getLogger(__name__)
 
-SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+GRAPH_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Rows of a graph; in longer passes, such as prefills, launch overhead does not matter."""
 
-SPARE = 128
+SCRATCH_SLOTS = 128
 """Scratch slots for padding rows: at least the largest gap between two sizes."""
 
-KEPT = 64
+MAX_GRAPHS = 64
 """Most graphs of a model; the least recently used one is dropped."""
 
-States = tuple[Tensor, dict[int, Tensor]]
+HiddenStates = tuple[Tensor, dict[int, Tensor]]
 """Hidden states of all rows, and those of some layers."""
 
-Key = tuple[int, tuple[int, ...], tuple[int, ...]]
+GraphKey = tuple[int, tuple[int, ...], tuple[int, ...]]
 """Identity of a graph: rows of a tile, lengths of all arrays, layers whose states are wanted.
 
 A pass with a tree has longer arrays, so it has another key.
 """
 
 
-class Record(Protocol):
+class PassRecorder(Protocol):
     """Records a pass over fixed memory for replay."""
 
-    def __call__(self, run: Callable[[], States]) -> tuple[Callable[[], None], States]:
+    def __call__(self, run: Callable[[], HiddenStates]) -> tuple[Callable[[], None], HiddenStates]:
         """Return a function that replays the pass, and the states that it then writes."""
         ...
 
 
-class Recorder:
+class CudaGraphRecorder:
     """Records on a CUDA device; all graphs share one memory pool, since one runs at a time."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
 
-    def __call__(self, run: Callable[[], States]) -> tuple[Callable[[], None], States]:
+    def __call__(self, run: Callable[[], HiddenStates]) -> tuple[Callable[[], None], HiddenStates]:
         """Run once on a side stream to compile kernels and allocate workspaces; then record."""
         side_stream, main_stream = torch.cuda.Stream(), torch.cuda.current_stream()
         side_stream.wait_stream(main_stream)
@@ -72,7 +72,7 @@ class Recorder:
         return graph.replay, states
 
 
-def recorder(graphs: bool, device: torch.device, processes: int) -> Record | None:
+def make_recorder(graphs: bool, device: torch.device, processes: int) -> PassRecorder | None:
     """Return a recorder of passes on a device; None where graphs are off.
 
     Raises:
@@ -82,7 +82,7 @@ def recorder(graphs: bool, device: torch.device, processes: int) -> Record | Non
     if not graphs:
         return None
     check_single_gpu("graphs", device, processes)
-    return Recorder()
+    return CudaGraphRecorder()
 
 
 @dataclass(slots=True)
@@ -95,84 +95,97 @@ class Graph:
         states: results of the last replay.
     """
 
-    fixed: list[Tensor]
+    inputs: list[Tensor]
     replay: Callable[[], None]
-    states: States
+    states: HiddenStates
 
-    def run(self, given: Sequence[Tensor]) -> States:
+    def replay_with(self, given: Sequence[Tensor]) -> HiddenStates:
         """Replay the pass over other inputs; results are valid until the next replay."""
-        torch._foreach_copy_(self.fixed, list(given))
+        torch._foreach_copy_(self.inputs, list(given))
         self.replay()
         return self.states
 
 
-class Graphs:
+class GraphCache:
     """Recorded passes of one model; a new shape is recorded when it first runs.
 
     Raises:
         ValueError: passes of the model cannot be recorded.
     """
 
-    def __init__(self, model: Stack, backend: Backend, spare: Table, record: Record) -> None:
-        from outpace.attention.paged import Paged  # imported late, since it loads Triton
+    def __init__(
+        self, model: Stack, backend: Backend, spare: PageTable, record: PassRecorder
+    ) -> None:
+        from outpace.attention.paged import PagedAttention  # imported late, since it loads Triton
 
-        assert isinstance(backend, Paged)
+        assert isinstance(backend, PagedAttention)
         if model.config.experts:
             message = (
                 "graphs are not available for mixture-of-experts models, which wait for the host"
             )
             raise OptionError("graphs", True, message)
-        self.model, self.backend, self.spare, self.record = model, backend, spare, record
-        self.found: dict[Key, Graph] = {}
+        self.model, self.backend, self.scratch, self.record = model, backend, spare, record
+        self.graphs: dict[GraphKey, Graph] = {}
 
-    def filled(self, forwards: Sequence[Feed]) -> Sequence[Feed]:
+    def pad_pass(self, forwards: Sequence[ScheduledForward]) -> Sequence[ScheduledForward]:
         """Return the forwards, with a dummy one that pads the pass to the next size."""
         rows = sum(len(forward.ids) for forward in forwards)
-        index = bisect_left(SIZES, rows)
-        if index == len(SIZES) or SIZES[index] == rows or not all(map(plain, forwards)):
+        index = bisect_left(GRAPH_SIZES, rows)
+        if (
+            index == len(GRAPH_SIZES)
+            or GRAPH_SIZES[index] == rows
+            or not all(map(has_only_ids, forwards))
+        ):
             return forwards
-        count = SIZES[index] - rows
-        padding = Feed(
+        count = GRAPH_SIZES[index] - rows
+        padding = ScheduledForward(
             ids=[0] * count,
             positions=[0] * count,
             start=0,
-            table=self.spare,
+            table=self.scratch,
             rows=[],
             slots=[],
         )
         return [*forwards, padding]
 
-    def run(self, batch: Batch, layers: Collection[int]) -> States | None:
+    def run_pass(self, batch: AttentionBatch, layers: Collection[int]) -> HiddenStates | None:
         """Return hidden states as `Stack.capture` does; None where a pass cannot be recorded."""
-        inputs = numbers(batch)
-        if not batch.numbers or len(batch.ids) not in SIZES or batch.context or batch.features:
+        inputs = batch_arrays(batch)
+        if (
+            not batch.plan_arrays
+            or len(batch.ids) not in GRAPH_SIZES
+            or batch.context
+            or batch.features
+        ):
             return None
-        tile = self.backend.grid(batch.spans).rows
+        tile = self.backend.work_grid(batch.spans).rows
         key = tile, tuple(map(len, inputs)), tuple(sorted(layers))
-        graph = self.found.pop(key, None) or self.recorded(batch, layers)
-        self.found[key] = graph
-        if len(self.found) > KEPT:
-            del self.found[next(iter(self.found))]
-        return graph.run(inputs)
+        graph = self.graphs.pop(key, None) or self.record_graph(batch, layers)
+        self.graphs[key] = graph
+        if len(self.graphs) > MAX_GRAPHS:
+            del self.graphs[next(iter(self.graphs))]
+        return graph.replay_with(inputs)
 
-    def recorded(self, batch: Batch, layers: Collection[int]) -> Graph:
+    def record_graph(self, batch: AttentionBatch, layers: Collection[int]) -> Graph:
         """Record a pass over copies of a batch's arrays."""
-        ids, positions, write, *rest = fixed = [each.clone() for each in numbers(batch)]
-        fixed_batch = replace(batch, ids=ids, positions=positions, write=write, numbers=rest)
+        ids, positions, write, *rest = fixed = [each.clone() for each in batch_arrays(batch)]
+        fixed_batch = replace(
+            batch, ids=ids, positions=positions, write_slots=write, plan_arrays=rest
+        )
 
-        def run() -> States:
-            attend = self.backend.plan(fixed_batch)
-            return self.model.capture(ids, positions, attend, layers, None, None, ())
+        def run_model() -> HiddenStates:
+            attend = self.backend.plan_pass(fixed_batch)
+            return self.model.capture_layers(ids, positions, attend, layers, None, None, ())
 
-        LOG.info("graphs: recorded %d rows, graph %d", len(ids), len(self.found) + 1)
-        return Graph(fixed, *self.record(run))
+        LOG.info("graphs: recorded %d rows, graph %d", len(ids), len(self.graphs) + 1)
+        return Graph(fixed, *self.record(run_model))
 
 
-def plain(forward: Feed) -> bool:
+def has_only_ids(forward: ScheduledForward) -> bool:
     """Return whether a forward has neither context nor features."""
     return forward.context is None and forward.features is None
 
 
-def numbers(batch: Batch) -> list[Tensor]:
+def batch_arrays(batch: AttentionBatch) -> list[Tensor]:
     """Return all integer tensors of a batch."""
-    return [batch.ids, batch.positions, batch.write, *batch.numbers]
+    return [batch.ids, batch.positions, batch.write_slots, *batch.plan_arrays]

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Step, Tree
-from outpace.engine.cache import Table
-from outpace.engine.feed import Feed
+from outpace.engine.cache import PageTable
 from outpace.engine.pairing import Pairing
 from outpace.engine.runner import Runner
+from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.methods import Method
 
 Listener = Callable[[Request], None]
@@ -44,61 +44,61 @@ class Job:
     method: Method
     pairing: Pairing
     listener: Listener | None = None
-    watched: bool = False
+    notify_always: bool = False
     decoding: Decoding | None = None
-    tables: dict[str, Table] = field(default_factory=dict)
+    tables: dict[str, PageTable] = field(default_factory=dict)
     runner: Runner | None = None
-    whole: Feed | None = None
-    feed: Feed | None = None
-    features: list[Tensor] = field(default_factory=list)
+    full_forward: ScheduledForward | None = None
+    remaining_forward: ScheduledForward | None = None
+    partial_features: list[Tensor] = field(default_factory=list)
     seconds: float = 0.0
     turn: int = 0
     began: float = 0.0
     ended: float = 0.0
     error: Exception | None = None
-    over: bool = False
+    is_finished: bool = False
 
     @property
-    def done(self) -> bool:
+    def has_ended(self) -> bool:
         """Whether the request has ended, with or without an error."""
         return self.request.finish_reason is not None or self.error is not None
 
-    def reserve(self) -> bool:
+    def reserve_memory(self) -> bool:
         """Reserve memory in all of its models, or in none."""
-        slots = self.method.slots(len(self.request.prompt), self.request.max_tokens)
+        slots = self.method.slots_needed(len(self.request.prompt), self.request.max_tokens)
         for role, runner in self.pairing.runners.items():
             table = runner.reserve(slots)
             if table is None:
-                self.release()
+                self.release_memory()
                 return False
             self.tables[role] = table
         return True
 
-    def release(self, *, scrub: bool = False) -> None:
+    def release_memory(self, *, zero: bool = False) -> None:
         """Free its memory; `zero` erases it where it may hold NaNs."""
         for role, table in self.tables.items():
-            self.pairing.runners[role].release(table, scrub=scrub)
+            self.pairing.runners[role].release(table, zero=zero)
         self.tables.clear()
 
-    def advance(self, prediction: Prediction | None) -> None:
+    def advance_method(self, prediction: Prediction | None) -> None:
         """Resume its method up to the next forward."""
         self.runner = None
         if self.decoding is None:
             self.decoding = self.method.decode(self.request)
         forward = self.decoding.send(prediction)  # type: ignore[arg-type]  # None begins
-        self.features = []  # those of the last forward; also correct after Ctrl-C
-        self.whole = self.feed = self.feed_of(forward)
+        self.partial_features = []  # those of the last forward; also correct after Ctrl-C
+        self.full_forward = self.remaining_forward = self.schedule_forward(forward)
         self.runner = self.pairing.runners[forward.model]
 
-    def close(self) -> None:
+    def close_method(self) -> None:
         """Close the generator of its method."""
         try:
             if self.decoding is not None:
                 self.decoding.close()
         except Exception as error:
-            self.error = self.error or self.failure(error)
+            self.error = self.error or self.wrap_error(error)
 
-    def feed_of(self, forward: Forward) -> Feed:
+    def schedule_forward(self, forward: Forward) -> ScheduledForward:
         """Check a forward; raise `ValueError` where its model cannot run it."""
         if forward.model not in self.tables:
             raise ValueError(
@@ -106,16 +106,16 @@ class Job:
             )
         config = self.pairing.runners[forward.model].config
         processors = self.request.processors
-        return Feed.of(
+        return ScheduledForward.from_forward(
             forward,
             self.tables[forward.model],
             config,
-            layers=() if forward.features_for is None else self.layers(forward),
+            layers=() if forward.features_for is None else self.feature_layers(forward),
             processors=self.pairing.processors[forward.model] + processors,
-            text=forward.known(self.request.canvas or self.request.ids) if processors else (),
+            text=forward.merge_text(self.request.canvas or self.request.ids) if processors else (),
         )
 
-    def layers(self, forward: Forward) -> tuple[int, ...]:
+    def feature_layers(self, forward: Forward) -> tuple[int, ...]:
         """Return the layers whose hidden states the draft of a forward reads."""
         reader = self.pairing.runners.get(str(forward.features_for))
         if reader is None or not reader.config.feature_layers:
@@ -123,7 +123,7 @@ class Job:
                 f"features_for={forward.features_for!r} is not a draft that reads features"
             )
         config = self.pairing.runners[forward.model].config
-        if config.kind is Kind.EXTENDING and forward.model == forward.features_for:
+        if config.kind is Kind.EAGLE and forward.model == forward.features_for:
             return (config.layers - 1,)
         if config.feature_layers:
             raise ValueError(
@@ -131,26 +131,26 @@ class Job:
             )
         return reader.config.feature_layers
 
-    def spare(self, runner: Runner) -> Feed:
+    def apply_prefix_cache(self, runner: Runner) -> ScheduledForward:
         """Return its remaining forward without the rows that the prefix cache holds."""
-        assert self.feed is not None
-        draft = self.feed.features_for
+        assert self.remaining_forward is not None
+        draft = self.remaining_forward.features_for
         draft_memory = None if draft is None else (self.pairing.runners[draft], self.tables[draft])
-        self.feed = runner.spare(self.feed, draft_memory)
-        return self.feed
+        self.remaining_forward = runner.apply_prefix_cache(self.remaining_forward, draft_memory)
+        return self.remaining_forward
 
-    def put_by(self, rest: Feed, prediction: Prediction) -> None:
+    def store_partial(self, rest: ScheduledForward, prediction: Prediction) -> None:
         """Store the features of a part of its forward until the rest has run."""
         features = [] if prediction.features is None else [prediction.features]
-        self.feed, self.features = rest, self.features + features
+        self.remaining_forward, self.partial_features = rest, self.partial_features + features
 
-    def joined(self, prediction: Prediction) -> Prediction:
+    def join_features(self, prediction: Prediction) -> Prediction:
         """Return a prediction with the hidden states of all parts of its forward."""
-        if prediction.features is not None and self.features:
-            prediction.features = torch.cat((*self.features, prediction.features))
+        if prediction.features is not None and self.partial_features:
+            prediction.features = torch.cat((*self.partial_features, prediction.features))
         return prediction
 
-    def note(self, whole: Feed, before: int, dial: int | None) -> int:
+    def record_step(self, whole: ScheduledForward, before: int, dial: int | None) -> int:
         """Add a forward to the trace; return the number of tokens accepted from it.
 
         Args:
@@ -165,18 +165,18 @@ class Job:
                 model=whole.model,
                 start=whole.start,
                 rows=len(whole.ids),
-                seen=whole.seen,
+                seen=whole.num_visible,
                 kept=accepted,
                 seconds=self.seconds,
                 pattern="tree" if isinstance(whole.pattern, Tree) else whole.pattern,
-                holes=whole.holes(request.target.mask_id, before),
+                holes=whole.mask_runs(request.target.mask_id, before),
                 dial=dial,
             )
         )
         self.seconds = 0.0
         return accepted
 
-    def failure(self, error: BaseException) -> DecodingError:
+    def wrap_error(self, error: BaseException) -> DecodingError:
         """Wrap an error with the method and the slot at which it failed."""
         message = str(error) or type(error).__name__
         wrapped = DecodingError(f"{self.method!r} failed at slot {len(self.request)}: {message}")
@@ -184,6 +184,6 @@ class Job:
         return wrapped
 
 
-def lost(error: BaseException) -> bool:
+def is_device_lost(error: BaseException) -> bool:
     """Return whether the device failed for good, so that its memory cannot be erased."""
     return isinstance(error.__cause__, torch.AcceleratorError)

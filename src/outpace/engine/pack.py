@@ -9,13 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.attention.batch import Backend, Batch, Span
+from outpace.attention.batch import AttentionBatch, Backend, RowSpan
 from outpace.decoding import Read
 from outpace.decoding.forward import IntArray
-from outpace.engine.feed import Feed
+from outpace.engine.scheduled_forward import ScheduledForward
 
 
-class Buffer:
+class TransferBuffer:
     """Integers on their way to a device: memory allocated once, and one copy per pass.
 
     All ranges of slots and rows are views of `numbers`, the integers below `slots`.
@@ -28,35 +28,37 @@ class Buffer:
 
     def grow(self, size: int) -> None:
         """Make room for `size` integers."""
-        self.there = torch.empty(size, dtype=torch.int64, device=self.device)
+        self.device_memory = torch.empty(size, dtype=torch.int64, device=self.device)
 
-    def host(self, size: int) -> Tensor:
+    def host_memory(self, size: int) -> Tensor:
         """Return host memory for `size` integers.
 
         For a GPU it is allocated for each pass, since the copy of the last pass may still be
         running. PyTorch caches pinned memory and reuses it when the copy has finished.
         """
         if self.device.type == "cpu":
-            return self.there[:size]
+            return self.device_memory[:size]
         return torch.empty(size, dtype=torch.int64, pin_memory=self.device.type == "cuda")
 
-    def moved(self, numbers: Sequence[int], by: int) -> IntArray:
+    def shift_numbers(self, numbers: Sequence[int], by: int) -> IntArray:
         """Add `by` to each number."""
         if isinstance(numbers, range):
             return self.numbers[numbers.start + by : numbers.stop + by]
         return np.add(numbers, by)
 
-    def send(self, ids: list[int], *groups: Sequence[Sequence[int] | IntArray]) -> list[Tensor]:
+    def copy_to_device(
+        self, ids: list[int], *groups: Sequence[Sequence[int] | IntArray]
+    ) -> list[Tensor]:
         """Return `i64` tensors of ids and of each group's numbers, valid until the next call."""
         sizes = [len(ids), *[sum(map(len, group)) for group in groups]]
         total = sum(sizes)
-        if total > len(self.there):
+        if total > len(self.device_memory):
             self.grow(2 * total)
-        host = self.host(total)
+        host = self.host_memory(total)
         self.array = array = host.numpy()
         array[: len(ids)] = ids
         np.concatenate([part for group in groups for part in group], out=array[len(ids) :])
-        copied = self.there[:total]
+        copied = self.device_memory[:total]
         if self.device.type != "cpu":
             copied.copy_(host, non_blocking=True)
         return list(copied.split(sizes))
@@ -81,12 +83,12 @@ class ReadGroup:
     reads: list[Read] = field(default_factory=list)
     slots: list[Sequence[int]] = field(default_factory=list)
     keep: bool = False
-    whole: bool = False
-    processed: bool = False
+    needs_all_rows: bool = False
+    has_processors: bool = False
 
 
 @dataclass(slots=True)
-class Packed:
+class PackedPass:
     """A batch and its reads.
 
     Attributes:
@@ -98,16 +100,18 @@ class Packed:
             positions of context.
     """
 
-    batch: Batch
+    batch: AttentionBatch
     wanted: Tensor | None
     groups: list[ReadGroup]
     sizes: list[int]
 
 
-def pack(forwards: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
+def pack_pass(
+    forwards: Sequence[ScheduledForward], buffer: TransferBuffer, backend: Backend
+) -> PackedPass:
     """Concatenate the rows of all forwards, and add the arrays of the attention back end."""
     numbers = buffer.numbers
-    spans: list[Span] = []
+    spans: list[RowSpan] = []
     ids: list[int] = []
     positions: list[Sequence[int] | IntArray] = []
     slots: list[IntArray] = []
@@ -118,13 +122,13 @@ def pack(forwards: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
     features: list[Tensor] = []
     in_order = True
     for index, forward in enumerate(forwards):
-        spans.append(forward.span(len(ids)))
+        spans.append(forward.make_span(len(ids)))
         ids += forward.ids
         span_slots = slice(forward.start, forward.end)
         positions.append(numbers[span_slots] if forward.positions is None else forward.positions)
         slots.append(forward.table.slots[span_slots])
         if forward.context is not None:
-            span_slots = slice(forward.first, forward.start)
+            span_slots = slice(forward.first_slot, forward.start)
             context_slots.append(forward.table.slots[span_slots])
             context_positions.append(numbers[span_slots])
             context.append(forward.context)
@@ -138,24 +142,26 @@ def pack(forwards: Sequence[Feed], buffer: Buffer, backend: Backend) -> Packed:
             group.reads.append(forward.read)
             group.slots.append(forward.slots)
             group.keep = group.keep or forward.read.keep
-            group.whole = group.whole or forward.read.whole
-            group.processed = group.processed or bool(forward.processors)
+            group.needs_all_rows = group.needs_all_rows or forward.read.needs_all_rows
+            group.has_processors = group.has_processors or bool(forward.processors)
     in_order = in_order and len(groups) == 1
     rows: list[IntArray] = []
     if not in_order:
         for group in groups.values():
             for index in group.members:
-                rows.append(buffer.moved(forwards[index].rows, spans[index].rows.start))
-    further = [[each] for each in backend.numbers(spans)]
-    parts = buffer.send(ids, positions, context_slots + slots, rows, context_positions, *further)
-    batch = Batch(
+                rows.append(buffer.shift_numbers(forwards[index].rows, spans[index].rows.start))
+    further = [[each] for each in backend.plan_arrays(spans)]
+    parts = buffer.copy_to_device(
+        ids, positions, context_slots + slots, rows, context_positions, *further
+    )
+    batch = AttentionBatch(
         ids=parts[0],
         positions=parts[1],
-        write=parts[2],
+        write_slots=parts[2],
         context=(torch.cat(context), parts[4]) if context else None,
         spans=spans,
         features=features,
-        numbers=parts[5:],
+        plan_arrays=parts[5:],
     )
     wanted, sizes = None if in_order else parts[3], list(map(len, parts[:5]))
-    return Packed(batch, wanted, [*groups.values()], sizes)
+    return PackedPass(batch, wanted, [*groups.values()], sizes)

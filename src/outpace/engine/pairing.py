@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from outpace.checkpoints.draft_lookup import AUTO_DRAFT, find_local_draft
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.known import AUTO, draft_for
 from outpace.checkpoints.load import load_config, target_config
 from outpace.decoding import (
     DRAFT_KINDS,
@@ -19,20 +19,20 @@ from outpace.decoding import (
     Sampling,
     Target,
 )
-from outpace.decoding.processor import Shortened
-from outpace.decoding.target import plural, singular
-from outpace.engine.cache import PAGE
+from outpace.decoding.processor import VocabularyLimit
+from outpace.decoding.target import plural_noun, singular_noun
+from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.runner import Runner
 from outpace.errors import ContextError, OptionError
 from outpace.methods import METHODS, Method
-from outpace.methods.options import Named, method_of
+from outpace.methods.options import MethodSpec, resolve_method
 from outpace.models.config import ModelConfig
-from outpace.models.extending import fitted
+from outpace.models.extending import fit_draft_config
 
-CANVAS = 256
+DEFAULT_CANVAS_TOKENS = 256
 """Default `max_tokens` of diffusion models, and the lowest default of all others, if it fits."""
 
-CONCURRENT = 16
+ASSUMED_CONCURRENCY = 16
 """Requests that share a cache where their number is unknown."""
 
 
@@ -53,20 +53,20 @@ class Pairing:
     processors: Mapping[str, tuple[Processor, ...]]
 
     @classmethod
-    def of(cls, runners: Mapping[str, Runner]) -> Pairing:
+    def from_runners(cls, runners: Mapping[str, Runner]) -> Pairing:
         """Build a pairing of models whose kinds have been checked."""
         vocab = min(runner.vocab for runner in runners.values())
         return cls(
             runners=dict(runners),
             vocab=vocab,
-            target=view({role: runner.config for role, runner in runners.items()}),
+            target=make_target({role: runner.config for role, runner in runners.items()}),
             processors={
-                role: (Shortened(vocab),) if runner.vocab > vocab else ()
+                role: (VocabularyLimit(vocab),) if runner.vocab > vocab else ()
                 for role, runner in runners.items()
             },
         )
 
-    def request(
+    def make_request(
         self,
         prompt: Sequence[int],
         *,
@@ -78,7 +78,7 @@ class Pairing:
         logprobs: bool = False,
         processors: tuple[Processor, ...] = (),
         constraint: Constraint | None = None,
-        given: Mapping[int, int] | None = None,
+        fixed_tokens: Mapping[int, int] | None = None,
     ) -> Request:
         """Return a request for these models, with the target's `eos` by default.
 
@@ -95,8 +95,8 @@ class Pairing:
             logprobs=logprobs,
             processors=processors,
             constraint=constraint,
-            given=given or {},
-            cloze=given is not None,
+            fixed_tokens=fixed_tokens or {},
+            is_infill=fixed_tokens is not None,
         )
 
     def default_max_tokens(
@@ -115,23 +115,23 @@ class Pairing:
         `DEFAULT_CANVAS_TOKENS`, or what fits. The result is never above `limit`, nor below
         `min_tokens`.
         """
-        room = self.room(method, prompt)
-        own = method.slots(prompt, 0)
+        room = self.free_tokens(method, prompt)
+        own = method.slots_needed(prompt, 0)
         for runner in self.runners.values():
-            share = runner.cache.num_pages // requests * PAGE - own
-            room = min(room, max(share, CANVAS))
+            share = runner.cache.num_pages // requests * PAGE_SIZE - own
+            room = min(room, max(share, DEFAULT_CANVAS_TOKENS))
         if self.runners["target"].config.kind is Kind.DIFFUSION:
-            room = min(room, CANVAS)
+            room = min(room, DEFAULT_CANVAS_TOKENS)
         if limit is not None:
             room = min(room, limit)
         return max(room, int(min_tokens), 1)
 
-    def room(self, method: Method, prompt: int) -> int:
+    def free_tokens(self, method: Method, prompt: int) -> int:
         """Return the tokens that fit after a prompt into the context and cache of every model."""
         limits = [min(each.config.max_length, len(each.cache)) for each in self.runners.values()]
-        return min(limits) - method.slots(prompt, 0)
+        return min(limits) - method.slots_needed(prompt, 0)
 
-    def check(self, method: Method, request: Request) -> None:
+    def check_request(self, method: Method, request: Request) -> None:
         """Raise `ValueError` for a request that these models could never serve."""
         if not request.prompt:
             message = "prompt: the prompt is empty: give at least one token"
@@ -139,7 +139,7 @@ class Pairing:
         if request.max_tokens < 1:
             message = f"max_tokens must be at least 1, got {request.max_tokens}"
             raise OptionError("max_tokens", request.max_tokens, message)
-        method.check(request)
+        method.check_request(request)
         if bad := [token for token in request.prompt if not 0 <= token < self.vocab]:
             smallest = min(self.runners.values(), key=lambda runner: runner.vocab)
             message = (
@@ -154,12 +154,12 @@ class Pairing:
         It names the prompt where not one token fits after it, and else `max_tokens`.
         """
         prompt = len(request.prompt)
-        slots = method.slots(prompt, request.max_tokens)
+        slots = method.slots_needed(prompt, request.max_tokens)
         for runner in self.runners.values():
             limit = min(runner.config.max_length, len(runner.cache))
             if slots > limit:
                 extra = f" with {method!r}" if slots > prompt + request.max_tokens else ""
-                fits = method.slots(prompt, 1) <= limit and not request.cloze
+                fits = method.slots_needed(prompt, 1) <= limit and not request.is_infill
                 param, value = ("max_tokens", request.max_tokens) if fits else ("prompt", prompt)
                 raise ContextError(
                     param,
@@ -170,27 +170,27 @@ class Pairing:
                 )
 
 
-def named(method: Method, target: str) -> dict[str, str]:
+def further_models(method: Method, target: str) -> dict[str, str]:
     """Return the model name of each further role; "auto" selects the draft of a target.
 
     Raises:
         ValueError: no draft for this target is on this machine.
     """
-    models = {role: str(name) for role, name in method.models().items()}
-    if models.get("draft") == AUTO:
+    models = {role: str(name) for role, name in method.model_names().items()}
+    if models.get("draft") == AUTO_DRAFT:
         kinds = {each: name for name, each in METHODS.items()}
-        models["draft"] = draft_for(target, kinds.get(type(method), type(method).__name__))
+        models["draft"] = find_local_draft(target, kinds.get(type(method), type(method).__name__))
     return models
 
 
-def native(config: ModelConfig) -> Method:
+def native_method(config: ModelConfig) -> Method:
     """Return the default method of a model, that of its family."""
     return METHODS[FAMILIES[config.family].method]()
 
 
 def check_fit(
     model: str | Path,
-    method: Named | None,
+    method: MethodSpec | None,
     *,
     max_length: int | None = None,
     mask_id: int | None = None,
@@ -201,7 +201,9 @@ def check_fit(
         ValueError: the method cannot decode the model.
     """
     config = target_config(model, max_length=max_length, mask_id=mask_id)
-    check_models(native(config) if method is None else method_of(method), str(model), config)
+    check_models(
+        native_method(config) if method is None else resolve_method(method), str(model), config
+    )
 
 
 def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, ModelConfig]:
@@ -211,14 +213,14 @@ def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, 
         ValueError: a model is missing, of another kind than the method needs, or a draft for
             another target.
     """
-    models = named(method, target)
+    models = further_models(method, target)
     configs = {role: role_config(role, name) for role, name in models.items()}
     kinds = {role: (models[role], each.kind) for role, each in configs.items()}
     check_kinds(type(method), {"target": (target, config.kind), **kinds})
     for role, each in configs.items():
         if each.kind in DRAFT_KINDS:
             try:
-                fitted(each, config)
+                fit_draft_config(each, config)
             except ValueError as error:
                 message = f"{role}: {models[role]} cannot draft for {target}: {error}"
                 raise OptionError(role, models[role], message) from error
@@ -230,7 +232,7 @@ def role_config(role: str, name: str) -> ModelConfig:
     try:
         return load_config(name)
     except OptionError as error:
-        raise error.renamed(role) from error
+        raise error.with_param(role) from error
 
 
 def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) -> None:
@@ -244,16 +246,16 @@ def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) ->
         ValueError: a model is of another kind.
     """
     name, kind = models["target"]
-    if kind not in method.decodes:
+    if kind not in method.target_kinds:
         remedy = ""
-        if kind is Kind.CAUSAL and Kind.FILLING in method.decodes:
+        if kind is Kind.CAUSAL and Kind.MASK_FILLING in method.target_kinds:
             remedy = (
                 " that has no mask token: set mask_id, or choose a model that was trained with one"
             )
         raise OptionError(
             "method",
             method.__name__,
-            f"method: {method.__name__} decodes {plural(method.decodes)}, "
+            f"method: {method.__name__} decodes {plural_noun(method.target_kinds)}, "
             f"but {name} is a {kind.value}{remedy}",
         )
     for role, allowed in method.roles.items():
@@ -262,12 +264,12 @@ def check_kinds(method: type[Method], models: Mapping[str, tuple[str, Kind]]) ->
             raise OptionError(
                 role,
                 name,
-                f"{role}: {method.__name__} takes a {singular(allowed)} as its {role}, "
+                f"{role}: {method.__name__} takes a {singular_noun(allowed)} as its {role}, "
                 f"but {name} is a {kind.value}",
             )
 
 
-def view(configs: Mapping[str, ModelConfig]) -> Target:
+def make_target(configs: Mapping[str, ModelConfig]) -> Target:
     """Return the properties of the target, with those of the model that reads masks."""
     target = configs["target"]
     masked = next((each for each in configs.values() if each.kind in MASKED_DRAFT_KINDS), target)
@@ -275,11 +277,11 @@ def view(configs: Mapping[str, ModelConfig]) -> Target:
         shift=target.shift,
         mask_id=-1 if masked.mask_id is None else masked.mask_id,
         block=masked.block,
-        blocked=target.kind is Kind.BLOCK,
+        is_block_causal=target.kind is Kind.BLOCK,
         order=target.order,
         eps=target.eps,
-        drawn=target.drawn,
+        score_as_drawn=target.drawn,
         null_prompt=target.null_prompt,
         padding=target.eos[:1],
-        adding=masked.kind is Kind.ADDING,
+        adds_features=masked.kind is Kind.DFLASH_FUSED,
     )

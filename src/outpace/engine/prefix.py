@@ -20,21 +20,21 @@ from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from outpace.decoding import CAUSAL, Tree
-from outpace.engine.cache import PAGE, Cache, Table
-from outpace.engine.feed import Feed
+from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
+from outpace.engine.scheduled_forward import ScheduledForward
 
-SIGHT = 64
+TOKEN_BITS = 64
 """Low bits of an integer of text that hold the token."""
 
 
-class Saved(NamedTuple):
+class PrefixStats(NamedTuple):
     """Number of prefix-cache hits, and of slots that they skipped."""
 
     hits: int = 0
     slots: int = 0
 
 
-class Prefix:
+class PrefixCache:
     """Finds pages for the prefix of causal and block forwards, and names filled pages.
 
     Args:
@@ -47,66 +47,70 @@ class Prefix:
 
     def __init__(
         self,
-        cache: Cache,
+        cache: PagedCache,
         *,
         mask_id: int | None = None,
         share: bool = False,
-        paired: bool = False,
+        is_paired: bool = False,
     ) -> None:
         self.cache = cache
         self.mask_id = mask_id
         self.share = share
-        self.paired = paired
+        self.is_paired = is_paired
         self.salt = os.urandom(16)
-        self.saved = Saved()
+        self.stats = PrefixStats()
 
-    def found(self, table: Table, start: int, text: Sequence[int]) -> int:
+    def count_cached(self, table: PageTable, start: int, text: Sequence[int]) -> int:
         """Return how many slots from `start` on with this text are in the cache."""
-        return (len(table.names) + len(self.pages(table, start, text))) * PAGE - start
+        return (
+            len(table.page_names) + len(self.find_names(table, start, text))
+        ) * PAGE_SIZE - start
 
-    def pages(self, table: Table, start: int, text: Sequence[int]) -> list[bytes]:
+    def find_names(self, table: PageTable, start: int, text: Sequence[int]) -> list[bytes]:
         """Return the names of cached pages with this text, from the first partial page on."""
-        if start != len(table.known):
+        if start != len(table.cached_text):
             return []
-        text = [*table.known[len(table.names) * PAGE :], *text]
-        parent, names = table.names[-1:], []
-        for begin in range(0, len(text) - PAGE + 1, PAGE):
-            if (page := depends(text, begin)) is None:
+        text = [*table.cached_text[len(table.page_names) * PAGE_SIZE :], *text]
+        parent, names = table.page_names[-1:], []
+        for begin in range(0, len(text) - PAGE_SIZE + 1, PAGE_SIZE):
+            if (page := page_dependencies(text, begin)) is None:
                 break
-            parent = [self.name(parent, page)]
-            if parent[0] not in self.cache.named:
+            parent = [self.hash_page(parent, page)]
+            if parent[0] not in self.cache.pages_by_name:
                 break
             names += parent
         return names
 
-    def skip(self, table: Table, start: int, text: Sequence[int], rows: int) -> int:
+    def reuse_rows(self, table: PageTable, start: int, text: Sequence[int], rows: int) -> int:
         """Attach cached pages; return how many of the first `rows` rows need not run."""
-        names, first = self.pages(table, start, text), len(table.names)
-        end = min((first + len(names)) * PAGE, start + rows)
+        names, first = self.find_names(table, start, text), len(table.page_names)
+        end = min((first + len(names)) * PAGE_SIZE, start + rows)
         if not names or end <= start:
             return 0
-        self.fetch(table, [self.cache.named[name] for name in names], first, end)
-        self.cache.touch(names)
-        table.known += text[: end - start]
-        table.names += names[: end // PAGE - first]
+        self.attach_pages(table, [self.cache.pages_by_name[name] for name in names], first, end)
+        self.cache.touch_pages(names)
+        table.cached_text += text[: end - start]
+        table.page_names += names[: end // PAGE_SIZE - first]
         table.written = max(table.written, end)
-        self.saved = Saved(self.saved.hits + 1, self.saved.slots + end - start)
+        self.stats = PrefixStats(self.stats.hits + 1, self.stats.slots + end - start)
         return end - start
 
-    def fetch(self, table: Table, sources: list[int], first: int, end: int) -> None:
+    def attach_pages(self, table: PageTable, sources: list[int], first: int, end: int) -> None:
         """Share or copy `sources` into a table from page `first` on, up to slot `end`."""
         # The last page is copied where one of its rows still has to run.
-        num_shared = end // PAGE - first if self.share else 0
+        num_shared = end // PAGE_SIZE - first if self.share else 0
         targets = table.pages[first : first + len(sources)]
         if to_copy := sources[num_shared:]:
-            self.cache.copy(to_copy, targets[num_shared:])
+            self.cache.copy_pages(to_copy, targets[num_shared:])
         if num_shared:
-            self.cache.hold(sources[:num_shared])
-            self.cache.drop(targets[:num_shared])
+            self.cache.add_references(sources[:num_shared])
+            self.cache.drop_references(targets[:num_shared])
             table.pages[first : first + num_shared] = sources[:num_shared]
-            table.lay_out()
+            table.locate_slots()
 
-    def writes(self, table: Table, start: int, end: int, text: Sequence[int] = ()) -> None:
+    def prepare_write(
+        self, table: PageTable, start: int, end: int, text: Sequence[int] = ()
+    ) -> None:
         """Drop the records of slots that are about to be written.
 
         Slots whose recorded content already equals `text` keep it.
@@ -114,61 +118,63 @@ class Prefix:
         Raises:
             ValueError: a shared page must be copied, and no page is free.
         """
-        matches = [old == new for old, new in zip(table.known[start:], text, strict=False)]
+        matches = [old == new for old, new in zip(table.cached_text[start:], text, strict=False)]
         start += [*matches, False].index(False)
-        if start < len(table.known):
+        if start < len(table.cached_text):
             valid = start
-            while valid and valid + (table.known[valid - 1] >> SIGHT) > start:
+            while valid and valid + (table.cached_text[valid - 1] >> TOKEN_BITS) > start:
                 valid -= 1  # its row sees a slot that changes
-            first = valid // PAGE
-            for page, name in zip(table.pages[first:], table.names[first:], strict=False):
-                if self.cache.named.get(name) == page:
-                    self.cache.forget(page)
-            del table.names[first:], table.known[valid:]
+            first = valid // PAGE_SIZE
+            for page, name in zip(table.pages[first:], table.page_names[first:], strict=False):
+                if self.cache.pages_by_name.get(name) == page:
+                    self.cache.forget_page(page)
+            del table.page_names[first:], table.cached_text[valid:]
         if self.share:
-            for index in range(start // PAGE, -(-end // PAGE)):
-                if self.cache.holders[table.pages[index]] > 1:
-                    self.part(table, index)
+            for index in range(start // PAGE_SIZE, -(-end // PAGE_SIZE)):
+                if self.cache.reference_counts[table.pages[index]] > 1:
+                    self.unshare_page(table, index)
 
-    def part(self, table: Table, index: int) -> None:
+    def unshare_page(self, table: PageTable, index: int) -> None:
         """Copy a page that other tables hold too, and use the copy."""
-        copies = self.cache.take(1)
+        copies = self.cache.take_pages(1)
         if copies is None:
             raise ValueError(
-                f"slot {index * PAGE} is in a page that other requests share, and no page is "
+                f"slot {index * PAGE_SIZE} is in a page that other requests share, and no page is "
                 "free for a copy: set a larger cache_gib, or switch prefix_cache off"
             )
         page = table.pages[index]
-        self.cache.copy([page], copies)
-        self.cache.drop([page])
+        self.cache.copy_pages([page], copies)
+        self.cache.drop_references([page])
         table.pages[index] = copies[0]
-        table.lay_out()
+        table.locate_slots()
 
-    def learn(self, table: Table, start: int, text: Sequence[int]) -> None:
+    def register_text(self, table: PageTable, start: int, text: Sequence[int]) -> None:
         """Record that `text` was written from slot `start` on, and name the pages it filled."""
-        if start > len(table.known):
+        if start > len(table.cached_text):
             return
-        table.known += text[len(table.known) - start :]
-        for index in range(len(table.names), len(table.known) // PAGE):
-            if (page := depends(table.known, index * PAGE)) is None:
+        table.cached_text += text[len(table.cached_text) - start :]
+        for index in range(len(table.page_names), len(table.cached_text) // PAGE_SIZE):
+            if (page := page_dependencies(table.cached_text, index * PAGE_SIZE)) is None:
                 break
-            name = self.name(table.names, page)
-            table.names.append(name)
-            self.cache.name(table.pages[index], name)
-            self.cache.touch([name])
+            name = self.hash_page(table.page_names, page)
+            table.page_names.append(name)
+            self.cache.name_page(table.pages[index], name)
+            self.cache.touch_pages([name])
 
     @staticmethod
-    def trimmed(forward: Feed) -> Feed:
+    def trim_computed(forward: ScheduledForward) -> ScheduledForward:
         """Return a draft's forward without the features or context that it has cached."""
-        if forward.first >= forward.table.spared:
+        if forward.first_slot >= forward.table.skipped_slots:
             return forward
         if forward.features is not None:
-            return forward.cut(forward.table.spared - forward.start)[1]
+            return forward.split_at(forward.table.skipped_slots - forward.start)[1]
         if forward.context is None:
             return forward
-        return replace(forward, context=forward.context[forward.table.spared - forward.first :])
+        return replace(
+            forward, context=forward.context[forward.table.skipped_slots - forward.first_slot :]
+        )
 
-    def text(self, forward: Feed) -> list[int]:
+    def cacheable_text(self, forward: ScheduledForward) -> list[int]:
         """Return the text of the leading rows that can be cached.
 
         Rows count up to the first mask and the first position that differs from its slot. A block
@@ -177,8 +183,8 @@ class Prefix:
         blocks = forward.pattern if isinstance(forward.pattern, tuple) else ()
         ids = list(forward.ids) if blocks or forward.pattern == CAUSAL else []
         if isinstance(forward.pattern, Tree):
-            ids = list(forward.ids[: max(forward.pattern.trunk + 1 - forward.start, 0)])
-        if self.paired:
+            ids = list(forward.ids[: max(forward.pattern.root_slot + 1 - forward.start, 0)])
+        if self.is_paired:
             ids = []
         if forward.positions is not None:
             start, positions = forward.start, enumerate(forward.positions)
@@ -187,26 +193,26 @@ class Prefix:
             del ids[ids.index(self.mask_id) :]
         if not blocks or not ids:
             return ids
-        stops = forward.stops()
+        stops = forward.visible_ends()
         size = max(end for end in accumulate(blocks, initial=0) if end <= len(ids))
         if size and stops[size - 1] > forward.start + size:
             size -= blocks[-1]  # the last block sees slots after it
         rows = enumerate(zip(ids[:size], stops, strict=False), forward.start + 1)
-        return [token + (stop - next_slot << SIGHT) for next_slot, (token, stop) in rows]
+        return [token + (stop - next_slot << TOKEN_BITS) for next_slot, (token, stop) in rows]
 
-    def name(self, before: list[bytes], tokens: Sequence[int]) -> bytes:
+    def hash_page(self, before: list[bytes], tokens: Sequence[int]) -> bytes:
         """Return the name of a page with these tokens after the named pages."""
         parent = before[-1] if before else b""
         return blake2b(parent + str(list(tokens)).encode(), key=self.salt, digest_size=16).digest()
 
 
-def depends(text: Sequence[int], begin: int) -> Sequence[int] | None:
+def page_dependencies(text: Sequence[int], begin: int) -> Sequence[int] | None:
     """Return the text from `begin` on that a page's keys depend on; None if incomplete."""
-    end = begin + PAGE
-    end += text[end - 1] >> SIGHT
+    end = begin + PAGE_SIZE
+    end += text[end - 1] >> TOKEN_BITS
     return text[begin:end] if end <= len(text) else None
 
 
-def pairs(text: Sequence[int]) -> list[int]:
+def token_pairs(text: Sequence[int]) -> list[int]:
     """Return each token with the next one, as an EAGLE draft stores them per slot."""
     return [token << 32 | following for token, following in pairwise(text)]

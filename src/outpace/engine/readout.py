@@ -12,11 +12,11 @@ from torch import Tensor
 
 from outpace.decoding import Prediction
 from outpace.decoding.sampling import Readout, Score
-from outpace.engine.feed import Feed
 from outpace.engine.pack import ReadGroup
+from outpace.engine.scheduled_forward import ScheduledForward
 
 
-class Part(NamedTuple):
+class ReadChunk(NamedTuple):
     """Readout of a chunk of rows, the logits of the chosen tokens, and kept logits."""
 
     readout: Readout
@@ -24,7 +24,7 @@ class Part(NamedTuple):
     logits: Tensor | None
 
     @classmethod
-    def of(cls, readout: Readout, logits: Tensor, *, keep: bool) -> Part:
+    def from_readout(cls, readout: Readout, logits: Tensor, *, keep: bool) -> ReadChunk:
         """Add the logits of the chosen tokens to a readout of `logits [r, V]`.
 
         They show whether a row is finite: arg-max chooses NaN over any number.
@@ -33,25 +33,27 @@ class Part(NamedTuple):
         return cls(readout, chosen, logits if keep else None)
 
 
-NOTHING, NO_SCORES = torch.empty(0, dtype=torch.int64), np.empty((0, 0))
+NO_TOKENS, NO_SCORES = torch.empty(0, dtype=torch.int64), np.empty((0, 0))
 """Placeholders where nothing was read, or no score."""
 
 
-class Sent:
+class HostTransfer:
     """Tokens and scores on their way to the host, in one copy.
 
     A GPU copies into pinned memory, in stream order, while the host continues.
     """
 
-    def __init__(self, parts: Sequence[Part]) -> None:
-        self.names: list[Score] = sorted({name for part in parts for name in part.readout.scores})
-        table = table_of(parts, self.names) if parts else NOTHING
-        self.arrived: torch.cuda.Event | None = None
+    def __init__(self, parts: Sequence[ReadChunk]) -> None:
+        self.score_names: list[Score] = sorted(
+            {name for part in parts for name in part.readout.scores}
+        )
+        table = stack_results(parts, self.score_names) if parts else NO_TOKENS
+        self.copy_done: torch.cuda.Event | None = None
         if table.is_cuda:
             self.table = torch.empty(table.shape, dtype=table.dtype, pin_memory=True)
             self.table.copy_(table, non_blocking=True)
-            self.arrived = torch.cuda.Event()
-            self.arrived.record(torch.cuda.current_stream(table.device))
+            self.copy_done = torch.cuda.Event()
+            self.copy_done.record(torch.cuda.current_stream(table.device))
         else:
             self.table = table
 
@@ -60,23 +62,25 @@ class Sent:
 
         The token of a row whose logits are not finite is -1.
         """
-        if self.arrived is not None:
-            self.arrived.synchronize()
-        if not self.names:
+        if self.copy_done is not None:
+            self.copy_done.synchronize()
+        if not self.score_names:
             return self.table.tolist(), NO_SCORES
         table = self.table.cpu().numpy()
         return table[0].astype(np.int64).tolist(), table[1:]
 
 
-def table_of(parts: Sequence[Part], names: Sequence[Score]) -> Tensor:
+def stack_results(parts: Sequence[ReadChunk], names: Sequence[Score]) -> Tensor:
     """Stack tokens and one row per score; float64 holds a token id exactly."""
-    chosen = join([part.chosen for part in parts])
-    tokens = torch.where(chosen.isfinite(), join([part.readout.tokens for part in parts]), -1)
+    chosen = concatenate([part.chosen for part in parts])
+    tokens = torch.where(
+        chosen.isfinite(), concatenate([part.readout.tokens for part in parts]), -1
+    )
     if not names:
         return tokens
     missing = [torch.zeros_like(part.chosen) for part in parts]
     columns = [
-        join(
+        concatenate(
             [
                 part.readout.scores.get(name, zeros)
                 for part, zeros in zip(parts, missing, strict=True)
@@ -88,7 +92,7 @@ def table_of(parts: Sequence[Part], names: Sequence[Score]) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Launched:
+class LaunchedPass:
     """A pass that runs on a device, and its results.
 
     Attributes:
@@ -100,14 +104,14 @@ class Launched:
         began: reading of `time.perf_counter` at its start.
     """
 
-    feeds: Sequence[Feed]
+    forwards: Sequence[ScheduledForward]
     groups: Sequence[ReadGroup]
-    parts: Sequence[Part]
-    sent: Sent
+    parts: Sequence[ReadChunk]
+    sent: HostTransfer
     features: Mapping[int, Tensor]
     began: float
 
-    def land(self) -> list[Prediction]:
+    def collect_predictions(self) -> list[Prediction]:
         """Wait for the device and return the predictions of all forwards.
 
         Raises:
@@ -115,7 +119,7 @@ class Launched:
         """
         predictions = [
             Prediction(tokens=[], features=self.features.get(index))
-            for index in range(len(self.feeds))
+            for index in range(len(self.forwards))
         ]
         if not self.parts:
             return predictions
@@ -125,24 +129,24 @@ class Launched:
         begin = 0
         for group in self.groups:
             for index in group.members:
-                forward, prediction = self.feeds[index], predictions[index]
+                forward, prediction = self.forwards[index], predictions[index]
                 end = begin + len(forward.slots)
                 prediction.tokens = tokens[begin:end]
                 if forward.read.scores:
                     prediction.scores = {
                         name: table[row, begin:end].astype(np.float32)
-                        for row, name in enumerate(self.sent.names)
+                        for row, name in enumerate(self.sent.score_names)
                         if name in forward.read.scores
                     }
                 begin = end
         if any(group.keep for group in self.groups):
-            keep(self.parts, self.feeds, self.groups, predictions)
+            attach_logits(self.parts, self.forwards, self.groups, predictions)
         return predictions
 
 
-def keep(
-    parts: Sequence[Part],
-    forwards: Sequence[Feed],
+def attach_logits(
+    parts: Sequence[ReadChunk],
+    forwards: Sequence[ScheduledForward],
     groups: Sequence[ReadGroup],
     predictions: Sequence[Prediction],
 ) -> None:
@@ -155,11 +159,11 @@ def keep(
         rows: list[Tensor] = []
         while sum(map(len, rows)) < sum(sizes):
             rows.append(next(kept))
-        for index, logits in zip(group.members, join(rows).split(sizes), strict=True):
+        for index, logits in zip(group.members, concatenate(rows).split(sizes), strict=True):
             if forwards[index].read.keep:
                 predictions[index].logits = logits
 
 
-def join(parts: Sequence[Tensor]) -> Tensor:
+def concatenate(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate parts; a single one is returned unchanged."""
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]

@@ -10,28 +10,28 @@ import torch
 from torch import Tensor
 
 from outpace.attention.batch import Backend
-from outpace.attention.choice import backend
+from outpace.attention.choice import select_backend
 from outpace.decoding import Kind, Prediction
-from outpace.decoding.processor import NEVER
-from outpace.engine.cache import PAGE, Cache, Table
-from outpace.engine.cpu import lay_out
-from outpace.engine.feed import Feed
-from outpace.engine.fuse import fuse
-from outpace.engine.graphs import SPARE, Graphs, Record
-from outpace.engine.pack import Buffer, Packed, pack
-from outpace.engine.prefix import Prefix, pairs
-from outpace.engine.readout import Launched, Part, Sent
-from outpace.models.int8 import is_quantised
+from outpace.decoding.processor import BANNED_LOGIT
+from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
+from outpace.engine.cpu import pack_model
+from outpace.engine.fuse import compile_layers
+from outpace.engine.graphs import SCRATCH_SLOTS, GraphCache, PassRecorder
+from outpace.engine.pack import PackedPass, TransferBuffer, pack_pass
+from outpace.engine.prefix import PrefixCache, token_pairs
+from outpace.engine.readout import HostTransfer, LaunchedPass, ReadChunk
+from outpace.engine.scheduled_forward import ScheduledForward
+from outpace.models.int8 import is_quantized
 from outpace.models.transformer import Stack
 
 
-class Usage(NamedTuple):
+class CacheUsage(NamedTuple):
     """Held and total pages of a model's cache, and rows skipped by its prefix cache, if any."""
 
     name: str
-    held: int
-    pages: int
-    spared: int | None
+    held_pages: int
+    total_pages: int
+    skipped_rows: int | None
 
 
 class Runner:
@@ -59,7 +59,7 @@ class Runner:
         read_rows: int = 256,
         prefix_cache: bool = True,
         attention: str = "auto",
-        record: Record | None = None,
+        record: PassRecorder | None = None,
         compile: bool = False,
     ) -> None:
         self.name = name
@@ -69,60 +69,64 @@ class Runner:
         self.read_rows = read_rows
         weight = model.norm.weight
         self.device = weight.device
-        self.exact = self.device.type == "cpu"
+        self.uses_float32 = self.device.type == "cpu"
         """Whether all logits are converted to float32, which is fastest on a CPU."""
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
-        lay_out(model)
+        pack_model(model)
         if compile:
-            fuse(model)
-        self.cache = Cache(
+            compile_layers(model)
+        self.cache = PagedCache(
             *(model.config, slots),
             dtype=weight.dtype,
             device=self.device,
-            spare=SPARE if record else 0,
+            scratch=SCRATCH_SLOTS if record else 0,
         )
         # 8-bit activations: rounding that depends on the batch may change a whole code.
-        double = is_quantised(model)
-        self.backend: Backend = backend(
+        double = is_quantized(model)
+        self.backend: Backend = select_backend(
             attention,
             self.cache.keys,
             self.cache.values,
             self.config.heads,
             self.config.sights,
-            page=PAGE,
+            page=PAGE_SIZE,
             double=double,
-            filled=record is not None,
+            pad_work=record is not None,
         )
-        self.graphs: Graphs | None = None
-        if record is not None and self.cache.spare is not None:
-            self.graphs = Graphs(model, self.backend, self.cache.spare, record)
-        self.buffer = Buffer(self.device, len(self.cache))
-        self.prefix: Prefix | None = None
+        self.graphs: GraphCache | None = None
+        if record is not None and self.cache.scratch is not None:
+            self.graphs = GraphCache(model, self.backend, self.cache.scratch, record)
+        self.buffer = TransferBuffer(self.device, len(self.cache))
+        self.prefix_cache: PrefixCache | None = None
         if prefix_cache and self.config.kind is not Kind.DIFFUSION:
             share = self.device.type != "cpu"
-            paired = self.config.kind is Kind.EXTENDING
+            paired = self.config.kind is Kind.EAGLE
             mask_id = self.config.mask_id
-            self.prefix = Prefix(self.cache, mask_id=mask_id, share=share, paired=paired)
+            self.prefix_cache = PrefixCache(
+                self.cache, mask_id=mask_id, share=share, is_paired=paired
+            )
         self.seconds = 0.0
         """Time spent in the model, its head and its reads."""
 
     @property
-    def usage(self) -> Usage:
+    def cache_usage(self) -> CacheUsage:
         """Pages held and skipped rows of its cache."""
-        skipped = None if self.prefix is None else self.prefix.saved.slots
-        return Usage(self.name, self.cache.held, self.cache.num_pages, skipped)
+        skipped = None if self.prefix_cache is None else self.prefix_cache.stats.slots
+        return CacheUsage(self.name, self.cache.held_pages, self.cache.num_pages, skipped)
 
-    def reserve(self, slots: int) -> Table | None:
+    def reserve(self, slots: int) -> PageTable | None:
         """Return memory for a sequence; None where it is short."""
         return self.cache.reserve(slots)
 
-    def release(self, table: Table, *, scrub: bool = False) -> None:
+    def release(self, table: PageTable, *, zero: bool = False) -> None:
         """Free the memory of a sequence; `zero` erases it where it may hold NaNs."""
-        if scrub:
-            self.cache.scrub(table)
+        if zero:
+            self.cache.zero_pages(table)
         self.cache.release(table)
 
-    def spare(self, forward: Feed, draft: tuple[Runner, Table] | None = None) -> Feed:
+    def apply_prefix_cache(
+        self, forward: ScheduledForward, draft: tuple[Runner, PageTable] | None = None
+    ) -> ScheduledForward:
         """Return a forward without the rows that the prefix cache holds.
 
         Where hidden states are wanted, rows are skipped only as far as the cache of the `draft`
@@ -131,107 +135,119 @@ class Runner:
         Raises:
             ValueError: a shared page must be copied, and memory is short.
         """
-        if self.prefix is None:
+        if self.prefix_cache is None:
             return forward
-        forward = self.prefix.trimmed(forward)
-        if splittable := forward.ahead:
-            cached = self.find(forward, splittable, draft)
+        forward = self.prefix_cache.trim_computed(forward)
+        if splittable := forward.splittable_rows:
+            cached = self.reuse_cached_rows(forward, splittable, draft)
             if cached:
-                forward = forward.cut(cached)[1]
+                forward = forward.split_at(cached)[1]
                 forward.missing = cached if forward.layers else 0
-        text = self.prefix.text(forward) if forward.first < len(forward.table.known) else ()
-        self.prefix.writes(forward.table, forward.first, forward.end, text)
+        text = (
+            self.prefix_cache.cacheable_text(forward)
+            if forward.first_slot < len(forward.table.cached_text)
+            else ()
+        )
+        self.prefix_cache.prepare_write(forward.table, forward.first_slot, forward.end, text)
         return forward
 
-    def find(self, forward: Feed, ahead: int, draft: tuple[Runner, Table] | None) -> int:
+    def reuse_cached_rows(
+        self, forward: ScheduledForward, max_rows: int, draft: tuple[Runner, PageTable] | None
+    ) -> int:
         """Attach cached pages for up to `max_rows` leading rows; return their number."""
-        assert self.prefix is not None
-        text = self.prefix.text(forward)
+        assert self.prefix_cache is not None
+        text = self.prefix_cache.cacheable_text(forward)
         if draft is None:
-            return self.prefix.skip(forward.table, forward.start, text, ahead)
-        draft_cache, table = draft[0].prefix, draft[1]
+            return self.prefix_cache.reuse_rows(forward.table, forward.start, text, max_rows)
+        draft_cache, table = draft[0].prefix_cache, draft[1]
         if draft_cache is None:
             return 0
-        draft_text = pairs(text) if draft_cache.paired else text
-        ahead = min(ahead, draft_cache.found(table, forward.start, draft_text))
-        if cached := self.prefix.skip(forward.table, forward.start, text, ahead):
-            draft_cache.skip(table, forward.start, draft_text, cached)
-            table.spared = forward.start + cached
+        draft_text = token_pairs(text) if draft_cache.is_paired else text
+        max_rows = min(max_rows, draft_cache.count_cached(table, forward.start, draft_text))
+        if cached := self.prefix_cache.reuse_rows(forward.table, forward.start, text, max_rows):
+            draft_cache.reuse_rows(table, forward.start, draft_text, cached)
+            table.skipped_slots = forward.start + cached
         return cached
 
     @torch.inference_mode()
-    def launch(self, forwards: Sequence[Feed]) -> Launched:
+    def launch_pass(self, forwards: Sequence[ScheduledForward]) -> LaunchedPass:
         """Start one ragged pass over the forwards, without waiting for the device."""
         requested, began = forwards, time.perf_counter()
         if self.graphs is not None:
-            forwards = self.graphs.filled(forwards)
-        packed = pack(forwards, self.buffer, self.backend)
+            forwards = self.graphs.pad_pass(forwards)
+        packed = pack_pass(forwards, self.buffer, self.backend)
         computing = time.perf_counter()
         wanted = {layer for forward in forwards for layer in forward.layers}
-        hidden, captured = self.forward(packed, wanted)
+        hidden, captured = self.run_model(packed, wanted)
         for forward in forwards:
             forward.table.written = max(forward.table.written, forward.end)
-        parts = self.read(hidden, forwards, packed)
-        sent = Sent(parts)
-        features = self.features(forwards, captured) if wanted else {}
+        parts = self.read_chunks(hidden, forwards, packed)
+        sent = HostTransfer(parts)
+        features = self.collect_features(forwards, captured) if wanted else {}
         self.seconds += time.perf_counter() - computing
-        return Launched(requested, packed.groups, parts, sent, features, began)
+        return LaunchedPass(requested, packed.groups, parts, sent, features, began)
 
-    def run(self, forwards: Sequence[Feed]) -> list[Prediction]:
+    def run_pass(self, forwards: Sequence[ScheduledForward]) -> list[Prediction]:
         """Return the predictions of a pass, in the order of the forwards.
 
         Raises:
             ArithmeticError: logits that are read are not finite.
         """
-        return self.launch(forwards).land()
+        return self.launch_pass(forwards).collect_predictions()
 
-    def forward(self, packed: Packed, layers: Collection[int]) -> tuple[Tensor, dict[int, Tensor]]:
+    def run_model(
+        self, packed: PackedPass, layers: Collection[int]
+    ) -> tuple[Tensor, dict[int, Tensor]]:
         """Return hidden states of the wanted rows, and those of some layers for all rows."""
         batch = packed.batch
-        if self.graphs is not None and (states := self.graphs.run(batch, layers)) is not None:
+        if self.graphs is not None and (states := self.graphs.run_pass(batch, layers)) is not None:
             hidden, captured = states
             return hidden if packed.wanted is None else hidden[packed.wanted], captured
         # On a CPU the last block skips rows without wanted logits.
         within = packed.wanted if self.device.type == "cpu" else None
-        attend = self.backend.plan(batch)
-        hidden, captured = self.model.capture(
+        attend = self.backend.plan_pass(batch)
+        hidden, captured = self.model.capture_layers(
             batch.ids, batch.positions, attend, layers, within, batch.context, batch.features
         )
         if packed.wanted is not None and within is None:
             hidden = hidden[packed.wanted]
         return hidden, captured
 
-    def read(self, hidden: Tensor, forwards: Sequence[Feed], packed: Packed) -> list[Part]:
+    def read_chunks(
+        self, hidden: Tensor, forwards: Sequence[ScheduledForward], packed: PackedPass
+    ) -> list[ReadChunk]:
         """Run each type of read over its rows, in chunks whose logits fit into memory."""
-        parts: list[Part] = []
+        parts: list[ReadChunk] = []
         first = 0
         for group in packed.groups:
-            reader = group.kind.group(group.reads, group.slots, self.device)
-            exact = self.exact or group.keep or group.whole or group.processed
+            reader = group.kind.make_reader(group.reads, group.slots, self.device)
+            exact = self.uses_float32 or group.keep or group.needs_all_rows or group.has_processors
             counts = list(map(len, group.slots))
-            for rows in chunks(counts, self.read_rows, whole=group.whole):
-                logits = self.logits(hidden, slice(first + rows.start, first + rows.stop), exact)
-                if group.processed:
-                    process(logits, rows, [forwards[index] for index in group.members])
-                parts.append(Part.of(reader(logits, rows), logits, keep=group.keep))
+            for rows in split_chunks(counts, self.read_rows, whole=group.needs_all_rows):
+                logits = self.compute_logits(
+                    hidden, slice(first + rows.start, first + rows.stop), exact
+                )
+                if group.has_processors:
+                    apply_processors(logits, rows, [forwards[index] for index in group.members])
+                parts.append(ReadChunk.from_readout(reader(logits, rows), logits, keep=group.keep))
             first += sum(counts)
         return parts
 
-    def head(self, hidden: Tensor, rows: slice) -> Tensor:
+    def apply_head(self, hidden: Tensor, rows: slice) -> Tensor:
         """Return the logits `[r, V]` of some of the hidden states of a pass."""
-        return self.model.head(hidden[rows])
+        return self.model.compute_logits(hidden[rows])
 
-    def logits(self, hidden: Tensor, rows: slice, exact: bool) -> Tensor:
+    def compute_logits(self, hidden: Tensor, rows: slice, exact: bool) -> Tensor:
         """Return the logits of the first `vocab` tokens, the mask banned; float32 if `exact`."""
-        logits = self.head(hidden, rows)[:, : self.vocab]
+        logits = self.apply_head(hidden, rows)[:, : self.vocab]
         if exact:
             logits = logits.float()
         if self.config.mask_id is not None and self.config.mask_id < self.vocab:
-            logits[:, self.config.mask_id] = max(NEVER, torch.finfo(logits.dtype).min)
+            logits[:, self.config.mask_id] = max(BANNED_LOGIT, torch.finfo(logits.dtype).min)
         return logits
 
-    def features(
-        self, forwards: Sequence[Feed], captured: Mapping[int, Tensor]
+    def collect_features(
+        self, forwards: Sequence[ScheduledForward], captured: Mapping[int, Tensor]
     ) -> dict[int, Tensor]:
         """Return the wanted hidden states by index of the forward; zeros for skipped rows.
 
@@ -249,21 +265,21 @@ class Runner:
                 found[at] = rows if blank is None else torch.cat((blank, rows))
         return found
 
-    def learn(self, written: Iterable[tuple[Feed, Sequence[int]]]) -> None:
+    def register_prefix(self, written: Iterable[tuple[ScheduledForward, Sequence[int]]]) -> None:
         """Register what a pass has written in the prefix cache; ids are those of the request."""
-        if self.prefix is None:
+        if self.prefix_cache is None:
             return
         for forward, ids in written:
-            text, features = self.prefix.text(forward), forward.features
+            text, features = self.prefix_cache.cacheable_text(forward), forward.features
             if forward.context is not None:
-                text = list(ids[forward.first : forward.start])
-            elif self.prefix.paired and features is not None:
+                text = list(ids[forward.first_slot : forward.start])
+            elif self.prefix_cache.is_paired and features is not None:
                 is_target = features.shape[1] == self.config.feature_size
-                text = pairs(ids[forward.start : forward.end + 1]) if is_target else []
-            self.prefix.learn(forward.table, forward.first, text)
+                text = token_pairs(ids[forward.start : forward.end + 1]) if is_target else []
+            self.prefix_cache.register_text(forward.table, forward.first_slot, text)
 
 
-def chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice]:
+def split_chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice]:
     """Split consecutive reads into slices of at most `most` rows; `whole` reads are not cut."""
     total = sum(counts)
     if total <= most:
@@ -280,7 +296,7 @@ def chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice]:
     return [*found, slice(begin, end)] if begin < end else found
 
 
-def process(logits: Tensor, rows: slice, forwards: Sequence[Feed]) -> None:
+def apply_processors(logits: Tensor, rows: slice, forwards: Sequence[ScheduledForward]) -> None:
     """Apply the processors of each forward to its rows in a chunk of a read group."""
     begin = 0
     for forward in forwards:
@@ -288,7 +304,7 @@ def process(logits: Tensor, rows: slice, forwards: Sequence[Feed]) -> None:
         chunk_begin, chunk_end = max(begin, rows.start), min(end, rows.stop)
         if forward.processors and chunk_begin < chunk_end:
             rows_of_forward = logits[chunk_begin - rows.start : chunk_end - rows.start]
-            for part, slots, text in texts(
+            for part, slots, text in processor_inputs(
                 rows_of_forward, forward, slice(chunk_begin - begin, chunk_end - begin)
             ):
                 for processor in forward.processors:
@@ -296,8 +312,8 @@ def process(logits: Tensor, rows: slice, forwards: Sequence[Feed]) -> None:
         begin = end
 
 
-def texts(
-    logits: Tensor, forward: Feed, rows: slice
+def processor_inputs(
+    logits: Tensor, forward: ScheduledForward, rows: slice
 ) -> Iterator[tuple[Tensor, Sequence[int], Sequence[int]]]:
     """Yield the wanted `rows` of a forward with their text: all together, or per branch."""
     slots = forward.slots[rows]

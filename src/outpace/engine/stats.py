@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from outpace.engine.engine import Engine
-from outpace.engine.runner import Usage
+from outpace.engine.runner import CacheUsage
 
 
 class Stats(NamedTuple):
@@ -19,20 +19,20 @@ class Stats(NamedTuple):
 
     waiting: int
     running: int
-    models: tuple[Usage, ...]
+    models: tuple[CacheUsage, ...]
 
     @classmethod
-    def of(cls, engine: Engine) -> Stats:
+    def from_engine(cls, engine: Engine) -> Stats:
         """Read the statistics of an engine, from any thread."""
-        models = tuple(runner.usage for runner in engine.runners)
+        models = tuple(runner.cache_usage for runner in engine.runners)
         return cls(len(engine.queue), len(engine.running), models)
 
     @property
-    def held(self) -> int:
+    def held_pages(self) -> int:
         """Pages that requests hold, in the caches of all models."""
-        return sum(model.held for model in self.models)
+        return sum(model.held_pages for model in self.models)
 
     @property
     def is_idle(self) -> bool:
         """Whether there are no requests, and no memory of earlier ones is held."""
-        return not (self.waiting or self.running or self.held)
+        return not (self.waiting or self.running or self.held_pages)

@@ -11,26 +11,26 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.evaluation.figures import check
-from outpace.evaluation.metrics import Point, aup, front
-from outpace.evaluation.samples import SCHEMA
+from outpace.evaluation.metrics import SpeedAccuracy, area_under_parallelism, pareto_front
+from outpace.evaluation.result_schema import check_result
+from outpace.evaluation.samples import SCHEMA_VERSION
 
-Result = dict[str, Any]
-Statistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+ResultRecord = dict[str, Any]
+BootstrapStatistic = Callable[[NDArray[np.int64]], NDArray[np.float64]]
 
-DRAWS, TAILS = 10_000, (0.025, 0.975)
+BOOTSTRAP_SAMPLES, INTERVAL_QUANTILES = 10_000, (0.025, 0.975)
 
 
-def read_results(paths: Iterable[Path]) -> list[Result]:
+def read_results(paths: Iterable[Path]) -> list[ResultRecord]:
     """Return the results of report files.
 
     Raises:
         ValueError: If a file is not a report or has another schema version.
     """
-    return [result for path in paths for result in results_of(path)]
+    return [result for path in paths for result in read_report(path)]
 
 
-def results_of(path: Path) -> list[Result]:
+def read_report(path: Path) -> list[ResultRecord]:
     """Return the results of one file."""
     try:
         results = json.loads(path.read_bytes())["results"]
@@ -38,52 +38,57 @@ def results_of(path: Path) -> list[Result]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ValueError(f"{path} is not a report: write one with evaluate --json") from error
     for schema in schemas:
-        if schema != SCHEMA:
+        if schema != SCHEMA_VERSION:
             raise ValueError(
-                f"{path} has schema {schema}, but this version reads schema {SCHEMA}: "
+                f"{path} has schema {schema}, but this version reads schema {SCHEMA_VERSION}: "
                 "evaluate again"
             )
     for result in results:
         try:
-            check(result)
+            check_result(result)
         except ValueError as error:
             raise ValueError(f"{path} {error}: evaluate again") from None
     return [{**result, "file": path.name} for result in results]
 
 
-def named(result: Result) -> str:
+def result_title(result: ResultRecord) -> str:
     """Return the model and the method of a result."""
     return f"{result['model']} {result['method']}"
 
 
-def point(result: Result, speed: str = "tokens_per_forward") -> Point:
+def speed_accuracy(result: ResultRecord, speed: str = "tokens_per_forward") -> SpeedAccuracy:
     """Return speed and accuracy of a result."""
     return result[speed], result["accuracy"] or 0.0
 
 
-def fronts(results: Sequence[Result], speed: str = "tokens_per_forward") -> set[int]:
+def pareto_indices(results: Sequence[ResultRecord], speed: str = "tokens_per_forward") -> set[int]:
     """Return the indices of Pareto-optimal results among those on the same questions."""
     optimal: set[int] = set()
     for questions in {result["questions"] for result in results}:
         numbers = [n for n, result in enumerate(results) if result["questions"] == questions]
-        optimal |= {numbers[n] for n in front([point(results[n], speed) for n in numbers])}
+        optimal |= {
+            numbers[n] for n in pareto_front([speed_accuracy(results[n], speed) for n in numbers])
+        }
     return optimal
 
 
-def areas(results: Sequence[Result]) -> dict[str, float]:
+def accuracy_under_parallelism(results: Sequence[ResultRecord]) -> dict[str, float]:
     """Return AUP per model and method, over all settings that were judged.
 
     All results must be on the same questions.
     """
-    lines: dict[str, list[Point]] = {}
+    lines: dict[str, list[SpeedAccuracy]] = {}
     best: dict[str, float] = {}
     for result in results:
         if result["accuracy"] is not None:
             kind = f"{result['task']}: {result['model']} {result['method'].partition('(')[0]}"
-            lines.setdefault(kind, []).append(point(result))
+            lines.setdefault(kind, []).append(speed_accuracy(result))
             task = result["task"]
             best[task] = max(best.get(task, 0.0), result["accuracy"])
-    return {kind: aup(line, best[kind.partition(":")[0]]) for kind, line in lines.items()}
+    return {
+        kind: area_under_parallelism(line, best[kind.partition(":")[0]])
+        for kind, line in lines.items()
+    }
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +101,9 @@ class Difference:
     p: float
 
 
-def differences(first: Result, other: Result, seed: int = 0) -> dict[str, Difference]:
+def bootstrap_differences(
+    first: ResultRecord, other: ResultRecord, seed: int = 0
+) -> dict[str, Difference]:
     """Return differences of `other` from `first`, by a paired bootstrap over the questions.
 
     Compares accuracy, if both were judged, and tokens per forward.
@@ -111,31 +118,37 @@ def differences(first: Result, other: Result, seed: int = 0) -> dict[str, Differ
             "only the same ones can be paired"
         )
     count = first["problems"]
-    samples = np.random.default_rng(seed).integers(count, size=(DRAWS, count))
+    samples = np.random.default_rng(seed).integers(count, size=(BOOTSTRAP_SAMPLES, count))
     results = {}
     if first["accuracy"] is not None and other["accuracy"] is not None:
-        results["accuracy"] = difference(right(first), right(other), samples)
-    results["tokens_per_forward"] = difference(speed(first), speed(other), samples)
+        results["accuracy"] = bootstrap_difference(
+            accuracy_statistic(first), accuracy_statistic(other), samples
+        )
+    results["tokens_per_forward"] = bootstrap_difference(
+        speed_statistic(first), speed_statistic(other), samples
+    )
     return results
 
 
-def difference(first: Statistic, other: Statistic, samples: NDArray[np.int64]) -> Difference:
+def bootstrap_difference(
+    first: BootstrapStatistic, other: BootstrapStatistic, samples: NDArray[np.int64]
+) -> Difference:
     """Return the difference of one statistic on the same bootstrap samples."""
     whole = np.arange(samples.shape[1])[None]
     value = float((other(whole) - first(whole))[0])
     spread = other(samples) - first(samples)
-    low, high = np.quantile(spread, TAILS)
+    low, high = np.quantile(spread, INTERVAL_QUANTILES)
     tail = min(float(np.mean(spread <= 0)), float(np.mean(spread >= 0)))
     return Difference(value, float(low), float(high), min(2 * tail, 1.0))
 
 
-def right(result: Result) -> Statistic:
+def accuracy_statistic(result: ResultRecord) -> BootstrapStatistic:
     """Return the share of correct answers as a function of sampled indices."""
     values = np.array([bool(value) for value in result["samples"]["right"]], dtype=float)
     return lambda samples: values[samples].mean(axis=1)
 
 
-def speed(result: Result) -> Statistic:
+def speed_statistic(result: ResultRecord) -> BootstrapStatistic:
     """Return tokens per forward as a function of sampled indices."""
     tokens, forwards = (np.array(result["samples"][key], float) for key in ("tokens", "forwards"))
     return lambda samples: (

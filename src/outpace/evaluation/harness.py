@@ -38,23 +38,23 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.decoding import CAUSAL_KINDS
-from outpace.evaluation.likelihood import Likelihood, MonteCarloLikelihood
-from outpace.evaluation.protocol import method_of
-from outpace.evaluation.samples import Samples, kept, written
+from outpace.evaluation.likelihood import CausalLikelihood, MonteCarloLikelihood
+from outpace.evaluation.protocol import method_from_options
+from outpace.evaluation.samples import Samples, output_record, resume_samples
 from outpace.methods import METHODS
 
-LOADING = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id")
+LOAD_ARGUMENTS = ("adapter", "device", "dtype", "quantize", "max_length", "mask_id")
 """Arguments of `LLM` that `--model_args` may contain."""
 
-REPORTED = ("results", "groups", "n-shot", "n-samples")
+RESULT_KEYS = ("results", "groups", "n-shot", "n-samples")
 """Keys of the harness's results that are returned."""
 
-Request = tuple[Any, list[int], list[int]]
+LikelihoodRequest = tuple[Any, list[int], list[int]]
 """The harness's request, its context tokens, and the tokens to be scored."""
 
 
 @register_model("outpace")
-class Harness(TemplateLM):  # type: ignore[misc]
+class OutpaceHarness(TemplateLM):  # type: ignore[misc]
     """Model of the harness that decodes with any method, many requests at a time.
 
     Texts are tokenized as the harness's own `hf` model does it. Sampling options of the tasks
@@ -98,14 +98,14 @@ class Harness(TemplateLM):  # type: ignore[misc]
     @classmethod
     def create_from_arg_string(
         cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
-    ) -> Harness:
+    ) -> OutpaceHarness:
         """Create a model from `--model_args`, which may include options of the method."""
         return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     @classmethod
     def create_from_arg_obj(
         cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
-    ) -> Harness:
+    ) -> OutpaceHarness:
         """Create a model from arguments of `LLM`, of the method and of this class."""
         arguments = {name: value for name, value in (additional_config or {}).items() if value}
         if str(arguments.get("device")).startswith("cuda") and not torch.cuda.is_available():
@@ -117,14 +117,14 @@ class Harness(TemplateLM):  # type: ignore[misc]
             )
         model, method = str(arguments.pop("model")), arguments.pop("method", None)
         arguments.pop("max_batch_size", None)
-        loading = {name: arguments.pop(name) for name in LOADING if name in arguments}
+        loading = {name: arguments.pop(name) for name in LOAD_ARGUMENTS if name in arguments}
         own_names = ("batch_size", "max_tokens", "seed", "draws", "samples")
         options = {name: arguments.pop(name) for name in own_names if name in arguments}
         if method is None and arguments:
             raise ValueError(
                 f"{', '.join(arguments)}: needs a method; choose from {', '.join(METHODS)}"
             )
-        decoding_method = None if method is None else method_of(str(method), arguments)
+        decoding_method = None if method is None else method_from_options(str(method), arguments)
         return cls(LLM(model, decoding_method, **loading), **options)
 
     @property
@@ -173,25 +173,25 @@ class Harness(TemplateLM):  # type: ignore[misc]
 
     def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """Return answers, each cut at a stop string of its task."""
-        encoded = [self.asked(*request.args) for request in requests]
-        keys = [key("generate_until", [tokens, options]) for tokens, options in encoded]
-        with self.kept() as samples:
+        encoded = [self.encode_request(*request.args) for request in requests]
+        keys = [request_key("generate_until", [tokens, options]) for tokens, options in encoded]
+        with self.open_samples() as samples:
             began = time.perf_counter()
-            for index, output in self.serve(keys, encoded, samples):
-                samples.add(keys[index], written(output))
+            for index, output in self.decode_missing(keys, encoded, samples):
+                samples.add_record(keys[index], output_record(output))
             self.seconds += time.perf_counter() - began
-            outputs = samples.outputs(keys)
-        self.questions += [key("asked", request.args) for request in requests]
+            outputs = samples.load_outputs(keys)
+        self.questions += [request_key("asked", request.args) for request in requests]
         self.outputs += [outputs[each] for each in keys]
         return [outputs[each].text for each in keys]
 
-    def asked(
+    def encode_request(
         self, context: str, generation_options: Mapping[str, Any]
     ) -> tuple[list[int], Options]:
         """Return tokens and options of a request; long contexts lose their beginning."""
         settings = normalize_gen_kwargs(dict(generation_options), self.max_tokens)
         limit = int(settings["max_gen_toks"])
-        room = self.max_length - self.llm.method.slots(0, limit)
+        room = self.max_length - self.llm.method.slots_needed(0, limit)
         if room < 1:
             raise ValueError(
                 f"max_gen_toks={limit} leaves no room for a prompt in {self.max_length} tokens"
@@ -206,33 +206,33 @@ class Harness(TemplateLM):  # type: ignore[misc]
         return self.tok_encode(context)[-room:], options
 
     def _loglikelihood_tokens(
-        self, requests: Sequence[Request], **kwargs: Any
+        self, requests: Sequence[LikelihoodRequest], **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """Return log-likelihoods of tokens after a context, and whether they are greedy."""
         methods, encoded = [], []
         room = self.max_length + (self.llm.config.kind in CAUSAL_KINDS)
         for _, context, text in requests:
             ids = [*context, *text][-room:]
-            methods.append(self.likelihood(max(len(ids) - len(text), 1)))
+            methods.append(self.likelihood_method(max(len(ids) - len(text), 1)))
             encoded.append((ids, Options(method=methods[-1], max_tokens=1, temperature=0.0)))
-        keys = [key("loglikelihood", request[1:]) for request in requests]
-        with self.kept() as samples:
-            for index, _ in self.serve(keys, encoded, samples):
+        keys = [request_key("loglikelihood", request[1:]) for request in requests]
+        with self.open_samples() as samples:
+            for index, _ in self.decode_missing(keys, encoded, samples):
                 result = methods[index].found
                 record = {"logprob": result.logprob, "greedy": result.greedy}
-                samples.add(keys[index], record)
+                samples.add_record(keys[index], record)
             records = [samples.records[each] for each in keys]
         return [(float(record["logprob"]), bool(record["greedy"])) for record in records]
 
-    def kept(self) -> AbstractContextManager[Samples]:
+    def open_samples(self) -> AbstractContextManager[Samples]:
         """Open the file of samples from earlier runs."""
         names = ("max_tokens", "seed", "draws")
         settings = {name: getattr(self, name) for name in names}
-        return kept(
+        return resume_samples(
             self.samples, {"model": self.llm.name, "method": repr(self.llm.method), **settings}
         )
 
-    def serve(
+    def decode_missing(
         self,
         keys: Sequence[str],
         encoded: Sequence[tuple[list[int], Options]],
@@ -244,10 +244,10 @@ class Harness(TemplateLM):  # type: ignore[misc]
         for index, output in self.llm.serve((encoded[n] for n in todo), batch=self.batch):
             yield todo[index], output
 
-    def likelihood(self, known: int) -> Likelihood | MonteCarloLikelihood:
+    def likelihood_method(self, known: int) -> CausalLikelihood | MonteCarloLikelihood:
         """Return the likelihood method for this kind of model."""
         if self.llm.config.kind in CAUSAL_KINDS:
-            return Likelihood(known=known)
+            return CausalLikelihood(known=known)
         return MonteCarloLikelihood(known=known, draws=self.draws, seed=self.seed)
 
     def loglikelihood_rolling(
@@ -265,13 +265,13 @@ class Harness(TemplateLM):  # type: ignore[misc]
         return totals
 
 
-def key(kind: str, contents: Any) -> str:
+def request_key(kind: str, contents: Any) -> str:
     """Return a hash that identifies a request."""
     return hashlib.sha256(json.dumps([kind, contents], default=str).encode()).hexdigest()[:32]
 
 
 def run_tasks(
-    harness: Harness,
+    harness: OutpaceHarness,
     tasks: Sequence[str],
     *,
     include: str | None = None,
@@ -315,7 +315,7 @@ def run_tasks(
         bootstrap_iters=0,
         log_samples=False,
     )
-    return {name: results[name] for name in REPORTED if name in results}
+    return {name: results[name] for name in RESULT_KEYS if name in results}
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Iterator
 from types import ModuleType
 
-ALLOWED = {
+ALLOWED_SYSCALLS = {
     "x86_64": (
         *(0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 19, 20, 21, 24, 25, 28, 32, 35),
         *(39, 60, 63, 79, 89, 96, 97, 98, 99, 100, 102, 104, 107, 108, 131, 186, 202, 204, 217),
@@ -35,62 +35,62 @@ None of them opens a socket, starts a process or program, changes a file, sends 
 another process, or sets a limit.
 """
 
-OPENS = {"x86_64": ((2, 1), (257, 2)), "aarch64": ((56, 2),)}
+OPEN_SYSCALLS = {"x86_64": ((2, 1), (257, 2)), "aarch64": ((56, 2),)}
 """System calls that open a file, with the index of their flags argument."""
 
-CLONE = {"x86_64": 56, "aarch64": 220}
-CLONE3 = 435
-ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
-WRITING = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
-THREAD = 0x00010000
-LOAD, EQUAL, ANY_OF, RETURN = 0x20, 0x15, 0x45, 0x06
-ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050001
-MISSING = 0x00050026
+CLONE_SYSCALL = {"x86_64": 56, "aarch64": 220}
+CLONE3_SYSCALL = 435
+AUDIT_ARCHITECTURE = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+WRITE_FLAGS = os.O_ACCMODE | os.O_CREAT | os.O_TRUNC
+CLONE_THREAD_FLAG = 0x00010000
+LOAD_WORD, JUMP_IF_EQUAL, JUMP_IF_ANY_BIT, RETURN_VERDICT = 0x20, 0x15, 0x45, 0x06
+ALLOW_CALL, KILL_PROCESS, DENY_CALL = 0x7FFF0000, 0x80000000, 0x00050001
+NOT_IMPLEMENTED = 0x00050026
 """Instructions and verdicts of the filter; `DENY_CALL` is EPERM, `NOT_IMPLEMENTED` is ENOSYS."""
 
-NUMBER, MACHINE, ARGUMENTS = 0, 4, 16
+SYSCALL_OFFSET, ARCHITECTURE_OFFSET, ARGUMENTS_OFFSET = 0, 4, 16
 """Offsets of system call number, architecture and first argument in seccomp data."""
 
-NO_NEW_PRIVILEGES, SECCOMP, FILTER, DIE_WITH_PARENT = 38, 22, 2, 1
+NO_NEW_PRIVILEGES_OPTION, SECCOMP_OPTION, SECCOMP_FILTER_MODE, PARENT_DEATH_SIGNAL = 38, 22, 2, 1
 
 
-def instructions(machine: str) -> Iterator[bytes]:
+def filter_instructions(machine: str) -> Iterator[bytes]:
     """Yield the BPF instructions of the filter: operation, jumps if true and false, operand."""
 
-    def do(operation: int, operand: int, yes: int = 0, no: int = 0) -> bytes:
+    def encode(operation: int, operand: int, yes: int = 0, no: int = 0) -> bytes:
         return struct.pack("=HBBI", operation, yes, no, operand)
 
-    yield do(LOAD, MACHINE)
-    yield do(EQUAL, ARCHITECTURE[machine], yes=1)
-    yield do(RETURN, KILL)
-    yield do(LOAD, NUMBER)
-    for call in ALLOWED[machine]:
-        yield do(EQUAL, call, no=1)
-        yield do(RETURN, ALLOW)
-    for call, argument in OPENS[machine]:
-        yield do(EQUAL, call, no=4)
-        yield do(LOAD, ARGUMENTS + 8 * argument)
-        yield do(ANY_OF, WRITING, no=1)
-        yield do(RETURN, REFUSE)
-        yield do(RETURN, ALLOW)
-    yield do(EQUAL, CLONE[machine], no=4)
-    yield do(LOAD, ARGUMENTS)
-    yield do(ANY_OF, THREAD, no=1)
-    yield do(RETURN, ALLOW)
-    yield do(RETURN, REFUSE)
+    yield encode(LOAD_WORD, ARCHITECTURE_OFFSET)
+    yield encode(JUMP_IF_EQUAL, AUDIT_ARCHITECTURE[machine], yes=1)
+    yield encode(RETURN_VERDICT, KILL_PROCESS)
+    yield encode(LOAD_WORD, SYSCALL_OFFSET)
+    for call in ALLOWED_SYSCALLS[machine]:
+        yield encode(JUMP_IF_EQUAL, call, no=1)
+        yield encode(RETURN_VERDICT, ALLOW_CALL)
+    for call, argument in OPEN_SYSCALLS[machine]:
+        yield encode(JUMP_IF_EQUAL, call, no=4)
+        yield encode(LOAD_WORD, ARGUMENTS_OFFSET + 8 * argument)
+        yield encode(JUMP_IF_ANY_BIT, WRITE_FLAGS, no=1)
+        yield encode(RETURN_VERDICT, DENY_CALL)
+        yield encode(RETURN_VERDICT, ALLOW_CALL)
+    yield encode(JUMP_IF_EQUAL, CLONE_SYSCALL[machine], no=4)
+    yield encode(LOAD_WORD, ARGUMENTS_OFFSET)
+    yield encode(JUMP_IF_ANY_BIT, CLONE_THREAD_FLAG, no=1)
+    yield encode(RETURN_VERDICT, ALLOW_CALL)
+    yield encode(RETURN_VERDICT, DENY_CALL)
     # The C library tries clone3 first and falls back to clone on ENOSYS.
-    yield do(EQUAL, CLONE3, no=1)
-    yield do(RETURN, MISSING)
-    yield do(RETURN, REFUSE)
+    yield encode(JUMP_IF_EQUAL, CLONE3_SYSCALL, no=1)
+    yield encode(RETURN_VERDICT, NOT_IMPLEMENTED)
+    yield encode(RETURN_VERDICT, DENY_CALL)
 
 
-class Program(ctypes.Structure):
+class FilterProgram(ctypes.Structure):
     """A BPF program: its length and instructions."""
 
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
 
 
-def control(*arguments: object) -> None:
+def call_prctl(*arguments: object) -> None:
     """Call `prctl` of the C library.
 
     Raises:
@@ -102,15 +102,15 @@ def control(*arguments: object) -> None:
         raise OSError(ctypes.get_errno(), "prctl")
 
 
-def close_in() -> None:
+def install_filter() -> None:
     """Block all other system calls of this process, permanently."""
-    code = list(instructions(platform.machine()))
-    program = Program(len(code), b"".join(code))
-    control(NO_NEW_PRIVILEGES, 1)
-    control(SECCOMP, FILTER, ctypes.byref(program))
+    code = list(filter_instructions(platform.machine()))
+    program = FilterProgram(len(code), b"".join(code))
+    call_prctl(NO_NEW_PRIVILEGES_OPTION, 1)
+    call_prctl(SECCOMP_OPTION, SECCOMP_FILTER_MODE, ctypes.byref(program))
 
 
-def limit(seconds: float, memory: int) -> None:
+def set_resource_limits(seconds: float, memory: int) -> None:
     """Limit CPU time (seconds), memory (bytes), file size (none) and core dumps (none)."""
     import resource  # not available on Windows, where this file is only imported
 
@@ -124,7 +124,7 @@ def limit(seconds: float, memory: int) -> None:
         resource.setrlimit(resource_id, (maximum, maximum))
 
 
-def run(program: str) -> str | None:
+def run_program(program: str) -> str | None:
     """Run the program and return its exception in one line; None on success."""
     module = ModuleType("answer")
     sys.modules["answer"] = module
@@ -140,7 +140,7 @@ def run(program: str) -> str | None:
 
 def main() -> None:
     """Read the job, install the filter, run the program, and write the verdict."""
-    control(DIE_WITH_PARENT, signal.SIGKILL)
+    call_prctl(PARENT_DEATH_SIGNAL, signal.SIGKILL)
     job = json.loads(sys.stdin.buffer.read())
     if os.getppid() != job["parent"]:  # the parent exited before the death signal was set
         return
@@ -148,9 +148,9 @@ def main() -> None:
     null = os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)
-    limit(job["seconds"], job["memory"])
-    close_in()
-    raised = run(job["program"])
+    set_resource_limits(job["seconds"], job["memory"])
+    install_filter()
+    raised = run_program(job["program"])
     os.write(verdict, json.dumps({"token": job["token"], "raised": raised}).encode())
     os._exit(0)
 

@@ -11,35 +11,35 @@ import torch
 from torch import Tensor
 
 from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Read, Request
-from outpace.decoding.likeliest import likeliest
-from outpace.decoding.sampling import Reader, Readout, Score
+from outpace.decoding.argmax import argmax_tokens
+from outpace.decoding.sampling import GroupReader, Readout, Score
 from outpace.methods import Method
-from outpace.methods.bounds import at_least_one
+from outpace.methods.bounds import check_at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Given(Read):
+class GivenTokens(Read):
     """Read the most probable tokens, and the log-probabilities of given tokens."""
 
     tokens: Sequence[int]
     scores: tuple[Score, ...] = ("logprob",)
 
     @classmethod
-    def group(
+    def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> Reader:
+    ) -> GroupReader:
         """Return the reader of all rows of `reads`, where read i predicts the slots `slots[i]`."""
         tokens = torch.tensor([token for read in reads for token in read.tokens], device=device)
 
         def read(logits: Tensor, rows: slice) -> Readout:
             logprobs = logits.float().log_softmax(-1).gather(-1, tokens[rows, None]).squeeze(-1)
-            return Readout(likeliest(logits), {"logprob": logprobs})
+            return Readout(argmax_tokens(logits), {"logprob": logprobs})
 
         return read
 
 
 @dataclass(slots=True)
-class Found:
+class LikelihoodResult:
     """Log-likelihood of a text, and whether greedy decoding would give it."""
 
     logprob: float = 0.0
@@ -47,19 +47,19 @@ class Found:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Likelihood(Method):
+class CausalLikelihood(Method):
     """log p of the tokens after the first `known` tokens of the prompt, in one forward."""
 
-    decodes = CAUSAL_KINDS
+    target_kinds = CAUSAL_KINDS
 
     known: int
-    found: Found = field(default_factory=Found)
+    found: LikelihoodResult = field(default_factory=LikelihoodResult)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(known=self.known)
+        check_at_least_one(known=self.known)
 
-    def slots(self, prompt: int, max_tokens: int) -> int:
+    def slots_needed(self, prompt: int, max_tokens: int) -> int:
         """Return the slots needed: the last token is predicted, not fed."""
         return max(prompt - 1, 1)
 
@@ -71,7 +71,7 @@ class Likelihood(Method):
                 ids=request.prompt[:-1],
                 start=0,
                 predict=range(self.known, len(request.prompt)),
-                read=Given(tokens=text),
+                read=GivenTokens(tokens=text),
             )
             self.found.logprob = float(sum(out.logprobs or ()))
             self.found.greedy = out.tokens == text
@@ -87,22 +87,22 @@ class MonteCarloLikelihood(Method):
     over the `draws`, as the authors do. `greedy` is false, since no decoding order is given.
     """
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
 
     known: int
     draws: int = 128
     seed: int = 0
-    found: Found = field(default_factory=Found)
+    found: LikelihoodResult = field(default_factory=LikelihoodResult)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(known=self.known, draws=self.draws)
+        check_at_least_one(known=self.known, draws=self.draws)
 
     def decode(self, request: Request) -> Decoding:
         """Repeatedly mask tokens, feed the whole text and read the masked slots."""
         length = len(request.prompt) - self.known
         self.found.greedy = length == 0
-        for masked in self.masks(length) if length else ():
+        for masked in self.draw_masks(length) if length else ():
             ids = list(request.prompt)
             for slot in masked:
                 ids[slot] = request.target.mask_id
@@ -111,13 +111,13 @@ class MonteCarloLikelihood(Method):
                 start=0,
                 pattern=FULL,
                 predict=masked,
-                read=Given(tokens=[request.prompt[slot] for slot in masked]),
+                read=GivenTokens(tokens=[request.prompt[slot] for slot in masked]),
             )
             weight = length / len(masked) / self.draws
             self.found.logprob += weight * float(sum(out.logprobs or ()))
         request.commit([0])
 
-    def masks(self, length: int) -> Iterator[list[int]]:
+    def draw_masks(self, length: int) -> Iterator[list[int]]:
         """Yield the masked slots of each draw, in order."""
         random = Random(self.seed)
         first = random.randint(1, length)

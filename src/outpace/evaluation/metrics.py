@@ -11,17 +11,21 @@ import numpy as np
 
 from outpace.api.output import Output
 
-NORMAL = 1.959964
+NORMAL_QUANTILE_95 = 1.959964
 """Standard deviations that contain 95 % of a normal distribution."""
 
 
-def wilson(correct: int, count: int) -> tuple[float, float]:
+def wilson_interval(correct: int, count: int) -> tuple[float, float]:
     """Return the 95 % interval of a share (Wilson, 1927); (0, 1) for count 0."""
     if count == 0:
         return 0.0, 1.0
-    share, square = correct / count, NORMAL**2 / count
+    share, square = correct / count, NORMAL_QUANTILE_95**2 / count
     middle = (share + square / 2) / (1 + square)
-    half = NORMAL * math.sqrt(share * (1 - share) / count + square / 4 / count) / (1 + square)
+    half = (
+        NORMAL_QUANTILE_95
+        * math.sqrt(share * (1 - share) / count + square / 4 / count)
+        / (1 + square)
+    )
     return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
@@ -38,7 +42,7 @@ def ratio_error(above: Sequence[float], below: Sequence[float]) -> float:
     return math.sqrt(count / (count - 1) * squares) / total
 
 
-def groups(output: Output) -> list[int]:
+def accepted_lengths(output: Output) -> list[int]:
     """Return the tokens committed from each forward of the target to the next.
 
     A first forward without holes is a prefill and does not count.
@@ -55,17 +59,17 @@ def groups(output: Output) -> list[int]:
 
 def acceptance_length(outputs: Sequence[Output]) -> float:
     """Return the mean over answers of the mean tokens accepted per target forward (DFlash)."""
-    means = [sum(lengths) / len(lengths) for lengths in map(groups, outputs) if lengths]
+    means = [sum(lengths) / len(lengths) for lengths in map(accepted_lengths, outputs) if lengths]
     return sum(means) / len(means) if means else 0.0
 
 
-def histogram(outputs: Sequence[Output]) -> list[int]:
+def acceptance_histogram(outputs: Sequence[Output]) -> list[int]:
     """Return how many target forwards accepted 0, 1, 2 … tokens."""
-    counts = Counter(length for output in outputs for length in groups(output))
+    counts = Counter(length for output in outputs for length in accepted_lengths(output))
     return [counts[length] for length in range(max(counts, default=-1) + 1)]
 
 
-def by_position(counts: Sequence[int]) -> list[float]:
+def acceptance_by_position(counts: Sequence[int]) -> list[float]:
     """Return the shares of forwards that accepted at least 1, 2 … tokens."""
     total = sum(counts)
     return (
@@ -73,24 +77,24 @@ def by_position(counts: Sequence[int]) -> list[float]:
     )
 
 
-def rows_fed(output: Output, model: str = "target") -> int:
+def count_fed_rows(output: Output, model: str = "target") -> int:
     """Return the rows fed to a model after the prompt."""
     rows = sum(step.rows for step in output.steps if step.model == model)
     return max(rows - output.prompt_tokens, 0)
 
 
-def p_cache(outputs: Sequence[Output]) -> float | None:
+def token_row_ratio(outputs: Sequence[Output]) -> float | None:
     """Return tokens per target row after the prompt (WeDLM, equation 4); None without rows."""
-    rows = sum(map(rows_fed, outputs))
+    rows = sum(map(count_fed_rows, outputs))
     return sum(len(output.ids) for output in outputs) / rows if rows else None
 
 
-def wasted(outputs: Sequence[Output]) -> int:
+def count_wasted_rows(outputs: Sequence[Output]) -> int:
     """Return the target rows beyond the prompt and one per token."""
-    return sum(max(rows_fed(output) - len(output.ids), 0) for output in outputs)
+    return sum(max(count_fed_rows(output) - len(output.ids), 0) for output in outputs)
 
 
-def first_text(output: Output) -> float:
+def first_text_seconds(output: Output) -> float:
     """Return the seconds up to and including the first pass that committed a token."""
     seconds = 0.0
     for step in output.steps:
@@ -100,23 +104,23 @@ def first_text(output: Output) -> float:
     return seconds
 
 
-def percentile(values: Sequence[float], share: float) -> float:
+def quantile_value(values: Sequence[float], share: float) -> float:
     """Return a quantile of the values; 0 if there are none."""
     return float(np.quantile(values, share)) if len(values) else 0.0
 
 
-def models(outputs: Sequence[Output]) -> Iterator[str]:
+def model_roles(outputs: Sequence[Output]) -> Iterator[str]:
     """Return the roles of the models that ran, the target first."""
     return iter(dict.fromkeys(["target", *(s.model for output in outputs for s in output.steps)]))
 
 
-Point = tuple[float, float]
+SpeedAccuracy = tuple[float, float]
 """Tokens per forward, and accuracy as a share."""
 
-STEEP, DEEPEST = 3.0, 0.05
+AUP_STEEPNESS, AUP_MAX_ACCURACY_LOSS = 3.0, 0.05
 
 
-def aup(points: Sequence[Point], best: float) -> float:
+def area_under_parallelism(points: Sequence[SpeedAccuracy], best: float) -> float:
     """Return AUP: the weighted area under accuracy against tokens per forward.
 
     As defined by d3LLM's authors. Points more than 5 points of accuracy below the slowest one do
@@ -128,22 +132,24 @@ def aup(points: Sequence[Point], best: float) -> float:
     if not points:
         raise ValueError("points must not be empty")
     ordered = sorted(points)
-    counted = [(speed, share) for speed, share in ordered if share >= ordered[0][1] - DEEPEST]
+    counted = [
+        (speed, share) for speed, share in ordered if share >= ordered[0][1] - AUP_MAX_ACCURACY_LOSS
+    ]
 
-    def height(share: float) -> float:
-        weight = min(math.exp(-STEEP * (1 - share / best)), 1.0) if best else 0.0
+    def weighted_accuracy(share: float) -> float:
+        weight = min(math.exp(-AUP_STEEPNESS * (1 - share / best)), 1.0) if best else 0.0
         return 100 * share * weight
 
     area = counted[0][0] * 100 * counted[0][1]
     for (before, low), (after, high) in zip(counted, counted[1:], strict=False):
-        area += (after - before) * (height(low) + height(high)) / 2
+        area += (after - before) * (weighted_accuracy(low) + weighted_accuracy(high)) / 2
     return area
 
 
-def front(points: Sequence[Point]) -> list[int]:
+def pareto_front(points: Sequence[SpeedAccuracy]) -> list[int]:
     """Return the indices of points that no other point dominates."""
 
-    def beaten(mine: Point) -> bool:
+    def is_dominated(mine: SpeedAccuracy) -> bool:
         return any(p[0] >= mine[0] and p[1] >= mine[1] and p != mine for p in points)
 
-    return [number for number, point in enumerate(points) if not beaten(point)]
+    return [number for number, point in enumerate(points) if not is_dominated(point)]

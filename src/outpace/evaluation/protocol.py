@@ -15,14 +15,14 @@ from outpace.decoding import Kind
 from outpace.evaluation.question import Question
 from outpace.evaluation.scoring import NEEDED, SCORERS
 from outpace.evaluation.tasks import TASKS
-from outpace.jsonl import Record
+from outpace.jsonl import JsonRecord
 from outpace.methods import Method
-from outpace.methods.bounds import at_least_one
+from outpace.methods.bounds import check_at_least_one
 from outpace.methods.options import make_method
 
-FOLDER = Path(__file__).parent / "protocols"
+PROTOCOL_FOLDER = Path(__file__).parent / "protocols"
 PROTOCOLS = ("apd", "d2f", "dflash", "plain", "wedlm")
-NAMED = re.compile(r"\{([A-Za-z]\w*)(?:\[(\d+)\])?\}")
+TEMPLATE_FIELD = re.compile(r"\{([A-Za-z]\w*)(?:\[(\d+)\])?\}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,26 +92,26 @@ class Setting:
             raise ValueError(
                 f"shots={self.shots} of {self.task}: must not be negative and need a text as shot"
             )
-        at_least_one(max_tokens=self.max_tokens, canvas=self.canvas)
+        check_at_least_one(max_tokens=self.max_tokens, canvas=self.canvas)
 
-    def decoder(self) -> Method | None:
+    def build_method(self) -> Method | None:
         """Return the method of the published numbers, or None."""
         if self.method is None:
             return None
         options = dict(self.method)
-        return method_of(options.pop("name"), options)
+        return method_from_options(options.pop("name"), options)
 
-    def options(self, overrides: Options) -> Options:
+    def request_options(self, overrides: Options) -> Options:
         """Return options of a request: those given, or else those of the paper."""
         chosen = {name: value for name, value in overrides.items() if value is not None}
         published = {name: getattr(self, name) for name in ("max_tokens", "temperature", "top_p")}
-        defaults = Options(stop=tuple(self.stop), raw=self.raw, method=self.decoder())
+        defaults = Options(stop=tuple(self.stop), raw=self.raw, method=self.build_method())
         method = chosen.get("method", defaults["method"])
-        if self.canvas and isinstance(method, Method) and Kind.DIFFUSION in method.decodes:
+        if self.canvas and isinstance(method, Method) and Kind.DIFFUSION in method.target_kinds:
             published["max_tokens"] = self.canvas
         return {**published, **defaults, **chosen}  # type: ignore[typeddict-item]
 
-    def questions(self, path: str | None, limit: int, shots: str | None) -> list[Question]:
+    def load_questions(self, path: str | None, limit: int, shots: str | None) -> list[Question]:
         """Return the first `limit` questions of the task in this setting.
 
         Args:
@@ -130,16 +130,16 @@ class Setting:
         NEEDED.get(self.score, lambda: None)()
         self.check_shots(shots)
         task, first = TASKS[self.task], self.shots if self.held_out else 0
-        lines = task.lines(path, limit + first)
+        lines = task.load_lines(path, limit + first)
         is_separate = self.shots and shots is not None
-        examples = task.lines(shots, self.shots) if is_separate else lines[:first]
+        examples = task.load_lines(shots, self.shots) if is_separate else lines[:first]
         if len(examples) < self.shots or not lines[first:]:
             raise ValueError(
                 f"{self.shots} shots and a question need more lines than the {len(lines)} of "
                 f"{shots or path}"
             )
         return [
-            Question(self.prompt(line, examples), task.reference(line), self.score)
+            Question(self.build_prompt(line, examples), task.reference(line), self.score)
             for line in lines[first:]
         ]
 
@@ -157,11 +157,13 @@ class Setting:
                 "such as lines of the training split, or --num-shots 0"
             )
 
-    def prompt(self, line: Record, examples: Sequence[Record]) -> Prompt:
+    def build_prompt(self, line: JsonRecord, examples: Sequence[JsonRecord]) -> Prompt:
         """Return a line with its examples: text, or messages."""
         assert self.template is not None
-        question = filled(self.template, line)
-        pairs = [(filled(self.template, e), filled(self.shot or "", e)) for e in examples]
+        question = fill_template(self.template, line)
+        pairs = [
+            (fill_template(self.template, e), fill_template(self.shot or "", e)) for e in examples
+        ]
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         if self.turns:
             texts = [text for pair in pairs for text in pair]
@@ -175,7 +177,7 @@ class Setting:
         return [*system, {"role": "user", "content": text}] if system else text
 
 
-def method_of(name: str, options: Mapping[str, Any]) -> Method:
+def method_from_options(name: str, options: Mapping[str, Any]) -> Method:
     """Return a method by name, with options as in files: `none` means None.
 
     Raises:
@@ -185,10 +187,10 @@ def method_of(name: str, options: Mapping[str, Any]) -> Method:
     return make_method(name, values)
 
 
-def filled(template: str, line: Record) -> str:
+def fill_template(template: str, line: JsonRecord) -> str:
     """Return a template with the fields of a line; lists are joined by newlines."""
 
-    def text(placeholder: re.Match[str]) -> str:
+    def field_text(placeholder: re.Match[str]) -> str:
         value = line.get(placeholder[1])
         if isinstance(value, list):
             value = "\n".join(value if placeholder[2] is None else value[int(placeholder[2]) :][:1])
@@ -196,25 +198,25 @@ def filled(template: str, line: Record) -> str:
             raise ValueError(f"a line has no text in field {placeholder[1]} of the template")
         return value
 
-    return NAMED.sub(text, template)
+    return TEMPLATE_FIELD.sub(field_text, template)
 
 
-def settings(protocol: str) -> list[Setting]:
+def load_settings(protocol: str) -> list[Setting]:
     """Return all settings of a protocol, given by name or file.
 
     Raises:
         ValueError: If the protocol is unknown or invalid.
     """
-    path = FOLDER / f"{protocol}.toml" if protocol in PROTOCOLS else Path(protocol)
+    path = PROTOCOL_FOLDER / f"{protocol}.toml" if protocol in PROTOCOLS else Path(protocol)
     if not path.is_file():
         raise ValueError(f"unknown protocol {protocol!r}; choose from {', '.join(PROTOCOLS)}")
     try:
-        return list(read(tomllib.loads(path.read_text("utf-8"))))
+        return list(parse_settings(tomllib.loads(path.read_text("utf-8"))))
     except (KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a valid protocol: {error}") from error
 
 
-def read(table: Mapping[str, Any]) -> Iterator[Setting]:
+def parse_settings(table: Mapping[str, Any]) -> Iterator[Setting]:
     """Yield the settings of a file; the fields of a task apply to all of its settings."""
     field_names = {field.name for field in fields(Setting)}
     for task, shared in table["tasks"].items():
@@ -226,14 +228,14 @@ def read(table: Mapping[str, Any]) -> Iterator[Setting]:
             yield Setting(task=task, **values)
 
 
-def setting(task: str, protocol: str = "plain") -> Setting:
+def find_setting(task: str, protocol: str = "plain") -> Setting:
     """Return the setting of a task in `protocol` or `protocol:name`.
 
     Raises:
         ValueError: If the task, protocol or name is unknown; the message lists the valid ones.
     """
     protocol, _, name = protocol.partition(":")
-    all_settings = settings(protocol)
+    all_settings = load_settings(protocol)
     if task not in TASKS and task not in {each.task for each in all_settings}:
         raise ValueError(f"unknown task {task!r}; choose from {', '.join(TASKS)}")
     of_task = {each.name: each for each in all_settings if each.task == task}

@@ -17,6 +17,6 @@ class Question:
     reference: Any
     score: str
 
-    def right(self, answer: str) -> bool | None:
+    def judge_answer(self, answer: str) -> bool | None:
         """Return whether an answer is correct; None for questions without a rule."""
         return SCORERS[self.score](answer, self.reference)

@@ -8,16 +8,16 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from outpace.api.answers import Answering
+from outpace.api.answers import AnswerBackend
 from outpace.api.llm import LLM
 from outpace.api.options import Options, RequestOptions
-from outpace.evaluation.protocol import setting
+from outpace.evaluation.protocol import find_setting
 from outpace.evaluation.question import Question
-from outpace.evaluation.report import Report
-from outpace.evaluation.samples import digest, kept, written
-from outpace.jsonl import Record
+from outpace.evaluation.report import EvaluationReport
+from outpace.evaluation.samples import output_record, questions_hash, resume_samples
+from outpace.jsonl import JsonRecord
 
-IDENTITY = ("task", "protocol", "questions", "model", "method", "batch")
+RUN_IDENTITY_FIELDS = ("task", "protocol", "questions", "model", "method", "batch")
 """Report fields that must match an earlier run to resume it, in addition to the options."""
 
 
@@ -29,20 +29,20 @@ def questions_of(task: str, limit: int, path: str | None = None) -> list[Questio
     """
     if limit < 1:
         raise ValueError(f"limit must be at least 1, got {limit}")
-    return setting(task).questions(path, limit, None)
+    return find_setting(task).load_questions(path, limit, None)
 
 
 def evaluate(
-    llm: Answering,
+    llm: AnswerBackend,
     questions: Sequence[Question],
     *,
     task: str = "",
     protocol: str = "",
     batch: int = 1,
     samples: Path | None = None,
-    progress: Callable[[Report], None] = lambda report: None,
+    progress: Callable[[EvaluationReport], None] = lambda report: None,
     **options: Unpack[Options],
-) -> Report:
+) -> EvaluationReport:
     """Answer all questions, `batch` at a time, then judge the answers.
 
     One uncounted answer warms up a model in this process.
@@ -63,18 +63,20 @@ def evaluate(
     if not questions:
         raise ValueError("questions must not be empty")
     method = RequestOptions.of(options).method or llm.method
-    report = Report(
+    report = EvaluationReport(
         task=task,
         protocol=protocol,
-        questions=digest(questions),
+        questions=questions_hash(questions),
         model=llm.name,
         method=repr(method),
         batch=batch,
     )
     shared_options = {name: value for name, value in options.items() if name != "method"}
-    header = {name: getattr(report, name) for name in IDENTITY} | {"options": shared_options}
-    with kept(samples, header) as answers:
-        outputs = answers.outputs(answers.records)
+    header = {name: getattr(report, name) for name in RUN_IDENTITY_FIELDS} | {
+        "options": shared_options
+    }
+    with resume_samples(samples, header) as answers:
+        outputs = answers.load_outputs(answers.records)
         report.seconds = max((record["clock"] for record in answers.records.values()), default=0.0)
         todo = [number for number in range(len(questions)) if number not in outputs]
         results = llm.serve(((questions[n].prompt, options) for n in todo), batch=batch)
@@ -85,16 +87,16 @@ def evaluate(
         for index, output in results:
             report.seconds = time.perf_counter() - began
             outputs[todo[index]] = output
-            answers.add(todo[index], {"clock": report.seconds, **written(output)})
+            answers.add_record(todo[index], {"clock": report.seconds, **output_record(output)})
             report.outputs.append(output)
             progress(report)
         report.outputs = [outputs[number] for number in range(len(questions))]
     pairs = zip(questions, report.outputs, strict=True)
-    report.verdicts = [question.right(output.text) for question, output in pairs]
+    report.verdicts = [question.judge_answer(output.text) for question, output in pairs]
     return report
 
 
-def fitted(llm: LLM, questions: Sequence[Question], options: Options) -> Options:
+def limit_to_context(llm: LLM, questions: Sequence[Question], options: Options) -> Options:
     """Return options whose `max_tokens` fit after the longest prompt.
 
     Raises:
@@ -104,11 +106,13 @@ def fitted(llm: LLM, questions: Sequence[Question], options: Options) -> Options
     method = request_options.method or llm.method
     encode = partial(llm.text.encode, raw=request_options.raw, template=request_options.template)
     longest = max(len(encode(question.prompt)) for question in questions)
-    room = max(llm.pair(method).room(method, longest), 1)
+    room = max(llm.pair(method).free_tokens(method, longest), 1)
     return {**options, "max_tokens": min(options["max_tokens"] or room, room)}
 
 
-def judged(questions: Sequence[Question], report: Report) -> Iterator[Record]:
+def judgment_records(
+    questions: Sequence[Question], report: EvaluationReport
+) -> Iterator[JsonRecord]:
     """Yield each question with its answer and verdict as JSON fields."""
     for number, question in enumerate(questions):
         output = report.outputs[number]

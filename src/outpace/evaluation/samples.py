@@ -11,17 +11,17 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from outpace.api.answers import append, appended
+from outpace.api.answers import append_record, open_for_append
 from outpace.api.output import Output
 from outpace.decoding import Step
 from outpace.evaluation.question import Question
-from outpace.jsonl import Record, parse
+from outpace.jsonl import JsonRecord, parse_record
 
-SCHEMA = 1
+SCHEMA_VERSION = 1
 """Version of sample files and reports."""
 
 
-def digest(questions: Sequence[Question]) -> str:
+def questions_hash(questions: Sequence[Question]) -> str:
     """Return a hash of prompts, references and scoring rules."""
     contents = [[q.prompt, q.reference, q.score] for q in questions]
     return hashlib.sha256(json.dumps(contents, sort_keys=True, default=str).encode()).hexdigest()[
@@ -38,30 +38,30 @@ class Samples:
         file: The open file; None if records are not stored.
     """
 
-    records: dict[int | str, Record]
+    records: dict[int | str, JsonRecord]
     file: FileIO | None = None
 
-    def add(self, number: int | str, record: Record) -> None:
+    def add_record(self, number: int | str, record: JsonRecord) -> None:
         """Store a record and append it to the file."""
         self.records[number] = record
         if self.file is not None:
-            append(self.file, {"number": number, **record})
+            append_record(self.file, {"number": number, **record})
 
-    def outputs(self, numbers: Iterable[int | str]) -> dict[int | str, Output]:
+    def load_outputs(self, numbers: Iterable[int | str]) -> dict[int | str, Output]:
         """Return some of the records as outputs.
 
         Raises:
             ValueError: If a record is invalid.
         """
         try:
-            return {number: restored(self.records[number]) for number in numbers}
+            return {number: output_from_record(self.records[number]) for number in numbers}
         except (KeyError, TypeError, ValueError) as error:
             name = self.file and str(self.file.name)
             raise ValueError(f"{name} contains an invalid answer: {error!r}") from error
 
 
 @contextmanager
-def kept(path: Path | None, header: Mapping[str, Any]) -> Iterator[Samples]:
+def resume_samples(path: Path | None, header: Mapping[str, Any]) -> Iterator[Samples]:
     """Open a file of samples, with the records of an earlier run under the same header.
 
     Raises:
@@ -70,26 +70,26 @@ def kept(path: Path | None, header: Mapping[str, Any]) -> Iterator[Samples]:
     if path is None:
         yield Samples({})
         return
-    with appended(path) as file:
+    with open_for_append(path) as file:
         file.seek(0)
         whole, end, partial = file.readall().rpartition(b"\n")
         lines = whole.split(b"\n") if end else []
-        expected = json.loads(json.dumps({"schema": SCHEMA, **header}, default=str))
+        expected = json.loads(json.dumps({"schema": SCHEMA_VERSION, **header}, default=str))
         if lines:
-            compare(parse(lines[0], f"{path}:1"), expected, path)
+            check_same_run(parse_record(lines[0], f"{path}:1"), expected, path)
         elif partial and not (json.dumps(expected).encode() + b"\n").startswith(partial):
             raise ValueError(f"{path} is not a file of answers; choose another file")
         if partial:
             file.truncate(len(whole + end))
         if not lines:
-            append(file, expected)
-        records = [parse(line, f"{path}:{n}") for n, line in enumerate(lines[1:], 2)]
+            append_record(file, expected)
+        records = [parse_record(line, f"{path}:{n}") for n, line in enumerate(lines[1:], 2)]
         if unnumbered := [n for n, record in enumerate(records, 2) if "number" not in record]:
             raise ValueError(f"{path}:{unnumbered[0]} has no number")
         yield Samples({record["number"]: record for record in records}, file)
 
 
-def compare(actual: Record, expected: Record, path: Path) -> None:
+def check_same_run(actual: JsonRecord, expected: JsonRecord, path: Path) -> None:
     """Raise `ValueError` with the first difference of two runs."""
     for key in [*expected, *actual]:
         if actual.get(key) != expected.get(key):
@@ -99,7 +99,7 @@ def compare(actual: Record, expected: Record, path: Path) -> None:
             )
 
 
-def written(output: Output) -> Record:
+def output_record(output: Output) -> JsonRecord:
     """Return an output as JSON fields, with the counts of each step."""
     return {
         "text": output.text,
@@ -122,7 +122,7 @@ def written(output: Output) -> Record:
     }
 
 
-def restored(record: Record) -> Output:
+def output_from_record(record: JsonRecord) -> Output:
     """Return the output of a record; its steps have no patterns."""
     return Output(
         text=str(record["text"]),

@@ -12,16 +12,16 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-JAIL = Path(__file__).with_name("jail.py")
-LONGEST = 65536
+JAIL_SCRIPT = Path(__file__).with_name("jail.py")
+MAX_VERDICT_BYTES = 65536
 """Maximum bytes read of a verdict. A process that writes more blocks until its time is up."""
 
-REASON = 200
+MAX_REASON_CHARACTERS = 200
 """Maximum number of characters of a reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SandboxLimits:
     """Resource limits of a program: seconds of wall time and bytes of memory."""
 
     seconds: float = 10.0
@@ -43,7 +43,7 @@ class Verdict:
     reason: str = ""
 
 
-def run(program: str, limits: Limits | None = None) -> Verdict:
+def run_sandboxed(program: str, limits: SandboxLimits | None = None) -> Verdict:
     """Run a Python program; it passes only if it exits normally without an exception.
 
     It has no network, child processes, writable files, environment or input. It can read what its
@@ -52,15 +52,19 @@ def run(program: str, limits: Limits | None = None) -> Verdict:
     Raises:
         OSError: If this machine has no sandbox: see `check_sandbox`.
     """
-    needed()
-    return execute(program, limits or Limits())
+    check_sandbox()
+    return execute_program(program, limits or SandboxLimits())
 
 
 @cache
-def needed() -> None:
+def check_sandbox() -> None:
     """Raise `OSError` if programs cannot be sandboxed here; needs Linux with seccomp."""
     probe = "import socket\nsocket.socket()"
-    verdict = execute(probe, Limits()) if sys.platform == "linux" else Verdict(False, sys.platform)
+    verdict = (
+        execute_program(probe, SandboxLimits())
+        if sys.platform == "linux"
+        else Verdict(False, sys.platform)
+    )
     if not verdict.reason.startswith("PermissionError"):
         raise OSError(
             "model-written code needs a kernel that can block network, files and processes "
@@ -68,7 +72,7 @@ def needed() -> None:
         )
 
 
-def execute(program: str, limits: Limits) -> Verdict:
+def execute_program(program: str, limits: SandboxLimits) -> Verdict:
     """Run one program in a new process."""
     token = secrets.token_hex(16)
     job = {
@@ -79,7 +83,7 @@ def execute(program: str, limits: Limits) -> Verdict:
         "memory": limits.memory,
     }
     process = subprocess.Popen(
-        [sys.executable, "-I", "-B", str(JAIL)],
+        [sys.executable, "-I", "-B", str(JAIL_SCRIPT)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
@@ -90,17 +94,19 @@ def execute(program: str, limits: Limits) -> Verdict:
     assert process.stdin is not None and process.stdout is not None
     with process.stdin, process.stdout:
         try:
-            send(process, json.dumps(job).encode())
+            send_job(process, json.dumps(job).encode())
             process.wait(limits.seconds)
         except subprocess.TimeoutExpired:
             return Verdict(False, f"still running after {limits.seconds:g} seconds")
         finally:
             process.kill()
             process.wait()
-        return judged(os.read(process.stdout.fileno(), LONGEST), token, process.returncode)
+        return parse_verdict(
+            os.read(process.stdout.fileno(), MAX_VERDICT_BYTES), token, process.returncode
+        )
 
 
-def send(process: subprocess.Popen[bytes], job: bytes) -> None:
+def send_job(process: subprocess.Popen[bytes], job: bytes) -> None:
     """Send the job. A process that exits before reading it is judged by its exit status."""
     assert process.stdin is not None
     try:
@@ -110,7 +116,7 @@ def send(process: subprocess.Popen[bytes], job: bytes) -> None:
         pass
 
 
-def judged(output: bytes, token: str, status: int) -> Verdict:
+def parse_verdict(output: bytes, token: str, status: int) -> Verdict:
     """Return the verdict that the process wrote, or one from its exit status."""
     try:
         verdict = json.loads(output)
@@ -120,10 +126,10 @@ def judged(output: bytes, token: str, status: int) -> Verdict:
         how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         return Verdict(False, f"exited {how} before the end of the program")
     raised = verdict.get("raised", "no verdict")
-    return Verdict(raised is None, "" if raised is None else one_line(str(raised)))
+    return Verdict(raised is None, "" if raised is None else printable_line(str(raised)))
 
 
-def one_line(text: str) -> str:
+def printable_line(text: str) -> str:
     """Return a text as one printable line of at most `MAX_REASON_CHARACTERS` characters."""
     characters = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
-    return "".join(characters)[:REASON]
+    return "".join(characters)[:MAX_REASON_CHARACTERS]

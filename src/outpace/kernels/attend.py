@@ -17,7 +17,7 @@ LOG2E = tl.constexpr(math.log2(math.e))
 
 
 @triton.jit
-def look(
+def accumulate_slots(
     top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
     own_slot, begin, end, scale, slot_stride, N: tl.constexpr, PAGE: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr, MASKED: tl.constexpr, UPCAST: tl.constexpr,
@@ -105,26 +105,26 @@ def attend(
     total = tl.zeros([M], tl.float32)
     acc = tl.zeros([M, WIDTH], tl.float32)
     # Only the first and last slots need a mask.
-    top, total, acc = look(
+    top, total, acc = accumulate_slots(
         top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
         own_slot, begin, clear, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
     )  # fmt: skip
-    top, total, acc = look(
+    top, total, acc = accumulate_slots(
         top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
         own_slot, clear, unclear, scale, slot_stride, N, PAGE, SIZE, WIDTH, False, UPCAST, TREES,
     )  # fmt: skip
-    top, total, acc = look(
+    top, total, acc = accumulate_slots(
         top, total, acc, query, keys, values, table, low, visible_end, root_slot, ancestors,
         own_slot, unclear, end, scale, slot_stride, N, PAGE, SIZE, WIDTH, True, UPCAST, TREES,
     )  # fmt: skip
-    keep(
+    store_result(
         out, sums, tops, sinks, top, total, acc, row, head, part + lanes // GROUP, real, whole,
         part < 0, tl.num_programs(1) * GROUP, SIZE, WIDTH,
     )  # fmt: skip
 
 
 @triton.jit
-def drained(top, total, acc, sink):
+def apply_sink(top, total, acc, sink):
     """Apply a sink to the sums: it adds weight without a value."""
     new = tl.maximum(top, sink * LOG2E)
     base = tl.where(new == float("-inf"), 0.0, new)
@@ -133,7 +133,7 @@ def drained(top, total, acc, sink):
 
 
 @triton.jit
-def keep(
+def store_result(
     out, sums, tops, sinks, top, total, acc, row, head, part, real, whole, alone, heads,
     SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -141,7 +141,7 @@ def keep(
     dims = tl.arange(0, WIDTH)
     if sinks is not None:  # for partial sums, the merge applies it
         sink = tl.load(sinks + head, mask=real, other=0.0).to(tl.float32)
-        total, acc = drained(top, total, acc, tl.where(alone, sink, float("-inf")))
+        total, acc = apply_sink(top, total, acc, tl.where(alone, sink, float("-inf")))
     is_empty = total == 0.0
     acc = acc / tl.where(is_empty, 1.0, total)[:, None]
     if alone:
@@ -193,7 +193,7 @@ def merge(
         top = new
     if sinks is not None:
         sink = tl.load(sinks + heads, mask=heads < known, other=0.0).to(tl.float32)
-        total, acc = drained(top, total, acc, sink)
+        total, acc = apply_sink(top, total, acc, sink)
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     place = (row * HEADS + heads)[:, None] * SIZE + dims[None, :]
     tl.store(out + place, acc.to(out.dtype.element_ty), mask=whole)

@@ -16,64 +16,67 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from outpace.kernels.matmul import LAYOUTS, bind_product, layouts
-from outpace.kernels.tiles import Product
+from outpace.kernels.matmul import LAYOUTS, available_layouts, bind_product
+from outpace.kernels.tiles import RowProduct
 
 LOG = logging.getLogger(__name__)
 
-ROWS = (1, 4, 16, 64)
+TIMED_ROWS = (1, 4, 16, 64)
 """Numbers of rows in the timed products."""
 
-COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 129)
+TESTED_ROWS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 129)
 """Numbers of rows that must give the same bits as within `MAX_TESTED_ROWS` rows."""
 
-MOST = 256
+MAX_TESTED_ROWS = 256
 """Number of rows in the largest tested product."""
 
-SMALL = 2**15
+MIN_TIMED_ELEMENTS = 2**15
 """Elements below which the call costs more than the product, so layouts are not timed."""
 
-COLD = 2**22
+TIMED_BYTES = 2**22
 """Bytes of all copies of a matrix; larger matrices are timed by a slice of this size."""
 
-WHOLE = 16
+OUTPUT_MULTIPLE = 16
 """Timed slices have a multiple of these outputs, which every layout supports."""
 
-TURNS = 5
+TIMING_ROUNDS = 5
 """Rounds of timing per layout; the fastest counts."""
 
-GAIN = 0.7
+MAX_TIME_RATIO = 0.7
 """Another layout must be below this fraction of the default's time, to exclude noise."""
 
 
-def quickest(weight: Tensor) -> str:
+def choose_layout(weight: Tensor) -> str:
     """Return the fastest batch-invariant layout of a matrix `[out, in]`; `rows` if none is."""
     outputs, inputs = weight.shape
-    outputs_timed = max(COLD // weight.itemsize // max(inputs, 1) // WHOLE, 1) * WHOLE
+    outputs_timed = (
+        max(TIMED_BYTES // weight.itemsize // max(inputs, 1) // OUTPUT_MULTIPLE, 1)
+        * OUTPUT_MULTIPLE
+    )
     shape, threads = (min(outputs, outputs_timed), inputs), torch.get_num_threads()
-    names = layouts(weight)
+    names = available_layouts(weight)
     while names:
-        is_timed = len(names) > 1 and weight.numel() >= SMALL
-        best = fastest(shape, weight.dtype, names) if is_timed else names[0]
+        is_timed = len(names) > 1 and weight.numel() >= MIN_TIMED_ELEMENTS
+        best = fastest_layout(shape, weight.dtype, names) if is_timed else names[0]
         if is_batch_invariant(best, shape, weight.dtype, threads):
             return best
         names = tuple(name for name in names if name != best)
     return "rows"
 
 
-def fastest(shape: tuple[int, int], dtype: torch.dtype, names: tuple[str, ...]) -> str:
+def fastest_layout(shape: tuple[int, int], dtype: torch.dtype, names: tuple[str, ...]) -> str:
     """Return the fastest layout, with equal weight for all numbers of rows.
 
     The first one is kept unless another is clearly faster.
     """
-    times = seconds(shape, dtype, tuple(sorted(names)), torch.get_num_threads())
+    times = time_layouts(shape, dtype, tuple(sorted(names)), torch.get_num_threads())
     first = times[names[0]]
 
-    def share(name: str) -> float:
-        return sum(times[name][count] / first[count] for count in ROWS) / len(ROWS)
+    def mean_ratio(name: str) -> float:
+        return sum(times[name][count] / first[count] for count in TIMED_ROWS) / len(TIMED_ROWS)
 
-    best = min(names, key=share)
-    return best if share(best) < GAIN else names[0]
+    best = min(names, key=mean_ratio)
+    return best if mean_ratio(best) < MAX_TIME_RATIO else names[0]
 
 
 @cache
@@ -88,12 +91,12 @@ def is_batch_invariant(
     generator = torch.Generator().manual_seed(0)
     weight = (16 * torch.randn(shape, generator=generator)).to(dtype)
     scale = torch.ones(shape[0]) if dtype == torch.int8 else None
-    x = torch.randn(MOST, shape[1], generator=generator)
+    x = torch.randn(MAX_TESTED_ROWS, shape[1], generator=generator)
     x = x.to(dtype) if scale is None else x
     product = bind_product(LAYOUTS[layout](weight), None, scale)
     with torch.inference_mode():
         whole = product(x)
-        for count in COUNTS:
+        for count in TESTED_ROWS:
             for rows in (slice(count), slice(-count, None)):
                 if not torch.equal(product(x[rows]), whole[rows]):
                     details = (layout, dtype, *shape, count)
@@ -103,33 +106,33 @@ def is_batch_invariant(
 
 
 @cache
-def seconds(
+def time_layouts(
     shape: tuple[int, int], dtype: torch.dtype, layouts: tuple[str, ...], threads: int
 ) -> dict[str, dict[int, float]]:
     """Return the seconds of a product per layout and number of rows, with `threads` threads."""
     weight = torch.ones(shape, dtype=dtype)
     is_int8 = dtype == torch.int8
-    copies, scale = max(COLD // weight.nbytes, 1), torch.ones(shape[0]) if is_int8 else None
+    copies, scale = max(TIMED_BYTES // weight.nbytes, 1), torch.ones(shape[0]) if is_int8 else None
     products = {
         name: [bind_product(LAYOUTS[name](weight.clone()), None, scale) for _ in range(copies)]
         for name in layouts
     }
-    best = {name: dict.fromkeys(ROWS, float("inf")) for name in layouts}
-    for count in ROWS:
+    best = {name: dict.fromkeys(TIMED_ROWS, float("inf")) for name in layouts}
+    for count in TIMED_ROWS:
         x = torch.ones(count, shape[1], dtype=torch.float32 if is_int8 else dtype)
-        for _ in range(TURNS):
+        for _ in range(TIMING_ROUNDS):
             for name in layouts:
-                best[name][count] = min(best[name][count], turn(x, products[name]))
+                best[name][count] = min(best[name][count], time_products(x, products[name]))
     summary = "; ".join(
         f"{name} {'/'.join(f'{1e6 * time:.0f}' for time in times.values())}"
         for name, times in best.items()
     )
-    LOG.info("%s %s x %s, microseconds of %s rows: %s", dtype, *shape, ROWS, summary)
+    LOG.info("%s %s x %s, microseconds of %s rows: %s", dtype, *shape, TIMED_ROWS, summary)
     return best
 
 
 @torch.inference_mode()
-def turn(x: Tensor, products: list[Product]) -> float:
+def time_products(x: Tensor, products: list[RowProduct]) -> float:
     """Return the mean seconds of a product, over copies of its matrix in sequence."""
     # On one thread, its CPU clock excludes the time of other programs.
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter

@@ -16,11 +16,11 @@ from torch import Tensor
 SCORES = ("confidence", "logprob", "margin", "entropy", "logsum")
 """Rows of the score table that the kernels write."""
 
-BLOCK = 4096
+BLOCK_COLUMNS = 4096
 """Columns of logits per iteration."""
 
 
-class Settings(NamedTuple):
+class SamplingTensors(NamedTuple):
     """Sampling parameters of each row, as tensors `[R]`."""
 
     temperature: Tensor
@@ -37,7 +37,7 @@ def runs_triton(device: torch.device) -> bool:
 
 def read_rows(
     logits: Tensor,
-    settings: Settings,
+    settings: SamplingTensors,
     keys: Tensor,
     guess: Tensor | None = None,
     ratio: Tensor | None = None,
@@ -57,15 +57,15 @@ def read_rows(
     from outpace.kernels import read  # imported late, since it loads Triton
 
     rows, vocab = logits.shape
-    logits = in_rows(logits)
-    guess_rows = logits if guess is None else in_rows(guess)
-    tokens, scores = blank(logits)
+    logits = contiguous_rows(logits)
+    guess_rows = logits if guess is None else contiguous_rows(guess)
+    tokens, scores = allocate_outputs(logits)
     read.read[rows,](
         *(logits, guess_rows, keys if ratio is None else ratio),
         *(settings.temperature, settings.top_p, settings.top_k, settings.min_p.log()),
         *(keys, keys if drawn is None else drawn, tokens, scores),
         *(rows, vocab, logits.stride(0), guess_rows.stride(0)),
-        BLOCK=BLOCK,
+        BLOCK=BLOCK_COLUMNS,
         GUESS=guess is not None,
         DRAWN=drawn is not None,
         num_warps=8,
@@ -73,7 +73,7 @@ def read_rows(
     return tokens, dict(zip(SCORES, scores, strict=True))
 
 
-class Drafts(NamedTuple):
+class DraftRows(NamedTuple):
     """Draft tokens for rejection sampling.
 
     Attributes:
@@ -88,7 +88,7 @@ class Drafts(NamedTuple):
 
 
 def verify_rows(
-    logits: Tensor, guess: Tensor, drafts: Drafts, settings: Settings, keys: Tensor
+    logits: Tensor, guess: Tensor, drafts: DraftRows, settings: SamplingTensors, keys: Tensor
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Sample tokens `i64[R]` by rejection sampling, and compute every score `f32[R]` by name.
 
@@ -97,25 +97,25 @@ def verify_rows(
     """
     from outpace.kernels import rejection  # imported late, since it loads Triton
 
-    logits, guess = in_rows(logits), in_rows(guess)
-    tokens, scores = blank(logits)
+    logits, guess = contiguous_rows(logits), contiguous_rows(guess)
+    tokens, scores = allocate_outputs(logits)
     rejection.verify[len(logits),](
         *(logits, guess, drafts.tokens, drafts.places),
         *(settings.temperature, settings.top_p, settings.top_k, settings.min_p.log()),
         *(keys, drafts.coins, tokens, scores, *logits.shape, guess.shape[1]),
         *(logits.stride(0), guess.stride(0)),
-        BLOCK=BLOCK,
+        BLOCK=BLOCK_COLUMNS,
         num_warps=8,
     )
     return tokens, dict(zip(SCORES, scores, strict=True))
 
 
-def in_rows(logits: Tensor) -> Tensor:
+def contiguous_rows(logits: Tensor) -> Tensor:
     """Return the logits with contiguous rows."""
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
-def blank(logits: Tensor) -> tuple[Tensor, Tensor]:
+def allocate_outputs(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Allocate the tokens and all scores of `logits [R, V]`."""
     rows, device = len(logits), logits.device
     tokens = torch.empty(rows, dtype=torch.int64, device=device)

@@ -11,12 +11,12 @@ import torch
 
 LOG = logging.getLogger(__name__)
 
-WORK = 2**18
+THREAD_WORK = 2**18
 """Multiplications that justify another thread."""
 
 
 @cache
-def library() -> CDLL | None:
+def load_library() -> CDLL | None:
     """Load the compiled library; return None, with one warning, if it was not built."""
     spec = find_spec("outpace._compiled")
     if spec is None or spec.origin is None:
@@ -47,6 +47,6 @@ def library() -> CDLL | None:
     return loaded
 
 
-def threads(work: int) -> int:
+def thread_count(work: int) -> int:
     """Return the number of threads for `work` multiplications, at most PyTorch's."""
-    return min(torch.get_num_threads(), 1 + work // WORK)
+    return min(torch.get_num_threads(), 1 + work // THREAD_WORK)

@@ -19,41 +19,52 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.kernels.loader import library, threads
-from outpace.kernels.tiles import Product, check_vector, describe
+from outpace.kernels.loader import load_library, thread_count
+from outpace.kernels.tiles import RowProduct, check_vector, describe_tensor
 
-BLOCK = 32
+PACKED_BLOCK = 32
 """Numbers of a row that share a scale."""
 
-KINDS = {"Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14}
+BLOCK_FORMATS = {
+    "Q4_0": 2,
+    "Q4_1": 3,
+    "Q5_0": 6,
+    "Q5_1": 7,
+    "Q8_0": 8,
+    "Q4_K": 12,
+    "Q5_K": 13,
+    "Q6_K": 14,
+}
 """Block formats with a compiled loop, and their type numbers in GGUF."""
 
-INPUTS = {kind: 256 if kind >= KINDS["Q4_K"] else BLOCK for kind in KINDS.values()}
+INPUT_MULTIPLES = {
+    kind: 256 if kind >= BLOCK_FORMATS["Q4_K"] else PACKED_BLOCK for kind in BLOCK_FORMATS.values()
+}
 """Multiple that the inputs of a matrix must have, by type number."""
 
-Addresses = NDArray[np.uint64]
+RowAddresses = NDArray[np.uint64]
 """Memory addresses of a matrix's rows."""
 
-ALIGNMENT = 64
+PART_ALIGNMENT = 64
 """Alignment of a part in bytes: a register and a cache line."""
 
 
-class Part(Structure):
+class PackedPart(Structure):
     """Outputs of a matrix in one format: the struct `part` of packed.c."""
 
     _fields_ = (("tiles", c_void_p), ("outputs", c_long), ("kind", c_long))
 
 
 @dataclass(frozen=True)
-class Rows:
+class FormatRows:
     """Consecutive outputs of a matrix in one format, with the addresses of their bytes."""
 
     kind: int
-    addresses: Addresses
+    addresses: RowAddresses
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedMatrix:
     """A packed matrix `[outputs, inputs]`.
 
     Attributes:
@@ -73,46 +84,48 @@ class Packed:
 
 
 @cache
-def level() -> int:
+def loop_level() -> int:
     """Return the fastest loop of this machine: 2 with AVX512-VNNI, 1 with AVX2, 0 for none."""
-    loaded = library()
+    loaded = load_library()
     return 0 if loaded is None else int(loaded.outpace_packed_level())
 
 
-def pack_rows(parts: Sequence[Rows], inputs: int) -> Packed | None:
+def pack_matrix(parts: Sequence[FormatRows], inputs: int) -> PackedMatrix | None:
     """Pack a matrix from the rows of a GGUF file; None if a scale is not finite.
 
     Raises:
         ValueError: If the inputs are not a multiple of a block.
     """
-    loaded = library()
-    if loaded is None or any(inputs % INPUTS.get(part.kind, inputs + 1) for part in parts):
+    loaded = load_library()
+    if loaded is None or any(inputs % INPUT_MULTIPLES.get(part.kind, inputs + 1) for part in parts):
         kinds = ", ".join(str(part.kind) for part in parts)
         raise ValueError(f"parts: cannot pack {inputs} inputs in blocks of type {kinds}")
     bytes_of, count = loaded.outpace_packed_bytes, len(parts)
     sizes = [bytes_of(part.kind, len(part.addresses), inputs) for part in parts]
-    *starts, size = accumulate((-(-size // ALIGNMENT) * ALIGNMENT for size in sizes), initial=0)
+    *starts, size = accumulate(
+        (-(-size // PART_ALIGNMENT) * PART_ALIGNMENT for size in sizes), initial=0
+    )
     tiles = torch.empty(size, dtype=torch.uint8)
     for part, start in zip(parts, starts, strict=True):
         rows, outputs = np.ascontiguousarray(part.addresses, np.uint64), len(part.addresses)
-        place, work = tiles.data_ptr() + start, threads(outputs * inputs)
+        place, work = tiles.data_ptr() + start, thread_count(outputs * inputs)
         if not loaded.outpace_pack(part.kind, rows.ctypes.data, outputs, inputs, place, work):
             return None
     entries = ((parts[n].kind, len(parts[n].addresses), starts[n]) for n in range(count))
-    return Packed(tiles, inputs, tuple(entries))
+    return PackedMatrix(tiles, inputs, tuple(entries))
 
 
-def dequantize(matrix: Packed) -> Tensor:
+def dequantize_packed(matrix: PackedMatrix) -> Tensor:
     """Return the dequantized matrix `f32[out, in]`."""
     return torch.cat(
         [
-            unpack(matrix, part, torch.arange(outputs))
+            unpack_part(matrix, part, torch.arange(outputs))
             for part, (_, outputs, _) in enumerate(matrix.parts)
         ]
     )
 
 
-def unpack_rows(matrix: Packed, numbers: Tensor) -> Tensor:
+def unpack_rows(matrix: PackedMatrix, numbers: Tensor) -> Tensor:
     """Return dequantized rows `f32[..., in]` of a matrix with one part, by index `i64[...]`.
 
     Raises:
@@ -120,27 +133,29 @@ def unpack_rows(matrix: Packed, numbers: Tensor) -> Tensor:
     """
     numbers = numbers.contiguous()
     if numbers.dtype is not torch.int64 or not numbers.is_cpu or len(matrix.parts) != 1:
-        raise ValueError(f"numbers must be int64 on a CPU, got {describe(numbers)}")
+        raise ValueError(f"numbers must be int64 on a CPU, got {describe_tensor(numbers)}")
     if numbers.numel():
         low, high = map(int, torch.aminmax(numbers))
         if low < 0 or high >= matrix.outputs:
             raise ValueError(f"numbers must be below {matrix.outputs}, got {low} to {high}")
-    return unpack(matrix, 0, numbers)
+    return unpack_part(matrix, 0, numbers)
 
 
-def unpack(matrix: Packed, part: int, numbers: Tensor) -> Tensor:
+def unpack_part(matrix: PackedMatrix, part: int, numbers: Tensor) -> Tensor:
     """Return dequantized rows of a part, by unchecked index."""
-    loaded, out = library(), torch.empty(*numbers.shape, matrix.inputs)
+    loaded, out = load_library(), torch.empty(*numbers.shape, matrix.inputs)
     assert loaded is not None
     kind, _, start = matrix.parts[part]
     loaded.outpace_unpack(
         *(kind, matrix.tiles.data_ptr() + start, matrix.inputs, numbers.data_ptr()),
-        *(numbers.numel(), out.data_ptr(), threads(out.numel())),
+        *(numbers.numel(), out.data_ptr(), thread_count(out.numel())),
     )
     return out
 
 
-def bind_product(matrix: Packed, bias: Tensor | None = None, loop: int | None = None) -> Product:
+def bind_packed_product(
+    matrix: PackedMatrix, bias: Tensor | None = None, loop: int | None = None
+) -> RowProduct:
     """Return the product of rows with a packed matrix, plus a bias `f32[out]`.
 
     A row with an infinity or NaN becomes NaN. The memory of the matrix must not move while the
@@ -155,28 +170,28 @@ def bind_product(matrix: Packed, bias: Tensor | None = None, loop: int | None = 
         ValueError: For an invalid bias, here, or invalid rows, in the product, and if the processor
             has no such loop.
     """
-    kind, loaded = level() if loop is None else loop, library()
-    if loaded is None or not 0 < kind <= level():
-        raise ValueError(f"loop must be from 1 to {level()} on this processor, got {kind}")
+    kind, loaded = loop_level() if loop is None else loop, load_library()
+    if loaded is None or not 0 < kind <= loop_level():
+        raise ValueError(f"loop must be from 1 to {loop_level()} on this processor, got {kind}")
     outputs = matrix.outputs
     bias = bias if bias is None else check_vector("bias", bias, outputs)
     start = matrix.tiles.data_ptr()
-    entries = [Part(start + offset, rows, form) for form, rows, offset in matrix.parts]
-    table, call = (Part * len(entries))(*entries), loaded.outpace_multiply_packed
+    entries = [PackedPart(start + offset, rows, form) for form, rows, offset in matrix.parts]
+    table, call = (PackedPart * len(entries))(*entries), loaded.outpace_multiply_packed
 
-    def product(x: Tensor) -> Tensor:
+    def multiply_rows(x: Tensor) -> Tensor:
         *leading, given = x.shape
         inputs = matrix.inputs  # this reference keeps the matrix's memory alive
         if given != inputs or x.dtype is not torch.float32 or not x.is_cpu:
-            raise ValueError(f"x must be float32[..., {inputs}] on a CPU, got {describe(x)}")
+            raise ValueError(f"x must be float32[..., {inputs}] on a CPU, got {describe_tensor(x)}")
         x, out = x.contiguous(), torch.empty(*leading, outputs)
         count = x.numel() // inputs
         if not call(
             *(kind, table, len(table), x.data_ptr(), count, inputs, outputs),
             *(None if bias is None else bias.data_ptr(), out.data_ptr()),
-            threads(count * inputs * outputs),
+            thread_count(count * inputs * outputs),
         ):
             raise MemoryError(f"not enough memory for a product of {count} rows")
         return out
 
-    return product
+    return multiply_rows

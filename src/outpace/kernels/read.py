@@ -8,12 +8,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-TURNS = tl.constexpr(8)
+MAX_REDRAWS = tl.constexpr(8)
 """Candidates that are tried before the threshold of the filters is searched."""
 
 
 @triton.jit
-def scramble(x):
+def scramble_words(x):
     """Apply a bijection of 32-bit words, as in `decoding/noise.py`."""
     x = (x ^ (x >> 16)) * tl.full([], 0x7FEB352D, tl.uint32)
     x = (x ^ (x >> 15)) * tl.full([], 0x846CA68B, tl.uint32)
@@ -21,17 +21,17 @@ def scramble(x):
 
 
 @triton.jit
-def uniform(columns, low, high):
+def uniform_noise(columns, low, high):
     """Return uniform noise of columns for the two words of a key, as in `decoding/noise.py`."""
     words = columns.to(tl.uint32) * tl.full([], 0x9E3779B1, tl.uint32)
-    words = scramble(scramble(words ^ low) ^ high)
+    words = scramble_words(scramble_words(words ^ low) ^ high)
     return tl.minimum((words.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
 
 
 @triton.jit
-def gumbel(columns, low, high):
+def gumbel_noise(columns, low, high):
     """Return Gumbel noise of columns for the two words of a key, as in `decoding/noise.py`."""
-    u = uniform(columns, low, high)
+    u = uniform_noise(columns, low, high)
     # 1 - u loses precision for small u; the quotient compensates (Kahan).
     rest = 1.0 - u
     near = rest == 1.0
@@ -40,36 +40,38 @@ def gumbel(columns, low, high):
 
 
 @triton.jit
-def words(key):
+def split_key(key):
     """Return the two words of a key, the lower one first."""
     return key.to(tl.uint32), (key >> 32).to(tl.uint32)
 
 
 @triton.jit
-def mixed(x, y, ratio):
+def interpolate_logits(x, y, ratio):
     """Interpolate from x to y, as `torch.lerp`."""
     return tl.where(ratio < 0.5, x + ratio * (y - x), y - (y - x) * (1.0 - ratio))
 
 
 @triton.jit
-def numbers(row, guess, ratio, columns, vocab, GUESS: tl.constexpr):
+def load_logits(row, guess, ratio, columns, vocab, GUESS: tl.constexpr):
     """Load logits of columns in float32; NaN becomes infinity so that it is the maximum."""
     here = columns < vocab
     x = tl.load(row + columns, mask=here, other=0.0).to(tl.float32)
     if GUESS:
-        x = mixed(x, tl.load(guess + columns, mask=here, other=0.0).to(tl.float32), ratio)
+        x = interpolate_logits(
+            x, tl.load(guess + columns, mask=here, other=0.0).to(tl.float32), ratio
+        )
     return tl.where(here, tl.where(x != x, float("inf"), x), float("-inf"))
 
 
 @triton.jit
-def better(best, token, noised, begin):
+def update_best(best, token, noised, begin):
     """Update the best value and its column with the columns from `begin` on."""
     value, column = tl.max(noised, 0), tl.argmax(noised, 0)
     return tl.maximum(best, value), tl.where(value > best, begin + column, token)
 
 
 @triton.jit
-def survey(
+def scan_row(
     row, guess, ratio, vocab, warm, heat, low, high, BLOCK: tl.constexpr, GUESS: tl.constexpr
 ):  # fmt: skip
     """Scan a row once: its two largest logits, sums of exponentials, and a sampled token.
@@ -83,7 +85,7 @@ def survey(
     moment, mass = total, total
     token = tl.full([], 0, tl.int32)
     for begin in range(0, vocab, BLOCK):
-        x = numbers(row, guess, ratio, begin + lanes, vocab, GUESS)
+        x = load_logits(row, guess, ratio, begin + lanes, vocab, GUESS)
         most, at = tl.max(x, 0), tl.argmax(x, 0)
         other = tl.max(tl.where(lanes == at, float("-inf"), x), 0)
         second = tl.maximum(second, tl.maximum(tl.minimum(top, most), other))
@@ -95,8 +97,8 @@ def survey(
         total = total * fade + tl.sum(weights, 0)
         if warm:
             mass = mass * tl.exp(fall / heat) + tl.sum(tl.exp((x - new) / heat), 0)
-            noised = x / heat + gumbel(begin + lanes, low, high)
-            best, token = better(best, token, noised, begin)
+            noised = x / heat + gumbel_noise(begin + lanes, low, high)
+            best, token = update_best(best, token, noised, begin)
         else:
             token = tl.where(most > top, begin + at, token)
         top = new
@@ -104,11 +106,11 @@ def survey(
 
 
 @triton.jit
-def settle(
+def redraw_token(
     row, guess, ratio, vocab, heat, low, high, top, mass, top_p, top_k, min_p, token,
     BLOCK: tl.constexpr, GUESS: tl.constexpr,
 ):  # fmt: skip
-    """Sample again until the token passes top-p, top-k and min-p, as in `decoding/cut.py`.
+    """Sample again until the token passes top-p, top-k and min-p, as in `decoding/truncation.py`.
 
     If a token fails, so do all tokens of at most its probability, so each attempt has fewer
     candidates. After `MAX_REDRAWS` attempts the threshold is searched, which bounds the time.
@@ -116,43 +118,47 @@ def settle(
     lanes = tl.arange(0, BLOCK)
     unsure = (top_p < 1.0) | (top_k < vocab) | (min_p > float("-inf"))
     attempts = tl.full([], 0, tl.int32)
-    while unsure & (attempts < TURNS):
+    while unsure & (attempts < MAX_REDRAWS):
         attempts += 1
-        level = numbers(row, guess, ratio, token, vocab, GUESS) / heat
+        level = load_logits(row, guess, ratio, token, vocab, GUESS) / heat
         above = tl.full([], 0.0, tl.float32)
         count = tl.full([], 0, tl.int32)
         best = tl.full([], float("-inf"), tl.float32)
         candidate = token
         for begin in range(0, vocab, BLOCK):
-            x = numbers(row, guess, ratio, begin + lanes, vocab, GUESS)
+            x = load_logits(row, guess, ratio, begin + lanes, vocab, GUESS)
             is_above = x / heat > level
             above += tl.sum(tl.where(is_above, tl.exp((x - top) / heat), 0.0), 0)
             count += tl.sum(is_above.to(tl.int32), 0)
-            noised = tl.where(is_above, x / heat + gumbel(begin + lanes, low, high), float("-inf"))
-            best, candidate = better(best, candidate, noised, begin)
+            noised = tl.where(
+                is_above, x / heat + gumbel_noise(begin + lanes, low, high), float("-inf")
+            )
+            best, candidate = update_best(best, candidate, noised, begin)
         unsure = (above > top_p * mass) | (count >= top_k) | (level < top / heat + min_p)
         token = tl.where(unsure, candidate, token)
     if unsure:
-        edge = bound(
+        edge = find_edge(
             row, guess, ratio, vocab, heat, top / heat, mass, top_p, top_k, min_p, BLOCK, GUESS
         )  # fmt: skip
         best = tl.full([], float("-inf"), tl.float32)
         for begin in range(0, vocab, BLOCK):
-            level = numbers(row, guess, ratio, begin + lanes, vocab, GUESS) / heat
-            noised = level + gumbel(begin + lanes, low, high)
+            level = load_logits(row, guess, ratio, begin + lanes, vocab, GUESS) / heat
+            noised = level + gumbel_noise(begin + lanes, low, high)
             noised = tl.where(level >= edge, noised, float("-inf"))
-            best, token = better(best, token, noised, begin)
+            best, token = update_best(best, token, noised, begin)
     return token
 
 
 @triton.jit
-def tally(row, guess, ratio, vocab, heat, top, edge, BLOCK: tl.constexpr, GUESS: tl.constexpr):
+def sum_above_edge(
+    row, guess, ratio, vocab, heat, top, edge, BLOCK: tl.constexpr, GUESS: tl.constexpr
+):
     """Sum e^(x / heat - top), and this times its exponent, over logits at or above the edge."""
     lanes = tl.arange(0, BLOCK)
     total = tl.full([], 0.0, tl.float32)
     moment = total
     for begin in range(0, vocab, BLOCK):
-        level = numbers(row, guess, ratio, begin + lanes, vocab, GUESS) / heat
+        level = load_logits(row, guess, ratio, begin + lanes, vocab, GUESS) / heat
         weights = tl.where(level >= edge, tl.exp(level - top), 0.0)
         total += tl.sum(weights, 0)
         moment += tl.sum(tl.maximum(level - top, -1.0e4) * weights, 0)
@@ -160,68 +166,68 @@ def tally(row, guess, ratio, vocab, heat, top, edge, BLOCK: tl.constexpr, GUESS:
 
 
 @triton.jit
-def ranked(bits):
+def order_bits(bits):
     """Map a float32's bits to an integer of the same order; the map is its own inverse."""
     return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
 @triton.jit
-def place(level):
+def order_index(level):
     """Return the rank of a number among all numbers of its type."""
-    return ranked(level.to(tl.int32, bitcast=True))
+    return order_bits(level.to(tl.int32, bitcast=True))
 
 
 @triton.jit
-def bound(
+def find_edge(
     row, guess, ratio, vocab, heat, top, total, top_p, top_k, min_p,
     BLOCK: tl.constexpr, GUESS: tl.constexpr,
 ):  # fmt: skip
-    """Return the smallest x / heat that passes the filters, as in `decoding/cut.py`; ties pass.
+    """Return the smallest x / heat that passes the filters, as in `decoding/truncation.py`; ties pass.
 
     A binary search over float32 takes at most 32 steps. Where the mass above a number equals
     `top_p` within rounding, the reference may decide differently.
     """
     lanes = tl.arange(0, BLOCK)
-    low, high = place(tl.full([], float("-inf"), tl.float32)), place(top)
+    low, high = order_index(tl.full([], float("-inf"), tl.float32)), order_index(top)
     high = tl.where((top_p < 1.0) | (top_k < vocab), high, low)
     while low < high:
         middle = (low & high) + ((low ^ high) >> 1)
-        edge = ranked(middle).to(tl.float32, bitcast=True)
+        edge = order_bits(middle).to(tl.float32, bitcast=True)
         above = tl.full([], 0.0, tl.float32)
         count = tl.full([], 0, tl.int32)
         over, under = tl.full([], float("inf"), tl.float32), tl.full([], float("-inf"), tl.float32)
         for begin in range(0, vocab, BLOCK):
-            level = numbers(row, guess, ratio, begin + lanes, vocab, GUESS) / heat
+            level = load_logits(row, guess, ratio, begin + lanes, vocab, GUESS) / heat
             more = level > edge
             above += tl.sum(tl.where(more, tl.exp(level - top), 0.0), 0)
             count += tl.sum(more.to(tl.int32), 0)
             over = tl.minimum(over, tl.min(tl.where(more, level, float("inf")), 0))
             under = tl.maximum(under, tl.max(tl.where(more, float("-inf"), level), 0))
         outside = (above > top_p * total) | (count >= top_k)
-        low = tl.where(outside, tl.maximum(place(over), middle + 1), low)
-        high = tl.where(outside, high, tl.minimum(place(under), middle))
-    return tl.maximum(ranked(high).to(tl.float32, bitcast=True), top + min_p)
+        low = tl.where(outside, tl.maximum(order_index(over), middle + 1), low)
+        high = tl.where(outside, high, tl.minimum(order_index(under), middle))
+    return tl.maximum(order_bits(high).to(tl.float32, bitcast=True), top + min_p)
 
 
 @triton.jit
-def law(
+def sampling_law(
     row, guess, ratio, vocab, heat, top, top_p, top_k, min_p,
     BLOCK: tl.constexpr, GUESS: tl.constexpr,
 ):  # fmt: skip
     """Return a row's distribution after temperature and filters: maximum, threshold and sums."""
     top = top / heat
     edge = tl.full([], float("-inf"), tl.float32)
-    total, moment = tally(row, guess, ratio, vocab, heat, top, edge, BLOCK, GUESS)
+    total, moment = sum_above_edge(row, guess, ratio, vocab, heat, top, edge, BLOCK, GUESS)
     if (top_p < 1.0) | (top_k < vocab) | (min_p > float("-inf")):
-        edge = bound(
+        edge = find_edge(
             row, guess, ratio, vocab, heat, top, total, top_p, top_k, min_p, BLOCK, GUESS
         )  # fmt: skip
-        total, moment = tally(row, guess, ratio, vocab, heat, top, edge, BLOCK, GUESS)
+        total, moment = sum_above_edge(row, guess, ratio, vocab, heat, top, edge, BLOCK, GUESS)
     return top, edge, total, moment
 
 
 @triton.jit
-def judge(scores, rows, me, x, second, logsum, heat, mine):
+def store_scores(scores, rows, me, x, second, logsum, heat, mine):
     """Store the scores of a token with logit x, given its row's distribution."""
     top, edge, total, moment = mine
     other = tl.where(second / heat >= edge, second / heat, float("-inf"))
@@ -257,25 +263,27 @@ def read(
     if GUESS:
         ratio = tl.load(ratios + me)
     temperature = tl.load(temperatures + me)
-    low, high = words(tl.load(keys + me))
+    low, high = split_key(tl.load(keys + me))
     warm = temperature > 0
     heat = tl.where(warm, temperature, 1.0)
-    top, second, total, moment, mass, token = survey(
+    top, second, total, moment, mass, token = scan_row(
         row, guess, ratio, vocab, warm, heat, low, high, BLOCK, GUESS
     )
     top_p, top_k, min_p = tl.load(top_ps + me), tl.load(top_ks + me), tl.load(min_ps + me)
     if warm:
-        token = settle(
+        token = redraw_token(
             row, guess, ratio, vocab, heat, low, high, top, mass, top_p, top_k, min_p, token,
             BLOCK, GUESS,
         )  # fmt: skip
-    x = numbers(row, guess, ratio, token, vocab, GUESS)
+    x = load_logits(row, guess, ratio, token, vocab, GUESS)
     tl.store(tokens + me, token.to(tl.int64))
     logsum = top + tl.log(total)
     mine = (top, tl.full([], float("-inf"), tl.float32), total, moment)
     scale = tl.full([], 1.0, tl.float32)
     if DRAWN:  # noqa: SIM102 - a compile-time constant, unlike the second condition
         if tl.load(drawn + me):
-            mine = law(row, guess, ratio, vocab, heat, top, top_p, top_k, min_p, BLOCK, GUESS)
+            mine = sampling_law(
+                row, guess, ratio, vocab, heat, top, top_p, top_k, min_p, BLOCK, GUESS
+            )
             scale = heat
-    judge(scores, rows, me, x, second, logsum, scale, mine)
+    store_scores(scores, rows, me, x, second, logsum, scale, mine)

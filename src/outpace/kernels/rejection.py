@@ -8,11 +8,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from outpace.kernels.read import better, gumbel, judge, law, numbers, survey, uniform, words
+from outpace.kernels.read import (
+    gumbel_noise,
+    load_logits,
+    sampling_law,
+    scan_row,
+    split_key,
+    store_scores,
+    uniform_noise,
+    update_best,
+)
 
 
 @triton.jit
-def share(x, heat, law):
+def law_probability(x, heat, law):
     """Return the probability of logits under a distribution."""
     top, edge, total, _ = law
     level = x / heat
@@ -20,18 +29,18 @@ def share(x, heat, law):
 
 
 @triton.jit
-def draw(row, guess, vocab, width, heat, mine, other, low, high, BLOCK: tl.constexpr):
+def draw_residual(row, guess, vocab, width, heat, mine, other, low, high, BLOCK: tl.constexpr):
     """Sample a token of max(p - q, 0); also return its noised logarithm, -inf if all are 0."""
     lanes = tl.arange(0, BLOCK)
     best = tl.full([], float("-inf"), tl.float32)
     token = tl.full([], 0, tl.int32)
     for begin in range(0, vocab, BLOCK):
         columns = begin + lanes
-        p = share(numbers(row, row, 0.0, columns, vocab, False), heat, mine)
-        q = share(numbers(guess, row, 0.0, columns, width, False), heat, other)
+        p = law_probability(load_logits(row, row, 0.0, columns, vocab, False), heat, mine)
+        q = law_probability(load_logits(guess, row, 0.0, columns, width, False), heat, other)
         logs = tl.log(tl.where(p > q, p - q, 1.0))
-        noised = tl.where(p > q, logs + gumbel(columns, low, high), float("-inf"))
-        best, token = better(best, token, noised, begin)
+        noised = tl.where(p > q, logs + gumbel_noise(columns, low, high), float("-inf"))
+        best, token = update_best(best, token, noised, begin)
     return token, best
 
 
@@ -54,35 +63,41 @@ def verify(
     """
     me = tl.program_id(0).to(tl.int64)
     row = logits + me * stride
-    top, second, total, moment, mass, token = survey(
+    top, second, total, moment, mass, token = scan_row(
         row, row, 0.0, vocab, False, 1.0, 0, 0, BLOCK, False
     )
     heat = tl.load(temperatures + me)
     if heat > 0:
         top_p, top_k, min_p = tl.load(top_ps + me), tl.load(top_ks + me), tl.load(min_ps + me)
-        mine = law(row, row, 0.0, vocab, heat, top, top_p, top_k, min_p, BLOCK, False)
+        mine = sampling_law(row, row, 0.0, vocab, heat, top, top_p, top_k, min_p, BLOCK, False)
         draft, guess = tl.load(drafted + me), guesses + tl.load(places + me) * guess_stride
         other, is_accepted = mine, draft >= 0
         # Without a draft token the guess is not read, and the residual is all of p.
         seen = tl.where(is_accepted, width, 0)
         if is_accepted:
-            most = survey(guess, row, 0.0, seen, False, 1.0, 0, 0, BLOCK, False)[0]
-            other = law(guess, row, 0.0, seen, heat, most, top_p, top_k, min_p, BLOCK, False)
-            p = share(numbers(row, row, 0.0, draft, vocab, False), heat, mine)
-            q = share(numbers(guess, row, 0.0, draft, seen, False), heat, other)
-            low, high = words(tl.load(coins + me))
-            is_accepted = uniform(tl.full([], 0, tl.int32), low, high) * q < p
+            most = scan_row(guess, row, 0.0, seen, False, 1.0, 0, 0, BLOCK, False)[0]
+            other = sampling_law(
+                guess, row, 0.0, seen, heat, most, top_p, top_k, min_p, BLOCK, False
+            )
+            p = law_probability(load_logits(row, row, 0.0, draft, vocab, False), heat, mine)
+            q = law_probability(load_logits(guess, row, 0.0, draft, seen, False), heat, other)
+            low, high = split_key(tl.load(coins + me))
+            is_accepted = uniform_noise(tl.full([], 0, tl.int32), low, high) * q < p
         # A NaN logit makes the sum NaN and is the largest logit; it then stays the token.
         if (mine[2] > 0) & (other[2] > 0):
-            low, high = words(tl.load(keys + me))
+            low, high = split_key(tl.load(keys + me))
             found, best = draft.to(tl.int32), tl.full([], 0.0, tl.float32)
             if is_accepted == 0:
-                found, best = draw(row, guess, vocab, seen, heat, mine, other, low, high, BLOCK)
+                found, best = draw_residual(
+                    row, guess, vocab, seen, heat, mine, other, low, high, BLOCK
+                )
             # For equal distributions, rounding may leave no residual.
             if best == float("-inf"):
-                found, best = draw(row, guess, vocab, 0, heat, mine, other, low, high, BLOCK)
+                found, best = draw_residual(
+                    row, guess, vocab, 0, heat, mine, other, low, high, BLOCK
+                )
             token = found
     tl.store(tokens + me, token.to(tl.int64))
-    x = numbers(row, row, 0.0, token, vocab, False)
+    x = load_logits(row, row, 0.0, token, vocab, False)
     plain = (top, float("-inf"), total, moment)
-    judge(scores, rows, me, x, second, top + tl.log(total), 1.0, plain)
+    store_scores(scores, rows, me, x, second, top + tl.log(total), 1.0, plain)

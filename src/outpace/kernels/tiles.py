@@ -13,99 +13,110 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from outpace.kernels.loader import WORK, library
+from outpace.kernels.loader import THREAD_WORK, load_library
 
-WIDTH, UNIT = 16, 4
+TILE_OUTPUTS, UNIT_BYTES = 16, 4
 """Outputs of a tile, and bytes of a unit of a row."""
 
-KINDS = {torch.float32: (0,), torch.bfloat16: (1, 3), torch.int8: (2,)}
+TILE_LOOPS = {torch.float32: (0,), torch.bfloat16: (1, 3), torch.int8: (2,)}
 """Loops by the dtype of a matrix, fastest first; rows have the same dtype, or float32 for int8. The
 second one of bfloat16 multiplies in float32, on processors without AVX512-BF16."""
 
-LONGEST = (2**31 - 1) // (128 * 127)
+MAX_INT8_INPUTS = (2**31 - 1) // (128 * 127)
 """Inputs of an int8 matrix above which a sum may exceed 32 bits: codes of a matrix go down to -128,
 codes of rows to -127."""
 
-SIGN = 128
+CODE_OFFSET = 128
 """Offset of int8 codes in a tile."""
 
-LARGE = 2**26
+TILED_LOOKUP_BYTES = 2**26
 """Bytes from which a tied embedding is looked up in the head's tiles, which is slower."""
 
 
 @cache
-def loop(dtype: torch.dtype) -> int | None:
+def find_loop(dtype: torch.dtype) -> int | None:
     """Return the loop for tiles of a dtype on this machine, if there is one."""
-    if dtype not in KINDS or (loaded := library()) is None:
+    if dtype not in TILE_LOOPS or (loaded := load_library()) is None:
         return None
-    return next((kind for kind in KINDS[dtype] if loaded.outpace_has_tiles(kind)), None)
+    return next((kind for kind in TILE_LOOPS[dtype] if loaded.outpace_has_tiles(kind)), None)
 
 
-def usable(dtype: torch.dtype) -> bool:
+def has_tile_loop(dtype: torch.dtype) -> bool:
     """Return whether this machine has a loop for tiles of a dtype."""
-    return loop(dtype) is not None
+    return find_loop(dtype) is not None
 
 
-def fits(weight: Tensor) -> bool:
+def can_tile(weight: Tensor) -> bool:
     """Return whether a matrix `[out, in]` can be stored in tiles on this machine."""
-    return unfit(weight) is None and usable(weight.dtype)
+    return tiling_error(weight) is None and has_tile_loop(weight.dtype)
 
 
-def unfit(weight: Tensor) -> str | None:
+def tiling_error(weight: Tensor) -> str | None:
     """Return why a matrix `[out, in]` cannot be stored in tiles; None if it can."""
-    if weight.device.type != "cpu" or weight.dim() != 2 or weight.dtype not in KINDS:
-        kinds = ", ".join(str(dtype) for dtype in KINDS)
-        return f"must be a matrix [out, in] of {kinds} on a CPU, got {describe(weight)}"
+    if weight.device.type != "cpu" or weight.dim() != 2 or weight.dtype not in TILE_LOOPS:
+        kinds = ", ".join(str(dtype) for dtype in TILE_LOOPS)
+        return f"must be a matrix [out, in] of {kinds} on a CPU, got {describe_tensor(weight)}"
     outputs, inputs = weight.shape
-    if outputs == 0 or outputs % WIDTH or inputs == 0 or inputs * weight.itemsize % UNIT:
+    if (
+        outputs == 0
+        or outputs % TILE_OUTPUTS
+        or inputs == 0
+        or inputs * weight.itemsize % UNIT_BYTES
+    ):
         return (
-            f"outputs must be a multiple of {WIDTH}, and inputs of "
-            f"{UNIT // weight.itemsize}, got {describe(weight)}"
+            f"outputs must be a multiple of {TILE_OUTPUTS}, and inputs of "
+            f"{UNIT_BYTES // weight.itemsize}, got {describe_tensor(weight)}"
         )
-    if weight.dtype == torch.int8 and inputs > LONGEST:
-        return f"int8 must have at most {LONGEST} inputs, got {inputs}"
+    if weight.dtype == torch.int8 and inputs > MAX_INT8_INPUTS:
+        return f"int8 must have at most {MAX_INT8_INPUTS} inputs, got {inputs}"
     return None
 
 
-def describe(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     """Return shape, dtype and device of a tensor, for an error message."""
     return f"{list(tensor.shape)} of {tensor.dtype} on {tensor.device}"
 
 
-def laid(weight: Tensor) -> Tensor:
+def to_tiles(weight: Tensor) -> Tensor:
     """Return a copy of a matrix `[out, in]` in tiles.
 
     Raises:
         ValueError: For a matrix that cannot be stored in tiles.
     """
-    if reason := unfit(weight):
+    if reason := tiling_error(weight):
         raise ValueError(f"weight: {reason}")
     outputs, inputs = weight.shape
-    each = UNIT // weight.itemsize
-    parts = weight.reshape(outputs // WIDTH, WIDTH, inputs // each, each).transpose(1, 2)
+    each = UNIT_BYTES // weight.itemsize
+    parts = weight.reshape(outputs // TILE_OUTPUTS, TILE_OUTPUTS, inputs // each, each).transpose(
+        1, 2
+    )
     tiles = parts.clone(memory_format=torch.contiguous_format)
-    return tiles.view(torch.uint8).bitwise_xor_(SIGN) if weight.dtype == torch.int8 else tiles
+    return (
+        tiles.view(torch.uint8).bitwise_xor_(CODE_OFFSET) if weight.dtype == torch.int8 else tiles
+    )
 
 
-def plain(tiles: Tensor) -> Tensor:
+def from_tiles(tiles: Tensor) -> Tensor:
     """Return the row-major matrix `[out, in]` of tiles."""
-    return rows(tiles, torch.arange(tiles.shape[0] * WIDTH))
+    return read_tile_rows(tiles, torch.arange(tiles.shape[0] * TILE_OUTPUTS))
 
 
-def rows(tiles: Tensor, numbers: Tensor) -> Tensor:
+def read_tile_rows(tiles: Tensor, numbers: Tensor) -> Tensor:
     """Return rows `[n, in]` of a matrix in tiles, by index `i64[n]`."""
     # Looking up units of four bytes is several times as fast as looking up single elements.
-    units = tiles.view(torch.int32).squeeze(-1)[numbers // WIDTH, :, numbers % WIDTH]
+    units = tiles.view(torch.int32).squeeze(-1)[numbers // TILE_OUTPUTS, :, numbers % TILE_OUTPUTS]
     if tiles.dtype == torch.uint8:
-        return units.view(torch.uint8).bitwise_xor_(SIGN).view(torch.int8)
+        return units.view(torch.uint8).bitwise_xor_(CODE_OFFSET).view(torch.int8)
     return units.view(tiles.dtype)
 
 
-Product = Callable[[Tensor], Tensor]
+RowProduct = Callable[[Tensor], Tensor]
 """Maps rows `[..., in]` to rows `[..., out]`."""
 
 
-def bind_product(tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None = None) -> Product:
+def bind_tile_product(
+    tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None = None
+) -> RowProduct:
     """Return the product of rows with a matrix in tiles, plus a bias `f32[out]`.
 
     Tiles of int8 have a `scale f32[out]`, and rows of float32 are quantized to 8 bits with a scale
@@ -113,7 +124,7 @@ def bind_product(tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None
     or device, here or in the product: the compiled loop does not check its pointers.
     """
     eight = tiles.dtype is torch.uint8
-    kind, loaded = loop(torch.int8 if eight else tiles.dtype), library()
+    kind, loaded = find_loop(torch.int8 if eight else tiles.dtype), load_library()
     if (
         tiles.dim() != 4
         or not tiles.is_cpu
@@ -123,21 +134,27 @@ def bind_product(tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None
         or loaded is None
     ):
         with_scale = "without" if scale is None else "with"
-        raise ValueError(f"tiles: cannot multiply {describe(tiles)} {with_scale} scales")
-    units, inputs, outputs = tiles.shape[1], tiles.shape[1] * tiles.shape[3], WIDTH * len(tiles)
+        raise ValueError(f"tiles: cannot multiply {describe_tensor(tiles)} {with_scale} scales")
+    units, inputs, outputs = (
+        tiles.shape[1],
+        tiles.shape[1] * tiles.shape[3],
+        TILE_OUTPUTS * len(tiles),
+    )
     dtype = torch.float32 if eight else tiles.dtype
     bias = bias if bias is None else check_vector("bias", bias, outputs)
     scale = scale if scale is None else check_vector("scale", scale, outputs)
     work = inputs * outputs
 
-    def product(x: Tensor) -> Tensor:
+    def multiply_rows(x: Tensor) -> Tensor:
         *leading, given = x.shape
         if given != inputs or x.dtype is not dtype or not x.is_cpu:
-            raise ValueError(f"x: rows {describe(x)} do not fit tiles {describe(tiles)}")
+            raise ValueError(
+                f"x: rows {describe_tensor(x)} do not fit tiles {describe_tensor(tiles)}"
+            )
         x, out = x.contiguous(), torch.empty(*leading, outputs, dtype=dtype)
         count = x.numel() // inputs
         # Inlined from `loader.thread_count` to save a call per product and token.
-        threads = min(torch.get_num_threads(), 1 + count * work // WORK)
+        threads = min(torch.get_num_threads(), 1 + count * work // THREAD_WORK)
         if not loaded.outpace_multiply(
             kind,
             x.data_ptr(),
@@ -153,11 +170,11 @@ def bind_product(tiles: Tensor, bias: Tensor | None = None, scale: Tensor | None
             raise MemoryError(f"not enough memory for a product of {count} rows")
         return out
 
-    return product
+    return multiply_rows
 
 
 def check_vector(name: str, part: Tensor, outputs: int) -> Tensor:
     """Return a contiguous bias or scale `f32[out]`; raise `ValueError` for anything else."""
     if part.dtype is not torch.float32 or part.shape != (outputs,) or not part.is_cpu:
-        raise ValueError(f"{name} must be float32[{outputs}] on a CPU, got {describe(part)}")
+        raise ValueError(f"{name} must be float32[{outputs}] on a CPU, got {describe_tensor(part)}")
     return part.contiguous()

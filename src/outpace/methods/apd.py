@@ -24,11 +24,11 @@ from outpace.decoding import (
     runs_triton,
     to_device,
 )
-from outpace.decoding.dial import MOST, halved
-from outpace.decoding.sampling import Noisy, Read, Reader, Readout, chooser
-from outpace.methods.bounds import at_least_one, fraction
-from outpace.methods.method import Method, Within, check_least
-from outpace.methods.plain import plain
+from outpace.decoding.dial import MAX_PACED_TOKENS, halving_values
+from outpace.decoding.sampling import GroupReader, NoisyChooser, Read, Readout, row_chooser
+from outpace.methods.bounds import check_at_least_one, check_fraction
+from outpace.methods.method import Interval, Method, check_least
+from outpace.methods.plain import decode_plain
 
 Coupling = Literal["gumbel", "argmax"]
 
@@ -47,21 +47,21 @@ class APD(Method):
     arg-max of raw logits, as in the authors' code.
     """
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
     roles = {"verifier": CAUSAL_KINDS}
 
     verifier: Annotated[str, "name or folder of the verifier"]
     ratio: Annotated[
-        float, Within(0, 1), "R: weight of the target against the verifier, 0 to 1"
+        float, Interval(0, 1), "R: weight of the target against the verifier, 0 to 1"
     ] = 0.7
     window: Annotated[
         int | None,
-        Within(2, 64, log=True),
+        Interval(2, 64, log=True),
         "W: recompute the last group and window − 1 tokens before it",
     ] = 16
     lookahead: Annotated[
         int | None,
-        Within(4, 128, log=True),
+        Interval(4, 128, log=True),
         "M: number of masks, and so the most tokens per forward",
     ] = 100
     coupling: Annotated[Coupling, "how the verifier's y is drawn"] = "gumbel"
@@ -72,17 +72,17 @@ class APD(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fraction(ratio=self.ratio)
-        at_least_one(window=self.window, lookahead=self.lookahead)
+        check_fraction(ratio=self.ratio)
+        check_at_least_one(window=self.window, lookahead=self.lookahead)
         check_least(self.least, lookahead=self.lookahead)
 
-    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
         """Return the range of the lookahead."""
         if not auto or self.least is None or self.lookahead is None:
             return None
-        window = min(self.window or 1, MOST)
+        window = min(self.window or 1, MAX_PACED_TOKENS)
         return Dial(
-            values=halved(self.least, self.lookahead),
+            values=halving_values(self.least, self.lookahead),
             passes=lambda value, kept: [
                 ("target", window - 1 + kept + value - (value == target.shift), 1),
                 ("verifier", value, value > 1),
@@ -96,16 +96,18 @@ class APD(Method):
         read: Read | None = None  # of plain decoding
         while alive:
             n = len(request)
-            num_masks = request.dial(self.lookahead or request.max_tokens, behind=n - ready)
+            num_masks = request.choose_length(
+                self.lookahead or request.max_tokens, unread=n - ready
+            )
             start, begin = begin, 0 if self.window is None else max(n - self.window + 1, 0)
             if request.pace and num_masks == self.least == request.target.shift:
                 read = read or request.sample(step)
-                alive = yield from plain(request, start, read, FULL, self.window)
+                alive = yield from decode_plain(request, start, read, FULL, self.window)
                 begin = 0 if self.window is None else max(len(request) - self.window, 0)
                 continue
             end = min(n + num_masks, request.limit)
             guess = yield Forward(
-                ids=request.ids[start:] + request.ahead(end),
+                ids=request.ids[start:] + request.lookahead_ids(end),
                 start=start,
                 pattern=FULL,
                 predict=range(n, end),
@@ -144,27 +146,27 @@ class Mixture(Read):
     step: int
 
     @classmethod
-    def group(
+    def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> Reader:
+    ) -> GroupReader:
         """Return a reader of all rows of `reads`, where read i wants the slots `slots[i]`."""
-        choose = chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
+        choose = row_chooser([r.sampling for r in reads], [r.step for r in reads], slots, device)
         guess = torch.cat([read.guess for read in reads]) if len(reads) > 1 else reads[0].guess
         ratios = np.repeat([r.ratio for r in reads], [len(r.guess) for r in reads])
         ratio = to_device(ratios.astype(np.float32), device)
 
-        def read(logits: Tensor, rows: slice) -> Readout:
+        def read_chunk(logits: Tensor, rows: slice) -> Readout:
             vocab = min(guess.shape[-1], logits.shape[-1])
             verifier_logits, guess_logits, own_ratio = (
                 logits[:, :vocab],
                 guess[rows, :vocab],
                 ratio[rows],
             )
-            if runs_triton(device) and isinstance(choose, Noisy):
+            if runs_triton(device) and isinstance(choose, NoisyChooser):
                 return Readout(
-                    choose.at_once(verifier_logits, rows, guess_logits, own_ratio)[0], {}
+                    choose.read_fused(verifier_logits, rows, guess_logits, own_ratio)[0], {}
                 )
             product = torch.lerp(verifier_logits.float(), guess_logits.float(), own_ratio[:, None])
             return Readout(choose(product, rows), {})
 
-        return read
+        return read_chunk

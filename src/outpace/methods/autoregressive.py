@@ -16,7 +16,7 @@ class Autoregressive(Method):
         """Prefill, then one row per forward, and one for each forced token."""
         read, start, alive = request.sample(), 0, True
         while alive:
-            n, forced = len(request), request.forced
+            n, forced = len(request), request.forced_tokens
             out = yield Forward(
                 ids=request.ids[start:] + forced,
                 start=start,

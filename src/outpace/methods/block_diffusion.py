@@ -8,14 +8,14 @@ from typing import Annotated, Literal, get_args
 import numpy as np
 
 from outpace.decoding import Canvas, Decoding, Forward, Kind, Prediction, Request
-from outpace.decoding.canvas import blocks
+from outpace.decoding.canvas import split_blocks
 from outpace.decoding.forward import IntArray
-from outpace.decoding.order import above, best, rank, within_budget
+from outpace.decoding.order import above_threshold, rank_scores, top_holes, within_budget
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import at_least_one, fraction, not_negative
-from outpace.methods.method import Among, Method, Within, own_block
+from outpace.methods.bounds import check_at_least_one, check_fraction, check_not_negative
+from outpace.methods.method import Interval, Method, OneOf, block_length
 
-Filling = Literal["confidence", "margin", "entropy", "left_to_right"]
+FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +35,11 @@ class BlockDiffusion(Method):
         canvas: fill all of the block in which the answer ends, as the authors' code does.
     """
 
-    decodes = (Kind.BLOCK,)
+    target_kinds = (Kind.BLOCK,)
 
     threshold: Annotated[
         float | None,
-        Within(0.5, 1),
+        Interval(0.5, 1),
         "holes of a higher confidence are filled; None: the number given by steps",
     ] = 0.9
     budget: Annotated[
@@ -47,8 +47,8 @@ class BlockDiffusion(Method):
     ] = None
     steps: Annotated[int | None, "most forwards that fill a block; one per token by default"] = None
     order: Annotated[
-        Filling,
-        Among(("confidence", "entropy", "margin")),
+        FillOrder,
+        OneOf(("confidence", "entropy", "margin")),
         "ranking of holes where too few exceed the threshold",
     ] = "confidence"
     part: Annotated[int | None, "tokens of a block that must be filled before those after them"] = (
@@ -59,49 +59,55 @@ class BlockDiffusion(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(steps=self.steps, part=self.part, block=self.block)
+        check_at_least_one(steps=self.steps, part=self.part, block=self.block)
         if self.threshold is not None:
-            fraction(threshold=self.threshold)
-        not_negative(budget=self.budget)
+            check_fraction(threshold=self.threshold)
+        check_not_negative(budget=self.budget)
 
-    def check(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         """Raise `ValueError` where the block length is unknown."""
-        own_block(request, self.block)
+        block_length(request, self.block)
 
     @property
-    def sequential(self) -> bool:
+    def is_sequential(self) -> bool:
         """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:
         """Run the block and earlier slots without final keys, fill some of its holes."""
-        size, shift = own_block(request, self.block), request.target.shift
+        size, shift = block_length(request, self.block), request.target.shift
         quotient, remainder = divmod(size, min(self.steps or size, size))
-        canvas, start, step = Canvas.of(request), 0, 0
-        for begin, end in blocks(len(request) - len(request) % size, request.limit, size):
-            canvas.extend(max(end - len(canvas), 0))
+        canvas, start, step = Canvas.from_request(request), 0, 0
+        for begin, end in split_blocks(len(request) - len(request) % size, request.limit, size):
+            canvas.append_slots(max(end - len(canvas), 0))
             fills = 0
-            while holes := canvas.within(begin, end):
+            while holes := canvas.holes_within(begin, end):
                 # With shift 1 the first hole is predicted by the last row of the full block before.
                 only_first = bool(shift) and holes[0] == begin
-                holes, last = (holes[:1], begin) if only_first else (self.front(holes, begin), end)
+                holes, last = (
+                    (holes[:1], begin) if only_first else (self.first_part(holes, begin), end)
+                )
                 out = yield Forward(
                     ids=canvas.ids[start:last],
                     start=start,
                     pattern=tuple(min(size, last - first) for first in range(start, last, size)),
                     predict=holes,
-                    read=request.sample(step, scores=self.scores, drawn=True, joint=True),
+                    read=request.sample(
+                        step, scores=self.needed_scores, score_as_drawn=True, joint=True
+                    ),
                 )
                 start, step = begin, step + 1
                 count = 1 if only_first else quotient + (fills < remainder)
                 fills += not only_first
-                canvas.take(holes, self.choose(out, count), out)
-                if not (self.canvas and canvas.within(begin, end)) and not canvas.commit(request):
+                canvas.fill_chosen(holes, self.choose_holes(out, count), out)
+                if not (
+                    self.canvas and canvas.holes_within(begin, end)
+                ) and not canvas.commit_until(request):
                     return
-        canvas.commit(request)
+        canvas.commit_until(request)
 
     @property
-    def scores(self) -> tuple[Rank, ...]:
+    def needed_scores(self) -> tuple[Rank, ...]:
         """Scores that the choice of holes needs."""
         wanted = {self.order}
         if self.budget is not None:
@@ -110,23 +116,23 @@ class BlockDiffusion(Method):
             wanted.add("confidence")
         return tuple(score for score in get_args(Rank) if score in wanted)
 
-    def front(self, holes: list[int], begin: int) -> list[int]:
+    def first_part(self, holes: list[int], begin: int) -> list[int]:
         """Return the holes in the first part of a block that has any."""
         if self.part is None:
             return holes
         end = begin + ((holes[0] - begin) // self.part + 1) * self.part
         return [hole for hole in holes if hole < end]
 
-    def choose(self, out: Prediction, count: int) -> IntArray:
+    def choose_holes(self, out: Prediction, count: int) -> IntArray:
         """Return the indices of the holes to fill, at least `count` where possible."""
         holes = len(out.tokens)
         leftmost = np.arange(holes, 0, -1, dtype=np.float32)
-        ranks = leftmost if self.order == "left_to_right" else rank(out, self.order)
-        chosen = best(ranks, count)
+        ranks = leftmost if self.order == "left_to_right" else rank_scores(out, self.order)
+        chosen = top_holes(ranks, count)
         if self.budget is not None:
             within = within_budget(ranks, out.scores["entropy"], self.budget)
         elif self.threshold is not None:
-            within = above(out.scores["confidence"], self.threshold)
+            within = above_threshold(out.scores["confidence"], self.threshold)
         else:
             return chosen
         return within if len(within) >= len(chosen) else chosen

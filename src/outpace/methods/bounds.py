@@ -5,21 +5,21 @@ from __future__ import annotations
 from outpace.decoding import OptionError
 
 
-def at_least_one(**options: int | None) -> None:
+def check_at_least_one(**options: int | None) -> None:
     """Raise `OptionError` for a count below one."""
     for name, value in options.items():
         if value is not None and value < 1:
             raise OptionError(name, value, f"{name} must be at least 1, got {value}")
 
 
-def fraction(**options: float) -> None:
+def check_fraction(**options: float) -> None:
     """Raise `OptionError` for an option outside [0, 1]."""
     for name, value in options.items():
         if not 0 <= value <= 1:
             raise OptionError(name, value, f"{name} must be between 0 and 1, got {value}")
 
 
-def positive_fraction(**options: float | None) -> None:
+def check_positive_fraction(**options: float | None) -> None:
     """Raise `OptionError` for an option outside (0, 1]."""
     for name, value in options.items():
         if value is not None and not 0 < value <= 1:
@@ -27,7 +27,7 @@ def positive_fraction(**options: float | None) -> None:
             raise OptionError(name, value, message)
 
 
-def not_negative(**options: float | None) -> None:
+def check_not_negative(**options: float | None) -> None:
     """Raise `OptionError` for an option below zero."""
     for name, value in options.items():
         if value is not None and value < 0:

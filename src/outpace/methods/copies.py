@@ -5,14 +5,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-TRIED = 32
+MAX_CANDIDATES = 32
 """Earlier occurrences that are compared, the latest first."""
 
-COMPARED = 32
+MAX_MATCH_TOKENS = 32
 """Most tokens of a match that are compared."""
 
 
-class Copies:
+class CopyFinder:
     """Finds earlier occurrences of the last tokens of a text, and what followed them.
 
     A hash table maps `match` tokens to the last place where they ended, and each place to the
@@ -22,32 +22,32 @@ class Copies:
 
     def __init__(self, match: int) -> None:
         self.match = match
-        self.before = array("i")
+        self.previous = array("i")
         """For each place, the previous one with the same hash, or -1."""
         self.heads = array("i", [-1]) * 64
         """The last place of each hash, or -1."""
 
-    def find(self, ids: Sequence[int], most: int) -> list[int]:
+    def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
         """Index the new tokens of a text; return `most` tokens that may follow it, or none.
 
         Among earlier occurrences the longest match is preferred, then the most frequent next token,
         then the latest place. A copy that reaches the end of the text repeats.
         """
-        self.extend(ids)
+        self.index_tokens(ids)
         last = len(ids) - 1
         if last < self.match or most < 1:
             return []
-        place, longest = self.before[last], 0
+        place, longest = self.previous[last], 0
         followers: dict[int, list[int]] = {}
-        for _ in range(TRIED):
+        for _ in range(MAX_CANDIDATES):
             if place < 0:
                 break
-            length = shared(ids, place, last)
+            length = match_length(ids, place, last)
             if length > longest:
                 longest, followers = length, {}
             if length == longest:
                 followers.setdefault(ids[place + 1], []).append(place)
-            place = self.before[place]
+            place = self.previous[place]
         if longest < self.match:
             return []
         begin = max(followers.values(), key=len)[0] + 1
@@ -57,24 +57,24 @@ class Copies:
             text.append(text[-period])
         return text
 
-    def extend(self, ids: Sequence[int]) -> None:
+    def index_tokens(self, ids: Sequence[int]) -> None:
         """Index the new tokens of a text."""
         if 2 * len(ids) > len(self.heads):
             self.heads = array("i", [-1]) * (4 * len(ids))
-            del self.before[:]
+            del self.previous[:]
         size, match, heads = len(self.heads), self.match, self.heads
-        for place in range(len(self.before), len(ids)):
+        for place in range(len(self.previous), len(ids)):
             if place + 1 < match:
-                self.before.append(-1)
+                self.previous.append(-1)
                 continue
             key = hash(tuple(ids[place + 1 - match : place + 1])) % size
-            self.before.append(heads[key])
+            self.previous.append(heads[key])
             heads[key] = place
 
 
-def shared(ids: Sequence[int], place: int, last: int) -> int:
+def match_length(ids: Sequence[int], place: int, last: int) -> int:
     """Return the length of the common ending at two places, up to the limit."""
-    length, limit = 0, min(COMPARED, place + 1)
+    length, limit = 0, min(MAX_MATCH_TOKENS, place + 1)
     while length < limit and ids[place - length] == ids[last - length]:
         length += 1
     return length

@@ -21,14 +21,20 @@ from outpace.decoding import (
     Request,
     Target,
 )
-from outpace.decoding.blocks import ACTIVATE, ADD, CONFIDENCE, SIZE, taken
-from outpace.decoding.dial import MOST
+from outpace.decoding.blocks import (
+    D2F_ACTIVATE,
+    D2F_ADD,
+    D2F_BLOCK_SIZE,
+    D2F_CONFIDENCE,
+    select_block_holes,
+)
+from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.decoding.forward import IntArray
-from outpace.decoding.order import rank
+from outpace.decoding.order import rank_scores
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import at_least_one, fraction
-from outpace.methods.method import Among, Method, Within, own_block
-from outpace.methods.plain import plain
+from outpace.methods.bounds import check_at_least_one, check_fraction
+from outpace.methods.method import Interval, Method, OneOf, block_length
+from outpace.methods.plain import decode_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,29 +51,29 @@ class D2F(Method):
     Raises `ValueError` for invalid options.
     """
 
-    decodes = (Kind.DIFFUSION, Kind.BLOCK)
-    usual = {"temperature": 0.0, "top_p": 1.0}
+    target_kinds = (Kind.DIFFUSION, Kind.BLOCK)
+    default_sampling = {"temperature": 0.0, "top_p": 1.0}
 
     block: Annotated[
         int | None,
-        Among((8, 16, 32)),
+        OneOf((8, 16, 32)),
         "slots of a block; those of a block diffusion model by default, or 16",
     ] = None
     add: Annotated[
         float,
-        Within(0.05, 1),
+        Interval(0.05, 1),
         "share of the last block that is filled when the next one is appended",
-    ] = ADD
+    ] = D2F_ADD
     activate: Annotated[
         float,
-        Within(0.5, 1),
+        Interval(0.5, 1),
         "share of a block that is filled when the next one accepts a token in every forward",
-    ] = ACTIVATE
+    ] = D2F_ACTIVATE
     confidence: Annotated[
         float,
-        Within(0.5, 0.999),
+        Interval(0.5, 0.999),
         "tokens of a higher probability are accepted; 1: one token per forward",
-    ] = CONFIDENCE
+    ] = D2F_CONFIDENCE
     order: Annotated[Rank, "ranking of tokens where none exceeds the threshold"] = "confidence"
     canvas: Annotated[bool, "fill everything that was appended, and whole blocks only"] = False
     least: Annotated[
@@ -78,19 +84,25 @@ class D2F(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(block=self.block)
-        fraction(add=self.add, activate=self.activate, confidence=self.confidence)
+        check_at_least_one(block=self.block)
+        check_fraction(add=self.add, activate=self.activate, confidence=self.confidence)
         if self.least not in (None, 1):
             message = f"least must be 1 (token by token) or None, got {self.least}"
             raise OptionError("least", self.least, message)
 
-    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
         """Return a choice between appended blocks and one token at a time."""
-        if not auto or self.least is None or target.shift != 1 or target.blocked or self.canvas:
+        if (
+            not auto
+            or self.least is None
+            or target.shift != 1
+            or target.is_block_causal
+            or self.canvas
+        ):
             return None
-        size = self.block or SIZE
+        size = self.block or D2F_BLOCK_SIZE
         return Dial(
-            values=(1, MOST),
+            values=(1, MAX_PACED_TOKENS),
             # Masks of a block, its accepted tokens, and the masks of blocks appended early.
             passes=lambda value, kept: [
                 ("target", 1 if value == 1 else size + kept * (2 - self.add), 1)
@@ -98,49 +110,53 @@ class D2F(Method):
             nested=False,
         )
 
-    def check(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         """Raise `ValueError` where the block length of the model is unknown."""
-        self.edges(request)
+        self.block_edges(request)
 
-    def edges(self, request: Request) -> tuple[list[int], int]:
+    def block_edges(self, request: Request) -> tuple[list[int], int]:
         """Return the edges of the blocks of the prompt, and the block length.
 
         A block diffusion model counts them from slot 0; else the prompt is one block.
         """
-        if not request.target.blocked:
-            return [0, len(request)], self.block or SIZE
-        size = own_block(request, self.block)
+        if not request.target.is_block_causal:
+            return [0, len(request)], self.block or D2F_BLOCK_SIZE
+        size = block_length(request, self.block)
         return list(range(0, len(request) + 1, size)), size
 
     @property
-    def sequential(self) -> bool:
+    def is_sequential(self) -> bool:
         """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:
         """Run the blocks in flight, fill some of their holes, commit the part before the first."""
-        canvas, (edges, size) = Canvas.of(request), self.edges(request)
-        whole_blocks = self.canvas and not request.cloze  # a template has a fixed end
+        canvas, (edges, size) = Canvas.from_request(request), self.block_edges(request)
+        whole_blocks = self.canvas and not request.is_infill  # a template has a fixed end
         limit = request.limit - ((request.limit - edges[-1]) % size if whole_blocks else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
         step, alive = 0, True
         while alive:
-            if request.pace and not request.cloze and request.dial(MOST) == 1:
+            if (
+                request.pace
+                and not request.is_infill
+                and request.choose_length(MAX_PACED_TOKENS) == 1
+            ):
                 if not canvas.holes:
                     request.canvas = ()
-                    alive = yield from self.plain(request, edges)
-                    canvas, edges = Canvas.of(request), [len(request) - 1, len(request)]
+                    alive = yield from self.decode_plain(request, edges)
+                    canvas, edges = Canvas.from_request(request), [len(request) - 1, len(request)]
                     continue
-            elif len(canvas) < limit and full(canvas, *edges[-2:]) >= self.add:
+            elif len(canvas) < limit and filled_share(canvas, *edges[-2:]) >= self.add:
                 edges.append(min(edges[-1] + size, limit))
-                canvas.extend(edges[-1] - len(canvas))
+                canvas.append_slots(edges[-1] - len(canvas))
             if not canvas.holes:
                 if len(canvas) >= limit:
                     break
                 continue  # a block of fixed tokens only
             # The row before the first hole may be the one that predicts it; no hole sees the full
             # blocks after the last one.
-            start = min(edges[0], canvas.filled - 1)
+            start = min(edges[0], canvas.prefix_length - 1)
             end = next(edge for edge in edges if edge > canvas.holes[-1])
             bounds = [start, *(edge for edge in edges if start < edge <= end)]
             out = yield Forward(
@@ -148,43 +164,47 @@ class D2F(Method):
                 start=start,
                 pattern=tuple(stop - begin for begin, stop in pairwise(bounds)),
                 predict=tuple(canvas.holes),
-                read=request.sample(step, scores=scores, drawn=True, joint=True),
+                read=request.sample(step, scores=scores, score_as_drawn=True, joint=True),
             )
             step += 1
-            chosen = self.taken(canvas, edges, out)
-            edges = edges[bisect_right(edges, canvas.filled) - 1 :]  # full blocks are cached
-            slots = canvas.take(canvas.holes, chosen, out)
+            chosen = self.choose_holes(canvas, edges, out)
+            edges = edges[bisect_right(edges, canvas.prefix_length) - 1 :]  # full blocks are cached
+            slots = canvas.fill_chosen(canvas.holes, chosen, out)
             if ends := [slot for slot in slots if canvas.ids[slot] in request.eos]:
                 limit = len(canvas) if self.canvas else next(e for e in edges if e > min(ends))
-                canvas.cut(limit)
+                canvas.truncate(limit)
                 edges = [edge for edge in edges if edge <= limit]
             if not self.canvas:
-                alive = canvas.commit(request)
-        if request.finish_reason is None and canvas.commit(request, len(canvas)):
+                alive = canvas.commit_until(request)
+        if request.finish_reason is None and canvas.commit_until(request, len(canvas)):
             request.finish_reason = "length"
 
-    def plain(self, request: Request, edges: list[int]) -> Generator[Forward, Prediction, bool]:
+    def decode_plain(
+        self, request: Request, edges: list[int]
+    ) -> Generator[Forward, Prediction, bool]:
         """Run the uncached slots and decode the next token, and others while paused."""
         start, read = min(edges[0], len(request) - 1), request.sample()
         stops = [start, *(edge for edge in edges if start < edge)]
-        return plain(request, start, read, tuple(stop - at for at, stop in pairwise(stops)))
+        return decode_plain(request, start, read, tuple(stop - at for at, stop in pairwise(stops)))
 
-    def taken(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
+    def choose_holes(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
         """Return the indices of the holes to fill."""
-        ranks, confidence = rank(out, self.order), out.scores["confidence"]
+        ranks, confidence = rank_scores(out, self.order), out.scores["confidence"]
         indices, first, previous_share = [], 0, 1.0
         for begin, end in pairwise(edges):
-            last = first + len(canvas.within(begin, end))
+            last = first + len(canvas.holes_within(begin, end))
             scores, forced = confidence[first:last], previous_share >= self.activate
-            chosen = taken(scores, ranks[first:last], self.confidence, forced=forced)
+            chosen = select_block_holes(
+                scores, ranks[first:last], self.confidence, is_active=forced
+            )
             indices.append(first + chosen)
-            first, previous_share = last, full(canvas, begin, end)
+            first, previous_share = last, filled_share(canvas, begin, end)
         return np.concatenate(indices)
 
 
-def full(canvas: Canvas, begin: int, end: int | None = None) -> float:
+def filled_share(canvas: Canvas, begin: int, end: int | None = None) -> float:
     """Return the filled share of the slots of a block; 1 before the first block."""
     if end is None:
         return 1.0
     size = end - begin
-    return (size - len(canvas.within(begin, end))) / size
+    return (size - len(canvas.holes_within(begin, end))) / size

@@ -19,12 +19,12 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.decoding.dial import MOST
-from outpace.methods.behind import behind
-from outpace.methods.bounds import at_least_one
-from outpace.methods.features import Features
+from outpace.decoding.dial import MAX_PACED_TOKENS
+from outpace.methods.bounds import check_at_least_one
+from outpace.methods.draft_block import draft_block
+from outpace.methods.features import FeatureBuffer
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
-from outpace.methods.method import Length, Method, Within, check_length
+from outpace.methods.method import DraftLength, Interval, Method, check_length
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,9 @@ class DFlash(Method):
         int | None, "the last token and the masks after it; the trained length by default"
     ] = None
     tokens: Annotated[
-        Length, Within(1, 15), "proposals that are verified: a number, or the measured optimum"
+        DraftLength,
+        Interval(1, 15),
+        "proposals that are verified: a number, or the measured optimum",
     ] = "auto"
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     fly_window: FlyWindow = FLY_WINDOW
@@ -53,27 +55,30 @@ class DFlash(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(block=self.block)
+        check_at_least_one(block=self.block)
         check_length(self.tokens, self.verify)
         check_fly(self.verify, self.fly_window, self.fly_entropy, self.tokens)
 
-    def check(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         """Raise `ValueError` where a block is too short for loose verification."""
         if self.tokens != "auto":
             drafts = min(self.tokens, (self.block or request.target.block or 1) - 1)
             check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
 
-    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
         """Return the range of verified drafts, which change the output except under "match"."""
         if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
         block = self.block or target.block or 1
         return Dial(
-            values=range(1, min(self.most(block), MOST) + 1),
-            passes=lambda n, kept: [("draft", min(block, MOST) + kept, n > 1), ("target", n, 1)],
+            values=range(1, min(self.cycle_limit(block), MAX_PACED_TOKENS) + 1),
+            passes=lambda n, kept: [
+                ("draft", min(block, MAX_PACED_TOKENS) + kept, n > 1),
+                ("target", n, 1),
+            ],
         )
 
-    def most(self, block: int) -> int:
+    def cycle_limit(self, block: int) -> int:
         """Return the most tokens of a cycle, including the one after the drafts."""
         return block if self.tokens == "auto" else min(block, self.tokens + 1)
 
@@ -87,20 +92,22 @@ class DFlash(Method):
                 stacklevel=2,
             )
         read = request.sample()
-        features = Features(request, read)
-        alive = yield from features.plain()
+        features = FeatureBuffer(request, read)
+        alive = yield from features.decode_plain()
         while alive:
             n = len(request)
             rows = min(block, request.limit - n)
-            count = request.dial(self.most(rows), features.behind, features.lost) - 1
+            count = (
+                request.choose_length(self.cycle_limit(rows), features.unread, features.lost) - 1
+            )
             if not count or features.lost:
-                alive = yield from features.plain(wanted=count > 0)
+                alive = yield from features.decode_plain(wanted=count > 0)
                 continue
             out = yield replace(
-                behind(request, features.take(), rows),
+                draft_block(request, features.take_states(), rows),
                 predict=range(n, n + count),
                 # Masks are independent of each other's noise, so the most probable tokens fit best.
-                read=draft_read(request, self.verify, match=Sample(joint=request.joint)),
+                read=draft_read(request, self.verify, match=Sample(joint=request.joint_text)),
             )
             drafted, guesses = out.tokens, out.logits
             out = yield Forward(
@@ -118,6 +125,6 @@ class DFlash(Method):
             )
             accepted = agreement(drafted, out.tokens)
             assert out.features is not None
-            features.add(out.features[: accepted + 1])
-            features.fed = features.seen
+            features.add_states(out.features[: accepted + 1])
+            features.written_slots = features.stored_slots
             alive = request.commit(out.tokens[: accepted + 1], out.logprobs)

@@ -19,18 +19,26 @@ from outpace.decoding import (
     Request,
     Sample,
 )
-from outpace.decoding.canvas import blocks
+from outpace.decoding.canvas import split_blocks
 from outpace.decoding.forward import FloatArray, IntArray
-from outpace.decoding.order import above, best, even, perturbed, rank, schedule, uniforms
-from outpace.decoding.sampling_params import COLDEST
-from outpace.decoding.target import Order, Rank
-from outpace.methods.bounds import at_least_one, not_negative
-from outpace.methods.method import Among, Method
-from outpace.methods.moved import Moved
+from outpace.decoding.order import (
+    above_threshold,
+    even_counts,
+    perturb_scores,
+    rank_scores,
+    slot_uniforms,
+    step_schedule,
+    top_holes,
+)
+from outpace.decoding.sampling_params import MIN_TEMPERATURE
+from outpace.decoding.target import HoleOrder, Rank
+from outpace.methods.adjusted import AdjustedSample
+from outpace.methods.bounds import check_at_least_one, check_not_negative
+from outpace.methods.method import Method, OneOf
 
-Ends = Literal["free", "last", "never"]
+EndRule = Literal["free", "last", "never"]
 
-FINEST = 16
+MAX_STEPS_PER_TOKEN = 16
 """Most steps of a schedule per token: finer schedules only add steps that fill nothing."""
 
 
@@ -54,16 +62,16 @@ class Diffusion(Method):
             an answer (LLaDA's `confidence_eos_eot_inf` and `logits_eos_inf`).
     """
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
 
     order: Annotated[
-        Order | None, Among(("confidence", "entropy", "margin")), "which holes are filled next"
+        HoleOrder | None, OneOf(("confidence", "entropy", "margin")), "which holes are filled next"
     ] = None
     steps: Annotated[
-        int | None, Among((16, 32, 64, 128)), "forwards in which all of max_tokens would be filled"
+        int | None, OneOf((16, 32, 64, 128)), "forwards in which all of max_tokens would be filled"
     ] = None
     block: Annotated[
-        int | None, Among((8, 16, 32)), "tokens that must all be filled before those after them"
+        int | None, OneOf((8, 16, 32)), "tokens that must all be filled before those after them"
     ] = None
     eps: Annotated[float | None, "last time of Dream's schedule; 0 for the even one of LLaDA"] = (
         None
@@ -73,23 +81,23 @@ class Diffusion(Method):
         float, "weight of classifier-free guidance, at the cost of a second forward per step"
     ] = 0.0
     ends: Annotated[
-        Ends, "last fills end-of-sequence tokens after all others, never bans the padding token"
+        EndRule, "last fills end-of-sequence tokens after all others, never bans the padding token"
     ] = "free"
     canvas: Annotated[bool, "fill all holes in steps forwards"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(steps=self.steps, block=self.block)
+        check_at_least_one(steps=self.steps, block=self.block)
         if self.eps is not None and not 0 <= self.eps < 1:
             message = f"eps must be at least 0 and below 1, got {self.eps}"
             raise OptionError("eps", self.eps, message)
-        if self.order_temperature and self.order_temperature < COLDEST:
-            message = f"order_temperature must be 0 or at least {COLDEST:g}"
+        if self.order_temperature and self.order_temperature < MIN_TEMPERATURE:
+            message = f"order_temperature must be 0 or at least {MIN_TEMPERATURE:g}"
             value = self.order_temperature
             raise OptionError("order_temperature", value, f"{message}, got {value}")
-        not_negative(guidance=self.guidance)
+        check_not_negative(guidance=self.guidance)
 
-    def check(self, request: Request) -> None:
+    def check_request(self, request: Request) -> None:
         """Raise `ValueError` for guidance with a model that was not trained for it."""
         if self.guidance and not request.target.null_prompt:
             raise OptionError(
@@ -99,12 +107,12 @@ class Diffusion(Method):
                 "prompts of masks",
             )
 
-    def size(self, request: Request) -> int:
+    def block_size(self, request: Request) -> int:
         """Return the tokens of a block; the last one of an answer may have fewer."""
         return self.block or request.target.block or request.max_tokens
 
     @property
-    def sequential(self) -> bool:
+    def is_sequential(self) -> bool:
         """False: holes are filled in any order."""
         return False
 
@@ -112,49 +120,53 @@ class Diffusion(Method):
         """Fill block after block, following the schedule."""
         order = self.order or request.target.order
         scores = tuple(score for score in get_args(Rank) if score == order)
-        canvas = Canvas.of(request)
-        canvas.extend(request.max_tokens)
-        for step, (begin, end, count, share) in enumerate(self.plan(request, canvas)):
-            holes = canvas.within(begin, end)
+        canvas = Canvas.from_request(request)
+        canvas.append_slots(request.max_tokens)
+        for step, (begin, end, count, share) in enumerate(self.plan_steps(request, canvas)):
+            holes = canvas.holes_within(begin, end)
             if not holes or (count == 0 and order != "origin"):
                 continue
-            read = request.sample(step, scores=scores, drawn=request.target.drawn, joint=True)
-            out = yield from self.predict(request, canvas, holes, read)
-            noise = uniforms(request.sampling.seed, step, holes)
-            chosen = self.choose(order, out, count, share, noise)
-            slots = canvas.take(holes, chosen, out)
-            if not self.canvas and not canvas.settle(request, slots):
+            read = request.sample(
+                step, scores=scores, score_as_drawn=request.target.score_as_drawn, joint=True
+            )
+            out = yield from self.predict_holes(request, canvas, holes, read)
+            noise = slot_uniforms(request.sampling.seed, step, holes)
+            chosen = self.choose_holes(order, out, count, share, noise)
+            slots = canvas.fill_chosen(holes, chosen, out)
+            if not self.canvas and not canvas.commit_prefix(request, slots):
                 return
-        canvas.commit(request, len(canvas))
+        canvas.commit_until(request, len(canvas))
 
-    def plan(self, request: Request, canvas: Canvas) -> Iterator[tuple[int, int, int, float]]:
+    def plan_steps(self, request: Request, canvas: Canvas) -> Iterator[tuple[int, int, int, float]]:
         """Yield edges of the block, number of holes and share of the rest of each step."""
-        edges = blocks(len(request), request.limit, self.size(request))
+        edges = split_blocks(len(request), request.limit, self.block_size(request))
         eps = request.target.eps if self.eps is None else self.eps
-        block_steps = even(min(self.steps or 0, FINEST * request.max_tokens), len(edges))
+        block_steps = even_counts(
+            min(self.steps or 0, MAX_STEPS_PER_TOKEN * request.max_tokens), len(edges)
+        )
         for (begin, end), num_steps in zip(edges, block_steps, strict=True):
-            holes = len(canvas.within(begin, end))
+            holes = len(canvas.holes_within(begin, end))
             steps = max(num_steps, 1) if self.steps else holes
-            for count, share in schedule(holes, steps, eps) if holes else ():
+            for count, share in step_schedule(holes, steps, eps) if holes else ():
                 yield begin, end, count, share
 
-    def choose(
-        self, order: Order, out: Prediction, count: int, share: float, luck: FloatArray
+    def choose_holes(
+        self, order: HoleOrder, out: Prediction, count: int, share: float, luck: FloatArray
     ) -> IntArray:
         """Return the indices of the holes to fill; `luck` is a uniform number per hole."""
         match order:
             case "left_to_right":
                 return np.arange(min(count, len(luck)))
             case "random":
-                return best(luck, count)
+                return top_holes(luck, count)
             case "origin":
-                return above(share - luck, 0)
-        scores = rank(out, order)
+                return above_threshold(share - luck, 0)
+        scores = rank_scores(out, order)
         if self.order_temperature:
-            scores = perturbed(scores, self.order_temperature, luck)
-        return best(scores, count)
+            scores = perturb_scores(scores, self.order_temperature, luck)
+        return top_holes(scores, count)
 
-    def predict(
+    def predict_holes(
         self, request: Request, canvas: Canvas, holes: list[int], read: Sample
     ) -> Generator[Forward, Prediction, Prediction]:
         """Predict the holes, adjusted by guidance and by the rule for the end of the answer."""
@@ -170,7 +182,7 @@ class Diffusion(Method):
             )
             null = out.logits
         if self.guidance or self.ends != "free":
-            read = Moved(
+            read = AdjustedSample(
                 **vars(read),
                 null=null,
                 guidance=self.guidance,

@@ -27,14 +27,14 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.decoding.branches import Branches, followed
-from outpace.decoding.tree import BITS
-from outpace.methods.bounds import at_least_one
-from outpace.methods.features import Features
+from outpace.decoding.branches import DraftTree, accepted_path
+from outpace.decoding.tree import MAX_TREE_SLOTS
+from outpace.methods.bounds import check_at_least_one
+from outpace.methods.features import FeatureBuffer
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
-from outpace.methods.method import Method, Within
+from outpace.methods.method import Interval, Method
 
-Drafting = Generator[Forward, Prediction, Branches]
+TreeDrafting = Generator[Forward, Prediction, DraftTree]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,21 +47,21 @@ class Eagle(Method):
     verify="match".
     """
 
-    roles = {"draft": (Kind.EXTENDING,)}
+    roles = {"draft": (Kind.EAGLE,)}
 
     draft: Annotated[str, "name or folder of a draft for this target"]
     width: Annotated[
         int,
-        Within(1, 10),
+        Interval(1, 10),
         "nodes of each level that are extended, and children of each; 1 is a chain",
     ] = 10
     depth: Annotated[
         int,
-        Within(1, 7),
+        Interval(1, 7),
         "levels that are extended; depth + 1 tokens are drafted in a row",
     ] = 7
     nodes: Annotated[
-        int, Within(2, BITS + 1), "rows that are verified, including the last token"
+        int, Interval(2, MAX_TREE_SLOTS + 1), "rows that are verified, including the last token"
     ] = 60
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     fly_window: FlyWindow = FLY_WINDOW
@@ -69,12 +69,12 @@ class Eagle(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(width=self.width, depth=self.depth)
-        if not 2 <= self.nodes <= BITS + 1:
-            message = f"nodes must be between 2 and {BITS + 1}, got {self.nodes}"
+        check_at_least_one(width=self.width, depth=self.depth)
+        if not 2 <= self.nodes <= MAX_TREE_SLOTS + 1:
+            message = f"nodes must be between 2 and {MAX_TREE_SLOTS + 1}, got {self.nodes}"
             raise OptionError("nodes", self.nodes, message)
-        if self.width > 1 and self.width * max(self.depth - 1, 1) > BITS:
-            message = f"width * (depth - 1) must be at most {BITS}, the size of a mask, "
+        if self.width > 1 and self.width * max(self.depth - 1, 1) > MAX_TREE_SLOTS:
+            message = f"width * (depth - 1) must be at most {MAX_TREE_SLOTS}, the size of a mask, "
             more = f"got width={self.width} and depth={self.depth}"
             raise OptionError("width", self.width, message + more)
         if self.width > 1 and self.verify != "match":
@@ -83,55 +83,55 @@ class Eagle(Method):
             )
             more = "set width=1, or verify='match'"
             raise OptionError("verify", self.verify, message + more)
-        check_fly(self.verify, self.fly_window, self.fly_entropy, self.levels)
+        check_fly(self.verify, self.fly_window, self.fly_entropy, self.draft_depth)
 
-    def slots(self, prompt: int, max_tokens: int) -> int:
+    def slots_needed(self, prompt: int, max_tokens: int) -> int:
         """Return the slots of the text and of a tree after it, in the target and in the draft."""
         tree_slots = 0 if self.width == 1 else max(self.nodes, self.width * self.depth)
         return prompt + max_tokens + tree_slots
 
-    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
         """Return the range of levels, which change the output except under "match"."""
         if self.verify != "match" or not auto:
             return None
         return Dial(
-            values=range(1, self.levels + 2),
+            values=range(1, self.draft_depth + 2),
             passes=lambda n, kept: [
                 ("draft", kept, n > 1),  # the text since the last cycle
                 ("draft", self.width, max(n - 2, 0)),
                 # The slots of an accepted branch are not contiguous, so its rows run again.
-                ("target", self.rows(n) + (self.width > 1 < n) * (kept - 1), 1),
+                ("target", self.verified_rows(n) + (self.width > 1 < n) * (kept - 1), 1),
             ],
         )
 
     @property
-    def levels(self) -> int:
+    def draft_depth(self) -> int:
         """Tokens that are drafted in a row."""
         return min(self.depth + 1, self.nodes - 1)
 
-    def rows(self, value: int) -> int:
+    def verified_rows(self, value: int) -> int:
         """Return the rows verified for a tree of `value` - 1 levels, a share of `nodes`."""
         if self.width == 1:
             return value
-        return 1 + ceil((self.nodes - 1) * (value - 1) / self.levels)
+        return 1 + ceil((self.nodes - 1) * (value - 1) / self.draft_depth)
 
     def decode(self, request: Request) -> Decoding:
         """Grow a tree after the last token, accept the branch that agrees with the target."""
-        features = Features(request, request.sample())
-        alive, limit = (yield from features.plain()), self.levels + 1
+        features = FeatureBuffer(request, request.sample())
+        alive, limit = (yield from features.decode_plain()), self.draft_depth + 1
         while alive:
             n = len(request)
-            value = request.dial(limit, features.behind, features.lost)
+            value = request.choose_length(limit, features.unread, features.lost)
             depth = min(value - 1, request.limit - n - 1)
             if not depth or features.lost:
-                alive = yield from features.plain(wanted=depth > 0)
+                alive = yield from features.decode_plain(wanted=depth > 0)
                 continue
-            drafted = yield from self.grow(request, features.take(), depth)
-            ready = features.fed
-            rows = drafted.best(self.rows(value) - 1)
+            drafted = yield from self.grow_tree(request, features.take_states(), depth)
+            ready = features.written_slots
+            rows = drafted.best_nodes(self.verified_rows(value) - 1)
             tokens = [drafted.tokens[row] for row in rows]
-            parents = drafted.parents_among(rows)
-            tree = Tree.of(n - 1, parents)
+            parents = drafted.parent_rows(rows)
+            tree = Tree.from_parents(n - 1, parents)
             prefix_rows = n - 1 - ready
             chain = self.width == 1
             fly = self.fly_window, self.fly_entropy
@@ -140,30 +140,30 @@ class Eagle(Method):
                 start=ready,
                 pattern=CAUSAL if chain else tree,
                 positions=None if chain else tree.positions(ready),
-                predict=[n + mask.bit_count() for mask in tree.bits],
+                predict=[n + mask.bit_count() for mask in tree.ancestor_masks],
                 predict_from=range(n - 1, n + len(tokens)),
-                read=verify_read(request, self.verify, tokens, drafted.guesses, fly=fly),
+                read=verify_read(request, self.verify, tokens, drafted.draft_logits, fly=fly),
                 features_for="draft",
                 branches=[drafted.path(row) for row in (-1, *rows)] if request.processors else None,
             )
-            path = followed(parents, tokens, out.tokens)
+            path = accepted_path(parents, tokens, out.tokens)
             assert out.features is not None
-            features.add(out.features[[prefix_rows + row for row in path]])
-            features.fed = features.seen if chain else n
+            features.add_states(out.features[[prefix_rows + row for row in path]])
+            features.written_slots = features.stored_slots if chain else n
             logprobs = out.logprobs
             alive = request.commit(
                 [out.tokens[row] for row in path],
                 None if logprobs is None else [logprobs[row] for row in path],
             )
 
-    def grow(self, request: Request, features: Tensor, levels: int) -> Drafting:
+    def grow_tree(self, request: Request, features: Tensor, levels: int) -> TreeDrafting:
         """Draft `levels` levels after the text, from the features `[c, f]` of its last slots.
 
         The row of slot i combines its features with the next token. The hidden states of a level
         enter with the next one, in slots after the text.
         """
-        n, drafted = len(request), Branches(self.width)
-        read = self.read(request)
+        n, drafted = len(request), DraftTree(self.width)
+        read = self.level_read(request)
         ids, start = request.ids[n - len(features) :], n - 1 - len(features)
         pattern: Pattern = CAUSAL
         while True:
@@ -185,15 +185,15 @@ class Eagle(Method):
                 else None,
             )
             assert out.features is not None
-            rows = drafted.extend(out.tokens, out.logits)
+            rows = drafted.add_level(out.tokens, out.logits)
             if drafted.depth == levels or not drafted.beam:
                 return drafted
             features = out.features[-size:][rows]
             ids, start = [drafted.tokens[node] for node in drafted.beam], end
             if self.width > 1:
-                pattern = Tree(n - 1, drafted.bits())
+                pattern = Tree(n - 1, drafted.ancestor_masks())
 
-    def read(self, request: Request) -> Read:
+    def level_read(self, request: Request) -> Read:
         """Return how the draft reads a level: a chain samples tokens, a tree keeps logits."""
         if self.width > 1:
             return Sample(keep=True)

@@ -15,15 +15,21 @@ from outpace.decoding import (
     Prediction,
     Request,
 )
-from outpace.decoding.canvas import blocks
+from outpace.decoding.canvas import split_blocks
 from outpace.decoding.forward import IntArray
-from outpace.decoding.order import best, factor, rank, reaching, within_budget
+from outpace.decoding.order import (
+    rank_scores,
+    reaching_threshold,
+    top_holes,
+    within_budget,
+    within_factor,
+)
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import at_least_one, not_negative, positive_fraction
-from outpace.methods.method import Among, Method, Within
+from outpace.methods.bounds import check_at_least_one, check_not_negative, check_positive_fraction
+from outpace.methods.method import Interval, Method, OneOf
 
-Cache = Literal["prefix", "dual"]
-BLOCK = 32
+CacheMode = Literal["prefix", "dual"]
+DEFAULT_BLOCK_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,11 +48,11 @@ class FastDLLM(Method):
     default.
     """
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
 
     threshold: Annotated[
         float | None,
-        Within(0.5, 1),
+        Interval(0.5, 1),
         "holes whose confidence reaches it are filled; None: one hole per forward",
     ] = 0.9
     factor: Annotated[
@@ -58,42 +64,42 @@ class FastDLLM(Method):
         float | None, "instead of threshold, the entropy that the holes of a forward may share"
     ] = None
     cache: Annotated[
-        Cache | None,
-        Among(("prefix", "dual")),
+        CacheMode | None,
+        OneOf(("prefix", "dual")),
         "prefix, dual, or None, which recomputes everything",
     ] = "dual"
-    block: Annotated[int | None, Among((8, 16, 32)), "tokens of a block"] = None
+    block: Annotated[int | None, OneOf((8, 16, 32)), "tokens of a block"] = None
     canvas: Annotated[bool, "fill all holes"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(block=self.block)
-        positive_fraction(threshold=self.threshold)
+        check_at_least_one(block=self.block)
+        check_positive_fraction(threshold=self.threshold)
         if self.factor is not None and self.factor <= 0:
             message = f"factor must be a positive number, got {self.factor}"
             raise OptionError("factor", self.factor, message)
-        not_negative(budget=self.budget)
+        check_not_negative(budget=self.budget)
         if self.factor is not None and self.budget is not None:
             message = "factor and budget are alternatives: set only one of them"
             raise OptionError("factor", self.factor, message)
 
-    def size(self, request: Request) -> int:
+    def block_size(self, request: Request) -> int:
         """Return the tokens of a block; the last one of an answer may have fewer."""
-        return self.block or request.target.block or BLOCK
+        return self.block or request.target.block or DEFAULT_BLOCK_TOKENS
 
     @property
-    def sequential(self) -> bool:
+    def is_sequential(self) -> bool:
         """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:
         """Refresh all keys at the start of a block, then run only the rows that are not cached."""
-        canvas, step = Canvas.of(request), 0
-        canvas.extend(request.max_tokens)
+        canvas, step = Canvas.from_request(request), 0
+        canvas.append_slots(request.max_tokens)
         score: Rank = "confidence" if self.budget is None else "entropy"
-        for begin, end in blocks(len(request), request.limit, self.size(request)):
-            cache: Cache | None = None
-            while holes := canvas.within(begin, end):
+        for begin, end in split_blocks(len(request), request.limit, self.block_size(request)):
+            cache: CacheMode | None = None
+            while holes := canvas.holes_within(begin, end):
                 # On a shifted model the first token of a block is predicted by the row before it,
                 # which runs only in the refresh; as in the authors' code, that fills no other hole.
                 if cache is None and self.cache and request.target.shift:
@@ -104,23 +110,30 @@ class FastDLLM(Method):
                     ids=canvas.ids[first:last],
                     start=first,
                     pattern=FULL,
-                    reach=len(canvas),
+                    visible_end=len(canvas),
                     predict=holes,
                     read=request.sample(
-                        step, scores=(score,), drawn=request.target.drawn, joint=True
+                        step,
+                        scores=(score,),
+                        score_as_drawn=request.target.score_as_drawn,
+                        joint=True,
                     ),
                 )
-                slots = canvas.take(holes, self.choose(out), out)
-                if not self.canvas and not canvas.settle(request, slots):
+                slots = canvas.fill_chosen(holes, self.choose_holes(out), out)
+                if not self.canvas and not canvas.commit_prefix(request, slots):
                     return
                 cache, step = self.cache, step + 1
-        canvas.commit(request, len(canvas))
+        canvas.commit_until(request, len(canvas))
 
-    def choose(self, out: Prediction) -> IntArray:
+    def choose_holes(self, out: Prediction) -> IntArray:
         """Return the indices of the holes to fill."""
         if self.budget is not None:
-            return within_budget(rank(out, "entropy"), out.scores["entropy"], self.budget)
-        confidence = rank(out, "confidence")
+            return within_budget(rank_scores(out, "entropy"), out.scores["entropy"], self.budget)
+        confidence = rank_scores(out, "confidence")
         if self.factor is not None:
-            return factor(confidence, self.factor)
-        return best(confidence) if self.threshold is None else reaching(confidence, self.threshold)
+            return within_factor(confidence, self.factor)
+        return (
+            top_holes(confidence)
+            if self.threshold is None
+            else reaching_threshold(confidence, self.threshold)
+        )

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from outpace.decoding import Forward, Prediction, Read, Request
-from outpace.methods.plain import plain
+from outpace.methods.plain import decode_plain
 
 
-class Features:
+class FeatureBuffer:
     """Hidden states from the target that the draft has not read yet.
 
     Nothing is stored while the controller has drafting switched off. When drafting starts again,
@@ -26,29 +26,29 @@ class Features:
     def __init__(self, request: Request, sample: Read) -> None:
         self.request = request
         self.sample = sample
-        self.fed = self.seen = self.read = 0
-        self.kept: list[Tensor] = []
+        self.written_slots = self.stored_slots = self.read_slots = 0
+        self.states: list[Tensor] = []
 
     @property
     def lost(self) -> int:
         """Number of slots whose hidden states were not stored."""
-        return max(self.fed - self.seen, 0)
+        return max(self.written_slots - self.stored_slots, 0)
 
     @property
-    def behind(self) -> int:
+    def unread(self) -> int:
         """Number of slots before the last token that the draft has not read yet."""
-        return len(self.request) - 1 - self.read
+        return len(self.request) - 1 - self.read_slots
 
-    def plain(self, *, wanted: bool = False) -> Generator[Forward, Prediction, bool]:
+    def decode_plain(self, *, wanted: bool = False) -> Generator[Forward, Prediction, bool]:
         """Decode one token without a draft; return whether to continue.
 
         `wanted` is whether the next cycle drafts, which needs the hidden states.
         """
         request, end = self.request, len(self.request)
         if wanted:
-            request.dialled = 1
-        keep = wanted or not (self.lost or request.settled(self.behind))
-        start = min(self.fed, self.seen) if keep else self.fed
+            request.cycle_length = 1
+        keep = wanted or not (self.lost or request.skips_drafting(self.unread))
+        start = min(self.written_slots, self.stored_slots) if keep else self.written_slots
         out = yield Forward(
             ids=request.ids[start:],
             start=start,
@@ -56,20 +56,24 @@ class Features:
             features_for="draft" if keep else None,
         )
         if out.features is not None:
-            self.add(out.features[self.seen - start :] if self.seen > start else out.features)
-        self.fed = end
+            self.add_states(
+                out.features[self.stored_slots - start :]
+                if self.stored_slots > start
+                else out.features
+            )
+        self.written_slots = end
         alive = request.commit(out.tokens, out.logprobs)
-        if alive and request.resting:
-            alive = yield from plain(request, end, self.sample)
-            self.fed = len(request) - 1
+        if alive and request.is_paused:
+            alive = yield from decode_plain(request, end, self.sample)
+            self.written_slots = len(request) - 1
         return alive
 
-    def add(self, states: Tensor) -> None:
+    def add_states(self, states: Tensor) -> None:
         """Store hidden states `[c, f]` of the next slots."""
-        self.kept.append(states)
-        self.seen += len(states)
+        self.states.append(states)
+        self.stored_slots += len(states)
 
-    def take(self) -> Tensor:
+    def take_states(self) -> Tensor:
         """Return and remove all stored states `[c, f]`."""
-        taken, self.kept, self.read = torch.cat(self.kept), [], self.seen
+        taken, self.states, self.read_slots = torch.cat(self.states), [], self.stored_slots
         return taken

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from outpace.decoding import FULL, Decoding, Forward, Kind, OptionError, Request
-from outpace.methods.bounds import at_least_one
-from outpace.methods.method import Method, Within
+from outpace.methods.bounds import check_at_least_one
+from outpace.methods.method import Interval, Method
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,21 +18,21 @@ class LeftToRight(Method):
     (None recomputes everything). `lookahead` is the number of masks (None for all up to the limit).
     """
 
-    decodes = (Kind.DIFFUSION,)
+    target_kinds = (Kind.DIFFUSION,)
 
-    tokens: Annotated[int, Within(1, 8), "k, tokens accepted per forward"] = 1
+    tokens: Annotated[int, Interval(1, 8), "k, tokens accepted per forward"] = 1
     window: Annotated[
         int | None,
-        Within(2, 64, log=True),
+        Interval(2, 64, log=True),
         "recompute the last group and window − 1 tokens before it",
     ] = None
     lookahead: Annotated[
-        int | None, Within(8, 128, log=True), "number of masks, at least tokens"
+        int | None, Interval(8, 128, log=True), "number of masks, at least tokens"
     ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(tokens=self.tokens, window=self.window, lookahead=self.lookahead)
+        check_at_least_one(tokens=self.tokens, window=self.window, lookahead=self.lookahead)
         if self.lookahead is not None and self.lookahead < self.tokens:
             raise OptionError(
                 "lookahead",
@@ -47,7 +47,7 @@ class LeftToRight(Method):
             n = len(request)
             end = min(n + (self.lookahead or request.max_tokens), request.limit)
             out = yield Forward(
-                ids=request.ids[start:] + request.ahead(end),
+                ids=request.ids[start:] + request.lookahead_ids(end),
                 start=start,
                 pattern=FULL,
                 predict=range(n, min(n + self.tokens, end)),

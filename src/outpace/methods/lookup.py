@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from outpace.decoding import Decoding, Dial, Forward, Request, Target, agreement
-from outpace.decoding.dial import MOST
-from outpace.methods.bounds import at_least_one
-from outpace.methods.copies import Copies
-from outpace.methods.method import Length, Method, Within, check_length
-from outpace.methods.plain import plain
+from outpace.decoding.dial import MAX_PACED_TOKENS
+from outpace.methods.bounds import check_at_least_one
+from outpace.methods.copies import CopyFinder
+from outpace.methods.method import DraftLength, Interval, Method, check_length
+from outpace.methods.plain import decode_plain
 
-LONGEST = 12
+MAX_COPY_TOKENS = 12
 """Most tokens that "auto" copies."""
 
 
@@ -28,44 +28,45 @@ class Lookup(Method):
     """
 
     tokens: Annotated[
-        Length,
-        Within(1, LONGEST),
+        DraftLength,
+        Interval(1, MAX_COPY_TOKENS),
         "tokens copied at a time: a number, or the measured optimum, up to 12",
     ] = "auto"
     match: Annotated[
-        int, Within(1, 4), "tokens at the end of the text that must occur earlier too"
+        int, Interval(1, 4), "tokens at the end of the text that must occur earlier too"
     ] = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_length(self.tokens, "match")
-        at_least_one(match=self.match)
+        check_at_least_one(match=self.match)
 
     @property
-    def most(self) -> int:
+    def cycle_limit(self) -> int:
         """Most tokens of a cycle, including the one after the copy."""
-        return 1 + (LONGEST if self.tokens == "auto" else self.tokens)
+        return 1 + (MAX_COPY_TOKENS if self.tokens == "auto" else self.tokens)
 
-    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
         """Return the range of copy lengths, which do not change the output."""
         if not (auto or self.tokens == "auto"):
             return None
         return Dial(
-            values=range(1, min(self.most, MOST) + 1), passes=lambda n, _: [("target", n, 1)]
+            values=range(1, min(self.cycle_limit, MAX_PACED_TOKENS) + 1),
+            passes=lambda n, _: [("target", n, 1)],
         )
 
     def decode(self, request: Request) -> Decoding:
         """Run the last token and a copy; commit the accepted ones and the model's next token."""
-        read, copies = request.sample(), Copies(self.match)
-        alive = yield from plain(request, 0, read)
+        read, copies = request.sample(), CopyFinder(self.match)
+        alive = yield from decode_plain(request, 0, read)
         while alive:
-            n, forced = len(request), request.forced
-            max_copied = min(self.most, request.limit - n) - 1
-            drafted = forced[:max_copied] if forced else copies.find(request.ids, max_copied)
+            n, forced = len(request), request.forced_tokens
+            max_copied = min(self.cycle_limit, request.limit - n) - 1
+            drafted = forced[:max_copied] if forced else copies.find_copy(request.ids, max_copied)
             if not forced and drafted:
-                del drafted[request.dial(max_copied + 1) - 1 :]
+                del drafted[request.choose_length(max_copied + 1) - 1 :]
             if not drafted:
-                alive = yield from plain(request, n - 1, read)
+                alive = yield from decode_plain(request, n - 1, read)
                 continue
             out = yield Forward(
                 ids=[request.ids[-1], *drafted],
@@ -74,4 +75,4 @@ class Lookup(Method):
                 read=read,
             )
             alive = request.commit(out.tokens[: agreement(drafted, out.tokens) + 1], out.logprobs)
-            request.account()  # the next cycle may find no copy, and choose no length
+            request.report_cycle()  # the next cycle may find no copy, and choose no length

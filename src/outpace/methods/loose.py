@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated
 
 from outpace.decoding import OptionError, Verify
-from outpace.decoding.fly import MOST
-from outpace.methods.bounds import at_least_one
-from outpace.methods.method import Length
+from outpace.decoding.fly import MAX_FLY_ENTROPY
+from outpace.methods.bounds import check_at_least_one
+from outpace.methods.method import DraftLength
 
 FLY_WINDOW, FLY_ENTROPY = 6, 0.3
 """Drafts that must match after a loose one, and its least entropy, as set by FLy's authors."""
@@ -20,7 +20,7 @@ FlyEntropy = Annotated[
 ]
 
 
-def check_fly(verify: Verify, window: int, entropy: float, drafts: Length) -> None:
+def check_fly(verify: Verify, window: int, entropy: float, drafts: DraftLength) -> None:
     """Raise `ValueError` for invalid options of loose verification, with `drafts` in a row."""
     if verify != "fly":
         usual = {"fly_window": (window, FLY_WINDOW), "fly_entropy": (entropy, FLY_ENTROPY)}
@@ -29,12 +29,12 @@ def check_fly(verify: Verify, window: int, entropy: float, drafts: Length) -> No
                 message = f"{name} needs verify='fly', got verify={verify!r}"
                 raise OptionError(name, value, message)
         return
-    at_least_one(fly_window=window)
-    if not 0 <= entropy <= MOST:
+    check_at_least_one(fly_window=window)
+    if not 0 <= entropy <= MAX_FLY_ENTROPY:
         raise OptionError(
             "fly_entropy",
             entropy,
-            f"fly_entropy must be between 0 and {MOST:.4f}, the entropy of three "
+            f"fly_entropy must be between 0 and {MAX_FLY_ENTROPY:.4f}, the entropy of three "
             f"equally likely tokens, got {entropy}",
         )
     if drafts != "auto" and drafts <= window:

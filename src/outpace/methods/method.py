@@ -19,8 +19,8 @@ from outpace.decoding import (
     Target,
     Verify,
 )
-from outpace.decoding.sampling_params import is_number, is_whole
-from outpace.methods.bounds import at_least_one
+from outpace.decoding.sampling_params import is_finite_real, is_whole_number
+from outpace.methods.bounds import check_at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,9 @@ class Method(ABC):
         default_sampling: sampling options that it uses where a request sets none.
     """
 
-    decodes: ClassVar[tuple[Kind, ...]] = CAUSAL_KINDS
+    target_kinds: ClassVar[tuple[Kind, ...]] = CAUSAL_KINDS
     roles: ClassVar[Mapping[str, tuple[Kind, ...]]] = {}
-    usual: ClassVar[Mapping[str, float]] = {}
+    default_sampling: ClassVar[Mapping[str, float]] = {}
 
     def __post_init__(self) -> None:
         """Convert options to plain Python types; raise `OptionError` for other types."""
@@ -49,37 +49,37 @@ class Method(ABC):
     def decode(self, request: Request) -> Decoding:
         """Yield forwards, receive their predictions, and commit tokens until `request` ends."""
 
-    def check(self, request: Request) -> None:  # noqa: B027
+    def check_request(self, request: Request) -> None:  # noqa: B027
         """Raise `OptionError` for a request that these options do not fit."""
 
-    def slots(self, prompt: int, max_tokens: int) -> int:
+    def slots_needed(self, prompt: int, max_tokens: int) -> int:
         """Return the cache slots that a request needs in each of its models."""
         return prompt + max_tokens
 
     @property
-    def sequential(self) -> bool:
+    def is_sequential(self) -> bool:
         """Whether it commits from left to right, each token conditioned on all before it."""
         return True
 
     @property
     def sees_ahead(self) -> bool:
         """Whether holes see tokens that follow them."""
-        return Kind.DIFFUSION in self.decodes or not self.sequential
+        return Kind.DIFFUSION in self.target_kinds or not self.is_sequential
 
-    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
         """Return the range of draft lengths that a `Pace` may choose from; None if fixed.
 
         `auto` is whether it may choose where the options give a fixed number.
         """
         return None
 
-    def models(self) -> dict[str, str]:
+    def model_names(self) -> dict[str, str]:
         """Return the name of the model in each further role."""
         return {role: getattr(self, role) for role in self.roles}
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class Interval:
     """Range in which a search varies an option, by factors where `log`; used as an annotation."""
 
     low: float
@@ -88,20 +88,20 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
+class OneOf:
     """Values that a search tries for an option; used as an annotation."""
 
     values: tuple[Any, ...]
 
 
-Length = int | Literal["auto"]
+DraftLength = int | Literal["auto"]
 """A number of tokens, or "auto" for the measured optimum."""
 
 
-def check_length(tokens: Length, verify: Verify) -> None:
+def check_length(tokens: DraftLength, verify: Verify) -> None:
     """Raise `OptionError` for a number below one, or "auto" where it would change the output."""
     if tokens != "auto":
-        at_least_one(tokens=tokens)
+        check_at_least_one(tokens=tokens)
     elif verify != "match":
         raise OptionError(
             "tokens",
@@ -119,19 +119,19 @@ def check_least(least: int | None, **most: int | None) -> None:
         raise OptionError("least", least, message)
 
 
-LARGEST = 1e4
+MAX_FLOAT_VALUE = 1e4
 """Largest float option: more changes nothing, and logits times 1e30 would overflow float32."""
 
 
-def is_moderate(value: object) -> bool:
+def is_bounded_number(value: object) -> bool:
     """Return whether a value is a number within the bound of float options."""
-    return is_number(value) and abs(cast(float, value)) <= LARGEST
+    return is_finite_real(value) and abs(cast(float, value)) <= MAX_FLOAT_VALUE
 
 
-PLAIN: dict[object, tuple[str, Callable[[Any], bool]]] = {
+PLAIN_TYPES: dict[object, tuple[str, Callable[[Any], bool]]] = {
     bool: ("True or False", lambda value: isinstance(value, bool)),
-    int: ("a whole number", is_whole),
-    float: (f"a number of at most {LARGEST:g}", is_moderate),
+    int: ("a whole number", is_whole_number),
+    float: (f"a number of at most {MAX_FLOAT_VALUE:g}", is_bounded_number),
     str: ("a name", lambda value: isinstance(value, str | Path)),
     NoneType: ("None", lambda value: value is None),
 }
@@ -151,8 +151,8 @@ def check_type(name: str, value: object, kind: Any) -> Any:
             if isinstance(value, str) and value in get_args(part):
                 return str(value)
             words += map(repr, get_args(part))
-        elif part in PLAIN:
-            description, fits = PLAIN[part]
+        elif part in PLAIN_TYPES:
+            description, fits = PLAIN_TYPES[part]
             if fits(value):
                 return None if value is None else part(value)
             words.append(description)
@@ -161,7 +161,7 @@ def check_type(name: str, value: object, kind: Any) -> Any:
     raise OptionError(name, value, f"{name} must be {' or '.join(words)}, got {value!r}")
 
 
-def own_block(request: Request, block: int | None) -> int:
+def block_length(request: Request, block: int | None) -> int:
     """Return the block length of a block diffusion model: the option, or the model's default.
 
     Raises:

@@ -9,9 +9,9 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outpace.decoding import OptionError
 from outpace.methods import METHODS, Method
-from outpace.methods.method import Among, Within
+from outpace.methods.method import Interval, OneOf
 
-Named = Method | str | tuple[str, Mapping[str, Any]]
+MethodSpec = Method | str | tuple[str, Mapping[str, Any]]
 """A method, its name, or its name and options."""
 
 
@@ -34,10 +34,10 @@ class Option:
     nullable: bool
     default: Any
     meaning: str
-    search: Within | Among | None = None
+    search: Interval | OneOf | None = None
 
     @property
-    def needed(self) -> bool:
+    def is_required(self) -> bool:
         """Whether the option has no default."""
         return self.default is MISSING
 
@@ -50,7 +50,7 @@ def find_method(name: str) -> type[Method]:
     return METHODS[name]
 
 
-def method_of(spec: Named) -> Method:
+def resolve_method(spec: MethodSpec) -> Method:
     """Return a method from its specification; raise `ValueError` for an invalid one."""
     if isinstance(spec, Method):
         return spec
@@ -80,12 +80,12 @@ def make_method(
         ValueError: an unknown method or option, a missing option, or an invalid value.
     """
     method = find_method(name)
-    known = options_of(method)
+    known = method_options(method)
     if unknown := [option for option in options if option not in known]:
         has = f"available: {', '.join(sorted(known))}" if known else "it has none"
         message = f"{unknown[0]}: method {name!r} has no option {unknown[0]}; {has}"
         raise OptionError(unknown[0], options[unknown[0]], message)
-    required = [option.name for option in known.values() if option.needed]
+    required = [option.name for option in known.values() if option.is_required]
     if missing := [option for option in required if option not in options]:
         spelled = [spelling(option) for option in missing]
         message = f"{spelled[0]} is missing: method {name!r} needs {', '.join(spelled)}"
@@ -93,13 +93,13 @@ def make_method(
     return method(**options)
 
 
-def options_of(method: type[Method]) -> dict[str, Option]:
+def method_options(method: type[Method]) -> dict[str, Option]:
     """Return the options of a method by name."""
     hints = get_type_hints(method, include_extras=True)
-    return {f.name: option(f.name, hints[f.name], f.default) for f in fields(method)}
+    return {f.name: make_option(f.name, hints[f.name], f.default) for f in fields(method)}
 
 
-def option(name: str, hint: Any, default: Any) -> Option:
+def make_option(name: str, hint: Any, default: Any) -> Option:
     """Return an option from its annotation."""
     marks = getattr(hint, "__metadata__", ())
     hint = get_args(hint)[0] if marks else hint
@@ -113,5 +113,5 @@ def option(name: str, hint: Any, default: Any) -> Option:
         nullable=NoneType in types,
         default=default,
         meaning=next((mark for mark in marks if isinstance(mark, str)), ""),
-        search=next((mark for mark in marks if isinstance(mark, Within | Among)), None),
+        search=next((mark for mark in marks if isinstance(mark, Interval | OneOf)), None),
     )

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from outpace.decoding import CAUSAL, FULL, Forward, Pattern, Prediction, Read, Request
 
 
-def plain(
+def decode_plain(
     request: Request, start: int, read: Read, pattern: Pattern = CAUSAL, window: int | None = 1
 ) -> Generator[Forward, Prediction, bool]:
     """Run the text from slot `start` on and commit one token; return whether to continue.
@@ -19,7 +19,7 @@ def plain(
         out = yield Forward(ids=request.ids[start:], start=start, pattern=pattern, read=read)
         if not request.commit(out.tokens, out.logprobs):
             return False
-        if not request.resting:
+        if not request.is_paused:
             return True
         start = 0 if window is None else max(len(request) - window, 0)
         pattern = CAUSAL if pattern == CAUSAL else FULL

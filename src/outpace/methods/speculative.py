@@ -19,12 +19,12 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.decoding.dial import MOST
+from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
-from outpace.methods.method import Length, Method, Within, check_length
-from outpace.methods.plain import plain
+from outpace.methods.method import DraftLength, Interval, Method, check_length
+from outpace.methods.plain import decode_plain
 
-LONGEST = 8
+MAX_DRAFT_TOKENS = 8
 """Most tokens that "auto" drafts."""
 
 
@@ -45,8 +45,8 @@ class Speculative(Method):
 
     draft: Annotated[str, "name or folder of the draft"]
     tokens: Annotated[
-        Length,
-        Within(1, LONGEST),
+        DraftLength,
+        Interval(1, MAX_DRAFT_TOKENS),
         "tokens drafted at a time: a number, or the measured optimum, up to 8",
     ] = "auto"
     verify: Annotated[Verify, "rule by which a draft is accepted"] = "match"
@@ -59,16 +59,16 @@ class Speculative(Method):
         check_fly(self.verify, self.fly_window, self.fly_entropy, self.tokens)
 
     @property
-    def most(self) -> int:
+    def cycle_limit(self) -> int:
         """Most tokens of a cycle, including the one after the drafts."""
-        return 1 + (LONGEST if self.tokens == "auto" else self.tokens)
+        return 1 + (MAX_DRAFT_TOKENS if self.tokens == "auto" else self.tokens)
 
-    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
         """Return the range of draft lengths, which change the output except under "match"."""
         if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
         return Dial(
-            values=range(1, min(self.most, MOST) + 1),
+            values=range(1, min(self.cycle_limit, MAX_PACED_TOKENS) + 1),
             passes=lambda n, _: [
                 ("draft", 2, n > 1),
                 ("draft", 1, max(n - 2, 0)),
@@ -81,15 +81,18 @@ class Speculative(Method):
         target_read = request.sample()
         # With the target's noise the draft agrees more often than with greedy drafts.
         draft_sample = draft_read(request, self.verify, match=target_read)
-        alive = yield from plain(request, 0, target_read)
+        alive = yield from decode_plain(request, 0, target_read)
         ready = 0  # slots in the draft's cache that hold the text
         while alive:
             n = len(request)
             drafted: list[int] = []
             guesses: list[Tensor | None] = []
-            count = request.dial(min(self.most, request.limit - n), behind=n - ready) - 1
+            count = (
+                request.choose_length(min(self.cycle_limit, request.limit - n), unread=n - ready)
+                - 1
+            )
             if not count:
-                alive = yield from plain(request, n - 1, target_read)
+                alive = yield from decode_plain(request, n - 1, target_read)
                 continue
             while len(drafted) < count:
                 tail = (request.ids + drafted)[ready:]

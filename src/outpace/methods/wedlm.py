@@ -20,12 +20,12 @@ from outpace.decoding import (
     Target,
     agreement,
 )
-from outpace.decoding.dial import halved
-from outpace.decoding.order import best
+from outpace.decoding.dial import halving_values
+from outpace.decoding.order import top_holes
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import at_least_one, not_negative, positive_fraction
-from outpace.methods.method import Among, Method, Within, check_least
-from outpace.methods.plain import plain
+from outpace.methods.bounds import check_at_least_one, check_not_negative, check_positive_fraction
+from outpace.methods.method import Interval, Method, OneOf, check_least
+from outpace.methods.plain import decode_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,16 +41,16 @@ class WeDLM(Method):
     output is that of `Autoregressive`.
     """
 
-    decodes = (Kind.FILLING,)
+    target_kinds = (Kind.MASK_FILLING,)
 
-    window: Annotated[int, Within(4, 32, log=True), "W: slots opened after the prefix"] = 16
+    window: Annotated[int, Interval(4, 32, log=True), "W: slots opened after the prefix"] = 16
     entropy: Annotated[
         float | None,
-        Within(0.05, 1.5, log=True),
+        Interval(0.05, 1.5, log=True),
         "τ: masks below it are filled; None fills one per forward, the lowest",
     ] = 0.4
     penalty: Annotated[
-        float, Within(0, 0.1), "λ: added for each slot of distance from the first mask"
+        float, Interval(0, 0.1), "λ: added for each slot of distance from the first mask"
     ] = 0.02
     confidence: Annotated[
         float | None,
@@ -60,7 +60,7 @@ class WeDLM(Method):
     clip: Annotated[bool, "open no slot after max_tokens"] = False
     eager: Annotated[bool, "emit a token once all before it are filled"] = True
     verify: Annotated[
-        bool, Among((False, True)), "emit only what Autoregressive would generate"
+        bool, OneOf((False, True)), "emit only what Autoregressive would generate"
     ] = False
     least: Annotated[
         int | None, "with pace=auto, the smallest window, at 1 no masks; None: it is fixed"
@@ -68,29 +68,29 @@ class WeDLM(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(window=self.window)
-        not_negative(entropy=self.entropy, penalty=self.penalty)
-        positive_fraction(confidence=self.confidence)
+        check_at_least_one(window=self.window)
+        check_not_negative(entropy=self.entropy, penalty=self.penalty)
+        check_positive_fraction(confidence=self.confidence)
         check_least(self.least, window=self.window)
         if self.least is not None and self.verify:
             message = "least cannot be used with verify, where the window does not change the text"
             raise OptionError("least", self.least, message)
 
     @property
-    def sequential(self) -> bool:
+    def is_sequential(self) -> bool:
         """Whether each token is conditioned on all before it, as only verification ensures."""
         return self.verify
 
-    def slots(self, prompt: int, max_tokens: int) -> int:
+    def slots_needed(self, prompt: int, max_tokens: int) -> int:
         """Return the slots of the text, and of windows that extend beyond it unless clipped."""
         windows = 0 if self.clip or self.verify else 1 if self.eager else 2
         return prompt + max_tokens + max(windows * self.window - 1, 0)
 
-    def dial(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
         """Return the range of the window; with `verify`, a choice between it and none."""
         if not auto or not (self.verify or self.least):
             return None
-        values = halved(self.least or 1, self.window)
+        values = halving_values(self.least or 1, self.window)
         if self.verify:  # a full window also yields the token after it
             values = [1, values[-1] + 1]
         return Dial(
@@ -103,62 +103,62 @@ class WeDLM(Method):
     def decode(self, request: Request) -> Decoding:
         """Refill the window, run it with filled tokens first, fill some holes, emit the prefix."""
         if self.verify:
-            yield from self.verified(request)
+            yield from self.decode_verified(request)
             return
-        canvas, ready, alive = Canvas.of(request), 0, True  # ready: slots with final keys
+        canvas, ready, alive = Canvas.from_request(request), 0, True  # ready: slots with final keys
         read = request.sample()
         while alive:
-            window = request.dial(self.window)
+            window = request.choose_length(self.window)
             if request.pace and window == self.least == 1 and not canvas.holes:
                 request.canvas = ()
-                alive = yield from plain(request, ready, read)
+                alive = yield from decode_plain(request, ready, read)
                 ready = len(request) - 1
                 continue
             if not request.canvas:
-                canvas = Canvas.of(request)
-            filled = canvas.filled
-            self.refill(canvas, request.limit, window)
-            out = yield self.forward(request, canvas, ready)
+                canvas = Canvas.from_request(request)
+            filled = canvas.prefix_length
+            self.refill_window(canvas, request.limit, window)
+            out = yield self.window_forward(request, canvas, ready)
             ready = filled
-            alive = canvas.commit(request, filled)
-            self.fill(canvas, canvas.holes, out)
+            alive = canvas.commit_until(request, filled)
+            self.fill_confident(canvas, canvas.holes, out)
             if alive and self.eager:
-                alive = canvas.commit(request)
+                alive = canvas.commit_until(request)
 
-    def verified(self, request: Request) -> Decoding:
+    def decode_verified(self, request: Request) -> Decoding:
         """Decode in the same way, and accept a prefix by the predictions of its tokens' rows."""
-        canvas, ready, alive, read = Canvas.of(request), 0, True, request.sample()
+        canvas, ready, alive, read = Canvas.from_request(request), 0, True, request.sample()
         while alive:
-            window = request.dial(self.window + 1) - 1
+            window = request.choose_length(self.window + 1) - 1
             if not window:
                 request.canvas = ()
-                alive = yield from plain(request, ready, read)
+                alive = yield from decode_plain(request, ready, read)
                 ready = len(request) - 1
                 continue
             if not request.canvas:
-                canvas = Canvas.of(request)
-            n, filled = len(request), canvas.filled
-            self.refill(canvas, request.limit, window)
-            out = yield self.forward(request, canvas, ready, checked=range(n, filled + 1))
+                canvas = Canvas.from_request(request)
+            n, filled = len(request), canvas.prefix_length
+            self.refill_window(canvas, request.limit, window)
+            out = yield self.window_forward(request, canvas, ready, checked=range(n, filled + 1))
             predicted = out.tokens[: filled + 1 - n]
             ready = n + agreement(canvas.ids[n:filled], predicted)
             alive = request.commit(predicted[: ready + 1 - n], out.logprobs)
             if ready < filled or not canvas.holes:
-                canvas = Canvas.of(request)  # tokens after a wrong one are invalid
+                canvas = Canvas.from_request(request)  # tokens after a wrong one are invalid
             elif alive:
                 drafts = canvas.holes[1:]
-                canvas.fill([filled], predicted[-1:])
-                self.fill(canvas, drafts, out, first=len(predicted))
+                canvas.fill_slots([filled], predicted[-1:])
+                self.fill_confident(canvas, drafts, out, first=len(predicted))
 
-    def refill(self, canvas: Canvas, limit: int, window: int) -> None:
+    def refill_window(self, canvas: Canvas, limit: int, window: int) -> None:
         """Extend the canvas to `window` slots after the prefix; a block once it is full."""
         if self.block and canvas.holes:
             return
-        end = canvas.filled + window
+        end = canvas.prefix_length + window
         end = min(end, limit) if self.clip or self.verify else end
-        canvas.extend(max(end - len(canvas), 0))
+        canvas.append_slots(max(end - len(canvas), 0))
 
-    def forward(
+    def window_forward(
         self, request: Request, canvas: Canvas, ready: int, checked: Sequence[int] = ()
     ) -> Forward:
         """Return a forward of the filled tokens, then the holes, each at its position.
@@ -166,7 +166,7 @@ class WeDLM(Method):
         The keys of the prefix depend only on earlier tokens; the next forward starts after it.
         `checked` are slots, the first hole included, that are predicted by the rows of tokens.
         """
-        filled = canvas.known(ready)
+        filled = canvas.filled_slots(ready)
         order = filled + canvas.holes
         wanted = canvas.holes[1:] if checked else canvas.holes
         end = ready + len(order)
@@ -176,15 +176,17 @@ class WeDLM(Method):
             positions=order,
             predict=[*checked, *wanted],
             predict_from=[*(slot - 1 for slot in checked), *range(end - len(wanted), end)],
-            read=request.sample(scores=self.scores if wanted else (), joint=not checked),
+            read=request.sample(scores=self.needed_scores if wanted else (), joint=not checked),
         )
 
     @property
-    def scores(self) -> tuple[Rank, ...]:
+    def needed_scores(self) -> tuple[Rank, ...]:
         """Score that the choice of holes needs."""
         return ("entropy",) if self.confidence is None else ("confidence",)
 
-    def fill(self, canvas: Canvas, holes: list[int], out: Prediction, first: int = 0) -> None:
+    def fill_confident(
+        self, canvas: Canvas, holes: list[int], out: Prediction, first: int = 0
+    ) -> None:
         """Fill the holes of low entropy, at least one; `out` has them from entry `first` on."""
         if not holes:
             return
@@ -196,4 +198,4 @@ class WeDLM(Method):
             doubt = out.scores["entropy"][first:] + self.penalty * distances
             scores = -doubt
             chosen = np.flatnonzero(doubt < (self.entropy or 0))
-        canvas.take(holes, chosen if len(chosen) else best(scores), out, first)
+        canvas.fill_chosen(holes, chosen if len(chosen) else top_holes(scores), out, first)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from outpace.decoding.target import Kind, Order
+from outpace.decoding.target import HoleOrder, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,7 +29,7 @@ class Rope:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
+class AttentionWindow:
     """What one layer shows of the slots that a forward makes visible to a row.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sight:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Groups:
+class ExpertGroups:
     """Groups of experts, of which each row uses a few.
 
     The router scores each expert and has a separate preference that counts only in the selection.
@@ -127,7 +127,7 @@ class ModelConfig:
     experts: int = 0
     experts_per_row: int = 0
     norm_experts: bool = False
-    expert_groups: Groups | None = None
+    expert_groups: ExpertGroups | None = None
     shared_mlp: int = 0
     dense_layers: int = 0
     dense_mlp: int = 0
@@ -135,9 +135,9 @@ class ModelConfig:
     shift: int = 1
     mask_id: int | None = None
     eos: tuple[int, ...] = ()
-    sights: tuple[Sight, ...] = ()
+    sights: tuple[AttentionWindow, ...] = ()
     block: int | None = None
-    order: Order = "confidence"
+    order: HoleOrder = "confidence"
     eps: float = 0.0
     drawn: bool = False
     null_prompt: bool = False
@@ -168,10 +168,10 @@ class ModelConfig:
             self.check_groups(groups)
         if self.mask_id is not None and not 0 <= self.mask_id < self.vocab:
             raise ValueError(f"mask_id {self.mask_id} is outside the vocabulary of {self.vocab}")
-        if self.mask_id is None and self.kind not in (Kind.CAUSAL, Kind.EXTENDING):
+        if self.mask_id is None and self.kind not in (Kind.CAUSAL, Kind.EAGLE):
             raise ValueError(f"config.json of a {self.kind.value} must contain mask_token_id")
 
-    def check_groups(self, groups: Groups) -> None:
+    def check_groups(self, groups: ExpertGroups) -> None:
         """Raise `ValueError` unless each row can select its experts from the groups."""
         size, rest = divmod(self.experts, groups.count)
         if rest or size < 2 or not self.experts_per_row <= groups.chosen * size <= self.experts:
@@ -181,7 +181,7 @@ class ModelConfig:
             )
 
     @property
-    def parameters(self) -> int:
+    def num_parameters(self) -> int:
         """Number of elements of all matrices."""
         width, narrow = self.heads * self.head_dim, self.kv_heads * self.head_dim
         layer = self.dim * (2 * width + 2 * narrow + 3 * self.mlp)
@@ -192,7 +192,7 @@ class ModelConfig:
         """The rotary embedding of all layers, or those of layers without and with a window."""
         return (self.rope,) if self.local_rope is None else (self.rope, self.local_rope)
 
-    def angles_of(self, layer: int) -> slice | None:
+    def rotary_columns(self, layer: int) -> slice | None:
         """Return the columns of the rotary tables for a layer, or None for all."""
         if self.local_rope is None:
             return None
@@ -205,13 +205,13 @@ class ModelConfig:
         return len(self.feature_layers) * self.dim
 
     @cached_property
-    def widths(self) -> tuple[int, ...]:
+    def feature_widths(self) -> tuple[int, ...]:
         """Widths of the features that a draft takes with its rows: target features, its states."""
-        if self.kind is Kind.EXTENDING:
+        if self.kind is Kind.EAGLE:
             return self.feature_size, self.dim
-        return (self.feature_size,) if self.kind is Kind.ADDING else ()
+        return (self.feature_size,) if self.kind is Kind.DFLASH_FUSED else ()
 
     def with_mask(self, mask_id: int) -> ModelConfig:
         """Return the same model with another mask token."""
-        kind = Kind.FILLING if self.kind is Kind.CAUSAL else self.kind
+        kind = Kind.MASK_FILLING if self.kind is Kind.CAUSAL else self.kind
         return replace(self, mask_id=mask_id, kind=kind)

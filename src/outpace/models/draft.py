@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from outpace.decoding.processor import NEVER
+from outpace.decoding.processor import BANNED_LOGIT
 from outpace.models.config import ModelConfig
 from outpace.models.transformer import Block, Embedding, Stack, Transformer
 
@@ -27,7 +27,7 @@ class Draft(Stack):
     t2d: Tensor
 
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
-        check_pair(config, target.config)
+        check_draft_pair(config, target.config)
         super().__init__()
         self.config = config
         self.lender = (target,)  # a tuple, so that the target is not registered as a submodule
@@ -47,24 +47,24 @@ class Draft(Stack):
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
             self.register_buffer("t2d", in_head)
 
-    def embed(self, ids: Tensor) -> Tensor:
+    def embed_tokens(self, ids: Tensor) -> Tensor:
         """Return the unscaled embeddings `[T, dim]` of tokens `ids i64[T]`."""
         embedding = self.lender[0].embedding if self.embedding is None else self.embedding
         rows: Tensor = embedding(ids)
         return rows
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[..., vocab]` of hidden states `[..., dim]`; `NEVER` outside the head."""
         if self.unembedding is None:
-            return self.lender[0].head(hidden)
+            return self.lender[0].compute_logits(hidden)
         logits: Tensor = self.unembedding(hidden).float()
-        if (tokens := self.says) is None:
+        if (tokens := self.head_tokens) is None:
             return logits
-        every = logits.new_full((*logits.shape[:-1], self.config.vocab), NEVER)
+        every = logits.new_full((*logits.shape[:-1], self.config.vocab), BANNED_LOGIT)
         return every.index_copy_(-1, tokens, logits)
 
     @property
-    def says(self) -> Tensor | None:
+    def head_tokens(self) -> Tensor | None:
         """Tokens `i64[D]` of the head in its order; None if it covers the vocabulary."""
         if self.config.draft_vocab in (0, self.config.vocab):
             return None
@@ -72,7 +72,7 @@ class Draft(Stack):
 
     def check_tables(self) -> None:
         """Raise `ValueError` unless `d2t` and `t2d` list the same `draft_vocab` tokens."""
-        if (tokens := self.says) is None:
+        if (tokens := self.head_tokens) is None:
             return
         vocab, wanted = self.config.vocab, self.config.draft_vocab
         if bool(((tokens < 0) | (tokens >= vocab)).any()):
@@ -95,30 +95,30 @@ class BlockDraft(Draft):
     its own slot.
     """
 
-    def stack(self) -> None:
+    def build_layers(self) -> None:
         """Create the layers that follow the feature input."""
         config = self.config
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.make_head()
-        self.initialise()
+        self.initialize_weights()
 
 
-class FeatureDraft(BlockDraft):
+class DFlashDraft(BlockDraft):
     """Layers whose keys and values also come from the fused features of a target."""
 
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
         super().__init__(config, target)
         self.fusion_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.stack()
+        self.build_layers()
 
-    def fuse(self, features: Tensor) -> Tensor:
+    def fuse_features(self, features: Tensor) -> Tensor:
         """Return rows `[C, dim]` for hidden states `[C, f]` of the target."""
         rows: Tensor = self.fusion_norm(self.fusion(features))
         return rows
 
 
-class AddingDraft(BlockDraft):
+class DFlashFusedDraft(BlockDraft):
     """Layers that add the features of a target to the embeddings of their input.
 
     The tokens of the text are rows too. The rows of a block have no features yet and use zeros,
@@ -129,19 +129,19 @@ class AddingDraft(BlockDraft):
     def __init__(self, config: ModelConfig, target: Transformer) -> None:
         super().__init__(config, target)
         self.feature_norm = nn.RMSNorm(config.dim, config.norm_eps)
-        self.stack()
+        self.build_layers()
 
-    def fuse(self, features: Tensor) -> Tensor:
+    def fuse_features(self, features: Tensor) -> Tensor:
         """Return rows `[T, dim]` for hidden states `[T, f]` of the target; zeros give zeros."""
         rows: Tensor = self.feature_norm(self.fusion(features))
         return rows
 
-    def rows(self, ids: Tensor, features: Sequence[Tensor]) -> Tensor:
+    def input_rows(self, ids: Tensor, features: Sequence[Tensor]) -> Tensor:
         """Return embeddings of tokens `ids i64[T]` plus their concatenated features."""
-        return self.embed(ids) + self.fuse(torch.cat([*features]))
+        return self.embed_tokens(ids) + self.fuse_features(torch.cat([*features]))
 
 
-def check_pair(draft: ModelConfig, target: ModelConfig) -> None:
+def check_draft_pair(draft: ModelConfig, target: ModelConfig) -> None:
     """Raise `ValueError` with both values if a draft and its target disagree."""
     for what, ours, theirs in (
         ("hidden size", draft.dim, target.dim),

@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from outpace.models.config import ModelConfig
 
-Make = Callable[[ModelConfig], nn.Module]
+BuildMLP = Callable[[ModelConfig], nn.Module]
 """Creates an MLP of the width of a configuration."""
 
 
-def feed_forward(config: ModelConfig, layer: int, make: Make) -> nn.Module:
+def build_feed_forward(config: ModelConfig, layer: int, make: BuildMLP) -> nn.Module:
     """Create the MLP or the mixture of experts of a layer."""
     if layer < config.dense_layers:
         return make(replace(config, mlp=config.dense_mlp))
@@ -39,13 +39,13 @@ class Experts(nn.Module):
     and sums are float32 and rounded once.
     """
 
-    def __init__(self, config: ModelConfig, make: Make) -> None:
+    def __init__(self, config: ModelConfig, make: BuildMLP) -> None:
         super().__init__()
         self.precise = config.precise_router
         kind = PreciseRouter if self.precise else nn.Linear
         self.router = kind(config.dim, config.experts, bias=config.mlp_bias)
         self.experts = nn.ModuleList(make(config) for _ in range(config.experts))
-        self.chosen, self.norms = config.experts_per_row, config.norm_experts
+        self.experts_per_row, self.normalises_weights = config.experts_per_row, config.norm_experts
         self.groups = config.expert_groups
         if self.groups is not None:
             self.preference = nn.Parameter(torch.zeros(config.experts))
@@ -53,7 +53,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
-        weights, indices = self.route(self.router(x))
+        weights, indices = self.route_rows(self.router(x))
         sum_dtype = torch.float32 if self.precise else x.dtype
         weights, mapped = weights.to(sum_dtype), torch.zeros_like(x, dtype=sum_dtype)
         # In the order of the experts, so that the sum of a row is batch-invariant.
@@ -64,10 +64,10 @@ class Experts(nn.Module):
         mapped = mapped.to(x.dtype)
         return mapped if self.shared is None else mapped + self.shared(x)
 
-    def route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
+    def route_rows(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights and indices `[T, chosen]` of the selected experts for scores `[T, E]`."""
         if self.groups is None:
-            weights, indices = scores.softmax(-1, dtype=torch.float32).topk(self.chosen)
+            weights, indices = scores.softmax(-1, dtype=torch.float32).topk(self.experts_per_row)
         else:
             # DeepSeek-V3 (2024): groups are ranked by their two best experts.
             scores = scores.float().sigmoid()
@@ -77,8 +77,8 @@ class Experts(nn.Module):
                 -1, best, False
             )
             indices = grouped.masked_fill(unselected[..., None], -torch.inf).flatten(1)
-            indices = indices.topk(self.chosen).indices
+            indices = indices.topk(self.experts_per_row).indices
             weights = scores.gather(-1, indices)
-        if self.norms:
+        if self.normalises_weights:
             weights = weights / weights.sum(-1, keepdim=True)
         return (weights if self.groups is None else weights * self.groups.scale), indices

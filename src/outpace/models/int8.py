@@ -14,32 +14,32 @@ from torch import Tensor, nn
 
 from outpace.errors import OptionError
 from outpace.kernels import tiles
-from outpace.kernels.autotune import quickest
+from outpace.kernels.autotune import choose_layout
 from outpace.kernels.matmul import (
     LAYOUTS,
-    LEVELS,
-    NOUGHT,
-    TINY,
+    MAX_CODE,
+    MIN_ROW_PEAK,
+    ZERO_CODE,
     bind_product,
-    dense,
-    has,
+    has_layout,
     is_tiled,
-    of_codes,
+    multiply_blocks,
+    to_rows,
 )
-from outpace.kernels.tiles import Product
-from outpace.models.packed import PACKED, DenseState
+from outpace.kernels.tiles import RowProduct
+from outpace.models.packed import PACKED_MODULES, DenseState
 from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)
 
-PIECE = 2**22
+QUANTIZE_CHUNK = 2**22
 """Elements of a matrix in float32 at a time."""
 
 
 @cache
-def exact() -> bool:
+def has_int8_products() -> bool:
     """Return whether this machine multiplies int8 exactly; if not, log it once."""
-    if has("tiles", torch.int8) or has("blocks", torch.int8):
+    if has_layout("tiles", torch.int8) or has_layout("blocks", torch.int8):
         return True
     LOG.warning(
         "this machine has no exact int8 products: quantize is ignored, and models keep their dtype"
@@ -47,14 +47,14 @@ def exact() -> bool:
     return False
 
 
-def of_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return codes `i8[out, in]` of a matrix, and the scale of each row `f32[out]`."""
     codes, scale = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
-    step = max(PIECE // weight.shape[1], 1)
+    step = max(QUANTIZE_CHUNK // weight.shape[1], 1)
     for first in range(0, len(weight), step):
         rows = slice(first, first + step)
         part = weight[rows].float()
-        scale[rows] = part.abs().amax(-1).clamp_(min=TINY).div_(LEVELS)
+        scale[rows] = part.abs().amax(-1).clamp_(min=MIN_ROW_PEAK).div_(MAX_CODE)
         codes[rows] = (part / scale[rows, None]).round_().to(torch.int8)
     return codes, scale
 
@@ -64,41 +64,41 @@ class Int8Linear(nn.Linear, DenseState):
 
     matrix: Tensor
     scale: Tensor
-    multiply: Product
+    multiply: RowProduct
 
-    def hold(self, codes: Tensor, scale: Tensor) -> None:
+    def store_codes(self, codes: Tensor, scale: Tensor) -> None:
         """Store a quantized matrix.
 
         Raises:
             OptionError: if its sums may exceed 32 bits.
         """
-        if codes.shape[1] > tiles.LONGEST:
+        if codes.shape[1] > tiles.MAX_INT8_INPUTS:
             raise OptionError(
                 "quantize",
                 "int8",
-                f"quantize='int8' supports at most {tiles.LONGEST} inputs per matrix, got "
+                f"quantize='int8' supports at most {tiles.MAX_INT8_INPUTS} inputs per matrix, got "
                 f"{codes.shape[1]}; omit quantize",
             )
-        self.matrix, self.scale = LAYOUTS[quickest(codes)](codes), scale
+        self.matrix, self.scale = LAYOUTS[choose_layout(codes)](codes), scale
         bias = None if self.bias is None else self.bias.detach().float()
         self.multiply = bind_product(self.matrix, bias, self.scale)
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]`."""
-        return self.unrounded(x).to(x.dtype)
+        return self.multiply_float32(x).to(x.dtype)
 
-    def unrounded(self, x: Tensor) -> Tensor:
+    def multiply_float32(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]` to `f32[T, out]`, without rounding to their dtype."""
         return self.multiply(x.float())
 
-    def dense(self) -> Tensor:
+    def dense_weight(self) -> Tensor:
         """Return the matrix `f32[out, in]` by which rows are multiplied."""
         if not self.matrix.is_mkldnn:
-            return dense(self.matrix) * self.scale[:, None]
-        units = torch.full((self.in_features,) * 2, NOUGHT, dtype=torch.uint8)
-        units.fill_diagonal_(NOUGHT + 1)
-        return of_codes(units, self.matrix, self.scale).T.contiguous()
+            return to_rows(self.matrix) * self.scale[:, None]
+        units = torch.full((self.in_features,) * 2, ZERO_CODE, dtype=torch.uint8)
+        units.fill_diagonal_(ZERO_CODE + 1)
+        return multiply_blocks(units, self.matrix, self.scale).T.contiguous()
 
 
 class Int8Embedding(Embedding, DenseState):
@@ -108,60 +108,60 @@ class Int8Embedding(Embedding, DenseState):
     scale: Tensor
     dtype: torch.dtype
 
-    def hold(self, codes: Tensor, scale: Tensor) -> None:
+    def store_codes(self, codes: Tensor, scale: Tensor) -> None:
         """Store a quantized table."""
         self.codes, self.scale = codes, scale
         self.weight = nn.Parameter(codes, requires_grad=False)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
-        return self.rows(ids).to(self.dtype)
+        return self.dequantize_rows(ids).to(self.dtype)
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def dequantize_rows(self, ids: Tensor) -> Tensor:
         """Return embeddings `f32[T, dim]`."""
-        codes = tiles.rows(self.codes, ids) if is_tiled(self.codes) else self.codes[ids]
+        codes = tiles.read_tile_rows(self.codes, ids) if is_tiled(self.codes) else self.codes[ids]
         return codes.float().mul_(self.scale[ids, None])
 
     @cached_property
-    def tied(self) -> Int8Linear:
+    def tied_head(self) -> Int8Linear:
         """The same matrix as a head in a separate layout; large tiles serve both."""
         head = Int8Linear(self.embedding_dim, self.num_embeddings, bias=False, device="meta")
-        head.hold(self.codes, self.scale)
-        if is_tiled(head.matrix) and self.codes.nbytes >= tiles.LARGE:
+        head.store_codes(self.codes, self.scale)
+        if is_tiled(head.matrix) and self.codes.nbytes >= tiles.TILED_LOOKUP_BYTES:
             self.codes, self.weight = head.matrix, head.weight
         return head
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `f32[..., vocab]` of hidden states `[..., dim]`."""
-        return self.tied.unrounded(hidden)
+        return self.tied_head.multiply_float32(hidden)
 
-    def dense(self) -> Tensor:
+    def dense_weight(self) -> Tensor:
         """Return the table `f32[vocab, dim]`."""
-        return self.rows(torch.arange(self.num_embeddings))
+        return self.dequantize_rows(torch.arange(self.num_embeddings))
 
 
-QUANTISED: dict[type[nn.Module], type[Int8Linear] | type[Int8Embedding]] = {
+INT8_MODULES: dict[type[nn.Module], type[Int8Linear] | type[Int8Embedding]] = {
     nn.Linear: Int8Linear,
     Embedding: Int8Embedding,
 }
 
 
-def quantise(module: nn.Module, dtype: torch.dtype) -> None:
+def quantize_module(module: nn.Module, dtype: torch.dtype) -> None:
     """Quantize the matrix of a module, if it has one; its output has dtype `dtype`."""
-    if type(module) in QUANTISED:
-        hold(module, *of_weight(module.get_parameter("weight").detach()), dtype)
+    if type(module) in INT8_MODULES:
+        store_int8(module, *quantize_weight(module.get_parameter("weight").detach()), dtype)
 
 
-def hold(module: nn.Module, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+def store_int8(module: nn.Module, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
     """Convert a module to int8 codes `i8[out, in]`, scales `f32[out]` and outputs of `dtype`."""
-    module.__class__ = QUANTISED[type(module)]
+    module.__class__ = INT8_MODULES[type(module)]
     assert isinstance(module, Int8Linear | Int8Embedding)
     if isinstance(module, Int8Embedding):
         module.dtype = dtype
-    module.hold(codes, scale)
+    module.store_codes(codes, scale)
 
 
-def is_quantised(model: nn.Module) -> bool:
+def is_quantized(model: nn.Module) -> bool:
     """Return whether products of a model, or of a part of it, are sums of integers."""
-    kinds = (*QUANTISED.values(), *PACKED.values())
+    kinds = (*INT8_MODULES.values(), *PACKED_MODULES.values())
     return any(type(module) in kinds for module in model.modules())

@@ -19,36 +19,39 @@ from outpace.models.transformer import Stack
 NATIVE = "native"
 """Keep each matrix in the format of its file."""
 
-KINDS: dict[str, tuple[str, ...]] = {"cpu": (NATIVE, "int8"), "cuda": ("fp8", "int8", "int4")}
+QUANTIZE_KINDS: dict[str, tuple[str, ...]] = {
+    "cpu": (NATIVE, "int8"),
+    "cuda": ("fp8", "int8", "int4"),
+}
 """Supported values of `quantize`, by device."""
 
-CAPABILITY = {"fp8": (8, 9), "int4": (8, 0)}
+MIN_COMPUTE_CAPABILITY = {"fp8": (8, 9), "int4": (8, 0)}
 """Minimum compute capability of a GPU."""
 
-GROUP = 64
+INT4_GROUP_SIZE = 64
 """Elements of an int4 row that share a scale."""
 
-STEPS = {"fp8": (16, 16), "int8": (1, 1), "int4": (1, GROUP)}
+SHAPE_MULTIPLES = {"fp8": (16, 16), "int8": (1, 1), "int4": (1, INT4_GROUP_SIZE)}
 """Required divisors of outputs and inputs; torchao skips other matrices."""
 
 
-def check(quantize: str | None, device: torch.device | str, dtype: torch.dtype) -> None:
+def check_quantize(quantize: str | None, device: torch.device | str, dtype: torch.dtype) -> None:
     """Raise `OptionError` for an unknown `quantize`, or an unsupported device or dtype."""
     if quantize is None:
         return
-    if quantize not in (allowed := (NATIVE, *KINDS["cuda"])):
+    if quantize not in (allowed := (NATIVE, *QUANTIZE_KINDS["cuda"])):
         message = f"quantize must be one of {', '.join(allowed)}, got {quantize!r}"
         raise OptionError("quantize", quantize, message)
     device = torch.device(device)
-    if quantize not in KINDS.get(device.type, ()):
-        fit = ", ".join(f"{' or '.join(kinds)} on {name}" for name, kinds in KINDS.items())
+    if quantize not in QUANTIZE_KINDS.get(device.type, ()):
+        fit = ", ".join(f"{' or '.join(kinds)} on {name}" for name, kinds in QUANTIZE_KINDS.items())
         message = f"quantize={quantize!r} is not supported on {device.type}; omit it, or use {fit}"
         raise OptionError("quantize", quantize, message)
     if device.type == "cuda":
-        check_gpu(quantize, device, dtype)
+        check_quantize_gpu(quantize, device, dtype)
 
 
-def default_bits(
+def default_quantize(
     quantize: str | None, dtype: object, device: torch.device, processes: int
 ) -> str | None:
     """Return the effective `quantize`: the format of the file by default on a CPU.
@@ -60,7 +63,7 @@ def default_bits(
     return NATIVE if quantize is None and dtype is None and fits else quantize
 
 
-def check_gpu(quantize: str, device: torch.device, dtype: torch.dtype) -> None:
+def check_quantize_gpu(quantize: str, device: torch.device, dtype: torch.dtype) -> None:
     """Raise `OptionError` if the GPU, the dtype or the installed packages do not support it."""
     if torch.version.hip is not None:
         message = f"quantize={quantize!r} is not supported on ROCm; omit it"
@@ -69,7 +72,10 @@ def check_gpu(quantize: str, device: torch.device, dtype: torch.dtype) -> None:
         name = str(dtype).removeprefix("torch.")
         message = f"quantize={quantize!r} on a GPU requires bfloat16, got {name}; omit dtype"
         raise OptionError("quantize", quantize, message)
-    least, found = CAPABILITY.get(quantize, (0, 0)), torch.cuda.get_device_capability(device)
+    least, found = (
+        MIN_COMPUTE_CAPABILITY.get(quantize, (0, 0)),
+        torch.cuda.get_device_capability(device),
+    )
     if found < least:
         raise OptionError(
             "quantize",
@@ -77,10 +83,10 @@ def check_gpu(quantize: str, device: torch.device, dtype: torch.dtype) -> None:
             f"quantize={quantize!r} requires compute capability {'{}.{}'.format(*least)}, but "
             f"{device} has {'{}.{}'.format(*found)}; use quantize='int8', or omit it",
         )
-    config(quantize)
+    torchao_config(quantize)
 
 
-def config(quantize: str) -> Any:
+def torchao_config(quantize: str) -> Any:
     """Return the configuration for torchao.
 
     Raises:
@@ -109,11 +115,13 @@ def config(quantize: str) -> Any:
             return Int8WeightOnlyConfig(granularity=PerRow(), set_inductor_config=False, version=2)
     # PyTorch includes the products of this format; the default needs another package.
     return Int4WeightOnlyConfig(
-        group_size=GROUP, int4_packing_format="tile_packed_to_4d", set_inductor_config=False
+        group_size=INT4_GROUP_SIZE,
+        int4_packing_format="tile_packed_to_4d",
+        set_inductor_config=False,
     )
 
 
-def projections(model: Stack) -> dict[nn.Module, str]:
+def layer_projections(model: Stack) -> dict[nn.Module, str]:
     """Return the matrices of layers that a GPU quantizes, with their names."""
     return {
         module: name
@@ -122,7 +130,7 @@ def projections(model: Stack) -> dict[nn.Module, str]:
     }
 
 
-def narrowing(
+def build_quantizer(
     model: Stack, quantize: str | None, device: torch.device | str
 ) -> Callable[[nn.Module], None] | None:
     """Return a function that quantizes a projection on a GPU and leaves other modules unchanged.
@@ -135,24 +143,24 @@ def narrowing(
     """
     if quantize is None or torch.device(device).type != "cuda":
         return None
-    chosen, options = projections(model), config(quantize)
+    chosen, options = layer_projections(model), torchao_config(quantize)
     for module, name in chosen.items():
         out, width = module.get_parameter("weight").shape
-        if out % STEPS[quantize][0] or width % STEPS[quantize][1]:
+        if out % SHAPE_MULTIPLES[quantize][0] or width % SHAPE_MULTIPLES[quantize][1]:
             raise OptionError(
                 "quantize",
                 quantize,
                 f"quantize={quantize!r} requires multiples of "
-                f"{' and of '.join(map(str, STEPS[quantize]))}, but {name} has {out} outputs of "
+                f"{' and of '.join(map(str, SHAPE_MULTIPLES[quantize]))}, but {name} has {out} outputs of "
                 f"{width} inputs; use quantize='int8'",
             )
     from torchao.quantization import quantize_
 
-    def narrow(module: nn.Module) -> None:
+    def quantize_projection(module: nn.Module) -> None:
         if module in chosen:
             quantize_(module, options)
             if type(module.weight) is nn.Parameter:
                 message = f"torchao skipped {chosen[module]} for {quantize!r}; omit quantize"
                 raise OptionError("quantize", quantize, f"quantize: {message}")
 
-    return narrow
+    return quantize_projection

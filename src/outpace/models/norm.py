@@ -22,7 +22,7 @@ class OffsetNorm(nn.RMSNorm):
         return F.rms_norm(x.float(), self.normalized_shape, factor, self.eps).to(x.dtype)
 
 
-def norm(config: ModelConfig, size: int | None = None) -> nn.RMSNorm:
+def build_norm(config: ModelConfig, size: int | None = None) -> nn.RMSNorm:
     """Create a norm of a model, of hidden size or of `size`."""
     kind = OffsetNorm if config.norm_offset else nn.RMSNorm
     return kind(size or config.dim, config.norm_eps)
@@ -38,20 +38,20 @@ class DirectNorm(nn.RMSNorm):
     small: Tensor
     root: Tensor
 
-    def lay_out(self) -> None:
+    def pack_weights(self) -> None:
         """Create constants as tensors, which are cheaper to add than Python numbers."""
         size = self.weight.numel()
         assert self.eps is not None
-        self.factor = self.scale()
+        self.factor = self.output_factor()
         half = self.factor.dtype != torch.float32
         self.small = torch.tensor([self.eps if half else (self.eps * size) ** 0.5])
         self.root = torch.tensor([size**0.5])
 
-    def scale(self) -> Tensor:
+    def output_factor(self) -> Tensor:
         """Return the factor on normalised rows, `[dim]`."""
         return self.weight.detach()
 
-    def undo(self) -> None:
+    def unpack_weights(self) -> None:
         """Delete the constants."""
         del self.factor, self.small, self.root
 
@@ -69,7 +69,7 @@ class DirectNorm(nn.RMSNorm):
 class DirectOffsetNorm(OffsetNorm, DirectNorm):
     """A direct norm in float32 that adds 1 to its weights."""
 
-    def scale(self) -> Tensor:
+    def output_factor(self) -> Tensor:
         """Return the factor on normalised rows, `f32[dim]`."""
         return 1.0 + self.weight.detach().float()
 
@@ -78,19 +78,19 @@ class DirectOffsetNorm(OffsetNorm, DirectNorm):
         return DirectNorm.__call__(self, x.float()).to(x.dtype)
 
 
-DIRECT: dict[type[nn.Module], type[DirectNorm]] = {
+DIRECT_NORMS: dict[type[nn.Module], type[DirectNorm]] = {
     nn.RMSNorm: DirectNorm,
     OffsetNorm: DirectOffsetNorm,
 }
 """Replacement of each norm for inference."""
 
 
-def freeze(model: nn.Module) -> None:
+def freeze_model(model: nn.Module) -> None:
     """Disable gradients of a model, and use direct norms on a CPU."""
     model.requires_grad_(False)
     for module in model.modules():
-        kind = DIRECT.get(type(module))
+        kind = DIRECT_NORMS.get(type(module))
         if kind is not None and next(module.parameters()).device.type == "cpu":
             module.__class__ = kind
             assert isinstance(module, DirectNorm)
-            module.lay_out()
+            module.pack_weights()

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from outpace.kernels.packed import (
-    Packed,
-    bind_product,
-    dequantize,
-    level,
+    PackedMatrix,
+    bind_packed_product,
+    dequantize_packed,
+    loop_level,
     unpack_rows,
 )
-from outpace.kernels.tiles import Product
+from outpace.kernels.tiles import RowProduct
 from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ LOG = logging.getLogger(__name__)
 @cache
 def has_packed_products() -> bool:
     """Return whether this machine multiplies packed matrices; if not, log it once."""
-    if level():
+    if loop_level():
         return True
     LOG.warning(
         "this machine cannot multiply in the block formats of GGUF (this needs AVX2, and a C "
@@ -43,82 +43,82 @@ class DenseState(nn.Module, ABC):
     """A module whose weight is stored in another form and saved row by row."""
 
     @abstractmethod
-    def dense(self) -> Tensor:
+    def dense_weight(self) -> Tensor:
         """Return the matrix `[out, in]` that the stored form represents."""
 
     def _save_to_state_dict(
         self, destination: dict[str, Any], prefix: str, keep_vars: bool
     ) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[f"{prefix}weight"] = self.dense()
+        destination[f"{prefix}weight"] = self.dense_weight()
 
 
 class PackedLinear(nn.Linear, DenseState):
     """A linear layer for inference whose weight stays in its block format."""
 
-    matrix: Packed
-    multiply: Product
+    matrix: PackedMatrix
+    multiply: RowProduct
 
-    def hold(self, matrix: Packed) -> None:
+    def store_packed(self, matrix: PackedMatrix) -> None:
         """Store a packed matrix; its bytes become the parameter `weight`."""
         self.matrix = matrix
         bias = None if self.bias is None else self.bias.detach().float()
-        self.multiply = bind_product(matrix, bias)
+        self.multiply = bind_packed_product(matrix, bias)
         self.weight = nn.Parameter(matrix.tiles, requires_grad=False)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in]`."""
         return self.multiply(x.float()).to(x.dtype)
 
-    def dense(self) -> Tensor:
+    def dense_weight(self) -> Tensor:
         """Return the matrix `f32[out, in]` by which rows are multiplied."""
-        return dequantize(self.matrix)
+        return dequantize_packed(self.matrix)
 
 
 class PackedEmbedding(Embedding, DenseState):
     """An embedding for inference in its block format, whose bytes also serve a tied head."""
 
-    matrix: Packed
-    multiply: Product
+    matrix: PackedMatrix
+    multiply: RowProduct
     dtype: torch.dtype
 
-    def hold(self, matrix: Packed) -> None:
+    def store_packed(self, matrix: PackedMatrix) -> None:
         """Store a packed table; its bytes become the parameter `weight`."""
-        self.matrix, self.multiply = matrix, bind_product(matrix)
+        self.matrix, self.multiply = matrix, bind_packed_product(matrix)
         self.weight = nn.Parameter(matrix.tiles, requires_grad=False)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
         return unpack_rows(self.matrix, ids).to(self.dtype)
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `f32[..., vocab]` of hidden states `[..., dim]`."""
         return self.multiply(hidden.float())
 
-    def dense(self) -> Tensor:
+    def dense_weight(self) -> Tensor:
         """Return the table `f32[vocab, dim]`."""
-        return dequantize(self.matrix)
+        return dequantize_packed(self.matrix)
 
 
-PACKED: dict[type[nn.Module], type[PackedLinear] | type[PackedEmbedding]] = {
+PACKED_MODULES: dict[type[nn.Module], type[PackedLinear] | type[PackedEmbedding]] = {
     nn.Linear: PackedLinear,
     Embedding: PackedEmbedding,
 }
 
 
-def report_packed(name: object, model: nn.Module) -> None:
+def log_packed(name: object, model: nn.Module) -> None:
     """Log how many matrices of a model are packed, and their bytes."""
     matrices = [each for each in model.modules() if isinstance(each, (nn.Linear, nn.Embedding))]
-    packed = [each.weight.nbytes for each in matrices if type(each) in PACKED.values()]
+    packed = [each.weight.nbytes for each in matrices if type(each) in PACKED_MODULES.values()]
     megabytes = sum(packed) / 1e6
     counts = (name, len(packed), len(matrices), megabytes)
     LOG.info("%s: %d of %d matrices stay in their block formats, %.0f MB", *counts)
 
 
-def hold_packed(module: nn.Module, matrix: Packed, dtype: torch.dtype) -> None:
+def pack_module(module: nn.Module, matrix: PackedMatrix, dtype: torch.dtype) -> None:
     """Convert a module to a packed matrix with outputs of `dtype`."""
-    module.__class__ = PACKED[type(module)]
+    module.__class__ = PACKED_MODULES[type(module)]
     assert isinstance(module, PackedLinear | PackedEmbedding)
     if isinstance(module, PackedEmbedding):
         module.dtype = dtype
-    module.hold(matrix)
+    module.store_packed(matrix)

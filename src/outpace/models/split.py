@@ -18,18 +18,18 @@ from outpace.models.config import ModelConfig
 from outpace.models.experts import Experts
 from outpace.models.transformer import MLP, Attention, Embedding, Stack, Transformer
 
-Index = tuple[slice, ...]
+ShardIndex = tuple[slice, ...]
 """Part of a tensor that a process holds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class ModelShard:
     """The shard of one process: number `rank` of `size`."""
 
     rank: int
     size: int
 
-    def config(self, whole: ModelConfig) -> ModelConfig:
+    def shard_config(self, whole: ModelConfig) -> ModelConfig:
         """Return the configuration of a shard.
 
         Raises:
@@ -40,7 +40,7 @@ class Share:
                 f"tensor_parallel: {whole.architecture} has attention sinks or expert groups, "
                 "which cannot be sharded; run it in one process"
             )
-        if whole.kind in (Kind.ADDING, Kind.EXTENDING) or (whole.experts and whole.mlp_bias):
+        if whole.kind in (Kind.DFLASH_FUSED, Kind.EAGLE) or (whole.experts and whole.mlp_bias):
             raise ValueError(
                 f"tensor_parallel: {whole.architecture}, a {whole.kind.value}, cannot be sharded; "
                 "run it in one process"
@@ -58,11 +58,13 @@ class Share:
         heads, kv_heads, mlp = (size // self.size for size in sizes.values())
         return replace(whole, heads=heads, kv_heads=kv_heads, mlp=mlp)
 
-    def rows(self, vocab: int) -> int:
+    def vocabulary_rows(self, vocab: int) -> int:
         """Return the rows of an embedding per process; the last process may have padding."""
         return -(-vocab // self.size)
 
-    def index(self, whole: tuple[int, ...], own: tuple[int, ...], offset: int = 0) -> Index:
+    def shard_index(
+        self, whole: tuple[int, ...], own: tuple[int, ...], offset: int = 0
+    ) -> ShardIndex:
         """Return the index of this shard in a part that begins at row `offset` of its tensor.
 
         `whole` and `own` are the shapes of that part and of the shard. The index is empty if
@@ -79,70 +81,70 @@ class Share:
         return (*[slice(None)] * axis, slice(offset + begin, offset + end))
 
 
-class Summed(nn.Linear):
+class RowParallelLinear(nn.Linear):
     """A linear layer whose inputs are sharded; the outputs are summed over all processes."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, in / size]` to the output of the whole layer."""
-        return summed(F.linear(x, self.weight, self.bias))
+        return all_reduce_sum(F.linear(x, self.weight, self.bias))
 
 
-class SummedExperts(Experts):
+class ParallelExperts(Experts):
     """Experts whose columns are sharded; the outputs are summed over all processes."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
-        return summed(super().forward(x))
+        return all_reduce_sum(super().forward(x))
 
 
-class WideNorm(nn.RMSNorm):
+class ParallelNorm(nn.RMSNorm):
     """A norm over all heads, which are sharded."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise rows `x [T, dim / size]` by their mean square over all processes."""
-        square = summed(x.float().square().sum(-1, keepdim=True))
+        square = all_reduce_sum(x.float().square().sum(-1, keepdim=True))
         mean = square / (x.shape[-1] * dist.get_world_size())
         return (x * torch.rsqrt(mean + (self.eps or 0.0))).to(x.dtype) * self.weight
 
 
-class SlicedEmbedding(Embedding):
+class VocabParallelEmbedding(Embedding):
     """An embedding whose rows are sharded, and the head tied to it."""
 
-    def __init__(self, share: Share, vocab: int, dim: int) -> None:
-        super().__init__(share.rows(vocab), dim)
-        self.first, self.vocab = share.rank * share.rows(vocab), vocab
+    def __init__(self, share: ModelShard, vocab: int, dim: int) -> None:
+        super().__init__(share.vocabulary_rows(vocab), dim)
+        self.first, self.vocab = share.rank * share.vocabulary_rows(vocab), vocab
 
     def forward(self, ids: Tensor) -> Tensor:
         """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
         places = ids - self.first
         own = (places >= 0) & (places < self.num_embeddings)
         found = F.embedding(torch.where(own, places, 0), self.weight)
-        return summed(found * own[:, None])
+        return all_reduce_sum(found * own[:, None])
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[r, vocab]` of hidden states `[r, dim]` in process 0."""
-        return gathered(F.linear(hidden, self.weight), self.vocab)
+        return gather_logits(F.linear(hidden, self.weight), self.vocab)
 
 
-class SlicedHead(nn.Linear):
+class ParallelHead(nn.Linear):
     """A head whose rows are sharded."""
 
-    def __init__(self, share: Share, dim: int, vocab: int) -> None:
-        super().__init__(dim, share.rows(vocab), bias=False)
+    def __init__(self, share: ModelShard, dim: int, vocab: int) -> None:
+        super().__init__(dim, share.vocabulary_rows(vocab), bias=False)
         self.vocab = vocab
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits `[r, vocab]` of hidden states `[r, dim]` in process 0."""
-        return gathered(F.linear(hidden, self.weight), self.vocab)
+        return gather_logits(F.linear(hidden, self.weight), self.vocab)
 
 
-def summed(part: Tensor) -> Tensor:
+def all_reduce_sum(part: Tensor) -> Tensor:
     """Sum a tensor over all processes in place."""
     dist.all_reduce(part)
     return part
 
 
-def gathered(logits: Tensor, vocab: int) -> Tensor:
+def gather_logits(logits: Tensor, vocab: int) -> Tensor:
     """Concatenate the logits of all processes in process 0; other processes return their own."""
     if dist.get_rank():
         dist.gather(logits)
@@ -152,27 +154,27 @@ def gathered(logits: Tensor, vocab: int) -> Tensor:
     return torch.cat(parts, -1)[:, :vocab]
 
 
-def divide(model: Stack, share: Share) -> None:
+def parallelize_model(model: Stack, share: ModelShard) -> None:
     """Give the layers of a sharded model their parallel classes."""
     for block in model.blocks:
         attention, mlp = block.attention, block.mlp
         assert isinstance(attention, Attention)
-        attention.out.__class__ = Summed
-        if attention.qk_norm and attention.wide:
-            attention.q_norm.__class__ = attention.k_norm.__class__ = WideNorm
+        attention.out.__class__ = RowParallelLinear
+        if attention.qk_norm and attention.wide_qk_norm:
+            attention.q_norm.__class__ = attention.k_norm.__class__ = ParallelNorm
         if isinstance(mlp, Experts):
-            mlp.__class__ = SummedExperts
+            mlp.__class__ = ParallelExperts
         else:
             assert isinstance(mlp, MLP)
-            mlp.down.__class__ = Summed
+            mlp.down.__class__ = RowParallelLinear
     if isinstance(model, Transformer):
         vocab, dim = model.config.vocab, model.config.dim
-        model.embedding = SlicedEmbedding(share, vocab, dim)
+        model.embedding = VocabParallelEmbedding(share, vocab, dim)
         if model.unembedding is not None:
-            model.unembedding = SlicedHead(share, dim, vocab)
+            model.unembedding = ParallelHead(share, dim, vocab)
 
 
-def once(model: Stack, share: Share) -> None:
+def keep_one_bias(model: Stack, share: ModelShard) -> None:
     """Zero the biases of summed layers in all processes except process 0."""
     for name, parameter in model.named_parameters() if share.rank else ():
         if name.endswith((".out.bias", ".down.bias")):

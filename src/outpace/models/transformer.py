@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outpace.models.activation import ACTIVATIONS
+from outpace.models.activation import GATED_ACTIVATIONS
 from outpace.models.config import ModelConfig
-from outpace.models.experts import feed_forward
-from outpace.models.norm import norm
-from outpace.models.rope import rotate, tables, width
+from outpace.models.experts import build_feed_forward
+from outpace.models.norm import build_norm
+from outpace.models.rope import rotary_tables, rotary_width, rotate_heads
 
 
 class Attend(Protocol):
@@ -55,11 +55,13 @@ class Attention(nn.Module):
         self.qkv = nn.Linear(config.dim, rows, bias=config.qkv_bias)
         self.out = nn.Linear(width, config.dim, bias=config.out_bias)
         self.qk_norm = config.qk_norm
-        self.wide, self.rotates = config.wide_qk_norm, layer not in config.unrotated
+        self.wide_qk_norm, self.has_rotary = config.wide_qk_norm, layer not in config.unrotated
         if config.qk_norm:
-            sizes = (self.heads, self.kv_heads) if self.wide else (1, 1)
-            self.q_norm, self.k_norm = (norm(config, size * config.head_dim) for size in sizes)
-        self.own_angles, self.query_factor = config.angles_of(layer), config.query_factor
+            sizes = (self.heads, self.kv_heads) if self.wide_qk_norm else (1, 1)
+            self.q_norm, self.k_norm = (
+                build_norm(config, size * config.head_dim) for size in sizes
+            )
+        self.own_columns, self.query_factor = config.rotary_columns(layer), config.query_factor
         self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
 
     def forward(
@@ -69,38 +71,38 @@ class Attention(nn.Module):
         sin: Tensor,
         attend: Attend,
         wanted: Tensor | None = None,
-        behind: int = 0,
+        context_rows: int = 0,
     ) -> Tensor:
         """Attend with rows `x [T, dim]` and return the `wanted` ones.
 
         The first `context_rows` rows are keys only and do not count among the others.
         """
-        q, k, v = self.project(x, cos, sin)
-        if behind:
-            q = q[behind:]
-        attended = self.look(attend, q, k, v)
+        q, k, v = self.project_qkv(x, cos, sin)
+        if context_rows:
+            q = q[context_rows:]
+        attended = self.attend_queries(attend, q, k, v)
         out: Tensor = self.out(attended if wanted is None else attended[wanted])
         return out
 
-    def project(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries `[T, H, D]`, keys and values `[T, K, D]` of rows `x [T, dim]`."""
         qkv = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
         qk, v = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), 1)
         if self.qk_norm:
             q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
-            if self.wide:
+            if self.wide_qk_norm:
                 q, k = q.flatten(1), k.flatten(1)
             qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1).view_as(qk)
-        if self.own_angles is not None:
-            cos, sin = cos[..., self.own_angles], sin[..., self.own_angles]
-        if self.rotates:
-            qk = rotate(qk, cos, sin).to(x.dtype)
+        if self.own_columns is not None:
+            cos, sin = cos[..., self.own_columns], sin[..., self.own_columns]
+        if self.has_rotary:
+            qk = rotate_heads(qk, cos, sin).to(x.dtype)
         q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
         if self.query_factor != 1:
             q = q * self.query_factor
         return q, k, v
 
-    def look(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_queries(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend with queries `[T, H, D]` and return `[T, H * D]`."""
         optional = () if self.sinks is None else (self.sinks,)
         return attend(self.layer, q, k, v, *optional).flatten(1)
@@ -113,7 +115,7 @@ class MLP(nn.Module):
         super().__init__()
         self.gate_up = nn.Linear(config.dim, 2 * config.mlp, bias=config.mlp_bias)
         self.down = nn.Linear(config.mlp, config.dim, bias=config.mlp_bias)
-        self.activate = ACTIVATIONS[config.activation]
+        self.activate = GATED_ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
@@ -128,12 +130,12 @@ class Block(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         before, after = config.norms != "after", config.norms != "before"
-        self.attention_norm = norm(config) if before else None
+        self.attention_norm = build_norm(config) if before else None
         self.attention = Attention(config, layer)
-        self.attention_after = norm(config) if after else None
-        self.mlp_norm = norm(config) if before else None
-        self.mlp = feed_forward(config, layer, MLP)
-        self.mlp_after = norm(config) if after else None
+        self.attention_after = build_norm(config) if after else None
+        self.mlp_norm = build_norm(config) if before else None
+        self.mlp = build_feed_forward(config, layer, MLP)
+        self.mlp_after = build_norm(config) if after else None
 
     def forward(
         self,
@@ -148,16 +150,19 @@ class Block(nn.Module):
 
         Rows `context [C, dim]`, which come first, are keys only.
         """
-        y, context_rows = self.normed(x, context), 0 if context is None else context.shape[0]
+        y, context_rows = (
+            self.attention_input(x, context),
+            0 if context is None else context.shape[0],
+        )
         attended: Tensor = self.attention(y, cos, sin, attend, wanted, context_rows)
-        return self.rest(x if wanted is None else x[wanted], attended)
+        return self.finish_block(x if wanted is None else x[wanted], attended)
 
-    def normed(self, x: Tensor, context: Tensor | None) -> Tensor:
+    def attention_input(self, x: Tensor, context: Tensor | None) -> Tensor:
         """Return the context unchanged, followed by the normalised rows."""
         y = x if self.attention_norm is None else self.attention_norm(x)
         return y if context is None else torch.cat((context, y))
 
-    def rest(self, x: Tensor, attended: Tensor) -> Tensor:
+    def finish_block(self, x: Tensor, attended: Tensor) -> Tensor:
         """Add attention and MLP to rows `x [T, dim]`."""
         if self.attention_after is not None:
             attended = self.attention_after(attended)
@@ -183,20 +188,20 @@ class Stack(nn.Module, ABC):
     sin: Tensor
 
     @abstractmethod
-    def embed(self, ids: Tensor) -> Tensor:
+    def embed_tokens(self, ids: Tensor) -> Tensor:
         """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
 
     @abstractmethod
-    def head(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[..., vocab]` of hidden states `[..., dim]`."""
 
-    def fuse(self, features: Tensor) -> Tensor:
+    def fuse_features(self, features: Tensor) -> Tensor:
         """Return rows `[C, dim]` for the features `[C, f]` that a draft reads; drafts only."""
         raise NotImplementedError
 
-    def rows(self, ids: Tensor, features: Sequence[Tensor]) -> Tensor:
+    def input_rows(self, ids: Tensor, features: Sequence[Tensor]) -> Tensor:
         """Return the input of the first layer, `[T, dim]`, for tokens `ids i64[T]`."""
-        return self.embed(ids)
+        return self.embed_tokens(ids)
 
     def forward(
         self,
@@ -207,9 +212,9 @@ class Stack(nn.Module, ABC):
         context: Context | None = None,
     ) -> Tensor:
         """Return hidden states after the final norm: `[T, dim]`, or `[R, dim]` if `wanted`."""
-        return self.capture(ids, positions, attend, (), wanted, context)[0]
+        return self.capture_layers(ids, positions, attend, (), wanted, context)[0]
 
-    def capture(
+    def capture_layers(
         self,
         ids: Tensor,
         positions: Tensor,
@@ -237,10 +242,10 @@ class Stack(nn.Module, ABC):
             by layer. Those of the last layer are taken after the final norm, as published
             drafts count them.
         """
-        x, fused = self.rows(ids, features), None
+        x, fused = self.input_rows(ids, features), None
         if context is not None:
-            fused, positions = self.fuse(context[0]), torch.cat((context[1], positions))
-        cos, sin = self.angles(positions, x.dtype)
+            fused, positions = self.fuse_features(context[0]), torch.cat((context[1], positions))
+        cos, sin = self.rotary_angles(positions, x.dtype)
         captured: dict[int, Tensor] = {}
         *blocks, last = self.blocks
         for layer, block in enumerate(blocks):
@@ -252,24 +257,26 @@ class Stack(nn.Module, ABC):
         captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend, context=fused))
         return (x if wanted is None else x[wanted]), captured
 
-    def initialise(self) -> None:
+    def initialize_weights(self) -> None:
         """Initialise the matrices and create the rotary tables, once all parts exist."""
         for matrix in (p for p in self.parameters() if p.dim() == 2 and not p.is_meta):
             nn.init.normal_(matrix, std=0.02)
-        for name, table in zip(("cos", "sin"), self.rotary(), strict=True):
+        for name, table in zip(("cos", "sin"), self.build_rotary_tables(), strict=True):
             self.register_buffer(name, table, persistent=False)
 
-    def rotary(self) -> tuple[Tensor, Tensor]:
+    def build_rotary_tables(self) -> tuple[Tensor, Tensor]:
         """Return rotary tables for all supported positions, those of all ropes concatenated."""
         size, length = self.config.head_dim, self.config.max_length
         if torch.get_default_device().type == "meta":
             # To compute on the meta device, PyTorch loads its compiler, which takes two seconds.
-            shape = length, sum(width(rope, size) for rope in self.config.ropes)
+            shape = length, sum(rotary_width(rope, size) for rope in self.config.ropes)
             return torch.empty(shape), torch.empty(shape)
-        cos, sin = zip(*(tables(rope, size, length) for rope in self.config.ropes), strict=True)
+        cos, sin = zip(
+            *(rotary_tables(rope, size, length) for rope in self.config.ropes), strict=True
+        )
         return torch.cat(cos, -1), torch.cat(sin, -1)
 
-    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    def rotary_angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cosine and sine `[T, 1, D]` at `positions i64[T]`, all ropes concatenated."""
         dtype = torch.float32 if self.config.rope.float32 else dtype
         return (
@@ -286,7 +293,7 @@ class Embedding(nn.Embedding):
         if not self.weight.is_meta:
             super().reset_parameters()
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[..., vocab]` of hidden states `[..., dim]`."""
         return F.linear(hidden, self.weight)
 
@@ -299,22 +306,22 @@ class Transformer(Stack):
         self.config = config
         self.embedding = Embedding(config.vocab, config.dim)
         self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
-        self.norm = norm(config)
+        self.norm = build_norm(config)
         self.unembedding: nn.Module | None = None
         if not config.tied:
             self.unembedding = nn.Linear(config.dim, config.vocab, bias=False)
-        self.initialise()
+        self.initialize_weights()
 
-    def embed(self, ids: Tensor) -> Tensor:
+    def embed_tokens(self, ids: Tensor) -> Tensor:
         """Return embeddings `[T, dim]` of tokens `ids i64[T]`."""
         rows: Tensor = self.embedding(ids)
         scale = self.config.embedding_scale
         # The scale is rounded to the dtype first, as in the authors' code.
         return rows if scale == 1 else rows * torch.tensor(scale, dtype=rows.dtype)
 
-    def head(self, hidden: Tensor) -> Tensor:
+    def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[..., vocab]` of hidden states `[..., dim]`."""
         if self.unembedding is None:
-            return self.embedding.head(hidden)
+            return self.embedding.compute_logits(hidden)
         logits: Tensor = self.unembedding(hidden)
         return logits

@@ -16,11 +16,13 @@ class Backlog:
     """
 
     unread: int = 0
-    left: int = 0
+    remaining: int = 0
     lost: int = 0
 
     def __add__(self, other: Backlog) -> Backlog:
-        return Backlog(self.unread + other.unread, self.left + other.left, self.lost + other.lost)
+        return Backlog(
+            self.unread + other.unread, self.remaining + other.remaining, self.lost + other.lost
+        )
 
 
 class BacklogSum:
@@ -32,7 +34,7 @@ class BacklogSum:
         self.partial = Backlog()
         self.complete: Backlog | None = None
 
-    def add(self, backlog: Backlog, cycle: int, requests: int) -> Backlog:
+    def add_backlog(self, backlog: Backlog, cycle: int, requests: int) -> Backlog:
         """Add a request's backlog; return the last sum over all, or the partial one so far."""
         if cycle > self.cycle + 1:
             self.count, self.partial, self.complete = 0, Backlog(), None

@@ -9,33 +9,33 @@ from __future__ import annotations
 from math import log2
 from sys import maxsize
 
-from outpace.decoding.dial import Dial, Passes
+from outpace.decoding.dial import CyclePasses, Dial
 from outpace.pacing.acceptance import Acceptance
 from outpace.pacing.backlog import Backlog, BacklogSum
-from outpace.pacing.cost import Cost
-from outpace.pacing.load import Load
+from outpace.pacing.cost import PassCost
+from outpace.pacing.load import LoadState
 
-BEGIN, STAY = 1.07, 1.025
+START_MARGIN, STAY_MARGIN = 1.07, 1.025
 """Factors by which drafting must exceed plain decoding in tokens per second, to start and to stay.
 
 Equal passes differ by about 5 %, and the few of a first decision by more. The rest covers the cost
 of trials.
 """
 
-TRIAL, WARM = 8, 4
+TRIAL_CYCLES, WARM_CYCLES = 8, 4
 """Cycles of a trial, and between decisions; and cycles until passes have warmed up.
 
 Plain cycles after drafting are up to 50 % slower, since the processor's caches still hold the
 draft. Only the second half of their trial is measured.
 """
 
-PATIENCE, LONGEST = 64, 1024
+MIN_PATIENCE, MAX_PATIENCE = 64, 1024
 """Cycles until the next trial, at first and at most; a trial that changes nothing doubles them.
 
 Trials therefore take a tenth of the first cycles, and less than a hundredth in the long run.
 """
 
-NEAR = 1.25
+NEAR_FACTOR = 1.25
 """Factor of the best time per token up to which windows that are not nested are tried.
 
 A longer window estimates a shorter one with an error of about that much.
@@ -58,139 +58,140 @@ class PaceController:
         """Rows of a plain cycle, per request."""
         self.acceptance = Acceptance(nested=dial.nested)
         self.backlog = BacklogSum()
-        self.load = Load(dial.values[-1])
+        self.load = LoadState(dial.values[-1])
         self.loads, self.requests = {0: self.load}, 1
-        self.cycles = self.rest = 0
-        self.plain = 0
+        self.cycles = self.paused_until = 0
+        self.plain_passes = 0
         """Consecutive plain passes of the target."""
 
-    def run(self, requests: int) -> None:
+    def set_requests(self, requests: int) -> None:
         """Set the number of running requests; a new load starts from the costs of the nearest."""
         if requests == self.requests:
             return
         self.requests, key = requests, round(log2(requests))
         if key not in self.loads:
             nearest = self.loads[min(self.loads, key=lambda other: abs(other - key))]
-            costs = {role: cost.elsewhere() for role, cost in nearest.costs.items()}
-            self.loads[key] = Load(self.dial.values[-1], costs)
+            costs = {role: cost.as_prior() for role, cost in nearest.costs.items()}
+            self.loads[key] = LoadState(self.dial.values[-1], costs)
         if self.load is not self.loads[key]:
-            self.load, self.rest = self.loads[key], 0
+            self.load, self.paused_until = self.loads[key], 0
 
-    def passed(self, model: str, rows: int, seconds: float) -> None:
+    def record_pass(self, model: str, rows: int, seconds: float) -> None:
         """Record a pass; plain ones count once they are warm, or where nothing is measured."""
-        cost = self.load.costs.setdefault(model, Cost())
+        cost = self.load.costs.setdefault(model, PassCost())
         is_plain = model == "target" and rows <= self.requests * self.plain_rows
-        if self.plain >= WARM or not is_plain or not cost.knows(rows):
-            cost.add(rows, seconds)
+        if self.plain_passes >= WARM_CYCLES or not is_plain or not cost.covers(rows):
+            cost.record_pass(rows, seconds)
         if model == "target":
-            self.plain = self.plain + 1 if is_plain else 0
+            self.plain_passes = self.plain_passes + 1 if is_plain else 0
             self.cycles += 1
 
-    def brought(self, value: int, tokens: int) -> None:
+    def record_cycle(self, value: int, tokens: int) -> None:
         """Record a cycle: tokens proposed, and tokens committed."""
-        self.acceptance.add(value, tokens)
+        self.acceptance.record_cycle(value, tokens)
 
-    def settled(self, behind: int, left: int) -> bool:
+    def skips_drafting(self, unread: int, remaining: int) -> bool:
         """Return whether a request skips drafting for a while: after a trial, or if too costly."""
-        backlog, load = Backlog(behind, left), self.load
-        self.backlog.add(backlog, self.cycles, self.requests)
+        backlog, load = Backlog(unread, remaining), self.load
+        self.backlog.add_backlog(backlog, self.cycles, self.requests)
         if load.value != self.least:
-            return not load.pays(load.gain, backlog)
-        return load.patience > PATIENCE and not load.trial and self.cycles < load.due
+            return not load.pays_off(load.gain, backlog)
+        return load.patience > MIN_PATIENCE and not load.trial and self.cycles < load.due
 
-    def value(
-        self, request: object = None, behind: int = 0, left: int = maxsize, lost: int = 0
+    def choose_length(
+        self, request: object = None, unread: int = 0, remaining: int = maxsize, lost: int = 0
     ) -> int:
         """Return the number of tokens that the next cycle of a request proposes."""
-        backlog, load = Backlog(behind, left, lost), self.load
+        backlog, load = Backlog(unread, remaining, lost), self.load
         if self.cycles >= load.review:
-            self.decide(load)
-        total = self.backlog.add(backlog, self.cycles, self.requests)
-        self.rest = 0
+            self.review_choice(load)
+        total = self.backlog.add_backlog(backlog, self.cycles, self.requests)
+        self.paused_until = 0
         if load.value == self.least:
             if load.trial:
                 load.trier = load.trier or request
                 is_trier = self.requests == 1 or request is load.trier
                 return load.trial if is_trier else self.least
-            self.rest = load.review
+            self.paused_until = load.review
             return self.least
-        if not load.pays(load.gain, total):
-            self.rest = load.review = max(load.review, self.cycles + TRIAL)
+        if not load.pays_off(load.gain, total):
+            self.paused_until = load.review = max(load.review, self.cycles + TRIAL_CYCLES)
             return self.least
-        return load.trial or load.value if load.pays(load.wait_gain, backlog) else self.least
+        return load.trial or load.value if load.pays_off(load.wait_gain, backlog) else self.least
 
-    def decide(self, load: Load) -> None:
+    def review_choice(self, load: LoadState) -> None:
         """Choose the best number at a load, begin or end a trial, and set the next decision."""
-        most, load.review = self.passes(self.dial.values[-1]), self.cycles + 1
+        most, load.review = self.expected_passes(self.dial.values[-1]), self.cycles + 1
         if not self.others:
             load.review = maxsize
         elif load.is_cold(most):
-            load.review = self.cycles + WARM
+            load.review = self.cycles + WARM_CYCLES
         elif load.trial and self.is_running(load):
             return
         elif self.least not in load.tried:
             self.begin_trial(load, [self.least])
         else:
             times = {
-                value: load.seconds(self.passes(value)) / self.tokens(value)
+                value: load.expected_seconds(self.expected_passes(value))
+                / self.expected_tokens(value)
                 for value in self.dial.values
             }
-            self.choose(load, times)
+            self.choose_value(load, times)
             load.gain = times[self.least] - times[load.value]
-            load.wait_gain = times[load.value] * (self.tokens(load.value) - 1)
-            load.weigh(most, self.requests)
-            self.plan(load, times)
+            load.wait_gain = times[load.value] * (self.expected_tokens(load.value) - 1)
+            load.set_read_costs(most, self.requests)
+            self.plan_trial(load, times)
 
-    def choose(self, load: Load, times: dict[int, float]) -> None:
+    def choose_value(self, load: LoadState, times: dict[int, float]) -> None:
         """Choose the least time per token; a change, and an end of a trial, set the next trial."""
         was_plain = load.value == self.least
-        margin = BEGIN if was_plain or not load.due else STAY
+        margin = START_MARGIN if was_plain or not load.due else STAY_MARGIN
         load.value = min(self.others, key=times.__getitem__)
         if times[load.value] * margin > times[self.least]:
             load.value = self.least
         if was_plain != (load.value == self.least):
-            load.patience = PATIENCE
+            load.patience = MIN_PATIENCE
         elif load.trial:
-            load.patience = min(2 * load.patience or PATIENCE, LONGEST)
+            load.patience = min(2 * load.patience or MIN_PATIENCE, MAX_PATIENCE)
         else:
             return
         load.trial, load.trier, load.due = 0, None, self.cycles + load.patience
 
-    def plan(self, load: Load, times: dict[int, float]) -> None:
+    def plan_trial(self, load: LoadState, times: dict[int, float]) -> None:
         """Begin a trial that is due, or set the next decision."""
         load.tried[load.value] = self.cycles
-        if not load.is_measured(self.passes(load.value)):
+        if not load.is_measured(self.expected_passes(load.value)):
             return
         if self.cycles >= load.due:
             best = min(self.others, key=times.__getitem__)
-            close = [value for value in self.others if times[value] <= NEAR * times[best]]
+            close = [value for value in self.others if times[value] <= NEAR_FACTOR * times[best]]
             rivals = [self.least, *([best] if self.dial.nested else close)]
             self.begin_trial(load, [value for value in rivals if value != load.value])
         elif load.value == self.least:
             load.review = load.due  # until then nothing new is measured
         else:
-            load.review = min(self.cycles + TRIAL, load.due)
+            load.review = min(self.cycles + TRIAL_CYCLES, load.due)
 
-    def begin_trial(self, load: Load, rivals: list[int]) -> None:
+    def begin_trial(self, load: LoadState, rivals: list[int]) -> None:
         """Try the number that has not run for the longest time."""
         load.trial = min(rivals, key=lambda value: load.tried.get(value, -1))
         load.began = load.tried[load.trial] = self.cycles
-        load.renew(self.passes(load.trial))
+        load.reset_weights(self.expected_passes(load.trial))
         if load.value == self.least:
-            self.acceptance.renew()
+            self.acceptance.reset_weights()
 
-    def is_running(self, load: Load) -> bool:
+    def is_running(self, load: LoadState) -> bool:
         """Return whether a trial continues; a plain one until enough cycles ran in a row."""
-        if self.cycles < load.began + TRIAL:
+        if self.cycles < load.began + TRIAL_CYCLES:
             return True
-        late = self.cycles >= load.began + PATIENCE
-        return load.trial == self.least and self.plain < TRIAL and not late
+        late = self.cycles >= load.began + MIN_PATIENCE
+        return load.trial == self.least and self.plain_passes < TRIAL_CYCLES and not late
 
-    def tokens(self, value: int) -> float:
+    def expected_tokens(self, value: int) -> float:
         """Return the expected tokens of a cycle, never 0."""
-        return max(self.acceptance.tokens(value), 1e-9)
+        return max(self.acceptance.expected_tokens(value), 1e-9)
 
-    def passes(self, value: int) -> Passes:
+    def expected_passes(self, value: int) -> CyclePasses:
         """Return the expected passes of a cycle, with the rows of all requests."""
-        passes = self.dial.passes(value, self.tokens(value))
+        passes = self.dial.passes(value, self.expected_tokens(value))
         return [(role, rows * self.requests, times) for role, rows, times in passes if times]

@@ -8,18 +8,18 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, log2
 
-MEMORY, FEW = 64, 4
+AVERAGED_PASSES, MINIMUM_PASSES = 64, 4
 """Passes of similar length that are averaged, and those whose minimum is used.
 
 The first passes of a length are slower, by up to three times, and never faster.
 """
 
-CLIP = 1.5
+OUTLIER_FACTOR = 1.5
 """Multiple of the mean at which a pass is clipped: other work used the processor."""
 
 
 @dataclass(slots=True)
-class Cost:
+class PassCost:
     """Seconds of a pass by its rows: recent means at similar lengths, interpolated.
 
     Attributes:
@@ -33,24 +33,24 @@ class Cost:
     prior: dict[int, tuple[float, float]] = field(default_factory=dict)
     curve: tuple[Sequence[float], Sequence[float]] | None = None
 
-    def add(self, rows: int, seconds: float) -> None:
+    def record_pass(self, rows: int, seconds: float) -> None:
         """Record the time of a pass."""
         key, self.curve = round(2 * log2(rows)), None
         count, length, mean = self.means.get(key, (0, 0.0, inf))
-        if count < FEW:
+        if count < MINIMUM_PASSES:
             mean = min(mean, seconds)
         else:
-            mean += (min(seconds, CLIP * mean) - mean) / (count + 1)
+            mean += (min(seconds, OUTLIER_FACTOR * mean) - mean) / (count + 1)
         length += (rows - length) / (count + 1)
-        self.means[key] = min(count + 1, MEMORY), length, mean
+        self.means[key] = min(count + 1, AVERAGED_PASSES), length, mean
 
     @property
-    def cold(self) -> bool:
+    def is_cold(self) -> bool:
         """Whether no length was measured twice; a first pass includes warm-up."""
         return not self.prior and all(count == 1 for count, *_ in self.means.values())
 
     @property
-    def points(self) -> dict[int, tuple[float, float]]:
+    def curve_points(self) -> dict[int, tuple[float, float]]:
         """Rows and seconds of passes, by half powers of two.
 
         Priors are raised to at least the seconds of shorter passes at this load.
@@ -58,7 +58,7 @@ class Cost:
         measured = {
             key: (length, mean)
             for key, (count, length, mean) in self.means.items()
-            if count > 1 or self.cold
+            if count > 1 or self.is_cold
         }
         differences = [
             measured[key][1] - self.prior[key][1] for key in measured.keys() & self.prior.keys()
@@ -70,42 +70,42 @@ class Cost:
         }
         return shifted | measured
 
-    def elsewhere(self) -> Cost:
+    def as_prior(self) -> PassCost:
         """Return these measurements as the prior of another load."""
-        return Cost(prior={} if self.cold else self.points)
+        return PassCost(prior={} if self.is_cold else self.curve_points)
 
-    def renew(self, rows: float) -> None:
+    def reset_weight(self, rows: float) -> None:
         """Let the next passes of about this length count as much as all before."""
         key = round(2 * log2(rows))
         if key in self.means:
             count, length, mean = self.means[key]
-            self.means[key] = min(count, FEW), length, mean
+            self.means[key] = min(count, MINIMUM_PASSES), length, mean
 
-    def at(self, rows: float) -> float:
+    def seconds_at(self, rows: float) -> float:
         """Return the expected seconds of a pass with this many rows.
 
         Below all measured lengths they are in proportion, and above them those of the longest.
         """
         if self.curve is None:
-            lengths, means = zip(*sorted(self.points.values()), strict=True)
+            lengths, means = zip(*sorted(self.curve_points.values()), strict=True)
             rising = [*accumulate(reversed(means), min)][::-1]  # more rows never take less time
             self.curve = [0.0, *lengths], [0.0, *rising]
-        return interpolated(rows, *self.curve)
+        return interpolate(rows, *self.curve)
 
     @property
-    def row(self) -> float:
+    def seconds_per_row(self) -> float:
         """Seconds per row of the longest passes."""
         points = {key: (length, mean) for key, (_, length, mean) in self.means.items()}
         length, mean = max((points or self.prior).values())
         return mean / length
 
-    def knows(self, rows: float) -> bool:
+    def covers(self, rows: float) -> bool:
         """Return whether this length, or both shorter and longer ones, were measured twice."""
         keys = [key for key, (count, *_) in self.means.items() if count > 1]
         return bool(keys) and min(keys) <= round(2 * log2(rows)) <= max(keys)
 
 
-def interpolated(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+def interpolate(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
     """Interpolate linearly at `x`, constant beyond the last of the rising `xs`."""
     index = bisect_left(xs, x)
     if index == len(xs):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outpace.decoding.dial import Passes
+from outpace.decoding.dial import CyclePasses
 from outpace.pacing.backlog import Backlog
-from outpace.pacing.cost import Cost
+from outpace.pacing.cost import PassCost
 
 
 @dataclass(slots=True)
-class Load:
+class LoadState:
     """State for one number of running requests, rounded to a power of two.
 
     Attributes:
@@ -27,7 +27,7 @@ class Load:
     """
 
     value: int
-    costs: dict[str, Cost] = field(default_factory=dict)
+    costs: dict[str, PassCost] = field(default_factory=dict)
     gain: float = 0.0
     wait_gain: float = 0.0
     read: float = 0.0
@@ -40,30 +40,30 @@ class Load:
     trier: object = None
     tried: dict[int, int] = field(default_factory=dict)
 
-    def pays(self, gain: float, backlog: Backlog) -> bool:
+    def pays_off(self, gain: float, backlog: Backlog) -> bool:
         """Return whether `gain` on all remaining tokens exceeds the time to read a backlog."""
-        return backlog.left * gain >= backlog.unread * self.read + backlog.lost * self.reread
+        return backlog.remaining * gain >= backlog.unread * self.read + backlog.lost * self.reread
 
-    def is_cold(self, passes: Passes) -> bool:
+    def is_cold(self, passes: CyclePasses) -> bool:
         """Return whether a model of these passes has not run more than once."""
-        return any(self.costs.get(role, Cost()).cold for role, *_ in passes)
+        return any(self.costs.get(role, PassCost()).is_cold for role, *_ in passes)
 
-    def is_measured(self, passes: Passes) -> bool:
+    def is_measured(self, passes: CyclePasses) -> bool:
         """Return whether passes like all of these were measured."""
-        return all(self.costs[role].knows(rows) for role, rows, _ in passes)
+        return all(self.costs[role].covers(rows) for role, rows, _ in passes)
 
-    def seconds(self, passes: Passes) -> float:
+    def expected_seconds(self, passes: CyclePasses) -> float:
         """Return the expected seconds of these passes."""
-        return sum(times * self.costs[role].at(rows) for role, rows, times in passes)
+        return sum(times * self.costs[role].seconds_at(rows) for role, rows, times in passes)
 
-    def renew(self, passes: Passes) -> None:
+    def reset_weights(self, passes: CyclePasses) -> None:
         """Let the next passes like these count as much as all before."""
         for role, rows, _ in passes:
-            self.costs[role].renew(rows)
+            self.costs[role].reset_weight(rows)
 
-    def weigh(self, passes: Passes, requests: int) -> None:
+    def set_read_costs(self, passes: CyclePasses, requests: int) -> None:
         """Set what one slot of a backlog costs all requests, which wait while it is read."""
-        rows = {role: self.costs[role].row for role, *_ in passes}
+        rows = {role: self.costs[role].seconds_per_row for role, *_ in passes}
         self.reread = requests * rows.pop("target")
         # A draft reads no slower than the target, whose prefills are measured from the start.
         self.read = min(self.reread, requests * sum(rows.values()))

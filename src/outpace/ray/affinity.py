@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
-BEGINNING = 256
+PREFIX_LENGTH = 256
 """Characters, or token ids, of a prompt that determine its replica."""
 
-SLACK = 8
+MAX_EXTRA_REQUESTS = 8
 """Requests by which a replica's load may exceed its alternative's before it is avoided."""
 
 
-def beginning_of(body: bytes) -> str:
+def routing_key(body: bytes) -> str:
     """Return a hash of the model and the beginning of the first prompt of a request.
 
     It is empty for a body without a prompt, which any replica may answer or reject.
@@ -26,25 +26,29 @@ def beginning_of(body: bytes) -> str:
     if not isinstance(request, dict):
         return ""
     prompt = request.get("messages") or request.get("prompt")
-    return "" if prompt is None else digest(f"{request.get('model')!s:.256} {begun(prompt)}").hex()
+    return (
+        ""
+        if prompt is None
+        else stable_digest(f"{request.get('model')!s:.256} {prompt_prefix(prompt)}").hex()
+    )
 
 
-def begun(prompt: Any) -> str:
+def prompt_prefix(prompt: Any) -> str:
     """Return the beginning of a prompt in any form that requests allow."""
     match prompt:
         case [str() | [*_] as first, *_]:
             prompt = first
     match prompt:
         case str():
-            return prompt[:BEGINNING]
+            return prompt[:PREFIX_LENGTH]
         case [dict(), *_]:
-            return "\n".join(map(said, prompt))[:BEGINNING]
+            return "\n".join(map(message_text, prompt))[:PREFIX_LENGTH]
         case [*ids]:
-            return " ".join(str(each) for each in ids[:BEGINNING] if isinstance(each, int))
+            return " ".join(str(each) for each in ids[:PREFIX_LENGTH] if isinstance(each, int))
     return ""
 
 
-def said(message: Any) -> str:
+def message_text(message: Any) -> str:
     """Return role and text of a message; empty if it is not a message."""
     match message:
         case {"role": str(role), "content": str(text)}:
@@ -55,20 +59,22 @@ def said(message: Any) -> str:
     return ""
 
 
-def digest(text: str) -> bytes:
+def stable_digest(text: str) -> bytes:
     """Return a hash of a text that is the same in every process."""
     return blake2b(text.encode(errors="replace"), digest_size=16).digest()
 
 
-def ranked(key: str, names: Sequence[str]) -> list[str]:
+def rank_replicas(key: str, names: Sequence[str]) -> list[str]:
     """Return names in a key's order of preference (rendezvous hashing).
 
     If a replica is removed, only its own keys move; if one is added, keys move only to it.
     """
-    return sorted(names, key=lambda name: digest(f"{name} {key}"), reverse=True)
+    return sorted(names, key=lambda name: stable_digest(f"{name} {key}"), reverse=True)
 
 
-def chosen(key: str, loads: Mapping[str, int], slack: int = SLACK) -> list[list[str]]:
+def replica_ranks(
+    key: str, loads: Mapping[str, int], slack: int = MAX_EXTRA_REQUESTS
+) -> list[list[str]]:
     """Return names in ranks of preference; the least loaded of the first rank is meant.
 
     A key has a first and a second replica. It goes to the second if the first has more than `slack`
@@ -81,7 +87,7 @@ def chosen(key: str, loads: Mapping[str, int], slack: int = SLACK) -> list[list[
     """
     if not key:
         return [list(loads)]
-    first, *others = ranked(key, list(loads))
+    first, *others = rank_replicas(key, list(loads))
     second = others[:1]
     if second and loads[first] > loads[second[0]] + slack:
         return [[first, *second], others[1:]]

@@ -11,27 +11,27 @@ import ray.data
 import torch
 from ray.data import ActorPoolStrategy, DataContext
 
-from outpace.api.answers import Refused
+from outpace.api.answers import InvalidRequestError
 from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.api.text import Prompt
-from outpace.checkpoints.adapter import title
+from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.load import load_config
-from outpace.engine.pairing import native
+from outpace.engine.pairing import native_method
 from outpace.errors import OptionError
-from outpace.evaluation.samples import restored, written
-from outpace.methods.options import Named, method_of
-from outpace.ray.cluster import check_count, join, share
+from outpace.evaluation.samples import output_from_record, output_record
+from outpace.methods.options import MethodSpec, resolve_method
+from outpace.ray.cluster import allocate_resources, check_replica_count, join_cluster
 
-Row = dict[str, str]
-Block = list[tuple[int, Prompt, int]]
+BlockAnswers = dict[str, str]
+PromptBlock = list[tuple[int, Prompt, int]]
 """Prompts with their numbers and seeds."""
 
-FULL = 4
+PROMPTS_PER_SLOT = 4
 """Prompts per block for each concurrent one; the end of a block leaves slots idle."""
 
-PARTS = 4
+MIN_BLOCKS_PER_COPY = 4
 """Minimum number of blocks per copy, provided that each block fills a batch."""
 
 
@@ -52,7 +52,7 @@ class Fleet:
     def __init__(
         self,
         model: str,
-        method: Named | None = None,
+        method: MethodSpec | None = None,
         *,
         replicas: int | None = None,
         small: bool = False,
@@ -62,12 +62,12 @@ class Fleet:
             message = "tensor_parallel: not supported on Ray, where a copy has one process; omit it"
             raise OptionError("tensor_parallel", loading["tensor_parallel"], message)
         config = load_config(model)
-        self.name = title(model, loading.get("adapter"))
-        self.method = native(config) if method is None else method_of(method)
-        self.told = {"model": model, "method": self.method, **loading}
-        check_count(replicas)
-        join()
-        self.share = share(replicas, {loading.get("device")}, small=small)
+        self.name = model_title(model, loading.get("adapter"))
+        self.method = native_method(config) if method is None else resolve_method(method)
+        self.load_options = {"model": model, "method": self.method, **loading}
+        check_replica_count(replicas)
+        join_cluster()
+        self.share = allocate_resources(replicas, {loading.get("device")}, small=small)
 
     def serve(
         self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int
@@ -83,7 +83,7 @@ class Fleet:
         if batch < 1:
             message = f"batch must be an integer of at least 1, got {batch!r}"
             raise OptionError("batch", batch, message)
-        block: Block = []
+        block: PromptBlock = []
         common: Mapping[str, Any] | None = None
         for number, (prompt, options) in enumerate(requests):
             shared = {name: value for name, value in options.items() if name != "seed"}
@@ -91,39 +91,47 @@ class Fleet:
             assert prompt is not None and shared == common
             block.append((number, prompt, options.get("seed", 0)))
         answered_numbers: set[int] = set()
-        for row in self.rows(block, batch, common or {}):
+        for row in self.answer_blocks(block, batch, common or {}):
             for number, record in json.loads(row["answers"]):
                 if number not in answered_numbers:
                     answered_numbers.add(number)
-                    yield number, restored(record)
+                    yield number, output_from_record(record)
             if row["refused"]:
                 number, message, param = json.loads(row["refused"])
                 cause = ValueError(message) if param is None else OptionError(param, None, message)
-                raise Refused(cause, number)
+                raise InvalidRequestError(cause, number)
         assert len(answered_numbers) == len(block)
 
-    def rows(self, block: Block, batch: int, options: Mapping[str, Any]) -> Iterator[Row]:
+    def answer_blocks(
+        self, block: PromptBlock, batch: int, options: Mapping[str, Any]
+    ) -> Iterator[BlockAnswers]:
         """Return the results of all blocks."""
         if not block:
             return iter(())
         context = DataContext.get_current()
         context.enable_progress_bars = False
         logging.getLogger("ray.data").setLevel(logging.WARNING)
-        size = max(min(FULL * batch, -(-len(block) // (PARTS * self.share.replicas))), 1)
+        size = max(
+            min(
+                PROMPTS_PER_SLOT * batch,
+                -(-len(block) // (MIN_BLOCKS_PER_COPY * self.share.replicas)),
+            ),
+            1,
+        )
         parts = [block[n : n + size] for n in range(0, len(block), size)]
         rows = [{"block": json.dumps(part)} for part in parts]
         arguments = {"batch": batch, "threads": self.share.threads, "options": dict(options)}
         results = ray.data.from_items(rows, override_num_blocks=len(rows)).map_batches(
-            Copy,
+            ModelCopy,
             batch_size=1,
             compute=ActorPoolStrategy(size=self.share.replicas),
-            fn_constructor_kwargs={"loading": self.told, **arguments},
-            **self.share.options,
+            fn_constructor_kwargs={"loading": self.load_options, **arguments},
+            **self.share.actor_options,
         )
         return iter(results.iter_rows())
 
 
-class Copy:
+class ModelCopy:
     """One copy of the model, in a separate process."""
 
     def __init__(
@@ -138,19 +146,19 @@ class Copy:
     def __call__(self, rows: Mapping[str, Any]) -> dict[str, list[str]]:
         """Answer the single block of a batch of rows."""
         (text,) = rows["block"]
-        block: Block = json.loads(str(text))
+        block: PromptBlock = json.loads(str(text))
         numbers: list[int] = []
         answers: list[tuple[int, dict[str, Any]]] = []
         refused = ""
 
-        def requests() -> Iterator[tuple[Prompt, Options]]:
+        def block_requests() -> Iterator[tuple[Prompt, Options]]:
             for number, prompt, seed in block:
                 numbers.append(number)
                 yield prompt, {**self.options, "seed": seed}
 
         try:
-            for index, output in self.llm.serve(requests(), batch=self.batch):
-                answers.append((numbers[index], written(output)))
+            for index, output in self.llm.serve(block_requests(), batch=self.batch):
+                answers.append((numbers[index], output_record(output)))
         except ValueError as error:
             param = error.param if isinstance(error, OptionError) else None
             refused = json.dumps((numbers[-1], str(error), param))

@@ -13,7 +13,7 @@ from outpace.models.device import resolve_device
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class ReplicaResources:
     """Number of replicas, and the resources of each: `gpus`, or else `cpus`."""
 
     replicas: int
@@ -26,18 +26,18 @@ class Share:
         return None if self.gpus else self.cpus
 
     @property
-    def options(self) -> dict[str, int]:
+    def actor_options(self) -> dict[str, int]:
         """The resources as Ray's actor options."""
         return {"num_gpus": self.gpus, "num_cpus": self.cpus}
 
 
-def check_count(replicas: int | None) -> None:
+def check_replica_count(replicas: int | None) -> None:
     """Raise `ValueError` for fewer than one replica."""
     if replicas is not None and replicas < 1:
         raise OptionError("replicas", replicas, f"replicas must be at least 1, got {replicas}")
 
 
-def join() -> None:
+def join_cluster() -> None:
     """Join the cluster of `RAY_ADDRESS` or `ray start`, or start one on this machine.
 
     Usage statistics are off for a cluster that is started here.
@@ -46,7 +46,9 @@ def join() -> None:
     ray.init(include_dashboard=False, logging_level=logging.WARNING)
 
 
-def share(replicas: int | None, devices: set[str | None], *, small: bool) -> Share:
+def allocate_resources(
+    replicas: int | None, devices: set[str | None], *, small: bool
+) -> ReplicaResources:
     """Return what each replica gets: a GPU, or cores; one core for `small` models.
 
     Without a number, there is one replica per GPU, or per core for small models, else one.
@@ -66,6 +68,6 @@ def share(replicas: int | None, devices: set[str | None], *, small: bool) -> Sha
             f"replicas must be from 1 to {available}, got {count}: each needs a "
             f"{'GPU' if on_gpu else 'core'}, and the cluster has {gpus} GPUs and {cpus} cores",
         )
-    return Share(
+    return ReplicaResources(
         replicas=count, gpus=int(on_gpu), cpus=1 if on_gpu or small else max(cpus // count, 1)
     )

@@ -15,19 +15,19 @@ from ray.serve.config import RequestRouterConfig
 from starlette.types import Message, Scope
 
 from outpace.errors import OptionError
-from outpace.ray.front import Front
-from outpace.ray.router import Router
-from outpace.server.app import build
+from outpace.ray.ingress import Ingress
+from outpace.ray.router import AffinityRouter
+from outpace.server.app import build_server_app
 from outpace.server.logs import start_log
 from outpace.server.service import Service
 from outpace.server.settings import Config
 
-log = logging.getLogger("outpace.server")
+LOG = logging.getLogger("outpace.server")
 
-MOST = 2**16
+MAX_INGRESS_REQUESTS = 2**16
 """Maximum number of concurrent requests in the ingress; waiting ones are limited before."""
 
-GRACE = 5.0
+INGRESS_GRACE_SECONDS = 5.0
 """Seconds that the ingress outlives the replicas, to report their end to clients."""
 
 
@@ -40,7 +40,7 @@ class Replica:
             torch.set_num_threads(threads)  # before weight layouts are benchmarked
         self.name: str = serve.get_replica_context().replica_id.unique_id
         self.service = Service.load(config)
-        self.app = build(self.service)
+        self.app = build_server_app(self.service)
         self.tasks: set[asyncio.Future[None]] = set()
         gc.collect()
         gc.freeze()  # a collection over all loaded objects would pause every stream
@@ -58,7 +58,7 @@ class Replica:
         received.put_nowait({"type": "http.request", "body": body, "more_body": False})
         task = asyncio.ensure_future(self.app(scope, received.get, sent.put))
         self.tasks.add(task)  # event loops hold only weak references to tasks
-        task.add_done_callback(partial(self.ended, sent))
+        task.add_done_callback(partial(self.finish_response, sent))
         try:
             while message := await sent.get():
                 if message["type"] == "http.response.start":
@@ -68,16 +68,18 @@ class Replica:
         finally:
             received.put_nowait({"type": "http.disconnect"})
 
-    def ended(self, sent: asyncio.Queue[Message | None], task: asyncio.Future[None]) -> None:
+    def finish_response(
+        self, sent: asyncio.Queue[Message | None], task: asyncio.Future[None]
+    ) -> None:
         """Mark the end of the response and log an error of the application."""
         self.tasks.discard(task)
         sent.put_nowait(None)
         if error := task.exception():
-            log.error("a request failed", exc_info=error)
+            LOG.error("a request failed", exc_info=error)
 
     def metrics(self) -> tuple[str, str]:
         """Return the replica's name, and its metrics in Prometheus' format."""
-        return self.name, self.service.metrics.text().decode()
+        return self.name, self.service.metrics.render().decode()
 
     def check_health(self) -> None:
         """Raise if no request can be answered; Ray then replaces the replica."""
@@ -97,7 +99,7 @@ def application(config: Config, *, threads: int | None = None, **options: Any) -
     Raises:
         ValueError: If the configuration is inconsistent, or a model is tensor-parallel.
     """
-    config.check()
+    config.check_consistency()
     split = [name for name, entry in config.models.items() if entry.tensor_parallel > 1]
     if split:
         message = f"tensor_parallel: must be 1 for {split[0]}, since a replica has one process"
@@ -108,20 +110,20 @@ def application(config: Config, *, threads: int | None = None, **options: Any) -
     replica_config = config.model_copy(update={"server": settings.model_copy(update=keyless)})
     seconds = settings.drain_seconds
     defaults = {
-        "max_ongoing_requests": at_a_time(config),
+        "max_ongoing_requests": concurrent_requests(config),
         "max_queued_requests": max(settings.max_waiting, 1),
         "graceful_shutdown_timeout_s": seconds,
-        "request_router_config": RequestRouterConfig(request_router_class=Router),
+        "request_router_config": RequestRouterConfig(request_router_class=AffinityRouter),
     }
     replicas = serve.deployment(Replica, name="replicas").options(**{**defaults, **options})
-    ingress = serve.deployment(serve.ingress()(Front), name="front").options(
-        max_ongoing_requests=MOST,
-        graceful_shutdown_timeout_s=seconds + GRACE,
+    ingress = serve.deployment(serve.ingress()(Ingress), name="front").options(
+        max_ongoing_requests=MAX_INGRESS_REQUESTS,
+        graceful_shutdown_timeout_s=seconds + INGRESS_GRACE_SECONDS,
         ray_actor_options={"num_cpus": 0},
     )
     return ingress.bind(settings, replicas.bind(replica_config, threads))
 
 
-def at_a_time(config: Config) -> int:
+def concurrent_requests(config: Config) -> int:
     """Return how many requests a replica decodes concurrently."""
     return max(entry.max_sequences for entry in config.models.values())

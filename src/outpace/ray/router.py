@@ -6,13 +6,13 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from outpace.ray.affinity import SLACK, chosen
+from outpace.ray.affinity import MAX_EXTRA_REQUESTS, replica_ranks
 
 
-class Router(RequestRouter):  # type: ignore[misc]
+class AffinityRouter(RequestRouter):  # type: ignore[misc]
     """Route requests with the same first argument to the same replica, unless overloaded."""
 
-    def initialize_state(self, slack: int = SLACK) -> None:
+    def initialize_state(self, slack: int = MAX_EXTRA_REQUESTS) -> None:
         """Store `request_router_kwargs`; see `replica_ranks`."""
         self.slack = slack
 
@@ -28,5 +28,5 @@ class Router(RequestRouter):  # type: ignore[misc]
             for name, each in replicas.items()
         }
         args: list[Any] = [] if pending_request is None else pending_request.args
-        ranks = chosen(args[0] if args else "", loads, self.slack)
+        ranks = replica_ranks(args[0] if args else "", loads, self.slack)
         return [[replicas[name] for name in rank] for rank in ranks if rank]

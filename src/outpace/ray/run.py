@@ -13,22 +13,27 @@ from ray import serve
 from ray.exceptions import RayError
 
 from outpace.errors import OptionError
-from outpace.ray.cluster import Share, check_count, join, share
-from outpace.ray.replicas import application, at_a_time
+from outpace.ray.cluster import (
+    ReplicaResources,
+    allocate_resources,
+    check_replica_count,
+    join_cluster,
+)
+from outpace.ray.replicas import application, concurrent_requests
 from outpace.server.logs import log_address, log_start
-from outpace.server.run import bound
+from outpace.server.run import bind_socket
 from outpace.server.settings import Config
 
-log = logging.getLogger("outpace.server")
+LOG = logging.getLogger("outpace.server")
 
-NAME = "outpace"
+APPLICATION_NAME = "outpace"
 """Name of the application on Ray."""
 
-STARTS = 3
+MAX_START_ATTEMPTS = 3
 """Failed starts of a replica before deployment is aborted."""
 
 
-def run(config: Config, replicas: int, max_replicas: int | None, *, small: bool) -> int:
+def run_replicas(config: Config, replicas: int, max_replicas: int | None, *, small: bool) -> int:
     """Serve by `replicas` copies, up to `max_replicas` under load, until a signal.
 
     Returns:
@@ -38,34 +43,34 @@ def run(config: Config, replicas: int, max_replicas: int | None, *, small: bool)
         ValueError: If the cluster has too few resources, or no replica can start.
     """
     settings = config.server
-    check(config, replicas, max_replicas)
+    check_deployment(config, replicas, max_replicas)
     stopped = Event()
     log_start(settings.host, settings.port, len(config.models))
-    join()
+    join_cluster()
     try:
         devices = {entry.device for entry in config.models.values()}
-        resources = share(max_replicas or replicas, devices, small=small)
-        refuse_other()
+        resources = allocate_resources(max_replicas or replicas, devices, small=small)
+        check_serve_not_running()
         serve.start(http_options={"host": settings.host, "port": settings.port})
-        deploy(config, resources, replicas, max_replicas)
+        deploy_replicas(config, resources, replicas, max_replicas)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopped.set())
         log_address(settings.host, settings.port)
         stopped.wait()
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)  # a second one ends the process at once
-        log.info("finishing pending requests within %g seconds", settings.drain_seconds)
+        LOG.info("finishing pending requests within %g seconds", settings.drain_seconds)
         with suppress(TimeoutError):  # Ray waits one minute, then kills the rest
-            serve.delete(NAME)
+            serve.delete(APPLICATION_NAME)
         serve.shutdown()
     finally:
         ray.shutdown()
     return 0
 
 
-def check(config: Config, replicas: int, max_replicas: int | None) -> None:
+def check_deployment(config: Config, replicas: int, max_replicas: int | None) -> None:
     """Raise `ValueError` for invalid arguments, before Ray is started."""
-    check_count(replicas)
+    check_replica_count(replicas)
     if max_replicas is not None and max_replicas < replicas:
         message = f"max_replicas must be at least replicas={replicas}, got {max_replicas}"
         raise OptionError("max_replicas", max_replicas, message)
@@ -74,10 +79,10 @@ def check(config: Config, replicas: int, max_replicas: int | None) -> None:
             "port", config.server.port, "port must not be 0 with Ray Serve; choose one"
         )
     application(config)
-    bound(config.server).close()
+    bind_socket(config.server).close()
 
 
-def refuse_other() -> None:
+def check_serve_not_running() -> None:
     """Raise `ValueError` if Ray Serve already runs here at another address."""
     try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
@@ -89,7 +94,9 @@ def refuse_other() -> None:
     )
 
 
-def deploy(config: Config, resources: Share, replicas: int, max_replicas: int | None) -> None:
+def deploy_replicas(
+    config: Config, resources: ReplicaResources, replicas: int, max_replicas: int | None
+) -> None:
     """Start the replicas.
 
     Raises:
@@ -99,16 +106,19 @@ def deploy(config: Config, resources: Share, replicas: int, max_replicas: int | 
     if max_replicas is not None:
         scaling = {"min_replicas": replicas, "max_replicas": max_replicas}
         options = {
-            "autoscaling_config": {**scaling, "target_ongoing_requests": at_a_time(config) / 2}
+            "autoscaling_config": {
+                **scaling,
+                "target_ongoing_requests": concurrent_requests(config) / 2,
+            }
         }
     server = application(
         config,
         threads=resources.threads,
-        ray_actor_options=resources.options,
-        max_constructor_retry_count=STARTS,
+        ray_actor_options=resources.actor_options,
+        max_constructor_retry_count=MAX_START_ATTEMPTS,
         **options,
     )
     try:
-        serve.run(server, name=NAME, route_prefix="/")
+        serve.run(server, name=APPLICATION_NAME, route_prefix="/")
     except (RuntimeError, RayError) as error:
         raise ValueError(f"no replica could be started: {error}") from error

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 from pathlib import Path
 
-FOLDER = Path(__file__).parent
+RECIPES_FOLDER = Path(__file__).parent
 
 
-def names() -> list[str]:
+def recipe_names() -> list[str]:
     """Return the names of the recipes, sorted."""
-    return sorted(path.stem for path in FOLDER.glob("*.toml"))
+    return sorted(path.stem for path in RECIPES_FOLDER.glob("*.toml"))
 
 
-def find(name: str | Path) -> Path:
+def find_recipe(name: str | Path) -> Path:
     """Return the file of a recipe, given by path or name; `ValueError` if there is none."""
     if Path(name).is_file():
         return Path(name)
-    if str(name) in names():
-        return FOLDER / f"{name}.toml"
+    if str(name) in recipe_names():
+        return RECIPES_FOLDER / f"{name}.toml"
     raise ValueError(
-        f"no recipe at {str(name)!r}; give the path of a TOML file, or one of {', '.join(names())}"
+        f"no recipe at {str(name)!r}; give the path of a TOML file, or one of {', '.join(recipe_names())}"
     )
 
 
-def about(name: str) -> str:
+def recipe_summary(name: str) -> str:
     """Return the summary of a recipe, the first line of its file."""
-    first, _, _ = find(name).read_text(encoding="utf-8").partition("\n")
+    first, _, _ = find_recipe(name).read_text(encoding="utf-8").partition("\n")
     return first.removeprefix("# ").removesuffix(".")

@@ -7,13 +7,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from outpace.server.fault import ENVELOPE
+from outpace.server.http_error import ERROR_SCHEMA
 from outpace.server.schema import ChatRequest, CompletionRequest
 
-Object = dict[str, Any]
-REFERENCE = "#/components/schemas/{model}"
+OpenApiObject = dict[str, Any]
+SCHEMA_REFERENCE = "#/components/schemas/{model}"
 
-MEANINGS = {
+STATUS_DESCRIPTIONS = {
     400: "The request is invalid; `param` names the field.",
     401: "No valid API key.",
     403: "The request comes from a page of another site.",
@@ -29,45 +29,53 @@ MEANINGS = {
 }
 
 
-def schema(name: str) -> Object:
+def schema_reference(name: str) -> OpenApiObject:
     """Return a reference to a named schema of the document."""
-    return {"$ref": REFERENCE.format(model=name)}
+    return {"$ref": SCHEMA_REFERENCE.format(model=name)}
 
 
-def content(media_type: str, schema: Object) -> Object:
+def media_content(media_type: str, schema: OpenApiObject) -> OpenApiObject:
     """Return the content entry for one media type."""
     return {"content": {media_type: {"schema": schema}}}
 
 
-def faults(*statuses: int) -> dict[int | str, Object]:
+def error_responses(*statuses: int) -> dict[int | str, OpenApiObject]:
     """Describe error responses: those of every route, and further statuses."""
-    described = ((status, MEANINGS[status]) for status in (401, 403, 408, 413, 421, *statuses))
+    described = (
+        (status, STATUS_DESCRIPTIONS[status]) for status in (401, 403, 408, 413, 421, *statuses)
+    )
     return {
-        status: {"description": meaning, **content("application/json", schema("Error"))}
+        status: {
+            "description": meaning,
+            **media_content("application/json", schema_reference("Error")),
+        }
         for status, meaning in described
     }
 
 
-def answers(name: str) -> dict[int | str, Object]:
+def completion_responses(name: str) -> dict[int | str, OpenApiObject]:
     """Describe the responses of a route that decodes."""
-    both = content("application/json", schema(name))["content"]
-    both |= content("text/event-stream", {})["content"]
+    both = media_content("application/json", schema_reference(name))["content"]
+    both |= media_content("text/event-stream", {})["content"]
     ok = {"description": "The answer, whole or streamed.", "content": both}
-    return {200: ok, **faults(400, 404, 429, 500, 503)}
+    return {200: ok, **error_responses(400, 404, 429, 500, 503)}
 
 
-def body(model: type[BaseModel]) -> Object:
+def request_body(model: type[BaseModel]) -> OpenApiObject:
     """Return `openapi_extra` with the body of a route."""
     return {
-        "requestBody": {"required": True, **content("application/json", schema(model.__name__))}
+        "requestBody": {
+            "required": True,
+            **media_content("application/json", schema_reference(model.__name__)),
+        }
     }
 
 
-def completed(document: Object, models: Iterable[str]) -> Object:
+def complete_document(document: OpenApiObject, models: Iterable[str]) -> OpenApiObject:
     """Add the schemas and the model names to FastAPI's document."""
-    schemas: Object = {"Error": ENVELOPE, **ANSWERS}
+    schemas: OpenApiObject = {"Error": ERROR_SCHEMA, **ANSWER_SCHEMAS}
     for model in (ChatRequest, CompletionRequest):
-        json_schema = model.model_json_schema(ref_template=REFERENCE)
+        json_schema = model.model_json_schema(ref_template=SCHEMA_REFERENCE)
         json_schema["properties"]["model"]["enum"] = [*models]
         schemas |= json_schema.pop("$defs", {}) | {model.__name__: json_schema}
     components = document.setdefault("components", {})
@@ -77,36 +85,57 @@ def completed(document: Object, models: Iterable[str]) -> Object:
     return document
 
 
-def shape(**properties: Any) -> Object:
+def object_schema(**properties: Any) -> OpenApiObject:
     """Return the schema of an object with all of these properties."""
     return {"type": "object", "required": [*properties], "properties": properties}
 
 
-TEXT, WHOLE, MAYBE = {"type": "string"}, {"type": "integer"}, {"type": ["object", "null"]}
-FINISH = {"enum": ["stop", "length", "cancelled"]}
-USAGE = shape(prompt_tokens=WHOLE, completion_tokens=WHOLE, total_tokens=WHOLE)
-FIGURES = {"type": ["object", "array"]}
+STRING_SCHEMA, INTEGER_SCHEMA, OPTIONAL_OBJECT_SCHEMA = (
+    {"type": "string"},
+    {"type": "integer"},
+    {"type": ["object", "null"]},
+)
+FINISH_REASON_SCHEMA = {"enum": ["stop", "length", "cancelled"]}
+USAGE_SCHEMA = object_schema(
+    prompt_tokens=INTEGER_SCHEMA, completion_tokens=INTEGER_SCHEMA, total_tokens=INTEGER_SCHEMA
+)
+STATISTICS_SCHEMA = {"type": ["object", "array"]}
 
 
-def answer(**choice: Any) -> Object:
+def answer_schema(**choice: Any) -> OpenApiObject:
     """Return the schema of a whole answer."""
-    choice_schema = shape(index=WHOLE, **choice, logprobs=MAYBE, finish_reason=FINISH)
-    return shape(
-        id=TEXT,
-        object=TEXT,
-        created=WHOLE,
-        model=TEXT,
+    choice_schema = object_schema(
+        index=INTEGER_SCHEMA,
+        **choice,
+        logprobs=OPTIONAL_OBJECT_SCHEMA,
+        finish_reason=FINISH_REASON_SCHEMA,
+    )
+    return object_schema(
+        id=STRING_SCHEMA,
+        object=STRING_SCHEMA,
+        created=INTEGER_SCHEMA,
+        model=STRING_SCHEMA,
         choices={"type": "array", "items": choice_schema},
-        usage=USAGE,
-        outpace=FIGURES,
+        usage=USAGE_SCHEMA,
+        outpace=STATISTICS_SCHEMA,
     )
 
 
-MODEL = shape(id=TEXT, object={"const": "model"}, created=WHOLE, owned_by=TEXT, outpace=shape())
-ANSWERS: Object = {
-    "ChatCompletion": answer(message=shape(role=TEXT, content=TEXT)),
-    "Completion": answer(text=TEXT),
-    "Model": MODEL,
-    "Models": shape(object={"const": "list"}, data={"type": "array", "items": schema("Model")}),
-    "Status": shape(status=TEXT),
+MODEL_SCHEMA = object_schema(
+    id=STRING_SCHEMA,
+    object={"const": "model"},
+    created=INTEGER_SCHEMA,
+    owned_by=STRING_SCHEMA,
+    outpace=object_schema(),
+)
+ANSWER_SCHEMAS: OpenApiObject = {
+    "ChatCompletion": answer_schema(
+        message=object_schema(role=STRING_SCHEMA, content=STRING_SCHEMA)
+    ),
+    "Completion": answer_schema(text=STRING_SCHEMA),
+    "Model": MODEL_SCHEMA,
+    "Models": object_schema(
+        object={"const": "list"}, data={"type": "array", "items": schema_reference("Model")}
+    ),
+    "Status": object_schema(status=STRING_SCHEMA),
 }

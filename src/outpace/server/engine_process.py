@@ -17,37 +17,37 @@ from typing import cast
 
 import torch
 
-from outpace.api.engine_client import EngineClient, EngineDied
+from outpace.api.engine_client import EngineClient, EngineDiedError
 from outpace.api.engine_loop import (
-    Command,
-    ConnectionEnded,
+    ConnectionEndedError,
+    EngineCommand,
     EngineLoop,
-    Inspect,
+    InspectCommand,
     ServedModel,
 )
-from outpace.api.text import Text
+from outpace.api.text import TextCodec
 from outpace.checkpoints.load import load_tokenizer
-from outpace.constraint.compiler import DEEPEST
+from outpace.constraint.compiler import MAX_SCHEMA_DEPTH
 from outpace.engine.stats import Stats
 from outpace.errors import OptionError
 from outpace.server.connection import (
-    PULSE,
+    HEARTBEAT_SECONDS,
     EngineConnection,
-    Inbox,
-    decoded,
-    get,
-    packed,
-    plain,
-    put,
+    FrameDecoder,
+    decode_message,
+    encode_frame,
+    portable_error,
+    receive_object,
+    send_object,
 )
 from outpace.server.logs import start_log
-from outpace.server.models import Known, load_all
+from outpace.server.models import ModelInfo, load_all_models
 from outpace.server.settings import Entry
 
-SILENCE = 10
+MAX_MISSED_HEARTBEATS = 10
 """Missed heartbeats after which the current engine step counts as hanging."""
 
-CODE = """
+ENTRY_CODE = """
 import sys
 sys.path[:] = {path!r}
 from outpace.server.parent import exit_with_parent
@@ -59,7 +59,7 @@ main({number})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Order:
+class LoadCommand:
     """The models that the engine process loads; small ones are fastest on one thread."""
 
     models: Mapping[str, Entry]
@@ -80,103 +80,109 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         ValueError: If the process cannot load the models.
     """
 
-    CLOSED = "the engine process was closed"
+    CLOSED_MESSAGE = "the engine process was closed"
 
-    def __init__(self, command: Order) -> None:
+    def __init__(self, command: LoadCommand) -> None:
         super().__init__()
-        self.measured: Mapping[str, Stats] = {}
-        self.silent = 0.0
-        self.answered = asyncio.Event()
-        self.inbox = Inbox()
+        self.latest_stats: Mapping[str, Stats] = {}
+        self.silent_seconds = 0.0
+        self.stats_received = asyncio.Event()
+        self.inbox = FrameDecoder()
         self.transport: asyncio.Transport
         self.socket, engine_socket = socket.socketpair()
         with engine_socket:
-            self.process = started(engine_socket.fileno())
+            self.process = start_process(engine_socket.fileno())
         try:
-            self.known = self.load(command)
-            self.texts = {name: self.text(name, entry) for name, entry in command.models.items()}
+            self.model_infos = self.load_models(command)
+            self.texts = {
+                name: self.load_text(name, entry) for name, entry in command.models.items()
+            }
         except BaseException:
             self.close()
             raise
 
-    def load(self, command: Order) -> Mapping[str, Known]:
+    def load_models(self, command: LoadCommand) -> Mapping[str, ModelInfo]:
         """Send the command and wait until all models are loaded."""
         try:
-            put(self.socket, command)
-            loaded = get(self.socket)
-        except ConnectionEnded:
-            raise ValueError(f"the models cannot be loaded: {self.ending()}") from None
+            send_object(self.socket, command)
+            loaded = receive_object(self.socket)
+        except ConnectionEndedError:
+            raise ValueError(f"the models cannot be loaded: {self.exit_description()}") from None
         if isinstance(loaded, ValueError):
             raise loaded
-        return cast(Mapping[str, Known], loaded)
+        return cast(Mapping[str, ModelInfo], loaded)
 
-    def text(self, name: str, entry: Entry) -> Text:
+    def load_text(self, name: str, entry: Entry) -> TextCodec:
         """Return the tokenizer of a model. The server tokenizes prompts itself."""
-        text = Text(self.known[name].place, load_tokenizer(entry.path))
-        text.limit(self.known[name].config.max_length)
+        text = TextCodec(self.model_infos[name].path, load_tokenizer(entry.path))
+        text.set_context_length(self.model_infos[name].config.max_length)
         return text
 
-    async def join(self) -> None:
+    async def start_receiving(self) -> None:
         """Start receiving messages in the running event loop."""
         loop = asyncio.get_running_loop()
         await loop.create_connection(lambda: self, sock=self.socket)
-        self.listen(loop)
+        self.track_silence(loop)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Store the transport."""
         self.transport = cast(asyncio.Transport, transport)  # uvloop's are of a separate type
 
-    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+    def track_silence(self, loop: asyncio.AbstractEventLoop) -> None:
         """Measure the time without data, excluding time in which this loop was blocked."""
-        if self.alive:
-            self.silent += PULSE
-            loop.call_later(PULSE, self.listen, loop)
+        if self.is_alive:
+            self.silent_seconds += HEARTBEAT_SECONDS
+            loop.call_later(HEARTBEAT_SECONDS, self.track_silence, loop)
 
     @property
     def heartbeat(self) -> float:
         """Start time of the step that has been silent too long; 0 while heartbeats arrive."""
-        return time.monotonic() - self.silent if self.silent > SILENCE * PULSE else 0.0
+        return (
+            time.monotonic() - self.silent_seconds
+            if self.silent_seconds > MAX_MISSED_HEARTBEATS * HEARTBEAT_SECONDS
+            else 0.0
+        )
 
     @property
     def stats(self) -> Mapping[str, Stats]:
         """Requests and memory of the engines as of the last measurement."""
-        return self.measured
+        return self.latest_stats
 
-    async def measure(self) -> None:
+    async def update_stats(self) -> None:
         """Update `stats`; they remain unchanged if the process does not answer in time."""
-        self.answered.clear()
-        self.send(Inspect())
+        self.stats_received.clear()
+        self.send_command(InspectCommand())
         with suppress(TimeoutError):
-            async with asyncio.timeout(SILENCE * PULSE):
-                await self.answered.wait()
+            async with asyncio.timeout(MAX_MISSED_HEARTBEATS * HEARTBEAT_SECONDS):
+                await self.stats_received.wait()
 
-    def send(self, command: Command) -> None:
+    def send_command(self, command: EngineCommand) -> None:
         """Send a command, unless the process has ended."""
         try:
-            if self.alive:
-                self.transport.write(packed(command))
+            if self.is_alive:
+                self.transport.write(encode_frame(command))
         except RecursionError:
-            message = f"schema: nested too deeply; at most {DEEPEST} levels are allowed"
+            message = f"schema: nested too deeply; at most {MAX_SCHEMA_DEPTH} levels are allowed"
             raise OptionError("schema", None, message) from None
 
     def data_received(self, data: bytes) -> None:
         """Decode messages and pass them to their requests."""
-        self.silent = 0.0
-        for messages in self.inbox.take(data):
-            for message in map(decoded, messages):
+        self.silent_seconds = 0.0
+        for messages in self.inbox.feed(data):
+            for message in map(decode_message, messages):
                 if isinstance(message, dict):
-                    self.measured = message
-                    self.answered.set()
+                    self.latest_stats = message
+                    self.stats_received.set()
                 elif (request := self.requests.get(message.number)) is not None:
-                    request.receive(message)
+                    request.apply_progress(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all requests if the process has exited unexpectedly."""
-        if self.alive:
-            self.error = EngineDied(self.ending())
-            self.fail()
+        if self.is_alive:
+            self.error = EngineDiedError(self.exit_description())
+            self.fail_requests()
 
-    def ending(self) -> str:
+    def exit_description(self) -> str:
         """Describe how the process exited."""
         with suppress(subprocess.TimeoutExpired):
             self.process.wait(1)
@@ -198,7 +204,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         self.socket.close()
 
 
-def started(descriptor: int) -> subprocess.Popen[bytes]:
+def start_process(descriptor: int) -> subprocess.Popen[bytes]:
     """Start a process that inherits one end of the connection.
 
     Ctrl-C signals all processes of a terminal. The engine process ignores it, so that the server
@@ -206,7 +212,7 @@ def started(descriptor: int) -> subprocess.Popen[bytes]:
     """
     previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
     try:
-        code = CODE.format(path=sys.path, number=descriptor)
+        code = ENTRY_CODE.format(path=sys.path, number=descriptor)
         command = [sys.executable, "-c", code]
         return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[descriptor])
     finally:
@@ -217,20 +223,20 @@ def main(descriptor: int) -> None:
     """Load the models that the server requests, then decode until it exits."""
     connection = socket.socket(fileno=descriptor)
     try:
-        load_command: Order = get(connection)
+        load_command: LoadCommand = receive_object(connection)
         start_log(verbose=load_command.verbose)
         if load_command.small:
             torch.set_num_threads(1)  # before weight layouts are benchmarked
         try:
-            models = load_all(load_command.models)
+            models = load_all_models(load_command.models)
         except ValueError as error:
-            put(connection, plain(error))
+            send_object(connection, portable_error(error))
             return
-        put(connection, {name: info for name, (_, info) in models.items()})
+        send_object(connection, {name: info for name, (_, info) in models.items()})
         gc.collect()
         gc.freeze()  # a collection over all loaded objects would pause every stream
         loop = EngineLoop(EngineConnection(connection))
         loop.models |= {name: ServedModel(name, llm) for name, (llm, _) in models.items()}
         loop.run()
-    except ConnectionEnded:
+    except ConnectionEndedError:
         os._exit(0)  # the server has ended

@@ -8,12 +8,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from outpace.checkpoints.progress import told
+from outpace.checkpoints.progress import report_load_progress
 from outpace.version import __version__
 
-log = logging.getLogger("outpace.server")
+LOG = logging.getLogger("outpace.server")
 
-EVERY, LARGE = 5.0, 2**28
+PROGRESS_INTERVAL, MIN_LOGGED_BYTES = 5.0, 2**28
 """Seconds between progress lines, and model size in bytes from which progress is logged."""
 
 
@@ -21,10 +21,10 @@ def start_log(*, verbose: bool) -> None:
     """Log to standard error; other packages' messages from INFO if verbose, else WARNING."""
     level = logging.INFO if verbose else logging.WARNING
     logging.basicConfig(level=level, format="%(message)s", stream=sys.stderr)
-    log.setLevel(logging.INFO)
+    LOG.setLevel(logging.INFO)
 
 
-def url(host: str, port: int) -> str:
+def server_url(host: str, port: int) -> str:
     """Return the address of a server."""
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
@@ -32,25 +32,25 @@ def url(host: str, port: int) -> str:
 def log_start(host: str, port: int, models: int) -> None:
     """Log the address and the number of models before they are loaded."""
     count = "1 model" if models == 1 else f"{models} models"
-    log.info("outpace %s at %s: loading %s", __version__, url(host, port), count)
+    LOG.info("outpace %s at %s: loading %s", __version__, server_url(host, port), count)
 
 
 def log_address(host: str, port: int) -> None:
     """Log where the server listens."""
-    log.info("listening on %s (open it in a browser for the playground)", url(host, port))
+    LOG.info("listening on %s (open it in a browser for the playground)", server_url(host, port))
 
 
 @contextmanager
 def log_loading(name: str, place: str) -> Iterator[None]:
     """Log that a model is being loaded, with progress for large ones."""
-    log.info("loading %s", name if name == place else f"{name} ({place})")
+    LOG.info("loading %s", name if name == place else f"{name} ({place})")
     last = time.monotonic()
 
-    def note(done: int, total: int) -> None:
+    def report_progress(done: int, total: int) -> None:
         nonlocal last
-        if total >= LARGE and time.monotonic() > last + EVERY:
+        if total >= MIN_LOGGED_BYTES and time.monotonic() > last + PROGRESS_INTERVAL:
             last = time.monotonic()
-            log.info("loading %s, %.1f of %.1f GiB", name, done / 2**30, total / 2**30)
+            LOG.info("loading %s, %.1f of %.1f GiB", name, done / 2**30, total / 2**30)
 
-    with told(note):
+    with report_load_progress(report_progress):
         yield

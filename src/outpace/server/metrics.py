@@ -9,20 +9,20 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from outpace.api.output import Output
-from outpace.engine.runner import Usage
-from outpace.server.models import Model
+from outpace.engine.runner import CacheUsage
+from outpace.server.models import HostedModel
 
-SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
-TOKENS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
-BY = ("model", "method")
+SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+TOKENS_BUCKETS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+METHOD_LABELS = ("model", "method")
 
 
-class Metrics:
+class ServerMetrics:
     """Counters and histograms of one server; gauges are read when metrics are collected."""
 
-    def __init__(self, models: Mapping[str, Model]) -> None:
+    def __init__(self, models: Mapping[str, HostedModel]) -> None:
         self.registry = registry = CollectorRegistry()
-        registry.register(Engines(models))
+        registry.register(EngineCollector(models))
 
         def counter(name: str, about: str, *labels: str) -> Counter:
             return Counter(f"outpace_{name}", about, labels, registry=registry)
@@ -32,23 +32,35 @@ class Metrics:
                 f"outpace_{name}", about, labels, registry=registry, buckets=[*buckets]
             )
 
-        self.requests = counter("requests", "Completed requests", *BY, "result")
-        self.prompt = counter("prompt_tokens", "Prompt tokens", *BY)
-        self.output = counter("output_tokens", "Committed output tokens", *BY)
-        self.forwards = counter("forwards", "Forwards", *BY, "role")
-        self.proposed = counter("proposed_tokens", "Draft tokens that were verified", *BY)
-        self.kept = counter("kept_tokens", "Verified draft tokens that were accepted", *BY)
-        self.first = histogram("first_text_seconds", "Time to the first text", SECONDS, *BY)
-        self.gaps = histogram("gap_seconds", "Time between texts of a stream", SECONDS, *BY)
-        self.whole = histogram("request_seconds", "Time to the end of the answer", SECONDS, *BY)
-        self.rate = histogram("tokens_per_forward", "Tokens per forward", TOKENS, *BY)
-        self.lag = histogram("loop_lag_seconds", "Lag of the event loop", SECONDS)
+        self.requests = counter("requests", "Completed requests", *METHOD_LABELS, "result")
+        self.prompt = counter("prompt_tokens", "Prompt tokens", *METHOD_LABELS)
+        self.output = counter("output_tokens", "Committed output tokens", *METHOD_LABELS)
+        self.forwards = counter("forwards", "Forwards", *METHOD_LABELS, "role")
+        self.proposed = counter(
+            "proposed_tokens", "Draft tokens that were verified", *METHOD_LABELS
+        )
+        self.accepted = counter(
+            "kept_tokens", "Verified draft tokens that were accepted", *METHOD_LABELS
+        )
+        self.first = histogram(
+            "first_text_seconds", "Time to the first text", SECONDS_BUCKETS, *METHOD_LABELS
+        )
+        self.gaps = histogram(
+            "gap_seconds", "Time between texts of a stream", SECONDS_BUCKETS, *METHOD_LABELS
+        )
+        self.duration = histogram(
+            "request_seconds", "Time to the end of the answer", SECONDS_BUCKETS, *METHOD_LABELS
+        )
+        self.rate = histogram(
+            "tokens_per_forward", "Tokens per forward", TOKENS_BUCKETS, *METHOD_LABELS
+        )
+        self.lag = histogram("loop_lag_seconds", "Lag of the event loop", SECONDS_BUCKETS)
 
-    def text(self) -> bytes:
+    def render(self) -> bytes:
         """Return all metrics in Prometheus' text format."""
         return generate_latest(self.registry)
 
-    def answered(self, labels: tuple[str, str], output: Output) -> None:
+    def count_answer(self, labels: tuple[str, str], output: Output) -> None:
         """Count a complete answer."""
         self.output.labels(*labels).inc(output.chosen)
         if output.forwards:
@@ -58,13 +70,13 @@ class Metrics:
             counts[step.model] = counts.get(step.model, 0) + 1
         for role, count in counts.items():
             self.forwards.labels(*labels, role).inc(count)
-        proposed, accepted = checked(output)
+        proposed, accepted = count_verified_tokens(output)
         if proposed:
             self.proposed.labels(*labels).inc(proposed)
-            self.kept.labels(*labels).inc(accepted)
+            self.accepted.labels(*labels).inc(accepted)
 
 
-def checked(output: Output) -> tuple[int, int]:
+def count_verified_tokens(output: Output) -> tuple[int, int]:
     """Return the number of draft tokens that were verified, and of those accepted.
 
     The verifying model is the verifier if there is one, else the target if there is a draft. Its
@@ -82,7 +94,7 @@ def checked(output: Output) -> tuple[int, int]:
     return proposed, accepted
 
 
-class Clock:
+class RequestTimer:
     """Times of a request: its start, and when texts were sent."""
 
     def __init__(self) -> None:
@@ -91,7 +103,7 @@ class Clock:
         self.last = self.began
         self.gaps: list[float] = []
 
-    def tick(self) -> None:
+    def record_text(self) -> None:
         """Record that text was sent."""
         now = perf_counter()
         if self.first is None:
@@ -100,20 +112,20 @@ class Clock:
             self.gaps.append(now - self.last)
         self.last = now
 
-    def tell(self, metrics: Metrics, labels: tuple[str, str]) -> None:
+    def report_metrics(self, metrics: ServerMetrics, labels: tuple[str, str]) -> None:
         """Add the measurements to the metrics after the request."""
         if self.first is not None:
             metrics.first.labels(*labels).observe(self.first)
         observe = metrics.gaps.labels(*labels).observe
         for gap in self.gaps:
             observe(gap)
-        metrics.whole.labels(*labels).observe(perf_counter() - self.began)
+        metrics.duration.labels(*labels).observe(perf_counter() - self.began)
 
 
-class Engines:
+class EngineCollector:
     """Prometheus collector of the engines' current state."""
 
-    def __init__(self, models: Mapping[str, Model]) -> None:
+    def __init__(self, models: Mapping[str, HostedModel]) -> None:
         self.models = models
 
     def collect(self) -> Iterator[Metric]:
@@ -129,18 +141,18 @@ class Engines:
         for name, model in self.models.items():
             waiting.add_metric([name], model.engine.waiting)
             running.add_metric([name], model.engine.running)
-            for role, usages in grouped(model).items():
-                used.add_metric([name, role], sum(usage.held for usage in usages))
-                total.add_metric([name, role], sum(usage.pages for usage in usages))
-                skipped = [usage.spared for usage in usages if usage.spared is not None]
+            for role, usages in usage_by_role(model).items():
+                used.add_metric([name, role], sum(usage.held_pages for usage in usages))
+                total.add_metric([name, role], sum(usage.total_pages for usage in usages))
+                skipped = [usage.skipped_rows for usage in usages if usage.skipped_rows is not None]
                 if skipped:
                     spared.add_metric([name, role], sum(skipped))
         yield from (waiting, running, used, total, spared)
 
 
-def grouped(model: Model) -> dict[str, list[Usage]]:
+def usage_by_role(model: HostedModel) -> dict[str, list[CacheUsage]]:
     """Return the cache usage of an engine's models, by role."""
-    groups: dict[str, list[Usage]] = {}
-    for usage in model.engine.usage:
+    groups: dict[str, list[CacheUsage]] = {}
+    for usage in model.engine.cache_usage:
         groups.setdefault(model.roles[usage.name], []).append(usage)
     return groups

@@ -10,20 +10,20 @@ from typing import Any
 
 from outpace.api.engine_client import ModelClient
 from outpace.api.llm import LLM
-from outpace.api.text import Text
+from outpace.api.text import TextCodec
 from outpace.checkpoints.load import target_config
-from outpace.engine.pairing import check_models, native
-from outpace.errors import OptionError, prefixed
+from outpace.engine.pairing import check_models, native_method
+from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS
 from outpace.models.config import ModelConfig
-from outpace.server.fault import Fault
+from outpace.server.http_error import HttpError
 from outpace.server.logs import log_loading
-from outpace.server.method_choice import Choice, choices, variants
-from outpace.server.settings import Entry, name_in
+from outpace.server.method_choice import MethodChoice, method_choices, method_variants
+from outpace.server.settings import Entry, registered_name
 
 
 @dataclass(kw_only=True)
-class Known:
+class ModelInfo:
     """What the server must store about a model, in whichever process it is loaded.
 
     Attributes:
@@ -34,32 +34,32 @@ class Known:
         roles: Roles of the engine's models, by model name.
     """
 
-    place: str
+    path: str
     config: ModelConfig
-    methods: dict[str, Choice]
+    methods: dict[str, MethodChoice]
     method: str
     roles: dict[str, str]
 
 
 @dataclass(kw_only=True)
-class Model(Known):
+class HostedModel(ModelInfo):
     """A model that clients can select, and the client of its engine."""
 
     name: str
     entry: Entry
     engine: ModelClient
-    text: Text
+    text: TextCodec
 
     def __post_init__(self) -> None:
         decode = self.text.decode
-        self.token = cache(lambda token: decode([token]))
+        self.token_text = cache(lambda token: decode([token]))
         """Return the text of one token."""
         tokenizer = self.text.tokenizer
         longest = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
-        self.characters = longest and longest * self.config.max_length
+        self.max_prompt_characters = longest and longest * self.config.max_length
         """Upper bound for the characters of a prompt that fits; None without a tokenizer."""
 
-    def choice(self, name: str | None) -> Choice:
+    def find_method_choice(self, name: str | None) -> MethodChoice:
         """Return a method by name, or the default method.
 
         Raises:
@@ -67,7 +67,7 @@ class Model(Known):
         """
         name = name or self.method
         if name not in self.methods:
-            raise Fault(
+            raise HttpError(
                 400,
                 f"outpace.method: must be one of {', '.join(self.methods)} for {self.name}, "
                 f"got {name!r}",
@@ -75,16 +75,16 @@ class Model(Known):
             )
         return self.methods[name]
 
-    def public(self, message: str) -> str:
+    def hide_paths(self, message: str) -> str:
         """Replace the paths of models in a message by their public names."""
         further = {path: name for name, path in self.entry.further.items()}
-        names = further | dict.fromkeys((self.place, self.entry.path), self.name)
+        names = further | dict.fromkeys((self.path, self.entry.path), self.name)
         # Longest first, since one path may be a prefix of another.
         for path in sorted(names, key=len, reverse=True):
             message = message.replace(path, names[path])
         return message
 
-    def described(self, created: int) -> dict[str, Any]:
+    def describe(self, created: int) -> dict[str, Any]:
         """Return the entry of `GET /v1/models`."""
         config = self.config
         return {
@@ -99,70 +99,72 @@ class Model(Known):
                 "max_tokens": self.entry.max_tokens,
                 "method": self.method,
                 "methods": {
-                    name: choice.described(name == self.method)
+                    name: choice.describe(name == self.method)
                     for name, choice in self.methods.items()
                 },
             },
         }
 
 
-def load(name: str, entry: Entry) -> tuple[LLM, Known]:
+def load_served_model(name: str, entry: Entry) -> tuple[LLM, ModelInfo]:
     """Load a model and everything its methods need.
 
     Raises:
         ValueError: If the model or an option is invalid; the message names the model.
     """
-    with named(name):
-        default, methods = offered(entry)
-        llm = LLM(entry.path, **entry.loading())
+    with name_errors(name):
+        default, methods = available_methods(entry)
+        llm = LLM(entry.path, **entry.load_options())
         roles = {llm.target.name: "target"}
         for choice in methods.values():
-            for _, method in variants(choice):
+            for _, method in method_variants(choice):
                 llm.pair(method)
-                roles |= {path: role for role, path in method.models().items() if path not in roles}
-    return llm, Known(
-        place=llm.name, config=llm.config, methods=methods, method=default, roles=roles
+                roles |= {
+                    path: role for role, path in method.model_names().items() if path not in roles
+                }
+    return llm, ModelInfo(
+        path=llm.name, config=llm.config, methods=methods, method=default, roles=roles
     )
 
 
-def load_all(entries: Mapping[str, Entry]) -> dict[str, tuple[LLM, Known]]:
+def load_all_models(entries: Mapping[str, Entry]) -> dict[str, tuple[LLM, ModelInfo]]:
     """Load all models, after validating all of them.
 
     Raises:
         ValueError: If a model or an option is invalid.
     """
-    check_all(entries)
+    check_all_models(entries)
     loaded = {}
     for name, entry in entries.items():
         with log_loading(name, entry.path):
-            loaded[name] = load(name, entry)
+            loaded[name] = load_served_model(name, entry)
     return loaded
 
 
-def check_all(entries: Mapping[str, Entry]) -> None:
+def check_all_models(entries: Mapping[str, Entry]) -> None:
     """Raise `ValueError` for models with unsuitable methods, without loading any."""
     for name, entry in entries.items():
-        with named(name):
-            offered(entry)
+        with name_errors(name):
+            available_methods(entry)
 
 
 @contextmanager
-def named(name: str) -> Iterator[None]:
+def name_errors(name: str) -> Iterator[None]:
     """Put the name of a model before the message of an error."""
     try:
         yield
     except ValueError as error:
-        raise prefixed(f"model {name}", error) from error
-    except Fault as error:
+        raise prefix_error(f"model {name}", error) from error
+    except HttpError as error:
         raise ValueError(f"model {name}: {error}") from error
 
 
-def offered(entry: Entry) -> tuple[str, dict[str, Choice]]:
+def available_methods(entry: Entry) -> tuple[str, dict[str, MethodChoice]]:
     """Return the default method's name and all available methods; loads no weights."""
     config = target_config(entry.path, max_length=entry.max_length, mask_id=entry.mask_id)
-    default = entry.method or name_in(METHODS, type(native(config)))
-    methods = {each.name: each for each in choices(config, entry, default)}
-    option_names = {name for each in methods.values() for name in each.settings}
+    default = entry.method or registered_name(METHODS, type(native_method(config)))
+    methods = {each.name: each for each in method_choices(config, entry, default)}
+    option_names = {name for each in methods.values() for name in each.options}
     if unknown := sorted(set(entry.limits) - option_names):
         message = f"limits: unknown option {', '.join(unknown)}; no method has it"
         raise OptionError(f"limits.{unknown[0]}", entry.limits[unknown[0]], message)
@@ -170,6 +172,6 @@ def offered(entry: Entry) -> tuple[str, dict[str, Choice]]:
         message = f"method: must be one of {', '.join(methods)}, got {default}"
         raise OptionError("method", default, message)
     for choice in methods.values():
-        for _, method in variants(choice):
+        for _, method in method_variants(choice):
             check_models(method, entry.path, config)
     return default, methods

@@ -12,25 +12,25 @@ from uvicorn.protocols.http.httptools_impl import (
     RequestResponseCycle,
 )
 
-from outpace.server.fault import Fault
+from outpace.server.http_error import HttpError
 
-HEADERS = 64 * 2**10
+MAX_HEADER_BYTES = 64 * 2**10
 """Maximum size of request line and headers, including trailers of a chunked body."""
 
-LINE = len(b": " + b"\r\n")
+HEADER_LINE_OVERHEAD = len(b": " + b"\r\n")
 """Bytes of a header line besides its name and value."""
 
-LOOK = 0.05
+RESET_POLL_SECONDS = 0.05
 """Interval at which half-closed connections are checked for a reset."""
 
-BEGIN = b"HTTP/1.1 "
+RESPONSE_START = b"HTTP/1.1 "
 """First bytes of every response."""
 
-COMMENT = b"3\r\n:\n\n\r\n"
+COMMENT_CHUNK = b"3\r\n:\n\n\r\n"
 """A chunk with an empty comment of a server-sent event stream."""
 
 
-class Begun:
+class StartedTransport:
     """Transport that has already sent the first bytes of a response."""
 
     def __init__(self, transport: asyncio.Transport, sent: bytes) -> None:
@@ -51,7 +51,7 @@ class Begun:
         return self.transport.is_closing()
 
 
-class Protocol(HttpToolsProtocol):
+class LimitedHttpProtocol(HttpToolsProtocol):
     """One connection, whose client has `seconds` to send the headers of each request.
 
     The same limit applies to a client that stops reading. A client that half-closes the connection
@@ -74,17 +74,17 @@ class Protocol(HttpToolsProtocol):
         super().connection_made(transport)
         transport.set_write_buffer_limits(0)  # report every write that is not accepted at once
         self.size = self.pending = 0
-        self.halved = False
-        self.timer: asyncio.TimerHandle | None = None
-        self.patience: asyncio.TimerHandle | None = None
-        self.open: list[RequestResponseCycle] = []
-        self.expect()
+        self.is_half_closed = False
+        self.header_timer: asyncio.TimerHandle | None = None
+        self.write_timer: asyncio.TimerHandle | None = None
+        self.open_cycles: list[RequestResponseCycle] = []
+        self.start_header_timeout()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Cancel all timeouts and notify open requests."""
-        self.expected()
-        self.taken()
-        for cycle in self.open:  # Uvicorn notifies only the last one
+        self.cancel_header_timeout()
+        self.cancel_write_timeout()
+        for cycle in self.open_cycles:  # Uvicorn notifies only the last one
             cycle.disconnected = cycle.disconnected or not cycle.response_complete
             cycle.message_event.set()
         super().connection_lost(exc)
@@ -92,98 +92,98 @@ class Protocol(HttpToolsProtocol):
     def pause_writing(self) -> None:
         """Start the timeout for a client that does not read."""
         super().pause_writing()
-        self.offer()
+        self.start_write_timeout()
 
     def resume_writing(self) -> None:
         """Cancel the timeout: the client has read everything."""
-        self.taken()
+        self.cancel_write_timeout()
         super().resume_writing()
 
-    def offer(self) -> None:
+    def start_write_timeout(self) -> None:
         """Start the timeout for reading some of the buffered bytes."""
         buffered = self.transport.get_write_buffer_size()
-        self.patience = self.loop.call_later(self.seconds, self.look, buffered)
+        self.write_timer = self.loop.call_later(self.seconds, self.check_write_progress, buffered)
 
-    def look(self, buffered: int) -> None:
+    def check_write_progress(self, buffered: int) -> None:
         """Abort the connection if the client has read nothing since the timeout started."""
         if self.transport.get_write_buffer_size() < buffered:
-            self.offer()
+            self.start_write_timeout()
         else:
             self.transport.abort()
 
-    def taken(self) -> None:
+    def cancel_write_timeout(self) -> None:
         """Cancel the timeout for reading."""
-        if self.patience is not None:
-            self.patience.cancel()
-            self.patience = None
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+            self.write_timer = None
 
-    def expect(self) -> None:
+    def start_header_timeout(self) -> None:
         """Start the timeout for headers."""
-        self.expected()
-        self.timer = self.loop.call_later(
-            self.seconds, self.refuse, Fault(408, "the headers were not received in time")
+        self.cancel_header_timeout()
+        self.header_timer = self.loop.call_later(
+            self.seconds, self.reject, HttpError(408, "the headers were not received in time")
         )
 
-    def expected(self) -> None:
+    def cancel_header_timeout(self) -> None:
         """Cancel the timeout for headers."""
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        if self.header_timer is not None:
+            self.header_timer.cancel()
+            self.header_timer = None
 
     def data_received(self, data: bytes) -> None:
         """Count the bytes of incomplete headers, then parse."""
         self.pending += len(data)
         super().data_received(data)
-        if self.timer is not None and self.pending > HEADERS:
-            self.refuse(too_large())
+        if self.header_timer is not None and self.pending > MAX_HEADER_BYTES:
+            self.reject(headers_too_large_error())
 
     def on_message_begin(self) -> None:
         """Start a new request, perhaps pipelined after another one."""
         super().on_message_begin()
         self.size = self.pending = 0
-        self.expect()
+        self.start_header_timeout()
 
     def on_url(self, url: bytes) -> None:
         """Count the bytes of the URL."""
-        self.count(len(url))
+        self.count_header_bytes(len(url))
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Count the bytes of a header, or of a trailer after a chunked body."""
-        self.count(len(name) + len(value) + LINE)
+        self.count_header_bytes(len(name) + len(value) + HEADER_LINE_OVERHEAD)
         super().on_header(name, value)
 
-    def count(self, size: int) -> None:
+    def count_header_bytes(self, size: int) -> None:
         """Add header bytes; reject the request and stop parsing if there are too many."""
         self.size += size
-        if self.size > HEADERS:
-            self.refuse(too_large())
+        if self.size > MAX_HEADER_BYTES:
+            self.reject(headers_too_large_error())
             raise ValueError("too large")
 
     def send_400_response(self, msg: str) -> None:
         """Reject invalid or incomplete HTTP."""
-        self.refuse(Fault(400, msg))
+        self.reject(HttpError(400, msg))
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """Keep a half-closed connection open (return True) until its request is answered."""
-        self.open = [cycle for cycle in self.open if not cycle.response_complete]
-        if not self.open or self.open[-1].more_body:
+        self.open_cycles = [cycle for cycle in self.open_cycles if not cycle.response_complete]
+        if not self.open_cycles or self.open_cycles[-1].more_body:
             return False
-        if not self.halved:
-            self.halved = True
-            self.expected()
-            self.open[-1].keep_alive = False
-            self.probe(self.open[0])
-            self.loop.call_later(LOOK, self.look_for_reset)
+        if not self.is_half_closed:
+            self.is_half_closed = True
+            self.cancel_header_timeout()
+            self.open_cycles[-1].keep_alive = False
+            self.probe_client(self.open_cycles[0])
+            self.loop.call_later(RESET_POLL_SECONDS, self.look_for_reset)
         return True
 
-    def probe(self, cycle: RequestResponseCycle) -> None:
+    def probe_client(self, cycle: RequestResponseCycle) -> None:
         """Send bytes that change no answer; a client that has gone replies with a reset."""
         if not cycle.response_started:
-            cycle.transport = Begun(self.transport, BEGIN)  # type: ignore[assignment]
-            self.transport.write(BEGIN)
+            cycle.transport = StartedTransport(self.transport, RESPONSE_START)  # type: ignore[assignment]
+            self.transport.write(RESPONSE_START)
         elif cycle.chunked_encoding:
-            self.transport.write(COMMENT)
+            self.transport.write(COMMENT_CHUNK)
 
     def look_for_reset(self) -> None:
         """Abort the connection if the client has reset it; otherwise check again later."""
@@ -193,20 +193,24 @@ class Protocol(HttpToolsProtocol):
         if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self.transport.abort()
         else:
-            self.loop.call_later(LOOK, self.look_for_reset)
+            self.loop.call_later(RESET_POLL_SECONDS, self.look_for_reset)
 
     def on_headers_complete(self) -> None:
         """Cancel the header timeout; `LimitedBody` limits the body."""
-        self.expected()
+        self.cancel_header_timeout()
         super().on_headers_complete()
-        self.open = [cycle for cycle in self.open if not cycle.response_complete] + [self.cycle]
+        self.open_cycles = [cycle for cycle in self.open_cycles if not cycle.response_complete] + [
+            self.cycle
+        ]
 
-    def refuse(self, fault: Fault) -> None:
+    def reject(self, fault: HttpError) -> None:
         """Send an error before the request was read completely, and close."""
-        self.expected()
+        self.cancel_header_timeout()
         if self.transport.is_closing():
             return
-        if any(cycle.response_started and not cycle.response_complete for cycle in self.open):
+        if any(
+            cycle.response_started and not cycle.response_complete for cycle in self.open_cycles
+        ):
             self.transport.close()  # in the middle of another answer
             return
         head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
@@ -215,6 +219,6 @@ class Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def too_large() -> Fault:
+def headers_too_large_error() -> HttpError:
     """Return the error for oversized headers."""
-    return Fault(431, f"the headers must have at most {HEADERS} bytes")
+    return HttpError(431, f"the headers must have at most {MAX_HEADER_BYTES} bytes")

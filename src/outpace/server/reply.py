@@ -13,39 +13,42 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from outpace.api.output import Output
-from outpace.api.text import UNKNOWN
+from outpace.api.text import REPLACEMENT_CHARACTER
 from outpace.decoding import Step
-from outpace.server.models import Model
+from outpace.server.models import HostedModel
 
-DONE = b"data: [DONE]\n\n"
-SHARED = 8
+STREAM_END = b"data: [DONE]\n\n"
+MAX_TOKENS_PER_CHARACTER = 8
 """Upper bound for the tokens that share one UTF-8 character."""
 
-Object = dict[str, Any]
+ReplyObject = dict[str, Any]
 
 
-def dumps(value: Any) -> str:
+def dump_json(value: Any) -> str:
     """Return compact ASCII JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-class Offsets:
+class TextOffsets:
     """Character offsets of tokens; tokens that share a character have the same offset."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: HostedModel) -> None:
         self.decode = model.text.decode
-        self.place = 0
-        self.open: list[int] = []
+        self.offset = 0
+        self.open_tokens: list[int] = []
 
-    def of(self, ids: Sequence[int]) -> list[int]:
+    def advance(self, ids: Sequence[int]) -> list[int]:
         """Return the offsets of the next tokens."""
         offsets = []
         for token in ids:
-            offsets.append(self.place)
-            self.open.append(token)
-            text = self.decode(self.open)
-            if not text.endswith(UNKNOWN) or len(self.open) == SHARED:
-                self.place, self.open = self.place + len(text), []
+            offsets.append(self.offset)
+            self.open_tokens.append(token)
+            text = self.decode(self.open_tokens)
+            if (
+                not text.endswith(REPLACEMENT_CHARACTER)
+                or len(self.open_tokens) == MAX_TOKENS_PER_CHARACTER
+            ):
+                self.offset, self.open_tokens = self.offset + len(text), []
         return offsets
 
 
@@ -62,7 +65,7 @@ class Reply:
         usage: Whether chunks have a `usage` entry, as OpenAI's have if requested.
     """
 
-    model: Model
+    model: HostedModel
     number: int
     chat: bool
     method: str
@@ -73,23 +76,25 @@ class Reply:
 
     def __post_init__(self) -> None:
         self.id = f"{'chatcmpl' if self.chat else 'cmpl'}-{self.number:024x}"
-        start = dumps(self.base("chat.completion.chunk" if self.chat else "text_completion"))
+        start = dump_json(
+            self.base_object("chat.completion.chunk" if self.chat else "text_completion")
+        )
         self.head = f"data: {start[:-1]},"
         self.empty = ',"usage":null' if self.usage else ""
 
-    def base(self, kind: str) -> Object:
+    def base_object(self, kind: str) -> ReplyObject:
         """Return the fields common to all objects."""
         created = int(time.time())
         return {"id": self.id, "object": kind, "created": created, "model": self.model.name}
 
-    def chunk(
+    def format_chunk(
         self,
         index: int,
         text: str | None,
         *,
-        logprobs: Object | None = None,
+        logprobs: ReplyObject | None = None,
         finish: str | None = None,
-        outpace: Object | None = None,
+        outpace: ReplyObject | None = None,
         first: bool = False,
     ) -> str:
         """Return an event with text of a choice, or its last event if `text` is None."""
@@ -99,38 +104,38 @@ class Reply:
             delta = f'"delta":{{{content}}}'
         else:
             delta = f'"text":{quoted(text or "")}'
-        scores = "null" if logprobs is None else dumps(logprobs)
+        scores = "null" if logprobs is None else dump_json(logprobs)
         reason = "null" if finish is None else f'"{finish}"'
-        extra = "" if outpace is None else f',"outpace":{dumps(outpace)}'
+        extra = "" if outpace is None else f',"outpace":{dump_json(outpace)}'
         return (
             f'{self.head}"choices":[{{"index":{index},{delta},"logprobs":{scores},'
             f'"finish_reason":{reason}}}]{self.empty}{extra}}}\n\n'
         )
 
-    def aside(self, **extra: Any) -> str:
+    def format_empty_chunk(self, **extra: Any) -> str:
         """Return an event without choices."""
-        return f'{self.head}"choices":[],{dumps(extra)[1:]}\n\n'
+        return f'{self.head}"choices":[],{dump_json(extra)[1:]}\n\n'
 
-    def end(self, outputs: Sequence[Output], seeds: Sequence[int]) -> str:
+    def format_final_chunk(self, outputs: Sequence[Output], seeds: Sequence[int]) -> str:
         """Return the event after all text, with usage and statistics."""
-        figures = self.figures(outputs, seeds, trace=False)
-        return self.aside(usage=usage(outputs, self.prompts), outpace=figures)
+        figures = self.format_statistics(outputs, seeds, trace=False)
+        return self.format_empty_chunk(usage=token_usage(outputs, self.prompts), outpace=figures)
 
-    def whole(self, outputs: Sequence[Output], seeds: Sequence[int], trace: bool) -> bytes:
+    def format_answer(self, outputs: Sequence[Output], seeds: Sequence[int], trace: bool) -> bytes:
         """Return the whole answer as one object."""
         kind = "chat.completion" if self.chat else "text_completion"
-        choices = [self.choice(index, output) for index, output in enumerate(outputs)]
-        figures = self.figures(outputs, seeds, trace)
-        ends = {"choices": choices, "usage": usage(outputs, self.prompts), "outpace": figures}
-        return dumps(self.base(kind) | ends).encode()
+        choices = [self.format_choice(index, output) for index, output in enumerate(outputs)]
+        figures = self.format_statistics(outputs, seeds, trace)
+        ends = {"choices": choices, "usage": token_usage(outputs, self.prompts), "outpace": figures}
+        return dump_json(self.base_object(kind) | ends).encode()
 
-    def choice(self, index: int, output: Output) -> Object:
+    def format_choice(self, index: int, output: Output) -> ReplyObject:
         """Return one choice of the answer."""
-        content: Object = {"text": output.text}
+        content: ReplyObject = {"text": output.text}
         if self.chat:
             message = {"role": "assistant", "content": output.text, "refusal": None}
             content = {"message": message}
-        scores = self.scores(output.ids, output.logprobs, Offsets(self.model))
+        scores = self.format_logprobs(output.ids, output.logprobs, TextOffsets(self.model))
         return {
             "index": index,
             **content,
@@ -138,19 +143,19 @@ class Reply:
             "finish_reason": output.finish_reason,
         }
 
-    def scores(
-        self, ids: Sequence[int], logprobs: Sequence[float] | None, offsets: Offsets
-    ) -> Object | None:
+    def format_logprobs(
+        self, ids: Sequence[int], logprobs: Sequence[float] | None, offsets: TextOffsets
+    ) -> ReplyObject | None:
         """Return log-probabilities of the chosen tokens; None if not requested."""
         if logprobs is None:
             return None
-        tokens = [self.model.token(token) for token in ids]
+        tokens = [self.model.token_text(token) for token in ids]
         if not self.chat:
             return {
                 "tokens": tokens,
                 "token_logprobs": list(logprobs),
                 "top_logprobs": None,
-                "text_offset": offsets.of(ids),
+                "text_offset": offsets.advance(ids),
             }
         entries = [
             {
@@ -163,18 +168,21 @@ class Reply:
         ]
         return {"content": entries, "refusal": None}
 
-    def figures(self, outputs: Sequence[Output], seeds: Sequence[int], trace: bool) -> Any:
+    def format_statistics(
+        self, outputs: Sequence[Output], seeds: Sequence[int], trace: bool
+    ) -> Any:
         """Return decoding statistics: an object for one choice, else a list."""
         statistics = [
-            self.figure(output, seed, trace) for output, seed in zip(outputs, seeds, strict=True)
+            self.choice_statistics(output, seed, trace)
+            for output, seed in zip(outputs, seeds, strict=True)
         ]
         if len(statistics) == 1:
             return statistics[0]
         return [{"index": index, **figure} for index, figure in enumerate(statistics)]
 
-    def figure(self, output: Output, seed: int, trace: bool) -> Object:
+    def choice_statistics(self, output: Output, seed: int, trace: bool) -> ReplyObject:
         """Return decoding statistics of one choice."""
-        figure: Object = {
+        figure: ReplyObject = {
             "forwards": output.forwards,
             "tokens": output.chosen,
             "tokens_per_forward": output.tokens_per_forward,
@@ -185,10 +193,10 @@ class Reply:
         }
         if output.holes is not None:
             figure["holes"] = list(output.holes)
-        return figure | ({"steps": list(map(step, output.steps))} if trace else {})
+        return figure | ({"steps": list(map(format_step, output.steps))} if trace else {})
 
 
-def step(step: Step) -> Object:
+def format_step(step: Step) -> ReplyObject:
     """Return a step of a trace as JSON fields."""
     return {
         "model": step.model,
@@ -203,7 +211,7 @@ def step(step: Step) -> Object:
     }
 
 
-def usage(outputs: Sequence[Output], prompts: int) -> Object:
+def token_usage(outputs: Sequence[Output], prompts: int) -> ReplyObject:
     """Return token counts of all prompts, each counted once, and of all choices.
 
     Fixed tokens of an infill template count as prompt tokens.

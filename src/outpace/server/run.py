@@ -14,23 +14,23 @@ from functools import partial
 import uvicorn
 
 from outpace.errors import OptionError
-from outpace.server.app import build
-from outpace.server.fault import Fault
+from outpace.server.app import build_server_app
+from outpace.server.http_error import HttpError
 from outpace.server.logs import log_address
-from outpace.server.protocol import Protocol
+from outpace.server.protocol import LimitedHttpProtocol
 from outpace.server.service import Service
 from outpace.server.settings import Settings
 
-log = logging.getLogger("outpace.server")
+LOG = logging.getLogger("outpace.server")
 
-TICK = 0.1
+WATCHDOG_SECONDS = 0.1
 """Interval at which the watchdog checks the engine."""
 
-GRACE = 1.0
+FINAL_EVENT_SECONDS = 1.0
 """Time for clients to read the last event of an aborted request."""
 
 
-class Server(uvicorn.Server):
+class UvicornServer(uvicorn.Server):
     """Uvicorn's server, without its signal handlers."""
 
     @contextlib.contextmanager
@@ -45,7 +45,7 @@ class Server(uvicorn.Server):
             log_address(*listener.getsockname()[:2])
 
 
-def bound(settings: Settings) -> socket.socket:
+def bind_socket(settings: Settings) -> socket.socket:
     """Return a socket bound to the configured address.
 
     Raises:
@@ -63,15 +63,15 @@ def bound(settings: Settings) -> socket.socket:
     return listener
 
 
-class Run:
+class ServerRun:
     """One run of a server, until a signal or a failure."""
 
     def __init__(self, service: Service, listener: socket.socket) -> None:
         self.service = service
         self.socket = listener
         config = uvicorn.Config(
-            build(service),
-            http=partial(Protocol, seconds=service.settings.read_seconds),  # type: ignore[arg-type]
+            build_server_app(service),
+            http=partial(LimitedHttpProtocol, seconds=service.settings.read_seconds),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             proxy_headers=False,
@@ -82,7 +82,7 @@ class Run:
             timeout_keep_alive=30,
             timeout_graceful_shutdown=1,
         )
-        self.server = Server(config)
+        self.server = UvicornServer(config)
         self.status = 0
         self.ending: asyncio.Task[None] | None = None
 
@@ -90,62 +90,64 @@ class Run:
         """Serve until the end and return the exit status."""
         uvicorn_loop = self.server.config.get_loop_factory()
         with asyncio.Runner(loop_factory=uvicorn_loop) as runner:
-            runner.run(self.main())
+            runner.run(self.serve())
         return self.status
 
-    async def main(self) -> None:
+    async def serve(self) -> None:
         """Serve until the end."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
-        await self.service.client.join()
-        watchdog = asyncio.ensure_future(self.watch())
+            loop.add_signal_handler(number, self.handle_signal)
+        await self.service.client.start_receiving()
+        watchdog = asyncio.ensure_future(self.watch_engine())
         try:
             await self.server.serve(sockets=[self.socket])
         finally:
             watchdog.cancel()
 
-    def stop(self) -> None:
+    def handle_signal(self) -> None:
         """Drain on the first signal; exit at once on the second."""
         if self.ending is None:
-            self.ending = asyncio.ensure_future(self.drain())
+            self.ending = asyncio.ensure_future(self.drain_requests())
         else:
             self.server.force_exit = self.server.should_exit = True
 
-    async def drain(self) -> None:
+    async def drain_requests(self) -> None:
         """Finish pending requests, or abort them after `drain_seconds`."""
         seconds = self.service.settings.drain_seconds
-        log.info("finishing pending requests within %g seconds", seconds)
+        LOG.info("finishing pending requests within %g seconds", seconds)
         self.service.drain()
         try:
             async with asyncio.timeout(seconds):
-                await self.service.drained()
+                await self.service.wait_until_drained()
         except TimeoutError:
-            self.service.end(Fault(503, "the server shut down before the answer was complete"))
-            await asyncio.sleep(GRACE)
+            self.service.abort_pending(
+                HttpError(503, "the server shut down before the answer was complete")
+            )
+            await asyncio.sleep(FINAL_EVENT_SECONDS)
         self.server.should_exit = True
 
-    async def watch(self) -> None:
+    async def watch_engine(self) -> None:
         """Exit when the engine fails or hangs; measure the lag of the event loop."""
         loop = asyncio.get_running_loop()
         while (failure := self.service.failure) is None:
             before = loop.time()
-            await asyncio.sleep(TICK)
-            self.service.metrics.lag.observe(max(loop.time() - before - TICK, 0))
-        log.error("%s; the server exits", failure, exc_info=self.service.client.error)
+            await asyncio.sleep(WATCHDOG_SECONDS)
+            self.service.metrics.lag.observe(max(loop.time() - before - WATCHDOG_SECONDS, 0))
+        LOG.error("%s; the server exits", failure, exc_info=self.service.client.error)
         self.status = 1
-        self.service.end(Fault(500, f"{failure}; the server exits"))
-        await asyncio.sleep(GRACE)
+        self.service.abort_pending(HttpError(500, f"{failure}; the server exits"))
+        await asyncio.sleep(FINAL_EVENT_SECONDS)
         self.server.force_exit = self.server.should_exit = True
 
 
-def run(service: Service, listener: socket.socket) -> int:
+def serve_until_signal(service: Service, listener: socket.socket) -> int:
     """Serve on a bound socket until a signal; return the exit status."""
     for name, model in service.models.items():
-        log.info("%s: %s, %s", name, model.config.kind.value, model.method)
+        LOG.info("%s: %s, %s", name, model.config.kind.value, model.method)
     gc.collect()
     gc.freeze()  # a collection over all loaded objects would pause every stream
     try:
-        return Run(service, listener)()
+        return ServerRun(service, listener)()
     finally:
         service.client.close()

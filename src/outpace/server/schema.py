@@ -13,71 +13,75 @@ from pydantic import (
     model_validator,
 )
 
-from outpace.api.options import MOST_TOKENS, REQUEST
+from outpace.api.options import MAX_ANSWER_TOKENS, REQUEST_OPTIONS
 from outpace.errors import OptionError
-from outpace.server.bounds import Bias, Name, Note, Strict, Text, bounded
-from outpace.server.constrained import Constrained, at
+from outpace.server.bounds import BoundedText, LogitBias, Name, ShortText, StrictModel, bounded_type
+from outpace.server.constraint_fields import ConstraintFields, get_field
 
-CHOICES = 8
-MOST_CHOICES = 64
+MAX_CHOICES_PER_PROMPT = 8
+MAX_CHOICES = 64
 
-Token = Annotated[int, Field(ge=0, lt=2**31)]
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
-Plain = Annotated[str, Field(max_length=256)] | int | float | bool | None
-Tokens = Annotated[list[Token], Field(fail_fast=True, min_length=1, max_length=MOST_TOKENS)]
-Empty = Annotated[list[None], Field(max_length=0)]
+BoundedTokenId = Annotated[int, Field(ge=0, lt=2**31)]
+StopString = Annotated[str, Field(min_length=1, max_length=256)]
+JsonScalar = Annotated[str, Field(max_length=256)] | int | float | bool | None
+BoundedTokenIds = Annotated[
+    list[BoundedTokenId], Field(fail_fast=True, min_length=1, max_length=MAX_ANSWER_TOKENS)
+]
+EmptyList = Annotated[list[None], Field(max_length=0)]
 
 
-class Extension(Strict):
+class Extension(StrictModel):
     """Fields specific to outpace."""
 
     method: Name | None = None
-    options: Annotated[dict[Name, Plain], Field(max_length=64)] | None = None
+    options: Annotated[dict[Name, JsonScalar], Field(max_length=64)] | None = None
     trace: bool | None = None
     provisional: bool | None = None
     fill: bool | None = None
 
 
-class StreamOptions(Strict):
+class StreamOptions(StrictModel):
     """Options of a streamed answer."""
 
     include_usage: bool | None = None
     include_obfuscation: Literal[False] | None = None
 
 
-TYPES: dict[str, Any] = {
-    "stop": Stop | Annotated[list[Stop], Field(max_length=16)],
-    "stop_ids": Annotated[list[Token], Field(max_length=64)],
-    "logit_bias": Bias,
+JSON_TYPES: dict[str, Any] = {
+    "stop": StopString | Annotated[list[StopString], Field(max_length=16)],
+    "stop_ids": Annotated[list[BoundedTokenId], Field(max_length=64)],
+    "logit_bias": LogitBias,
 }
 """Types of options whose JSON form differs from the Python form."""
 
 
-def fields_of_options() -> Iterator[tuple[str, Any]]:
+def request_option_fields() -> Iterator[tuple[str, Any]]:
     """Yield the request fields that set one option each, with their types."""
-    for option in REQUEST.values():
-        if option.info.bounds is not None or option.name in TYPES:
-            kind = TYPES.get(option.name) or bounded(option)
+    for option in REQUEST_OPTIONS.values():
+        if option.info.bounds is not None or option.name in JSON_TYPES:
+            kind = JSON_TYPES.get(option.name) or bounded_type(option)
             yield option.fields[0], (kind | None, None)
 
 
 if TYPE_CHECKING:
-    Common = Constrained
+    OptionFields = ConstraintFields
 else:
-    Common = create_model("Common", __base__=Constrained, **dict(fields_of_options()))
+    OptionFields = create_model(
+        "OptionFields", __base__=ConstraintFields, **dict(request_option_fields())
+    )
 
 
-class Asked(Common):
+class BaseRequest(OptionFields):
     """Fields common to both kinds of requests."""
 
     model: Name
-    n: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     outpace: Extension | None = None
 
     # Accepted from clients and ignored.
-    user: Note | None = None
+    user: ShortText | None = None
 
     @model_validator(mode="after")
     def check_stream(self) -> Self:
@@ -91,15 +95,19 @@ class Asked(Common):
     def options(self) -> dict[str, Any]:
         """The options that are set, by name, except constraints (see `constraint`)."""
         unconstrained = (
-            option_info for option_info in REQUEST.values() if option_info.info.group != "rule"
+            option_info
+            for option_info in REQUEST_OPTIONS.values()
+            if option_info.info.group != "rule"
         )
         values = {
-            option.name: at(self, field) for option in unconstrained for field in option.fields
+            option.name: get_field(self, field)
+            for option in unconstrained
+            for field in option.fields
         }
         return {name: value for name, value in values.items() if value is not None}
 
     @property
-    def usage(self) -> bool:
+    def wants_usage(self) -> bool:
         """Whether the stream ends with token counts."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
@@ -109,25 +117,25 @@ class Asked(Common):
         return self.outpace or Extension()
 
 
-class TextPart(Strict):
+class TextPart(StrictModel):
     """A text part of a message."""
 
     type: Literal["text"]
-    text: Text
+    text: BoundedText
 
 
-class Message(Strict):
+class Message(StrictModel):
     """A message of a conversation; `developer` is a synonym of `system`."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+    content: BoundedText | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
 
     # Clients return the assistant's messages unchanged.
     refusal: None = None
-    tool_calls: Empty | None = None
+    tool_calls: EmptyList | None = None
     function_call: None = None
     audio: None = None
-    annotations: Empty | None = None
+    annotations: EmptyList | None = None
 
     @property
     def text(self) -> str:
@@ -136,33 +144,33 @@ class Message(Strict):
             return self.content
         return "".join(part.text for part in self.content)
 
-    def plain(self) -> dict[str, str]:
+    def template_message(self) -> dict[str, str]:
         """Return the message as input of a chat template."""
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": self.text}
 
 
-class ChatRequest(Asked):
+class ChatRequest(BaseRequest):
     """A conversation to be continued with the next message."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1024)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: Literal[0] | None = None
-    chat_template_kwargs: Annotated[dict[Name, Plain], Field(max_length=32)] | None = None
+    chat_template_kwargs: Annotated[dict[Name, JsonScalar], Field(max_length=32)] | None = None
 
     # Accepted from clients and ignored.
-    metadata: Annotated[dict[Name, Note], Field(max_length=16)] | None = None
+    metadata: Annotated[dict[Name, ShortText], Field(max_length=16)] | None = None
     store: bool | None = None
     service_tier: Name | None = None
-    safety_identifier: Note | None = None
-    prompt_cache_key: Note | None = None
+    safety_identifier: ShortText | None = None
+    prompt_cache_key: ShortText | None = None
     parallel_tool_calls: bool | None = None
 
     # Not supported yet, except for values that disable the feature.
-    tools: Empty | None = None
+    tools: EmptyList | None = None
     tool_choice: Literal["none"] | None = None
-    functions: Empty | None = None
+    functions: EmptyList | None = None
     function_call: Literal["none"] | None = None
     audio: None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
@@ -181,7 +189,7 @@ class ChatRequest(Asked):
         return self
 
 
-def kind_of_prompt(prompt: object) -> str | None:
+def prompt_type_tag(prompt: object) -> str | None:
     """Return the tag of the prompt type that errors should refer to."""
     if not isinstance(prompt, list):
         return "str" if isinstance(prompt, str) else None
@@ -189,26 +197,26 @@ def kind_of_prompt(prompt: object) -> str | None:
     return "list[str]" if isinstance(first, str) else "list" if isinstance(first, list) else "int"
 
 
-Several = Field(fail_fast=True, min_length=1, max_length=MOST_CHOICES)
-Prompts = Annotated[
-    Annotated[Text, Tag("str")]
-    | Annotated[Tokens, Tag("int")]
-    | Annotated[list[Text], Several, Tag("list[str]")]
-    | Annotated[list[Tokens], Several, Tag("list")],
+PROMPT_LIST = Field(fail_fast=True, min_length=1, max_length=MAX_CHOICES)
+PromptInput = Annotated[
+    Annotated[BoundedText, Tag("str")]
+    | Annotated[BoundedTokenIds, Tag("int")]
+    | Annotated[list[BoundedText], PROMPT_LIST, Tag("list[str]")]
+    | Annotated[list[BoundedTokenIds], PROMPT_LIST, Tag("list")],
     Discriminator(
-        kind_of_prompt,
+        prompt_type_tag,
         custom_error_type="prompt_type",
-        custom_error_message=f"Input should be text, token ids, or up to {MOST_CHOICES} of either",
+        custom_error_message=f"Input should be text, token ids, or up to {MAX_CHOICES} of either",
     ),
 ]
 
 
-class CompletionRequest(Asked):
+class CompletionRequest(BaseRequest):
     """One or several texts to be continued."""
 
-    prompt: Prompts
+    prompt: PromptInput
     logprobs: Literal[0] | None = None
-    best_of: Annotated[int, Field(ge=1, le=CHOICES)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
 
@@ -218,8 +226,8 @@ class CompletionRequest(Asked):
         if self.best_of is not None and self.best_of != (self.n or 1):
             message = "best_of: must equal n; other values are not supported"
             raise OptionError("best_of", self.best_of, message)
-        if len(self.prompts) * (self.n or 1) > MOST_CHOICES:
-            message = f"prompt: at most {MOST_CHOICES} choices (n per prompt) are allowed"
+        if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
+            message = f"prompt: at most {MAX_CHOICES} choices (n per prompt) are allowed"
             raise OptionError("prompt", len(self.prompts), message)
         return self
 

@@ -20,17 +20,17 @@ from pydantic import (
     create_model,
 )
 
-from outpace.api.loading import LOAD, LoadOptions
+from outpace.api.loading import LOAD_OPTIONS, LoadOptions
 from outpace.checkpoints.name import distinct_name, name_of
-from outpace.engine.pairing import named as models_of
-from outpace.errors import OptionError, prefixed
+from outpace.engine.pairing import further_models as models_of
+from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS, Method
-from outpace.server.bounds import bounded
+from outpace.server.bounds import bounded_type
 
-Positive = Annotated[int, Field(ge=1)]
+PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
-FAULTS = {
+ERROR_MESSAGES = {
     "extra_forbidden": "is unknown",
     "missing": "is missing",
     "too_short": "must not be empty",
@@ -38,14 +38,14 @@ FAULTS = {
 }
 
 
-def value(option: object) -> object:
+def validate_option_value(option: object) -> object:
     """Return a value that an option may have."""
     if isinstance(option, str | int | float):
         return option
     raise ValueError("must be a text, a number, true or false")
 
 
-def limit(option: object) -> object:
+def validate_option_limit(option: object) -> object:
     """Return a limit of an option: a list of two numbers, or of words."""
     if isinstance(option, list):
         for kind in (str, int | float):
@@ -54,26 +54,26 @@ def limit(option: object) -> object:
     raise ValueError("must be a list of a minimum and a maximum, or of words")
 
 
-def located(model: str) -> str:
+def resolve_path(model: str) -> str:
     """Return an existing path in full, so that error messages can hide it; names unchanged."""
     return os.path.abspath(model) if os.path.exists(model) else model
 
 
-Located = Annotated[str, AfterValidator(located)]
-Value = Annotated[str | int | float | bool, PlainValidator(value)]
-Limit = Annotated[list[float] | list[str], PlainValidator(limit)]
+ModelPath = Annotated[str, AfterValidator(resolve_path)]
+OptionValue = Annotated[str | int | float | bool, PlainValidator(validate_option_value)]
+OptionLimit = Annotated[list[float] | list[str], PlainValidator(validate_option_limit)]
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 """Host names of this machine."""
 
 
-class Strict(BaseModel):
+class FrozenModel(BaseModel):
     """Immutable model with exact types and no unknown keys."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
 
-class Settings(Strict):
+class Settings(FrozenModel):
     """Settings of the server as a whole.
 
     Attributes:
@@ -101,7 +101,7 @@ class Settings(Strict):
     step_seconds: Annotated[float, Field(ge=1, le=86400)] = 60.0
     verbose: bool = False
 
-    def key(self) -> bytes | None:
+    def read_key(self) -> bytes | None:
         """Return the API key, or None.
 
         Raises:
@@ -122,13 +122,13 @@ class Settings(Strict):
         return key
 
     @property
-    def local(self) -> bool:
+    def is_local(self) -> bool:
         """Whether only this machine, including pages open in its browsers, reaches the server."""
-        return self.host in LOOPBACK
+        return self.host in LOOPBACK_HOSTS
 
-    def check(self) -> None:
+    def check_access(self) -> None:
         """Raise `ValueError` for an invalid key, or for public access without a key."""
-        if not (self.key() or self.local or self.insecure):
+        if not (self.read_key() or self.is_local or self.insecure):
             raise OptionError(
                 "host",
                 self.host,
@@ -139,16 +139,18 @@ class Settings(Strict):
 
 if TYPE_CHECKING:
 
-    class Loaded(Strict, LoadOptions):
+    class EntryOptions(FrozenModel, LoadOptions):
         """The options of an `LLM`."""
 
 else:
-    Loaded = create_model(
-        "Loaded", __base__=Strict, **{o.name: (bounded(o), o.default) for o in LOAD.values()}
+    EntryOptions = create_model(
+        "EntryOptions",
+        __base__=FrozenModel,
+        **{o.name: (bounded_type(o), o.default) for o in LOAD_OPTIONS.values()},
     )
 
 
-class Entry(Loaded):
+class Entry(EntryOptions):
     """One model of the server, with the options of its `LLM`.
 
     Attributes:
@@ -161,52 +163,54 @@ class Entry(Loaded):
         max_tokens: Maximum number of tokens of an answer.
     """
 
-    path: Located
+    path: ModelPath
     method: str | None = None
-    options: Mapping[str, Value] = {}
+    options: Mapping[str, OptionValue] = {}
     methods: list[str] | None = None
-    further: Mapping[str, Located] = {}
-    limits: Mapping[str, Limit] = {}
-    max_tokens: Positive | None = None
+    further: Mapping[str, ModelPath] = {}
+    limits: Mapping[str, OptionLimit] = {}
+    max_tokens: PositiveInt | None = None
 
-    def loading(self) -> dict[str, Any]:
+    def load_options(self) -> dict[str, Any]:
         """Return the options of its `LLM`."""
-        return self.model_dump(include={*LOAD})
+        return self.model_dump(include={*LOAD_OPTIONS})
 
 
-class Config(Strict):
+class Config(FrozenModel):
     """Configuration file of a server."""
 
     server: Settings = Settings()
     models: Annotated[dict[str, Entry], Field(min_length=1)]
 
-    def check(self) -> None:
+    def check_consistency(self) -> None:
         """Raise `ValueError` for invalid settings, or a tensor-parallel model among several."""
-        self.server.check()
+        self.server.check_access()
         split = [name for name, entry in self.models.items() if entry.tensor_parallel > 1]
         if split and len(self.models) > 1:
             message = f"tensor_parallel: {split[0]} must be the only model of the server"
             raise OptionError("tensor_parallel", split, message)
 
 
-Section = TypeVar("Section", bound=Strict)
+ConfigSection = TypeVar("ConfigSection", bound=FrozenModel)
 
 
-def checked(kind: type[Section], values: Mapping[str, Any], where: str) -> Section:
+def parse_section(
+    kind: type[ConfigSection], values: Mapping[str, Any], where: str
+) -> ConfigSection:
     """Return a section from plain values; `OptionError` for an unknown key or invalid value."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise prefixed(where, fault(error)) from None
+        raise prefix_error(where, first_validation_error(error)) from None
 
 
-def fault(error: ValidationError) -> OptionError:
+def first_validation_error(error: ValidationError) -> OptionError:
     """Return an error for the first unknown or invalid key; API keys are not quoted."""
     errors = error.errors(include_url=False)
     first = min(errors, key=lambda each: each["type"] != "extra_forbidden")
     place = ".".join(map(str, first["loc"]))
-    if first["type"] in FAULTS:
-        return OptionError(place, None, f"{place} {FAULTS[first['type']]}")
+    if first["type"] in ERROR_MESSAGES:
+        return OptionError(place, None, f"{place} {ERROR_MESSAGES[first['type']]}")
     cause = first.get("ctx", {}).get("error")
     problem = first["msg"].replace("Input should", "must") if cause is None else cause
     if place.endswith("api_key"):
@@ -215,7 +219,7 @@ def fault(error: ValidationError) -> OptionError:
     return OptionError(place, value, f"{place} {problem}, got {reprlib.repr(value)}")
 
 
-def read(path: Path) -> Config:
+def read_config(path: Path) -> Config:
     """Return the configuration of a TOML file; `ValueError` for an invalid one."""
     if not path.is_file():
         message = f"config: no file at {str(path)!r}; set it to a TOML file"
@@ -224,13 +228,13 @@ def read(path: Path) -> Config:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
-    return checked(Config, table, str(path))
+    return parse_section(Config, table, str(path))
 
 
-ZOO_CACHE = 0.25
+ZOO_CACHE_GIB = 0.25
 """Cache size of each zoo model in GiB: about eighty requests of full length."""
 
-ZOO: dict[str, tuple[str, ...]] = {
+ZOO_FURTHER_MODELS: dict[str, tuple[str, ...]] = {
     "tiny-ar": ("tiny-dflash", "tiny-eagle", "tiny-aux"),
     "tiny-aux": (),
     "tiny-dream": ("tiny-aux",),
@@ -243,26 +247,26 @@ ZOO: dict[str, tuple[str, ...]] = {
 }
 """Models served if none is given, and those that may draft or verify for them."""
 
-METHOD: dict[str, dict[str, Any]] = {
+ZOO_METHODS: dict[str, dict[str, Any]] = {
     "tiny-d2f": {"method": "d2f", "options": {"add": 0.5, "confidence": 0.98}}
 }
 """Methods of zoo models other than their family's default, as measured in docs/results.md."""
 
 
-def zoo() -> dict[str, Entry]:
+def zoo_entries() -> dict[str, Entry]:
     """Return entries for the models of the zoo."""
     return {
         name: Entry(
             path=name,
             further={each: each for each in further},
-            cache_gib=ZOO_CACHE,
-            **METHOD.get(name, {}),
+            cache_gib=ZOO_CACHE_GIB,
+            **ZOO_METHODS.get(name, {}),
         )
-        for name, further in ZOO.items()
+        for name, further in ZOO_FURTHER_MODELS.items()
     }
 
 
-def entry(
+def make_entry(
     path: str, method: Method | None, further: Mapping[str, str], loading: Mapping[str, Any]
 ) -> Entry:
     """Return an entry for a model of the command line, with the models its method names."""
@@ -270,15 +274,15 @@ def entry(
     if method is not None:
         roles = models_of(method, path)
         options = {f.name: getattr(method, f.name) for f in fields(method)}
-        named = named_roles(roles, further)
+        named = name_role_models(roles, further)
         options = {k: v for k, v in (options | named).items() if v is not None}
         # The method's own models come first: they are the defaults of its roles.
         values["further"] = {named[role]: name for role, name in roles.items()} | values["further"]
-        values |= {"method": name_in(METHODS, type(method)), "options": options}
-    return checked(Entry, values, path)
+        values |= {"method": registered_name(METHODS, type(method)), "options": options}
+    return parse_section(Entry, values, path)
 
 
-def named_roles(roles: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
+def name_role_models(roles: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
     """Name the model of each role as in `further`, or by its file with a number if ambiguous."""
     places = dict(further)
     names = {}
@@ -289,7 +293,7 @@ def named_roles(roles: Mapping[str, str], further: Mapping[str, str]) -> dict[st
     return names
 
 
-def named_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
+def name_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
     """Name the models of a command line: `name=path`, or a path alone.
 
     Raises:
@@ -314,16 +318,18 @@ def named_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
     return models | named_paths
 
 
-def name_in(registry: Mapping[str, type[Method]], kind: type[Method]) -> str:
+def registered_name(registry: Mapping[str, type[Method]], kind: type[Method]) -> str:
     """Return the name under which a method is registered."""
     return next(name for name, each in registry.items() if each is kind)
 
 
-def merged(path: Path | None, models: Mapping[str, Entry], flags: Mapping[str, Any]) -> Config:
+def build_config(
+    path: Path | None, models: Mapping[str, Entry], flags: Mapping[str, Any]
+) -> Config:
     """Return the configuration of a file or of `models`; flags override the file."""
-    file_config = None if path is None else read(path)
+    file_config = None if path is None else read_config(path)
     server = {} if file_config is None else file_config.server.model_dump(exclude_unset=True)
     return Config(
-        server=checked(Settings, server | dict(flags), "command line"),
-        models=dict(models or zoo()) if file_config is None else file_config.models,
+        server=parse_section(Settings, server | dict(flags), "command line"),
+        models=dict(models or zoo_entries()) if file_config is None else file_config.models,
     )

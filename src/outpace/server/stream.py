@@ -8,74 +8,86 @@ from typing import Any
 
 from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event
-from outpace.server.reply import Offsets, Reply, step
-from outpace.server.schema import Asked
+from outpace.server.reply import Reply, TextOffsets, format_step
+from outpace.server.schema import BaseRequest
 
 
-class Strand:
+class ChoiceStream:
     """State of one streamed choice."""
 
-    def __init__(self, reply: Reply, index: int, seed: int, request: Asked) -> None:
+    def __init__(self, reply: Reply, index: int, seed: int, request: BaseRequest) -> None:
         self.reply = reply
         self.index = index
         self.trace = bool(request.extension.trace)
         self.provisional = bool(request.extension.provisional)
-        self.told = self.trace or self.provisional or request.usage
+        self.has_final_event = self.trace or self.provisional or request.wants_usage
         self.seed = seed
-        self.first = True
-        self.offsets = Offsets(reply.model)
+        self.is_first = True
+        self.offsets = TextOffsets(reply.model)
         self.steps: list[Any] = []
         self.texts: list[str] = []
         self.tokens = 0
         self.forwards = 0
         self.canvas: list[int] = []
 
-    def chunks(self, event: Event) -> Iterator[str]:
+    def format_event(self, event: Event) -> Iterator[str]:
         """Yield the chunks for an event: text, canvas, end."""
         scores = None
         if event.logprobs:
-            scores = self.reply.scores(event.ids, event.logprobs, self.offsets)
+            scores = self.reply.format_logprobs(event.ids, event.logprobs, self.offsets)
         if self.trace:
-            self.note(event)
+            self.buffer_trace(event)
         if event.text or scores:
-            yield self.reply.chunk(
-                self.index, event.text, logprobs=scores, outpace=self.extra(), first=self.first
+            yield self.reply.format_chunk(
+                self.index,
+                event.text,
+                logprobs=scores,
+                outpace=self.take_trace(),
+                first=self.is_first,
             )
-            self.first = False
+            self.is_first = False
         if self.provisional and (canvas := list(event.canvas)) != self.canvas:
             self.canvas = canvas
-            extra = self.extra() if self.steps else None
-            state = {"index": self.index, "canvas": self.shown(canvas)}
-            yield self.reply.aside(outpace=state | (extra or {}))
+            extra = self.take_trace() if self.steps else None
+            state = {"index": self.index, "canvas": self.canvas_texts(canvas)}
+            yield self.reply.format_empty_chunk(outpace=state | (extra or {}))
         if event.output is not None:
-            if self.first:  # an empty answer has a role, too
-                yield self.reply.chunk(self.index, "", first=True)
+            if self.is_first:  # an empty answer has a role, too
+                yield self.reply.format_chunk(self.index, "", first=True)
             finish = event.output.finish_reason
-            yield self.reply.chunk(self.index, None, finish=finish, outpace=self.extra(end=True))
+            yield self.reply.format_chunk(
+                self.index, None, finish=finish, outpace=self.take_trace(end=True)
+            )
 
-    def note(self, event: Event) -> None:
+    def buffer_trace(self, event: Event) -> None:
         """Buffer steps and tokens until a chunk reports them."""
-        self.steps += map(step, event.steps)
-        self.texts += map(self.reply.model.token, event.ids)
+        self.steps += map(format_step, event.steps)
+        self.texts += map(self.reply.model.token_text, event.ids)
         self.tokens += event.chosen
         self.forwards += sum(each.model == "target" for each in event.steps)
 
-    def extra(self, end: bool = False) -> dict[str, Any] | None:
+    def take_trace(self, end: bool = False) -> dict[str, Any] | None:
         """Return the extension fields of a chunk and clear the buffer."""
         if not self.trace:
-            return {"index": self.index, "seed": self.seed} if end and not self.told else None
+            return (
+                {"index": self.index, "seed": self.seed}
+                if end and not self.has_final_event
+                else None
+            )
         if end and not self.steps:
             return None
         trace = {"steps": self.steps, "texts": self.texts}
         self.steps, self.texts = [], []
         return {"index": self.index, **trace, "tokens": self.tokens, "forwards": self.forwards}
 
-    def shown(self, canvas: Sequence[int]) -> list[str | None]:
+    def canvas_texts(self, canvas: Sequence[int]) -> list[str | None]:
         """Return the texts of the canvas after the committed text; None for a hole."""
-        return [None if token < 0 else self.reply.model.token(token) for token in canvas]
+        return [None if token < 0 else self.reply.model.token_text(token) for token in canvas]
 
 
-async def merged(answers: Sequence[PendingRequest]) -> AsyncGenerator[tuple[int, Event], None]:
+async def merge_choice_events(
+    answers: Sequence[PendingRequest],
+) -> AsyncGenerator[tuple[int, Event], None]:
     """Yield the events of all choices with the index of their choice."""
     if len(answers) == 1:  # no queue is needed
         async for event in answers[0]:
@@ -84,14 +96,14 @@ async def merged(answers: Sequence[PendingRequest]) -> AsyncGenerator[tuple[int,
     # With a slow reader, events accumulate in their request, which merges them into one.
     queue: asyncio.Queue[tuple[int, Event | Exception]] = asyncio.Queue(1)
 
-    async def pump(index: int, answer: PendingRequest) -> None:
+    async def forward_events(index: int, answer: PendingRequest) -> None:
         try:
             async for event in answer:
                 await queue.put((index, event))
         except Exception as error:
             await queue.put((index, error))
 
-    pumps = [asyncio.ensure_future(pump(*each)) for each in enumerate(answers)]
+    pumps = [asyncio.ensure_future(forward_events(*each)) for each in enumerate(answers)]
     try:
         remaining = len(pumps)
         while remaining:

@@ -22,14 +22,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from outpace.training.folder import writing
-from outpace.training.shard import own, rows
+from outpace.training.folder import raise_write_errors
+from outpace.training.shard import local_row_range, local_rows
 
-MODEL, OPTIMIZER, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """Progress of a run.
 
     Attributes:
@@ -43,20 +43,20 @@ class Progress:
     examples: int | None = None
 
 
-class Unusable(Exception):
+class UnusableCheckpointError(Exception):
     """A checkpoint from which a run cannot resume, with the reason."""
 
 
-def trained(model: nn.Module) -> dict[str, nn.Parameter]:
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return a model's trainable parameters by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
-def save(
+def save_checkpoint(
     folder: Path,
     model: nn.Module,
     optimizers: Sequence[Optimizer],
-    progress: Progress,
+    progress: TrainingProgress,
     together: Accelerator | None = None,
 ) -> None:
     """Write a checkpoint atomically, and delete all but it and the one before it.
@@ -66,29 +66,34 @@ def save(
     target = folder / f"step-{progress.step:08d}"
     partial = folder / f".{target.name}"
     first = together is None or together.is_main_process
-    with writing(target):
+    with raise_write_errors(target):
         try:
             if first:
                 shutil.rmtree(partial, ignore_errors=True)
                 partial.mkdir(parents=True)
             if together is not None:
                 together.wait_for_everyone()
-            weights = {name: own(p.detach()).cpu() for name, p in trained(model).items()}
-            digests = written(partial, {MODEL: weights, OPTIMIZER: flat(optimizers)}, together)
+            weights = {
+                name: local_rows(p.detach()).cpu()
+                for name, p in trainable_parameters(model).items()
+            }
+            digests = write_files(
+                partial, {MODEL_FILE: weights, OPTIMIZER_FILE: flatten_states(optimizers)}, together
+            )
             if first:
                 state = {**asdict(progress), "digests": digests}
                 state |= {} if together is None else {"parts": together.num_processes}
-                (partial / STATE).write_text(json.dumps(state))
+                (partial / STATE_FILE).write_text(json.dumps(state))
                 shutil.rmtree(target, ignore_errors=True)
                 os.replace(partial, target)
         finally:
             if first:
                 shutil.rmtree(partial, ignore_errors=True)
         if first:
-            prune(folder, target)
+            prune_checkpoints(folder, target)
 
 
-def written(
+def write_files(
     folder: Path, files: Mapping[str, Mapping[str, Tensor]], together: Accelerator | None
 ) -> dict[str, str]:
     """Write this process's files; return the digests of all processes' files by name."""
@@ -97,88 +102,92 @@ def written(
         number, count = together.process_index, together.num_processes
     mine = []
     for name, tensors in files.items():
-        path = folder / part(name, number, count)
+        path = folder / part_name(name, number, count)
         save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path)
-        mine.append([*bytes.fromhex(digest(path))])
+        mine.append([*bytes.fromhex(file_digest(path))])
     table = torch.tensor(mine, dtype=torch.uint8)
     if together is not None:
         table = together.gather(table.to(together.device))
-    names = [part(name, each, count) for each in range(count) for name in files]
+    names = [part_name(name, each, count) for each in range(count) for name in files]
     return {name: bytes(row).hex() for name, row in zip(names, table.tolist(), strict=True)}
 
 
-def part(name: str, number: int, count: int) -> str:
+def part_name(name: str, number: int, count: int) -> str:
     """Return the name of a file, or of one process's part of it."""
     stem, dot, kind = name.partition(".")
     return name if count == 1 else f"{stem}-{number + 1:05d}-of-{count:05d}{dot}{kind}"
 
 
-def prune(folder: Path, newest: Path) -> None:
+def prune_checkpoints(folder: Path, newest: Path) -> None:
     """Delete all checkpoints but `newest` and the one before it."""
-    paths = [path for path in checkpoints(folder) if re.fullmatch(r"step-\d{8,}", path.name)]
+    paths = [path for path in list_checkpoints(folder) if re.fullmatch(r"step-\d{8,}", path.name)]
     place = paths.index(newest)
     for path in (*paths[: max(place - 1, 0)], *paths[place + 1 :]):
         shutil.rmtree(path)
 
 
-def digest(path: Path) -> str:
+def file_digest(path: Path) -> str:
     """Return the SHA-256 digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def list_checkpoints(folder: Path) -> list[Path]:
     """Return the folders of checkpoints, the newest last."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
-def restore(
+def restore_latest(
     folder: Path,
     model: nn.Module,
     optimizers: Sequence[Optimizer],
     say: Callable[[str], None] = print,
-) -> Progress:
+) -> TrainingProgress:
     """Restore the newest usable checkpoint in place, and report those skipped.
 
     Raises:
         ValueError: there are checkpoints, but none is usable.
     """
-    found = checkpoints(folder)
+    found = list_checkpoints(folder)
     for path in reversed(found):
         try:
-            return load(path, model, optimizers)
-        except Unusable as error:
+            return load_checkpoint(path, model, optimizers)
+        except UnusableCheckpointError as error:
             say(f"skipping checkpoint {path}: {error}")
     if found:
         raise ValueError(f"{folder} has no usable checkpoint; give another out, or delete that run")
-    return Progress()
+    return TrainingProgress()
 
 
-def load(path: Path, model: nn.Module, optimizers: Sequence[Optimizer]) -> Progress:
+def load_checkpoint(
+    path: Path, model: nn.Module, optimizers: Sequence[Optimizer]
+) -> TrainingProgress:
     """Restore model and optimizers in place.
 
     Raises:
         UnusableCheckpointError: the checkpoint is damaged or of another model; nothing was
             changed.
     """
-    progress, count = verified(path)
+    progress, count = verify_checkpoint(path)
     with ExitStack() as stack:
         weights, states = (
-            Parts([path / part(name, number, count) for number in range(count)], stack)
-            for name in (MODEL, OPTIMIZER)
+            ShardedTensors(
+                [path / part_name(name, number, count) for number in range(count)], stack
+            )
+            for name in (MODEL_FILE, OPTIMIZER_FILE)
         )
-        mine = trained(model)
+        mine = trainable_parameters(model)
         if weights.shapes != {name: tuple(p.shape) for name, p in mine.items()}:
-            raise Unusable("its tensors are those of another model")
+            raise UnusableCheckpointError("its tensors are those of another model")
         with torch.no_grad():
             for name, parameter in mine.items():
-                weights.fill(name, parameter)
+                weights.fill_tensor(name, parameter)
         for number, optimizer in enumerate(optimizers):
             restore_optimizer(optimizer, f"{number}.", states)
     return progress
 
 
-def restore_optimizer(optimizer: Optimizer, prefix: str, states: Parts) -> None:
+def restore_optimizer(optimizer: Optimizer, prefix: str, states: ShardedTensors) -> None:
     """Restore an optimizer from the states whose names begin with `prefix`."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
@@ -187,12 +196,14 @@ def restore_optimizer(optimizer: Optimizer, prefix: str, states: Parts) -> None:
             number, name = key.removeprefix(prefix).split(".", 1)
             parameter = parameters[int(number)]
             like = parameter.detach() if shape == tuple(parameter.shape) else torch.empty(shape)
-            state.setdefault(int(number), {})[name] = states.fill(key, torch.empty_like(like))
+            state.setdefault(int(number), {})[name] = states.fill_tensor(
+                key, torch.empty_like(like)
+            )
     groups = optimizer.state_dict()["param_groups"]
     optimizer.load_state_dict({"state": state, "param_groups": groups})
 
 
-class Parts:
+class ShardedTensors:
     """Tensors whose rows are stored in several files, in order.
 
     Attributes:
@@ -207,11 +218,11 @@ class Parts:
             rows = sum(shape[0] for shape in shapes) if shapes[0] else 0
             self.shapes[name] = (rows, *shapes[0][1:]) if shapes[0] else ()
 
-    def fill(self, name: str, tensor: Tensor) -> Tensor:
+    def fill_tensor(self, name: str, tensor: Tensor) -> Tensor:
         """Copy stored rows into the rows of a tensor that this process holds."""
         if not self.shapes[name]:
             return tensor.copy_(self.files[0].get_tensor(name))
-        wanted, local, begin = rows(tensor), own(tensor), 0
+        wanted, local, begin = local_row_range(tensor), local_rows(tensor), 0
         for file in self.files:
             piece = file.get_slice(name)
             end = begin + piece.get_shape()[0]
@@ -223,7 +234,7 @@ class Parts:
         return tensor
 
 
-def verified(path: Path) -> tuple[Progress, int]:
+def verify_checkpoint(path: Path) -> tuple[TrainingProgress, int]:
     """Check a checkpoint's files against their digests.
 
     Returns:
@@ -233,27 +244,31 @@ def verified(path: Path) -> tuple[Progress, int]:
         UnusableCheckpointError: a file is missing or damaged.
     """
     try:
-        state = json.loads((path / STATE).read_text())
+        state = json.loads((path / STATE_FILE).read_text())
         sums = {name: (float(total), float(over)) for name, (total, over) in state["sums"].items()}
         examples = state.get("examples")
         examples = None if examples is None else int(examples)
-        progress = Progress(int(state["step"]), sums, examples)
+        progress = TrainingProgress(int(state["step"]), sums, examples)
         digests = dict(state["digests"])
         count = int(state.get("parts", 1))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise Unusable(f"{STATE} is missing or damaged") from error
+        raise UnusableCheckpointError(f"{STATE_FILE} is missing or damaged") from error
     if path.name != f"step-{progress.step:08d}":
-        raise Unusable(f"its {STATE} is of step {progress.step}")
-    for name in (part(name, each, count) for name in (MODEL, OPTIMIZER) for each in range(count)):
-        if not (path / name).is_file() or digest(path / name) != digests.get(name):
-            raise Unusable(f"{name} is missing or damaged")
+        raise UnusableCheckpointError(f"its {STATE_FILE} is of step {progress.step}")
+    for name in (
+        part_name(name, each, count)
+        for name in (MODEL_FILE, OPTIMIZER_FILE)
+        for each in range(count)
+    ):
+        if not (path / name).is_file() or file_digest(path / name) != digests.get(name):
+            raise UnusableCheckpointError(f"{name} is missing or damaged")
     return progress, count
 
 
-def flat(optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
+def flatten_states(optimizers: Sequence[Optimizer]) -> dict[str, Tensor]:
     """Return this process's optimizer states as `{optimizer}.{parameter}.{name}`."""
     return {
-        f"{number}.{parameter}.{name}": own(tensor.detach()).cpu()
+        f"{number}.{parameter}.{name}": local_rows(tensor.detach()).cpu()
         for number, optimizer in enumerate(optimizers)
         for parameter, state in optimizer.state_dict()["state"].items()
         for name, tensor in state.items()

@@ -14,8 +14,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.evaluation.generated import story
 from outpace.models.config import ModelConfig
-from outpace.training.kinds import MOST_COUNT, Bounds, Count, Share, check_bounds
-from outpace.training.sources import STORY, Conversation, source
+from outpace.training.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
+from outpace.training.sources import STORY_PREFIX, AnsweredConversation, open_source
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,23 @@ class Data:
     path: str | tuple[str, ...]
     fields: tuple[str, str] | None = None
     turns: tuple[Count, ...] | None = None
-    drills: Share = 0.0
+    drills: Fraction = 0.0
     plain: bool = False
     template: Mapping[str, Any] = field(default_factory=dict)
     mark: str | None = None
     end: str | None = None
-    longest: Annotated[int, Bounds(2, MOST_COUNT)] = 4096
+    longest: Annotated[int, Bounds(2, MAX_COUNT)] = 4096
     features: str | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if (self.drills or self.plain) and not any(path.startswith(STORY) for path in self.paths):
-            raise ValueError(f"drills and plain need a path of {STORY}train, got {self.path!r}")
-        if len(self.counts) != len(self.paths) or min(self.counts, default=0) < 1:
+        if (self.drills or self.plain) and not any(
+            path.startswith(STORY_PREFIX) for path in self.paths
+        ):
+            raise ValueError(
+                f"drills and plain need a path of {STORY_PREFIX}train, got {self.path!r}"
+            )
+        if len(self.turn_counts) != len(self.paths) or min(self.turn_counts, default=0) < 1:
             raise ValueError(f"turns must be one count of at least 1 per path, got {self.turns}")
         try:
             re.compile(self.mark or "")
@@ -94,15 +98,17 @@ class Data:
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @property
-    def counts(self) -> tuple[int, ...]:
+    def turn_counts(self) -> tuple[int, ...]:
         """Examples of each path per turn."""
         return (1,) * len(self.paths) if self.turns is None else self.turns
 
 
-WIDEST = 256
+MAX_TOKEN_CHARACTERS = 256
 """Assumed maximum characters of a token: longer text is truncated before tokenization."""
 
-Watch = Callable[[Iterable[tuple[str, Conversation]], int], Iterable[tuple[str, Conversation]]]
+LineProgress = Callable[
+    [Iterable[tuple[str, AnsweredConversation]], int], Iterable[tuple[str, AnsweredConversation]]
+]
 """Wraps an iterable of this many lines, to show progress."""
 
 
@@ -116,97 +122,101 @@ class Examples:
         if tokenizer.eos_token_id is None:
             raise ValueError("the tokenizer has no end token; set its eos_token")
         self.data, self.tokenizer, self.seed = data, tokenizer, seed
-        self.end = int(tokenizer.eos_token_id)
+        self.end_token = int(tokenizer.eos_token_id)
         if data.end is not None:
-            self.end = only_token(tokenizer, data.end)
-        self.mark = None if data.mark is None else re.compile(data.mark)
+            self.end_token = single_token_id(tokenizer, data.end)
+        self.mark_pattern = None if data.mark is None else re.compile(data.mark)
         self.sources = [
-            source(path, seed, fields=data.fields, plain=data.plain, split=split)
+            open_source(path, seed, fields=data.fields, plain=data.plain, split=split)
             for path in data.paths
         ]
         # For each example of a turn: the index of its path, and its number within that path.
-        self.turn = [(who, place) for who, n in enumerate(data.counts) for place in range(n)]
-        for number in range(len(self.turn)):
+        self.turn_slots = [
+            (who, place) for who, n in enumerate(data.turn_counts) for place in range(n)
+        ]
+        for number in range(len(self.turn_slots)):
             self[number]
 
     def __getitem__(self, number: int) -> Example:
         """Return example number n."""
-        who, place = self.place(number)
+        who, place = self.locate_example(number)
         rng = np.random.default_rng([self.seed, number, 0])
-        drills = self.data.drills if self.data.paths[who].startswith(STORY) else 0.0
+        drills = self.data.drills if self.data.paths[who].startswith(STORY_PREFIX) else 0.0
         if drills and rng.random() < drills:
-            return self.example([], story.drill(Random(int(rng.integers(1 << 62)))))
-        return self.chat(*self.sources[who](place))
+            return self.build_example([], story.draw_drill(Random(int(rng.integers(1 << 62)))))
+        return self.tokenize_chat(*self.sources[who](place))
 
-    def place(self, number: int) -> tuple[int, int]:
+    def locate_example(self, number: int) -> tuple[int, int]:
         """Return the index of an example's path, and its number within that path."""
-        turn, place = divmod(number, len(self.turn))
-        who, place = self.turn[place]
-        return who, place + turn * self.data.counts[who]
+        turn, place = divmod(number, len(self.turn_slots))
+        who, place = self.turn_slots[place]
+        return who, place + turn * self.data.turn_counts[who]
 
     @property
-    def records(self) -> int | None:
+    def record_count(self) -> int | None:
         """Number of records in all paths; None if one of them is endless."""
         sizes = [each.size for each in self.sources if each.size is not None]
         return sum(sizes) if len(sizes) == len(self.sources) else None
 
-    def record(self, number: int) -> int:
+    def record_number(self, number: int) -> int:
         """Return an example's record number, counted over all paths; none may be endless."""
-        who, place = self.place(number)
-        return sum(each.size or 0 for each in self.sources[:who]) + self.sources[who].record(place)
+        who, place = self.locate_example(number)
+        return sum(each.size or 0 for each in self.sources[:who]) + self.sources[who].record_number(
+            place
+        )
 
-    def read(self, record: int) -> Example:
+    def read_record(self, record: int) -> Example:
         """Tokenize a record, given its number over all paths."""
         for each in self.sources:
             if record < (size := each.size or 0):
-                return self.chat(*each.read(record)[1])
+                return self.tokenize_chat(*each.read_record(record)[1])
             record -= size
         raise AssertionError("record number out of range")
 
     @property
-    def epoch(self) -> int | None:
+    def epoch_size(self) -> int | None:
         """Number of examples after which every record was used; None if no path repeats."""
         turns = [
             -(-each.size // count) if each.size else 0
-            for each, count in zip(self.sources, self.data.counts, strict=True)
+            for each, count in zip(self.sources, self.data.turn_counts, strict=True)
         ]
-        return max(turns) * len(self.turn) or None
+        return max(turns) * len(self.turn_slots) or None
 
-    def check(self, progress: Watch = lambda lines, count: lines) -> None:
+    def check_records(self, progress: LineProgress = lambda lines, count: lines) -> None:
         """Check all records; `ValueError` names the first invalid line.
 
         `progress` wraps the lines of each source, given with their number.
         """
         checked_roles: set[tuple[str, ...]] = set()
         for each in self.sources:
-            for place, (messages, _, _) in progress(each.all(), each.size or 0):
+            for place, (messages, _, _) in progress(each.iterate_records(), each.size or 0):
                 # Chat templates reject roles or their order, never the content.
                 roles = tuple(message["role"] for message in messages)
                 if roles and roles not in checked_roles:
                     try:
-                        self.rendered(messages)
+                        self.render_messages(messages)
                     except ValueError as error:
                         raise ValueError(f"{place}: {error}") from error
                     checked_roles.add(roles)
 
-    def question(self, longest: int = 200) -> str | None:
+    def first_question(self, longest: int = 200) -> str | None:
         """Return the first example's last message if it is a short, printable line."""
         messages, _, _ = self.sources[0](0)
         text = messages[-1]["content"].strip() if messages else ""
         return text if 0 < len(text) <= longest and text.isprintable() else None
 
-    def chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
+    def tokenize_chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
         """Tokenize a conversation, with the tokenizer's chat template if it has one.
 
         Plain text has no messages and is trained on from its first token.
         """
         if not messages:
-            return self.example([], answer, ended=ended)
-        text = self.rendered(messages)[-WIDEST * self.data.longest :]
+            return self.build_example([], answer, ended=ended)
+        text = self.render_messages(messages)[-MAX_TOKEN_CHARACTERS * self.data.longest :]
         ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return self.example(list(ids), answer, ended=ended)
+        return self.build_example(list(ids), answer, ended=ended)
 
-    def rendered(self, messages: list[dict[str, str]]) -> str:
+    def render_messages(self, messages: list[dict[str, str]]) -> str:
         """Render messages as one text; `ValueError` if the chat template rejects them."""
         if self.tokenizer.chat_template is None:
             return "\n".join(message["content"] for message in messages)
@@ -219,37 +229,39 @@ class Examples:
         except TemplateError as error:
             raise ValueError(f"the chat template rejects its messages: {error}") from error
 
-    def example(self, prompt: list[int], answer: str, *, ended: bool = False) -> Example:
+    def build_example(self, prompt: list[int], answer: str, *, ended: bool = False) -> Example:
         """Tokenize the answer, and truncate prompt and answer to the maximum length."""
-        widest = WIDEST * self.data.longest
+        widest = MAX_TOKEN_CHARACTERS * self.data.longest
         answer, ended = answer[:widest], ended and len(answer) <= widest
         encoded = self.tokenizer(
-            answer, add_special_tokens=False, return_offsets_mapping=self.mark is not None
+            answer, add_special_tokens=False, return_offsets_mapping=self.mark_pattern is not None
         )
         response = list(encoded["input_ids"])
         marks = [False] * len(response)
-        if self.mark is not None:
-            marks = touched(self.mark, answer, encoded["offset_mapping"])
+        if self.mark_pattern is not None:
+            marks = marked_tokens(self.mark_pattern, answer, encoded["offset_mapping"])
         if ended:
-            response, marks = [*response, self.end], [*marks, False]
+            response, marks = [*response, self.end_token], [*marks, False]
         room = max(self.data.longest - len(prompt), 1)
         if len(response) > room:
             prompt, ended = prompt[-self.data.longest + 1 :], False
         return Example(prompt, response[:room], marks[:room], ended)
 
 
-def cut_data(data: Data, models: Sequence[ModelConfig]) -> Data:
+def limit_length(data: Data, models: Sequence[ModelConfig]) -> Data:
     """Lower `longest` to the smallest maximum length of the models."""
     return replace(data, longest=min(data.longest, *(model.max_length for model in models)))
 
 
-def touched(mark: re.Pattern[str], text: str, offsets: Sequence[tuple[int, int]]) -> list[bool]:
+def marked_tokens(
+    mark: re.Pattern[str], text: str, offsets: Sequence[tuple[int, int]]
+) -> list[bool]:
     """Return which tokens, given by their character spans, overlap a match."""
     spans = [match.span() for match in mark.finditer(text)]
     return [any(a < end and start < b for a, b in spans) for start, end in offsets]
 
 
-def only_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+def single_token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
     """Return the id of the single token that a text encodes to."""
     ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:

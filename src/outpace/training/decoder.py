@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from outpace.api.llm import LLM
-from outpace.evaluation.protocol import method_of
+from outpace.evaluation.protocol import method_from_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class Decoder:
+class ExportDecoder:
     """Method and companion models of an export.
 
     Attributes:
@@ -28,24 +28,24 @@ class Decoder:
     target: str | None = None
     base: str | None = None
 
-    def options(self, export: str) -> dict[str, Any]:
+    def method_options(self, export: str) -> dict[str, Any]:
         """Return name and options of the method, including the draft."""
         return {**self.method, **({"draft": export} if self.target else {})}
 
-    def llm(self, export: Path, device: torch.device) -> LLM:
+    def load_llm(self, export: Path, device: torch.device) -> LLM:
         """Load the export for decoding, with a KV cache of 0.5 GiB."""
-        options = self.options(str(export))
+        options = self.method_options(str(export))
         name = options.pop("name", None)
-        method = None if name is None else method_of(name, options)
+        method = None if name is None else method_from_options(name, options)
         model = self.target or self.base or str(export)
         adapter = export if self.base else None
         return LLM(model, method, adapter=adapter, device=device, cache_gib=0.5)
 
-    def command(self, export: Path, prompt: str) -> str:
+    def build_command(self, export: Path, prompt: str) -> str:
         """Return the shell command that decodes a prompt."""
         words = ["outpace", "generate", self.target or self.base or str(export), prompt]
         words += ["--adapter", str(export)] if self.base else []
-        for option, value in self.options(str(export)).items():
+        for option, value in self.method_options(str(export)).items():
             flag = "method" if option == "name" else option.replace("_", "-")
             words += [f"--{flag}", str(value).lower() if isinstance(value, bool) else str(value)]
         return shlex.join(words)

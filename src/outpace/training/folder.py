@@ -11,11 +11,11 @@ from safetensors import SafetensorError
 
 from outpace.lock import lock_file
 
-LOCK = ".lock"
+LOCK_FILE = ".lock"
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def raise_write_errors(path: Path) -> Iterator[None]:
     """Convert errors of writing a file or folder to `ValueError`."""
     try:
         yield
@@ -27,15 +27,15 @@ def writing(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def alone(out: Path) -> Iterator[None]:
+def lock_folder(out: Path) -> Iterator[None]:
     """Lock a folder against other trainers; the lock is released when the process dies.
 
     Raises:
         ValueError: another process holds the lock, or the folder cannot be written.
     """
-    with writing(out):
+    with raise_write_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-        lock = (out / LOCK).open("w")
+        lock = (out / LOCK_FILE).open("w")
     with lock:
         try:
             lock_file(lock)
@@ -46,9 +46,9 @@ def alone(out: Path) -> Iterator[None]:
         yield
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_atomically(path: Path, text: str) -> None:
     """Replace a file's content atomically; on failure the old content remains."""
     partial = path.with_name(f".{path.name}")
-    with writing(path):
+    with raise_write_errors(path):
         partial.write_text(text)
         os.replace(partial, path)

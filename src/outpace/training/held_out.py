@@ -16,19 +16,19 @@ from torch import nn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.evaluation.scoring import SCORERS
-from outpace.evaluation.scoring.numbers import final
+from outpace.evaluation.scoring.numbers import final_number
 from outpace.training.data import Data, Examples
-from outpace.training.decoder import Decoder
-from outpace.training.kinds import Count, Whole, check_bounds
+from outpace.training.decoder import ExportDecoder
+from outpace.training.field_types import Count, NonNegativeInt, check_bounds
 from outpace.training.objective import Objective
-from outpace.training.rows import pack
-from outpace.training.sources import PROBLEMS, STORY
-from outpace.training.sums import Sums, means
+from outpace.training.rows import pack_documents
+from outpace.training.sources import PROBLEM_GENERATORS, STORY_PREFIX
+from outpace.training.sums import MetricAccumulator, compute_means
 
-RULES = {"exact": "exact", "number": "last-number"}
+JUDGE_RULES = {"exact": "exact", "number": "last-number"}
 """Names of scoring rules by `HeldOut.judge`."""
 
-COPY = ".decode"
+COPY_FOLDER = ".decode"
 """Subfolder of the run for the temporary export that is decoded."""
 
 
@@ -53,7 +53,7 @@ class HeldOut:
     fields: tuple[str, str] | None = None
     every: Count = 200
     examples: Count = 64
-    decode: Whole = 0
+    decode: NonNegativeInt = 0
     max_tokens: Count = 128
     judge: Literal["exact", "number"] = "exact"
     method: Mapping[str, Any] = field(default_factory=dict)
@@ -68,14 +68,14 @@ class HeldOut:
                 "raise examples"
             )
 
-    def opened(self, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples:
+    def load_examples(self, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples:
         """Open the examples with the settings of the training data.
 
         Raises:
             ValueError: a held-out path is also trained on.
         """
         paths = (self.path,) if isinstance(self.path, str) else self.path
-        plain = data.plain and any(path.startswith(STORY) for path in paths)
+        plain = data.plain and any(path.startswith(STORY_PREFIX) for path in paths)
         settings = replace(
             data,
             path=self.path,
@@ -87,11 +87,11 @@ class HeldOut:
         )
         if both := sorted(set(settings.paths) & set(data.paths)):
             raise ValueError(f"held_out path {both[0]!r} is trained on; give another path")
-        is_generated = any(path.startswith(tuple(PROBLEMS)) for path in settings.paths)
+        is_generated = any(path.startswith(tuple(PROBLEM_GENERATORS)) for path in settings.paths)
         return Examples(settings, tokenizer, seed, split="test" if is_generated else "train")
 
 
-class Watch:
+class Validator:
     """Evaluates held-out examples without changing the model or any random state."""
 
     def __init__(
@@ -99,7 +99,7 @@ class Watch:
         settings: HeldOut,
         examples: Examples,
         objective: Objective,
-        decoder: Decoder | None,
+        decoder: ExportDecoder | None,
         accelerator: Accelerator,
         length: int,
     ) -> None:
@@ -113,9 +113,9 @@ class Watch:
             raise ValueError(
                 f"examples must be at least the {accelerator.num_processes} processes, got {count}"
             )
-        if examples.epoch is not None and examples.epoch < count:
+        if examples.epoch_size is not None and examples.epoch_size < count:
             raise ValueError(
-                f"examples must be at most {examples.epoch}, the size of the held-out data, got "
+                f"examples must be at most {examples.epoch_size}, the size of the held-out data, got "
                 f"{count}"
             )
         self.settings, self.decoder, self.accelerator = settings, decoder, accelerator
@@ -129,20 +129,20 @@ class Watch:
         self.tokenizer, self.seed = examples.tokenizer, examples.seed
         self.objective = objective
 
-    def look(
+    def validate(
         self, scored: nn.Module, batch: int, write: Callable[[Path], None], out: Path
     ) -> dict[str, float]:
         """Return metrics of the model's current weights; `write` exports it to a folder."""
-        with untouched(self.accelerator, scored):
-            figures = self.losses(scored, batch)
+        with evaluation_mode(self.accelerator, scored):
+            figures = self.mean_losses(scored, batch)
             if self.settings.decode:
-                write(out / COPY)  # a collective operation
+                write(out / COPY_FOLDER)  # a collective operation
                 if self.accelerator.is_main_process:
-                    figures |= self.decoded(out / COPY)
+                    figures |= self.decode_examples(out / COPY_FOLDER)
         return figures
 
     @torch.no_grad()
-    def losses(self, scored: nn.Module, batch: int) -> dict[str, float]:
+    def mean_losses(self, scored: nn.Module, batch: int) -> dict[str, float]:
         """Return loss and metrics of all examples, `batch` examples per forward."""
         numbers = range(
             self.accelerator.process_index, len(self.examples), self.accelerator.num_processes
@@ -150,23 +150,23 @@ class Watch:
         parts = [
             self.objective.rows(self.examples[n], default_rng([self.seed, n, 3])) for n in numbers
         ]
-        sums, device = Sums(self.accelerator, {}), self.accelerator.device
+        sums, device = MetricAccumulator(self.accelerator, {}), self.accelerator.device
         most = -(-len(self.examples) // self.accelerator.num_processes)
         for at in range(0, most, batch):
             chunk = parts[at : at + batch]
-            rows = pack(chunk or parts[:1])
+            rows = pack_documents(chunk or parts[:1])
             total, metrics = scored(rows.to(device))
             if not chunk:  # sharded processes must all run equally many forwards
                 break
-            sums.add({"loss": (total, torch.tensor(rows.mass, device=device)), **metrics})
-        return means(sums.reduced())
+            sums.add({"loss": (total, torch.tensor(rows.normaliser, device=device)), **metrics})
+        return compute_means(sums.reduce_sums())
 
-    def decoded(self, export: Path) -> dict[str, float]:
+    def decode_examples(self, export: Path) -> dict[str, float]:
         """Return the accuracy and tokens per forward of an export, which is deleted."""
         assert self.decoder is not None
         chosen = self.examples[: self.settings.decode]
         try:
-            llm = self.decoder.llm(export, self.accelerator.device)
+            llm = self.decoder.load_llm(export, self.accelerator.device)
             outputs = llm.generate(
                 [example.prompt for example in chosen],
                 max_tokens=self.settings.max_tokens,
@@ -175,7 +175,7 @@ class Watch:
         finally:
             shutil.rmtree(export, ignore_errors=True)
         right = [
-            self.right(output.text, self.text(example.response))
+            self.is_right(output.text, self.response_text(example.response))
             for output, example in zip(outputs, chosen, strict=True)
         ]
         forwards = sum(output.forwards for output in outputs)
@@ -185,18 +185,18 @@ class Watch:
             "tokens_per_forward": tokens / max(forwards, 1),
         }
 
-    def text(self, ids: list[int]) -> str:
+    def response_text(self, ids: list[int]) -> str:
         """Return the text of a response without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
-    def right(self, answer: str, response: str) -> bool:
+    def is_right(self, answer: str, response: str) -> bool:
         """Judge an answer; under `number` a response without a number counts as wrong."""
-        reference = final(response) if self.settings.judge == "number" else response
-        return bool(reference and SCORERS[RULES[self.settings.judge]](answer, reference))
+        reference = final_number(response) if self.settings.judge == "number" else response
+        return bool(reference and SCORERS[JUDGE_RULES[self.settings.judge]](answer, reference))
 
 
 @contextmanager
-def untouched(accelerator: Accelerator, scored: nn.Module) -> Iterator[None]:
+def evaluation_mode(accelerator: Accelerator, scored: nn.Module) -> Iterator[None]:
     """Put a model in evaluation mode, and restore its mode and the random state on exit."""
     devices = [accelerator.device] if accelerator.device.type == "cuda" else []
     with torch.random.fork_rng(devices):

@@ -7,14 +7,14 @@ import time
 
 import torch
 
-from outpace.training.plan import FILLED, Plan
-from outpace.training.report import duration
-from outpace.training.units import gib
+from outpace.training.plan import MAX_CARD_FRACTION, Plan
+from outpace.training.report import format_duration
+from outpace.training.units import format_gib
 
-SIZE = 1024
+MATRIX_SIZE = 1024
 """Rows and columns of the timed matrix product."""
 
-TRIALS = 5
+TIMED_TRIALS = 5
 """Number of timed products; the fastest counts."""
 
 
@@ -27,11 +27,13 @@ def describe_processor(plan: Plan) -> str:
     if available is None:
         fits = "a processor"
     else:
-        verdict = "is enough" if plan.memory <= FILLED * available else "is not enough"
-        fits = f"a processor whose {gib(available)} of memory {verdict}"
+        verdict = (
+            "is enough" if plan.device_bytes <= MAX_CARD_FRACTION * available else "is not enough"
+        )
+        fits = f"a processor whose {format_gib(available)} of memory {verdict}"
     rate = product_rate(torch.bfloat16 if plan.train.precision == "bf16" else torch.float32)
     seconds = plan.train.steps * plan.work / rate
-    return f"{fits}; at least {duration(seconds)} at {rate / 1e12:.2f} TFLOP per second, measured"
+    return f"{fits}; at least {format_duration(seconds)} at {rate / 1e12:.2f} TFLOP per second, measured"
 
 
 def memory_size() -> int | None:
@@ -44,10 +46,10 @@ def memory_size() -> int | None:
 
 def product_rate(dtype: torch.dtype) -> float:
     """Measure operations per second of a product of two square matrices, on all threads."""
-    matrix = torch.full((SIZE, SIZE), 0.5, dtype=dtype)
+    matrix = torch.full((MATRIX_SIZE, MATRIX_SIZE), 0.5, dtype=dtype)
     durations = []
-    for _ in range(TRIALS + 1):  # the first one warms up
+    for _ in range(TIMED_TRIALS + 1):  # the first one warms up
         began = time.perf_counter()
         torch.mm(matrix, matrix)
         durations.append(time.perf_counter() - began)
-    return 2 * SIZE**3 / min(durations[1:])
+    return 2 * MATRIX_SIZE**3 / min(durations[1:])

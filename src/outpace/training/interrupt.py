@@ -12,7 +12,7 @@ from typing import Any
 SAME_SIGNAL_SECONDS = 1.0
 """Seconds within which two signals count as one: a launcher may forward the terminal's signal."""
 
-USUAL: dict[signal.Signals, Any] = {
+DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
 }
@@ -20,7 +20,7 @@ USUAL: dict[signal.Signals, Any] = {
 
 
 @contextmanager
-def held(say: Callable[[str], None] = print) -> Iterator[Callable[[], int]]:
+def catch_signals(say: Callable[[str], None] = print) -> Iterator[Callable[[], int]]:
     """Record the first signal that would end the run; a second one ends it.
 
     Only default handlers are replaced, and only in the main thread: ignored signals (`nohup`) and
@@ -38,10 +38,12 @@ def held(say: Callable[[str], None] = print) -> Iterator[Callable[[], int]]:
             again = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
             say(f"stopping after this step; {again} again stops at once, without a checkpoint")
         elif time.monotonic() - received_at > SAME_SIGNAL_SECONDS:
-            raise ended(number)
+            raise exit_exception(number)
 
     replaced = {
-        number: default for number, default in USUAL.items() if signal.getsignal(number) is default
+        number: default
+        for number, default in DEFAULT_HANDLERS.items()
+        if signal.getsignal(number) is default
     }
     if current_thread() is not main_thread():
         replaced = {}
@@ -54,7 +56,7 @@ def held(say: Callable[[str], None] = print) -> Iterator[Callable[[], int]]:
             signal.signal(number, default)
 
 
-def ended(number: int) -> BaseException:
+def exit_exception(number: int) -> BaseException:
     """Return the exception to raise after a signal: `KeyboardInterrupt`, or `SystemExit`."""
     stops = number in (0, signal.SIGINT)
     return KeyboardInterrupt() if stops else SystemExit(128 + number)

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Self
 
 from outpace.training import trackers
-from outpace.training.kinds import Bounds, Count, Positive, Seed, check_bounds
+from outpace.training.field_types import Bounds, Count, PositiveFloat, RandomSeed, check_bounds
 
-MOST, MOST_TOKENS = 2**16, 2**26
+MAX_BATCH, MAX_BATCH_TOKENS = 2**16, 2**26
 """Maximum examples and maximum tokens of an update."""
 
 
@@ -38,12 +38,12 @@ class Loop:
     """
 
     steps: Count = 1000
-    epochs: Positive | None = None
-    batch: Annotated[int, Bounds(1, MOST)] = 32
-    tokens: Annotated[int, Bounds(1, MOST_TOKENS)] | None = None
+    epochs: PositiveFloat | None = None
+    batch: Annotated[int, Bounds(1, MAX_BATCH)] = 32
+    tokens: Annotated[int, Bounds(1, MAX_BATCH_TOKENS)] | None = None
     balance: bool = False
-    accumulation: Annotated[int, Bounds(1, MOST)] = 1
-    seed: Seed = 0
+    accumulation: Annotated[int, Bounds(1, MAX_BATCH)] = 1
+    seed: RandomSeed = 0
     precision: str = "no"
     log_every: Count = 20
     save_every: Count = 200
@@ -60,9 +60,9 @@ class Loop:
             )
         if self.precision not in ("no", "bf16"):
             raise ValueError(f"precision {self.precision!r} is unknown; choose no or bf16")
-        trackers.check(self.tracker)
+        trackers.check_tracker(self.tracker)
 
-    def over(self, examples: int | None) -> Self:
+    def with_epochs(self, examples: int | None) -> Self:
         """Return the settings with `steps` computed from `epochs`, for an epoch of `examples`."""
         if self.epochs is None:
             return self
@@ -73,7 +73,7 @@ class Loop:
             )
         return replace(self, steps=math.ceil(self.epochs * examples / self.batch))
 
-    def of_length(self, tokens: float, processes: int) -> Self:
+    def with_batch(self, tokens: float, processes: int) -> Self:
         """Return the settings with `batch` instead of `self.tokens`.
 
         `tokens` is the mean length of an example.
@@ -83,7 +83,7 @@ class Loop:
         parts = processes * self.accumulation
         return replace(self, tokens=None, batch=parts * max(round(self.tokens / tokens / parts), 1))
 
-    def share(self, processes: int, longest: int = 1) -> int:
+    def micro_batch_size(self, processes: int, longest: int = 1) -> int:
         """Return the examples of one micro-batch of one process.
 
         With `tokens`, a lower bound for examples of up to `longest` tokens.

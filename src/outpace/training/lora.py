@@ -15,9 +15,9 @@ from outpace.checkpoints.adapter import LowRank
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.families.family import part_sizes
 from outpace.models.transformer import Stack
-from outpace.training.kinds import Bounds, Positive, check_bounds
+from outpace.training.field_types import Bounds, PositiveFloat, check_bounds
 
-MOST = 2**16
+MAX_RANK = 2**16
 """Upper bound of `LoRA.rank`."""
 
 
@@ -32,19 +32,19 @@ class LoRA:
         targets: published names of matrices, such as `q_proj`; all attention matrices by default.
     """
 
-    rank: Annotated[int, Bounds(1, MOST)] = 32
-    alpha: Positive = 32.0
+    rank: Annotated[int, Bounds(1, MAX_RANK)] = 32
+    alpha: PositiveFloat = 32.0
     dropout: Annotated[float, Bounds(0, 1, below=True)] = 0.0
     targets: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         check_bounds(self)
 
-    def chooses(self, path: str, published: str) -> bool:
+    def adapts_weight(self, path: str, published: str) -> bool:
         """Return whether a published weight, in the module at `path`, is adapted."""
-        return leaf(published) in self.targets if self.targets else ".attention." in path
+        return matrix_name(published) in self.targets if self.targets else ".attention." in path
 
-    def config(self, model: Stack, base: str | None) -> Mapping[str, object]:
+    def adapter_config(self, model: Stack, base: str | None) -> Mapping[str, object]:
         """Return the content of an `adapter_config.json`."""
         return {
             "peft_type": "LORA",
@@ -53,14 +53,14 @@ class LoRA:
             "r": self.rank,
             "lora_alpha": self.alpha,
             "lora_dropout": self.dropout,
-            "target_modules": sorted({leaf(name) for name in updates(model)}),
+            "target_modules": sorted({matrix_name(name) for name in collect_updates(model)}),
             "bias": "none",
             "fan_in_fan_out": False,
             "inference_mode": True,
         }
 
 
-class Update(nn.Module):
+class LowRankUpdate(nn.Module):
     """A low-rank update of one published matrix, initially zero."""
 
     def __init__(self, published: str, size: tuple[int, int], lora: LoRA) -> None:
@@ -77,7 +77,7 @@ class Update(nn.Module):
         return F.linear(inner, self.up) * self.scale
 
 
-class Adapted(nn.Module):
+class AdaptedLinear(nn.Module):
     """A frozen linear layer, with updates of the published matrices that are fused in it."""
 
     def __init__(
@@ -88,9 +88,9 @@ class Adapted(nn.Module):
         self.sizes = [size for _, size in parts]
         self.updates = nn.ModuleDict(
             {
-                str(number): Update(published, (size, linear.in_features), lora)
+                str(number): LowRankUpdate(published, (size, linear.in_features), lora)
                 for number, (published, size) in enumerate(parts)
-                if lora.chooses(path, published)
+                if lora.adapts_weight(path, published)
             }
         )
 
@@ -102,7 +102,7 @@ class Adapted(nn.Module):
         return torch.cat(parts, dim=-1)
 
 
-def attach(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
+def attach_adapter(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
     """Freeze a model and attach updates to the matrices chosen by `lora`, in place.
 
     Raises:
@@ -111,7 +111,11 @@ def attach(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
     model.requires_grad_(False)
     family = FAMILIES[model.config.family]
     linears = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Linear)]
-    known = {name for path, _ in linears for name in map(leaf, family.published(f"{path}.weight"))}
+    known = {
+        name
+        for path, _ in linears
+        for name in map(matrix_name, family.tensor_names(f"{path}.weight"))
+    }
     if unknown := sorted(set(lora.targets) - known):
         raise ValueError(
             f"targets {', '.join(unknown)} are not in the model; it has {', '.join(sorted(known))}"
@@ -119,26 +123,28 @@ def attach(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for path, linear in linears:
-            parts = split(model, path, linear)
-            if any(lora.chooses(path, published) for published, _ in parts):
-                model.set_submodule(path, Adapted(path, linear, parts, lora))
+            parts = matrix_parts(model, path, linear)
+            if any(lora.adapts_weight(path, published) for published, _ in parts):
+                model.set_submodule(path, AdaptedLinear(path, linear, parts, lora))
     return model
 
 
-def split(model: Stack, path: str, linear: nn.Linear) -> list[tuple[str, int]]:
+def matrix_parts(model: Stack, path: str, linear: nn.Linear) -> list[tuple[str, int]]:
     """Return the names and row counts of the published weights fused in a matrix."""
-    names = FAMILIES[model.config.family].published(f"{path}.weight")
+    names = FAMILIES[model.config.family].tensor_names(f"{path}.weight")
     whole = (linear.out_features,)
     sizes = part_sizes(model.config, f"{path}.weight") if len(names) > 1 else whole
     return list(zip(names, sizes, strict=True))
 
 
-def leaf(published: str) -> str:
+def matrix_name(published: str) -> str:
     """Return the name of a matrix within its layer, such as `q_proj`."""
     return published.removesuffix(".weight").rpartition(".")[2]
 
 
-def updates(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> dict[str, LowRank]:
+def collect_updates(
+    model: nn.Module, given: Mapping[str, Tensor] | None = None
+) -> dict[str, LowRank]:
     """Return a model's updates by the published name of their weight.
 
     `given` are its trained parameters, gathered, if those of the model are sharded.
@@ -147,5 +153,5 @@ def updates(model: nn.Module, given: Mapping[str, Tensor] | None = None) -> dict
     return {
         update.published: LowRank(own[f"{path}.down"], own[f"{path}.up"], update.scale)
         for path, update in model.named_modules()
-        if isinstance(update, Update)
+        if isinstance(update, LowRankUpdate)
     }

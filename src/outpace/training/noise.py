@@ -25,12 +25,12 @@ class Response:
     """
 
     tokens: Ints
-    worth: Floats
+    token_weights: Floats
     marked: Bools
-    ends: int
+    content_length: int
 
     @classmethod
-    def of(cls, tokens: Ints) -> Response:
+    def without_padding(cls, tokens: Ints) -> Response:
         """Create a response without padding or marks, of weight 1."""
         return cls(tokens, np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool), len(tokens))
 
@@ -38,7 +38,7 @@ class Response:
         return len(self.tokens)
 
 
-def padded(
+def pad_response(
     example: Example,
     bounds: tuple[int, int] | None,
     rng: Generator,
@@ -69,7 +69,7 @@ def check_canvas(bounds: tuple[int, int] | None) -> None:
         )
 
 
-def holes(
+def masked_rows(
     tokens: Ints, masked: Bools, weights: Floats, ranges: Tensor, *, shift: int, mask_id: int
 ) -> Rows:
     """Build rows with masked tokens replaced by the mask token.
@@ -86,5 +86,5 @@ def holes(
         ranges=ranges,
         labels=torch.from_numpy(labels),
         weights=torch.from_numpy(scale.astype(np.float32)),
-        mass=float(scale.sum()),
+        normaliser=float(scale.sum()),
     )

@@ -16,14 +16,14 @@ from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
-from outpace.training.reading import Reading
+from outpace.training.feature_spec import FeatureSpec
+from outpace.training.layer_attention import hidden_states
 from outpace.training.rows import UNSCORED, Rows
-from outpace.training.sights import hidden_states
 
 ENTRIES = 2**26
 """Maximum number of logits in memory at a time: 0.25 GiB in float32."""
 
-Targets = Callable[[Tensor], Tensor]
+TargetFunction = Callable[[Tensor], Tensor]
 """Returns target distributions `f32[n, vocab]` of the rows at places `i64[n]`."""
 
 
@@ -61,26 +61,26 @@ class Objective:
     method: ClassVar[str | None] = None
 
     @property
-    def taught(self) -> bool:
+    def needs_teacher(self) -> bool:
         """Whether the loss needs a `teacher`, a frozen copy of the initial model."""
         return False
 
     @property
-    def forwards(self) -> int:
+    def forward_count(self) -> int:
         """Number of forwards of the trained model per loss."""
         return 1
 
     @property
-    def once(self) -> Self:
+    def single_forward(self) -> Self:
         """The objective with one forward per loss if the number is an option."""
         return self
 
     @property
-    def even(self) -> bool:
+    def has_fixed_forwards(self) -> bool:
         """Whether the number of forwards is the same for all rows."""
         return True
 
-    def reading(self, config: ModelConfig) -> Reading | None:
+    def feature_spec(self, config: ModelConfig) -> FeatureSpec | None:
         """Return the target's hidden states that a draft's loss reads and that can be stored."""
         return None
 
@@ -101,12 +101,12 @@ class Objective:
         return cross_entropy(models.trained, hidden_states(models.trained, rows), rows)
 
 
-def scored(rows: Rows) -> Tensor:
+def scored_places(rows: Rows) -> Tensor:
     """Return the indices of the scored rows, `i64[scored]`."""
     return torch.nonzero(rows.labels != UNSCORED).squeeze(1)
 
 
-def by_parts(
+def score_in_chunks(
     score: Callable[[Tensor], tuple[Tensor, ...]], places: Tensor, vocab: int, passes: int = 1
 ) -> tuple[Tensor, ...]:
     """Apply `score`, which computes logits over `vocab`, to rows at `places i64[n]`.
@@ -128,7 +128,7 @@ def cross_entropy(
     model: Transformer | Draft,
     hidden: Tensor,
     rows: Rows,
-    targets: Targets | None = None,
+    targets: TargetFunction | None = None,
     *,
     reverse: bool = False,
 ) -> Loss:
@@ -140,29 +140,29 @@ def cross_entropy(
 
     def score(places: Tensor) -> tuple[Tensor, Tensor]:
         labels = rows.labels[places]
-        logits = model.head(hidden[places]).float()
+        logits = model.compute_logits(hidden[places]).float()
         target = labels if targets is None else targets(places)
         loss = (
-            diverged(logits, target)
+            reverse_kl(logits, target)
             if reverse
             else F.cross_entropy(logits, target, reduction="none")
         )
         return loss, logits.argmax(-1) == labels
 
-    places = scored(rows)
-    losses, hits = by_parts(score, places, model.config.vocab)
+    places = scored_places(rows)
+    losses, hits = score_in_chunks(score, places, model.config.vocab)
     counts = torch.tensor(float(len(places)), device=hidden.device)
     return Loss((losses * rows.weights[places]).sum(), {"accuracy": (hits.sum().float(), counts)})
 
 
-def diverged(logits: Tensor, targets: Tensor) -> Tensor:
+def reverse_kl(logits: Tensor, targets: Tensor) -> Tensor:
     """Compute KL(model || target) `f32[n]` of `logits` and distributions, both `[n, vocab]`."""
     logs = logits.log_softmax(-1)
     # Probabilities that underflow to zero are clamped, so that the divergence stays finite.
     return (logs.exp() * (logs - targets.clamp(min=torch.finfo(targets.dtype).tiny).log())).sum(-1)
 
 
-def mean(losses: Sequence[Loss]) -> Loss:
+def mean_loss(losses: Sequence[Loss]) -> Loss:
     """Average losses with equal normalisers; their metrics are summed."""
     metrics: dict[str, tuple[Tensor, Tensor]] = {}
     for name in losses[0].metrics:

@@ -9,9 +9,9 @@ from typing import Annotated
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from outpace.training.kinds import Bounds, Share, Weight, Whole, check_bounds
+from outpace.training.field_types import Bounds, Fraction, NonNegativeInt, Weight, check_bounds
 
-Inertia = Annotated[float, Bounds(0, 1, below=True)]
+Momentum = Annotated[float, Bounds(0, 1, below=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +33,13 @@ class Optim:
 
     optimizer: str = "adamw"
     lr: Annotated[float, Bounds(0, 100, above=True)] = 3e-4
-    warmup: Whole = 50
-    decay: Share = 0.35
+    warmup: NonNegativeInt = 50
+    decay: Fraction = 0.35
     schedule: str = "linear"
-    least: Share = 0.0
+    least: Fraction = 0.0
     weight_decay: Annotated[float, Bounds(0, 100)] = 0.02
-    betas: tuple[Inertia, Inertia] = (0.9, 0.98)
-    momentum: Inertia = 0.95
+    betas: tuple[Momentum, Momentum] = (0.9, 0.98)
+    momentum: Momentum = 0.95
     clip: Weight = 1.0
 
     def __post_init__(self) -> None:
@@ -49,7 +49,7 @@ class Optim:
             raise ValueError(f"schedule {self.schedule!r} is unknown; choose linear or cosine")
         check_bounds(self)
 
-    def build(self, model: nn.Module) -> list[Optimizer]:
+    def build_optimizers(self, model: nn.Module) -> list[Optimizer]:
         """Build optimizers over a model's trainable parameters.
 
         Embeddings, unembeddings and vectors always use AdamW.
@@ -85,7 +85,7 @@ class Optim:
             raise ValueError("the model has no trainable parameters")
         return optimizers
 
-    def rate(self, step: int, steps: int) -> float:
+    def learning_rate(self, step: int, steps: int) -> float:
         """Return the learning rate of a step, counted from zero."""
         rise = min((step + 1) / (self.warmup + 1), 1.0)
         decay_steps = self.decay * steps

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from outpace.attention.ranges import documents
-from outpace.decoding.blocks import ACTIVATE, ADD, taken
+from outpace.attention.ranges import find_documents
+from outpace.decoding.blocks import D2F_ACTIVATE, D2F_ADD, select_block_holes
 from outpace.training.rows import UNSCORED, Rows
 
 
@@ -33,43 +33,51 @@ class Pipeline:
         _, number, sizes = torch.unique_consecutive(
             rows.ranges[slots, 0, 1], return_inverse=True, return_counts=True
         )
-        ends = torch.tensor([end for _, end in documents(rows.ranges)])
+        ends = torch.tensor([end for _, end in find_documents(rows.ranges)])
         document = torch.bucketize(slots, ends, right=True)
         owner = document[sizes.cumsum(0) - 1]
         leads = torch.ones(len(sizes), dtype=torch.bool)
         leads[1:] = owner[1:] != owner[:-1]
         device = self.places.device
-        self.number, self.sizes, self.leads = (t.to(device) for t in (number, sizes, leads))
-        self.left = torch.ones_like(self.places, dtype=torch.bool)
-        self.appended = torch.zeros_like(self.leads)
+        self.block_numbers, self.sizes, self.is_first = (
+            t.to(device) for t in (number, sizes, leads)
+        )
+        self.unfilled = torch.ones_like(self.places, dtype=torch.bool)
+        self.appended = torch.zeros_like(self.is_first)
 
-    def append(self) -> Rows:
+    def append_blocks(self) -> Rows:
         """Append a block to each response whose last block is filled enough; return the state.
 
         Holes of appended blocks are scored, weighted by the inverse of their block's masked
         fraction.
         """
-        filled = self.filled()
-        self.appended |= self.leads | (self.appended & (filled >= ADD)).roll(1)
-        self.open = torch.nonzero(self.left & self.appended[self.number]).squeeze(1)
+        filled = self.filled_fraction()
+        self.appended |= self.is_first | (self.appended & (filled >= D2F_ADD)).roll(1)
+        self.open_holes = torch.nonzero(self.unfilled & self.appended[self.block_numbers]).squeeze(
+            1
+        )
         ids, labels = self.rows.ids.clone(), torch.full_like(self.rows.labels, UNSCORED)
-        done, places = self.places[~self.left], self.places[self.open]
+        done, places = self.places[~self.unfilled], self.places[self.open_holes]
         ids[done + self.shift] = self.rows.labels[done]
         labels[places] = self.rows.labels[places]
         weights = self.rows.weights.clone()
-        weights[places] /= (1 - filled)[self.number[self.open]]
+        weights[places] /= (1 - filled)[self.block_numbers[self.open_holes]]
         return replace(self.rows, ids=ids, labels=labels, weights=weights)
 
-    def fill(self, scores: Tensor, confidence: float) -> None:
+    def fill_holes(self, scores: Tensor, confidence: float) -> None:
         """Fill the holes that decoding would fill, given their scores `f32[scored]`."""
-        forced = (self.leads | (self.filled() >= ACTIVATE).roll(1)).tolist()
-        counts = self.number[self.open].bincount(minlength=len(self.sizes)).tolist()
+        forced = (self.is_first | (self.filled_fraction() >= D2F_ACTIVATE).roll(1)).tolist()
+        counts = self.block_numbers[self.open_holes].bincount(minlength=len(self.sizes)).tolist()
         for holes, sure, must in zip(
-            self.open.split(counts), scores.cpu().split(counts), forced, strict=True
+            self.open_holes.split(counts), scores.cpu().split(counts), forced, strict=True
         ):
-            chosen = taken(sure.numpy(), sure.numpy(), confidence, forced=must)
-            self.left[holes[torch.from_numpy(chosen)]] = False
+            chosen = select_block_holes(sure.numpy(), sure.numpy(), confidence, is_active=must)
+            self.unfilled[holes[torch.from_numpy(chosen)]] = False
 
-    def filled(self) -> Tensor:
+    def filled_fraction(self) -> Tensor:
         """Return the filled fraction of each block, `f32[blocks]`."""
-        return 1 - torch.bincount(self.number[self.left], minlength=len(self.sizes)) / self.sizes
+        return (
+            1
+            - torch.bincount(self.block_numbers[self.unfilled], minlength=len(self.sizes))
+            / self.sizes
+        )

@@ -22,13 +22,13 @@ from outpace.checkpoints.load import load_model
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
-from outpace.recipes import find
+from outpace.recipes import find_recipe
 from outpace.training import weights
 from outpace.training.data import Data
-from outpace.training.folder import alone
+from outpace.training.field_types import check_values
+from outpace.training.folder import lock_folder
 from outpace.training.held_out import HeldOut
-from outpace.training.interrupt import ended
-from outpace.training.kinds import check_values
+from outpace.training.interrupt import exit_exception
 from outpace.training.loop import Loop
 from outpace.training.lora import LoRA
 from outpace.training.objective import Objective
@@ -38,7 +38,7 @@ from outpace.training.trainer import Trainer
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelSection:
     """Initial weights, configuration and tokenizer.
 
     Attributes:
@@ -57,7 +57,7 @@ class Model:
     dtype: Literal["float32", "bfloat16"] = "float32"
 
     @property
-    def spoken(self) -> str:
+    def tokenizer_source(self) -> str:
         """Folder or name from which the tokenizer is loaded."""
         return self.tokenizer or self.target or self.init or ""
 
@@ -70,7 +70,7 @@ class Model:
 class Recipe:
     """All settings of a training run."""
 
-    model: Model
+    model: ModelSection
     objective: Objective
     data: Data
     optim: Optim
@@ -90,7 +90,7 @@ class Recipe:
         if self.train.precision != "bf16":
             raise ValueError(f'[model] dtype {self.model.dtype} needs [train] precision = "bf16"')
 
-    def trainer(self) -> Trainer:
+    def build_trainer(self) -> Trainer:
         """Load the models and build the trainer."""
         model, dtype = self.model, DTYPES[self.model.dtype]
         others = {}
@@ -98,17 +98,17 @@ class Recipe:
             others["target"] = load_model(model.target, dtype=dtype, plain=True)
         begun: Transformer | Draft
         if others:
-            begun = weights.draft(model.init, model.config, others["target"], self.train.seed)
+            begun = weights.build_draft(model.init, model.config, others["target"], self.train.seed)
         elif model.init is None:
-            begun = weights.fresh(model.config, self.train.seed)
+            begun = weights.random_model(model.config, self.train.seed)
         else:
-            begun = weights.adapted(model.init, model.config, dtype)
+            begun = weights.adapt_checkpoint(model.init, model.config, dtype)
         return Trainer(
             begun,
             self.objective,
             data=self.data,
             out=self.out,
-            tokenizer=model.spoken,
+            tokenizer=model.tokenizer_source,
             optim=self.optim,
             loop=self.train,
             adapter=self.adapter,
@@ -119,20 +119,20 @@ class Recipe:
 
 
 SECTIONS: dict[str, type[Any]] = {
-    "model": Model,
+    "model": ModelSection,
     "data": Data,
     "optim": Optim,
     "train": Loop,
     "adapter": LoRA,
     "held_out": HeldOut,
 }
-OPTIONAL = ("adapter", "held_out")
+OPTIONAL_SECTIONS = ("adapter", "held_out")
 """Sections whose absence disables the feature."""
 
 
-def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     """Load a recipe by path or name, apply `key=value` overrides, and check all keys and values."""
-    path = find(path)
+    path = find_recipe(path)
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -141,39 +141,43 @@ def load(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
     if loose := [name for name in known if not isinstance(table.get(name, {}), dict)]:
         raise ValueError(f"{path}: {loose[0]} is a section; write its keys under [{loose[0]}]")
     for override in overrides:
-        change(table, override)
-    refuse_unknown(str(path), table, [*known, "out"])
+        apply_override(table, override)
+    check_recipe_keys(str(path), table, [*known, "out"])
     name = objective.pop("name", None)
     if not isinstance(name, str) or name not in OBJECTIVES:
         raise ValueError(f"objective {name!r} is unknown; choose one of {', '.join(OBJECTIVES)}")
     built: dict[str, Any] = {
-        key: None if key in OPTIONAL and key not in table else build(key, kind, table.get(key, {}))
+        key: None
+        if key in OPTIONAL_SECTIONS and key not in table
+        else build_section(key, kind, table.get(key, {}))
         for key, kind in SECTIONS.items()
     }
     out = table.get("out", f"runs/{path.stem}")
     if not isinstance(out, str) or not out:
         raise ValueError(f"out must be the name of a folder, got {reprlib.repr(out)}")
-    return Recipe(**built, objective=build("objective", OBJECTIVES[name], objective), out=out)
+    return Recipe(
+        **built, objective=build_section("objective", OBJECTIVES[name], objective), out=out
+    )
 
 
-def train(path: str | Path, overrides: Sequence[str] = (), processes: int = 1) -> None:
+def train_recipe(path: str | Path, overrides: Sequence[str] = (), processes: int = 1) -> None:
     """Train a recipe and export the model to `out`/export; an interrupted run resumes."""
-    recipe = load(path, overrides)
-    recipe.train.share(processes)
+    recipe = load_recipe(path, overrides)
+    recipe.train.micro_batch_size(processes)
     if processes > 1:
-        with alone(Path(recipe.out)):  # fails here rather than in a child process
+        with lock_folder(Path(recipe.out)):  # fails here rather than in a child process
             pass
-        launch(path, overrides, processes)
+        launch_processes(path, overrides, processes)
         return
-    trainer = recipe.trainer()
+    trainer = recipe.build_trainer()
     trainer.fit()
     export = Path(recipe.out) / "export"
     trainer.export(export)
-    trainer.accelerator.print(trainer.epilogue(export))
+    trainer.accelerator.print(trainer.export_summary(export))
     trainer.close()
 
 
-def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
+def launch_processes(path: str | Path, overrides: Sequence[str], processes: int) -> None:
     """Train a recipe in several processes, each of which runs this module."""
     config = LaunchConfig(
         min_nodes=1,
@@ -192,7 +196,7 @@ def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
     try:
         started("-m", "outpace.training.recipe", str(path), *overrides)
     except SignalException as error:
-        raise ended(error.sigval) from error
+        raise exit_exception(error.sigval) from error
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         raise ValueError(
@@ -201,10 +205,10 @@ def launch(path: str | Path, overrides: Sequence[str], processes: int) -> None:
         ) from error
 
 
-def build(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
+def build_section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
     """Build a section's dataclass, after checking its keys and values."""
     where = f"[{name}]"
-    refuse_unknown(where, table, [f.name for f in fields(kind)])
+    check_recipe_keys(where, table, [f.name for f in fields(kind)])
     needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
     if missing := [each for each in needed if each not in table]:
         raise ValueError(f"{where} needs {' and '.join(missing)}")
@@ -212,13 +216,13 @@ def build(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
-def refuse_unknown(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+def check_recipe_keys(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
     """Raise `ValueError` for unknown keys."""
     if unknown := sorted(set(table) - set(known)):
         raise ValueError(f"{where}: unknown {', '.join(unknown)}; allowed are {', '.join(known)}")
 
 
-def change(table: dict[str, Any], override: str) -> None:
+def apply_override(table: dict[str, Any], override: str) -> None:
     """Set one dotted key in place; a bare key is looked up in the sections."""
     key, equals, text = override.partition("=")
     if not equals or not key:
@@ -229,7 +233,7 @@ def change(table: dict[str, Any], override: str) -> None:
         value = text
     *sections, last = key.split(".")
     if not sections and last != "out":
-        sections = owners(table, last)
+        sections = find_sections(table, last)
     for section in sections:
         table = table.setdefault(section, {})
         if not isinstance(table, dict):
@@ -237,7 +241,7 @@ def change(table: dict[str, Any], override: str) -> None:
     table[last] = value
 
 
-def owners(table: Mapping[str, Any], key: str) -> list[str]:
+def find_sections(table: Mapping[str, Any], key: str) -> list[str]:
     """Return the path of the one section that has a key."""
     kinds = {**SECTIONS, "objective": OBJECTIVES.get(table["objective"].get("name"), Objective)}
     found = [name for name, kind in kinds.items() if key in {f.name for f in fields(kind)}]
@@ -258,7 +262,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=1)
     arguments = parser.parse_args()
     try:
-        train(arguments.recipe, arguments.overrides, arguments.processes)
+        train_recipe(arguments.recipe, arguments.overrides, arguments.processes)
     except KeyboardInterrupt:
         sys.exit(128 + signal.SIGINT)
     except ValueError as error:

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 from outpace.models.transformer import Stack
 
 
-def recompute(model: Stack) -> None:
+def recompute_blocks(model: Stack) -> None:
     """Make blocks save only their inputs and recompute activations in the backward pass."""
     for block in model.blocks:
         # Set on the instance, so that parameters keep their names.

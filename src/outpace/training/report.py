@@ -24,35 +24,35 @@ from rich.progress import (
 )
 from torch import Tensor
 
-from outpace.provenance import provenance
+from outpace.provenance import provenance_record
 from outpace.training import checkpoint
-from outpace.training.checkpoint import checkpoints
-from outpace.training.folder import write_whole, writing
-from outpace.training.sums import Pairs, Sums, means
-from outpace.training.trackers import leaves
+from outpace.training.checkpoint import list_checkpoints
+from outpace.training.folder import raise_write_errors, write_atomically
+from outpace.training.sums import MetricAccumulator, MetricSums, compute_means
+from outpace.training.trackers import flatten_settings
 
-RUN, METRICS, HELD = "run.json", "metrics.jsonl", "held_out.jsonl"
-FREE = {
+RUN_FILE, METRICS_FILE, HELD_OUT_FILE = "run.json", "metrics.jsonl", "held_out.jsonl"
+RESUMABLE_SETTINGS = {
     *("out", "train.steps", "train.log_every", "train.save_every", "train.accumulation"),
     *("train.epochs", "train.recompute", "train.tracker", "train.balance", "data.features"),
 }
 """Settings that may change when a run resumes, in addition to all of `held_out`."""
 
-MANY = 20_000
+MIN_LINES_FOR_PROGRESS = 20_000
 """Lines of data from which a check shows a progress bar."""
 
-Item = TypeVar("Item")
+DataLine = TypeVar("DataLine")
 
 
-def watched(lines: Iterable[Item], count: int) -> Iterable[Item]:
+def show_progress(lines: Iterable[DataLine], count: int) -> Iterable[DataLine]:
     """Wrap lines in a progress bar if there are many and the output is a terminal."""
     console = Console()
-    if count < MANY or not console.is_terminal:
+    if count < MIN_LINES_FOR_PROGRESS or not console.is_terminal:
         return lines
     return track(lines, "checking the data", total=count, console=console, transient=True)
 
 
-class Report:
+class TrainingReport:
     """Log lines, `metrics.jsonl`, and a progress bar in terminals.
 
     A context manager; the bar stops on exit.
@@ -62,18 +62,18 @@ class Report:
         self,
         out: Path,
         accelerator: Accelerator,
-        begun: checkpoint.Progress,
+        begun: checkpoint.TrainingProgress,
         steps: int,
         settings: Mapping[str, Any],
         parameters: int,
     ) -> None:
         """Write `run.json` and drop metrics of steps that will be repeated."""
-        self.accelerator, self.first, self.steps = accelerator, begun.step, steps
+        self.accelerator, self.first_step, self.steps = accelerator, begun.step, steps
         self.out, self.console = out, Console(highlight=False)
         self.loss = float("nan")
-        self.begun = self.since = time.perf_counter()
-        self.sums = Sums(accelerator, begun.sums)
-        self.bar = Progress(
+        self.start_time = self.last_write_time = time.perf_counter()
+        self.sums = MetricAccumulator(accelerator, begun.sums)
+        self.progress_bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
@@ -81,22 +81,28 @@ class Report:
             console=self.console,
             transient=True,
         )
-        self.task = self.bar.add_task("training", completed=begun.step, total=steps)
+        self.progress_task = self.progress_bar.add_task(
+            "training", completed=begun.step, total=steps
+        )
         if accelerator.is_main_process:
-            facts = {**origin(accelerator), "parameters": parameters, "settings": settings}
-            write_whole(out / RUN, json.dumps(facts, indent=2) + "\n")
-            rewind(out / METRICS, begun.step)
-            rewind(out / HELD, begun.step)
-            self.say(
+            facts = {
+                **collect_provenance(accelerator),
+                "parameters": parameters,
+                "settings": settings,
+            }
+            write_atomically(out / RUN_FILE, json.dumps(facts, indent=2) + "\n")
+            truncate_log(out / METRICS_FILE, begun.step)
+            truncate_log(out / HELD_OUT_FILE, begun.step)
+            self.print_line(
                 f"{parameters / 1e6:,.2f}M parameters, {steps} steps of "
-                f"{amount(settings['train'])}, {facts['device']}; settings in {out / RUN}"
+                f"{describe_batch(settings['train'])}, {facts['device']}; settings in {out / RUN_FILE}"
             )
             if begun.step:
-                self.say(f"resuming after step {begun.step}")
+                self.print_line(f"resuming after step {begun.step}")
 
     def __enter__(self) -> Self:
         if self.accelerator.is_main_process and self.console.is_terminal:
-            self.bar.start()
+            self.progress_bar.start()
         return self
 
     def __exit__(
@@ -105,10 +111,12 @@ class Report:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self.bar.live.is_started:
-            self.bar.stop()
+        if self.progress_bar.live.is_started:
+            self.progress_bar.stop()
 
-    def add(self, total: Tensor, mass: Tensor, metrics: Pairs, rows: int, tokens: int) -> None:
+    def add_step(
+        self, total: Tensor, mass: Tensor, metrics: MetricSums, rows: int, tokens: int
+    ) -> None:
         """Add the sums of one step of this process."""
         row_count, token_count = (
             torch.tensor(float(n), device=total.device) for n in (rows, tokens)
@@ -121,89 +129,89 @@ class Report:
                 **metrics,
             }
         )
-        self.bar.advance(self.task)
+        self.progress_bar.advance(self.progress_task)
 
-    def write(self, step: int, rate: float) -> None:
+    def write_metrics(self, step: int, rate: float) -> None:
         """Reduce the sums, write their means, and reset them."""
-        sums = self.sums.reduced()
+        sums = self.sums.reduce_sums()
         now = time.perf_counter()
-        seconds, self.since = now - self.since, now
+        seconds, self.last_write_time = now - self.last_write_time, now
         speeds = {f"{name}_per_second": sums.pop(name)[0] / seconds for name in ("rows", "tokens")}
-        found = means(sums)
-        self.loss, self.sums = found["loss"], Sums(self.accelerator, {})
-        left = (self.steps - step) * (now - self.begun) / (step - self.first)
+        found = compute_means(sums)
+        self.loss, self.sums = found["loss"], MetricAccumulator(self.accelerator, {})
+        left = (self.steps - step) * (now - self.start_time) / (step - self.first_step)
         if not self.accelerator.is_main_process:
             return
         line = {"step": step, **found, "lr": rate, **speeds}
-        self.append(METRICS, {**line, "seconds": now - self.begun})
+        self.append_line(METRICS_FILE, {**line, "seconds": now - self.start_time})
         self.accelerator.log({name: line[name] for name in line if name != "step"}, step=step)
         speed = f"{speeds['tokens_per_second']:,.0f} tokens/s"
-        self.bar.update(self.task, description=f"loss {self.loss:.4f}  {speed}")
-        self.say(
-            f"step {step}/{self.steps}  {listed(found)}  lr {rate:.2e}  {speed}  "
-            f"{duration(left)} left"
+        self.progress_bar.update(self.progress_task, description=f"loss {self.loss:.4f}  {speed}")
+        self.print_line(
+            f"step {step}/{self.steps}  {format_figures(found)}  lr {rate:.2e}  {speed}  "
+            f"{format_duration(left)} left"
         )
 
-    def held_out(self, step: int, figures: Mapping[str, float]) -> None:
+    def write_held_out(self, step: int, figures: Mapping[str, float]) -> None:
         """Write the metrics of a validation."""
         if self.accelerator.is_main_process:
-            self.append(HELD, {"step": step, **figures})
+            self.append_line(HELD_OUT_FILE, {"step": step, **figures})
             named = {f"held_out/{name}": value for name, value in figures.items()}
             self.accelerator.log(named, step=step)
-            self.say(f"held out, after step {step}  {listed(figures)}")
+            self.print_line(f"held out, after step {step}  {format_figures(figures)}")
 
-    def append(self, name: str, line: Mapping[str, Any]) -> None:
+    def append_line(self, name: str, line: Mapping[str, Any]) -> None:
         """Append a JSON line to a file of the run."""
-        with writing(self.out / name), (self.out / name).open("a") as file:
+        with raise_write_errors(self.out / name), (self.out / name).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
-    def say(self, text: str) -> None:
+    def print_line(self, text: str) -> None:
         """Print a line above the bar."""
         self.console.print(text, soft_wrap=True, markup=False)
 
-    def pending(self) -> dict[str, tuple[float, float]]:
+    def pending_sums(self) -> dict[str, tuple[float, float]]:
         """Return the sums since the last line, for a run that resumes here."""
-        sums = self.sums.reduced()
-        means(sums)
+        sums = self.sums.reduce_sums()
+        compute_means(sums)
         # Rows and tokens only serve the speed, which restarts with the run.
         return {name: pair for name, pair in sums.items() if name not in ("rows", "tokens")}
 
 
-def amount(train: Mapping[str, Any]) -> str:
+def describe_batch(train: Mapping[str, Any]) -> str:
     """Describe the batch of a step from the `train` settings."""
     tokens = train["tokens"]
     return f"{train['batch']} examples" if tokens is None else f"{tokens} tokens"
 
 
-def listed(figures: Mapping[str, float]) -> str:
+def format_figures(figures: Mapping[str, float]) -> str:
     """Format figures in one line, sorted by name."""
     return "  ".join(f"{name} {value:.4f}" for name, value in sorted(figures.items()))
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds as `h:mm:ss`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
 
 
-def refuse_other(out: Path, settings: Mapping[str, Any]) -> None:
+def check_run_settings(out: Path, settings: Mapping[str, Any]) -> None:
     """Raise `ValueError` if `out` is not a folder or holds a run with other settings."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"out must be a folder, but {out} is a file; give another out")
-    if not checkpoints(out / "checkpoints"):
+    if not list_checkpoints(out / "checkpoints"):
         return
     try:
-        before = leaves(json.loads((out / RUN).read_text())["settings"])
+        before = flatten_settings(json.loads((out / RUN_FILE).read_text())["settings"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
-            f"{out / RUN} is missing or damaged, so the run in {out} cannot be identified; "
+            f"{out / RUN_FILE} is missing or damaged, so the run in {out} cannot be identified; "
             "give another out, or delete that run"
         ) from error
-    now = leaves(json.loads(json.dumps(settings)))
+    now = flatten_settings(json.loads(json.dumps(settings)))
     changed = [
         f"{key} {before[key]!r} (now {now[key]!r})"
-        for key in sorted(before.keys() & now.keys() - FREE)
+        for key in sorted(before.keys() & now.keys() - RESUMABLE_SETTINGS)
         if before[key] != now[key] and not key.startswith("held_out.")
     ]
     if changed:
@@ -212,25 +220,25 @@ def refuse_other(out: Path, settings: Mapping[str, Any]) -> None:
         )
 
 
-def origin(accelerator: Accelerator) -> dict[str, Any]:
+def collect_provenance(accelerator: Accelerator) -> dict[str, Any]:
     """Collect the provenance of a run, with its device and number of processes."""
     device = accelerator.device
     return {
-        **provenance(),
+        **provenance_record(),
         "accelerate": accelerate.__version__,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "processes": accelerator.num_processes,
     }
 
 
-def rewind(path: Path, step: int) -> None:
+def truncate_log(path: Path, step: int) -> None:
     """Drop lines after a step, and a truncated last line."""
     if path.is_file():
         lines = path.read_text().splitlines()
-        write_whole(path, "".join(f"{line}\n" for line in lines if logged(line) <= step))
+        write_atomically(path, "".join(f"{line}\n" for line in lines if logged_step(line) <= step))
 
 
-def logged(line: str) -> float:
+def logged_step(line: str) -> float:
     """Return the step of a line of metrics; infinity if the line is truncated."""
     try:
         return float(json.loads(line)["step"])

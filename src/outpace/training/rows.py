@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.attention.ranges import causal
+from outpace.attention.ranges import causal_ranges
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -39,7 +39,7 @@ class Rows:
     ranges: Tensor
     labels: Tensor
     weights: Tensor
-    mass: float
+    normaliser: float
     features: Tensor | None = None
 
     def __len__(self) -> int:
@@ -52,20 +52,20 @@ class Rows:
         return replace(self, **{n: t.to(device) for n, t in tensors.items() if t is not None})
 
 
-def next_tokens(tokens: Ints, token_weights: Floats) -> Rows:
+def next_token_rows(tokens: Ints, token_weights: Floats) -> Rows:
     """Build causal rows of a text; each predicts the next token if its weight is positive."""
     targets = np.where(token_weights > 0, tokens, UNSCORED)
     return Rows(
         ids=torch.from_numpy(tokens),
         positions=torch.arange(len(tokens)),
-        ranges=causal(len(tokens)),
+        ranges=causal_ranges(len(tokens)),
         labels=torch.from_numpy(np.append(targets[1:], UNSCORED)),
         weights=torch.from_numpy(np.append(token_weights[1:], 0.0).astype(np.float32)),
-        mass=float(token_weights[1:].sum()),
+        normaliser=float(token_weights[1:].sum()),
     )
 
 
-def join(parts: Sequence[Rows]) -> Rows:
+def join_rows(parts: Sequence[Rows]) -> Rows:
     """Concatenate rows whose ranges already account for it; all or none have features."""
     features = [part.features for part in parts if part.features is not None]
     assert len(features) in (0, len(parts))
@@ -75,15 +75,17 @@ def join(parts: Sequence[Rows]) -> Rows:
         ranges=torch.cat([part.ranges for part in parts]).to(torch.int32),
         labels=torch.cat([part.labels for part in parts]),
         weights=torch.cat([part.weights for part in parts]),
-        mass=sum(part.mass for part in parts),
+        normaliser=sum(part.normaliser for part in parts),
         features=torch.cat(features) if features else None,
     )
 
 
-def pack(parts: Sequence[Rows]) -> Rows:
+def pack_documents(parts: Sequence[Rows]) -> Rows:
     """Pack documents, sorted by length so that equal lengths share an attention call."""
     if not parts:
         raise ValueError("no rows to pack; give at least one example")
     parts = sorted(parts, key=len)
     starts = torch.tensor([0, *[len(part) for part in parts[:-1]]]).cumsum(0).tolist()
-    return join([replace(p, ranges=p.ranges + at) for p, at in zip(parts, starts, strict=True)])
+    return join_rows(
+        [replace(p, ranges=p.ranges + at) for p, at in zip(parts, starts, strict=True)]
+    )

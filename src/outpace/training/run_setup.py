@@ -14,13 +14,13 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.load import load_tokenizer
 from outpace.models.transformer import Transformer
-from outpace.training.kinds import check_values
+from outpace.training.field_types import check_values
 from outpace.training.loop import Loop
 from outpace.training.objective import Objective
 from outpace.training.optim import Optim
 
 
-def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
+def require_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a folder; `ValueError` if there is none."""
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:
@@ -28,7 +28,9 @@ def tokenizer_of(folder: Path) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def onlookers(objective: Objective, others: Mapping[str, Transformer]) -> dict[str, Transformer]:
+def check_reference_models(
+    objective: Objective, others: Mapping[str, Transformer]
+) -> dict[str, Transformer]:
     """Return the reference models; `ValueError` unless their roles are the objective's."""
     if set(others) != set(objective.roles):
         raise ValueError(
@@ -38,7 +40,7 @@ def onlookers(objective: Objective, others: Mapping[str, Transformer]) -> dict[s
     return dict(others)
 
 
-def with_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
+def apply_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
     """Return the settings with fields replaced by `options`."""
     known: Sequence[str] = [*asdict(loop), *asdict(optim)]
     if unknown := sorted(set(options) - set(known)):
@@ -53,7 +55,7 @@ def with_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[
     )
 
 
-def new_accelerator(tracker: str | None, out: Path) -> Accelerator:
+def create_accelerator(tracker: str | None, out: Path) -> Accelerator:
     """Create the accelerator on the available device, with an optional tracker."""
     kwargs = DistributedDataParallelKwargs(gradient_as_bucket_view=True)
     cpu = not torch.accelerator.is_available()

@@ -16,14 +16,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
-from outpace.models.norm import freeze
+from outpace.models.norm import freeze_model
 from outpace.models.transformer import Stack
+from outpace.training.loss_module import LossModule
 from outpace.training.optim import Optim
-from outpace.training.scored import Scored
 
 
-def prepared(
-    scored: Scored, optim: Optim, accelerator: Accelerator, *, shared: bool
+def prepare_training(
+    scored: LossModule, optim: Optim, accelerator: Accelerator, *, sharded: bool
 ) -> tuple[Any, ...]:
     """Wrap a loss module and its optimizers for data parallelism: replicated, or sharded.
 
@@ -31,22 +31,26 @@ def prepared(
         ValueError: the objective runs an unequal number of forwards, which cannot be sharded.
     """
     others, device = scored.models.others.values(), accelerator.device
-    if shared:
-        if not scored.objective.even:
+    if sharded:
+        if not scored.objective.has_fixed_forwards:
             raise ValueError(
                 "shard needs equally many forwards in every process, which unroll does not give; "
                 "set unroll = 0 or shard = false"
             )
         shard_frozen(others, device)
-        shard(scored, scored.trained, scored.precision)
-        return scored, *map(accelerator.prepare, optim.build(scored.trained))
+        shard_model(scored, scored.trained, scored.precision)
+        return scored, *map(accelerator.prepare, optim.build_optimizers(scored.trained))
     for each in others:
-        freeze(each.to(device))
-    replicated: tuple[Any, ...] = accelerator.prepare(scored, *optim.build(scored.trained))
+        freeze_model(each.to(device))
+    replicated: tuple[Any, ...] = accelerator.prepare(
+        scored, *optim.build_optimizers(scored.trained)
+    )
     return replicated
 
 
-def shard(scored: nn.Module, model: Stack, precision: str, mesh: DeviceMesh | None = None) -> None:
+def shard_model(
+    scored: nn.Module, model: Stack, precision: str, mesh: DeviceMesh | None = None
+) -> None:
     """Shard the parameters of a trained model, a submodule of the loss module `scored`.
 
     In `bf16` forwards use bfloat16 copies of the weights; master weights and gradient reduction
@@ -76,29 +80,29 @@ def shard_frozen(
         model.cos, model.sin = model.cos.to(device), model.sin.to(device)
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Gather a sharded tensor; a collective operation."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def gathered(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
+def gather_tensors(tensors: Mapping[str, Tensor], *, keep: bool) -> dict[str, Tensor]:
     """Gather tensors one by one; only processes with `keep` store them, on the host."""
     found = {}
     for name, tensor in tensors.items():
-        full = whole(tensor.detach())
+        full = full_tensor(tensor.detach())
         if keep:
             found[name] = full.cpu()
     return found
 
 
-def own(tensor: Tensor) -> Tensor:
+def local_rows(tensor: Tensor) -> Tensor:
     """Return a view of the rows of a tensor that this process holds."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def rows(tensor: Tensor) -> slice:
+def local_row_range(tensor: Tensor) -> slice:
     """Return the indices of the rows that this process holds."""
     if not isinstance(tensor, DTensor):
         return slice(0, len(tensor))
     begin = -(-len(tensor) // tensor.device_mesh.size()) * tensor.device_mesh.get_local_rank()
-    return slice(begin, begin + len(own(tensor)))
+    return slice(begin, begin + len(local_rows(tensor)))

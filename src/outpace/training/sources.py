@@ -14,18 +14,22 @@ import numpy as np
 from outpace.evaluation.generated import story, sudoku, table
 from outpace.evaluation.generated.problems import Problem
 
-STORY, HUB = "story:", "hub:"
-PROBLEMS = {STORY: story.problems, "sudoku:": sudoku.problems, "table:": table.problems}
+STORY_PREFIX, HUB_PREFIX = "story:", "hub:"
+PROBLEM_GENERATORS = {
+    STORY_PREFIX: story.story_problems,
+    "sudoku:": sudoku.sudoku_problems,
+    "table:": table.table_problems,
+}
 """Problem generators by path prefix."""
 
-Conversation = tuple[list[dict[str, str]], str, bool]
+AnsweredConversation = tuple[list[dict[str, str]], str, bool]
 """Messages, the answer to them, and whether the answer is complete."""
 
-Fields = tuple[str, str]
+FieldNames = tuple[str, str]
 """Names of the prompt and response fields."""
 
 
-class Source(Protocol):
+class ConversationSource(Protocol):
     """An endless stream of conversations.
 
     `size` is the number of records of an epoch; None if the stream never repeats.
@@ -33,79 +37,79 @@ class Source(Protocol):
 
     size: int | None
 
-    def __call__(self, number: int) -> Conversation:
+    def __call__(self, number: int) -> AnsweredConversation:
         """Return conversation number n, a function of n alone."""
         ...
 
-    def record(self, number: int) -> int:
+    def record_number(self, number: int) -> int:
         """Return the record number of conversation number n."""
         ...
 
-    def read(self, record: int) -> tuple[str, Conversation]:
+    def read_record(self, record: int) -> tuple[str, AnsweredConversation]:
         """Return a record's location, for error messages, and its conversation."""
         ...
 
-    def all(self) -> Iterator[tuple[str, Conversation]]:
+    def iterate_records(self) -> Iterator[tuple[str, AnsweredConversation]]:
         """Yield the location and conversation of each record; `ValueError` names an invalid one."""
         ...
 
 
 @dataclass(slots=True)
-class Posed:
+class GeneratedProblems:
     """Endless generated problems."""
 
-    make: Callable[..., list[Problem]]
+    generate: Callable[..., list[Problem]]
     size: int | None = None
 
-    def __call__(self, number: int) -> Conversation:
+    def __call__(self, number: int) -> AnsweredConversation:
         """Return problem number n as a conversation."""
-        return self.read(number)[1]
+        return self.read_record(number)[1]
 
-    def record(self, number: int) -> int:
+    def record_number(self, number: int) -> int:
         """Return the number itself, since problems never repeat."""
         return number
 
-    def read(self, record: int) -> tuple[str, Conversation]:
+    def read_record(self, record: int) -> tuple[str, AnsweredConversation]:
         """Return a problem as a conversation."""
-        (problem,) = self.make(start=record)
+        (problem,) = self.generate(start=record)
         messages = [{"role": "user", "content": problem.question}]
         return f"problem {record}", (messages, problem.answer, True)
 
-    def all(self) -> Iterator[tuple[str, Conversation]]:
+    def iterate_records(self) -> Iterator[tuple[str, AnsweredConversation]]:
         """Yield nothing: generated problems need no check."""
         return iter(())
 
 
-class Shuffled:
+class ShuffledRecords:
     """Records in a new random order each epoch."""
 
     size: int | None
 
-    def __init__(self, records: Records, seed: int, fields: Fields | None) -> None:
+    def __init__(self, records: Records, seed: int, fields: FieldNames | None) -> None:
         self.records, self.seed, self.fields = records, seed, fields
         self.size = self.count = len(records)
-        self.order = -1, np.arange(0)
+        self.epoch_order = -1, np.arange(0)
 
-    def __call__(self, number: int) -> Conversation:
+    def __call__(self, number: int) -> AnsweredConversation:
         """Return conversation number n of the endless stream."""
-        return self.read(self.record(number))[1]
+        return self.read_record(self.record_number(number))[1]
 
-    def record(self, number: int) -> int:
+    def record_number(self, number: int) -> int:
         """Return the record number of conversation number n, in its epoch's order."""
         epoch, place = divmod(number, self.count)
-        if self.order[0] != epoch:
+        if self.epoch_order[0] != epoch:
             shuffle = np.random.default_rng([self.seed, epoch, 1])
-            self.order = epoch, shuffle.permutation(self.count)
-        return int(self.order[1][place])
+            self.epoch_order = epoch, shuffle.permutation(self.count)
+        return int(self.epoch_order[1][place])
 
-    def read(self, record: int) -> tuple[str, Conversation]:
+    def read_record(self, record: int) -> tuple[str, AnsweredConversation]:
         """Return a record's location and its conversation."""
-        place = self.records.place(record)
-        return place, conversation(self.records[record], place, self.fields)
+        place = self.records.describe_location(record)
+        return place, parse_conversation(self.records[record], place, self.fields)
 
-    def all(self) -> Iterator[tuple[str, Conversation]]:
+    def iterate_records(self) -> Iterator[tuple[str, AnsweredConversation]]:
         """Yield location and conversation of all records, unshuffled."""
-        return map(self.read, range(self.count))
+        return map(self.read_record, range(self.count))
 
 
 class Records(Protocol):
@@ -117,17 +121,17 @@ class Records(Protocol):
         """Return one record."""
         ...
 
-    def place(self, number: int) -> str:
+    def describe_location(self, number: int) -> str:
         """Return the location of a record, for error messages."""
         ...
 
 
-class Lines:
+class JsonLinesFile:
     """A JSON Lines file, in memory."""
 
     def __init__(self, path: Path) -> None:
         """Read the file; `ValueError` if it is missing, empty or not UTF-8."""
-        self.path, self.lines = path, lines_of(path)
+        self.path, self.lines = path, read_lines(path)
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -137,14 +141,16 @@ class Lines:
         try:
             return json.loads(self.lines[number])
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{self.place(number)} is not valid JSON: {error}") from error
+            raise ValueError(
+                f"{self.describe_location(number)} is not valid JSON: {error}"
+            ) from error
 
-    def place(self, number: int) -> str:
+    def describe_location(self, number: int) -> str:
         """Return file and line number."""
         return f"{self.path}:{number + 1}"
 
 
-class Published:
+class HubDataset:
     """A Hugging Face data set: `owner/name`, `owner/name:config` or `owner/name:config:split`.
 
     The split defaults to `train`. The library `datasets` downloads and caches it.
@@ -163,9 +169,9 @@ class Published:
             self.rows = load_dataset(repository, config or None, split=split or "train")
         except Exception as error:  # the hub, its files and their readers raise any type
             reason = " ".join(str(error).split())[:300]
-            raise ValueError(f"no data set at {HUB + name!r}: {reason}") from error
+            raise ValueError(f"no data set at {HUB_PREFIX + name!r}: {reason}") from error
         if not len(self.rows):
-            raise ValueError(f"{HUB + name!r} is empty; it needs at least one example")
+            raise ValueError(f"{HUB_PREFIX + name!r} is empty; it needs at least one example")
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -174,28 +180,33 @@ class Published:
         """Return one row."""
         return self.rows[number]
 
-    def place(self, number: int) -> str:
+    def describe_location(self, number: int) -> str:
         """Return data set and row number."""
-        return f"{HUB}{self.name}, row {number + 1}"
+        return f"{HUB_PREFIX}{self.name}, row {number + 1}"
 
 
-def source(
-    path: str, seed: int, *, fields: Fields | None = None, plain: bool = False, split: str = "train"
-) -> Source:
+def open_source(
+    path: str,
+    seed: int,
+    *,
+    fields: FieldNames | None = None,
+    plain: bool = False,
+    split: str = "train",
+) -> ConversationSource:
     """Open the source of a path; generated problems use `split`, and `plain` for stories."""
-    for kind, make in PROBLEMS.items():
+    for kind, make in PROBLEM_GENERATORS.items():
         if path.startswith(kind):
             if path != f"{kind}{split}":
                 purpose = "training" if split == "train" else "evaluation"
                 raise ValueError(f"path {path!r} is not for {purpose}; use {kind}{split}")
-            options = {"plain": plain} if kind == STORY else {}
-            return Posed(partial(make, split, 1, seed=seed, **options))
-    if path.startswith(HUB):
-        return Shuffled(Published(path.removeprefix(HUB)), seed, fields)
-    return Shuffled(Lines(Path(path)), seed, fields)
+            options = {"plain": plain} if kind == STORY_PREFIX else {}
+            return GeneratedProblems(partial(make, split, 1, seed=seed, **options))
+    if path.startswith(HUB_PREFIX):
+        return ShuffledRecords(HubDataset(path.removeprefix(HUB_PREFIX)), seed, fields)
+    return ShuffledRecords(JsonLinesFile(Path(path)), seed, fields)
 
 
-def lines_of(path: Path) -> list[str]:
+def read_lines(path: Path) -> list[str]:
     """Read the lines of a file, without trailing empty ones."""
     if not path.is_file():
         raise ValueError(f"no data at {str(path)!r}; give a JSON Lines file, or story:train")
@@ -209,7 +220,9 @@ def lines_of(path: Path) -> list[str]:
     return text.split("\n")
 
 
-def conversation(record: Any, place: str, fields: Fields | None = None) -> Conversation:
+def parse_conversation(
+    record: Any, place: str, fields: FieldNames | None = None
+) -> AnsweredConversation:
     """Return the messages of a record, the answer, and whether the answer is complete.
 
     Raises:
@@ -218,7 +231,7 @@ def conversation(record: Any, place: str, fields: Fields | None = None) -> Conve
     ended = not isinstance(record, dict) or record.get("finish_reason") != "length"
     if fields is not None and isinstance(record, dict):
         record = dict(zip(("prompt", "response"), map(record.get, fields), strict=True))
-    record = ours(record)
+    record = convert_record(record)
     match record:
         case {"response": ""} | {"messages": [*_, {"role": "assistant", "content": ""}]}:
             raise ValueError(f"{place} has an empty response; remove it")
@@ -227,23 +240,23 @@ def conversation(record: Any, place: str, fields: Fields | None = None) -> Conve
         case {"messages": [*found, {"role": "assistant", "content": str(response)}]}:
             pass
         case _:
-            raise ValueError(f"{place} {lack(record, fields)}")
+            raise ValueError(f"{place} {describe_missing(record, fields)}")
     for each in found:
         check_message(each, place)
-    return found, checked(response, place), ended
+    return found, check_utf8(response, place), ended
 
 
-SPEAKERS = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+SHAREGPT_ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
 """Chat roles by their names in ShareGPT files; `system` is unchanged."""
 
 
-def ours(record: Any) -> Any:
+def convert_record(record: Any) -> Any:
     """Convert a record in ShareGPT, Alpaca or plain-text format; others are returned unchanged."""
     match record:
         case {"conversations": [*turns]}:
             messages = [
                 {
-                    "role": SPEAKERS.get(str(turn.get("from")), turn.get("from")),
+                    "role": SHAREGPT_ROLES.get(str(turn.get("from")), turn.get("from")),
                     "content": turn["value"],
                 }
                 if isinstance(turn, dict) and "value" in turn
@@ -260,7 +273,7 @@ def ours(record: Any) -> Any:
     return record
 
 
-def lack(record: Any, fields: Fields | None) -> str:
+def describe_missing(record: Any, fields: FieldNames | None) -> str:
     """Describe the fields that a record should have."""
     if fields is not None:
         return f"needs texts in {' and '.join(fields)}, as set by fields"
@@ -275,12 +288,12 @@ def check_message(message: Any, place: str) -> None:
     """Raise `ValueError` for a message without a text as role and as content."""
     match message:
         case {"role": str(), "content": str(content)}:
-            checked(content, place)
+            check_utf8(content, place)
         case _:
             raise ValueError(f"{place} needs messages with role and content, both texts")
 
 
-def checked(text: str, place: str) -> str:
+def check_utf8(text: str, place: str) -> str:
     """Return the text; `ValueError` if it has unpaired surrogates, which UTF-8 cannot encode."""
     try:
         text.encode()

@@ -24,27 +24,27 @@ from torch import Tensor, nn
 
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example, Examples
-from outpace.training.folder import alone, write_whole, writing
-from outpace.training.reading import Reading
-from outpace.training.rows import Rows, next_tokens, pack
+from outpace.training.feature_spec import FeatureSpec
+from outpace.training.folder import lock_folder, raise_write_errors, write_atomically
+from outpace.training.rows import Rows, next_token_rows, pack_documents
 
-INDEX = "features.json"
+INDEX_FILE = "features.json"
 
-RECORDS = 32
+RECORDS_PER_FILE = 32
 """Records per file."""
 
-LOOKED_AT = 4096
+SAMPLED_ELEMENTS = 4096
 """Elements of each weight, evenly spaced, in the digest that identifies a target."""
 
 
-class Store:
+class FeatureStore:
     """Target features of all records of a data set, in a folder."""
 
     def __init__(
         self,
         folder: str | Path,
         examples: Examples,
-        reading: Reading | None,
+        reading: FeatureSpec | None,
         target: Transformer | None,
         precision: str,
     ) -> None:
@@ -53,35 +53,35 @@ class Store:
             raise ValueError(
                 "features needs an objective that reads features of a target; remove it"
             )
-        if examples.records is None:
+        if examples.record_count is None:
             raise ValueError(
                 "features cannot be stored for endless generated problems; set [data] path to a "
                 "file or a data set of the hub"
             )
-        self.folder, self.examples, self.reading = Path(folder), examples, reading
-        self.records = examples.records
-        self.row = reading.width(target.config) * target.norm.weight.element_size()
-        self.facts = {
-            "target": known_by(target),
-            "data": content(examples),
+        self.folder, self.examples, self.feature_spec = Path(folder), examples, reading
+        self.records = examples.record_count
+        self.row_bytes = reading.feature_width(target.config) * target.norm.weight.element_size()
+        self.index = {
+            "target": model_digest(target),
+            "data": data_digest(examples),
             "layers": [*reading.layers],
             "last": reading.last,
             "computed": f"{target.norm.weight.dtype}".removeprefix("torch.") + f", {precision}",
         }
-        self.check()
+        self.check_folder()
 
-    def check(self) -> None:
+    def check_folder(self) -> None:
         """Raise `ValueError` if the folder holds anything but these features."""
-        path = self.folder / INDEX
+        path = self.folder / INDEX_FILE
         if not path.exists():
-            if self.folder.exists() and not (self.folder.is_dir() and not any(self.held())):
+            if self.folder.exists() and not (self.folder.is_dir() and not any(self.list_files())):
                 raise ValueError(
                     f"features folder {self.folder} holds other files; give a new folder"
                 )
             return
         try:
             found = json.loads(path.read_text())
-            other = [name for name, fact in self.facts.items() if found[name] != fact]
+            other = [name for name, fact in self.index.items() if found[name] != fact]
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged; delete {self.folder}") from error
         if other:
@@ -90,52 +90,58 @@ class Store:
                 "another folder, or delete it"
             )
 
-    def held(self) -> list[Path]:
+    def list_files(self) -> list[Path]:
         """Return the files of the folder, without hidden ones."""
         return [path for path in self.folder.iterdir() if not path.name.startswith(".")]
 
-    def path(self, number: int) -> Path:
+    def file_path(self, number: int) -> Path:
         """Return the path of a file by number."""
         return self.folder / f"features-{number:06d}.safetensors"
 
-    def missing(self) -> list[int]:
+    def missing_files(self) -> list[int]:
         """Return the numbers of files not written yet."""
-        files = range(-(-self.records // RECORDS))
-        return [number for number in files if not self.path(number).is_file()]
+        files = range(-(-self.records // RECORDS_PER_FILE))
+        return [number for number in files if not self.file_path(number).is_file()]
 
-    def of(self, number: int) -> list[int]:
+    def file_records(self, number: int) -> list[int]:
         """Return the record numbers of a file."""
-        return [*range(number * RECORDS, min((number + 1) * RECORDS, self.records))]
+        return [
+            *range(number * RECORDS_PER_FILE, min((number + 1) * RECORDS_PER_FILE, self.records))
+        ]
 
-    def fill(
+    def compute_missing(
         self, scored: nn.Module, batch: int, accelerator: Accelerator, say: Callable[[str], None]
     ) -> None:
         """Compute missing files, `batch` records per forward, distributed over processes."""
-        missing, first = self.missing(), accelerator.is_main_process
+        missing, first = self.missing_files(), accelerator.is_main_process
         accelerator.wait_for_everyone()  # all must list the files before any is written
         if not missing:
             return
-        with alone(self.folder) if first else nullcontext():
+        with lock_folder(self.folder) if first else nullcontext():
             if first:
-                self.announce(missing, say)
-                write_whole(self.folder / INDEX, json.dumps(self.facts, indent=2) + "\n")
+                self.report_size(missing, say)
+                write_atomically(self.folder / INDEX_FILE, json.dumps(self.index, indent=2) + "\n")
             accelerator.wait_for_everyone()
             for at in range(0, len(missing), accelerator.num_processes):
                 turn = missing[at : at + accelerator.num_processes]
-                passes = -(-max(len(self.of(number)) for number in turn) // batch)
+                passes = -(-max(len(self.file_records(number)) for number in turn) // batch)
                 mine = turn[accelerator.process_index :][:1]
                 # All processes run equally many forwards, as a sharded target requires.
-                records = self.of(mine[0]) if mine else []
-                tensors = self.made(scored, records, passes, batch, accelerator.device)
+                records = self.file_records(mine[0]) if mine else []
+                tensors = self.compute_features(scored, records, passes, batch, accelerator.device)
                 if mine:
-                    self.write(mine[0], tensors)
+                    self.write_file(mine[0], tensors)
             accelerator.wait_for_everyone()
             say(f"features are in {self.folder}")
 
-    def announce(self, missing: Sequence[int], say: Callable[[str], None]) -> None:
+    def report_size(self, missing: Sequence[int], say: Callable[[str], None]) -> None:
         """Report the size of the missing features; `ValueError` if the disk is too small."""
-        tokens = sum(len(self.examples.read(r)) for number in missing for r in self.of(number))
-        size, free = tokens * self.row, shutil.disk_usage(self.folder).free
+        tokens = sum(
+            len(self.examples.read_record(r))
+            for number in missing
+            for r in self.file_records(number)
+        )
+        size, free = tokens * self.row_bytes, shutil.disk_usage(self.folder).free
         say(f"writing features of {tokens:,} tokens to {self.folder}: {size / 2**30:,.2f} GiB")
         if size > free:
             raise ValueError(
@@ -144,7 +150,7 @@ class Store:
             )
 
     @torch.no_grad()
-    def made(
+    def compute_features(
         self,
         scored: nn.Module,
         records: Sequence[int],
@@ -156,30 +162,30 @@ class Store:
         found: dict[str, Tensor] = {}
         for number in range(passes):
             chunk = records[number * batch : (number + 1) * batch]
-            texts = [(record, self.examples.read(record)) for record in chunk or [0]]
+            texts = [(record, self.examples.read_record(record)) for record in chunk or [0]]
             texts.sort(key=lambda text: len(text[1]))  # the order of packing
-            rows = pack([plain(example) for _, example in texts]).to(device)
-            parts = scored(rows, self.reading).split([len(example) for _, example in texts])
+            rows = pack_documents([unscored_rows(example) for _, example in texts]).to(device)
+            parts = scored(rows, self.feature_spec).split([len(example) for _, example in texts])
             if chunk:
                 pairs = zip(texts, parts, strict=True)
                 found |= {str(record): part.cpu().contiguous() for (record, _), part in pairs}
         return found
 
-    def write(self, number: int, tensors: dict[str, Tensor]) -> None:
+    def write_file(self, number: int, tensors: dict[str, Tensor]) -> None:
         """Write a file atomically."""
-        path = self.path(number)
+        path = self.file_path(number)
         partial = path.with_name(f".{path.name}")
-        with writing(path):
+        with raise_write_errors(path):
             try:
                 save_file(tensors, partial)
                 os.replace(partial, path)
             finally:
                 partial.unlink(missing_ok=True)
 
-    def added(self, rows: Rows, number: int, example: Example) -> Rows:
+    def add_features(self, rows: Rows, number: int, example: Example) -> Rows:
         """Add stored features to the rows of example number n, in place."""
-        record = self.examples.record(number)
-        path = self.path(record // RECORDS)
+        record = self.examples.record_number(number)
+        path = self.file_path(record // RECORDS_PER_FILE)
         try:
             with safe_open(path, framework="pt") as file:
                 rows.features = file.get_tensor(str(record))
@@ -193,30 +199,30 @@ class Store:
         return rows
 
 
-def plain(example: Example) -> Rows:
+def unscored_rows(example: Example) -> Rows:
     """Build causal rows of prompt and response, none of them scored."""
     tokens = np.array([*example.prompt, *example.response])
-    return next_tokens(tokens, np.zeros(len(tokens)))
+    return next_token_rows(tokens, np.zeros(len(tokens)))
 
 
-def known_by(target: Transformer) -> str:
+def model_digest(target: Transformer) -> str:
     """Return a digest of a model's configuration and a sample of each weight."""
     digest = sha256(repr(target.config).encode())
     for name, weight in target.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         flat = weight.detach().flatten()
-        sample = flat[:: max(len(flat) // LOOKED_AT, 1)]
+        sample = flat[:: max(len(flat) // SAMPLED_ELEMENTS, 1)]
         digest.update(sample.float().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
-def content(examples: Examples) -> str:
+def data_digest(examples: Examples) -> str:
     """Return a digest of all records and of the tokenization settings."""
     data, tokenizer = examples.data, examples.tokenizer
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
-    settings = [data.longest, examples.end, dict(data.template), tokenizer.chat_template]
+    settings = [data.longest, examples.end_token, dict(data.template), tokenizer.chat_template]
     digest = sha256(json.dumps([*settings, backend and backend.to_str()], default=str).encode())
     for each in examples.sources:
-        for _, record in each.all():
+        for _, record in each.iterate_records():
             digest.update(json.dumps(record).encode())
     return digest.hexdigest()

@@ -9,11 +9,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-Pairs = Mapping[str, tuple[Tensor, Tensor]]
+MetricSums = Mapping[str, tuple[Tensor, Tensor]]
 """Maps a metric's name to (sum, count)."""
 
 
-class Sums:
+class MetricAccumulator:
     """Metric sums of one process, reduced over all processes on demand."""
 
     def __init__(
@@ -23,25 +23,25 @@ class Sums:
         self.accelerator = accelerator
         # Only the main process starts from them, so that the reduction counts them once.
         is_main = torch.tensor(float(accelerator.is_main_process), device=accelerator.device)
-        self.pairs = {name: [is_main * part for part in pair] for name, pair in initial.items()}
+        self.sums = {name: [is_main * part for part in pair] for name, pair in initial.items()}
 
-    def add(self, pairs: Pairs) -> None:
+    def add(self, pairs: MetricSums) -> None:
         """Add sums of this process."""
         for name, pair in pairs.items():
-            old = self.pairs.get(name, [torch.zeros_like(part) for part in pair])
-            self.pairs[name] = [old[0] + pair[0], old[1] + pair[1]]
+            old = self.sums.get(name, [torch.zeros_like(part) for part in pair])
+            self.sums[name] = [old[0] + pair[0], old[1] + pair[1]]
 
-    def reduced(self) -> dict[str, tuple[float, float]]:
+    def reduce_sums(self) -> dict[str, tuple[float, float]]:
         """Return the sums over all processes; a collective operation."""
-        if not self.pairs:
+        if not self.sums:
             return {}
-        names = sorted(self.pairs)
-        flat = torch.stack([part for name in names for part in self.pairs[name]])
+        names = sorted(self.sums)
+        flat = torch.stack([part for name in names for part in self.sums[name]])
         values = self.accelerator.reduce(flat, reduction="sum").view(-1, 2).tolist()
         return {name: (total, over) for name, (total, over) in zip(names, values, strict=True)}
 
 
-def means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
+def compute_means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
     """Divide each sum by its count.
 
     Raises:

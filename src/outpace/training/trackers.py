@@ -9,13 +9,13 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.tracking import get_available_trackers
 
-from outpace.training.folder import writing
+from outpace.training.folder import raise_write_errors
 
 TRACKERS = ("tensorboard", "trackio", "wandb")
 PROJECT = "outpace"
 
 
-def check(name: str | None) -> None:
+def check_tracker(name: str | None) -> None:
     """Raise `ValueError` for a tracker that is unknown or not installed."""
     if name is None:
         return
@@ -25,7 +25,9 @@ def check(name: str | None) -> None:
         raise ValueError(f"tracker {name!r} is not installed: pip install {name}")
 
 
-def begin(accelerator: Accelerator, out: Path, settings: Mapping[str, Any], step: int) -> None:
+def start_tracker(
+    accelerator: Accelerator, out: Path, settings: Mapping[str, Any], step: int
+) -> None:
     """Start or, after a step, resume a run of the accelerator's tracker."""
     options = {
         # Points of repeated steps are dropped.
@@ -35,16 +37,16 @@ def begin(accelerator: Accelerator, out: Path, settings: Mapping[str, Any], step
     }
     values = {
         name: value if isinstance(value, bool | int | float | str) else str(value)
-        for name, value in leaves(settings).items()
+        for name, value in flatten_settings(settings).items()
     }
-    with writing(out):
+    with raise_write_errors(out):
         accelerator.init_trackers(PROJECT, config=values, init_kwargs=options)
 
 
-def leaves(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Flatten nested tables to values by dotted name."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{prefix}{key}"
-        found |= leaves(value, f"{name}.") if isinstance(value, dict) else {name: value}
+        found |= flatten_settings(value, f"{name}.") if isinstance(value, dict) else {name: value}
     return found

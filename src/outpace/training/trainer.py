@@ -18,23 +18,28 @@ from outpace.checkpoints.load import load_model, save_model, tokenizer_folder
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, interrupt, lora, report, trackers
-from outpace.training.ahead import Ahead
-from outpace.training.data import Data, Example, Examples, cut_data
-from outpace.training.decoder import Decoder
-from outpace.training.folder import alone, writing
-from outpace.training.held_out import HeldOut, Watch
+from outpace.training.data import Data, Example, Examples, limit_length
+from outpace.training.decoder import ExportDecoder
+from outpace.training.folder import lock_folder, raise_write_errors
+from outpace.training.held_out import HeldOut, Validator
 from outpace.training.loop import Loop
 from outpace.training.lora import LoRA
+from outpace.training.loss_module import LossModule, build_teachers
+from outpace.training.micro_batches import MicroBatches
 from outpace.training.objective import Models, Objective
 from outpace.training.optim import Optim
-from outpace.training.portions import Portions
-from outpace.training.recompute import recompute
-from outpace.training.report import Report
-from outpace.training.rows import Rows, pack
-from outpace.training.run_setup import new_accelerator, onlookers, tokenizer_of, with_options
-from outpace.training.scored import Scored, teachers
-from outpace.training.shard import gathered, prepared, whole
-from outpace.training.store import Store
+from outpace.training.prefetch import Prefetcher
+from outpace.training.recompute import recompute_blocks
+from outpace.training.report import TrainingReport
+from outpace.training.rows import Rows, pack_documents
+from outpace.training.run_setup import (
+    apply_options,
+    check_reference_models,
+    create_accelerator,
+    require_tokenizer,
+)
+from outpace.training.shard import full_tensor, gather_tensors, prepare_training
+from outpace.training.store import FeatureStore
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -84,211 +89,228 @@ class Trainer:
         **options: Any,
     ) -> None:
         """Check that models, objective and data are compatible, and prepare the run."""
-        self.loop, self.optim = with_options(loop or Loop(), optim or Optim(), options)
+        self.loop, self.optim = apply_options(loop or Loop(), optim or Optim(), options)
         if not isinstance(model, str) and tokenizer is None:
             raise ValueError("tokenizer is required for a model in memory; give its folder")
         self.tokenizer = tokenizer_folder(str(model) if tokenizer is None else tokenizer)
         self.data = Data(path=data) if isinstance(data, str) else data
         self.model = load_model(model, plain=True) if isinstance(model, str) else model
-        others = onlookers(objective, others or {})
-        cut = cut_data(self.data, [each.config for each in (self.model, *others.values())])
-        self.examples = Examples(cut, tokenizer_of(self.tokenizer), self.loop.seed)
-        self.loop = self.loop.over(self.examples.epoch)
+        others = check_reference_models(objective, others or {})
+        cut = limit_length(self.data, [each.config for each in (self.model, *others.values())])
+        self.examples = Examples(cut, require_tokenizer(self.tokenizer), self.loop.seed)
+        self.loop = self.loop.with_epochs(self.examples.epoch_size)
         self.objective = objective.bind(self.model.config)
         self.adapter, self.held_out, self.out = adapter, held_out, Path(out)
         origin = {"init": model} if isinstance(model, str) else dict(self.model.config.source)
-        self.settings = self.described(source or origin)
-        report.refuse_other(self.out, self.settings)
-        self.accelerator = new_accelerator(self.loop.tracker, self.out)
+        self.settings = self.describe_run(source or origin)
+        report.check_run_settings(self.out, self.settings)
+        self.accelerator = create_accelerator(self.loop.tracker, self.out)
         count = self.accelerator.num_processes
-        self.portion = self.loop.share(count, cut.longest)
+        self.micro_batch_size = self.loop.micro_batch_size(count, cut.longest)
         main = self.accelerator.is_main_process
-        self.examples.check(report.watched if main else lambda lines, count: lines)
-        self.watch = None if held_out is None else self.watcher(held_out, cut)
-        self.store = None if cut.features is None else self.stored(cut.features, others)
-        scored = self.scoring(others)
-        self.portions = Portions(self.loop, count, self.examples.__getitem__)
-        self.ahead = Ahead(self.batches)
-        self.sharded = self.loop.shard and count > 1
-        self.scored, *self.optimizers = prepared(
-            scored, self.optim, self.accelerator, shared=self.sharded
+        self.examples.check_records(report.show_progress if main else lambda lines, count: lines)
+        self.validator = None if held_out is None else self.build_validator(held_out, cut)
+        self.feature_store = (
+            None if cut.features is None else self.open_feature_store(cut.features, others)
+        )
+        scored = self.build_loss_module(others)
+        self.micro_batches = MicroBatches(self.loop, count, self.examples.__getitem__)
+        self.prefetcher = Prefetcher(self.build_batches)
+        self.is_sharded = self.loop.shard and count > 1
+        self.loss_module, *self.optimizers = prepare_training(
+            scored, self.optim, self.accelerator, sharded=self.is_sharded
         )
 
-    def scoring(self, others: Mapping[str, Transformer]) -> Scored:
+    def build_loss_module(self, others: Mapping[str, Transformer]) -> LossModule:
         """Build the loss module, with the adapter attached and teachers copied."""
-        taught = teachers(self.objective, self.model, self.adapter is not None)
+        taught = build_teachers(self.objective, self.model, self.adapter is not None)
         if self.adapter is None:
             self.model.requires_grad_(True)
         else:
-            lora.attach(self.model, self.adapter, self.loop.seed)
+            lora.attach_adapter(self.model, self.adapter, self.loop.seed)
         if self.loop.recompute:
-            recompute(self.model)
+            recompute_blocks(self.model)
         models = Models(self.model.train(), {**taught, **others})
-        return Scored(self.objective, models, self.loop.precision)
+        return LossModule(self.objective, models, self.loop.precision)
 
     def fit(self, steps: int | None = None) -> float:
         """Train up to `steps` steps; return the mean loss over the last logging interval."""
-        with alone(self.out) if self.accelerator.is_main_process else nullcontext():
-            return self.go_on(steps or self.loop.steps)
+        with lock_folder(self.out) if self.accelerator.is_main_process else nullcontext():
+            return self.resume_training(steps or self.loop.steps)
 
-    def go_on(self, steps: int) -> float:
+    def resume_training(self, steps: int) -> float:
         """Train from the last checkpoint."""
         folder, say = self.out / "checkpoints", self.accelerator.print
-        if self.store is not None:
-            scored = self.accelerator.unwrap_model(self.scored)
-            self.store.fill(scored, self.portion, self.accelerator, say)
-        begun = checkpoint.restore(folder, self.model, self.optimizers, say)
+        if self.feature_store is not None:
+            scored = self.accelerator.unwrap_model(self.loss_module)
+            self.feature_store.compute_missing(scored, self.micro_batch_size, self.accelerator, say)
+        begun = checkpoint.restore_latest(folder, self.model, self.optimizers, say)
         if begun.examples is not None:
-            self.portions.begins[begun.step] = begun.examples
+            self.micro_batches.first_examples[begun.step] = begun.examples
         size = sum(parameter.numel() for parameter in self.model.parameters())
-        trackers.begin(self.accelerator, self.out, self.settings, begun.step)
-        log_files = Report(self.out, self.accelerator, begun, steps, self.settings, size)
-        with log_files as log, interrupt.held(say) as received_signal:
+        trackers.start_tracker(self.accelerator, self.out, self.settings, begun.step)
+        log_files = TrainingReport(self.out, self.accelerator, begun, steps, self.settings, size)
+        with log_files as log, interrupt.catch_signals(say) as received_signal:
             if not begun.step:
-                self.look(0, steps, log)
+                self.validate_model(0, steps, log)
             for step in range(begun.step, steps):
-                log.add(*self.update(step, steps))
+                log.add_step(*self.train_step(step, steps))
                 if (step + 1) % self.loop.log_every == 0 or step + 1 == steps:
-                    log.write(step + 1, self.optim.rate(step, steps))
-                self.look(step + 1, steps, log)
-                stopped = self.anywhere(received_signal() != 0)
+                    log.write_metrics(step + 1, self.optim.learning_rate(step, steps))
+                self.validate_model(step + 1, steps, log)
+                stopped = self.any_process(received_signal() != 0)
                 if stopped or (step + 1) % self.loop.save_every == 0 or step + 1 == steps:
-                    next_example = self.portions.begin(step + 1)
-                    progress = checkpoint.Progress(step + 1, log.pending(), next_example)
-                    self.save(folder, progress)
+                    next_example = self.micro_batches.first_example(step + 1)
+                    progress = checkpoint.TrainingProgress(
+                        step + 1, log.pending_sums(), next_example
+                    )
+                    self.save_checkpoint(folder, progress)
                 if stopped and step + 1 < steps:
                     say(f"stopped after step {step + 1}; the same command resumes from {folder}")
-                    raise interrupt.ended(received_signal())
+                    raise interrupt.exit_exception(received_signal())
         return log.loss
 
-    def save(self, folder: Path, progress: checkpoint.Progress) -> None:
+    def save_checkpoint(self, folder: Path, progress: checkpoint.TrainingProgress) -> None:
         """Write a checkpoint; in sharded runs each process writes its part."""
-        together = self.accelerator if self.sharded else None
-        if self.accelerator.is_main_process or self.sharded:
-            checkpoint.save(folder, self.model, self.optimizers, progress, together)
+        together = self.accelerator if self.is_sharded else None
+        if self.accelerator.is_main_process or self.is_sharded:
+            checkpoint.save_checkpoint(folder, self.model, self.optimizers, progress, together)
         self.accelerator.wait_for_everyone()
 
-    def anywhere(self, local: bool) -> bool:
+    def any_process(self, local: bool) -> bool:
         """Return whether `local` is true in any process, so that all stop after the same step."""
         if self.accelerator.num_processes == 1:
             return local
         flag = torch.tensor(float(local), device=self.accelerator.device)
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
-    def look(self, step: int, steps: int, log: Report) -> None:
+    def validate_model(self, step: int, steps: int, log: TrainingReport) -> None:
         """Validate the model if a validation is due at this step."""
-        if self.watch and (step % self.watch.settings.every == 0 or step == steps):
-            scored = self.accelerator.unwrap_model(self.scored)
-            log.held_out(step, self.watch.look(scored, self.portion, self.write, self.out))
+        if self.validator and (step % self.validator.settings.every == 0 or step == steps):
+            scored = self.accelerator.unwrap_model(self.loss_module)
+            log.write_held_out(
+                step,
+                self.validator.validate(scored, self.micro_batch_size, self.write_export, self.out),
+            )
             self.accelerator.wait_for_everyone()
 
-    def stored(self, folder: str, others: Mapping[str, Transformer]) -> Store:
+    def open_feature_store(self, folder: str, others: Mapping[str, Transformer]) -> FeatureStore:
         """Open the store of target features."""
-        reading = self.objective.reading(self.model.config)
+        reading = self.objective.feature_spec(self.model.config)
         target, precision = others.get("target"), self.loop.precision
-        return Store(folder, self.examples, reading, target, precision)
+        return FeatureStore(folder, self.examples, reading, target, precision)
 
-    def watcher(self, held_out: HeldOut, data: Data) -> Watch:
+    def build_validator(self, held_out: HeldOut, data: Data) -> Validator:
         """Build the validator, after checking its data."""
-        examples = held_out.opened(data, self.examples.tokenizer, self.loop.seed)
-        examples.check()
-        decoder = self.decoder(held_out.method)
+        examples = held_out.load_examples(data, self.examples.tokenizer, self.loop.seed)
+        examples.check_records()
+        decoder = self.build_decoder(held_out.method)
         length = self.model.config.max_length
-        return Watch(held_out, examples, self.objective, decoder, self.accelerator, length)
+        return Validator(held_out, examples, self.objective, decoder, self.accelerator, length)
 
-    def decoder(self, method: Mapping[str, Any]) -> Decoder | None:
+    def build_decoder(self, method: Mapping[str, Any]) -> ExportDecoder | None:
         """Build the decoder of exports; None if its target or base has no name to load it by."""
         origin = self.settings["model"]
         default = {} if self.objective.method is None else {"name": self.objective.method}
         if isinstance(self.model, Draft):
             target = origin.get("target")
-            return target and Decoder(method=method or default, target=target)
+            return target and ExportDecoder(method=method or default, target=target)
         if self.adapter:
             base = None if origin.get("config") else origin.get("init")
-            return base and Decoder(method=method or default, base=base)
-        return Decoder(method=method or default)
+            return base and ExportDecoder(method=method or default, base=base)
+        return ExportDecoder(method=method or default)
 
     def export(self, folder: str | Path) -> None:
         """Write the model in its published format, with its tokenizer unless it is a draft."""
-        self.write(Path(folder))
+        self.write_export(Path(folder))
         self.accelerator.wait_for_everyone()
 
-    def write(self, folder: Path) -> None:
+    def write_export(self, folder: Path) -> None:
         """Write an export from the main process; a collective operation in sharded runs."""
-        tensors = gathered(checkpoint.trained(self.model), keep=self.accelerator.is_main_process)
+        tensors = gather_tensors(
+            checkpoint.trainable_parameters(self.model), keep=self.accelerator.is_main_process
+        )
         if not self.accelerator.is_main_process:
             return
-        with writing(folder):
+        with raise_write_errors(folder):
             if self.adapter is None:
-                save_model(self.model, folder, given={**self.model.state_dict(), **tensors})
+                save_model(self.model, folder, parameters={**self.model.state_dict(), **tensors})
             else:
-                config = self.adapter.config(self.model, self.settings["model"].get("init"))
-                save_adapter(folder, lora.updates(self.model, tensors), config)
+                config = self.adapter.adapter_config(self.model, self.settings["model"].get("init"))
+                save_adapter(folder, lora.collect_updates(self.model, tensors), config)
             for name in TOKENIZER_FILES if isinstance(self.model, Transformer) else ():
                 if (self.tokenizer / name).is_file():
                     shutil.copyfile(self.tokenizer / name, folder / name)
 
-    def epilogue(self, folder: Path) -> str:
+    def export_summary(self, folder: Path) -> str:
         """Return where an export is stored, and the command that decodes with it."""
         method = {} if self.held_out is None else self.held_out.method
-        decoder = self.decoder(method)
+        decoder = self.build_decoder(method)
         if decoder is None:
             return f"the model is in {folder}"
-        prompt = self.examples.question() or "What is 17 + 25?"
-        return f"the model is in {folder}; decode with it:\n{decoder.command(folder, prompt)}"
+        prompt = self.examples.first_question() or "What is 17 + 25?"
+        return f"the model is in {folder}; decode with it:\n{decoder.build_command(folder, prompt)}"
 
     def close(self) -> None:
         """Stop prefetching, and leave the process group."""
-        self.ahead.close()
+        self.prefetcher.close()
         self.accelerator.end_training()
 
-    def update(self, step: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any], int, int]:
+    def train_step(self, step: int, steps: int) -> tuple[Tensor, Tensor, dict[str, Any], int, int]:
         """Update the weights; return loss, normaliser, metrics, rows and tokens of this process."""
-        rate = self.optim.rate(step, steps)
+        rate = self.optim.learning_rate(step, steps)
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = rate
-        batches, tokens = self.ahead(step, last=step + 1 == steps)
-        mass = torch.tensor(sum(rows.mass for rows in batches), device=self.accelerator.device)
+        batches, tokens = self.prefetcher(step, last=step + 1 == steps)
+        mass = torch.tensor(
+            sum(rows.normaliser for rows in batches), device=self.accelerator.device
+        )
         mean_mass = self.accelerator.reduce(mass.clone(), reduction="mean")
         total = torch.zeros((), device=self.accelerator.device)
         metrics: dict[str, Any] = {}
         for rows in batches[:-1]:
-            with self.accelerator.no_sync(self.scored):
-                total += self.backward(rows, mean_mass, metrics)
-        total += self.backward(batches[-1], mean_mass, metrics)
+            with self.accelerator.no_sync(self.loss_module):
+                total += self.backward_micro_batch(rows, mean_mass, metrics)
+        total += self.backward_micro_batch(batches[-1], mean_mass, metrics)
         if self.optim.clip:
             clip = self.accelerator.clip_grad_norm_
-            norm = whole(clip(self.model.parameters(), self.optim.clip))
+            norm = full_tensor(clip(self.model.parameters(), self.optim.clip))
             metrics["gradient"] = norm.detach(), torch.ones_like(norm)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
         return total, mass, metrics, sum(len(rows) for rows in batches), tokens
 
-    def backward(self, rows: Rows, mass: Tensor, metrics: dict[str, Any]) -> Tensor:
+    def backward_micro_batch(self, rows: Rows, mass: Tensor, metrics: dict[str, Any]) -> Tensor:
         """Accumulate the gradient of one micro-batch; return its summed loss."""
         # Gradients are averaged over processes; the mean normaliser gives those of one big batch.
         loss: Tensor
-        loss, parts = self.scored(rows.to(self.accelerator.device))
+        loss, parts = self.loss_module(rows.to(self.accelerator.device))
         self.accelerator.backward(loss / mass)
         for name, (value, count) in parts.items():
             old = metrics.get(name, (0.0, 0.0))
             metrics[name] = old[0] + value.detach(), old[1] + count
         return loss.detach()
 
-    def batches(self, step: int) -> tuple[list[Rows], int]:
+    def build_batches(self, step: int) -> tuple[list[Rows], int]:
         """Return this process's micro-batches of a step, and the tokens of their examples."""
-        portions = self.portions.of(step, self.accelerator.process_index)
+        portions = self.micro_batches.micro_batches(step, self.accelerator.process_index)
         tokens = sum(len(example) for portion in portions for _, example in portion)
-        return [pack([self.rows(*each) for each in portion]) for portion in portions], tokens
+        return [
+            pack_documents([self.example_rows(*each) for each in portion]) for portion in portions
+        ], tokens
 
-    def rows(self, number: int, example: Example) -> Rows:
+    def example_rows(self, number: int, example: Example) -> Rows:
         """Return the rows of an example, with stored features if there are any."""
         rows = self.objective.rows(example, default_rng([self.loop.seed, number, 2]))
-        return rows if self.store is None else self.store.added(rows, number, example)
+        return (
+            rows
+            if self.feature_store is None
+            else self.feature_store.add_features(rows, number, example)
+        )
 
-    def described(self, model: Mapping[str, Any]) -> dict[str, Any]:
+    def describe_run(self, model: Mapping[str, Any]) -> dict[str, Any]:
         """Return all settings of the run, for trackers, provenance and the check on resuming."""
         return {
             "model": dict(model),

@@ -7,16 +7,16 @@ from collections.abc import Iterable
 import torch
 
 
-def count(parameters: int) -> str:
+def format_millions(parameters: int) -> str:
     """Format a number of parameters in millions."""
     return f"{parameters / 1e6:,.2f}M"
 
 
-def gib(size: float) -> str:
+def format_gib(size: float) -> str:
     """Format bytes as GiB."""
     return f"{size / 2**30:,.2f} GiB"
 
 
-def total(parameters: Iterable[torch.Tensor]) -> int:
+def count_elements(parameters: Iterable[torch.Tensor]) -> int:
     """Return the total number of elements."""
     return sum(parameter.numel() for parameter in parameters)

@@ -14,25 +14,25 @@ from outpace.checkpoints.load import (
     load_config,
     load_draft,
     load_model,
-    resolve,
-    translate,
+    resolve_checkpoint,
+    translate_config,
 )
 from outpace.decoding.target import DRAFT_KINDS, Kind
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
-from outpace.models.extending import draft_of
-from outpace.models.rope import rotate
+from outpace.models.extending import build_draft_model
+from outpace.models.rope import rotate_heads
 from outpace.models.transformer import Attention, Transformer
 
 
-def fresh(config: Mapping[str, Any], seed: int) -> Transformer:
+def random_model(config: Mapping[str, Any], seed: int) -> Transformer:
     """Build a model with random weights from the content of a `config.json`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Transformer(translate(config))
+        return Transformer(translate_config(config))
 
 
-def changed(source: ModelConfig, changes: Mapping[str, Any], path: Path) -> ModelConfig:
+def change_config(source: ModelConfig, changes: Mapping[str, Any], path: Path) -> ModelConfig:
     """Return a configuration with some published fields changed.
 
     If the new family uses other field names, `changes` must be a complete `config.json`.
@@ -42,10 +42,10 @@ def changed(source: ModelConfig, changes: Mapping[str, Any], path: Path) -> Mode
     published = {**source.source, **changes}
     if family_of(published, path).names is not FAMILIES[source.family].names:
         published = dict(changes)
-    return translate(published, path)
+    return translate_config(published, path)
 
 
-def adapted(
+def adapt_checkpoint(
     init: str, changes: Mapping[str, Any], dtype: torch.dtype = torch.float32
 ) -> Transformer:
     """Load a checkpoint under its `config.json` with some fields changed.
@@ -58,7 +58,9 @@ def adapted(
     source = load_model(init, dtype=dtype, plain=True)
     if not changes:
         return source
-    model = Transformer(changed(source.config, changes, resolve(init) / "config.json")).to(dtype)
+    model = Transformer(
+        change_config(source.config, changes, resolve_checkpoint(init) / "config.json")
+    ).to(dtype)
     sizes = {name: parameter.shape for name, parameter in model.named_parameters()}
     weights = dict(source.named_parameters())
     if sizes != {name: parameter.shape for name, parameter in weights.items()}:
@@ -68,12 +70,12 @@ def adapted(
         )
     model.load_state_dict(weights)
     if model.config.shift < source.config.shift:
-        look_left(model)
+        shift_queries(model)
     return model
 
 
 @torch.no_grad()
-def look_left(model: Transformer) -> None:
+def shift_queries(model: Transformer) -> None:
     """Rotate the queries of all layers back by one position, in place.
 
     With a shift, the row before a slot predicts it, and its attention is trained for distances
@@ -81,38 +83,40 @@ def look_left(model: Transformer) -> None:
     """
     config = model.config
     for attention in model.modules():
-        if not (isinstance(attention, Attention) and attention.rotates):
+        if not (isinstance(attention, Attention) and attention.has_rotary):
             continue
-        own = attention.own_angles or slice(None)
+        own = attention.own_columns or slice(None)
         cos, sin = model.cos[1, own], -model.sin[1, own]
         for parameter in attention.qkv.parameters():
             heads = parameter[: config.heads * config.head_dim].unflatten(0, (config.heads, -1))
-            heads.copy_(rotate(heads.movedim(1, -1), cos, sin).movedim(-1, 1))
+            heads.copy_(rotate_heads(heads.movedim(1, -1), cos, sin).movedim(-1, 1))
 
 
-def draft(init: str | None, config: Mapping[str, Any], target: Transformer, seed: int) -> Draft:
+def build_draft(
+    init: str | None, config: Mapping[str, Any], target: Transformer, seed: int
+) -> Draft:
     """Build a draft for a target, from a checkpoint or with random weights."""
     if init is not None:
         if config:
             raise ValueError("[model] config cannot change a draft's init; give only one of them")
-        drafting(load_config(init))
+        check_draft_config(load_config(init))
         model = load_draft(init, target, plain=True).float()
-        model.cos, model.sin = model.rotary()
+        model.cos, model.sin = model.build_rotary_tables()
         return model
-    published = drafting(translate(config))
+    published = check_draft_config(translate_config(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return draft_of(published, target)
+        return build_draft_model(published, target)
 
 
-def drafting(config: ModelConfig) -> ModelConfig:
+def check_draft_config(config: ModelConfig) -> ModelConfig:
     """Return the configuration if it is of a trainable draft.
 
     Raises:
         ValueError: it is not a draft, or a block draft over part of the vocabulary, whose loss
             would include tokens that it cannot predict.
     """
-    if config.kind is Kind.DRAFT and 0 < config.draft_vocab < config.vocab:
+    if config.kind is Kind.DFLASH and 0 < config.draft_vocab < config.vocab:
         raise ValueError(
             f"draft_vocab_size must be the full {config.vocab} tokens for a block draft, "
             f"got {config.draft_vocab}"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from outpace.checkpoints.load import zoo_names
-from outpace.training.recipe import load
+from outpace.training.recipe import load_recipe
 from reproduce import figure as figures_of
 from reproduce import trained
 from reproduce.figure import FOLDER, PAPERS, Claim, Figure, Scale, figures, find, read
@@ -59,7 +59,7 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
                 assert [e.setting for e in mine] == [e.setting for e in lines[claim.than - 1]]
     entries = figure.mini.every
     names = {entry.model for entry in entries}
-    names |= {name for entry in entries for name in entry.method.models().values()}
+    names |= {name for entry in entries for name in entry.method.model_names().values()}
     assert names - set(needed(entries)) <= set(zoo_names())
 
 
@@ -87,7 +87,7 @@ def test_what_trains_models_is_known_and_used() -> None:
     assert {f"trained:{name}" for name in table} == names["mini"] | names["full"]
     for name in table:
         recipe, *overrides = split(words_of(f"trained:{name}"))
-        read = load(recipe, overrides)
+        read = load_recipe(recipe, overrides)
         if f"trained:{name}" in names["mini"]:
             assert {read.model.init, read.model.target} <= {None, *zoo_names()}
             assert read.data.path == "story:train" and read.train.steps <= 800

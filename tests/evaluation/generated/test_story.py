@@ -14,9 +14,9 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outpace.evaluation.generated.problems import Problem
-from outpace.evaluation.generated.story import SPLITS, drill, main, problems
+from outpace.evaluation.generated.story import STORY_SPLITS, draw_drill, main, story_problems
 from outpace.evaluation.generated.vocabulary import (
-    SPECIALS,
+    SPECIAL_TOKENS,
     build_tokenizer,
     save_tokenizer,
     story_texts,
@@ -47,33 +47,33 @@ def assert_true_equation(left: str, op: str, right: str, result: str, repeated: 
     assert min(x, y, z) >= 2 and max(x, y, z) <= 100
 
 
-@pytest.mark.parametrize("split", SPLITS.names)
+@pytest.mark.parametrize("split", STORY_SPLITS.names)
 def test_steps_are_correct_equations(split: str) -> None:
     """In every split; the last one gives the result."""
-    for problem in problems(split, 500):
+    for problem in story_problems(split, 500):
         equations = EQUATION.findall(problem.answer)
         assert 2 <= len(equations) <= 4
         assert len(equations) == problem.answer.count("<<")
         for equation in equations:
             assert_true_equation(*equation)
-        assert problem.final == equations[-1][3]
-        assert problem.answer.endswith(f"\n#### {problem.final}")
+        assert problem.final_result == equations[-1][3]
+        assert problem.answer.endswith(f"\n#### {problem.final_result}")
 
 
-@pytest.mark.parametrize("split", SPLITS.names)
+@pytest.mark.parametrize("split", STORY_SPLITS.names)
 def test_operands_are_derivable(split: str) -> None:
     """From the question or earlier steps."""
-    for problem in problems(split, 500):
+    for problem in story_problems(split, 500):
         known = set(re.findall(r"\d+", problem.question)) | {"2"}  # for "half", "twice"
         for left, _, right, result, _ in EQUATION.findall(problem.answer):
             assert {left, right} <= known
             known.add(result)
 
 
-@pytest.mark.parametrize("split", SPLITS.names)
+@pytest.mark.parametrize("split", STORY_SPLITS.names)
 def test_text_is_filled_and_well_formed(split: str) -> None:
     """No placeholder remains, and questions end with a question mark."""
-    for problem in problems(split, 500):
+    for problem in story_problems(split, 500):
         assert not re.search(r"[{}]|  |\b[01] ", problem.question + problem.answer)
         assert problem.question.endswith("?")
         assert problem.answer[0].isupper()
@@ -81,22 +81,24 @@ def test_text_is_filled_and_well_formed(split: str) -> None:
 
 def test_equations_are_few_enough_to_learn() -> None:
     """For any number of problems."""
-    equations = {found for p in problems("train", 5000) for found in EQUATION.findall(p.answer)}
+    equations = {
+        found for p in story_problems("train", 5000) for found in EQUATION.findall(p.answer)
+    }
     assert len(equations) < 5000
 
 
 def test_splits_share_no_question() -> None:
     """For many problems."""
-    train = {problem.question for problem in problems("train", 20_000)}
-    test = {problem.question for problem in problems("test", 300)}
-    unseen = {problem.question for problem in problems("unseen", 300)}
+    train = {problem.question for problem in story_problems("train", 20_000)}
+    test = {problem.question for problem in story_problems("test", 300)}
+    unseen = {problem.question for problem in story_problems("unseen", 300)}
     assert not train & test
     assert not (train | test) & unseen
 
 
 def test_problems_stay_the_same() -> None:
     """Published measurements depend on them."""
-    assert problems("train", 1) == [
+    assert story_problems("train", 1) == [
         Problem(
             question=(
                 "It costs 2 dollars to send one of the letters. Nina has 26 dollars and sends "
@@ -114,7 +116,7 @@ def test_drills_are_correct_equations() -> None:
     """Six to eight of them."""
     rng = Random(0)
     for _ in range(100):
-        line = drill(rng)
+        line = draw_drill(rng)
         equations = EQUATION.findall(line)
         assert 6 <= len(equations) <= 8
         assert re.fullmatch(rf"( {EQUATION.pattern})+", line)
@@ -125,11 +127,11 @@ def test_drills_are_correct_equations() -> None:
 def test_invalid_arguments_are_rejected() -> None:
     """The message lists the splits."""
     with pytest.raises(ValueError, match="'dev': choose one of train, test, unseen"):
-        problems("dev", 1)
+        story_problems("dev", 1)
     with pytest.raises(ValueError, match="negative"):
-        problems("train", -1)
+        story_problems("train", -1)
     with pytest.raises(ValueError, match="negative"):
-        problems("train", 1, start=-1)
+        story_problems("train", 1, start=-1)
 
 
 def test_vocabulary_is_full_with_the_special_tokens_last(
@@ -137,17 +139,17 @@ def test_vocabulary_is_full_with_the_special_tokens_last(
 ) -> None:
     """Including end and mask."""
     assert len(tokenizer) == 1024
-    assert tokenizer.convert_tokens_to_ids(list(SPECIALS)) == [1020, 1021, 1022, 1023]
+    assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [1020, 1021, 1022, 1023]
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == 1020
     assert tokenizer.mask_token_id == 1021
 
 
-@pytest.mark.parametrize("split", SPLITS.names)
+@pytest.mark.parametrize("split", STORY_SPLITS.names)
 def test_prompt_and_answer_tokenize_separately(
     split: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Into the same tokens as both together."""
-    for problem in problems(split, 100):
+    for problem in story_problems(split, 100):
         prompt, answer = problem.question + "\n", problem.answer + tokenizer.eos_token
         apart = tokenizer(prompt).input_ids + tokenizer(answer).input_ids
         assert apart == tokenizer(prompt + answer).input_ids
@@ -158,8 +160,10 @@ def test_prompt_and_answer_tokenize_separately(
 
 def test_plain_answers_have_one_wording_and_the_same_result() -> None:
     """The first wording of each sentence."""
-    pairs = list(zip(problems("train", 200), problems("train", 200, plain=True), strict=True))
-    assert all((a.question, a.final) == (b.question, b.final) for a, b in pairs)
+    pairs = list(
+        zip(story_problems("train", 200), story_problems("train", 200, plain=True), strict=True)
+    )
+    assert all((a.question, a.final_result) == (b.question, b.final_result) for a, b in pairs)
     changed = sum(a.answer != b.answer for a, b in pairs)
     assert 100 < changed < 200
 
@@ -199,7 +203,7 @@ def test_questions_are_printed_as_prompts(capsys: pytest.CaptureFixture[str]) ->
     """One JSON line each."""
     main(["train", "3"])
     lines = capsys.readouterr().out.splitlines()
-    expected = [{"prompt": problem.question} for problem in problems("train", 3)]
+    expected = [{"prompt": problem.question} for problem in story_problems("train", 3)]
     assert list(map(json.loads, lines)) == expected
     for words in ([], ["train"], ["train", "many"]):
         with pytest.raises(SystemExit, match="usage"):

@@ -12,15 +12,15 @@ from transformers import AutoTokenizer
 
 from outpace.evaluation.generated.problems import Problem
 from outpace.evaluation.generated.sudoku import (
-    GIVENS,
-    MOST,
-    SPLITS,
-    grids,
-    problems,
-    puzzle,
-    sheet_of,
+    GIVEN_COUNTS,
+    MAX_PUZZLES_PER_SHEET,
+    SUDOKU_SPLITS,
+    all_grids,
+    draw_puzzle,
+    sheet_text,
+    sudoku_problems,
 )
-from outpace.evaluation.scoring.planning import rows, sheet
+from outpace.evaluation.scoring.planning import judge_sudoku_sheet, parse_grid
 
 Board = list[list[int]]
 
@@ -44,10 +44,10 @@ def fillings(board: Board) -> list[Board]:
 
 def puzzles(problem: Problem) -> list[tuple[Board, Board]]:
     """Puzzles and solutions of a sheet."""
-    asked, answered = sheet_of(problem.question).split("\n\n"), problem.answer.split("\n\n")
+    asked, answered = sheet_text(problem.question).split("\n\n"), problem.answer.split("\n\n")
     found = []
     for question, answer in zip(asked, answered, strict=True):
-        board, solved = rows(question), rows(answer)
+        board, solved = parse_grid(question), parse_grid(answer)
         assert board is not None and solved is not None
         found.append((board, solved))
     return found
@@ -55,39 +55,39 @@ def puzzles(problem: Problem) -> list[tuple[Board, Board]]:
 
 def puzzles_of(made: list[Problem]) -> list[str]:
     """All puzzles of the sheets, in order."""
-    return [text for problem in made for text in sheet_of(problem.question).split("\n\n")]
+    return [text for problem in made for text in sheet_text(problem.question).split("\n\n")]
 
 
 def test_grids_are_complete() -> None:
     """Compared with brute force."""
     tried = fillings([[0] * 4 for _ in range(4)])
-    assert sorted(grids()) == sorted(tuple(sum(board, [])) for board in tried)
-    assert len(grids()) == 288
+    assert sorted(all_grids()) == sorted(tuple(sum(board, [])) for board in tried)
+    assert len(all_grids()) == 288
 
 
-@pytest.mark.parametrize("split", SPLITS.names)
+@pytest.mark.parametrize("split", SUDOKU_SPLITS.names)
 def test_solutions_are_unique(split: str) -> None:
     """By brute force."""
-    for problem in problems(split, 100):
+    for problem in sudoku_problems(split, 100):
         for board, solved in puzzles(problem):
             assert fillings(board) == [solved] != [board]
 
 
 def test_sizes_are_uniform() -> None:
     """One to four puzzles with four to ten given cells."""
-    sheets = [puzzles(problem) for problem in problems("train", 2000)]
+    sheets = [puzzles(problem) for problem in sudoku_problems("train", 2000)]
     sizes = Counter(map(len, sheets))
-    assert set(sizes) == set(range(1, MOST + 1)) and min(sizes.values()) > 400
+    assert set(sizes) == set(range(1, MAX_PUZZLES_PER_SHEET + 1)) and min(sizes.values()) > 400
     givens = Counter(
         sum(cell > 0 for row in board for cell in row) for sheet in sheets for board, _ in sheet
     )
-    assert set(givens) == set(GIVENS) and min(givens.values()) > 600
+    assert set(givens) == set(GIVEN_COUNTS) and min(givens.values()) > 600
 
 
 def test_splits_share_no_puzzle() -> None:
     """Not only no sheet."""
-    train = puzzles_of(problems("train", 5000))
-    test = puzzles_of(problems("test", 100))
+    train = puzzles_of(sudoku_problems("train", 5000))
+    test = puzzles_of(sudoku_problems("test", 100))
     assert not set(train) & set(test)
     assert len(set(test)) > 0.9 * len(test)
 
@@ -96,7 +96,7 @@ def test_problems_stay_the_same() -> None:
     """Published measurements depend on them."""
     asked = "0000\n4302\n2000\n0124\n\n0401\n3142\n0203\n0304"
     solved = "1243\n4312\n2431\n3124\n\n2431\n3142\n4213\n1324"
-    assert problems("test", 1, start=2) == [Problem(f"Solve:\n{asked}", solved)]
+    assert sudoku_problems("test", 1, start=2) == [Problem(f"Solve:\n{asked}", solved)]
 
 
 def test_prompts_and_answers_are_short() -> None:
@@ -104,7 +104,7 @@ def test_prompts_and_answers_are_short() -> None:
     with as_file(files("outpace.zoo") / "vocabulary") as folder:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     lengths = set()
-    for problem in problems("train", 300):
+    for problem in sudoku_problems("train", 300):
         prompt, answer = problem.question + "\n", problem.answer + tokenizer.eos_token
         apart = tokenizer(prompt).input_ids + tokenizer(answer).input_ids
         assert apart == tokenizer(prompt + answer).input_ids
@@ -114,11 +114,13 @@ def test_prompts_and_answers_are_short() -> None:
 
 def test_sheets_are_judged_as_a_whole() -> None:
     """Every puzzle in order and no others; spaces are ignored, as in the published rule."""
-    problem = next(each for each in problems("train", 30) if each.answer.count("\n\n") == 2)
-    reference = sheet_of(problem.question)
+    problem = next(each for each in sudoku_problems("train", 30) if each.answer.count("\n\n") == 2)
+    reference = sheet_text(problem.question)
     first, second, third = problem.answer.split("\n\n")
-    assert sheet(problem.answer, reference) and sheet(f"\n{problem.answer}\n", reference)
-    assert sheet(problem.answer.replace("1", " 1"), reference)
+    assert judge_sudoku_sheet(problem.answer, reference) and judge_sudoku_sheet(
+        f"\n{problem.answer}\n", reference
+    )
+    assert judge_sudoku_sheet(problem.answer.replace("1", " 1"), reference)
     wrong = third.translate(str.maketrans("12", "21"))
     for answer in (
         "",
@@ -129,19 +131,19 @@ def test_sheets_are_judged_as_a_whole() -> None:
         f"{problem.answer}\n\n{first}",
         problem.answer.replace("\n\n", "\n"),
     ):
-        assert not sheet(answer, reference)
+        assert not judge_sudoku_sheet(answer, reference)
 
 
 def test_hard_puzzles_occur() -> None:
     """Four given cells are the minimum."""
     rng = Random(0)
-    fewest = min(sum(cell > 0 for cell in puzzle("train", rng)[0]) for _ in range(50))
+    fewest = min(sum(cell > 0 for cell in draw_puzzle("train", rng)[0]) for _ in range(50))
     assert fewest == 4
 
 
 def test_invalid_arguments_are_rejected() -> None:
     """The message lists the splits."""
     with pytest.raises(ValueError, match="'unseen': choose one of train, test"):
-        problems("unseen", 1)
+        sudoku_problems("unseen", 1)
     with pytest.raises(ValueError, match="negative"):
-        problems("train", -1)
+        sudoku_problems("train", -1)

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 from operator import itemgetter
 
+from outpace.checkpoints.families.attention_windows import ATTENTION_WINDOWS
 from outpace.checkpoints.families.family import (
-    BIASED,
+    BIASES,
     DECODER,
-    FIXED,
+    FIXED_FIELDS,
     HUGGING_FACE_NAMES,
-    IGNORED,
+    IGNORABLE,
     Family,
     without_prefix,
 )
-from outpace.checkpoints.families.features import COUNTED, LISTED, OWN, TARGET, feature_layers, flat
-from outpace.checkpoints.families.sights import SIGHTS
+from outpace.checkpoints.families.features import (
+    AUX_LAYER_IDS,
+    DFLASH_CONFIG,
+    NUM_TARGET_LAYERS,
+    TARGET_LAYER_IDS,
+    dflash_feature_layers,
+    flatten_dflash,
+)
 from outpace.checkpoints.fields import Field, count, few, field, flag, index
 from outpace.decoding.target import Kind
 
-FUSION = f"{OWN}.input_fusion"
+INPUT_FUSION = f"{DFLASH_CONFIG}.input_fusion"
 
 DFLASH = Family(
     name="dflash",
@@ -32,29 +39,36 @@ DFLASH = Family(
     compared="recorded runs of its authors' code",
     fields={
         **DECODER,
-        **BIASED,
+        **BIASES,
         "head_dim": field("head_dim", few, 128),
         "tied": False,
         "qk_norm": True,
         "shift": 0,
-        "kind": field(FUSION, lambda value: Kind.ADDING if flag(value) else Kind.DRAFT, Kind.DRAFT),
+        "kind": field(
+            INPUT_FUSION,
+            lambda value: Kind.DFLASH_FUSED if flag(value) else Kind.DFLASH,
+            Kind.DFLASH,
+        ),
         "mask_id": field("mask_token_id", index),
         "eos": (),
-        "sights": SIGHTS,
-        "feature_layers": Field((*LISTED.names, *COUNTED.names, *TARGET.names), feature_layers),
+        "sights": ATTENTION_WINDOWS,
+        "feature_layers": Field(
+            (*TARGET_LAYER_IDS.names, *AUX_LAYER_IDS.names, *NUM_TARGET_LAYERS.names),
+            dflash_feature_layers,
+        ),
         "target_layers": field("num_target_layers", few, None),
         "block": field("block_size", count, 16),
     },
     fixed={
-        **FIXED,
+        **FIXED_FIELDS,
         "draft_vocab_size": itemgetter("vocab"),
         "target_hidden_size": itemgetter("dim"),
         "is_neox_style": True,
         "output_multiplier": 1.0,
     },
-    ignored=IGNORED | {"tie_word_embeddings", "eos_token_id"},
+    ignored=IGNORABLE | {"tie_word_embeddings", "eos_token_id"},
     remote={"dflash.DFlashDraftModel"},
-    flat=flat,
+    flat=flatten_dflash,
     names={
         **without_prefix(HUGGING_FACE_NAMES, "model."),
         "fusion.weight": "fc.weight",

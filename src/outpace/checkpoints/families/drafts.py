@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+KNOWN_DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "dflash": {
         "tiny-ar": ("tiny-dflash",),
         "Qwen/Qwen3-4B": ("z-lab/Qwen3-4B-DFlash-b16",),
@@ -33,7 +33,7 @@ DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """Drafts of each method by the name of their target."""
 
-LATER: Mapping[str, str] = {
+UNSUPPORTED_DRAFTS: Mapping[str, str] = {
     "DFlash2DraftModel": "DFlash2: a DFlash draft with convolutions and a selector",
     "LiLiCorrDraftModel": "LiLiCorr: a DFlash draft with a correlator of its candidates",
     "Qwen3XPressModel": "XPress: a DFlash draft with a refiner",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.family import DECODER, FIXED, HUGGING_FACE_NAMES, Family
+from outpace.checkpoints.families.family import DECODER, FIXED_FIELDS, HUGGING_FACE_NAMES, Family
 from outpace.checkpoints.families.qwen import QWEN_IGNORED
 from outpace.checkpoints.fields import field, index
 from outpace.decoding.target import Kind
 
-TEMPLATE = (
+DREAM_TEMPLATE = (
     "{% if messages[0].role != 'system' %}"
     "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n{% endif %}"
     "{% for message in messages %}"
@@ -30,14 +30,14 @@ DREAM = Family(
         "eps": 1e-3,
         "drawn": True,
     },
-    fixed={**FIXED, "attention_bias": True},
+    fixed={**FIXED_FIELDS, "attention_bias": True},
     ignored=QWEN_IGNORED,
     remote={"configuration_dream.DreamConfig", "modeling_dream.DreamModel"},
     names=HUGGING_FACE_NAMES,
     method="left_to_right",
     temperature=0.2,
     top_p=0.95,
-    template=TEMPLATE,
+    template=DREAM_TEMPLATE,
     gguf="dream",
     gguf_stated={"attention.causal": False},
 )

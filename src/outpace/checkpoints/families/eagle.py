@@ -4,27 +4,35 @@ from __future__ import annotations
 
 from operator import itemgetter
 
-from outpace.checkpoints.families.family import DECODER, FIXED, HUGGING_FACE_NAMES, IGNORED, Family
-from outpace.checkpoints.fields import Field, Given, count, either, field, flag, indices, inner
+from outpace.checkpoints.families.family import (
+    DECODER,
+    FIXED_FIELDS,
+    HUGGING_FACE_NAMES,
+    IGNORABLE,
+    Family,
+)
+from outpace.checkpoints.fields import Field, Fields, count, either, field, flag, indices, inner
 from outpace.decoding.target import Kind
 
-OWN, LISTED = "eagle_config", "eagle_aux_hidden_state_layer_ids"
-NESTED = field(f"{OWN}.{LISTED}", indices, ())
-COUNTED = field(LISTED, indices, ())
+EAGLE_KEY, EAGLE_LAYER_IDS = "eagle_config", "eagle_aux_hidden_state_layer_ids"
+NESTED_LAYERS = field(f"{EAGLE_KEY}.{EAGLE_LAYER_IDS}", indices, ())
+TOP_LAYERS = field(EAGLE_LAYER_IDS, indices, ())
 
 
-def flat(published: Given) -> Given:
+def flatten_eagle(published: Fields) -> Fields:
     """Move the fields of `eagle_config` to the top level, with that name as a prefix."""
-    nested = {f"{OWN}.{name}": value for name, value in inner(published, OWN).items()}
-    return {name: value for name, value in published.items() if name != OWN} | nested
+    nested = {f"{EAGLE_KEY}.{name}": value for name, value in inner(published, EAGLE_KEY).items()}
+    return {name: value for name, value in published.items() if name != EAGLE_KEY} | nested
 
 
-def feature_layers(published: Given, ours: Given) -> tuple[int, ...]:
+def eagle_feature_layers(published: Fields, ours: Fields) -> tuple[int, ...]:
     """Return the target layers whose outputs are read, from 0; the top level lists their inputs."""
-    counted = tuple(layer - 1 for layer in COUNTED.value(published, ours))
-    listed = either(NESTED.value(published, ours), counted, (*NESTED.names, *COUNTED.names))
+    counted = tuple(layer - 1 for layer in TOP_LAYERS.read(published, ours))
+    listed = either(
+        NESTED_LAYERS.read(published, ours), counted, (*NESTED_LAYERS.names, *TOP_LAYERS.names)
+    )
     if len(set(listed)) != len(listed) or len(listed) == 1:
-        raise ValueError(f"{LISTED} must list several distinct layers, got {[*listed]}")
+        raise ValueError(f"{EAGLE_LAYER_IDS} must list several distinct layers, got {[*listed]}")
     return listed
 
 
@@ -40,23 +48,23 @@ EAGLE = Family(
         "layers": 1,
         "tied": False,
         "shift": 2,
-        "kind": Kind.EXTENDING,
+        "kind": Kind.EAGLE,
         "mask_id": None,
         "eos": (),
-        "feature_layers": Field((*NESTED.names, *COUNTED.names), feature_layers),
+        "feature_layers": Field((*NESTED_LAYERS.names, *TOP_LAYERS.names), eagle_feature_layers),
         "draft_vocab": field("draft_vocab_size", count, itemgetter("vocab")),
         "norm_features": field("norm_before_fc", flag, False),
         "norm_residual": field("norm_before_residual", flag, False),
     },
     fixed={
-        **FIXED,
+        **FIXED_FIELDS,
         **dict.fromkeys(("attention_bias", "mlp_bias"), False),
         "target_hidden_size": itemgetter("dim"),
-        f"{OWN}.use_aux_hidden_state": True,
+        f"{EAGLE_KEY}.use_aux_hidden_state": True,
     },
     stated={"num_hidden_layers": 1},
-    ignored=IGNORED | {"tie_word_embeddings", "eos_token_id"},
-    flat=flat,
+    ignored=IGNORABLE | {"tie_word_embeddings", "eos_token_id"},
+    flat=flatten_eagle,
     names={
         **{
             ours: theirs.replace("model.layers.{}", "midlayer").removeprefix("model.")

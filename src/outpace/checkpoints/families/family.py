@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from dataclasses import field as member
 from operator import itemgetter
 
-from outpace.checkpoints.families.ropes import STATED_ROPE
+from outpace.checkpoints.families.attention_windows import FULL_WINDOWS
+from outpace.checkpoints.families.ropes import REQUIRED_ROPE
 from outpace.checkpoints.families.rotary import ROPE
-from outpace.checkpoints.families.sights import FULL
 from outpace.checkpoints.fields import (
     Field,
-    Given,
-    checked,
+    Fields,
     count,
     few,
     field,
@@ -21,23 +20,24 @@ from outpace.checkpoints.fields import (
     index,
     indices,
     mapping,
-    names_of,
     number,
-    refuse_other,
-    refuse_unknown,
-    taken,
+    parse_value,
+    published_names,
+    read_fields,
+    refuse_others,
+    refuse_unknown_fields,
     words,
 )
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 
-Names = Mapping[str, str | tuple[str, ...]]
+TensorNames = Mapping[str, str | tuple[str, ...]]
 """Our parameter names to published ones; `{}` is the index of a layer, and then of an expert.
 
 A tuple is stacked by rows. `[{}]` at the end is an entry of a stack, `[{}].T` its transpose.
 """
 
-HUGGING_FACE_NAMES: Names = {
+HUGGING_FACE_NAMES: TensorNames = {
     "embedding.weight": "model.embed_tokens.weight",
     "blocks.{}.attention_norm.weight": "model.layers.{}.input_layernorm.weight",
     "blocks.{}.attention.qkv.weight": (
@@ -70,7 +70,7 @@ HUGGING_FACE_NAMES: Names = {
 }
 
 
-NORMS_AFTER: Names = {
+POST_NORM_NAMES: TensorNames = {
     **HUGGING_FACE_NAMES,
     "blocks.{}.attention_after.weight": "model.layers.{}.post_attention_layernorm.weight",
     "blocks.{}.mlp_after.weight": "model.layers.{}.post_feedforward_layernorm.weight",
@@ -78,7 +78,7 @@ NORMS_AFTER: Names = {
 """Hugging Face's names for models with norms after attention and MLP."""
 
 
-def with_experts(module: str, gate: str, up: str, down: str) -> Names:
+def with_experts(module: str, gate: str, up: str, down: str) -> TensorNames:
     """Return Hugging Face's names with a mixture of experts instead of the MLP.
 
     Args:
@@ -99,7 +99,7 @@ def with_experts(module: str, gate: str, up: str, down: str) -> Names:
     }
 
 
-def without_prefix(names: Names, prefix: str) -> Names:
+def without_prefix(names: TensorNames, prefix: str) -> TensorNames:
     """Return the names with a prefix removed from the published ones."""
     return {
         ours: theirs.removeprefix(prefix)
@@ -109,7 +109,7 @@ def without_prefix(names: Names, prefix: str) -> Names:
     }
 
 
-def share(ours: Given) -> int:
+def head_dim(ours: Fields) -> int:
     """Return the default head size: the hidden size divided by the heads."""
     size, rest = divmod(ours["dim"], ours["heads"])
     if rest:
@@ -120,48 +120,48 @@ def share(ours: Given) -> int:
     return int(size)
 
 
-def mask(usual: int) -> Field:
+def mask_id(usual: int) -> Field:
     """Return the field of the mask token; default is `usual` if the vocabulary has that token."""
     return field("mask_token_id", index, lambda ours: usual if ours["vocab"] > usual else None)
 
 
 EOS = field("eos_token_id", indices, ())
-DECODER: Given = {
+DECODER: Fields = {
     "vocab": field("vocab_size", count),
     "dim": field("hidden_size", count),
     "layers": field("num_hidden_layers", few),
     "heads": field("num_attention_heads", few),
     "kv_heads": field("num_key_value_heads", few, itemgetter("heads")),
-    "head_dim": field("head_dim", few, share),
+    "head_dim": field("head_dim", few, head_dim),
     "mlp": field("intermediate_size", count),
     "max_length": field("max_position_embeddings", count, 2048),
     "norm_eps": field("rms_norm_eps", number, 1e-6),
     "rope": ROPE,
-    "sights": FULL,
+    "sights": FULL_WINDOWS,
     "tied": field("tie_word_embeddings", flag, False),
     "mask_id": field("mask_token_id", index, None),
-    "kind": lambda ours: Kind.causal(ours["mask_id"]),
+    "kind": lambda ours: Kind.causal_kind(ours["mask_id"]),
     "eos": EOS,
 }
 """Our fields for every Hugging Face decoder."""
 
-STATED: Given = {
+STRICT_DECODER: Fields = {
     **DECODER,
     "kv_heads": field("num_key_value_heads", few),
     "max_length": field("max_position_embeddings", count),
     "norm_eps": field("rms_norm_eps", number),
-    "rope": STATED_ROPE,
+    "rope": REQUIRED_ROPE,
     "tied": field("tie_word_embeddings", flag),
 }
 """The same, with fields required whose defaults differ between families."""
 
-BIASED: Given = dict.fromkeys(("qkv_bias", "out_bias"), field("attention_bias", flag, False))
+BIASES: Fields = dict.fromkeys(("qkv_bias", "out_bias"), field("attention_bias", flag, False))
 """Attention biases, for families that may have them."""
 
-FIXED: Given = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
+FIXED_FIELDS: Fields = {"hidden_act": "silu", "partial_rotary_factor": 1.0}
 """Published fields with only one supported value in all decoders."""
 
-IGNORED = words(
+IGNORABLE = words(
     """
     _attn_implementation_autoset _commit_hash _name_or_path architectures attention_dropout
     attn_implementation attn_pdrop auto_map bos_token_id chunk_size_feed_forward dtype embd_pdrop
@@ -180,7 +180,7 @@ IGNORED = words(
 CLASS_SUFFIXES = ("Model", "ForCausalLM")
 """Suffixes of the remote classes of a model."""
 
-TOKENS = ("AutoTokenizer", "AutoProcessor")
+TOKENIZER_KEYS = ("AutoTokenizer", "AutoProcessor")
 """Keys of `auto_map` that are not about the model."""
 
 
@@ -197,16 +197,16 @@ class Family:
     name: str
     about: str
     architectures: tuple[str, ...]
-    fields: Given
-    names: Names
-    fixed: Given = member(default_factory=lambda: FIXED)
-    stated: Given = member(default_factory=dict)
-    ignored: Collection[str] = IGNORED
+    fields: Fields
+    names: TensorNames
+    fixed: Fields = member(default_factory=lambda: FIXED_FIELDS)
+    stated: Fields = member(default_factory=dict)
+    ignored: Collection[str] = IGNORABLE
     remote: Collection[str] = ()
     """Classes in `auto_map` that this family implements, as `module.Class`."""
-    aliases: Given = member(default_factory=dict)
+    aliases: Fields = member(default_factory=dict)
     """Architectures shared with other families, and the field that identifies this one."""
-    flat: Callable[[Given], Given] = dict
+    flat: Callable[[Fields], Fields] = dict
     """Moves nested published fields to the top level."""
     method: str = "autoregressive"
     """Default decoding method."""
@@ -220,21 +220,23 @@ class Family:
     """Reference that logits and text were compared with."""
     gguf: str = ""
     """llama.cpp's name; empty if GGUF files are not supported."""
-    gguf_stated: Given = member(default_factory=dict)
+    gguf_stated: Fields = member(default_factory=dict)
     """GGUF metadata with only one supported value."""
     gguf_pairs: tuple[str, ...] = ()
     """Suffixes of published tensors whose rotary dimensions GGUF interleaves in pairs."""
 
-    def config(self, published: Given) -> ModelConfig:
+    def build_config(self, published: Fields) -> ModelConfig:
         """Translate a `config.json`; raise `ValueError` for an invalid or unknown field."""
         flattened = self.flat(published)
         remedy = f"supported: {self.about}; unquantized, without such fields"
         fixed = {**self.fixed, **self.stated}
-        refuse_unknown(flattened, {*names_of(self.fields), *fixed, *self.ignored}, remedy)
+        refuse_unknown_fields(
+            flattened, {*published_names(self.fields), *fixed, *self.ignored}, remedy
+        )
         if missing := [name for name in self.stated if flattened.get(name) is None]:
             raise ValueError(f"field {missing[0]!r} is missing")
-        ours = taken(self.fields, flattened)
-        refuse_other(flattened, fixed, ours, remedy)
+        ours = read_fields(self.fields, flattened)
+        refuse_others(flattened, fixed, ours, remedy)
         return ModelConfig(
             family=self.name,
             architecture=published["architectures"][0],
@@ -242,14 +244,14 @@ class Family:
             **ours,
         )
 
-    def check_remote(self, published: Given) -> None:
+    def check_remote(self, published: Fields) -> None:
         """Raise `ValueError` if `auto_map` names code that may compute something else."""
         if not (auto_map := published.get("auto_map")):
             return
-        for key, value in checked("auto_map", auto_map, mapping).items():
+        for key, value in parse_value("auto_map", auto_map, mapping).items():
             classes = value if isinstance(value, list) else [value]
             # Tokenizers of remote code are read by their plain class, see `load_tokenizer`.
-            for name in classes if key not in TOKENS else ():
+            for name in classes if key not in TOKENIZER_KEYS else ():
                 if str(name).rpartition("--")[2] not in self.remote:
                     raise ValueError(
                         f"auto_map names {str(name)[:200]!r}, code of the checkpoint that is not "
@@ -257,7 +259,7 @@ class Family:
                         "the same, remove auto_map from config.json"
                     )
 
-    def published(self, name: str) -> tuple[str, ...]:
+    def tensor_names(self, name: str) -> tuple[str, ...]:
         """Return the published tensors of our parameter `name`, in stacking order."""
         parts = name.split(".")
         numbers = [part for part in parts if part.isdigit()]

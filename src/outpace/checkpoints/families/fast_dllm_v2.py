@@ -7,16 +7,16 @@ from outpace.checkpoints.families.family import (
     DECODER,
     HUGGING_FACE_NAMES,
     Family,
-    mask,
+    mask_id,
 )
 from outpace.checkpoints.families.qwen import QWEN2
 from outpace.checkpoints.fields import count, field, words
 from outpace.decoding.target import Kind
 
-MASK = 151665
+FAST_DLLM_MASK = 151665
 """Mask token in the authors' code; their `config.json` omits it."""
 # Whether a batch is trained on again with the complementary mask, in two published spellings.
-TRAINING = words("complementary_mask conplemenrary_mask")
+FAST_DLLM_TRAINING = words("complementary_mask conplemenrary_mask")
 
 
 FAST_DLLM_V2 = Family(
@@ -31,13 +31,13 @@ FAST_DLLM_V2 = Family(
     fields={
         **DECODER,
         "qkv_bias": True,
-        "mask_id": mask(MASK),
+        "mask_id": mask_id(FAST_DLLM_MASK),
         "kind": Kind.BLOCK,
         "block": field("bd_size", count),
         "drawn": True,
     },
     fixed=QWEN2.fixed,
-    ignored={*QWEN2.ignored, *TRAINING},
+    ignored={*QWEN2.ignored, *FAST_DLLM_TRAINING},
     remote={
         "configuration.Fast_dLLM_QwenConfig",
         *(f"modeling.Fast_dLLM_Qwen{part}" for part in CLASS_SUFFIXES),

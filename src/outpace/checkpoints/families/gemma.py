@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.family import BIASED, IGNORED, NORMS_AFTER, STATED, Family
-from outpace.checkpoints.families.ropes import FULL_ROPE, sliding
-from outpace.checkpoints.families.windows import alternating
-from outpace.checkpoints.fields import Field, Given, few, field, flag, number
+from outpace.checkpoints.families.family import (
+    BIASES,
+    IGNORABLE,
+    POST_NORM_NAMES,
+    STRICT_DECODER,
+    Family,
+)
+from outpace.checkpoints.families.ropes import FULL_ROPE, sliding_rope
+from outpace.checkpoints.families.windows import alternating_windows
+from outpace.checkpoints.fields import Field, Fields, few, field, flag, number
 
-SCALAR = field("query_pre_attn_scalar", number)
+QUERY_SCALAR = field("query_pre_attn_scalar", number)
 
 
-def query_factor(published: Given, ours: Given) -> float:
+def query_factor(published: Fields, ours: Fields) -> float:
     """Return the factor for queries: the scale's divisor may differ from the head size."""
-    return float((ours["head_dim"] / SCALAR.value(published, ours)) ** 0.5)
+    return float((ours["head_dim"] / QUERY_SCALAR.read(published, ours)) ** 0.5)
 
 
 GEMMA3 = Family(
@@ -21,14 +27,14 @@ GEMMA3 = Family(
     architectures=("Gemma3ForCausalLM",),
     checkpoints=("google/gemma-3-270m-it", "google/gemma-3-1b-it", "google/gemma-3-1b-pt"),
     fields={
-        **STATED,
-        **BIASED,
+        **STRICT_DECODER,
+        **BIASES,
         "head_dim": field("head_dim", few),
         "tied": field("tie_word_embeddings", flag, True),
-        "sights": alternating(6),
+        "sights": alternating_windows(6),
         "rope": FULL_ROPE,
-        "local_rope": sliding("rope_local_base_freq"),
-        "query_factor": Field(SCALAR.names, query_factor),
+        "local_rope": sliding_rope("rope_local_base_freq"),
+        "query_factor": Field(QUERY_SCALAR.names, query_factor),
         "qk_norm": True,
         "norms": "around",
         "norm_offset": True,
@@ -36,9 +42,9 @@ GEMMA3 = Family(
         "embedding_scale": lambda ours: ours["dim"] ** 0.5,
     },
     fixed={"hidden_activation": "gelu_pytorch_tanh"},
-    ignored=IGNORED | {"cache_implementation"},
+    ignored=IGNORABLE | {"cache_implementation"},
     names={
-        **NORMS_AFTER,
+        **POST_NORM_NAMES,
         "blocks.{}.mlp_norm.weight": "model.layers.{}.pre_feedforward_layernorm.weight",
     },
 )

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.family import FIXED, HUGGING_FACE_NAMES, IGNORED, STATED, Family
-from outpace.checkpoints.families.windows import alternating
+from outpace.checkpoints.families.family import (
+    FIXED_FIELDS,
+    HUGGING_FACE_NAMES,
+    IGNORABLE,
+    STRICT_DECODER,
+    Family,
+)
+from outpace.checkpoints.families.windows import alternating_windows
 from outpace.checkpoints.fields import few, field, flag
 
-MLP = "model.layers.{}.mlp."
+GPT_OSS_MLP = "model.layers.{}.mlp."
 
 GPT_OSS = Family(
     name="gpt_oss",
@@ -14,10 +20,10 @@ GPT_OSS = Family(
     architectures=("GptOssForCausalLM",),
     checkpoints=("openai/gpt-oss-20b", "openai/gpt-oss-120b"),
     fields={
-        **STATED,
+        **STRICT_DECODER,
         **dict.fromkeys(("qkv_bias", "out_bias"), field("attention_bias", flag, True)),
         "head_dim": field("head_dim", few),
-        "sights": alternating(2),
+        "sights": alternating_windows(2),
         "sinks": True,
         "experts": field("num_local_experts", few),
         "experts_per_row": field("num_experts_per_tok", few),
@@ -26,19 +32,22 @@ GPT_OSS = Family(
         "activation": "clamped",
     },
     fixed={
-        **FIXED,
+        **FIXED_FIELDS,
         "swiglu_limit": 7.0,
         "swiglu_alpha": 1.702,
         "experts_per_token": lambda ours: ours["experts_per_row"],
     },
-    ignored=IGNORED | {"router_aux_loss_coef", "output_router_logits", "initial_context_length"},
+    ignored=IGNORABLE | {"router_aux_loss_coef", "output_router_logits", "initial_context_length"},
     names={
         **HUGGING_FACE_NAMES,
         "blocks.{}.attention.sinks": "model.layers.{}.self_attn.sinks",
-        **{f"blocks.{{}}.mlp.router.{part}": f"{MLP}router.{part}" for part in ("weight", "bias")},
-        "blocks.{}.mlp.experts.{}.gate_up.weight": MLP + "experts.gate_up_proj[{}].T",
-        "blocks.{}.mlp.experts.{}.gate_up.bias": MLP + "experts.gate_up_proj_bias[{}]",
-        "blocks.{}.mlp.experts.{}.down.weight": MLP + "experts.down_proj[{}].T",
-        "blocks.{}.mlp.experts.{}.down.bias": MLP + "experts.down_proj_bias[{}]",
+        **{
+            f"blocks.{{}}.mlp.router.{part}": f"{GPT_OSS_MLP}router.{part}"
+            for part in ("weight", "bias")
+        },
+        "blocks.{}.mlp.experts.{}.gate_up.weight": GPT_OSS_MLP + "experts.gate_up_proj[{}].T",
+        "blocks.{}.mlp.experts.{}.gate_up.bias": GPT_OSS_MLP + "experts.gate_up_proj_bias[{}]",
+        "blocks.{}.mlp.experts.{}.down.weight": GPT_OSS_MLP + "experts.down_proj[{}].T",
+        "blocks.{}.mlp.experts.{}.down.bias": GPT_OSS_MLP + "experts.down_proj_bias[{}]",
     },
 )

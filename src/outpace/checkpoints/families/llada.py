@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from operator import itemgetter
 
-from outpace.checkpoints.families.family import EOS, IGNORED, Family, Names, share
-from outpace.checkpoints.fields import Field, Given, count, few, field, flag, group, index, number
+from outpace.checkpoints.families.family import EOS, IGNORABLE, Family, TensorNames, head_dim
+from outpace.checkpoints.fields import Field, Fields, count, few, field, flag, group, index, number
 from outpace.decoding.target import Kind
 from outpace.models.config import Rope
 
 EOT = 126348  # `<|eot_id|>` ends the assistant's turn; config.json has only the end of text
-BLOCK = "model.transformer.blocks.{}."
-NAMES: Names = {
+BLOCK_NAME = "model.transformer.blocks.{}."
+LLADA_NAMES: TensorNames = {
     "embedding.weight": "model.transformer.wte.weight",
-    "blocks.{}.attention_norm.weight": f"{BLOCK}attn_norm.weight",
-    "blocks.{}.attention.qkv.weight": tuple(f"{BLOCK}{part}_proj.weight" for part in "qkv"),
-    "blocks.{}.attention.qkv.bias": tuple(f"{BLOCK}{part}_proj.bias" for part in "qkv"),
-    "blocks.{}.attention.out.weight": f"{BLOCK}attn_out.weight",
-    "blocks.{}.mlp_norm.weight": f"{BLOCK}ff_norm.weight",
-    "blocks.{}.mlp.gate_up.weight": (f"{BLOCK}ff_proj.weight", f"{BLOCK}up_proj.weight"),
-    "blocks.{}.mlp.down.weight": f"{BLOCK}ff_out.weight",
+    "blocks.{}.attention_norm.weight": f"{BLOCK_NAME}attn_norm.weight",
+    "blocks.{}.attention.qkv.weight": tuple(f"{BLOCK_NAME}{part}_proj.weight" for part in "qkv"),
+    "blocks.{}.attention.qkv.bias": tuple(f"{BLOCK_NAME}{part}_proj.bias" for part in "qkv"),
+    "blocks.{}.attention.out.weight": f"{BLOCK_NAME}attn_out.weight",
+    "blocks.{}.mlp_norm.weight": f"{BLOCK_NAME}ff_norm.weight",
+    "blocks.{}.mlp.gate_up.weight": (f"{BLOCK_NAME}ff_proj.weight", f"{BLOCK_NAME}up_proj.weight"),
+    "blocks.{}.mlp.down.weight": f"{BLOCK_NAME}ff_out.weight",
     "norm.weight": "model.transformer.ln_f.weight",
     "unembedding.weight": "model.transformer.ff_out.weight",
 }
@@ -29,7 +29,7 @@ STATED |= {"layer_norm_type": "rms", "layer_norm_with_affine": True}
 MORE_IGNORED = """alibi_bias_max attention_layer_norm_with_affine flash_attention init_cutoff_factor
     init_device init_fn init_std mlp_ratio precision"""
 
-TEMPLATE = (
+LLADA_TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}<|startoftext|>{% endif %}"
     "<|start_header_id|>{{ message.role }}<|end_header_id|>\n\n"
     "{{ message.content | trim }}<|eot_id|>{% endfor %}"
@@ -38,9 +38,9 @@ TEMPLATE = (
 ROTARY = {"theta": field("rope_theta", number), "float32": field("rope_full_precision", flag, True)}
 
 
-def ends(published: Given, ours: Given) -> tuple[int, ...]:
+def end_tokens(published: Fields, ours: Fields) -> tuple[int, ...]:
     """Return the tokens that end an answer."""
-    eos: tuple[int, ...] = EOS.value(published, ours)
+    eos: tuple[int, ...] = EOS.read(published, ours)
     return (*eos, EOT) if ours["vocab"] > EOT else eos
 
 
@@ -56,7 +56,7 @@ LLADA = Family(
         "layers": field("n_layers", few),
         "heads": field("n_heads", few),
         "kv_heads": field("n_kv_heads", few, itemgetter("heads")),
-        "head_dim": share,
+        "head_dim": head_dim,
         "mlp": field("mlp_hidden_size", count),
         "max_length": field("max_sequence_length", count),
         "norm_eps": field("rms_norm_eps", number),
@@ -68,13 +68,13 @@ LLADA = Family(
         "block": 32,
         "null_prompt": True,
         "mask_id": field("mask_token_id", index),
-        "eos": Field(EOS.names, ends),
+        "eos": Field(EOS.names, end_tokens),
     },
     fixed={},
     stated=STATED,
-    ignored=IGNORED | {*MORE_IGNORED.split()},
+    ignored=IGNORABLE | {*MORE_IGNORED.split()},
     remote={"configuration_llada.LLaDAConfig", "modeling_llada.LLaDAModelLM"},
-    names=NAMES,
+    names=LLADA_NAMES,
     method="left_to_right",
-    template=TEMPLATE,
+    template=LLADA_TEMPLATE,
 )

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.family import DECODER, IGNORED, Family, Names, mask
-from outpace.checkpoints.families.partial import partial
-from outpace.checkpoints.fields import Field, Given, count, few, field, group, index, number, words
+from outpace.checkpoints.families.family import DECODER, IGNORABLE, Family, TensorNames, mask_id
+from outpace.checkpoints.families.partial import partial_rope
+from outpace.checkpoints.fields import Field, Fields, count, few, field, group, index, number, words
 from outpace.decoding.target import Kind
-from outpace.models.config import Groups
+from outpace.models.config import ExpertGroups
 
 # Mask and block length are from the authors' code; their `config.json` has neither.
-MASK, BLOCK, CODE = 156895, 32, "llada2_moe.LLaDA2Moe"
+LLADA2_MASK, LLADA2_BLOCK, CODE = 156895, 32, "llada2_moe.LLaDA2Moe"
 LAYER = "model.layers.{}."
-MLP, EXPERT, SHARED = (f"{LAYER}mlp.{part}" for part in ("", "experts.{}.", "shared_experts."))
+MLP_NAME, EXPERT, SHARED = (f"{LAYER}mlp.{part}" for part in ("", "experts.{}.", "shared_experts."))
 GATED = ("gate_proj.weight", "up_proj.weight")
-NAMES: Names = {
+LLADA2_NAMES: TensorNames = {
     "embedding.weight": "model.word_embeddings.weight",
     "blocks.{}.attention_norm.weight": f"{LAYER}input_layernorm.weight",
     "blocks.{}.attention.qkv.weight": f"{LAYER}attention.query_key_value.weight",
@@ -21,10 +21,10 @@ NAMES: Names = {
     "blocks.{}.attention.k_norm.weight": f"{LAYER}attention.key_layernorm.weight",
     "blocks.{}.attention.out.weight": f"{LAYER}attention.dense.weight",
     "blocks.{}.mlp_norm.weight": f"{LAYER}post_attention_layernorm.weight",
-    "blocks.{}.mlp.gate_up.weight": tuple(MLP + part for part in GATED),
-    "blocks.{}.mlp.down.weight": f"{MLP}down_proj.weight",
-    "blocks.{}.mlp.router.weight": f"{MLP}gate.weight",
-    "blocks.{}.mlp.preference": f"{MLP}gate.expert_bias",
+    "blocks.{}.mlp.gate_up.weight": tuple(MLP_NAME + part for part in GATED),
+    "blocks.{}.mlp.down.weight": f"{MLP_NAME}down_proj.weight",
+    "blocks.{}.mlp.router.weight": f"{MLP_NAME}gate.weight",
+    "blocks.{}.mlp.preference": f"{MLP_NAME}gate.expert_bias",
     "blocks.{}.mlp.experts.{}.gate_up.weight": tuple(EXPERT + part for part in GATED),
     "blocks.{}.mlp.experts.{}.down.weight": f"{EXPERT}down_proj.weight",
     "blocks.{}.mlp.shared.gate_up.weight": tuple(SHARED + part for part in GATED),
@@ -32,17 +32,17 @@ NAMES: Names = {
     "norm.weight": "model.norm.weight",
     "unembedding.weight": "lm_head.weight",
 }
-GROUPS: Given = {
+EXPERT_GROUPS: Fields = {
     "count": field("n_group", few),
     "chosen": field("topk_group", few),
     "scale": field("routed_scaling_factor", number),
 }
-EVERY = field("num_shared_experts", index, 0)
+SHARED_EXPERTS = field("num_shared_experts", index, 0)
 
 
-def shared(published: Given, ours: Given) -> int:
+def shared_width(published: Fields, ours: Fields) -> int:
     """Return the width of the shared experts, which form one MLP."""
-    return int(EVERY.value(published, ours) * ours["mlp"])
+    return int(SHARED_EXPERTS.read(published, ours) * ours["mlp"])
 
 
 LLADA2 = Family(
@@ -55,26 +55,26 @@ LLADA2 = Family(
         **DECODER,
         "kv_heads": field("num_key_value_heads", few),
         "norm_eps": field("rms_norm_eps", number),
-        "rope": partial(0.5),
+        "rope": partial_rope(0.5),
         "mlp": field("moe_intermediate_size", count),
         "experts": field("num_experts", few),
         "experts_per_row": field("num_experts_per_tok", few),
         "norm_experts": lambda ours: ours["experts_per_row"] > 1,
-        "expert_groups": group(Groups, GROUPS),
-        "shared_mlp": Field(EVERY.names, shared),
+        "expert_groups": group(ExpertGroups, EXPERT_GROUPS),
+        "shared_mlp": Field(SHARED_EXPERTS.names, shared_width),
         "dense_layers": field("first_k_dense_replace", index, 0),
         "dense_mlp": field("intermediate_size", count),
         **dict.fromkeys(("precise_router", "qk_norm", "drawn"), True),
         "shift": 0,
         "kind": Kind.BLOCK,
-        "mask_id": mask(MASK),
-        "block": BLOCK,
+        "mask_id": mask_id(LLADA2_MASK),
+        "block": LLADA2_BLOCK,
     },
     fixed={"hidden_act": "silu", "score_function": "sigmoid", "router_dtype": "fp32"}
     | {"rotary_dim": lambda ours: int(ours["head_dim"] * ours["rope"].share)}
     | dict.fromkeys(("norm_topk_prob", "moe_router_enable_expert_bias", "use_qk_norm"), True),
-    ignored=IGNORED | words("_moe_implementation output_router_logits sliding_window"),
+    ignored=IGNORABLE | words("_moe_implementation output_router_logits sliding_window"),
     remote=words(f"configuration_{CODE}Config modeling_{CODE}Model modeling_{CODE}ModelLM"),
-    names=NAMES,
+    names=LLADA2_NAMES,
     method="block_diffusion",
 )

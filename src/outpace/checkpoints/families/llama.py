@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.family import BIASED, DECODER, HUGGING_FACE_NAMES, Family
+from outpace.checkpoints.families.family import BIASES, DECODER, HUGGING_FACE_NAMES, Family
 from outpace.checkpoints.fields import field, flag
 
 LLAMA = Family(
@@ -14,7 +14,7 @@ LLAMA = Family(
         "meta-llama/Llama-3.1-8B-Instruct",
         "meta-llama/Llama-3.2-1B",
     ),
-    fields={**DECODER, **BIASED, "mlp_bias": field("mlp_bias", flag, False)},
+    fields={**DECODER, **BIASES, "mlp_bias": field("mlp_bias", flag, False)},
     names=HUGGING_FACE_NAMES,
     gguf="llama",
     gguf_pairs=tuple(f"{name}_proj.{kind}" for name in "qk" for kind in ("weight", "bias")),

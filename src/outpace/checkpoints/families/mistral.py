@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from outpace.checkpoints.families.family import (
     HUGGING_FACE_NAMES,
-    IGNORED,
-    STATED,
+    IGNORABLE,
+    STRICT_DECODER,
     Family,
     with_experts,
 )
-from outpace.checkpoints.families.windows import sliding
+from outpace.checkpoints.families.windows import sliding_windows
 from outpace.checkpoints.fields import few, field
 
 MISTRAL = Family(
@@ -17,7 +17,7 @@ MISTRAL = Family(
     about="Mistral: every layer attends to the last `sliding_window` tokens, or to all",
     architectures=("MistralForCausalLM",),
     checkpoints=("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-Nemo-Instruct-2407"),
-    fields={**STATED, "sights": sliding(4096)},
+    fields={**STRICT_DECODER, "sights": sliding_windows(4096)},
     names=HUGGING_FACE_NAMES,
 )
 
@@ -27,12 +27,12 @@ MIXTRAL = Family(
     architectures=("MixtralForCausalLM",),
     checkpoints=("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x22B-Instruct-v0.1"),
     fields={
-        **STATED,
-        "sights": sliding(None),
+        **STRICT_DECODER,
+        "sights": sliding_windows(None),
         "experts": field("num_local_experts num_experts", few),
         "experts_per_row": field("num_experts_per_tok", few),
         "norm_experts": True,
     },
-    ignored=IGNORED | {"router_aux_loss_coef", "router_jitter_noise", "output_router_logits"},
+    ignored=IGNORABLE | {"router_aux_loss_coef", "router_jitter_noise", "output_router_logits"},
     names=with_experts("block_sparse_moe", "w1", "w3", "w2"),
 )

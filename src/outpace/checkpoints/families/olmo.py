@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outpace.checkpoints.families.family import BIASED, NORMS_AFTER, STATED, Family
-from outpace.checkpoints.families.ropes import FULL_ROPE, STATED_ROPE, sliding
-from outpace.checkpoints.families.windows import alternating
-from outpace.checkpoints.fields import Field, Given
+from outpace.checkpoints.families.family import BIASES, POST_NORM_NAMES, STRICT_DECODER, Family
+from outpace.checkpoints.families.ropes import FULL_ROPE, REQUIRED_ROPE, sliding_rope
+from outpace.checkpoints.families.windows import alternating_windows
+from outpace.checkpoints.fields import Field, Fields
 from outpace.models.config import Rope
 
 
-def precise(rope: Field) -> Field:
+def float32_rope(rope: Field) -> Field:
     """Return a rotary embedding's field with tables in float32 for any dtype."""
 
-    def value(published: Given, ours: Given) -> Rope:
-        return replace(rope.value(published, ours), float32=True)
+    def read_value(published: Fields, ours: Fields) -> Rope:
+        return replace(rope.read(published, ours), float32=True)
 
-    return Field(rope.names, value)
+    return Field(rope.names, read_value)
 
 
-NORMS = {"qk_norm": True, "wide_qk_norm": True, "norms": "after"}
+OLMO_NORMS = {"qk_norm": True, "wide_qk_norm": True, "norms": "after"}
 
 OLMO2 = Family(
     name="olmo2",
     about="OLMo 2: norms after attention and MLP",
     architectures=("Olmo2ForCausalLM",),
     checkpoints=("allenai/OLMo-2-1124-7B-Instruct", "allenai/OLMo-2-0325-32B-Instruct"),
-    fields={**STATED, **BIASED, **NORMS, "rope": precise(STATED_ROPE)},
-    names=NORMS_AFTER,
+    fields={**STRICT_DECODER, **BIASES, **OLMO_NORMS, "rope": float32_rope(REQUIRED_ROPE)},
+    names=POST_NORM_NAMES,
 )
 
 OLMO3 = Family(
@@ -41,12 +41,12 @@ OLMO3 = Family(
         "allenai/Olmo-3-32B-Think",
     ),
     fields={
-        **STATED,
-        **BIASED,
-        **NORMS,
-        "sights": alternating(4),
-        "rope": precise(FULL_ROPE),
-        "local_rope": precise(sliding("rope_theta")),
+        **STRICT_DECODER,
+        **BIASES,
+        **OLMO_NORMS,
+        "sights": alternating_windows(4),
+        "rope": float32_rope(FULL_ROPE),
+        "local_rope": float32_rope(sliding_rope("rope_theta")),
     },
-    names=NORMS_AFTER,
+    names=POST_NORM_NAMES,
 )

@@ -6,36 +6,38 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from outpace.checkpoints.families.rotary import ROPE
-from outpace.checkpoints.fields import Field, Given, checked, number
+from outpace.checkpoints.fields import Field, Fields, number, parse_value
 from outpace.models.config import Rope
 
-FACTOR = "partial_rotary_factor"
+ROTARY_FACTOR = "partial_rotary_factor"
 
 
-def partial(usual: float) -> Field:
+def partial_rope(usual: float) -> Field:
     """Return the field of a rotary embedding of a share of each head, `usual` by default."""
 
-    def value(published: Given, ours: Given) -> Rope:
+    def read_value(published: Fields, ours: Fields) -> Rope:
         nested = {
             name: published[name] for name in ROPE.names if isinstance(published.get(name), Mapping)
         }
         factors = [
-            place[FACTOR]
+            place[ROTARY_FACTOR]
             for place in (published, *nested.values())
-            if place.get(FACTOR) is not None
+            if place.get(ROTARY_FACTOR) is not None
         ]
         if any(each != factors[0] for each in factors):
-            raise ValueError(f"{FACTOR} is {factors[0]} in one place and {factors[-1]} in another")
-        part = checked(FACTOR, factors[0] if factors else usual, number)
+            raise ValueError(
+                f"{ROTARY_FACTOR} is {factors[0]} in one place and {factors[-1]} in another"
+            )
+        part = parse_value(ROTARY_FACTOR, factors[0] if factors else usual, number)
         size = int(ours["head_dim"] * part)
         if part > 1 or size < 2 or size % 2:
             raise ValueError(
-                f"{FACTOR} must rotate pairs of {ours['head_dim']} dimensions, got {part}"
+                f"{ROTARY_FACTOR} must rotate pairs of {ours['head_dim']} dimensions, got {part}"
             )
         others = {
-            name: {key: each for key, each in place.items() if key != FACTOR}
+            name: {key: each for key, each in place.items() if key != ROTARY_FACTOR}
             for name, place in nested.items()
         }
-        return replace(ROPE.value({**published, **others}, ours), share=part)
+        return replace(ROPE.read({**published, **others}, ours), share=part)
 
-    return Field((*ROPE.names, FACTOR), value)
+    return Field((*ROPE.names, ROTARY_FACTOR), read_value)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.family import HUGGING_FACE_NAMES, IGNORED, STATED, Family
-from outpace.checkpoints.families.windows import sliding
+from outpace.checkpoints.families.family import (
+    HUGGING_FACE_NAMES,
+    IGNORABLE,
+    STRICT_DECODER,
+    Family,
+)
+from outpace.checkpoints.families.windows import sliding_windows
 
 PHI3 = Family(
     name="phi3",
@@ -11,11 +16,11 @@ PHI3 = Family(
     architectures=("Phi3ForCausalLM",),
     checkpoints=("microsoft/Phi-3-mini-4k-instruct", "microsoft/phi-4"),
     fields={
-        **STATED,
-        "sights": sliding(None),
+        **STRICT_DECODER,
+        "sights": sliding_windows(None),
     },
     # The trained length only matters for rotary scaling by it, which is refused.
-    ignored=IGNORED | {"original_max_position_embeddings"},
+    ignored=IGNORABLE | {"original_max_position_embeddings"},
     remote={"configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"},
     names={
         **HUGGING_FACE_NAMES,

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from outpace.checkpoints.families.family import (
-    BIASED,
+    BIASES,
     DECODER,
-    FIXED,
+    FIXED_FIELDS,
     HUGGING_FACE_NAMES,
-    IGNORED,
+    IGNORABLE,
     Family,
     with_experts,
 )
@@ -15,7 +15,7 @@ from outpace.checkpoints.fields import count, few, field, flag
 
 # A window only matters if `use_sliding_window` is true, which is refused. Chunked attention only
 # matters beyond the first chunk, which is longer than the context of other checkpoints.
-QWEN_IGNORED = IGNORED | {"sliding_window", "dual_chunk_attention_config"}
+QWEN_IGNORED = IGNORABLE | {"sliding_window", "dual_chunk_attention_config"}
 
 QWEN2 = Family(
     name="qwen2",
@@ -28,7 +28,7 @@ QWEN2 = Family(
         "Qwen/Qwen2.5-7B-Instruct-1M",
     ),
     fields={**DECODER, "qkv_bias": True},
-    fixed={**FIXED, "attention_bias": True},
+    fixed={**FIXED_FIELDS, "attention_bias": True},
     ignored=QWEN_IGNORED,
     names=HUGGING_FACE_NAMES,
     gguf="qwen2",
@@ -39,7 +39,7 @@ QWEN3 = Family(
     about="Qwen3 (dense): normed queries and keys",
     architectures=("Qwen3ForCausalLM",),
     checkpoints=("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"),
-    fields={**DECODER, **BIASED, "head_dim": field("head_dim", few, 128), "qk_norm": True},
+    fields={**DECODER, **BIASES, "head_dim": field("head_dim", few, 128), "qk_norm": True},
     ignored=QWEN_IGNORED,
     names=HUGGING_FACE_NAMES,
     gguf="qwen3",
@@ -59,7 +59,7 @@ QWEN3_MOE = Family(
         "experts_per_row": field("num_experts_per_tok", few),
         "norm_experts": field("norm_topk_prob", flag, False),
     },
-    fixed={**FIXED, "decoder_sparse_step": 1},
+    fixed={**FIXED_FIELDS, "decoder_sparse_step": 1},
     ignored=QWEN_IGNORED | {"intermediate_size", "router_aux_loss_coef", "output_router_logits"},
     names=with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
     gguf="qwen3moe",

@@ -4,50 +4,54 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from outpace.checkpoints.families.rotary import NAMES, base, rope
-from outpace.checkpoints.families.sights import EVERY, SLIDING
-from outpace.checkpoints.fields import Field, Given, checked, field, mapping
+from outpace.checkpoints.families.attention_windows import FULL_ATTENTION, SLIDING_ATTENTION
+from outpace.checkpoints.families.rotary import ROPE_NAMES, parse_base, read_rope
+from outpace.checkpoints.fields import Field, Fields, field, mapping, parse_value
 from outpace.models.config import Rope
 
 
-def stated(published: Given, ours: Given) -> Rope:
+def read_required_rope(published: Fields, ours: Fields) -> Rope:
     """Read a rotary embedding whose base frequency is required."""
-    parts = [published, *(published.get(name) for name in NAMES)]
+    parts = [published, *(published.get(name) for name in ROPE_NAMES)]
     if not any(isinstance(part, Mapping) and part.get("rope_theta") for part in parts):
         raise ValueError("field 'rope_theta' is missing")
-    return rope(published, ours)
+    return read_rope(published, ours)
 
 
-def everywhere(published: Given, ours: Given) -> Rope:
+def read_full_rope(published: Fields, ours: Fields) -> Rope:
     """Read the rotary embedding of full-attention layers."""
-    return stated(of_kind(published, EVERY), ours)
+    return read_required_rope(layer_rope_fields(published, FULL_ATTENTION), ours)
 
 
-def sliding(local: str) -> Field:
+def sliding_rope(local: str) -> Field:
     """Return the field of the rotary embedding of sliding-window layers.
 
     Args:
         local: Field of older formats with their base frequency, without scaling.
     """
-    plain = field(local, base)
+    plain = field(local, parse_base)
 
-    def value(published: Given, ours: Given) -> Rope:
-        part = of_kind(published, SLIDING)
-        return Rope(theta=plain.value(published, ours)) if part is published else stated(part, ours)
+    def read_value(published: Fields, ours: Fields) -> Rope:
+        part = layer_rope_fields(published, SLIDING_ATTENTION)
+        return (
+            Rope(theta=plain.read(published, ours))
+            if part is published
+            else read_required_rope(part, ours)
+        )
 
-    return Field((*NAMES, local), value)
+    return Field((*ROPE_NAMES, local), read_value)
 
 
-def of_kind(published: Given, kind: str) -> Given:
+def layer_rope_fields(published: Fields, kind: str) -> Fields:
     """Return the rotary fields of one type of layer, or of all if they are shared."""
     parts = published.get("rope_parameters")
-    if not isinstance(parts, Mapping) or not {EVERY, SLIDING} & parts.keys():
+    if not isinstance(parts, Mapping) or not {FULL_ATTENTION, SLIDING_ATTENTION} & parts.keys():
         return published
-    if twice := [name for name in NAMES[:2] if published.get(name)]:
+    if twice := [name for name in ROPE_NAMES[:2] if published.get(name)]:
         raise ValueError(f"{twice[0]} and rope_parameters have different values; keep one")
-    if unknown := parts.keys() - {EVERY, SLIDING}:
+    if unknown := parts.keys() - {FULL_ATTENTION, SLIDING_ATTENTION}:
         raise ValueError(f"rope_parameters has {min(unknown)!r}, which is not a layer type")
-    return {"rope_parameters": checked(f"rope_parameters of {kind}", parts.get(kind), mapping)}
+    return {"rope_parameters": parse_value(f"rope_parameters of {kind}", parts.get(kind), mapping)}
 
 
-STATED_ROPE, FULL_ROPE = Field(NAMES, stated), Field(NAMES, everywhere)
+REQUIRED_ROPE, FULL_ROPE = Field(ROPE_NAMES, read_required_rope), Field(ROPE_NAMES, read_full_rope)

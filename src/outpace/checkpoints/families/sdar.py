@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from outpace.checkpoints.families.family import CLASS_SUFFIXES, mask
+from outpace.checkpoints.families.family import CLASS_SUFFIXES, mask_id
 from outpace.checkpoints.families.qwen import QWEN3, QWEN3_MOE
-from outpace.checkpoints.fields import Given, count, field, words
+from outpace.checkpoints.fields import Fields, count, field, words
 from outpace.decoding.target import Kind
 
-MASK = 151669
+SDAR_MASK = 151669
 """Mask token in the authors' code, `<|MASK|>` of their tokenizer."""
-TRAINING = words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep")
+SDAR_TRAINING = words("debug ep_size fuse_cross_entropy micro_forward skip_checkpoint use_deepep")
 
-BLOCKED: Given = {
+SDAR_FIELDS: Fields = {
     "shift": 0,
     "kind": Kind.BLOCK,
-    "mask_id": mask(MASK),
+    "mask_id": mask_id(SDAR_MASK),
     "block": field("block_size", count, None),
     "drawn": True,
 }
@@ -28,8 +28,8 @@ SDAR = replace(
     architectures=("SDARForCausalLM",),
     checkpoints=("JetLM/SDAR-1.7B-Chat", "JetLM/SDAR-4B-Chat", "JetLM/SDAR-8B-Chat"),
     compared="recorded runs of its authors' code",
-    fields={**QWEN3.fields, **BLOCKED},
-    ignored={*QWEN3.ignored, *TRAINING},
+    fields={**QWEN3.fields, **SDAR_FIELDS},
+    ignored={*QWEN3.ignored, *SDAR_TRAINING},
     remote={
         "configuration_sdar.SDARConfig",
         *(f"modeling_sdar.SDAR{part}" for part in CLASS_SUFFIXES),
@@ -46,9 +46,9 @@ SDAR_MOE = replace(
     architectures=("SDARMoeForCausalLM",),
     checkpoints=("JetLM/SDAR-30B-A3B-Chat",),
     compared="transformers under a mask in blocks",
-    fields={**QWEN3_MOE.fields, **BLOCKED},
+    fields={**QWEN3_MOE.fields, **SDAR_FIELDS},
     fixed=QWEN3_MOE.fixed,
-    ignored={*QWEN3_MOE.ignored, *TRAINING},
+    ignored={*QWEN3_MOE.ignored, *SDAR_TRAINING},
     remote={
         "configuration_sdar_moe.SDARMoeConfig",
         *(f"modeling_sdar_moe.SDARMoe{part}" for part in CLASS_SUFFIXES),

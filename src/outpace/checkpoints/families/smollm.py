@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-from outpace.checkpoints.families.family import BIASED, HUGGING_FACE_NAMES, STATED, Family
-from outpace.checkpoints.fields import Field, Given, checked, count, field, flag
+from outpace.checkpoints.families.family import BIASES, HUGGING_FACE_NAMES, STRICT_DECODER, Family
+from outpace.checkpoints.fields import Field, Fields, count, field, flag, parse_value
 
-EVERY = field("no_rope_layer_interval", count, 4)
-FLAGS = "no_rope_layers"
+NO_ROPE_INTERVAL = field("no_rope_layer_interval", count, 4)
+NO_ROPE_LAYERS = "no_rope_layers"
 
 
-def flags(value: Any) -> list[int]:
+def parse_rope_flags(value: Any) -> list[int]:
     """Parse a list of 0 and 1 per layer."""
     if isinstance(value, list) and all(type(each) is int and each in (0, 1) for each in value):
         return value
     raise ValueError("a list of 0 (no rotary embedding) and 1")
 
 
-def unrotated(published: Given, ours: Given) -> tuple[int, ...]:
+def layers_without_rope(published: Fields, ours: Fields) -> tuple[int, ...]:
     """Return the layers without rotary embedding."""
-    every = EVERY.value(published, ours)
+    every = NO_ROPE_INTERVAL.read(published, ours)
     usual = [int((layer + 1) % every != 0) for layer in range(ours["layers"])]
-    found = published.get(FLAGS)
-    rotated = checked(FLAGS, usual if found is None else found, flags)
+    found = published.get(NO_ROPE_LAYERS)
+    rotated = parse_value(NO_ROPE_LAYERS, usual if found is None else found, parse_rope_flags)
     if len(rotated) != ours["layers"]:
-        raise ValueError(f"{FLAGS} must have {len(usual)} entries, got {len(rotated)}")
+        raise ValueError(f"{NO_ROPE_LAYERS} must have {len(usual)} entries, got {len(rotated)}")
     return tuple(layer for layer, rotates in enumerate(rotated) if not rotates)
 
 
@@ -35,10 +35,10 @@ SMOLLM3 = Family(
     architectures=("SmolLM3ForCausalLM",),
     checkpoints=("HuggingFaceTB/SmolLM3-3B",),
     fields={
-        **STATED,
-        **BIASED,
+        **STRICT_DECODER,
+        **BIASES,
         "mlp_bias": field("mlp_bias", flag, False),
-        "unrotated": Field((*EVERY.names, FLAGS), unrotated),
+        "unrotated": Field((*NO_ROPE_INTERVAL.names, NO_ROPE_LAYERS), layers_without_rope),
     },
     names=HUGGING_FACE_NAMES,
 )

@@ -11,12 +11,12 @@ from outpace.checkpoints.families.family import (
     DECODER,
     HUGGING_FACE_NAMES,
     Family,
-    mask,
+    mask_id,
 )
 from outpace.checkpoints.families.qwen import QWEN_IGNORED
 from outpace.checkpoints.fields import field, flag
 
-MASK = 151665
+WEDLM_MASK = 151665
 """Mask token of the published models, which `config.json` may omit."""
 
 
@@ -28,7 +28,7 @@ WEDLM = Family(
     compared="recorded runs of its authors' code",
     fields={
         **DECODER,
-        "mask_id": mask(MASK),
+        "mask_id": mask_id(WEDLM_MASK),
         "qkv_bias": field("attention_bias", flag, True),
         "qk_norm": field("qk_norm", flag, lambda ours: not ours["qkv_bias"]),
     },

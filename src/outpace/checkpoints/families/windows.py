@@ -2,41 +2,43 @@
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.sights import (
-    EVERY,
-    KINDS,
-    SLIDING,
-    WINDOW,
-    checked_window,
-    sights,
+from outpace.checkpoints.families.attention_windows import (
+    FULL_ATTENTION,
+    LAYER_TYPES,
+    SLIDING_ATTENTION,
+    SLIDING_WINDOW,
+    parse_window,
+    read_windows,
 )
-from outpace.checkpoints.fields import Field, Given, count, field
-from outpace.models.config import Sight
+from outpace.checkpoints.fields import Field, Fields, count, field
+from outpace.models.config import AttentionWindow
 
-PATTERN = field("sliding_window_pattern _sliding_window_pattern", count, None)
+WINDOW_PATTERN = field("sliding_window_pattern _sliding_window_pattern", count, None)
 
 
-def sliding(usual: int | None) -> Field:
+def sliding_windows(usual: int | None) -> Field:
     """Return the field of windows in all layers; `usual` is the default length."""
 
-    def value(published: Given, ours: Given) -> tuple[Sight, ...]:
-        window = checked_window(published.get("sliding_window", usual))
+    def read_value(published: Fields, ours: Fields) -> tuple[AttentionWindow, ...]:
+        window = parse_window(published.get("sliding_window", usual))
         if window is None or window >= ours["max_length"]:
             return ()
-        return (Sight(window=window, causal=True),) * int(ours["layers"])
+        return (AttentionWindow(window=window, causal=True),) * int(ours["layers"])
 
-    return Field(("sliding_window",), value)
+    return Field(("sliding_window",), read_value)
 
 
-def alternating(usual: int) -> Field:
+def alternating_windows(usual: int) -> Field:
     """Return the field of windows in all but every n-th layer, by default n = `usual`."""
 
-    def value(published: Given, ours: Given) -> tuple[Sight, ...]:
-        every = PATTERN.value(published, ours) or usual
+    def read_value(published: Fields, ours: Fields) -> tuple[AttentionWindow, ...]:
+        every = WINDOW_PATTERN.read(published, ours) or usual
         layers = range(1, ours["layers"] + 1)
-        listed = published.get(KINDS)
+        listed = published.get(LAYER_TYPES)
         if listed is None:
-            listed = [SLIDING if layer % every else EVERY for layer in layers]
-        return sights({KINDS: listed, "sliding_window": published.get("sliding_window")}, ours)
+            listed = [SLIDING_ATTENTION if layer % every else FULL_ATTENTION for layer in layers]
+        return read_windows(
+            {LAYER_TYPES: listed, "sliding_window": published.get("sliding_window")}, ours
+        )
 
-    return Field((*WINDOW.names, *PATTERN.names, KINDS), value)
+    return Field((*SLIDING_WINDOW.names, *WINDOW_PATTERN.names, LAYER_TYPES), read_value)

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from outpace.checkpoints.families import FAMILIES, Family
-from outpace.checkpoints.fields import MANY, Given, brief, checked, index
-from outpace.checkpoints.gguf.file import File
-from outpace.checkpoints.gguf.header import Array
+from outpace.checkpoints.fields import MAX_PUBLISHED_COUNT, Fields, index, parse_value, shorten
+from outpace.checkpoints.gguf.file import GGUFFile
+from outpace.checkpoints.gguf.header import MetadataArray
 from outpace.models.config import Rope
-from outpace.models.rope import frequencies
+from outpace.models.rope import rotary_frequencies
 
-SIZES = {
+METADATA_FIELDS = {
     "block_count": "num_hidden_layers",
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
@@ -33,26 +33,30 @@ SIZES = {
 }
 """Metadata names, after the architecture's prefix, to field names."""
 
-SCALING = {
+SCALING_FIELDS = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
-SAME = {"attention.value_length": "head_dim", "rope.dimension_count": "head_dim"}
+HEAD_SIZE_METADATA = {"attention.value_length": "head_dim", "rope.dimension_count": "head_dim"}
 """Metadata whose value must equal the field."""
 
-SILENT = ("rope.scaling.finetuned", "rope.scaling.attn_factor")
-ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-STRETCH = "rope_freqs.weight"
+NEUTRAL_METADATA = ("rope.scaling.finetuned", "rope.scaling.attn_factor")
+END_TOKEN_METADATA = ("eos_token_id", "eot_token_id", "eom_token_id")
+ROPE_FACTORS = "rope_freqs.weight"
 """Tensor of the divisors that Llama 3.1's rule applies to the frequencies."""
 
-LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+LLAMA3_SCALING = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
 """Parameters of that rule in every published model; the factor is the tensor's maximum."""
 
 
-def family_in(file: File) -> Family:
+def family_of_file(file: GGUFFile) -> Family:
     """Return the family of a file.
 
     Raises:
@@ -62,38 +66,40 @@ def family_in(file: File) -> Family:
     known = {family.gguf: family for family in FAMILIES.values() if family.gguf}
     if not isinstance(name, str) or name not in known:
         raise ValueError(
-            f"{file.path}: general.architecture {brief(name)} is not supported in GGUF; "
+            f"{file.path}: general.architecture {shorten(name)} is not supported in GGUF; "
             f"known are {', '.join(sorted(known))}"
         )
     return known[name]
 
 
-def fields_of(file: File) -> dict[str, Any]:
+def gguf_config_fields(file: GGUFFile) -> dict[str, Any]:
     """Return the equivalent `config.json`.
 
     Raises:
         ValueError: For metadata that are not supported.
     """
-    family = family_in(file)
+    family = family_of_file(file)
     metadata = {
-        name.removeprefix(f"{family.gguf}."): plain(value)
+        name.removeprefix(f"{family.gguf}."): convert_metadata(value)
         for name, value in file.metadata.items()
         if name.startswith(f"{family.gguf}.")
     }
-    fields = {ours: metadata.pop(name) for name, ours in SIZES.items() if name in metadata}
-    rope = {ours: metadata.pop(name) for name, ours in SCALING.items() if name in metadata}
-    size = fields.get("head_dim") or head_size(fields)
-    for name in SAME:
+    fields = {
+        ours: metadata.pop(name) for name, ours in METADATA_FIELDS.items() if name in metadata
+    }
+    rope = {ours: metadata.pop(name) for name, ours in SCALING_FIELDS.items() if name in metadata}
+    size = fields.get("head_dim") or default_head_size(fields)
+    for name in HEAD_SIZE_METADATA:
         if (value := metadata.pop(name, size)) != size:
             raise ValueError(
-                f"{file.path}: {name} must be the head size {size}, got {brief(value)}"
+                f"{file.path}: {name} must be the head size {size}, got {shorten(value)}"
             )
-    for name in SILENT:
+    for name in NEUTRAL_METADATA:
         if (value := metadata.pop(name, None)) not in (None, True, False, 1.0):
-            raise ValueError(f"{file.path}: {name} is {brief(value)}, which is not supported")
+            raise ValueError(f"{file.path}: {name} is {shorten(value)}, which is not supported")
     for name, supported in family.gguf_stated.items():
         if (value := metadata.pop(name, supported)) != supported:
-            raise ValueError(f"{file.path}: {name} must be {supported}, got {brief(value)}")
+            raise ValueError(f"{file.path}: {name} must be {supported}, got {shorten(value)}")
     embedding = file.tensors.get("token_embd.weight")
     return {
         "architectures": [family.architectures[0]],
@@ -101,21 +107,21 @@ def fields_of(file: File) -> dict[str, Any]:
         "vocab_size": None if embedding is None else embedding.shape[0],
         "tie_word_embeddings": "output.weight" not in file.tensors,
         **fields,
-        **scaling(file, rope, fields, size),
-        **special(file),
+        **rope_scaling(file, rope, fields, size),
+        **special_tokens(file),
         # Metadata without a translation are refused by name unless their value is neutral.
         **{f"{family.gguf}.{name}": value for name, value in metadata.items()},
     }
 
 
-def plain(value: Any) -> Any:
+def convert_metadata(value: Any) -> Any:
     """Return a number as before its rounding to 32 bits, and a short array as a list."""
-    if isinstance(value, Array):
-        return value.values() if len(value) <= MANY else value
+    if isinstance(value, MetadataArray):
+        return value.read_values() if len(value) <= MAX_PUBLISHED_COUNT else value
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
-def head_size(fields: Given) -> int | None:
+def default_head_size(fields: Fields) -> int | None:
     """Return the head size where the metadata have none."""
     dim, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
     if type(dim) is int and type(heads) is int and heads > 0:
@@ -123,42 +129,44 @@ def head_size(fields: Given) -> int | None:
     return None
 
 
-def scaling(file: File, rope: Mapping[str, Any], fields: Given, size: int | None) -> dict[str, Any]:
+def rope_scaling(
+    file: GGUFFile, rope: Mapping[str, Any], fields: Fields, size: int | None
+) -> dict[str, Any]:
     """Return the scaling of the rotary embedding."""
-    if STRETCH in file.tensors:
-        return {"rope_scaling": stretched(file, fields, size)}
+    if ROPE_FACTORS in file.tensors:
+        return {"rope_scaling": llama3_scaling(file, fields, size)}
     if rope.get("rope_type", "none") == "none":
         return {}
     return {"rope_scaling": dict(rope)}
 
 
-def stretched(file: File, fields: Given, size: int | None) -> dict[str, Any]:
+def llama3_scaling(file: GGUFFile, fields: Fields, size: int | None) -> dict[str, Any]:
     """Return Llama 3.1's scaling.
 
     Raises:
         ValueError: If the stored factors do not follow that rule.
     """
     theta = fields.get("rope_theta", Rope.theta)
-    shape = file.tensors[STRETCH].shape
+    shape = file.tensors[ROPE_FACTORS].shape
     if isinstance(size, int) and isinstance(theta, float) and theta > 0 and shape == (size // 2,):
-        divisors = file.numbers(STRETCH).double()
-        rule = {"rope_type": "llama3", "factor": float(divisors.max()), **LLAMA3}
-        usual, _ = frequencies(Rope(theta=theta), size)
-        slower, _ = frequencies(Rope(theta=theta, scaling=rule), size)
+        divisors = file.read_tensor(ROPE_FACTORS).double()
+        rule = {"rope_type": "llama3", "factor": float(divisors.max()), **LLAMA3_SCALING}
+        usual, _ = rotary_frequencies(Rope(theta=theta), size)
+        slower, _ = rotary_frequencies(Rope(theta=theta, scaling=rule), size)
         if torch.allclose(usual / slower, divisors, rtol=1e-4):
             return rule
     raise ValueError(
-        f"{file.path}: tensor {STRETCH!r} is not supported; supported: Llama 3.1's rule for "
-        f"{LLAMA3['original_max_position_embeddings']} positions"
+        f"{file.path}: tensor {ROPE_FACTORS!r} is not supported; supported: Llama 3.1's rule for "
+        f"{LLAMA3_SCALING['original_max_position_embeddings']} positions"
     )
 
 
-def special(file: File) -> dict[str, Any]:
+def special_tokens(file: GGUFFile) -> dict[str, Any]:
     """Return the tokens that end an answer, and the mask token."""
-    names = {name: f"tokenizer.ggml.{name}" for name in (*ENDS, "mask_token_id")}
+    names = {name: f"tokenizer.ggml.{name}" for name in (*END_TOKEN_METADATA, "mask_token_id")}
     try:
         ids = {
-            field: checked(name, value, index)
+            field: parse_value(name, value, index)
             for field, name in names.items()
             if (value := file.metadata.get(name)) is not None
         }

@@ -16,17 +16,23 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.checkpoints.fields import line
-from outpace.checkpoints.gguf.header import Header, Info, read_header
-from outpace.checkpoints.name import GGUF
-from outpace.kernels.packed import INPUTS, Rows, dequantize, level, pack_rows
+from outpace.checkpoints.fields import error_line
+from outpace.checkpoints.gguf.header import GGUFHeader, TensorInfo, read_header
+from outpace.checkpoints.name import GGUF_SUFFIX
+from outpace.kernels.packed import (
+    INPUT_MULTIPLES,
+    FormatRows,
+    dequantize_packed,
+    loop_level,
+    pack_matrix,
+)
 
-PIECE = 2**18
+CHUNK_NUMBERS = 2**18
 """Numbers dequantized at a time: they and their source bytes fit into a CPU cache."""
 
 
 @dataclass(frozen=True)
-class Entry:
+class TensorEntry:
     """One tensor: type, shape `[out, in]`, offset and size in bytes."""
 
     kind: Any
@@ -36,15 +42,15 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class File:
+class GGUFFile:
     """Metadata and tensors of a file, by name."""
 
     path: Path
     size: int
     metadata: dict[str, Any]
-    tensors: dict[str, Entry]
+    tensors: dict[str, TensorEntry]
 
-    def pieces(self, name: str, part: int | None = None) -> Iterator[Tensor]:
+    def read_chunks(self, name: str, part: int | None = None) -> Iterator[Tensor]:
         """Yield chunks of rows `f32[n, in]` of a tensor.
 
         Args:
@@ -54,20 +60,20 @@ class File:
         Raises:
             ValueError: For a type that cannot be read.
         """
-        gguf, entry = library(), self.tensors[name]
+        gguf, entry = import_gguf(), self.tensors[name]
         shape, size, offset = entry.shape, entry.size, entry.offset
         if part is not None:
             shape, size = shape[1:], size // shape[0]
             offset += part * size
         width, rows = shape[-1], prod(shape[:-1])
-        step = max(PIECE // max(width, 1), 1)
+        step = max(CHUNK_NUMBERS // max(width, 1), 1)
         row = size // max(rows, 1)
         for first in range(0, rows, step):
             count = min(step, rows - first)
             # Read instead of mapped: mapped pages stay in memory until the map is closed.
             content = np.fromfile(self.path, np.uint8, count * row, offset=offset + first * row)
             blocks = content.reshape(count, row)
-            if (dequantized_rows := dequantized(entry.kind.value, blocks, width)) is not None:
+            if (dequantized_rows := dequantize_rows(entry.kind.value, blocks, width)) is not None:
                 yield dequantized_rows
                 continue
             try:
@@ -78,11 +84,11 @@ class File:
             except (NotImplementedError, ValueError) as error:
                 raise ValueError(
                     f"{self.path}: tensor {name!r} is of type {entry.kind.name}, which cannot be "
-                    f"read ({line(error)})"
+                    f"read ({error_line(error)})"
                 ) from error
             yield torch.from_numpy(numbers)
 
-    def content(self, name: str, part: int | None = None) -> NDArray[np.uint8]:
+    def map_rows(self, name: str, part: int | None = None) -> NDArray[np.uint8]:
         """Map the bytes `u8[rows, bytes]` of a tensor's rows.
 
         Args:
@@ -100,32 +106,32 @@ class File:
         try:
             mapped = np.memmap(self.path, np.uint8, "r", offset, (size,))
         except (OSError, ValueError) as error:
-            raise ValueError(f"{self.path} has changed: {line(error)}") from error
+            raise ValueError(f"{self.path} has changed: {error_line(error)}") from error
         return mapped.reshape(prod(shape[:-1]), -1)
 
-    def numbers(self, name: str, part: int | None = None) -> Tensor:
+    def read_tensor(self, name: str, part: int | None = None) -> Tensor:
         """Return a dequantized tensor `f32[out, in]`, or one `part` of a stack."""
         shape = self.tensors[name].shape[0 if part is None else 1 :]
         whole, first = torch.empty(prod(shape[:-1]), shape[-1]), 0
-        for piece in self.pieces(name, part):
+        for piece in self.read_chunks(name, part):
             whole[first : first + len(piece)] = piece
             first += len(piece)
         return whole.view(shape)
 
 
-def dequantized(kind: int, rows: NDArray[np.uint8], width: int) -> Tensor | None:
+def dequantize_rows(kind: int, rows: NDArray[np.uint8], width: int) -> Tensor | None:
     """Dequantize rows to `f32[n, in]` with the compiled loop.
 
     Returns None without a loop for this type, or for an infinite scale.
     """
-    if not level() or kind not in INPUTS:
+    if not loop_level() or kind not in INPUT_MULTIPLES:
         return None
     starts = np.arange(len(rows), dtype=np.uint64) * np.uint64(rows.strides[0])
-    matrix = pack_rows([Rows(kind, starts + np.uint64(rows.ctypes.data))], width)
-    return None if matrix is None else dequantize(matrix)
+    matrix = pack_matrix([FormatRows(kind, starts + np.uint64(rows.ctypes.data))], width)
+    return None if matrix is None else dequantize_packed(matrix)
 
 
-def library() -> ModuleType:
+def import_gguf() -> ModuleType:
     """Import the library `gguf`.
 
     Raises:
@@ -141,10 +147,10 @@ def library() -> ModuleType:
 
 def is_gguf(path: Path) -> bool:
     """Return whether a path names a GGUF file."""
-    return path.suffix == GGUF and not path.is_dir()
+    return path.suffix == GGUF_SUFFIX and not path.is_dir()
 
 
-def opened(path: Path) -> File:
+def open_gguf(path: Path) -> GGUFFile:
     """Open a GGUF file.
 
     Raises:
@@ -156,29 +162,32 @@ def opened(path: Path) -> File:
         raise ValueError(f"{path} cannot be read: {error}") from error
     if not S_ISREG(stat.st_mode):
         raise ValueError(f"{path} is not a regular file: give a GGUF file")
-    return parsed(path, stat.st_mtime_ns, stat.st_size)
+    return parse_gguf(path, stat.st_mtime_ns, stat.st_size)
 
 
 @lru_cache(maxsize=4)
-def parsed(path: Path, changed: int, size: int) -> File:
+def parse_gguf(path: Path, changed: int, size: int) -> GGUFFile:
     """Parse a file once per modification: configuration, tokenizer and weights all need it."""
-    gguf = library()
+    gguf = import_gguf()
     try:
         header = read_header(path)
         tensors = {
-            name: entry(gguf, name, info, header, size) for name, info in header.tensors.items()
+            name: tensor_entry(gguf, name, info, header, size)
+            for name, info in header.tensors.items()
         }
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is not a readable GGUF file: {line(error)}") from error
+        raise ValueError(f"{path} is not a readable GGUF file: {error_line(error)}") from error
     parts = header.metadata.get("split.count", 0)
     if isinstance(parts, int) and parts > 1:
         raise ValueError(
             f"{path} is one of {parts} parts; merge them first, with llama-gguf-split --merge"
         )
-    return File(path, size, header.metadata, tensors)
+    return GGUFFile(path, size, header.metadata, tensors)
 
 
-def entry(gguf: ModuleType, name: str, info: Info, header: Header, size: int) -> Entry:
+def tensor_entry(
+    gguf: ModuleType, name: str, info: TensorInfo, header: GGUFHeader, size: int
+) -> TensorEntry:
     """Locate a tensor in a file of `size` bytes.
 
     Raises:
@@ -198,4 +207,4 @@ def entry(gguf: ModuleType, name: str, info: Info, header: Header, size: int) ->
         raise ValueError(
             f"it is truncated: tensor {name!r} ends at byte {begin + wanted} of {size}"
         )
-    return Entry(kind, info.sizes[::-1], begin, wanted)
+    return TensorEntry(kind, info.sizes[::-1], begin, wanted)

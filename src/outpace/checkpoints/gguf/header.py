@@ -16,28 +16,28 @@ from typing import Any
 
 import numpy as np
 
-from outpace.checkpoints.fields import brief
+from outpace.checkpoints.fields import shorten
 
-MAGIC, VERSIONS = b"GGUF", (2, 3)
-MOST_ENTRIES, MOST_ELEMENTS = 2**16, 2**22
+GGUF_MAGIC, GGUF_VERSIONS = b"GGUF", (2, 3)
+MAX_HEADER_ENTRIES, MAX_ELEMENTS = 2**16, 2**22
 """Limits on the fields and on the tensors of a file, and on the elements of all its arrays."""
 
-LONGEST, LONGEST_NAME, MOST_DIMENSIONS = 2**24, 2**10, 4
+MAX_STRING_BYTES, MAX_NAME_BYTES, MAX_DIMENSIONS = 2**24, 2**10, 4
 """Limits on the bytes of a string and of a name, and on the dimensions of a tensor."""
 
-ALIGNMENT = 32
+DEFAULT_ALIGNMENT = 32
 """Alignment of tensor offsets in bytes without `general.alignment`."""
 
-STRING, ARRAY = 8, 9
-FORMS = ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8", "<i8", "<f8")
-NUMBERS = {kind: np.dtype(form) for kind, form in enumerate(FORMS) if form}
+STRING_TYPE, ARRAY_TYPE = 8, 9
+NUMBER_FORMATS = ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", "", "", "<u8", "<i8", "<f8")
+NUMBER_TYPES = {kind: np.dtype(form) for kind, form in enumerate(NUMBER_FORMATS) if form}
 """NumPy types by the type number in the file."""
 
-SIZE = Struct("<Q")
+LENGTH_FORMAT = Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Array:
+class MetadataArray:
     """A metadata array whose elements are read from the file on demand."""
 
     path: Path
@@ -50,18 +50,20 @@ class Array:
         return self.count
 
     def __repr__(self) -> str:
-        return f"{self.count} of type {self.element}"
+        return f"{self.count} of type {self.element_type}"
 
     @property
-    def element(self) -> str:
+    def element_type(self) -> str:
         """Name of the element type, such as `int32`."""
-        return "string" if self.kind == STRING else NUMBERS[self.kind].name
+        return "string" if self.kind == STRING_TYPE else NUMBER_TYPES[self.kind].name
 
-    def holds(self, kind: type) -> bool:
+    def holds_type(self, kind: type) -> bool:
         """Return whether the elements become this Python type."""
-        return kind is (str if self.kind == STRING else type(NUMBERS[self.kind].type().item()))
+        return kind is (
+            str if self.kind == STRING_TYPE else type(NUMBER_TYPES[self.kind].type().item())
+        )
 
-    def content(self) -> bytes:
+    def read_bytes(self) -> bytes:
         """Read the bytes of all elements.
 
         Raises:
@@ -74,21 +76,23 @@ class Array:
             raise ValueError("the file has changed")
         return found
 
-    def values(self) -> list[Any]:
+    def read_values(self) -> list[Any]:
         """Read the strings or numbers.
 
         Raises:
             ValueError: For bytes that are not UTF-8.
         """
-        content = self.content()
-        if self.kind != STRING:
-            found: list[Any] = np.frombuffer(content, NUMBERS[self.kind]).tolist()
+        content = self.read_bytes()
+        if self.kind != STRING_TYPE:
+            found: list[Any] = np.frombuffer(content, NUMBER_TYPES[self.kind]).tolist()
             return found
-        return [content[begin:end].decode() for begin, end in strings(content, 0, self.count)]
+        return [
+            content[begin:end].decode() for begin, end in iterate_strings(content, 0, self.count)
+        ]
 
 
 @dataclass(frozen=True)
-class Info:
+class TensorInfo:
     """A tensor's header entry: type, sizes in file order, and the offset of its bytes."""
 
     kind: int
@@ -97,166 +101,170 @@ class Info:
 
 
 @dataclass(frozen=True)
-class Header:
+class GGUFHeader:
     """Metadata and tensors by name; offsets of tensors count from `begin`."""
 
     metadata: dict[str, Any]
-    tensors: dict[str, Info]
+    tensors: dict[str, TensorInfo]
     begin: int
 
 
-def read_header(path: Path) -> Header:
+def read_header(path: Path) -> GGUFHeader:
     """Read the header of a file.
 
     Raises:
         ValueError: If the file is truncated or is not a GGUF file.
     """
     with path.open("rb") as file:
-        if file.read(len(MAGIC)) != MAGIC:
+        if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
             raise ValueError("it does not begin with GGUF")
         with mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-            return Reader(path, content).header()
+            return HeaderReader(path, content).read_all()
 
 
-class Reader:
+class HeaderReader:
     """Sequential reader of a header."""
 
     def __init__(self, path: Path, content: mmap) -> None:
         self.path, self.content = path, content
-        self.end, self.at, self.elements = len(content), len(MAGIC), 0
+        self.end, self.position, self.elements = len(content), len(GGUF_MAGIC), 0
 
-    def header(self) -> Header:
+    def read_all(self) -> GGUFHeader:
         """Read the whole header."""
-        check_version(self.number(4))
-        tensors = self.count("tensors")
-        fields = self.count("fields")
-        metadata = {name: self.value(name, self.number(4)) for name in self.names(fields)}
-        infos = {name: self.info(name) for name in self.names(tensors)}
-        alignment = metadata.get("general.alignment", ALIGNMENT)
+        check_gguf_version(self.read_integer(4))
+        tensors = self.read_count("tensors")
+        fields = self.read_count("fields")
+        metadata = {
+            name: self.read_value(name, self.read_integer(4)) for name in self.read_names(fields)
+        }
+        infos = {name: self.read_info(name) for name in self.read_names(tensors)}
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"general.alignment must be a power of two, got {brief(alignment)}")
-        begin = -(-self.at // alignment) * alignment
+            raise ValueError(f"general.alignment must be a power of two, got {shorten(alignment)}")
+        begin = -(-self.position // alignment) * alignment
         for name, info in infos.items():
             if info.offset % alignment:
                 raise ValueError(
                     f"tensor {name!r} begins at byte {info.offset}, which is not a multiple of "
                     f"{alignment}"
                 )
-        return Header(metadata, infos, begin)
+        return GGUFHeader(metadata, infos, begin)
 
-    def take(self, size: int) -> int:
+    def take_bytes(self, size: int) -> int:
         """Advance by `size` bytes and return where they begin.
 
         Raises:
             ValueError: If the file has fewer bytes.
         """
-        begin, self.at = self.at, self.at + size
-        if self.at > self.end:
+        begin, self.position = self.position, self.position + size
+        if self.position > self.end:
             raise ValueError(
                 f"it is truncated: {size} bytes should follow byte {begin} of {self.end}"
             )
         return begin
 
-    def number(self, size: int) -> int:
+    def read_integer(self, size: int) -> int:
         """Read an unsigned integer of `size` bytes."""
-        begin = self.take(size)
-        return int.from_bytes(self.content[begin : self.at], "little")
+        begin = self.take_bytes(size)
+        return int.from_bytes(self.content[begin : self.position], "little")
 
-    def count(self, what: str) -> int:
+    def read_count(self, what: str) -> int:
         """Read a number of entries."""
-        if (count := self.number(SIZE.size)) > MOST_ENTRIES:
-            raise ValueError(f"it has {count} {what}; at most {MOST_ENTRIES} are read")
+        if (count := self.read_integer(LENGTH_FORMAT.size)) > MAX_HEADER_ENTRIES:
+            raise ValueError(f"it has {count} {what}; at most {MAX_HEADER_ENTRIES} are read")
         return count
 
-    def string(self, longest: int = LONGEST) -> str:
+    def read_string(self, longest: int = MAX_STRING_BYTES) -> str:
         """Read a string of at most `longest` bytes."""
-        if (size := self.number(SIZE.size)) > longest:
+        if (size := self.read_integer(LENGTH_FORMAT.size)) > longest:
             raise ValueError(
-                f"the string after byte {self.at} has {size} bytes; at most {longest} are read"
+                f"the string after byte {self.position} has {size} bytes; at most {longest} are read"
             )
-        begin = self.take(size)
-        return self.content[begin : self.at].decode()
+        begin = self.take_bytes(size)
+        return self.content[begin : self.position].decode()
 
-    def names(self, count: int) -> Iterator[str]:
+    def read_names(self, count: int) -> Iterator[str]:
         """Yield the distinct names of `count` entries; the caller reads each entry in between."""
         seen: set[str] = set()
         for _ in range(count):
-            name = self.string(LONGEST_NAME)
+            name = self.read_string(MAX_NAME_BYTES)
             if not name.isprintable():
-                raise ValueError(f"an entry has the name {brief(name)}, which cannot be printed")
+                raise ValueError(f"an entry has the name {shorten(name)}, which cannot be printed")
             if name in seen:
-                raise ValueError(f"two entries have the name {brief(name)}")
+                raise ValueError(f"two entries have the name {shorten(name)}")
             seen.add(name)
             yield name
 
-    def value(self, name: str, kind: int) -> Any:
+    def read_value(self, name: str, kind: int) -> Any:
         """Read a value: a string, a number, a boolean or a `MetadataArray`."""
-        if kind == STRING:
-            return self.string()
-        if kind == ARRAY:
-            return self.array(name)
-        if kind not in NUMBERS:
+        if kind == STRING_TYPE:
+            return self.read_string()
+        if kind == ARRAY_TYPE:
+            return self.read_array(name)
+        if kind not in NUMBER_TYPES:
             raise ValueError(f"{name} is of type {kind}, which is unknown")
-        begin = self.take(NUMBERS[kind].itemsize)
-        return np.frombuffer(self.content[begin : self.at], NUMBERS[kind])[0].item()
+        begin = self.take_bytes(NUMBER_TYPES[kind].itemsize)
+        return np.frombuffer(self.content[begin : self.position], NUMBER_TYPES[kind])[0].item()
 
-    def array(self, name: str) -> Array:
+    def read_array(self, name: str) -> MetadataArray:
         """Read an array's header and skip its elements."""
-        kind, count = self.number(4), self.number(SIZE.size)
-        if kind != STRING and kind not in NUMBERS:
+        kind, count = self.read_integer(4), self.read_integer(LENGTH_FORMAT.size)
+        if kind != STRING_TYPE and kind not in NUMBER_TYPES:
             raise ValueError(f"{name} is an array of type {kind}, which is not supported")
         self.elements += count
-        if self.elements > MOST_ELEMENTS:
+        if self.elements > MAX_ELEMENTS:
             raise ValueError(
-                f"{name} is an array of {count}; at most {MOST_ELEMENTS} are read of all arrays"
+                f"{name} is an array of {count}; at most {MAX_ELEMENTS} are read of all arrays"
             )
-        begin = self.at
-        if kind == STRING:
-            for _, end in strings(self.content, begin, count):
-                self.at = end
+        begin = self.position
+        if kind == STRING_TYPE:
+            for _, end in iterate_strings(self.content, begin, count):
+                self.position = end
         else:
-            self.take(count * NUMBERS[kind].itemsize)
-        return Array(self.path, kind, count, begin, self.at - begin)
+            self.take_bytes(count * NUMBER_TYPES[kind].itemsize)
+        return MetadataArray(self.path, kind, count, begin, self.position - begin)
 
-    def info(self, name: str) -> Info:
+    def read_info(self, name: str) -> TensorInfo:
         """Read a tensor's type, sizes and offset."""
-        if not 1 <= (count := self.number(4)) <= MOST_DIMENSIONS:
+        if not 1 <= (count := self.read_integer(4)) <= MAX_DIMENSIONS:
             raise ValueError(
-                f"tensor {name!r} has {count} dimensions; 1 to {MOST_DIMENSIONS} are read"
+                f"tensor {name!r} has {count} dimensions; 1 to {MAX_DIMENSIONS} are read"
             )
-        sizes = tuple(self.number(SIZE.size) for _ in range(count))
+        sizes = tuple(self.read_integer(LENGTH_FORMAT.size) for _ in range(count))
         if not all(sizes):
             raise ValueError(f"tensor {name!r} has sizes {sizes}; each must be at least 1")
-        return Info(kind=self.number(4), sizes=sizes, offset=self.number(SIZE.size))
+        return TensorInfo(
+            kind=self.read_integer(4), sizes=sizes, offset=self.read_integer(LENGTH_FORMAT.size)
+        )
 
 
-def check_version(version: int) -> None:
+def check_gguf_version(version: int) -> None:
     """Raise `ValueError` for an unsupported version."""
-    if version in VERSIONS:
+    if version in GGUF_VERSIONS:
         return
-    if int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS:
+    if int.from_bytes(version.to_bytes(4, "little"), "big") in GGUF_VERSIONS:
         raise ValueError(
             "it is big-endian, and only little-endian files are supported: convert it again"
         )
-    known = " and ".join(map(str, VERSIONS))
+    known = " and ".join(map(str, GGUF_VERSIONS))
     raise ValueError(f"it is of version {version}; supported: {known}")
 
 
-def strings(content: bytes | mmap, at: int, count: int) -> Iterator[tuple[int, int]]:
+def iterate_strings(content: bytes | mmap, at: int, count: int) -> Iterator[tuple[int, int]]:
     """Yield begin and end of each of `count` consecutive strings.
 
     Raises:
         ValueError: If the bytes end before the last string.
     """
-    size_at, end, wide = SIZE.unpack_from, len(content), SIZE.size
+    size_at, end, wide = LENGTH_FORMAT.unpack_from, len(content), LENGTH_FORMAT.size
     for _ in range(count):
         try:
             (size,) = size_at(content, at)
         except StructError:
-            size = LONGEST + 1
+            size = MAX_STRING_BYTES + 1
         begin = at + wide
         at = begin + size
-        if at > end or size > LONGEST:
+        if at > end or size > MAX_STRING_BYTES:
             raise ValueError(
                 f"it is truncated, or a length before byte {begin} is wrong: it has {end} bytes"
             )

@@ -19,29 +19,29 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from outpace.checkpoints.fields import brief, checked, flag, line
-from outpace.checkpoints.gguf.file import File
-from outpace.checkpoints.gguf.header import Array
+from outpace.checkpoints.fields import error_line, flag, parse_value, shorten
+from outpace.checkpoints.gguf.file import GGUFFile
+from outpace.checkpoints.gguf.header import MetadataArray
 
-IntArray = NDArray[np.int64]
-BoolArray = NDArray[np.bool_]
+TokenTypes = NDArray[np.int64]
+TokenMask = NDArray[np.bool_]
 
-PREFIX = "tokenizer.ggml."
-TEMPLATE = "tokenizer.chat_template"
-SPACE = "\u2581"
+METADATA_PREFIX = "tokenizer.ggml."
+TEMPLATE_METADATA = "tokenizer.chat_template"
+SPACE_MARK = "\u2581"
 """Character for a space in SentencePiece tokens."""
 
-LONGEST = 2**9
+MAX_TOKEN_LENGTH = 2**9
 """Limit on the characters of a token with merges; published ones have a few dozen."""
 
-WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-BEFORE = r"[^\r\n\p{L}\p{N}]?"
-CASED = f"{BEFORE}{UPPER}*{LOWER}+|{BEFORE}{UPPER}+{LOWER}*"
+WORD_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
+REST_PATTERN = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER_CASE, LOWER_CASE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
+CASED_PATTERN = f"{BEFORE_WORD}{UPPER_CASE}*{LOWER_CASE}+|{BEFORE_WORD}{UPPER_CASE}+{LOWER_CASE}*"
 
 
-class Kind(IntEnum):
+class TokenType(IntEnum):
     """Token types of llama.cpp."""
 
     NORMAL = 1
@@ -52,12 +52,12 @@ class Kind(IntEnum):
     BYTE = 6
 
 
-ADDED = (Kind.UNKNOWN, Kind.CONTROL, Kind.USER_DEFINED)
+ADDED_TYPES = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
 """Types of the tokens that are matched before text is split."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Split:
+class SplitRule:
     """How text is split into words, which are encoded separately; by default as in GPT-2.
 
     With `single_digits` each digit is a word. With `ignores_merges` a word that is a token needs no
@@ -66,15 +66,15 @@ class Split:
     """
 
     pattern: str | None = None
-    digits: bool = False
-    whole: bool = False
-    composed: bool = False
-    begins: bool = False
+    single_digits: bool = False
+    ignores_merges: bool = False
+    composes_accents: bool = False
+    adds_bos: bool = False
 
-    def pre_tokenizer(self) -> Any:
+    def build_pre_tokenizer(self) -> Any:
         """Build the split, followed by the byte-level mapping."""
         first: list[Any] = []
-        if self.digits:
+        if self.single_digits:
             first.append(pre_tokenizers.Digits(individual_digits=True))
         if self.pattern is not None:
             first.append(pre_tokenizers.Split(Regex(self.pattern), "isolated"))
@@ -82,24 +82,30 @@ class Split:
         return pre_tokenizers.Sequence([*first, last])
 
 
-SINGLE = Split(pattern=rf"{WORDS}|\p{{N}}|{REST}", composed=True)
-TRIPLE = Split(pattern=rf"{WORDS}|\p{{N}}{{1,3}}|{REST}", whole=True, begins=True)
-TEKKEN = Split(pattern=rf"{CASED}|\p{{N}}|{REST.replace(']*', '/]*', 1)}", whole=True, begins=True)
-SPLITS: Mapping[str, Split] = {
-    "deepseek-r1-qwen": SINGLE,
-    "gpt-2": Split(),
-    "llama-bpe": TRIPLE,
-    "llama-v3": TRIPLE,
-    "llama3": TRIPLE,
-    "qwen2": SINGLE,
-    "smollm": Split(digits=True),
+SINGLE_DIGITS = SplitRule(pattern=rf"{WORD_PATTERN}|\p{{N}}|{REST_PATTERN}", composes_accents=True)
+TRIPLE_DIGITS = SplitRule(
+    pattern=rf"{WORD_PATTERN}|\p{{N}}{{1,3}}|{REST_PATTERN}", ignores_merges=True, adds_bos=True
+)
+TEKKEN = SplitRule(
+    pattern=rf"{CASED_PATTERN}|\p{{N}}|{REST_PATTERN.replace(']*', '/]*', 1)}",
+    ignores_merges=True,
+    adds_bos=True,
+)
+SPLIT_RULES: Mapping[str, SplitRule] = {
+    "deepseek-r1-qwen": SINGLE_DIGITS,
+    "gpt-2": SplitRule(),
+    "llama-bpe": TRIPLE_DIGITS,
+    "llama-v3": TRIPLE_DIGITS,
+    "llama3": TRIPLE_DIGITS,
+    "qwen2": SINGLE_DIGITS,
+    "smollm": SplitRule(single_digits=True),
     "tekken": TEKKEN,
 }
 """Split rules by their names in `tokenizer.ggml.pre`."""
 
 
 @dataclass(frozen=True)
-class Handed:
+class UncopiedTokenizer:
     """A tokenizer that a deep copy returns unchanged.
 
     transformers copies its `tokenizer_object`, which takes half a second for 150,000 tokens.
@@ -112,28 +118,28 @@ class Handed:
 
 
 @dataclass(frozen=True)
-class Pieces:
+class GGUFVocabulary:
     """The vocabulary of a file, with `kinds i64[V]`, and its metadata `tokenizer.ggml.*`."""
 
     tokens: Sequence[str]
-    kinds: IntArray
-    said: Mapping[str, Any]
+    kinds: TokenTypes
+    metadata: Mapping[str, Any]
 
     @cached_property
     def size(self) -> int:
         """Number of tokens without the padding at the end."""
-        return end_of(self.kinds != Kind.UNUSED)
+        return end_index(self.kinds != TokenType.UNUSED)
 
     @cached_property
-    def added(self) -> list[int]:
+    def added_ids(self) -> list[int]:
         """Ids of the tokens that are matched before text is split."""
-        found: list[int] = np.flatnonzero(np.isin(self.kinds, ADDED)).tolist()
+        found: list[int] = np.flatnonzero(np.isin(self.kinds, ADDED_TYPES)).tolist()
         return found
 
     @property
-    def vocabulary(self) -> dict[str, int]:
+    def base_vocabulary(self) -> dict[str, int]:
         """Ids by token, without the added tokens at the end."""
-        size = end_of(~np.isin(self.kinds[: self.size], ADDED))
+        size = end_index(~np.isin(self.kinds[: self.size], ADDED_TYPES))
         return {text: number for number, text in enumerate(self.tokens[:size])}
 
     def added_tokens(self) -> list[AddedToken]:
@@ -141,107 +147,121 @@ class Pieces:
         return [
             AddedToken(
                 self.tokens[number],
-                special=bool(self.kinds[number] != Kind.USER_DEFINED),
+                special=bool(self.kinds[number] != TokenType.USER_DEFINED),
                 normalized=False,
             )
-            for number in self.added
+            for number in self.added_ids
         ]
 
-    def flag(self, name: str, usual: bool) -> bool:
+    def read_flag(self, name: str, usual: bool) -> bool:
         """Read a boolean field."""
-        found: bool = checked(f"{PREFIX}{name}", self.said.get(name, usual), flag)
+        found: bool = parse_value(f"{METADATA_PREFIX}{name}", self.metadata.get(name, usual), flag)
         return found
 
-    def named(self, name: str) -> str | None:
+    def special_token(self, name: str) -> str | None:
         """Return the token whose id a field has, if any."""
-        number = self.said.get(name)
+        number = self.metadata.get(name)
         if number is None:
             return None
         if type(number) is int and 0 <= number < self.size:
             return self.tokens[number]
-        raise ValueError(f"{PREFIX}{name} must be below {self.size}, got {brief(number)}")
+        raise ValueError(
+            f"{METADATA_PREFIX}{name} must be below {self.size}, got {shorten(number)}"
+        )
 
 
-def tokenizer_of(file: File) -> PreTrainedTokenizerFast | None:
+def build_gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerFast | None:
     """Build the tokenizer of a file; None if it has no vocabulary.
 
     Raises:
         ValueError: If it is invalid or of an unsupported type.
     """
     try:
-        pieces = pieces_of(file)
-        return None if pieces is None else whole(pieces, file.metadata.get(TEMPLATE))
+        pieces = read_vocabulary(file)
+        return (
+            None
+            if pieces is None
+            else build_fast_tokenizer(pieces, file.metadata.get(TEMPLATE_METADATA))
+        )
     except Exception as error:  # the tokenizers library raises the base class
-        raise ValueError(f"{file.path} has no valid tokenizer: {line(error)}") from error
+        raise ValueError(f"{file.path} has no valid tokenizer: {error_line(error)}") from error
 
 
-def pieces_of(file: File) -> Pieces | None:
+def read_vocabulary(file: GGUFFile) -> GGUFVocabulary | None:
     """Read the vocabulary of a file; None if it has none."""
     metadata = {
-        name.removeprefix(PREFIX): value
+        name.removeprefix(METADATA_PREFIX): value
         for name, value in file.metadata.items()
-        if name.startswith(PREFIX)
+        if name.startswith(METADATA_PREFIX)
     }
     if metadata.get("model") in (None, "none", "no_vocab"):
         return None
-    tokens = listed(metadata, "tokens", str)
-    kinds = listed(metadata, "token_type", int) or [Kind.NORMAL] * len(tokens)
+    tokens = read_metadata_array(metadata, "tokens", str)
+    kinds = read_metadata_array(metadata, "token_type", int) or [TokenType.NORMAL] * len(tokens)
     if not tokens or len(kinds) != len(tokens) or len(set(tokens)) != len(tokens):
         raise ValueError(
             f"its {len(tokens)} tokens must be distinct, with one type each, got {len(kinds)}"
         )
-    return Pieces(tokens, np.array(kinds, np.int64), metadata)
+    return GGUFVocabulary(tokens, np.array(kinds, np.int64), metadata)
 
 
-def listed(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
+def read_metadata_array(metadata: Mapping[str, Any], name: str, kind: type) -> list[Any]:
     """Read an array, empty if the file has none; raise `ValueError` for another element type."""
     array = metadata.get(name)
     if array is None:
         return []
-    if not (isinstance(array, Array) and array.holds(kind)):
-        raise ValueError(f"{PREFIX}{name} must be an array of {kind.__name__}, got {brief(array)}")
-    return array.values()
+    if not (isinstance(array, MetadataArray) and array.holds_type(kind)):
+        raise ValueError(
+            f"{METADATA_PREFIX}{name} must be an array of {kind.__name__}, got {shorten(array)}"
+        )
+    return array.read_values()
 
 
-def end_of(wanted: BoolArray) -> int:
+def end_index(wanted: TokenMask) -> int:
     """Return the index after the last selected token."""
     found = np.flatnonzero(wanted)
     return int(found[-1]) + 1 if len(found) else 0
 
 
-def whole(pieces: Pieces, template: Any) -> PreTrainedTokenizerFast:
+def build_fast_tokenizer(pieces: GGUFVocabulary, template: Any) -> PreTrainedTokenizerFast:
     """Build the tokenizer, with each token under its id in the file."""
     if not isinstance(template, str | None):
-        raise ValueError(f"{TEMPLATE} must be a string, got {brief(template)}")
-    model = pieces.said["model"]
-    if not isinstance(model, str) or model not in MODELS:
-        known = ", ".join(MODELS)
-        raise ValueError(f"{PREFIX}model {brief(model)} is not supported; known are {known}")
-    tokenizer, begins = MODELS[model](pieces)
+        raise ValueError(f"{TEMPLATE_METADATA} must be a string, got {shorten(template)}")
+    model = pieces.metadata["model"]
+    if not isinstance(model, str) or model not in TOKENIZER_BUILDERS:
+        known = ", ".join(TOKENIZER_BUILDERS)
+        raise ValueError(
+            f"{METADATA_PREFIX}model {shorten(model)} is not supported; known are {known}"
+        )
+    tokenizer, begins = TOKENIZER_BUILDERS[model](pieces)
     tokenizer.add_tokens(pieces.added_tokens())
     # The other tokens have their ids from the vocabulary.
-    kept = all(tokenizer.token_to_id(pieces.tokens[number]) == number for number in pieces.added)
+    kept = all(
+        tokenizer.token_to_id(pieces.tokens[number]) == number for number in pieces.added_ids
+    )
     if not kept or tokenizer.get_vocab_size() != pieces.size:
         raise ValueError("its tokens cannot keep their ids")
-    frame(tokenizer, pieces, begins)
+    set_post_processor(tokenizer, pieces, begins)
     names = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding", "mask": "mask"}
     special = {
         f"{ours}_token": token
         for ours, theirs in names.items()
-        if (token := pieces.named(f"{theirs}_token_id")) is not None
+        if (token := pieces.special_token(f"{theirs}_token_id")) is not None
     }
     return PreTrainedTokenizerFast(
-        tokenizer_object=Handed(tokenizer),
+        tokenizer_object=UncopiedTokenizer(tokenizer),
         chat_template=template,
         clean_up_tokenization_spaces=False,
         **special,
     )
 
 
-def frame(tokenizer: Tokenizer, pieces: Pieces, begins: bool) -> None:
+def set_post_processor(tokenizer: Tokenizer, pieces: GGUFVocabulary, begins: bool) -> None:
     """Add the tokens that the file puts at the begin and end of a text."""
-    begin = pieces.named("bos_token_id") if pieces.flag("add_bos_token", begins) else None
-    end = pieces.named("eos_token_id") if pieces.flag("add_eos_token", False) else None
+    begin = (
+        pieces.special_token("bos_token_id") if pieces.read_flag("add_bos_token", begins) else None
+    )
+    end = pieces.special_token("eos_token_id") if pieces.read_flag("add_eos_token", False) else None
     around = [token for token in (begin, end) if token is not None]
     if around:
         single = [*([begin] if begin else []), "$A", *([end] if end else [])]
@@ -251,58 +271,62 @@ def frame(tokenizer: Tokenizer, pieces: Pieces, begins: bool) -> None:
         )
 
 
-def bytes_by_merges(pieces: Pieces) -> tuple[Tokenizer, bool]:
+def build_byte_bpe(pieces: GGUFVocabulary) -> tuple[Tokenizer, bool]:
     """Build GPT-2's byte-level byte-pair encoding; also return whether texts begin with BOS."""
-    name = pieces.said.get("pre")
-    if not isinstance(name, str) or name not in SPLITS:
-        known = ", ".join(SPLITS)
-        raise ValueError(f"{PREFIX}pre {brief(name)} is not supported; known are {known}")
-    split = SPLITS[name]
-    merges = [tuple(merge.split(" ")) for merge in listed(pieces.said, "merges", str)]
-    tokenizer = Tokenizer(BPE(pieces.vocabulary, merges, ignore_merges=split.whole))
-    if split.composed:
+    name = pieces.metadata.get("pre")
+    if not isinstance(name, str) or name not in SPLIT_RULES:
+        known = ", ".join(SPLIT_RULES)
+        raise ValueError(
+            f"{METADATA_PREFIX}pre {shorten(name)} is not supported; known are {known}"
+        )
+    split = SPLIT_RULES[name]
+    merges = [
+        tuple(merge.split(" ")) for merge in read_metadata_array(pieces.metadata, "merges", str)
+    ]
+    tokenizer = Tokenizer(BPE(pieces.base_vocabulary, merges, ignore_merges=split.ignores_merges))
+    if split.composes_accents:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = split.pre_tokenizer()
+    tokenizer.pre_tokenizer = split.build_pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, split.begins
+    return tokenizer, split.adds_bos
 
 
-def pieces_by_scores(pieces: Pieces) -> tuple[Tokenizer, bool]:
+def build_sentencepiece(pieces: GGUFVocabulary) -> tuple[Tokenizer, bool]:
     """Build SentencePiece's byte-pair encoding; also return whether texts begin with BOS."""
-    scores = listed(pieces.said, "scores", float)
+    scores = read_metadata_array(pieces.metadata, "scores", float)
     if len(scores) != len(pieces.tokens):
         raise ValueError(f"{len(pieces.tokens)} tokens have {len(scores)} scores")
     model = BPE(
-        pieces.vocabulary,
-        merges_of(pieces, scores),
-        unk_token=next(iter(unknown(pieces)), None),
+        pieces.base_vocabulary,
+        find_merges(pieces, scores),
+        unk_token=next(iter(unknown_tokens(pieces)), None),
         fuse_unk=True,
-        byte_fallback=Kind.BYTE in pieces.kinds,
+        byte_fallback=TokenType.BYTE in pieces.kinds,
     )
-    tokenizer, spaced = Tokenizer(model), pieces.flag("add_space_prefix", True)
-    steps: list[Any] = [normalizers.Prepend(SPACE)] if spaced else []
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE)])
-    back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer, spaced = Tokenizer(model), pieces.read_flag("add_space_prefix", True)
+    steps: list[Any] = [normalizers.Prepend(SPACE_MARK)] if spaced else []
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
+    back = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     tokenizer.decoder = decoders.Sequence([*back, *([decoders.Strip(" ", 1, 0)] if spaced else [])])
     return tokenizer, True
 
 
-def unknown(pieces: Pieces) -> list[str]:
+def unknown_tokens(pieces: GGUFVocabulary) -> list[str]:
     """Return the tokens of type unknown."""
-    numbers: list[int] = np.flatnonzero(pieces.kinds == Kind.UNKNOWN).tolist()
+    numbers: list[int] = np.flatnonzero(pieces.kinds == TokenType.UNKNOWN).tolist()
     return [pieces.tokens[number] for number in numbers]
 
 
-def merges_of(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str, str]]:
+def find_merges(pieces: GGUFVocabulary, scores: Sequence[float]) -> list[tuple[str, str]]:
     """Derive the merges from the scores, best score first.
 
     For equal scores, the longest left token comes first, as in published `tokenizer.json`.
     """
     every = zip(pieces.tokens, pieces.kinds.tolist(), scores, strict=True)
-    known = {text: score for text, kind, score in every if kind == Kind.NORMAL}
-    if (longest := max(map(len, known), default=0)) > LONGEST:
+    known = {text: score for text, kind, score in every if kind == TokenType.NORMAL}
+    if (longest := max(map(len, known), default=0)) > MAX_TOKEN_LENGTH:
         raise ValueError(
-            f"a token has {longest} characters; at most {LONGEST} are joined by scores"
+            f"a token has {longest} characters; at most {MAX_TOKEN_LENGTH} are joined by scores"
         )
     found = [
         (score, at, text[:at], text[at:])
@@ -314,5 +338,5 @@ def merges_of(pieces: Pieces, scores: Sequence[float]) -> list[tuple[str, str]]:
     return [(left, right) for _, _, left, right in found]
 
 
-MODELS = {"gpt2": bytes_by_merges, "llama": pieces_by_scores}
+TOKENIZER_BUILDERS = {"gpt2": build_byte_bpe, "llama": build_sentencepiece}
 """Builders by `tokenizer.ggml.model`."""

@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.fill import finite, not_finite
-from outpace.checkpoints.gguf.config import STRETCH
-from outpace.checkpoints.gguf.file import File, library
-from outpace.checkpoints.piece import Piece
-from outpace.checkpoints.weights import Weights
-from outpace.kernels.packed import INPUTS, Packed, Rows, pack_rows
+from outpace.checkpoints.fill import is_finite, not_finite_error
+from outpace.checkpoints.gguf.config import ROPE_FACTORS
+from outpace.checkpoints.gguf.file import GGUFFile, import_gguf
+from outpace.checkpoints.piece import TensorPart
+from outpace.checkpoints.weights import CheckpointWeights
+from outpace.kernels.packed import INPUT_MULTIPLES, FormatRows, PackedMatrix, pack_matrix
 from outpace.models.config import ModelConfig
-from outpace.models.int8 import of_weight
-from outpace.models.split import Index
+from outpace.models.int8 import quantize_weight
+from outpace.models.split import ShardIndex
 
 
-class GGUFWeights(Weights):
+class GGUFWeights(CheckpointWeights):
     """The tensors of one GGUF file, dequantized on demand."""
 
-    def __init__(self, file: File, config: ModelConfig) -> None:
+    def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         self.folder, self.scheme, self.file, self.config = file.path, None, file, config
         self.family = FAMILIES[config.family]
 
@@ -37,42 +37,42 @@ class GGUFWeights(Weights):
         return self.file.size
 
     @cached_property
-    def names(self) -> Any:
+    def name_map(self) -> Any:
         """The library's map from published to GGUF names."""
-        gguf = library()
+        gguf = import_gguf()
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
         return gguf.get_tensor_name_map(kinds[self.family.gguf], self.config.layers)
 
-    def theirs(self, name: str) -> tuple[str, int | None]:
+    def gguf_name(self, name: str) -> tuple[str, int | None]:
         """Return the GGUF name of a published tensor, and its index in a stack of experts."""
         stem, _, kind = name.rpartition(".")
-        found = self.names.get_name(stem)
+        found = self.name_map.get_name(stem)
         if found is not None:
             return f"{found}.{kind}", None
         before, inside, rest = stem.partition(".experts.")
         number, _, part = rest.partition(".")
-        found = self.names.get_name(f"{before}.experts.{part}") if inside else None
+        found = self.name_map.get_name(f"{before}.experts.{part}") if inside else None
         return f"{found or stem}.{kind}", int(number) if found else None
 
     def __contains__(self, name: str) -> bool:
-        return self.theirs(name)[0] in self.file.tensors
+        return self.gguf_name(name)[0] in self.file.tensors
 
-    def find(self, name: str) -> tuple[Path, Any]:
+    def find_tensor(self, name: str) -> tuple[Path, Any]:
         """Return the file that has a tensor; raise `ValueError` if there is none."""
         if name not in self:
-            raise ValueError(f"{self.folder}: no tensor {self.theirs(name)[0]!r} in its weights")
+            raise ValueError(f"{self.folder}: no tensor {self.gguf_name(name)[0]!r} in its weights")
         return self.folder, None
 
-    def tensor(self, name: str, shape: tuple[int, ...], index: Index = ()) -> Tensor:
+    def read_tensor(self, name: str, shape: tuple[int, ...], index: ShardIndex = ()) -> Tensor:
         """Read a dequantized tensor, or the slice at `index`.
 
         Raises:
             ValueError: If it has another shape, or a type that cannot be read.
         """
-        plain = self.file.numbers(*self.entry(name, shape))
-        return self.in_halves(name, plain)[index]
+        plain = self.file.read_tensor(*self.find_entry(name, shape))
+        return self.reorder_heads(name, plain)[index]
 
-    def codes(
+    def read_codes(
         self, name: str, shape: tuple[int, ...], *, rounded: bool
     ) -> tuple[Tensor, Tensor] | None:
         """Quantize a matrix to codes `i8[out, in]` and scales `f32[out]`.
@@ -82,13 +82,13 @@ class GGUFWeights(Weights):
         """
         if not rounded:
             return None
-        pieces = map(of_weight, self.file.pieces(*self.entry(name, shape)))
+        pieces = map(quantize_weight, self.file.read_chunks(*self.find_entry(name, shape)))
         codes, scale = map(torch.cat, zip(*pieces, strict=True))
-        if not finite(scale):
-            raise not_finite(self.folder, name, torch.float32)
-        return self.in_halves(name, codes), self.in_halves(name, scale)
+        if not is_finite(scale):
+            raise not_finite_error(self.folder, name, torch.float32)
+        return self.reorder_heads(name, codes), self.reorder_heads(name, scale)
 
-    def packed(self, pieces: Sequence[Piece]) -> Packed | None:
+    def read_packed(self, pieces: Sequence[TensorPart]) -> PackedMatrix | None:
         """Pack a matrix of several tensors in the file's block formats.
 
         Returns None for a format without a compiled loop.
@@ -97,31 +97,31 @@ class GGUFWeights(Weights):
             ValueError: For a tensor of another shape, or with scales that are not finite.
         """
         inputs = pieces[0].shape[-1]
-        entries = [self.entry(piece.source, piece.shape) for piece in pieces]
+        entries = [self.find_entry(piece.source, piece.shape) for piece in pieces]
         kinds = [self.file.tensors[name].kind.value for name, _ in entries]
-        if any(kind not in INPUTS or inputs % INPUTS[kind] for kind in kinds):
+        if any(kind not in INPUT_MULTIPLES or inputs % INPUT_MULTIPLES[kind] for kind in kinds):
             return None
-        contents = [self.file.content(*entry) for entry in entries]
+        contents = [self.file.map_rows(*entry) for entry in entries]
         parts = [
-            Rows(kind, self.addresses(piece.source, content))
+            FormatRows(kind, self.row_addresses(piece.source, content))
             for piece, kind, content in zip(pieces, kinds, contents, strict=True)
         ]
-        if (matrix := pack_rows(parts, inputs)) is not None:
+        if (matrix := pack_matrix(parts, inputs)) is not None:
             return matrix
         for piece, part in zip(pieces, parts, strict=True):
-            if pack_rows([part], inputs) is None:
-                raise not_finite(self.folder, piece.source, torch.float32)
+            if pack_matrix([part], inputs) is None:
+                raise not_finite_error(self.folder, piece.source, torch.float32)
         raise AssertionError("a matrix is not finite, and each of its parts is")
 
-    def addresses(self, name: str, content: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    def row_addresses(self, name: str, content: NDArray[np.uint8]) -> NDArray[np.uint64]:
         """Return the addresses of a tensor's rows `u8[rows, bytes]`, in the model's order."""
-        order = self.in_halves(name, torch.arange(len(content))).numpy().astype(np.uint64)
+        order = self.reorder_heads(name, torch.arange(len(content))).numpy().astype(np.uint64)
         return order * np.uint64(content.strides[0]) + np.uint64(content.ctypes.data)
 
-    def entry(self, name: str, shape: tuple[int, ...]) -> tuple[str, int | None]:
+    def find_entry(self, name: str, shape: tuple[int, ...]) -> tuple[str, int | None]:
         """Return a tensor's GGUF name and stack index after checking its shape."""
-        self.find(name)
-        own, number = self.theirs(name)
+        self.find_tensor(name)
+        own, number = self.gguf_name(name)
         wanted = shape if number is None else (self.config.experts, *shape)
         if (found := self.file.tensors[own].shape) != wanted:
             raise ValueError(
@@ -129,15 +129,17 @@ class GGUFWeights(Weights):
             )
         return own, number
 
-    def in_halves(self, name: str, rows: Tensor) -> Tensor:
+    def reorder_heads(self, name: str, rows: Tensor) -> Tensor:
         """Return rows in the model's order; files may pair those of queries and keys."""
         if self.family.gguf_pairs and name.endswith(self.family.gguf_pairs):
-            return unpaired(rows, self.config.head_dim)
+            return unpair_heads(rows, self.config.head_dim)
         return rows
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
         """Raise `ValueError` for tensors that the model does not use."""
-        unused = set(self.file.tensors) - {self.theirs(name)[0] for name in wanted} - {STRETCH}
+        unused = (
+            set(self.file.tensors) - {self.gguf_name(name)[0] for name in wanted} - {ROPE_FACTORS}
+        )
         if unused:
             names = ", ".join(repr(name) for name in sorted(unused)[:3])
             raise ValueError(
@@ -146,7 +148,7 @@ class GGUFWeights(Weights):
             )
 
 
-def unpaired(rows: Tensor, size: int) -> Tensor:
+def unpair_heads(rows: Tensor, size: int) -> Tensor:
     """Reorder rows of queries or keys from interleaved pairs to halves of a head.
 
     Rotary embedding rotates the two rows of a pair; only their places differ.

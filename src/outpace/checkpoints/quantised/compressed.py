@@ -11,100 +11,107 @@ import torch
 from torch import Tensor
 
 from outpace.checkpoints.fields import (
-    Given,
-    brief,
-    checked,
+    Fields,
     field,
     flag,
     mapping,
-    names_of,
-    refuse_other,
-    refuse_unknown,
-    taken,
+    parse_value,
+    published_names,
+    read_fields,
+    refuse_others,
+    refuse_unknown_fields,
+    shorten,
     words,
 )
-from outpace.checkpoints.quantised.fp8 import KIND, block
+from outpace.checkpoints.quantised.fp8 import FP8_TYPE, parse_block
 from outpace.checkpoints.quantised.scheme import (
     Scheme,
-    Source,
-    bits,
-    blocks,
-    group_size,
-    groups,
+    TensorSource,
+    group_inputs,
+    is_all_zero,
     is_matrix,
-    order,
-    scaled,
-    scales,
-    unpacked,
-    zeros,
+    parse_bits,
+    parse_group_size,
+    read_group_indices,
+    read_scales,
+    scale_blocks,
+    scale_codes,
+    unpack_codes,
 )
 
-ABOUT = (
+COMPRESSED_ABOUT = (
     "compressed-tensors in the formats int-quantized, float-quantized, naive-quantized and "
     "pack-quantized, integers of 4 or 8 bits or FP8"
 )
 STRATEGIES = ("tensor", "channel", "group", "block")
-FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
-TYPES = ("int", "float")
-ORDERS = ("weight", "static", "group", "dynamic")
+COMPRESSED_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "pack-quantized")
+NUMBER_KINDS = ("int", "float")
+ACTIVATION_ORDERS = ("weight", "static", "group", "dynamic")
 """Orders of the inputs before grouping; the last two need a stored group for each input."""
 
-IDLE = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point")
+UNUSED_SUFFIXES = (".input_scale", ".input_zero_point", ".output_scale", ".output_zero_point")
 """Suffixes of activation scales, which are not used: activations are not quantized by them."""
 
 
-def choice(known: tuple[str, ...]) -> Callable[[Any], str]:
+def choice_parser(known: tuple[str, ...]) -> Callable[[Any], str]:
     """Return a parser that accepts only these values."""
 
-    def check(value: Any) -> str:
+    def parse_choice(value: Any) -> str:
         if isinstance(value, str) and value in known:
             return value
         raise ValueError(" or ".join(map(repr, known)))
 
-    return check
+    return parse_choice
 
 
-def sizes(value: Any) -> tuple[int, int]:
+def parse_block_structure(value: Any) -> tuple[int, int]:
     """Parse the sizes of a block, as `AxB` or as a list."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,8}x\d{1,8}", value):
         value = [int(part) for part in value.split("x")]
-    return block(value)
+    return parse_block(value)
 
 
-def dense(value: Any) -> None:
+def check_dense(value: Any) -> None:
     """Check that a sparsity configuration stores zeros explicitly."""
     if mapping(value).get("format", "dense") != "dense":
         raise ValueError("of format 'dense'")
 
 
-def ordering(value: Any) -> str | None:
+def parse_ordering(value: Any) -> str | None:
     """Parse the order of the inputs."""
-    return None if isinstance(value, bool) and not value else choice(ORDERS)(value)
+    return (
+        None if isinstance(value, bool) and not value else choice_parser(ACTIVATION_ORDERS)(value)
+    )
 
 
-WEIGHTS: Given = {
-    "bits": field("num_bits", bits),
-    "kind": field("type", choice(TYPES)),
+WEIGHT_FIELDS: Fields = {
+    "bits": field("num_bits", parse_bits),
+    "kind": field("type", choice_parser(NUMBER_KINDS)),
     "symmetric": field("symmetric", flag, True),
-    "strategy": field("strategy", choice(STRATEGIES)),
-    "size": field("group_size", group_size, -1),
-    "block": field("block_structure", sizes, None),
-    "order": field("actorder", ordering, None),
+    "strategy": field("strategy", choice_parser(STRATEGIES)),
+    "size": field("group_size", parse_group_size, -1),
+    "block": field("block_structure", parse_block_structure, None),
+    "order": field("actorder", parse_ordering, None),
 }
-ALSO = words("dynamic observer observer_kwargs scale_dtype zp_dtype")
+WEIGHT_IGNORED = words("dynamic observer observer_kwargs scale_dtype zp_dtype")
 """Ignored fields about how scales were computed and stored."""
 
-CODES = {"num_bits": 8, "type": "int", "symmetric": True}
-ROWS: Given = {**CODES, "strategy": "token", "dynamic": True}
+INT8_CODES = {"num_bits": 8, "type": "int", "symmetric": True}
+INT8_ROWS: Fields = {**INT8_CODES, "strategy": "token", "dynamic": True}
 """Dynamic per-token quantization of activations, as in `quantize="int8"`."""
 
-GROUP = words("targets weights input_activations output_activations format")
-FIXED: Given = {"quant_method": "compressed-tensors", "quantization_status": "compressed"}
-IGNORED = words("config_groups format global_compression_ratio ignore sparsity_config version")
+GROUP_FIELDS = words("targets weights input_activations output_activations format")
+COMPRESSED_FIXED: Fields = {
+    "quant_method": "compressed-tensors",
+    "quantization_status": "compressed",
+}
+COMPRESSED_IGNORED = words(
+    "config_groups format global_compression_ratio ignore sparsity_config version"
+)
 
 
 @dataclass(frozen=True)
-class Numbers:
+class GroupScheme:
     """How the matrices of a group of modules are stored."""
 
     targets: tuple[str, ...]
@@ -119,134 +126,137 @@ class Numbers:
     rounds_rows: bool
 
     @property
-    def mixed(self) -> bool:
+    def has_group_indices(self) -> bool:
         """Whether the group of each input is stored."""
         return self.strategy == "group" and self.order in ("group", "dynamic")
 
     @property
-    def ends(self) -> tuple[str, ...]:
+    def part_suffixes(self) -> tuple[str, ...]:
         """Suffixes of the stored tensors after the name of the matrix."""
         first = ("_packed", "_shape") if self.packed else ("",)
-        mixed = ("_g_idx",) if self.mixed else ()
+        mixed = ("_g_idx",) if self.has_group_indices else ()
         return *first, "_scale", *(() if self.symmetric else ("_zero_point",)), *mixed
 
-    def grid(self, shape: tuple[int, ...]) -> tuple[int, Tensor | None]:
+    def input_groups(self, shape: tuple[int, ...]) -> tuple[int, Tensor | None]:
         """Return the number of groups of inputs, and the group of each input."""
-        return groups(shape, self.size if self.strategy == "group" else -1)
+        return group_inputs(shape, self.size if self.strategy == "group" else -1)
 
-    def shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    def scale_shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
         """Return the allowed shapes of the scales."""
         if self.strategy == "tensor":
             return (), (1,), (1, 1)
         if self.strategy == "block":
             assert self.block is not None
             return ((-(-shape[0] // self.block[0]), -(-shape[1] // self.block[1])),)
-        count, _ = self.grid(shape)
+        count, _ = self.input_groups(shape)
         return ((shape[0], 1), (shape[0],)) if count == 1 else ((shape[0], count),)
 
-    def numbers(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read_codes(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read codes `i8[out, in]`, or numbers in FP8."""
         if not self.packed:
-            return source.stored(name, (shape,), (KIND if self.kind == "float" else "I8",))
+            return source.read_stored(name, (shape,), (FP8_TYPE if self.kind == "float" else "I8",))
         width = -(-shape[1] * self.bits // 32)
-        stored_shape = source.stored(f"{name}_shape", ((2,),), ("I64", "I32")).tolist()
+        stored_shape = source.read_stored(f"{name}_shape", ((2,),), ("I64", "I32")).tolist()
         if stored_shape != list(shape):
             raise ValueError(
-                f"{source.path(f'{name}_shape')}: tensor {f'{name}_shape'!r} is {stored_shape}, "
+                f"{source.tensor_path(f'{name}_shape')}: tensor {f'{name}_shape'!r} is {stored_shape}, "
                 f"but config.json requires {list(shape)}"
             )
-        packed = source.stored(f"{name}_packed", ((shape[0], width),), ("I32",))
-        return self.signed(unpacked(packed, self.bits)[:, : shape[1]])
+        packed = source.read_stored(f"{name}_packed", ((shape[0], width),), ("I32",))
+        return self.to_signed(unpack_codes(packed, self.bits)[:, : shape[1]])
 
-    def signed(self, codes: Tensor) -> Tensor:
+    def to_signed(self, codes: Tensor) -> Tensor:
         """Convert codes stored with an offset to signed ones."""
         return codes.to(torch.int16).sub_(1 << (self.bits - 1)).to(torch.int8)
 
-    def zero(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor | None:
+    def read_zero_points(
+        self, source: TensorSource, name: str, shape: tuple[int, ...]
+    ) -> Tensor | None:
         """Read zero points in the shape of the scales; None for a symmetric scheme."""
         name = f"{name}_zero_point"
         if self.symmetric:
             return None
-        if source.kind(name) != "I32":
-            return source.stored(name, self.shapes(shape), ("I8",))
-        (out, _), count = shape, self.grid(shape)[0]
-        packed = source.stored(name, ((-(-out * self.bits // 32), count),), ("I32",))
-        return self.signed(unpacked(packed.t(), self.bits)[:, :out]).t()
+        if source.stored_type(name) != "I32":
+            return source.read_stored(name, self.scale_shapes(shape), ("I8",))
+        (out, _), count = shape, self.input_groups(shape)[0]
+        packed = source.read_stored(name, ((-(-out * self.bits // 32), count),), ("I32",))
+        return self.to_signed(unpack_codes(packed.t(), self.bits)[:, :out]).t()
 
 
 @dataclass(frozen=True)
-class Compressed(Scheme):
+class CompressedTensors(Scheme):
     """Groups of modules; matrices outside all groups are not quantized."""
 
-    groups: tuple[Numbers, ...]
+    groups: tuple[GroupScheme, ...]
     ignored: tuple[str, ...]
-    about = ABOUT
+    about = COMPRESSED_ABOUT
 
     @classmethod
-    def read(cls, config: Given) -> Compressed:
+    def from_config(cls, config: Fields) -> CompressedTensors:
         """Read a `quantization_config`."""
-        remedy = f"supported: {ABOUT}"
-        refuse_unknown(config, {*FIXED, *IGNORED}, remedy)
-        refuse_other(config, FIXED, {}, remedy)
-        checked("sparsity_config", config.get("sparsity_config") or {}, dense)
-        config_groups = checked("config_groups", config.get("config_groups"), mapping)
+        remedy = f"supported: {COMPRESSED_ABOUT}"
+        refuse_unknown_fields(config, {*COMPRESSED_FIXED, *COMPRESSED_IGNORED}, remedy)
+        refuse_others(config, COMPRESSED_FIXED, {}, remedy)
+        parse_value("sparsity_config", config.get("sparsity_config") or {}, check_dense)
+        config_groups = parse_value("config_groups", config.get("config_groups"), mapping)
         if not config_groups:
             raise ValueError(f"config_groups must not be empty; {remedy}")
         return cls(
             tuple(
-                group(f"config_groups.{name}", part, config) for name, part in config_groups.items()
+                parse_group(f"config_groups.{name}", part, config)
+                for name, part in config_groups.items()
             ),
-            checked("ignore", config.get("ignore") or [], texts),
+            parse_value("ignore", config.get("ignore") or [], parse_targets),
         )
 
-    def find(self, name: str) -> Numbers | None:
+    def find_group(self, name: str) -> GroupScheme | None:
         """Return the first group that names a matrix's module, or else all modules, if any."""
         module = name.removesuffix(".weight")
-        if not is_matrix(name) or any(matches(target, module) for target in self.ignored):
+        if not is_matrix(name) or any(matches_module(target, module) for target in self.ignored):
             return None
-        for test in (matches, lambda target, _: target in ("Linear", "Embedding")):
+        for test in (matches_module, lambda target, _: target in ("Linear", "Embedding")):
             for each in self.groups:
                 if any(test(target, module) for target in each.targets):
                     return each
         return None
 
-    def parts(self, source: Source, name: str) -> tuple[str, ...]:
+    def part_names(self, source: TensorSource, name: str) -> tuple[str, ...]:
         """Return the names of codes, scales and other parts; empty if there are no codes."""
-        found = self.find(name)
+        found = self.find_group(name)
         if found is None:
             return ()
-        parts = tuple(f"{name}{end}" for end in found.ends)
-        if parts[0] not in source or source.kind(parts[0]) not in (KIND, "I8", "I32"):
+        parts = tuple(f"{name}{end}" for end in found.part_suffixes)
+        if parts[0] not in source or source.stored_type(parts[0]) not in (FP8_TYPE, "I8", "I32"):
             return ()
         return parts
 
-    def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read a matrix: (codes - zero point) * scale."""
-        group_scheme = self.find(name)
+        group_scheme = self.find_group(name)
         assert group_scheme is not None
-        codes = group_scheme.numbers(source, name, shape)
-        scale = scales(source, f"{name}_scale", *group_scheme.shapes(shape))
-        zero = group_scheme.zero(source, name, shape)
+        codes = group_scheme.read_codes(source, name, shape)
+        scale = read_scales(source, f"{name}_scale", *group_scheme.scale_shapes(shape))
+        zero = group_scheme.read_zero_points(source, name, shape)
         if group_scheme.strategy == "block":
             assert group_scheme.block is not None
-            return blocks(codes, scale, group_scheme.block)
-        count, group = group_scheme.grid(shape)
-        if group_scheme.mixed:
-            group = order(source, f"{name}_g_idx", shape, count)
+            return scale_blocks(codes, scale, group_scheme.block)
+        count, group = group_scheme.input_groups(shape)
+        if group_scheme.has_group_indices:
+            group = read_group_indices(source, f"{name}_g_idx", shape, count)
         wide = (shape[0], count)
-        return scaled(
+        return scale_codes(
             codes,
             scale.reshape(-1, count).expand(wide),
             None if zero is None else zero.reshape(-1, count).expand(wide),
             group,
         )
 
-    def codes(
-        self, source: Source, name: str, shape: tuple[int, ...]
+    def read_codes(
+        self, source: TensorSource, name: str, shape: tuple[int, ...]
     ) -> tuple[Tensor, Tensor] | None:
         """Read 8-bit codes with a scale per output, or return None."""
-        group_scheme = self.find(name)
-        if group_scheme is None or not self.parts(source, name):
+        group_scheme = self.find_group(name)
+        if group_scheme is None or not self.part_names(source, name):
             return None
         if (
             group_scheme.kind,
@@ -255,69 +265,72 @@ class Compressed(Scheme):
             group_scheme.strategy,
         ) != ("int", 8, True, "channel"):
             return None
-        scale = scales(source, f"{name}_scale", *group_scheme.shapes(shape))
-        return group_scheme.numbers(source, name, shape), scale.flatten().contiguous()
+        scale = read_scales(source, f"{name}_scale", *group_scheme.scale_shapes(shape))
+        return group_scheme.read_codes(source, name, shape), scale.flatten().contiguous()
 
     def rounds_rows(self, name: str) -> bool:
         """Return whether the group quantizes activations dynamically."""
-        found = self.find(name)
+        found = self.find_group(name)
         return found is not None and found.rounds_rows
 
-    def idle(self, source: Source, name: str) -> bool:
+    def is_unused(self, source: TensorSource, name: str) -> bool:
         """Return whether a tensor has activation scales, or zero points that are all zero."""
         if name.endswith("_zero_point") and name.removesuffix("_zero_point") in source:
-            return zeros(source, name)
-        return name.endswith(IDLE) or super().idle(source, name)
+            return is_all_zero(source, name)
+        return name.endswith(UNUSED_SUFFIXES) or super().is_unused(source, name)
 
 
-def group(name: str, config: Any, whole_config: Given) -> Numbers:
+def parse_group(name: str, config: Any, whole_config: Fields) -> GroupScheme:
     """Parse one group of a `quantization_config`."""
-    config, remedy = checked(name, config, mapping), f"supported: {ABOUT}"
+    config, remedy = parse_value(name, config, mapping), f"supported: {COMPRESSED_ABOUT}"
     try:
-        refuse_unknown(config, GROUP, remedy)
-        weights = checked("weights", config.get("weights"), mapping)
-        refuse_unknown(weights, {*names_of(WEIGHTS), *ALSO}, remedy)
-        refuse_other(weights, {"dynamic": False}, {}, remedy)
-        ours = taken(WEIGHTS, weights)
-        number_format = checked(
-            "format", config.get("format") or whole_config.get("format"), choice(FORMATS)
+        refuse_unknown_fields(config, GROUP_FIELDS, remedy)
+        weights = parse_value("weights", config.get("weights"), mapping)
+        refuse_unknown_fields(weights, {*published_names(WEIGHT_FIELDS), *WEIGHT_IGNORED}, remedy)
+        refuse_others(weights, {"dynamic": False}, {}, remedy)
+        ours = read_fields(WEIGHT_FIELDS, weights)
+        number_format = parse_value(
+            "format",
+            config.get("format") or whole_config.get("format"),
+            choice_parser(COMPRESSED_FORMATS),
         )
-        check(ours, number_format)
-        targets = checked("targets", config.get("targets"), texts)
+        check_weight_fields(ours, number_format)
+        targets = parse_value("targets", config.get("targets"), parse_targets)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from None
     rows = config.get("input_activations")
-    return Numbers(
+    return GroupScheme(
         targets=targets,
         packed=number_format == "pack-quantized",
-        rounds_rows=isinstance(rows, Mapping) and all(rows.get(k) == v for k, v in ROWS.items()),
+        rounds_rows=isinstance(rows, Mapping)
+        and all(rows.get(k) == v for k, v in INT8_ROWS.items()),
         **ours,
     )
 
 
-def check(ours: Given, form: str) -> None:
+def check_weight_fields(ours: Fields, form: str) -> None:
     """Raise `ValueError` for an unsupported combination of values."""
     kinds = {"int-quantized": "int", "pack-quantized": "int", "float-quantized": "float"}
     if ours["kind"] != kinds.get(form, ours["kind"]):
         raise ValueError(f"format {form!r} has no numbers of type {ours['kind']!r}")
     if ours["kind"] == "float" and (ours["bits"], ours["symmetric"]) != (8, True):
-        raise ValueError(f"type 'float' must have 8 bits and be symmetric, got {brief(ours)}")
+        raise ValueError(f"type 'float' must have 8 bits and be symmetric, got {shorten(ours)}")
     if ours["strategy"] == "block" and (ours["block"] is None or not ours["symmetric"]):
         raise ValueError("strategy 'block' needs its block_structure and symmetric codes")
     if ours["strategy"] == "group" and ours["size"] == -1:
         raise ValueError("strategy 'group' needs its group_size")
 
 
-def texts(value: Any) -> tuple[str, ...]:
+def parse_targets(value: Any) -> tuple[str, ...]:
     """Parse names of modules or classes, or patterns of them."""
     if isinstance(value, list) and all(isinstance(entry, str) for entry in value):
         for entry in value:
-            compiled(entry)
+            compile_target(entry)
         return tuple(value)
     raise ValueError("a list of names and patterns")
 
 
-def compiled(target: str) -> re.Pattern[str] | None:
+def compile_target(target: str) -> re.Pattern[str] | None:
     """Compile a target that is a pattern; None for a name."""
     if not target.startswith("re:"):
         return None
@@ -327,7 +340,7 @@ def compiled(target: str) -> re.Pattern[str] | None:
         raise ValueError(f"valid patterns, which {target!r} is not: {error}") from None
 
 
-def matches(target: str, module: str) -> bool:
+def matches_module(target: str, module: str) -> bool:
     """Return whether a target names this module."""
-    pattern = compiled(target)
+    pattern = compile_target(target)
     return target == module if pattern is None else pattern.match(module) is not None

@@ -8,48 +8,54 @@ from typing import Any
 from torch import Tensor
 
 from outpace.checkpoints.fields import (
-    Given,
-    checked,
+    Fields,
     count,
     field,
-    names_of,
-    refuse_other,
-    refuse_unknown,
-    taken,
+    parse_value,
+    published_names,
+    read_fields,
+    refuse_others,
+    refuse_unknown_fields,
     words,
 )
-from outpace.checkpoints.quantised.scheme import Scheme, Source, blocks, is_matrix, scales
+from outpace.checkpoints.quantised.scheme import (
+    Scheme,
+    TensorSource,
+    is_matrix,
+    read_scales,
+    scale_blocks,
+)
 
-KIND = "F8_E4M3"
-ABOUT = "FP8 (e4m3) with a scale for each block of each matrix, or for each matrix"
-SCALES = ("_scale_inv", "_scale")
+FP8_TYPE = "F8_E4M3"
+FP8_ABOUT = "FP8 (e4m3) with a scale for each block of each matrix, or for each matrix"
+SCALE_SUFFIXES = ("_scale_inv", "_scale")
 """Suffixes of the scales after the name of the matrix; by either name they are multipliers."""
 
-OF_ROWS = (".input_scale", ".activation_scale")
+ROW_SCALE_SUFFIXES = (".input_scale", ".activation_scale")
 """Suffixes of activation scales, which are not used: activations are not quantized by them."""
 
 
-def block(value: Any) -> tuple[int, int]:
+def parse_block(value: Any) -> tuple[int, int]:
     """Parse the sizes of a block."""
     if isinstance(value, list) and len(value) == 2:
         return count(value[0]), count(value[1])
     raise ValueError("two sizes, such as [128, 128]")
 
 
-def scheme_of_rows(value: Any) -> str:
+def parse_activation_scheme(value: Any) -> str:
     """Parse when activation scales are computed."""
     if value in ("dynamic", "static"):
         return str(value)
     raise ValueError("'dynamic' or 'static'")
 
 
-FIELDS: Given = {
-    "block": field("weight_block_size", block, None),
-    "rows": field("activation_scheme", scheme_of_rows, "dynamic"),
+FP8_FIELDS: Fields = {
+    "block": field("weight_block_size", parse_block, None),
+    "rows": field("activation_scheme", parse_activation_scheme, "dynamic"),
 }
-FIXED: Given = {"quant_method": "fp8", "expert_dtype": "fp8"}
-FORMATS = {"fmt": ("e4m3", "float8_e4m3fn"), "scale_fmt": ("float", "ue8m0")}
-IGNORED = words(
+FP8_FIXED: Fields = {"quant_method": "fp8", "expert_dtype": "fp8"}
+FP8_FORMATS = {"fmt": ("e4m3", "float8_e4m3fn"), "scale_fmt": ("float", "ue8m0")}
+FP8_IGNORED = words(
     "dequantize ignored_layers is_checkpoint_fp8_serialized modules_to_convert "
     "modules_to_not_convert"
 )
@@ -61,50 +67,52 @@ class FP8(Scheme):
     """FP8 matrices with a scale per `block`, or per matrix if that is None."""
 
     block: tuple[int, int] | None
-    about = ABOUT
+    about = FP8_ABOUT
 
     @classmethod
-    def read(cls, config: Given) -> FP8:
+    def from_config(cls, config: Fields) -> FP8:
         """Read a `quantization_config`."""
-        remedy = f"supported: {ABOUT}"
-        refuse_unknown(config, {*names_of(FIELDS), *FIXED, *FORMATS, *IGNORED}, remedy)
-        refuse_other(config, FIXED, {}, remedy)
-        for name, known in FORMATS.items():
-            checked(name, config.get(name), one_of(known))
-        return cls(taken(FIELDS, config)["block"])
+        remedy = f"supported: {FP8_ABOUT}"
+        refuse_unknown_fields(
+            config, {*published_names(FP8_FIELDS), *FP8_FIXED, *FP8_FORMATS, *FP8_IGNORED}, remedy
+        )
+        refuse_others(config, FP8_FIXED, {}, remedy)
+        for name, known in FP8_FORMATS.items():
+            parse_value(name, config.get(name), optional_choice_parser(known))
+        return cls(read_fields(FP8_FIELDS, config)["block"])
 
-    def parts(self, source: Source, name: str) -> tuple[str, ...]:
+    def part_names(self, source: TensorSource, name: str) -> tuple[str, ...]:
         """Return the names of the matrix and its scales."""
-        if not is_matrix(name) or name not in source or source.kind(name) != KIND:
+        if not is_matrix(name) or name not in source or source.stored_type(name) != FP8_TYPE:
             return ()
-        return name, self.scale(source, name)
+        return name, self.scale_name(source, name)
 
-    def scale(self, source: Source, name: str) -> str:
+    def scale_name(self, source: TensorSource, name: str) -> str:
         """Return the name of a matrix's scales."""
-        found = [f"{name}{end}" for end in SCALES if f"{name}{end}" in source]
-        return found[0] if found else f"{name}{SCALES[0]}"
+        found = [f"{name}{end}" for end in SCALE_SUFFIXES if f"{name}{end}" in source]
+        return found[0] if found else f"{name}{SCALE_SUFFIXES[0]}"
 
-    def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read a matrix: elements times the scale of their block."""
-        scale = self.scale(source, name)
-        numbers = source.stored(name, (shape,), (KIND,))
+        scale = self.scale_name(source, name)
+        numbers = source.read_stored(name, (shape,), (FP8_TYPE,))
         if self.block is None:
-            return numbers.float() * scales(source, scale, (), (1,)).view(())
+            return numbers.float() * read_scales(source, scale, (), (1,)).view(())
         high, wide = self.block
         grid = -(-shape[0] // high), -(-shape[1] // wide)
-        return blocks(numbers, scales(source, scale, grid), self.block)
+        return scale_blocks(numbers, read_scales(source, scale, grid), self.block)
 
-    def idle(self, source: Source, name: str) -> bool:
+    def is_unused(self, source: TensorSource, name: str) -> bool:
         """Return whether a tensor has activation scales or changes nothing for another reason."""
-        return name.endswith(OF_ROWS) or super().idle(source, name)
+        return name.endswith(ROW_SCALE_SUFFIXES) or super().is_unused(source, name)
 
 
-def one_of(known: tuple[str, ...]) -> Any:
+def optional_choice_parser(known: tuple[str, ...]) -> Any:
     """Return a parser that accepts only these values or None."""
 
-    def check(value: Any) -> Any:
+    def parse_choice(value: Any) -> Any:
         if value is None or value in known:
             return value
         raise ValueError(" or ".join(map(repr, known)))
 
-    return check
+    return parse_choice

@@ -7,32 +7,32 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from outpace.checkpoints.fields import (
-    Given,
+    Fields,
     field,
     flag,
-    names_of,
-    refuse_other,
-    refuse_unknown,
-    taken,
+    published_names,
+    read_fields,
+    refuse_others,
+    refuse_unknown_fields,
     words,
 )
 from outpace.checkpoints.quantised.scheme import (
     Scheme,
-    Source,
-    bits,
-    group_size,
-    groups,
+    TensorSource,
+    group_inputs,
     is_matrix,
-    order,
-    scaled,
-    scales,
-    unpacked,
+    parse_bits,
+    parse_group_size,
+    read_group_indices,
+    read_scales,
+    scale_codes,
+    unpack_codes,
 )
 
-ABOUT = "GPTQ of 4 or 8 bits in the formats gptq and gptq_v2"
+GPTQ_ABOUT = "GPTQ of 4 or 8 bits in the formats gptq and gptq_v2"
 
 
-def zero_step(value: object) -> int:
+def parse_zero_step(value: object) -> int:
     """Parse a format's name to the number that is added to its stored zero points."""
     steps = {"gptq": 1, "gptq_v2": 0}
     if isinstance(value, str) and value in steps:
@@ -40,15 +40,15 @@ def zero_step(value: object) -> int:
     raise ValueError(f"{' or '.join(map(repr, steps))}")
 
 
-FIELDS: Given = {
-    "bits": field("bits", bits),
-    "size": field("group_size", group_size),
-    "step": field("checkpoint_format format", zero_step, 1),
+GPTQ_FIELDS: Fields = {
+    "bits": field("bits", parse_bits),
+    "size": field("group_size", parse_group_size),
+    "step": field("checkpoint_format format", parse_zero_step, 1),
     "sym": field("sym", flag, True),
     "desc_act": field("desc_act", flag, False),
 }
-FIXED: Given = {"quant_method": "gptq", "pack_dtype": "int32", "method": "gptq"}
-IGNORED = words(
+GPTQ_FIXED: Fields = {"quant_method": "gptq", "pack_dtype": "int32", "method": "gptq"}
+GPTQ_IGNORED = words(
     """
     act_group_aware backend batch_size block_name_to_quantize cache_block_outputs
     damp_auto_increment damp_percent dataset disable_exllama exllama_config failsafe hyb_act
@@ -75,43 +75,45 @@ class GPTQ(Scheme):
     bits: int
     size: int
     step: int
-    mixed: bool
-    about = ABOUT
+    has_group_indices: bool
+    about = GPTQ_ABOUT
 
     @classmethod
-    def read(cls, config: Given) -> GPTQ:
+    def from_config(cls, config: Fields) -> GPTQ:
         """Read a `quantization_config`."""
-        remedy = f"supported: {ABOUT}"
-        refuse_unknown(config, {*names_of(FIELDS), *FIXED, *IGNORED}, remedy)
-        refuse_other(config, FIXED, {}, remedy)
-        ours = taken(FIELDS, config)
+        remedy = f"supported: {GPTQ_ABOUT}"
+        refuse_unknown_fields(
+            config, {*published_names(GPTQ_FIELDS), *GPTQ_FIXED, *GPTQ_IGNORED}, remedy
+        )
+        refuse_others(config, GPTQ_FIXED, {}, remedy)
+        ours = read_fields(GPTQ_FIELDS, config)
         return cls(
             ours["bits"], ours["size"], ours["step"], ours["desc_act"] and ours["size"] != -1
         )
 
-    def parts(self, source: Source, name: str) -> tuple[str, ...]:
+    def part_names(self, source: TensorSource, name: str) -> tuple[str, ...]:
         """Return the names of codes, zero points, scales and, if stored, input groups."""
         stem = name.removesuffix("weight")
         if not is_matrix(name) or f"{stem}qweight" not in source:
             return ()
-        mixed = (f"{stem}g_idx",) if self.mixed or f"{stem}g_idx" in source else ()
+        mixed = (f"{stem}g_idx",) if self.has_group_indices or f"{stem}g_idx" in source else ()
         return f"{stem}qweight", f"{stem}qzeros", f"{stem}scales", *mixed
 
-    def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read a matrix: (codes - zero point) * scale."""
-        codes, zeros, scale, *mixed = self.parts(source, name)
-        count, group = groups(shape, self.size)
+        codes, zeros, scale, *mixed = self.part_names(source, name)
+        count, group = group_inputs(shape, self.size)
         if mixed:
-            group = order(source, mixed[0], shape, count)
+            group = read_group_indices(source, mixed[0], shape, count)
         out, inputs = shape
         codes_per_word = 32 // self.bits
-        packed_codes = source.stored(codes, ((-(-inputs // codes_per_word), out),), ("I32",))
-        packed_zeros = source.stored(zeros, ((count, -(-out // codes_per_word)),), ("I32",))
+        packed_codes = source.read_stored(codes, ((-(-inputs // codes_per_word), out),), ("I32",))
+        packed_zeros = source.read_stored(zeros, ((count, -(-out // codes_per_word)),), ("I32",))
         # The format stores the zero point minus one, so 0 is stored as the largest code.
-        zero = (unpacked(packed_zeros, self.bits)[:, :out] + self.step) & (2**self.bits - 1)
-        return scaled(
-            unpacked(packed_codes.t(), self.bits)[:, :inputs],
-            scales(source, scale, (count, out)).t(),
+        zero = (unpack_codes(packed_zeros, self.bits)[:, :out] + self.step) & (2**self.bits - 1)
+        return scale_codes(
+            unpack_codes(packed_codes.t(), self.bits)[:, :inputs],
+            read_scales(source, scale, (count, out)).t(),
             zero.t(),
             group,
         )

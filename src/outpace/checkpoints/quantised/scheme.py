@@ -14,30 +14,30 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from outpace.checkpoints.fields import LARGE
-from outpace.decoding.sampling_params import is_whole
+from outpace.checkpoints.fields import MAX_PUBLISHED_SIZE
+from outpace.decoding.sampling_params import is_whole_number
 
-FLOATS = ("BF16", "F16", "F32", "F64")
+FLOAT_TYPES = ("BF16", "F16", "F32", "F64")
 """Types of unquantized tensors and of scales, by their safetensors names."""
 
-PIECE = 2**22
+CHUNK_ELEMENTS = 2**22
 """Elements of a matrix that are scaled at a time, to limit memory."""
 
 
-class Source(Protocol):
+class TensorSource(Protocol):
     """The stored tensors of a checkpoint, by name."""
 
     def __contains__(self, name: str) -> bool: ...
 
-    def path(self, name: str) -> Path:
+    def tensor_path(self, name: str) -> Path:
         """Return the file of a tensor; raise `ValueError` if there is none."""
         ...
 
-    def kind(self, name: str) -> str:
+    def stored_type(self, name: str) -> str:
         """Return the type of a tensor's elements, such as `BF16`."""
         ...
 
-    def stored(
+    def read_stored(
         self, name: str, shapes: Collection[tuple[int, ...]], kinds: Collection[str]
     ) -> Tensor:
         """Read a tensor; raise `ValueError` unless it has one of these shapes and types."""
@@ -51,15 +51,15 @@ class Scheme(ABC):
     """Supported format, for error messages."""
 
     @abstractmethod
-    def parts(self, source: Source, name: str) -> tuple[str, ...]:
+    def part_names(self, source: TensorSource, name: str) -> tuple[str, ...]:
         """Return the stored tensors of a published matrix; empty if it is not quantized."""
 
     @abstractmethod
-    def plain(self, source: Source, name: str, shape: tuple[int, ...]) -> Tensor:
+    def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read a dequantized matrix `f32[out, in]`; raise `ValueError` naming an invalid part."""
 
-    def codes(
-        self, source: Source, name: str, shape: tuple[int, ...]
+    def read_codes(
+        self, source: TensorSource, name: str, shape: tuple[int, ...]
     ) -> tuple[Tensor, Tensor] | None:
         """Read a matrix stored as codes `i8[out, in]` and scales `f32[out]`, or return None."""
         return None
@@ -68,7 +68,7 @@ class Scheme(ABC):
         """Return whether activations for this matrix are quantized to 8 bits per row."""
         return False
 
-    def idle(self, source: Source, name: str) -> bool:
+    def is_unused(self, source: TensorSource, name: str) -> bool:
         """Return whether a stored tensor that no parameter uses has no effect.
 
         Some writers give every matrix a bias, with zeros if the model has none.
@@ -76,30 +76,30 @@ class Scheme(ABC):
         if not name.endswith(".bias"):
             return False
         matrix = f"{name.removesuffix('.bias')}.weight"
-        return bool(self.parts(source, matrix)) and zeros(source, name)
+        return bool(self.part_names(source, matrix)) and is_all_zero(source, name)
 
 
-def zeros(source: Source, name: str) -> bool:
+def is_all_zero(source: TensorSource, name: str) -> bool:
     """Return whether a stored tensor has only zeros."""
-    return not bool(source.stored(name, (), ()).any())
+    return not bool(source.read_stored(name, (), ()).any())
 
 
-def scales(source: Source, name: str, *shapes: tuple[int, ...]) -> Tensor:
+def read_scales(source: TensorSource, name: str, *shapes: tuple[int, ...]) -> Tensor:
     """Read scales in float32; raise `ValueError` for invalid ones.
 
     A scale may be zero, for a group of weights too small for the scale's type.
     """
-    found = source.stored(name, shapes, (*FLOATS, "F8_E8M0")).float()
+    found = source.read_stored(name, shapes, (*FLOAT_TYPES, "F8_E8M0")).float()
     low, high = (float(value) for value in torch.aminmax(found)) if found.numel() else (0.0, 0.0)
     if not (low >= 0 and 0 < high < float("inf")):
         raise ValueError(
-            f"{source.path(name)}: scales {name!r} must be finite, not negative and not all zero, "
+            f"{source.tensor_path(name)}: scales {name!r} must be finite, not negative and not all zero, "
             f"got {low:g} to {high:g}"
         )
     return found
 
 
-def unpacked(words: Tensor, bits: int) -> Tensor:
+def unpack_codes(words: Tensor, bits: int) -> Tensor:
     """Unpack words `i32[..., n]` to codes `u8[..., n * 32 / bits]`, lowest bits first."""
     octets = words.contiguous().view(torch.uint8)
     if bits == 8:
@@ -107,7 +107,7 @@ def unpacked(words: Tensor, bits: int) -> Tensor:
     return torch.stack((octets & 15, octets >> 4), -1).flatten(-2)
 
 
-def scaled(codes: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor | None) -> Tensor:
+def scale_codes(codes: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor | None) -> Tensor:
     """Return (codes - zero) * scale, `f32[out, in]`.
 
     Args:
@@ -117,21 +117,21 @@ def scaled(codes: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor | No
         group: Group of each input, `i64[in]`; None for a single group.
     """
     plain = codes.float()
-    step = max(PIECE // plain.shape[1], 1)
+    step = max(CHUNK_ELEMENTS // plain.shape[1], 1)
     for first in range(0, len(plain), step):
         rows = slice(first, first + step)
         if zero is not None:
-            plain[rows] -= spread(zero[rows].float(), group)
-        plain[rows] *= spread(scale[rows], group)
+            plain[rows] -= expand_by_group(zero[rows].float(), group)
+        plain[rows] *= expand_by_group(scale[rows], group)
     return plain
 
 
-def spread(values: Tensor, group: Tensor | None) -> Tensor:
+def expand_by_group(values: Tensor, group: Tensor | None) -> Tensor:
     """Expand values `[rows, G]` to `[rows, in]`; unchanged for a single group."""
     return values if group is None else values[:, group]
 
 
-def blocks(codes: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+def scale_blocks(codes: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     """Scale codes to `f32[out, in]` by `[ceil(out / a), ceil(in / b)]`, one per a × b block."""
     plain, (high, wide) = codes.float(), block
     for number, row in enumerate(scale):
@@ -140,18 +140,20 @@ def blocks(codes: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
     return plain
 
 
-def groups(shape: tuple[int, ...], size: int) -> tuple[int, Tensor | None]:
+def group_inputs(shape: tuple[int, ...], size: int) -> tuple[int, Tensor | None]:
     """Return the number of groups of `size` inputs (-1: all inputs), and each input's group."""
     if size == -1 or size >= shape[1]:
         return 1, None
     return -(-shape[1] // size), torch.arange(shape[1]) // size
 
 
-def order(source: Source, name: str, shape: tuple[int, ...], count: int) -> Tensor:
+def read_group_indices(
+    source: TensorSource, name: str, shape: tuple[int, ...], count: int
+) -> Tensor:
     """Read the stored group of each input; raise `ValueError` for one out of range."""
-    found = source.stored(name, ((shape[1],),), ("I32", "I64")).long()
+    found = source.read_stored(name, ((shape[1],),), ("I32", "I64")).long()
     if bool((found < 0).any() | (found >= count).any()):
-        raise ValueError(f"{source.path(name)}: groups in {name!r} must be below {count}")
+        raise ValueError(f"{source.tensor_path(name)}: groups in {name!r} must be below {count}")
     return found
 
 
@@ -160,15 +162,15 @@ def is_matrix(name: str) -> bool:
     return name.endswith(".weight")
 
 
-def group_size(value: Any) -> int:
+def parse_group_size(value: Any) -> int:
     """Parse the number of inputs of a group."""
-    if is_whole(value) and (value == -1 or 0 < value <= LARGE):
+    if is_whole_number(value) and (value == -1 or 0 < value <= MAX_PUBLISHED_SIZE):
         return int(value)
     raise ValueError("a number of inputs, or -1 for all")
 
 
-def bits(value: Any) -> int:
+def parse_bits(value: Any) -> int:
     """Parse the number of bits of a code."""
-    if is_whole(value) and value in (4, 8):
+    if is_whole_number(value) and value in (4, 8):
         return int(value)
     raise ValueError("4 or 8")

@@ -16,13 +16,13 @@ class Problem:
     answer: str
 
     @property
-    def final(self) -> str:
+    def final_result(self) -> str:
         """The result after `#### `."""
         return self.answer.rpartition("#### ")[2]
 
 
 @dataclass(frozen=True, slots=True)
-class Splits:
+class ProblemSplits:
     """Assignment of problems of one kind to splits.
 
     Attributes:
@@ -33,7 +33,7 @@ class Splits:
     names: tuple[str, ...]
     test_every: int
 
-    def sources(self, split: str, count: int, seed: int, start: int) -> Iterator[Random]:
+    def random_sources(self, split: str, count: int, seed: int, start: int) -> Iterator[Random]:
         """Return a random generator for each of the problems `start` to `start + count`.
 
         Each depends only on the seed, the split and its index.
@@ -44,7 +44,7 @@ class Splits:
             raise ValueError(f"count and start must not be negative, got {count} and {start}")
         return (Random(f"{split}/{seed}/{index}") for index in range(start, start + count))
 
-    def holds(self, split: str, question: str) -> bool:
+    def contains(self, split: str, question: str) -> bool:
         """Return whether a question belongs to a split, by a hash of its text."""
         if split not in ("train", "test"):
             return True

@@ -13,98 +13,103 @@ from itertools import permutations
 from operator import and_
 from random import Random
 
-from outpace.evaluation.generated.problems import Problem, Splits
+from outpace.evaluation.generated.problems import Problem, ProblemSplits
 
-SPLITS = Splits(("train", "test"), test_every=50)
-GIVENS = range(4, 11)
+SUDOKU_SPLITS = ProblemSplits(("train", "test"), test_every=50)
+GIVEN_COUNTS = range(4, 11)
 """Numbers of given cells; with fewer than four, no puzzle has a unique solution."""
 
-MOST = 4
+MAX_PUZZLES_PER_SHEET = 4
 """Maximum number of puzzles of a sheet."""
 
-ASKED = "Solve:\n"
+QUESTION_PREFIX = "Solve:\n"
 """Beginning of a question; the sheet follows."""
 
-SIDE = 4
-CELLS = range(SIDE * SIDE)
+GRID_SIDE = 4
+GRID_CELLS = range(GRID_SIDE * GRID_SIDE)
 
-Grid = tuple[int, ...]
+SudokuGrid = tuple[int, ...]
 """Sixteen digits, row by row."""
 
 
-def problems(split: str, count: int, *, seed: int = 0, start: int = 0) -> list[Problem]:
+def sudoku_problems(split: str, count: int, *, seed: int = 0, start: int = 0) -> list[Problem]:
     """Return problems `start` to `start + count` of a split; each depends only on its index."""
-    return [drawn(split, rng) for rng in SPLITS.sources(split, count, seed, start)]
+    return [
+        draw_sheet(split, rng) for rng in SUDOKU_SPLITS.random_sources(split, count, seed, start)
+    ]
 
 
-def drawn(split: str, rng: Random) -> Problem:
+def draw_sheet(split: str, rng: Random) -> Problem:
     """Draw a sheet of one to four puzzles, all of the split."""
-    sheet = [puzzle(split, rng) for _ in range(rng.randint(1, MOST))]
+    sheet = [draw_puzzle(split, rng) for _ in range(rng.randint(1, MAX_PUZZLES_PER_SHEET))]
     questions, solutions = zip(*sheet, strict=True)
-    return Problem(ASKED + written(questions), written(solutions))
+    return Problem(QUESTION_PREFIX + format_sheet(questions), format_sheet(solutions))
 
 
-def sheet_of(question: str) -> str:
+def sheet_text(question: str) -> str:
     """Return the sheet of a question."""
-    return question.removeprefix(ASKED)
+    return question.removeprefix(QUESTION_PREFIX)
 
 
-def puzzle(split: str, rng: Random) -> tuple[Grid, Grid]:
+def draw_puzzle(split: str, rng: Random) -> tuple[SudokuGrid, SudokuGrid]:
     """Draw a puzzle of the split and its unique solution.
 
     Cells are emptied in random order while the solution remains unique, until the drawn number of
     given cells is left. Orders that do not reach it are drawn again, as are puzzles of other
     splits.
     """
-    givens = rng.choice(GIVENS)
+    givens = rng.choice(GIVEN_COUNTS)
     while True:
-        solution, given = rng.choice(grids()), set(CELLS)
-        for cell in rng.sample(CELLS, len(CELLS)):
-            if len(given) > givens and solutions(solution, given - {cell}).bit_count() == 1:
+        solution, given = rng.choice(all_grids()), set(GRID_CELLS)
+        for cell in rng.sample(GRID_CELLS, len(GRID_CELLS)):
+            if len(given) > givens and solution_bits(solution, given - {cell}).bit_count() == 1:
                 given.remove(cell)
-        grid = tuple(solution[cell] if cell in given else 0 for cell in CELLS)
-        if len(given) == givens and SPLITS.holds(split, written([grid])):
+        grid = tuple(solution[cell] if cell in given else 0 for cell in GRID_CELLS)
+        if len(given) == givens and SUDOKU_SPLITS.contains(split, format_sheet([grid])):
             return grid, solution
 
 
-def solutions(grid: Grid, given: Iterable[int]) -> int:
+def solution_bits(grid: SudokuGrid, given: Iterable[int]) -> int:
     """Return the grids that agree with one in the given cells, as bits ordered as `all_grids`."""
-    return reduce(and_, (agreeing()[cell, grid[cell]] for cell in given), -1)
+    return reduce(and_, (grids_by_cell()[cell, grid[cell]] for cell in given), -1)
 
 
 @cache
-def agreeing() -> dict[tuple[int, int], int]:
+def grids_by_cell() -> dict[tuple[int, int], int]:
     """Return, for each cell and digit, the grids with this digit there, as bits."""
     return {
-        (cell, digit): sum(1 << n for n, grid in enumerate(grids()) if grid[cell] == digit)
-        for cell in CELLS
-        for digit in range(1, SIDE + 1)
+        (cell, digit): sum(1 << n for n, grid in enumerate(all_grids()) if grid[cell] == digit)
+        for cell in GRID_CELLS
+        for digit in range(1, GRID_SIDE + 1)
     }
 
 
 @cache
-def grids() -> tuple[Grid, ...]:
+def all_grids() -> tuple[SudokuGrid, ...]:
     """Return all 288 grids whose rows, columns and boxes contain the digits 1 to 4."""
-    rows = tuple(permutations(range(1, SIDE + 1)))
-    halves = [(*a, *b) for a in rows for b in rows if fits(a, b)]
+    rows = tuple(permutations(range(1, GRID_SIDE + 1)))
+    halves = [(*a, *b) for a in rows for b in rows if forms_boxes(a, b)]
     return tuple(
         (*top, *bottom)
         for top in halves
         for bottom in halves
         if all(
-            len({top[x], top[x + SIDE], bottom[x], bottom[x + SIDE]}) == SIDE for x in range(SIDE)
+            len({top[x], top[x + GRID_SIDE], bottom[x], bottom[x + GRID_SIDE]}) == GRID_SIDE
+            for x in range(GRID_SIDE)
         )
     )
 
 
-def fits(upper: Grid, lower: Grid) -> bool:
+def forms_boxes(upper: SudokuGrid, lower: SudokuGrid) -> bool:
     """Return whether two rows form two valid boxes."""
     return not ({*upper[:2]} & {*lower[:2]} or {*upper[2:]} & {*lower[2:]})
 
 
-def written(sheet: Iterable[Grid]) -> str:
+def format_sheet(sheet: Iterable[SudokuGrid]) -> str:
     """Return grids as lines of four digits, separated by empty lines."""
     return "\n\n".join(
-        "\n".join("".join(map(str, grid[at : at + SIDE])) for at in range(0, len(grid), SIDE))
+        "\n".join(
+            "".join(map(str, grid[at : at + GRID_SIDE])) for at in range(0, len(grid), GRID_SIDE)
+        )
         for grid in sheet
     )

@@ -15,10 +15,10 @@ from tokenizers.normalizers import NFC
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from tokenizers.trainers import BpeTrainer
 
-from outpace.evaluation.generated.story import drill, problems
+from outpace.evaluation.generated.story import draw_drill, story_problems
 
-END, MASK = "<|endoftext|>", "<|mask|>"
-SPECIALS = (END, MASK, "<|im_start|>", "<|im_end|>")
+END_TOKEN, MASK_TOKEN = "<|endoftext|>", "<|mask|>"
+SPECIAL_TOKENS = (END_TOKEN, MASK_TOKEN, "<|im_start|>", "<|im_end|>")
 
 QWEN2_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
@@ -44,12 +44,12 @@ def build_tokenizer(texts: Iterable[str], vocab: int = 1024) -> Tokenizer:
     )
     tokenizer.decoder = ByteLevelDecoder()
     trainer = BpeTrainer(
-        vocab_size=vocab - len(SPECIALS),
+        vocab_size=vocab - len(SPECIAL_TOKENS),
         initial_alphabet=ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIALS])
+    tokenizer.add_special_tokens([AddedToken(token, special=True) for token in SPECIAL_TOKENS])
     if (size := tokenizer.get_vocab_size()) != vocab:
         raise ValueError(f"vocab={vocab}, but the texts give {size} tokens: reduce it, or add text")
     return tokenizer
@@ -61,10 +61,10 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "eos_token": END,
-        "pad_token": END,
-        "mask_token": MASK,
-        "additional_special_tokens": list(SPECIALS[2:]),
+        "eos_token": END_TOKEN,
+        "pad_token": END_TOKEN,
+        "mask_token": MASK_TOKEN,
+        "additional_special_tokens": list(SPECIAL_TOKENS[2:]),
         "model_max_length": 2048,
         "clean_up_tokenization_spaces": False,
         "chat_template": CHAT_TEMPLATE,
@@ -74,11 +74,11 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 def story_texts(count: int = 20_000) -> Iterator[str]:
     """Yield the text from which the vocabulary is trained: training problems and drills."""
-    for problem in problems("train", count):
+    for problem in story_problems("train", count):
         yield f"{problem.question}\n{problem.answer}"
     rng = Random(0)
     for _ in range(count // 10):
-        yield drill(rng)
+        yield draw_drill(rng)
 
 
 if __name__ == "__main__":

@@ -11,42 +11,44 @@ Scorer = Callable[[str, Any], bool | None]
 """Return whether an answer is correct for a reference; None if it cannot be judged."""
 
 
-def exact(answer: str, reference: str) -> bool:
+def judge_exact(answer: str, reference: str) -> bool:
     """Compare the whole text, without surrounding white space."""
     return answer.strip() == reference
 
 
-def matched(answer: str, reference: str) -> bool:
+def judge_regex(answer: str, reference: str) -> bool:
     """Search for a regular expression in the text."""
     return re.search(reference, answer) is not None
 
 
-def unscored(answer: str, reference: object) -> None:
+def judge_nothing(answer: str, reference: object) -> None:
     """Judge nothing; for prompts that only measure speed."""
 
 
 SCORERS: dict[str, Scorer] = {
-    "boxed": expressions.boxed,
-    "countdown": planning.countdown,
-    "equal": expressions.equal,
-    "exact": exact,
-    "flexible": numbers.flexible,
-    "humaneval": code.humaneval,
-    "humaneval-completion": code.completion,
-    "last-number": numbers.last_number,
-    "mbpp": code.fenced,
-    "mbpp-done": code.done,
-    "none": unscored,
-    "regex": matched,
-    "sheet": planning.sheet,
-    "stated": numbers.stated,
-    "strict": numbers.strict,
-    "sudoku": planning.sudoku,
+    "boxed": expressions.judge_boxed,
+    "countdown": planning.judge_countdown,
+    "equal": expressions.judge_math_verify,
+    "exact": judge_exact,
+    "flexible": numbers.judge_flexible,
+    "humaneval": code.judge_humaneval,
+    "humaneval-completion": code.judge_humaneval_completion,
+    "last-number": numbers.judge_last_number,
+    "mbpp": code.judge_mbpp_instruct,
+    "mbpp-done": code.judge_mbpp_few_shot,
+    "none": judge_nothing,
+    "regex": judge_regex,
+    "sheet": planning.judge_sudoku_sheet,
+    "stated": numbers.judge_stated,
+    "strict": numbers.judge_strict,
+    "sudoku": planning.judge_sudoku,
 }
 
 NEEDED: dict[str, Callable[[], object]] = {
-    "equal": expressions.math_verify,
-    **dict.fromkeys(("humaneval", "humaneval-completion", "mbpp", "mbpp-done"), sandbox.needed),
+    "equal": expressions.import_math_verify,
+    **dict.fromkeys(
+        ("humaneval", "humaneval-completion", "mbpp", "mbpp-done"), sandbox.check_sandbox
+    ),
 }
 """Functions that raise if a rule cannot judge on this machine, called before answering."""
 

@@ -7,22 +7,22 @@ from threading import current_thread, main_thread
 from typing import Any
 
 NEXT_PROBLEM = re.compile(r"(?<!^)\n+Problem[: ]")
-DROPPED = ("\n", "\\!")
-RENAMED = (("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"))
-IGNORED = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$", "$", "\\%", "%", " ")
+REMOVED_COMMANDS = ("\n", "\\!")
+REPLACED_COMMANDS = (("\\\\", "\\"), ("tfrac", "frac"), ("dfrac", "frac"))
+IGNORED_MARKS = ("\\left", "\\right", "^{\\circ}", "^\\circ", "\\$", "$", "\\%", "%", " ")
 
 
-def boxed(answer: str, reference: str) -> bool:
+def judge_boxed(answer: str, reference: str) -> bool:
     r"""Compare the last `\boxed{}` as text: WeDLM's rule for MATH.
 
     Ignores spaces, sizes of brackets and fractions, dollar, percent and degree signs, and commas
     between digits. Text after another `Problem:` is not considered.
     """
     content = last_boxed(NEXT_PROBLEM.split(answer)[0])
-    return bool(content) and normal(content or "") == normal(reference)
+    return bool(content) and normalize_expression(content or "") == normalize_expression(reference)
 
 
-def equal(answer: str, reference: str) -> bool:
+def judge_math_verify(answer: str, reference: str) -> bool:
     r"""Compare the final expression by value with math-verify, as lm-eval's `math_verify` does.
 
     The reference is LaTeX, alone or in a `\boxed{}`.
@@ -32,7 +32,7 @@ def equal(answer: str, reference: str) -> bool:
         RuntimeError: In another thread than the main one, where its time limits do not work and it
             would judge every answer wrong.
     """
-    library = math_verify()
+    library = import_math_verify()
     if current_thread() is not main_thread():
         raise RuntimeError("math-verify compares expressions in the main thread only")
     if "\\boxed" not in reference:
@@ -40,7 +40,7 @@ def equal(answer: str, reference: str) -> bool:
     return bool(library.verify(gold=library.parse(reference), target=library.parse(answer)))
 
 
-def math_verify() -> Any:
+def import_math_verify() -> Any:
     """Return the library that compares expressions."""
     try:
         import math_verify
@@ -56,11 +56,11 @@ def last_boxed(text: str) -> str | None:
     for mark in ("\\boxed", "\\fbox"):
         if mark in text:
             rest = text[text.rfind(mark) + len(mark) :]
-            return braced(rest) if rest.startswith("{") else None
+            return braced_prefix(rest) if rest.startswith("{") else None
     return None
 
 
-def braced(text: str) -> str | None:
+def braced_prefix(text: str) -> str | None:
     """Return the content of the braces that begin a text; None if they are not closed."""
     depth = 0
     for end, character in enumerate(text):
@@ -70,15 +70,15 @@ def braced(text: str) -> str | None:
     return None
 
 
-def normal(expression: str) -> str:
+def normalize_expression(expression: str) -> str:
     """Return an expression without the marks that are ignored."""
-    for mark in DROPPED:
+    for mark in REMOVED_COMMANDS:
         expression = expression.replace(mark, "")
-    for mark, replacement in RENAMED:
+    for mark, replacement in REPLACED_COMMANDS:
         expression = expression.replace(mark, replacement)
-    for mark in IGNORED:
+    for mark in IGNORED_MARKS:
         expression = expression.replace(mark, "")
     expression = re.sub(r"(\d),(\d)", r"\1\2", expression)
-    while expression.startswith("{") and braced(expression) == expression[1:-1]:
+    while expression.startswith("{") and braced_prefix(expression) == expression[1:-1]:
         expression = expression[1:-1]
     return expression

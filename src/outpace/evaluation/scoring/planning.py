@@ -14,14 +14,14 @@ OPERATIONS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-ARITHMETIC = re.compile(r"\d+[+\-*/]\d[\d+\-*/(). ]*", re.ASCII)
-USED = re.compile(r"\d+(?=[+,\-./*=])")
-SIDE, BOX = 4, 2
-LONGEST = 1000
+ARITHMETIC_EXPRESSION = re.compile(r"\d+[+\-*/]\d[\d+\-*/(). ]*", re.ASCII)
+USED_NUMBER = re.compile(r"\d+(?=[+,\-./*=])")
+SUDOKU_SIDE, SUDOKU_BOX = 4, 2
+MAX_EXPRESSION_LENGTH = 1000
 """Maximum number of characters of an expression that is evaluated."""
 
 
-def countdown(answer: str, reference: str) -> bool:
+def judge_countdown(answer: str, reference: str) -> bool:
     """Check that the first line is a chain of equations from the given numbers to the goal.
 
     `reference` is the numbers, separated by commas, the goal last. Every equation must hold, and
@@ -33,25 +33,25 @@ def countdown(answer: str, reference: str) -> bool:
     equations = answer.split("\n")[0].split(",")
     for equation in equations:
         sides = equation.split("=")
-        if len(sides) != 2 or not holds(*sides):
+        if len(sides) != 2 or not equation_holds(*sides):
             return False
-        unused.subtract(USED.findall(equation))
+        unused.subtract(USED_NUMBER.findall(equation))
         unused[sides[1]] += 1
     unused[goal] -= 1
     return equations[-1].split("=")[-1] == goal and not any(unused.values())
 
 
-def holds(expression: str, result: str) -> bool:
+def equation_holds(expression: str, result: str) -> bool:
     """Return whether an expression of at least two numbers has this value."""
-    if len(expression) > LONGEST or not ARITHMETIC.fullmatch(expression):
+    if len(expression) > MAX_EXPRESSION_LENGTH or not ARITHMETIC_EXPRESSION.fullmatch(expression):
         return False
     try:
-        return value(ast.parse(expression, mode="eval").body) == float(result)
+        return evaluate_arithmetic(ast.parse(expression, mode="eval").body) == float(result)
     except (ArithmeticError, RecursionError, SyntaxError, ValueError):
         return False
 
 
-def value(node: ast.expr) -> float:
+def evaluate_arithmetic(node: ast.expr) -> float:
     """Return the value of a sum, difference, product or quotient.
 
     Raises:
@@ -61,15 +61,17 @@ def value(node: ast.expr) -> float:
         case ast.Constant(value=int() | float() as number):
             return number
         case ast.BinOp(left, operation, right) if type(operation) in OPERATIONS:
-            return OPERATIONS[type(operation)](value(left), value(right))
+            return OPERATIONS[type(operation)](
+                evaluate_arithmetic(left), evaluate_arithmetic(right)
+            )
         case ast.UnaryOp(ast.USub(), operand):
-            return -value(operand)
+            return -evaluate_arithmetic(operand)
         case ast.UnaryOp(ast.UAdd(), operand):
-            return value(operand)
+            return evaluate_arithmetic(operand)
     raise ValueError(f"{ast.unparse(node)} is not arithmetic")
 
 
-def sudoku(answer: str, reference: str) -> bool:
+def judge_sudoku(answer: str, reference: str) -> bool:
     """Check that the first paragraph solves the puzzle: rows, columns and boxes of 1 to 4.
 
     `reference` is the puzzle, with zeros for empty cells. As published, spaces are removed, and
@@ -77,7 +79,7 @@ def sudoku(answer: str, reference: str) -> bool:
     as many characters are read as the puzzle has.
     """
     solution = answer.split("\n\n")[0].replace(" ", "")[: len(reference)]
-    puzzle, grid = rows(reference), rows(solution)
+    puzzle, grid = parse_grid(reference), parse_grid(solution)
     if grid is None or puzzle is None:
         return False
     matches_givens = all(
@@ -85,30 +87,30 @@ def sudoku(answer: str, reference: str) -> bool:
         for puzzle_row, row in zip(puzzle, grid, strict=True)
         for given, filled in zip(puzzle_row, row, strict=True)
     )
-    return matches_givens and all(sorted(group) == [1, 2, 3, 4] for group in groups(grid))
+    return matches_givens and all(sorted(group) == [1, 2, 3, 4] for group in sudoku_groups(grid))
 
 
-def sheet(answer: str, reference: str) -> bool:
+def judge_sudoku_sheet(answer: str, reference: str) -> bool:
     """Check that each paragraph solves its puzzle of a sheet, and that there are no others."""
     solutions, puzzles = answer.strip().split("\n\n"), reference.split("\n\n")
-    return len(solutions) == len(puzzles) and all(map(sudoku, solutions, puzzles))
+    return len(solutions) == len(puzzles) and all(map(judge_sudoku, solutions, puzzles))
 
 
-def rows(text: str) -> list[list[int]] | None:
+def parse_grid(text: str) -> list[list[int]] | None:
     """Return a square of digits; None if the text is not one."""
     try:
         square = [[int(digit) for digit in row] for row in text.strip().split("\n")]
     except ValueError:
         return None
-    return square if [len(row) for row in square] == [SIDE] * SIDE else None
+    return square if [len(row) for row in square] == [SUDOKU_SIDE] * SUDOKU_SIDE else None
 
 
-def groups(grid: list[list[int]]) -> list[list[int]]:
+def sudoku_groups(grid: list[list[int]]) -> list[list[int]]:
     """Return rows, columns and boxes."""
     columns = [list(column) for column in zip(*grid, strict=True)]
     boxes = [
-        [grid[top + y][left + x] for y in range(BOX) for x in range(BOX)]
-        for top in range(0, SIDE, BOX)
-        for left in range(0, SIDE, BOX)
+        [grid[top + y][left + x] for y in range(SUDOKU_BOX) for x in range(SUDOKU_BOX)]
+        for top in range(0, SUDOKU_SIDE, SUDOKU_BOX)
+        for left in range(0, SUDOKU_SIDE, SUDOKU_BOX)
     ]
     return [*grid, *columns, *boxes]

@@ -10,9 +10,9 @@ from reprlib import repr as brief
 from typing import Any
 
 from outpace.evaluation.generated.problems import Problem
-from outpace.jsonl import Record, read_records
+from outpace.jsonl import JsonRecord, read_records
 
-MOST = 100_000
+MAX_GENERATED_PROBLEMS = 100_000
 """Maximum number of generated problems: a few seconds and some hundred megabytes."""
 
 
@@ -24,10 +24,10 @@ class Task(ABC):
         reference: Returns the scorer's reference for a line.
     """
 
-    reference: Callable[[Record], Any]
+    reference: Callable[[JsonRecord], Any]
 
     @abstractmethod
-    def lines(self, path: str | None, limit: int) -> list[Record]:
+    def load_lines(self, path: str | None, limit: int) -> list[JsonRecord]:
         """Return the first `limit` lines.
 
         Raises:
@@ -36,7 +36,7 @@ class Task(ABC):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Published(Task):
+class PublishedTask(Task):
     """Lines of a published JSON Lines file, which is not part of this package.
 
     Attributes:
@@ -51,13 +51,15 @@ class Published(Task):
     lists: tuple[str, ...] = ()
     wanted: str = "a result"
 
-    def lines(self, path: str | None, limit: int) -> list[Record]:
+    def load_lines(self, path: str | None, limit: int) -> list[JsonRecord]:
         """Return the first `limit` lines of the file."""
         if path is None or not Path(path).is_file():
             raise ValueError(f"--data: no file of the task at {path!r}; set it to {self.file}")
-        return [self.checked(record, place) for place, record in read_records(Path(path), limit)]
+        return [
+            self.check_record(record, place) for place, record in read_records(Path(path), limit)
+        ]
 
-    def checked(self, record: Record, place: str) -> Record:
+    def check_record(self, record: JsonRecord, place: str) -> JsonRecord:
         """Return a line after checking its fields."""
         for field in self.texts:
             if not isinstance(text := record.get(field), str) or not text:
@@ -72,18 +74,22 @@ class Published(Task):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made(Task):
+class GeneratedTask(Task):
     """Lines that are generated from a seed."""
 
     problems: Callable[[int], Sequence[Problem]]
 
-    def lines(self, path: str | None, limit: int) -> list[Record]:
+    def load_lines(self, path: str | None, limit: int) -> list[JsonRecord]:
         """Return `limit` generated lines."""
         if path is not None:
             raise ValueError(
                 f"--data: the problems of this task are generated; omit the file {path!r}"
             )
-        if limit > MOST:
-            raise ValueError(f"limit must be at most {MOST} for generated problems, got {limit}")
+        if limit > MAX_GENERATED_PROBLEMS:
+            raise ValueError(
+                f"limit must be at most {MAX_GENERATED_PROBLEMS} for generated problems, got {limit}"
+            )
         problems = self.problems(limit)
-        return [{"question": p.question, "answer": p.answer, "final": p.final} for p in problems]
+        return [
+            {"question": p.question, "answer": p.answer, "final": p.final_result} for p in problems
+        ]

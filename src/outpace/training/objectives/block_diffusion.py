@@ -12,12 +12,12 @@ from numpy.random import Generator
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.kinds import Bounds, Count, Part, TokenId, Weight, check_bounds
-from outpace.training.noise import padded
+from outpace.training.field_types import Bounds, Count, OpenFraction, TokenId, Weight, check_bounds
+from outpace.training.noise import pad_response
 from outpace.training.objective import Objective
-from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join
+from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join_rows
 
-Weighting = Literal["inverse", "uniform"]
+BlockWeighting = Literal["inverse", "uniform"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,8 @@ class BlockDiffusion(Objective):
     method: ClassVar[str | None] = "block_diffusion"
 
     block: Count | None = None
-    least: Part = 1e-3
-    weighting: Weighting = "inverse"
+    least: OpenFraction = 1e-3
+    weighting: BlockWeighting = "inverse"
     complement: bool = False
     ahead: Weight = 1.0
     end_weight: Weight = 1.0
@@ -80,7 +80,7 @@ class BlockDiffusion(Objective):
         """Build the clean stream and the masked ones, with random masks."""
         assert self.block is not None, "bind the objective first"
         prompt, end = len(example.prompt), -(-len(example) // self.block) * self.block
-        answer = padded(
+        answer = pad_response(
             example,
             (end - prompt, end - prompt),
             rng,
@@ -88,20 +88,20 @@ class BlockDiffusion(Objective):
             end_weight=self.end_weight,
         )
         tokens = np.append(np.array(example.prompt, dtype=np.int64), answer.tokens)
-        token_weights = np.append(np.zeros(prompt), answer.worth)
+        token_weights = np.append(np.zeros(prompt), answer.token_weights)
         shares = self.least + (1 - self.least) * rng.random(-(-len(tokens) // self.block))
         share = shares[np.arange(len(tokens)) // self.block]
         masked = rng.random(len(tokens)) < share
-        parts = [self.clean(tokens, token_weights)]
+        parts = [self.clean_rows(tokens, token_weights)]
         for mask in (masked, ~masked)[: 1 + self.complement]:
             weights = token_weights / share if self.weighting == "inverse" else token_weights
-            parts.append(self.stream(tokens, weights, mask, sum(map(len, parts))))
-        rows = join(parts)
+            parts.append(self.masked_stream(tokens, weights, mask, sum(map(len, parts))))
+        rows = join_rows(parts)
         once = self.weighting == "inverse" or self.complement
-        rows.mass += float(token_weights.sum()) * (1 if once else (1 + self.least) / 2)
+        rows.normaliser += float(token_weights.sum()) * (1 if once else (1 + self.least) / 2)
         return rows
 
-    def clean(self, tokens: Ints, token_weights: Floats) -> Rows:
+    def clean_rows(self, tokens: Ints, token_weights: Floats) -> Rows:
         """Build the unmasked stream; the last row of a block may predict the next token."""
         assert self.block is not None, "bind the objective first"
         slots = np.arange(len(tokens))
@@ -115,10 +115,10 @@ class BlockDiffusion(Objective):
             ranges=torch.from_numpy(ranges),
             labels=torch.from_numpy(np.where(weights > 0, np.append(tokens[1:], 0), UNSCORED)),
             weights=torch.from_numpy(weights.astype(np.float32)),
-            mass=float(weights.sum()),
+            normaliser=float(weights.sum()),
         )
 
-    def stream(self, tokens: Ints, weights: Floats, masked: Bools, begin: int) -> Rows:
+    def masked_stream(self, tokens: Ints, weights: Floats, masked: Bools, begin: int) -> Rows:
         """Build a stream with masks for masked tokens of positive weight, from row `begin` on.
 
         Blocks without a mask are omitted, since no scored row attends to them.
@@ -139,5 +139,5 @@ class BlockDiffusion(Objective):
             ranges=torch.from_numpy(ranges),
             labels=torch.from_numpy(labels),
             weights=torch.from_numpy(np.append(weights, 0.0)[predicted].astype(np.float32)),
-            mass=0.0,
+            normaliser=0.0,
         )

@@ -11,26 +11,34 @@ from numpy.random import Generator
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.attention.ranges import groups, whole
-from outpace.decoding.blocks import CONFIDENCE, SIZE
+from outpace.attention.ranges import document_ranges, grouped_ranges
+from outpace.decoding.blocks import D2F_BLOCK_SIZE, D2F_CONFIDENCE
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.kinds import Bounds, Count, Share, TokenId, Weight, Whole, check_bounds
-from outpace.training.noise import Response, check_canvas, holes, padded
+from outpace.training.field_types import (
+    Bounds,
+    Count,
+    Fraction,
+    NonNegativeInt,
+    TokenId,
+    Weight,
+    check_bounds,
+)
+from outpace.training.layer_attention import hidden_states, plan_row_attention
+from outpace.training.noise import Response, check_canvas, masked_rows, pad_response
 from outpace.training.objective import (
     Loss,
     Models,
     Objective,
-    Targets,
-    by_parts,
+    TargetFunction,
     cross_entropy,
-    mean,
-    scored,
+    mean_loss,
+    score_in_chunks,
+    scored_places,
 )
 from outpace.training.pipeline import Pipeline
 from outpace.training.rows import Floats, Rows
-from outpace.training.sights import hidden_states, over_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,15 +76,15 @@ class D2F(Objective):
 
     method: ClassVar[str | None] = "d2f"
 
-    block: Count = SIZE
+    block: Count = D2F_BLOCK_SIZE
     canvas: tuple[Count, Count] | None = None
-    noise: tuple[Share, Share] = (0.2, 0.7)
+    noise: tuple[Fraction, Fraction] = (0.2, 0.7)
     monotone: bool = True
-    hard: Share = 0.0
+    hard: Fraction = 0.0
     reverse: bool = False
-    easy: Share = 0.0
-    unroll: Whole = 0
-    confidence: Share = CONFIDENCE
+    easy: Fraction = 0.0
+    unroll: NonNegativeInt = 0
+    confidence: Fraction = D2F_CONFIDENCE
     end_blocks: bool = True
     mark_weight: Weight = 1.0
     shift: Annotated[int, Bounds(0, 1)] | None = None
@@ -97,22 +105,22 @@ class D2F(Objective):
         check_canvas(self.canvas)
 
     @property
-    def taught(self) -> bool:
+    def needs_teacher(self) -> bool:
         """Whether the loss needs the teacher."""
         return self.hard < 1
 
     @property
-    def forwards(self) -> int:
+    def forward_count(self) -> int:
         """Number of forwards per loss, one per state."""
         return max(self.unroll, 1)
 
     @property
-    def even(self) -> bool:
+    def has_fixed_forwards(self) -> bool:
         """False for unrolled decoding, which stops when all positions are filled."""
         return not self.unroll
 
     @property
-    def once(self) -> Self:
+    def single_forward(self) -> Self:
         """The objective with at most one unrolled state."""
         return replace(self, unroll=min(self.unroll, 1))
 
@@ -131,17 +139,17 @@ class D2F(Objective):
 
     def rows(self, example: Example, rng: Generator) -> Rows:
         """Build the prompt and noisy blocks."""
-        answer = padded(example, self.canvas, rng, mark_weight=self.mark_weight)
+        answer = pad_response(example, self.canvas, rng, mark_weight=self.mark_weight)
         blocks = -(-len(answer) // self.block)
         if self.unroll:
-            return self.noisy(example.prompt, answer, np.ones(blocks), np.zeros(len(answer)))
-        shares = self.shares(rng.random(), rng.random(blocks - 1))
+            return self.noisy_rows(example.prompt, answer, np.ones(blocks), np.zeros(len(answer)))
+        shares = self.block_fractions(rng.random(), rng.random(blocks - 1))
         draws = rng.random(len(answer))
         if rng.random() < self.easy:
             draws[~answer.marked] /= rng.random()
-        return self.noisy(example.prompt, answer, shares, draws)
+        return self.noisy_rows(example.prompt, answer, shares, draws)
 
-    def shares(self, first: float, rises: Floats) -> Floats:
+    def block_fractions(self, first: float, rises: Floats) -> Floats:
         """Compute the masked fraction of each block from uniform draws in [0, 1)."""
         low, high = self.noise
         if not self.monotone:
@@ -150,7 +158,9 @@ class D2F(Objective):
         steps = rises * (high - share) / max(len(rises), 1)
         return share + np.append(0.0, np.cumsum(steps))
 
-    def noisy(self, prompt: list[int], answer: Response, shares: Floats, draws: Floats) -> Rows:
+    def noisy_rows(
+        self, prompt: list[int], answer: Response, shares: Floats, draws: Floats
+    ) -> Rows:
         """Mask tokens whose uniform draw is below their block's fraction, at least one token."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
         places = np.arange(len(answer))
@@ -160,78 +170,78 @@ class D2F(Objective):
         masked = (draws < shares[number]) & predictable
         scored = predictable
         if not self.end_blocks:
-            scored = predictable & (number * self.block < answer.ends)
+            scored = predictable & (number * self.block < answer.content_length)
         if not (masked & scored).any():
             masked[np.where(scored, draws, 2.0).argmin()] = True
-        weights = np.where(masked & scored, answer.worth, 0.0)
+        weights = np.where(masked & scored, answer.token_weights, 0.0)
         padding = (len(prompt), 0)
         lengths = [len(prompt), *np.bincount(number).tolist()]
-        rows = holes(
+        rows = masked_rows(
             np.append(np.array(prompt, dtype=np.int64), answer.tokens),
             np.pad(masked, padding),
             np.pad(weights / shares[number], padding),
-            groups([length for length in lengths if length]),
+            grouped_ranges([length for length in lengths if length]),
             shift=self.shift,
             mask_id=self.mask_id,
         )
-        rows.mass = float(weights.sum())
+        rows.normaliser = float(weights.sum())
         return rows
 
     def loss(self, models: Models, rows: Rows) -> Loss:
         """Compute the loss of masked positions, in one noisy state or in unrolled states."""
         if self.unroll:
-            return self.unrolled(models, rows)
+            return self.unrolled_loss(models, rows)
         hidden = hidden_states(models.trained, rows)
-        return self.loss_of(models, hidden, rows)
+        return self.state_loss(models, hidden, rows)
 
-    def unrolled(self, models: Models, rows: Rows) -> Loss:
+    def unrolled_loss(self, models: Models, rows: Rows) -> Loss:
         """Compute the mean loss of the states of simulated decoding."""
         assert self.shift is not None, "bind the objective first"
         pipeline = Pipeline(rows, self.shift)
-        attend = over_rows(models.trained.config, rows.ranges, rows.ids.device)
+        attend = plan_row_attention(models.trained.config, rows.ranges, rows.ids.device)
         losses: list[Loss] = []
         for number in range(self.unroll):
-            state = pipeline.append()
-            holes = scored(state)
+            state = pipeline.append_blocks()
+            holes = scored_places(state)
             if not len(holes):
                 break
             hidden = models.trained(state.ids, state.positions, attend)
-            losses.append(self.loss_of(models, hidden, state))
+            losses.append(self.state_loss(models, hidden, state))
             if number + 1 == self.unroll:
                 break
-            pipeline.fill(self.sure(models, hidden, holes), self.confidence)
-        return mean(losses)
+            pipeline.fill_holes(self.top_probabilities(models, hidden, holes), self.confidence)
+        return mean_loss(losses)
 
-    def loss_of(self, models: Models, hidden: Tensor, rows: Rows) -> Loss:
+    def state_loss(self, models: Models, hidden: Tensor, rows: Rows) -> Loss:
         """Compute the loss of the masked positions of one state."""
-        targets = self.targets(models, rows)
+        targets = self.teacher_targets(models, rows)
         return cross_entropy(models.trained, hidden, rows, targets, reverse=self.reverse)
 
     @staticmethod
     @torch.no_grad()
-    def sure(models: Models, hidden: Tensor, places: Tensor) -> Tensor:
+    def top_probabilities(models: Models, hidden: Tensor, places: Tensor) -> Tensor:
         """Return the probability of the most probable token at `places`, `f32[holes]`."""
         model = models.trained
 
-        def score(places: Tensor) -> tuple[Tensor]:
-            return (model.head(hidden[places]).float().softmax(dim=-1).amax(dim=-1),)
+        def top_probability(places: Tensor) -> tuple[Tensor]:
+            return (model.compute_logits(hidden[places]).float().softmax(dim=-1).amax(dim=-1),)
 
-        return by_parts(score, places, model.config.vocab)[0]
+        return score_in_chunks(top_probability, places, model.config.vocab)[0]
 
-    def targets(self, models: Models, rows: Rows) -> Targets | None:
+    def teacher_targets(self, models: Models, rows: Rows) -> TargetFunction | None:
         """Return the target distributions of scored rows; None if they are the labels."""
-        if not self.taught:
+        if not self.needs_teacher:
             return None
         teacher = models.others["teacher"]
         with torch.no_grad():
-            hidden = hidden_states(teacher, replace(rows, ranges=whole(rows.ranges)))
+            hidden = hidden_states(teacher, replace(rows, ranges=document_ranges(rows.ranges)))
 
         @torch.no_grad()
-        def soft(places: Tensor) -> Tensor:
-            probabilities = teacher.head(hidden[places]).float().softmax(dim=-1)
+        def soft_targets(places: Tensor) -> Tensor:
+            probabilities = teacher.compute_logits(hidden[places]).float().softmax(dim=-1)
             if not self.hard:
                 return probabilities
             true = F.one_hot(rows.labels[places], probabilities.shape[-1]).to(probabilities.dtype)
             return probabilities.lerp(true, self.hard)
 
-        return soft
+        return soft_targets

@@ -15,32 +15,32 @@ from numpy.random import Generator
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.attention.ranges import HullAttention, causal
+from outpace.attention.ranges import HullAttention, causal_ranges
 from outpace.decoding.target import MASKED_DRAFT_KINDS
-from outpace.models.config import ModelConfig, Sight
-from outpace.models.draft import AddingDraft, BlockDraft
+from outpace.models.config import AttentionWindow, ModelConfig
+from outpace.models.draft import BlockDraft, DFlashFusedDraft
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.data import Example
-from outpace.training.kinds import Count, Share, TokenId, Weight, check_bounds
+from outpace.training.feature_spec import FeatureSpec
+from outpace.training.field_types import Count, Fraction, TokenId, Weight, check_bounds
+from outpace.training.layer_attention import narrow_ranges, plan_layer_attention, plan_row_attention
 from outpace.training.objective import (
     Loss,
     Models,
     Objective,
-    by_parts,
+    score_in_chunks,
 )
-from outpace.training.reading import Reading
 from outpace.training.rows import UNSCORED, Bools, Ints, Rows
-from outpace.training.sights import by_layer, over_rows, through
 
 GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
 """Published decay constants by block size; interpolated between them."""
 
-RUN = 512
+MAX_ROWS_PER_CALL = 512
 """Maximum rows per attention call, unless a block is longer."""
 
 
 @dataclass(slots=True)
-class Passes:
+class DraftPasses:
     """Outputs of target and draft for packed rows.
 
     Attributes:
@@ -91,7 +91,7 @@ class DFlash(Objective):
     fixed: bool = False
     gamma: Weight | None = None
     dpace: bool = False
-    alpha: Share = 0.5
+    alpha: Fraction = 0.5
     divergence: bool = False
     features: bool = True
     block: Count | None = None
@@ -125,11 +125,11 @@ class DFlash(Objective):
         scored = np.arange(len(tokens)) >= len(example.prompt)
         places = np.flatnonzero(scored[:-1] & scored[1:])
         if self.fixed:
-            return self.blocks(tokens, scored, places[:: self.block])
+            return self.block_rows(tokens, scored, places[:: self.block])
         count = min(self.anchors, len(places))
-        return self.blocks(tokens, scored, np.sort(rng.choice(places, count, replace=False)))
+        return self.block_rows(tokens, scored, np.sort(rng.choice(places, count, replace=False)))
 
-    def blocks(self, tokens: Ints, scored: Bools, anchors: Ints) -> Rows:
+    def block_rows(self, tokens: Ints, scored: Bools, anchors: Ints) -> Rows:
         """Build causal context rows, followed by one block of rows per anchor.
 
         `tokens i64[S]` are the example; `scored bool[S]` are those used as labels.
@@ -153,44 +153,46 @@ class DFlash(Objective):
             positions=torch.from_numpy(
                 np.append(np.arange(total), np.minimum(slots, self.length - 1))
             ),
-            ranges=torch.cat((causal(total), ranges.flatten(0, 1))),
+            ranges=torch.cat((causal_ranges(total), ranges.flatten(0, 1))),
             labels=torch.from_numpy(np.append(np.full(total, UNSCORED), labels)),
             weights=torch.from_numpy(np.append(np.zeros(total), weights).astype(np.float32)),
-            mass=1.0 if self.dpace else float(weights.sum()),
+            normaliser=1.0 if self.dpace else float(weights.sum()),
         )
 
     def loss(self, models: Models, rows: Rows) -> Loss:
         """Run target and draft once each, and compute the weighted loss of all masks."""
-        out = self.passes(models, rows)
+        out = self.run_models(models, rows)
         masks = torch.nonzero(out.labels != UNSCORED).squeeze(1)
-        score = partial(self.score, models, out)
-        losses, surprise, right = by_parts(score, masks, models.trained.config.vocab)
+        score = partial(self.score_masks, models, out)
+        losses, surprise, right = score_in_chunks(score, masks, models.trained.config.vocab)
         weights = rows.weights[out.block]
         if self.dpace:
-            weights = self.reach(surprise.detach(), masks, len(out.labels))
+            weights = self.dpace_weights(surprise.detach(), masks, len(out.labels))
         hits = torch.zeros_like(out.labels)
         hits[masks] = right.long()
         accepted = hits.view(-1, self.block or 1)[:, 1:].cumprod(1).sum(1) + 1
         return Loss(
             (losses * weights[masks]).sum(),
             {
-                "accuracy": (hits.sum().float(), counted(masks)),
-                "accepted": (accepted.sum().float(), counted(accepted)),
+                "accuracy": (hits.sum().float(), count_tensor(masks)),
+                "accepted": (accepted.sum().float(), count_tensor(accepted)),
             },
         )
 
-    def score(self, models: Models, out: Passes, masks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def score_masks(
+        self, models: Models, out: DraftPasses, masks: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss, negative log-likelihood and top-1 correctness of each mask."""
         draft, target = models.trained, models.others["target"]
         labels = out.labels[masks]
-        scores = draft.head(out.hidden[masks]).float().log_softmax(-1)
+        scores = draft.compute_logits(out.hidden[masks]).float().log_softmax(-1)
         losses = surprise = -scores.gather(1, labels[:, None]).squeeze(1)
         if out.context is not None:
-            targets = target.head(out.context[out.before[masks]]).float().log_softmax(-1)
+            targets = target.compute_logits(out.context[out.before[masks]]).float().log_softmax(-1)
             losses = F.kl_div(scores, targets, reduction="none", log_target=True).sum(-1)
         return losses, surprise, scores.argmax(-1) == labels
 
-    def passes(self, models: Models, rows: Rows) -> Passes:
+    def run_models(self, models: Models, rows: Rows) -> DraftPasses:
         """Run the target over context rows, and the draft over block rows."""
         draft, target = models.trained, models.others["target"]
         assert isinstance(draft, BlockDraft)
@@ -201,22 +203,24 @@ class DFlash(Objective):
                 "a block needs 2 consecutive response tokens, but no example of a batch has more "
                 "than 1; give longer responses"
             )
-        inner, ranges = apart(rows.ranges, block)
+        inner, ranges = split_ranges(rows.ranges, block)
         block = block.to(rows.ids.device)
         places, positions = rows.positions[~block], rows.positions[block]
         text = replace(rows, ids=rows.ids[~block], positions=places, ranges=inner)
-        features, context = self.features_of(draft, target, text)
-        attend = attention(draft.config, ranges, len(places), positions.device)
-        if isinstance(draft, AddingDraft):
-            attend = below(over_rows(draft.config, inner, positions.device), attend, len(places))
-            hidden = behind(draft, text, features, rows.ids[block], positions, attend)
+        features, context = self.target_features(draft, target, text)
+        attend = block_attention(draft.config, ranges, len(places), positions.device)
+        if isinstance(draft, DFlashFusedDraft):
+            attend = stack_attention(
+                plan_row_attention(draft.config, inner, positions.device), attend, len(places)
+            )
+            hidden = adding_draft_states(draft, text, features, rows.ids[block], positions, attend)
         else:
             hidden = draft(rows.ids[block], positions, attend, context=(features, places))
         before = ranges[:, 0, 0].to(positions) + positions - 1
         targets = context if self.divergence else None
-        return Passes(block, rows.labels[block], hidden, before, targets)
+        return DraftPasses(block, rows.labels[block], hidden, before, targets)
 
-    def reach(self, surprise: Tensor, masks: Tensor, rows: int) -> Tensor:
+    def dpace_weights(self, surprise: Tensor, masks: Tensor, rows: int) -> Tensor:
         """Compute D-PACE's weights `f32[rows]`, from the expected acceptance length.
 
         `surprise` are the negative log-probabilities of the scored rows, `masks` their indices.
@@ -230,26 +234,31 @@ class DFlash(Objective):
         return (alive.flip(1).cumsum(1).flip(1) * scored).flatten()
 
     @torch.no_grad()
-    def features_of(
+    def target_features(
         self, draft: BlockDraft, target: Transformer, text: Rows
     ) -> tuple[Tensor, Tensor]:
         """Return the draft's features of the context rows, and the target's last states."""
-        reading = Reading(draft.config.feature_layers, self.divergence)
+        reading = FeatureSpec(draft.config.feature_layers, self.divergence)
         if self.features:
-            return reading.states(target, text.ids, text.positions, text.ranges, text.features)
+            return reading.read_states(target, text.ids, text.positions, text.ranges, text.features)
         tokens = target.embedding(text.ids)
         last = tokens
         if self.divergence:
-            _, last = reading.states(target, text.ids, text.positions, text.ranges)
+            _, last = reading.read_states(target, text.ids, text.positions, text.ranges)
         return tokens.repeat(1, len(reading.layers)), last
 
-    def reading(self, config: ModelConfig) -> Reading | None:
+    def feature_spec(self, config: ModelConfig) -> FeatureSpec | None:
         """Return the states of the draft's feature layers, if used, and of the target's head."""
-        return Reading(config.feature_layers, self.divergence) if self.features else None
+        return FeatureSpec(config.feature_layers, self.divergence) if self.features else None
 
 
-def behind(
-    draft: AddingDraft, text: Rows, features: Tensor, ids: Tensor, positions: Tensor, attend: Attend
+def adding_draft_states(
+    draft: DFlashFusedDraft,
+    text: Rows,
+    features: Tensor,
+    ids: Tensor,
+    positions: Tensor,
+    attend: Attend,
 ) -> Tensor:
     """Return hidden states `[R, dim]` of block rows `ids i64[R]`, after C text rows.
 
@@ -259,10 +268,10 @@ def behind(
     wanted = torch.arange(len(text.ids), len(all_ids), device=all_ids.device)
     padded = F.pad(features, (0, 0, 0, len(ids)))
     places = torch.cat((text.positions, positions))
-    return draft.capture(all_ids, places, attend, wanted=wanted, features=[padded])[0]
+    return draft.capture_layers(all_ids, places, attend, wanted=wanted, features=[padded])[0]
 
 
-def below(text: Attend, blocks: Attend, count: int) -> Attend:
+def stack_attention(text: Attend, blocks: Attend, count: int) -> Attend:
     """Combine attention of `count` text rows over text with that of block rows over all rows."""
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
@@ -272,12 +281,12 @@ def below(text: Attend, blocks: Attend, count: int) -> Attend:
     return attend
 
 
-def counted(items: Tensor) -> Tensor:
+def count_tensor(items: Tensor) -> Tensor:
     """Return the number of items as a float tensor, the count of a metric."""
     return torch.tensor(float(len(items)), device=items.device)
 
 
-def apart(ranges: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
+def split_ranges(ranges: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
     """Split packed ranges into those of context rows over context, and of block rows over both.
 
     The keys of the latter are all context rows followed by all block rows, the order in which the
@@ -290,24 +299,26 @@ def apart(ranges: Tensor, block: Tensor) -> tuple[Tensor, Tensor]:
     return context[inner].int(), torch.stack((context[outer[:, 0]], own), 1).int()
 
 
-def attention(config: ModelConfig, ranges: Tensor, context: int, device: torch.device) -> Attend:
+def block_attention(
+    config: ModelConfig, ranges: Tensor, context: int, device: torch.device
+) -> Attend:
     """Plan the attention of block rows over `context` rows and themselves, per layer."""
     block = config.block or 1
-    most = max(RUN - RUN % block, block)
+    most = max(MAX_ROWS_PER_CALL - MAX_ROWS_PER_CALL % block, block)
     _, counts = torch.unique_consecutive(ranges[:, 0, 0], return_counts=True)
     runs = [min(most, rows - at) for rows in counts.tolist() for at in range(0, rows, most)]
     own = context + torch.arange(len(ranges))
 
-    def plan(sight: Sight) -> Attend:
-        return HullAttention(over_blocks(sight, ranges, own), runs, device)
+    def plan(sight: AttentionWindow) -> Attend:
+        return HullAttention(narrow_block_ranges(sight, ranges, own), runs, device)
 
-    return by_layer(config, plan)
+    return plan_layer_attention(config, plan)
 
 
-def over_blocks(sight: Sight, ranges: Tensor, own: Tensor) -> Tensor:
+def narrow_block_ranges(sight: AttentionWindow, ranges: Tensor, own: Tensor) -> Tensor:
     """Narrow ranges of block rows to a layer's attention window.
 
     As in the published trainer, a window limits the context only; blocks are visible in full.
     """
-    seen = through(sight, ranges, own)
+    seen = narrow_ranges(sight, ranges, own)
     return torch.stack((seen[:, 0], torch.stack((ranges[:, 1, 0], seen[:, 1, 1]), 1)), 1)

@@ -12,15 +12,15 @@ import torch
 from numpy.random import Generator
 from torch import Tensor
 
-from outpace.attention.ranges import Span, TrainingAttention, causal, documents
+from outpace.attention.ranges import RowRange, TrainingAttention, causal_ranges, find_documents
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
-from outpace.models.extending import ExtendingDraft
+from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.data import Example
-from outpace.training.kinds import Count, Share, check_bounds
-from outpace.training.objective import Loss, Models, Objective, by_parts
-from outpace.training.reading import Reading
+from outpace.training.feature_spec import FeatureSpec
+from outpace.training.field_types import Count, Fraction, check_bounds
+from outpace.training.objective import Loss, Models, Objective, score_in_chunks
 from outpace.training.rows import UNSCORED, Rows
 
 
@@ -43,24 +43,24 @@ class Eagle3(Objective):
     method: ClassVar[str | None] = "eagle"
 
     tokens: Count = 7
-    discount: Share = 0.8
+    discount: Fraction = 0.8
     length: Count | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self)
 
     @property
-    def forwards(self) -> int:
+    def forward_count(self) -> int:
         """Number of forwards per loss, one per step."""
         return self.tokens
 
-    def reading(self, config: ModelConfig) -> Reading:
+    def feature_spec(self, config: ModelConfig) -> FeatureSpec:
         """Return the states of the draft's feature layers and of the target's head."""
-        return Reading(config.feature_layers, last=True)
+        return FeatureSpec(config.feature_layers, last=True)
 
     def bind(self, config: ModelConfig) -> Self:
         """Set the length; `ValueError` unless it is an EAGLE draft."""
-        if config.kind is not Kind.EXTENDING:
+        if config.kind is not Kind.EAGLE:
             raise ValueError(
                 f"eagle3 needs a draft that extends features, and {config.architecture} is not "
                 "one; give [model] a target and the configuration of such a draft"
@@ -77,37 +77,39 @@ class Eagle3(Objective):
         return Rows(
             ids=torch.from_numpy(tokens),
             positions=torch.arange(len(tokens)),
-            ranges=causal(len(tokens)),
+            ranges=causal_ranges(len(tokens)),
             labels=torch.from_numpy(labels),
             weights=torch.from_numpy((labels != UNSCORED).astype(np.float32)),
-            mass=sum(count * self.discount**step for step, count in enumerate(counts)),
+            normaliser=sum(count * self.discount**step for step, count in enumerate(counts)),
         )
 
     def loss(self, models: Models, rows: Rows) -> Loss:
         """Run the target once and the draft's steps, and compute their weighted loss."""
         draft, target = models.trained, models.others["target"]
-        assert isinstance(draft, ExtendingDraft) and self.length is not None
-        reading = self.reading(draft.config)
-        features, hidden = reading.states(
+        assert isinstance(draft, EagleDraft) and self.length is not None
+        reading = self.feature_spec(draft.config)
+        features, hidden = reading.read_states(
             target, rows.ids, rows.positions, rows.ranges, rows.features
         )
-        spans = documents(rows.ranges)
-        unrolled, (block,) = Unrolled(spans, rows.ids.device), draft.blocks
+        spans = find_documents(rows.ranges)
+        unrolled, (block,) = UnrolledAttention(spans, rows.ids.device), draft.blocks
         numbers = torch.arange(len(spans), device=rows.ids.device)
         lengths = torch.tensor([stop - start for start, stop in spans], device=rows.ids.device)
         texts = numbers.repeat_interleave(lengths)
-        state, total, hits = draft.fuse(features), features.new_zeros(()), list[Tensor]()
+        state, total, hits = draft.fuse_features(features), features.new_zeros(()), list[Tensor]()
         for step in range(self.tokens):
             # A row whose step is in another text is not scored, and no scored row attends to it.
-            labels = later(rows.labels, step, UNSCORED)
-            here = (labels != UNSCORED) & (later(texts, step, -1) == texts)
-            embedded = draft.embed(later(rows.ids, step + 1, 0))
+            labels = shift_rows(rows.labels, step, UNSCORED)
+            here = (labels != UNSCORED) & (shift_rows(texts, step, -1) == texts)
+            embedded = draft.embed_tokens(shift_rows(rows.ids, step + 1, 0))
             positions = (rows.positions + step).clamp(max=self.length - 1)
-            angles = draft.angles(positions, embedded.dtype)
-            state = block(state, *angles, unrolled.at(step), context=embedded)
+            angles = draft.rotary_angles(positions, embedded.dtype)
+            state = block(state, *angles, unrolled.step_attention(step), context=embedded)
             places, right = torch.nonzero(here).squeeze(1), torch.zeros_like(here)
-            score_rows = partial(score, draft, target, state, hidden[step + 1 :])
-            losses, right[places] = by_parts(score_rows, places, target.config.vocab, self.tokens)
+            score_rows = partial(score_step, draft, target, state, hidden[step + 1 :])
+            losses, right[places] = score_in_chunks(
+                score_rows, places, target.config.vocab, self.tokens
+            )
             total = total + self.discount**step * losses.sum()
             hits.append(right)
         scored = rows.labels != UNSCORED
@@ -127,8 +129,8 @@ class Eagle3(Objective):
         )
 
 
-def score(
-    draft: ExtendingDraft, target: Transformer, state: Tensor, hidden: Tensor, places: Tensor
+def score_step(
+    draft: EagleDraft, target: Transformer, state: Tensor, hidden: Tensor, places: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the loss at `places i64[n]`, and whether draft and target agree on the top token.
 
@@ -138,8 +140,8 @@ def score(
     assert draft.unembedding is not None
     scores: Tensor = draft.unembedding(draft.norm(state[places])).float().log_softmax(-1)
     with torch.no_grad():
-        logits = target.head(hidden[places]).float()
-        top, vocabulary = logits.argmax(-1), draft.says
+        logits = target.compute_logits(hidden[places]).float()
+        top, vocabulary = logits.argmax(-1), draft.head_tokens
         in_vocabulary = torch.ones_like(top, dtype=torch.bool)
         if vocabulary is not None:
             logits, in_vocabulary = logits[:, vocabulary], draft.t2d[top]
@@ -148,12 +150,12 @@ def score(
     return -(targets * scores).sum(-1) * in_vocabulary, right
 
 
-def later(rows: Tensor, by: int, fill: int) -> Tensor:
+def shift_rows(rows: Tensor, by: int, fill: int) -> Tensor:
     """Shift rows forward: row i becomes row i + `by`; the end is filled with `fill`."""
     return torch.cat((rows[by:], rows.new_full((min(by, len(rows)),), fill)))
 
 
-class Unrolled:
+class UnrolledAttention:
     """Attention over unrolled steps: a row attends to earlier rows' first step and its own steps.
 
     Attributes:
@@ -161,21 +163,21 @@ class Unrolled:
         values: `[T, H, D]` by step.
     """
 
-    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
+    def __init__(self, spans: Sequence[RowRange], device: torch.device) -> None:
         """Prepare the padded layout of the texts in `spans`."""
         starts, stops = torch.tensor(spans, device=device).unbind(1)
         steps = torch.arange(int((stops - starts).max()), device=device)
-        self.real = steps < (stops - starts)[:, None]
-        self.places = torch.where(self.real, starts[:, None] + steps, 0)
-        self.hidden = steps > steps[:, None]
+        self.is_real = steps < (stops - starts)[:, None]
+        self.places = torch.where(self.is_real, starts[:, None] + steps, 0)
+        self.causal_mask = steps > steps[:, None]
         self.keys: dict[int, Tensor] = {}
         self.values: dict[int, Tensor] = {}
 
-    def at(self, step: int) -> Attend:
+    def step_attention(self, step: int) -> Attend:
         """Return the attention of a step; a repeated step overwrites its keys."""
-        return Step(self, step)
+        return StepAttention(self, step)
 
-    def attend(self, step: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def attend_step(self, step: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attend with `q [T, H, D]` of a step, whose keys and values are `k, v [T, K, D]`."""
         shared = q.shape[1] // k.shape[1]
         self.keys[step] = k.repeat_interleave(shared, 1)
@@ -184,25 +186,25 @@ class Unrolled:
         base, *values = (self.values[at] for at in range(step + 1))
         q = q * q.shape[-1] ** -0.5
         before = torch.einsum("blhd,bmhd->bhlm", q[self.places], first[self.places])
-        before = before.masked_fill(self.hidden, -torch.inf)
+        before = before.masked_fill(self.causal_mask, -torch.inf)
         own = [(q * key).sum(-1)[self.places].transpose(1, 2)[..., None] for key in keys]
         weights = torch.cat((before, *own), -1).softmax(-1)
         length = before.shape[-1]
         seen = torch.einsum("bhlm,bmhd->blhd", weights[..., :length], base[self.places])
-        out = seen[self.real]
+        out = seen[self.is_real]
         for at, value in enumerate(values, length):
-            out = out + weights[..., at].transpose(1, 2)[self.real][..., None] * value
+            out = out + weights[..., at].transpose(1, 2)[self.is_real][..., None] * value
         return out
 
 
 @dataclass(slots=True)
-class Step(TrainingAttention):
+class StepAttention(TrainingAttention):
     """The attention of one step."""
 
-    unrolled: Unrolled
+    unrolled: UnrolledAttention
     step: int
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None) -> Tensor:
         """Attend with `q [T, H, D]` over `k, v [T, K, D]` and the stored keys of earlier steps."""
         assert sinks is None
-        return self.unrolled.attend(self.step, q, k, v)
+        return self.unrolled.attend_step(self.step, q, k, v)

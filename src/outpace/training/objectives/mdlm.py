@@ -15,23 +15,23 @@ import numpy as np
 import torch
 from numpy.random import Generator
 
-from outpace.attention.ranges import full
+from outpace.attention.ranges import full_ranges
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.kinds import (
+from outpace.training.field_types import (
     Bounds,
     Count,
-    Part,
-    Positive,
-    Share,
+    Fraction,
+    OpenFraction,
+    PositiveFloat,
     TokenId,
     Weight,
     check_bounds,
 )
-from outpace.training.noise import Response, check_canvas, holes, padded
+from outpace.training.noise import Response, check_canvas, masked_rows, pad_response
 from outpace.training.objective import Objective
 from outpace.training.objectives.sft import SFT
-from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join
+from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,19 +73,19 @@ class MDLM(Objective):
     """
 
     canvas: tuple[Count, Count] | None = None
-    least: Part = 1e-3
-    suffix: Share = 0.0
-    anchored: Share = 0.0
-    causal: Share = 0.0
-    starts: Share = 0.0
-    short: Share = 0.5
+    least: OpenFraction = 1e-3
+    suffix: Fraction = 0.0
+    anchored: Fraction = 0.0
+    causal: Fraction = 0.0
+    starts: Fraction = 0.0
+    short: Fraction = 0.5
     shortest: Count = 2
     anchors: Count = 6
     longest: Count = 16
-    scored: Share = 0.0
+    scored: Fraction = 0.0
     peak: Weight = 2.5
     floor: Weight = 0.15
-    decay: Positive = 4.0
+    decay: PositiveFloat = 4.0
     suffix_weight: Weight = 1.0
     end_weight: Weight = 1.0
     mark_weight: Weight = 1.0
@@ -118,7 +118,7 @@ class MDLM(Objective):
         kind = rng.random()
         if kind < self.causal:
             return self.causal_rows(example, rng)
-        answer = padded(
+        answer = pad_response(
             example,
             self.canvas,
             rng,
@@ -134,8 +134,8 @@ class MDLM(Objective):
         share = self.least + (1 - self.least) * rng.random()
         masked = rng.random(len(answer)) < share
         masked[:first] = False
-        weights = np.where(masked, answer.worth / share, 0.0)
-        mass = float(answer.worth[first:].sum())
+        weights = np.where(masked, answer.token_weights / share, 0.0)
+        mass = float(answer.token_weights[first:].sum())
         return self.mutual_rows(example.prompt, answer.tokens, masked, weights, mass)
 
     def causal_rows(self, example: Example, rng: Generator) -> Rows:
@@ -158,10 +158,12 @@ class MDLM(Objective):
         (start,) = self.suffix_starts(example, 1, rng)
         masks = len(answer) - start
         if rng.random() < self.short:
-            masks = self.few(masks, rng)
+            masks = self.sample_mask_count(masks, rng)
         end = start + masks
         weights = np.zeros(end)
-        weights[start:] = self.suffix_weight * answer.worth[start:end] * self.near(masks)
+        weights[start:] = (
+            self.suffix_weight * answer.token_weights[start:end] * self.position_weights(masks)
+        )
         masked, mass = np.arange(end) >= start, float(weights.sum())
         return self.mutual_rows(example.prompt, answer.tokens[:end], masked, weights, mass)
 
@@ -182,12 +184,12 @@ class MDLM(Objective):
             clean.ranges[:, 0, 1] = torch.from_numpy(ends)
             clean.labels.fill_(UNSCORED)
             clean.weights.zero_()
-            clean.mass = 0.0
+            clean.normaliser = 0.0
         parts = [clean]
         tokens = np.array([*example.prompt, *answer.tokens])
         for start in starts:
-            masks = self.few(min(self.longest, len(answer) - start), rng)
-            weights = answer.worth[start : start + masks] * self.near(masks)
+            masks = self.sample_mask_count(min(self.longest, len(answer) - start), rng)
+            weights = answer.token_weights[start : start + masks] * self.position_weights(masks)
             slots = np.arange(start - self.shift, start + masks) + prompt
             masked = slots >= prompt + start
             block = self.with_holes(tokens[slots], masked, np.pad(weights, (self.shift, 0)))
@@ -196,14 +198,14 @@ class MDLM(Objective):
             block.ranges[:, 1] = torch.tensor([total, total + len(slots)])
             parts.append(block)
             total += len(slots)
-        return join(parts)
+        return join_rows(parts)
 
-    def few(self, most: int, rng: Generator) -> int:
+    def sample_mask_count(self, most: int, rng: Generator) -> int:
         """Draw a number of masks, log-uniformly."""
         least = min(self.shortest, most)
         return int(least * (most / least) ** rng.random())
 
-    def near(self, masks: int) -> Floats:
+    def position_weights(self, masks: int) -> Floats:
         """Return weights that decay with the distance from the first mask."""
         return self.floor + self.peak * np.exp(-np.arange(masks) / self.decay)
 
@@ -219,11 +221,11 @@ class MDLM(Objective):
         padding = (len(prompt), 0)
         tokens = np.array([*prompt, *canvas])
         rows = self.with_holes(tokens, np.pad(masked, padding), np.pad(weights, padding))
-        rows.mass = mass
+        rows.normaliser = mass
         return rows
 
     def with_holes(self, tokens: Ints, masked: Bools, weights: Floats) -> Rows:
         """Build rows with full attention, some of them masked."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
-        seen = full(len(tokens))
-        return holes(tokens, masked, weights, seen, shift=self.shift, mask_id=self.mask_id)
+        seen = full_ranges(len(tokens))
+        return masked_rows(tokens, masked, weights, seen, shift=self.shift, mask_id=self.mask_id)

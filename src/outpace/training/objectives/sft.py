@@ -10,9 +10,9 @@ from numpy.random import Generator
 
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.kinds import Weight, check_bounds
+from outpace.training.field_types import Weight, check_bounds
 from outpace.training.objective import Objective
-from outpace.training.rows import Rows, next_tokens
+from outpace.training.rows import Rows, next_token_rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,4 +44,4 @@ class SFT(Objective):
         responses = np.where(example.marks, self.mark_weight, 1.0)
         prompts = np.full(len(example.prompt), self.prompt_weight)
         tokens = np.array([*example.prompt, *example.response])
-        return next_tokens(tokens, np.append(prompts, responses))
+        return next_token_rows(tokens, np.append(prompts, responses))

@@ -17,13 +17,20 @@ from torch import Tensor
 from outpace.decoding.target import CAUSAL_KINDS
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.kinds import Count, Share, TokenId, Weight, Whole, check_bounds
+from outpace.training.field_types import (
+    Count,
+    Fraction,
+    NonNegativeInt,
+    TokenId,
+    Weight,
+    check_bounds,
+)
+from outpace.training.layer_attention import hidden_states
 from outpace.training.objective import Loss, Models, Objective, cross_entropy
-from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join, next_tokens
-from outpace.training.sights import hidden_states
+from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join_rows, next_token_rows
 
-Weighting = Literal["normalised", "inverse", "uniform"]
-LEAST = 1e-8  # lower bound of ratios, which are divided by
+StreamWeighting = Literal["normalised", "inverse", "uniform"]
+MIN_RATIO = 1e-8  # lower bound of ratios, which are divided by
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,10 +62,10 @@ class WeDLM(Objective):
 
     block: Count | tuple[Count, ...] = 32
     per_block: bool = True
-    ratios: tuple[Share, Share] = (0.0, 1.0)
-    weighting: Weighting = "normalised"
+    ratios: tuple[Fraction, Fraction] = (0.0, 1.0)
+    weighting: StreamWeighting = "normalised"
     ar_weight: Weight = 1.0
-    ends: Whole = 0
+    ends: NonNegativeInt = 0
     aligned: bool = True
     end_weight: Weight = 1.0
     mark_weight: Weight = 1.0
@@ -67,7 +74,7 @@ class WeDLM(Objective):
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if not self.blocks:
+        if not self.block_lengths:
             raise ValueError("block must be a length of at least 1, or several, got ()")
         low, high = self.ratios
         if not 0 <= low <= high <= 1:
@@ -78,7 +85,7 @@ class WeDLM(Objective):
             )
 
     @property
-    def blocks(self) -> tuple[int, ...]:
+    def block_lengths(self) -> tuple[int, ...]:
         """Block length of each masked stream."""
         return (self.block,) if isinstance(self.block, int) else self.block
 
@@ -101,16 +108,18 @@ class WeDLM(Objective):
         tokens = np.array([*example.prompt, *example.response, *example.response[-1:] * ends])
         weights = np.repeat([0.0, 1.0, self.end_weight], [prompt, length - prompt, ends])
         weights[prompt:length][example.marks] = self.mark_weight
-        parts = [next_tokens(tokens, weights)]
-        parts[0].mass = 0.0
-        for size in self.blocks:
+        parts = [next_token_rows(tokens, weights)]
+        parts[0].normaliser = 0.0
+        for size in self.block_lengths:
             first = size if self.aligned else int(rng.integers(1, size + 1))
             blocks = (np.arange(len(tokens)) + size - first) // size
-            masked, ratios = self.masks(blocks, prompt, rng)
-            parts.append(self.stream(tokens, weights, blocks, masked, ratios, sum(map(len, parts))))
-        return join(parts)
+            masked, ratios = self.draw_masks(blocks, prompt, rng)
+            parts.append(
+                self.masked_stream(tokens, weights, blocks, masked, ratios, sum(map(len, parts)))
+            )
+        return join_rows(parts)
 
-    def masks(self, blocks: Ints, prompt: int, rng: Generator) -> tuple[Bools, Floats]:
+    def draw_masks(self, blocks: Ints, prompt: int, rng: Generator) -> tuple[Bools, Floats]:
         """Draw which tokens are masked; also return the masked fraction of each token's block.
 
         `blocks i64[L]` is the block of each token; the first `prompt` tokens are never masked.
@@ -118,7 +127,7 @@ class WeDLM(Objective):
         """
         low, high = self.ratios
         drawn = low + (high - low) * rng.random(blocks[-1] + 1 if self.per_block else 1)
-        ratios = np.broadcast_to(np.maximum(drawn, LEAST), blocks[-1] + 1)
+        ratios = np.broadcast_to(np.maximum(drawn, MIN_RATIO), blocks[-1] + 1)
         masked = np.zeros(len(blocks), dtype=bool)
         for block in range(blocks[prompt], blocks[-1] + 1):
             places = prompt + np.flatnonzero(blocks[prompt:] == block)
@@ -126,7 +135,7 @@ class WeDLM(Objective):
             masked[rng.choice(places, count, replace=False)] = True
         return masked, ratios[blocks]
 
-    def stream(
+    def masked_stream(
         self,
         tokens: Ints,
         worth: Floats,
@@ -147,14 +156,14 @@ class WeDLM(Objective):
         ranges[:, 0, 1] = np.searchsorted(blocks, own)
         ranges[:, 1, 0] = begin + np.searchsorted(own, own)
         ranges[:, 1, 1] = begin + np.arange(len(order)) + 1
-        scale = 1.0 if self.weighting == "uniform" else 1 / (ratios[order] + LEAST)
+        scale = 1.0 if self.weighting == "uniform" else 1 / (ratios[order] + MIN_RATIO)
         return Rows(
             ids=torch.from_numpy(np.where(holes, self.mask_id, tokens[order])),
             positions=torch.from_numpy(order),
             ranges=torch.from_numpy(ranges),
             labels=torch.from_numpy(np.where(holes, tokens[order], UNSCORED)),
             weights=torch.from_numpy(np.where(holes, scale * worth[order], 0.0).astype(np.float32)),
-            mass=float(worth.sum()),
+            normaliser=float(worth.sum()),
         )
 
     def loss(self, models: Models, rows: Rows) -> Loss:
@@ -163,18 +172,18 @@ class WeDLM(Objective):
         # Only rows of masked streams have a second range.
         streamed = (rows.ranges[:, 1, 1] > rows.ranges[:, 1, 0]).to(hidden.device)
         masks, weight = self.part_loss(models, hidden, rows, streamed)
-        over = rows.mass if self.weighting == "inverse" else weight
+        over = rows.normaliser if self.weighting == "inverse" else weight
         mean = masks.total / over
         metrics = {"accuracy": masks.metrics["accuracy"], "masks": (masks.total.detach(), weight)}
         if self.ar_weight:
             text, weight = self.part_loss(models, hidden, rows, ~streamed)
             mean = (mean + self.ar_weight * text.total / weight) / (1 + self.ar_weight)
             metrics["next"] = text.total.detach(), weight
-        return Loss(mean * rows.mass, metrics)
+        return Loss(mean * rows.normaliser, metrics)
 
     @staticmethod
     def part_loss(models: Models, hidden: Tensor, rows: Rows, part: Tensor) -> tuple[Loss, Tensor]:
         """Return the loss of some of the rows, and the sum of their weights."""
         labels = rows.labels.where(part, UNSCORED)
-        weight = rows.weights[part].sum().clamp(min=LEAST)
+        weight = rows.weights[part].sum().clamp(min=MIN_RATIO)
         return cross_entropy(models.trained, hidden, replace(rows, labels=labels)), weight

@@ -1,0 +1,64 @@
+"""Flags that select an evaluation task, its protocol and its data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from typer import Option
+
+from outpace.errors import OptionError
+from outpace.evaluation.protocol import PROTOCOLS, Setting, find_setting
+from outpace.evaluation.question import Question
+from outpace.evaluation.tasks import JUDGES, OWN, TASKS
+from outpace.methods.bounds import check_at_least_one
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskFlags:
+    """A task, the protocol for its prompts, and its data files."""
+
+    task: Annotated[str | None, Option(help=f"Task: {', '.join(TASKS)}; story by default.")] = None
+    protocol: Annotated[
+        str, Option(help=f"Protocol: {', '.join(PROTOCOLS)}, or a TOML file; NAME:SETTING.")
+    ] = "plain"
+    data: Annotated[
+        str | None,
+        Option(help="Data file of the task; without --task, lines of question and answer."),
+    ] = None
+    judge: Annotated[
+        str | None,
+        Option(help=f"Scoring rule for such lines: {', '.join(JUDGES)}; exact by default."),
+    ] = None
+    shots: Annotated[
+        str | None, Option(help="File of few-shot examples, in the format of --data.")
+    ] = None
+    num_shots: Annotated[
+        int | None, Option(help="Number of shots, in place of the protocol's.")
+    ] = None
+
+    def load_setting(self) -> Setting:
+        """Load the setting of the protocol; raises `ValueError` for an unknown one."""
+        loaded = find_setting(self.task_name(), self.protocol)
+        return loaded if self.num_shots is None else replace(loaded, shots=self.num_shots)
+
+    def task_name(self) -> str:
+        """Return the task; a data file without a task is a custom task."""
+        if self.judge is not None and (self.task is not None or self.data is None):
+            raise ValueError(
+                "--judge applies to lines of question and answer: give --data without --task"
+            )
+        if self.judge is not None and self.judge not in JUDGES:
+            message = f"judge: unknown judge {self.judge!r}; judges are {', '.join(JUDGES)}"
+            raise OptionError("judge", self.judge, message)
+        if self.data is not None and self.task is None:
+            return f"{OWN}{self.judge or 'exact'}"
+        return self.task or "story"
+
+    def load_questions(self, limit: int) -> list[Question]:
+        """Load `limit` questions; raises `ValueError` for a bad file, or a limit below 1."""
+        check_at_least_one(limit=limit)
+        return self.load_setting().load_questions(self.data, limit, self.shots)
+
+
+TASK_FLAGS = TaskFlags()

@@ -1,0 +1,347 @@
+"""Handler of one HTTP request: submission, disconnects, whole and streamed answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
+from functools import partial
+from typing import Any
+
+from starlette.types import Receive, Send
+
+from outpace.api.engine_client import DrainingError, EngineDiedError, PendingRequest
+from outpace.api.engine_loop import QueueFullError
+from outpace.api.output import Output
+from outpace.constraint.pattern import TooLargeError
+from outpace.engine.job import DecodingError
+from outpace.errors import ContextError, OptionError
+from outpace.server.fields import LENGTH_OPTIONS, check_supported_fields, option_field
+from outpace.server.http_error import ClientDisconnectedError, HttpError
+from outpace.server.infill_template import infill_templates
+from outpace.server.metrics import RequestTimer
+from outpace.server.reply import STREAM_END, Reply
+from outpace.server.schema import BaseRequest, ChatRequest, CompletionRequest
+from outpace.server.service import Service
+from outpace.server.stream import ChoiceStream, merge_choice_events
+
+LOG = logging.getLogger("outpace.server")
+
+PROMPT_OPTIONS = ("prompt", "messages", "cloze", "holes", "hole")
+"""Options set by the text of a request: its `prompt` or its `messages`."""
+
+RETRY_HEADERS = {"Retry-After": "1"}
+
+CONSTRAINED_BATCH = 16
+"""Choices submitted together if each may wait for its constraint to be compiled."""
+
+
+class RequestHandler:
+    """One pending HTTP request.
+
+    Raises:
+        HttpError: If a field of the request is invalid here.
+    """
+
+    def __init__(self, service: Service, request: ChatRequest | CompletionRequest) -> None:
+        service.check_ready()
+        self.service = service
+        self.request = request
+        self.timer = RequestTimer()
+        self.model = service.find_model(request.model)
+        self.extension = request.extension
+        self.constraint = request.constraint
+        choice = self.model.find_method_choice(self.extension.method)
+        public_method, self.method = choice.create(self.extension.options or {})
+        check_supported_fields(request, public_method)
+        self.labels = (self.model.name, choice.name)
+        self.prompts = request_prompts(
+            request, self.model.max_prompt_characters, self.model.entry.max_tokens
+        )
+        seed = request.options.get("seed", service.random.getrandbits(32))
+        self.seeds = [seed + i for _ in self.prompts for i in range(request.n or 1)]
+        check_choice_count(request, len(self.seeds), self.model.engine.max_requests)
+        self.reply = Reply(
+            model=self.model,
+            number=service.random.getrandbits(96),
+            chat=isinstance(request, ChatRequest),
+            method=repr(public_method),
+            prompts=len(self.prompts),
+            usage=request.wants_usage,
+        )
+        self.pending: list[PendingRequest] = []
+        self.outputs: dict[int, Output] = {}
+        self.task: asyncio.Task[Any]
+        self.fault: HttpError | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options shared by all choices, as the model accepts them."""
+        request, options = self.request, self.request.options
+        options["method"] = self.method
+        options |= {"streams": request.stream, "watched": request.extension.provisional}
+        if self.constraint is not None:
+            options[self.constraint.option] = self.constraint.value
+        if isinstance(request, ChatRequest):
+            if request.max_completion_tokens is not None:
+                options["max_tokens"] = request.max_completion_tokens
+        else:
+            options["raw"] = True
+            options["logprobs"] = request.logprobs is not None
+        limit = options["limit"] = self.model.entry.max_tokens
+        for option in LENGTH_OPTIONS:
+            if limit is not None and options.get(option, 0) > limit:
+                name = self.field_of_option(option)
+                raise HttpError(400, f"{name}: must be at most {limit} on this server", param=name)
+        return {name: value for name, value in options.items() if value is not None}
+
+    @asynccontextmanager
+    async def submit_choices(self, receive: Receive) -> AsyncIterator[None]:
+        """Submit all choices; cancel the remaining ones on exit."""
+        options = self.options
+        task = asyncio.current_task()
+        assert task is not None
+        self.task = task
+        self.service.pending.add(self)
+        watcher = asyncio.ensure_future(self.watch_disconnect(receive))
+        result = "error"
+        try:
+            per_prompt = len(self.seeds) // len(self.prompts)
+            submit = partial(self.model.engine.submit, **options)
+            submits = [
+                partial(submit, prompt, cloze=cloze, seed=seed)
+                for number, (prompt, cloze) in enumerate(self.prompts)
+                for seed in self.seeds[number * per_prompt :][:per_prompt]
+            ]
+            group_size = (
+                CONSTRAINED_BATCH if self.constraint or self.extension.fill else len(submits)
+            )
+            with self.convert_errors():
+                for begin in range(0, len(submits), group_size):
+                    group = [submit() for submit in submits[begin : begin + group_size]]
+                    self.pending += await self.await_admission(group)
+            yield
+            result = result_label(self.fault)
+        except HttpError as fault:
+            result = result_label(fault)
+            raise
+        finally:
+            watcher.cancel()
+            self.service.pending.discard(self)
+            for answer in self.pending:
+                answer.cancel()
+            self.record_metrics(result)
+
+    def record_metrics(self, result: str) -> None:
+        """Record the result and the tokens in the metrics."""
+        metrics = self.service.metrics
+        metrics.requests.labels(*self.labels, result).inc()
+        for output in self.outputs.values():
+            metrics.count_answer(self.labels, output)
+        if self.outputs:
+            per_prompt = len(self.seeds) // len(self.prompts)
+            first = (output for i, output in self.outputs.items() if i % per_prompt == 0)
+            prompt_tokens = sum(output.prompt_tokens + output.given for output in first)
+            metrics.prompt.labels(*self.labels).inc(prompt_tokens)
+            self.timer.report_metrics(metrics, self.labels)
+
+    async def await_admission(
+        self, submits: Sequence[Awaitable[PendingRequest]]
+    ) -> list[PendingRequest]:
+        """Wait until all choices are admitted; else cancel all and raise `HttpError`."""
+        try:
+            return await submit_together(submits)
+        except QueueFullError as error:
+            raise HttpError(429, self.model.hide_paths(str(error)), headers=RETRY_HEADERS) from None
+        except DrainingError as error:
+            raise HttpError(503, self.model.hide_paths(str(error)), headers=RETRY_HEADERS) from None
+        except EngineDiedError:
+            raise HttpError(503, "the engine has stopped", headers=RETRY_HEADERS) from None
+        except ValueError as error:
+            raise self.validation_error(error) from None
+
+    def validation_error(self, error: ValueError) -> HttpError:
+        """Return a refusal by the model, with the invalid field if the error names one."""
+        if not isinstance(error, OptionError):
+            return HttpError(400, self.model.hide_paths(str(error)))
+        name = self.field_of_option(error.option)
+        code = "context_length_exceeded" if isinstance(error, ContextError) else None
+        return HttpError(
+            400, self.model.hide_paths(str(error.with_param(name))), param=name, code=code
+        )
+
+    def field_of_option(self, option: str) -> str:
+        """Return the field of the request that set an option."""
+        if self.constraint is not None and option == self.constraint.option:
+            return self.constraint.field
+        if option in PROMPT_OPTIONS:
+            return "messages" if self.reply.chat else "prompt"
+        if option in self.model.find_method_choice(self.labels[1]).options:
+            return f"outpace.options.{option}"
+        newer = getattr(self.request, "max_completion_tokens", None) is not None
+        if newer and option == "max_tokens":
+            return "max_completion_tokens"
+        return option_field(option)
+
+    async def watch_disconnect(self, receive: Receive) -> None:
+        """Abort the request when its client disconnects."""
+        await wait_for_disconnect(receive)
+        self.abort(ClientDisconnectedError())
+
+    def abort(self, fault: HttpError) -> None:
+        """Cancel the request; its cache pages are free within one step."""
+        self.fault = self.fault or fault
+        self.task.cancel()
+
+    @contextmanager
+    def convert_errors(self) -> Iterator[None]:
+        """Convert decoding errors and cancellation to `HttpError`."""
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self.fault is None:
+                raise
+            self.task.uncancel()
+            raise self.fault from None
+        except (DecodingError, EngineDiedError) as error:
+            if self.constraint is not None and isinstance(error.__cause__, TooLargeError):
+                option = self.constraint.option
+                self.fault = self.validation_error(
+                    OptionError(option, None, f"{option}: {error.__cause__}")
+                )
+                raise self.fault from None
+            LOG.exception("request %s failed", self.reply.id)
+            self.fault = HttpError(
+                500, f"decoding failed; see request {self.reply.id} in the server log"
+            )
+            raise self.fault from None
+
+    async def complete_answer(self, receive: Receive) -> bytes:
+        """Return the whole answer as JSON."""
+        async with self.submit_choices(receive):
+            with self.convert_errors():
+                outputs = [await answer.output() for answer in self.pending]
+            self.outputs = dict(enumerate(outputs))
+            return self.reply.format_answer(outputs, self.seeds, bool(self.extension.trace))
+
+    @property
+    def ordered_outputs(self) -> list[Output]:
+        """Outputs of all choices, in order."""
+        return [self.outputs[index] for index in range(len(self.pending))]
+
+    async def send_stream(self, send: Send) -> None:
+        """Send the answer as server-sent events, in batches of those that are ready."""
+        streams = [
+            ChoiceStream(self.reply, i, self.seeds[i], self.request)
+            for i in range(len(self.pending))
+        ]
+
+        async def write(text: str | bytes, more: bool = True) -> None:
+            body = text if isinstance(text, bytes) else text.encode()
+            await send({"type": "http.response.body", "body": body, "more_body": more})
+
+        last_text = ""
+        with self.convert_errors():
+            await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+        try:
+            with self.convert_errors():
+                async with aclosing(merge_choice_events(self.pending)) as events:
+                    async for index, event in events:
+                        if event.output is not None:
+                            self.outputs[index] = event.output
+                        if text := "".join(streams[index].format_event(event)):
+                            self.timer.record_text()
+                            if len(self.outputs) < len(self.pending):
+                                await write(text)
+                            else:  # the last text is sent together with the final event
+                                last_text = text
+        except HttpError as fault:
+            end = fault.event
+        else:
+            end = last_text.encode() + self.final_event() + STREAM_END
+        with suppress(HttpError), self.convert_errors():
+            await write(end, more=False)
+
+    def final_event(self) -> bytes:
+        """Return the event after all text, if requested."""
+        if not (self.extension.trace or self.extension.provisional or self.request.wants_usage):
+            return b""
+        return self.reply.format_final_chunk(self.ordered_outputs, self.seeds).encode()
+
+
+STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Wait until the client has disconnected."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def submit_together(submits: Sequence[Awaitable[PendingRequest]]) -> list[PendingRequest]:
+    """Submit all choices; if one fails, cancel the others."""
+    tasks = [asyncio.ensure_future(submit) for submit in submits]
+
+    def cancel_late(task: asyncio.Future[PendingRequest]) -> None:
+        if not task.cancelled() and task.exception() is None:
+            task.result().cancel()
+
+    try:
+        return await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+            task.add_done_callback(cancel_late)
+        raise
+
+
+def result_label(fault: HttpError | None) -> str:
+    """Return the metric label for the result of a request."""
+    if fault is None:
+        return "answered"
+    return (
+        "gone"
+        if isinstance(fault, ClientDisconnectedError)
+        else "error"
+        if fault.status == 500
+        else "refused"
+    )
+
+
+def check_choice_count(request: BaseRequest, choices: int, maximum: int) -> None:
+    """Raise `HttpError` for more choices than the model admits, which could never start."""
+    if choices > maximum:
+        field = "prompt" if isinstance(request, CompletionRequest) else "n"
+        message = (
+            f"at most {maximum} choices (n per prompt) are allowed for this model, got {choices}"
+        )
+        raise HttpError(400, f"{field}: {message}", param=field)
+
+
+def request_prompts(
+    request: BaseRequest, max_characters: int | None, limit: int | None
+) -> Sequence[tuple[Any, Any]]:
+    """Return the prompts of a request, each with its infill template or None.
+
+    Raises:
+        HttpError: If a prompt exceeds `max_characters` or is not a valid template.
+    """
+    if isinstance(request, ChatRequest):
+        field, texts = "messages", ["".join(message.text for message in request.messages)]
+        prompts: Sequence[Any] = [[message.template_message() for message in request.messages]]
+    else:
+        assert isinstance(request, CompletionRequest)
+        field, prompts = "prompt", request.prompts
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+    if max_characters is not None and any(len(text) > max_characters for text in texts):
+        message = f"{field}: must have at most {max_characters} characters for this model"
+        raise HttpError(400, message, param=field, code="context_length_exceeded")
+    if request.extension.fill:
+        assert isinstance(request, ChatRequest | CompletionRequest)
+        return [*infill_templates(request, limit)]
+    return [(prompt, None) for prompt in prompts]

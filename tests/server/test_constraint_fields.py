@@ -1,0 +1,480 @@
+"""Constraints over HTTP: conforming answers, errors that name the field, and concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+import re
+import time
+from statistics import median
+from typing import Any
+
+import jsonschema
+import pytest
+from openai import OpenAI
+from pydantic import BaseModel
+from starlette.testclient import TestClient
+
+from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, route, text_of
+from outpace import LLM
+from outpace.api import engine_loop
+from outpace.constraint.compiler import Compiler
+from outpace.constraint.grammar import GrammarConstraint
+from outpace.constraint.pattern import TooLargeError
+from outpace.server.app import build_server_app
+from outpace.server.constraint_fields import CONSTRAINT_FIELDS
+from outpace.server.service import Service
+from server.test_request_handler import Call
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "tags": {"type": "array", "items": {"enum": ["red", "blue"]}, "maxItems": 2},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+LARK = 'start: "(" start ")" | NUMBER\nNUMBER: /[0-9]{1,3}/'
+SLOW = "(a|b)*a(a|b){30}"
+"""An automaton of 2^31 states: compilation runs to its limit."""
+ATTEMPTS = 3
+"""Attempts to compile a constraint within the time limit."""
+
+
+def formatted(schema: Any, **more: Any) -> dict[str, Any]:
+    """OpenAI's response format."""
+    named = {"name": "it", "schema": schema, **more}
+    return {"response_format": {"type": "json_schema", "json_schema": named}}
+
+
+ASKED: list[tuple[str, dict[str, Any]]] = [
+    ("schema", formatted(SCHEMA, strict=True)),
+    ("regex", {"guided_regex": r"[A-Z][a-z]+ has \d{1,3} (apples|pears)\."}),
+    ("choices", {"structured_outputs": {"choice": ["yes", "no", "seven apples"]}}),
+]
+
+
+def fulfils(text: str, given: dict[str, Any]) -> bool:
+    """Whether an answer matches its constraint."""
+    if "response_format" in given:
+        jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(text))
+        return True
+    if "guided_regex" in given:
+        return re.fullmatch(given["guided_regex"], text) is not None
+    return text in given["structured_outputs"]["choice"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "method"), PAIRS)
+def test_answers_match_constraints(client: TestClient, model: str, method: str) -> None:
+    """Whole and streamed, in chats and completions, with a seed per choice."""
+    for temperature, (_, given) in enumerate(ASKED):
+        common = {"model": model, "max_tokens": 40, "temperature": temperature / 2, "seed": 3}
+        common |= {"outpace": {"method": method}, **given}
+        for body in (chat(QUESTION, **common), completion(QUESTION + "\n", **common)):
+            whole = ask(client, body | {"n": 2})
+            texts = [c.get("text") or c["message"]["content"] for c in whole["choices"]]
+            assert all(fulfils(text, given) for text in texts), texts
+            assert {choice["finish_reason"] for choice in whole["choices"]} == {"stop"}
+            chunks = events(client, body | {"n": 2})
+            assert [text_of(chunks, index) for index in range(2)] == texts
+
+
+@pytest.mark.parametrize(
+    ("option", "given"),
+    [
+        *ASKED,
+        ("schema", {"guided_json": SCHEMA}),
+        ("schema", {"guided_json": json.dumps(SCHEMA)}),
+        ("schema", {"structured_outputs": {"json": SCHEMA}}),
+        ("schema", {"structured_outputs": {"json": json.dumps(SCHEMA)}}),
+        ("regex", {"structured_outputs": {"regex": r"\d{2}"}}),
+        ("choices", {"guided_choice": ["yes", "no"]}),
+        ("grammar", {"guided_grammar": LARK}),
+        ("grammar", {"structured_outputs": {"grammar": LARK}}),
+    ],
+)
+def test_fields_equal_library_options(
+    client: TestClient, option: str, given: dict[str, Any]
+) -> None:
+    """The same answer as with the library's options."""
+    (value,) = given.values()
+    if "structured_outputs" in given:
+        (value,) = value.values()
+    elif "response_format" in given:
+        value = value["json_schema"]["schema"]
+    if option == "schema" and isinstance(value, str):
+        value = json.loads(value)
+    common = {"max_tokens": 40, "seed": 3, "temperature": 0.8}
+    (output,) = LLM("tiny-ar").generate(QUESTION, **common, **{option: value})
+    (choice,) = ask(client, chat(QUESTION, **common, **given))["choices"]
+    assert choice["message"]["content"] == output.text
+    assert choice["finish_reason"] == output.finish_reason
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"response_format": {"type": "json_object"}},
+        {"structured_outputs": {"json_object": True}},
+    ],
+)
+@pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-wedlm"])
+def test_json_object_gives_an_object(client: TestClient, model: str, given: dict[str, Any]) -> None:
+    """And nothing else."""
+    (choice,) = ask(client, chat(model=model, max_tokens=32, temperature=0.8, **given))["choices"]
+    assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+def test_official_client_parses_pydantic_models(openai: OpenAI) -> None:
+    """Including definitions."""
+
+    class Pet(BaseModel):
+        name: str
+        legs: int
+
+    class Person(BaseModel):
+        name: str
+        pets: list[Pet]
+
+    for model in ("tiny-ar", "tiny-dream"):
+        answer = openai.chat.completions.parse(
+            model=model,
+            messages=[{"role": "user", "content": QUESTION}],
+            max_tokens=120,
+            response_format=Person,
+        )
+        assert answer.choices[0].finish_reason == "stop"
+        assert isinstance(answer.choices[0].message.parsed, Person)
+
+
+def deep(depth: int) -> Any:
+    """A schema of nested arrays."""
+    schema: Any = {"type": "integer"}
+    for _ in range(depth):
+        schema = {"type": "array", "items": schema, "minItems": 1}
+    return schema
+
+
+RECURSIVE = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
+HOPELESS = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+DREAM = {"model": "tiny-dream", "max_tokens": 16, "outpace": {"method": "d2f"}}
+"""A method that fills holes in any order, without fallback to a grammar."""
+AT = "response_format.json_schema.schema"
+BAD: list[tuple[str, dict[str, Any]]] = [
+    ("guided_regex", {"guided_regex": SLOW}),
+    ("guided_regex", {"guided_regex": "((a{1000}){1000}){1000}"}),
+    ("guided_regex", {"guided_regex": "(" * 5000 + ")" * 5000}),
+    ("guided_regex", {"guided_regex": "x" * 2_000_000}),
+    ("guided_regex", {"guided_regex": "[ab"}),
+    ("guided_regex", {"guided_regex": r"(a)\1"}),
+    ("guided_regex", {"guided_regex": r"(?<!x)y"}),
+    ("guided_regex", {"guided_regex": r"[^\s\S]"}),
+    ("guided_regex", {"guided_regex": "\\ud800"}),
+    ("guided_regex", {"guided_regex": "x{300}", "max_tokens": 20}),
+    ("guided_regex", {"guided_regex": "has no variable [("}),
+    ("guided_regex", {"guided_regex": "max_tokens=5 [("}),
+    ("structured_outputs.regex", {"structured_outputs": {"regex": r"\bfoo"}}),
+    ("guided_choice", {"guided_choice": ["x" * 200_000]}),
+    ("guided_choice", {"guided_choice": ["x" * 600], "max_tokens": 2}),
+    ("guided_choice", {"guided_choice": [f"{n:08}" for n in range(70_000)]}),
+    (AT, formatted({"type": "teapot"})),
+    (AT, formatted({"type": "has no variable x"})),
+    (AT, formatted({"type": "a prompt of 5 tokens"})),
+    (AT, formatted({"enum": []})),
+    (AT, formatted({"enum": ["x" * 1_000_000]})),
+    (AT, formatted({"enum": [f"{n:050}" for n in range(16_000)]})),
+    (AT, formatted({"properties": {f"{n:060}": {} for n in range(7_500)}})),
+    (AT, formatted({"minimum": 10**400})),
+    (AT, formatted({"minimum": math.nan})),
+    (AT, formatted({"maximum": math.inf})),
+    (AT, formatted({"const": -math.inf})),
+    (AT, formatted({"properties": {"a": {"enum": [math.nan]}}}) | DREAM),
+    (AT, formatted({"minItems": 10**30})),
+    (AT, formatted({"type": "string", "minLength": 10**9}) | DREAM),
+    (AT, formatted({"minLength": -(10**30), "maxLength": "x"})),
+    (AT, formatted({"pattern": "a)|(b"})),
+    (AT, formatted({"$ref": "http://127.0.0.1:1/x.json"})),
+    (AT, formatted({"$ref": "file:///etc/passwd"})),
+    (AT, formatted({"$ref": "#/nothing"})),
+    (AT, formatted(HOPELESS)),
+    (AT, formatted(deep(80)) | DREAM),
+    (AT, formatted(deep(150))),
+    (AT, formatted({"pattern": SLOW, "type": "string"}, strict=True) | DREAM),
+    (AT, formatted({"type": "number", "multipleOf": 0.01}) | DREAM),
+    (AT, formatted({"oneOf": [{}, {}]}) | DREAM),
+    ("response_format.type", {"response_format": {"type": "json_object"}, "max_tokens": 1}),
+    ("guided_json", {"guided_json": {"type": "teapot"}}),
+    ("guided_json", {"guided_json": '{"enum": ["\\ud800"]}'}),
+    ("guided_json", {"guided_json": '{"minimum": Infinity}'}),
+    ("guided_json", {"guided_json": '{"minimum": NaN}'}),
+    ("guided_json", {"guided_json": '{"minimum": 1e999}'}),
+    ("guided_json", {"guided_json": '{"items":' * 50_000 + "{}" + "}" * 50_000}),
+    ("guided_json", {"guided_json": "[" * 100_000}),
+    ("guided_grammar", {"guided_grammar": "start: )("}),
+    ("guided_grammar", {"guided_grammar": "%import os"}),
+    ("guided_grammar", {"guided_grammar": "x" * 1_000_000}),
+    ("guided_grammar", {"guided_grammar": "start: start start"}),
+    ("guided_grammar", {"guided_grammar": LARK} | DREAM),
+    ("structured_outputs.grammar", {"structured_outputs": {"grammar": LARK}} | DREAM),
+    ("guided_regex", {"guided_regex": "a", **formatted(SCHEMA)}),
+    ("guided_choice", {"guided_regex": "a", "guided_choice": ["a"]}),
+    ("structured_outputs.choice", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
+    ("structured_outputs.regex", {"structured_outputs": {"regex": "a"}, **formatted(SCHEMA)}),
+    ("stop", {"guided_regex": "a", "stop": ["a"]}),
+    ("min_tokens", {"guided_regex": "a", "min_tokens": 3}),
+    ("ignore_eos", {"guided_regex": "a", "ignore_eos": True}),
+]
+
+
+@pytest.fixture
+def reading(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """CPU seconds for compiling a constraint, without other work."""
+    seconds: list[float] = []
+    compiled = Compiler.compile_uncached
+
+    def timed(*given: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return compiled(*given)
+        finally:
+            seconds.append(time.thread_time() - began)
+
+    monkeypatch.setattr(Compiler, "compile_uncached", timed)
+    return seconds
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("field", "given"), BAD, ids=lambda value: str(value)[:60])
+def test_invalid_constraints_are_rejected_quickly(
+    client: TestClient, field: str, given: dict[str, Any], stream: bool, reading: list[float]
+) -> None:
+    """Within a second of CPU time; no stream begins.
+
+    Retries if other processes slow the measurement down.
+    """
+    for _ in range(ATTEMPTS):
+        reading.clear()
+        error = refused(client, chat(stream=stream, **given))
+        if sum(reading) < 1:
+            break
+    assert sum(reading) < 1
+    assert error["param"] == field and error["message"].startswith(f"{field}: ")
+    assert not re.match(r"\S+: (schema|regex|choices|grammar): ", error["message"])
+    assert "/work" not in error["message"] and "Traceback" not in error["message"]
+
+
+@pytest.mark.parametrize("number", ["NaN", "1e999", "-1e999"])
+def test_non_finite_numbers_are_rejected(client: TestClient, number: str) -> None:
+    """In the raw JSON as well as from Python clients."""
+    body = json.dumps(chat(**formatted({"minimum": "HERE"}))).replace('"HERE"', number)
+    response = client.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == AT
+
+
+@pytest.mark.parametrize("depth", [200, 100_000])
+def test_deeply_nested_bodies_are_rejected(client: TestClient, depth: int) -> None:
+    """Before a schema in them is compiled."""
+    schema = '{"items":' * depth + "{}" + "}" * depth
+    body = json.dumps(chat(**formatted({"items": "HERE"}))).replace('"HERE"', schema)
+    response = client.post("/v1/chat/completions", content=body)
+    assert response.status_code == 400
+    assert response.json()["error"]["message"]
+
+
+def test_too_small_limits_name_both_numbers(client: TestClient) -> None:
+    """The smallest sufficient limit works."""
+    body = chat(model="tiny-dream", guided_regex="x{12}|[xy]{30,}")
+    error = refused(client, body | {"max_tokens": 11})
+    assert "takes 12 tokens, but max_tokens=11" in error["message"]
+    (choice,) = ask(client, body | {"max_tokens": 12})["choices"]
+    assert choice["message"]["content"] == "x" * 12
+
+
+def test_recursive_schemas_are_bounded(client: TestClient) -> None:
+    """Three levels deep, as documented."""
+    for model in ("tiny-ar", "tiny-dream"):
+        body = chat(model=model, max_tokens=24, temperature=0.8, **formatted(RECURSIVE))
+        text = ask(client, body)["choices"][0]["message"]["content"]
+        assert not set(text) - set("[], ") and isinstance(json.loads(text), list)
+
+
+def test_too_complex_grammar_fails_request(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an error that names the field, whole or streamed."""
+
+    def fail(self: GrammarConstraint, *_: Any) -> bool:
+        raise TooLargeError("the grammar is too complex: too many states")
+
+    body = chat(guided_grammar=LARK, max_tokens=8)
+    with monkeypatch.context() as broken:
+        broken.setattr(GrammarConstraint, "consume_tokens", fail)
+        error = refused(client, body)
+        streamed = client.post(route(body), json=body | {"stream": True})
+    assert error["param"] == "guided_grammar" and "too complex" in error["message"]
+    *_, event, nothing = streamed.text.split("\n\n")
+    assert json.loads(event.removeprefix("data: "))["error"] == error and nothing == ""
+    assert ask(client, body)["choices"]
+
+
+def test_slow_constraint_delays_no_other(service: Service) -> None:
+    """Neither unconstrained nor cached requests wait; the event loop stays responsive."""
+    known = {"guided_regex": "[a-f]{4}"}
+
+    async def run() -> tuple[list[str], list[float]]:
+        app, over = build_server_app(service), []
+        await Call(app, chat(max_tokens=8, **known)).task
+        slow = [Call(app, chat(guided_regex=f"{SLOW}{n}")) for n in range(3)]
+        calls = {
+            **{f"slow {n}": call for n, call in enumerate(slow)},
+            "free": Call(app, chat(max_tokens=8)),
+            "known": Call(app, chat(max_tokens=8, **known)),
+        }
+        for name, call in calls.items():
+            call.task.add_done_callback(lambda _, name=name: over.append(name))
+        late = []
+        while len(over) < len(calls):
+            before = time.perf_counter()
+            await asyncio.sleep(0.005)
+            late.append(time.perf_counter() - before - 0.005)
+        assert [call.sent[0]["status"] for call in calls.values()] == [400] * 3 + [200] * 2
+        return over, late
+
+    over, late = asyncio.run(run())
+    assert over[-1] == "slow 2", over
+    assert median(late) < 0.1
+
+
+def test_waiting_constraints_are_limited(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cached constraints do not wait."""
+    body = chat(guided_regex="[a-e]{3}", max_tokens=8)
+    ask(client, body)
+    monkeypatch.setattr(engine_loop, "MAX_COMPILING_REQUESTS", 0)
+    assert ask(client, body)["choices"]
+    response = client.post(route(body), json=body | {"guided_regex": "[a-d]{3}"})
+    assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        completion(["a"] * 64, guided_regex="[q-w]{2}", max_tokens=4),
+        completion(
+            [f"a {{{{1:[{chr(n)}]}}}}" for n in range(ord("A"), ord("A") + 26)] * 2,
+            model="tiny-dream",
+            outpace={"fill": True},
+        ),
+    ],
+    ids=["regex", "holes"],
+)
+def test_choices_share_a_new_constraint(client: TestClient, body: Any) -> None:
+    """The choices of one request do not exceed the limit by themselves."""
+    assert len(ask(client, body)["choices"]) == len(body["prompt"])
+
+
+def test_disconnect_during_compilation(service: Service) -> None:
+    """The next constraint is compiled."""
+
+    async def run() -> None:
+        app = build_server_app(service)
+        gone = Call(app, chat(guided_regex=f"x{SLOW}"))
+        await asyncio.sleep(0.05)
+        gone.gone.set()
+        await gone.task
+        again = Call(app, chat(guided_regex="[a-c]{2}"))
+        await again.task
+        assert again.sent[0]["status"] == 200
+
+    asyncio.run(run())
+    assert not service.pending and not service.client.requests
+    assert not service.client.loop.unread
+
+
+WORDS = [
+    *("type", "properties", "items", "$ref", "enum", "const", "anyOf", "oneOf", "allOf", "pattern"),
+    *("minimum", "maxLength", "minItems", "required", "additionalProperties", "format", "not"),
+    *("prefixItems", "multipleOf", "exclusiveMinimum", "minLength", "if", "\u2603", "", "$defs"),
+]
+PLAIN: list[Any] = [
+    *("string", "object", "array", "integer", "#", "#/$defs/a", "date", "(a+)+$", "x" * 300),
+    *(0, 1, -1, 3, 10**30, 0.5, 1e300, -1e-300, True, False, None, [], {}),
+]
+
+
+def hostile(rng: random.Random, depth: int = 4) -> Any:
+    """A random value that resembles a schema."""
+    match rng.randrange(5) if depth else 0:
+        case 0:
+            return rng.choice(PLAIN)
+        case 1:
+            return [hostile(rng, depth - 1) for _ in range(rng.randrange(4))]
+    return {rng.choice(WORDS): hostile(rng, depth - 1) for _ in range(rng.randrange(1, 4))}
+
+
+ATOMS = [*"ab.^$|()[]{}*+?\\", "(?:", "(?i)", "(?=", "[^", "{2,5}", "{99}", "é", "\x00"]
+ATOMS += [r"\d", r"\w", r"\b", r"\1"]
+
+
+def attacks(rng: random.Random) -> dict[str, Any]:
+    """A random malicious constraint."""
+    regex = "".join(rng.choice(ATOMS) for _ in range(rng.randrange(1, 40)))
+    match rng.randrange(6):
+        case 0:
+            return {"guided_regex": regex}
+        case 1:
+            return {"structured_outputs": {"regex": regex * rng.choice([1, 50])}}
+        case 2:
+            other = rng.choice(["", "start", "x", "/a/"])
+            return {"guided_grammar": f"start: /{regex}/ start | {other}"}
+        case 3:
+            return {"guided_choice": [rng.choice(PLAIN) for _ in range(rng.randrange(5))]}
+        case 4:
+            return {"guided_json": hostile(rng)}
+    return formatted(hostile(rng))
+
+
+PYTHON_WARNS = pytest.mark.filterwarnings("ignore:Possible (nested set|set .*) at:FutureWarning")
+"""Warnings about expressions whose meaning may change in a later release of Python."""
+
+
+def attack(client: TestClient, count: int, seed: int, reading: list[float]) -> None:
+    """Assert that a request succeeds or fails with a named field, in bounded time."""
+    rng, seen = random.Random(seed), set()
+    for number in range(count):
+        model = rng.choice(["tiny-ar", "tiny-dream", "tiny-wedlm"])
+        given = attacks(rng)
+        response = client.post(
+            "/v1/chat/completions",
+            content=json.dumps(chat("Go", model=model, max_tokens=8, seed=number, **given)),
+        )
+        seen.add(response.status_code)
+        assert response.status_code in (200, 400), (given, response.text)
+        assert sum(reading) < 2, given
+        reading.clear()
+        if response.status_code == 400:
+            param = response.json()["error"]["param"]
+            assert param and param.split(".")[0] in {
+                field.split(".")[0] for field in CONSTRAINT_FIELDS
+            }
+    assert seen == {200, 400}
+    assert ask(client, chat(max_tokens=2))
+
+
+@PYTHON_WARNS
+def test_some_hostile_constraints(client: TestClient, reading: list[float]) -> None:
+    """Random schemas, expressions and grammars."""
+    attack(client, 120, seed=0, reading=reading)
+
+
+@PYTHON_WARNS
+@pytest.mark.exhaustive
+def test_many_hostile_constraints(client: TestClient, reading: list[float]) -> None:
+    """Thousands of them."""
+    attack(client, 3000, seed=1, reading=reading)

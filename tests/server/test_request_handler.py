@@ -1,0 +1,199 @@
+"""Requests that end early: disconnects, shutdown, failing methods."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from asking import ask, chat, events, route, text_of
+from outpace.methods import D2F
+from outpace.server.app import build_server_app
+from outpace.server.http_error import HttpError
+from outpace.server.service import Service
+
+LONG = chat(model="tiny-aux", max_tokens=400, ignore_eos=True)
+
+
+class Call:
+    """An ASGI request in progress."""
+
+    def __init__(self, app: Any, body: dict[str, Any]) -> None:
+        self.sent: list[dict[str, Any]] = []
+        self.gone = asyncio.Event()
+        self.news = asyncio.Event()
+        self.body = [json.dumps(body).encode()]
+        scope = {"type": "http", "method": "POST", "path": route(body), "headers": []}
+        more = {"query_string": b"", "scheme": "http", "http_version": "1.1", "root_path": ""}
+        self.task = asyncio.ensure_future(app(scope | more, self.receive, self.send))
+
+    async def receive(self) -> dict[str, Any]:
+        """Return the body, then wait until the client disconnects."""
+        if self.body:
+            return {"type": "http.request", "body": self.body.pop()}
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        """Store the message."""
+        self.sent.append(message)
+        self.news.set()
+
+    async def begun(self) -> None:
+        """Wait until some text was sent."""
+        while len(self.sent) < 2:
+            self.news.clear()
+            await self.news.wait()
+
+    @property
+    def said(self) -> str:
+        """Everything that was sent."""
+        return b"".join(message.get("body", b"") for message in self.sent).decode()
+
+
+def held(service: Service) -> int:
+    """Pages held by requests."""
+    return sum(
+        each.held_pages for model in service.models.values() for each in model.engine.cache_usage
+    )
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for a condition, with a time limit."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("more", [{"stream": True}, {"stream": True, "n": 3}, {}, {"n": 3}])
+def test_disconnect_ends_request(service: Service, more: dict[str, Any]) -> None:
+    """Its pages are released, and other answers are unaffected."""
+
+    async def run() -> list[Call]:
+        app = build_server_app(service)
+        goes, stays = Call(app, LONG | more), Call(app, LONG | {"seed": 1, "max_tokens": 60})
+        await until(lambda: held(service) > 0)
+        if "stream" in more:
+            await goes.begun()
+        goes.gone.set()
+        await goes.task
+        await stays.task
+        await until(lambda: not held(service))
+        again = Call(app, LONG | {"seed": 1, "max_tokens": 60})
+        await again.task
+        return [goes, stays, again]
+
+    goes, stays, again = asyncio.run(run())
+    assert "[DONE]" not in goes.said
+    assert json.loads(stays.said)["choices"] == json.loads(again.said)["choices"]
+    assert not service.pending
+
+
+def test_aborted_requests_get_an_error(service: Service) -> None:
+    """As the last event of a stream, or as the response."""
+
+    async def run() -> tuple[Call, Call]:
+        app = build_server_app(service)
+        stream, whole = Call(app, LONG | {"stream": True}), Call(app, LONG)
+        await stream.begun()
+        service.abort_pending(HttpError(503, "the end has come"))
+        await stream.task
+        await whole.task
+        await until(lambda: not held(service))
+        return stream, whole
+
+    stream, whole = asyncio.run(run())
+    *_, last, nothing = stream.said.split("\n\n")
+    assert nothing == ""
+    told = json.loads(last.removeprefix("data: "))["error"]
+    assert (told["message"], told["type"]) == ("the end has come", "unavailable_error")
+    assert whole.sent[0]["status"] == 503
+    assert json.loads(whole.said)["error"] == told
+    assert not service.pending
+
+
+def broken(self: Any, request: Any) -> Any:
+    """A method that fails after its first forward."""
+    yield next(WORKING(self, request))
+    raise RuntimeError("/secret/place")
+
+
+WORKING = D2F.decode
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_failing_method_fails_only_its_request(
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    """The error has the request id of the log and no internals."""
+    body = chat(model="tiny-d2f", max_tokens=16, n=n, outpace={"method": "d2f"})
+    with monkeypatch.context() as patched:
+        patched.setattr(D2F, "decode", broken)
+        whole = client.post(route(body), json=body)
+        stream = client.post(route(body), json=body | {"stream": True})
+    assert whole.status_code == 500
+    *_, event, nothing = stream.text.split("\n\n")
+    assert nothing == "" and "[DONE]" not in stream.text
+    for error in (whole.json()["error"], json.loads(event.removeprefix("data: "))["error"]):
+        assert error["type"] == "server_error"
+        assert "chatcmpl-" in error["message"] and "secret" not in error["message"]
+    assert ask(client, body)["choices"]
+    assert not held(service)
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {"heartbeat": -1000.0, "error": None, "alive": True},
+        {"heartbeat": 0.0, "error": None, "alive": False},
+        {"heartbeat": 0.0, "error": MemoryError("/secret/place"), "alive": False},
+    ],
+)
+def test_health_of_hanging_or_dead_engine(
+    client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any]
+) -> None:
+    """No request is accepted."""
+    if engine["heartbeat"]:
+        engine["heartbeat"] += time.monotonic()
+    monkeypatch.setattr(
+        service, "client", SimpleNamespace(measure=service.client.update_stats, **engine)
+    )
+    for response in (
+        client.get("/health"),
+        client.get("/ready"),
+        client.post("/v1/chat/completions", json=chat()),
+    ):
+        assert response.status_code == 503
+        assert "secret" not in response.text
+    assert client.get("/metrics").status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("d2f", {}), ("fast_dllm", {}), ("diffusion", {"order": "random"})]
+)
+def test_provisional_text_follows_committed(
+    client: TestClient, method: str, options: dict[str, Any]
+) -> None:
+    """In separate events; text before the first hole is committed next."""
+    body = chat(model="tiny-d2f", max_tokens=32, temperature=0, seed=1)
+    extra = {"method": method, "options": options}
+    plain = text_of(events(client, body | {"outpace": extra}))
+    chunks = events(client, body | {"outpace": extra | {"provisional": True}})
+    assert text_of(chunks) == plain
+    said, canvases = "", []
+    for chunk in chunks:
+        said += text_of([chunk])
+        if "canvas" in chunk.get("outpace", {}):
+            assert chunk["choices"] == []
+            assert chunk["outpace"]["index"] == 0
+            canvases.append(canvas := chunk["outpace"]["canvas"])
+            hole = canvas.index(None) if None in canvas else len(canvas)
+            assert plain.startswith(said + "".join(canvas[:hole]))
+    assert any(None in canvas and any(canvas) for canvas in canvases)
+    assert [a for a, b in zip(canvases, canvases[1:], strict=False) if a == b] == []

@@ -1,0 +1,86 @@
+"""Tests of dry runs: planned memory equals the memory that a run allocates."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import memory
+from outpace.training.plan import Plan, plan_recipe
+from outpace.training.recipe import load_recipe
+
+CLOSE = 0.1
+"""Share of what is allocated by which a plan may miss it."""
+
+
+def planned(path: Path, processes: int = 1) -> float:
+    """Planned peak bytes of the passes of a recipe."""
+    made: Plan = plan_recipe(load_recipe(path), processes)
+    return made.peak.total() + made.optimizer
+
+
+def processes(path: Path, count: int) -> list[int]:
+    """Peak bytes of each process of a sharded run."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(Path(memory.__file__)), str(path)],
+            env={**os.environ, **meeting, "RANK": str(n), "LOCAL_RANK": str(n)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for n in range(count)
+    ]
+    try:
+        said = [process.communicate(timeout=300)[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+    return [int(re.findall(r"^bytes: (\d+)$", each, re.MULTILINE)[0]) for each in said]
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        pytest.param("sft", marks=pytest.mark.exhaustive),
+        pytest.param("dflash", marks=pytest.mark.slow),
+    ],
+)
+def test_a_plan_says_what_a_run_allocates(objective: str, tmp_path: Path) -> None:
+    path = memory.recipe(tmp_path, objective, "recompute = true")
+    assert planned(path) == pytest.approx(memory.allocated(path), rel=CLOSE)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("objective", memory.MODELS)
+@pytest.mark.parametrize("recompute", ["true", "false"])
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_every_objective(
+    objective: str, recompute: str, precision: str, accumulation: int, tmp_path: Path
+) -> None:
+    more = f'recompute = {recompute}\nprecision = "{precision}"\naccumulation = {accumulation}'
+    path = memory.recipe(tmp_path, objective, more)
+    assert planned(path) == pytest.approx(memory.allocated(path), rel=CLOSE)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("objective", memory.MODELS)
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+@pytest.mark.parametrize("recompute", ["true", "false"])
+def test_two_processes_that_share(
+    objective: str, precision: str, recompute: str, tmp_path: Path
+) -> None:
+    more = f'shard = true\nprecision = "{precision}"\nrecompute = {recompute}'
+    path = memory.recipe(tmp_path, objective, more)
+    for found in processes(path, 2):
+        assert planned(path, 2) == pytest.approx(found, rel=CLOSE)
