@@ -54,6 +54,7 @@ check: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/python tests/check_words.py
 
 docs: .venv/dev
 	$(BIN)/python docs/site.py

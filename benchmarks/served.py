@@ -152,8 +152,10 @@ class Task:
 def tasks(
     count: int, points: Sequence[Point] = POINTS, *, tokens: int = 96, sampled: bool = True
 ) -> list[Task]:
-    """Requests of all points in turn, each with a prompt of its own; every other one is greedy
-    where some are sampled."""
+    """Return requests of all points in rotation, each with a different prompt.
+
+    With `sampled`, every other request is sampled, and the others are greedy.
+    """
     found = []
     for number, question in enumerate(questions_of("story", count)):
         turn, index = divmod(number, len(points))

@@ -212,7 +212,8 @@ def find_answered_lines(file: FileIO, prompts: list[str | list[Message]]) -> set
     if torn:
         if not any(is_partial_answer(torn, line, prompt) for line, prompt in enumerate(prompts, 1)):
             raise ValueError(
-                f"{file.name} ends with a partial line that does not match the input; {OTHER_OUTPUT}"
+                f"{file.name} ends with a partial line that does not match the "
+                f"input; {OTHER_OUTPUT}"
             )
         file.truncate(len(whole + end))
     return done

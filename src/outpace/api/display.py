@@ -21,7 +21,8 @@ def render_html(pieces: Sequence[str], figures: str) -> str:
     shown = [piece for piece in pieces if piece]
     spans = "".join(
         f'<span title="forward {number} of {len(shown)} that committed text" '
-        f'style="{PIECE_STYLE.format(hue=PIECE_HUES[number % len(PIECE_HUES)])}">{escape(piece)}</span>'
+        f'style="{PIECE_STYLE.format(hue=PIECE_HUES[number % len(PIECE_HUES)])}">'
+        f"{escape(piece)}</span>"
         for number, piece in enumerate(shown, 1)
     )
     return (

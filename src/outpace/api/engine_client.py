@@ -173,7 +173,8 @@ class ModelClient:
                 encode = partial(self.encode_prompt, prompt, options)
                 ids = await request.loop.run_in_executor(self.tokenizer_executor, encode)
             arguments = {"limit": limit, **options}
-            self.client.check_alive()  # after the request is registered, so `fail_requests` includes it
+            # After the request is registered, so that `fail_requests` includes it.
+            self.client.check_alive()
             self.client.send_command(
                 SubmitCommand(request.number, self.name, ids, streams, watched, arguments)
             )

@@ -82,7 +82,7 @@ class EngineThread(EngineClient):
         return {name: model.driver.stats for name, model in self.loop.models.items()}
 
     async def start_receiving(self) -> None:
-        """Do nothing: each event loop receives the progress of its own requests."""
+        """Do nothing: each event loop receives the progress of its requests."""
 
     async def update_stats(self) -> None:
         """Do nothing: `stats` reads the engines directly."""

@@ -63,7 +63,10 @@ def compiled_unfit_reason(
     if keys.dtype not in (torch.float32, torch.bfloat16):
         return f"it supports float32 and bfloat16, got {keys.dtype}"
     if (size := keys.shape[-1]) % HEAD_SIZE_MULTIPLE or size > MAX_LOOP_HEAD_SIZE:
-        return f"the head size must be a multiple of {HEAD_SIZE_MULTIPLE} up to {MAX_LOOP_HEAD_SIZE}, got {size}"
+        return (
+            f"the head size must be a multiple of {HEAD_SIZE_MULTIPLE} up to "
+            f"{MAX_LOOP_HEAD_SIZE}, got {size}"
+        )
     if field := unsupported_field(AttentionWindow, attention_windows, {"window", "causal"}):
         return f"it does not support the {field} of a layer's attention window"
     return (

@@ -63,7 +63,10 @@ def paged_unfit_reason(
     if size > MAX_KERNEL_HEAD_SIZE:
         return f"the head size must be at most {MAX_KERNEL_HEAD_SIZE}, got {size}"
     if STEP_SLOTS[dtype] % page:
-        return f"steps of {STEP_SLOTS[dtype]} slots must be a whole number of pages, got pages of {page}"
+        return (
+            f"steps of {STEP_SLOTS[dtype]} slots must be a whole number of pages, got "
+            f"pages of {page}"
+        )
     if field := unsupported_field(AttentionWindow, attention_windows, {"window", "causal"}):
         return f"it does not support the {field} of a layer's attention window"
     return None

@@ -221,7 +221,7 @@ def error_message(data: bytes) -> str:
     return " ".join(str(message).split())[:300]
 
 
-def explain_error(kind: str, says: str = "") -> str:
+def explain_error(kind: str, detail: str = "") -> str:
     """Explain in one line why a request could not be measured."""
     hints = {
         "401": "HTTP 401; give the key with --api-key",
@@ -229,7 +229,7 @@ def explain_error(kind: str, says: str = "") -> str:
         "timeout": "no complete answer within --timeout",
         "malformed": "not a streamed answer of an OpenAI-compatible server",
     }
-    return f"{hints.get(kind, f'HTTP {kind}' if kind.isdigit() else kind)}: {says}".rstrip(": ")
+    return f"{hints.get(kind, f'HTTP {kind}' if kind.isdigit() else kind)}: {detail}".rstrip(": ")
 
 
 def base_url(url: str) -> str:

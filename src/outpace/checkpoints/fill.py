@@ -163,7 +163,8 @@ def check_borrowed_embedding(model: Stack, weights: CheckpointWeights) -> set[st
         own = weights.read_tensor(name, size, (slice(first, first + EMBEDDING_CHUNK_ROWS),))
         if not torch.equal(own.to(rows), rows):
             raise ValueError(
-                f"{weights.tensor_path(name)}: tensor {name!r} differs from the target's embedding, which "
+                f"{weights.tensor_path(name)}: tensor {name!r} differs from the "
+                "target's embedding, which "
                 "the draft borrows; give the target that the draft was trained for"
             )
     return {name}

@@ -88,7 +88,8 @@ def benchmark_serve(
     requests: Annotated[
         int | None,
         Option(
-            help=f"Requests per level; by default {REQUESTS_PER_STREAM} per stream, at least {MIN_REQUESTS}."
+            help=f"Requests per level; by default {REQUESTS_PER_STREAM} per stream, at "
+            f"least {MIN_REQUESTS}."
         ),
     ] = None,
     warmup: Annotated[int, Option(help="Warm-up requests before each level, not measured.")] = 8,

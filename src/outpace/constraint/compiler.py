@@ -151,7 +151,8 @@ class Compiler:
         name, source = rule
         if len(source) > MAX_PATTERN_LENGTH:
             raise TooLargeError(
-                f"it is too large: {len(source)} characters, but at most {MAX_PATTERN_LENGTH} are allowed"
+                f"it is too large: {len(source)} characters, but at most "
+                f"{MAX_PATTERN_LENGTH} are allowed"
             )
         if name == "grammar" and not sequential:
             raise UnsupportedError(f"a grammar is not supported {ANY_ORDER_METHODS}")

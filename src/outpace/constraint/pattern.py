@@ -92,7 +92,8 @@ def pattern_nfa(pattern: str, *, room: TextRoom = None) -> Nfa:
     """
     if len(pattern) > MAX_PATTERN_LENGTH:
         raise TooLargeError(
-            f"it is too large: {len(pattern)} characters, but at most {MAX_PATTERN_LENGTH} are allowed"
+            f"it is too large: {len(pattern)} characters, but at most "
+            f"{MAX_PATTERN_LENGTH} are allowed"
         )
     try:
         tree = parse_pattern(pattern)

@@ -224,7 +224,7 @@ class NoisyChooser:
         """Repeat each request's settings and step noise for its slots."""
         keys = slot_noise_keys(samplings, steps, slots).numpy()
         return cls(
-            cut=LogitTruncation.from_requests(samplings, slots, device),
+            truncation=LogitTruncation.from_requests(samplings, slots, device),
             keys=to_device(keys, device),
         )
 

@@ -182,7 +182,7 @@ def find_edge(
     row, guess, ratio, vocab, heat, top, total, top_p, top_k, min_p,
     BLOCK: tl.constexpr, GUESS: tl.constexpr,
 ):  # fmt: skip
-    """Return the smallest x / heat that passes the filters, as in `decoding/truncation.py`; ties pass.
+    """Return the smallest x / heat that passes the filters; ties pass (`decoding/truncation.py`).
 
     A binary search over float32 takes at most 32 steps. Where the mass above a number equals
     `top_p` within rounding, the reference may decide differently.

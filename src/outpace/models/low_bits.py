@@ -151,7 +151,8 @@ def build_quantizer(
                 "quantize",
                 quantize,
                 f"quantize={quantize!r} requires multiples of "
-                f"{' and of '.join(map(str, SHAPE_MULTIPLES[quantize]))}, but {name} has {out} outputs of "
+                f"{' and of '.join(map(str, SHAPE_MULTIPLES[quantize]))}, but "
+                f"{name} has {out} outputs of "
                 f"{width} inputs; use quantize='int8'",
             )
     from torchao.quantization import quantize_

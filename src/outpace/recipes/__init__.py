@@ -19,7 +19,8 @@ def find_recipe(name: str | Path) -> Path:
     if str(name) in recipe_names():
         return RECIPES_FOLDER / f"{name}.toml"
     raise ValueError(
-        f"no recipe at {str(name)!r}; give the path of a TOML file, or one of {', '.join(recipe_names())}"
+        f"no recipe at {str(name)!r}; give the path of a TOML file, or one of "
+        f"{', '.join(recipe_names())}"
     )
 
 

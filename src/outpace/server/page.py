@@ -18,7 +18,8 @@ class PlaygroundPage:
         self.headers = {
             "Content-Security-Policy": (
                 f"default-src 'none'; connect-src 'self'; img-src data:; "
-                f"script-src {self.hash_sources('script')}; style-src {self.hash_sources('style')}; "
+                f"script-src {self.hash_sources('script')}; style-src "
+                f"{self.hash_sources('style')}; "
                 "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
             ),
             "X-Content-Type-Options": "nosniff",

@@ -115,7 +115,8 @@ class Validator:
             )
         if examples.epoch_size is not None and examples.epoch_size < count:
             raise ValueError(
-                f"examples must be at most {examples.epoch_size}, the size of the held-out data, got "
+                f"examples must be at most {examples.epoch_size}, the size of the "
+                "held-out data, got "
                 f"{count}"
             )
         self.settings, self.decoder, self.accelerator = settings, decoder, accelerator

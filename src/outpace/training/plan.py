@@ -131,7 +131,8 @@ class Plan:
         yield "model", self.model
         yield (
             "parameters",
-            f"{format_millions(self.trained)} trained of {format_millions(self.parameters)}{frozen}",
+            f"{format_millions(self.trained)} trained of "
+            f"{format_millions(self.parameters)}{frozen}",
         )
         size = "endless" if self.lines is None else f"{self.lines:,} examples per epoch"
         yield "data", f"{size}; {self.example:,.0f} tokens per example, mean of the sampled ones"
@@ -152,7 +153,8 @@ class Plan:
         yield (
             "passes",
             (
-                f"activations {format_gib(self.peak[ACTIVATIONS])}, logits {format_gib(self.peak[LOGITS])}, "
+                f"activations {format_gib(self.peak[ACTIVATIONS])}, logits "
+                f"{format_gib(self.peak[LOGITS])}, "
                 f"communication {format_gib(self.peak[COMMUNICATION])}"
             ),
         )
@@ -320,7 +322,8 @@ class Planner:
             yield (
                 f"on {number}",
                 (
-                    f"{format_gib(plan.device_bytes)} per device: {plan.card_description}, accumulation {accumulation}; "
+                    f"{format_gib(plan.device_bytes)} per device: "
+                    f"{plan.card_description}, accumulation {accumulation}; "
                     f"about {format_duration(plan.total_seconds)}"
                 ),
             )

@@ -95,7 +95,8 @@ class TrainingReport:
             truncate_log(out / HELD_OUT_FILE, begun.step)
             self.print_line(
                 f"{parameters / 1e6:,.2f}M parameters, {steps} steps of "
-                f"{describe_batch(settings['train'])}, {facts['device']}; settings in {out / RUN_FILE}"
+                f"{describe_batch(settings['train'])}, {facts['device']}; settings "
+                f"in {out / RUN_FILE}"
             )
             if begun.step:
                 self.print_line(f"resuming after step {begun.step}")

@@ -1,0 +1,1 @@
+"""The small trained models inside the package."""

@@ -178,7 +178,8 @@ class HeaderReader:
         """Read a string of at most `longest` bytes."""
         if (size := self.read_integer(LENGTH_FORMAT.size)) > longest:
             raise ValueError(
-                f"the string after byte {self.position} has {size} bytes; at most {longest} are read"
+                f"the string after byte {self.position} has {size} bytes; at most "
+                f"{longest} are read"
             )
         begin = self.take_bytes(size)
         return self.content[begin : self.position].decode()

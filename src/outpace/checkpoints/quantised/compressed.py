@@ -159,7 +159,8 @@ class GroupScheme:
         stored_shape = source.read_stored(f"{name}_shape", ((2,),), ("I64", "I32")).tolist()
         if stored_shape != list(shape):
             raise ValueError(
-                f"{source.tensor_path(f'{name}_shape')}: tensor {f'{name}_shape'!r} is {stored_shape}, "
+                f"{source.tensor_path(f'{name}_shape')}: tensor {f'{name}_shape'!r} "
+                f"is {stored_shape}, "
                 f"but config.json requires {list(shape)}"
             )
         packed = source.read_stored(f"{name}_packed", ((shape[0], width),), ("I32",))

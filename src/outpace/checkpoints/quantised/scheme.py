@@ -93,7 +93,8 @@ def read_scales(source: TensorSource, name: str, *shapes: tuple[int, ...]) -> Te
     low, high = (float(value) for value in torch.aminmax(found)) if found.numel() else (0.0, 0.0)
     if not (low >= 0 and 0 < high < float("inf")):
         raise ValueError(
-            f"{source.tensor_path(name)}: scales {name!r} must be finite, not negative and not all zero, "
+            f"{source.tensor_path(name)}: scales {name!r} must be finite, not "
+            "negative and not all zero, "
             f"got {low:g} to {high:g}"
         )
     return found

@@ -87,7 +87,8 @@ class GeneratedTask(Task):
             )
         if limit > MAX_GENERATED_PROBLEMS:
             raise ValueError(
-                f"limit must be at most {MAX_GENERATED_PROBLEMS} for generated problems, got {limit}"
+                f"limit must be at most {MAX_GENERATED_PROBLEMS} for generated "
+                f"problems, got {limit}"
             )
         problems = self.problems(limit)
         return [
