@@ -25,7 +25,7 @@ class Sure(Method):
             raise OptionError("holes", self.holes, f"holes must be at least 1, not {self.holes}")
 
     def decode(self, request: Request) -> Decoding:
-        """Show the text and the holes behind it, fill some, commit what has no hole before it."""
+        """Run the text and holes after it, fill some, and commit what has no hole before it."""
         canvas, step, alive = Canvas.from_request(request), 0, True
         while alive:
             end = min(canvas.prefix_length + self.holes, request.limit)

@@ -22,7 +22,7 @@ class PromptLookup(Method):
                 raise OptionError(name, value, f"{name} must be at least 1, not {value}")
 
     def decode(self, request: Request) -> Decoding:
-        """Feed the last token and a draft; keep what the model says as well, and one token more."""
+        """Run the last token and a draft; accept what the model predicts too, and one more token."""
         read, drafted = request.sample(), []
         out = yield Forward(ids=request.ids, start=0, read=read)
         while request.commit(out.tokens[: agreement(drafted, out.tokens) + 1], out.logprobs):
@@ -36,7 +36,7 @@ class PromptLookup(Method):
             )
 
     def draft(self, ids: list[int], room: int) -> list[int]:
-        """What stood behind the most recent earlier copy of the last tokens."""
+        """Return what followed the most recent earlier copy of the last tokens."""
         tail = ids[-self.match :]
         for end in range(len(ids) - 1, self.match - 1, -1):
             if ids[end - self.match : end] == tail:

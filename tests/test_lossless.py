@@ -150,7 +150,7 @@ class NoResidual(Rejection):
     """Where a draft is rejected, takes a token of the target's law instead of what is left."""
 
     @classmethod
-    def group(cls, reads: Any, slots: Any, device: torch.device) -> GroupReader:
+    def make_reader(cls, reads: Any, slots: Any, device: torch.device) -> GroupReader:
         """As Rejection, with a correction that may be the draft again."""
         verify = Rejection.make_reader(reads, slots, device)
         plain = row_chooser([r.sampling for r in reads], [3] * len(reads), slots, device)

@@ -61,16 +61,16 @@ def locking(descriptor, mode, size):
 
 sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
 from outpace import LLM
-from outpace.api.answers import answer_file, appended
-from outpace.provenance import provenance
+from outpace.api.answers import answer_file, open_for_append
+from outpace.provenance import provenance_record
 
 source, target = sys.argv[1:3]
 with open(source, "w") as file:
     file.write('{"prompt": "Count from 12 by 4 up to 99."}\\n')
 found = [answer_file(LLM("tiny-ar"), source, target, max_tokens=8)]
-found += [provenance()["load"], len(open(target).readlines())]
+found += [provenance_record()["load"], len(open(target).readlines())]
 try:
-    with appended(pathlib.Path(target)):
+    with open_for_append(pathlib.Path(target)):
         pass
 except ValueError as error:
     found.append(str(error))

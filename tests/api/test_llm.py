@@ -332,7 +332,7 @@ def test_bad_prompt_among_many_is_refused_before_any_work(llm: LLM) -> None:
         ({"max_tokens": 0}, "max_tokens must be at least 1"),
         ({"max_tokens": 1000}, "need 1002 slots, but .* has 160: shorten"),
         ({"temperature": -1.0}, "temperature must be"),
-        ({"top_p": 0.0}, "top_p must lie"),
+        ({"top_p": 0.0}, "top_p must be"),
         ({"top_k": 0}, "top_k must be"),
         ({"stop": ""}, "stop must not contain an empty string"),
     ],
@@ -371,7 +371,8 @@ def test_default_method_follows_the_model(names: Checkpoints) -> None:
 def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
     """The same weights decode token by token without one."""
     with pytest.raises(
-        ValueError, match="WeDLM decodes causal models that fill masks, .* no mask token: name one"
+        ValueError,
+        match="WeDLM decodes causal models that fill masks, .* no mask token: set mask_id",
     ):
         LLM(names["bare-masked"], cache_gib=0.001)
     llm = LLM(names["bare-masked"], Autoregressive(), cache_gib=0.001)

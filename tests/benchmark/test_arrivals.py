@@ -20,7 +20,7 @@ def sent(arrivals, count, seconds=0.0):
         await asyncio.sleep(seconds)
         now -= 1
 
-    asyncio.run(arrivals.send([{"n": n} for n in range(count)], ask))
+    asyncio.run(arrivals.send_all([{"n": n} for n in range(count)], ask))
     return moments, most
 
 

@@ -96,7 +96,7 @@ def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
         ValueError, match="6 questions in 2 rounds do not fill a batch of 4; use at least 8"
     ):
         next(alternate_turns([side(llm), wide], 2))
-    with pytest.raises(ValueError, match="rounds must be at least 1, not 0"):
+    with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
         next(alternate_turns([side(llm)], 0))
     assert wide.turns == []
 

@@ -787,7 +787,7 @@ def test_without_loops_a_file_is_dequantized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And the log has one line about it."""
-    monkeypatch.setattr("outpace.models.packed.level", lambda: 0)
+    monkeypatch.setattr("outpace.models.packed.loop_level", lambda: 0)
     has_packed_products.cache_clear()
     try:
         path = Written(tmp_path, "qwen2", TYPES.Q4_0).write()

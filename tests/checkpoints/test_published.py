@@ -174,7 +174,7 @@ def test_quantized_checkpoint_has_the_same_configuration(name: str, method: str)
         ("Llama-3.2-1B", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1.0"),
         ("Llama-3.2-1B", {"sliding_window": 4096}, "sliding_window is 4096"),
         ("Llama-3.2-1B", {"rope_parameters": {"rope_type": "default"}}, "have different values"),
-        ("Llama-3.2-1B", {"head_dim": 63}, "head size of 63 is odd"),
+        ("Llama-3.2-1B", {"head_dim": 63}, "head size must be even, got 63"),
         ("Llama-3.2-1B", {"head_dim": None, "hidden_size": 2050}, "attention heads, got 2050"),
         ("Llama-3.2-1B", {"rope_theta": 1.0}, "rope_theta must be above 1.*got 1.0"),
         ("LLaDA-8B-Instruct", {"layer_norm_type": None}, "'layer_norm_type' is missing"),

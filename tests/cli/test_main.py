@@ -393,9 +393,9 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", "x", "--template", "x=1"), "has no variable 'x'"),
         (("generate", "tiny-aux", "x", "--system", "s"), "ignores system prompts"),
         (("generate", "tiny-aux", "x", "--system", "s", "--raw"), "cannot be combined with --raw"),
-        (("generate", "tiny-aux", "x", "--mask-id", "-1"), "mask_id is -1"),
+        (("generate", "tiny-aux", "x", "--mask-id", "-1"), "mask_id must be"),
         (("generate", "tiny-aux", "x", "--mask-id", "99999"), "mask_id 99999 is outside"),
-        (("generate", "tiny-aux", "x", "--max-length", "0"), "max_length is 0"),
+        (("generate", "tiny-aux", "x", "--max-length", "0"), "max_length must be"),
         (("generate", "tiny-aux", "x", "--cache-gib", "0"), "cache_gib must be a positive number"),
         (("generate", "tiny-aux", "x", "--cache-gib", "nan"), "cache_gib must be"),
         (

@@ -63,7 +63,7 @@ def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
         (("apd:table9",), "unknown figure 'apd:table9'; known are apd:table1"),
         (("apd", "--scale", "huge"), "unknown scale 'huge'; known are mini, full"),
         (("apd:figure2", "--limit", "0"), "limit must be at least 1"),
-        (("apd:figure2", "--scale", "full"), "name one with --data"),
+        (("apd:figure2", "--scale", "full"), "set it to"),
     ],
 )
 def test_figures_that_cannot_be_drawn_are_one_line(outpace, words, says, tmp_path):

@@ -48,7 +48,7 @@ def test_rows_before_the_root_are_causal() -> None:
         ({"pattern": Tree(7, (1, 1))}, "the row of slot 7 must point at earlier"),
         ({"pattern": Tree(7, (0, -1))}, "the row of slot 8 must point at earlier"),
         ({"ids": [1], "start": 70, "pattern": Tree(0, (1 << 63,))}, "the row of slot 70"),
-        ({"reach": 9}, "visible_end must be None for a tree, got 9"),
+        ({"visible_end": 9}, "visible_end must be None for a tree, got 9"),
         ({"features": torch.zeros(4, 3)}, r"features are \(4, 3\) for 4 rows, .* needs none"),
         ({"predict": [8], "branches": [[], []]}, "2 branches for 1 wanted slots"),
     ],

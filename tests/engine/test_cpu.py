@@ -54,7 +54,7 @@ def untiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         matmul, "has_layout", lambda name, dtype: name == "blocks" and has_layout(name, dtype)
     )
-    monkeypatch.setattr("outpace.engine.cpu.has", matmul.has_layout)
+    monkeypatch.setattr("outpace.engine.cpu.has_layout", matmul.has_layout)
 
 
 def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Transformer:

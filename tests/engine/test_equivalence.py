@@ -148,13 +148,13 @@ def test_split_prompt_gives_the_same_tokens(method) -> None:
 
 def spy(runner, passes: list[int]) -> None:
     """Record the rows of each pass of a runner."""
-    launch = runner.launch
+    launch = runner.launch_pass
 
     def counted(forwards):
         passes.append(sum(len(forward.ids) for forward in forwards))
         return launch(forwards)
 
-    runner.launch = counted
+    runner.launch_pass = counted
 
 
 def test_bidirectional_forwards_are_never_split() -> None:

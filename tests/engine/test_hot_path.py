@@ -44,7 +44,7 @@ sys.setprofile(count)
 while len(request.tokens) < before + {TOKENS}:
     llm.driver.step()
 sys.setprofile(None)
-assert len(request.tokens) == before + {TOKENS} and not answer.job.done
+assert len(request.tokens) == before + {TOKENS} and not answer.job.has_ended
 print(len(calls) / {TOKENS}, len(set(calls)))
 """
 

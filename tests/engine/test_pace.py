@@ -127,7 +127,7 @@ def test_methods_in_one_engine_come_and_go(seed: int) -> None:
         del coming[:count]
         if jobs and rng.random() < 0.03:
             engine.cancel(rng.choice(jobs))
-    assert all(job.done and job.error is None for job in jobs)
+    assert all(job.has_ended and job.error is None for job in jobs)
     answered = [
         (tokens(job), request)
         for job, request in zip(jobs, requests, strict=True)

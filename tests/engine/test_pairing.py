@@ -180,12 +180,12 @@ def test_a_pairing_is_made_once_and_then_looked_up(
     calls: list[str] = []
     for name in ("load_config", "load_model", "load_draft", "load_tokenizer", "check_models"):
         counted(monkeypatch, module, name, calls)
-    for owner, name in ((TextCodec, "agrees"), (Pairing, "of")):
+    for owner, name in ((TextCodec, "check_same_tokens"), (Pairing, "from_runners")):
         counted(monkeypatch, owner, name, calls)
     llm = LLM(folders[target], cache_gib=0.01)
     llm.generate([1, 2], method=method(folders), max_tokens=4)
-    assert calls.count("agrees") == isinstance(method(folders), Speculative | APD)
-    assert {"load_model", "check_models", "of"} <= set(calls)
+    assert calls.count("check_same_tokens") == isinstance(method(folders), Speculative | APD)
+    assert {"load_model", "check_models", "from_runners"} <= set(calls)
     calls.clear()
     runners = list(llm.engine.runners)
     for tokens in (1, 2):

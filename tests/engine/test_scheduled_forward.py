@@ -104,7 +104,7 @@ def test_scheduled_forward_is_a_copy() -> None:
         {"positions": ["a"]},
         {"pattern": "diagonal"},
         {"pattern": (1.0,)},
-        {"pattern": FULL, "reach": 2.5},
+        {"pattern": FULL, "visible_end": 2.5},
         {"read": 5},
     ],
     ids=str,

@@ -101,7 +101,7 @@ def test_likelihoods_equal_the_harness(harness: Any) -> None:
         dtype="float32",
         batch_size=2,
     )
-    ours = harness.Harness(LLM("tiny-ar"), batch_size=2)
+    ours = harness.OutpaceHarness(LLM("tiny-ar"), batch_size=2)
     pairs = [(story, f" {number} left.\n#### {number}") for number, story in enumerate(STORIES)]
     pairs += [("", "Tom has 5 bags."), ("ends in a space ", "x"), (STORIES[0] * 40, " 7")]
     for (log, greedy), (expected, as_greedy) in zip(
@@ -122,7 +122,7 @@ def test_likelihoods_equal_the_harness(harness: Any) -> None:
 def test_answers_equal_the_method(harness: Any) -> None:
     """With the task's stop strings, length and temperature."""
     llm = LLM("tiny-ar")
-    ours = harness.Harness(llm, batch_size=3, max_tokens=24)
+    ours = harness.OutpaceHarness(llm, batch_size=3, max_tokens=24)
     given: list[dict[str, Any]] = [
         {"until": ["\n"]},
         {"until": [], "max_gen_toks": 5},
@@ -145,7 +145,7 @@ def test_answers_equal_the_method(harness: Any) -> None:
 
 def test_long_contexts_are_truncated(harness: Any) -> None:
     """A length that leaves no room is an error."""
-    ours = harness.Harness(LLM("tiny-ar"))
+    ours = harness.OutpaceHarness(LLM("tiny-ar"))
     (text,) = ours.generate_until(
         instances("generate_until", (" ".join(STORIES) * 9, {"max_gen_toks": 4}))
     )
@@ -159,30 +159,33 @@ def test_interrupted_run_resumes(harness: Any, tmp_path: Path) -> None:
     path = tmp_path / "samples.jsonl"
     asked = instances("generate_until", *((story, {"max_gen_toks": 8}) for story in STORIES * 2))
     scored = instances("loglikelihood", *((story, " 7") for story in STORIES))
-    first = harness.Harness(LLM("tiny-ar"), samples=path)
+    first = harness.OutpaceHarness(LLM("tiny-ar"), samples=path)
     texts, found = first.generate_until(asked), first.loglikelihood(scored, disable_tqdm=True)
     lines = path.read_text().splitlines(True)
     assert len(lines) == 1 + 4 + 4
     path.write_text("".join(lines[:3]))
     for left in (6, 0):
-        again = harness.Harness(LLM("tiny-ar"), samples=path)
+        again = harness.OutpaceHarness(LLM("tiny-ar"), samples=path)
         before = len(path.read_text().splitlines())
         assert again.generate_until(asked) == texts
         assert again.loglikelihood(scored, disable_tqdm=True) == found
         assert len(path.read_text().splitlines()) - before == left
     with pytest.raises(ValueError, match="another run: seed is 0, expected 1"):
-        harness.Harness(LLM("tiny-ar"), samples=path, seed=1).generate_until(asked)
+        harness.OutpaceHarness(LLM("tiny-ar"), samples=path, seed=1).generate_until(asked)
 
 
 def test_arguments_are_assigned(harness: Any) -> None:
     """To model, method, its options and the adapter; the harness's default device is ignored."""
-    made = harness.Harness.create_from_arg_string(
+    made = harness.OutpaceHarness.create_from_arg_string(
         "model=tiny-dream,method=d2f,block=16,seed=3,draws=5",
         {"batch_size": 4, "device": "cuda:7", "max_batch_size": None},
     )
     assert made.llm.method == D2F(block=16)
     assert (made.batch, made.seed, made.draws) == (4, 3, 5)
-    assert harness.Harness.create_from_arg_string("model=tiny-ar").llm.method == Autoregressive()
+    assert (
+        harness.OutpaceHarness.create_from_arg_string("model=tiny-ar").llm.method
+        == Autoregressive()
+    )
     for words, expected_message in (
         ("method=d2f", "model is missing"),
         ("model=tiny-ar,block=16", "block: needs a method"),
@@ -191,14 +194,14 @@ def test_arguments_are_assigned(harness: Any) -> None:
         ("model=tiny-ar,batch_size=auto", "batch_size must be an integer, got 'auto'"),
     ):
         with pytest.raises(ValueError, match=expected_message):
-            harness.Harness.create_from_arg_string(words)
+            harness.OutpaceHarness.create_from_arg_string(words)
 
 
 def test_model_is_registered(harness: Any) -> None:
     """After the import of this module."""
     from lm_eval.api.registry import get_model
 
-    assert get_model("outpace") is harness.Harness
+    assert get_model("outpace") is harness.OutpaceHarness
 
 
 @pytest.mark.slow

@@ -120,11 +120,11 @@ def test_root_is_not_required() -> None:
     """Unprivileged processes are sandboxed in the same way."""
     script = """
 from pathlib import Path
-from outpace.evaluation.sandbox import run
+from outpace.evaluation.sandbox import run_sandboxed
 assert "CapEff:\\t0000000000000000" in Path("/proc/self/status").read_text()
-assert run("assert 1").passed
+assert run_sandboxed("assert 1").passed
 for program in ("import socket\\nsocket.socket()", "import os\\nos.fork()", "open('x', 'w')"):
-    assert "not permitted" in run(program).reason
+    assert "not permitted" in run_sandboxed(program).reason
 """
     done = subprocess.run(
         [sys.executable, "-c", script], preexec_fn=without_rights, capture_output=True, text=True
@@ -140,7 +140,10 @@ def without_rights() -> None:
 
 def test_program_dies_with_its_parent() -> None:
     """At any moment."""
-    script = "from outpace.evaluation.sandbox import run\nrun('import time\\ntime.sleep(99)')"
+    script = (
+        "from outpace.evaluation.sandbox import run_sandboxed\n"
+        "run_sandboxed('import time\\ntime.sleep(99)')"
+    )
     for delay in (0, 0.01, 0.03, 0.1, 0.5):
         parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
         while not (found := jails(parent.pid)):

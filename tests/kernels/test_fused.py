@@ -220,7 +220,7 @@ def test_a_mixture_equals_the_reference(
         ({"scores": NAMES}, 1),
         ({"sampling": Sampling(temperature=0.5)}, 1),
         ({"scores": ("confidence",), "sampling": Sampling(temperature=0.5, top_p=0.9)}, 1),
-        ({"scores": NAMES, "drawn": True, "sampling": Sampling(temperature=0.5)}, 1),
+        ({"scores": NAMES, "score_as_drawn": True, "sampling": Sampling(temperature=0.5)}, 1),
         ({}, 0),
     ],
 )

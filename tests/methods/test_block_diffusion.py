@@ -17,7 +17,7 @@ EOS = 0
 
 def sequence(max_tokens: int = 6, **fields: Any) -> Request:
     """Return a request with a prompt of six tokens, for a model with blocks of four."""
-    given = {"shift": 0, "block": 4, "blocked": True, **fields}
+    given = {"shift": 0, "block": 4, "is_block_causal": True, **fields}
     prompt = given.pop("prompt", [1, 2, 3, 1, 2, 3])
     return request_of(
         prompt=prompt, max_tokens=max_tokens, mask_id=MASK, eos=frozenset([EOS]), **given
@@ -124,7 +124,7 @@ def test_an_answer_ends_with_its_last_token_or_with_the_block() -> None:
 def test_fixed_tokens_are_not_holes() -> None:
     """A block of fixed tokens only runs with the next one."""
     given = {6: 7, 7: 7, 9: 8}
-    seq = sequence(6, given=given)
+    seq = sequence(6, fixed_tokens=given)
     forwards = script(BlockDiffusion(), seq, [says("456", "+++")])
     assert [shape(forward) for forward in forwards] == [(0, "12312377_8__", (4, 4, 4), [8, 10, 11])]
     assert (seq.tokens, seq.finish_reason) == ([7, 7, 4, 8, 5, 6], "length")
@@ -142,7 +142,7 @@ def test_unused_scores_are_not_computed() -> None:
         ({"order": "entropy"}, ("confidence", "entropy")),
     ]:
         read = next(BlockDiffusion(**options).decode(sequence())).read
-        assert read.scores == scores and read.drawn
+        assert read.scores == scores and read.score_as_drawn
 
 
 @pytest.mark.parametrize(

@@ -167,7 +167,7 @@ def test_order_ranks_below_the_threshold() -> None:
         assert first_choice(method, says("4567", "-*--", **ranks)) == [slot]
         assert first_choice(method, says("4567", "+---", **ranks)) == [3]
         read = next(method.decode(sequence())).read
-        assert set(read.scores) == {"confidence", order} and read.drawn
+        assert set(read.scores) == {"confidence", order} and read.score_as_drawn
 
 
 @pytest.mark.parametrize(("add", "activate"), [(0.3, 0.3), (0.30001, 0.30001), (0.3, 0.4)])
@@ -227,7 +227,7 @@ def test_length_one_uses_no_mask() -> None:
     [
         (D2F(), {}),
         (D2F(least=1), {"shift": 0}),
-        (D2F(least=1), {"blocked": True}),
+        (D2F(least=1), {"is_block_causal": True}),
         (D2F(least=1, canvas=True), {}),
     ],
 )

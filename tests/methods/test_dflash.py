@@ -157,7 +157,7 @@ def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> N
 
 def test_fused_draft_runs_the_text_too() -> None:
     """Causal rows of new text with features; masks have none."""
-    seq = sequence(adding=True)
+    seq = sequence(adds_features=True)
     forwards = drafted(seq)
     drafts = forwards[1::2]
     assert [(f.start, list(f.ids), f.pattern) for f in drafts] == [
@@ -179,7 +179,7 @@ def test_fused_draft_runs_the_text_too() -> None:
 @pytest.mark.parametrize("adding", [False, True])
 def test_a_prompt_of_one_token(*, adding: bool) -> None:
     """Its features are the only ones."""
-    seq = sequence(prompt=[5], max_tokens=5, adding=adding)
+    seq = sequence(prompt=[5], max_tokens=5, adds_features=adding)
     answers = [seen([8], 1), [9, 10, 11], seen([9, 10, 11, 12], 4)]
     _, draft, _ = script(DFlash(draft="", tokens=3), seq, answers)
     assert (draft.first_slot, draft.end) == (0, 5)

@@ -125,14 +125,14 @@ def test_steps_that_fill_nothing_take_no_forward() -> None:
 
 def test_defaults_come_from_the_model() -> None:
     """Order, block, schedule and basis of the confidence."""
-    native = {"order": "margin", "block": 2, "eps": 0.05, "drawn": True}
+    native = {"order": "margin", "block": 2, "eps": 0.05, "score_as_drawn": True}
     answers = [
         Prediction(tokens=[4] * n, scores={"margin": np.ones(n, np.float32)}) for n in (2, 2)
     ]
     forwards = script(Diffusion(steps=6), sequence(4, **native), answers)
     assert [list(forward.predict) for forward in forwards] == [[3, 4], [5, 6]]
     assert [forward.read.step for forward in forwards] == [2, 5]
-    assert {(f.read.scores, f.read.drawn) for f in forwards} == {(("margin",), True)}
+    assert {(f.read.scores, f.read.score_as_drawn) for f in forwards} == {(("margin",), True)}
 
 
 def test_checkpoints_set_the_authors_defaults() -> None:

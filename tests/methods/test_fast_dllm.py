@@ -176,8 +176,8 @@ def test_blocks_are_those_of_the_model_or_of_32_tokens() -> None:
 def test_confidence_basis_depends_on_the_family() -> None:
     """Raw logits, or the sampling distribution."""
     for drawn in (False, True):
-        forward = next(FastDLLM().decode(sequence(drawn=drawn)))
-        assert forward.read.drawn is drawn
+        forward = next(FastDLLM().decode(sequence(score_as_drawn=drawn)))
+        assert forward.read.score_as_drawn is drawn
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_the_longest_sums_do_not_overflow(each: str) -> None:
     ):
         layer.store_codes(longer, torch.ones(16))
     with pytest.raises(
-        ValueError, match=f"weight: sums of 8 bits hold {tiles.MAX_INT8_INPUTS} inputs"
+        ValueError, match=f"weight: int8 must have at most {tiles.MAX_INT8_INPUTS} inputs"
     ):
         tiles.to_tiles(longer)
 

@@ -59,7 +59,7 @@ def gpu(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     filled, here = load.build_model, fill.fill_model
     monkeypatch.setattr(
         load,
-        "filled",
+        "build_model",
         lambda make, config, folder, dtype, device, *rest, **options: filled(
             make, config, folder, BF16, GPU, *rest, **options
         ),

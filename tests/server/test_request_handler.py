@@ -150,9 +150,9 @@ def test_failing_method_fails_only_its_request(
 @pytest.mark.parametrize(
     "engine",
     [
-        {"heartbeat": -1000.0, "error": None, "alive": True},
-        {"heartbeat": 0.0, "error": None, "alive": False},
-        {"heartbeat": 0.0, "error": MemoryError("/secret/place"), "alive": False},
+        {"heartbeat": -1000.0, "error": None, "is_alive": True},
+        {"heartbeat": 0.0, "error": None, "is_alive": False},
+        {"heartbeat": 0.0, "error": MemoryError("/secret/place"), "is_alive": False},
     ],
 )
 def test_health_of_hanging_or_dead_engine(
@@ -162,7 +162,7 @@ def test_health_of_hanging_or_dead_engine(
     if engine["heartbeat"]:
         engine["heartbeat"] += time.monotonic()
     monkeypatch.setattr(
-        service, "client", SimpleNamespace(measure=service.client.update_stats, **engine)
+        service, "client", SimpleNamespace(update_stats=service.client.update_stats, **engine)
     )
     for response in (
         client.get("/health"),

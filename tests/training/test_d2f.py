@@ -137,7 +137,7 @@ def both(student, teacher, rows: Rows) -> tuple[Tensor, Tensor]:
     """Logits of all rows, of the block-causal student and of the bidirectional teacher."""
     seen = dense_mask(rows.ranges, len(rows))
     ours, theirs = (
-        model.head(model(rows.ids, rows.positions, masked(mask)))
+        model.compute_logits(model(rows.ids, rows.positions, masked(mask)))
         for model, mask in ((student, seen), (teacher, torch.ones_like(seen)))
     )
     return ours, theirs

@@ -93,7 +93,7 @@ class EngineThread(EngineClient):
 
     def close(self) -> None:
         """End the loop; pending requests end with an error."""
-        self.closed = True
+        self.is_closed = True
         self.command_queue.put(None)
 
     def receive_commands(self, seconds: float | None) -> list[EngineCommand]:

@@ -156,7 +156,7 @@ class GrammarConstraint:
             assert read.joint is not None
             prefix = list(read.joint.text[own.begin : slots[0]])
             for row, slot in zip(rows, slots, strict=True):
-                if len(prefix) == slot - own.begin and own.ban(logits[row], prefix):
+                if len(prefix) == slot - own.begin and own.ban_tokens(logits[row], prefix):
                     choose = row_chooser([read.sampling], [read.step], [[slot]], logits.device)
                     tokens[row] = choose(logits[row : row + 1], slice(0, 1))[0]
                 prefix.append(int(tokens[row]))

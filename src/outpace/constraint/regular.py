@@ -152,7 +152,9 @@ class RegularConstraint:
         """
         chosen = tokens.tolist()
         complete_segments(
-            [each for fit in asked for each in fit.constraint.broken(fit, chosen)], logits, tokens
+            [each for fit in asked for each in fit.constraint.broken_segments(fit, chosen)],
+            logits,
+            tokens,
         )
 
     def broken_segments(self, fit: JointRows, tokens: Sequence[int]) -> Iterator[HoleSegment]:

@@ -10,6 +10,7 @@ from typing import Literal
 from outpace.decoding.dial import Pace
 from outpace.decoding.joint import Constraint, Joint
 from outpace.decoding.processor import Processor
+from outpace.decoding.renamed import accept_old_attributes
 from outpace.decoding.sampling import Sample, Score
 from outpace.decoding.sampling_params import Sampling
 from outpace.decoding.target import Target
@@ -240,3 +241,19 @@ class Request:
             score_as_drawn=score_as_drawn,
             joint=self.joint_text if joint else None,
         )
+
+
+accept_old_attributes(
+    Request,
+    {
+        "given": "fixed_tokens",
+        "cloze": "is_infill",
+        "dial": "choose_length",
+        "settled": "skips_drafting",
+        "account": "report_cycle",
+        "forced": "forced_tokens",
+        "ahead": "lookahead_ids",
+        "append": "append_token",
+        "resting": "is_paused",
+    },
+)

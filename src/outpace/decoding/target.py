@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
+from outpace.decoding.renamed import accept_old_attributes
+
 Rank = Literal["confidence", "margin", "entropy"]
 """Scores that holes are ranked by; for entropy, lower is better."""
 
@@ -90,3 +92,9 @@ class Target:
     null_prompt: bool = False
     padding: tuple[int, ...] = ()
     adds_features: bool = False
+
+
+accept_old_attributes(
+    Target,
+    {"blocked": "is_block_causal", "drawn": "score_as_drawn", "adding": "adds_features"},
+)

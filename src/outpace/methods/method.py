@@ -19,8 +19,19 @@ from outpace.decoding import (
     Target,
     Verify,
 )
+from outpace.decoding.renamed import accept_old_overrides
 from outpace.decoding.sampling_params import is_finite_real, is_whole_number
 from outpace.methods.bounds import check_at_least_one
+
+OLD_NAMES = {
+    "decodes": "target_kinds",
+    "usual": "default_sampling",
+    "check": "check_request",
+    "slots": "slots_needed",
+    "sequential": "is_sequential",
+    "dial": "length_range",
+}
+"""Current names of what methods override."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +48,10 @@ class Method(ABC):
     target_kinds: ClassVar[tuple[Kind, ...]] = CAUSAL_KINDS
     roles: ClassVar[Mapping[str, tuple[Kind, ...]]] = {}
     default_sampling: ClassVar[Mapping[str, float]] = {}
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        accept_old_overrides(cls, OLD_NAMES)
 
     def __post_init__(self) -> None:
         """Convert options to plain Python types; raise `OptionError` for other types."""

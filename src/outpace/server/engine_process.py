@@ -196,7 +196,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
 
     def close(self) -> None:
         """Kill the process, which has no state to save."""
-        self.closed = True
+        self.is_closed = True
         self.process.kill()
         self.process.wait()
         assert self.process.stdin is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from numpy.random import Generator
@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
+from outpace.decoding.renamed import accept_old_overrides
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
@@ -22,6 +23,15 @@ from outpace.training.rows import UNSCORED, Rows
 
 ENTRIES = 2**26
 """Maximum number of logits in memory at a time: 0.25 GiB in float32."""
+
+OLD_NAMES = {
+    "taught": "needs_teacher",
+    "forwards": "forward_count",
+    "once": "single_forward",
+    "even": "has_fixed_forwards",
+    "reading": "feature_spec",
+}
+"""Current names of what objectives override."""
 
 TargetFunction = Callable[[Tensor], Tensor]
 """Returns target distributions `f32[n, vocab]` of the rows at places `i64[n]`."""
@@ -59,6 +69,10 @@ class Objective:
 
     roles: ClassVar[tuple[str, ...]] = ()
     method: ClassVar[str | None] = None
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        accept_old_overrides(cls, OLD_NAMES)
 
     @property
     def needs_teacher(self) -> bool:
