@@ -87,10 +87,7 @@ def benchmark_serve(
     ] = None,
     requests: Annotated[
         int | None,
-        Option(
-            help=f"Requests per level; by default {REQUESTS_PER_STREAM} per stream, at "
-            f"least {MIN_REQUESTS}."
-        ),
+        Option(help=f"Requests per level; {REQUESTS_PER_STREAM} per stream by default."),
     ] = None,
     warmup: Annotated[int, Option(help="Warm-up requests before each level, not measured.")] = 8,
     workload_flags: WorkloadFlags = WORKLOAD_FLAGS,

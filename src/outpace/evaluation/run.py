@@ -45,8 +45,6 @@ def evaluate(
 ) -> EvaluationReport:
     """Answer all questions, `batch` at a time, then judge the answers.
 
-    One uncounted answer warms up a model in this process.
-
     Args:
         llm: The model.
         questions: The questions.
@@ -81,7 +79,7 @@ def evaluate(
         todo = [number for number in range(len(questions)) if number not in outputs]
         results = llm.serve(((questions[n].prompt, options) for n in todo), batch=batch)
         if todo and isinstance(llm, LLM):
-            llm.generate([questions[0].prompt], **options)
+            llm.generate([questions[0].prompt], **options)  # warms up, not counted
         began = time.perf_counter() - report.seconds
         report.outputs = list(outputs.values())
         for index, output in results:

@@ -48,7 +48,6 @@ class D2F(Method):
     stops appending, and blocks after it are dropped; `canvas` fills them as well, and uses whole
     blocks only, as in the authors' code. With `least` 1 a `Pace` may decode token by token, without
     a mask, if the text may depend on the load and the row of the last token predicts the next one.
-    Raises `ValueError` for invalid options.
     """
 
     target_kinds = (Kind.DIFFUSION, Kind.BLOCK)
@@ -92,13 +91,8 @@ class D2F(Method):
 
     def length_range(self, target: Target, *, auto: bool) -> Dial | None:
         """Return a choice between appended blocks and one token at a time."""
-        if (
-            not auto
-            or self.least is None
-            or target.shift != 1
-            or target.is_block_causal
-            or self.canvas
-        ):
+        can_pause = auto and self.least is not None and target.shift == 1
+        if not can_pause or target.is_block_causal or self.canvas:
             return None
         size = self.block or D2F_BLOCK_SIZE
         return Dial(
@@ -135,13 +129,9 @@ class D2F(Method):
         whole_blocks = self.canvas and not request.is_infill  # a template has a fixed end
         limit = request.limit - ((request.limit - edges[-1]) % size if whole_blocks else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
-        step, alive = 0, True
+        step, alive, can_pause = 0, True, request.pace and not request.is_infill
         while alive:
-            if (
-                request.pace
-                and not request.is_infill
-                and request.choose_length(MAX_PACED_TOKENS) == 1
-            ):
+            if can_pause and request.choose_length(MAX_PACED_TOKENS) == 1:
                 if not canvas.holes:
                     request.canvas = ()
                     alive = yield from self.decode_plain(request, edges)
@@ -193,10 +183,9 @@ class D2F(Method):
         indices, first, previous_share = [], 0, 1.0
         for begin, end in pairwise(edges):
             last = first + len(canvas.holes_within(begin, end))
-            scores, forced = confidence[first:last], previous_share >= self.activate
-            chosen = select_block_holes(
-                scores, ranks[first:last], self.confidence, is_active=forced
-            )
+            scores, ranked = confidence[first:last], ranks[first:last]
+            is_active = previous_share >= self.activate
+            chosen = select_block_holes(scores, ranked, self.confidence, is_active=is_active)
             indices.append(first + chosen)
             first, previous_share = last, filled_share(canvas, begin, end)
         return np.concatenate(indices)

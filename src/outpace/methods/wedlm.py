@@ -36,7 +36,6 @@ class WeDLM(Method):
     Fast Inference" (Liu et al., 2025). Rows are reordered, filled tokens first, so masks see later
     ones although attention is causal. A mask is filled where its entropy, plus `penalty` per slot
     after the first mask, is below `entropy`; at least one is (with `entropy=None`, exactly one).
-
     Without `eager` a token is emitted one forward later, with its final key. With `verify` the
     output is that of `Autoregressive`.
     """
