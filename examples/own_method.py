@@ -22,7 +22,7 @@ class PromptLookup(Method):
                 raise OptionError(name, value, f"{name} must be at least 1, not {value}")
 
     def decode(self, request: Request) -> Decoding:
-        """Run the last token and a draft; accept what the model predicts too, and one more token."""
+        """Run the last token and a draft; accept what the model predicts, and one more token."""
         read, drafted = request.sample(), []
         out = yield Forward(ids=request.ids, start=0, read=read)
         while request.commit(out.tokens[: agreement(drafted, out.tokens) + 1], out.logprobs):

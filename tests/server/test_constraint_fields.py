@@ -394,7 +394,7 @@ def test_disconnect_during_compilation(service: Service) -> None:
 
     asyncio.run(run())
     assert not service.pending and not service.client.requests
-    assert not service.client.loop.unread
+    assert not service.client.loop.compiling
 
 
 WORDS = [
