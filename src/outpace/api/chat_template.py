@@ -1,7 +1,7 @@
 """Chat template of a tokenizer: encodes a conversation so that no text turns into a control token.
 
 A *control token* is an added token that a user's text must not turn into. It is either special, or
-written by the template and not white space, such as the roles of DeepSeek and `<tool_call>` of
+written by the template and not whitespace, such as the roles of DeepSeek and `<tool_call>` of
 Qwen. In an assistant's message only special tokens are hidden. Decoders write all others as text,
 so `<think>` in a returned answer is the token that the model generated.
 
@@ -68,7 +68,7 @@ class ChatTemplate:
 
     @cached_property
     def string_constants(self) -> frozenset[str]:
-        """Strings in the template's expressions, which it may search for in a text."""
+        """Strings in the template's expressions, which it may search for in a string."""
         found = chain.from_iterable(tree.find_all(Const) for tree in self.syntax_trees)
         return frozenset(each.value for each in found if isinstance(each.value, str) and each.value)
 
@@ -151,13 +151,13 @@ class ChatTemplate:
         return self.codec.encode_selected(text, own, frozenset(self.control_tokens))
 
     def trim_span(self, text: str, span: TokenSpan) -> TokenSpan:
-        """Return the span of a control token without the white space that it absorbs."""
+        """Return the span of a control token without the whitespace that it absorbs."""
         token, begin, end = span
         found = text.find(self.control_tokens[token], begin, end)
         return span if found < 0 else (token, found, found + len(self.control_tokens[token]))
 
     def is_text(self, span: TokenSpan, authors: AuthorMap) -> bool:
-        """Return whether a control token is part of a text that must not contain it."""
+        """Return whether a control token is part of a string that must not contain it."""
         token, begin, end = span
         ends = [authors[place] for place in (begin, end - 1) if place in authors]
         return bool(ends) and (not all(ends) or token in self.special_tokens)
@@ -217,7 +217,7 @@ class ChatTemplate:
         )
 
     def candidate_markers(self, *known: str) -> Iterator[Markers]:
-        """Yield candidate ways to mark texts, the strictest first."""
+        """Yield candidate ways to mark strings, the strictest first."""
         free = unused_characters(*known, *self.string_constants)
         plain, parts, single, several = self.word_groups
         none: dict[bool, list[str]] = {True: [], False: []}
@@ -232,7 +232,7 @@ class ChatTemplate:
 
     @cached_property
     def boundary_constants(self) -> frozenset[str]:
-        """Strings that the template searches for at the beginning or end of a text."""
+        """Strings that the template searches for at the beginning or end of a string."""
         calls = chain.from_iterable(tree.find_all(Call) for tree in self.syntax_trees)
         return frozenset(
             word.value

@@ -18,11 +18,11 @@ TokenSpan = tuple[int, int, int]
 """A token id, and the start and end of its text in characters."""
 
 PRIVATE_CODE_POINTS = [*range(0xF0000, 0xFFFFE), *range(0x100000, 0x10FFFE)]
-"""Private-use code points, which templates never and texts hardly ever contain."""
+"""Private-use code points, which templates never contain and texts rarely do."""
 
 
 def unused_characters(*texts: Collection[str]) -> Iterator[str]:
-    """Yield private-use characters that occur in none of the texts."""
+    """Yield private-use characters that occur in none of the strings."""
     used = set[str]().union(*texts)
     return (character for character in map(chr, PRIVATE_CODE_POINTS) if character not in used)
 
@@ -52,7 +52,7 @@ class SharedTokenizer:
 
     Attributes:
         context_length: Maximum number of tokens of the model, or None. Text that cannot fit is
-            refused before it is tokenized.
+            rejected before it is tokenized.
     """
 
     def __init__(self, name: str, tokenizer: Tokenizer) -> None:
@@ -85,7 +85,7 @@ class SharedTokenizer:
 
         Args:
             text: Text in which the names of special tokens are plain text.
-            begin: Whether to add the tokens that the model's texts begin with, such as BOS.
+            begin: Whether to add the tokens that the model's sequences begin with, such as BOS.
         """
         self.check_length(text)
         with self.lock, convert_panics(self.name):

@@ -19,7 +19,7 @@ class Info:
         usual: Description of the default, if no value represents it.
         shows: Whether the help shows the default.
         flag: Name of its flag, if different.
-        typed: Type of its flag, if different: a file, or a list of texts.
+        typed: Type of its flag, if different: a file, or a list of strings.
         metavar: Placeholder of a value in the help.
         fields: Paths of its fields in a request; None for the option's name alone.
         bounds: Bounds that pydantic checks in requests and TOML; None if it has its own type there,

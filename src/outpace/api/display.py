@@ -1,4 +1,4 @@
-"""Answers as HTML for notebooks, coloured by forward pass."""
+"""Answers as HTML for notebooks, with a different colour for each forward pass."""
 
 from __future__ import annotations
 

@@ -260,7 +260,7 @@ class PendingRequest:
             self.cancel()
 
     async def wait_until_admitted(self) -> None:
-        """Wait until the engine admits the request; raises the reason if it is refused."""
+        """Wait until the engine admits the request; raises the reason if it is rejected."""
         while not self.is_admitted:
             self.raise_error()
             await self.wait_for_change()

@@ -63,7 +63,7 @@ class InfillLayout:
         prompt: Sequence[int] | None,
         ends: frozenset[int],
     ) -> InfillLayout:
-        """Lay out a template after a prompt, or after the default start of a text.
+        """Lay out a template after a prompt, or after the default start of a sequence.
 
         Args:
             cloze: Text and holes.
@@ -154,7 +154,7 @@ class InfillLayout:
 
 
 def parse_template(text: str) -> list[str | Hole]:
-    """Parse a text with holes `{{8}}`, `{{..8}}` or `{{8:regex}}`.
+    """Parse a string with holes `{{8}}`, `{{..8}}` or `{{8:regex}}`.
 
     Raises:
         OptionError: For other text in double braces, and for text without a hole.

@@ -123,7 +123,7 @@ class LLM:
         self.runners: dict[str, Runner] = {}
         self.pairings: dict[tuple[object, ...], Pairing] = {}
         self.name = model_title(model, adapter)
-        # Invalid combinations are refused before weights and vocabularies are read.
+        # Invalid combinations are rejected before weights and vocabularies are read.
         limits: dict[str, Any] = {"max_length": max_length, "mask_id": mask_id}
         self.config, folder = target_config(model, **limits), resolve_checkpoint(model)
         self.method = native_method(self.config) if method is None else resolve_method(method)
@@ -261,7 +261,7 @@ class LLM:
             batch: Maximum number of requests at a time; all of them by default.
 
         Raises:
-            ValueError: For invalid input; without `batch`, before any work.
+            ValueError: For invalid input; without `batch`, before any computation.
             DecodingError: If a method or a forward pass fails.
         """
         preparation.check_batch(batch)
@@ -297,7 +297,7 @@ class LLM:
             One output per prompt, in order; with `n`, a list of `n` outputs per prompt.
 
         Raises:
-            ValueError: For invalid input, before any work.
+            ValueError: For invalid input, before any computation.
             DecodingError: If a method or a forward pass fails.
         """
         variants = preparation.answer_variants(options, n)
@@ -311,11 +311,11 @@ class LLM:
     def fill(
         self, parts: InfillParts, *, prompt: Prompt | None = None, **options: Unpack[Options]
     ) -> Output:
-        """Fill the holes of a text, each token conditioned on the text before and after it.
+        """Fill the holes of a template, each token conditioned on the text before and after it.
 
         Args:
             parts: Text and `Hole`s.
-            prompt: Prompt that the text answers; None for a text without a prompt.
+            prompt: Prompt that the text answers; None if there is no prompt.
             **options: Options of the request, see `Options`.
 
         Returns:

@@ -13,11 +13,11 @@ Message = dict[str, Any]
 AuthorMap = dict[int, bool]
 """Whether the assistant wrote a character, by position in the prompt; not of the template's."""
 AuthorPatterns = Mapping[bool, re.Pattern[str]]
-"""Patterns to search for in a text, by whether the assistant wrote it."""
+"""Patterns to search for in a string, by whether the assistant wrote it."""
 AuthorWords = Mapping[bool, Sequence[str]]
-"""Words to search for in a text, by whether the assistant wrote it."""
+"""Words to search for in a string, by whether the assistant wrote it."""
 TextChange = Callable[[str, bool], str]
-"""Function from a text, and whether the assistant wrote it, to a new text."""
+"""Function from a string, and whether the assistant wrote it, to a new string."""
 
 
 def match_any(words: Sequence[str]) -> re.Pattern[str]:
@@ -117,7 +117,7 @@ class Markers:
         kept: Words to leave unchanged, since the template may search for them.
         fenced: Words whose borders are marked, since they are control tokens or parts of them.
         free: Characters that occur nowhere.
-        inner: Fenced words with a single border where a text begins or ends with them, since the
+        inner: Fenced words with a single border where a string begins or ends with them, since the
             template may search for that.
     """
 
@@ -154,14 +154,14 @@ class Markers:
         return self.marks[mark]
 
     def fence_word(self, word: str, own: bool, *, first: bool, last: bool) -> str:
-        """Return a word with both borders, or with one if it begins or ends a text."""
+        """Return a word with both borders, or with one if it begins or ends a string."""
         if first and last:
             raise ValueError("the text is a word that the template searches for")
         before = "" if first else self.find_marker(word, own, 1, last)
         return before + word + ("" if last else self.find_marker(word, own, -1, first))
 
     def hide_tokens(self, text: str, own: bool) -> str:
-        """Return a text with markers; raises `ValueError` if a control token cannot be hidden."""
+        """Return a string with markers; raises `ValueError` if a control token cannot be hidden."""
         begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
 
         def change(match: re.Match[str]) -> str:

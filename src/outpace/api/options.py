@@ -1,4 +1,4 @@
-"""Options of a request, validated before any work."""
+"""Options of a request, validated before any computation."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from outpace.engine.job import DecodingError, Job
 class Output:
     """The finished answer to a prompt.
 
-    A notebook displays it coloured by forward pass, with its figures.
+    A notebook displays its figures, and the tokens of each forward in a different colour.
 
     Attributes:
         text: The answer, without end-of-sequence and cut at a stop string.

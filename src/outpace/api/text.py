@@ -22,7 +22,7 @@ REPLACEMENT_CHARACTER = "\ufffd"
 
 
 class TextCodec:
-    """Tokenizer of a model; refuses text if the model has no tokenizer.
+    """Tokenizer of a model; rejects text if the model has no tokenizer.
 
     Attributes:
         silent_ids: Ids of special tokens, which have no text.
@@ -225,7 +225,7 @@ def read_text_part(param: str, part: Any) -> str:
 
 
 CONTEXT_TOKENS = 4
-"""Tokens that are decoded again: decoders treat the first token of a text differently."""
+"""Tokens that are decoded again: decoders treat the first token of a string differently."""
 
 MAX_UNFINISHED_TOKENS = 3
 """Maximum number of bytes, and so of tokens, that complete a character."""

@@ -1,4 +1,4 @@
-"""Fields of published configurations: parsing, validation and refusal of unknown ones."""
+"""Fields of published configurations: parsing, validation and rejection of unknown ones."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def refuse_others(published: Fields, fixed: Fields, ours: Fields, remedy: str) -
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the names in a text, separated by white space."""
+    """Return the names in a string, separated by whitespace."""
     return frozenset(text.split())
 
 

@@ -59,7 +59,7 @@ def sharded_parts(model: Stack, whole: Stack, share: ModelShard) -> dict[str, li
         )
         made[name] = []
         for number, (size, rows) in enumerate(zip(*sizes, strict=True)):
-            # Stacked matrices are sharded one by one, also where they are published as one tensor.
+            # Stacked matrices are sharded one by one, even if they are published as one tensor.
             apart = len(names) > 1
             source, total = (names[number], size) if apart else (names[0], len(parameter))
             before = 0 if apart else sum(sizes[0][:number])
@@ -69,7 +69,7 @@ def sharded_parts(model: Stack, whole: Stack, share: ModelShard) -> dict[str, li
 
 
 def stacked_sizes(model: Stack, name: str, rows: int) -> tuple[int, ...]:
-    """Return the rows of each matrix that is stacked in parameter `name`."""
+    """Return the number of rows of each matrix that is stacked in parameter `name`."""
     return (
         part_sizes(model.config, name)
         if any(part in name for part in STACKED_PARAMETERS)

@@ -73,7 +73,7 @@ def check_tokenizer_fields(config: Fields, path: Path) -> None:
 
 
 def try_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Encode and decode a text.
+    """Encode and decode a string.
 
     Raises:
         ValueError: If that fails; the message names the file.

@@ -209,7 +209,7 @@ def read_index(folder: Path, index: Path) -> list[Path]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise ValueError(f"{index}: weight_map must name the file of each tensor")
     files = {path.name for path in folder.iterdir() if path.is_file()}
-    # Names are compared with the folder's files, so a path in a name is refused.
+    # Names are compared with the folder's files, so a path in a name is rejected.
     if missing := sorted({str(name) for name in weight_map.values()} - files):
         raise ValueError(f"{index} names {', '.join(missing[:3])}, which {folder} does not have")
     return [folder / name for name in sorted(set(weight_map.values()))]

@@ -71,7 +71,8 @@ def generate(
     --output as training data. An interrupted run continues when the same command is repeated.
 
     With --fill, holes in a text are filled: {{8}} is a hole of 8 tokens, {{..8}} of at most 8, and
-    {{8:[0-9]+}} must match a regular expression. With a prompt, the text is its answer.
+    {{8:[0-9]+}} must match a regular expression. If a prompt is also given, the text is
+    treated as the answer to it.
     """
     if fill is not None and (input is not None or output is not None or n != 1):
         raise OptionError("fill", fill, "--fill cannot be combined with --input, --output or --n")

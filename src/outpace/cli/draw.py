@@ -1,4 +1,4 @@
-"""Terminal output: text coloured by forward pass, traces and tables."""
+"""Terminal output: text with a colour per forward pass, traces and tables."""
 
 from __future__ import annotations
 

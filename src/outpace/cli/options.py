@@ -18,7 +18,7 @@ from outpace.methods.options import find_method, make_method, method_options
 
 
 def parse_method(name: str, values: Mapping[str, str]) -> Method:
-    """Create a method from option texts, such as those of `ratio=0.5 window=none`.
+    """Create a method from option strings, such as those of `ratio=0.5 window=none`.
 
     Raises:
         OptionError: For an unknown or missing option, or an invalid value.
@@ -59,7 +59,7 @@ def parse_entries(text: str) -> list[MethodEntry]:
 
 
 def method_texts(method: Method) -> tuple[str, dict[str, str]]:
-    """Return the name of a method, and its options other than defaults as texts."""
+    """Return the name of a method, and its options other than defaults as strings."""
     name = next(name for name, kind in METHODS.items() if kind is type(method))
     values = {o.name: (getattr(method, o.name), o) for o in method_options(type(method)).values()}
     return name, {n: format_value(value) for n, (value, o) in values.items() if value != o.default}
@@ -92,7 +92,7 @@ def method_request(name: str, values: Mapping[str, str]) -> dict[str, Any]:
 
 
 def parse_options(name: str, values: Mapping[str, str]) -> dict[str, Any]:
-    """Parse option values of a method; values of unknown options stay texts."""
+    """Parse option values of a method; values of unknown options stay strings."""
     kind = find_method(name)
     options = method_options(kind)
     return {

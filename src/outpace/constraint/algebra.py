@@ -19,16 +19,16 @@ MAX_PRODUCT_STATES = 20_000
 StateEdges = list[list[tuple[CodeRange, int]]]
 
 MAX_MINIMIZE_ROUNDS = 64
-"""Maximum rounds of minimization; about the length of the automaton's texts is needed."""
+"""Maximum rounds of minimization; about the length of the automaton's strings is needed."""
 
 
 def intersect_dfas(one: Dfa, other: Dfa) -> Dfa:
-    """Return the automaton of texts that both accept, possibly without states."""
+    """Return the automaton of strings that both accept, possibly without states."""
     return product_dfa(one, other, minus=False)
 
 
 def subtract_dfa(one: Dfa, other: Dfa) -> Dfa:
-    """Return the automaton of texts that the first accepts and the second does not."""
+    """Return the automaton of strings that the first accepts and the second does not."""
     return product_dfa(one, other, minus=True)
 
 
@@ -95,7 +95,7 @@ def minimize_dfa(dfa: Dfa) -> Dfa:
 
 
 def dfa_accepts(dfa: Dfa, text: bytes) -> bool:
-    """Return whether an automaton accepts a text."""
+    """Return whether an automaton accepts a string."""
     state = 0 if len(dfa.table) else -1
     for byte in text:
         if state < 0:
@@ -111,10 +111,10 @@ def embed_dfa(edges: StateEdges, accepts: Sequence[bool], net: Nfa, at: int) -> 
         edges: edges of each state of the automaton.
         accepts: whether each state accepts.
         net: NFA to extend.
-        at: state after which the texts begin.
+        at: state after which the strings begin.
 
     Returns:
-        State that whole texts lead to.
+        State that whole strings lead to.
     """
     first = len(net.edges)
     for own in edges:

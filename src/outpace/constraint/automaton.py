@@ -24,7 +24,7 @@ MAX_AUTOMATON_ENTRIES = 20_000_000
 class TokenAutomaton:
     """A deterministic automaton over the tokens of a vocabulary.
 
-    Texts begin in state 0. Where a text may end, a token of `ends` leads to the last state, in
+    Strings begin in state 0. Where one may end, a token of `ends` leads to the last state, in
     which everything is padding. Tokens with equal transitions share a class: class 0 leads nowhere,
     the last class is that of `ends`. Classes that lead from one state to another form a bundle.
 
@@ -71,7 +71,7 @@ class TokenAutomaton:
         self.pair_spans = OwnerSpans(self.pairs[0], end + 1)
 
     def add_padding(self) -> None:
-        """Let end-of-sequence follow whole texts, and any token follow that."""
+        """Let end-of-sequence follow whole strings, and any token follow that."""
         self.table[self.accepts, -1] = self.end
         self.table[self.end] = self.end
 

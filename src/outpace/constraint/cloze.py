@@ -66,7 +66,7 @@ class Hole:
     def compile_language(
         self, compiler: Compiler, size: int, ends: frozenset[int]
     ) -> TokenLanguage:
-        """Compile its constraint over tokens below `size`; `ends` pad shorter texts.
+        """Compile its constraint over tokens below `size`; `ends` pad shorter strings.
 
         Raises:
             ValueError: if nothing can fill it.
@@ -85,7 +85,7 @@ InfillParts = Sequence[str | Hole]
 
 
 def describe_lengths(automaton: TokenAutomaton, room: int) -> str:
-    """Return a message about token counts of texts, of which none takes `room` tokens."""
+    """Return a message about token counts of strings, of which none takes `room` tokens."""
     if automaton.min_tokens > room:
         return f"the shortest text of its regex takes {automaton.min_tokens}"
     longest = max(count for count in range(room) if automaton.can_finish(count)[0])

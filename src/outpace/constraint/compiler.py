@@ -106,7 +106,7 @@ class Compiler:
     ) -> CompiledRule:
         """Return a compiled rule from the cache, or compile it under a lock.
 
-        It may be refused early if it clearly cannot be satisfied in `room` tokens.
+        It may be rejected early if it clearly cannot be satisfied in `room` tokens.
         """
         key = rule, sequential, size, ends
         if (found := self.cached_rule(key)) is not None:
@@ -256,7 +256,7 @@ def constraint_rule(
     Args:
         schema: JSON schema as a mapping, or a pydantic model.
         regex: regular expression.
-        choices: list of texts.
+        choices: list of strings.
         grammar: Lark grammar.
 
     Raises:
@@ -294,7 +294,7 @@ def schema_text(schema: Any) -> str:
 
 
 def check_choices(choices: Any) -> Sequence[str]:
-    """Return the texts of which one is the answer."""
+    """Return the strings of which one is the answer."""
     if not isinstance(choices, list | tuple) or not choices:
         message = f"choices must be a non-empty list of strings, got {choices!r}"
         raise OptionError("choices", choices, message)

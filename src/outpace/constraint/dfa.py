@@ -28,11 +28,11 @@ IndexArray = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dfa:
-    """A deterministic automaton; texts begin in state 0.
+    """A deterministic automaton; strings begin in state 0.
 
     Attributes:
         table: target state per state and byte, `[S, 256]`; -1 where no text continues.
-        accepts: whether a text may end in a state, `[S]`.
+        accepts: whether a string may end in a state, `[S]`.
     """
 
     table: TransitionTable
@@ -52,7 +52,7 @@ class Dfa:
 
     @classmethod
     def from_texts(cls, texts: Iterable[str]) -> Dfa:
-        """Return the automaton of some texts, as a prefix tree.
+        """Return the automaton of some strings, as a prefix tree.
 
         Raises:
             TooLargeError: if they are too many or too long.
@@ -134,7 +134,7 @@ def step_states(
 def epsilon_closures(net: Nfa) -> list[frozenset[int]]:
     """Return the useful states that each NFA state reaches without a byte.
 
-    Useful states have byte transitions or end texts.
+    Useful states have byte transitions or end strings.
     """
     result, work = [], 0
     for state in range(len(net.epsilon_edges)):

@@ -32,7 +32,7 @@ CONTROLS: tuple[CodeRange, ...] = ((0x00, 0x1F), (0x22, 0x22), (0x5C, 0x5C), (0x
 """Characters that are never written unescaped; those without a short escape are excluded."""
 
 STRING_CHARACTER = r'(?:[^"\\\x00-\x1f\x7f]|\\["\\bfnrt])'
-"""A character of a string. Each has one spelling, so that equal strings have equal texts."""
+"""A character of a string. Each has one spelling, so equal strings are written identically."""
 
 ECMA_LINE_ENDS: tuple[CodeRange, ...] = ((0x0D, 0x0D), (0x2028, 0x2029))
 """Line ends that `.` matches in Python and not in ECMA 262."""
@@ -96,7 +96,7 @@ class SearchNfaBuilder(NfaBuilder):
         return at
 
     def add_node(self, node: Any, at: int, *, first: bool, last: bool) -> int:
-        """Add one node; flags inside a group are refused."""
+        """Add one node; flags inside a group are not supported."""
         kind, value = node
         if str(kind) == "SUBPATTERN" and (value[1] or value[2]):
             raise UnsupportedError(NO_FLAGS)

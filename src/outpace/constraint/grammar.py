@@ -174,7 +174,7 @@ class GrammarConstraint:
 
 
 def add_spacing(lark: str) -> str:
-    """Add bounds on white space to the schemas of a grammar (`%json {…}`) by default."""
+    """Add bounds on whitespace to the schemas of a grammar (`%json {…}`) by default."""
     options = json.dumps({"x-guidance": JSON_SPACING})[:-1]
     return re.sub(
         r"%json\s*\{(\s*\})?", lambda found: f"%json {options}{'}' if found[1] else ', '}", lark
@@ -182,5 +182,5 @@ def add_spacing(lark: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a message that is not blank."""
+    """Return the first line of a message that is not empty."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

@@ -1,4 +1,4 @@
-"""Numbers of JSON schemas, as pieces of a text."""
+"""Numbers of JSON schemas, as pieces of a string."""
 
 from __future__ import annotations
 

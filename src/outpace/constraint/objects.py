@@ -1,4 +1,4 @@
-"""Objects of JSON schemas, as pieces of a text."""
+"""Objects of JSON schemas, as pieces of a string."""
 
 from __future__ import annotations
 

@@ -54,12 +54,12 @@ class TooLargeError(ValueError):
 
 
 TextRoom = tuple[int, int] | None
-"""Maximum tokens of a text, and bytes of the longest token; None if unlimited."""
+"""Maximum tokens of a string, and bytes of the longest token; None if unlimited."""
 
 
 @dataclass(slots=True)
 class Nfa:
-    """A nondeterministic automaton over bytes; texts begin in state 0.
+    """A nondeterministic automaton over bytes; strings begin in state 0.
 
     Attributes:
         edges: byte ranges and target states of each state.
@@ -108,7 +108,7 @@ def pattern_nfa(pattern: str, *, room: TextRoom = None) -> Nfa:
 
 
 def check_room(least: int, room: TextRoom) -> None:
-    """Raise `ValueError` if a text of `least` characters cannot fit."""
+    """Raise `ValueError` if a string of `least` characters cannot fit."""
     if room is not None and least > room[0] * room[1]:
         raise ValueError(
             f"its shortest text has {least} characters, but there is room for {room[0]} tokens "

@@ -14,7 +14,7 @@ from outpace.constraint.pattern import Nfa
 
 
 class JsonPiece(Protocol):
-    """A part of a text."""
+    """A part of a string."""
 
     @property
     def min_width(self) -> float:
@@ -46,7 +46,7 @@ class LiteralPiece:
 
 @dataclass(frozen=True, eq=False)
 class DfaPiece:
-    """A text that an automaton accepts."""
+    """A string that an automaton accepts."""
 
     dfa: Dfa
 
@@ -142,7 +142,7 @@ NO_TEXT = ChoicePiece()
 COMMA, COLON = (
     SequencePiece((LiteralPiece(sign), RepeatPiece(LiteralPiece(" "), 0, 1))) for sign in ",:"
 )
-"""A comma and a colon, each optionally followed by a space; there is no other white space."""
+"""A comma and a colon, each optionally followed by a space; there is no other whitespace."""
 
 
 def piece_dfa(piece: JsonPiece) -> Dfa:

@@ -1,4 +1,4 @@
-"""States that an automaton can be in at each place of a text with holes."""
+"""States that an automaton can be in at each place of a template with holes."""
 
 from __future__ import annotations
 

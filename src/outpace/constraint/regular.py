@@ -17,7 +17,7 @@ from outpace.decoding.processor import BANNED_LOGIT
 
 
 class TokenLanguage:
-    """Texts that an automaton accepts, with cached sets of its states."""
+    """Strings that an automaton accepts, with cached sets of its states."""
 
     def __init__(self, automaton: TokenAutomaton) -> None:
         self.automaton = automaton
@@ -88,7 +88,7 @@ class RegularConstraint:
         logits[:, : mask.shape[1]].masked_fill_(mask, BANNED_LOGIT)
 
     def forced_tokens(self, ids: Sequence[int]) -> list[int]:
-        """Return the tokens that must follow a text, without an end-of-sequence."""
+        """Return the tokens that must follow a prefix, without an end-of-sequence."""
         reach, found = self.reachable_states(ids[self.begin :]), list[int]()
         sets, state = reach.sets, reach.states[-1]
         for left in range(self.limit - len(ids) - 1, 0, -1):

@@ -235,7 +235,7 @@ def listed_values(case: SchemaCase) -> list[Any] | None:
 
 
 def canonical_text(value: Any) -> str:
-    """Return a text that is equal for equal values: 1 and 1.0, and keys in any order."""
+    """Return a string that is equal for equal values: 1 and 1.0, and keys in any order."""
     return json.dumps(normalize_integers(value), sort_keys=True)
 
 

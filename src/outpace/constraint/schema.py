@@ -54,7 +54,7 @@ LARGE_COUNT = 64
 
 
 def schema_dfa(schema: Any, room: TextRoom = None, *, loose: bool = False) -> Dfa:
-    """Return the automaton of the JSON texts that a schema accepts.
+    """Return the automaton of the JSON documents that a schema accepts.
 
     Properties are in order, with at most one space after commas and colons. With `loose`, strings
     and arrays may exceed a large upper count.

@@ -1,4 +1,4 @@
-"""Bytes that the tokens of a vocabulary add to a text."""
+"""Bytes that the tokens of a vocabulary add to a string."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ about a second."""
 
 
 class HoleAutomaton(TokenAutomaton):
-    """An automaton whose texts fill all places, without an end-of-sequence."""
+    """An automaton whose strings fill all places, without an end-of-sequence."""
 
     is_padded = False
 
@@ -24,7 +24,7 @@ class HoleAutomaton(TokenAutomaton):
         self.rooms: list[StateFlags] = [self.accepts]
 
     def add_padding(self) -> None:
-        """Let only end-of-sequence, or nothing, follow whole texts."""
+        """Let only end-of-sequence, or nothing, follow whole strings."""
         self.accepts[self.end] = self.is_padded
         self.table[self.accepts, -1] = self.end if self.is_padded else -1
 

@@ -33,7 +33,7 @@ class Constraint(Protocol):
         ...
 
     def forced_tokens(self, ids: Sequence[int]) -> list[int]:
-        """Return the tokens that must follow a text, while there is only one candidate.
+        """Return the tokens that must follow a prefix, while there is only one candidate.
 
         The list may be incomplete, and never has an end-of-sequence.
         """

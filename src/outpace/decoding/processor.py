@@ -85,7 +85,7 @@ class Penalties:
                 row[list(counts)] -= self.presence + self.frequency * times
 
     def apply_repetition(self, row: Tensor, text: Sequence[int]) -> None:
-        """Scale the logits of all tokens of a text by the repetition penalty."""
+        """Scale the logits of all tokens of a sequence by the repetition penalty."""
         if self.repetition != 1:
             columns = list(set(text))
             old = row[columns]

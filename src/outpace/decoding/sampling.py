@@ -221,7 +221,7 @@ class NoisyChooser:
         slots: Sequence[Sequence[int]],
         device: torch.device,
     ) -> Self:
-        """Repeat each request's settings and step noise for its slots."""
+        """Build a chooser with each request's settings and a noise key for each of its slots."""
         keys = slot_noise_keys(samplings, steps, slots).numpy()
         return cls(
             truncation=LogitTruncation.from_requests(samplings, slots, device),
@@ -236,7 +236,7 @@ class NoisyChooser:
         ratio: Tensor | None = None,
         drawn: Tensor | None = None,
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return tokens and all scores of the rows `rows` by the kernel `read_rows`."""
+        """Return tokens and all scores of the rows `rows`, computed by the kernel `read_rows`."""
         return read_rows(
             logits, self.truncation.settings_of(rows), self.keys[rows], guess, ratio, drawn
         )

@@ -101,7 +101,7 @@ class LogitTruncation:
     def from_requests(
         cls, samplings: Sequence[Sampling], slots: Sequence[Sequence[int]], device: torch.device
     ) -> Self:
-        """Repeat each request's settings for the slots that it wants."""
+        """Build the settings of each row from those of its request."""
         table = [(s.temperature, s.top_p, s.top_k or MAX_TENSOR_COUNT, s.min_p) for s in samplings]
         repeated = np.repeat(np.array(table, dtype=np.float64).T, list(map(len, slots)), 1)
         real = to_device(repeated.astype(np.float32), device)

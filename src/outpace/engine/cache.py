@@ -283,7 +283,7 @@ def check_cache_gib(gib: float | None) -> None:
 
 
 def cache_bytes(gib: float | None, device: torch.device) -> int:
-    """Return the bytes of a model's cache: `gib`, or half of a GPU's free memory, or 2 GiB."""
+    """Return the byte count of a model's cache: `gib`, or half of a GPU's free memory, or 2 GiB."""
     if gib is not None:
         return int(gib * 2**30)
     return torch.cuda.mem_get_info(device)[0] // 2 if device.type == "cuda" else 2 * 2**30

@@ -86,7 +86,7 @@ class Job:
         if self.decoding is None:
             self.decoding = self.method.decode(self.request)
         forward = self.decoding.send(prediction)  # type: ignore[arg-type]  # None begins
-        self.partial_features = []  # those of the last forward; also correct after Ctrl-C
+        self.partial_features = []  # those of the last forward, even after Ctrl-C
         self.full_forward = self.remaining_forward = self.schedule_forward(forward)
         self.runner = self.pairing.runners[forward.model]
 

@@ -127,7 +127,7 @@ class Pairing:
         return max(room, int(min_tokens), 1)
 
     def free_tokens(self, method: Method, prompt: int) -> int:
-        """Return the tokens that fit after a prompt into the context and cache of every model."""
+        """Return how many tokens fit after a prompt in the context and cache of every model."""
         limits = [min(each.config.max_length, len(each.cache)) for each in self.runners.values()]
         return min(limits) - method.slots_needed(prompt, 0)
 

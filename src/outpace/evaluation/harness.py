@@ -55,9 +55,9 @@ LikelihoodRequest = tuple[Any, list[int], list[int]]
 
 @register_model("outpace")
 class OutpaceHarness(TemplateLM):  # type: ignore[misc]
-    """Model of the harness that decodes with any method, many requests at a time.
+    """An lm-eval model that decodes with any method, many requests at a time.
 
-    Texts are tokenized as the harness's own `hf` model does it. Sampling options of the tasks
+    Strings are tokenized as the harness's own `hf` model does it. Sampling options of the tasks
     apply.
 
     Args:
@@ -134,7 +134,7 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
 
     @property
     def prefix_token_id(self) -> int:
-        """Token id before a text without context, as for `hf`."""
+        """Token id before a string without context, as for `hf`."""
         begin = self.tokenizer.bos_token_id
         return int(self.eot_token_id if begin is None else begin)
 
@@ -253,7 +253,7 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
     def loglikelihood_rolling(
         self, requests: Sequence[Instance], disable_tqdm: bool = False
     ) -> list[float]:
-        """Return log-likelihoods of whole texts, in windows of the context length."""
+        """Return log-likelihoods of whole strings, in windows of the context length."""
         totals = []
         for request in requests:
             (text,) = request.args

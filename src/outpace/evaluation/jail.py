@@ -94,7 +94,7 @@ def call_prctl(*arguments: object) -> None:
     """Call `prctl` of the C library.
 
     Raises:
-        OSError: If the kernel refuses.
+        OSError: If the kernel rejects a call.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     padded = [*arguments, 0, 0, 0, 0][:5]

@@ -40,7 +40,7 @@ class GivenTokens(Read):
 
 @dataclass(slots=True)
 class LikelihoodResult:
-    """Log-likelihood of a text, and whether greedy decoding would give it."""
+    """Log-likelihood of a string, and whether greedy decoding would give it."""
 
     logprob: float = 0.0
     greedy: bool = True
@@ -60,7 +60,7 @@ class CausalLikelihood(Method):
         check_at_least_one(known=self.known)
 
     def slots_needed(self, prompt: int, max_tokens: int) -> int:
-        """Return the slots needed: the last token is predicted, not fed."""
+        """Return the number of slots needed: the last token is predicted, not fed."""
         return max(prompt - 1, 1)
 
     def decode(self, request: Request) -> Decoding:

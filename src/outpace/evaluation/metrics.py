@@ -16,7 +16,7 @@ NORMAL_QUANTILE_95 = 1.959964
 
 
 def wilson_interval(correct: int, count: int) -> tuple[float, float]:
-    """Return the 95 % interval of a share (Wilson, 1927); (0, 1) for count 0."""
+    """Return the 95 % confidence interval for a proportion (Wilson, 1927); (0, 1) for count 0."""
     if count == 0:
         return 0.0, 1.0
     share, square = correct / count, NORMAL_QUANTILE_95**2 / count
@@ -43,7 +43,7 @@ def ratio_error(above: Sequence[float], below: Sequence[float]) -> float:
 
 
 def accepted_lengths(output: Output) -> list[int]:
-    """Return the tokens committed from each forward of the target to the next.
+    """Return the number of tokens committed from each forward of the target to the next.
 
     A first forward without holes is a prefill and does not count.
     """
@@ -78,7 +78,7 @@ def acceptance_by_position(counts: Sequence[int]) -> list[float]:
 
 
 def count_fed_rows(output: Output, model: str = "target") -> int:
-    """Return the rows fed to a model after the prompt."""
+    """Return the number of rows fed to a model after the prompt."""
     rows = sum(step.rows for step in output.steps if step.model == model)
     return max(rows - output.prompt_tokens, 0)
 
@@ -90,7 +90,7 @@ def token_row_ratio(outputs: Sequence[Output]) -> float | None:
 
 
 def count_wasted_rows(outputs: Sequence[Output]) -> int:
-    """Return the target rows beyond the prompt and one per token."""
+    """Return the number of target rows in excess of the prompt's rows and one per token."""
     return sum(max(count_fed_rows(output) - len(output.ids), 0) for output in outputs)
 
 
@@ -123,8 +123,8 @@ AUP_STEEPNESS, AUP_MAX_ACCURACY_LOSS = 3.0, 0.05
 def area_under_parallelism(points: Sequence[SpeedAccuracy], best: float) -> float:
     """Return AUP: the weighted area under accuracy against tokens per forward.
 
-    As defined by d3LLM's authors. Points more than 5 points of accuracy below the slowest one do
-    not count. Accuracy below `best`, the best on the task, is weighted less.
+    d3LLM's authors define it. Points more than 5 percentage points less accurate than the slowest
+    do not count. Accuracy below `best`, the best on the task, is weighted less.
 
     Raises:
         ValueError: If there are no points.

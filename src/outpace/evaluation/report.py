@@ -65,7 +65,7 @@ class EvaluationReport:
 
     @property
     def accuracy_interval(self) -> tuple[float, float]:
-        """95 % interval of the accuracy (Wilson, 1927)."""
+        """95 % confidence interval for the accuracy (Wilson, 1927)."""
         return metrics.wilson_interval(self.correct_count, self.judged_count)
 
     @property

@@ -95,7 +95,7 @@ def evaluate(
 
 
 def limit_to_context(llm: LLM, questions: Sequence[Question], options: Options) -> Options:
-    """Return options whose `max_tokens` fit after the longest prompt.
+    """Return options whose `max_tokens` fits in the context after the longest prompt.
 
     Raises:
         ValueError: If a prompt cannot be encoded.

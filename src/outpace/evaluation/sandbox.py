@@ -130,6 +130,6 @@ def parse_verdict(output: bytes, token: str, status: int) -> Verdict:
 
 
 def printable_line(text: str) -> str:
-    """Return a text as one printable line of at most `MAX_REASON_CHARACTERS` characters."""
+    """Return a string as one printable line of at most `MAX_REASON_CHARACTERS` characters."""
     characters = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
     return "".join(characters)[:MAX_REASON_CHARACTERS]

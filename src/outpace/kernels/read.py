@@ -256,7 +256,7 @@ def read(
     `min_ps` are logarithms. `tokens i64[rows]` are sampled, at temperature 0 the arg-max. `scores
     f32[5, rows]` are confidence, logprob, margin, entropy, and the logarithm of the sum of
     exponentials, all at temperature 1. If `DRAWN`, confidence, margin and entropy of the rows in
-    `drawn i1[rows]` are of the distribution after temperature and filters.
+    `drawn i1[rows]` are computed from the distribution after temperature and filters.
     """
     me = tl.program_id(0).to(tl.int64)
     row, guess, ratio = logits + me * stride, guesses + me * guess_stride, 0.0

@@ -13,7 +13,7 @@ MAX_MATCH_TOKENS = 32
 
 
 class CopyFinder:
-    """Finds earlier occurrences of the last tokens of a text, and what followed them.
+    """Finds earlier occurrences of the last tokens of a sequence, and what followed them.
 
     A hash table maps `match` tokens to the last place where they ended, and each place to the
     previous one with the same hash. This takes at most 20 bytes per token, and a bounded number of
@@ -28,7 +28,7 @@ class CopyFinder:
         """The last place of each hash, or -1."""
 
     def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
-        """Index the new tokens of a text; return `most` tokens that may follow it, or none.
+        """Index the new tokens of a sequence; return `most` tokens that may follow it, or none.
 
         Among earlier occurrences the longest match is preferred, then the most frequent next token,
         then the latest place. A copy that reaches the end of the text repeats.
@@ -58,7 +58,7 @@ class CopyFinder:
         return text
 
     def index_tokens(self, ids: Sequence[int]) -> None:
-        """Index the new tokens of a text."""
+        """Index the new tokens of a sequence."""
         if 2 * len(ids) > len(self.heads):
             self.heads = array("i", [-1]) * (4 * len(ids))
             del self.previous[:]

@@ -108,7 +108,7 @@ class Diffusion(Method):
             )
 
     def block_size(self, request: Request) -> int:
-        """Return the tokens of a block; the last one of an answer may have fewer."""
+        """Return the number of tokens of a block; the last one of an answer may have fewer."""
         return self.block or request.target.block or request.max_tokens
 
     @property

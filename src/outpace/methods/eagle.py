@@ -86,7 +86,7 @@ class Eagle(Method):
         check_fly(self.verify, self.fly_window, self.fly_entropy, self.draft_depth)
 
     def slots_needed(self, prompt: int, max_tokens: int) -> int:
-        """Return the slots of the text and of a tree after it, in the target and in the draft."""
+        """Return how many slots the text and a tree after it need, in target and draft."""
         tree_slots = 0 if self.width == 1 else max(self.nodes, self.width * self.depth)
         return prompt + max_tokens + tree_slots
 
@@ -110,7 +110,7 @@ class Eagle(Method):
         return min(self.depth + 1, self.nodes - 1)
 
     def verified_rows(self, value: int) -> int:
-        """Return the rows verified for a tree of `value` - 1 levels, a share of `nodes`."""
+        """Return the number of verified rows for a tree of `value` - 1 levels, part of `nodes`."""
         if self.width == 1:
             return value
         return 1 + ceil((self.nodes - 1) * (value - 1) / self.draft_depth)

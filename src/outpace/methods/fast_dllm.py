@@ -84,7 +84,7 @@ class FastDLLM(Method):
             raise OptionError("factor", self.factor, message)
 
     def block_size(self, request: Request) -> int:
-        """Return the tokens of a block; the last one of an answer may have fewer."""
+        """Return the number of tokens of a block; the last one of an answer may have fewer."""
         return self.block or request.target.block or DEFAULT_BLOCK_TOKENS
 
     @property

@@ -31,7 +31,7 @@ OLD_NAMES = {
     "sequential": "is_sequential",
     "dial": "length_range",
 }
-"""Current names of what methods override."""
+"""Old name of each overridable member, mapped to its current name."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Method(ABC):
         """Raise `OptionError` for a request that these options do not fit."""
 
     def slots_needed(self, prompt: int, max_tokens: int) -> int:
-        """Return the cache slots that a request needs in each of its models."""
+        """Return the number of cache slots that a request needs in each of its models."""
         return prompt + max_tokens
 
     @property

@@ -81,7 +81,7 @@ class WeDLM(Method):
         return self.verify
 
     def slots_needed(self, prompt: int, max_tokens: int) -> int:
-        """Return the slots of the text, and of windows that extend beyond it unless clipped."""
+        """Return how many slots the text needs, and windows that exceed it unless clipped."""
         windows = 0 if self.clip or self.verify else 1 if self.eager else 2
         return prompt + max_tokens + max(windows * self.window - 1, 0)
 

@@ -59,7 +59,7 @@ class ModelShard:
         return replace(whole, heads=heads, kv_heads=kv_heads, mlp=mlp)
 
     def vocabulary_rows(self, vocab: int) -> int:
-        """Return the rows of an embedding per process; the last process may have padding."""
+        """Return the number of embedding rows per process; the last one may have padding."""
         return -(-vocab // self.size)
 
     def shard_index(

@@ -60,7 +60,7 @@ def message_text(message: Any) -> str:
 
 
 def stable_digest(text: str) -> bytes:
-    """Return a hash of a text that is the same in every process."""
+    """Return a hash of a string that is the same in every process."""
     return blake2b(text.encode(errors="replace"), digest_size=16).digest()
 
 

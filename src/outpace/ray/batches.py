@@ -29,7 +29,7 @@ PromptBlock = list[tuple[int, Prompt, int]]
 """Prompts with their numbers and seeds."""
 
 PROMPTS_PER_SLOT = 4
-"""Prompts per block for each concurrent one; the end of a block leaves slots idle."""
+"""Prompts per block and concurrent request; several, because slots idle at the end of a block."""
 
 MIN_BLOCKS_PER_COPY = 4
 """Minimum number of blocks per copy, provided that each block fills a batch."""

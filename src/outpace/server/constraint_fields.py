@@ -18,7 +18,7 @@ MAX_CHOICE_TEXTS = 4096
 
 
 def parse_schema(text: str) -> dict[str, Any]:
-    """Return the JSON schema contained in a text."""
+    """Return the JSON schema contained in a string."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:

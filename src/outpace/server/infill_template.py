@@ -1,4 +1,4 @@
-"""Infill templates of requests: texts with holes."""
+"""Infill templates of requests: strings with holes."""
 
 from __future__ import annotations
 

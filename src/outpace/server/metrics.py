@@ -95,7 +95,7 @@ def count_verified_tokens(output: Output) -> tuple[int, int]:
 
 
 class RequestTimer:
-    """Times of a request: its start, and when texts were sent."""
+    """Times of a request: its start, and when text was sent."""
 
     def __init__(self) -> None:
         self.began = perf_counter()

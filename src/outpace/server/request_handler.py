@@ -162,7 +162,7 @@ class RequestHandler:
             raise self.validation_error(error) from None
 
     def validation_error(self, error: ValueError) -> HttpError:
-        """Return a refusal by the model, with the invalid field if the error names one."""
+        """Return the error of a rejected request, with the invalid field if the error names one."""
         if not isinstance(error, OptionError):
             return HttpError(400, self.model.hide_paths(str(error)))
         name = self.field_of_option(error.option)

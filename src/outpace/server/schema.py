@@ -145,7 +145,7 @@ class Message(StrictModel):
         return "".join(part.text for part in self.content)
 
     def template_message(self) -> dict[str, str]:
-        """Return the message as input of a chat template."""
+        """Return the message as input to a chat template."""
         role = "system" if self.role == "developer" else self.role
         return {"role": role, "content": self.text}
 
@@ -212,7 +212,7 @@ PromptInput = Annotated[
 
 
 class CompletionRequest(BaseRequest):
-    """One or several texts to be continued."""
+    """One or several strings to be continued."""
 
     prompt: PromptInput
     logprobs: Literal[0] | None = None

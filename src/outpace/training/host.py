@@ -40,7 +40,7 @@ def describe_processor(plan: Plan) -> str:
 
 
 def memory_size() -> int | None:
-    """Return the bytes of this computer's memory; None if the system does not report them."""
+    """Return the bytes of memory of this computer; None if the system does not report them."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, ValueError, OSError):

@@ -84,7 +84,7 @@ class Loop:
         return replace(self, tokens=None, batch=parts * max(round(self.tokens / tokens / parts), 1))
 
     def micro_batch_size(self, processes: int, longest: int = 1) -> int:
-        """Return the examples of one micro-batch of one process.
+        """Return the number of examples of one micro-batch of one process.
 
         With `tokens`, a lower bound for examples of up to `longest` tokens.
 

@@ -31,10 +31,10 @@ OLD_NAMES = {
     "even": "has_fixed_forwards",
     "reading": "feature_spec",
 }
-"""Current names of what objectives override."""
+"""Old name of each overridable member, mapped to its current name."""
 
 TargetFunction = Callable[[Tensor], Tensor]
-"""Returns target distributions `f32[n, vocab]` of the rows at places `i64[n]`."""
+"""Returns target distributions `f32[n, vocab]` of the rows at indices `i64[n]`."""
 
 
 @dataclass(slots=True)
@@ -123,7 +123,7 @@ def scored_places(rows: Rows) -> Tensor:
 def score_in_chunks(
     score: Callable[[Tensor], tuple[Tensor, ...]], places: Tensor, vocab: int, passes: int = 1
 ) -> tuple[Tensor, ...]:
-    """Apply `score`, which computes logits over `vocab`, to rows at `places i64[n]`.
+    """Apply `score`, which computes logits over `vocab`, to rows at indices `places i64[n]`.
 
     If `passes` calls together exceed `ENTRIES` logits, the rows are scored in chunks with
     gradient checkpointing, so that the logits of one chunk are in memory at a time.

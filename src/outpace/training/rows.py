@@ -53,7 +53,7 @@ class Rows:
 
 
 def next_token_rows(tokens: Ints, token_weights: Floats) -> Rows:
-    """Build causal rows of a text; each predicts the next token if its weight is positive."""
+    """Build causal rows of a sequence; each predicts the next token if its weight is positive."""
     targets = np.where(token_weights > 0, tokens, UNSCORED)
     return Rows(
         ids=torch.from_numpy(tokens),

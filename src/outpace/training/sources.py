@@ -285,7 +285,7 @@ def describe_missing(record: Any, fields: FieldNames | None) -> str:
 
 
 def check_message(message: Any, place: str) -> None:
-    """Raise `ValueError` for a message without a text as role and as content."""
+    """Raise `ValueError` for a message whose role or content is not a string."""
     match message:
         case {"role": str(), "content": str(content)}:
             check_utf8(content, place)

@@ -191,7 +191,7 @@ class Family:
     `fields` defines the fields of our configuration that differ from the defaults: by a `Field`
     that reads published ones, a function of earlier values, or a constant. Any other published
     field must have its value in `fixed` if present, must be present with its value in `stated`, or
-    is `ignored`. A checkpoint with any further field is refused.
+    is `ignored`. Any further field raises an error that names it.
     """
 
     name: str
@@ -269,7 +269,7 @@ class Family:
 
 
 def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:
-    """Return the rows of each published tensor stacked in our fused parameter `name`."""
+    """Return the row count of each published tensor stacked in our fused parameter `name`."""
     if ".qkv." in name:
         kv = config.kv_heads * config.head_dim
         return config.heads * config.head_dim, kv, kv

@@ -19,7 +19,7 @@ PHI3 = Family(
         **STRICT_DECODER,
         "sights": sliding_windows(None),
     },
-    # The trained length only matters for rotary scaling by it, which is refused.
+    # The trained length only matters for rotary scaling by it, which is not supported.
     ignored=IGNORABLE | {"original_max_position_embeddings"},
     remote={"configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"},
     names={

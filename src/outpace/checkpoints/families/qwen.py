@@ -13,8 +13,8 @@ from outpace.checkpoints.families.family import (
 )
 from outpace.checkpoints.fields import count, few, field, flag
 
-# A window only matters if `use_sliding_window` is true, which is refused. Chunked attention only
-# matters beyond the first chunk, which is longer than the context of other checkpoints.
+# A window only matters if `use_sliding_window` is true, which is not supported. Chunked attention
+# only matters beyond the first chunk, which is longer than the context of other checkpoints.
 QWEN_IGNORED = IGNORABLE | {"sliding_window", "dual_chunk_attention_config"}
 
 QWEN2 = Family(

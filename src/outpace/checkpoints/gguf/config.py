@@ -109,7 +109,7 @@ def gguf_config_fields(file: GGUFFile) -> dict[str, Any]:
         **fields,
         **rope_scaling(file, rope, fields, size),
         **special_tokens(file),
-        # Metadata without a translation are refused by name unless their value is neutral.
+        # Metadata without a translation raise an error that names them, unless they are neutral.
         **{f"{family.gguf}.{name}": value for name, value in metadata.items()},
     }
 

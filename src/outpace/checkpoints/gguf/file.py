@@ -78,7 +78,7 @@ class GGUFFile:
                 continue
             try:
                 # As one row, since the library loops over blocks of sixteen rows in Python.
-                with np.errstate(all="ignore"):  # the caller refuses NaN and infinity
+                with np.errstate(all="ignore"):  # the caller rejects NaN and infinity
                     numbers = gguf.quants.dequantize(content[None], entry.kind)
                 numbers = numbers.reshape(count, width).astype(np.float32, copy=False)
             except (NotImplementedError, ValueError) as error:

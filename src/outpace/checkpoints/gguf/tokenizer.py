@@ -257,7 +257,7 @@ def build_fast_tokenizer(pieces: GGUFVocabulary, template: Any) -> PreTrainedTok
 
 
 def set_post_processor(tokenizer: Tokenizer, pieces: GGUFVocabulary, begins: bool) -> None:
-    """Add the tokens that the file puts at the begin and end of a text."""
+    """Add the tokens that the file puts at the beginning and end of a sequence."""
     begin = (
         pieces.special_token("bos_token_id") if pieces.read_flag("add_bos_token", begins) else None
     )
@@ -272,7 +272,7 @@ def set_post_processor(tokenizer: Tokenizer, pieces: GGUFVocabulary, begins: boo
 
 
 def build_byte_bpe(pieces: GGUFVocabulary) -> tuple[Tokenizer, bool]:
-    """Build GPT-2's byte-level byte-pair encoding; also return whether texts begin with BOS."""
+    """Build GPT-2's byte-level byte-pair encoding; also return whether sequences begin with BOS."""
     name = pieces.metadata.get("pre")
     if not isinstance(name, str) or name not in SPLIT_RULES:
         known = ", ".join(SPLIT_RULES)
@@ -292,7 +292,7 @@ def build_byte_bpe(pieces: GGUFVocabulary) -> tuple[Tokenizer, bool]:
 
 
 def build_sentencepiece(pieces: GGUFVocabulary) -> tuple[Tokenizer, bool]:
-    """Build SentencePiece's byte-pair encoding; also return whether texts begin with BOS."""
+    """Build SentencePiece's byte-pair encoding; also return whether sequences begin with BOS."""
     scores = read_metadata_array(pieces.metadata, "scores", float)
     if len(scores) != len(pieces.tokens):
         raise ValueError(f"{len(pieces.tokens)} tokens have {len(scores)} scores")

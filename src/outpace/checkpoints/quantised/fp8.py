@@ -59,7 +59,7 @@ FP8_IGNORED = words(
     "dequantize ignored_layers is_checkpoint_fp8_serialized modules_to_convert "
     "modules_to_not_convert"
 )
-"""Which matrices are quantised is seen by their types."""
+"""Ignored: the tensors' types show which matrices are quantized."""
 
 
 @dataclass(frozen=True)

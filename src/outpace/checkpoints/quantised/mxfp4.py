@@ -33,7 +33,7 @@ MXFP4_VALUES = (*POSITIVE_VALUES, *(-value for value in POSITIVE_VALUES))
 def dequantize_blocks(blocks: Tensor, scales: Tensor) -> Tensor:
     """Dequantize `blocks u8[rows, n, 16]` and `scales u8[rows, n]` to `f32[rows, 32 * n]`.
 
-    The result is exact, also in bfloat16. A scale of 255 is NaN.
+    The result is exact, even in bfloat16. A scale of 255 is NaN.
     """
     pairs = torch.tensor(
         [[MXFP4_VALUES[byte % 16], MXFP4_VALUES[byte // 16]] for byte in range(256)]

@@ -12,7 +12,7 @@ Scorer = Callable[[str, Any], bool | None]
 
 
 def judge_exact(answer: str, reference: str) -> bool:
-    """Compare the whole text, without surrounding white space."""
+    """Compare the whole text, without surrounding whitespace."""
     return answer.strip() == reference
 
 

@@ -68,7 +68,7 @@ def passes_mbpp(program: str, reference: JsonRecord) -> bool:
 
 
 def sanitize_program(text: str, entry: str) -> str:
-    """Return the longest part of a text that is Python, reduced to what `entry` needs.
+    """Return the longest part of a string that is Python, reduced to what `entry` needs.
 
     Keeps imports, and those classes, functions with a return, and assigned names that `entry` uses.
     A later definition replaces an earlier one.
@@ -103,7 +103,7 @@ def longest_program(lines: list[str]) -> ast.Module:
 
 
 def parse_python(text: str) -> ast.Module | None:
-    """Return the syntax tree of a text; None if it is not Python."""
+    """Return the syntax tree of a string; None if it is not Python."""
     try:
         with warnings.catch_warnings(action="ignore"):
             return ast.parse(text)

@@ -61,7 +61,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def braced_prefix(text: str) -> str | None:
-    """Return the content of the braces that begin a text; None if they are not closed."""
+    """Return the content of the braces that begin a string; None if they are not closed."""
     depth = 0
     for end, character in enumerate(text):
         depth += (character == "{") - (character == "}")

@@ -18,7 +18,7 @@ MAX_GENERATED_PROBLEMS = 100_000
 
 @dataclass(frozen=True, kw_only=True)
 class Task(ABC):
-    """A source of lines, whose texts a template can include.
+    """A source of lines, whose fields a template can include.
 
     Attributes:
         reference: Returns the scorer's reference for a line.
@@ -40,8 +40,8 @@ class PublishedTask(Task):
     """Lines of a published JSON Lines file, which is not part of this package.
 
     Attributes:
-        texts: Fields that must contain a text.
-        lists: Fields that must contain a list of texts; templates join them by newlines.
+        texts: Fields that must contain a string.
+        lists: Fields that must contain a list of strings; templates join them by newlines.
         file: Name of the file where it is published.
         wanted: What its last text must contain, for error messages.
     """
