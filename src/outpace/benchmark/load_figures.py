@@ -85,7 +85,7 @@ def value_distribution(values: Sequence[float]) -> LoadFigures | None:
 def compute_goodput(
     exchanges: Sequence[RequestRecord], seconds: float, limits: Mapping[str, float]
 ) -> LoadFigures:
-    """Return complete answers within all limits, per second and as a share of all requests."""
+    """Return complete answers within all limits, per second and as a fraction of all requests."""
     count = sum(meets_limits(exchange, limits) for exchange in exchanges)
     return {
         "limits_ms": dict(limits),

@@ -9,7 +9,7 @@ D2F_BLOCK_SIZE = 16
 """Tokens of a block."""
 
 D2F_ADD, D2F_ACTIVATE = 0.1, 0.95
-"""Filled share of a block at which the next one is appended, and is fully activated."""
+"""Filled fraction of a block at which the next one is appended, and is fully activated."""
 
 D2F_CONFIDENCE = 0.9
 """Tokens of a higher probability are accepted."""

@@ -95,7 +95,7 @@ def even_counts(holes: int, steps: int) -> list[int]:
 
 
 def timestep_shares(steps: int, eps: float) -> FloatArray:
-    """Return the share of the remaining holes per step, for times from 1 to `eps`.
+    """Return the fraction of the remaining holes per step, for times from 1 to `eps`.
 
     The times fall linearly, and the last step fills all. In float32, as in Dream's code, whose
     counts depend on it.
@@ -116,6 +116,6 @@ def timestep_counts(holes: int, steps: int, eps: float) -> list[int]:
 
 
 def step_schedule(holes: int, steps: int, eps: float) -> list[tuple[int, float]]:
-    """Return count and share of each step: by times, or even where `eps` is 0."""
+    """Return count and fraction of each step: by times, or even where `eps` is 0."""
     counts = timestep_counts(holes, steps, eps) if eps else even_counts(holes, steps)
     return list(zip(counts, timestep_shares(steps, eps).tolist(), strict=True))

@@ -143,7 +143,7 @@ def bootstrap_difference(
 
 
 def accuracy_statistic(result: ResultRecord) -> BootstrapStatistic:
-    """Return the share of correct answers as a function of sampled indices."""
+    """Return the fraction of correct answers as a function of sampled indices."""
     values = np.array([bool(value) for value in result["samples"]["right"]], dtype=float)
     return lambda samples: values[samples].mean(axis=1)
 

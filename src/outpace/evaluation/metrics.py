@@ -115,7 +115,7 @@ def model_roles(outputs: Sequence[Output]) -> Iterator[str]:
 
 
 SpeedAccuracy = tuple[float, float]
-"""Tokens per forward, and accuracy as a share."""
+"""Tokens per forward, and accuracy as a fraction."""
 
 AUP_STEEPNESS, AUP_MAX_ACCURACY_LOSS = 3.0, 0.05
 

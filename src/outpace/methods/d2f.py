@@ -192,7 +192,7 @@ class D2F(Method):
 
 
 def filled_share(canvas: Canvas, begin: int, end: int | None = None) -> float:
-    """Return the filled share of the slots of a block; 1 before the first block."""
+    """Return the filled fraction of the slots of a block; 1 before the first block."""
     if end is None:
         return 1.0
     size = end - begin

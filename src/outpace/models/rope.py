@@ -64,7 +64,7 @@ def rotary_width(rope: Rope, head_dim: int) -> int:
 def rotary_tables(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
     """Return cosine and signed sine `f32[length, head_dim]`, as `rotate_heads` needs them.
 
-    Tables of a rope that rotates only a share of a head have only that width.
+    Tables of a rope that rotates only part of a head have only that width.
     """
     inverse, factor = rotary_frequencies(rope, int(head_dim * rope.share))
     # Angles are rounded to float32 before the cosine, as published checkpoints were trained.

@@ -1,4 +1,4 @@
-"""Partial rotary embedding: only a share of each head is rotated."""
+"""Partial rotary embedding: only part of each head is rotated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROTARY_FACTOR = "partial_rotary_factor"
 
 
 def partial_rope(usual: float) -> Field:
-    """Return the field of a rotary embedding of a share of each head, `usual` by default."""
+    """Return the field of a rotary embedding of part of each head, `usual` by default."""
 
     def read_value(published: Fields, ours: Fields) -> Rope:
         nested = {
