@@ -118,7 +118,7 @@ def contribute(root: Path) -> None:
         file.write(LOOP)
     work = tests / "workload.py"
     insert(work, "    Speculative,\n    WeDLM,\n)", "    PromptLookup,\n")
-    insert(work, ']\n"""Of each method a few', "    PromptLookup(tokens=3, match=1),\n")
+    insert(work, ']\n"""A few options of each method', "    PromptLookup(tokens=3, match=1),\n")
     insert(work, '    ],\n    "tiny-wedlm": [', "        PromptLookup(match=1),\n")
     insert(work, "    WeDLM: st.builds(", f"    PromptLookup: {STRATEGY},\n")
     insert(work, "    WeDLM: lambda rng", f"    PromptLookup: {RANDOM},\n")

@@ -51,7 +51,7 @@ def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
     assert picture.read_bytes().startswith(PNG)
     assert len(samples.read_text().splitlines()) == 1 + 1 + 3
     status, _, err = outpace(*words[:-2])
-    assert status == 2 and "its by is 'tokens_per_forward', not 'tokens_per_cpu_second'" in err
+    assert status == 2 and "by is 'tokens_per_forward', expected 'tokens_per_cpu_second'" in err
     status, _, err = outpace("evaluate", *line.split()[2:], "--limit", 1, "--max-tokens", 8)
     assert status == 0, err
 

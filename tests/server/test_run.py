@@ -51,7 +51,7 @@ def test_log_names_models_and_address(zoo: Process) -> None:
     """Address, loading, models, and finally the listening line."""
     names = [*settings.zoo_entries()]
     first, *lines, last = zoo.log[: 2 * len(names) + 2]
-    assert re.fullmatch(rf"outpace \S+ at {zoo.url} loads {len(names)} models\n", first)
+    assert re.fullmatch(rf"outpace \S+ at {zoo.url}: loading {len(names)} models\n", first)
     assert lines[: len(names)] == [f"loading {name}\n" for name in names]
     assert [line.partition(":")[0] for line in lines[len(names) :]] == names
     assert last == f"listening on {zoo.url} (open it in a browser for the playground)\n"

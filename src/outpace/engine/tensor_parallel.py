@@ -237,8 +237,8 @@ def run_worker(
                 runner = Runner(name, model, slots=rest[0], prefix_cache=False, attention=attention)
                 models.append(WorkerModel(runner))
             case GroupCommand.PASS:
-                models[rest[0]].run(bool(rest[1]), bool(rest[2]), message[4:])
+                models[rest[0]].run_pass(bool(rest[1]), bool(rest[2]), message[4:])
             case GroupCommand.HEAD:
-                models[rest[0]].head(slice(rest[1], rest[2]))
+                models[rest[0]].run_head(slice(rest[1], rest[2]))
             case GroupCommand.COPY:
-                models[rest[0]].copy(message[3:], rest[1])
+                models[rest[0]].copy_pages(message[3:], rest[1])

@@ -162,7 +162,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
             if self.is_alive:
                 self.transport.write(encode_frame(command))
         except RecursionError:
-            message = f"schema: nested too deeply; at most {MAX_SCHEMA_DEPTH} levels are allowed"
+            message = f"schema: it is too large: it is nested more than {MAX_SCHEMA_DEPTH} deep"
             raise OptionError("schema", None, message) from None
 
     def data_received(self, data: bytes) -> None:
