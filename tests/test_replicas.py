@@ -169,9 +169,9 @@ def test_what_cannot_be_served_is_refused(server: Any, entry: Any, named: str) -
 @pytest.mark.parametrize(
     ("replicas", "most", "port", "named"),
     [
-        (0, None, 8000, "at least 1, not 0"),
-        (2, 1, 8000, "at least 2"),
-        (2, None, 0, "port 0"),
+        (0, None, 8000, "at least 1, got 0"),
+        (2, 1, 8000, "at least replicas=2"),
+        (2, None, 0, "port must not be 0"),
         (2, None, -1, "cannot listen"),
     ],
 )

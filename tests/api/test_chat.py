@@ -233,7 +233,7 @@ def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPa
             try:
                 found = text.encode_chat(messages, {})
             except ValueError as error:
-                assert re.match(r"messages\[\d\] holds a (part of a )?special token", str(error))
+                assert re.match(r"messages\[\d\] contains a (part of a )?special token", str(error))
                 refused += 1
             else:
                 assert found == expected(name, messages), (shape.template, messages)
