@@ -29,21 +29,21 @@ GAINS = {"humaneval": 1.4, "rewrite": 2.5, "prose": 0.98}
 def measure_task(sides: list[Side], task: Task, llm: LLM, rounds: int) -> list[Row]:
     """Rows of all sides that can answer a task."""
     able = [side for side in sides if task.schema is None or isinstance(side.answerer, Outpace)]
+    prompts = [llm.text.encode(prompt) for prompt in task.prompts]
     for side in able:
-        side.run(task.prompts[0], llm.text.encode(task.prompts[0]), task)
+        side.run(prompts[0], task)
         side.answers, side.timings = [], []
     for index in range(rounds):
-        for number, prompt in enumerate(task.prompts):
-            ids, turn = llm.text.encode(prompt), (index + number) % len(able)
+        for number, ids in enumerate(prompts):
+            turn = (index + number) % len(able)
             for side in [*able[turn:], *able[:turn]]:
-                side.run(prompt, ids, task)
+                side.run(ids, task)
     return [make_row(side, able, task) for side in able]
 
 
 def make_row(side: Side, sides: list[Side], task: Task) -> Row:
     """Figures of one side; the gain is relative to the plain side of the same program."""
-    program = side.name.split(",")[0]
-    plain = next(other for other in sides if other.name == f"{program}, plain")
+    plain = next(each for each in sides if (each.program, each.way) == (side.program, "plain"))
     pairs = list(zip(side.answers, sides[0].answers, strict=True))
     return {
         "task": task.name,

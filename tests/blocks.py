@@ -8,7 +8,7 @@ from helpers import MASK
 from outpace.decoding import Forward, Prediction
 
 
-def says(tokens: str, sure: str, **ranks: list[float]) -> Prediction:
+def predicted(tokens: str, sure: str, **ranks: list[float]) -> Prediction:
     """A digit for each hole, and `+` where it is sure, else `-` or (the surest of these) `*`."""
     confidence = {"+": 0.99, "*": 0.5, "-": 0.1}
     return Prediction(

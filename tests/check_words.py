@@ -38,6 +38,8 @@ ADVICE = ["", *BANNED.values()]
 QUOTED = re.compile(
     r"```.*?```|~~~.*?~~~|``.+?``|`[^`]+`|\"[^\"]*\"|“[^”]*”|\]\([^)]*\)", re.DOTALL
 )
+STRING_MARKS = re.compile(r"^[a-zA-Z]*(\"{3}|'{3}|\"|')|(\"{3}|'{3}|\"|')$")
+"""Prefix and quotes of a string of a program."""
 
 
 def blank(text: str) -> str:
@@ -64,7 +66,7 @@ def find_in_code(source: str) -> Iterator[tuple[int, str]]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         is_text = token.type == tokenize.STRING and " " in token.string
         if is_text or token.type == tokenize.COMMENT:
-            yield from find_words(token.string.strip("\"'rbfRBF"), token.start[0])
+            yield from find_words(STRING_MARKS.sub("", token.string), token.start[0])
 
 
 def mean_sentence(text: str) -> float:

@@ -46,8 +46,8 @@ def in_one_process(source: Path, target: Path) -> list[dict[str, Any]]:
 
 def test_a_copy_answers_as_the_model_does() -> None:
     """Each with its seed; what does not fit is named, and what is done by then is kept."""
-    told = {"loading": {"model": "tiny-aux", "cache_gib": 0.25}, "options": OPTIONS}
-    copy = ModelCopy(**told, batch=2, threads=None)
+    arguments = {"loading": {"model": "tiny-aux", "cache_gib": 0.25}, "options": OPTIONS}
+    copy = ModelCopy(**arguments, batch=2, threads=None)
     questions = [each.question for each in story_problems("test", 3)]
     expected = [copy.llm.generate(q, seed=7 + n, **OPTIONS)[0] for n, q in enumerate(questions)]
     block = [(n, question, 7 + n) for n, question in enumerate(questions)]

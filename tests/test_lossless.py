@@ -168,9 +168,9 @@ def lenient(drafted: list[int], tokens: list[int]) -> int:
     return min(agreement(drafted, tokens) + 1, len(drafted))
 
 
-def stray(parents: list[int], tokens: list[int], said: list[int]) -> list[int]:
+def stray(parents: list[int], tokens: list[int], target_tokens: list[int]) -> list[int]:
     """Keeps the first child of the last node though the target said something else."""
-    path = accepted_path(parents, tokens, said)
+    path = accepted_path(parents, tokens, target_tokens)
     return [*path, *[row for row, parent in enumerate(parents) if parent == path[-1]][:1]]
 
 

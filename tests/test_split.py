@@ -146,8 +146,8 @@ def test_a_draft_that_adds_features_is_not_split(tmp_path: Path) -> None:
     """By what it is; its features are not told to the other processes."""
     target, draft = trained_pair()
     save_model(adding_draft(draft), tmp_path)
-    said = "tensor_parallel: DFlashDraftModel, a draft that adds features, cannot be sharded"
-    with pytest.raises(ValueError, match=said):
+    message = "tensor_parallel: DFlashDraftModel, a draft that adds features, cannot be sharded"
+    with pytest.raises(ValueError, match=message):
         load_draft(tmp_path, target, share=ModelShard(0, 2))
 
 

@@ -28,8 +28,8 @@ LOG = logging.getLogger(__name__)
 class Answerer(Protocol):
     """One program with one way of decoding."""
 
-    def answer(self, prompt: str, ids: Sequence[int], task: Task) -> list[int]:
-        """Answer a prompt, also given as token ids, greedily; returns the ids of the answer."""
+    def answer(self, ids: Sequence[int], task: Task) -> list[int]:
+        """Answer a prompt greedily; returns the token ids of the answer."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Outpace:
     llm: LLM
     method: Method
 
-    def answer(self, prompt: str, ids: Sequence[int], task: Task) -> list[int]:
+    def answer(self, ids: Sequence[int], task: Task) -> list[int]:
         """Answer one request, under the schema of the task if it has one."""
         (output,) = self.llm.generate(
             [list(ids)],
@@ -69,7 +69,7 @@ class LlamaCpp:
             verbose=False,
         )
 
-    def answer(self, prompt: str, ids: Sequence[int], task: Task) -> list[int]:
+    def answer(self, ids: Sequence[int], task: Task) -> list[int]:
         """Answer one request, without a schema."""
         self.llama.reset()
         answer: list[int] = []
@@ -97,7 +97,7 @@ class OpenVino:
         if lookup:
             self.config.num_assistant_tokens, self.config.max_ngram_size = LOOKUP_TOKENS, 3
 
-    def answer(self, prompt: str, ids: Sequence[int], task: Task) -> list[int]:
+    def answer(self, ids: Sequence[int], task: Task) -> list[int]:
         """Answer one request."""
         import openvino as ov
 
@@ -110,27 +110,31 @@ class OpenVino:
 class Side:
     """A way of answering, with the answers and times of one task."""
 
-    name: str
+    program: str
+    way: str
     answerer: Answerer
     answers: list[list[int]] = field(default_factory=list)
     timings: list[Timing] = field(default_factory=list)
 
-    def run(self, prompt: str, ids: Sequence[int], task: Task) -> None:
+    @property
+    def name(self) -> str:
+        """Program and way, as tables show them."""
+        return f"{self.program}, {self.way}"
+
+    def run(self, ids: Sequence[int], task: Task) -> None:
         """Answer a prompt and keep the answer and the time."""
-        self.timings.append(
-            timed(lambda: self.answers.append(self.answerer.answer(prompt, ids, task)))
-        )
+        self.timings.append(timed(lambda: self.answers.append(self.answerer.answer(ids, task))))
 
 
 def build_sides(llm: LLM, options: argparse.Namespace) -> list[Side]:
     """Sides whose packages are installed, the first of them plain decoding here."""
     sides = [
-        Side("outpace, plain", Outpace(llm, Autoregressive())),
-        Side("outpace, lookup", Outpace(llm, Lookup())),
+        Side("outpace", "plain", Outpace(llm, Autoregressive())),
+        Side("outpace", "lookup", Outpace(llm, Lookup())),
     ]
     if options.draft is not None:
         method = Speculative(draft=options.draft, tokens="auto")
-        sides.append(Side("outpace, draft", Outpace(llm, method)))
+        sides.append(Side("outpace", "draft", Outpace(llm, method)))
     for name, module, kind in (
         ("llama.cpp", "llama_cpp", LlamaCpp),
         ("OpenVINO", "openvino_genai", OpenVino),
@@ -141,7 +145,7 @@ def build_sides(llm: LLM, options: argparse.Namespace) -> list[Side]:
         try:
             for way, lookup in (("plain", False), ("lookup", True)):
                 answerer = kind(Path(options.model), options.threads, lookup=lookup)
-                sides.append(Side(f"{name}, {way}", answerer))
+                sides.append(Side(name, way, answerer))
         except RuntimeError as error:
             LOG.warning("%s does not read %s: %s", name, options.model, str(error).split("\n")[0])
     return sides

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from outpace.evaluation.run import questions_of
 
 HERE = Path(__file__).parent
-EDITS = {
-    "rename": "Rename the class Shelf to Library, its method put to add, and out to lend.",
-    "types": "Add type annotations to all parameters and results.",
-    "translate": "Translate the comments and docstrings into German. Change nothing else.",
-}
+EDITS = (
+    "Rename the class Shelf to Library, its method put to add, and out to lend.",
+    "Add type annotations to all parameters and results.",
+    "Translate the comments and docstrings into German. Change nothing else.",
+)
 """Changes of a file of 60 lines; the answer repeats most of the file."""
 
 QUOTATIONS = (
@@ -70,9 +70,7 @@ def fence(text: str, language: str = "") -> str:
 def build_tasks(options: argparse.Namespace) -> list[Task]:
     """Tasks of which the data are given, with at most `options.limit` prompts each."""
     code, text = ((HERE / name).read_text("utf-8") for name in ("shelf.txt", "market.txt"))
-    edits = [
-        f"{edit} Answer with the whole file.\n\n{fence(code, 'python')}" for edit in EDITS.values()
-    ]
+    edits = [f"{edit} Answer with the whole file.\n\n{fence(code, 'python')}" for edit in EDITS]
     people = [f"Give the person as JSON: {person}" for person in PEOPLE]
     tasks = [
         Task(name="rewrite", prompts=edits, max_tokens=700),
@@ -88,12 +86,7 @@ def build_tasks(options: argparse.Namespace) -> list[Task]:
             prompts = [str(each.prompt) for each in questions_of(name, options.limit, str(path))]
             tasks.insert(0, Task(name=name, prompts=prompts, max_tokens=max_tokens))
     return [
-        Task(
-            name=task.name,
-            prompts=task.prompts[: options.limit],
-            max_tokens=task.max_tokens,
-            schema=task.schema,
-        )
+        replace(task, prompts=task.prompts[: options.limit])
         for task in tasks
         if not options.only or task.name in options.only
     ]

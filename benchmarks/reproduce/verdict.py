@@ -104,12 +104,12 @@ def speed_of(result: ResultRecord) -> str:
 
 
 def unbeaten(
-    says: str, mine: Sequence[ResultRecord], other: Sequence[ResultRecord], key: str
+    claim_text: str, mine: Sequence[ResultRecord], other: Sequence[ResultRecord], key: str
 ) -> Verdict:
     """No setting of the other line is as right and as fast as one of this."""
     beaten = [f"{m['setting']} by {o['setting']}" for m in mine for o in other if beats(o, m, key)]
     told = f"{len(mine)} settings, none beaten" if not beaten else f"beaten: {', '.join(beaten)}"
-    return Verdict(says, not beaten, told)
+    return Verdict(claim_text, not beaten, told)
 
 
 def beats(one: ResultRecord, other: ResultRecord, key: str) -> bool:

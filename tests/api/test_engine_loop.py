@@ -165,7 +165,7 @@ def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
             InspectCommand(),
             CancelCommand(1, "x"),
             CancelCommand(7, "x"),
-            CancelCommand(7, "nobody"),
+            CancelCommand(7, "absent"),
         ]
         yield from until_over(script, 1, 2)
         yield [InspectCommand(), CancelCommand(1, "x")]

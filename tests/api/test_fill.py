@@ -164,8 +164,8 @@ REFUSED.append(("tiny-wedlm", Autoregressive()))
 def test_methods_that_see_nothing_behind_a_hole_are_refused(name: str, method: Method) -> None:
     """The error lists the methods that can infill."""
     able = "APD, BlockDiffusion, D2F, Diff"
-    says = rf"^method: {type(method).__name__}\(.*\) cannot condition on .* unverified: {able}"
-    with pytest.raises(ValueError, match=says):
+    message = rf"^method: {type(method).__name__}\(.*\) cannot condition on .* unverified: {able}"
+    with pytest.raises(ValueError, match=message):
         llm(name).fill(["a", Hole(2), "b"], method=method)
 
 
@@ -205,12 +205,12 @@ BAD: list[tuple[Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("cloze", "says"), BAD, ids=lambda value: str(value)[:50])
-def test_bad_clozes_are_refused_in_time(cloze: Any, says: str) -> None:
+@pytest.mark.parametrize(("cloze", "message"), BAD, ids=lambda value: str(value)[:50])
+def test_bad_clozes_are_refused_in_time(cloze: Any, message: str) -> None:
     """With the reason, before any work."""
     model = llm("tiny-dream")
     began = time.process_time()
-    with pytest.raises(ValueError, match=re.escape(says)):
+    with pytest.raises(ValueError, match=re.escape(message)):
         model.fill(cloze)
     assert time.process_time() - began < 1.5
     assert model.driver.stats.is_idle

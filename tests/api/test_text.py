@@ -144,7 +144,7 @@ def test_arrays_of_token_ids_are_prompts(ids: Prompt) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "says"),
+    ("prompt", "expected_message"),
     [
         ([True, 2], "must be a token id, an integer, got True"),
         ([1, 2.0], "must be a token id, an integer, got 2.0"),
@@ -165,9 +165,9 @@ def test_arrays_of_token_ids_are_prompts(ids: Prompt) -> None:
         ([{"role": "\udcff", "content": "hi"}], "is not UTF-8"),
     ],
 )
-def test_what_is_no_prompt_is_refused(text: TextCodec, prompt: Any, says: str) -> None:
+def test_what_is_no_prompt_is_refused(text: TextCodec, prompt: Any, expected_message: str) -> None:
     """The error describes the problem."""
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         text.encode(prompt)
 
 
@@ -179,7 +179,7 @@ def test_refusal_of_a_long_prompt_is_short(text: TextCodec) -> None:
 
 
 @pytest.mark.parametrize(
-    ("template", "says"),
+    ("template", "expected_message"),
     [
         ("{{ raise_exception('roles must alternate') }}", "template of tiny fails: roles must"),
         ("{{ messages[0].content + 5 }}", "template of tiny fails: can only concatenate"),
@@ -187,9 +187,11 @@ def test_refusal_of_a_long_prompt_is_short(text: TextCodec) -> None:
         ("{{ '\ud800' }}", "is not UTF-8"),
     ],
 )
-def test_chat_template_that_fails_is_a_refusal(folder: Path, template: str, says: str) -> None:
+def test_chat_template_that_fails_is_a_refusal(
+    folder: Path, template: str, expected_message: str
+) -> None:
     """With the template's own message."""
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=expected_message):
         load(folder, template).encode("hi")
 
 
@@ -571,11 +573,11 @@ def test_sizes_decide_where_there_is_no_tokenizer(text: TextCodec) -> None:
 def test_special_tokens_stay_text_whatever_other_threads_encode() -> None:
     """Splitting them is a setting of the shared tokenizer."""
     text = TextCodec("tiny-ar", load_tokenizer("tiny-ar"))
-    told = "hello <|im_end|> and <|im_start|>system bad"
-    expected = text.encode(told)
+    reported = "hello <|im_end|> and <|im_start|>system bad"
+    expected = text.encode(reported)
 
     def work(number: int) -> list[list[int]]:
-        prompts = [told if number % 2 else "just text"] * 400
+        prompts = [reported if number % 2 else "just text"] * 400
         return [text.encode(prompt) for prompt in prompts]
 
     with ThreadPoolExecutor(4) as pool:

@@ -184,7 +184,7 @@ async def no_http(asked, reply):
 
 
 @pytest.mark.parametrize(
-    ("script", "kind", "text", "says"),
+    ("script", "kind", "text", "message"),
     [
         (refused, "429", "", "too many"),
         (dropped, "dropped", "half", ""),
@@ -198,10 +198,10 @@ async def no_http(asked, reply):
         (no_http, "malformed", "", ""),
     ],
 )
-def test_errors_have_their_kind_and_keep_what_came(script, kind, text, says):
+def test_errors_have_their_kind_and_keep_what_came(script, kind, text, message):
     with ScriptedServer(script) as server:
         found = ask(server, timeout=0.5)
-    assert (found.error, found.text) == (kind, text) and says in found.error_message
+    assert (found.error, found.text) == (kind, text) and message in found.error_message
     assert found.ended >= found.began
 
 

@@ -51,7 +51,7 @@ def test_an_entry_alone_is_a_line_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("tiny-ar", "is not an entry"),
         ("tiny-ar autoregressive fast", "'fast' is not an option of autoregressive"),
@@ -63,8 +63,8 @@ def test_an_entry_alone_is_a_line_of_its_own() -> None:
         ("tiny-dream left_to_right tokens=0,1", "tokens must be at least 1"),
     ],
 )
-def test_a_bad_entry_is_named(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_a_bad_entry_is_named(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         parse_entries(text)
 
 
@@ -114,7 +114,7 @@ def test_random_weights_are_written_once_and_decode(tmp_path: Path) -> None:
 
 
 def test_prompts_of_a_length_go_on_with_the_next_question() -> None:
-    told = [[1, 2], [3], [4, 5, 6]]
-    assert cut_prompt(told, 0, 4) == [1, 2, 3, 4]
-    assert cut_prompt(told, 2, 8) == [4, 5, 6, 1, 2, 3, 4, 5]
-    assert len(cut_prompt(told, 1, 1000)) == 1000
+    long_prompt = [[1, 2], [3], [4, 5, 6]]
+    assert cut_prompt(long_prompt, 0, 4) == [1, 2, 3, 4]
+    assert cut_prompt(long_prompt, 2, 8) == [4, 5, 6, 1, 2, 3, 4, 5]
+    assert len(cut_prompt(long_prompt, 1, 1000)) == 1000

@@ -71,8 +71,8 @@ def test_the_page_shows_what_is_said(chat: Run) -> None:
     message = " ".join(asked.split()) + mark
     status, out, err = chat(words[2], message, flags=tuple(words[3:]))
     assert (status, err) == (0, "")
-    told = [re.sub(r"\d+ tokens per second", "", text) for text in (message + out, shown)]
-    assert "".join(told[0].split()) == "".join(told[1].split())
+    found = [re.sub(r"\d+ tokens per second", "", text) for text in (message + out, shown)]
+    assert "".join(found[0].split()) == "".join(found[1].split())
 
 
 def test_the_model_sees_what_was_said(llm: LLM) -> None:
@@ -106,17 +106,17 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
     """Side by side; the conversation is unchanged."""
     talk = conversation(llm)
     talk.handle_line(STORY)
-    said = list(talk.messages)
+    earlier = list(talk.messages)
     capsys.readouterr()
     talk.handle_line("/race wedlm verify=true entropy=0.8")
     shown = capsys.readouterr().out
     assert re.search(r"^wedlm +wedlm verify=true entropy=0.8 *$", shown, re.MULTILINE)
     assert shown.count("####") == 2
-    assert talk.messages == said and isinstance(talk.method, WeDLM)
+    assert talk.messages == earlier and isinstance(talk.method, WeDLM)
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "expected_message"),
     [
         ("/nonsense", "unknown command /nonsense; /help lists the commands"),
         ("/method nonsense", "unknown method 'nonsense'; available: apd"),
@@ -130,11 +130,13 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
         ("\udcff", "not UTF-8"),
     ],
 )
-def test_what_cannot_be_is_said_and_the_talk_goes_on(chat: Run, line: str, says: str) -> None:
+def test_what_cannot_be_is_said_and_the_talk_goes_on(
+    chat: Run, line: str, expected_message: str
+) -> None:
     """In a line on standard error, without effect."""
     status, out, err = chat("tiny-aux", line, STORY, flags=("--max-tokens", "96"))
     assert status == 0 and "#### 26\n" in out
-    assert says in err and err.count("\n") == 1
+    assert expected_message in err and err.count("\n") == 1
 
 
 def test_a_race_needs_a_method(chat: Run) -> None:
@@ -241,8 +243,8 @@ def test_a_conversation_at_a_terminal() -> None:
         shown = talk(f"{STORY}\r", "\x1b[38;5;31m")
         shown += talk("\x03", "(cancelled)")
         assert "tokens per forward" in shown and "Traceback" not in shown
-        behind = shown.partition("(cancelled)")[2]
-        assert "> " in behind or "> " in talk("", "> ")
+        following = shown.partition("(cancelled)")[2]
+        assert "> " in following or "> " in talk("", "> ")
         time.sleep(1)  # until it listens
         assert "outpace: interrupted" in talk("\x03", "interrupted")
 

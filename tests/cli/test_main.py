@@ -241,8 +241,10 @@ def test_cut_answers_are_counted(outpace, tmp_path):
     status, out, _ = outpace(
         *("evaluate", "tiny-aux", "--limit", "3", "--max-tokens", "8", "--json", str(path))
     )
-    said = "3 of 3 answers were truncated at 8 tokens and scored as they are: increase --max-tokens"
-    assert status == 0 and said in " ".join(out.split())
+    warning = (
+        "3 of 3 answers were truncated at 8 tokens and scored as they are: increase --max-tokens"
+    )
+    assert status == 0 and warning in " ".join(out.split())
     (result,) = json.loads(path.read_text())["results"]
     assert (result["unfinished"], result["cut_at"]) == (3, 8)
     status, out, _ = outpace("evaluate", "tiny-aux", "--limit", "3", "--json", str(whole))
@@ -250,7 +252,7 @@ def test_cut_answers_are_counted(outpace, tmp_path):
     (result,) = json.loads(whole.read_text())["results"]
     assert (result["unfinished"], result["cut_at"]) == (0, None)
     out = " ".join(outpace("report", str(whole), str(path))[1].split())
-    assert f"run 2: {said}" in out and "run 1: " not in out
+    assert f"run 2: {warning}" in out and "run 1: " not in out
     path.write_text(path.read_text().replace('"cut_at": 8', '"cut_at": "x"'))
     assert "has cut_at 'x', which must be a number or null" in outpace("report", str(path))[2]
     race = ("race", "--limit", "1", "--entry", "tiny-aux autoregressive", "--max-tokens", "8")
@@ -300,7 +302,7 @@ def test_models_and_methods_are_listed(outpace):
 
 
 @pytest.mark.parametrize(
-    ("args", "says"),
+    ("args", "message"),
     [
         (("generate", "no-such-model", "x"), "no-such-model"),
         (("generate", "tiny-aux", ""), "empty"),
@@ -442,11 +444,11 @@ def test_models_and_methods_are_listed(outpace):
         (("generate", "tiny-aux", "x" * 3000), "slots"),
     ],
 )
-def test_bad_input_is_one_line_and_status_2(outpace, args, says):
+def test_bad_input_is_one_line_and_status_2(outpace, args, message):
     """On standard error."""
     status, _, err = outpace(*args)
     assert status == 2
-    assert err.startswith("outpace: ") and err.count("\n") == 1 and says in err
+    assert err.startswith("outpace: ") and err.count("\n") == 1 and message in err
 
 
 @pytest.mark.parametrize(
@@ -722,12 +724,12 @@ def test_flags_of_a_request_reach_it(outpace):
     _, free, _ = outpace(*args, "--logprobs")
     tokens = re.findall(r"^ +-?\d+\.\d{4} +(\d+)", free, re.MULTILINE)
     assert "(stop)" in free
-    for flags, says in (
+    for flags, message in (
         (("--stop-id", tokens[7]), f"{tokens.index(tokens[7])} tokens in"),
         (("--ignore-eos",), "96 tokens in"),
         (("--min-tokens", "96"), "(length)"),
     ):
-        assert says in outpace(*args, *flags)[1]
+        assert message in outpace(*args, *flags)[1]
     for flags in (("--logit-bias", f"{tokens[0]}=-9999"), ("--repetition-penalty", "9")):
         assert outpace(*args, *flags)[1].partition("tokens in")[0] != free.partition("\n ")[0]
 
@@ -753,11 +755,11 @@ def test_a_template_has_its_variables(outpace, tmp_path):
 
 def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
     """With length, mask and memory."""
-    told = {}
+    found = {}
 
     class Told:
         def __init__(self, model, method, **options):
-            told.update(options)
+            found.update(options)
             raise ValueError("told")
 
     monkeypatch.setattr("outpace.cli.flags.LLM", Told)
@@ -765,7 +767,7 @@ def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
         *("generate", "tiny-ar", "x", "--mask-id", "0", "--max-length", "64"),
         *("--cache-gib", "0.5"),
     )
-    assert told["mask_id"] == 0 and told["max_length"] == 64 and told["cache_gib"] == 0.5
+    assert found["mask_id"] == 0 and found["max_length"] == 64 and found["cache_gib"] == 0.5
 
 
 def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypatch):
@@ -785,14 +787,18 @@ def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypa
 
 def test_help_does_not_contradict_itself(outpace):
     """Each default is shown once."""
-    for words, says in (
+    for words, message in (
         (("generate",), "rest of the context; 256 for diffusion"),
         (("race",), "[default: 128]"),
         (("evaluate",), "by protocol"),
     ):
         text = " ".join(outpace(*words, "--help")[1].replace("│", " ").split())
-        (told,) = re.findall(r"--max-tokens <int> (.*?) --temperature", text)
-        assert says in told and told.count("default") == 1 and "256" not in told.replace(says, "")
+        (found,) = re.findall(r"--max-tokens <int> (.*?) --temperature", text)
+        assert (
+            message in found
+            and found.count("default") == 1
+            and "256" not in found.replace(message, "")
+        )
 
 
 def test_the_list_of_methods_is_whole_at_any_width(outpace, monkeypatch):

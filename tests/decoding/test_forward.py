@@ -181,14 +181,14 @@ def test_patterns_have_names() -> None:
 
 def test_context_fills_the_slots_before_the_rows() -> None:
     """It must follow the written slots."""
-    behind = replace(PLAIN, model="draft", context=torch.zeros(4, 6))
-    assert (behind.first_slot, behind.start, behind.end) == (6, 10, 15)
-    assert behind.visible_ends() == PLAIN.visible_ends()
+    with_features = replace(PLAIN, model="draft", context=torch.zeros(4, 6))
+    assert (with_features.first_slot, with_features.start, with_features.end) == (6, 10, 15)
+    assert with_features.visible_ends() == PLAIN.visible_ends()
     for written in (6, 10, 15):
-        behind.check_bounds(vocab=8, length=100, slots=40, written=written, feature_size=6)
+        with_features.check_bounds(vocab=8, length=100, slots=40, written=written, feature_size=6)
     with pytest.raises(ValueError, match="start at slot 6, but only 5 slots have been written"):
-        behind.check_bounds(vocab=8, length=100, slots=40, written=5, feature_size=6)
+        with_features.check_bounds(vocab=8, length=100, slots=40, written=5, feature_size=6)
     with pytest.raises(ValueError, match="start at slot -1"):
-        replace(behind, start=3).check_bounds(
+        replace(with_features, start=3).check_bounds(
             vocab=8, length=100, slots=40, written=5, feature_size=6
         )

@@ -149,9 +149,9 @@ def test_drafts_of_the_first_tree(pair: str, case: Case) -> None:
     levels = [out.logits for _, out in method.log[1:second]]
     assert len(levels) == min(case["params"]["depth"] + 1, case["params"]["total_token"] - 1)
     ours = torch.cat([level for level in levels if level is not None])
-    says = models(pair)[1].head_tokens
-    assert says is not None and bool((ours.sum(-1) < -1e30).all())
-    close(ours[:, says], expected(pair)[f"first_draft_logits_{case['id']}"][: len(ours)])
+    head_tokens = models(pair)[1].head_tokens
+    assert head_tokens is not None and bool((ours.sum(-1) < -1e30).all())
+    close(ours[:, head_tokens], expected(pair)[f"first_draft_logits_{case['id']}"][: len(ours)])
 
 
 @pytest.mark.parametrize(("pair", "case"), cases("chain_d5", "tree_k10_t60_d7"))

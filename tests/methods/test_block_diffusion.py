@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blocks import says, shape
+from blocks import predicted, shape
 from helpers import MASK, block_model, engine_of, enter, finish, request_of, runner, script, tokens
 from outpace.decoding import Request, Sampling
 from outpace.methods import BlockDiffusion
@@ -30,7 +30,12 @@ def test_full_block_runs_once_more_with_the_next() -> None:
     forwards = script(
         BlockDiffusion(),
         seq,
-        [says("45", "-*"), says("6", "-"), says("4567", "+--+"), says("89", "++")],
+        [
+            predicted("45", "-*"),
+            predicted("6", "-"),
+            predicted("4567", "+--+"),
+            predicted("89", "++"),
+        ],
     )
     assert [shape(forward) for forward in forwards] == [
         (0, "123123__", (4, 4), [6, 7]),
@@ -40,14 +45,19 @@ def test_full_block_runs_once_more_with_the_next() -> None:
     ]
     assert (seq.tokens, seq.finish_reason) == ([6, 5, 4, 8, 9, 7], "length")
     short = sequence(4)
-    forwards = script(BlockDiffusion(), short, [says("45", "++"), says("67", "++")])
+    forwards = script(BlockDiffusion(), short, [predicted("45", "++"), predicted("67", "++")])
     assert shape(forwards[1]) == (4, "2345__", (4, 2), [8, 9])
 
 
 def test_shifted_model_predicts_first_hole_alone() -> None:
     """At any confidence; then the block runs, and row p - 1 predicts slot p."""
     seq = sequence(8, shift=1, prompt=[1, 2, 3, 1])
-    answers = [says("5", "-"), says("678", "-*-"), says("68", "++"), says("9", "-")]
+    answers = [
+        predicted("5", "-"),
+        predicted("678", "-*-"),
+        predicted("68", "++"),
+        predicted("9", "-"),
+    ]
     decoding = BlockDiffusion().decode(seq)
     forwards = [next(decoding)]
     forwards += [decoding.send(answer) for answer in answers]
@@ -64,20 +74,26 @@ def test_shifted_model_predicts_first_hole_alone() -> None:
 def test_quotas_of_steps() -> None:
     """Eight slots in three forwards are 3, 3 and 2, from the first one of the block on."""
     whole = sequence(8, block=8, prompt=[1] * 8)
-    answers = [says("11111111", "-*+-----"), says("22222", "-----"), says("33", "--")]
+    answers = [
+        predicted("11111111", "-*+-----"),
+        predicted("22222", "-----"),
+        predicted("33", "--"),
+    ]
     script(BlockDiffusion(threshold=None, steps=3), whole, answers)
     assert whole.tokens == [1, 1, 1, 2, 2, 2, 3, 3]
     # All holes above the threshold are filled, if they reach the quota.
     many = sequence(8, block=8, prompt=[1] * 8)
-    answers = [says("11111111", "+-+-+-+-"), says("2222", "+---"), says("3", "-")]
+    answers = [predicted("11111111", "+-+-+-+-"), predicted("2222", "+---"), predicted("3", "-")]
     script(BlockDiffusion(steps=3), many, answers)
     assert many.tokens == [1, 2, 1, 2, 1, 2, 1, 3]
     few = sequence(2)
-    script(BlockDiffusion(threshold=None, steps=1), few, [says("45", "--")])
+    script(BlockDiffusion(threshold=None, steps=1), few, [predicted("45", "--")])
     assert few.tokens == [4, 5]
     # More steps than slots: one each, while there are holes.
     late = sequence(2)
-    script(BlockDiffusion(threshold=None, steps=9), late, [says("45", "-*"), says("4", "-")])
+    script(
+        BlockDiffusion(threshold=None, steps=9), late, [predicted("45", "-*"), predicted("4", "-")]
+    )
     assert late.tokens == [4, 5]
 
 
@@ -88,19 +104,19 @@ def test_other_choices() -> None:
     assert left.tokens == [7, 9]
     entropy = sequence(6, prompt=[1, 2])
     answers = [
-        says("45", "--", entropy=[1.0, 0.2]),
-        says("4567", "----", entropy=[0.2, 3.0, 0.1, 0.2]),
-        says("8", "-", entropy=[3.0]),
+        predicted("45", "--", entropy=[1.0, 0.2]),
+        predicted("4567", "----", entropy=[0.2, 3.0, 0.1, 0.2]),
+        predicted("8", "-", entropy=[3.0]),
     ]
     script(BlockDiffusion(budget=0.35, order="entropy"), entropy, answers)
     assert entropy.tokens == [4, 5, 4, 8, 6, 7]
     parts = sequence(8, block=8, prompt=[1] * 8)
     answers = [
-        says("12", "+-"),
-        says("3", "-"),
-        says("45", "++"),
-        says("67", "++"),
-        says("89", "++"),
+        predicted("12", "+-"),
+        predicted("3", "-"),
+        predicted("45", "++"),
+        predicted("67", "++"),
+        predicted("89", "++"),
     ]
     forwards = script(BlockDiffusion(part=2), parts, answers)
     assert [list(forward.predict) for forward in forwards] == [
@@ -111,12 +127,12 @@ def test_other_choices() -> None:
 
 def test_an_answer_ends_with_its_last_token_or_with_the_block() -> None:
     """The holes before an end-of-sequence are filled in either case."""
-    answers = [says("4507", "--+-"), says("456", "*--"), says("56", "*-")]
+    answers = [predicted("4507", "--+-"), predicted("456", "*--"), predicted("56", "*-")]
     seq = sequence(8, prompt=[1] * 4)
     script(BlockDiffusion(), seq, answers)
     assert (seq.tokens, seq.finish_reason) == ([4, 5], "stop")
     seq = sequence(8, prompt=[1] * 4)
-    script(BlockDiffusion(canvas=True), seq, [*answers, says("6", "-")])
+    script(BlockDiffusion(canvas=True), seq, [*answers, predicted("6", "-")])
     assert (seq.tokens, seq.finish_reason) == ([4, 5], "stop")
     assert list(seq.canvas) == [1, 1, 1, 1, 4, 5, 0, 6]
 
@@ -125,7 +141,7 @@ def test_fixed_tokens_are_not_holes() -> None:
     """A block of fixed tokens only runs with the next one."""
     given = {6: 7, 7: 7, 9: 8}
     seq = sequence(6, fixed_tokens=given)
-    forwards = script(BlockDiffusion(), seq, [says("456", "+++")])
+    forwards = script(BlockDiffusion(), seq, [predicted("456", "+++")])
     assert [shape(forward) for forward in forwards] == [(0, "12312377_8__", (4, 4, 4), [8, 10, 11])]
     assert (seq.tokens, seq.finish_reason) == ([7, 7, 4, 8, 5, 6], "length")
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from blocks import says, shape
+from blocks import predicted, shape
 from helpers import MASK, Turned, request_of, script
 from outpace.decoding import FULL, Decoding, Forward, Prediction, Request, Sampling, Target
 from outpace.methods import D2F
@@ -33,14 +33,14 @@ def test_the_pipeline() -> None:
         D2F(block=4, add=0.5),
         seq,
         [
-            says("4567", "-*--"),  # none is above the threshold: its best one
-            says("467", "--*"),  # one of four is less than half: no second block yet
-            says(
+            predicted("4567", "-*--"),  # none is above the threshold: its best one
+            predicted("467", "--*"),  # one of four is less than half: no second block yet
+            predicted(
                 "451234", "+-----"
             ),  # appended, but not activated: only tokens above the threshold
-            says("57321", "-++--"),  # now it has one; the first block takes its best one
-            says("52", "*-"),  # the first block is full, so the second takes its best one
-            says("2", "-"),
+            predicted("57321", "-++--"),  # now it has one; the first block takes its best one
+            predicted("52", "*-"),  # the first block is full, so the second takes its best one
+            predicted("2", "-"),
         ],
     )
     assert [shape(forward) for forward in forwards] == [
@@ -56,7 +56,7 @@ def test_the_pipeline() -> None:
 
 def test_row_before_the_first_hole_runs() -> None:
     """Where a block begins with a hole and everything before it is cached."""
-    answers = [says("45", "++"), says("67", "-*"), says("6", "-")]
+    answers = [predicted("45", "++"), predicted("67", "-*"), predicted("6", "-")]
     forwards = script(D2F(block=2, add=1.0), sequence(4), answers)
     assert [shape(forward) for forward in forwards] == [
         (0, "123__", (3, 2), [3, 4]),
@@ -67,37 +67,40 @@ def test_row_before_the_first_hole_runs() -> None:
 
 def test_full_blocks_after_the_last_hole_wait() -> None:
     """No hole sees them until another block follows."""
-    answers = [says("456", "*--"), says("56789", "*-+++")]  # the second is full before the first
-    forwards = script(D2F(block=3, add=0.3), sequence(6), [*answers, says("6", "-")])
+    answers = [
+        predicted("456", "*--"),
+        predicted("56789", "*-+++"),
+    ]  # the second is full before the first
+    forwards = script(D2F(block=3, add=0.3), sequence(6), [*answers, predicted("6", "-")])
     assert shape(forwards[2]) == (3, "45_", (3,), [5])
-    forwards = script(D2F(block=3, add=0.3), sequence(9), [*answers, says("6123", "-+++")])
+    forwards = script(D2F(block=3, add=0.3), sequence(9), [*answers, predicted("6123", "-+++")])
     assert shape(forwards[2]) == (3, "45_789___", (3, 3, 3), [5, 9, 10, 11])
 
 
 def test_last_block_is_the_remainder() -> None:
     """Five tokens are two, two and one."""
-    answers = [says("45", "++"), says("67", "++"), says("8", "-")]
+    answers = [predicted("45", "++"), predicted("67", "++"), predicted("8", "-")]
     forwards = script(D2F(block=2), sequence(5), answers)
     assert [forward.pattern for forward in forwards] == [(3, 2), (2, 2), (2, 1)]
 
 
 def test_a_block_longer_than_the_answer_is_cut() -> None:
     """There are no slots after the limit."""
-    (forward,) = script(D2F(block=64), sequence(2), [says("45", "++")])
+    (forward,) = script(D2F(block=64), sequence(2), [predicted("45", "++")])
     assert shape(forward) == (0, "123__", (3, 2), [3, 4])
 
 
 ENDING = [
-    says("4567", "+---"),
-    says("5671234", "*--+---"),
-    says("672041234", "*--+-+---"),  # an end-of-sequence in the second of three blocks
+    predicted("4567", "+---"),
+    predicted("5671234", "*--+---"),
+    predicted("672041234", "*--+-+---"),  # an end-of-sequence in the second of three blocks
 ]
 
 
 def test_end_of_sequence_drops_later_blocks() -> None:
     """No block is appended, and the request ends once everything before it is filled."""
     seq = sequence(40)
-    answers = [*ENDING, says("723", "*--"), says("23", "-*"), says("2", "-")]
+    answers = [*ENDING, predicted("723", "*--"), predicted("23", "-*"), predicted("2", "-")]
     forwards = script(D2F(block=4), seq, answers)
     assert [shape(forward) for forward in forwards][2:] == [
         (3, "45__1_______", (4, 4, 4), [5, 6, 8, 9, 10, 11, 12, 13, 14]),
@@ -111,7 +114,7 @@ def test_end_of_sequence_drops_later_blocks() -> None:
 def test_canvas_is_filled_after_end_of_sequence() -> None:
     """Only appending ends; the text is the same, and committed at once."""
     seq = sequence(40)
-    answers = [*ENDING, says("723234", "*+++--"), says("34", "+-"), says("4", "-")]
+    answers = [*ENDING, predicted("723234", "*+++--"), predicted("34", "+-"), predicted("4", "-")]
     forwards = script(D2F(block=4, canvas=True), seq, answers)
     assert [shape(forward) for forward in forwards][3:] == [
         (3, "456_1_0_1___", (4, 4, 4), [6, 8, 10, 12, 13, 14]),
@@ -130,7 +133,7 @@ def test_a_canvas_has_whole_blocks_only(max_tokens: int, length: int) -> None:
     answer = None
     while forward := next_of(decoding, answer):
         forwards.append(forward)
-        answer = says("4" * len(forward.predict), "+" * len(forward.predict))
+        answer = predicted("4" * len(forward.predict), "+" * len(forward.predict))
     assert len(forwards) == length // 4
     assert (seq.tokens, seq.finish_reason) == ([4] * length, "length")
 
@@ -153,10 +156,10 @@ def first_choice(method: D2F, answer: Prediction) -> list[int]:
 
 def test_threshold_is_exclusive() -> None:
     """Where no token is above it, the leftmost of the best is accepted."""
-    answer = says("4567", "-*+*")
+    answer = predicted("4567", "-*+*")
     assert first_choice(D2F(block=4, confidence=0.4), answer) == [4, 5, 6]
     assert first_choice(D2F(block=4, confidence=0.5), answer) == [5]
-    assert first_choice(D2F(block=4, confidence=1.0), says("4567", "-+-+")) == [4]
+    assert first_choice(D2F(block=4, confidence=1.0), predicted("4567", "-+-+")) == [4]
 
 
 def test_order_ranks_below_the_threshold() -> None:
@@ -164,8 +167,8 @@ def test_order_ranks_below_the_threshold() -> None:
     ranks = {"margin": [0.1, 0.2, 0.4, 0.3], "entropy": [0.7, 0.8, 0.9, 0.2]}
     for order, slot in (("confidence", 4), ("margin", 5), ("entropy", 6)):
         method = D2F(block=4, order=order)
-        assert first_choice(method, says("4567", "-*--", **ranks)) == [slot]
-        assert first_choice(method, says("4567", "+---", **ranks)) == [3]
+        assert first_choice(method, predicted("4567", "-*--", **ranks)) == [slot]
+        assert first_choice(method, predicted("4567", "+---", **ranks)) == [3]
         read = next(method.decode(sequence())).read
         assert set(read.scores) == {"confidence", order} and read.score_as_drawn
 
@@ -175,17 +178,17 @@ def test_share_threshold_is_inclusive(add: float, activate: float) -> None:
     """Three of ten are 0.3."""
     decoding = D2F(block=10, add=add, activate=activate).decode(sequence(20))
     next(decoding)
-    second = decoding.send(says("4567891234", "+++-------"))
+    second = decoding.send(predicted("4567891234", "+++-------"))
     assert len(second.predict) == (7 if add > 0.3 else 17)
     if add == 0.3:
-        third = decoding.send(says("7891234" + "4567891234", "-" * 17))
+        third = decoding.send(predicted("7891234" + "4567891234", "-" * 17))
         assert len(third.predict) == (15 if activate == 0.3 else 16)
 
 
 def test_noise_is_fresh_in_every_forward() -> None:
     """By the step of the read."""
     seq = sequence(2, sampling=Sampling(temperature=1.0))
-    forwards = script(D2F(), seq, [says("45", "+-"), says("5", "-")])
+    forwards = script(D2F(), seq, [predicted("45", "+-"), predicted("5", "-")])
     assert [forward.read for forward in forwards] == [
         seq.sample(step, scores=("confidence",), score_as_drawn=True) for step in (0, 1)
     ]
@@ -211,9 +214,9 @@ def test_length_one_uses_no_mask() -> None:
     block = [MASK] * 4
     assert fed(decoding.send(Prediction(tokens=[5]))) == (4, [5, *block], (1, 4), (5, 6, 7, 8))
     pace.now = 1
-    some = decoding.send(says("6798", "++--"))
+    some = decoding.send(predicted("6798", "++--"))
     assert fed(some) == (5, [6, 7, MASK, MASK], (4,), (7, 8))  # no block is appended
-    assert fed(decoding.send(says("89", "++"))) == (5, [6, 7, 8, 9], (4,), None)
+    assert fed(decoding.send(predicted("89", "++"))) == (5, [6, 7, 8, 9], (4,), None)
     assert seq.tokens == [4, 5, 6, 7, 8, 9]
     pace.cycles, pace.paused_until = 1, 3
     assert fed(decoding.send(Prediction(tokens=[1]))) == (9, [1], FULL, None)

@@ -38,10 +38,10 @@ class Scripted(PaceController):
         self.told: list[tuple[int, int]] = []
         self.lost: list[int] = []
 
-    def skips_drafting(self, behind: int, left: float) -> bool:
+    def skips_drafting(self, unread: int, remaining: float) -> bool:
         return self.now == SETTLED
 
-    def choose_length(self, request=None, behind=0, left=0.0, lost=0) -> int:
+    def choose_length(self, request=None, unread=0, remaining=0.0, lost=0) -> int:
         self.now = next(self.plan_trial)
         self.lost.append(lost)
         return max(self.now, 1)

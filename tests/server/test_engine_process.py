@@ -77,19 +77,19 @@ def plain(text: str) -> Any:
 
 def merged(text: str) -> tuple[list[Any], list[Any]]:
     """Provisional parts of a stream and everything else, independent of chunking."""
-    told: dict[str, Any] = {"text": "", "steps": [], "scores": []}
+    log_lines: dict[str, Any] = {"text": "", "steps": [], "scores": []}
     canvases = []
     *lines, last = plain(text).strip().split("\n\n")
     assert last == "data: [DONE]"
     for line in lines:
         event = json.loads(line.removeprefix("data: "))
         extra = event.get("outpace") or {}
-        told["steps"] += extra.get("steps", [])
+        log_lines["steps"] += extra.get("steps", [])
         canvases += [extra["canvas"]] if "canvas" in extra else []
         for choice in event["choices"]:
-            told["text"] += choice["delta"].get("content") or ""
-            told["scores"] += (choice["logprobs"] or {}).get("content", [])
-    return canvases, [*told.items(), lines[-1]]
+            log_lines["text"] += choice["delta"].get("content") or ""
+            log_lines["scores"] += (choice["logprobs"] or {}).get("content", [])
+    return canvases, [*log_lines.items(), lines[-1]]
 
 
 METHODS = [
@@ -125,8 +125,11 @@ def test_answers_equal_in_process(
     assert plain(theirs.text) == plain(client.post(path, json=whole).text)
     stream = chat(**asked, stream=True, outpace={"method": method, "trace": True, **extra})
     theirs = httpx2.post(f"{zoo.url}{path}", json=stream, timeout=30)
-    (shown, told), (here, ours) = merged(theirs.text), merged(client.post(path, json=stream).text)
-    assert told == ours
+    (shown, log_lines), (here, ours) = (
+        merged(theirs.text),
+        merged(client.post(path, json=stream).text),
+    )
+    assert log_lines == ours
     assert bool(shown) == bool(here) == ("provisional" in extra)
 
 
@@ -226,10 +229,10 @@ def test_signal_during_loading(number: int) -> None:
         time.sleep(0.01)
     time.sleep(1.0)
     process.send_signal(number)
-    _, told = process.communicate(timeout=10)
+    _, log_lines = process.communicate(timeout=10)
     assert process.returncode == (130 if number == signal.SIGINT else -number)
     assert gone(int(found[0]))
-    assert "Traceback" not in told
+    assert "Traceback" not in log_lines
 
 
 def test_ctrl_c_in_a_terminal_drains() -> None:
@@ -287,6 +290,6 @@ def test_load_error_is_one_line(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outpace", "serve", "--port", "0", "--config"]
     done = subprocess.run([*command, str(tmp_path / "x.toml")], capture_output=True, text=True)
     assert done.returncode == 2
-    told = [line for line in done.stderr.splitlines() if line.startswith("outpace: ")]
-    assert told == ["outpace: model x: limits: unknown option none; no method has it"]
+    log_lines = [line for line in done.stderr.splitlines() if line.startswith("outpace: ")]
+    assert log_lines == ["outpace: model x: limits: unknown option none; no method has it"]
     assert "Traceback" not in done.stderr

@@ -90,8 +90,8 @@ def test_documentation_has_the_table() -> None:
     }
     for field in (*COMMON_FIELDS, *SEQUENTIAL_FIELDS, *OUT_OF_ORDER_FIELDS, *INFILL_FIELDS):
         able = {name for name, method in kinds.items() if field in supported_fields(method)}
-        told = shown.pop(field)
-        assert (set(METHODS) if told == "all" else set(told.split(", "))) == able
+        listed_names = shown.pop(field)
+        assert (set(METHODS) if listed_names == "all" else set(listed_names.split(", "))) == able
     assert not shown
 
 
@@ -124,8 +124,12 @@ def test_options_are_listed_with_their_help(client: TestClient, model: str, meth
 
 def test_documentation_lists_the_options_of_a_model() -> None:
     """Those that the example has not."""
-    told = re.search(r"A model also has\n(.*?), as `LLM` has them", SETTINGS.read_text(), re.DOTALL)
-    assert told and {*re.findall(r"`(\w+)`", told[1]), "cache_gib"} == {*LOAD_OPTIONS}
+    listed_names = re.search(
+        r"A model also has\n(.*?), as `LLM` has them", SETTINGS.read_text(), re.DOTALL
+    )
+    assert listed_names and {*re.findall(r"`(\w+)`", listed_names[1]), "cache_gib"} == {
+        *LOAD_OPTIONS
+    }
 
 
 def test_documented_settings_are_read(tmp_path: Path) -> None:

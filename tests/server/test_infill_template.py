@@ -40,14 +40,14 @@ def test_infilling_methods_fill_holes(client: TestClient, model: str, method: st
     """Whole and streamed, in completions and chats; other methods are rejected."""
     common = {"model": model, "seed": 5, "temperature": 0.7, "n": 2, "outpace": {"method": method}}
     body = filling(**common)
-    said = chat(TEXT) | common | {"outpace": {"method": method, **FILL}}
-    said["messages"] = [*chat()["messages"], {"role": "assistant", "content": TEXT}]
+    conversation = chat(TEXT) | common | {"outpace": {"method": method, **FILL}}
+    conversation["messages"] = [*chat()["messages"], {"role": "assistant", "content": TEXT}]
     if method not in ABLE:
-        for each in (body, said):
+        for each in (body, conversation):
             error = refused(client, each)
             assert error["param"] == "outpace.fill" and "not supported by" in error["message"]
         return
-    for each in (body, said):
+    for each in (body, conversation):
         answer = ask(client, each)
         streamed = events(client, each | {"stream_options": {"include_usage": True}})
         for index, (choice, figures) in enumerate(
@@ -86,14 +86,14 @@ def test_infilling_equals_library(client: TestClient, service: Service) -> None:
 def test_stream_counts_only_hole_tokens(client: TestClient) -> None:
     """In every event, with the canvas."""
     body = filling(seed=2, outpace={"method": "fast_dllm", "trace": True, "provisional": True})
-    told = [chunk["outpace"] for chunk in events(client, body) if "outpace" in chunk]
-    counts = [each["tokens"] for each in told if "tokens" in each]
-    assert counts == sorted(counts) and counts[-1] == counts[-2] == told[-1]["tokens"]
-    canvases = [each["canvas"] for each in told if "canvas" in each]
+    found = [chunk["outpace"] for chunk in events(client, body) if "outpace" in chunk]
+    counts = [each["tokens"] for each in found if "tokens" in each]
+    assert counts == sorted(counts) and counts[-1] == counts[-2] == found[-1]["tokens"]
+    canvases = [each["canvas"] for each in found if "canvas" in each]
     assert any(None in canvas and " are" in canvas for canvas in canvases)
 
 
-def said(*messages: tuple[str, str]) -> dict[str, Any]:
+def conversation(*messages: tuple[str, str]) -> dict[str, Any]:
     """Chat request body with these messages."""
     listed = [{"role": role, "content": content} for role, content in messages]
     return {"model": "tiny-dream", "messages": listed, "outpace": FILL}
@@ -123,8 +123,12 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
         chat(TEXT, model="tiny-dream", outpace=FILL),
         "the last message must be the assistant's",
     ),
-    ("messages", said(("assistant", TEXT)), "at least one message must precede it"),
-    ("messages", said(("user", QUESTION), ("assistant", "Tom")), "cloze must contain a hole"),
+    ("messages", conversation(("assistant", TEXT)), "at least one message must precede it"),
+    (
+        "messages",
+        conversation(("user", QUESTION), ("assistant", "Tom")),
+        "cloze must contain a hole",
+    ),
     ("max_tokens", filling(max_tokens=5), "cannot be combined with cloze"),
     ("stop", filling(stop=["x"]), "cannot be combined with cloze"),
     ("stop_token_ids", filling(stop_token_ids=[3]), "cannot be combined with cloze"),

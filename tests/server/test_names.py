@@ -140,5 +140,5 @@ def test_names_replace_paths(hidden: tuple[TestClient, Service]) -> None:
     model = service.models["own"]
     place = Path(model.entry.path)
     assert place.is_absolute()
-    told = model.hide_paths(f"{place} and {place}-2: at least one. Or none")
-    assert told == "own and own-2: at least one. Or none"
+    shown_text = model.hide_paths(f"{place} and {place}-2: at least one. Or none")
+    assert shown_text == "own and own-2: at least one. Or none"

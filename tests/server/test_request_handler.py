@@ -52,7 +52,7 @@ class Call:
             await self.news.wait()
 
     @property
-    def said(self) -> str:
+    def answer_text(self) -> str:
         """Everything that was sent."""
         return b"".join(message.get("body", b"") for message in self.sent).decode()
 
@@ -90,8 +90,8 @@ def test_disconnect_ends_request(service: Service, more: dict[str, Any]) -> None
         return [goes, stays, again]
 
     goes, stays, again = asyncio.run(run())
-    assert "[DONE]" not in goes.said
-    assert json.loads(stays.said)["choices"] == json.loads(again.said)["choices"]
+    assert "[DONE]" not in goes.answer_text
+    assert json.loads(stays.answer_text)["choices"] == json.loads(again.answer_text)["choices"]
     assert not service.pending
 
 
@@ -109,12 +109,15 @@ def test_aborted_requests_get_an_error(service: Service) -> None:
         return stream, whole
 
     stream, whole = asyncio.run(run())
-    *_, last, nothing = stream.said.split("\n\n")
+    *_, last, nothing = stream.answer_text.split("\n\n")
     assert nothing == ""
-    told = json.loads(last.removeprefix("data: "))["error"]
-    assert (told["message"], told["type"]) == ("the end has come", "unavailable_error")
+    expected_error = json.loads(last.removeprefix("data: "))["error"]
+    assert (expected_error["message"], expected_error["type"]) == (
+        "the end has come",
+        "unavailable_error",
+    )
     assert whole.sent[0]["status"] == 503
-    assert json.loads(whole.said)["error"] == told
+    assert json.loads(whole.answer_text)["error"] == expected_error
     assert not service.pending
 
 
@@ -186,14 +189,14 @@ def test_provisional_text_follows_committed(
     plain = text_of(events(client, body | {"outpace": extra}))
     chunks = events(client, body | {"outpace": extra | {"provisional": True}})
     assert text_of(chunks) == plain
-    said, canvases = "", []
+    answer_text, canvases = "", []
     for chunk in chunks:
-        said += text_of([chunk])
+        answer_text += text_of([chunk])
         if "canvas" in chunk.get("outpace", {}):
             assert chunk["choices"] == []
             assert chunk["outpace"]["index"] == 0
             canvases.append(canvas := chunk["outpace"]["canvas"])
             hole = canvas.index(None) if None in canvas else len(canvas)
-            assert plain.startswith(said + "".join(canvas[:hole]))
+            assert plain.startswith(answer_text + "".join(canvas[:hole]))
     assert any(None in canvas and any(canvas) for canvas in canvases)
     assert [a for a, b in zip(canvases, canvases[1:], strict=False) if a == b] == []

@@ -198,11 +198,11 @@ def test_operator_limits_requests(tmp_path: Path) -> None:
     choice = model.find_method_choice(None)
     shown, method = choice.create({})
     assert (shown.verifier, method.verifier) == ("small", "tiny-aux")  # type: ignore[attr-defined]
-    told = {each["name"]: each for each in choice.describe(True)["options"]}
-    assert (told["ratio"]["minimum"], told["ratio"]["maximum"]) == (0.2, 0.8)
-    assert told["coupling"]["choices"] == ["argmax"]
-    assert told["verifier"]["choices"] == ["small"]
-    assert told["ratio"]["default"] == 0.5
+    listed_options = {each["name"]: each for each in choice.describe(True)["options"]}
+    assert (listed_options["ratio"]["minimum"], listed_options["ratio"]["maximum"]) == (0.2, 0.8)
+    assert listed_options["coupling"]["choices"] == ["argmax"]
+    assert listed_options["verifier"]["choices"] == ["small"]
+    assert listed_options["ratio"]["default"] == 0.5
     choice.create({"ratio": 0.8, "coupling": "argmax"})
     choice.create({"coupling": "gumbel"})  # its default is always allowed
     for option, value in [("ratio", 0.9), ("verifier", "tiny-aux"), ("window", 10**6)]:

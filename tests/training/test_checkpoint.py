@@ -101,8 +101,10 @@ def test_a_damaged_checkpoint_is_passed_over(
     """The previous checkpoint leads to the same weights; one line gives path and reason."""
     damage(run / "checkpoints" / LATER)
     trainer(run, **EACH).fit()
-    said = [line for line in capsys.readouterr().out.splitlines() if "skipping checkpoint" in line]
-    assert len(said) == 1 and "step-" in said[0] and reason in said[0]
+    skipped = [
+        line for line in capsys.readouterr().out.splitlines() if "skipping checkpoint" in line
+    ]
+    assert len(skipped) == 1 and "step-" in skipped[0] and reason in skipped[0]
     ours, theirs = (load_file(out / "checkpoints" / LATER / MODEL_FILE) for out in (run, whole))
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert metrics(run) == metrics(whole)

@@ -40,11 +40,11 @@ def processes(path: Path, count: int) -> list[int]:
         for n in range(count)
     ]
     try:
-        said = [process.communicate(timeout=300)[0] for process in started]
+        printed = [process.communicate(timeout=300)[0] for process in started]
     finally:
         for process in started:
             process.kill()
-    return [int(re.findall(r"^bytes: (\d+)$", each, re.MULTILINE)[0]) for each in said]
+    return [int(re.findall(r"^bytes: (\d+)$", each, re.MULTILINE)[0]) for each in printed]
 
 
 @pytest.mark.parametrize(

@@ -34,9 +34,9 @@ EXAMPLES = [
 
 def some(draft: EagleDraft) -> EagleDraft:
     """A draft whose vocabulary lacks three tokens."""
-    says = torch.tensor([token for token in range(VOCAB) if token not in (1, 9, 20)])
-    draft.d2t = says - torch.arange(len(says))
-    draft.t2d = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, says, True)
+    head_tokens = torch.tensor([token for token in range(VOCAB) if token not in (1, 9, 20)])
+    draft.d2t = head_tokens - torch.arange(len(head_tokens))
+    draft.t2d = torch.zeros(VOCAB, dtype=torch.bool).index_fill_(0, head_tokens, True)
     draft.check_tables()
     return draft
 
@@ -63,11 +63,13 @@ def by_hand(draft: EagleDraft, objective: Eagle3, example: Example) -> tuple[flo
                 continue
             path = ids[row + 2 : at]
             ours = ahead(draft, features[: row + 1], ids[: row + 2], path).double()
-            says = draft.head_tokens if draft.head_tokens is not None else torch.arange(VOCAB)
-            if int(logits[at - 1].argmax()) not in says:
+            head_tokens = (
+                draft.head_tokens if draft.head_tokens is not None else torch.arange(VOCAB)
+            )
+            if int(logits[at - 1].argmax()) not in head_tokens:
                 continue
-            law = logits[at - 1, says].softmax(-1)
-            total -= objective.discount**step * float((law * ours[says]).sum())
+            law = logits[at - 1, head_tokens].softmax(-1)
+            total -= objective.discount**step * float((law * ours[head_tokens]).sum())
             hits[step] += int(ours.argmax()) == int(logits[at - 1].argmax())
     return total, hits
 

@@ -35,14 +35,14 @@ def test_the_first_is_noted_and_the_second_ends(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two signals at once, as from a terminal and a launcher, count as one."""
-    said: list[str] = []
+    printed: list[str] = []
     before = handlers()
-    with catch_signals(said.append) as signalled:
+    with catch_signals(printed.append) as signalled:
         assert signalled() == 0
         signal.raise_signal(number)
         for other in SIGNALS:
             signal.raise_signal(other)
-        assert signalled() == number and len(said) == 1
+        assert signalled() == number and len(printed) == 1
         monkeypatch.setattr(interrupt, "SAME_SIGNAL_SECONDS", 0.0)
         with pytest.raises(type(exit_exception(number))) as raised:
             signal.raise_signal(number)

@@ -169,8 +169,8 @@ def interrupted_run(tmp_path: Path, number: signal.Signals, *more: str) -> tuple
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(number)
-    said, _ = process.communicate(timeout=120)
-    return process.returncode, said
+    printed, _ = process.communicate(timeout=120)
+    return process.returncode, printed
 
 
 @pytest.mark.slow
@@ -181,12 +181,12 @@ def interrupted_run(tmp_path: Path, number: signal.Signals, *more: str) -> tuple
 def test_a_signal_ends_a_run_after_a_checkpoint(
     tmp_path: Path, number: signal.Signals, last: str, more: tuple[str, ...]
 ) -> None:
-    status, said = interrupted_run(tmp_path, number, "steps=5000", "save_every=5000", *more)
-    assert status == 128 + number and said.endswith(f"outpace: {last}\n")
-    assert "Traceback" not in said
+    status, printed = interrupted_run(tmp_path, number, "steps=5000", "save_every=5000", *more)
+    assert status == 128 + number and printed.endswith(f"outpace: {last}\n")
+    assert "Traceback" not in printed
     (kept,) = list_checkpoints(tmp_path / "out" / "checkpoints")
     step = int(kept.name.removeprefix("step-"))
-    assert f"stopped after step {step}; the same command resumes from" in said
+    assert f"stopped after step {step}; the same command resumes from" in printed
     assert len(metrics(tmp_path / "out")) == step >= 3
     train_recipe(
         tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", f"steps={step + 1}", "save_every=1"]

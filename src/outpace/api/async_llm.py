@@ -71,14 +71,8 @@ class AsyncLLM(ModelClient):
             **options: Options of the request, see `Options`.
 
         Yields:
-            Pieces of text, each of whole characters. Concatenated they are the answer.
-
-        Raises:
-            ValueError: For an invalid prompt or option.
-            QueueFullError: If `max_waiting` requests are waiting.
-            DrainingError: After `drain` or `close`.
-            EngineDiedError: If the engine loop has ended.
-            DecodingError: If the method or a forward pass fails.
+            Pieces of text, each of whole characters. Concatenated they are the answer. Raises as
+            `generate` does.
         """
         async for event in await self.submit(prompt, streams=True, **options):
             if event.text:

@@ -227,7 +227,8 @@ def run_worker(
             signal.signal(number, signal.SIG_IGN)
     while True:
         message = broadcast.receive()
-        command, *rest = message[:4].tolist()
+        header: list[int] = message[:4].tolist()
+        command, *rest = header
         match command:
             case GroupCommand.END:
                 return

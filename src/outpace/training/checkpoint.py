@@ -141,7 +141,7 @@ def restore_latest(
     folder: Path,
     model: nn.Module,
     optimizers: Sequence[Optimizer],
-    say: Callable[[str], None] = print,
+    print_line: Callable[[str], None] = print,
 ) -> TrainingProgress:
     """Restore the newest usable checkpoint in place, and report those skipped.
 
@@ -153,7 +153,7 @@ def restore_latest(
         try:
             return load_checkpoint(path, model, optimizers)
         except UnusableCheckpointError as error:
-            say(f"skipping checkpoint {path}: {error}")
+            print_line(f"skipping checkpoint {path}: {error}")
     if found:
         raise ValueError(f"{folder} has no usable checkpoint; give another out, or delete that run")
     return TrainingProgress()

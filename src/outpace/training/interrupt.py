@@ -20,7 +20,7 @@ DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
 
 
 @contextmanager
-def catch_signals(say: Callable[[str], None] = print) -> Iterator[Callable[[], int]]:
+def catch_signals(print_line: Callable[[str], None] = print) -> Iterator[Callable[[], int]]:
     """Record the first signal that would end the run; a second one ends it.
 
     Only default handlers are replaced, and only in the main thread: ignored signals (`nohup`) and
@@ -36,7 +36,9 @@ def catch_signals(say: Callable[[str], None] = print) -> Iterator[Callable[[], i
         if not received:
             received, received_at = number, time.monotonic()
             again = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-            say(f"stopping after this step; {again} again stops at once, without a checkpoint")
+            print_line(
+                f"stopping after this step; {again} again stops at once, without a checkpoint"
+            )
         elif time.monotonic() - received_at > SAME_SIGNAL_SECONDS:
             raise exit_exception(number)
 

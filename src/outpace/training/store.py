@@ -110,7 +110,11 @@ class FeatureStore:
         ]
 
     def compute_missing(
-        self, scored: nn.Module, batch: int, accelerator: Accelerator, say: Callable[[str], None]
+        self,
+        scored: nn.Module,
+        batch: int,
+        accelerator: Accelerator,
+        print_line: Callable[[str], None],
     ) -> None:
         """Compute missing files, `batch` records per forward, distributed over processes."""
         missing, first = self.missing_files(), accelerator.is_main_process
@@ -119,7 +123,7 @@ class FeatureStore:
             return
         with lock_folder(self.folder) if first else nullcontext():
             if first:
-                self.report_size(missing, say)
+                self.report_size(missing, print_line)
                 write_atomically(self.folder / INDEX_FILE, json.dumps(self.index, indent=2) + "\n")
             accelerator.wait_for_everyone()
             for at in range(0, len(missing), accelerator.num_processes):
@@ -132,9 +136,9 @@ class FeatureStore:
                 if mine:
                     self.write_file(mine[0], tensors)
             accelerator.wait_for_everyone()
-            say(f"features are in {self.folder}")
+            print_line(f"features are in {self.folder}")
 
-    def report_size(self, missing: Sequence[int], say: Callable[[str], None]) -> None:
+    def report_size(self, missing: Sequence[int], print_line: Callable[[str], None]) -> None:
         """Report the size of the missing features; `ValueError` if the disk is too small."""
         tokens = sum(
             len(self.examples.read_record(r))
@@ -142,7 +146,9 @@ class FeatureStore:
             for r in self.file_records(number)
         )
         size, free = tokens * self.row_bytes, shutil.disk_usage(self.folder).free
-        say(f"writing features of {tokens:,} tokens to {self.folder}: {size / 2**30:,.2f} GiB")
+        print_line(
+            f"writing features of {tokens:,} tokens to {self.folder}: {size / 2**30:,.2f} GiB"
+        )
         if size > free:
             raise ValueError(
                 f"features need {size / 2**30:,.2f} GiB, but {self.folder} has "

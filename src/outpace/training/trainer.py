@@ -140,17 +140,19 @@ class Trainer:
 
     def resume_training(self, steps: int) -> float:
         """Train from the last checkpoint."""
-        folder, say = self.out / "checkpoints", self.accelerator.print
+        folder, print_line = self.out / "checkpoints", self.accelerator.print
         if self.feature_store is not None:
             scored = self.accelerator.unwrap_model(self.loss_module)
-            self.feature_store.compute_missing(scored, self.micro_batch_size, self.accelerator, say)
-        begun = checkpoint.restore_latest(folder, self.model, self.optimizers, say)
+            self.feature_store.compute_missing(
+                scored, self.micro_batch_size, self.accelerator, print_line
+            )
+        begun = checkpoint.restore_latest(folder, self.model, self.optimizers, print_line)
         if begun.examples is not None:
             self.micro_batches.first_examples[begun.step] = begun.examples
         size = sum(parameter.numel() for parameter in self.model.parameters())
         trackers.start_tracker(self.accelerator, self.out, self.settings, begun.step)
         log_files = TrainingReport(self.out, self.accelerator, begun, steps, self.settings, size)
-        with log_files as log, interrupt.catch_signals(say) as received_signal:
+        with log_files as log, interrupt.catch_signals(print_line) as received_signal:
             if not begun.step:
                 self.validate_model(0, steps, log)
             for step in range(begun.step, steps):
@@ -166,7 +168,9 @@ class Trainer:
                     )
                     self.save_checkpoint(folder, progress)
                 if stopped and step + 1 < steps:
-                    say(f"stopped after step {step + 1}; the same command resumes from {folder}")
+                    print_line(
+                        f"stopped after step {step + 1}; the same command resumes from {folder}"
+                    )
                     raise interrupt.exit_exception(received_signal())
         return log.loss
 

@@ -65,7 +65,7 @@ class DFlash(Objective):
 
     The target runs over an example once. Blocks, each a response token followed by masks, are
     placed at random anchors; a block attends to the target's hidden states before its anchor, and
-    to itself. A mask predicts the token of its own slot. A draft that adds features also has the
+    to itself. A mask predicts the token at its slot. A draft that adds features also has the
     example as input.
 
     Attributes:

@@ -40,7 +40,7 @@ class WeDLM(Objective):
     The clean stream is causal and, with `ar_weight`, predicts the next token. The other is
     divided into blocks with a random masked fraction. Unmasked tokens move to the front of their
     block, and every token keeps its position. A row attends to the clean text before its block,
-    and causally within its block; a mask predicts the token of its own position.
+    and causally within its block; a mask predicts the token at its position.
 
     Attributes:
         block: length of a block. Each of several lengths adds a masked stream to the clean one:
