@@ -162,6 +162,28 @@ def verified(
     return ids[len(prompt) :], kept
 
 
+def copy_of(ids: list[int], most: int, match: int) -> list[int]:
+    """Return what followed the longest earlier copy of the end, by frequency, then the latest."""
+    lengths: dict[int, int] = {}
+    for begin in range(1, len(ids)):
+        lengths[begin] = 0
+        while ids[begin - 1 - lengths[begin] : begin] == ids[len(ids) - 1 - lengths[begin] :]:
+            lengths[begin] += 1
+            if lengths[begin] == begin:
+                break
+    longest = max(lengths.values(), default=0)
+    if longest < match:
+        return []
+    begins = [begin for begin, length in lengths.items() if length == longest]
+    nexts = [ids[begin] for begin in begins]
+    token = max(reversed(nexts), key=nexts.count)
+    begin = max(each for each in begins if ids[each] == token)
+    text = list(ids)
+    for _ in range(most):
+        text.append(text[begin + len(text) - len(ids)])
+    return text[len(ids) :]
+
+
 def speculative(
     model: Transformer,
     draft: Transformer,
@@ -169,12 +191,14 @@ def speculative(
     max_tokens: int,
     *,
     tokens: int,
+    match: int | None = None,
     eos: int | None = None,
 ) -> Verified:
-    """Drafts are the draft model's own next tokens."""
+    """Drafts are the draft model's own next tokens; with `match`, copies where there are any."""
 
     def guess(ids: list[int], most: int) -> list[int]:
-        return autoregressive(draft, ids, min(tokens, most))
+        most = min(tokens, most)
+        return (match and copy_of(ids, most, match)) or autoregressive(draft, ids, most)
 
     return verified(model, prompt, max_tokens, eos, guess)
 
@@ -188,27 +212,10 @@ def lookup(
     match: int,
     eos: int | None = None,
 ) -> Verified:
-    """Drafts follow the longest earlier copy of the end, by frequency, then the latest."""
+    """Drafts are copies."""
 
     def guess(ids: list[int], most: int) -> list[int]:
-        lengths: dict[int, int] = {}
-        for begin in range(1, len(ids)):
-            lengths[begin] = 0
-            while ids[begin - 1 - lengths[begin] : begin] == ids[len(ids) - 1 - lengths[begin] :]:
-                lengths[begin] += 1
-                if lengths[begin] == begin:
-                    break
-        longest = max(lengths.values(), default=0)
-        if longest < match:
-            return []
-        begins = [begin for begin, length in lengths.items() if length == longest]
-        nexts = [ids[begin] for begin in begins]
-        token = max(reversed(nexts), key=nexts.count)
-        begin = max(each for each in begins if ids[each] == token)
-        text = list(ids)
-        for _ in range(min(tokens, most)):
-            text.append(text[begin + len(text) - len(ids)])
-        return text[len(ids) :]
+        return copy_of(ids, min(tokens, most), match)
 
     return verified(model, prompt, max_tokens, eos, guess)
 

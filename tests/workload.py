@@ -106,6 +106,9 @@ KINDS: list[Method] = [
     Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
     Lookup(tokens=4, match=1),
     Lookup(tokens=3),
+    Speculative(draft="near", tokens=3, lookup=True),
+    DFlash(draft="features", tokens=4, lookup=True),
+    Eagle(draft="states", width=2, depth=3, nodes=8, lookup=True),
 ]
 """A few options of each method, for any prompt with 12 or 20 tokens."""
 
@@ -119,6 +122,9 @@ ZOO: dict[str, list[Method]] = {
         DFlash(draft="tiny-dflash", tokens=4),
         Eagle(draft="tiny-eagle", width=1, depth=3),
         Eagle(draft="tiny-eagle", width=3, depth=3, nodes=12),
+        Speculative(draft="tiny-aux", tokens=4, verify="rejection", lookup=True),
+        DFlash(draft="tiny-dflash", lookup=True),
+        Eagle(draft="tiny-eagle", width=3, depth=3, nodes=12, lookup=True),
         Lookup(tokens=5, match=1),
         Lookup(),
     ],
@@ -425,9 +431,14 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         coupling=rng.choice(["gumbel", "argmax"]),
     ),
     Lookup: lambda rng: Lookup(tokens=rng.randint(1, 8), match=rng.randint(1, 2)),
-    Speculative: lambda rng: Speculative(draft="near", tokens=rng.randint(1, 6)),
+    Speculative: lambda rng: Speculative(
+        draft="near", tokens=rng.randint(1, 6), lookup=rng.choice([False, True])
+    ),
     DFlash: lambda rng: DFlash(
-        draft=rng.choice(["features", "added"]), block=rng.randint(2, 5), tokens=4
+        draft=rng.choice(["features", "added"]),
+        block=rng.randint(2, 5),
+        tokens=4,
+        lookup=rng.choice([False, True]),
     ),
     BlockDiffusion: lambda rng: BlockDiffusion(
         threshold=rng.choice([None, 0.4]),
@@ -442,6 +453,7 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         width=rng.choice([1, 2, 4]),
         depth=rng.randint(1, 4),
         nodes=rng.randint(2, 16),
+        lookup=rng.choice([False, True]),
     ),
     D2F: lambda rng: D2F(
         block=rng.choice([None, rng.randint(1, 8)]),

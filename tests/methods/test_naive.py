@@ -46,6 +46,7 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
+from outpace.methods.copies import DRAFT_MATCH
 
 CAUSAL = causal_model(seed=1)
 MASKED = masked_model(seed=3)
@@ -320,6 +321,20 @@ def test_speculative(engine: Engine, count: int, draft: str) -> None:
 
         method = Speculative(draft="", tokens=count)
         check_verified(engine, method, {"target": "causal", "draft": draft}, prompt, loop)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_speculative_with_copies(engine: Engine, count: int) -> None:
+    """A copy replaces the draft where three tokens repeat."""
+    for prompt in [*PROMPTS, [3, 1, 4] * 4]:
+
+        def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
+            return naive.speculative(
+                CAUSAL, NEAR, prompt, TOKENS, tokens=count, match=DRAFT_MATCH, eos=eos
+            )
+
+        method = Speculative(draft="", tokens=count, lookup=True)
+        check_verified(engine, method, {"target": "causal", "draft": "near"}, prompt, loop)
 
 
 @pytest.mark.parametrize("block", [1, 2, 4, 5])

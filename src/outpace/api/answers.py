@@ -16,6 +16,7 @@ from outpace.errors import prefix_error
 from outpace.jsonl import JsonRecord, parse_record, read_records
 from outpace.lock import lock_file
 from outpace.methods import Method
+from outpace.methods.options import MethodSpec
 
 
 class AnswerBackend(Protocol):
@@ -28,6 +29,9 @@ class AnswerBackend(Protocol):
     @property
     def method(self) -> Method:
         """Default decoding method."""
+
+    def select_method(self, method: MethodSpec | None) -> Method:
+        """Return the method of a request: its own, by default that of the model."""
 
     def serve(
         self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int

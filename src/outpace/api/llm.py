@@ -38,15 +38,15 @@ from outpace.engine.pairing import (
     ASSUMED_CONCURRENCY,
     Pairing,
     check_models,
+    choose_method,
     further_models,
-    native_method,
 )
 from outpace.engine.runner import Runner
 from outpace.engine.tensor_parallel import TensorParallelGroup
 from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.methods.method import check_type
-from outpace.methods.options import MethodSpec, resolve_method
+from outpace.methods.options import MethodSpec
 from outpace.models.config import ModelConfig
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.models.low_bits import check_quantize, default_quantize
@@ -58,7 +58,8 @@ class LLM:
 
     Args:
         model: Checkpoint folder, GGUF file, hub name, or name of an embedded model.
-        method: A `Method`, its name, or `(name, options)`; by default the model family's.
+        method: A `Method`, its name, or `(name, options)`; by default "auto", which is `Lookup` for
+            causal models and the family's method for others.
         adapter: Folder or hub name of a low-rank adapter to merge into the model.
         device: Device of the models; by default `cuda` if available.
         dtype: Data type; by default float32 on a CPU and bfloat16 elsewhere.
@@ -126,7 +127,7 @@ class LLM:
         # Invalid combinations are rejected before weights and vocabularies are read.
         limits: dict[str, Any] = {"max_length": max_length, "mask_id": mask_id}
         self.config, folder = target_config(model, **limits), resolve_checkpoint(model)
-        self.method = native_method(self.config) if method is None else resolve_method(method)
+        self.method = choose_method(method, self.config)
         further = check_models(self.method, self.name, self.config)
         self.text = TextCodec(self.name, load_tokenizer(folder))
         self.vocab_sizes: dict[str, int | None] = {}
@@ -205,6 +206,10 @@ class LLM:
                 further = {role: self.load_runner(name) for role, name in models.items()}
                 self.pairings[key] = Pairing.from_runners({"target": self.target, **further})
         return self.pairings[key]
+
+    def select_method(self, method: MethodSpec | None) -> Method:
+        """Return the method of a request: its own, by default that of this `LLM`."""
+        return self.method if method is None else choose_method(method, self.config)
 
     def usual(self, method: Method) -> dict[str, float]:
         """Return default sampling options by name: the method's, or else the model family's."""

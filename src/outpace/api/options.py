@@ -17,10 +17,9 @@ from outpace.constraint.compiler import ConstraintRule, constraint_rule
 from outpace.decoding import Sampling
 from outpace.decoding.sampling_params import is_finite_real, is_whole_number
 from outpace.errors import OptionError
-from outpace.methods import Method
 from outpace.methods.bounds import check_at_least_one
 from outpace.methods.method import MAX_FLOAT_VALUE, check_type
-from outpace.methods.options import MethodSpec, resolve_method
+from outpace.methods.options import AUTO_METHOD, MethodSpec, resolve_method
 
 MAX_ANSWER_TOKENS = 2**20
 """Upper bound of `max_tokens` and `min_tokens` in HTTP requests."""
@@ -30,7 +29,8 @@ class Options(TypedDict, total=False):
     """Options of one request, passed as keyword arguments.
 
     Attributes:
-        method: A `Method`, its name, or `(name, options)`; by default the `LLM`'s.
+        method: A `Method`, its name, or `(name, options)`; by default the `LLM`'s. "auto" is the
+            default of the model.
         max_tokens: Maximum number of tokens of the answer. By default the rest of the context, at
             most an equal share of the cache per request of the call; 256 for diffusion models.
         temperature: Sampling temperature, from 0 (greedy) on. This and the next three default to
@@ -87,7 +87,7 @@ class Options(TypedDict, total=False):
 class RequestOptions:
     """The validated `Options` of one request. Raises `OptionError` for an invalid value."""
 
-    method: Annotated[Method | None, Info(fields=("outpace.method",))] = None
+    method: Annotated[MethodSpec | None, Info(fields=("outpace.method",))] = None
     max_tokens: Annotated[
         int | None,
         Info(
@@ -258,7 +258,9 @@ class RequestOptions:
             message = f"{unknown[0]}: unknown option {unknown[0]!r}; options are {', '.join(known)}"
             raise OptionError(unknown[0], options[unknown[0]], message)
         method = options.get("method")
-        return cls(**{**options, "method": None if method is None else resolve_method(method)})
+        if method is not None and method != AUTO_METHOD:
+            method = resolve_method(method)
+        return cls(**{**options, "method": method})
 
     def __post_init__(self) -> None:
         check_type("max_tokens", self.max_tokens, int | None)

@@ -13,8 +13,8 @@ from typer import Option
 from outpace.benchmark.entry import MethodEntry, expand_entries, format_value
 from outpace.errors import OptionError
 from outpace.methods import METHODS, Method
+from outpace.methods.options import AUTO_METHOD, find_method, make_method, method_options
 from outpace.methods.options import Option as Described
-from outpace.methods.options import find_method, make_method, method_options
 
 
 def parse_method(name: str, values: Mapping[str, str]) -> Method:
@@ -129,13 +129,15 @@ def flag_name(option: str) -> str:
 
 def complete_method(incomplete: str) -> list[str]:
     """Complete the name of a method."""
-    return [name for name in METHODS if name.startswith(incomplete)]
+    return [name for name in (AUTO_METHOD, *METHODS) if name.startswith(incomplete)]
 
 
 MethodFlag = Annotated[
     str | None,
     Option(
-        "--method", help=f"Decoding method: {', '.join(METHODS)}.", autocompletion=complete_method
+        "--method",
+        help=f"Decoding method: {', '.join((AUTO_METHOD, *METHODS))}.",
+        autocompletion=complete_method,
     ),
 ]
 
@@ -145,7 +147,7 @@ def add_method_flags(function: Callable[..., None], name: str | None) -> Callabl
 
     A command whose `method` is not a `Method` gets the method as sent to a server.
     """
-    kind = None if name is None else find_method(name)
+    kind = None if name in (None, AUTO_METHOD) else find_method(name)
     flags = [method_parameter(kind, each) for each in method_options(kind).values()] if kind else []
     parameters = inspect.signature(function, eval_str=True).parameters
     types = get_args(parameters["method"].annotation)
@@ -158,7 +160,7 @@ def add_method_flags(function: Callable[..., None], name: str | None) -> Callabl
         values = {p.name: arguments.pop(p.name) for p in flags}
         method_name = arguments.pop("method")
         texts = {option: text for option, text in values.items() if text is not None}
-        method = None if method_name is None else make(method_name, texts)
+        method = None if method_name in (None, AUTO_METHOD) else make(method_name, texts)
         function(method=method, **arguments)
 
     return wrap_command(call_with_method, function, [*shared, *flags])

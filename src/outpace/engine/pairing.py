@@ -25,7 +25,7 @@ from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.runner import Runner
 from outpace.errors import ContextError, OptionError
 from outpace.methods import METHODS, Method
-from outpace.methods.options import MethodSpec, resolve_method
+from outpace.methods.options import AUTO_METHOD, MethodSpec, resolve_method
 from outpace.models.config import ModelConfig
 from outpace.models.extending import fit_draft_config
 
@@ -188,6 +188,17 @@ def native_method(config: ModelConfig) -> Method:
     return METHODS[FAMILIES[config.family].method]()
 
 
+def choose_method(spec: MethodSpec | None, config: ModelConfig) -> Method:
+    """Return the method of a specification; None and "auto" select the default of the model.
+
+    Raises:
+        ValueError: the specification is invalid.
+    """
+    if spec is None or spec == AUTO_METHOD:
+        return native_method(config)
+    return resolve_method(spec)
+
+
 def check_fit(
     model: str | Path,
     method: MethodSpec | None,
@@ -201,9 +212,7 @@ def check_fit(
         ValueError: the method cannot decode the model.
     """
     config = target_config(model, max_length=max_length, mask_id=mask_id)
-    check_models(
-        native_method(config) if method is None else resolve_method(method), str(model), config
-    )
+    check_models(choose_method(method, config), str(model), config)
 
 
 def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, ModelConfig]:

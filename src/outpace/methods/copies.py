@@ -1,9 +1,17 @@
-"""Earlier occurrences of the last tokens of a growing text."""
+"""Drafts copied from earlier occurrences of the last tokens of a growing text."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Annotated
+
+from outpace.decoding import Forward, Prediction, Read, Request, agreement
+
+LookupOption = Annotated[bool, "propose a copy instead of a draft where the text repeats"]
+
+DRAFT_MATCH = 3
+"""Tokens that must occur earlier for a copy to replace the draft of a model."""
 
 MAX_CANDIDATES = 32
 """Earlier occurrences that are compared, the latest first."""
@@ -26,6 +34,10 @@ class CopyFinder:
         """For each place, the previous one with the same hash, or -1."""
         self.heads = array("i", [-1]) * 64
         """The last place of each hash, or -1."""
+
+    def propose_tokens(self, request: Request, most: int) -> list[int]:
+        """Return at most `most` tokens that the constraint forces, or else a copy, or none."""
+        return request.forced_tokens[:most] or self.find_copy(request.ids, most)
 
     def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
         """Index the new tokens of a sequence; return `most` tokens that may follow it, or none.
@@ -78,3 +90,20 @@ def match_length(ids: Sequence[int], place: int, last: int) -> int:
     while length < limit and ids[place - length] == ids[last - length]:
         length += 1
     return length
+
+
+def verify_chain(
+    request: Request, drafted: list[int], read: Read
+) -> Generator[Forward, Prediction, bool]:
+    """Run the last token and the drafted ones; commit those accepted and the model's next one.
+
+    Returns whether to continue.
+    """
+    n = len(request)
+    out = yield Forward(
+        ids=[request.ids[-1], *drafted],
+        start=n - 1,
+        predict=range(n, n + len(drafted) + 1),
+        read=read,
+    )
+    return request.commit(out.tokens[: agreement(drafted, out.tokens) + 1], out.logprobs)

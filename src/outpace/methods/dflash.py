@@ -10,17 +10,16 @@ from outpace.decoding import (
     MASKED_DRAFT_KINDS,
     Decoding,
     Dial,
-    Forward,
     Request,
     Sample,
     Target,
     Verify,
-    agreement,
     draft_read,
     verify_read,
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.methods.bounds import check_at_least_one
+from outpace.methods.copies import DRAFT_MATCH, CopyFinder, LookupOption
 from outpace.methods.draft_block import draft_block
 from outpace.methods.features import FeatureBuffer
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
@@ -50,6 +49,7 @@ class DFlash(Method):
         "proposals that are verified: a number, or the measured optimum",
     ] = "auto"
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
+    lookup: LookupOption = False
     fly_window: FlyWindow = FLY_WINDOW
     fly_entropy: FlyEntropy = FLY_ENTROPY
 
@@ -92,7 +92,7 @@ class DFlash(Method):
                 stacklevel=2,
             )
         read = request.sample()
-        features = FeatureBuffer(request, read)
+        features, copies = FeatureBuffer(request, read), self.lookup and CopyFinder(DRAFT_MATCH)
         alive = yield from features.decode_plain()
         while alive:
             n = len(request)
@@ -103,6 +103,9 @@ class DFlash(Method):
             if not count or features.lost:
                 alive = yield from features.decode_plain(wanted=count > 0)
                 continue
+            if copies and (copied := copies.propose_tokens(request, count)):
+                alive = yield from features.verify_chain(copied, read)
+                continue
             out = yield replace(
                 draft_block(request, features.take_states(), rows),
                 predict=range(n, n + count),
@@ -110,21 +113,7 @@ class DFlash(Method):
                 read=draft_read(request, self.verify, match=Sample(joint=request.joint_text)),
             )
             drafted, guesses = out.tokens, out.logits
-            out = yield Forward(
-                ids=[request.ids[-1], *drafted],
-                start=n - 1,
-                predict=range(n, n + count + 1),
-                read=verify_read(
-                    request,
-                    self.verify,
-                    drafted,
-                    [guesses],
-                    fly=(self.fly_window, self.fly_entropy),
-                ),
-                features_for="draft",
+            fly = self.fly_window, self.fly_entropy
+            alive = yield from features.verify_chain(
+                drafted, verify_read(request, self.verify, drafted, [guesses], fly=fly)
             )
-            accepted = agreement(drafted, out.tokens)
-            assert out.features is not None
-            features.add_states(out.features[: accepted + 1])
-            features.written_slots = features.stored_slots
-            alive = request.commit(out.tokens[: accepted + 1], out.logprobs)

@@ -30,6 +30,7 @@ from outpace.decoding import (
 from outpace.decoding.branches import DraftTree, accepted_path
 from outpace.decoding.tree import MAX_TREE_SLOTS
 from outpace.methods.bounds import check_at_least_one
+from outpace.methods.copies import DRAFT_MATCH, CopyFinder, LookupOption
 from outpace.methods.features import FeatureBuffer
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
 from outpace.methods.method import Interval, Method
@@ -64,6 +65,7 @@ class Eagle(Method):
         int, Interval(2, MAX_TREE_SLOTS + 1), "rows that are verified, including the last token"
     ] = 60
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
+    lookup: LookupOption = False
     fly_window: FlyWindow = FLY_WINDOW
     fly_entropy: FlyEntropy = FLY_ENTROPY
 
@@ -117,7 +119,8 @@ class Eagle(Method):
 
     def decode(self, request: Request) -> Decoding:
         """Grow a tree after the last token, accept the branch that agrees with the target."""
-        features = FeatureBuffer(request, request.sample())
+        read = request.sample()
+        features, copies = FeatureBuffer(request, read), self.lookup and CopyFinder(DRAFT_MATCH)
         alive, limit = (yield from features.decode_plain()), self.draft_depth + 1
         while alive:
             n = len(request)
@@ -125,6 +128,9 @@ class Eagle(Method):
             depth = min(value - 1, request.limit - n - 1)
             if not depth or features.lost:
                 alive = yield from features.decode_plain(wanted=depth > 0)
+                continue
+            if copies and (copied := copies.propose_tokens(request, depth)):
+                alive = yield from features.verify_chain(copied, read)
                 continue
             drafted = yield from self.grow_tree(request, features.take_states(), depth)
             ready = features.written_slots

@@ -7,7 +7,7 @@ from collections.abc import Generator
 import torch
 from torch import Tensor
 
-from outpace.decoding import Forward, Prediction, Read, Request
+from outpace.decoding import Forward, Prediction, Read, Request, agreement
 from outpace.methods.plain import decode_plain
 
 
@@ -67,6 +67,25 @@ class FeatureBuffer:
             alive = yield from decode_plain(request, end, self.sample)
             self.written_slots = len(request) - 1
         return alive
+
+    def verify_chain(self, drafted: list[int], read: Read) -> Generator[Forward, Prediction, bool]:
+        """Verify drafted tokens, store the hidden states of the accepted ones, and commit them.
+
+        Returns whether to continue.
+        """
+        request, n, start = self.request, len(self.request), self.written_slots
+        out = yield Forward(
+            ids=[*request.ids[start:], *drafted],
+            start=start,
+            predict=range(n, n + len(drafted) + 1),
+            read=read,
+            features_for="draft",
+        )
+        accepted = agreement(drafted, out.tokens)
+        assert out.features is not None
+        self.add_states(out.features[self.stored_slots - start :][: accepted + 1])
+        self.written_slots = self.stored_slots
+        return request.commit(out.tokens[: accepted + 1], out.logprobs)
 
     def add_states(self, states: Tensor) -> None:
         """Store hidden states `[c, f]` of the next slots."""

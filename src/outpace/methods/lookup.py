@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from outpace.decoding import Decoding, Dial, Forward, Request, Target, agreement
+from outpace.decoding import Decoding, Dial, Request, Target
 from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.methods.bounds import check_at_least_one
-from outpace.methods.copies import CopyFinder
+from outpace.methods.copies import CopyFinder, verify_chain
 from outpace.methods.method import DraftLength, Interval, Method, check_length
 from outpace.methods.plain import decode_plain
 
@@ -68,11 +68,5 @@ class Lookup(Method):
             if not drafted:
                 alive = yield from decode_plain(request, n - 1, read)
                 continue
-            out = yield Forward(
-                ids=[request.ids[-1], *drafted],
-                start=n - 1,
-                predict=range(n, n + len(drafted) + 1),
-                read=read,
-            )
-            alive = request.commit(out.tokens[: agreement(drafted, out.tokens) + 1], out.logprobs)
+            alive = yield from verify_chain(request, drafted, read)
             request.report_cycle()  # the next cycle may find no copy, and choose no length

@@ -12,7 +12,10 @@ from outpace.methods import METHODS, Method
 from outpace.methods.method import Interval, OneOf
 
 MethodSpec = Method | str | tuple[str, Mapping[str, Any]]
-"""A method, its name, or its name and options."""
+"""A method, its name or "auto", or its name and options."""
+
+AUTO_METHOD = "auto"
+"""Name that stands for the default method of a model."""
 
 
 @dataclass(frozen=True, kw_only=True)

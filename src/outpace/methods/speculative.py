@@ -15,11 +15,11 @@ from outpace.decoding import (
     Request,
     Target,
     Verify,
-    agreement,
     draft_read,
     verify_read,
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
+from outpace.methods.copies import DRAFT_MATCH, CopyFinder, LookupOption, verify_chain
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
 from outpace.methods.method import DraftLength, Interval, Method, check_length
 from outpace.methods.plain import decode_plain
@@ -50,6 +50,7 @@ class Speculative(Method):
         "tokens drafted at a time: a number, or the measured optimum, up to 8",
     ] = "auto"
     verify: Annotated[Verify, "rule by which a draft is accepted"] = "match"
+    lookup: LookupOption = False
     fly_window: FlyWindow = FLY_WINDOW
     fly_entropy: FlyEntropy = FLY_ENTROPY
 
@@ -82,6 +83,7 @@ class Speculative(Method):
         # With the target's noise the draft agrees more often than with greedy drafts.
         draft_sample = draft_read(request, self.verify, match=target_read)
         alive = yield from decode_plain(request, 0, target_read)
+        copies = self.lookup and CopyFinder(DRAFT_MATCH)
         ready = 0  # slots in the draft's cache that hold the text
         while alive:
             n = len(request)
@@ -94,20 +96,17 @@ class Speculative(Method):
             if not count:
                 alive = yield from decode_plain(request, n - 1, target_read)
                 continue
+            if copies and (copied := copies.propose_tokens(request, count)):
+                alive = yield from verify_chain(request, copied, target_read)
+                continue
             while len(drafted) < count:
                 tail = (request.ids + drafted)[ready:]
                 out = yield Forward(ids=tail, start=ready, read=draft_sample, model="draft")
                 ready += len(tail)
                 drafted += out.tokens
                 guesses.append(out.logits)
-            out = yield Forward(
-                ids=[request.ids[-1], *drafted],
-                start=n - 1,
-                predict=range(n, n + count + 1),
-                read=verify_read(
-                    request, self.verify, drafted, guesses, fly=(self.fly_window, self.fly_entropy)
-                ),
+            fly = self.fly_window, self.fly_entropy
+            alive = yield from verify_chain(
+                request, drafted, verify_read(request, self.verify, drafted, guesses, fly=fly)
             )
-            accepted = agreement(drafted, out.tokens)
-            ready = min(ready, n + accepted)
-            alive = request.commit(out.tokens[: accepted + 1], out.logprobs)
+            ready = min(ready, len(request) - 1)

@@ -18,10 +18,11 @@ from outpace.api.output import Output
 from outpace.api.text import Prompt
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.load import load_config
-from outpace.engine.pairing import native_method
+from outpace.engine.pairing import choose_method
 from outpace.errors import OptionError
 from outpace.evaluation.samples import output_from_record, output_record
-from outpace.methods.options import MethodSpec, resolve_method
+from outpace.methods import Method
+from outpace.methods.options import MethodSpec
 from outpace.ray.cluster import allocate_resources, check_replica_count, join_cluster
 
 BlockAnswers = dict[str, str]
@@ -40,7 +41,7 @@ class Fleet:
 
     Args:
         model: The model, at a path that every machine can read.
-        method: The decoding method; that of the model family if None.
+        method: The decoding method; the default of the model if None.
         replicas: Number of copies. By default one per GPU, or per core for small models on CPUs.
         small: Whether the model is small enough for one core.
         loading: Options of `LLM`.
@@ -62,12 +63,16 @@ class Fleet:
             message = "tensor_parallel: not supported on Ray, where a copy has one process; omit it"
             raise OptionError("tensor_parallel", loading["tensor_parallel"], message)
         config = load_config(model)
-        self.name = model_title(model, loading.get("adapter"))
-        self.method = native_method(config) if method is None else resolve_method(method)
+        self.config, self.name = config, model_title(model, loading.get("adapter"))
+        self.method = choose_method(method, config)
         self.load_options = {"model": model, "method": self.method, **loading}
         check_replica_count(replicas)
         join_cluster()
         self.share = allocate_resources(replicas, {loading.get("device")}, small=small)
+
+    def select_method(self, method: MethodSpec | None) -> Method:
+        """Return the method of a request: its own, by default that of the copies."""
+        return self.method if method is None else choose_method(method, self.config)
 
     def serve(
         self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int

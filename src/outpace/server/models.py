@@ -15,6 +15,7 @@ from outpace.checkpoints.load import target_config
 from outpace.engine.pairing import check_models, native_method
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS
+from outpace.methods.options import AUTO_METHOD
 from outpace.models.config import ModelConfig
 from outpace.server.http_error import HttpError
 from outpace.server.logs import log_loading
@@ -65,7 +66,7 @@ class HostedModel(ModelInfo):
         Raises:
             HttpError: If requests may not select this method.
         """
-        name = name or self.method
+        name = self.method if name in (None, AUTO_METHOD) else name
         if name not in self.methods:
             raise HttpError(
                 400,
@@ -159,10 +160,19 @@ def name_errors(name: str) -> Iterator[None]:
         raise ValueError(f"model {name}: {error}") from error
 
 
+def default_method_name(config: ModelConfig, entry: Entry) -> str:
+    """Return the name of the default method: the model's, or the first that the entry allows."""
+    if entry.method not in (None, AUTO_METHOD):
+        return entry.method
+    native = registered_name(METHODS, type(native_method(config)))
+    allowed = entry.methods or [native]
+    return native if native in allowed else allowed[0]
+
+
 def available_methods(entry: Entry) -> tuple[str, dict[str, MethodChoice]]:
     """Return the default method's name and all available methods; loads no weights."""
     config = target_config(entry.path, max_length=entry.max_length, mask_id=entry.mask_id)
-    default = entry.method or registered_name(METHODS, type(native_method(config)))
+    default = default_method_name(config, entry)
     methods = {each.name: each for each in method_choices(config, entry, default)}
     option_names = {name for each in methods.values() for name in each.options}
     if unknown := sorted(set(entry.limits) - option_names):

@@ -208,7 +208,7 @@ class Family:
     """Architectures shared with other families, and the field that identifies this one."""
     flat: Callable[[Fields], Fields] = dict
     """Moves nested published fields to the top level."""
-    method: str = "autoregressive"
+    method: str = "lookup"
     """Default decoding method."""
     temperature: float = 0.0
     top_p: float = 1.0
