@@ -121,9 +121,11 @@ def together(
 
 
 def decoder(
-    path: Path, *, most: int, sequences: int = 1
-) -> Callable[[Sequence[Sequence[int]], int], list[int]]:
+    path: Path, *, most: int, sequences: int = 1, slots: int = CONTEXT
+) -> Callable[..., list[int]]:
     """What feeds rows of some sequences from a slot on, `most` in all; the likeliest tokens.
+
+    With `last`, only those after the last row of each sequence.
 
     Logits are read where they lie: `Llama.eval` would copy them.
     """
@@ -135,7 +137,7 @@ def decoder(
         str(path).encode(), llama_cpp.llama_model_default_params()
     )
     settings = llama_cpp.llama_context_default_params()
-    settings.n_ctx, settings.n_seq_max = CONTEXT * sequences, sequences
+    settings.n_ctx, settings.n_seq_max = slots * sequences, sequences
     settings.n_batch = settings.n_ubatch = most
     context = llama_cpp.llama_init_from_model(model, settings)
     if not context:
@@ -144,7 +146,7 @@ def decoder(
     size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
     batch = llama_cpp.llama_batch_init(most, 0, 1)
 
-    def feed(given: Sequence[Sequence[int]], start: int) -> list[int]:
+    def feed(given: Sequence[Sequence[int]], start: int, *, last: bool = False) -> list[int]:
         threads = torch.get_num_threads()
         llama_cpp.llama_set_n_threads(context, threads, threads)
         batch.n_tokens = sum(map(len, given))
@@ -155,12 +157,13 @@ def decoder(
             for slot, token in enumerate(rows, start):
                 batch.token[place], batch.pos[place] = token, slot
                 batch.n_seq_id[place], batch.seq_id[place][0] = 1, number
-                batch.logits[place] = True
+                batch.logits[place] = not last or slot == start + len(rows) - 1
                 place += 1
         if code := llama_cpp.llama_decode(context, batch):
             raise RuntimeError(f"llama.cpp gave up a pass of {place} rows with code {code}")
         logits = llama_cpp.llama_get_logits(context)
-        tokens: list[int] = np.ctypeslib.as_array(logits, (place, size)).argmax(-1).tolist()
+        read = len(given) if last else place
+        tokens: list[int] = np.ctypeslib.as_array(logits, (read, size)).argmax(-1).tolist()
         return tokens
 
     def close() -> None:

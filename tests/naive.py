@@ -163,7 +163,10 @@ def verified(
 
 
 def copy_of(ids: list[int], most: int, match: int) -> list[int]:
-    """Return what followed the longest earlier copy of the end, by frequency, then the latest."""
+    """Return what followed the longest earlier copy of the end, at most as much as it repeats.
+
+    Among the longest the most frequent next token is preferred, then the latest place.
+    """
     lengths: dict[int, int] = {}
     for begin in range(1, len(ids)):
         lengths[begin] = 0
@@ -179,7 +182,7 @@ def copy_of(ids: list[int], most: int, match: int) -> list[int]:
     token = max(reversed(nexts), key=nexts.count)
     begin = max(each for each in begins if ids[each] == token)
     text = list(ids)
-    for _ in range(most):
+    for _ in range(min(most, longest)):
         text.append(text[begin + len(text) - len(ids)])
     return text[len(ids) :]
 

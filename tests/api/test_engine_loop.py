@@ -37,7 +37,7 @@ PROMPT = [9, 17, 4, 33]
 @pytest.fixture(scope="module")
 def llm() -> LLM:
     """An embedded causal model."""
-    return LLM("tiny-ar")
+    return LLM("tiny-ar", "autoregressive")
 
 
 class Script:

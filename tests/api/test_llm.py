@@ -31,6 +31,7 @@ from outpace.methods import (
     Autoregressive,
     DFlash,
     LeftToRight,
+    Lookup,
     Method,
     Speculative,
     WeDLM,
@@ -361,8 +362,12 @@ def test_prompt_longer_than_the_model_is_refused(causal: LLM) -> None:
 
 
 def test_default_method_follows_the_model(names: Checkpoints) -> None:
-    """Causal models token by token, diffusion models left to right."""
-    assert LLM(names["bare"], cache_gib=0.001).method == Autoregressive()
+    """Causal models copy, or use a draft on this machine; diffusion models go left to right."""
+    bare = LLM(names["bare"], Autoregressive(), cache_gib=0.001)
+    assert bare.select_method(None) == Autoregressive() and bare.select_method("auto") == Lookup()
+    assert LLM(names["bare"], cache_gib=0.001).method == Lookup()
+    assert LLM("tiny-ar").method == DFlash(draft="tiny-dflash", lookup=True)
+    assert LLM("tiny-aux", "auto").method == Lookup()
     assert LLM(names["bare-diffusion"], cache_gib=0.001).method == LeftToRight()
     masked = LLM(names["bare-masked"], mask_id=MASK, cache_gib=0.001)
     assert masked.method == WeDLM() and masked.config.mask_id == MASK

@@ -13,7 +13,7 @@ from outpace import LLM
 from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.cli.main import main
 from outpace.evaluation.generated.story import story_problems
-from outpace.methods import D2F, Autoregressive
+from outpace.methods import D2F, Lookup
 
 STORIES = [problem.question for problem in story_problems("test", 4)]
 TASK = """
@@ -182,10 +182,7 @@ def test_arguments_are_assigned(harness: Any) -> None:
     )
     assert made.llm.method == D2F(block=16)
     assert (made.batch, made.seed, made.draws) == (4, 3, 5)
-    assert (
-        harness.OutpaceHarness.create_from_arg_string("model=tiny-ar").llm.method
-        == Autoregressive()
-    )
+    assert harness.OutpaceHarness.create_from_arg_string("model=tiny-aux").llm.method == Lookup()
     for words, expected_message in (
         ("method=d2f", "model is missing"),
         ("model=tiny-ar,block=16", "block: needs a method"),

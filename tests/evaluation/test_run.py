@@ -91,7 +91,7 @@ def counted(report: EvaluationReport) -> dict[str, Any]:
 
 def test_resumed_run_has_the_same_metrics(tmp_path: Path) -> None:
     """After a kill between two answers or within a line."""
-    llm, questions = LLM("tiny-aux"), questions_of("story", 6)
+    llm, questions = LLM("tiny-aux", "autoregressive"), questions_of("story", 6)
     options = {"task": "story", "batch": 2, "max_tokens": 64, "temperature": 0.7, "seed": 3}
     whole = evaluate(llm, questions, **options)  # type: ignore[arg-type]
     path = tmp_path / "new" / "samples.jsonl"

@@ -58,8 +58,8 @@ class LLM:
 
     Args:
         model: Checkpoint folder, GGUF file, hub name, or name of an embedded model.
-        method: A `Method`, its name, or `(name, options)`; by default "auto", which is `Lookup` for
-            causal models and the family's method for others.
+        method: A `Method`, its name, or `(name, options)`; by default "auto": a draft on this
+            machine or `Lookup` for causal models, the family's method for others.
         adapter: Folder or hub name of a low-rank adapter to merge into the model.
         device: Device of the models; by default `cuda` if available.
         dtype: Data type; by default float32 on a CPU and bfloat16 elsewhere.
@@ -111,10 +111,8 @@ class LLM:
         check_attention(attention, self.device)
         check_compile(compile, self.device, tensor_parallel)
         runner = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
-        self.runner_options = {
-            **runner,
-            "record": make_recorder(graphs, self.device, tensor_parallel),
-        }
+        recorder = make_recorder(graphs, self.device, tensor_parallel)
+        self.runner_options = {**runner, "record": recorder}
         self.group = TensorParallelGroup.join_processes(tensor_parallel, self.device, quantize)
         self.device = self.group.device
         quantize = default_quantize(quantize, dtype, self.device, tensor_parallel)
@@ -127,7 +125,7 @@ class LLM:
         # Invalid combinations are rejected before weights and vocabularies are read.
         limits: dict[str, Any] = {"max_length": max_length, "mask_id": mask_id}
         self.config, folder = target_config(model, **limits), resolve_checkpoint(model)
-        self.method = choose_method(method, self.config)
+        self.method = choose_method(method, self.name, self.config)
         further = check_models(self.method, self.name, self.config)
         self.text = TextCodec(self.name, load_tokenizer(folder))
         self.vocab_sizes: dict[str, int | None] = {}
@@ -209,7 +207,7 @@ class LLM:
 
     def select_method(self, method: MethodSpec | None) -> Method:
         """Return the method of a request: its own, by default that of this `LLM`."""
-        return self.method if method is None else choose_method(method, self.config)
+        return self.method if method is None else choose_method(method, self.name, self.config)
 
     def usual(self, method: Method) -> dict[str, float]:
         """Return default sampling options by name: the method's, or else the model family's."""

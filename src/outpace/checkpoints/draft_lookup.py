@@ -21,16 +21,20 @@ def known_drafts(target: str | Path, method: str) -> tuple[str, ...]:
     )
 
 
+def local_draft(target: str | Path, method: str) -> str | None:
+    """Return the first published draft for a target that is on this machine, if any."""
+    return next(filter(is_local, known_drafts(target, method)), None)
+
+
 def find_local_draft(target: str | Path, method: str) -> str:
     """Return the first published draft for a target that is on this machine, without a download.
 
     Raises:
         OptionError: If none is on this machine, naming the published ones.
     """
-    known = known_drafts(target, method)
-    if found := next(filter(is_local, known), None):
+    if found := local_draft(target, method):
         return found
-    if not known:
+    if not (known := known_drafts(target, method)):
         raise OptionError(
             "draft",
             AUTO_DRAFT,

@@ -17,71 +17,98 @@ MAX_CANDIDATES = 32
 """Earlier occurrences that are compared, the latest first."""
 
 MAX_MATCH_TOKENS = 32
-"""Most tokens of a match that are compared."""
+"""Most tokens of a match that are compared, and so of a copy."""
+
+LONG_MATCH = 3
+"""Tokens by which occurrences are found first, since single tokens have too many of them."""
 
 
-class CopyFinder:
-    """Finds earlier occurrences of the last tokens of a sequence, and what followed them.
+class OccurrenceIndex:
+    """Earlier places in a growing sequence where its last `length` tokens ended.
 
-    A hash table maps `match` tokens to the last place where they ended, and each place to the
-    previous one with the same hash. This takes at most 20 bytes per token, and a bounded number of
-    comparisons per search.
+    A hash table maps `length` tokens to the last place where they ended, and each place to the
+    previous one with the same hash. This takes at most 20 bytes per token.
     """
 
-    def __init__(self, match: int) -> None:
-        self.match = match
+    def __init__(self, length: int) -> None:
+        self.length = length
         self.previous = array("i")
         """For each place, the previous one with the same hash, or -1."""
         self.heads = array("i", [-1]) * 64
         """The last place of each hash, or -1."""
-
-    def propose_tokens(self, request: Request, most: int) -> list[int]:
-        """Return at most `most` tokens that the constraint forces, or else a copy, or none."""
-        return request.forced_tokens[:most] or self.find_copy(request.ids, most)
-
-    def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
-        """Index the new tokens of a sequence; return `most` tokens that may follow it, or none.
-
-        Among earlier occurrences the longest match is preferred, then the most frequent next token,
-        then the latest place. A copy that reaches the end of the text repeats.
-        """
-        self.index_tokens(ids)
-        last = len(ids) - 1
-        if last < self.match or most < 1:
-            return []
-        place, longest = self.previous[last], 0
-        followers: dict[int, list[int]] = {}
-        for _ in range(MAX_CANDIDATES):
-            if place < 0:
-                break
-            length = match_length(ids, place, last)
-            if length > longest:
-                longest, followers = length, {}
-            if length == longest:
-                followers.setdefault(ids[place + 1], []).append(place)
-            place = self.previous[place]
-        if longest < self.match:
-            return []
-        begin = max(followers.values(), key=len)[0] + 1
-        text = list(ids[begin : begin + most])
-        period = len(ids) - begin
-        while len(text) < most:
-            text.append(text[-period])
-        return text
 
     def index_tokens(self, ids: Sequence[int]) -> None:
         """Index the new tokens of a sequence."""
         if 2 * len(ids) > len(self.heads):
             self.heads = array("i", [-1]) * (4 * len(ids))
             del self.previous[:]
-        size, match, heads = len(self.heads), self.match, self.heads
+        size, length, heads = len(self.heads), self.length, self.heads
         for place in range(len(self.previous), len(ids)):
-            if place + 1 < match:
+            if place + 1 < length:
                 self.previous.append(-1)
                 continue
-            key = hash(tuple(ids[place + 1 - match : place + 1])) % size
+            key = hash(tuple(ids[place + 1 - length : place + 1])) % size
             self.previous.append(heads[key])
             heads[key] = place
+
+    def find_matches(self, ids: Sequence[int]) -> tuple[int, list[int]]:
+        """Return the length of the longest match of the end, and where it ended, latest first.
+
+        The length is 0 where fewer than `length` tokens match.
+        """
+        last, longest, places = len(ids) - 1, self.length, list[int]()
+        place = self.previous[last]
+        for _ in range(MAX_CANDIDATES):
+            if place < 0:
+                break
+            matched = match_length(ids, place, last)
+            if matched > longest:
+                longest, places = matched, []
+            if matched == longest:
+                places.append(place)
+            place = self.previous[place]
+        return (longest if places else 0), places
+
+
+class CopyFinder:
+    """Finds earlier occurrences of the last tokens of a sequence, and what followed them.
+
+    Occurrences of at least `match` tokens count. A search makes a bounded number of comparisons.
+    """
+
+    def __init__(self, match: int) -> None:
+        lengths = (LONG_MATCH, match) if match < LONG_MATCH else (match,)
+        self.indexes = [OccurrenceIndex(length) for length in lengths]
+
+    def propose_tokens(self, request: Request, most: int) -> list[int]:
+        """Return at most `most` tokens that the constraint forces, or else a copy, or none."""
+        return request.forced_tokens[:most] or self.find_copy(request.ids, most)
+
+    def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
+        """Index the new tokens of a sequence; return at most `most` tokens that may follow it.
+
+        The longest match is preferred, then the most frequent next token, then the latest place.
+        No more tokens are copied than match, since longer matches continue for longer. A copy that
+        reaches the end of the text repeats.
+        """
+        for index in self.indexes:
+            index.index_tokens(ids)
+        longest, places = 0, list[int]()
+        for index in self.indexes if most > 0 else ():
+            longest, places = index.find_matches(ids)
+            if longest:
+                break
+        if not longest:
+            return []
+        followers: dict[int, list[int]] = {}
+        for place in places:
+            followers.setdefault(ids[place + 1], []).append(place)
+        begin = max(followers.values(), key=len)[0] + 1
+        most, period = min(most, longest), len(ids) - begin
+        text = list(ids[begin : begin + most])
+        while len(text) < most:
+            text.append(text[-period])
+        return text
 
 
 def match_length(ids: Sequence[int], place: int, last: int) -> int:

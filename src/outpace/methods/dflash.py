@@ -19,7 +19,7 @@ from outpace.decoding import (
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.methods.bounds import check_at_least_one
-from outpace.methods.copies import DRAFT_MATCH, CopyFinder, LookupOption
+from outpace.methods.copies import LookupOption
 from outpace.methods.draft_block import draft_block
 from outpace.methods.features import FeatureBuffer
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
@@ -91,20 +91,15 @@ class DFlash(Method):
                 f"block {block} is longer than the {trained} that {self.draft} was trained for",
                 stacklevel=2,
             )
-        read = request.sample()
-        features, copies = FeatureBuffer(request, read), self.lookup and CopyFinder(DRAFT_MATCH)
-        alive = yield from features.decode_plain()
+        features = FeatureBuffer(request, request.sample(), lookup=self.lookup)
+        alive: bool | None = yield from features.decode_plain()
         while alive:
             n = len(request)
             rows = min(block, request.limit - n)
             count = (
                 request.choose_length(self.cycle_limit(rows), features.unread, features.lost) - 1
             )
-            if not count or features.lost:
-                alive = yield from features.decode_plain(wanted=count > 0)
-                continue
-            if copies and (copied := copies.propose_tokens(request, count)):
-                alive = yield from features.verify_chain(copied, read)
+            if (alive := (yield from features.decode_undrafted(count))) is not None:
                 continue
             out = yield replace(
                 draft_block(request, features.take_states(), rows),

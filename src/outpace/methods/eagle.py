@@ -30,7 +30,7 @@ from outpace.decoding import (
 from outpace.decoding.branches import DraftTree, accepted_path
 from outpace.decoding.tree import MAX_TREE_SLOTS
 from outpace.methods.bounds import check_at_least_one
-from outpace.methods.copies import DRAFT_MATCH, CopyFinder, LookupOption
+from outpace.methods.copies import LookupOption
 from outpace.methods.features import FeatureBuffer
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
 from outpace.methods.method import Interval, Method
@@ -119,18 +119,13 @@ class Eagle(Method):
 
     def decode(self, request: Request) -> Decoding:
         """Grow a tree after the last token, accept the branch that agrees with the target."""
-        read = request.sample()
-        features, copies = FeatureBuffer(request, read), self.lookup and CopyFinder(DRAFT_MATCH)
-        alive, limit = (yield from features.decode_plain()), self.draft_depth + 1
+        features = FeatureBuffer(request, request.sample(), lookup=self.lookup)
+        alive: bool | None = yield from features.decode_plain()
         while alive:
             n = len(request)
-            value = request.choose_length(limit, features.unread, features.lost)
+            value = request.choose_length(self.draft_depth + 1, features.unread, features.lost)
             depth = min(value - 1, request.limit - n - 1)
-            if not depth or features.lost:
-                alive = yield from features.decode_plain(wanted=depth > 0)
-                continue
-            if copies and (copied := copies.propose_tokens(request, depth)):
-                alive = yield from features.verify_chain(copied, read)
+            if (alive := (yield from features.decode_undrafted(depth))) is not None:
                 continue
             drafted = yield from self.grow_tree(request, features.take_states(), depth)
             ready = features.written_slots
@@ -138,7 +133,6 @@ class Eagle(Method):
             tokens = [drafted.tokens[row] for row in rows]
             parents = drafted.parent_rows(rows)
             tree = Tree.from_parents(n - 1, parents)
-            prefix_rows = n - 1 - ready
             chain = self.width == 1
             fly = self.fly_window, self.fly_entropy
             out = yield Forward(
@@ -154,7 +148,7 @@ class Eagle(Method):
             )
             path = accepted_path(parents, tokens, out.tokens)
             assert out.features is not None
-            features.add_states(out.features[[prefix_rows + row for row in path]])
+            features.add_states(out.features[[n - 1 - ready + row for row in path]])
             features.written_slots = features.stored_slots if chain else n
             logprobs = out.logprobs
             alive = request.commit(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from outpace.decoding import Forward, Prediction, Read, Request, agreement
+from outpace.methods.copies import DRAFT_MATCH, CopyFinder
 from outpace.methods.plain import decode_plain
 
 
@@ -23,9 +24,10 @@ class FeatureBuffer:
         read_slots: slots whose hidden states the draft has read.
     """
 
-    def __init__(self, request: Request, sample: Read) -> None:
+    def __init__(self, request: Request, sample: Read, *, lookup: bool) -> None:
         self.request = request
         self.sample = sample
+        self.copies = CopyFinder(DRAFT_MATCH) if lookup else None
         self.written_slots = self.stored_slots = self.read_slots = 0
         self.states: list[Tensor] = []
 
@@ -38,6 +40,17 @@ class FeatureBuffer:
     def unread(self) -> int:
         """Number of slots before the last token that the draft has not read yet."""
         return len(self.request) - 1 - self.read_slots
+
+    def decode_undrafted(self, count: int) -> Generator[Forward, Prediction, bool | None]:
+        """Decode without the draft: plainly where `count` is 0, or a copy of up to `count` tokens.
+
+        Returns whether to continue, or None if the draft proposes the next tokens.
+        """
+        if not count or self.lost:
+            return (yield from self.decode_plain(wanted=count > 0))
+        if self.copies and (copied := self.copies.propose_tokens(self.request, count)):
+            return (yield from self.verify_chain(copied, self.sample))
+        return None
 
     def decode_plain(self, *, wanted: bool = False) -> Generator[Forward, Prediction, bool]:
         """Decode one token without a draft; return whether to continue.

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from outpace.decoding import Decoding, Dial, Request, Target
-from outpace.decoding.dial import MAX_PACED_TOKENS
+from outpace.decoding.dial import halving_values
 from outpace.methods.bounds import check_at_least_one
 from outpace.methods.copies import CopyFinder, verify_chain
 from outpace.methods.method import DraftLength, Interval, Method, check_length
 from outpace.methods.plain import decode_plain
 
-MAX_COPY_TOKENS = 12
+MAX_COPY_TOKENS = 24
 """Most tokens that "auto" copies."""
 
 
@@ -23,18 +23,19 @@ class Lookup(Method):
     Prompt lookup (Saxena, 2023) over the prompt and the answer so far. Among several occurrences
     the longest match is preferred, then the most frequent next token, as in SuffixDecoding (Oliaro
     et al., 2024). A copy is proposed where at least `match` tokens repeat; elsewhere one token is
-    decoded. At most `tokens` are copied; "auto" uses the measured optimum, which may be 0.
+    decoded. As many tokens are copied as match, at most `tokens`; "auto" uses the measured optimum,
+    which may be 0.
     Lossless: the output is the autoregressive one of the same seed.
     """
 
     tokens: Annotated[
         DraftLength,
         Interval(1, MAX_COPY_TOKENS),
-        "tokens copied at a time: a number, or the measured optimum, up to 12",
+        "most tokens copied at a time: a number, or the measured optimum, up to 24",
     ] = "auto"
     match: Annotated[
         int, Interval(1, 4), "tokens at the end of the text that must occur earlier too"
-    ] = 2
+    ] = 1
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,8 +52,9 @@ class Lookup(Method):
         if not (auto or self.tokens == "auto"):
             return None
         return Dial(
-            values=range(1, min(self.cycle_limit, MAX_PACED_TOKENS) + 1),
-            passes=lambda n, _: [("target", n, 1)],
+            values=halving_values(1, self.cycle_limit),
+            # Most matches are short: on average, one copied token is rejected.
+            passes=lambda n, kept: [("target", min(n, kept + 1), 1)],
         )
 
     def decode(self, request: Request) -> Decoding:

@@ -64,7 +64,7 @@ class Fleet:
             raise OptionError("tensor_parallel", loading["tensor_parallel"], message)
         config = load_config(model)
         self.config, self.name = config, model_title(model, loading.get("adapter"))
-        self.method = choose_method(method, config)
+        self.method = choose_method(method, self.name, config)
         self.load_options = {"model": model, "method": self.method, **loading}
         check_replica_count(replicas)
         join_cluster()
@@ -72,7 +72,7 @@ class Fleet:
 
     def select_method(self, method: MethodSpec | None) -> Method:
         """Return the method of a request: its own, by default that of the copies."""
-        return self.method if method is None else choose_method(method, self.config)
+        return self.method if method is None else choose_method(method, self.name, self.config)
 
     def serve(
         self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int

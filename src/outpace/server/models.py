@@ -12,7 +12,7 @@ from outpace.api.engine_client import ModelClient
 from outpace.api.llm import LLM
 from outpace.api.text import TextCodec
 from outpace.checkpoints.load import target_config
-from outpace.engine.pairing import check_models, native_method
+from outpace.engine.pairing import check_models, family_method
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS
 from outpace.methods.options import AUTO_METHOD
@@ -164,9 +164,9 @@ def default_method_name(config: ModelConfig, entry: Entry) -> str:
     """Return the name of the default method: the model's, or the first that the entry allows."""
     if entry.method not in (None, AUTO_METHOD):
         return entry.method
-    native = registered_name(METHODS, type(native_method(config)))
-    allowed = entry.methods or [native]
-    return native if native in allowed else allowed[0]
+    usual = registered_name(METHODS, type(family_method(config)))
+    allowed = entry.methods or [usual]
+    return usual if usual in allowed else allowed[0]
 
 
 def available_methods(entry: Entry) -> tuple[str, dict[str, MethodChoice]]:

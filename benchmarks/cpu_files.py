@@ -1,0 +1,182 @@
+"""Load time, memory and speed of GGUF files on this computer, beside llama.cpp, in one run.
+
+    python benchmarks/cpu_files.py FILE … --json benchmarks/results/cpu-files.json
+
+Each program loads a file in a new process and generates one token: the wall time includes imports
+and the start of Python. Then both take turns, with the threads of `--threads`: a pass over a prompt
+of 512 tokens, and passes of 1 to 32 rows after it, each of which returns the most probable token of
+every row. The tables have medians of wall time. llama.cpp needs the package `llama_cpp`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import llama
+from checkpoints import prompt
+from harness import (
+    Bar,
+    Row,
+    Timing,
+    alternate,
+    arguments,
+    finish,
+    median,
+    prepare,
+    save,
+    show,
+    timed,
+)
+from outpace import LLM
+from outpace.decoding import Forward
+from outpace.engine.scheduled_forward import ScheduledForward
+
+PROMPT = 512
+ROWS = [1, 4, 16, 32]
+PAUSE = 0.01
+"""Seconds between two programs, whose threads wait for more work for a while."""
+
+LOADS = {
+    "outpace": """
+from outpace import LLM
+LLM(sys.argv[1], cache_gib=0.1).generate([[1, 2, 3]], max_tokens=1)
+""",
+    "llama.cpp": """
+import llama, torch
+torch.set_num_threads(int(sys.argv[2]))
+llama.stepper(sys.argv[1], [1, 2, 3], 8)([4])
+""",
+}
+"""Programs that load a file and generate one token."""
+
+PEAK = """
+from pathlib import Path
+import re
+print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+"""
+"""Prints the peak memory of the process in KiB, on Linux."""
+
+
+def measure_load(side: str, path: Path, threads: int) -> tuple[float, float]:
+    """Return seconds of a process from its start to the first token, and its peak memory in MB."""
+    code = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{LOADS[side]}{PEAK}"
+    begin = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path), str(threads)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    seconds = time.perf_counter() - begin
+    return seconds, int(re.findall(r"\d+", done.stdout)[-1]) * 1024 / 1e6
+
+
+def make_outpace_step(path: Path, ids: list[int]) -> dict[int, Any]:
+    """Return passes of outpace by rows; 0 is the prompt."""
+    llm = LLM(path, cache_gib=0.25, prefix_cache=False)
+    runner = llm.target
+    table = runner.reserve(PROMPT + max(ROWS))
+    assert table is not None
+
+    def run_pass(rows: list[int], start: int, predict: range | None) -> list[int]:
+        forward = Forward(ids=rows, start=start, predict=predict)
+        scheduled = ScheduledForward.from_forward(forward, table, runner.config)
+        return runner.run_pass([scheduled])[0].tokens
+
+    steps = {0: partial(run_pass, ids, 0, None)}
+    for count in ROWS:
+        predict = range(PROMPT + 1, PROMPT + 1 + count)
+        steps[count] = partial(run_pass, ids[:count], PROMPT, predict)
+    return steps
+
+
+def make_llama_step(path: Path, ids: list[int]) -> dict[int, Any]:
+    """Return passes of llama.cpp by rows; 0 is the prompt, of which only the last row is read."""
+    feed = llama.decoder(path, most=PROMPT, slots=PROMPT + max(ROWS))
+    steps = {0: partial(feed, [ids], 0, last=True)}
+    for count in ROWS:
+        steps[count] = partial(feed, [ids[:count]], PROMPT)
+    return steps
+
+
+def settle(run: Any) -> Timing:
+    """Time a call after a pause."""
+    time.sleep(PAUSE)
+    return timed(run)
+
+
+def measure_file(path: Path, sides: list[str], options: argparse.Namespace) -> list[Row]:
+    """Return one row per program."""
+    ids = prompt(PROMPT, 10_000)
+    rows: dict[str, Row] = {side: {"file": path.name, "side": side} for side in sides}
+    loads: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
+    for _ in range(options.loads):
+        for side in sides:
+            loads[side].append(measure_load(side, path, options.threads))
+    for side in sides:
+        seconds, peaks = zip(*sorted(loads[side]), strict=True)
+        rows[side]["load s"] = seconds[len(seconds) // 2]
+        rows[side]["peak MB"] = min(peaks)
+    makers = {"outpace": make_outpace_step, "llama.cpp": make_llama_step}
+    steps = {side: makers[side](path, ids) for side in sides}
+    for count in (0, *ROWS):
+        turns = {side: steps[side][count] for side in sides}
+        rounds = options.rounds if count else max(options.rounds // 3, 1)
+        for side, timings in alternate(turns, rounds, settle).items():
+            name = f"{count} rows ms" if count else f"prompt of {PROMPT} ms"
+            rows[side][name] = median(timings, "wall") * 1e3
+    return list(rows.values())
+
+
+LIMITS = {"1 rows ms": 1.0, "16 rows ms": 0.35, f"prompt of {PROMPT} ms": 1.0}
+"""Most time of a pass, over that of llama.cpp."""
+
+
+def find_bars(rows: list[Row]) -> list[Bar]:
+    """Return the bars of outpace over llama.cpp, for each file."""
+    bars = []
+    pairs = zip(rows[::2], rows[1::2], strict=True) if len(rows) % 2 == 0 else []
+    for ours, theirs in pairs:
+        if theirs["side"] != "llama.cpp":
+            continue
+        for name, limit in LIMITS.items():
+            what = f"{ours['file']}: {name}, over llama.cpp"
+            bars.append(Bar(what=what, value=ours[name] / theirs[name], limit=limit))
+        limit = 2 * theirs["load s"] + 1.5
+        bars.append(Bar(what=f"{ours['file']}: load s", value=ours["load s"], limit=limit))
+    return bars
+
+
+def main() -> None:
+    """Measure all files and write each as it ends."""
+    parser = arguments(__doc__, rounds=9, threads=2)
+    parser.add_argument("files", nargs="+", type=Path, help="GGUF files")
+    parser.add_argument("--loads", type=int, default=3, help="loads of each file (3)")
+    options = parser.parse_args()
+    prepare(options)
+    torch.set_grad_enabled(False)
+    sides, rows = ["outpace"], []
+    if missing := llama.available():
+        print(f"llama.cpp is left out: {missing} (pip install 'outpace[llama]')")
+    else:
+        sides.append("llama.cpp")
+        print(llama.built()["system"])
+    for path in options.files:
+        found = measure_file(path, sides, options)
+        show(path.name, found)
+        rows += found
+        save(options, {"rows": rows}, find_bars(rows))
+    finish(options, {"rows": rows}, find_bars(rows))
+
+
+if __name__ == "__main__":
+    main()
