@@ -44,6 +44,7 @@ def processes(path: Path, count: int) -> list[int]:
     finally:
         for process in started:
             process.kill()
+    assert not any(process.returncode for process in started), printed
     return [int(re.findall(r"^bytes: (\d+)$", each, re.MULTILINE)[0]) for each in printed]
 
 
