@@ -19,6 +19,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from torch.nn import functional as F
 
+from outpace import LLM
 from outpace.checkpoints.load import load_draft, load_model, translate_config
 from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Target
 from outpace.engine.cache import PageTable
@@ -268,6 +269,11 @@ def pages_in_use(engine: Engine) -> int:
 def is_idle(engine: Engine) -> bool:
     """Whether no request waits, runs or holds memory."""
     return Stats.from_engine(engine).is_idle
+
+
+def loaded_models(llm: LLM) -> list[str]:
+    """Names of the models that are loaded."""
+    return [usage.name for usage in llm.driver.stats.models]
 
 
 def run(

@@ -12,6 +12,8 @@ from helpers import published
 from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.training import Trainer, weights
 from outpace.training.objectives import MDLM, SFT
+from outpace.training.plan import Plan, Planner
+from outpace.training.recipe import Recipe
 
 RECIPE = f"""
 [model]
@@ -54,6 +56,11 @@ def trainer(out: Path, architecture: str = "Qwen2ForCausalLM", **options: Any) -
         tokenizer=ZOO_FOLDER / "vocabulary",
         **{**defaults, **options},
     )
+
+
+def plan_recipe(recipe: Recipe, processes: int = 1) -> Plan:
+    """The plan of a recipe on this many devices."""
+    return Planner(recipe).build_plan(processes)
 
 
 def metrics(out: Path) -> list[dict[str, float]]:

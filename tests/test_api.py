@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import causal_model, feature_draft, is_idle, save_tokenizer
+from helpers import causal_model, feature_draft, is_idle, loaded_models, save_tokenizer
 from outpace import LLM
 from outpace.checkpoints.load import save_model
 from outpace.methods import APD, DFlash, Speculative
@@ -145,9 +145,9 @@ def test_odd_arguments_are_refused_or_loaded(folder: str, argument: str) -> None
 )
 def test_odd_names_of_further_models_are_refused(llm: LLM, make: Callable[[Any], Any]) -> None:
     """Where the method is made, or where it is used."""
-    runners = dict(llm.runners)
+    models = loaded_models(llm)
     refused = only_value_errors(lambda value: llm.generate([1], method=make(value), max_tokens=2))
-    assert refused == len(ODD) and llm.runners == runners
+    assert refused == len(ODD) and loaded_models(llm) == models
 
 
 def test_the_list_above_has_all_options() -> None:

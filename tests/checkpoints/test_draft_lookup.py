@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import loaded_models
 from outpace import LLM
 from outpace.checkpoints import load
 from outpace.checkpoints.draft_lookup import known_drafts
@@ -27,7 +28,7 @@ def test_a_draft_of_the_zoo_is_selected() -> None:
     ]
     assert {text.text for text in texts} == {texts[0].text}
     assert texts[0].forwards == texts[1].forwards
-    assert set(llm.runners) == {"tiny-ar", "tiny-dflash", "tiny-aux"}
+    assert set(loaded_models(llm)) == {"tiny-ar", "tiny-dflash", "tiny-aux"}
 
 
 def test_a_server_lists_the_selected_draft() -> None:

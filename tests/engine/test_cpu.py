@@ -24,7 +24,6 @@ from outpace.engine.cpu import (
     SeparateHead,
     TiledEmbedding,
     pack_model,
-    set_class,
     unpack_model,
 )
 from outpace.kernels import autotune, matmul, tiles
@@ -288,9 +287,9 @@ def test_a_tied_head(
             after = laid_out.embedding.weight
             assert torch.equal(before, after)
             assert (after.stride(0) == 1) == (not tiled and not blocks and not bidirectional)
-            assert isinstance(laid_out, SeparateHead) == (tiled or blocks)
-        if isinstance(laid_out, SeparateHead):
-            head = laid_out.separate_head[0].matrix
+            assert isinstance(laid_out.embedding, SeparateHead) == (tiled or blocks)
+        if isinstance(laid_out.embedding, SeparateHead):
+            head = laid_out.embedding.head
             shared = not head.is_mkldnn and head.data_ptr() == after.data_ptr()
             assert shared == (vocab == 3072)
         assert dict(laid_out.named_parameters()).keys() == names
@@ -308,24 +307,28 @@ def test_a_tied_head(
 def test_a_layout_is_undone(
     dtype: torch.dtype, vocab: int, tied: bool, machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The original classes, hooks and bits are restored."""
+    """The original modules, hooks and bits are restored."""
     monkeypatch.setattr(tiles, "TILED_LOOKUP_BYTES", 2048 * 192 * dtype.itemsize)
     plain = model(bidirectional=False, vocab=vocab, tied=tied).to(dtype)
     laid_out = copy.deepcopy(plain)
+    modules, fired = list(laid_out.modules()), list[str]()
+    laid_out.blocks[1].mlp.register_forward_hook(lambda *_: fired.append("hook"))
     pack_model(laid_out)
     assert [n for n, _ in laid_out.named_parameters()] == [n for n, _ in plain.named_parameters()]
+    whole(laid_out, [1, 2, 3], causal=True)
+    assert not fired and not set(modules[1:]) & {*laid_out.blocks.modules()} - {laid_out.blocks}
     unpack_model(laid_out)
-    assert list(map(type, laid_out.modules())) == list(map(type, plain.modules()))
+    assert list(laid_out.modules()) == modules
     for (name, ours), (_, theirs) in zip(
         laid_out.named_parameters(), plain.named_parameters(), strict=True
     ):
         assert torch.equal(ours, theirs) and ours.stride() == theirs.stride(), name
-    fired: list[str] = []
     for name, module in laid_out.named_modules():
         if not list(module.children()) and name != "embedding":
             module.register_forward_hook(lambda *_, name=name: fired.append(name))
     whole(laid_out, [1, 2, 3], causal=True)
-    assert len(fired) == sum(1 for m in plain.modules() if not list(m.children())) - 1
+    assert len(fired) == sum(1 for m in plain.modules() if not list(m.children()))
+    assert fired.count("hook") == 1
 
 
 def test_a_model_that_decodes_can_be_saved(machine: str, tmp_path: Path) -> None:
@@ -349,8 +352,7 @@ def test_direct_norm_equals_the_norm(dtype: torch.dtype, scale: float) -> None:
     norm = torch.nn.RMSNorm(96, 1e-5).requires_grad_(False)
     torch.nn.init.normal_(norm.weight)
     norm, x = norm.to(dtype), (torch.randn(3, 2, 96) * scale).to(dtype)
-    set_class(norm, DirectNorm)
-    fast = norm(x)
+    fast = DirectNorm(norm)(x)
     exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
     exact = exact * norm.weight.double()
     tolerance = 1e-5 if dtype == torch.float32 else 2e-2

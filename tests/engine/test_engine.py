@@ -251,12 +251,12 @@ def test_a_small_request_does_not_overtake_a_large_one() -> None:
 def test_memory_is_reserved_in_all_models_or_in_none() -> None:
     """A full verifier does not hold back memory of the target."""
     engine = new_engine(slots=3 * PAGE_SIZE)
-    verifier = runner(engine, "causal").cache
+    verifier = runner(engine, "causal")
     held = verifier.reserve(3 * PAGE_SIZE)
     assert held is not None
     job = Request(method=VERIFIED).submit(engine)
     assert not engine.step()
-    assert runner(engine, "diffusion").cache.free_pages.all()
+    assert not runner(engine, "diffusion").cache_usage.held_pages
     verifier.release(held)
     finish(engine)
     assert tokens(job)

@@ -13,7 +13,12 @@ from helpers import engine_of, finish, pages_in_use, runner
 from outpace.decoding import Sampling
 from outpace.engine.engine import Engine
 from outpace.methods import APD, METHODS, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
-from outpace.models.int8 import has_int8_products, is_quantized, quantize_module
+from outpace.models.int8 import (
+    QUANTIZABLE_MODULES,
+    has_int8_products,
+    is_quantized,
+    quantize_module,
+)
 from outpace.models.transformer import Stack
 from workload import KINDS, Request, Result, new_models, random_request, result, serve
 
@@ -29,8 +34,9 @@ def small() -> dict[str, Stack]:
     """Return the models of the workload with 8-bit matrices."""
     models = new_models()
     for model in models.values():
-        for module in list(model.modules()):
-            quantize_module(module, torch.float32)
+        for name, module in list(model.named_modules()):
+            if type(module) in QUANTIZABLE_MODULES:
+                model.set_submodule(name, quantize_module(module, torch.float32))
     return models
 
 

@@ -16,13 +16,15 @@ from helpers import (
     diffusion_model,
     feature_draft,
     is_idle,
+    loaded_models,
     masked_model,
     save_tokenizer,
 )
 from outpace import LLM, Output
 from outpace.api.text import TextCodec
-from outpace.checkpoints.load import save_model
+from outpace.checkpoints.load import load_config, save_model
 from outpace.decoding import Decoding, Request
+from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.pairing import ASSUMED_CONCURRENCY, DEFAULT_CANVAS_TOKENS, Pairing
 from outpace.methods import (
     APD,
@@ -187,11 +189,11 @@ def test_a_pairing_is_made_once_and_then_looked_up(
     assert calls.count("check_same_tokens") == isinstance(method(folders), Speculative | APD)
     assert {"load_model", "check_models", "from_runners"} <= set(calls)
     calls.clear()
-    runners = list(llm.engine.runners)
+    models = loaded_models(llm)
     for tokens in (1, 2):
         llm.generate([[1, 2], [3]], method=method(folders), max_tokens=tokens)
         list(llm.stream([1, 2], method=method(folders), max_tokens=tokens))
-    assert calls == [] and llm.engine.runners == runners
+    assert calls == [] and loaded_models(llm) == models
 
 
 @pytest.mark.parametrize(
@@ -214,13 +216,12 @@ def test_what_is_refused_leaves_nothing_loaded(
 ) -> None:
     """No model, memory or pairing; a second attempt is refused in the same way."""
     llm = LLM(folders[target], cache_gib=0.01)
-    runners, engine = dict(llm.runners), list(llm.engine.runners)
-    pairings = dict(llm.pairings)
+    models, pairings = loaded_models(llm), dict(llm.pairings)
     expected = ids(said(llm, PROMPTS))
     for _ in range(2):
         with pytest.raises(ValueError, match=message):
             llm.generate([1, 2], method=method(folders))
-        assert (llm.runners, llm.engine.runners, llm.pairings) == (runners, engine, pairings)
+        assert (loaded_models(llm), llm.pairings) == (models, pairings)
     assert ids(said(llm, PROMPTS)) == expected
 
 
@@ -245,10 +246,10 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def of_slots(model: str, slots: int, method: Method | None = None, **options: Any) -> LLM:
     """Return a model whose cache has this many slots."""
-    slot = LLM(model, method, cache_gib=0.001).target.cache.memory.nbytes
-    slot //= len(LLM(model, method, cache_gib=0.001).target.cache)
+    config = load_config(model)
+    slot = 2 * config.layers * config.kv_heads * config.head_dim * torch.float32.itemsize
     llm = LLM(model, method, cache_gib=(slots + 0.5) * slot / 2**30, **options)
-    assert len(llm.target.cache) == slots
+    assert llm.driver.stats.models[-1].total_pages * PAGE_SIZE == slots
     return llm
 
 

@@ -7,7 +7,7 @@ from itertools import chain, repeat
 import pytest
 import torch
 
-from helpers import finish, request_of, script
+from helpers import finish, pages_in_use, request_of, script
 from outpace.decoding import Dial, Prediction, Sampling
 from outpace.engine.prefix import PrefixCache
 from outpace.methods import DFlash, Eagle, Method
@@ -79,7 +79,7 @@ def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bo
     ]
     assert max(lost) > 9 and bool(again) == (plan != "never")
     assert all(tokens == 1 for pace in paces for value, tokens in pace.told if value == 1)
-    assert not any((~each.cache.free_pages).sum() for each in engine.runners)
+    assert pages_in_use(engine) == 0
 
 
 def seen(tokens: list[int], rows: int | None = None) -> Prediction:

@@ -13,7 +13,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from helpers import causal_model, extending_draft, feature_draft, published, random_model, whole
+from helpers import (
+    causal_model,
+    extending_draft,
+    feature_draft,
+    loaded_models,
+    published,
+    random_model,
+    whole,
+)
 from outpace.api import llm
 from outpace.api.llm import LLM
 from outpace.checkpoints import fill, load
@@ -379,7 +387,7 @@ def test_quantized_models_of_a_method_answer(
 ) -> None:
     """Drafts and verifiers are quantized too, and all still give the trained answers."""
     own = LLM(model, method, device="cpu", dtype="bfloat16", quantize=quantize, cache_gib=0.1)
-    assert len(own.runners) == (1 if isinstance(method, Autoregressive) else 2)
+    assert len(loaded_models(own)) == (1 if isinstance(method, Autoregressive) else 2)
     for each in own.runners.values():
         assert reduced(each.model) == set(layer_projections(each.model).values())
     questions = questions_of("story", 4)

@@ -13,7 +13,7 @@ from outpace import LLM
 @pytest.mark.parametrize("wanted", [[], [4], [0, 2, 2]])
 def test_wanted_rows_are_those_of_the_whole(wanted: list[int]) -> None:
     """Wanted rows equal those of a full forward."""
-    model = LLM("tiny-ar").engine.runners[-1].model
+    model = LLM("tiny-ar").model
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 import memory
-from outpace.training.plan import Plan, plan_recipe
 from outpace.training.recipe import load_recipe
+from runs import plan_recipe
 
 CLOSE = 0.1
 """Share of what is allocated by which a plan may miss it."""
@@ -21,7 +21,7 @@ CLOSE = 0.1
 
 def planned(path: Path, processes: int = 1) -> float:
     """Planned peak bytes of the passes of a recipe."""
-    made: Plan = plan_recipe(load_recipe(path), processes)
+    made = plan_recipe(load_recipe(path), processes)
     return made.peak.total() + made.optimizer
 
 
@@ -44,6 +44,7 @@ def processes(path: Path, count: int) -> list[int]:
     finally:
         for process in started:
             process.kill()
+    assert not any(process.returncode for process in started), printed
     return [int(re.findall(r"^bytes: (\d+)$", each, re.MULTILINE)[0]) for each in printed]
 
 

@@ -19,9 +19,8 @@ from outpace.models.transformer import Transformer
 from outpace.training import Data, Objective, Trainer, store, weights
 from outpace.training.held_out import HeldOut
 from outpace.training.objectives import SFT, DFlash, Eagle3
-from outpace.training.plan import plan_recipe
 from outpace.training.recipe import load_recipe
-from runs import losses, trainer
+from runs import losses, plan_recipe, trainer
 from sharded import DRAFT
 
 TARGET = {"vocab_size": 1024}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -16,7 +16,6 @@ from outpace.evaluation.samples import SCHEMA_VERSION, questions_hash
 
 TurnClock = Literal["cpu", "wall"]
 SideFigures = dict[str, Any]
-Rate = Callable[[SideTurn], float]
 
 DRAWS, TAILS, FEWEST = 2000, (0.025, 0.975), 5
 """Bootstrap draws and tails of an interval, and the minimum number of rounds for one."""

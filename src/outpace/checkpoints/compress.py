@@ -37,7 +37,7 @@ from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
 from outpace.checkpoints.quantised.compressed import INT8_CODES
 from outpace.checkpoints.weights import WEIGHTS_FILE, WEIGHTS_INDEX, CheckpointWeights
 from outpace.decoding.target import DRAFT_KINDS
-from outpace.models.int8 import INT8_MODULES, quantize_weight
+from outpace.models.int8 import QUANTIZABLE_MODULES, quantize_weight
 from outpace.models.transformer import Transformer
 
 TARGET_FORMATS = ("int8",)
@@ -141,7 +141,7 @@ def write_checkpoint(origin: Path, folder: Path, progress: LoadProgress) -> None
     matrices = {
         source
         for prefix, module in model.named_modules()
-        if type(module) in INT8_MODULES
+        if type(module) in QUANTIZABLE_MODULES
         for source, _ in source_tensors(config, f"{prefix}.weight", 1)
     }
     with ExitStack() as stack:

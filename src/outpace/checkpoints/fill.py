@@ -16,11 +16,11 @@ from outpace.checkpoints.progress import LOAD_PROGRESS
 from outpace.checkpoints.weights import CheckpointWeights
 from outpace.models.draft import Draft
 from outpace.models.int8 import (
-    INT8_MODULES,
+    QUANTIZABLE_MODULES,
     has_int8_products,
+    int8_module,
     is_quantized,
     quantize_module,
-    store_int8,
 )
 from outpace.models.packed import pack_module
 from outpace.models.transformer import Stack
@@ -65,16 +65,17 @@ def fill_model(
     report(0, size)
     for prefix, module in list(model.named_modules()):
         stored = None
-        if keep_int8 and type(module) in INT8_MODULES:
+        is_quantizable = type(module) in QUANTIZABLE_MODULES
+        if keep_int8 and is_quantizable:
             parts = parts_by_name[f"{prefix}.weight"]
             if adapter is None or not any(piece.source in adapter.updates for piece in parts):
-                stored = matrix_setter(weights, parts, rounded=quantize, native=native)
+                stored = stored_matrix(weights, parts, rounded=quantize, native=native)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
             done += parameter.numel()
             report(size * done // total, size)
             if stored is not None and parameter.dim() == 2:
                 continue
-            is_rounded = quantize and parameter.dim() == 2 and type(module) in INT8_MODULES
+            is_rounded = quantize and parameter.dim() == 2 and is_quantizable
             part_dtype = None if is_rounded else dtype
             found = [
                 read_part(weights, piece, part_dtype, device, adapter)
@@ -86,9 +87,9 @@ def fill_model(
             own = nn.Parameter(whole, requires_grad=False)
             module.register_parameter(name.rpartition(".")[2], own)
         if stored is not None:
-            stored(module, dtype)
-        elif quantize:
-            quantize_module(module, dtype)
+            model.set_submodule(prefix, stored(module, dtype))
+        elif quantize and is_quantizable:
+            model.set_submodule(prefix, quantize_module(module, dtype))
         elif narrow is not None:
             narrow(module)
     rotary = torch.float32 if model.config.rope.float32 else dtype
@@ -96,17 +97,17 @@ def fill_model(
     model.eval()
 
 
-def matrix_setter(
+def stored_matrix(
     weights: CheckpointWeights, parts: Sequence[TensorPart], *, rounded: bool, native: bool
-) -> Callable[[nn.Module, torch.dtype], None] | None:
-    """Return a function that sets a module's matrix in its stored format.
+) -> Callable[[nn.Module, torch.dtype], nn.Module] | None:
+    """Return a function that returns a module with its matrix in the stored format.
 
     Returns None if the matrix is to be dequantized.
     """
     if native and (packed := weights.read_packed(parts)) is not None:
         return lambda module, dtype: pack_module(module, packed, dtype)
     if (codes := read_int8_matrix(weights, parts, rounded=rounded)) is not None:
-        return lambda module, dtype: store_int8(module, *codes, dtype)
+        return lambda module, dtype: int8_module(module, *codes, dtype)
     return None
 
 

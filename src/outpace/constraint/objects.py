@@ -111,7 +111,7 @@ def name_patterns(schema: SubSchema) -> list[str]:
 def matching_names_dfa(pattern: str, at: str, *, loose: bool) -> Dfa:
     """Return the automaton of quoted names that match a pattern, or if `loose` may match."""
     return piece_dfa(
-        quote_piece(DfaPiece(search_pattern_dfa(pattern, f"{at}/patternProperties", loose)))
+        quote_piece(DfaPiece(search_pattern_dfa(pattern, f"{at}/patternProperties", loose=loose)))
     )
 
 

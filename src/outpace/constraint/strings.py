@@ -114,14 +114,13 @@ def format_names(schema: SubSchema) -> list[str]:
     return [name]
 
 
-def schema_pattern_dfa(schema: SubSchema, *, loose: bool = False) -> Dfa:
+def schema_pattern_dfa(schema: SubSchema) -> Dfa:
     """Return the automaton of strings that contain a match of the schema's pattern."""
-    return search_pattern_dfa(
-        require_type(schema.value["pattern"], str, f"pattern at {schema.at}"), schema.at, loose
-    )
+    pattern = require_type(schema.value["pattern"], str, f"pattern at {schema.at}")
+    return search_pattern_dfa(pattern, schema.at, loose=False)
 
 
-def search_pattern_dfa(text: str, at: str, loose: bool) -> Dfa:
+def search_pattern_dfa(text: str, at: str, *, loose: bool) -> Dfa:
     """Return the automaton of strings that contain a match of the pattern at a place.
 
     Raises:

@@ -5,8 +5,7 @@ product. A causal model that decodes a single sequence has one row; verification
 more, and the masks of a diffusion model dozens. So the layouts are timed (`kernels/autotune.py`).
 The other modules bypass the hooks of `nn.Module.__call__`, whose overhead equals a small product.
 
-Modules are not replaced but change their class, so every parameter keeps its name. `unpack_model`
-restores the original classes.
+Replaced modules keep the names of their parameters. `unpack_model` puts the original ones back.
 """
 
 from __future__ import annotations
@@ -17,42 +16,36 @@ import torch
 from torch import Tensor, nn
 
 from outpace.decoding import Kind
-from outpace.engine.fuse import FusedBlock
 from outpace.kernels import tiles
 from outpace.kernels.autotune import choose_layout
 from outpace.kernels.matmul import LAYOUTS, bind_product, has_layout, is_tiled, to_columns, to_rows
-from outpace.kernels.tiles import RowProduct
 from outpace.models.experts import PreciseRouter
-from outpace.models.int8 import is_quantized
-from outpace.models.norm import DIRECT_NORMS as NORMS
-from outpace.models.norm import DirectNorm
+from outpace.models.norm import DIRECT_NORMS
 from outpace.models.packed import DenseState
+from outpace.models.replacement import Replacement, replace_modules, restore_modules
 from outpace.models.transformer import MLP, Attention, Block, Embedding, Stack, Transformer
 
 MLP_CHUNK_ROWS = 256
 """Rows that an MLP processes at a time, so that its intermediate values stay in the cache."""
 
 
-class CpuLinear(nn.Linear, DenseState):
+class CpuLinear(Replacement, nn.Linear, DenseState):
     """A linear layer for inference, whose weight has the fastest layout on this machine."""
 
-    matrix: Tensor
-    multiply: RowProduct
-
-    def pack_weights(self, layout: str | None = None) -> None:
-        """Pack the weight in the fastest layout, or in the given one."""
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__(linear)
         weight = self.weight.detach()
-        self.matrix = LAYOUTS[layout or choose_layout(weight)](weight)
+        self.matrix = LAYOUTS[choose_layout(weight)](weight)
         bias = None if self.bias is None else self.bias.detach()
         if bias is not None and is_tiled(self.matrix):
             bias = bias.float()
         self.multiply = bind_product(self.matrix, bias)
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
-    def unpack_weights(self) -> None:
-        """Store the weight row by row."""
+    def restore(self) -> nn.Module:
+        """Return the original layer, with its weight row by row."""
         self.weight = nn.Parameter(self.dense_weight(), requires_grad=False)
-        del self.matrix, self.multiply
+        return super().restore()
 
     # Calling the layer calls the product directly, without another Python frame.
     __call__ = property(attrgetter("multiply"))
@@ -62,41 +55,38 @@ class CpuLinear(nn.Linear, DenseState):
         return to_rows(self.matrix)
 
 
-class CpuRouter(PreciseRouter, CpuLinear):
+class CpuRouter(CpuLinear, PreciseRouter):
     """A router in float32 for inference, whose weight has the fastest layout on this machine."""
 
-    dtype: torch.dtype
+    def __init__(self, router: PreciseRouter) -> None:
+        dtype = router.weight.dtype
+        router.weight = nn.Parameter(router.weight.detach().float(), requires_grad=False)
+        super().__init__(router)
+        self.dtype = dtype
 
-    def pack_weights(self, layout: str | None = None) -> None:
-        """Pack the weight in float32."""
-        self.dtype = self.weight.dtype
-        self.weight = nn.Parameter(self.weight.detach().float(), requires_grad=False)
-        CpuLinear.pack_weights(self, layout)
-
-    def unpack_weights(self) -> None:
-        """Store the weight row by row, in its original dtype."""
-        CpuLinear.unpack_weights(self)
+    def restore(self) -> nn.Module:
+        """Return the original router, with its weight row by row in its dtype."""
+        restored = super().restore()
         self.weight = nn.Parameter(self.weight.detach().to(self.dtype), requires_grad=False)
+        return restored
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the scores `f32[T, E]` of rows `x [T, dim]`."""
         return self.multiply(x.float())
 
 
-class TiledEmbedding(Embedding, DenseState):
+class TiledEmbedding(Replacement, Embedding, DenseState):
     """A tied embedding in tiles, from which rows are looked up."""
 
-    multiply: RowProduct
-
-    def pack_weights(self) -> None:
-        """Pack the table into tiles."""
+    def __init__(self, embedding: Embedding) -> None:
+        super().__init__(embedding)
         self.weight = nn.Parameter(tiles.to_tiles(self.weight.detach()), requires_grad=False)
         self.multiply = bind_product(self.weight.detach())
 
-    def unpack_weights(self) -> None:
-        """Store the table row by row."""
+    def restore(self) -> nn.Module:
+        """Return the original embedding, with its table row by row."""
         self.weight = nn.Parameter(self.dense_weight(), requires_grad=False)
-        del self.multiply
+        return super().restore()
 
     def __call__(self, ids: Tensor) -> Tensor:
         """Return the rows `[T, dim]` of tokens `ids i64[T]`."""
@@ -111,19 +101,36 @@ class TiledEmbedding(Embedding, DenseState):
         return to_rows(self.weight)
 
 
-class DirectLinear(nn.Linear):
+class SeparateHead(Replacement, Embedding):
+    """A tied embedding whose packed matrix as a head is a separate copy."""
+
+    def __init__(self, embedding: Embedding) -> None:
+        super().__init__(embedding)
+        weight = self.weight.detach()
+        # A large float32 head outside the tiled layout is not worth the memory of a copy.
+        large = weight.dtype == torch.float32 and weight.nbytes >= tiles.TILED_LOOKUP_BYTES
+        self.head = LAYOUTS["rows" if large else choose_layout(weight)](weight)
+        self.multiply = bind_product(self.head)
+
+    __call__ = Embedding.forward
+
+    # Computing logits calls the product directly, without another Python frame.
+    compute_logits = property(attrgetter("multiply"))
+
+
+class DirectLinear(Replacement, nn.Linear):
     """A linear layer without hooks."""
 
     __call__ = nn.Linear.forward
 
 
-class DirectAttention(Attention):
+class DirectAttention(Replacement, Attention):
     """Attention without hooks."""
 
     __call__ = Attention.forward
 
 
-class DirectMLP(MLP):
+class DirectMLP(Replacement, MLP):
     """An MLP without hooks, which processes its rows in chunks."""
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -135,53 +142,18 @@ class DirectMLP(MLP):
         return mapped
 
 
-class DirectBlock(Block):
+class DirectBlock(Replacement, Block):
     """A block without hooks."""
 
     __call__ = Block.forward
 
 
-class SeparateHead(Transformer):
-    """A model with a tied head whose packed matrix is a separate copy of the embedding."""
-
-    separate_head: tuple[CpuLinear]
-
-    def pack_weights(self) -> None:
-        """Copy the embedding; in a tuple, so that the copy does not become a parameter."""
-        weight = self.embedding.weight.detach()
-        head = CpuLinear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-        head.weight = nn.Parameter(weight, requires_grad=False)
-        # A large float32 head outside the tiled layout is not worth the memory of a copy.
-        large = weight.dtype == torch.float32 and weight.nbytes >= tiles.TILED_LOOKUP_BYTES
-        head.pack_weights("rows" if large else None)
-        self.separate_head = (head,)
-
-    def unpack_weights(self) -> None:
-        """Drop the copy."""
-        del self.separate_head
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """Return the logits `[..., vocab]` of hidden states `[..., dim]`."""
-        return self.separate_head[0](hidden)
-
-
-DIRECT_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
-    **NORMS,
+DIRECT_CLASSES: dict[type[nn.Module], type[Replacement]] = {
+    **DIRECT_NORMS,
     nn.Linear: DirectLinear,
     Attention: DirectAttention,
     MLP: DirectMLP,
     Block: DirectBlock,
-}
-PACKING_CLASSES = (CpuLinear, TiledEmbedding, DirectNorm, SeparateHead)
-"""Classes that store packed data."""
-
-INFERENCE_CLASSES = {
-    *DIRECT_CLASSES.values(),
-    CpuLinear,
-    CpuRouter,
-    TiledEmbedding,
-    SeparateHead,
-    FusedBlock,
 }
 FAST_LAYOUTS = ("tiles", "blocks")
 """Layouts that need another class of a module."""
@@ -192,50 +164,36 @@ def pack_model(model: Stack) -> None:
     weight = model.norm.weight
     if weight.device.type != "cpu":
         return
+    kinds = dict(DIRECT_CLASSES)
     fast = any(has_layout(name, weight.dtype) for name in FAST_LAYOUTS)
-    for module in model.modules():
-        kind = DIRECT_CLASSES.get(type(module))
-        if kind is DirectLinear and fast:
-            kind = CpuLinear
-        if type(module) is PreciseRouter and any(
-            has_layout(name, torch.float32) for name in FAST_LAYOUTS
-        ):
-            kind = CpuRouter
-        if kind is not None:
-            set_class(module, kind)
-    if isinstance(model, Transformer) and model.config.tied and not is_quantized(model.embedding):
+    if fast:
+        kinds[nn.Linear] = CpuLinear
+    if any(has_layout(name, torch.float32) for name in FAST_LAYOUTS):
+        kinds[PreciseRouter] = CpuRouter
+    replace_modules(model, kinds)
+    if isinstance(model, Transformer) and model.config.tied:
         pack_tied_head(model, fast)
 
 
 def pack_tied_head(model: Transformer, fast: bool) -> None:
     """Pack an embedding that is also the head."""
-    weight = model.embedding.weight
-    if type(model.embedding) is not Embedding:  # a slice of one
+    embedding = model.embedding
+    if type(embedding) is not Embedding:  # a slice of one, in 8 bits, or packed already
         return
+    weight = embedding.weight
     if fast and weight.nbytes >= tiles.TILED_LOOKUP_BYTES and choose_layout(weight) == "tiles":
-        set_class(model.embedding, TiledEmbedding)
+        model.embedding = TiledEmbedding(embedding)
     elif fast:
-        set_class(model, SeparateHead)
+        model.embedding = SeparateHead(embedding)
     elif model.config.kind not in (Kind.DIFFUSION, Kind.BLOCK):
         # A product of one row takes two thirds of the time. A look-up takes longer, but is
         # negligible compared with the product.
         weight.data = to_columns(weight.data)
 
 
-def set_class(module: nn.Module, kind: type[nn.Module]) -> None:
-    """Give a module the class of its layout."""
-    module.__class__ = kind
-    if isinstance(module, PACKING_CLASSES):
-        module.pack_weights()
-
-
 def unpack_model(model: Stack) -> None:
-    """Restore every module's original class, and every parameter's usual layout."""
-    for module in model.modules():
-        if isinstance(module, (*PACKING_CLASSES, FusedBlock)):
-            module.unpack_weights()
-        if type(module) in INFERENCE_CLASSES:
-            module.__class__ = type(module).__bases__[0]
+    """Restore every original module, and every parameter's usual layout."""
+    restore_modules(model)
     for parameter in model.parameters():
         if not parameter.is_mkldnn:  # a matrix of 8 bits
             parameter.data = parameter.data.contiguous()

@@ -15,6 +15,7 @@ from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.device import check_single_gpu
 from outpace.models.experts import Experts
+from outpace.models.replacement import Replacement
 from outpace.models.transformer import Attend, Block, Stack
 
 LOG = logging.getLogger(__name__)
@@ -37,11 +38,12 @@ def check_compilation(wanted: bool, device: torch.device, processes: int) -> Non
         raise OptionError("compile", wanted, message)
 
 
-class FusedBlock(Block):
+class FusedBlock(Replacement, Block):
     """A layer whose row-wise work before and after attention is compiled."""
 
-    before_attention: BeforeAttention
-    after_attention: AfterAttention
+    def __init__(self, block: Block, before: BeforeAttention, after: AfterAttention) -> None:
+        super().__init__(block)
+        self.before_attention, self.after_attention = before, after
 
     def forward(
         self,
@@ -58,10 +60,6 @@ class FusedBlock(Block):
         if wanted is not None:
             x, attended = x[wanted], attended[wanted]
         return self.after_attention(self, x, attended)
-
-    def unpack_weights(self) -> None:
-        """Drop the compiled functions."""
-        del self.before_attention, self.after_attention
 
 
 def project_rows(
@@ -87,13 +85,13 @@ def compile_layers(model: Stack) -> None:
         message = "compile is not available for mixture-of-experts models, which wait for the host"
         raise OptionError("compile", True, message)
     compiled_kinds: dict[str, tuple[BeforeAttention, AfterAttention]] = {}
-    for block in (block for block in model.blocks if type(block) is Block):
+    for index, block in enumerate(model.blocks):
+        if type(block) is not Block:
+            continue
         functions = compiled_kinds.setdefault(
             layer_kind(block), (compile_function(project_rows), compile_function(finish_rows))
         )
-        block.__class__ = FusedBlock
-        assert isinstance(block, FusedBlock)
-        block.before_attention, block.after_attention = functions
+        model.blocks[index] = FusedBlock(block, *functions)
     LOG.info("compile: %d kinds of layers, compiled when first run", len(compiled_kinds))
 
 

@@ -101,9 +101,7 @@ class Difference:
     p: float
 
 
-def bootstrap_differences(
-    first: ResultRecord, other: ResultRecord, seed: int = 0
-) -> dict[str, Difference]:
+def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str, Difference]:
     """Return differences of `other` from `first`, by a paired bootstrap over the questions.
 
     Compares accuracy, if both were judged, and tokens per forward.
@@ -118,7 +116,7 @@ def bootstrap_differences(
             "only the same ones can be paired"
         )
     count = first["problems"]
-    samples = np.random.default_rng(seed).integers(count, size=(BOOTSTRAP_SAMPLES, count))
+    samples = np.random.default_rng(0).integers(count, size=(BOOTSTRAP_SAMPLES, count))
     results = {}
     if first["accuracy"] is not None and other["accuracy"] is not None:
         results["accuracy"] = bootstrap_difference(

@@ -6,7 +6,11 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from torch import Tensor
+from torch.nn import functional as F
+
 from outpace.decoding import (
+    FULL,
     MASKED_DRAFT_KINDS,
     Decoding,
     Dial,
@@ -20,7 +24,6 @@ from outpace.decoding import (
 from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.methods.bounds import check_at_least_one
 from outpace.methods.copies import LookupOption
-from outpace.methods.draft_block import draft_block
 from outpace.methods.features import FeatureBuffer
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
 from outpace.methods.method import DraftLength, Interval, Method, check_length
@@ -112,3 +115,22 @@ class DFlash(Method):
             alive = yield from features.verify_chain(
                 drafted, verify_read(request, self.verify, drafted, [guesses], fly=fly)
             )
+
+
+def draft_block(request: Request, features: Tensor, rows: int) -> Forward:
+    """Return a forward of `rows` rows, the last committed token and masks, after `features`.
+
+    A DFlash draft reads the features `[c, f]` of the previous slots as context. A fused one
+    combines them with the tokens of these slots, which are causal rows; the block has no features.
+    """
+    start, num_features = len(request) - 1, features.shape[0]
+    block = [request.ids[start]] + [request.target.mask_id] * (rows - 1)
+    if not request.target.adds_features:
+        return Forward(ids=block, start=start, pattern=FULL, model="draft", context=features)
+    return Forward(
+        ids=[*request.ids[start - num_features : start], *block],
+        start=start - num_features,
+        pattern=(*(1,) * num_features, rows),
+        model="draft",
+        features=F.pad(features, (0, 0, 0, rows)),
+    )

@@ -26,7 +26,6 @@ from outpace.kernels.matmul import (
     multiply_blocks,
     to_rows,
 )
-from outpace.kernels.tiles import RowProduct
 from outpace.models.packed import PACKED_MODULES, DenseState
 from outpace.models.transformer import Embedding
 
@@ -62,12 +61,8 @@ def quantize_weight(weight: Tensor) -> tuple[Tensor, Tensor]:
 class Int8Linear(nn.Linear, DenseState):
     """A linear layer for inference with an int8 weight, in the fastest layout for this machine."""
 
-    matrix: Tensor
-    scale: Tensor
-    multiply: RowProduct
-
-    def store_codes(self, codes: Tensor, scale: Tensor) -> None:
-        """Store a quantized matrix.
+    def __init__(self, codes: Tensor, scale: Tensor, bias: nn.Parameter | None = None) -> None:
+        """Store codes `i8[out, in]` and scales `f32[out]`.
 
         Raises:
             OptionError: if its sums may exceed 32 bits.
@@ -79,9 +74,11 @@ class Int8Linear(nn.Linear, DenseState):
                 f"quantize='int8' supports at most {tiles.MAX_INT8_INPUTS} inputs per matrix, got "
                 f"{codes.shape[1]}; omit quantize",
             )
+        super().__init__(codes.shape[1], codes.shape[0], bias=False, device="meta")
+        self.register_parameter("bias", bias)
         self.matrix, self.scale = LAYOUTS[choose_layout(codes)](codes), scale
-        bias = None if self.bias is None else self.bias.detach().float()
-        self.multiply = bind_product(self.matrix, bias, self.scale)
+        wide = None if bias is None else bias.detach().float()
+        self.multiply = bind_product(self.matrix, wide, scale)
         self.weight = nn.Parameter(self.matrix, requires_grad=False)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -104,13 +101,10 @@ class Int8Linear(nn.Linear, DenseState):
 class Int8Embedding(Embedding, DenseState):
     """An int8 embedding for inference, with a scale per token."""
 
-    codes: Tensor
-    scale: Tensor
-    dtype: torch.dtype
-
-    def store_codes(self, codes: Tensor, scale: Tensor) -> None:
-        """Store a quantized table."""
-        self.codes, self.scale = codes, scale
+    def __init__(self, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
+        """Store codes `i8[vocab, dim]` and scales `f32[vocab]` of a table."""
+        super().__init__(codes.shape[0], codes.shape[1], device="meta")
+        self.codes, self.scale, self.dtype = codes, scale, dtype
         self.weight = nn.Parameter(codes, requires_grad=False)
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -125,8 +119,7 @@ class Int8Embedding(Embedding, DenseState):
     @cached_property
     def tied_head(self) -> Int8Linear:
         """The same matrix as a head in a separate layout; large tiles serve both."""
-        head = Int8Linear(self.embedding_dim, self.num_embeddings, bias=False, device="meta")
-        head.store_codes(self.codes, self.scale)
+        head = Int8Linear(self.codes, self.scale)
         if is_tiled(head.matrix) and self.codes.nbytes >= tiles.TILED_LOOKUP_BYTES:
             self.codes, self.weight = head.matrix, head.weight
         return head
@@ -140,28 +133,24 @@ class Int8Embedding(Embedding, DenseState):
         return self.dequantize_rows(torch.arange(self.num_embeddings))
 
 
-INT8_MODULES: dict[type[nn.Module], type[Int8Linear] | type[Int8Embedding]] = {
-    nn.Linear: Int8Linear,
-    Embedding: Int8Embedding,
-}
+QUANTIZABLE_MODULES = nn.Linear, Embedding
+"""Classes of modules whose matrices may be stored in int8; their subclasses stay unchanged."""
 
 
-def quantize_module(module: nn.Module, dtype: torch.dtype) -> None:
-    """Quantize the matrix of a module, if it has one; its output has dtype `dtype`."""
-    if type(module) in INT8_MODULES:
-        store_int8(module, *quantize_weight(module.get_parameter("weight").detach()), dtype)
+def quantize_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a module with the matrix of another in int8 and outputs of `dtype`."""
+    return int8_module(module, *quantize_weight(module.get_parameter("weight").detach()), dtype)
 
 
-def store_int8(module: nn.Module, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> None:
-    """Convert a module to int8 codes `i8[out, in]`, scales `f32[out]` and outputs of `dtype`."""
-    module.__class__ = INT8_MODULES[type(module)]
-    assert isinstance(module, Int8Linear | Int8Embedding)
-    if isinstance(module, Int8Embedding):
-        module.dtype = dtype
-    module.store_codes(codes, scale)
+def int8_module(module: nn.Module, codes: Tensor, scale: Tensor, dtype: torch.dtype) -> nn.Module:
+    """Return a module with int8 codes `i8[out, in]` and scales `f32[out]` in place of another."""
+    if isinstance(module, Embedding):
+        return Int8Embedding(codes, scale, dtype)
+    assert isinstance(module, nn.Linear)
+    return Int8Linear(codes, scale, module.bias)
 
 
 def is_quantized(model: nn.Module) -> bool:
     """Return whether products of a model, or of a part of it, are sums of integers."""
-    kinds = (*INT8_MODULES.values(), *PACKED_MODULES.values())
-    return any(type(module) in kinds for module in model.modules())
+    kinds = (Int8Linear, Int8Embedding, *PACKED_MODULES)
+    return any(isinstance(module, kinds) for module in model.modules())

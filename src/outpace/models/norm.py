@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.models.config import ModelConfig
+from outpace.models.replacement import Replacement, replace_modules
 
 
 class OffsetNorm(nn.RMSNorm):
@@ -28,18 +29,15 @@ def build_norm(config: ModelConfig, size: int | None = None) -> nn.RMSNorm:
     return kind(size or config.dim, config.norm_eps)
 
 
-class DirectNorm(nn.RMSNorm):
+class DirectNorm(Replacement, nn.RMSNorm):
     """A norm with float32 statistics, without a fused kernel: PyTorch has none for the CPU.
 
     It takes half the time of PyTorch's operations on few rows, and less on many.
     """
 
-    factor: Tensor
-    small: Tensor
-    root: Tensor
-
-    def pack_weights(self) -> None:
-        """Create constants as tensors, which are cheaper to add than Python numbers."""
+    def __init__(self, norm: nn.RMSNorm) -> None:
+        super().__init__(norm)
+        # Constants as tensors are cheaper to add than Python numbers.
         size = self.weight.numel()
         assert self.eps is not None
         self.factor = self.output_factor()
@@ -50,10 +48,6 @@ class DirectNorm(nn.RMSNorm):
     def output_factor(self) -> Tensor:
         """Return the factor on normalised rows, `[dim]`."""
         return self.weight.detach()
-
-    def unpack_weights(self) -> None:
-        """Delete the constants."""
-        del self.factor, self.small, self.root
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise rows `x [..., dim]`."""
@@ -66,7 +60,7 @@ class DirectNorm(nn.RMSNorm):
         return (x * square.rsqrt_()).to(x.dtype) * self.factor
 
 
-class DirectOffsetNorm(OffsetNorm, DirectNorm):
+class DirectOffsetNorm(DirectNorm, OffsetNorm):
     """A direct norm in float32 that adds 1 to its weights."""
 
     def output_factor(self) -> Tensor:
@@ -75,7 +69,7 @@ class DirectOffsetNorm(OffsetNorm, DirectNorm):
 
     def __call__(self, x: Tensor) -> Tensor:
         """Normalise rows `x [..., dim]` in float32."""
-        return DirectNorm.__call__(self, x.float()).to(x.dtype)
+        return super().__call__(x.float()).to(x.dtype)
 
 
 DIRECT_NORMS: dict[type[nn.Module], type[DirectNorm]] = {
@@ -88,9 +82,5 @@ DIRECT_NORMS: dict[type[nn.Module], type[DirectNorm]] = {
 def freeze_model(model: nn.Module) -> None:
     """Disable gradients of a model, and use direct norms on a CPU."""
     model.requires_grad_(False)
-    for module in model.modules():
-        kind = DIRECT_NORMS.get(type(module))
-        if kind is not None and next(module.parameters()).device.type == "cpu":
-            module.__class__ = kind
-            assert isinstance(module, DirectNorm)
-            module.pack_weights()
+    if next(model.parameters()).device.type == "cpu":
+        replace_modules(model, DIRECT_NORMS)

@@ -21,7 +21,6 @@ from outpace.kernels.packed import (
     loop_level,
     unpack_rows,
 )
-from outpace.kernels.tiles import RowProduct
 from outpace.models.transformer import Embedding
 
 LOG = logging.getLogger(__name__)
@@ -56,14 +55,12 @@ class DenseState(nn.Module, ABC):
 class PackedLinear(nn.Linear, DenseState):
     """A linear layer for inference whose weight stays in its block format."""
 
-    matrix: PackedMatrix
-    multiply: RowProduct
-
-    def store_packed(self, matrix: PackedMatrix) -> None:
+    def __init__(self, matrix: PackedMatrix, bias: nn.Parameter | None = None) -> None:
         """Store a packed matrix; its bytes become the parameter `weight`."""
+        super().__init__(matrix.inputs, matrix.outputs, bias=False, device="meta")
+        self.register_parameter("bias", bias)
         self.matrix = matrix
-        bias = None if self.bias is None else self.bias.detach().float()
-        self.multiply = bind_packed_product(matrix, bias)
+        self.multiply = bind_packed_product(matrix, None if bias is None else bias.detach().float())
         self.weight = nn.Parameter(matrix.tiles, requires_grad=False)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -78,13 +75,10 @@ class PackedLinear(nn.Linear, DenseState):
 class PackedEmbedding(Embedding, DenseState):
     """An embedding for inference in its block format, whose bytes also serve a tied head."""
 
-    matrix: PackedMatrix
-    multiply: RowProduct
-    dtype: torch.dtype
-
-    def store_packed(self, matrix: PackedMatrix) -> None:
+    def __init__(self, matrix: PackedMatrix, dtype: torch.dtype) -> None:
         """Store a packed table; its bytes become the parameter `weight`."""
-        self.matrix, self.multiply = matrix, bind_packed_product(matrix)
+        super().__init__(matrix.outputs, matrix.inputs, device="meta")
+        self.matrix, self.dtype, self.multiply = matrix, dtype, bind_packed_product(matrix)
         self.weight = nn.Parameter(matrix.tiles, requires_grad=False)
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -100,25 +94,21 @@ class PackedEmbedding(Embedding, DenseState):
         return dequantize_packed(self.matrix)
 
 
-PACKED_MODULES: dict[type[nn.Module], type[PackedLinear] | type[PackedEmbedding]] = {
-    nn.Linear: PackedLinear,
-    Embedding: PackedEmbedding,
-}
+PACKED_MODULES = PackedLinear, PackedEmbedding
 
 
 def log_packed(name: object, model: nn.Module) -> None:
     """Log how many matrices of a model are packed, and their bytes."""
     matrices = [each for each in model.modules() if isinstance(each, (nn.Linear, nn.Embedding))]
-    packed = [each.weight.nbytes for each in matrices if type(each) in PACKED_MODULES.values()]
+    packed = [each.weight.nbytes for each in matrices if isinstance(each, PACKED_MODULES)]
     megabytes = sum(packed) / 1e6
     counts = (name, len(packed), len(matrices), megabytes)
     LOG.info("%s: %d of %d matrices stay in their block formats, %.0f MB", *counts)
 
 
-def pack_module(module: nn.Module, matrix: PackedMatrix, dtype: torch.dtype) -> None:
-    """Convert a module to a packed matrix with outputs of `dtype`."""
-    module.__class__ = PACKED_MODULES[type(module)]
-    assert isinstance(module, PackedLinear | PackedEmbedding)
-    if isinstance(module, PackedEmbedding):
-        module.dtype = dtype
-    module.store_packed(matrix)
+def pack_module(module: nn.Module, matrix: PackedMatrix, dtype: torch.dtype) -> nn.Module:
+    """Return a module with a packed matrix, and outputs of `dtype`, in place of another."""
+    if isinstance(module, Embedding):
+        return PackedEmbedding(matrix, dtype)
+    assert isinstance(module, nn.Linear)
+    return PackedLinear(matrix, module.bias)

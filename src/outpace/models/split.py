@@ -154,19 +154,27 @@ def gather_logits(logits: Tensor, vocab: int) -> Tensor:
     return torch.cat(parts, -1)[:, :vocab]
 
 
+def row_parallel_linear(layer: nn.Linear) -> RowParallelLinear:
+    """Create a row-parallel layer of the size of another."""
+    return RowParallelLinear(layer.in_features, layer.out_features, bias=layer.bias is not None)
+
+
 def parallelize_model(model: Stack, share: ModelShard) -> None:
-    """Give the layers of a sharded model their parallel classes."""
+    """Replace the layers of a sharded model without weights by parallel ones."""
     for block in model.blocks:
         attention, mlp = block.attention, block.mlp
         assert isinstance(attention, Attention)
-        attention.out.__class__ = RowParallelLinear
+        attention.out = row_parallel_linear(attention.out)
         if attention.qk_norm and attention.wide_qk_norm:
-            attention.q_norm.__class__ = attention.k_norm.__class__ = ParallelNorm
+            attention.q_norm, attention.k_norm = (
+                ParallelNorm(norm.normalized_shape, norm.eps)
+                for norm in (attention.q_norm, attention.k_norm)
+            )
         if isinstance(mlp, Experts):
-            mlp.__class__ = ParallelExperts
+            block.mlp = ParallelExperts(model.config, MLP)
         else:
             assert isinstance(mlp, MLP)
-            mlp.down.__class__ = RowParallelLinear
+            mlp.down = row_parallel_linear(mlp.down)
     if isinstance(model, Transformer):
         vocab, dim = model.config.vocab, model.config.dim
         model.embedding = VocabParallelEmbedding(share, vocab, dim)

@@ -106,6 +106,9 @@ class Data:
 MAX_TOKEN_CHARACTERS = 256
 """Assumed maximum characters of a token: longer text is truncated before tokenization."""
 
+MAX_SAMPLE_CHARACTERS = 200
+"""Maximum length of a prompt that a run decodes as a sample."""
+
 LineProgress = Callable[
     [Iterable[tuple[str, AnsweredConversation]], int], Iterable[tuple[str, AnsweredConversation]]
 ]
@@ -199,11 +202,11 @@ class Examples:
                         raise ValueError(f"{place}: {error}") from error
                     checked_roles.add(roles)
 
-    def first_question(self, longest: int = 200) -> str | None:
+    def first_question(self) -> str | None:
         """Return the first example's last message if it is a short, printable line."""
         messages, _, _ = self.sources[0](0)
         text = messages[-1]["content"].strip() if messages else ""
-        return text if 0 < len(text) <= longest and text.isprintable() else None
+        return text if 0 < len(text) <= MAX_SAMPLE_CHARACTERS and text.isprintable() else None
 
     def tokenize_chat(self, messages: list[dict[str, str]], answer: str, ended: bool) -> Example:
         """Tokenize a conversation, with the tokenizer's chat template if it has one.

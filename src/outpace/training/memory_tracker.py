@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -21,7 +21,8 @@ ACTIVATIONS, LOGITS, COMMUNICATION = "activations", "logits", "exchanged"
 class MemoryTracker(TorchDispatchMode):
     """Counts the storage of every operation's outputs until it is freed.
 
-    Temporary memory of kernels and allocator fragmentation are not counted.
+    Temporary memory of kernels and allocator fragmentation are not counted. Any thread may free a
+    storage, such as those of torch.distributed, but only the computation's own thread counts.
 
     Attributes:
         now: live bytes, by use.
@@ -34,6 +35,7 @@ class MemoryTracker(TorchDispatchMode):
         self.vocab = vocab
         self.storages: dict[int, tuple[weakref.ref[torch.UntypedStorage], str, int]] = {}
         self.flat_keys: set[int] = set()
+        self.freed_keys: deque[int] = deque()
         self.now: Counter[str] = Counter()
         self.peak: Counter[str] = Counter()
 
@@ -41,6 +43,7 @@ class MemoryTracker(TorchDispatchMode):
         """Count tensors not counted yet, under `use` or, if empty, by their shape."""
         for tensor in map(local_rows, tensors):
             storage = tensor.untyped_storage()
+            self.forget_freed_storages()  # a new storage may have the address of a freed one
             if (key := storage._cdata) not in self.storages:
                 label = use or self.classify_tensor(tensor)
                 self.storages[key] = self.reference_storage(storage, key), label, storage.nbytes()
@@ -51,6 +54,7 @@ class MemoryTracker(TorchDispatchMode):
     def relabel_tensors(self, tensors: Iterable[Tensor], use: str) -> None:
         """Count tensors under another use."""
         for tensor in map(local_rows, tensors):
+            self.forget_freed_storages()
             if (key := tensor.untyped_storage()._cdata) in self.storages:
                 self.forget_storage(key)
             self.track_tensors([tensor], use)
@@ -58,8 +62,13 @@ class MemoryTracker(TorchDispatchMode):
     def reference_storage(
         self, storage: torch.UntypedStorage, key: int
     ) -> weakref.ref[torch.UntypedStorage]:
-        """Return a weak reference that stops counting the storage when it is freed."""
-        return weakref.ref(storage, lambda _: self.forget_storage(key))
+        """Return a weak reference that records when the storage is freed."""
+        return weakref.ref(storage, lambda _: self.freed_keys.append(key))
+
+    def forget_freed_storages(self) -> None:
+        """Stop counting the storages freed since the last call."""
+        while self.freed_keys:
+            self.forget_storage(self.freed_keys.popleft())
 
     def forget_storage(self, key: int) -> None:
         """Stop counting a storage."""
@@ -75,7 +84,7 @@ class MemoryTracker(TorchDispatchMode):
 
     def update_sizes(self) -> None:
         """Update the sizes of flat tensors, which FSDP resizes in place."""
-        for key in list(self.flat_keys):
+        for key in self.flat_keys:
             reference, use, size = self.storages[key]
             storage = reference()
             if storage is not None and storage.nbytes() != size:
@@ -90,6 +99,7 @@ class MemoryTracker(TorchDispatchMode):
             return NotImplemented  # its local tensors are dispatched here separately
         out = func(*args, **(kwargs or {}))
         self.track_tensors(each for each in tree_iter(out) if isinstance(each, Tensor))
+        self.forget_freed_storages()
         self.update_sizes()
         if self.now.total() > self.peak.total():
             self.peak = Counter(self.now)

@@ -85,11 +85,6 @@ class Plan:
         return self.peak[TRAINED] + self.peak[FROZEN]
 
     @property
-    def activation_bytes(self) -> float:
-        """Bytes of a device that only passes use: activations, logits, communication buffers."""
-        return sum(self.peak[use] for use in (ACTIVATIONS, LOGITS, COMMUNICATION))
-
-    @property
     def device_bytes(self) -> float:
         """Peak bytes of a device, in the backward pass or in the update.
 
@@ -327,11 +322,6 @@ class Planner:
                     f"about {format_duration(plan.total_seconds)}"
                 ),
             )
-
-
-def plan_recipe(recipe: Recipe, processes: int = 1) -> Plan:
-    """Plan a recipe; loads configurations, tokenizer and data, but no weights."""
-    return Planner(recipe).build_plan(processes)
 
 
 def optimizer_bytes(recipe: Recipe, model: nn.Module) -> float:
