@@ -14,15 +14,11 @@ from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.piece import TensorPart, parameter_parts
 from outpace.checkpoints.progress import LOAD_PROGRESS
 from outpace.checkpoints.weights import CheckpointWeights
+from outpace.kernels.packed import BLOCK_FORMATS, FOUR_BITS
 from outpace.models.draft import Draft
-from outpace.models.int8 import (
-    INT8_MODULES,
-    has_int8_products,
-    is_quantized,
-    quantize_module,
-    store_int8,
-)
-from outpace.models.packed import pack_module
+from outpace.models.int8 import INT8_MODULES, has_int8_products, is_quantized, store_int8
+from outpace.models.low_bits import NATIVE
+from outpace.models.packed import has_packed_products, pack_module
 from outpace.models.transformer import Stack
 
 VOCABULARY_TABLES = {"d2t": "I64", "t2d": "BOOL"}
@@ -34,6 +30,12 @@ EMBEDDING_CHUNK_ROWS = 2**14
 Int8Matrix = tuple[Tensor, Tensor]
 """Codes `i8[out, in]` and scales `f32[out]`."""
 
+SetMatrix = Callable[[nn.Module], None]
+"""Sets the matrix of a module."""
+
+ReadStored = Callable[[Sequence[TensorPart]], SetMatrix | None]
+"""Reads a matrix in its stored format; None if it is to be dequantized."""
+
 
 def fill_model(
     model: Stack,
@@ -42,17 +44,16 @@ def fill_model(
     device: torch.device | str,
     adapter: Adapter | None = None,
     *,
-    quantize: bool = False,
-    keep_int8: bool = False,
-    native: bool = False,
+    read_stored: ReadStored | None = None,
     narrow: Callable[[nn.Module], None] | None = None,
+    rounds_published: bool = False,
     parts_by_name: Mapping[str, Sequence[TensorPart]] | None = None,
 ) -> None:
     """Give a model on the meta device its parameters, with an adapter's updates added.
 
-    With `quantize`, matrices are rounded to int8 one by one to limit memory, as `narrow` converts
-    modules. With `keep_int8`, stored int8 matrices keep their codes, and with `native` those in
-    GGUF's block formats. `parts_by_name` defaults to whole tensors.
+    Matrices that `read_stored` reads keep their stored format. `narrow` converts other modules one
+    by one to limit memory, from the published dtype with `rounds_published`. `parts_by_name`
+    defaults to whole tensors.
     """
     parts_by_name = parts_by_name or parameter_parts(model)
     names = {piece.source for parts in parts_by_name.values() for piece in parts}
@@ -65,17 +66,17 @@ def fill_model(
     report(0, size)
     for prefix, module in list(model.named_modules()):
         stored = None
-        if keep_int8 and type(module) in INT8_MODULES:
+        if read_stored is not None and type(module) in INT8_MODULES:
             parts = parts_by_name[f"{prefix}.weight"]
             if adapter is None or not any(piece.source in adapter.updates for piece in parts):
-                stored = matrix_setter(weights, parts, rounded=quantize, native=native)
+                stored = read_stored(parts)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
             done += parameter.numel()
             report(size * done // total, size)
             if stored is not None and parameter.dim() == 2:
                 continue
-            is_rounded = quantize and parameter.dim() == 2 and type(module) in INT8_MODULES
-            part_dtype = None if is_rounded else dtype
+            is_matrix = parameter.dim() == 2 and type(module) in INT8_MODULES
+            part_dtype = None if rounds_published and is_matrix else dtype
             found = [
                 read_part(weights, piece, part_dtype, device, adapter)
                 for piece in parts_by_name[name]
@@ -86,9 +87,7 @@ def fill_model(
             own = nn.Parameter(whole, requires_grad=False)
             module.register_parameter(name.rpartition(".")[2], own)
         if stored is not None:
-            stored(module, dtype)
-        elif quantize:
-            quantize_module(module, dtype)
+            stored(module)
         elif narrow is not None:
             narrow(module)
     rotary = torch.float32 if model.config.rope.float32 else dtype
@@ -96,18 +95,27 @@ def fill_model(
     model.eval()
 
 
-def matrix_setter(
-    weights: CheckpointWeights, parts: Sequence[TensorPart], *, rounded: bool, native: bool
-) -> Callable[[nn.Module, torch.dtype], None] | None:
-    """Return a function that sets a module's matrix in its stored format.
+def build_stored_reader(
+    weights: CheckpointWeights, quantize: str | None, dtype: torch.dtype
+) -> tuple[ReadStored, bool]:
+    """Return a reader of matrices in their stored format, and whether block formats are kept.
 
-    Returns None if the matrix is to be dequantized.
+    Block formats are kept for `native`, and those of 4 bits for `int4`.
     """
-    if native and (packed := weights.read_packed(parts)) is not None:
-        return lambda module, dtype: pack_module(module, packed, dtype)
-    if (codes := read_int8_matrix(weights, parts, rounded=rounded)) is not None:
-        return lambda module, dtype: store_int8(module, *codes, dtype)
-    return None
+    kept = {NATIVE: frozenset(BLOCK_FORMATS.values()), "int4": FOUR_BITS}
+    kinds = kept.get(quantize or "", frozenset())
+    keeps_blocks = bool(kinds) and weights.has_packed and has_packed_products()
+
+    def read_stored(parts: Sequence[TensorPart]) -> SetMatrix | None:
+        packed = weights.read_packed(parts) if keeps_blocks else None
+        if packed is not None and kinds.issuperset(kind for kind, *_ in packed.parts):
+            return lambda module: pack_module(module, packed, dtype)
+        if quantize == "int4":
+            return None
+        codes = read_int8_matrix(weights, parts, rounded=quantize == "int8")
+        return None if codes is None else lambda module: store_int8(module, *codes, dtype)
+
+    return read_stored, keeps_blocks
 
 
 def read_int8_matrix(

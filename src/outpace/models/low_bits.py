@@ -1,8 +1,8 @@
 """Quantization of a model's matrices, by device, and its implementation on a GPU.
 
-`int8` implements it on a CPU. On a GPU, torchao provides the products, and only projections of
-layers are quantized: those of attention, MLPs and experts. The embedding, the head, routers and the
-fusion of draft features stay in bfloat16.
+`int8` and `int4` implement it on a CPU. On a GPU, torchao provides the products, and only
+projections of layers are quantized: those of attention, MLPs and experts. The embedding, the head,
+routers and the fusion of draft features stay in bfloat16.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NATIVE = "native"
 """Keep each matrix in the format of its file."""
 
 QUANTIZE_KINDS: dict[str, tuple[str, ...]] = {
-    "cpu": (NATIVE, "int8"),
+    "cpu": (NATIVE, "int8", "int4"),
     "cuda": ("fp8", "int8", "int4"),
 }
 """Supported values of `quantize`, by device."""
