@@ -120,7 +120,7 @@ def packed_products() -> Iterator[None]:
                 int4.quantize_blocks(plain * value, name)
         rounded = int4.pack_blocks([int4.quantize_blocks(plain, "INT4")], "INT4")
         assert rounded is not None
-        torch.testing.assert_close(packed.dequantize_packed(rounded), plain, atol=0.3, rtol=0)
+        assert (packed.dequantize_packed(rounded) - plain).norm() <= 0.1 * plain.norm()
         yield
 
 
