@@ -1,4 +1,4 @@
-"""Matrices in the block formats of GGUF, and their products by a loop in NumPy."""
+"""Matrices in the block formats of GGUF and in INT4, and their products by a loop in NumPy."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ SUB_SCALES = {"Q4_K": slice(4, 16), "Q5_K": slice(4, 16), "Q6_K": slice(192, 208
 """Where a block of 256 has the scales of its parts."""
 
 
+INT4_SIZES = (32, 19)
+"""Numbers of a block of INT4, and its bytes."""
+
+
 def places(name: str) -> list[int]:
     """Where the bytes of a block have float16."""
     return [208] if name == "Q6_K" else [0, 2] if name in MINIMA else [0]
@@ -34,12 +38,14 @@ def places(name: str) -> list[int]:
 
 def random_blocks(name: str, outputs: int, inputs: int, seed: int = 0) -> Bytes:
     """Bytes `[out, blocks, size]` of a matrix: any codes, and scales of a usual size."""
-    kind, rng = GGMLQuantizationType[name], np.random.default_rng(seed)
-    numbers, size = GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(seed)
+    numbers, size = INT4_SIZES if name == "INT4" else GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     blocks = rng.integers(0, 256, (outputs, inputs // numbers, size), np.uint8)
     for place in places(name):
         scales = rng.normal(0, 0.01, blocks.shape[:2]).astype(np.float16)
         blocks[..., place : place + 2] = scales[..., None].view(np.uint8)
+    if name == "INT4":
+        blocks[..., 2] %= 17
     return blocks
 
 
@@ -58,7 +64,12 @@ def pack_blocks(name: str, blocks: Bytes) -> PackedMatrix:
 
 
 def dequantized(name: str, blocks: Bytes) -> Floats:
-    """The matrix `[out, in]` as the library `gguf` reads it."""
+    """The matrix `[out, in]` as the library `gguf` reads it, or as INT4 is defined."""
+    if name == "INT4":
+        scale = blocks[..., :2].copy().view(np.float16).astype(np.float32)
+        codes = np.concatenate((blocks[..., 3:] & 15, blocks[..., 3:] >> 4), -1)
+        own = scale * (codes.astype(np.float32) - blocks[..., 2:3].astype(np.float32))
+        return np.ascontiguousarray(own.reshape(len(blocks), -1), np.float32)
     numbers: Floats = quants.dequantize(blocks.reshape(len(blocks), -1), GGMLQuantizationType[name])
     return numbers
 

@@ -17,7 +17,7 @@ from outpace.attention import compiled as attention
 from outpace.attention.compiled import CompiledAttention
 from outpace.attention.dense import DenseAttention
 from outpace.decoding.tree import Tree
-from outpace.kernels import loader, packed, tiles
+from outpace.kernels import int4, loader, packed, tiles
 from outpace.kernels.matmul import quantize_rows
 from outpace.models.config import AttentionWindow
 from packing import dequantized, multiplied, pack_blocks, random_blocks
@@ -111,6 +111,17 @@ def packed_products() -> Iterator[None]:
                 product = packed.bind_packed_product(matrix, loop=loop)
                 assert torch.equal(product(x[:rows].clone()), wanted[:rows])
                 yield
+    for outputs, inputs in ((1, 32), (3, 96), (16, 64), (5, 416)):
+        plain = random(outputs, inputs)
+        plain[0, :32] = 0
+        for value in (1.0, 1e-30, 1e30, torch.inf):
+            for name in int4.BLOCK_BYTES:
+                int4.thread_count = lambda work, outputs=outputs: 1 + outputs % 3  # type: ignore
+                int4.quantize_blocks(plain * value, name)
+        rounded = int4.pack_blocks([int4.quantize_blocks(plain, "INT4")], "INT4")
+        assert rounded is not None
+        assert (packed.dequantize_packed(rounded) - plain).norm() <= 0.1 * plain.norm()
+        yield
 
 
 def passes() -> Iterator[None]:

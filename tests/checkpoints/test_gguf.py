@@ -698,7 +698,7 @@ def test_matrices_keep_their_block_formats(
     path = Blocked(tmp_path, model, kinds, usual).write()
     with caplog.at_level("INFO", "outpace.models.packed"):
         ours, plain = load_model(path, quantize="native"), load_model(path)
-    assert len(caplog.messages) == 1 and "stay in their block formats" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "in blocks of 4 to 8 bits" in caplog.messages[0]
     names = {module: f"{name}.weight" for name, module in ours.named_modules()}
     layers = [module for module in names if isinstance(module, torch.nn.Linear)]
     packed = [isinstance(module, PackedLinear) for module in layers if module.out_features != 4]

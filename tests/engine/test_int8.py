@@ -1,4 +1,4 @@
-"""8-bit models in the engine: the same tokens batched and alone, lossless verification."""
+"""Models of 8 and 4 bits in the engine: the same tokens batched and alone, lossless methods."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from torch import Tensor
 from helpers import engine_of, finish, pages_in_use, runner
 from outpace.decoding import Sampling
 from outpace.engine.engine import Engine
+from outpace.kernels.int4 import pack_blocks, quantize_blocks
+from outpace.kernels.packed import loop_level
 from outpace.methods import APD, METHODS, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
 from outpace.models.int8 import (
     QUANTIZABLE_MODULES,
@@ -19,6 +21,7 @@ from outpace.models.int8 import (
     is_quantized,
     quantize_module,
 )
+from outpace.models.packed import pack_module
 from outpace.models.transformer import Stack
 from workload import KINDS, Request, Result, new_models, random_request, result, serve
 
@@ -29,26 +32,45 @@ pytestmark = pytest.mark.skipif(
 PROMPT = tuple(range(1, 22))
 
 
+BITS = [
+    8,
+    pytest.param(
+        4,
+        marks=pytest.mark.skipif(not loop_level(), reason="this machine has no loops of 4 bits"),
+    ),
+]
+
+
 @cache
-def small() -> dict[str, Stack]:
-    """Return the models of the workload with 8-bit matrices."""
+def small(bits: int = 8) -> dict[str, Stack]:
+    """Return the models of the workload with quantized matrices.
+
+    Matrices whose inputs do not fill blocks of 4 bits have 8.
+    """
     models = new_models()
     for model in models.values():
         for name, module in list(model.named_modules()):
-            if type(module) in QUANTIZABLE_MODULES:
+            if type(module) not in QUANTIZABLE_MODULES:
+                continue
+            weight = module.get_parameter("weight")
+            if bits == 8 or weight.shape[1] % 32:
                 model.set_submodule(name, quantize_module(module, torch.float32))
+                continue
+            packed = pack_blocks([quantize_blocks(weight, "INT4")], "INT4")
+            assert packed is not None
+            model.set_submodule(name, pack_module(module, packed, torch.float32))
     return models
 
 
-def small_engine(**limits: int) -> Engine:
+def small_engine(bits: int = 8, **limits: int) -> Engine:
     """Return an engine of all of them."""
-    return engine_of(*small().items(), **limits)
+    return engine_of(*small(bits).items(), **limits)
 
 
 @cache
-def alone(request: Request) -> Result:
+def alone(request: Request, bits: int = 8) -> Result:
     """Return the result of a request in a separate engine."""
-    engine = small_engine()
+    engine = small_engine(bits)
     job = request.submit(engine)
     finish(engine)
     return result(job)
@@ -60,13 +82,14 @@ def test_packed_models_stay_quantised() -> None:
     assert all(is_quantized(each.model) for each in engine.runners)
 
 
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.exhaustive)])
-def test_mixed_requests_equal_each_alone(count: int) -> None:
+def test_mixed_requests_equal_each_alone(count: int, bits: int) -> None:
     """Tokens, finish reasons and traces of all methods, with split prefills."""
     rng = Random(0)
     batch = [random_request(rng) for _ in range(count)]
-    engine = small_engine(slots=4 * count, max_rows=max(64, count // 4))
-    assert serve(engine, batch) == [alone(request) for request in batch]
+    engine = small_engine(bits, slots=4 * count, max_rows=max(64, count // 4))
+    assert serve(engine, batch) == [alone(request, bits) for request in batch]
     assert pages_in_use(engine) == 0
     assert {type(request.method) for request in batch} == set(METHODS.values())
 
@@ -80,8 +103,9 @@ def test_pages_and_cuts_change_nothing(method: Method) -> None:
     assert serve(small_engine(max_rows=5), [request, other]) == [alone(request), alone(other)]
 
 
+@pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("begin", range(0, 18, 3))
-def test_verified_text_is_that_of_the_quantised_model(begin: int) -> None:
+def test_verified_text_is_that_of_the_quantised_model(begin: int, bits: int) -> None:
     """For any draft and any number of verified rows."""
     prompt = PROMPT[begin : begin + 4]
     for target, methods in (
@@ -91,7 +115,7 @@ def test_verified_text_is_that_of_the_quantised_model(begin: int) -> None:
     ):
         texts = []
         for method in (Autoregressive(), *methods):
-            engine = small_engine()
+            engine = small_engine(bits)
             request = Request(method=method, prompt=prompt, max_tokens=24, on=target)
             job = request.submit(engine)
             finish(engine)

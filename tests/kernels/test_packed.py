@@ -101,6 +101,8 @@ def test_the_largest_codes_do_not_overflow(name: str, loop: int) -> None:
             blocks[..., place : place + 2] = random[..., place : place + 2]
         if name in ("Q4_0", "Q5_0", "Q8_0"):
             blocks[..., 2:4] = bits
+        if name == "INT4":  # the code of zero at either end, too
+            blocks[..., 2:4] = bits & 15, bits
         if name == "Q6_K":
             blocks[..., :4] = bits
         found = bind_packed_product(pack_blocks(name, blocks), loop=loop)(x)
@@ -127,7 +129,7 @@ def test_a_row_is_batch_invariant(name: str, loop: int) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 def test_parts_are_independent(loop: int) -> None:
     """One product with matrices of several formats equals separate products."""
-    names = ("Q4_K", "Q6_K", "Q8_0", "Q4_K", "Q5_1")
+    names = ("Q4_K", "Q6_K", "INT4", "Q8_0", "Q4_K", "Q5_1")
     blocks = [random_blocks(name, 9 + 16 * n, 512) for n, name in enumerate(names)]
     pairs = list(zip(names, blocks, strict=True))
     packed = pack_matrix([rows_of(*pair) for pair in pairs], 512)
@@ -155,6 +157,20 @@ def test_rows_that_are_not_finite_do_not_affect_others(name: str, loop: int) -> 
         elif abs(value) < 1:
             assert not found[1].any()
         assert not found[[0, 2]].any()
+
+
+def test_inputs_may_be_in_another_order() -> None:
+    """Rows are reordered before the product, and the matrix after it is dequantized."""
+    blocks, order = random_blocks("INT4", 33, 96), torch.randperm(96)
+    matrix = pack_matrix([rows_of("INT4", blocks)], 96, order)
+    assert matrix is not None
+    plain = torch.empty(33, 96)
+    plain[:, order] = torch.from_numpy(dequantized("INT4", blocks))
+    assert torch.equal(dequantize_packed(matrix), plain)
+    x = random_rows(5, 96)
+    found = bind_packed_product(matrix)(x)
+    assert torch.equal(found, bind_packed_product(pack_blocks("INT4", blocks))(x[:, order]))
+    assert (found - x @ plain.T).norm() < 0.01 * found.norm()
 
 
 def test_invalid_arguments_are_refused() -> None:

@@ -14,7 +14,7 @@ from outpace.kernels import tiles
 from outpace.kernels.tiles import TILE_LOOPS
 from shown import ROOT
 
-SOURCES = tuple(f"src/outpace/kernels/{name}.c" for name in ("attend", "packed", "tiles"))
+SOURCES = tuple(f"src/outpace/kernels/{name}.c" for name in ("attend", "int4", "packed", "tiles"))
 CHECKS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 

@@ -63,8 +63,8 @@ class LLM:
         adapter: Folder or hub name of a low-rank adapter to merge into the model.
         device: Device of the models; by default `cuda` if available.
         dtype: Data type; by default float32 on a CPU and bfloat16 elsewhere.
-        quantize: Weight format of all models: `native` or `int8`, on a GPU also `fp8` or `int4`.
-            On a CPU, GGUF files stay `native` unless `dtype` or `quantize` is set.
+        quantize: Weight format of all models: `int8` or `int4`, on a CPU also `native`, on a GPU
+            `fp8`. On a CPU, files of 4 to 8 bits stay `native` unless `dtype` or this is set.
         max_length: Maximum number of tokens of prompt and answer; by default the model's.
         mask_id: Id of the mask token, if `config.json` does not have it.
         cache_gib: GiB of each KV cache; by default 2 on a CPU, half of the free memory on a GPU.

@@ -27,7 +27,8 @@ class LoadOptions:
         ),
     ] = None
     quantize: Annotated[
-        str | None, Info("Weight format: native or int8; on a GPU fp8, int8 or int4.", "loading")
+        str | None,
+        Info("Weight format: native, int8 or int4; on a GPU fp8, int8 or int4.", "loading"),
     ] = None
     device: Annotated[
         str | None, Info("Device: cpu or cuda.", "loading", usual="cuda if available")

@@ -14,15 +14,16 @@ from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.piece import TensorPart, parameter_parts
 from outpace.checkpoints.progress import LOAD_PROGRESS
 from outpace.checkpoints.weights import CheckpointWeights
+from outpace.kernels.packed import BLOCK_FORMATS, FOUR_BITS
 from outpace.models.draft import Draft
 from outpace.models.int8 import (
     QUANTIZABLE_MODULES,
     has_int8_products,
     int8_module,
     is_quantized,
-    quantize_module,
 )
-from outpace.models.packed import pack_module
+from outpace.models.low_bits import NATIVE, Quantizer
+from outpace.models.packed import has_packed_products, pack_module
 from outpace.models.transformer import Stack
 
 VOCABULARY_TABLES = {"d2t": "I64", "t2d": "BOOL"}
@@ -34,6 +35,9 @@ EMBEDDING_CHUNK_ROWS = 2**14
 Int8Matrix = tuple[Tensor, Tensor]
 """Codes `i8[out, in]` and scales `f32[out]`."""
 
+ReadStored = Callable[[Sequence[TensorPart]], Quantizer | None]
+"""Reads a matrix in its stored format; None if it is to be dequantized."""
+
 
 def fill_model(
     model: Stack,
@@ -42,17 +46,16 @@ def fill_model(
     device: torch.device | str,
     adapter: Adapter | None = None,
     *,
-    quantize: bool = False,
-    keep_int8: bool = False,
-    native: bool = False,
-    narrow: Callable[[nn.Module], None] | None = None,
+    read_stored: ReadStored | None = None,
+    narrow: Quantizer | None = None,
+    rounds_published: bool = False,
     parts_by_name: Mapping[str, Sequence[TensorPart]] | None = None,
 ) -> None:
     """Give a model on the meta device its parameters, with an adapter's updates added.
 
-    With `quantize`, matrices are rounded to int8 one by one to limit memory, as `narrow` converts
-    modules. With `keep_int8`, stored int8 matrices keep their codes, and with `native` those in
-    GGUF's block formats. `parts_by_name` defaults to whole tensors.
+    Matrices that `read_stored` reads keep their stored format. `narrow` converts other modules one
+    by one to limit memory, from the published dtype with `rounds_published`. `parts_by_name`
+    defaults to whole tensors.
     """
     parts_by_name = parts_by_name or parameter_parts(model)
     names = {piece.source for parts in parts_by_name.values() for piece in parts}
@@ -66,17 +69,17 @@ def fill_model(
     for prefix, module in list(model.named_modules()):
         stored = None
         is_quantizable = type(module) in QUANTIZABLE_MODULES
-        if keep_int8 and is_quantizable:
+        if read_stored is not None and is_quantizable:
             parts = parts_by_name[f"{prefix}.weight"]
             if adapter is None or not any(piece.source in adapter.updates for piece in parts):
-                stored = stored_matrix(weights, parts, rounded=quantize, native=native)
+                stored = read_stored(parts)
         for name, parameter in list(module.named_parameters(prefix, recurse=False)):
             done += parameter.numel()
             report(size * done // total, size)
             if stored is not None and parameter.dim() == 2:
                 continue
-            is_rounded = quantize and parameter.dim() == 2 and is_quantizable
-            part_dtype = None if is_rounded else dtype
+            is_matrix = parameter.dim() == 2 and is_quantizable
+            part_dtype = None if rounds_published and is_matrix else dtype
             found = [
                 read_part(weights, piece, part_dtype, device, adapter)
                 for piece in parts_by_name[name]
@@ -87,28 +90,35 @@ def fill_model(
             own = nn.Parameter(whole, requires_grad=False)
             module.register_parameter(name.rpartition(".")[2], own)
         if stored is not None:
-            model.set_submodule(prefix, stored(module, dtype))
-        elif quantize and is_quantizable:
-            model.set_submodule(prefix, quantize_module(module, dtype))
-        elif narrow is not None:
-            narrow(module)
+            model.set_submodule(prefix, stored(module))
+        elif narrow is not None and (quantized := narrow(module)) is not module:
+            model.set_submodule(prefix, quantized)
     rotary = torch.float32 if model.config.rope.float32 else dtype
     model.cos, model.sin = (table.to(device, rotary) for table in model.build_rotary_tables())
     model.eval()
 
 
-def stored_matrix(
-    weights: CheckpointWeights, parts: Sequence[TensorPart], *, rounded: bool, native: bool
-) -> Callable[[nn.Module, torch.dtype], nn.Module] | None:
-    """Return a function that returns a module with its matrix in the stored format.
+def build_stored_reader(
+    weights: CheckpointWeights, quantize: str | None, dtype: torch.dtype
+) -> tuple[ReadStored, bool]:
+    """Return a reader of matrices in their stored format, and whether block formats are kept.
 
-    Returns None if the matrix is to be dequantized.
+    Block formats are kept for `native`, and those of 4 bits for `int4`.
     """
-    if native and (packed := weights.read_packed(parts)) is not None:
-        return lambda module, dtype: pack_module(module, packed, dtype)
-    if (codes := read_int8_matrix(weights, parts, rounded=rounded)) is not None:
-        return lambda module, dtype: int8_module(module, *codes, dtype)
-    return None
+    kept = {NATIVE: frozenset(BLOCK_FORMATS.values()), "int4": FOUR_BITS}
+    kinds = kept.get(quantize or "", frozenset())
+    keeps_blocks = bool(kinds) and weights.has_packed and has_packed_products()
+
+    def read_stored(parts: Sequence[TensorPart]) -> Quantizer | None:
+        packed = weights.read_packed(parts) if keeps_blocks else None
+        if packed is not None and kinds.issuperset(kind for kind, *_ in packed.parts):
+            return lambda module: pack_module(module, packed, dtype)
+        if quantize == "int4":
+            return None
+        codes = read_int8_matrix(weights, parts, rounded=quantize == "int8")
+        return None if codes is None else lambda module: int8_module(module, *codes, dtype)
+
+    return read_stored, keeps_blocks
 
 
 def read_int8_matrix(

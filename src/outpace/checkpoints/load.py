@@ -25,7 +25,7 @@ from outpace.checkpoints.fields import (
     read_json_object,
     shorten,
 )
-from outpace.checkpoints.fill import fill_model
+from outpace.checkpoints.fill import build_stored_reader, fill_model
 from outpace.checkpoints.gguf.config import gguf_config_fields
 from outpace.checkpoints.gguf.file import is_gguf, open_gguf
 from outpace.checkpoints.gguf.tokenizer import build_gguf_tokenizer
@@ -41,9 +41,9 @@ from outpace.errors import OptionError, prefix_error
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model
-from outpace.models.int8 import has_int8_products
-from outpace.models.low_bits import NATIVE, build_quantizer, check_quantize
-from outpace.models.packed import has_packed_products, log_packed
+from outpace.models.int4 import build_cpu_quantizer
+from outpace.models.low_bits import build_quantizer, check_quantize
+from outpace.models.packed import log_packed
 from outpace.models.split import ModelShard, keep_one_bias, parallelize_model
 from outpace.models.transformer import Stack, Transformer
 
@@ -178,9 +178,9 @@ def load_model(
     """Load a model in its published format, and merge an adapter if one is given.
 
     `max_length` limits the rotary tables, and `mask_id` overrides the mask token. `quantize` is
-    `int8` on a CPU with int8 products, `native` for the formats of a GGUF file, or `fp8`, `int8` or
-    `int4` for projections on a GPU. Other quantized weights are dequantized, except int8 on such a
-    CPU; `plain` dequantizes these too, as training needs. `share` is this process's shard. Raises
+    `int8`, `int4`, or `native` for stored blocks of 4 to 8 bits on a CPU, or `fp8`, `int8` or
+    `int4` for projections on a GPU. Other quantized weights are dequantized, except int8 on a CPU;
+    `plain` dequantizes these too, as training needs. `share` is this process's shard. Raises
     `ValueError` for a missing tensor or wrong shape, and for a draft, which needs its target.
     """
     folder = resolve_checkpoint(name)
@@ -262,20 +262,20 @@ def build_model(
                     parallelize_model(model, share)
                     wanted = sharded_parts(model, whole, share)
             narrow = build_quantizer(model, quantize, device)
+            rounds = build_cpu_quantizer(model, quantize, dtype) if narrow is None else None
         except ValueError as error:
             raise prefix_error(str(folder), error) from error
-        small = quantize == "int8" and narrow is None and has_int8_products()
         keeps = not plain and share is None and torch.device(device).type == "cpu"
-        native = quantize == NATIVE and is_gguf(folder) and has_packed_products()
+        read, packs = build_stored_reader(weights, quantize, dtype) if keeps else (None, False)
         fill_model(
             *(model, weights, dtype, device, adapter),
-            quantize=small,
-            keep_int8=keeps,
-            native=native,
-            narrow=narrow,
+            read_stored=read,
+            narrow=narrow or rounds,
+            rounds_published=rounds is not None,
             parts_by_name=wanted,
         )
-    if native:
+        weights.log_unpacked()
+    if packs or quantize == "int4":
         log_packed(folder, model)
     if share is not None:
         keep_one_bias(model, share)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,11 +15,14 @@ from torch import Tensor
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.fields import error_line, read_json_object
 from outpace.checkpoints.piece import TensorPart
-from outpace.checkpoints.quantised.scheme import FLOAT_TYPES, Scheme
+from outpace.checkpoints.quantised.packing import PackingError, pack_groups
+from outpace.checkpoints.quantised.scheme import FLOAT_TYPES, GroupedCodes, Scheme
 from outpace.checkpoints.stacks import StackEntry, stack_sizes, stored_name
 from outpace.kernels.packed import PackedMatrix
 from outpace.models.config import ModelConfig
 from outpace.models.split import ShardIndex
+
+LOG = logging.getLogger(__name__)
 
 WEIGHTS_INDEX, WEIGHTS_FILE = "model.safetensors.index.json", "model.safetensors"
 PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth")
@@ -36,6 +40,7 @@ class CheckpointWeights:
         self.folder, self.scheme = folder, scheme
         self.files: dict[str, tuple[Path, Any]] = {}
         self.stacks: dict[str, int] = {}
+        self.unpacked: dict[str, list[str]] = {}
         for path in find_shards(folder):
             try:
                 opened = stack.enter_context(safe_open(path, framework="pt"))
@@ -144,9 +149,34 @@ class CheckpointWeights:
             return None
         return self.scheme.read_codes(self, name, shape)
 
+    @property
+    def has_packed(self) -> bool:
+        """Whether matrices may be stored in a format that `read_packed` reads."""
+        return self.scheme is not None and self.scheme.has_int4
+
     def read_packed(self, pieces: Sequence[TensorPart]) -> PackedMatrix | None:
-        """Read a matrix of several tensors in its block format, or return None."""
-        return None
+        """Read a matrix of several tensors in its block format of few bits, or return None.
+
+        None also if its blocks would not be exact; `log_unpacked` logs the reason.
+        """
+        groups: list[GroupedCodes] = []
+        for piece in pieces:
+            scheme = self.scheme
+            found = None if scheme is None else scheme.read_int4(self, piece.source, piece.shape)
+            if found is None:
+                return None
+            groups.append(found)
+        try:
+            return pack_groups(groups)
+        except PackingError as reason:
+            self.unpacked.setdefault(str(reason), []).append(pieces[0].source)
+            return None
+
+    def log_unpacked(self) -> None:
+        """Log which matrices `read_packed` could not pack without loss."""
+        for reason, names in self.unpacked.items():
+            count = (self.folder, len(names), names[0])
+            LOG.warning("%s: %d matrices (%r, …) are dequantized: %s", *count, reason)
 
     def check_depth(self, config: ModelConfig) -> None:
         """Raise `ValueError` if the last layer is missing, before the model is built."""

@@ -1,4 +1,4 @@
-"""Loading of the compiled CPU kernels: products (tiles.c, packed.c) and attention (attend.c)."""
+"""Loading of compiled kernels: products (tiles.c, packed.c), rounding (int4.c), attention."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ def load_library() -> CDLL | None:
         *(c_int, c_void_p, c_long, c_void_p, c_long, c_void_p, c_int),
     ]
     loaded.outpace_unpack.restype = None
+    loaded.outpace_round_int4.argtypes = [c_void_p, c_long, c_void_p, c_int]
+    loaded.outpace_round_int4.restype = None
     loaded.outpace_multiply_packed.argtypes = [
         *(c_int, c_void_p, c_int, c_void_p, c_long, c_long, c_long),
         *(c_void_p, c_void_p, c_int),

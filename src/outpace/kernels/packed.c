@@ -1,5 +1,5 @@
-/* Products of rows with matrices in the block formats of GGUF, for x86 processors; packed.py describes
-   the layout.
+/* Products of rows with matrices in the block formats of GGUF, and in groups of 4 bits with a zero point
+   (INT4), for x86 processors; packed.py describes the layout.
 
    A row is quantized to 8 bits with one scale per 32 numbers. The products of these 32 are summed as
    integers, and the sums are added in float32, block after block. Each row has separate sums, so its result
@@ -9,8 +9,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* GGUF's type numbers. */
-enum kind { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14 };
+/* GGUF's type numbers, and one that GGUF does not use. A block of INT4 is a float16 scale, a zero point in
+   a byte, and 32 codes in the order of Q4_0; it stands for scale * (code - zero point). */
+enum kind { Q4_0 = 2, Q4_1 = 3, Q5_0 = 6, Q5_1 = 7, Q8_0 = 8, Q4_K = 12, Q5_K = 13, Q6_K = 14, INT4 = 1004 };
 
 enum {
     WIDTH = 16, /* outputs of a tile */
@@ -26,16 +27,19 @@ ALWAYS int bits_of(int kind) {
 }
 
 /* Blocks that share a float16 scale; with more than one, each has an integer scale as well. */
-ALWAYS int blocks_of(int kind) { return kind >= Q4_K ? 8 : 1; }
+ALWAYS int blocks_of(int kind) { return kind >= Q4_K && kind <= Q6_K ? 8 : 1; }
 
 /* Whether there is a minimum, which is added to the scaled code. */
 ALWAYS int has_minimum(int kind) { return kind == Q4_1 || kind == Q5_1 || kind == Q4_K || kind == Q5_K; }
 
-/* The code of zero in formats without a minimum. */
-ALWAYS int zero_of(int kind) { return has_minimum(kind) ? 0 : 1 << (bits_of(kind) - 1); }
+/* Whether each output of a block has a zero point: the code of zero. */
+ALWAYS int has_zero_point(int kind) { return kind == INT4; }
+
+/* The code of zero in formats without a minimum or zero points. */
+ALWAYS int zero_of(int kind) { return has_minimum(kind) || has_zero_point(kind) ? 0 : 1 << (bits_of(kind) - 1); }
 
 /* Bytes of a tile before the blocks that share a scale, and of each block: its scales, its codes. */
-ALWAYS long head_bytes(int kind) { return (has_minimum(kind) ? 4 : 2) * WIDTH; }
+ALWAYS long head_bytes(int kind) { return (has_minimum(kind) ? 4 : has_zero_point(kind) ? 3 : 2) * WIDTH; }
 ALWAYS long scale_bytes(int kind) { return blocks_of(kind) > 1 ? 2 * WIDTH : 0; }
 ALWAYS long block_bytes(int kind) { return scale_bytes(kind) + 4L * bits_of(kind) * WIDTH; }
 ALWAYS long super_bytes(int kind) { return head_bytes(kind) + blocks_of(kind) * block_bytes(kind); }
@@ -48,6 +52,7 @@ ALWAYS long file_bytes(int kind) {
         case Q5_0: return 22;
         case Q5_1: return 24;
         case Q8_0: return 34;
+        case INT4: return 19;
         case Q4_K: return 144;
         case Q5_K: return 176;
         default: return 210;
@@ -80,7 +85,7 @@ ALWAYS void read_codes(int kind, const uint8_t *super, int block, uint32_t *word
             if (kind == Q5_K) words[unit] |= (word(high + 4 * unit) >> block & ones) << 4;
         }
     } else {
-        const uint8_t *high = super + (has_minimum(kind) ? 4 : 2), *low = high + (bits_of(kind) == 5 ? 4 : 0);
+        const uint8_t *high = super + head_bytes(kind) / WIDTH, *low = high + (bits_of(kind) == 5 ? 4 : 0);
         for (int unit = 0; unit < UNITS; unit++) {
             words[unit] = word(low + 4 * (unit % 4)) >> 4 * (unit / 4) & nibbles;
             if (bits_of(kind) == 5) words[unit] |= spread(word(high) >> 4 * unit) << 4;
@@ -142,17 +147,18 @@ ALWAYS void find_codes(int kind, const uint8_t *block, int output, uint32_t *wor
 
 /* Pack a tile of `count` rows of a file; return whether all scales are finite. Missing outputs are zero. */
 ALWAYS int pack_tile(int kind, const uint8_t *const *rows, long count, long supers, uint8_t *tile) {
-    const long head = head_bytes(kind), at = kind == Q6_K ? 208 : 0;
+    const long head = head_bytes(kind), halves = has_minimum(kind) ? 4 : 2, at = kind == Q6_K ? 208 : 0;
     int finite = 1;
     if (count < WIDTH) memset(tile, 0, supers * super_bytes(kind));
     for (long output = 0; output < count; output++) {
         const uint8_t *from = rows[output];
         uint8_t *to = tile;
         for (long super = 0; super < supers; super++, from += file_bytes(kind), to += super_bytes(kind)) {
-            for (long half = 0; half < head / WIDTH; half += 2) {
+            for (long half = 0; half < halves; half += 2) {
                 memcpy(to + half * WIDTH + 2 * output, from + at + half, 2);
                 finite &= (from[at + half + 1] & 0x7c) != 0x7c; /* infinity or NaN of float16 */
             }
+            if (has_zero_point(kind)) to[2 * WIDTH + output] = from[2];
             for (int block = 0; block < blocks_of(kind); block++) {
                 uint8_t *place = to + head + block * block_bytes(kind), two[2];
                 uint32_t words[UNITS];
@@ -190,6 +196,7 @@ ALWAYS void unpack_row(int kind, const uint8_t *tile, long supers, int output, f
     for (long super = 0; super < supers; super++, tile += super_bytes(kind)) {
         const float scale = widened(tile + 2 * output);
         const float least = has_minimum(kind) ? widened(tile + 2 * WIDTH + 2 * output) : 0;
+        const int zero = has_zero_point(kind) ? tile[2 * WIDTH + output] : zero_of(kind);
         for (int block = 0; block < blocks_of(kind); block++, to += BLOCK) {
             const uint8_t *place = tile + head_bytes(kind) + block * block_bytes(kind);
             uint32_t words[UNITS];
@@ -202,14 +209,14 @@ ALWAYS void unpack_row(int kind, const uint8_t *tile, long supers, int output, f
             }
             find_codes(kind, place + scale_bytes(kind), output, words);
             for (int at = 0; at < BLOCK; at++) {
-                const int code = (int)(words[at / 4] >> 8 * (at % 4) & 255) - zero_of(kind);
+                const int code = (int)(words[at / 4] >> 8 * (at % 4) & 255) - zero;
                 to[at] = has_minimum(kind) ? own[0] * code + minimum : own[at / 16] * code;
             }
         }
     }
 }
 
-#define FOR_KINDS(DO) DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K)
+#define FOR_KINDS(DO) DO(Q4_0) DO(Q4_1) DO(Q5_0) DO(Q5_1) DO(Q8_0) DO(Q4_K) DO(Q5_K) DO(Q6_K) DO(INT4)
 
 /* Bytes of a matrix in tiles. */
 long outpace_packed_bytes(int kind, long outputs, long inputs) {

@@ -81,10 +81,17 @@ INLINE FLOAT OF(all)(const uint8_t *from) {
     return V(set1_ps)(one);
 }
 
+/* Minus the zero points times the sum of a row's codes. Minus 8 times the sum fits 16 bits. */
+INLINE INT OF(shift)(const INT zeros, const uint8_t *sum) {
+    int32_t eight;
+    memcpy(&eight, sum, 4);
+    return V(srai_epi32)(V(madd_epi16)(zeros, V(set1_epi32)(eight)), 3);
+}
+
 /* A block of LANES outputs of a tile, from `lane` on, with the `shared` scale and the `least` minimum of
-   several blocks; rows are interleaved at `x`, and their running sums are `found`. */
+   several blocks and their zero points; rows are interleaved at `x`, and their running sums are `found`. */
 INLINE void OF(block)(const int kind, const uint8_t *block, const FLOAT shared, const FLOAT least,
-                      const uint8_t *x, const int rows, const int lane, FLOAT *found) {
+                      const INT zeros, const uint8_t *x, const int rows, const int lane, FLOAT *found) {
     FLOAT scale = shared, other = shared, minimum = least;
     INT units[UNITS];
     if (kind == Q6_K) {
@@ -110,7 +117,8 @@ INLINE void OF(block)(const int kind, const uint8_t *block, const FLOAT shared, 
             found[row] = V(fmadd_ps)(V(cvtepi32_ps)(right), V(mul_ps)(other, step), found[row]);
             continue;
         }
-        const INT sum = OF(dot)(kind, units, 0, 8, x + BLOCK * row, sums + 12 * row);
+        INT sum = OF(dot)(kind, units, 0, 8, x + BLOCK * row, sums + 12 * row);
+        if (has_zero_point(kind)) sum = V(add_epi32)(sum, OF(shift)(zeros, sums + 12 * row));
         found[row] = V(fmadd_ps)(V(cvtepi32_ps)(sum), V(mul_ps)(scale, step), found[row]);
         if (!has_minimum(kind)) continue;
         const FLOAT whole = OF(all)(own + 4 * rows + 4 * row);
@@ -127,16 +135,19 @@ INLINE void OF(tiles)(const int kind, const struct job *job, const uint8_t *tile
     for (int one = 0; one < some * rows; one++) found[one] = V(setzero_ps)();
     for (long super = 0; super < supers; super++, tile += super_bytes(kind)) {
         FLOAT shared[FEW], least[FEW];
+        INT zeros[FEW];
         const uint8_t *block = tile + head_bytes(kind);
 #pragma GCC unroll 4
         for (int one = 0; one < some; one++) {
             shared[one] = HALVES(tile + one * bytes + 2 * lane);
             least[one] = has_minimum(kind) ? HALVES(tile + one * bytes + 2 * WIDTH + 2 * lane) : shared[one];
+            zeros[one] = has_zero_point(kind) ? BYTES(tile + one * bytes + 2 * WIDTH + lane) : ZERO;
         }
         for (int number = 0; number < blocks_of(kind); number++, block += block_bytes(kind)) {
 #pragma GCC unroll 4
             for (int one = 0; one < some; one++)
-                OF(block)(kind, block + one * bytes, shared[one], least[one], x, rows, lane, found + one * rows);
+                OF(block)(kind, block + one * bytes, shared[one], least[one], zeros[one], x, rows, lane,
+                          found + one * rows);
             x += SHARE * rows;
         }
     }

@@ -1,4 +1,7 @@
-"""Matrices in the block formats of GGUF, packed into tiles without loss, and products with them.
+"""Matrices in blocks of 4 to 8 bits, packed into tiles without loss, and products with them.
+
+The block formats are those of GGUF, and `INT4`: 32 codes of 4 bits with a float16 scale and a whole
+zero point, which represent `scale * (code - zero point)` (`int4.py`).
 
 A tile has 16 outputs. For each block of 32 inputs it has their scales and minima, then their codes:
 one register holds the codes of 16 outputs and four inputs (packed.c). Rows are quantized to 8 bits
@@ -34,13 +37,17 @@ BLOCK_FORMATS = {
     "Q4_K": 12,
     "Q5_K": 13,
     "Q6_K": 14,
+    "INT4": 1004,
 }
-"""Block formats with a compiled loop, and their type numbers in GGUF."""
+"""Block formats with a compiled loop. The numbers are GGUF's; that of `INT4` is not one of them."""
 
 INPUT_MULTIPLES = {
-    kind: 256 if kind >= BLOCK_FORMATS["Q4_K"] else PACKED_BLOCK for kind in BLOCK_FORMATS.values()
+    kind: 256 if name.endswith("_K") else PACKED_BLOCK for name, kind in BLOCK_FORMATS.items()
 }
 """Multiple that the inputs of a matrix must have, by type number."""
+
+FOUR_BITS = frozenset(BLOCK_FORMATS[name] for name in ("Q4_0", "Q4_1", "Q4_K", "INT4"))
+"""Type numbers of the formats with codes of 4 bits."""
 
 RowAddresses = NDArray[np.uint64]
 """Memory addresses of a matrix's rows."""
@@ -71,11 +78,13 @@ class PackedMatrix:
         tiles: `u8[bytes]`, part after part.
         inputs: Length of a row.
         parts: Format, outputs and first byte of each part.
+        order: Number of the input at each place, `i64[inputs]`, if the inputs were reordered.
     """
 
     tiles: Tensor
     inputs: int
     parts: tuple[tuple[int, int, int], ...]
+    order: Tensor | None = None
 
     @property
     def outputs(self) -> int:
@@ -90,8 +99,15 @@ def loop_level() -> int:
     return 0 if loaded is None else int(loaded.outpace_packed_level())
 
 
-def pack_matrix(parts: Sequence[FormatRows], inputs: int) -> PackedMatrix | None:
-    """Pack a matrix from the rows of a GGUF file; None if a scale is not finite.
+def pack_matrix(
+    parts: Sequence[FormatRows], inputs: int, order: Tensor | None = None
+) -> PackedMatrix | None:
+    """Pack a matrix from rows of blocks; None if a scale is not finite.
+
+    Args:
+        parts: Outputs by format.
+        inputs: Length of a row.
+        order: Number of the input at each place of the rows `i64[inputs]`; None if in order.
 
     Raises:
         ValueError: If the inputs are not a multiple of a block.
@@ -112,7 +128,7 @@ def pack_matrix(parts: Sequence[FormatRows], inputs: int) -> PackedMatrix | None
         if not loaded.outpace_pack(part.kind, rows.ctypes.data, outputs, inputs, place, work):
             return None
     entries = ((parts[n].kind, len(parts[n].addresses), starts[n]) for n in range(count))
-    return PackedMatrix(tiles, inputs, tuple(entries))
+    return PackedMatrix(tiles, inputs, tuple(entries), order)
 
 
 def dequantize_packed(matrix: PackedMatrix) -> Tensor:
@@ -150,7 +166,9 @@ def unpack_part(matrix: PackedMatrix, part: int, numbers: Tensor) -> Tensor:
         *(kind, matrix.tiles.data_ptr() + start, matrix.inputs, numbers.data_ptr()),
         *(numbers.numel(), out.data_ptr(), thread_count(out.numel())),
     )
-    return out
+    if matrix.order is None:
+        return out
+    return torch.empty_like(out).index_copy_(-1, matrix.order, out)
 
 
 def bind_packed_product(
@@ -184,7 +202,8 @@ def bind_packed_product(
         inputs = matrix.inputs  # this reference keeps the matrix's memory alive
         if given != inputs or x.dtype is not torch.float32 or not x.is_cpu:
             raise ValueError(f"x must be float32[..., {inputs}] on a CPU, got {describe_tensor(x)}")
-        x, out = x.contiguous(), torch.empty(*leading, outputs)
+        x = x.contiguous() if matrix.order is None else x.index_select(-1, matrix.order)
+        out = torch.empty(*leading, outputs)
         count = x.numel() // inputs
         if not call(
             *(kind, table, len(table), x.data_ptr(), count, inputs, outputs),

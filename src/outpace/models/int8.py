@@ -138,7 +138,9 @@ QUANTIZABLE_MODULES = nn.Linear, Embedding
 
 
 def quantize_module(module: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a module with the matrix of another in int8 and outputs of `dtype`."""
+    """Return a module with its matrix in int8 and outputs of `dtype`, if it has a matrix."""
+    if type(module) not in QUANTIZABLE_MODULES:
+        return module
     return int8_module(module, *quantize_weight(module.get_parameter("weight").detach()), dtype)
 
 

@@ -1,8 +1,8 @@
 """Quantization of a model's matrices, by device, and its implementation on a GPU.
 
-`int8` implements it on a CPU. On a GPU, torchao provides the products, and only projections of
-layers are quantized: those of attention, MLPs and experts. The embedding, the head, routers and the
-fusion of draft features stay in bfloat16.
+`int8` and `int4` implement it on a CPU. On a GPU, torchao provides the products, and only
+projections of layers are quantized: those of attention, MLPs and experts. The embedding, the head,
+routers and the fusion of draft features stay in bfloat16.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NATIVE = "native"
 """Keep each matrix in the format of its file."""
 
 QUANTIZE_KINDS: dict[str, tuple[str, ...]] = {
-    "cpu": (NATIVE, "int8"),
+    "cpu": (NATIVE, "int8", "int4"),
     "cuda": ("fp8", "int8", "int4"),
 }
 """Supported values of `quantize`, by device."""
@@ -33,6 +33,10 @@ INT4_GROUP_SIZE = 64
 
 SHAPE_MULTIPLES = {"fp8": (16, 16), "int8": (1, 1), "int4": (1, INT4_GROUP_SIZE)}
 """Required divisors of outputs and inputs; torchao skips other matrices."""
+
+
+Quantizer = Callable[[nn.Module], nn.Module]
+"""Returns a module with a quantized matrix in place of another, or that module unchanged."""
 
 
 def check_quantize(quantize: str | None, device: torch.device | str, dtype: torch.dtype) -> None:
@@ -132,7 +136,7 @@ def layer_projections(model: Stack) -> dict[nn.Module, str]:
 
 def build_quantizer(
     model: Stack, quantize: str | None, device: torch.device | str
-) -> Callable[[nn.Module], None] | None:
+) -> Quantizer | None:
     """Return a function that quantizes a projection on a GPU and leaves other modules unchanged.
 
     It is called once a module has its weight. None if nothing is quantized.
@@ -157,11 +161,12 @@ def build_quantizer(
             )
     from torchao.quantization import quantize_
 
-    def quantize_projection(module: nn.Module) -> None:
+    def quantize_projection(module: nn.Module) -> nn.Module:
         if module in chosen:
             quantize_(module, options)
             if type(module.weight) is nn.Parameter:
                 message = f"torchao skipped {chosen[module]} for {quantize!r}; omit quantize"
                 raise OptionError("quantize", quantize, f"quantize: {message}")
+        return module
 
     return quantize_projection

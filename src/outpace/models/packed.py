@@ -1,4 +1,4 @@
-"""Matrices that stay in the block format of a GGUF file, for inference on a CPU.
+"""Matrices in blocks of 4 to 8 bits, for inference on a CPU.
 
 Products round each row to 8 bits, block by block, and sum integers (`kernels/packed.py`). The
 result of a row does not depend on the other rows.
@@ -32,8 +32,8 @@ def has_packed_products() -> bool:
     if loop_level():
         return True
     LOG.warning(
-        "this machine cannot multiply in the block formats of GGUF (this needs AVX2, and a C "
-        "compiler during installation): matrices are dequantized to the dtype of the model"
+        "this machine cannot multiply in blocks of 4 to 8 bits (this needs AVX2, and a C compiler "
+        "during installation): matrices have the dtype of the model"
     )
     return False
 
@@ -103,7 +103,7 @@ def log_packed(name: object, model: nn.Module) -> None:
     packed = [each.weight.nbytes for each in matrices if isinstance(each, PACKED_MODULES)]
     megabytes = sum(packed) / 1e6
     counts = (name, len(packed), len(matrices), megabytes)
-    LOG.info("%s: %d of %d matrices stay in their block formats, %.0f MB", *counts)
+    LOG.info("%s: %d of %d matrices are in blocks of 4 to 8 bits, %.0f MB", *counts)
 
 
 def pack_module(module: nn.Module, matrix: PackedMatrix, dtype: torch.dtype) -> nn.Module:

@@ -29,6 +29,7 @@ class GGUFWeights(CheckpointWeights):
 
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         self.folder, self.scheme, self.file, self.config = file.path, None, file, config
+        self.unpacked: dict[str, list[str]] = {}
         self.family = FAMILIES[config.family]
 
     @property
@@ -87,6 +88,11 @@ class GGUFWeights(CheckpointWeights):
         if not is_finite(scale):
             raise not_finite_error(self.folder, name, torch.float32)
         return self.reorder_heads(name, codes), self.reorder_heads(name, scale)
+
+    @property
+    def has_packed(self) -> bool:
+        """Whether matrices may be stored in a format that `read_packed` reads."""
+        return True
 
     def read_packed(self, pieces: Sequence[TensorPart]) -> PackedMatrix | None:
         """Pack a matrix of several tensors in the file's block formats.

@@ -16,13 +16,13 @@ from outpace.checkpoints.fields import (
     words,
 )
 from outpace.checkpoints.quantised.scheme import (
+    GroupedCodes,
     Scheme,
     TensorSource,
     group_inputs,
     is_matrix,
     parse_group_size,
     read_scales,
-    scale_codes,
     unpack_codes,
 )
 
@@ -75,11 +75,26 @@ class AWQ(Scheme):
 
     def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read a matrix: (codes - zero point) * scale."""
+        return self.read_groups(source, name, shape).dequantize()
+
+    @property
+    def has_int4(self) -> bool:
+        """Whether codes have 4 bits, as all of AWQ have."""
+        return True
+
+    def read_int4(
+        self, source: TensorSource, name: str, shape: tuple[int, ...]
+    ) -> GroupedCodes | None:
+        """Read codes, or return None for an unquantized matrix."""
+        return self.read_groups(source, name, shape) if self.part_names(source, name) else None
+
+    def read_groups(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> GroupedCodes:
+        """Read codes, scales and zero points; raise `ValueError` naming an invalid part."""
         codes, zeros, scale = self.part_names(source, name)
         (out, inputs), (count, group) = shape, group_inputs(shape, self.size)
         packed_codes = source.read_stored(codes, ((inputs, -(-out // 8)),), ("I32",))
         packed_zeros = source.read_stored(zeros, ((count, -(-out // 8)),), ("I32",))
-        return scale_codes(
+        return GroupedCodes(
             unpack_interleaved(packed_codes, out).t(),
             read_scales(source, scale, (count, out)).t(),
             unpack_interleaved(packed_zeros, out).t(),

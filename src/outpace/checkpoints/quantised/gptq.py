@@ -17,6 +17,7 @@ from outpace.checkpoints.fields import (
     words,
 )
 from outpace.checkpoints.quantised.scheme import (
+    GroupedCodes,
     Scheme,
     TensorSource,
     group_inputs,
@@ -25,7 +26,6 @@ from outpace.checkpoints.quantised.scheme import (
     parse_group_size,
     read_group_indices,
     read_scales,
-    scale_codes,
     unpack_codes,
 )
 
@@ -101,6 +101,23 @@ class GPTQ(Scheme):
 
     def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
         """Read a matrix: (codes - zero point) * scale."""
+        return self.read_groups(source, name, shape).dequantize()
+
+    @property
+    def has_int4(self) -> bool:
+        """Whether codes have 4 bits."""
+        return self.bits == 4
+
+    def read_int4(
+        self, source: TensorSource, name: str, shape: tuple[int, ...]
+    ) -> GroupedCodes | None:
+        """Read 4-bit codes, or return None for other ones or an unquantized matrix."""
+        if not self.has_int4 or not self.part_names(source, name):
+            return None
+        return self.read_groups(source, name, shape)
+
+    def read_groups(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> GroupedCodes:
+        """Read codes, scales and zero points; raise `ValueError` naming an invalid part."""
         codes, zeros, scale, *mixed = self.part_names(source, name)
         count, group = group_inputs(shape, self.size)
         if mixed:
@@ -111,7 +128,7 @@ class GPTQ(Scheme):
         packed_zeros = source.read_stored(zeros, ((count, -(-out // codes_per_word)),), ("I32",))
         # The format stores the zero point minus one, so 0 is stored as the largest code.
         zero = (unpack_codes(packed_zeros, self.bits)[:, :out] + self.step) & (2**self.bits - 1)
-        return scale_codes(
+        return GroupedCodes(
             unpack_codes(packed_codes.t(), self.bits)[:, :inputs],
             read_scales(source, scale, (count, out)).t(),
             zero.t(),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +45,29 @@ class TensorSource(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class GroupedCodes:
+    """A matrix of integers with a scale and a zero point per output and group of inputs.
+
+    Attributes:
+        codes: Codes `[out, in]`.
+        scale: Scales `f32[out, G]`.
+        zero: Zero points `[out, G]`; None if they are zero.
+        group: Group of each input, `i64[in]`; None for a single group.
+        lowest: Lowest code of its number of bits: 0, or negative if codes are signed.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    group: Tensor | None
+    lowest: int = 0
+
+    def dequantize(self) -> Tensor:
+        """Return the matrix `f32[out, in]`."""
+        return scale_codes(self.codes, self.scale, self.zero, self.group)
+
+
 class Scheme(ABC):
     """How a checkpoint stores its matrices, according to its `quantization_config`."""
 
@@ -62,6 +86,17 @@ class Scheme(ABC):
         self, source: TensorSource, name: str, shape: tuple[int, ...]
     ) -> tuple[Tensor, Tensor] | None:
         """Read a matrix stored as codes `i8[out, in]` and scales `f32[out]`, or return None."""
+        return None
+
+    @property
+    def has_int4(self) -> bool:
+        """Whether matrices may be stored as groups of 4-bit codes."""
+        return False
+
+    def read_int4(
+        self, source: TensorSource, name: str, shape: tuple[int, ...]
+    ) -> GroupedCodes | None:
+        """Read a matrix stored as groups of 4-bit codes, or return None."""
         return None
 
     def rounds_rows(self, name: str) -> bool:

@@ -1,0 +1,370 @@
+"""Matrices of 4 bits on a CPU: published groups are kept exactly, other ones are rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from grouped import (
+    AWQ_CONFIG,
+    DOWN,
+    FILE,
+    Format,
+    awq,
+    change,
+    compressed,
+    gptq,
+    gptq_config,
+    packs,
+    write_quantized,
+)
+from helpers import published, random_model, whole
+from outpace import LLM
+from outpace.checkpoints.load import load_model, save_model
+from outpace.kernels.packed import BLOCK_FORMATS, loop_level
+from outpace.models.int8 import Int8Linear, is_quantized
+from outpace.models.low_bits import layer_projections
+from outpace.models.packed import PackedEmbedding, PackedLinear, has_packed_products
+from outpace.models.transformer import Embedding
+
+pytestmark = pytest.mark.skipif(
+    not loop_level(), reason="this machine has no loops for packed matrices"
+)
+SIZES = {"hidden_size": 64, "intermediate_size": 96}
+IDS = [5, 3, 1, 4]
+GROUP = {"num_bits": 4, "strategy": "group", "group_size": 32}
+WHOLE = {"num_bits": 4, "strategy": "channel"}
+F16 = torch.float16
+
+KEPT: dict[str, Format] = {
+    "gptq": (gptq_config(group_size=32), gptq, {"size": 32}),
+    "gptq, groups of 64": (gptq_config(group_size=64), gptq, {"size": 64}),
+    "gptq, whole rows": (gptq_config(group_size=-1), gptq, {"size": -1}),
+    "gptq v2": (
+        gptq_config(group_size=32, checkpoint_format="gptq_v2"),
+        gptq,
+        {"size": 32, "step": 0},
+    ),
+    "gptq, in order of activations": (
+        gptq_config(group_size=32, desc_act=True, sym=False),
+        gptq,
+        {"size": 32, "mixed": True},
+    ),
+    "awq": ({**AWQ_CONFIG, "group_size": 32}, awq, {"size": 32}),
+    "packed": (compressed("pack-quantized", **GROUP), packs, {"size": 32}),
+    "packed, asymmetric": (
+        compressed("pack-quantized", symmetric=False, **GROUP),
+        packs,
+        {"size": 32, "symmetric": False, "dtype": F16},
+    ),
+    "packed, whole rows": (compressed("pack-quantized", **WHOLE), packs, {"size": -1}),
+    "packed, in order of activations": (
+        compressed("pack-quantized", actorder="group", **GROUP),
+        packs,
+        {"size": 32, "mixed": True},
+    ),
+}
+
+
+def write(folder: Path, name: str, form: Format | None = None, **config: Any) -> Path:
+    """Write a checkpoint of 4 bits."""
+    return write_quantized(folder, name, form or KEPT[name], **{**SIZES, **config})
+
+
+def kinds(model: nn.Module) -> dict[str, set[int]]:
+    """Return the block formats of a model's matrices by name."""
+    return {
+        name: {kind for kind, *_ in module.matrix.parts}
+        for name, module in model.named_modules()
+        if isinstance(module, PackedLinear | PackedEmbedding)
+    }
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_published_groups_are_kept_exactly(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They dequantize to the same bits as before, saved again too, and nothing else is rounded."""
+    with caplog.at_level("INFO", "outpace"):
+        ours, plain = (
+            load_model(write(tmp_path, name), quantize="native"),
+            load_model(tmp_path / "stored"),
+        )
+    assert [line for line in caplog.messages if "8 of 10 matrices are in blocks of" in line]
+    assert kinds(ours) == dict.fromkeys(layer_projections(ours).values(), {BLOCK_FORMATS["INT4"]})
+    found, wanted = ours.state_dict(), plain.state_dict()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[each], wanted[each]) for each in found)
+    save_model(ours, tmp_path / "again", dtype=torch.float32)
+    again = load_model(tmp_path / "again").state_dict()
+    assert all(torch.equal(again[each], wanted[each]) for each in wanted)
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_products_round_rows_only(name: str, tmp_path: Path) -> None:
+    """Each product is close to that of the dequantized matrix, as the logits are."""
+    ours, plain = (
+        load_model(write(tmp_path, name), quantize="native"),
+        load_model(tmp_path / "stored"),
+    )
+    x = torch.randn(9, 96)
+    for ours_, theirs in zip(layer_projections(ours), layer_projections(plain), strict=True):
+        rows = x[:, : theirs.in_features]
+        exact = theirs(rows)
+        assert 0 < (ours_(rows) - exact).norm() < 0.01 * exact.norm()
+    logits, wanted = (whole(model, IDS, causal=True) for model in (ours, plain))
+    assert 0 < (logits - wanted).norm() < 0.05 * wanted.norm()
+
+
+def test_a_checkpoint_of_4_bits_stays_so_by_default(tmp_path: Path) -> None:
+    """A `dtype` requests dequantized matrices, and `int8` rounds them again."""
+    folder = write(tmp_path, "awq")
+    assert isinstance(LLM(folder).model.blocks[0].mlp.down, PackedLinear)
+    assert not is_quantized(LLM(folder, dtype="float32").model)
+    assert not is_quantized(load_model(folder, quantize="native", plain=True))
+    assert isinstance(LLM(folder, quantize="int8").model.blocks[0].mlp.down, Int8Linear)
+
+
+@pytest.mark.parametrize("name", ["awq", "gptq, in order of activations"])
+def test_batched_requests_equal_single_ones(name: str, tmp_path: Path) -> None:
+    """Ids and log-probabilities, to the bit, with any number of rows and threads."""
+    llm = LLM(write(tmp_path, name))
+    prompts = [[5, 3, 1 + n, 4, *range(2 * n)] for n in range(9)]
+    options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": True}
+    together, threads = llm.generate(prompts, **options), torch.get_num_threads()
+    try:
+        for number, (prompt, output) in enumerate(zip(prompts, together, strict=True)):
+            torch.set_num_threads(1 + number % 3)
+            (alone,) = llm.generate([prompt], **options)
+            assert (alone.ids, alone.logprobs) == (output.ids, output.logprobs)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def scaled(value: float) -> Callable[[dict[str, Tensor]], Any]:
+    """Return an edit of one scale of a matrix."""
+    return lambda tensors: tensors[DOWN.replace("weight", "scales")].view(-1)[-1:].fill_(value)
+
+
+def in_float32(tensors: dict[str, Tensor]) -> None:
+    """Store scales in float32, of which one is not exact in float16."""
+    for name in [name for name in tensors if name.endswith("scales")]:
+        tensors[name] = tensors[name].float()
+    scaled(0.1)(tensors)
+
+
+def other_order(tensors: dict[str, Tensor]) -> None:
+    """Order the inputs of one of two stacked matrices differently."""
+    name = next(name for name in sorted(tensors) if name.endswith("up_proj.g_idx"))
+    tensors[name] = tensors[name].flip(0)
+
+
+FALLBACKS: dict[str, tuple[str, dict[str, Any], Any, str, int]] = {
+    "scales": ("gptq", {}, in_float32, "scales are not exact in float16", 1),
+    "order": (
+        "gptq, in order of activations",
+        {},
+        other_order,
+        "order their inputs differently",
+        1,
+    ),
+    "inputs": ("gptq", {"intermediate_size": 80}, None, "80 inputs are not a multiple of 32", 2),
+    "groups": (
+        "",
+        {},
+        None,
+        "a group does not end after a multiple of 32 inputs",
+        8,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_other_groups_are_dequantized(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As before, and the log has one line with the reason."""
+    source, config, edit, reason, count = FALLBACKS[name]
+    sixteen = ({**AWQ_CONFIG, "group_size": 16}, awq, {"size": 16})
+    folder = write(tmp_path, source or "sixteen", None if source else sixteen, **config)
+    if edit is not None:
+        change(folder, edit)
+    with caplog.at_level("WARNING", "outpace"):
+        ours = load_model(folder, quantize="native")
+    (line,) = caplog.messages
+    assert f"{count} matrices" in line and line.endswith(reason) and "_proj.weight'" in line
+    assert len(kinds(ours)) == 8 - count
+    wanted = load_model(folder).state_dict()
+    assert all(torch.equal(found, wanted[each]) for each, found in ours.state_dict().items())
+
+
+def test_codes_of_more_than_4_bits_are_dequantized(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Bytes of an unpacked format, which are read as before."""
+    form = (compressed("int-quantized", **GROUP), unpacked, {})
+    folder = write(tmp_path, "bytes", form)
+    assert len(kinds(load_model(folder, quantize="native"))) == 8
+    change(folder, lambda tensors: tensors[DOWN][:1, :1].fill_(8))
+    with caplog.at_level("WARNING", "outpace"):
+        ours = load_model(folder, quantize="native")
+    assert caplog.messages[0].endswith("codes or zero points have more than 4 bits")
+    assert torch.equal(ours.blocks[0].mlp.down.weight, load_model(folder).blocks[0].mlp.down.weight)
+
+
+def unpacked(out: int, inputs: int) -> tuple[dict[str, Tensor], Tensor]:
+    """Return codes of 4 bits in bytes, with a scale per 32 inputs."""
+    codes = torch.randint(-8, 8, (out, inputs), dtype=torch.int8)
+    scale = (torch.rand(out, inputs // 32) * 0.01 + 1e-3).bfloat16()
+    plain = codes.float() * scale.float().repeat_interleave(32, 1)
+    return {"weight": codes, "weight_scale": scale}, plain
+
+
+@pytest.mark.parametrize("name", ["gptq, in order of activations", "awq", "packed, asymmetric"])
+def test_invalid_parts_are_refused(name: str, tmp_path: Path) -> None:
+    """By the name of the tensor or of the folder, with one line, as when they are dequantized."""
+    folder = write(tmp_path, name, num_hidden_layers=1)
+    sound = (folder / FILE).read_bytes()
+    parts = [each for each in sorted(load_file(folder / FILE)) if ".mlp.down_proj." in each]
+    assert len(parts) >= 3
+    for part in parts:
+        edits: list[Callable[[Tensor], Tensor | None]] = [
+            lambda _: None,
+            lambda tensor: tensor[..., :-1].clone(),
+            lambda tensor: tensor.float() > 0,
+        ]
+        for edit in edits:
+            (folder / FILE).write_bytes(sound)
+
+            def apply(tensors: dict[str, Tensor], part: str = part, edit: Any = edit) -> None:
+                new = edit(tensors.pop(part))
+                tensors.update({} if new is None else {part: new})
+
+            change(folder, apply)
+            with pytest.raises(ValueError) as error:
+                load_model(folder, quantize="native")
+            assert str(folder) in str(error.value) and "\n" not in str(error.value)
+    (folder / FILE).write_bytes(sound[: len(sound) - 100])
+    with pytest.raises(ValueError, match=f"{FILE} is not a readable safetensors file"):
+        load_model(folder, quantize="native")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5])
+def test_scales_must_be_finite(value: float, tmp_path: Path) -> None:
+    """The message has the tensor."""
+    folder = write(tmp_path, "gptq")
+    change(folder, scaled(value))
+    with pytest.raises(ValueError, match="scales '.*down_proj.scales' must be finite"):
+        load_model(folder, quantize="native")
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_is_rounded_when_it_is_loaded(
+    tied: bool, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    """Projections to 4 bits, other matrices to 8; it can be saved, and rounds to the same again."""
+    plain = random_model(published(**SIZES, tie_word_embeddings=tied))
+    save_model(plain, tmp_path / "plain", dtype=torch.float32)
+    small = load_model(tmp_path / "plain", quantize="int4", dtype=dtype)
+    types = {type(module) for module in small.modules()}
+    assert nn.Linear not in types and Embedding not in types
+    projections = {*layer_projections(small).values()}
+    for name, found in kinds(small).items():
+        assert found == {BLOCK_FORMATS["INT4" if name in projections else "Q8_0"]}
+    logits, expected = (whole(model, IDS, causal=True) for model in (small, plain))
+    assert 1e-3 < (logits - expected).norm() / expected.norm() < 0.5
+    save_model(small, tmp_path / "small", dtype=torch.float32)
+    before, after = (load_file(tmp_path / name / FILE) for name in ("plain", "small"))
+    assert before.keys() == after.keys()
+    for name, tensor in before.items():
+        if tensor.dim() == 2:
+            blocks, steps = tensor.view(-1, 32), 15 if "_proj" in name else 254
+            span = blocks.amax(-1).clamp(min=0) - blocks.amin(-1).clamp(max=0)
+            worst = (after[name].view(-1, 32) - blocks).abs().amax(-1) / span
+            assert 0 < worst.max() <= (0.27 if steps == 15 else 1.1 / steps), name
+    again = load_model(tmp_path / "small", quantize="int4", dtype=dtype)
+    for name, tensor in again.state_dict().items():
+        own = small.state_dict()[name]
+        assert (tensor - own).norm() < 0.02 * own.norm(), name
+
+
+def test_4_bits_as_stored_are_not_rounded_again(tmp_path: Path) -> None:
+    """With `int4`, published groups keep their numbers, and the rest is rounded."""
+    folder = write(tmp_path, "packed, asymmetric")
+    ours, native = (load_model(folder, quantize=kind) for kind in ("int4", "native"))
+    assert isinstance(ours.embedding, PackedEmbedding)
+    names = layer_projections(native).values()
+    found, wanted = ours.state_dict(), native.state_dict()
+    assert all(torch.equal(found[f"{name}.weight"], wanted[f"{name}.weight"]) for name in names)
+    (head,) = kinds(ours)["unembedding"]
+    assert head == BLOCK_FORMATS["Q8_0"]
+
+
+def test_one_matrix_at_a_time_is_unquantized(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Loading never has two in float32."""
+    from outpace.checkpoints import fill
+
+    save_model(random_model(published(**SIZES)), tmp_path)
+    models: list[nn.Module] = []
+    part, names = fill.read_part, fill.parameter_parts
+
+    def noted(model: Any) -> Any:
+        models.append(model)
+        return names(model)
+
+    def watched(*args: Any) -> Tensor:
+        full = [
+            module
+            for module in models[0].modules()
+            if type(module) in (nn.Linear, Embedding) and not module.get_parameter("weight").is_meta
+        ]
+        assert len(full) <= 1  # the one whose bias is read next
+        return part(*args)
+
+    monkeypatch.setattr(fill, "parameter_parts", noted)
+    monkeypatch.setattr(fill, "read_part", watched)
+    assert is_quantized(load_model(tmp_path, quantize="int4"))
+
+
+def test_inputs_must_fill_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error names the matrix, before any weight is read."""
+    monkeypatch.setattr("outpace.checkpoints.load.fill_model", lambda *_, **__: pytest.fail("read"))
+    save_model(random_model(published()), tmp_path)
+    message = "multiples of 32 inputs on a CPU, but blocks.0.mlp.down has 32 outputs of 48 inputs"
+    with pytest.raises(ValueError, match=f"{tmp_path.name}: .*{message}; use quantize='int8'"):
+        load_model(tmp_path, quantize="int4")
+
+
+def test_weights_that_need_too_large_a_scale_are_refused(tmp_path: Path) -> None:
+    """The message names the matrix."""
+    save_model(random_model(published(**SIZES)), tmp_path)
+    change(tmp_path, lambda tensors: tensors[DOWN][:1].fill_(1e8))
+    with pytest.raises(ValueError, match=r"a scale for blocks.0.mlp.down that exceeds float16"):
+        load_model(tmp_path, quantize="int4")
+    change(tmp_path, lambda tensors: tensors[DOWN][:1].fill_(float("nan")))
+    with pytest.raises(ValueError, match=r"down_proj\.weight' has NaN or infinite values"):
+        load_model(tmp_path, quantize="int4")
+
+
+def test_without_loops_models_keep_their_dtype(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log reports it once, for rounded models and for published groups."""
+    monkeypatch.setattr("outpace.models.packed.loop_level", lambda: 0)
+    has_packed_products.cache_clear()
+    try:
+        folder = write(tmp_path, "awq")
+        assert not is_quantized(load_model(folder, quantize="native"))
+        assert not is_quantized(load_model(tmp_path / "plain", quantize="int4"))
+    finally:
+        has_packed_products.cache_clear()
+    assert sum("AVX2" in line for line in caplog.messages) == 1
