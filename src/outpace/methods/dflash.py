@@ -14,6 +14,7 @@ from outpace.decoding import (
     MASKED_DRAFT_KINDS,
     Decoding,
     Dial,
+    Forward,
     Request,
     Sample,
     Target,
