@@ -33,10 +33,13 @@ class Dfa:
     Attributes:
         table: target state per state and byte, `[S, 256]`; -1 where no text continues.
         accepts: whether a string may end in a state, `[S]`.
+        num_open: number of first states in which a string is free text. It may end there, and an
+            answer that reaches its limit there is cut off.
     """
 
     table: TransitionTable
     accepts: StateFlags
+    num_open: int = 0
 
     @classmethod
     def from_pattern(cls, pattern: str, *, room: TextRoom = None) -> Dfa:
