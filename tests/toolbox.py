@@ -25,7 +25,7 @@ TEMPLATES = {
 {%- endif %}{{- c.function | tojson }}{%- endfor %}{{- ']' + eos_token }}
 {%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '\n' }}
 {%- else %}{{- m.content + '\n' }}{%- endif %}{%- endfor %}""",
-    "object": """{%- if tools %}{{- '{"name": function name, "parameters": dictionary of arguments}\n' }}
+    "object": """{%- if tools %}{{- '{"name": function name, "parameters": dictionary}' }}
 {%- endif %}{%- for m in messages %}
 {%- if m.role == 'tool' %}{{- m.content + '\n' }}{%- elif m.tool_calls %}
 {{- '{"name": "' + m.tool_calls[0].function.name + '"}\n' }}

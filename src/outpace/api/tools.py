@@ -171,9 +171,7 @@ def read_call(param: str, call: Any) -> Message:
     param += ".function.arguments"
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(
-                arguments, parse_constant=lambda each: refuse(param, each, "JSON")
-            )
+            arguments = json.loads(arguments)
         except (ValueError, RecursionError) as error:
             raise OptionError(param, arguments, f"{param}: must be JSON: {error}") from error
     if not isinstance(arguments, dict):
