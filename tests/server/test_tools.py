@@ -234,7 +234,7 @@ def test_text_of_a_tool_is_literal(tool_client: TestClient) -> None:
     conversation = called(arguments=json.dumps({"x": "<|endoftext|>"}))["messages"]
     conversation[-1] |= {"content": "<|mask|>"}
     short, long = (
-        ask(tool_client, calling(max_tokens=30, tools=tools, messages=messages))["usage"]
+        ask(tool_client, calling(max_tokens=60, tools=tools, messages=messages))["usage"]
         for messages in ([QUESTION], conversation)
     )
     assert long["prompt_tokens"] > short["prompt_tokens"] + 20

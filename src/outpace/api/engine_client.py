@@ -186,7 +186,7 @@ class ModelClient:
 
     def encode_prompt(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
         """Return the token ids of a prompt."""
-        names = [*option_names("prompt"), "tools", "tool_choice", "parallel_tool_calls"]
+        names = option_names("prompt") + option_names("calls")
         request = RequestOptions.of({name: options[name] for name in names if name in options})
         return self.text.encode(
             prompt, raw=request.raw, template=request.template, tools=request.tool_use

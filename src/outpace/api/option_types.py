@@ -41,7 +41,7 @@ class Options(TypedDict, total=False):
         regex: Regular expression that the whole answer matches.
         choices: Strings of which the answer is one.
         grammar: Lark grammar of the whole answer. At most one of these four can be set.
-        tools: Functions that the answer may call, in OpenAI's form, see docs/tools.md.
+        tools: Functions that the answer may call, in OpenAI's form, see docs/server.md.
         tool_choice: `none`, `auto` (the default), `required`, or a function in OpenAI's form.
         parallel_tool_calls: Whether an answer may have several calls, as by default.
         cloze: Infill template: text and `Hole`s to fill, see docs/fill.md.

@@ -193,9 +193,9 @@ class RequestOptions:
             sequential=True,
         ),
     ] = None
-    tools: Annotated[Sequence[Mapping[str, Any]] | None, Info(fields=())] = None
-    tool_choice: Annotated[str | Mapping[str, Any] | None, Info(fields=())] = None
-    parallel_tool_calls: Annotated[bool | None, Info(fields=())] = None
+    tools: Annotated[Sequence[Mapping[str, Any]] | None, Info(None, "calls", fields=())] = None
+    tool_choice: Annotated[str | Mapping[str, Any] | None, Info(None, "calls", fields=())] = None
+    parallel_tool_calls: Annotated[bool | None, Info(None, "calls", fields=())] = None
     cloze: Annotated[InfillParts | None, Info(fields=())] = None
 
     @classmethod
@@ -259,7 +259,7 @@ class RequestOptions:
         if self.cloze is not None:
             check_template(self.cloze)
             what = "cloze"
-            names += ["stop_ids", "max_tokens", *option_names("rule"), "tools"]
+            names += ["stop_ids", "max_tokens", *option_names("rule"), *option_names("calls")]
         if what is None:
             return
         for name in names:

@@ -60,7 +60,7 @@ def read_tool_use(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:
     Raises:
         OptionError: If one of the three values is invalid.
     """
-    if parallel not in (None, True, False):
+    if not isinstance(parallel, bool | None):
         refuse("parallel_tool_calls", parallel, "must be true or false")
     listed = [] if tools is None else tools
     if isinstance(listed, str) or not isinstance(listed, Sequence):
