@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -63,6 +64,20 @@ def test_stream_equals_whole(form: CallFormat) -> None:
         text += parser.finish()
         assert (text, [ToolCall(*call) for call in calls]) == expected
         assert (parser.text, parser.calls) == expected
+
+
+@pytest.mark.parametrize("variant", CALL_FORMATS[0].variants, ids=lambda each: repr(each.begin))
+def test_variants_of_a_call(variant: CallFormat) -> None:
+    """At the beginning, with a declared name, whole and cut at every place."""
+    form = replace(CALL_FORMATS[0], names=("f0", "f1", "f2"))
+    text, calls = written(variant)
+    assert parse_calls(form, text) == ("", calls)
+    for plain in (" " + text, text.replace('"f0"', '"f9"'), variant.begin + "f0"):
+        assert parse_calls(form, plain) == (plain, [])
+    for at in range(len(text)):
+        parser = CallParser(form)
+        assert parser.feed(text[:at])[0] == parser.feed(text[at:])[0] == parser.finish() == ""
+        assert parser.calls == calls
 
 
 @every

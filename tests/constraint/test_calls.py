@@ -23,7 +23,8 @@ CALLS = [("get", '{"city": "Oslo"}'), ("get_all", "{}")]
 
 def source(**changes: Any) -> str:
     """Text of a rule for two functions."""
-    return json.dumps({"functions": FUNCTIONS, "free": False, "single": False, **changes})
+    rule = {"functions": FUNCTIONS, "free": False, "single": False, "loose": False, **changes}
+    return json.dumps(rule)
 
 
 @every
@@ -58,6 +59,26 @@ def test_free_text_has_no_marker(form: CallFormat) -> None:
         for byte in text.encode():
             state = int(dfa.table[state, byte])
         assert state < dfa.num_open
+
+
+@pytest.mark.parametrize("variant", CALL_FORMATS[0].variants, ids=lambda each: repr(each.begin))
+def test_variant_of_a_call(variant: CallFormat) -> None:
+    """Only at the beginning, and only with the name of a function; any other text is free."""
+    form = CALL_FORMATS[0]
+    dfa = tools_dfa(source(free=True, loose=True), form)
+    call = variant.write_calls(CALLS[:1])
+    for text in (call, form.write_calls(CALLS), "hi " + form.write_calls(CALLS[:1])):
+        assert dfa_accepts(dfa, text.encode()), text
+    assert dfa_accepts(dfa, variant.write_calls(CALLS).encode()) == (variant.between is not None)
+    head = f"{variant.begin}get{variant.middle}"
+    for end in range(len(head)):
+        for text in (head[:end], head[:end] + "x", head[:end] + form.write_calls(CALLS)):
+            assert dfa_accepts(dfa, text.encode()), text
+        assert not dfa_accepts(dfa, (head[:end] + form.marker).encode())
+    assert not dfa_accepts(dfa, head.encode())
+    assert not dfa_accepts(dfa, (call + "x").encode())
+    assert dfa_accepts(dfa, (" " + head).encode())
+    assert dfa_accepts(dfa, variant.write_calls([("nobody", "5")]).encode())
 
 
 @pytest.mark.parametrize(

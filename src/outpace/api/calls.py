@@ -82,9 +82,8 @@ class CallParser:
                 name, found, rest = self.buffer.partition(self.form.middle)
                 if not found:
                     return None
-                self.buffer, self.part = rest, "arguments"
-                self.calls.append(ToolCall(name, ""))
-                return CallDelta(len(self.calls) - 1, name, "")
+                self.buffer = rest
+                return self.begin_call(name)
             case "arguments":
                 return self.take_arguments()
         between = self.form.between
@@ -93,9 +92,22 @@ class CallParser:
         self.buffer, self.part = self.buffer.removeprefix(between), "name"
         return True
 
-    def take_text(self) -> Literal[True] | None:
+    def begin_call(self, name: str) -> CallDelta:
+        """Begin a call whose arguments follow."""
+        self.part = "arguments"
+        self.calls.append(ToolCall(name, ""))
+        return CallDelta(len(self.calls) - 1, name, "")
+
+    def take_text(self) -> CallDelta | Literal[True] | None:
         """Move text before a call from the buffer, up to what may be the beginning of one."""
         begin, buffer = self.form.begin, self.buffer
+        if not self.text and (leading := self.form.leading_texts):
+            if (found := next(filter(buffer.startswith, leading), None)) is not None:
+                self.form, name = leading[found]
+                self.buffer = buffer.removeprefix(found)
+                return self.begin_call(name)
+            if any(text.startswith(buffer) for text in leading):
+                return None
         if self.form.leads:
             at = 0 if buffer.startswith(begin) and not self.text else -1
             held = len(buffer) if begin.startswith(buffer) and not self.text else 0

@@ -45,7 +45,8 @@ def prepare_answer(
     if max_tokens is None:
         share, least = min(requests, llm.engine.max_sequences), options.min_tokens
         max_tokens = pairing.default_max_tokens(method, len(ids), share, least, limit)
-    calls = None if options.tool_use is None else llm.text.call_format
+    use = options.tool_use
+    calls = None if use is None else use.call_format(llm.text.call_format)
     detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, calls)
     answer = PendingAnswer(detokenizer, streams, layout)
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from reprlib import repr as brief
 from typing import Any, NoReturn
 
 from outpace.api.markers import Message
+from outpace.constraint.calls import CallFormat
 from outpace.constraint.schema import check_schema_limits
 from outpace.errors import OptionError
 
 MAX_TOOLS = 128
 """Maximum number of tools of a request, as OpenAI's."""
+
+MAX_LOOSE_TOOLS = 32
+"""Maximum number of tools whose calls may be of a variant; each variant takes as much memory."""
 
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS = {"type": "object", "properties": {}}
@@ -51,7 +55,19 @@ class ToolUse:
             if not is_named or function["name"] == self.choice
         ]
         free, single = self.choice == "auto", is_named or not self.is_parallel
-        return json.dumps({"functions": functions, "free": free, "single": single})
+        rule = {"functions": functions, "free": free, "single": single, "loose": self.is_loose}
+        return json.dumps(rule)
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether calls may be of a variant of the format."""
+        return self.choice == "auto" and len(self.tools) <= MAX_LOOSE_TOOLS
+
+    def call_format(self, form: CallFormat | None) -> CallFormat | None:
+        """Return the format of the answer's calls: that of the model with the declared names."""
+        if form is None or not self.is_loose:
+            return form
+        return replace(form, names=tuple(tool["function"]["name"] for tool in self.tools))
 
 
 def read_tool_use(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -38,17 +39,28 @@ class CallFormat:
         leads: Whether a call can only be the beginning of an answer.
         required: Texts that a chat template of this format contains.
         foreign: Texts of chat templates whose calls are similar, but not of this format.
+        variants: Formats that models of such templates write at the beginning of an answer instead.
+            There, only the name of a declared function makes a text a call.
+        names: Declared functions, if calls may be of a variant.
     """
 
-    name: str
-    marker: str
+    name: str = "variant"
+    marker: str = ""
     begin: str
     middle: str
     between: str | None = None
     end: str
     leads: bool = False
-    required: tuple[str, ...]
+    required: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    variants: tuple[CallFormat, ...] = ()
+    names: tuple[str, ...] = ()
+
+    @property
+    def leading_texts(self) -> dict[str, tuple[CallFormat, str]]:
+        """Texts that begin a call of a variant, each with the variant and the function."""
+        pairs = product(self.variants, self.names)
+        return {each.begin + name + each.middle: (each, name) for each, name in pairs}
 
     def write_calls(self, calls: Iterable[tuple[str, str]]) -> str:
         """Return the text of calls, each a name and its arguments as JSON."""
@@ -72,6 +84,15 @@ CALL_FORMATS = (
         end="}\n</tool_call>",
         required=("<tool_call>", "arguments"),
         foreign=("<function=", "<arg_key>"),
+        variants=(
+            CallFormat(
+                begin='{"name": "', middle='", "arguments": ', between='}\n{"name": "', end="}"
+            ),
+            CallFormat(begin='```json\n{"name": "', middle='", "arguments": ', end="}\n```"),
+            CallFormat(
+                begin='```json\n{\n  "name": "', middle='",\n  "arguments": ', end="\n}\n```"
+            ),
+        ),
     ),
     CallFormat(
         name="array",
@@ -169,7 +190,8 @@ def tools_dfa(source: str, form: CallFormat | None) -> Dfa:
 
     Args:
         source: JSON with the `functions`, each a name and the schema of its arguments; whether the
-            answer is `free` to be a text, and whether it has a `single` call.
+            answer is `free` to be a text, and whether it has a `single` call. Further names in
+            `loose` are those that make a text a call of a variant.
         form: Format of the calls.
 
     Raises:
@@ -178,11 +200,27 @@ def tools_dfa(source: str, form: CallFormat | None) -> Dfa:
     """
     if form is None:
         raise ValueError("the chat template of the model describes no known format of calls")
-    rule, builder = json.loads(source), CallBuilder(form)
-    for name, place, schema in rule["functions"]:
-        builder.add_function(name, arguments_dfa(place, schema))
-    dfa = builder.build_dfa(single=rule["single"])
-    return add_free_text(dfa, form) if rule["free"] else dfa
+    rule = json.loads(source)
+    functions = {name: arguments_dfa(place, schema) for name, place, schema in rule["functions"]}
+    dfa = calls_dfa(form, functions, single=rule["single"])
+    if not rule["free"]:
+        return dfa
+    leading = [
+        (
+            calls_dfa(variant, functions, single=rule["single"]),
+            [variant.begin + name + variant.middle for name in functions],
+        )
+        for variant in (form.variants if rule["loose"] else ())
+    ]
+    return add_leading_calls(add_free_text(dfa, form), leading)
+
+
+def calls_dfa(form: CallFormat, functions: Mapping[str, Dfa], *, single: bool) -> Dfa:
+    """Return the automaton of calls of functions, by the automata of their arguments."""
+    builder = CallBuilder(form)
+    for name, arguments in functions.items():
+        builder.add_function(name, arguments)
+    return builder.build_dfa(single=single)
 
 
 def arguments_dfa(place: int, schema: Any) -> Dfa:
@@ -226,6 +264,41 @@ def add_free_text(calls: Dfa, form: CallFormat) -> Dfa:
     table = np.concatenate([text, np.where(calls.table < 0, -1, calls.table + size)])
     accepts = np.concatenate([np.ones(size, dtype=bool), calls.accepts])
     return Dfa(table.astype(np.int32), accepts, num_open=size)
+
+
+def add_leading_calls(free: Dfa, leading: Sequence[tuple[Dfa, Sequence[str]]]) -> Dfa:
+    """Return the automaton of free texts in which some first characters make the text a call.
+
+    Args:
+        free: The automaton of free texts.
+        leading: Automata of calls, each with the beginnings that make a text one of its calls.
+    """
+    # A trie of the beginnings comes first; each of its nodes is also a state of the free text.
+    nodes, edges = [0], [dict[int, int]()]
+    blocks, outside, offset = [free.table], [], len(free.table)
+    for calls, texts in leading:
+        for *path, last in (text.encode() for text in texts):
+            node = state = 0
+            for byte in path:
+                state = int(calls.table[state, byte])
+                if byte not in edges[node]:
+                    edges[node][byte] = len(edges)
+                    nodes.append(int(free.table[nodes[node], byte]))
+                    edges.append({})
+                node = edges[node][byte]
+            outside.append((node, last, offset + int(calls.table[state, last])))
+        blocks.append(np.where(calls.table < 0, -1, calls.table + offset))
+        offset += len(calls.table)
+    table = np.concatenate(blocks)
+    table = np.where(table < 0, -1, table + len(nodes)).astype(np.int32)
+    trie = table[nodes]
+    for node, own in enumerate(edges):
+        trie[node, list(own)] = list(own.values())
+    for node, byte, target in outside:
+        trie[node, byte] = target + len(nodes)
+    accepts = [free.accepts[nodes], free.accepts, *(calls.accepts for calls, _ in leading)]
+    table, num_open = np.concatenate([trie, table]), len(nodes) + free.num_open
+    return Dfa(table, np.concatenate(accepts), num_open=num_open)
 
 
 def overlap(prefix: bytes) -> int:
