@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import product
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, product
 from typing import Any
 
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.dfa import Dfa
+from outpace.constraint.dfa import MAX_DETERMINIZE_STEPS, Dfa, StepBudget
 from outpace.constraint.pattern import TooLargeError
 from outpace.constraint.pieces import piece_dfa
 from outpace.constraint.rules import SchemaReader, SubSchema
@@ -139,6 +139,14 @@ def find_call_format(templates: Any) -> CallFormat | None:
     )
 
 
+@dataclass(frozen=True)
+class CallBudget:
+    """Limits of the work for all functions of a request, which are compiled in some seconds."""
+
+    values_read: Iterator[int] = field(default_factory=count)
+    steps: StepBudget = field(default_factory=lambda: StepBudget(8 * MAX_DETERMINIZE_STEPS))
+
+
 class CallBuilder:
     """Builds the automaton of calls in a format; see `CallFormat` for what they are."""
 
@@ -200,8 +208,10 @@ def tools_dfa(source: str, form: CallFormat | None) -> Dfa:
     """
     if form is None:
         raise ValueError("the chat template of the model describes no known format of calls")
-    rule = json.loads(source)
-    functions = {name: arguments_dfa(place, schema) for name, place, schema in rule["functions"]}
+    rule, budget = json.loads(source), CallBudget()
+    functions = {
+        name: arguments_dfa(place, schema, budget) for name, place, schema in rule["functions"]
+    }
     dfa = calls_dfa(form, functions, single=rule["single"])
     if not rule["free"]:
         return dfa
@@ -223,7 +233,7 @@ def calls_dfa(form: CallFormat, functions: Mapping[str, Dfa], *, single: bool) -
     return builder.build_dfa(single=single)
 
 
-def arguments_dfa(place: int, schema: Any) -> Dfa:
+def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
     """Return the automaton of the arguments of a function, the tool at a place; they are an object.
 
     Raises:
@@ -234,7 +244,8 @@ def arguments_dfa(place: int, schema: Any) -> Dfa:
         if isinstance(schema, dict) and schema.get("properties") == {}:
             schema = {"additionalProperties": False, **schema}
         parts = [SubSchema(schema, "#"), SubSchema({"type": "object"}, "#")]
-        dfa = piece_dfa(SchemaWriter(SchemaReader(schema)).write_value(parts))
+        reader = SchemaReader(schema, budget.values_read)
+        dfa = piece_dfa(SchemaWriter(reader).write_value(parts), budget.steps)
         if not len(dfa.table):
             raise ValueError("no arguments match it")
     except (ValueError, RecursionError) as error:
