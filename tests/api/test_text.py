@@ -19,7 +19,8 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from helpers import CHAT, END, SPECIALS, save_tokenizer
-from outpace.api.text import Detokenizer, Prompt, TextCodec, list_prompts
+from outpace.api.prompts import Prompt, list_prompts
+from outpace.api.text import Detokenizer, TextCodec
 from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
 
 TEMPLATE_WITHOUT_SYSTEM = (

@@ -80,6 +80,9 @@ CASES = [
     ),
     Case("regex", "(", "regex", chat(guided_regex="("), "guided_regex"),
     Case("choices", [], "choices", chat(guided_choice=[]), "guided_choice"),
+    case("tools", 5),
+    case("tool_choice", "auto"),
+    case("parallel_tool_calls", 1),
     Case("grammar", "start: x", "grammar", chat(guided_grammar="start: x"), "guided_grammar"),
 ]
 """Cases for the model `tiny-ar`."""

@@ -111,7 +111,11 @@ INSIDE: list[tuple[str, dict[str, Any]]] = [
     ("outpace.options.tokens", chat(outpace={"method": "dflash", "options": {"tokens": 1.5}})),
     ("outpace.trace", chat(outpace={"trace": 1})),
     ("outpace.provisional", chat(outpace={"provisional": True})),
-    ("messages.0.role", {"model": "tiny-ar", "messages": [{"role": "tool", "content": "x"}]}),
+    ("messages.0.role", {"model": "tiny-ar", "messages": [{"role": "function", "content": "x"}]}),
+    (
+        "messages.0.tool_call_id",
+        {"model": "tiny-ar", "messages": [{"role": "tool", "content": "x"}]},
+    ),
     ("messages.0.content", {"model": "tiny-ar", "messages": [{"role": "user"}]}),
     ("messages.0.name", {"model": "tiny-ar", "messages": [{**chat()["messages"][0], "name": "x"}]}),
     ("messages.0.content", chat(5)),
@@ -168,7 +172,7 @@ def test_nested_field_is_named(client: TestClient, param: str, body: dict[str, A
     assert "/" not in error["message"].replace("/etc/passwd", "").replace("../x", "")
 
 
-@pytest.mark.parametrize("field", ["tools", "tool_choice", "functions", "audio", "prediction"])
+@pytest.mark.parametrize("field", ["functions", "function_call", "audio", "prediction"])
 def test_unsupported_features_are_named(client: TestClient, field: str) -> None:
     """The message advises to omit the field and does not repeat its value."""
     for value in FIELDS[field]:
@@ -183,20 +187,16 @@ CALL = {"id": "x", "type": "function", "function": {"name": "y", "arguments": "{
 @pytest.mark.parametrize(
     ("param", "message"),
     [
-        ("messages.1.role", {"role": "tool", "content": "x", "tool_call_id": "y"}),
-        ("messages.1.role", {"role": "tool", "content": None, "tool_call_id": "y"}),
         ("messages.1.role", {"role": "function", "content": "x", "name": "y"}),
-        ("messages.1.tool_calls", {"role": "assistant", "content": None, "tool_calls": [CALL]}),
-        ("messages.1.tool_calls", {"role": "assistant", "tool_calls": [CALL] * 9}),
         ("messages.1.function_call", {"role": "assistant", "content": None, "function_call": CALL}),
     ],
 )
-def test_tool_calls_in_messages_are_named(client: TestClient, param: str, message: Any) -> None:
+def test_deprecated_calls_are_named(client: TestClient, param: str, message: Any) -> None:
     """No errors that only follow from them."""
     messages = [{"role": "user", "content": "x"}, message, {"role": "user", "content": "y"}]
     error = refused(client, chat() | {"messages": messages})
     assert error["param"] == param
-    assert "tool calls are not supported yet; leave" in error["message"]
+    assert "not supported yet" in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ from typing import Any, Protocol, Unpack
 
 from outpace.api.options import Options, offset_seed
 from outpace.api.output import Output
-from outpace.api.text import Message, Prompt, validate_prompt
+from outpace.api.prompts import Prompt, validate_prompt
+from outpace.api.text import Message
 from outpace.errors import prefix_error
 from outpace.jsonl import JsonRecord, parse_record, read_records
 from outpace.lock import lock_file

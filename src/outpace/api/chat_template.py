@@ -13,6 +13,7 @@ for such a token, as gpt-oss does, the token stays and only its borders are mark
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
@@ -26,9 +27,11 @@ from jinja2.nodes import Call, Const, Getattr, Template, TemplateData
 
 from outpace.api.codec import SharedTokenizer, TokenSpan, unused_characters, validate_text
 from outpace.api.markers import AuthorMap, Markers, Message, TemplatePart, match_any
+from outpace.constraint.calls import TOOL_VARIABLES, CallFormat, find_call_format
 from outpace.errors import OptionError
 
-RESERVED_NAMES = {"messages", "add_generation_prompt", "tools", "documents", "raise_exception"} | {
+RESERVED_NAMES = {"messages", "add_generation_prompt", "documents", "raise_exception"} | {
+    *TOOL_VARIABLES,
     "strftime_now",
     "continue_final_message",
     "chat_template",
@@ -65,6 +68,69 @@ class ChatTemplate:
         """Names of the variables that a request may set."""
         names = {name for tree in self.syntax_trees for name in find_undeclared_variables(tree)}
         return frozenset(name for name in names - RESERVED_NAMES if not name.endswith("_token"))
+
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """Format of the calls of tools that the template describes, or None."""
+        return (
+            None if self.tool_variable is None else find_call_format(self.tokenizer.chat_template)
+        )
+
+    @cached_property
+    def tool_variable(self) -> str | None:
+        """Variable by which the template receives tools, or None."""
+        names = {name for tree in self.syntax_trees for name in find_undeclared_variables(tree)}
+        return next((name for name in TOOL_VARIABLES if name in names), None)
+
+    def tool_variables(self, tools: Sequence[Message], choice: str) -> dict[str, Any]:
+        """Return the variables by which the template receives tools.
+
+        Raises:
+            OptionError: If it does not support them.
+        """
+        if self.tool_variable is None or self.call_format is None:
+            field = "tools" if choice == "auto" else "tool_choice"
+            message = (
+                f"{field}: the chat template of {self.name} does not describe tools in a known "
+                f"format, which tool_choice={choice!r} with tools needs; use tool_choice='none'"
+            )
+            raise OptionError(field, choice, message)
+        return {self.tool_variable: [*tools]}
+
+    def write_calls(self, number: int, message: Message) -> Message:
+        """Return a message whose calls of tools the template writes, or that has them as text.
+
+        Raises:
+            OptionError: If the template knows neither calls nor their results.
+        """
+        calls = message.get("tool_calls")
+        if not calls and "tool_call_id" not in message:
+            return message
+        if "tool" not in self.string_constants or (self.call_format is None and not self.has_calls):
+            field = f"messages[{number}].{'tool_calls' if calls else 'role'}"
+            text = f"{field}: the chat template of {self.name} supports no calls of tools"
+            raise OptionError(field, None, text)
+        if not calls or self.has_calls:
+            return message
+        assert self.call_format is not None
+        functions = [call["function"] for call in calls]
+        written = self.call_format.write_calls(
+            (each["name"], json.dumps(each["arguments"], ensure_ascii=False)) for each in functions
+        )
+        content = "\n".join(filter(None, (message["content"], written)))
+        return {"role": message["role"], "content": content}
+
+    @cached_property
+    def has_calls(self) -> bool:
+        """Whether the template writes the calls in a message."""
+        return any(
+            isinstance(node, Getattr)
+            and node.attr == "tool_calls"
+            or isinstance(node, Const)
+            and node.value == "tool_calls"
+            for tree in self.syntax_trees
+            for node in tree.find_all((Getattr, Const))
+        )
 
     @cached_property
     def string_constants(self) -> frozenset[str]:
@@ -140,6 +206,7 @@ class ChatTemplate:
                 param = f"messages[{number}].role"
                 text = f"{param} must not contain a special token, got {role!r}"
                 raise OptionError(param, role, text)
+        messages = [self.write_calls(*each) for each in enumerate(messages)]
         parts = TemplatePart.collect_parts(messages, variables)
         text = self.render_parts(parts)
         authors = self.find_authors(parts, text)

@@ -47,6 +47,11 @@ def validate_text(param: str, text: str) -> str:
     return text
 
 
+def overlap_length(text: str, mark: str) -> int:
+    """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
+    return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)
+
+
 class SharedTokenizer:
     """A tokenizer that any thread may use.
 
@@ -136,10 +141,10 @@ class SharedTokenizer:
             raise OptionError("prompt", text, message)
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Decode token ids, without special tokens."""
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Decode token ids, without special tokens unless `special`."""
         with convert_panics(self.name):
-            return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=not special))
 
 
 class AliasedTokenizer:

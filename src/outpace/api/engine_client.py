@@ -186,9 +186,11 @@ class ModelClient:
 
     def encode_prompt(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
         """Return the token ids of a prompt."""
-        prompt_options = {name: options[name] for name in option_names("prompt") if name in options}
-        request = RequestOptions.of(prompt_options)
-        return self.text.encode(prompt, raw=request.raw, template=request.template)
+        names = option_names("prompt") + option_names("calls")
+        request = RequestOptions.of({name: options[name] for name in names if name in options})
+        return self.text.encode(
+            prompt, raw=request.raw, template=request.template, tools=request.tool_use
+        )
 
     def check_accepting(self) -> None:
         """Raise `DrainingError` or `QueueFullError` if no request is accepted now."""

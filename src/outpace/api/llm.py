@@ -14,8 +14,9 @@ from outpace.api import preparation
 from outpace.api.driver import Driver
 from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Output, PendingAnswer
+from outpace.api.prompts import Prompt, list_prompts
 from outpace.api.stream import Stream
-from outpace.api.text import Prompt, TextCodec, list_prompts
+from outpace.api.text import TextCodec
 from outpace.attention.choice import check_backend as check_attention
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.families import FAMILIES

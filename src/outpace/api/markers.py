@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from outpace.api.codec import take_unused_character
+from outpace.constraint.calls import TOOL_VARIABLES
 
 Message = dict[str, Any]
 AuthorMap = dict[int, bool]
@@ -52,7 +53,10 @@ class TemplatePart:
                 cls(f"messages[{index}]", index, message, message["role"] == "assistant")
                 for index, message in enumerate(messages)
             ),
-            *(cls(f"template.{key}", key, value) for key, value in variables.items()),
+            *(
+                cls("tools" if key in TOOL_VARIABLES else f"template.{key}", key, value)
+                for key, value in variables.items()
+            ),
         ]
 
     @property

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, TypedDict, cast
+from typing import Annotated, Any, cast
 
 from numpy import ndarray
 from torch import Tensor
 
 from outpace.api.declared import Info, list_options
+from outpace.api.option_types import Options as Options
+from outpace.api.tools import ToolUse, read_tool_use
 from outpace.constraint.cloze import InfillParts, check_template
 from outpace.constraint.compiler import ConstraintRule, constraint_rule
 from outpace.decoding import Sampling
@@ -23,64 +25,6 @@ from outpace.methods.options import AUTO_METHOD, MethodSpec, resolve_method
 
 MAX_ANSWER_TOKENS = 2**20
 """Upper bound of `max_tokens` and `min_tokens` in HTTP requests."""
-
-
-class Options(TypedDict, total=False):
-    """Options of one request, passed as keyword arguments.
-
-    Attributes:
-        method: A `Method`, its name, or `(name, options)`; by default the `LLM`'s. "auto" is the
-            default of the model.
-        max_tokens: Maximum number of tokens of the answer. By default the rest of the context, at
-            most an equal share of the cache per request of the call; 256 for diffusion models.
-        temperature: Sampling temperature, from 0 (greedy) on. This and the next three default to
-            the value of the method, else of the model's family.
-        top_p: Probability mass of nucleus sampling, above 0 and at most 1.
-        top_k: Number of most probable tokens to sample from.
-        min_p: Minimum probability of a token relative to the most probable one, from 0 to 1.
-        seed: Random seed. Equal seeds give equal answers.
-        stop: String or strings that end the answer; they are not part of it.
-        stop_ids: Token ids that end the answer; they are not part of it.
-        ignore_eos: Continue after end-of-sequence, which then is a token of the answer.
-        min_tokens: Minimum length; before it, end-of-sequence, stop ids and `stop` do not apply.
-        presence_penalty: Subtracted from the logits of tokens that occur in the answer.
-        frequency_penalty: Subtracted from the logits of tokens once per occurrence in the answer.
-        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or
-            answer. The three penalties need a method that commits tokens from left to right.
-        logit_bias: Values added to logits, by token id.
-        raw: Continue a string prompt as it is, without the chat template.
-        template: Variables of the chat template, such as `enable_thinking`.
-        logprobs: Return the log-probability of each token.
-        schema: JSON schema or pydantic model of the whole answer, see docs/constraints.md.
-        regex: Regular expression that the whole answer matches.
-        choices: Strings of which the answer is one.
-        grammar: Lark grammar of the whole answer. At most one of these four can be set.
-        cloze: Infill template: text and `Hole`s to fill, see docs/fill.md.
-    """
-
-    method: MethodSpec | None
-    max_tokens: int | None
-    temperature: float | None
-    top_p: float | None
-    top_k: int | None
-    min_p: float | None
-    seed: int
-    stop: str | Sequence[str]
-    stop_ids: Sequence[int] | Set[int] | ndarray | Tensor
-    ignore_eos: bool
-    min_tokens: int
-    presence_penalty: float
-    frequency_penalty: float
-    repetition_penalty: float
-    logit_bias: Mapping[int, float]
-    raw: bool
-    template: Mapping[str, Any]
-    logprobs: bool
-    schema: Any
-    regex: str | None
-    choices: Sequence[str] | None
-    grammar: str | None
-    cloze: InfillParts | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,6 +192,9 @@ class RequestOptions:
             sequential=True,
         ),
     ] = None
+    tools: Annotated[Sequence[Mapping[str, Any]] | None, Info(None, "calls", fields=())] = None
+    tool_choice: Annotated[str | Mapping[str, Any] | None, Info(None, "calls", fields=())] = None
+    parallel_tool_calls: Annotated[bool | None, Info(None, "calls", fields=())] = None
     cloze: Annotated[InfillParts | None, Info(fields=())] = None
 
     @classmethod
@@ -293,8 +240,17 @@ class RequestOptions:
     def rule(self) -> ConstraintRule | None:
         """Constraint on the answer. Raises `OptionError` for an invalid constraint."""
         return constraint_rule(
-            schema=self.schema, regex=self.regex, choices=self.choices, grammar=self.grammar
+            schema=self.schema,
+            regex=self.regex,
+            choices=self.choices,
+            grammar=self.grammar,
+            tools=None if self.tool_use is None else self.tool_use.rule,
         )
+
+    @cached_property
+    def tool_use(self) -> ToolUse | None:
+        """Tools that the answer may call. Raises `OptionError` for an invalid one."""
+        return read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
 
     def check_rule_conflicts(self) -> None:
         """Raise `OptionError` for options that would cut off or extend a constrained answer."""
@@ -304,7 +260,7 @@ class RequestOptions:
         if self.cloze is not None:
             check_template(self.cloze)
             what = "cloze"
-            names += ["stop_ids", "max_tokens", *option_names("rule")]
+            names += ["stop_ids", "max_tokens", *option_names("rule"), *option_names("calls")]
         if what is None:
             return
         for name in names:

@@ -8,9 +8,11 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
+from outpace.api.calls import ToolCall, assistant_message, parse_calls
 from outpace.api.display import render_html
 from outpace.api.infill import InfillLayout
 from outpace.api.text import Detokenizer, TextCodec
+from outpace.constraint.calls import CallFormat
 from outpace.decoding import Request, Step
 from outpace.decoding.request import FinishReason
 from outpace.engine.job import DecodingError, Job
@@ -35,6 +37,7 @@ class Output:
             template.
         holes: Text of each hole of an infill template; `text` and `ids` are the whole text.
         given: Number of fixed tokens in `ids`, those of the template.
+        call_format: Format of the calls of tools in `text`; None if there can be none.
     """
 
     text: str
@@ -47,6 +50,22 @@ class Output:
     codec: TextCodec | None = field(default=None, repr=False, compare=False)
     holes: tuple[str, ...] | None = None
     given: int = 0
+    call_format: CallFormat | None = field(default=None, repr=False)
+
+    @property
+    def content(self) -> str:
+        """The text without calls of tools."""
+        return parse_calls(self.call_format, self.text)[0]
+
+    @property
+    def tool_calls(self) -> list[ToolCall]:
+        """Calls of tools in the answer."""
+        return parse_calls(self.call_format, self.text)[1]
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The answer as a message of the conversation; its calls have ids of nine characters."""
+        return assistant_message(self.content, self.tool_calls, "call{:05}".format)
 
     @property
     def chosen(self) -> int:
@@ -86,7 +105,7 @@ class Output:
         """
         if self.codec is None:
             return [self.text]
-        detokenizer, begin, pieces = Detokenizer(self.codec), 0, []
+        detokenizer, begin, pieces = Detokenizer(self.codec, calls=self.call_format), 0, []
         for step in self.steps:
             detokenizer.push_tokens(self.ids[begin : begin + step.kept])
             begin += step.kept
@@ -227,6 +246,7 @@ class PendingAnswer:
             seconds=self.job.ended - self.job.began,
             logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
             codec=detokenizer.codec,
+            call_format=detokenizer.calls,
         )
 
     def build_infill_output(self, layout: InfillLayout) -> Output:

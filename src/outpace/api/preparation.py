@@ -45,7 +45,10 @@ def prepare_answer(
     if max_tokens is None:
         share, least = min(requests, llm.engine.max_sequences), options.min_tokens
         max_tokens = pairing.default_max_tokens(method, len(ids), share, least, limit)
-    answer = PendingAnswer(Detokenizer(llm.text, options.stop, options.min_tokens), streams, layout)
+    use = options.tool_use
+    calls = None if use is None else use.call_format(llm.text.call_format)
+    detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, calls)
+    answer = PendingAnswer(detokenizer, streams, layout)
 
     def on_tokens(request: Request) -> None:
         if answer.decode_tokens(request):
@@ -83,7 +86,9 @@ def encode_prompt(
     llm: LLM, prompt: Prompt | None, options: RequestOptions, method: Method
 ) -> tuple[list[int], InfillLayout | None]:
     """Return the token ids before the first decoded slot, and the layout of an infill template."""
-    encode = partial(llm.text.encode, raw=options.raw, template=options.template)
+    encode = partial(
+        llm.text.encode, raw=options.raw, template=options.template, tools=options.tool_use
+    )
     if options.cloze is None:
         return encode(prompt), None
     check_can_infill(method)

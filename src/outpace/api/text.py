@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from reprlib import repr as brief
 from typing import Any
 
-from numpy import integer, ndarray
-from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.api.chat_template import ChatTemplate
-from outpace.api.codec import SharedTokenizer, validate_text
+from outpace.api.codec import SharedTokenizer, overlap_length, validate_text
 from outpace.api.markers import Message as Message
+from outpace.api.prompts import Prompt as Prompt
+from outpace.api.prompts import validate_prompt
+from outpace.api.tools import ToolUse
+from outpace.constraint.calls import CallFormat
 from outpace.errors import OptionError
-
-Prompt = str | Sequence[int] | Sequence[Message] | ndarray | Tensor
 
 REPLACEMENT_CHARACTER = "\ufffd"
 """Replaces bytes that are not, or not yet, a character."""
@@ -49,7 +50,12 @@ class TextCodec:
         return frozenset((self.tokenizer.eos_token_id,))
 
     def encode(
-        self, prompt: Prompt | None, *, raw: bool = False, template: Mapping[str, Any] | None = None
+        self,
+        prompt: Prompt | None,
+        *,
+        raw: bool = False,
+        template: Mapping[str, Any] | None = None,
+        tools: ToolUse | None = None,
     ) -> list[int]:
         """Encode a prompt.
 
@@ -59,12 +65,13 @@ class TextCodec:
             prompt: Text, token ids or chat messages.
             raw: Whether text is continued as it is; by default it is a user message.
             template: Variables of the chat template.
+            tools: Tools that the answer may call.
 
         Raises:
             OptionError: For an invalid or empty prompt, a malformed message, text that is not UTF-8
                 or has no tokenizer, an unknown variable, and if the template fails.
         """
-        prompt, template = validate_prompt(prompt), template or {}
+        prompt, template = validate_prompt(prompt), dict(template or {})
         if unknown := [name for name in template if name not in self.template_variables]:
             names = ", ".join(sorted(self.template_variables)) or "none"
             raise OptionError(
@@ -78,6 +85,10 @@ class TextCodec:
         if self.tokenizer is None:
             message = f"prompt: {self.name} has no tokenizer: give the prompt as token ids"
             raise OptionError("prompt", prompt, message)
+        if tools is not None:
+            if raw and isinstance(prompt, str):
+                raise OptionError("tools", None, "tools cannot be combined with raw: omit one")
+            template |= self.required_template.tool_variables(tools.tools, tools.choice)
         if isinstance(prompt, list):
             return self.encode_chat(prompt, template)
         if raw or self.tokenizer.chat_template is None:
@@ -116,9 +127,17 @@ class TextCodec:
             raise OptionError("messages", None, message)
         return self.chat_template
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """Decode token ids without special tokens; empty if there is no tokenizer."""
-        return "" if self.codec is None or not ids else self.codec.decode(ids)
+    @cached_property
+    def call_format(self) -> CallFormat | None:
+        """Format in which the model calls tools, or None."""
+        return None if self.chat_template is None else self.chat_template.call_format
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """Decode token ids, without special tokens unless `special`.
+
+        Returns an empty string if there is no tokenizer.
+        """
+        return "" if self.codec is None or not ids else self.codec.decode(ids, special=special)
 
     def check_same_tokens(self, other: TextCodec, ours: int, theirs: int) -> None:
         """Raise `OptionError` if two models do not share their tokens.
@@ -156,74 +175,6 @@ MAX_VOCAB_PADDING = 512
 """Maximum difference in rows of published embeddings for one tokenizer."""
 
 
-def validate_prompt(prompt: Any) -> str | list[Any]:
-    """Return a prompt as text, ids or messages; raises `OptionError` if invalid or empty."""
-    if isinstance(prompt, ndarray | Tensor):
-        prompt = prompt.tolist()
-    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
-        message = f"prompt must be text, token ids or chat messages, got {brief(prompt)}"
-        raise OptionError("prompt", prompt, message)
-    if not prompt:
-        message = "prompt must not be empty: give text or at least one token"
-        raise OptionError("prompt", prompt, message)
-    if isinstance(prompt, str):
-        return validate_text("prompt", prompt)
-    if any(isinstance(each, dict | str) for each in prompt):
-        return [validate_message(f"messages[{n}]", each) for n, each in enumerate(prompt)]
-    return [validate_token_id(n, each) for n, each in enumerate(prompt)]
-
-
-def list_prompts(prompts: Any) -> list[Any]:
-    """Return one prompt or many as a list; each row of a 2-D array of ids is a prompt."""
-    if isinstance(prompts, ndarray | Tensor):
-        prompts = prompts.tolist()
-    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
-        return [prompts]
-    many = not prompts or isinstance(prompts[0], Sequence | ndarray | Tensor)
-    return list(prompts) if many else [prompts]
-
-
-def validate_token_id(place: int, token: Any) -> int:
-    """Return a token id as `int`; raises `OptionError` if it is not an integer."""
-    if isinstance(token, bool) or not isinstance(token, int | integer):
-        param = f"prompt[{place}]"
-        message = f"{param} must be a token id, an integer, got {brief(token)}"
-        raise OptionError(param, token, message)
-    return int(token)
-
-
-def validate_message(param: str, message: Any) -> Message:
-    """Return the chat message `param` with its text parts joined.
-
-    Raises:
-        OptionError: If role or content is not text.
-    """
-    if isinstance(message, dict) and isinstance(message.get("content"), list):
-        parts = (
-            read_text_part(f"{param}.content[{n}]", part)
-            for n, part in enumerate(message["content"])
-        )
-        message = {**message, "content": "".join(parts)}
-    problem = f"{brief(message)} is not a chat message: give {{'role': …, 'content': text}}"
-    if not isinstance(message, dict):
-        raise OptionError(param, message, f"{param}: {problem}")
-    for key in ("role", "content"):
-        field, text = f"{param}.{key}", message.get(key)
-        if not isinstance(text, str):
-            raise OptionError(field, text, f"{field}: {problem}")
-        validate_text(field, text)
-    return message
-
-
-def read_text_part(param: str, part: Any) -> str:
-    """Return the text of a message part in OpenAI's format; raises `OptionError` for another."""
-    match part:
-        case {"type": "text", "text": str(text)}:
-            return text
-    message = f"{param}: {brief(part)} is not the text of a chat message"
-    raise OptionError(param, part, f"{message}: give {{'type': 'text', 'text': …}}")
-
-
 CONTEXT_TOKENS = 4
 """Tokens that are decoded again: decoders treat the first token of a string differently."""
 
@@ -238,14 +189,21 @@ class Detokenizer:
         text: Tokenizer of the model.
         stop: Stop string or strings.
         min_tokens: Stop strings that begin within this many tokens have no effect.
+        calls: Format of calls whose special tokens are text, or None.
     """
 
     def __init__(
-        self, text: TextCodec, stop: str | Sequence[str] = (), min_tokens: int = 0
+        self,
+        text: TextCodec,
+        stop: str | Sequence[str] = (),
+        min_tokens: int = 0,
+        calls: CallFormat | None = None,
     ) -> None:
-        self.codec = text
-        self.decode = text.decode
-        self.silent_ids = text.silent_ids
+        self.codec, self.calls = text, calls
+        shown = {} if calls is None or not text.tokenizer else calls.special_tokens(text.tokenizer)
+        # Special tokens that are not shown are left out before decoding.
+        self.decode = partial(text.decode, special=True) if shown else text.decode
+        self.silent_ids = text.silent_ids - shown.keys()
         self.stop = parse_stop_strings(stop)
         if self.stop and text.tokenizer is None:
             message = f"stop needs a tokenizer, which {text.name} does not have"
@@ -327,8 +285,3 @@ def parse_stop_strings(stop: Any) -> tuple[str, ...]:
     if "" in marks:
         raise OptionError("stop", stop, "stop must not contain an empty string")
     return tuple(validate_text("stop", mark) for mark in marks)
-
-
-def overlap_length(text: str, mark: str) -> int:
-    """Return the length of the longest suffix of `text` that is a prefix of `mark`."""
-    return next((n for n in range(len(mark) - 1, 0, -1) if text.endswith(mark[:n])), 0)

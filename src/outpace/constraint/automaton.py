@@ -32,6 +32,7 @@ class TokenAutomaton:
         classes: class of each token, `[V]`.
         table: target state per state and class, `[S, C]`; -1 where no answer continues.
         accepts: whether an answer may end in a state, `[S]`.
+        num_open: number of first states that are free text, see `Dfa`.
         tokens_to_end: minimum number of tokens to an accepting state, `[S]`.
         token_order: tokens sorted by class, `[V]`.
         class_spans: range of each class in that order.
@@ -54,6 +55,7 @@ class TokenAutomaton:
             raise TooLargeError(f"it is too large: {end} states and {last} token classes")
         self.classes[list(ends)] = last
         self.accepts = np.r_[dfa.accepts, True]
+        self.num_open = dfa.num_open
         numbers = [froms * (end + 1) + tos for _, froms, tos in moves]
         pair_numbers = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
         self.tokens_to_end = end_distances(*np.divmod(pair_numbers, end + 1), self.accepts)

@@ -11,26 +11,21 @@ from typing import Any
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.constraint.automaton import UNREACHABLE, TokenAutomaton
+from outpace.constraint.calls import CallFormat, find_call_format, tools_dfa
 from outpace.constraint.counted import CountedSchema, has_large_counts
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.grammar import CompiledGrammar
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH, TextRoom, TooLargeError, UnsupportedError
 from outpace.constraint.regular import TokenLanguage
-from outpace.constraint.schema import schema_dfa
+from outpace.constraint.schema import check_schema_limits, schema_dfa
 from outpace.constraint.vocabulary import Vocabulary, token_bytes
 from outpace.constraint.whole import HoleAutomaton, PaddedHoleAutomaton
 from outpace.decoding import Constraint
 from outpace.errors import OptionError
 
 ConstraintRule = tuple[str, str]
-"""Option name (`schema`, `regex`, `choices`, `grammar`) and its text, which is JSON for `schema`
-and `choices`."""
-
-MAX_SCHEMA_DIGITS = 40
-"""Maximum digits of a number in a schema."""
-
-MAX_SCHEMA_DEPTH = 100
-"""Maximum nesting of lists and mappings in a schema."""
+"""Option name (`schema`, `regex`, `choices`, `grammar`, `tools`) and its text, which is JSON for
+`schema`, `choices` and `tools`."""
 
 HOLE_AUTOMATA = {"hole": HoleAutomaton, "padded hole": PaddedHoleAutomaton}
 """Automata of rules for a hole instead of an answer."""
@@ -55,7 +50,7 @@ class Compiler:
         self.mask_id = mask_id
         self.lock, self.compile_lock = Lock(), Lock()
         self.compiled_rules: OrderedDict[object, CompiledRule] = OrderedDict()
-        self.vocabularies: dict[int, Vocabulary] = {}
+        self.vocabularies: dict[tuple[int, frozenset[int]], Vocabulary] = {}
 
     def build_constraint(
         self,
@@ -117,7 +112,7 @@ class Compiler:
                     rule, sequential, size, ends, room
                 )
             except ValueError as error:
-                if rule[0] in HOLE_AUTOMATA:
+                if rule[0] in HOLE_AUTOMATA or isinstance(error, OptionError):
                     raise  # `InfillConstraint` adds the name of the hole
                 raise OptionError(*rule, f"{rule[0]}: {error}") from error
             with self.lock:
@@ -149,6 +144,7 @@ class Compiler:
         if self.tokenizer is None:
             raise ValueError("the model has no tokenizer, so the text of its tokens is unknown")
         name, source = rule
+        form = find_call_format(self.tokenizer.chat_template) if name == "tools" else None
         if len(source) > MAX_PATTERN_LENGTH:
             raise TooLargeError(
                 f"it is too large: {len(source)} characters, but at most "
@@ -158,14 +154,16 @@ class Compiler:
             raise UnsupportedError(f"a grammar is not supported {ANY_ORDER_METHODS}")
         if name == "grammar":
             return CompiledGrammar.from_source(name, source, self.tokenizer, size, ends)
-        make, vocabulary = HOLE_AUTOMATA.get(name, TokenAutomaton), self.token_vocabulary(size)
+        make, vocabulary = (
+            HOLE_AUTOMATA.get(name, TokenAutomaton),
+            self.token_vocabulary(size, form),
+        )
         try:
-            return build_language(
-                make,
-                build_rule_dfa(name, source, (room, vocabulary.max_token_bytes)),
-                vocabulary,
-                ends,
-            )
+            if name == "tools":
+                dfa = tools_dfa(source, form)
+            else:
+                dfa = build_rule_dfa(name, source, (room, vocabulary.max_token_bytes))
+            return build_language(make, dfa, vocabulary, ends)
         except TooLargeError as error:
             if name != "schema" or not sequential:
                 raise
@@ -190,15 +188,22 @@ class Compiler:
             raise why from None
         return CountedSchema.from_language(rest, schema, self.tokenizer, size, ends)
 
-    def token_vocabulary(self, size: int) -> Vocabulary:
-        """Return the bytes of the first `size` tokens; the mask token has none."""
-        if size not in self.vocabularies:
-            assert self.tokenizer is not None
+    def token_vocabulary(self, size: int, form: CallFormat | None = None) -> Vocabulary:
+        """Return the bytes of the first `size` tokens.
+
+        The mask token has none. Of the special tokens, only those of the format `form` have some.
+        """
+        assert self.tokenizer is not None
+        shown = {} if form is None else form.special_tokens(self.tokenizer)
+        key = size, frozenset(shown)
+        if key not in self.vocabularies:
             texts = token_bytes(self.tokenizer, size)
+            for token, text in shown.items():
+                texts[token] = text.encode()
             if self.mask_id is not None and self.mask_id < size:
                 texts[self.mask_id] = None
-            self.vocabularies[size] = Vocabulary(texts)
-        return self.vocabularies[size]
+            self.vocabularies[key] = Vocabulary(texts)
+        return self.vocabularies[key]
 
 
 ANY_ORDER_METHODS = (
@@ -235,21 +240,13 @@ def build_rule_dfa(name: str, source: str, room: TextRoom) -> Dfa:
         raise TooLargeError("it is too large: it is nested too deeply") from error
 
 
-def check_schema_limits(value: Any, at: str = "#", depth: int = 0) -> None:
-    """Raise `ValueError` for numbers with too many digits and for deep nesting."""
-    if depth > MAX_SCHEMA_DEPTH:
-        raise ValueError(f"it is too large: it is nested more than {MAX_SCHEMA_DEPTH} deep")
-    listed = enumerate(value) if isinstance(value, list) else ()
-    for name, part in value.items() if isinstance(value, dict) else listed:
-        if isinstance(part, int | float) and not abs(part) < 10**MAX_SCHEMA_DIGITS:
-            raise ValueError(
-                f"{name} at {at} must be a number of at most {MAX_SCHEMA_DIGITS} digits"
-            )
-        check_schema_limits(part, f"{at}/{name}", depth + 1)
-
-
 def constraint_rule(
-    *, schema: Any = None, regex: Any = None, choices: Any = None, grammar: Any = None
+    *,
+    schema: Any = None,
+    regex: Any = None,
+    choices: Any = None,
+    grammar: Any = None,
+    tools: str | None = None,
 ) -> ConstraintRule | None:
     """Return the rule of a request, which has at most one.
 
@@ -258,11 +255,13 @@ def constraint_rule(
         regex: regular expression.
         choices: list of strings.
         grammar: Lark grammar.
+        tools: text of a rule for calls of tools.
 
     Raises:
         OptionError: if the value is invalid or there are two constraints.
     """
     values = {"schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
+    values |= {"tools": tools}
     given = [name for name, value in values.items() if value is not None]
     if len(given) > 1:
         message = f"{given[1]} and {given[0]} are two constraints; give one"
@@ -271,7 +270,7 @@ def constraint_rule(
         return "schema", schema_text(schema)
     if choices is not None:
         return "choices", json.dumps(check_choices(choices))
-    for name, value in (("regex", regex), ("grammar", grammar)):
+    for name, value in (("regex", regex), ("grammar", grammar), ("tools", tools)):
         if value is not None and not isinstance(value, str):
             raise OptionError(name, value, f"{name} must be a string, got {value!r}")
     return None if not given else (given[0], values[given[0]])

@@ -33,10 +33,13 @@ class Dfa:
     Attributes:
         table: target state per state and byte, `[S, 256]`; -1 where no text continues.
         accepts: whether a string may end in a state, `[S]`.
+        num_open: number of first states in which a string is free text. It may end there, and an
+            answer that reaches its limit there is cut off.
     """
 
     table: TransitionTable
     accepts: StateFlags
+    num_open: int = 0
 
     @classmethod
     def from_pattern(cls, pattern: str, *, room: TextRoom = None) -> Dfa:
@@ -77,8 +80,25 @@ class Dfa:
         return cls(table, np.isin(np.arange(len(rows)), list(whole)))
 
 
-def determinize_nfa(net: Nfa) -> Dfa:
+@dataclass(slots=True)
+class StepBudget:
+    """Work that is left to determinize one or several automata."""
+
+    left: int = MAX_DETERMINIZE_STEPS
+
+    def spend(self, steps: int) -> None:
+        """Subtract steps; raises `TooLargeError` if none are left."""
+        self.left -= steps
+        if self.left < 0:
+            raise TooLargeError(TOO_MANY_STATES)
+
+
+def determinize_nfa(net: Nfa, budget: StepBudget | None = None) -> Dfa:
     """Return the automaton of an NFA, without states from which no text can be finished.
+
+    Args:
+        net: The NFA.
+        budget: Work that is left, by default `MAX_DETERMINIZE_STEPS`.
 
     Raises:
         TooLargeError: if it has too many states (Rabin and Scott, 1959: up to 2^n).
@@ -94,11 +114,10 @@ def determinize_nfa(net: Nfa) -> Dfa:
     waiting = deque(number)
     before: list[list[int]] = [[]]  # predecessors of each state
     rows: list[list[int]] = []
-    work = 0
+    budget = budget or StepBudget()
     while waiting:
         reached, cost = step_states(moves, waiting.popleft(), len(cuts) - 1)
-        if (work := work + cost) > MAX_DETERMINIZE_STEPS:
-            raise TooLargeError(TOO_MANY_STATES)
+        budget.spend(cost)
         row = []
         for members in map(frozenset, reached):
             if members and members not in number:

@@ -9,7 +9,7 @@ from math import inf
 from typing import Protocol
 
 from outpace.constraint.algebra import StateEdges, dfa_edges, embed_dfa, shortest_length
-from outpace.constraint.dfa import Dfa, determinize_nfa
+from outpace.constraint.dfa import Dfa, StepBudget, determinize_nfa
 from outpace.constraint.pattern import Nfa
 
 
@@ -145,15 +145,19 @@ COMMA, COLON = (
 """A comma and a colon, each optionally followed by a space; there is no other whitespace."""
 
 
-def piece_dfa(piece: JsonPiece) -> Dfa:
+def piece_dfa(piece: JsonPiece, budget: StepBudget | None = None) -> Dfa:
     """Return the automaton of one piece; it has no states if there is no such text.
+
+    Args:
+        piece: The piece.
+        budget: Work that is left, see `determinize_nfa`.
 
     Raises:
         TooLargeError: if it is too large.
     """
     net = Nfa()
     net.end = piece.add_to_nfa(net, 0)
-    return determinize_nfa(net)
+    return determinize_nfa(net, budget)
 
 
 def join_with_commas(items: Sequence[JsonPiece]) -> JsonPiece:

@@ -220,8 +220,9 @@ class RegularConstraint:
                 f"token {tokens[len(states)]} at slot {self.begin + len(states)} "
                 "violates the constraint"
             )
-        whole = bool(self.automaton.accepts[states[-1] if states else 0])
+        state = states[-1] if states else 0
+        whole = bool(self.automaton.accepts[state])
         if request.finish_reason == "stop" and not whole:
             raise ValueError(f"the answer ends at slot {len(request)} before it is complete")
-        if request.finish_reason == "length" and whole:
+        if request.finish_reason == "length" and whole and state >= self.automaton.num_open:
             request.finish_reason = "stop"

@@ -52,6 +52,12 @@ MAX_DISTINCT_VALUES = 6
 LARGE_COUNT = 64
 """Upper counts above this are omitted if they are enforced separately."""
 
+MAX_SCHEMA_DIGITS = 40
+"""Maximum digits of a number in a schema."""
+
+MAX_SCHEMA_DEPTH = 100
+"""Maximum nesting of lists and mappings in a schema."""
+
 
 def schema_dfa(schema: Any, room: TextRoom = None, *, loose: bool = False) -> Dfa:
     """Return the automaton of the JSON documents that a schema accepts.
@@ -71,6 +77,19 @@ def schema_dfa(schema: Any, room: TextRoom = None, *, loose: bool = False) -> Df
         if len(dfa.table):
             return dfa
     raise ValueError("no text matches it")
+
+
+def check_schema_limits(value: Any, at: str = "#", depth: int = 0) -> None:
+    """Raise `ValueError` for numbers with too many digits and for deep nesting."""
+    if depth > MAX_SCHEMA_DEPTH:
+        raise ValueError(f"it is too large: it is nested more than {MAX_SCHEMA_DEPTH} deep")
+    listed = enumerate(value) if isinstance(value, list) else ()
+    for name, part in value.items() if isinstance(value, dict) else listed:
+        if isinstance(part, int | float) and not abs(part) < 10**MAX_SCHEMA_DIGITS:
+            raise ValueError(
+                f"{name} at {at} must be a number of at most {MAX_SCHEMA_DIGITS} digits"
+            )
+        check_schema_limits(part, f"{at}/{name}", depth + 1)
 
 
 @dataclass(frozen=True, slots=True)

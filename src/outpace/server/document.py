@@ -95,7 +95,7 @@ STRING_SCHEMA, INTEGER_SCHEMA, OPTIONAL_OBJECT_SCHEMA = (
     {"type": "integer"},
     {"type": ["object", "null"]},
 )
-FINISH_REASON_SCHEMA = {"enum": ["stop", "length", "cancelled"]}
+FINISH_REASON_SCHEMA = {"enum": ["stop", "length", "tool_calls", "cancelled"]}
 USAGE_SCHEMA = object_schema(
     prompt_tokens=INTEGER_SCHEMA, completion_tokens=INTEGER_SCHEMA, total_tokens=INTEGER_SCHEMA
 )
@@ -128,10 +128,22 @@ MODEL_SCHEMA = object_schema(
     owned_by=STRING_SCHEMA,
     outpace=object_schema(),
 )
+CALL_SCHEMA = object_schema(
+    id=STRING_SCHEMA,
+    type={"const": "function"},
+    function=object_schema(name=STRING_SCHEMA, arguments=STRING_SCHEMA),
+)
+MESSAGE_SCHEMA = {
+    "type": "object",
+    "required": ["role", "content"],
+    "properties": {
+        "role": STRING_SCHEMA,
+        "content": {"type": ["string", "null"]},
+        "tool_calls": {"type": "array", "items": CALL_SCHEMA},
+    },
+}
 ANSWER_SCHEMAS: OpenApiObject = {
-    "ChatCompletion": answer_schema(
-        message=object_schema(role=STRING_SCHEMA, content=STRING_SCHEMA)
-    ),
+    "ChatCompletion": answer_schema(message=MESSAGE_SCHEMA),
     "Completion": answer_schema(text=STRING_SCHEMA),
     "Model": MODEL_SCHEMA,
     "Models": object_schema(

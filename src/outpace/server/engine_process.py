@@ -27,7 +27,7 @@ from outpace.api.engine_loop import (
 )
 from outpace.api.text import TextCodec
 from outpace.checkpoints.load import load_tokenizer
-from outpace.constraint.compiler import MAX_SCHEMA_DEPTH
+from outpace.constraint.schema import MAX_SCHEMA_DEPTH
 from outpace.engine.stats import Stats
 from outpace.errors import OptionError
 from outpace.server.connection import (

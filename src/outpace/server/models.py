@@ -87,7 +87,7 @@ class HostedModel(ModelInfo):
 
     def describe(self, created: int) -> dict[str, Any]:
         """Return the entry of `GET /v1/models`."""
-        config = self.config
+        config, calls = self.config, self.text.call_format
         return {
             "id": self.name,
             "object": "model",
@@ -98,6 +98,7 @@ class HostedModel(ModelInfo):
                 "family": config.family,
                 "max_length": config.max_length,
                 "max_tokens": self.entry.max_tokens,
+                "tools": calls and calls.name,
                 "method": self.method,
                 "methods": {
                     name: choice.describe(name == self.method)

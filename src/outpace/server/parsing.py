@@ -11,14 +11,11 @@ from pydantic import BaseModel, ValidationError
 from outpace.errors import OptionError
 from outpace.server.http_error import HttpError
 
-TOOLS_UNSUPPORTED = "tool calls are not supported yet"
-
 UNSUPPORTED_FIELDS = {
     "not supported yet": (
         *("audio", "prediction", "reasoning_effort", "verbosity", "suffix", "echo", "best_of"),
-        *("web_search_options", "top_logprobs", "refusal"),
+        *("web_search_options", "top_logprobs", "refusal", "functions", "function_call"),
     ),
-    TOOLS_UNSUPPORTED: ("tools", "tool_choice", "tool_calls", "functions", "function_call"),
     "only text is supported": ("modalities",),
 }
 
@@ -28,7 +25,7 @@ REFUSAL_REASONS = {name: reason for reason, names in UNSUPPORTED_FIELDS.items() 
 RequestType = TypeVar("RequestType", bound=BaseModel)
 
 UNION_TAG = re.compile(
-    r"str|int|float|bool|none|\[key\]|(list|dict|constrained-|function-|literal).*"
+    r"str|int|float|bool|none|NamedChoice|\[key\]|(list|dict|constrained-|function-|literal).*"
 )
 
 JSON_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
@@ -125,8 +122,8 @@ def describe_error(place: tuple[str | int, ...], error: Any, message: str) -> st
         return "is required"
     if unsupported_depth(place) is not None and place[-1] in REFUSAL_REASONS:
         return f"{REFUSAL_REASONS[str(place[-1])]}; leave the field out"
-    if place[-1] == "role" and error["input"] in ("tool", "function"):
-        return f"{error['input']!r}: {TOOLS_UNSUPPORTED}; leave such messages out"
+    if place[-1] == "role" and error["input"] == "function":
+        return "'function' is not supported yet; use the role 'tool'"
     if place[-1] == "type":
         return f"{brief(error['input'])} is not supported yet"
     text = message.removeprefix("Value error, ").replace("Input should", "must")

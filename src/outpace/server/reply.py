@@ -6,12 +6,15 @@ A chunk takes a few microseconds, since each step of an engine sends many of the
 from __future__ import annotations
 
 import json
+import string
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
+from outpace.api.calls import CallDelta, ToolCall, assistant_message, call_object
 from outpace.api.output import Output
 from outpace.api.text import REPLACEMENT_CHARACTER
 from outpace.decoding import Step
@@ -20,6 +23,8 @@ from outpace.server.models import HostedModel
 STREAM_END = b"data: [DONE]\n\n"
 MAX_TOKENS_PER_CHARACTER = 8
 """Upper bound for the tokens that share one UTF-8 character."""
+
+ID_CHARACTERS = string.digits + string.ascii_letters
 
 ReplyObject = dict[str, Any]
 
@@ -92,6 +97,7 @@ class Reply:
         index: int,
         text: str | None,
         *,
+        calls: Sequence[CallDelta] = (),
         logprobs: ReplyObject | None = None,
         finish: str | None = None,
         outpace: ReplyObject | None = None,
@@ -101,6 +107,10 @@ class Reply:
         if self.chat:
             role = '"role":"assistant",' if first else ""
             content = "" if text is None else f'{role}"content":{quoted(text)}'
+            if calls:
+                entries = dump_json([self.format_call(index, each) for each in calls])
+                lead = f"{content}," if text else f'{role}"content":null,' if first else ""
+                content = f'{lead}"tool_calls":{entries}'
             delta = f'"delta":{{{content}}}'
         else:
             delta = f'"text":{quoted(text or "")}'
@@ -111,6 +121,21 @@ class Reply:
             f'{self.head}"choices":[{{"index":{index},{delta},"logprobs":{scores},'
             f'"finish_reason":{reason}}}]{self.empty}{extra}}}\n\n'
         )
+
+    def call_id(self, index: int, number: int) -> str:
+        """Return the id of a call of a choice: nine letters and digits, as some templates need."""
+        value, digits = self.number + 100_003 * index + number, ""
+        for _ in range(9):
+            value, digit = divmod(value, len(ID_CHARACTERS))
+            digits += ID_CHARACTERS[digit]
+        return digits
+
+    def format_call(self, index: int, delta: CallDelta) -> ReplyObject:
+        """Return new text of a call; its first has the id and the name."""
+        if delta.name is None:
+            return {"index": delta.number, "function": {"arguments": delta.arguments}}
+        call = ToolCall(delta.name, delta.arguments)
+        return {"index": delta.number, **call_object(self.call_id(index, delta.number), call)}
 
     def format_empty_chunk(self, **extra: Any) -> str:
         """Return an event without choices."""
@@ -132,15 +157,16 @@ class Reply:
     def format_choice(self, index: int, output: Output) -> ReplyObject:
         """Return one choice of the answer."""
         content: ReplyObject = {"text": output.text}
+        calls = output.tool_calls
         if self.chat:
-            message = {"role": "assistant", "content": output.text, "refusal": None}
-            content = {"message": message}
+            message = assistant_message(output.content, calls, partial(self.call_id, index))
+            content = {"message": {**message, "refusal": None}}
         scores = self.format_logprobs(output.ids, output.logprobs, TextOffsets(self.model))
         return {
             "index": index,
             **content,
             "logprobs": scores,
-            "finish_reason": output.finish_reason,
+            "finish_reason": "tool_calls" if calls else output.finish_reason,
         }
 
     def format_logprobs(

@@ -14,17 +14,19 @@ from starlette.types import Receive, Send
 from outpace.api.engine_client import DrainingError, EngineDiedError, PendingRequest
 from outpace.api.engine_loop import QueueFullError
 from outpace.api.output import Output
+from outpace.api.tools import read_tool_use
 from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
 from outpace.server.fields import LENGTH_OPTIONS, check_supported_fields, option_field
 from outpace.server.http_error import ClientDisconnectedError, HttpError
-from outpace.server.infill_template import infill_templates
 from outpace.server.metrics import RequestTimer
+from outpace.server.prompts import check_choice_count, request_prompts
 from outpace.server.reply import STREAM_END, Reply
-from outpace.server.schema import BaseRequest, ChatRequest, CompletionRequest
+from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
 from outpace.server.stream import ChoiceStream, merge_choice_events
+from outpace.server.tool_fields import TOOL_PARAM, dotted_error
 
 LOG = logging.getLogger("outpace.server")
 
@@ -52,6 +54,7 @@ class RequestHandler:
         self.model = service.find_model(request.model)
         self.extension = request.extension
         self.constraint = request.constraint
+        self.tools = request.tool_options if isinstance(request, ChatRequest) else {}
         choice = self.model.find_method_choice(self.extension.method)
         public_method, self.method = choice.create(self.extension.options or {})
         check_supported_fields(request, public_method)
@@ -81,6 +84,7 @@ class RequestHandler:
         request, options = self.request, self.request.options
         options["method"] = self.method
         options |= {"streams": request.stream, "watched": request.extension.provisional}
+        options |= self.tools
         if self.constraint is not None:
             options[self.constraint.option] = self.constraint.value
         if isinstance(request, ChatRequest):
@@ -114,9 +118,8 @@ class RequestHandler:
                 for number, (prompt, cloze) in enumerate(self.prompts)
                 for seed in self.seeds[number * per_prompt :][:per_prompt]
             ]
-            group_size = (
-                CONSTRAINED_BATCH if self.constraint or self.extension.fill else len(submits)
-            )
+            compiles = self.constraint or self.extension.fill or self.tools
+            group_size = CONSTRAINED_BATCH if compiles else len(submits)
             with self.convert_errors():
                 for begin in range(0, len(submits), group_size):
                     group = [submit() for submit in submits[begin : begin + group_size]]
@@ -165,6 +168,9 @@ class RequestHandler:
         """Return the error of a rejected request, with the invalid field if the error names one."""
         if not isinstance(error, OptionError):
             return HttpError(400, self.model.hide_paths(str(error)))
+        if TOOL_PARAM.match(error.param):
+            named = dotted_error(error)
+            return HttpError(400, self.model.hide_paths(str(named)), param=named.param)
         name = self.field_of_option(error.option)
         code = "context_length_exceeded" if isinstance(error, ContextError) else None
         return HttpError(
@@ -232,8 +238,10 @@ class RequestHandler:
 
     async def send_stream(self, send: Send) -> None:
         """Send the answer as server-sent events, in batches of those that are ready."""
+        use = read_tool_use(*self.tools.values()) if self.tools else None
+        calls = None if use is None else use.call_format(self.model.text.call_format)
         streams = [
-            ChoiceStream(self.reply, i, self.seeds[i], self.request)
+            ChoiceStream(self.reply, i, self.seeds[i], self.request, calls)
             for i in range(len(self.pending))
         ]
 
@@ -311,37 +319,3 @@ def result_label(fault: HttpError | None) -> str:
         if fault.status == 500
         else "refused"
     )
-
-
-def check_choice_count(request: BaseRequest, choices: int, maximum: int) -> None:
-    """Raise `HttpError` for more choices than the model admits, which could never start."""
-    if choices > maximum:
-        field = "prompt" if isinstance(request, CompletionRequest) else "n"
-        message = (
-            f"at most {maximum} choices (n per prompt) are allowed for this model, got {choices}"
-        )
-        raise HttpError(400, f"{field}: {message}", param=field)
-
-
-def request_prompts(
-    request: BaseRequest, max_characters: int | None, limit: int | None
-) -> Sequence[tuple[Any, Any]]:
-    """Return the prompts of a request, each with its infill template or None.
-
-    Raises:
-        HttpError: If a prompt exceeds `max_characters` or is not a valid template.
-    """
-    if isinstance(request, ChatRequest):
-        field, texts = "messages", ["".join(message.text for message in request.messages)]
-        prompts: Sequence[Any] = [[message.template_message() for message in request.messages]]
-    else:
-        assert isinstance(request, CompletionRequest)
-        field, prompts = "prompt", request.prompts
-        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if max_characters is not None and any(len(text) > max_characters for text in texts):
-        message = f"{field}: must have at most {max_characters} characters for this model"
-        raise HttpError(400, message, param=field, code="context_length_exceeded")
-    if request.extension.fill:
-        assert isinstance(request, ChatRequest | CompletionRequest)
-        return [*infill_templates(request, limit)]
-    return [(prompt, None) for prompt in prompts]

@@ -14,9 +14,11 @@ from pydantic import (
 )
 
 from outpace.api.options import MAX_ANSWER_TOKENS, REQUEST_OPTIONS
+from outpace.api.tools import link_calls, read_tool_use
 from outpace.errors import OptionError
 from outpace.server.bounds import BoundedText, LogitBias, Name, ShortText, StrictModel, bounded_type
 from outpace.server.constraint_fields import ConstraintFields, get_field
+from outpace.server.tool_fields import Calls, NamedChoice, ToolChoice, Tools, dotted_error
 
 MAX_CHOICES_PER_PROMPT = 8
 MAX_CHOICES = 64
@@ -124,30 +126,56 @@ class TextPart(StrictModel):
     text: BoundedText
 
 
+MessageParts = Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+
+
 class Message(StrictModel):
     """A message of a conversation; `developer` is a synonym of `system`."""
 
-    role: Literal["system", "developer", "user", "assistant"]
-    content: BoundedText | Annotated[list[TextPart], Field(min_length=1, max_length=1024)]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: BoundedText | MessageParts | None = None
+    tool_calls: Calls | None = None
+    tool_call_id: Name | None = None
 
     # Clients return the assistant's messages unchanged.
     refusal: None = None
-    tool_calls: EmptyList | None = None
     function_call: None = None
     audio: None = None
     annotations: EmptyList | None = None
+
+    # Accepted from clients and ignored.
+    name: Name | None = None
 
     @property
     def text(self) -> str:
         """The text of all parts."""
         if isinstance(self.content, str):
             return self.content
-        return "".join(part.text for part in self.content)
+        return "".join(part.text for part in self.content or ())
 
-    def template_message(self) -> dict[str, str]:
+    def template_message(self) -> dict[str, Any]:
         """Return the message as input to a chat template."""
         role = "system" if self.role == "developer" else self.role
-        return {"role": role, "content": self.text}
+        message: dict[str, Any] = {"role": role, "content": self.text}
+        if self.tool_calls:
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        return message | ({"tool_call_id": self.tool_call_id} if self.tool_call_id else {})
+
+    def check_fields(self, param: str) -> None:
+        """Raise `OptionError` for a field that is missing, or does not belong to the role."""
+        required = {
+            "content": not (self.role == "assistant" and self.tool_calls),
+            "tool_call_id": self.role == "tool",
+        }
+        for name, is_required in required.items():
+            if is_required and getattr(self, name) is None:
+                field = f"{param}.{name}"
+                raise OptionError(field, None, f"{field}: is required in a message of {self.role}")
+        roles = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}
+        for name, role in roles.items():
+            if getattr(self, name) and self.role != role:
+                field = f"{param}.{name}"
+                raise OptionError(field, None, f"{field}: only messages of {role} may have it")
 
 
 class ChatRequest(BaseRequest):
@@ -158,6 +186,9 @@ class ChatRequest(BaseRequest):
     logprobs: bool | None = None
     top_logprobs: Literal[0] | None = None
     chat_template_kwargs: Annotated[dict[Name, JsonScalar], Field(max_length=32)] | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     # Accepted from clients and ignored.
     metadata: Annotated[dict[Name, ShortText], Field(max_length=16)] | None = None
@@ -165,11 +196,8 @@ class ChatRequest(BaseRequest):
     service_tier: Name | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
-    parallel_tool_calls: bool | None = None
 
     # Not supported yet, except for values that disable the feature.
-    tools: EmptyList | None = None
-    tool_choice: Literal["none"] | None = None
     functions: EmptyList | None = None
     function_call: Literal["none"] | None = None
     audio: None = None
@@ -187,6 +215,33 @@ class ChatRequest(BaseRequest):
             message = "max_tokens: cannot be combined with max_completion_tokens"
             raise OptionError("max_tokens", older, message)
         return self
+
+    @model_validator(mode="after")
+    def check_tools(self) -> Self:
+        """Check the tools, the choice among them, and calls and results in the conversation."""
+        for number, message in enumerate(self.messages):
+            message.check_fields(f"messages.{number}")
+        try:
+            link_calls([message.template_message() for message in self.messages])
+            options = self.tool_options
+        except OptionError as error:
+            raise dotted_error(error) from None
+        if options and self.constraint is not None:
+            field = self.constraint.field
+            raise OptionError("tools", None, f"tools: cannot be combined with {field}; set one")
+        return self
+
+    @property
+    def tool_options(self) -> dict[str, Any]:
+        """Options of the library for tools; empty if the answer calls none."""
+        tools = [tool.model_dump() for tool in self.tools or ()]
+        choice: Any = self.tool_choice
+        if isinstance(choice, NamedChoice):
+            choice = choice.model_dump()
+        parallel = self.parallel_tool_calls
+        if read_tool_use(tools, choice, parallel) is None:
+            return {}
+        return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
 
 
 def prompt_type_tag(prompt: object) -> str | None:

@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
+from outpace.api.calls import CallDelta, CallParser
 from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event
+from outpace.constraint.calls import CallFormat
 from outpace.server.reply import Reply, TextOffsets, format_step
 from outpace.server.schema import BaseRequest
 
@@ -15,7 +17,14 @@ from outpace.server.schema import BaseRequest
 class ChoiceStream:
     """State of one streamed choice."""
 
-    def __init__(self, reply: Reply, index: int, seed: int, request: BaseRequest) -> None:
+    def __init__(
+        self,
+        reply: Reply,
+        index: int,
+        seed: int,
+        request: BaseRequest,
+        calls: CallFormat | None = None,
+    ) -> None:
         self.reply = reply
         self.index = index
         self.trace = bool(request.extension.trace)
@@ -29,6 +38,7 @@ class ChoiceStream:
         self.tokens = 0
         self.forwards = 0
         self.canvas: list[int] = []
+        self.parser = None if calls is None else CallParser(calls)
 
     def format_event(self, event: Event) -> Iterator[str]:
         """Yield the chunks for an event: text, canvas, end."""
@@ -37,10 +47,15 @@ class ChoiceStream:
             scores = self.reply.format_logprobs(event.ids, event.logprobs, self.offsets)
         if self.trace:
             self.buffer_trace(event)
-        if event.text or scores:
+        text, calls = event.text, list[CallDelta]()
+        if self.parser is not None:
+            text, calls = self.parser.feed(text)
+            text += "" if event.output is None else self.parser.finish()
+        if text or scores or calls:
             yield self.reply.format_chunk(
                 self.index,
-                event.text,
+                text,
+                calls=calls,
                 logprobs=scores,
                 outpace=self.take_trace(),
                 first=self.is_first,
@@ -54,7 +69,8 @@ class ChoiceStream:
         if event.output is not None:
             if self.is_first:  # an empty answer has a role, too
                 yield self.reply.format_chunk(self.index, "", first=True)
-            finish = event.output.finish_reason
+            has_calls = self.parser is not None and self.parser.calls
+            finish = "tool_calls" if has_calls else event.output.finish_reason
             yield self.reply.format_chunk(
                 self.index, None, finish=finish, outpace=self.take_trace(end=True)
             )

@@ -1,0 +1,76 @@
+"""Names and types of the options of a request, as keyword arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any, TypedDict
+
+from numpy import ndarray
+from torch import Tensor
+
+from outpace.constraint.cloze import InfillParts
+from outpace.methods.options import MethodSpec
+
+
+class Options(TypedDict, total=False):
+    """Options of one request, passed as keyword arguments.
+
+    Attributes:
+        method: A `Method`, its name, or `(name, options)`; by default the `LLM`'s. "auto" is the
+            default of the model.
+        max_tokens: Maximum number of tokens of the answer. By default the rest of the context, at
+            most an equal share of the cache per request of the call; 256 for diffusion models.
+        temperature: Sampling temperature, from 0 (greedy) on. This and the next three default to
+            the value of the method, else of the model's family.
+        top_p: Probability mass of nucleus sampling, above 0 and at most 1.
+        top_k: Number of most probable tokens to sample from.
+        min_p: Minimum probability of a token relative to the most probable one, from 0 to 1.
+        seed: Random seed. Equal seeds give equal answers.
+        stop: String or strings that end the answer; they are not part of it.
+        stop_ids: Token ids that end the answer; they are not part of it.
+        ignore_eos: Continue after end-of-sequence, which then is a token of the answer.
+        min_tokens: Minimum length; before it, end-of-sequence, stop ids and `stop` do not apply.
+        presence_penalty: Subtracted from the logits of tokens that occur in the answer.
+        frequency_penalty: Subtracted from the logits of tokens once per occurrence in the answer.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or
+            answer. The three penalties need a method that commits tokens from left to right.
+        logit_bias: Values added to logits, by token id.
+        raw: Continue a string prompt as it is, without the chat template.
+        template: Variables of the chat template, such as `enable_thinking`.
+        logprobs: Return the log-probability of each token.
+        schema: JSON schema or pydantic model of the whole answer, see docs/constraints.md.
+        regex: Regular expression that the whole answer matches.
+        choices: Strings of which the answer is one.
+        grammar: Lark grammar of the whole answer. At most one of these four can be set.
+        tools: Functions that the answer may call, in OpenAI's form, see docs/server.md.
+        tool_choice: `none`, `auto` (the default), `required`, or a function in OpenAI's form.
+        parallel_tool_calls: Whether an answer may have several calls, as by default.
+        cloze: Infill template: text and `Hole`s to fill, see docs/fill.md.
+    """
+
+    method: MethodSpec | None
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int
+    stop: str | Sequence[str]
+    stop_ids: Sequence[int] | Set[int] | ndarray | Tensor
+    ignore_eos: bool
+    min_tokens: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    raw: bool
+    template: Mapping[str, Any]
+    logprobs: bool
+    schema: Any
+    regex: str | None
+    choices: Sequence[str] | None
+    grammar: str | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    cloze: InfillParts | None

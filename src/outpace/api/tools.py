@@ -1,0 +1,197 @@
+"""Tools that a model may call: their declarations, and calls and results in a conversation."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from reprlib import repr as brief
+from typing import Any, NoReturn
+
+from outpace.api.markers import Message
+from outpace.constraint.calls import CallFormat
+from outpace.constraint.schema import check_schema_limits
+from outpace.errors import OptionError
+
+MAX_TOOLS = 128
+"""Maximum number of tools of a request, as OpenAI's."""
+
+MAX_LOOSE_TOOLS = 32
+"""Maximum number of tools whose calls may be of a variant; each variant takes as much memory."""
+
+FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+NO_PARAMETERS = {"type": "object", "properties": {}}
+TOOL_CHOICES = ("none", "auto", "required")
+
+
+def refuse(param: str, value: object, problem: str) -> NoReturn:
+    """Raise the error of an invalid value."""
+    raise OptionError(param, value, f"{param}: {problem}, got {brief(value)}")
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools of a request that may call one.
+
+    Attributes:
+        tools: Declarations for the chat template.
+        choice: `auto`, `required` or the name of a function.
+        is_parallel: Whether an answer may have several calls.
+    """
+
+    tools: list[Message]
+    choice: str
+    is_parallel: bool
+
+    @property
+    def rule(self) -> str:
+        """Source of the constraint, see `tools_dfa`."""
+        is_named = self.choice not in TOOL_CHOICES
+        declared = [(place, tool["function"]) for place, tool in enumerate(self.tools)]
+        functions = [
+            (function["name"], place, function["parameters"])
+            for place, function in declared
+            if not is_named or function["name"] == self.choice
+        ]
+        free, single = self.choice == "auto", is_named or not self.is_parallel
+        rule = {"functions": functions, "free": free, "single": single, "loose": self.is_loose}
+        return json.dumps(rule)
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether calls may be of a variant of the format."""
+        return self.choice == "auto" and len(self.tools) <= MAX_LOOSE_TOOLS
+
+    def call_format(self, form: CallFormat | None) -> CallFormat | None:
+        """Return the format of the answer's calls: that of the model with the declared names."""
+        if form is None or not self.is_loose:
+            return form
+        return replace(form, names=tuple(tool["function"]["name"] for tool in self.tools))
+
+
+def read_tool_use(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:
+    """Return the tools of a request; None if it has none, or may not call them.
+
+    Raises:
+        OptionError: If one of the three values is invalid.
+    """
+    if not isinstance(parallel, bool | None):
+        refuse("parallel_tool_calls", parallel, "must be true or false")
+    listed = [] if tools is None else tools
+    if isinstance(listed, str) or not isinstance(listed, Sequence):
+        refuse("tools", tools, "must be a list of tools")
+    if len(listed) > MAX_TOOLS:
+        message = f"tools: at most {MAX_TOOLS} are allowed, got {len(listed)}"
+        raise OptionError("tools", tools, message)
+    declared = [read_tool(f"tools[{place}]", tool) for place, tool in enumerate(listed)]
+    names = [tool["function"]["name"] for tool in declared]
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            refuse(f"tools[{place}].function.name", name, "must not occur twice")
+    name = read_choice(choice, names)
+    if name == "none":
+        return None
+    return ToolUse(declared, name, parallel is not False) if declared else None
+
+
+def read_tool(param: str, tool: Any) -> Message:
+    """Return the declaration of a tool in the form that chat templates expect."""
+    if not isinstance(tool, Mapping) or tool.get("type") != "function":
+        refuse(param, tool, "must be a tool of type 'function'")
+    function = tool.get("function")
+    param += ".function"
+    if not isinstance(function, Mapping):
+        refuse(param, function, "must be an object")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not FUNCTION_NAME.fullmatch(name):
+        refuse(f"{param}.name", name, "must have 1 to 64 letters, digits, - and _")
+    if not isinstance(parameters, dict | None):
+        refuse(f"{param}.parameters", parameters, "must be a JSON schema")
+    found: Message = {"name": name}
+    if (description := function.get("description")) is not None:
+        if not isinstance(description, str):
+            refuse(f"{param}.description", description, "must be a string")
+        found["description"] = description
+    check_depth(f"{param}.parameters", parameters)
+    found["parameters"] = parameters or NO_PARAMETERS
+    return {"type": "function", "function": found}
+
+
+def read_choice(choice: Any, names: Sequence[str]) -> str:
+    """Return `none`, `auto`, `required` or the name of a function."""
+    match choice:
+        case None:
+            return "auto"
+        case "none":
+            return "none"
+        case "auto" | "required":
+            if not names:
+                refuse("tool_choice", choice, "needs tools")
+            return str(choice)
+        case {"type": "function", "function": {"name": str(name)}}:
+            if name not in names:
+                known = ", ".join(names) or "none"
+                refuse("tool_choice", name, f"must name a function of tools ({known})")
+            return name
+    refuse("tool_choice", choice, "must be 'none', 'auto', 'required' or a function")
+
+
+def check_depth(param: str, value: Any) -> None:
+    """Raise `OptionError` for JSON that is nested too deeply, or has numbers that are too long."""
+    try:
+        check_schema_limits(value)
+    except ValueError as error:
+        raise OptionError(param, value, f"{param}: {error}") from error
+
+
+def link_calls(messages: Sequence[Message]) -> list[Message]:
+    """Return messages with arguments of calls as objects, and results with their function's name.
+
+    Raises:
+        OptionError: For malformed calls, equal ids of two calls in a message, and results without
+            a call before them.
+    """
+    found, names = [], dict[str, str]()
+    for number, message in enumerate(messages):
+        param = f"messages[{number}]"
+        message, calls = {**message}, message.get("tool_calls")
+        if not calls:
+            message.pop("tool_calls", None)
+        elif message["role"] != "assistant" or not isinstance(calls, list):
+            refuse(f"{param}.tool_calls", calls, "must be a list in a message of the assistant")
+        else:
+            pairs = [(f"{param}.tool_calls[{place}]", call) for place, call in enumerate(calls)]
+            message["tool_calls"] = [read_call(*pair) for pair in pairs]
+            names = {}
+            for (at, _), call in zip(pairs, message["tool_calls"], strict=True):
+                if "id" in call and call["id"] in names:
+                    refuse(f"{at}.id", call["id"], "must not occur twice")
+                names |= {call["id"]: call["function"]["name"]} if "id" in call else {}
+        if message["role"] == "tool" and "tool_call_id" in message:
+            if (key := message["tool_call_id"]) not in names:
+                problem = "must be the id of a call without a result, in an earlier message"
+                refuse(f"{param}.tool_call_id", key, problem)
+            message["name"] = names.pop(key)
+        found.append(message)
+    return found
+
+
+def read_call(param: str, call: Any) -> Message:
+    """Return a call with its arguments as an object, as chat templates expect it."""
+    match call:
+        case {"function": {"name": str(name), "arguments": arguments}}:
+            pass
+        case _:
+            refuse(param, call, "must have a function with name and arguments")
+    param += ".function.arguments"
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError) as error:
+            raise OptionError(param, arguments, f"{param}: must be JSON: {error}") from error
+    if not isinstance(arguments, dict):
+        refuse(param, arguments, "must be a JSON object")
+    check_depth(param, arguments)
+    found: Message = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return found if call.get("id") is None else {"id": str(call["id"]), **found}

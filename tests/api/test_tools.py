@@ -1,0 +1,215 @@
+"""Tools of the Python API: declarations, conversations, and calls in growing text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import jsonschema
+import pytest
+
+from outpace import LLM, OptionError
+from outpace.api.calls import CallParser, ToolCall, parse_calls
+from outpace.api.prompts import validate_prompt
+from outpace.api.tools import read_tool_use
+from outpace.constraint.calls import CALL_FORMATS, CallFormat
+from toolbox import SCHEMAS, TEMPLATES, TOOLS, tool_llm
+
+FORMATS = {form.name: form for form in CALL_FORMATS}
+HARD = ['{"a": "}{\\"] \\\\", "b": [{"c": {}}]}', "{}", '{"name": "x", "d": "</tool_call>"}']
+"""Arguments with brackets, quotes and marks in strings."""
+
+every = pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.name)
+
+
+def written(form: CallFormat, count: int = 3) -> tuple[str, list[ToolCall]]:
+    """The text of some calls, and the calls."""
+    calls = [ToolCall(f"f{n}", arguments) for n, arguments in enumerate(HARD[:count])]
+    calls = calls[: count if form.between else 1]
+    return form.write_calls(calls), calls
+
+
+@every
+def test_calls_are_parsed(form: CallFormat) -> None:
+    """After a text where the format allows one; a text alone has no calls."""
+    text, calls = written(form)
+    assert parse_calls(form, text) == ("", calls)
+    assert parse_calls(None, text) == (text, [])
+    for plain in ("", "a < b", form.marker[:-1], "x" + form.marker[:-1] + "y"):
+        assert parse_calls(form, plain) == (plain, [])
+    after = ("Look: " + text, []) if form.leads else ("Look: ", calls)
+    assert parse_calls(form, "Look: " + text) == after
+
+
+@every
+def test_stream_equals_whole(form: CallFormat) -> None:
+    """Cut at every place, and in pieces of every length."""
+    whole = ("" if form.leads else "A <to b\n") + written(form)[0]
+    expected = parse_calls(form, whole)
+    cuts = [[at] for at in range(len(whole))]
+    cuts += [[*range(size, len(whole), size)] for size in range(1, 9)]
+    for cut in cuts:
+        parser, text = CallParser(form), ""
+        calls: list[list[str]] = []
+        for begin, end in pairwise([0, *cut, len(whole)]):
+            piece, deltas = parser.feed(whole[begin:end])
+            text += piece
+            for number, name, arguments in deltas:
+                if name is not None:
+                    assert number == len(calls)
+                    calls.append([name, ""])
+                calls[number][1] += arguments
+        text += parser.finish()
+        assert (text, [ToolCall(*call) for call in calls]) == expected
+        assert (parser.text, parser.calls) == expected
+
+
+@pytest.mark.parametrize("variant", CALL_FORMATS[0].variants, ids=lambda each: repr(each.begin))
+def test_variants_of_a_call(variant: CallFormat) -> None:
+    """At the beginning, with a declared name, whole and cut at every place."""
+    form = replace(CALL_FORMATS[0], names=("f0", "f1", "f2"))
+    text, calls = written(variant)
+    assert parse_calls(form, text) == ("", calls)
+    for plain in (" " + text, text.replace('"f0"', '"f9"'), variant.begin + "f0"):
+        assert parse_calls(form, plain) == (plain, [])
+    for at in range(len(text)):
+        parser = CallParser(form)
+        assert parser.feed(text[:at])[0] == parser.feed(text[at:])[0] == parser.finish() == ""
+        assert parser.calls == calls
+
+
+@every
+def test_unfinished_call_is_no_call(form: CallFormat) -> None:
+    """As in an answer that was cancelled."""
+    text, calls = written(form, 1)
+    cut = text[: text.index('"b"')]
+    assert parse_calls(form, cut) == ("", [])
+    assert parse_calls(form, text.removesuffix(form.end)) == ("", calls)
+
+
+@pytest.mark.parametrize(
+    ("tools", "choice", "expected"),
+    [
+        (None, None, None),
+        ([], "none", None),
+        (TOOLS, "none", None),
+        (TOOLS, None, (["get_weather", "stop"], True, False)),
+        (TOOLS, "auto", (["get_weather", "stop"], True, False)),
+        (TOOLS, "required", (["get_weather", "stop"], False, False)),
+        (TOOLS, {"type": "function", "function": {"name": "stop"}}, (["stop"], False, True)),
+    ],
+)
+def test_choice_of_tools(tools: Any, choice: Any, expected: Any) -> None:
+    """It selects functions, whether the answer may be text, and whether it is one call."""
+    use = read_tool_use(tools, choice, None)
+    if expected is None:
+        assert use is None
+        return
+    assert use is not None
+    rule = json.loads(use.rule)
+    assert ([f[0] for f in rule["functions"]], rule["free"], rule["single"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("param", "options"),
+    [
+        ("tools", {"tools": "x"}),
+        ("tools[0]", {"tools": [5]}),
+        ("tools[0].function", {"tools": [{"type": "function"}]}),
+        ("tools[0].function.name", {"tools": [{"type": "function", "function": {"name": "ä"}}]}),
+        ("tools[2].function.name", {"tools": TOOLS + TOOLS[:1]}),
+        ("tools", {"tools": TOOLS * 65}),
+        ("tool_choice", {"tool_choice": "auto"}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": "stop"}),
+        ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": 2}),
+        ("tools", {"tools": TOOLS, "regex": "a"}),
+        ("tools", {"tools": TOOLS, "raw": True}),
+        ("stop", {"tools": TOOLS, "stop": "a"}),
+        ("tools", {"tools": TOOLS}),
+        ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}),
+    ],
+)
+def test_invalid_option_is_named(param: str, options: Any) -> None:
+    """Before any computation; the last two by the template."""
+    with pytest.raises(OptionError, match=r"tool|stop") as caught:
+        LLM("tiny-ar").generate("hi", **options)
+    assert caught.value.param == param
+
+
+def test_conversation_with_calls() -> None:
+    """Arguments become objects, results get the name of their function."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    messages = validate_prompt(
+        [
+            {"role": "user", "content": "hi", "tool_calls": None},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "a", "content": [{"type": "text", "text": "7"}]},
+        ]
+    )
+    assert messages[0] == {"role": "user", "content": "hi"}
+    assert messages[1]["content"] == ""
+    assert messages[1]["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
+    assert messages[2] == {"role": "tool", "tool_call_id": "a", "name": "f", "content": "7"}
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_calls_and_results_in_a_loop(name: str) -> None:
+    """An answer is a message of the conversation, with the result after it."""
+    llm = tool_llm("tiny-ar", name)
+    assert llm.text.call_format is FORMATS[name]
+    conversation: list[Any] = [{"role": "user", "content": "Tom has 3 apples."}]
+    (first,) = llm.generate([conversation], tools=TOOLS, tool_choice="required", max_tokens=120)
+    for call in first.tool_calls:
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+    assert first.content == "" and first.message["content"] is None
+    assert (
+        "".join(first.pieces())
+        == first.text
+        == "".join(llm.stream(conversation, tools=TOOLS, tool_choice="required", max_tokens=120))
+    )
+    conversation.append(first.message)
+    for call in first.message["tool_calls"]:
+        conversation.append({"role": "tool", "tool_call_id": call["id"], "content": "Oslo"})
+    prompt = llm.text.render_chat(validate_prompt(conversation), {})
+    assert first.tool_calls[0].name in prompt and prompt.count("Oslo") == len(first.tool_calls)
+    (second,) = llm.generate([conversation], tools=TOOLS, max_tokens=3)
+    assert second.content and second.message == {"role": "assistant", "content": second.text}
+
+
+def test_template_without_calls_has_them_as_text() -> None:
+    """As that of SmolLM3, which also has another name for the tools."""
+    template = (
+        TEMPLATES["tool_call"]
+        .replace("if tools", "if xml_tools")
+        .replace("in tools", "in xml_tools")
+    )
+    begin, end = (
+        template.index("{%- elif m.role == 'assistant' and"),
+        template.index("{%- elif m.role == 'assistant' %}"),
+    )
+    llm = LLM("tiny-ar")
+    assert llm.text.tokenizer is not None
+    llm.text.tokenizer.chat_template = template[:begin] + template[end:]
+    call = {"type": "function", "function": {"name": "stop", "arguments": {"é": 1}}}
+    messages: list[Any] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "tool_calls": [call, call]},
+        {"role": "tool", "name": "stop", "content": "c"},
+    ]
+    use = read_tool_use(TOOLS, None, None)
+    text = llm.text.decode(llm.text.encode(messages, tools=use))
+    one = '<tool_call>\n{"name": "stop", "arguments": {"é": 1}}\n</tool_call>'
+    assert text.startswith("<tools>get_weatherstop</tools>")
+    assert text.endswith(f"a\nb\n{one}\n{one}\nstop: c\n")
+
+
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", TEMPLATES["array"] + "[ARGS]"])
+def test_unknown_format_is_named(template: str) -> None:
+    """For tools, and for a conversation that a template would leave out."""
+    llm = LLM("tiny-ar")
+    assert llm.text.tokenizer is not None
+    llm.text.tokenizer.chat_template = template
+    with pytest.raises(OptionError, match="describe tools in a known format"):
+        llm.generate("hi", tools=TOOLS)

@@ -1,0 +1,197 @@
+"""Automata of calls, and the formats of chat templates."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+
+from constrained import CASES
+from outpace.api.options import Options
+from outpace.constraint.algebra import dfa_accepts
+from outpace.constraint.calls import CALL_FORMATS, CallFormat, find_call_format, tools_dfa
+from outpace.methods import Method
+from toolbox import TEMPLATES, tool_llm, tool_model
+
+every = pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.name)
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+FUNCTIONS = [("get", 0, CITY), ("get_all", 1, {"type": "object", "properties": {}})]
+CALLS = [("get", '{"city": "Oslo"}'), ("get_all", "{}")]
+
+
+def source(**changes: Any) -> str:
+    """Text of a rule for two functions."""
+    rule = {"functions": FUNCTIONS, "free": False, "single": False, "loose": False, **changes}
+    return json.dumps(rule)
+
+
+@every
+def test_automaton_accepts_calls(form: CallFormat) -> None:
+    """All of a conversation's, or one; nothing else."""
+    several, single = tools_dfa(source(), form), tools_dfa(source(single=True), form)
+    for call in CALLS:
+        text = form.write_calls([call]).encode()
+        assert dfa_accepts(several, text) and dfa_accepts(single, text)
+        for broken in (text[:-1], text[1:], text + b" ", text.replace(b"get", b"set"), b"", b"hi"):
+            assert not dfa_accepts(several, broken)
+    both = form.write_calls(CALLS * 2).encode()
+    assert dfa_accepts(several, both) == (form.between is not None)
+    assert not dfa_accepts(single, both)
+    for name, arguments in (("get", "{}"), ("get_all", '{"city": "Oslo"}'), ("get", '{"city": 5}')):
+        assert not dfa_accepts(several, form.write_calls([(name, arguments)]).encode())
+
+
+@every
+def test_free_text_has_no_marker(form: CallFormat) -> None:
+    """Every text without it is accepted, in which calls may follow; the states say which is one."""
+    dfa = tools_dfa(source(free=True), form)
+    call = form.write_calls(CALLS[:1])
+    marker, front = form.marker, form.marker[:-1]
+    plain = ["", "hi", "é\n", front, front + front, "x" + front + "y", marker[:2] * 3, front + " "]
+    plain += [marker[:1] + marker[:n] for n in range(len(marker))]
+    for text in plain:
+        assert dfa_accepts(dfa, text.encode()), text
+        assert dfa_accepts(dfa, (text + call).encode()), text
+        assert dfa_accepts(dfa, (text + marker).encode()) == (form.leads and text != ""), text
+        state = 0
+        for byte in text.encode():
+            state = int(dfa.table[state, byte])
+        assert state < dfa.num_open
+
+
+@pytest.mark.parametrize("variant", CALL_FORMATS[0].variants, ids=lambda each: repr(each.begin))
+def test_variant_of_a_call(variant: CallFormat) -> None:
+    """Only at the beginning, and only with the name of a function; any other text is free."""
+    form = CALL_FORMATS[0]
+    dfa = tools_dfa(source(free=True, loose=True), form)
+    call = variant.write_calls(CALLS[:1])
+    for text in (call, form.write_calls(CALLS), "hi " + form.write_calls(CALLS[:1])):
+        assert dfa_accepts(dfa, text.encode()), text
+    assert dfa_accepts(dfa, variant.write_calls(CALLS).encode()) == (variant.between is not None)
+    head = f"{variant.begin}get{variant.middle}"
+    for end in range(len(head)):
+        for text in (head[:end], head[:end] + "x", head[:end] + form.write_calls(CALLS)):
+            assert dfa_accepts(dfa, text.encode()), text
+        assert not dfa_accepts(dfa, (head[:end] + form.marker).encode())
+    assert not dfa_accepts(dfa, head.encode())
+    assert not dfa_accepts(dfa, (call + "x").encode())
+    assert dfa_accepts(dfa, (" " + head).encode())
+    assert dfa_accepts(dfa, variant.write_calls([("nobody", "5")]).encode())
+
+
+@pytest.mark.parametrize(
+    ("template", "name"),
+    [
+        *((TEMPLATES[form.name], form.name) for form in CALL_FORMATS),
+        ({"default": "{{ messages }}", "tool_use": TEMPLATES["tool_call"]}, "tool_call"),
+        (r'{{ "<tool_call>{\"name\": <name>, \"arguments\": <json>}</tool_call>" }}', "tool_call"),
+        ("<tool_call>\n<function=name>\n<parameter=x>arguments", None),
+        ("<tool_call>name\n<arg_key>arguments", None),
+        ("[TOOL_CALLS]name[ARGS]{}", None),
+        ("{{ messages[0].content }}", None),
+        (None, None),
+    ],
+)
+def test_format_of_a_template(template: Any, name: str | None) -> None:
+    """By the marks that it describes."""
+    found = find_call_format(template)
+    assert (found and found.name) == name
+
+
+STRING: Any = {"type": "string", "maxLength": 6}
+VALUES: dict[str, Any] = {
+    "string": STRING,
+    "integer": {"type": "integer", "minimum": -5, "maximum": 40},
+    "number": {"type": "number", "minimum": 0, "maximum": 1},
+    "boolean": {"type": "boolean"},
+    "null": {"type": ["null", "boolean"]},
+    "enum": {"enum": ["celsius", "fahrenheit", 3, None]},
+    "const": {"const": "fixed"},
+    "date": {"type": "string", "format": "date"},
+    "pattern": {"type": "string", "pattern": "^[A-Z]{2}[0-9]{2}$"},
+    "array": {"type": "array", "items": {"type": "integer", "maximum": 99}, "maxItems": 3},
+    "pair": {
+        "type": "array",
+        "prefixItems": [STRING, {"type": "boolean"}],
+        "items": False,
+        "minItems": 2,
+    },
+    "object": {"type": "object", "properties": {"x": STRING}, "required": ["x"]},
+    "union": {"anyOf": [{"type": "boolean"}, {"type": "array", "items": STRING, "maxItems": 1}]},
+}
+SCHEMAS: list[Any] = [
+    *(
+        {"type": "object", "properties": {"v": value}, "required": ["v"]}
+        for value in VALUES.values()
+    ),
+    *({"type": "object", "properties": {"v": value, "w": STRING}} for value in VALUES.values()),
+    *(
+        {
+            "properties": {"first": value, "second": VALUES["integer"]},
+            "required": ["second"],
+            "additionalProperties": False,
+        }
+        for value in VALUES.values()
+    ),
+    {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/place"}},
+        "required": ["at"],
+        "$defs": {
+            "place": {"type": "object", "properties": {"city": STRING}, "required": ["city"]}
+        },
+    },
+]
+"""Schemas of arguments, as those of public sets of function calls."""
+
+
+def method_in(form: str, method: Method) -> Method:
+    """A method whose further models have the tokens of a format."""
+    names = {role: name for role, name in method.model_names().items() if name == "tiny-aux"}
+    return method.__class__(
+        **{**vars(method), **{role: tool_model(name, form) for role, name in names.items()}}
+    )
+
+
+def check_required(form: str, name: str, method: Method, temperature: float, number: int) -> None:
+    """Assert that calls of a function and of another are valid."""
+    functions = {"f": SCHEMAS[number], "g": SCHEMAS[number - 1]}
+    tools = [
+        {"type": "function", "function": {"name": key, "parameters": schema}}
+        for key, schema in functions.items()
+    ]
+    options: Options = {
+        "method": method_in(form, method),
+        "tools": tools,
+        "tool_choice": "required",
+        "max_tokens": 160,
+        "temperature": temperature,
+        "seed": number,
+    }
+    (output,) = tool_llm(name, form).generate("Tom has 3 apples.", **options)
+    assert output.finish_reason == "stop" and output.tool_calls and output.content == ""
+    for call in output.tool_calls:
+        jsonschema.Draft202012Validator(functions[call.name]).validate(json.loads(call.arguments))
+
+
+@pytest.mark.parametrize(("name", "method"), CASES[::5], ids=str)
+def test_required_calls_validate(name: str, method: Method) -> None:
+    """A few schemas, formats in turn."""
+    for number in range(4):
+        form = CALL_FORMATS[number % len(CALL_FORMATS)].name
+        check_required(form, name, method, number % 2, 7 * number)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize(("name", "method"), CASES, ids=str)
+@every
+def test_all_required_calls_validate(
+    form: CallFormat, name: str, method: Method, temperature: float
+) -> None:
+    """Each of forty schemas, with every method and format."""
+    assert len(SCHEMAS) == 40
+    for number in range(40):
+        check_required(form.name, name, method, temperature, number)

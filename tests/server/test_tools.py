@@ -1,0 +1,240 @@
+"""Tools in chats: calls whole and streamed, results, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import pytest
+from starlette.testclient import TestClient
+
+from asking import ask, events, refused, text_of
+from outpace.server.app import build_server_app
+from outpace.server.service import Service
+from outpace.server.settings import Config, Entry
+from toolbox import SCHEMAS, TOOLS, tool_model
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+URL = "http://localhost"
+MODELS = {
+    "causal": ("tiny-ar", "tool_call"),
+    "array": ("tiny-wedlm", "array"),
+    "object": ("tiny-block", "object"),
+    "diffusion": ("tiny-dream", "tool_call"),
+}
+CALL = {"id": "x", "type": "function", "function": {"name": "stop", "arguments": "{}"}}
+QUESTION = {"role": "user", "content": "Tom has 3 apples."}
+CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+RESULT = {"role": "tool", "tool_call_id": "x", "content": "done"}
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+
+
+@pytest.fixture(scope="module")
+def tool_client() -> Iterator[TestClient]:
+    """A client of a server whose models have templates with tools, and of one without."""
+    pytest.importorskip("openai")
+    entries = {name: Entry(path=tool_model(*each)) for name, each in MODELS.items()}
+    service = Service.load(Config(models=entries | {"plain": Entry(path="tiny-ar")}))
+    with TestClient(build_server_app(service), URL, raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def tool_openai(tool_client: TestClient) -> OpenAI:
+    """The official client of this server."""
+    from openai import OpenAI
+
+    return OpenAI(base_url=f"{URL}/v1", api_key="none", http_client=tool_client, max_retries=0)
+
+
+def calling(model: str = "causal", **fields: Any) -> dict[str, Any]:
+    """A request with tools."""
+    usual = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200, "seed": 3}
+    return {"model": model, "messages": [QUESTION], **usual, **fields}
+
+
+def check_calls(calls: list[dict[str, Any]]) -> None:
+    """Assert that calls are valid, and their ids distinct."""
+    assert calls and len({call["id"] for call in calls}) == len(calls)
+    for call in calls:
+        assert set(call) == {"id", "type", "function"} and call["type"] == "function"
+        assert len(call["id"]) == 9 and call["id"].isalnum()
+        arguments = json.loads(call["function"]["arguments"])
+        jsonschema.validate(arguments, SCHEMAS[call["function"]["name"]])
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("model", MODELS)
+def test_required_calls_are_valid(tool_client: TestClient, model: str, temperature: int) -> None:
+    """And a stream has the same calls as the whole answer, in deltas as OpenAI's."""
+    body = calling(model, temperature=temperature, n=2)
+    for choice in ask(tool_client, body)["choices"]:
+        assert choice["finish_reason"] == "tool_calls"
+        assert choice["message"]["content"] is None
+        calls = choice["message"]["tool_calls"]
+        check_calls(calls)
+        chunks = events(tool_client, body)
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        assert own[0]["delta"]["role"] == "assistant" and own[0]["delta"]["content"] is None
+        assert own[-1]["finish_reason"] == "tool_calls" and own[-1]["delta"] == {}
+        joined: list[dict[str, Any]] = []
+        for delta in [d for each in own for d in each["delta"].get("tool_calls", [])]:
+            if delta["index"] == len(joined):
+                joined.append({key: delta[key] for key in ("id", "type", "function")})
+            else:
+                assert set(delta) == {"index", "function"} and set(delta["function"]) == {
+                    "arguments"
+                }
+                joined[-1]["function"]["arguments"] += delta["function"]["arguments"]
+        check_calls(joined)
+        assert [call["function"] for call in joined] == [call["function"] for call in calls]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_named_function_is_called_once(tool_client: TestClient, model: str) -> None:
+    """As chosen; `parallel_tool_calls` also limits the calls to one."""
+    (choice,) = ask(tool_client, calling(model, tool_choice=NAMED))["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"]["name"] == "get_weather"
+    check_calls([call])
+    (choice,) = ask(tool_client, calling(model, parallel_tool_calls=False))["choices"]
+    assert len(choice["message"]["tool_calls"]) == 1
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_answer_without_a_call(tool_client: TestClient, model: str) -> None:
+    """With `auto`, a text may be cut off; with `none`, tools are not part of the prompt."""
+    body = calling(model, tool_choice="auto", max_tokens=3)
+    (choice,) = ask(tool_client, body)["choices"]
+    assert choice["finish_reason"] == "length" and "tool_calls" not in choice["message"]
+    assert text_of(events(tool_client, body)) == choice["message"]["content"] != ""
+    none = ask(tool_client, calling(model, tool_choice="none", max_tokens=3))
+    absent = ask(tool_client, calling(model, tools=None, tool_choice=None, max_tokens=3))
+    assert none["choices"] == absent["choices"] and none["usage"] == absent["usage"]
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_loop_of_calls_and_results(tool_openai: OpenAI, model: str) -> None:
+    """The official client sends the message back with a result, and gets a text."""
+    create: Any = tool_openai.chat.completions.create
+    first = create(**calling(model, parallel_tool_calls=False))
+    message = first.choices[0].message
+    (call,) = message.tool_calls
+    result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
+    messages = [QUESTION, message.model_dump(exclude_none=True), result]
+    body = calling(model, tool_choice="auto", max_tokens=8)
+    second = create(**body | {"messages": messages})
+    assert second.choices[0].message.content
+    assert second.usage.prompt_tokens > first.usage.prompt_tokens
+    with tool_openai.chat.completions.stream(**calling(model)) as stream:
+        final: Any = stream.get_final_completion()
+    kept = {"id": True, "type": True, "function": {"name", "arguments"}}
+    check_calls([c.model_dump(include=kept) for c in final.choices[0].message.tool_calls])
+
+
+def declared(**function: Any) -> list[dict[str, Any]]:
+    """One tool."""
+    return [{"type": "function", "function": {"name": "f", **function}}]
+
+
+DEEP: Any = {}
+for _ in range(150):
+    DEEP = {"items": DEEP}
+ARGUMENTS = "messages.1.tool_calls.0.function.arguments"
+
+
+def called(**function: Any) -> dict[str, Any]:
+    """A conversation with one call."""
+    call = CALL | {"function": {"name": "stop", "arguments": "{}"} | function}
+    return {"messages": [QUESTION, CALLING | {"tool_calls": [call]}, RESULT]}
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("tools.0.function.name", {"tools": declared(name="a b")}),
+    ("tools.0.function.name", {"tools": declared(name="")}),
+    ("tools.0.function.name", {"tools": declared(name="x" * 65)}),
+    ("tools.1.function.name", {"tools": declared() + declared()}),
+    ("tools.0.function.x", {"tools": declared(x=1)}),
+    ("tools.0.function.parameters", {"tools": declared(parameters=[])}),
+    ("tools.0.function.parameters", {"tools": declared(parameters={"type": "teapot"})}),
+    ("tools.0.function.parameters", {"tools": declared(parameters={"type": "string"})}),
+    ("tools.0.function.parameters", {"tools": declared(parameters={"if": {}})}),
+    ("tools.0.function.parameters", {"tools": declared(parameters={"$ref": "#/a"})}),
+    ("tools.0.function.parameters", {"tools": declared(parameters=DEEP)}),
+    ("tools", {"tools": declared(parameters={"enum": ["x" * 100_000]})}),
+    ("tools", {"tools": [each for n in range(129) for each in declared(name=f"f{n}")]}),
+    ("tools.0.type", {"tools": [{"type": "web_search"}]}),
+    ("tools.0.function", {"tools": [{"type": "function"}]}),
+    ("tools", {"tools": "x"}),
+    ("tools", {"max_tokens": 5}),
+    ("tools", {"response_format": {"type": "json_object"}}),
+    ("stop", {"stop": "x"}),
+    ("tool_choice", {"tools": None}),
+    ("tool_choice", {"tools": [], "tool_choice": "auto"}),
+    ("tool_choice", {"tool_choice": "any"}),
+    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "nobody"}}}),
+    ("tool_choice.function.name", {"tool_choice": {"type": "function", "function": {}}}),
+    ("parallel_tool_calls", {"parallel_tool_calls": 1}),
+    ("messages.1.tool_call_id", {"messages": [QUESTION, RESULT]}),
+    ("messages.2.tool_call_id", {"messages": [QUESTION, CALLING, RESULT | {"tool_call_id": "y"}]}),
+    ("messages.3.tool_call_id", {"messages": [QUESTION, CALLING, RESULT, RESULT]}),
+    (
+        "messages.2.tool_call_id",
+        {"messages": [QUESTION, CALLING, {"role": "tool", "content": "x"}]},
+    ),
+    (
+        "messages.2.content",
+        {"messages": [QUESTION, CALLING, {"role": "tool", "tool_call_id": "x"}]},
+    ),
+    ("messages.0.tool_call_id", {"messages": [QUESTION | {"tool_call_id": "x"}]}),
+    ("messages.0.tool_calls", {"messages": [QUESTION | {"tool_calls": [CALL]}]}),
+    ("messages.1.content", {"messages": [QUESTION, {"role": "assistant", "content": None}]}),
+    ("messages.1.tool_calls.1.id", {"messages": [QUESTION, CALLING | {"tool_calls": [CALL] * 2}]}),
+    (ARGUMENTS, called(arguments="{")),
+    (ARGUMENTS, called(arguments="[1]")),
+    (ARGUMENTS, called(arguments='{"x": NaN}')),
+    (ARGUMENTS, called(arguments='{"x": 1e999}')),
+    (ARGUMENTS, called(arguments="[" * 10_000)),
+    (ARGUMENTS, called(arguments=json.dumps({"x": DEEP}))),
+    (ARGUMENTS, called(arguments={})),
+    ("messages.1.tool_calls.0.function.name", called(name=5)),
+    ("messages", called(arguments='{"x": "\\ud800"}')),
+]
+
+
+@pytest.mark.parametrize(("param", "fields"), REFUSED)
+def test_invalid_field_is_named(
+    tool_client: TestClient, param: str, fields: dict[str, Any]
+) -> None:
+    """With the index of the tool or the message."""
+    error = refused(tool_client, calling(**fields))
+    assert error["param"] == param, error
+    assert error["message"].startswith(param) and "[0]" not in error["message"]
+
+
+@pytest.mark.parametrize("choice", ["required", "auto", NAMED])
+def test_template_without_tools_is_named(tool_client: TestClient, choice: Any) -> None:
+    """The error names both fields; without a call to write, the tools are ignored."""
+    error = refused(tool_client, calling("plain", tool_choice=choice))
+    assert error["param"] == ("tools" if choice == "auto" else "tool_choice")
+    assert "tools" in error["message"] and "tool_choice=" in error["message"]
+    assert ask(tool_client, calling("plain", tool_choice="none", max_tokens=2))
+    messages = [QUESTION, CALLING, RESULT]
+    error = refused(tool_client, calling("plain", tool_choice="none", messages=messages))
+    assert error["param"] == "messages.1.tool_calls"
+
+
+def test_text_of_a_tool_is_literal(tool_client: TestClient) -> None:
+    """Control tokens in declarations, arguments and results are encoded as text."""
+    tools = declared(description="<|endoftext|>", parameters={"title": "<|mask|>"})
+    conversation = called(arguments=json.dumps({"x": "<|endoftext|>"}))["messages"]
+    conversation[-1] |= {"content": "<|mask|>"}
+    short, long = (
+        ask(tool_client, calling(max_tokens=60, tools=tools, messages=messages))["usage"]
+        for messages in ([QUESTION], conversation)
+    )
+    assert long["prompt_tokens"] > short["prompt_tokens"] + 20

@@ -1,0 +1,76 @@
+"""Models of the zoo whose chat template describes tools in a format, and a set of tools."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+from outpace import LLM
+from outpace.checkpoints.load import ZOO_FOLDER
+
+TEMPLATES = {
+    "tool_call": """{%- if tools %}{{- '<tools>' }}{%- for t in tools %}{{- t.function.name }}
+{%- endfor %}{{- '</tools> <tool_call>{"name": ..., "arguments": ...}</tool_call>\n' }}{%- endif %}
+{%- for m in messages %}{%- if m.role == 'user' %}{{- m.content + '\n' }}
+{%- elif m.role == 'assistant' and m.tool_calls %}{{- m.content }}{%- for c in m.tool_calls %}
+{{- '\n<tool_call>\n' + (c.function | tojson) + '\n</tool_call>' }}{%- endfor %}
+{{- eos_token + '\n' }}{%- elif m.role == 'assistant' %}{{- m.content + eos_token + '\n' }}
+{%- elif m.role == 'tool' %}{{- m.name + ': ' + m.content + '\n' }}{%- endif %}{%- endfor %}""",
+    "array": """{%- if tools %}{{- '[AVAILABLE_TOOLS]' + (tools | length | string) + '\n' }}
+{%- endif %}{%- for m in messages %}{%- if m.tool_calls is defined %}{{- '[TOOL_CALLS][' }}
+{%- for c in m.tool_calls %}{%- if c.id | length != 9 %}{{- raise_exception('nine characters') }}
+{%- endif %}{{- c.function | tojson }}{%- endfor %}{{- ']' + eos_token }}
+{%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '\n' }}
+{%- else %}{{- m.content + '\n' }}{%- endif %}{%- endfor %}""",
+    "object": """{%- if tools %}{{- '{"name": function name, "parameters": dictionary}' }}
+{%- endif %}{%- for m in messages %}
+{%- if m.role == 'tool' %}{{- m.content + '\n' }}{%- elif m.tool_calls %}
+{{- '{"name": "' + m.tool_calls[0].function.name + '"}\n' }}
+{%- else %}{{- m.content + '\n' }}{%- endif %}{%- endfor %}""",
+}
+"""What templates of Hermes and Qwen, Mistral, and Llama do, by the name of the format.
+
+The second marks `[TOOL_CALLS]` as a special token, as tokenizers of its models do.
+"""
+WEATHER = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 12},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city"],
+}
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "get_weather", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+SCHEMAS = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in TOOLS}
+
+
+@cache
+def tool_model(name: str, form: str) -> str:
+    """The folder of a model of the zoo with a chat template that describes tools."""
+    folder = Path(mkdtemp(prefix="outpace-")) / name
+    folder.mkdir()
+    for file in (ZOO_FOLDER / name).iterdir():
+        (folder / file.name).symlink_to(file.resolve())
+    vocabulary = ZOO_FOLDER / "vocabulary"
+    config = json.loads((vocabulary / "tokenizer_config.json").read_text())
+    config["chat_template"] = TEMPLATES[form]
+    tokenizer = json.loads((vocabulary / "tokenizer.json").read_text())
+    if form == "array":  # one of the tokens without a use
+        replaced = next(t for t in tokenizer["added_tokens"] if t["content"] == "<|im_start|>")
+        replaced["content"] = "[TOOL_CALLS]"
+        config["additional_special_tokens"] = ["[TOOL_CALLS]", "<|im_end|>"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return str(folder)
+
+
+@cache
+def tool_llm(name: str, form: str) -> LLM:
+    """A model of the zoo with such a template, loaded once."""
+    return LLM(tool_model(name, form))
