@@ -111,9 +111,8 @@ class LLM:
         check_quantize(quantize, self.device, self.dtype)
         check_attention(attention, self.device)
         check_compile(compile, self.device, tensor_parallel)
-        runner = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
-        recorder = make_recorder(graphs, self.device, tensor_parallel)
-        self.runner_options = {**runner, "record": recorder}
+        own = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
+        self.runner_options = own | {"record": make_recorder(graphs, self.device, tensor_parallel)}
         self.group = TensorParallelGroup.join_processes(tensor_parallel, self.device, quantize)
         self.device = self.group.device
         quantize = default_quantize(quantize, dtype, self.device, tensor_parallel)

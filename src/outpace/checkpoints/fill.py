@@ -93,6 +93,7 @@ def fill_model(
             model.set_submodule(prefix, stored(module))
         elif narrow is not None and (quantized := narrow(module)) is not module:
             model.set_submodule(prefix, quantized)
+            module.register_parameter("weight", None)  # frees it: the list keeps the module alive
     rotary = torch.float32 if model.config.rope.float32 else dtype
     model.cos, model.sin = (table.to(device, rotary) for table in model.build_rotary_tables())
     model.eval()
