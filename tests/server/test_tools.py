@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from copy import deepcopy
+from random import Random
 from typing import TYPE_CHECKING, Any
 
 import jsonschema
@@ -238,3 +240,57 @@ def test_text_of_a_tool_is_literal(tool_client: TestClient) -> None:
         for messages in ([QUESTION], conversation)
     )
     assert long["prompt_tokens"] > short["prompt_tokens"] + 20
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of all parts of a request."""
+    yield at
+    inner = enumerate(value) if isinstance(value, list) else ()
+    for key, part in value.items() if isinstance(value, dict) else inner:
+        yield from places(part, (*at, key))
+
+
+ODD: list[Any] = [
+    *("{}", "{", "[]", '{"a": NaN}', "none", "auto", "tool", "stop", "x", "\ud800", "a" * 9999),
+    *(None, True, 5, [], {}, TOOLS[0], CALL, {"type": "object"}, {"$ref": "#"}, {"const": 5}, DEEP),
+    {"type": "object", "properties": {"x": {"type": "string", "maxLength": 5000}}},
+    {"type": "object", "properties": {"a": {"$ref": "#"}}},
+]
+"""Values to put anywhere."""
+
+
+def attack(client: TestClient, rng: Random) -> int:
+    """Send a request with tools of which some parts were changed; return its status."""
+    messages = deepcopy([QUESTION, CALLING, RESULT])
+    choice = rng.choice(["required", "auto", "none", deepcopy(NAMED)])
+    body = calling(rng.choice([*MODELS]), tools=deepcopy(TOOLS), tool_choice=choice)
+    body |= {"messages": messages, "max_tokens": 60, "stream": rng.random() < 0.3}
+    for _ in range(rng.choice([1, 1, 2])):
+        *path, last = rng.choice([at for at in places(body) if at and at[0] in CHANGED])
+        part: Any = body
+        for key in path:
+            part = part[key]
+        if isinstance(part, list) and rng.random() < 0.2:
+            part.append(deepcopy(part[last]))
+        else:
+            part[last] = deepcopy(rng.choice(ODD))
+    response = client.post("/v1/chat/completions", content=json.dumps(body))
+    if response.status_code == 200:
+        assert not body["stream"] or response.text.endswith("data: [DONE]\n\n"), body
+    else:
+        assert response.status_code == 400, (body, response.text)
+        assert response.json()["error"]["param"] or "valid JSON" in response.text, body
+    return response.status_code
+
+
+CHANGED = ("messages", "tools", "tool_choice", "parallel_tool_calls")
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.exhaustive)])
+def test_hostile_tools(tool_client: TestClient, count: int) -> None:
+    """Each is answered or refused by name, and a usual request is as before."""
+    before = ask(tool_client, calling())["choices"][0]["message"]["tool_calls"]
+    rng = Random(count)
+    assert {attack(tool_client, rng) for _ in range(count)} == {200, 400}
+    after = ask(tool_client, calling())["choices"][0]["message"]["tool_calls"]
+    assert [call["function"] for call in before] == [call["function"] for call in after]

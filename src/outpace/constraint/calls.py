@@ -82,8 +82,8 @@ CALL_FORMATS = (
         middle='", "arguments": ',
         between='}\n</tool_call>\n<tool_call>\n{"name": "',
         end="}\n</tool_call>",
-        required=("<tool_call>", "arguments"),
-        foreign=("<function=", "<arg_key>"),
+        required=("<tool_call>", '"name"', '"arguments"'),
+        foreign=("<function=", "<arg_key>", "<tool_sep>", "<tool_calls>"),
         variants=(
             CallFormat(
                 begin='{"name": "', middle='", "arguments": ', between='}\n{"name": "', end="}"

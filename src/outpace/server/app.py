@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from outpace.server import document
+from outpace.server import document, tokens
 from outpace.server.guard import GuardMiddleware
 from outpace.server.http_error import HttpError
 from outpace.server.page import PlaygroundPage
@@ -61,6 +61,7 @@ def build_server_app(service: Service) -> FastAPI:
     """Return the application of a server with all routes."""
     app = build_guarded_app(service.settings)
     add_completion_routes(app, service)
+    add_token_routes(app, service)
     add_model_routes(app, service)
     add_status_routes(app, service)
     cached_documents: list[dict[str, Any]] = []
@@ -100,6 +101,30 @@ def add_completion_routes(app: FastAPI, service: Service) -> None:
         return await respond(
             service, request, parse_request(CompletionRequest, await request.body())
         )
+
+
+def add_token_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes that convert prompts to token ids and back."""
+
+    @app.post(
+        "/tokenize",
+        response_class=Response,
+        responses=describe_responses("Tokens") | document.error_responses(400, 404, 503),
+        openapi_extra=document.request_body(ChatRequest, CompletionRequest),
+    )
+    async def tokenize(request: Request) -> Response:
+        """Return the token ids of the prompt of a chat or a completion."""
+        return json_response(await tokens.tokenize(service, await request.body()))
+
+    @app.post(
+        "/detokenize",
+        response_class=Response,
+        responses=describe_responses("Prompt") | document.error_responses(400, 404),
+        openapi_extra=document.request_body(tokens.DetokenizeRequest),
+    )
+    async def detokenize(request: Request) -> Response:
+        """Return the text of token ids."""
+        return json_response(await tokens.detokenize(service, await request.body()))
 
 
 async def respond(

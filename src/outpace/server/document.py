@@ -9,6 +9,7 @@ from pydantic import BaseModel
 
 from outpace.server.http_error import ERROR_SCHEMA
 from outpace.server.schema import ChatRequest, CompletionRequest
+from outpace.server.tokens import DetokenizeRequest
 
 OpenApiObject = dict[str, Any]
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
@@ -61,12 +62,15 @@ def completion_responses(name: str) -> dict[int | str, OpenApiObject]:
     return {200: ok, **error_responses(400, 404, 429, 500, 503)}
 
 
-def request_body(model: type[BaseModel]) -> OpenApiObject:
-    """Return `openapi_extra` with the body of a route."""
+def request_body(*models: type[BaseModel]) -> OpenApiObject:
+    """Return `openapi_extra` with the body of a route, of one of some models."""
+    schemas = [schema_reference(model.__name__) for model in models]
     return {
         "requestBody": {
             "required": True,
-            **media_content("application/json", schema_reference(model.__name__)),
+            **media_content(
+                "application/json", schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+            ),
         }
     }
 
@@ -74,7 +78,7 @@ def request_body(model: type[BaseModel]) -> OpenApiObject:
 def complete_document(document: OpenApiObject, models: Iterable[str]) -> OpenApiObject:
     """Add the schemas and the model names to FastAPI's document."""
     schemas: OpenApiObject = {"Error": ERROR_SCHEMA, **ANSWER_SCHEMAS}
-    for model in (ChatRequest, CompletionRequest):
+    for model in (ChatRequest, CompletionRequest, DetokenizeRequest):
         json_schema = model.model_json_schema(ref_template=SCHEMA_REFERENCE)
         json_schema["properties"]["model"]["enum"] = [*models]
         schemas |= json_schema.pop("$defs", {}) | {model.__name__: json_schema}
@@ -149,5 +153,11 @@ ANSWER_SCHEMAS: OpenApiObject = {
     "Models": object_schema(
         object={"const": "list"}, data={"type": "array", "items": schema_reference("Model")}
     ),
+    "Tokens": object_schema(
+        count=INTEGER_SCHEMA,
+        max_model_len=INTEGER_SCHEMA,
+        tokens={"type": "array", "items": INTEGER_SCHEMA},
+    ),
+    "Prompt": object_schema(prompt=STRING_SCHEMA),
     "Status": object_schema(status=STRING_SCHEMA),
 }

@@ -1,0 +1,78 @@
+"""Token ids of a prompt, and text of token ids."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from pydantic_core import from_json
+
+from outpace.server.bounds import Name, StrictModel
+from outpace.server.http_error import HttpError
+from outpace.server.parsing import check_body_complexity, parse_request
+from outpace.server.request_handler import RequestHandler
+from outpace.server.schema import BoundedTokenIds, ChatRequest, CompletionRequest
+from outpace.server.service import Service
+
+
+class DetokenizeRequest(StrictModel):
+    """Token ids whose text is wanted."""
+
+    model: Name
+    tokens: BoundedTokenIds
+
+
+def parse_prompt_request(body: bytes) -> ChatRequest | CompletionRequest:
+    """Return a request for a chat or, without messages, for a completion.
+
+    Raises:
+        HttpError: If a field is invalid.
+    """
+    check_body_complexity(body)
+    try:
+        value = from_json(body)
+    except ValueError:
+        value = None  # `parse_request` raises the error
+    if isinstance(value, dict) and "messages" in value:
+        return parse_request(ChatRequest, body)
+    return parse_request(CompletionRequest, body)
+
+
+async def tokenize(service: Service, body: bytes) -> dict[str, Any]:
+    """Return the token ids of the prompt of a request, which is not answered.
+
+    Raises:
+        HttpError: If the request is invalid, or has several prompts.
+    """
+    handler = RequestHandler(service, parse_prompt_request(body))
+    if len(handler.prompts) > 1:
+        raise HttpError(400, "prompt: must be one prompt here", param="prompt")
+    engine = handler.model.engine
+    encode = partial(engine.encode_prompt, handler.prompts[0][0], handler.options)
+    try:
+        tokens = await asyncio.get_running_loop().run_in_executor(engine.tokenizer_executor, encode)
+    except ValueError as error:
+        raise handler.validation_error(error) from None
+    length = handler.model.config.max_length
+    return {"count": len(tokens), "max_model_len": length, "tokens": tokens}
+
+
+async def detokenize(service: Service, body: bytes) -> dict[str, Any]:
+    """Return the text of token ids, with special tokens.
+
+    Raises:
+        HttpError: If the request is invalid.
+    """
+    request = parse_request(DetokenizeRequest, body)
+    model = service.find_model(request.model)
+    size = model.text.vocab_size
+    if size is None:
+        raise HttpError(400, f"model: {model.name} has no tokenizer", param="model")
+    for place, token in enumerate(request.tokens):
+        if token >= size:
+            param = f"tokens.{place}"
+            raise HttpError(400, f"{param}: must be less than {size}, got {token}", param=param)
+    decode = partial(model.text.decode, request.tokens, special=True)
+    text = await asyncio.get_running_loop().run_in_executor(model.engine.tokenizer_executor, decode)
+    return {"prompt": text}

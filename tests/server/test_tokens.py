@@ -1,0 +1,66 @@
+"""Token ids of prompts, and text of token ids."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from asking import QUESTION, ask, chat, completion
+from outpace import LLM
+
+
+def post(client: TestClient, route: str, body: Any, status: int = 200) -> dict[str, Any]:
+    """The reply of a route."""
+    response = client.post(route, json=body)
+    assert response.status_code == status, response.text
+    found: dict[str, Any] = response.json()
+    return found if status == 200 else found["error"]
+
+
+@pytest.mark.parametrize("body", [chat(max_tokens=1), completion(max_tokens=1)])
+def test_tokens_are_those_of_the_prompt(client: TestClient, body: dict[str, Any]) -> None:
+    """As counted in the usage of an answer; their text is that of the template."""
+    found = post(client, "/tokenize", body)
+    llm = LLM("tiny-ar")
+    assert found["tokens"] == llm.text.encode(QUESTION)
+    assert found["count"] == len(found["tokens"])
+    assert found["count"] == ask(client, body)["usage"]["prompt_tokens"]
+    assert found["max_model_len"] == 512
+    text = post(client, "/detokenize", {"model": "tiny-ar", "tokens": found["tokens"]})
+    assert text == {"prompt": QUESTION + "\n"}
+
+
+def test_special_tokens_are_shown(client: TestClient) -> None:
+    """In the text of token ids; a prompt has them as plain text."""
+    (token,) = LLM("tiny-ar").text.eos
+    name = post(client, "/detokenize", {"model": "tiny-ar", "tokens": [token]})["prompt"]
+    assert name == "<|endoftext|>"
+    assert post(client, "/tokenize", {"model": "tiny-ar", "prompt": name})["count"] > 1
+    assert post(client, "/tokenize", {"model": "tiny-ar", "prompt": [5, 6]})["tokens"] == [5, 6]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status", "param"),
+    [
+        ("/tokenize", {}, 400, "model"),
+        ("/tokenize", {"model": "nobody", "prompt": "x"}, 404, "model"),
+        ("/tokenize", {"model": "tiny-ar", "prompt": ""}, 400, "prompt"),
+        ("/tokenize", {"model": "tiny-ar", "prompt": ["a", "b"]}, 400, "prompt"),
+        ("/tokenize", {"model": "tiny-ar", "messages": []}, 400, "messages"),
+        ("/tokenize", chat(x=1), 400, "x"),
+        ("/detokenize", {"model": "tiny-ar"}, 400, "tokens"),
+        ("/detokenize", {"model": "nobody", "tokens": [1]}, 404, "model"),
+        ("/detokenize", {"model": "tiny-ar", "tokens": []}, 400, "tokens"),
+        ("/detokenize", {"model": "tiny-ar", "tokens": [1, 2**30]}, 400, "tokens.1"),
+        ("/detokenize", {"model": "tiny-ar", "tokens": [-1]}, 400, "tokens.0"),
+    ],
+)
+def test_invalid_field_is_named(
+    client: TestClient, route: str, body: Any, status: int, param: str
+) -> None:
+    """As on other routes."""
+    error = post(client, route, body, status)
+    assert error["param"] == param
+    assert client.post(route, content="{").status_code == 400
