@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
@@ -328,14 +329,21 @@ def find_merges(pieces: GGUFVocabulary, scores: Sequence[float]) -> list[tuple[s
         raise ValueError(
             f"a token has {longest} characters; at most {MAX_TOKEN_LENGTH} are joined by scores"
         )
-    found = [
-        (score, at, text[:at], text[at:])
-        for text, score in known.items()
-        for at in range(1, len(text))
-        if text[:at] in known and text[at:] in known
-    ]
-    found.sort(key=lambda merge: (-merge[0], -merge[1]))
-    return [(left, right) for _, _, left, right in found]
+    merges: list[tuple[str, str]] = []
+    for _, texts in groupby(sorted(known, key=known.__getitem__, reverse=True), known.__getitem__):
+        found = [
+            (left, right)
+            for text in texts
+            for at in range(len(text) - 1, 0, -1)
+            if (right := text[at:]) in known and (left := text[:at]) in known
+        ]
+        merges += sorted(found, key=left_length, reverse=True)
+    return merges
+
+
+def left_length(merge: tuple[str, str]) -> int:
+    """Return the characters of the left token of a merge."""
+    return len(merge[0])
 
 
 TOKENIZER_BUILDERS = {"gpt2": build_byte_bpe, "llama": build_sentencepiece}
