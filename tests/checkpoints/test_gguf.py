@@ -47,6 +47,7 @@ from outpace.models.int8 import is_quantized
 from outpace.models.packed import PackedEmbedding, PackedLinear, has_packed_products
 from outpace.models.rope import rotary_frequencies
 from packing import MINIMA, dequantized, random_blocks
+from texts import TEXTS
 
 FILE = "model.safetensors"
 IDS = [5, 3, 1, 4]
@@ -285,17 +286,6 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         load_model(other)
 
 
-TEXTS = [
-    "hello, world! It's 1234.5 o'clock;  don't   WAIT\n\n  for\tit\r\n",
-    "Café cafe\u0301 naïve Ünïcödé 中文字符 日本語テキスト 😀👩‍👩‍👧 ½ ٣٤٥ ⅷ",
-    "def f(x):\n    return x**2  # comment\n\n\n",
-    "  leading and trailing  ",
-    "<|im_start|>user\nhi<|im_end|>",
-    "",
-    " ",
-    "\u0000\u200b\ufeff",
-    "aaaa'LL 'Tis IT'S we'Re /path//to\n/x",
-]
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -489,6 +479,30 @@ def test_a_vocabulary_with_scores_is_merged_by_them(spaced: bool, tmp_path: Path
         assert found == [1, *wanted], text
         assert tokenizer.decode(found, skip_special_tokens=True) == text
     assert tokenizer("</s>", add_special_tokens=False).input_ids == [2]
+
+
+def test_user_defined_tokens_are_matched_before_merging(tmp_path: Path) -> None:
+    """The longest first, as Gemma's runs of spaces and lines; an unset prefix is not added."""
+    tokens, scores, kinds = scored()
+    runs = ["  ", "   ", "\n\n", "<b>"]
+    written = Written(tmp_path, "llama")
+    writer = written.writer
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*tokens, *runs])
+    writer.add_token_scores([*scores, *[-1000.0] * len(runs)])
+    writer.add_token_types([*kinds, *[4] * len(runs)])
+    writer.add_bos_token_id(1)
+    writer.add_add_space_prefix(False)
+    tokenizer = load_tokenizer(written.write())
+    assert tokenizer is not None
+    for text, wanted in (
+        ("a     b", ["a", "   ", "  ", "b"]),
+        ("hello\n\nhello\n", ["hello", "\n\n", "hello", "<0x0A>"]),
+        (" <b>hello  world", ["▁", "<b>", "hello", "  ", "world"]),
+    ):
+        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert ids == [[*tokens, *runs].index(token) for token in wanted], text
+        assert tokenizer.decode(ids) == text
 
 
 def test_an_answer_of_a_file_equals_that_of_the_checkpoint(tmp_path: Path) -> None:
