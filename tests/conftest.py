@@ -22,6 +22,11 @@ settings.register_profile("outpace", deadline=None, derandomize=True, database=N
 settings.load_profile("outpace")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the folder of published models, which are not in the repository."""
+    parser.addoption("--published", metavar="FOLDER", help="test published GGUF files of a folder")
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(
     collector: pytest.Collector,

@@ -57,6 +57,34 @@ def published(architecture: str = "Qwen2ForCausalLM", **changes: Any) -> dict[st
     }
 
 
+def published_llada(**changes: Any) -> dict[str, Any]:
+    """A tiny `config.json` in the format of LLaDA."""
+    return {
+        "architectures": ["LLaDAModelLM"],
+        "block_type": "llama",
+        "block_group_size": 1,
+        "activation_type": "silu",
+        "rope": True,
+        "layer_norm_type": "rms",
+        "layer_norm_with_affine": True,
+        "weight_tying": False,
+        "vocab_size": VOCAB,
+        "embedding_size": VOCAB,
+        "d_model": 32,
+        "n_layers": 2,
+        "n_heads": 4,
+        "n_kv_heads": 2,
+        "mlp_hidden_size": 48,
+        "max_sequence_length": 160,
+        "mask_token_id": MASK,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000.0,
+        "eos_token_id": 1,
+        "rope_full_precision": True,
+        **changes,
+    }
+
+
 def random_model(config: dict[str, Any], *, seed: int = 0, std: float = 0.5) -> Transformer:
     """A model of random weights, large enough that its outputs vary."""
     torch.manual_seed(seed)

@@ -13,7 +13,7 @@ OPTIONAL = (
     *("httptools", "httpx2", "jsonschema", "llama_cpp", "llguidance", "lm_eval", "math_verify"),
     *("matplotlib", "nbclient", "openai", "optuna", "playwright", "prometheus_client", "pydantic"),
     *("ray", "schemathesis", "starlette", "tensorboard", "torchao", "triton", "uvicorn", "uvloop"),
-    "zensical",
+    *("xllamacpp", "zensical"),
 )
 ABSENT = frozenset(name for name in OPTIONAL if find_spec(name) is None)
 """Optional packages that are not installed, before any test hides one."""

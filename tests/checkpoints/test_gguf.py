@@ -29,7 +29,7 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from helpers import CHAT, published, random_model, whole
+from helpers import CHAT, published, published_llada, random_model, whole
 from outpace import LLM
 from outpace.checkpoints.compress import compress_checkpoint
 from outpace.checkpoints.gguf import file as file_module
@@ -40,12 +40,14 @@ from outpace.checkpoints.load import (
     save_model,
     tokenizer_folder,
 )
+from outpace.checkpoints.name import name_of
 from outpace.kernels.packed import loop_level
 from outpace.models.config import Rope
 from outpace.models.int8 import is_quantized
 from outpace.models.packed import PackedEmbedding, PackedLinear, has_packed_products
 from outpace.models.rope import rotary_frequencies
 from packing import MINIMA, dequantized, random_blocks
+from texts import TEXTS
 
 FILE = "model.safetensors"
 IDS = [5, 3, 1, 4]
@@ -69,7 +71,11 @@ MODELS: dict[str, tuple[MODEL_ARCH, dict[str, Any]]] = {
         published("LlamaForCausalLM", **SIZES, rope_theta=5e5, rope_scaling=LLAMA3),
     ),
     "dream": (MODEL_ARCH.DREAM, published("DreamModel", **SIZES, mask_token_id=7)),
+    "llada": (MODEL_ARCH.LLADA, published_llada(d_model=64, rope_theta=5e5)),
 }
+INTERLEAVED = (MODEL_ARCH.LLAMA, MODEL_ARCH.LLADA)
+"""Architectures whose rotary dimensions are interleaved in pairs."""
+
 TYPES = GGMLQuantizationType
 
 
@@ -83,14 +89,16 @@ def interleaved(rows: Tensor, size: int) -> Tensor:
 class Written:
     """A checkpoint as a folder, and the file that the converter would make of it."""
 
-    def __init__(self, folder: Path, name: str, kind: TYPES = TYPES.F32, seed: int = 0) -> None:
+    def __init__(
+        self, folder: Path, name: str, kind: TYPES = TYPES.F32, seed: int = 0, split: int = 0
+    ) -> None:
         self.folder, self.path, self.kind = folder / "plain", folder / "model.gguf", kind
         self.arch, self.config = MODELS[name]
         model = random_model(self.config, seed=seed)
         save_model(model, self.folder, dtype=torch.float32)
         self.tensors: dict[str, Tensor] = load_file(self.folder / FILE)
-        self.head = model.config.head_dim
-        self.writer = GGUFWriter(self.path, self.arch.name.lower())
+        self.layers, self.head = model.config.layers, model.config.head_dim
+        self.writer = GGUFWriter(self.path, self.arch.name.lower(), split_max_tensors=split)
         self.sizes(model.config)
 
     def sizes(self, config: Any) -> None:
@@ -99,7 +107,7 @@ class Written:
         writer.add_context_length(config.max_length)
         writer.add_embedding_length(config.dim)
         writer.add_block_count(config.layers)
-        writer.add_feed_forward_length(self.config["intermediate_size"])
+        writer.add_feed_forward_length(self.config.get("intermediate_size", config.mlp))
         writer.add_head_count(config.heads)
         writer.add_head_count_kv(config.kv_heads)
         writer.add_layer_norm_rms_eps(config.norm_eps)
@@ -113,11 +121,14 @@ class Written:
             writer.add_expert_count(config.experts)
             writer.add_expert_used_count(config.experts_per_row)
             writer.add_expert_feed_forward_length(config.mlp)
-        if self.arch is MODEL_ARCH.LLAMA:
+        if self.arch in INTERLEAVED:
             writer.add_vocab_size(config.vocab)
-        if self.arch is MODEL_ARCH.DREAM:
+        if self.arch in (MODEL_ARCH.DREAM, MODEL_ARCH.LLADA):
             writer.add_causal_attention(False)
             writer.add_mask_token_id(config.mask_id)
+        if self.arch is MODEL_ARCH.LLADA:
+            writer.add_eos_token_id(1)
+            writer.add_diffusion_shift_logits(False)
         if config.rope.scaling:
             usual, _ = rotary_frequencies(Rope(theta=config.rope.theta), config.head_dim)
             slow, _ = rotary_frequencies(config.rope, config.head_dim)
@@ -125,7 +136,7 @@ class Written:
 
     def write(self) -> Path:
         """Write the weights and the file."""
-        names = get_tensor_name_map(self.arch, self.config["num_hidden_layers"])
+        names = get_tensor_name_map(self.arch, self.layers)
         stacks: dict[str, list[Tensor]] = {}
         plain = dict(self.tensors)
         for name, tensor in self.tensors.items():
@@ -135,7 +146,7 @@ class Written:
                 stem = f"{before}.experts.{rest.partition('.')[2]}"
                 stacks.setdefault(f"{names.get_name(stem)}.{end}", []).append(tensor)
                 continue
-            halves = self.arch is MODEL_ARCH.LLAMA and stem.endswith(("q_proj", "k_proj"))
+            halves = self.arch in INTERLEAVED and stem.endswith(("q_proj", "k_proj"))
             own = interleaved(tensor, self.head) if halves else tensor
             back = self.add(f"{names.get_name(stem)}.{end}", own)
             if halves:
@@ -226,17 +237,55 @@ def test_linear_scaling_is_read(tmp_path: Path) -> None:
     assert scaling == {"rope_type": "linear", "factor": 4.0}
 
 
-TEXTS = [
-    "hello, world! It's 1234.5 o'clock;  don't   WAIT\n\n  for\tit\r\n",
-    "Café cafe\u0301 naïve Ünïcödé 中文字符 日本語テキスト 😀👩‍👩‍👧 ½ ٣٤٥ ⅷ",
-    "def f(x):\n    return x**2  # comment\n\n\n",
-    "  leading and trailing  ",
-    "<|im_start|>user\nhi<|im_end|>",
-    "",
-    " ",
-    "\u0000\u200b\ufeff",
-    "aaaa'LL 'Tis IT'S we'Re /path//to\n/x",
-]
+def split_file(folder: Path, kind: TYPES = TYPES.F32) -> tuple[list[Path], Path]:
+    """Return the parts of a file, and the same model as a folder."""
+    written = Written(folder, "llama", kind, split=8)
+    written.write()
+    parts = sorted(folder.glob("model-*.gguf"))
+    assert [path.name for path in parts] == [f"model-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    return parts, written.folder
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_parts_are_read_together(kind: str, tmp_path: Path) -> None:
+    """Whichever is named, in block formats too; the first has the metadata."""
+    parts, folder = split_file(tmp_path, TYPES[kind])
+    wanted = whole(load_model(folder), IDS, causal=True)
+    for path in parts:
+        assert torch.equal(whole(load_model(path), IDS, causal=True), wanted)
+        assert name_of(path) == "model"
+    native, plain = load_model(parts[0], quantize="native"), load_model(folder)
+    state = native.state_dict()
+    assert all(torch.equal(state[name], each) for name, each in plain.state_dict().items())
+    size = file_module.open_gguf(parts[1]).size
+    assert size == sum(path.stat().st_size for path in parts)
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
+    """A missing one, one in the place of another, one of another model, and one with a new name."""
+    parts, _ = split_file(tmp_path)
+    contents = [path.read_bytes() for path in parts]
+    parts[1].unlink()
+    for path in (parts[0], parts[2]):
+        with pytest.raises(
+            ValueError,
+            match=r"of-00003.gguf is one of 3 parts, and model-00002-of-00003.gguf is missing",
+        ):
+            load_model(path)
+    for changed, message in (
+        (contents[2], r"model-00002-of-00003.gguf is not part 2 of 3, as its name says"),
+        (contents[1][:-1], r"model-00002-of-00003.gguf is not a readable GGUF file: it is trunc"),
+        (contents[1].replace(b"blk.1.ffn_up.w", b"blk.1.attn_q.w"), "is in another part as well"),
+    ):
+        parts[1].write_bytes(changed)
+        with pytest.raises(ValueError, match=message):
+            load_model(parts[0])
+    parts[1].write_bytes(contents[1])
+    other = parts[2].rename(tmp_path / "last.gguf")
+    with pytest.raises(ValueError, match=r"named as they are, NAME-00001-of-00003.gguf"):
+        load_model(other)
+
+
 QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -246,6 +295,13 @@ TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+GPT_4O = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>"]
 
@@ -269,6 +325,9 @@ SMOLLM = pre_tokenizers.Sequence(
 CUTS: dict[str, tuple[Any, bool]] = {
     "qwen2": (split(QWEN), False),
     "llama-bpe": (split(LLAMA), True),
+    "dbrx": (split(LLAMA), False),
+    "smaug-bpe": (split(LLAMA), False),
+    "gpt-4o": (split(GPT_4O), False),
     "tekken": (split(TEKKEN), True),
     "smollm": (SMOLLM, False),
     "gpt-2": (pre_tokenizers.ByteLevel(add_prefix_space=False), False),
@@ -422,6 +481,30 @@ def test_a_vocabulary_with_scores_is_merged_by_them(spaced: bool, tmp_path: Path
     assert tokenizer("</s>", add_special_tokens=False).input_ids == [2]
 
 
+def test_user_defined_tokens_are_matched_before_merging(tmp_path: Path) -> None:
+    """The longest first, as Gemma's runs of spaces and lines; an unset prefix is not added."""
+    tokens, scores, kinds = scored()
+    runs = ["  ", "   ", "\n\n", "<b>"]
+    written = Written(tmp_path, "llama")
+    writer = written.writer
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([*tokens, *runs])
+    writer.add_token_scores([*scores, *[-1000.0] * len(runs)])
+    writer.add_token_types([*kinds, *[4] * len(runs)])
+    writer.add_bos_token_id(1)
+    writer.add_add_space_prefix(False)
+    tokenizer = load_tokenizer(written.write())
+    assert tokenizer is not None
+    for text, wanted in (
+        ("a     b", ["a", "   ", "  ", "b"]),
+        ("hello\n\nhello\n", ["hello", "\n\n", "hello", "<0x0A>"]),
+        (" <b>hello  world", ["▁", "<b>", "hello", "  ", "world"]),
+    ):
+        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
+        assert ids == [[*tokens, *runs].index(token) for token in wanted], text
+        assert tokenizer.decode(ids) == text
+
+
 def test_an_answer_of_a_file_equals_that_of_the_checkpoint(tmp_path: Path) -> None:
     """From text to text, with model and tokenizer of one file."""
     (tmp_path / "a").mkdir()
@@ -542,8 +625,9 @@ def test_mutated_files_are_loaded_or_refused(count: int, tmp_path: Path) -> None
 
 
 FOREIGN: list[tuple[Callable[[GGUFWriter], Any], str]] = [
-    (lambda w: w.add_uint32("split.count", 2), "is one of 2 parts; merge them first"),
+    (lambda w: w.add_uint32("split.count", 2), "is one of 2 parts: it must be named as they are, "),
     (lambda w: w.add_rope_scaling_type(RopeScalingType.LONGROPE), "'longrope' is not supported"),
+    (lambda w: w.add_diffusion_shift_logits(True), "diffusion.shift_logits is True, which is not"),
     (lambda w: w.add_logit_scale(0.5), "qwen2.logit_scale is 0.5, which is not supported"),
     (lambda w: w.add_value_length(4), "attention.value_length must be the head size 16, got 4"),
 ]
@@ -558,6 +642,16 @@ def test_unknown_metadata_are_refused(
     edit(written.writer)
     with pytest.raises(ValueError, match=message):
         load_model(written.write())
+
+
+@pytest.mark.parametrize(("name", "shifts"), [("dream", False), ("llada", True)])
+def test_the_shift_of_a_diffusion_model_is_checked(name: str, shifts: bool, tmp_path: Path) -> None:
+    """A file may state it, and only as the family has it."""
+    written = Written(tmp_path, name)
+    written.writer.kv_data[0].pop("diffusion.shift_logits", None)
+    written.writer.add_diffusion_shift_logits(shifts)
+    with pytest.raises(ValueError, match=f"shift_logits must be {not shifts}, got {shifts}"):
+        load_config(written.write())
 
 
 def test_tensors_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
@@ -594,7 +688,7 @@ def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(
-        ValueError, match="'mamba' is not supported in GGUF; known are dream, llama"
+        ValueError, match="'mamba' is not supported in GGUF; known are dream, gemma3, gpt-oss, "
     ):
         load_config(path)
     written = Written(tmp_path, "qwen2")

@@ -20,10 +20,10 @@ from safetensors.torch import load_file, save_file
 
 from helpers import (
     MASK,
-    VOCAB,
     extending_draft,
     feature_draft,
     published,
+    published_llada,
     random_model,
     save_tokenizer,
     whole,
@@ -49,29 +49,6 @@ SECONDS = 5.0
 Mutation = tuple[str, str, Callable[[Path], None]]
 """The changed file, a description, and the function that changes it in a folder."""
 
-LLADA = {
-    "architectures": ["LLaDAModelLM"],
-    "block_type": "llama",
-    "block_group_size": 1,
-    "activation_type": "silu",
-    "rope": True,
-    "layer_norm_type": "rms",
-    "layer_norm_with_affine": True,
-    "weight_tying": False,
-    "vocab_size": VOCAB,
-    "embedding_size": VOCAB,
-    "d_model": 32,
-    "n_layers": 2,
-    "n_heads": 4,
-    "n_kv_heads": 2,
-    "mlp_hidden_size": 48,
-    "max_sequence_length": 160,
-    "mask_token_id": MASK,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000.0,
-    "eos_token_id": 1,
-    "rope_full_precision": True,
-}
 YARN = {
     "rope_type": "yarn",
     "factor": 4.0,
@@ -105,7 +82,7 @@ LLADA2 = {
 CONFIGS = {
     "dream": published("DreamModel", mask_token_id=MASK, **EXTRA),
     "fast_dllm_v2": published("Fast_dLLM_QwenForCausalLM", bd_size=8, **BLOCKS),
-    "llada": LLADA,
+    "llada": published_llada(),
     "llada2": published("LLaDA2MoeModelLM", **LLADA2, **BLOCKS),
     "llama": published(
         "LlamaForCausalLM", rope_scaling=LLAMA3, mlp_bias=True, attention_bias=True, **EXTRA

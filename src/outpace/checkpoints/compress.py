@@ -35,6 +35,7 @@ from outpace.checkpoints.piece import TensorPart, source_tensors
 from outpace.checkpoints.progress import LoadProgress, ignore_progress
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
 from outpace.checkpoints.quantised.compressed import INT8_CODES
+from outpace.checkpoints.stacks import stack_sizes
 from outpace.checkpoints.weights import WEIGHTS_FILE, WEIGHTS_INDEX, CheckpointWeights
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.models.int8 import QUANTIZABLE_MODULES, quantize_weight
@@ -138,6 +139,11 @@ def write_checkpoint(origin: Path, folder: Path, progress: LoadProgress) -> None
         for name, parameter in model.named_parameters()
         for source, size in source_tensors(config, name, parameter.shape[0])
     }
+    if stacks := stack_sizes(shapes):
+        raise ValueError(
+            f"{origin}: tensor {min(stacks)!r} is a stack of matrices, which an int8 checkpoint "
+            "cannot hold: load the original with quantize='int8'"
+        )
     matrices = {
         source
         for prefix, module in model.named_modules()

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Container
 from itertools import count
 from pathlib import Path
 
 GGUF_SUFFIX = ".gguf"
+PART_SUFFIX = re.compile(r"-\d{5}-of-\d{5}$")
+"""Number of a GGUF file among the parts of a model, before `.gguf`."""
+
 HUB_CACHE_PREFIX = "models--"
 """Prefix of a folder in the hub's cache, followed by owner and name."""
 
 
 def name_of(model: str | Path) -> str:
-    """Return the name of a model: the last part of a path, without `.gguf`.
+    """Return the name of a model: the last part of a path, without `.gguf` and a part's number.
 
     A snapshot in the hub's cache has its repository's name. Names of the hub and of the zoo are
     returned unchanged.
@@ -23,7 +27,9 @@ def name_of(model: str | Path) -> str:
     path = Path(os.path.abspath(model))
     if path.parent.name == "snapshots" and path.parents[1].name.startswith(HUB_CACHE_PREFIX):
         return path.parents[1].name.removeprefix(HUB_CACHE_PREFIX).replace("--", "/", 1)
-    name = path.stem if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir() else path.name
+    name = path.name
+    if path.suffix.lower() == GGUF_SUFFIX and not path.is_dir():
+        name = PART_SUFFIX.sub("", path.stem)
     return "".join(each if each.isprintable() else "_" for each in name) or "model"
 
 

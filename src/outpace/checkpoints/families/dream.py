@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outpace.checkpoints.families.family import DECODER, FIXED_FIELDS, HUGGING_FACE_NAMES, Family
+from outpace.checkpoints.families.gguf_format import GGUFFormat
 from outpace.checkpoints.families.qwen import QWEN_IGNORED
 from outpace.checkpoints.fields import field, index
 from outpace.decoding.target import Kind
@@ -38,6 +39,8 @@ DREAM = Family(
     temperature=0.2,
     top_p=0.95,
     template=DREAM_TEMPLATE,
-    gguf="dream",
-    gguf_stated={"attention.causal": False},
+    gguf=GGUFFormat(
+        architecture="dream",
+        stated={"attention.causal": False, "diffusion.shift_logits": True},
+    ),
 )

@@ -8,6 +8,7 @@ from dataclasses import field as member
 from operator import itemgetter
 
 from outpace.checkpoints.families.attention_windows import FULL_WINDOWS
+from outpace.checkpoints.families.gguf_format import GGUFFormat
 from outpace.checkpoints.families.ropes import REQUIRED_ROPE
 from outpace.checkpoints.families.rotary import ROPE
 from outpace.checkpoints.fields import (
@@ -218,12 +219,8 @@ class Family:
     """Examples on the hub in this format."""
     compared: str = "transformers"
     """Reference that logits and text were compared with."""
-    gguf: str = ""
-    """llama.cpp's name; empty if GGUF files are not supported."""
-    gguf_stated: Fields = member(default_factory=dict)
-    """GGUF metadata with only one supported value."""
-    gguf_pairs: tuple[str, ...] = ()
-    """Suffixes of published tensors whose rotary dimensions GGUF interleaves in pairs."""
+    gguf: GGUFFormat | None = None
+    """Its GGUF files, if llama.cpp writes them."""
 
     def build_config(self, published: Fields) -> ModelConfig:
         """Translate a `config.json`; raise `ValueError` for an invalid or unknown field."""

@@ -9,9 +9,13 @@ from outpace.checkpoints.families.family import (
     STRICT_DECODER,
     Family,
 )
+from outpace.checkpoints.families.gguf_format import GGUFFormat, width_per_head
 from outpace.checkpoints.families.ropes import FULL_ROPE, sliding_rope
 from outpace.checkpoints.families.windows import alternating_windows
 from outpace.checkpoints.fields import Field, Fields, few, field, flag, number
+
+LAYERS_27B = 62
+"""Layers of the largest model, by which llama.cpp recognises it."""
 
 QUERY_SCALAR = field("query_pre_attn_scalar", number)
 
@@ -19,6 +23,14 @@ QUERY_SCALAR = field("query_pre_attn_scalar", number)
 def query_factor(published: Fields, ours: Fields) -> float:
     """Return the factor for queries: the scale's divisor may differ from the head size."""
     return float((ours["head_dim"] / QUERY_SCALAR.read(published, ours)) ** 0.5)
+
+
+def default_query_scalar(fields: Fields) -> int | None:
+    """Return the divisor that llama.cpp uses: the head size, except in the model of 27B."""
+    if fields.get("num_hidden_layers") == LAYERS_27B:
+        return width_per_head(fields)
+    size: int | None = fields.get("head_dim")
+    return size
 
 
 GEMMA3 = Family(
@@ -47,4 +59,13 @@ GEMMA3 = Family(
         **POST_NORM_NAMES,
         "blocks.{}.mlp_norm.weight": "model.layers.{}.pre_feedforward_layernorm.weight",
     },
+    gguf=GGUFFormat(
+        architecture="gemma3",
+        implied={
+            "model_type": "gemma3_text",
+            "query_pre_attn_scalar": default_query_scalar,
+            "rope_local_base_freq": 10_000.0,
+        },
+        norm_offset=1.0,
+    ),
 )

@@ -9,6 +9,7 @@ from outpace.checkpoints.families.family import (
     STRICT_DECODER,
     Family,
 )
+from outpace.checkpoints.families.gguf_format import GGUFFormat
 from outpace.checkpoints.families.windows import alternating_windows
 from outpace.checkpoints.fields import few, field, flag
 
@@ -50,4 +51,19 @@ GPT_OSS = Family(
         "blocks.{}.mlp.experts.{}.down.weight": GPT_OSS_MLP + "experts.down_proj[{}].T",
         "blocks.{}.mlp.experts.{}.down.bias": GPT_OSS_MLP + "experts.down_proj_bias[{}]",
     },
+    gguf=GGUFFormat(
+        architecture="gpt-oss",
+        renamed={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
+        scaling={"truncate": False},
+        tensors={
+            "self_attn.sinks": ("self_attn.sinks.weight",),
+            **{
+                f"experts.{ours}_proj{end}": tuple(
+                    f"experts.{part}_proj.{kind}" for part in ours.split("_")
+                )
+                for ours in ("gate_up", "down")
+                for end, kind in (("", "weight"), ("_bias", "bias"))
+            },
+        },
+    ),
 )

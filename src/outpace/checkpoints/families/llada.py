@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import itemgetter
 
 from outpace.checkpoints.families.family import EOS, IGNORABLE, Family, TensorNames, head_dim
+from outpace.checkpoints.families.llada_gguf import LLADA_GGUF, LLADA_STATED
 from outpace.checkpoints.fields import Field, Fields, count, few, field, flag, group, index, number
 from outpace.decoding.target import Kind
 from outpace.models.config import Rope
@@ -24,10 +25,8 @@ LLADA_NAMES: TensorNames = {
     "unembedding.weight": "model.transformer.ff_out.weight",
 }
 
-STATED = {"block_type": "llama", "block_group_size": 1, "activation_type": "silu", "rope": True}
-STATED |= {"layer_norm_type": "rms", "layer_norm_with_affine": True}
-MORE_IGNORED = """alibi_bias_max attention_layer_norm_with_affine flash_attention init_cutoff_factor
-    init_device init_fn init_std mlp_ratio precision"""
+MORE_IGNORED = "alibi_bias_max attention_layer_norm_with_affine flash_attention init_cutoff_factor"
+MORE_IGNORED += " init_device init_fn init_std mlp_ratio precision"
 
 LLADA_TEMPLATE = (
     "{% for message in messages %}{% if loop.first %}<|startoftext|>{% endif %}"
@@ -40,8 +39,7 @@ ROTARY = {"theta": field("rope_theta", number), "float32": field("rope_full_prec
 
 def end_tokens(published: Fields, ours: Fields) -> tuple[int, ...]:
     """Return the tokens that end an answer."""
-    eos: tuple[int, ...] = EOS.read(published, ours)
-    return (*eos, EOT) if ours["vocab"] > EOT else eos
+    return (*EOS.read(published, ours), *((EOT,) if ours["vocab"] > EOT else ()))
 
 
 LLADA = Family(
@@ -71,10 +69,11 @@ LLADA = Family(
         "eos": Field(EOS.names, end_tokens),
     },
     fixed={},
-    stated=STATED,
+    stated=LLADA_STATED,
     ignored=IGNORABLE | {*MORE_IGNORED.split()},
     remote={"configuration_llada.LLaDAConfig", "modeling_llada.LLaDAModelLM"},
     names=LLADA_NAMES,
     method="left_to_right",
     template=LLADA_TEMPLATE,
+    gguf=LLADA_GGUF,
 )

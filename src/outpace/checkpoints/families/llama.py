@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from outpace.checkpoints.families.family import BIASES, DECODER, HUGGING_FACE_NAMES, Family
+from outpace.checkpoints.families.gguf_format import PAIRED_PROJECTIONS, GGUFFormat
 from outpace.checkpoints.fields import field, flag
 
 LLAMA = Family(
@@ -16,6 +17,5 @@ LLAMA = Family(
     ),
     fields={**DECODER, **BIASES, "mlp_bias": field("mlp_bias", flag, False)},
     names=HUGGING_FACE_NAMES,
-    gguf="llama",
-    gguf_pairs=tuple(f"{name}_proj.{kind}" for name in "qk" for kind in ("weight", "bias")),
+    gguf=GGUFFormat(architecture="llama", pairs=PAIRED_PROJECTIONS),
 )

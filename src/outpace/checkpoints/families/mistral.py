@@ -9,6 +9,7 @@ from outpace.checkpoints.families.family import (
     Family,
     with_experts,
 )
+from outpace.checkpoints.families.gguf_format import PAIRED_PROJECTIONS, GGUFFormat
 from outpace.checkpoints.families.windows import sliding_windows
 from outpace.checkpoints.fields import few, field
 
@@ -19,6 +20,10 @@ MISTRAL = Family(
     checkpoints=("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-Nemo-Instruct-2407"),
     fields={**STRICT_DECODER, "sights": sliding_windows(4096)},
     names=HUGGING_FACE_NAMES,
+    # Without a window; files of the architecture "llama" are read as that family.
+    gguf=GGUFFormat(
+        architecture="mistral3", implied={"sliding_window": None}, pairs=PAIRED_PROJECTIONS
+    ),
 )
 
 MIXTRAL = Family(
@@ -35,4 +40,10 @@ MIXTRAL = Family(
     },
     ignored=IGNORABLE | {"router_aux_loss_coef", "router_jitter_noise", "output_router_logits"},
     names=with_experts("block_sparse_moe", "w1", "w3", "w2"),
+    gguf=GGUFFormat(
+        architecture="llama",
+        marker="expert_count",
+        renamed={"num_experts": "num_local_experts"},
+        pairs=PAIRED_PROJECTIONS,
+    ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from outpace.checkpoints.families.family import BIASES, POST_NORM_NAMES, STRICT_DECODER, Family
+from outpace.checkpoints.families.gguf_format import SLIDING_WINDOW_METADATA, GGUFFormat
 from outpace.checkpoints.families.ropes import FULL_ROPE, REQUIRED_ROPE, sliding_rope
 from outpace.checkpoints.families.windows import alternating_windows
 from outpace.checkpoints.fields import Field, Fields
@@ -29,6 +30,7 @@ OLMO2 = Family(
     checkpoints=("allenai/OLMo-2-1124-7B-Instruct", "allenai/OLMo-2-0325-32B-Instruct"),
     fields={**STRICT_DECODER, **BIASES, **OLMO_NORMS, "rope": float32_rope(REQUIRED_ROPE)},
     names=POST_NORM_NAMES,
+    gguf=GGUFFormat(architecture="olmo2"),
 )
 
 OLMO3 = Family(
@@ -49,4 +51,9 @@ OLMO3 = Family(
         "local_rope": float32_rope(sliding_rope("rope_theta")),
     },
     names=POST_NORM_NAMES,
+    gguf=GGUFFormat(
+        architecture="olmo2",
+        marker=SLIDING_WINDOW_METADATA,
+        stated={"rope.freq_base_swa": lambda fields: fields.get("rope_theta")},
+    ),
 )

@@ -8,6 +8,7 @@ from outpace.checkpoints.families.family import (
     STRICT_DECODER,
     Family,
 )
+from outpace.checkpoints.families.gguf_format import GGUFFormat
 from outpace.checkpoints.families.windows import sliding_windows
 
 PHI3 = Family(
@@ -27,4 +28,5 @@ PHI3 = Family(
         "blocks.{}.attention.qkv.weight": "model.layers.{}.self_attn.qkv_proj.weight",
         "blocks.{}.mlp.gate_up.weight": "model.layers.{}.mlp.gate_up_proj.weight",
     },
+    gguf=GGUFFormat(architecture="phi3"),
 )

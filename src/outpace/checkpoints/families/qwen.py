@@ -11,6 +11,7 @@ from outpace.checkpoints.families.family import (
     Family,
     with_experts,
 )
+from outpace.checkpoints.families.gguf_format import GGUFFormat
 from outpace.checkpoints.fields import count, few, field, flag
 
 # A window only matters if `use_sliding_window` is true, which is not supported. Chunked attention
@@ -31,7 +32,7 @@ QWEN2 = Family(
     fixed={**FIXED_FIELDS, "attention_bias": True},
     ignored=QWEN_IGNORED,
     names=HUGGING_FACE_NAMES,
-    gguf="qwen2",
+    gguf=GGUFFormat(architecture="qwen2"),
 )
 
 QWEN3 = Family(
@@ -42,7 +43,7 @@ QWEN3 = Family(
     fields={**DECODER, **BIASES, "head_dim": field("head_dim", few, 128), "qk_norm": True},
     ignored=QWEN_IGNORED,
     names=HUGGING_FACE_NAMES,
-    gguf="qwen3",
+    gguf=GGUFFormat(architecture="qwen3"),
 )
 
 QWEN3_MOE = Family(
@@ -62,5 +63,5 @@ QWEN3_MOE = Family(
     fixed={**FIXED_FIELDS, "decoder_sparse_step": 1},
     ignored=QWEN_IGNORED | {"intermediate_size", "router_aux_loss_coef", "output_router_logits"},
     names=with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
-    gguf="qwen3moe",
+    gguf=GGUFFormat(architecture="qwen3moe"),
 )

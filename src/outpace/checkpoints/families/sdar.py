@@ -35,7 +35,7 @@ SDAR = replace(
         *(f"modeling_sdar.SDAR{part}" for part in CLASS_SUFFIXES),
     },
     method="block_diffusion",
-    gguf="",
+    gguf=None,
     temperature=1.0,
 )
 

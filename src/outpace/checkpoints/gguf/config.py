@@ -9,6 +9,17 @@ import numpy as np
 import torch
 
 from outpace.checkpoints.families import FAMILIES, Family
+from outpace.checkpoints.families.attention_windows import (
+    FULL_ATTENTION,
+    LAYER_TYPES,
+    SLIDING_ATTENTION,
+)
+from outpace.checkpoints.families.gguf_format import (
+    SLIDING_WINDOW_METADATA,
+    GGUFFormat,
+    evaluate_fields,
+    width_per_head,
+)
 from outpace.checkpoints.fields import MAX_PUBLISHED_COUNT, Fields, index, parse_value, shorten
 from outpace.checkpoints.gguf.file import GGUFFile
 from outpace.checkpoints.gguf.header import MetadataArray
@@ -24,26 +35,37 @@ METADATA_FIELDS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.key_length": "head_dim",
-    "attention.sliding_window": "sliding_window",
+    SLIDING_WINDOW_METADATA: "sliding_window",
     "rope.freq_base": "rope_theta",
+    "rope.freq_base_swa": "rope_local_base_freq",
     "vocab_size": "vocab_size",
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
-"""Metadata names, after the architecture's prefix, to field names."""
+"""Metadata names, after the architecture's prefix, to the usual field names."""
 
 SCALING_FIELDS = {
     "rope.scaling.type": "rope_type",
     "rope.scaling.factor": "factor",
     "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_attn_factor": "attention_factor",
     "rope.scaling.yarn_beta_fast": "beta_fast",
     "rope.scaling.yarn_beta_slow": "beta_slow",
 }
-HEAD_SIZE_METADATA = {"attention.value_length": "head_dim", "rope.dimension_count": "head_dim"}
-"""Metadata whose value must equal the field."""
+HEAD_SIZE_METADATA = ("attention.value_length", "rope.dimension_count")
+"""Metadata whose value must be the head size."""
+
+ZERO_IS_NONE = ("expert_count", "expert_used_count", SLIDING_WINDOW_METADATA)
+"""Metadata that may be 0 instead of missing."""
+
+SLIDING_PATTERN = "attention.sliding_window_pattern"
+"""Metadata with the interval of layers without a window, or with whether each layer has one."""
 
 NEUTRAL_METADATA = ("rope.scaling.finetuned", "rope.scaling.attn_factor")
+DIFFUSION_PREFIX = "diffusion."
+"""Prefix of metadata of diffusion models of any architecture."""
+
 END_TOKEN_METADATA = ("eos_token_id", "eot_token_id", "eom_token_id")
 ROPE_FACTORS = "rope_freqs.weight"
 """Tensor of the divisors that Llama 3.1's rule applies to the frequencies."""
@@ -63,13 +85,30 @@ def family_of_file(file: GGUFFile) -> Family:
         ValueError: If its architecture is not supported.
     """
     name = file.metadata.get("general.architecture")
-    known = {family.gguf: family for family in FAMILIES.values() if family.gguf}
-    if not isinstance(name, str) or name not in known:
+    written = [family for family in FAMILIES.values() if family.gguf is not None]
+    known = [family for family in written if family.gguf and family.gguf.architecture == name]
+    if not known:
+        names = sorted({family.gguf.architecture for family in written if family.gguf})
         raise ValueError(
             f"{file.path}: general.architecture {shorten(name)} is not supported in GGUF; "
-            f"known are {', '.join(sorted(known))}"
+            f"known are {', '.join(names)}"
         )
-    return known[name]
+    # A family with a marker comes before the one without.
+    known.sort(key=lambda family: family.gguf is None or family.gguf.marker is None)
+    return next(family for family in known if has_marker(file, family))
+
+
+def has_marker(file: GGUFFile, family: Family) -> bool:
+    """Return whether a file has the metadata by which a family is recognised."""
+    form = family.gguf
+    assert form is not None
+    return form.marker is None or bool(file.metadata.get(f"{form.architecture}.{form.marker}"))
+
+
+def gguf_format(family: Family) -> GGUFFormat:
+    """Return the format of the files of a family that has one."""
+    assert family.gguf is not None
+    return family.gguf
 
 
 def gguf_config_fields(file: GGUFFile) -> dict[str, Any]:
@@ -79,39 +118,90 @@ def gguf_config_fields(file: GGUFFile) -> dict[str, Any]:
         ValueError: For metadata that are not supported.
     """
     family = family_of_file(file)
-    metadata = {
-        name.removeprefix(f"{family.gguf}."): convert_metadata(value)
-        for name, value in file.metadata.items()
-        if name.startswith(f"{family.gguf}.")
-    }
-    fields = {
-        ours: metadata.pop(name) for name, ours in METADATA_FIELDS.items() if name in metadata
+    form = gguf_format(family)
+    metadata = own_metadata(file, form)
+    usual = {
+        ours: metadata.pop(name)
+        for name, ours in METADATA_FIELDS.items()
+        if name in metadata and name not in form.stated
     }
     rope = {ours: metadata.pop(name) for name, ours in SCALING_FIELDS.items() if name in metadata}
-    size = fields.get("head_dim") or default_head_size(fields)
-    for name in HEAD_SIZE_METADATA:
-        if (value := metadata.pop(name, size)) != size:
-            raise ValueError(
-                f"{file.path}: {name} must be the head size {size}, got {shorten(value)}"
-            )
-    for name in NEUTRAL_METADATA:
-        if (value := metadata.pop(name, None)) not in (None, True, False, 1.0):
-            raise ValueError(f"{file.path}: {name} is {shorten(value)}, which is not supported")
-    for name, supported in family.gguf_stated.items():
-        if (value := metadata.pop(name, supported)) != supported:
-            raise ValueError(f"{file.path}: {name} must be {supported}, got {shorten(value)}")
+    size = usual.get("head_dim") or width_per_head(usual)
     embedding = file.tensors.get("token_embd.weight")
+    try:
+        check_metadata(metadata, usual, form, size)
+        usual = {
+            "vocab_size": None if embedding is None else embedding.shape[0],
+            "tie_word_embeddings": "output.weight" not in file.tensors,
+            **usual,
+            **layer_types(metadata.pop(SLIDING_PATTERN, None)),
+            **rope_scaling(file, {**form.scaling, **rope}, usual, size),
+            **special_tokens(file),
+        }
+        fields = rename_fields(usual, form.renamed)
+    except ValueError as error:
+        raise ValueError(f"{file.path}: {error}") from None
     return {
         "architectures": [family.architectures[0]],
         "model_type": family.name,
-        "vocab_size": None if embedding is None else embedding.shape[0],
-        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **evaluate_fields(form.implied, usual),
         **fields,
-        **rope_scaling(file, rope, fields, size),
-        **special_tokens(file),
         # Metadata without a translation raise an error that names them, unless they are neutral.
-        **{f"{family.gguf}.{name}": value for name, value in metadata.items()},
+        **{full_name(name, form): value for name, value in metadata.items()},
     }
+
+
+def own_metadata(file: GGUFFile, form: GGUFFormat) -> dict[str, Any]:
+    """Return the metadata of the model, without the prefix of the architecture."""
+    prefix = f"{form.architecture}."
+    found = {
+        name.removeprefix(prefix): convert_metadata(value)
+        for name, value in file.metadata.items()
+        if name.startswith((prefix, DIFFUSION_PREFIX))
+    }
+    return {name: value for name, value in found.items() if value or name not in ZERO_IS_NONE}
+
+
+def full_name(name: str, form: GGUFFormat) -> str:
+    """Return a metadata name as in the file."""
+    return name if name.startswith(DIFFUSION_PREFIX) else f"{form.architecture}.{name}"
+
+
+def check_metadata(
+    metadata: dict[str, Any], usual: Fields, form: GGUFFormat, size: int | None
+) -> None:
+    """Remove metadata with only one supported value; raise `ValueError` for another one."""
+    for name in HEAD_SIZE_METADATA:
+        if (value := metadata.pop(name, size)) != size:
+            raise ValueError(f"{name} must be the head size {size}, got {shorten(value)}")
+    for name in NEUTRAL_METADATA:
+        if (value := metadata.pop(name, None)) not in (None, True, False, 1.0):
+            raise ValueError(f"{name} is {shorten(value)}, which is not supported")
+    for name, supported in evaluate_fields(form.stated, usual).items():
+        if (value := metadata.pop(name, supported)) != supported:
+            raise ValueError(f"{name} must be {supported}, got {shorten(value)}")
+
+
+def layer_types(pattern: Any) -> Fields:
+    """Return the fields of the layers with a window: an interval, or the type of each layer."""
+    if not isinstance(pattern, list):
+        return {} if pattern is None else {"sliding_window_pattern": pattern}
+    if any(each not in (0, 1) for each in pattern):
+        raise ValueError(f"{SLIDING_PATTERN} must be a list of 0 and 1, got {shorten(pattern)}")
+    kinds = FULL_ATTENTION, SLIDING_ATTENTION
+    return {LAYER_TYPES: [kinds[bool(each)] for each in pattern]}
+
+
+def rename_fields(fields: Fields, names: Mapping[str, str]) -> Fields:
+    """Return the fields by their names in a family; raise `ValueError` for contradictory ones."""
+    renamed: dict[str, Any] = {}
+    for name, value in fields.items():
+        ours = names.get(name, name)
+        if renamed.setdefault(ours, value) != value:
+            raise ValueError(
+                f"{ours} is {shorten(renamed[ours])} in one place and {shorten(value)} in another"
+            )
+    return renamed
 
 
 def convert_metadata(value: Any) -> Any:
@@ -119,14 +209,6 @@ def convert_metadata(value: Any) -> Any:
     if isinstance(value, MetadataArray):
         return value.read_values() if len(value) <= MAX_PUBLISHED_COUNT else value
     return float(str(np.float32(value))) if isinstance(value, float) else value
-
-
-def default_head_size(fields: Fields) -> int | None:
-    """Return the head size where the metadata have none."""
-    dim, heads = fields.get("hidden_size"), fields.get("num_attention_heads")
-    if type(dim) is int and type(heads) is int and heads > 0:
-        return dim // heads
-    return None
 
 
 def rope_scaling(
@@ -156,7 +238,7 @@ def llama3_scaling(file: GGUFFile, fields: Fields, size: int | None) -> dict[str
         if torch.allclose(usual / slower, divisors, rtol=1e-4):
             return rule
     raise ValueError(
-        f"{file.path}: tensor {ROPE_FACTORS!r} is not supported; supported: Llama 3.1's rule for "
+        f"tensor {ROPE_FACTORS!r} is not supported; supported: Llama 3.1's rule for "
         f"{LLAMA3_SCALING['original_max_position_embeddings']} positions"
     )
 
@@ -164,13 +246,10 @@ def llama3_scaling(file: GGUFFile, fields: Fields, size: int | None) -> dict[str
 def special_tokens(file: GGUFFile) -> dict[str, Any]:
     """Return the tokens that end an answer, and the mask token."""
     names = {name: f"tokenizer.ggml.{name}" for name in (*END_TOKEN_METADATA, "mask_token_id")}
-    try:
-        ids = {
-            field: parse_value(name, value, index)
-            for field, name in names.items()
-            if (value := file.metadata.get(name)) is not None
-        }
-    except ValueError as error:
-        raise ValueError(f"{file.path}: {error}") from None
+    ids = {
+        field: parse_value(name, value, index)
+        for field, name in names.items()
+        if (value := file.metadata.get(name)) is not None
+    }
     mask = {"mask_token_id": ids.pop("mask_token_id")} if "mask_token_id" in ids else {}
     return {"eos_token_id": sorted(set(ids.values())), **mask}

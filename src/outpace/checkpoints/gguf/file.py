@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from pathlib import Path
@@ -16,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.checkpoints.fields import error_line
+from outpace.checkpoints.fields import error_line, shorten
 from outpace.checkpoints.gguf.header import GGUFHeader, TensorInfo, read_header
 from outpace.checkpoints.name import GGUF_SUFFIX
 from outpace.kernels.packed import (
@@ -27,14 +28,18 @@ from outpace.kernels.packed import (
     pack_matrix,
 )
 
+PART_NAME = re.compile(rf"(?P<name>.+)-\d{{5}}-of-(?P<count>\d{{5}}){re.escape(GGUF_SUFFIX)}")
+PART_COUNT, PART_NUMBER, PART_TENSORS = "split.count", "split.no", "split.tensors.count"
+
 CHUNK_NUMBERS = 2**18
 """Numbers dequantized at a time: they and their source bytes fit into a CPU cache."""
 
 
 @dataclass(frozen=True)
 class TensorEntry:
-    """One tensor: type, shape `[out, in]`, offset and size in bytes."""
+    """One tensor: its file, type, shape `[out, in]`, offset and size in bytes."""
 
+    path: Path
     kind: Any
     shape: tuple[int, ...]
     offset: int
@@ -43,7 +48,7 @@ class TensorEntry:
 
 @dataclass(frozen=True)
 class GGUFFile:
-    """Metadata and tensors of a file, by name."""
+    """Metadata and tensors of a file, or of all its parts, by name."""
 
     path: Path
     size: int
@@ -71,7 +76,7 @@ class GGUFFile:
         for first in range(0, rows, step):
             count = min(step, rows - first)
             # Read instead of mapped: mapped pages stay in memory until the map is closed.
-            content = np.fromfile(self.path, np.uint8, count * row, offset=offset + first * row)
+            content = np.fromfile(entry.path, np.uint8, count * row, offset=offset + first * row)
             blocks = content.reshape(count, row)
             if (dequantized_rows := dequantize_rows(entry.kind.value, blocks, width)) is not None:
                 yield dequantized_rows
@@ -83,7 +88,7 @@ class GGUFFile:
                 numbers = numbers.reshape(count, width).astype(np.float32, copy=False)
             except (NotImplementedError, ValueError) as error:
                 raise ValueError(
-                    f"{self.path}: tensor {name!r} is of type {entry.kind.name}, which cannot be "
+                    f"{entry.path}: tensor {name!r} is of type {entry.kind.name}, which cannot be "
                     f"read ({error_line(error)})"
                 ) from error
             yield torch.from_numpy(numbers)
@@ -104,9 +109,9 @@ class GGUFFile:
             shape, size = shape[1:], size // shape[0]
             offset += part * size
         try:
-            mapped = np.memmap(self.path, np.uint8, "r", offset, (size,))
+            mapped = np.memmap(entry.path, np.uint8, "r", offset, (size,))
         except (OSError, ValueError) as error:
-            raise ValueError(f"{self.path} has changed: {error_line(error)}") from error
+            raise ValueError(f"{entry.path} has changed: {error_line(error)}") from error
         return mapped.reshape(prod(shape[:-1]), -1)
 
     def read_tensor(self, name: str, part: int | None = None) -> Tensor:
@@ -151,11 +156,50 @@ def is_gguf(path: Path) -> bool:
 
 
 def open_gguf(path: Path) -> GGUFFile:
-    """Open a GGUF file.
+    """Open a GGUF file, or all parts of the file that any of them belongs to.
 
     Raises:
-        ValueError: If it is truncated, of another format, or one of several parts.
+        ValueError: If it is truncated or of another format, or if a part is missing.
     """
+    file = open_part(path)
+    count = file.metadata.get(PART_COUNT)
+    if type(count) is not int or count < 2:
+        return file
+    parts = [open_part(part) for part in part_paths(path, count)]
+    tensors: dict[str, TensorEntry] = {}
+    for number, part in enumerate(parts):
+        if (part.metadata.get(PART_COUNT), part.metadata.get(PART_NUMBER)) != (count, number):
+            raise ValueError(f"{part.path} is not part {number + 1} of {count}, as its name says")
+        if twice := tensors.keys() & part.tensors.keys():
+            raise ValueError(f"{part.path}: tensor {min(twice)!r} is in another part as well")
+        tensors |= part.tensors
+    first = parts[0]
+    if first.metadata.get(PART_TENSORS, len(tensors)) != len(tensors):
+        wanted = shorten(first.metadata[PART_TENSORS])
+        raise ValueError(f"{first.path}: its parts have {len(tensors)} tensors, not {wanted}")
+    return replace(first, size=sum(part.size for part in parts), tensors=tensors)
+
+
+def part_paths(path: Path, count: int) -> list[Path]:
+    """Return the parts of a file; raise `ValueError` for a missing one."""
+    found = PART_NAME.fullmatch(path.name)
+    if found is None or int(found["count"]) != count:
+        raise ValueError(
+            f"{path} is one of {count} parts: it must be named as they are, "
+            f"NAME-00001-of-{count:05}{GGUF_SUFFIX}"
+        )
+    paths = [
+        path.with_name(f"{found['name']}-{number:05}-of-{count:05}{GGUF_SUFFIX}")
+        for number in range(1, count + 1)
+    ]
+    missing = next((part.name for part in paths if not part.is_file()), None)
+    if missing is not None:
+        raise ValueError(f"{path} is one of {count} parts, and {missing} is missing")
+    return paths
+
+
+def open_part(path: Path) -> GGUFFile:
+    """Open one GGUF file without its other parts."""
     try:
         stat = path.stat()
     except (OSError, ValueError) as error:
@@ -165,28 +209,23 @@ def open_gguf(path: Path) -> GGUFFile:
     return parse_gguf(path, stat.st_mtime_ns, stat.st_size)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=64)
 def parse_gguf(path: Path, changed: int, size: int) -> GGUFFile:
     """Parse a file once per modification: configuration, tokenizer and weights all need it."""
     gguf = import_gguf()
     try:
         header = read_header(path)
         tensors = {
-            name: tensor_entry(gguf, name, info, header, size)
+            name: tensor_entry(gguf, path, name, info, header, size)
             for name, info in header.tensors.items()
         }
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is not a readable GGUF file: {error_line(error)}") from error
-    parts = header.metadata.get("split.count", 0)
-    if isinstance(parts, int) and parts > 1:
-        raise ValueError(
-            f"{path} is one of {parts} parts; merge them first, with llama-gguf-split --merge"
-        )
     return GGUFFile(path, size, header.metadata, tensors)
 
 
 def tensor_entry(
-    gguf: ModuleType, name: str, info: TensorInfo, header: GGUFHeader, size: int
+    gguf: ModuleType, path: Path, name: str, info: TensorInfo, header: GGUFHeader, size: int
 ) -> TensorEntry:
     """Locate a tensor in a file of `size` bytes.
 
@@ -207,4 +246,4 @@ def tensor_entry(
         raise ValueError(
             f"it is truncated: tensor {name!r} ends at byte {begin + wanted} of {size}"
         )
-    return TensorEntry(kind, info.sizes[::-1], begin, wanted)
+    return TensorEntry(path, kind, info.sizes[::-1], begin, wanted)

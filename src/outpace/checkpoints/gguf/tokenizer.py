@@ -1,8 +1,4 @@
-"""The tokenizer of a GGUF file: vocabulary, merges or scores, special tokens, chat template.
-
-Tokens depend on how text is split before merging. A file only names the split
-(`tokenizer.ggml.pre`), so the patterns are listed here, as in the models' `tokenizer.json`.
-"""
+"""The tokenizer of a GGUF file: vocabulary, merges or scores, special tokens, chat template."""
 
 from __future__ import annotations
 
@@ -10,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, normalizers
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
@@ -22,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 from outpace.checkpoints.fields import error_line, flag, parse_value, shorten
 from outpace.checkpoints.gguf.file import GGUFFile
 from outpace.checkpoints.gguf.header import MetadataArray
+from outpace.checkpoints.gguf.splits import SPLIT_RULES
 
 TokenTypes = NDArray[np.int64]
 TokenMask = NDArray[np.bool_]
@@ -33,12 +31,6 @@ SPACE_MARK = "\u2581"
 
 MAX_TOKEN_LENGTH = 2**9
 """Limit on the characters of a token with merges; published ones have a few dozen."""
-
-WORD_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+"
-REST_PATTERN = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-UPPER_CASE, LOWER_CASE = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-BEFORE_WORD = r"[^\r\n\p{L}\p{N}]?"
-CASED_PATTERN = f"{BEFORE_WORD}{UPPER_CASE}*{LOWER_CASE}+|{BEFORE_WORD}{UPPER_CASE}+{LOWER_CASE}*"
 
 
 class TokenType(IntEnum):
@@ -54,54 +46,6 @@ class TokenType(IntEnum):
 
 ADDED_TYPES = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
 """Types of the tokens that are matched before text is split."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SplitRule:
-    """How text is split into words, which are encoded separately; by default as in GPT-2.
-
-    With `single_digits` each digit is a word. With `ignores_merges` a word that is a token needs no
-    merges. With `composes_accents` text is normalized to NFC first. `adds_bos` is the default of
-    `tokenizer.ggml.add_bos_token`.
-    """
-
-    pattern: str | None = None
-    single_digits: bool = False
-    ignores_merges: bool = False
-    composes_accents: bool = False
-    adds_bos: bool = False
-
-    def build_pre_tokenizer(self) -> Any:
-        """Build the split, followed by the byte-level mapping."""
-        first: list[Any] = []
-        if self.single_digits:
-            first.append(pre_tokenizers.Digits(individual_digits=True))
-        if self.pattern is not None:
-            first.append(pre_tokenizers.Split(Regex(self.pattern), "isolated"))
-        last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.pattern is None)
-        return pre_tokenizers.Sequence([*first, last])
-
-
-SINGLE_DIGITS = SplitRule(pattern=rf"{WORD_PATTERN}|\p{{N}}|{REST_PATTERN}", composes_accents=True)
-TRIPLE_DIGITS = SplitRule(
-    pattern=rf"{WORD_PATTERN}|\p{{N}}{{1,3}}|{REST_PATTERN}", ignores_merges=True, adds_bos=True
-)
-TEKKEN = SplitRule(
-    pattern=rf"{CASED_PATTERN}|\p{{N}}|{REST_PATTERN.replace(']*', '/]*', 1)}",
-    ignores_merges=True,
-    adds_bos=True,
-)
-SPLIT_RULES: Mapping[str, SplitRule] = {
-    "deepseek-r1-qwen": SINGLE_DIGITS,
-    "gpt-2": SplitRule(),
-    "llama-bpe": TRIPLE_DIGITS,
-    "llama-v3": TRIPLE_DIGITS,
-    "llama3": TRIPLE_DIGITS,
-    "qwen2": SINGLE_DIGITS,
-    "smollm": SplitRule(single_digits=True),
-    "tekken": TEKKEN,
-}
-"""Split rules by their names in `tokenizer.ggml.pre`."""
 
 
 @dataclass(frozen=True)
@@ -328,14 +272,21 @@ def find_merges(pieces: GGUFVocabulary, scores: Sequence[float]) -> list[tuple[s
         raise ValueError(
             f"a token has {longest} characters; at most {MAX_TOKEN_LENGTH} are joined by scores"
         )
-    found = [
-        (score, at, text[:at], text[at:])
-        for text, score in known.items()
-        for at in range(1, len(text))
-        if text[:at] in known and text[at:] in known
-    ]
-    found.sort(key=lambda merge: (-merge[0], -merge[1]))
-    return [(left, right) for _, _, left, right in found]
+    merges: list[tuple[str, str]] = []
+    for _, texts in groupby(sorted(known, key=known.__getitem__, reverse=True), known.__getitem__):
+        found = [
+            (left, right)
+            for text in texts
+            for at in range(len(text) - 1, 0, -1)
+            if (right := text[at:]) in known and (left := text[:at]) in known
+        ]
+        merges += sorted(found, key=left_length, reverse=True)
+    return merges
+
+
+def left_length(merge: tuple[str, str]) -> int:
+    """Return the characters of the left token of a merge."""
+    return len(merge[0])
 
 
 TOKENIZER_BUILDERS = {"gpt2": build_byte_bpe, "llama": build_sentencepiece}

@@ -1,0 +1,406 @@
+"""GGUF files of each family, as llama.cpp's converter writes them, compared with transformers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from gguf import (
+    MODEL_ARCH,
+    MODEL_ARCH_NAMES,
+    GGMLQuantizationType,
+    GGUFWriter,
+    RopeScalingType,
+    get_tensor_name_map,
+    quants,
+)
+from torch import Tensor
+
+from helpers import close, whole
+from outpace.checkpoints.compress import compress_checkpoint
+from outpace.checkpoints.load import load_config, load_model
+from outpace.kernels.packed import loop_level
+from outpace.models.packed import PackedLinear
+
+TYPES = GGMLQuantizationType
+SIZES = {
+    "vocab_size": 48,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 160,
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": 0,
+    "attn_implementation": "eager",
+}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 150_000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+}
+Named = Iterator[tuple[str, Tensor]]
+IDS = [5, 3, 1, 4, 40, 7, 9, 30, 22, 11, 6, 2, 19, 33, 47, 8, 12, 13, 28, 21]
+
+
+def unchanged(config: Any, name: str, tensor: Tensor) -> Named:
+    """Most tensors are only renamed."""
+    yield name, tensor
+
+
+def paired(config: Any, name: str, tensor: Tensor) -> Named:
+    """Queries and keys have the two halves of a head's rotary dimensions interleaved."""
+    if name.endswith(("q_proj.weight", "k_proj.weight")):
+        key = name.endswith("k_proj.weight")
+        heads = config.num_key_value_heads if key else config.num_attention_heads
+        tensor = tensor.reshape(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+    yield name, tensor
+
+
+def shifted(config: Any, name: str, tensor: Tensor) -> Named:
+    """Gemma's norms have the 1 that its code adds."""
+    if name != "lm_head.weight":
+        yield name, tensor + 1 if name.endswith("norm.weight") else tensor
+
+
+def mixed(config: Any, name: str, tensor: Tensor) -> Named:
+    """Mixtral's experts are stacked, gate and up apart."""
+    stem = name.replace("mlp.experts.", "block_sparse_moe.experts.")
+    if name.endswith("experts.gate_up_proj"):
+        gate, up = tensor.chunk(2, 1)
+        yield stem.replace("gate_up_proj", "w1.weight"), gate
+        yield stem.replace("gate_up_proj", "w3.weight"), up
+    elif name.endswith("experts.down_proj"):
+        yield stem.replace("down_proj", "w2.weight"), tensor
+    else:
+        yield from paired(config, name, tensor)
+
+
+def alternating(config: Any, name: str, tensor: Tensor) -> Named:
+    """Experts of gpt-oss are transposed, and gate and up do not alternate."""
+    if "gate_up_proj" in name:
+        kind = "bias" if name.endswith("_bias") else "weight"
+        if kind == "weight":
+            tensor = tensor.transpose(1, 2)
+        stem = name.partition("gate_up_proj")[0]
+        yield f"{stem}gate_proj.{kind}", tensor[:, ::2]
+        yield f"{stem}up_proj.{kind}", tensor[:, 1::2]
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", tensor.transpose(1, 2)
+    elif name.endswith("down_proj_bias"):
+        yield name.replace("_bias", ".bias"), tensor
+    else:
+        yield (f"{name}.weight" if name.endswith("sinks") else name), tensor
+
+
+Convert = Callable[[Any, str, Tensor], Named]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A family: transformers' model, llama.cpp's architecture, and what its converter writes."""
+
+    model: str
+    arch: MODEL_ARCH
+    family: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    convert: Convert = unchanged
+    metadata: Callable[[GGUFWriter], Any] = lambda writer: None
+
+
+def write_gemma(writer: GGUFWriter) -> None:
+    """Windows, and the base frequency of the layers with one."""
+    writer.add_sliding_window(8)
+    writer.add_rope_freq_base_swa(500.0)
+
+
+def write_scaled_gemma(writer: GGUFWriter) -> None:
+    """As the larger models: the other layers are scaled, and 10,000 is not written."""
+    writer.add_sliding_window(8)
+    writer.add_rope_scaling_type(RopeScalingType.LINEAR)
+    writer.add_rope_scaling_factor(8.0)
+
+
+def write_yarn(writer: GGUFWriter) -> None:
+    """The scaling, without what llama.cpp has no name for."""
+    writer.add_rope_scaling_type(RopeScalingType.YARN)
+    writer.add_rope_scaling_factor(YARN["factor"])
+    writer.add_rope_scaling_orig_ctx_len(YARN["original_max_position_embeddings"])
+    writer.add_rope_scaling_yarn_beta_fast(YARN["beta_fast"])
+    writer.add_rope_scaling_yarn_beta_slow(YARN["beta_slow"])
+
+
+def write_gpt_oss(writer: GGUFWriter) -> None:
+    """Windows, experts and scaling."""
+    write_yarn(writer)
+    writer.add_sliding_window(8)
+    writer.add_expert_feed_forward_length(64)
+
+
+def write_olmo3(writer: GGUFWriter) -> None:
+    """Windows by layer, and a scaling with its factor."""
+    write_yarn(writer)
+    writer.add_rope_scaling_yarn_attn_factor(1.2)
+    writer.add_rope_freq_base_swa(YARN["rope_theta"])
+    writer.add_sliding_window(8)
+    writer.add_sliding_window_pattern([True, False, True, True])
+
+
+def write_phi(writer: GGUFWriter) -> None:
+    """The trained length without a scaling, and a window."""
+    writer.add_rope_scaling_orig_ctx_len(160)
+    writer.add_sliding_window(8)
+
+
+def gemma_fields(**full: Any) -> dict[str, Any]:
+    """Fields of Gemma 3."""
+    return {
+        "num_hidden_layers": 7,
+        "head_dim": 32,
+        "query_pre_attn_scalar": 32,
+        "sliding_window": 8,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 1e6, **full},
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": 10_000.0 if full else 500.0,
+            },
+        },
+    }
+
+
+ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+GPT_OSS = {
+    **SIZES,
+    "intermediate_size": 64,
+    "head_dim": 16,
+    "sliding_window": 8,
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+    "rope_parameters": {**YARN, "truncate": False},
+}
+CASES = {
+    "gemma3": Case("Gemma3", MODEL_ARCH.GEMMA3, "gemma3", gemma_fields(), shifted, write_gemma),
+    "gemma3 scaled": Case(
+        *("Gemma3", MODEL_ARCH.GEMMA3, "gemma3"),
+        *(gemma_fields(rope_type="linear", factor=8.0), shifted, write_scaled_gemma),
+    ),
+    "mistral3": Case(
+        *("Mistral", MODEL_ARCH.MISTRAL3, "mistral"),
+        *({**ROPE, "sliding_window": None, "head_dim": 32}, paired),
+    ),
+    "mistral as llama": Case(
+        "Mistral", MODEL_ARCH.LLAMA, "llama", {**ROPE, "sliding_window": None}, paired
+    ),
+    "mixtral": Case(
+        *("Mixtral", MODEL_ARCH.LLAMA, "mixtral"),
+        *({**ROPE, "num_local_experts": 4, "num_experts_per_tok": 2}, mixed),
+    ),
+    "phi3": Case(
+        *("Phi3", MODEL_ARCH.PHI3, "phi3", {**ROPE, "sliding_window": 8}, unchanged, write_phi),
+    ),
+    "phi3 without a window": Case(
+        *("Phi3", MODEL_ARCH.PHI3, "phi3", {**ROPE, "sliding_window": None}, unchanged),
+        lambda writer: writer.add_sliding_window(0),
+    ),
+    "olmo2": Case("Olmo2", MODEL_ARCH.OLMO2, "olmo2", ROPE),
+    "olmo3": Case(
+        *("Olmo3", MODEL_ARCH.OLMO2, "olmo3"),
+        {
+            "sliding_window": 8,
+            "layer_types": [
+                f"{'full' if layer == 1 else 'sliding'}_attention" for layer in range(4)
+            ],
+            "rope_parameters": {
+                "full_attention": {**YARN, "attention_factor": 1.2},
+                "sliding_attention": {"rope_type": "default", "rope_theta": YARN["rope_theta"]},
+            },
+        },
+        *(unchanged, write_olmo3),
+    ),
+    "smollm3": Case("SmolLM3", MODEL_ARCH.SMOLLM3, "smollm3", ROPE, paired),
+    "gpt-oss": Case("GptOss", MODEL_ARCH.GPT_OSS, "gpt_oss", GPT_OSS, alternating, write_gpt_oss),
+}
+
+
+def random_model(case: Case) -> Any:
+    """Return transformers' model with random weights, large enough that its outputs vary."""
+    settings = {**SIZES, **case.fields}
+    kind = f"{case.model}Text" if case.model == "Gemma3" else case.model
+    config = getattr(transformers, f"{kind}Config")(**settings)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{case.model}ForCausalLM")(config).eval()
+    centre = 0.0 if case.model == "Gemma3" else 1.0
+    for name, parameter in model.named_parameters():
+        norm = name.endswith("norm.weight")
+        torch.nn.init.normal_(parameter, centre if norm else 0.0, 0.2 if norm else 0.3)
+    return model.requires_grad_(False)
+
+
+def write_sizes(writer: GGUFWriter, config: Any) -> None:
+    """Write what the converter writes for every model."""
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    rope = config.rope_parameters
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_file_type(0)
+    if (size := getattr(config, "head_dim", None)) is not None:
+        writer.add_key_length(size)
+        writer.add_value_length(size)
+    if experts := getattr(config, "num_local_experts", 0):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def write_file(path: Path, case: Case, kinds: dict[str, TYPES] | None = None) -> tuple[Path, Any]:
+    """Write a file of a random model; return also the model, with what its types leave of it."""
+    model = random_model(case)
+    config = model.config
+    writer = GGUFWriter(path, MODEL_ARCH_NAMES[case.arch])
+    write_sizes(writer, config)
+    case.metadata(writer)
+    names = get_tensor_name_map(case.arch, config.num_hidden_layers)
+    for name, tensor in model.state_dict().items():
+        tied = name == "lm_head.weight" and config.tie_word_embeddings
+        for published, part in [] if tied else case.convert(config, name, tensor):
+            stem, _, end = published.rpartition(".")
+            own = names.get_name(stem)
+            assert own is not None, published
+            data = part.contiguous().numpy()
+            kind = next((kind for key, kind in (kinds or {}).items() if key in f"{own}."), None)
+            if kind is None or end == "bias":
+                writer.add_tensor(f"{own}.{end}", data)
+                continue
+            quantized = quants.quantize(data, kind)
+            writer.add_tensor(f"{own}.{end}", quantized, raw_dtype=kind)
+            part.copy_(torch.from_numpy(quants.dequantize(quantized, kind).copy()))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path, model
+
+
+def check_logits(path: Path, model: Any, **options: Any) -> None:
+    """Check that a file's logits equal transformers'."""
+    wanted = model(torch.tensor([IDS])).logits[0]
+    assert wanted.std() > 0.5
+    close(whole(load_model(path, **options), IDS, causal=True), wanted)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
+    """For the model that the file was made of."""
+    path, model = write_file(tmp_path / "model.gguf", CASES[name])
+    assert load_config(path).family == CASES[name].family
+    check_logits(path, model)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "gpt-oss"])
+def test_an_int8_folder_of_a_file_loads(name: str, tmp_path: Path) -> None:
+    """In transformers' format too: its configuration is of the same model."""
+    path, model = write_file(tmp_path / "model.gguf", CASES[name])
+    folder = compress_checkpoint(path, tmp_path / "small")
+    one, other = load_model(path, quantize="int8"), load_model(folder, quantize="int8")
+    assert torch.equal(*(whole(each, IDS, causal=True) for each in (one, other)))
+    theirs = transformers.AutoConfig.from_pretrained(folder)
+    kind = "llama" if CASES[name].family == "llama" else model.config.model_type
+    assert theirs.model_type == kind
+
+
+def test_stacked_experts_do_not_become_an_int8_folder(tmp_path: Path) -> None:
+    """The message names them, and nothing is written."""
+    path, _ = write_file(tmp_path / "model.gguf", CASES["gpt-oss"])
+    with pytest.raises(ValueError, match=r"experts.down_proj' is a stack of matrices, which"):
+        compress_checkpoint(path, tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+
+
+def test_experts_in_mxfp4_are_exact(tmp_path: Path) -> None:
+    """As published for gpt-oss: four bits with a power of two per block of 32."""
+    path, model = write_file(tmp_path / "model.gguf", CASES["gpt-oss"], {"_exps": TYPES.MXFP4})
+    check_logits(path, model)
+
+
+@pytest.mark.skipif(not loop_level(), reason="this machine has no loops for packed matrices")
+@pytest.mark.parametrize(
+    ("name", "kinds"),
+    [
+        ("gpt-oss", {"_exps": TYPES.Q8_0, "attn_q.": TYPES.Q8_0}),
+        ("phi3", {"attn_qkv": TYPES.Q4_0, "ffn": TYPES.Q5_1}),
+        ("gemma3", {"attn_q.": TYPES.Q5_0, "attn_k.": TYPES.Q5_0, "attn_v": TYPES.Q8_0}),
+    ],
+)
+def test_native_matrices_equal_those_of_the_file(
+    name: str, kinds: dict[str, TYPES], tmp_path: Path
+) -> None:
+    """Rows of experts that alternate included."""
+    path, _ = write_file(tmp_path / "model.gguf", CASES[name], kinds)
+    ours, plain = load_model(path, quantize="native"), load_model(path)
+    found, wanted = ours.state_dict(), plain.state_dict()
+    assert all(torch.equal(found[each], wanted[each]) for each in wanted)
+    block = ours.blocks[1]
+    layers = {
+        "gpt-oss": block.mlp.experts[3].gate_up if name == "gpt-oss" else None,
+        "phi3": block.attention.qkv,
+        "gemma3": block.attention.qkv,
+    }
+    assert isinstance(layers[name], PackedLinear)
+
+
+def test_alternating_rows_of_two_types_are_dequantized(tmp_path: Path) -> None:
+    """A row's format is that of its matrix."""
+    kinds = {"ffn_gate_exps": TYPES.Q8_0, "ffn_up_exps": TYPES.Q4_0}
+    path, model = write_file(tmp_path / "model.gguf", CASES["gpt-oss"], kinds)
+    check_logits(path, model)
+    layer = load_model(path, quantize="native").blocks[0].mlp.experts[0]
+    assert type(layer.gate_up) is torch.nn.Linear
+
+
+REFUSED: list[tuple[str, Callable[[GGUFWriter], Any], str]] = [
+    ("gemma3", lambda w: w.add_final_logit_softcapping(30.0), "gemma3.final_logit_softcapping is"),
+    ("mistral3", lambda w: w.add_attn_temperature_scale(0.1), "mistral3.attention.temperature_sca"),
+    ("mistral3", lambda w: w.add_rope_scaling_yarn_log_mul(1.0), "yarn_log_multiplier is 1.0, whi"),
+    ("phi3", lambda w: w.add_rope_dimension_count(12), "rope.dimension_count must be the head siz"),
+    ("phi3", lambda w: w.add_tensor("rope_factors_long.weight", torch.ones(8).numpy()), "of its t"),
+    ("olmo3", lambda w: w.add_rope_freq_base(7.0), "rope.freq_base_swa must be 7.0, got 150000.0"),
+    ("olmo2", lambda w: w.add_sliding_window_pattern([True] * 4), "supported: full_attention only"),
+    (
+        "smollm3",
+        lambda w: w.add_bool("diffusion.shift_logits", True),
+        "diffusion.shift_logits is T",
+    ),
+    ("gpt-oss", lambda w: w.add_expert_group_count(2), "gpt-oss.expert_group_count is 2, which"),
+]
+
+
+@pytest.mark.parametrize(("name", "edit", "message"), REFUSED, ids=range(len(REFUSED)))
+def test_what_changes_numbers_and_is_not_read_is_refused(
+    name: str, edit: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
+) -> None:
+    """By its name in the file."""
+    case = CASES[name]
+
+    def write(writer: GGUFWriter) -> None:
+        case.metadata(writer)
+        edit(writer)
+
+    changed = Case(case.model, case.arch, case.family, case.fields, case.convert, write)
+    path, _ = write_file(tmp_path / "model.gguf", changed)
+    with pytest.raises(ValueError, match=message) as error:
+        load_model(path)
+    assert str(path) in str(error.value)

@@ -1,0 +1,245 @@
+"""Published GGUF files, from the folder of `--published`, compared with transformers."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from math import exp
+from pathlib import Path
+from typing import Any
+from unicodedata import normalize
+
+import pytest
+import torch
+from gguf import GGUFReader, quants
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from helpers import close, whole
+from optional import ABSENT
+from outpace import LLM
+from outpace.kernels.packed import PACKED_BLOCK, loop_level
+from outpace.models.packed import PackedEmbedding, PackedLinear
+from texts import TEXTS
+
+FILES = (
+    "smollm2-135m-instruct-q4_1.gguf",
+    "gemma-3-270m-q4_k_m.gguf",
+    "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+)
+PROSE = (
+    "It is a truth universally acknowledged, that a single man in possession of a good fortune, "
+    "must be in want of a wife. However little known the feelings or views of such a man may be on "
+    "his first entering a neighbourhood, this truth is so well fixed in the minds of the "
+    "surrounding families, that he is considered as the rightful property of some one or other of "
+    "their daughters. \u201cMy dear Mr. Bennet,\u201d said his lady to him one day, \u201chave you "
+    "heard that Netherfield Park is let at last?\u201d Mr. Bennet replied that he had not. "
+    "\u201cBut it is,\u201d returned she; \u201cfor Mrs. Long has just been here, and she told me "
+    "all about it.\u201d Mr. Bennet made no answer. \u201cDo not you want to know who has taken "
+    "it?\u201d cried his wife, impatiently. \u201cYou want to tell me, and I have no objection to "
+    "hearing it.\u201d This was invitation enough."
+)
+"""The first lines of Pride and Prejudice (Austen, 1813)."""
+
+CONVERSATION = [
+    {"role": "system", "content": "Answer briefly."},
+    {"role": "user", "content": "What is 7 times 6?"},
+    {"role": "assistant", "content": "42"},
+    {"role": "user", "content": "And  8 times 6?\n"},
+]
+NEW_TOKENS, WINDOW, MAX_WORSE = 24, 512, 1.005
+LICENSE = Path(__file__).parent.parent.parent / "LICENSE"
+"""A text of 2,300 tokens: on a shorter one, chance decides half a percent."""
+
+
+@dataclass
+class Published:
+    """One file, and what is loaded of it."""
+
+    path: Path
+
+    @cached_property
+    def plain(self) -> LLM:
+        """The model in float32."""
+        return LLM(self.path, dtype="float32", cache_gib=0.5)
+
+    @cached_property
+    def native(self) -> LLM:
+        """The model in the bits of the file."""
+        return LLM(self.path, cache_gib=0.5)
+
+    @cached_property
+    def theirs(self) -> Any:
+        """The model of transformers, dequantized to float32."""
+        return AutoModelForCausalLM.from_pretrained(
+            self.path.parent, gguf_file=self.path.name, dtype=torch.float32
+        ).eval()
+
+    @cached_property
+    def their_tokenizer(self) -> Any:
+        """The tokenizer of transformers."""
+        return AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name)
+
+    @cached_property
+    def ids(self) -> list[int]:
+        """Tokens of the prose."""
+        return self.plain.text.encode(PROSE, raw=True)
+
+
+@pytest.fixture(scope="module", params=FILES)
+def published(request: pytest.FixtureRequest) -> Iterator[Published]:
+    """Each file of the folder."""
+    folder = request.config.getoption("--published")
+    if folder is None:
+        pytest.skip("published models are tested with --published FOLDER")
+    path = Path(folder).absolute() / request.param
+    if not path.is_file():
+        pytest.skip(f"{folder} has no {request.param}")
+    yield Published(path)
+
+
+def perplexity(model: Any, ids: list[int], begin: list[int]) -> float:
+    """Return the perplexity of a text, read in windows that begin as a prompt does."""
+    losses = []
+    for at in range(0, len(ids), WINDOW):
+        window = [*begin, *ids[at : at + WINDOW]]
+        logits = whole(model, window, causal=True)[:-1]
+        losses.append(F.cross_entropy(logits, torch.tensor(window[1:]), reduction="none"))
+    return exp(torch.cat(losses).mean().item())
+
+
+def test_logits_equal_those_of_transformers(published: Published) -> None:
+    """In float32, for every token of a page."""
+    found = whole(published.plain.model, published.ids, causal=True)
+    with torch.inference_mode():
+        wanted = published.theirs(torch.tensor([published.ids])).logits[0]
+    close(found, wanted)
+
+
+def test_greedy_text_equals_that_of_transformers(published: Published) -> None:
+    """In float32."""
+    for start in (40, 100):
+        prompt = published.ids[:start]
+        (found,) = published.plain.generate(
+            [prompt], max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True
+        )
+        wanted = published.theirs.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, start, dtype=torch.long),
+            do_sample=False,
+            min_new_tokens=NEW_TOKENS,
+            max_new_tokens=NEW_TOKENS,
+        )
+        assert found.ids == wanted[0, start:].tolist()
+        assert found.text == published.their_tokenizer.decode(wanted[0, start:])
+
+
+def test_chat_template_and_end_tokens_equal_those_of_transformers(published: Published) -> None:
+    """The prompt of a conversation, and where an answer ends."""
+    ours, theirs = published.plain, published.their_tokenizer
+    assert ours.eos == {theirs.eos_token_id}
+    assert ours.text.tokenizer.chat_template == theirs.chat_template
+    if theirs.chat_template is not None:
+        wanted = theirs.apply_chat_template(
+            CONVERSATION, add_generation_prompt=True, tokenize=False
+        )
+        found = ours.text.encode(CONVERSATION)
+        assert ours.text.tokenizer.decode(found) == wanted
+        assert found == ours.text.tokenizer(wanted, add_special_tokens=False).input_ids
+
+
+TOKENIZE = """
+import json, os, sys, urllib.request
+import xllamacpp
+parameters = xllamacpp.CommonParams()
+parameters.model.path, parameters.n_ctx, parameters.warmup = sys.argv[1], 64, False
+server = xllamacpp.Server(parameters)
+for text in json.loads(sys.stdin.read()):
+    body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
+    request = urllib.request.Request(
+        f"{server.listening_address}/tokenize", body, {"Content-Type": "application/json"}
+    )
+    print("ids", json.dumps(json.load(urllib.request.urlopen(request))["tokens"]), flush=True)
+os._exit(0)
+"""
+"""Prints the tokens of texts as llama.cpp finds them."""
+
+
+@pytest.mark.skipif("xllamacpp" in ABSENT, reason="xllamacpp is not installed")
+def test_tokens_equal_those_of_llama_cpp(published: Published) -> None:
+    """On texts of many scripts; llama.cpp does not compose accents, as Qwen's tokenizer does."""
+    texts = [normalize("NFC", text) for text in [*TEXTS, PROSE, Path(__file__).read_text()]]
+    run = subprocess.run(
+        [sys.executable, "-c", TOKENIZE, str(published.path)],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = [line.split(" ", 1) for line in run.stdout.splitlines()]
+    wanted = [json.loads(ids) for name, ids in lines if name == "ids"]
+    assert len(wanted) == len(texts)
+    tokenizer = published.plain.text.tokenizer
+    for text, ids in zip(texts, wanted, strict=True):
+        assert tokenizer(text).input_ids == ids, text[:60]
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text or "|" in text
+
+
+def rounded(x: Tensor) -> Tensor:
+    """Round rows to 8 bits with one scale per block, in double precision."""
+    blocks = x.unflatten(-1, (-1, PACKED_BLOCK))
+    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
+    return ((blocks / scale).round().double() * scale.double()).flatten(-2)
+
+
+def file_matrices(path: Path) -> dict[str, Tensor]:
+    """Return the matrices of the first layer and the embedding, as the library reads them."""
+    return {
+        tensor.name: torch.from_numpy(quants.dequantize(tensor.data, tensor.tensor_type).copy())
+        for tensor in GGUFReader(path).tensors
+        if tensor.name in ("token_embd.weight", "blk.0.ffn_down.weight", "blk.0.attn_output.weight")
+    }
+
+
+@pytest.mark.skipif(not loop_level(), reason="this machine has no loops for packed matrices")
+def test_native_products_equal_exact_ones_of_rounded_rows(published: Published) -> None:
+    """Matrices are those of the file to the bit; only rows are rounded, to 8 bits."""
+    model = published.native.model
+    wanted = file_matrices(published.path)
+    first = model.blocks[0]
+    for layer, name in (
+        (model.embedding, "token_embd.weight"),
+        (first.mlp.down, "blk.0.ffn_down.weight"),
+        (first.attention.out, "blk.0.attn_output.weight"),
+    ):
+        assert isinstance(layer, PackedEmbedding | PackedLinear)
+        assert torch.equal(layer.dense_weight(), wanted[name])
+    torch.manual_seed(0)
+    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
+    assert len(layers) >= 4 * len(model.blocks)
+    for layer in (*layers[:4], *layers[-4:]):
+        x = torch.randn(5, layer.in_features)
+        exact = rounded(x) @ layer.dense_weight().double().T
+        exact += 0 if layer.bias is None else layer.bias.double()
+        assert (layer(x) - exact).norm() < 1e-6 * exact.norm()
+        plain = F.linear(x, layer.dense_weight(), layer.bias)
+        assert (layer(x) - plain).norm() < 0.01 * plain.norm()
+    assert not any(type(module) is nn.Linear for module in model.modules())
+
+
+@pytest.mark.skipif(not loop_level(), reason="this machine has no loops for packed matrices")
+def test_perplexity_in_native_bits_is_that_of_float32(published: Published) -> None:
+    """Within half a percent."""
+    tokenizer = published.plain.text.tokenizer
+    begin = tokenizer("").input_ids
+    ids = tokenizer(LICENSE.read_text(), add_special_tokens=False).input_ids
+    plain, native = (
+        perplexity(llm.model, ids, begin) for llm in (published.plain, published.native)
+    )
+    assert 1 < plain < 100
+    assert plain / MAX_WORSE < native < plain * MAX_WORSE
