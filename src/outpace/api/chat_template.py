@@ -101,7 +101,7 @@ class ChatTemplate:
         """Return a message whose calls of tools the template writes, or that has them as text.
 
         Raises:
-            OptionError: If the template knows neither calls nor their results.
+            OptionError: If the template supports neither calls nor their results.
         """
         calls = message.get("tool_calls")
         if not calls and "tool_call_id" not in message:

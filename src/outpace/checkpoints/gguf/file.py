@@ -169,7 +169,7 @@ def open_gguf(path: Path) -> GGUFFile:
     tensors: dict[str, TensorEntry] = {}
     for number, part in enumerate(parts):
         if (part.metadata.get(PART_COUNT), part.metadata.get(PART_NUMBER)) != (count, number):
-            raise ValueError(f"{part.path} is not part {number + 1} of {count}, as its name says")
+            raise ValueError(f"{part.path} is not part {number + 1} of {count}, against its name")
         if twice := tensors.keys() & part.tensors.keys():
             raise ValueError(f"{part.path}: tensor {min(twice)!r} is in another part as well")
         tensors |= part.tensors
