@@ -273,7 +273,7 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         ):
             load_model(path)
     for changed, message in (
-        (contents[2], r"model-00002-of-00003.gguf is not part 2 of 3, as its name says"),
+        (contents[2], r"model-00002-of-00003.gguf is not part 2 of 3, against its name"),
         (contents[1][:-1], r"model-00002-of-00003.gguf is not a readable GGUF file: it is trunc"),
         (contents[1].replace(b"blk.1.ffn_up.w", b"blk.1.attn_q.w"), "is in another part as well"),
     ):
