@@ -143,7 +143,7 @@ BROKEN: dict[str, tuple[bytes, str]] = {
         "is truncated: tensor 't' ends",
     ),
     "tensor twice": (file([], [tensor("t", [4])] * 2), "two entries have the name 't'"),
-    "part": (file([number("split.count", 3)]), "is one of 3 parts; merge them first"),
+    "part": (file([number("split.count", 3)]), "is one of 3 parts: it must be named as they are"),
 }
 
 

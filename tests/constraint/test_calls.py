@@ -13,7 +13,7 @@ from outpace.api.options import Options
 from outpace.constraint.algebra import dfa_accepts
 from outpace.constraint.calls import CALL_FORMATS, CallFormat, find_call_format, tools_dfa
 from outpace.methods import Method
-from toolbox import TEMPLATES, tool_llm, tool_model
+from toolbox import TEMPLATES, TOOLS, tool_llm, tool_model
 
 every = pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.name)
 CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
@@ -195,3 +195,16 @@ def test_all_required_calls_validate(
     assert len(SCHEMAS) == 40
     for number in range(40):
         check_required(form.name, name, method, temperature, number)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("name", "method"), CASES[::6], ids=str)
+def test_text_is_as_without_tools(name: str, method: Method, temperature: float) -> None:
+    """Where a model calls none, for the same prompt; also the reason of the end."""
+    llm = tool_llm(name, "tool_call")
+    ids = llm.text.encode("Tom has 3 apples and buys 4 more. How many apples does Tom have?")
+    options: Options = {"method": method, "temperature": temperature, "seed": 5, "max_tokens": 24}
+    (expected,) = llm.generate([ids], **options)
+    (output,) = llm.generate([ids], **options, tools=TOOLS)
+    assert (output.ids, output.finish_reason) == (expected.ids, expected.finish_reason)
+    assert output.tool_calls == [] and output.content == expected.text
