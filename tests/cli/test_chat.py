@@ -152,7 +152,8 @@ def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
     for word in ("/method", "/race", "/reset", "/help", "/exit", "Ctrl-C"):
         assert word in out
     assert (
-        "methods of tiny-wedlm: autoregressive, dflash, eagle, lookup, speculative, wedlm\n" in out
+        "methods of tiny-wedlm: auto, autoregressive, dflash, eagle, lookup, speculative, wedlm\n"
+        in out
     )
     assert "tokens per" not in out
 
@@ -288,6 +289,8 @@ def test_a_method_is_shown_as_it_is_typed(chat: Run) -> None:
     lines = ("/method", "/method wedlm verify=true entropy=0.8", "/method")
     _, out, _ = chat("tiny-wedlm", *lines)
     assert out.splitlines()[::2] == ["wedlm", "wedlm entropy=0.8 verify=true"]
+    _, out, _ = chat("tiny-wedlm", "/method autoregressive", "/method", "/method auto", "/method")
+    assert out.splitlines()[::2] == ["autoregressive", "wedlm"]
 
 
 @pytest.mark.slow

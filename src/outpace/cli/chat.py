@@ -37,6 +37,7 @@ from outpace.decoding.target import Kind
 from outpace.engine.job import DecodingError
 from outpace.engine.pairing import further_models as models_of
 from outpace.methods import METHODS, Method
+from outpace.methods.options import AUTO_METHOD
 
 CHAT_HELP = """\
 /method NAME option=value …  change the method; alone, list the methods
@@ -208,11 +209,13 @@ class ChatSession:
         names = [
             name for name, kind in METHODS.items() if self.llm.config.kind in kind.target_kinds
         ]
-        console.print(f"{self.title}\nmethods of {self.llm.name}: {', '.join(names)}")
+        listed = ", ".join([AUTO_METHOD, *names])
+        console.print(f"{self.title}\nmethods of {self.llm.name}: {listed}", soft_wrap=True)
 
     def load_method(self, words: str) -> Method:
         """Load the models of a method; raises `ValueError` if it does not support this model."""
-        method = parse_method_words(words)
+        is_auto = words == AUTO_METHOD
+        method = self.llm.select_method(words) if is_auto else parse_method_words(words)
         models = dict.fromkeys(models_of(method, self.llm.name).values())
         if new := [name for name in models if name not in self.llm.runners]:
             with (
