@@ -133,8 +133,8 @@ def build_sides(llm: LLM, options: argparse.Namespace) -> list[Side]:
         Side("outpace", "lookup", Outpace(llm, Lookup())),
     ]
     if options.draft is not None:
-        method = Speculative(draft=options.draft, tokens="auto")
-        sides.append(Side("outpace", "draft", Outpace(llm, method)))
+        method = Speculative(draft=options.draft, lookup=True)
+        sides.append(Side("outpace", "draft and lookup", Outpace(llm, method)))
     for name, module, kind in (
         ("llama.cpp", "llama_cpp", LlamaCpp),
         ("OpenVINO", "openvino_genai", OpenVino),
