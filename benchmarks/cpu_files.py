@@ -4,8 +4,8 @@
 
 Each program loads a file in a new process and generates one token: the wall time includes imports
 and the start of Python. Then both take turns, with the threads of `--threads`: a pass over a prompt
-of 512 tokens, and passes of 1 to 32 rows after it, each of which returns the most probable token of
-every row. The tables have medians of wall time. llama.cpp needs the package `llama_cpp`.
+of `--prompt` tokens, and passes of 1 to 32 rows after it, each of which returns the most probable
+token of every row. The tables have medians of wall time. llama.cpp needs the package `llama_cpp`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from outpace import LLM
 from outpace.decoding import Forward
 from outpace.engine.scheduled_forward import ScheduledForward
 
-PROMPT = 512
 ROWS = [1, 4, 16, 32]
 PAUSE = 0.01
 """Seconds between two programs, whose threads wait for more work for a while."""
@@ -84,7 +83,7 @@ def make_outpace_step(path: Path, ids: list[int]) -> dict[int, Any]:
     """Return passes of outpace by rows; 0 is the prompt."""
     llm = LLM(path, cache_gib=0.25, prefix_cache=False)
     runner = llm.target
-    table = runner.reserve(PROMPT + max(ROWS))
+    table = runner.reserve(len(ids) + max(ROWS))
     assert table is not None
 
     def run_pass(rows: list[int], start: int, predict: range | None) -> list[int]:
@@ -94,17 +93,17 @@ def make_outpace_step(path: Path, ids: list[int]) -> dict[int, Any]:
 
     steps = {0: partial(run_pass, ids, 0, None)}
     for count in ROWS:
-        predict = range(PROMPT + 1, PROMPT + 1 + count)
-        steps[count] = partial(run_pass, ids[:count], PROMPT, predict)
+        predict = range(len(ids) + 1, len(ids) + 1 + count)
+        steps[count] = partial(run_pass, ids[:count], len(ids), predict)
     return steps
 
 
 def make_llama_step(path: Path, ids: list[int]) -> dict[int, Any]:
     """Return passes of llama.cpp by rows; 0 is the prompt, of which only the last row is read."""
-    feed = llama.decoder(path, most=PROMPT, slots=PROMPT + max(ROWS))
+    feed = llama.decoder(path, most=len(ids), slots=len(ids) + max(ROWS))
     steps = {0: partial(feed, [ids], 0, last=True)}
     for count in ROWS:
-        steps[count] = partial(feed, [ids[:count]], PROMPT)
+        steps[count] = partial(feed, [ids[:count]], len(ids))
     return steps
 
 
@@ -116,7 +115,7 @@ def settle(run: Any) -> Timing:
 
 def measure_file(path: Path, sides: list[str], options: argparse.Namespace) -> list[Row]:
     """Return one row per program."""
-    ids = prompt(PROMPT, 10_000)
+    ids = prompt(options.prompt, 260)
     rows: dict[str, Row] = {side: {"file": path.name, "side": side} for side in sides}
     loads: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
     for _ in range(options.loads):
@@ -132,12 +131,12 @@ def measure_file(path: Path, sides: list[str], options: argparse.Namespace) -> l
         turns = {side: steps[side][count] for side in sides}
         rounds = options.rounds if count else max(options.rounds // 3, 1)
         for side, timings in alternate(turns, rounds, settle).items():
-            name = f"{count} rows ms" if count else f"prompt of {PROMPT} ms"
+            name = f"{count} rows ms" if count else "prompt ms"
             rows[side][name] = median(timings, "wall") * 1e3
     return list(rows.values())
 
 
-LIMITS = {"1 rows ms": 1.0, "16 rows ms": 0.35, f"prompt of {PROMPT} ms": 1.0}
+LIMITS = {"1 rows ms": 1.0, "16 rows ms": 0.35, "prompt ms": 1.0}
 """Most time of a pass, over that of llama.cpp."""
 
 
@@ -160,6 +159,7 @@ def main() -> None:
     """Measure all files and write each as it ends."""
     parser = arguments(__doc__, rounds=9, threads=2)
     parser.add_argument("files", nargs="+", type=Path, help="GGUF files")
+    parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt (512)")
     parser.add_argument("--loads", type=int, default=3, help="loads of each file (3)")
     options = parser.parse_args()
     prepare(options)

@@ -68,6 +68,7 @@ OPTIONS = ["method", "max_tokens", "temperature", "top_p", "top_k", "seed", "sto
 OPTIONS += ["logprobs", "min_p", "stop_ids", "ignore_eos", "min_tokens", "presence_penalty"]
 OPTIONS += ["frequency_penalty", "repetition_penalty", "logit_bias", "template"]
 OPTIONS += ["schema", "regex", "choices", "grammar", "cloze"]
+OPTIONS += ["tools", "tool_choice", "parallel_tool_calls"]
 
 
 @pytest.mark.parametrize("entry", ["generate", "stream", "submit", "serve"])
@@ -87,7 +88,7 @@ def test_odd_options_are_refused_or_answered(llm: LLM, option: str, entry: str) 
             llm.generate([1, 2], **options)
 
     refused = only_value_errors(call)
-    assert refused > 10 or option in ("raw", "logprobs", "ignore_eos")
+    assert refused > 10 or option in ("raw", "logprobs", "ignore_eos", "parallel_tool_calls")
     assert is_idle(llm.engine)
 
 

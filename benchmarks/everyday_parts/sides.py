@@ -7,6 +7,7 @@ import importlib.util
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -55,7 +56,7 @@ class LlamaCpp:
     """llama.cpp through its Python package, plain or with prompt lookup."""
 
     def __init__(self, path: Path, threads: int, *, lookup: bool) -> None:
-        from llama_cpp import Llama
+        from llama_cpp import Llama, llama_model_get_vocab, llama_vocab_is_eog
         from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
         draft = LlamaPromptLookupDecoding(num_pred_tokens=LOOKUP_TOKENS) if lookup else None
@@ -68,13 +69,14 @@ class LlamaCpp:
             logits_all=lookup,
             verbose=False,
         )
+        self.ends_answer = partial(llama_vocab_is_eog, llama_model_get_vocab(self.llama.model))
 
     def answer(self, ids: Sequence[int], task: Task) -> list[int]:
         """Answer one request, without a schema."""
         self.llama.reset()
         answer: list[int] = []
         for token in self.llama.generate(list(ids), temp=0.0, top_k=1, repeat_penalty=1.0):
-            if token == self.llama.token_eos() or self.llama._model.token_is_eog(token):
+            if self.ends_answer(token):
                 break
             answer.append(int(token))
             if len(answer) == task.max_tokens:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM
+from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.benchmark.entry import MethodEntry
 from outpace.benchmark.side import RequestLoad, Side, SideTurn, alternate_turns, split_questions
@@ -81,7 +82,8 @@ def test_turns_come_to_what_an_evaluation_comes_to(llm: LLM) -> None:
     for _ in alternate_turns(sides, 2):
         pass
     first, other = summarise_sides(sides, 2)
-    report = evaluate(llm, QUESTIONS, task="story", max_tokens=12, temperature=0.0).to_record()
+    options: Options = {"method": "autoregressive", "max_tokens": 12, "temperature": 0.0}
+    report = evaluate(llm, QUESTIONS, task="story", **options).to_record()
     same = ("task", "questions", "accuracy", "tokens_per_forward", "acceptance_histogram")
     assert {key: first[key] for key in same} == {key: report[key] for key in same}
     assert first["faster"] is None and other["faster"]["interval"] is None

@@ -125,9 +125,24 @@ def test_a_training_run_is_judged(run, tmp_path: Path) -> None:
     assert picture.exists()
 
 
+@pytest.mark.slow
+def test_files_are_measured(run, tmp_path: Path) -> None:
+    """A file of the format that the program writes for llama.cpp."""
+    pytest.importorskip("gguf")
+    out, shape = tmp_path / "a.json", "from cpu import SHAPES, made\nimport llama, sys\n"
+    code = f"{shape}from pathlib import Path\nroot = Path(sys.argv[1])\n"
+    code += "llama.write(made(SHAPES['tiny'], root), 'q8_0', root / 'a.gguf')"
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=FOLDER)
+    words = ("--rounds", "1", "--loads", "1", "--prompt", "64", "--json", str(out))
+    run("cpu_files", str(tmp_path / "a.gguf"), *words)
+    row = json.loads(out.read_text())["rows"][0]
+    assert row["side"] == "outpace" and row["peak MB"] > 100
+    assert all(row[name] > 0 for name in ("load s", "prompt ms", "1 rows ms", "32 rows ms"))
+
+
 def test_every_program_is_tried() -> None:
     """With sizes of its own above, or beside a stand-in for the clone that it wants."""
-    assert sorted({name for name, _ in SMOKES} | set(CLONES)) == PROGRAMS
+    assert sorted({name for name, _ in SMOKES} | set(CLONES) | {"cpu_files"}) == PROGRAMS
     assert {name for name in PROGRAMS if name in CURVES} == set(CURVES)
 
 

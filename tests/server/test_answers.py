@@ -45,8 +45,9 @@ def test_stream_equals_whole_answer(client: TestClient, model: str, method: str)
 
 def test_answer_equals_library(client: TestClient) -> None:
     """Same prompt, seed and options give the same text and counts."""
-    (output,) = LLM("tiny-ar").generate(QUESTION, temperature=0.8, seed=3)
-    answer = ask(client, chat(temperature=0.8, seed=3))
+    (output,) = LLM("tiny-ar", "autoregressive").generate(QUESTION, temperature=0.8, seed=3)
+    plain = {"method": "autoregressive"}
+    answer = ask(client, chat(temperature=0.8, seed=3, outpace=plain))
     assert answer["choices"][0]["message"]["content"] == output.text
     assert answer["choices"][0]["finish_reason"] == output.finish_reason == "stop"
     assert answer["usage"] == {

@@ -21,6 +21,7 @@ from outpace.training.objectives import D2F, SFT, DFlash
 from outpace.training.recipe import load_recipe, train_recipe
 from runs import RECIPE, metrics, trainer
 
+PLAIN = {"name": "autoregressive"}
 HELD = {"path": "story:test", "every": 2, "examples": 6}
 
 
@@ -83,7 +84,7 @@ def test_what_is_looked_at_is_the_same_each_time(tmp_path: Path) -> None:
 
 def test_a_good_model_is_found_to_be_one(tmp_path: Path) -> None:
     """Judging by number accepts more answers than exact comparison."""
-    held = HeldOut(**{**HELD, "examples": 4}, decode=4, judge="number")
+    held = HeldOut(**{**HELD, "examples": 4}, decode=4, judge="number", method=PLAIN)
     run = Trainer(
         "tiny-ar", SFT(), data="story:train", out=tmp_path, held_out=held, steps=1, batch=1, lr=1e-9
     )

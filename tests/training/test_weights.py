@@ -69,5 +69,5 @@ def test_a_format_that_spells_its_config_otherwise_takes_a_whole_one(tmp_path: P
     for name, ours in model.named_parameters():
         kept = slice(queries if ".qkv." in name else 0, None)
         assert torch.equal(ours[kept], theirs[name][kept])
-    with pytest.raises(ValueError, match="'block_type' is missing"):
+    with pytest.raises(ValueError, match="'activation_type' is missing"):
         weights.adapt_checkpoint(str(tmp_path / "export"), {"architectures": ["LLaDAModelLM"]})
