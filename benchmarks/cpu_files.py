@@ -50,9 +50,10 @@ from outpace import LLM
 LLM(sys.argv[1], cache_gib=0.1).generate([[1, 2, 3]], max_tokens=1)
 """,
     "llama.cpp": """
-import llama, torch
-torch.set_num_threads(int(sys.argv[2]))
-llama.stepper(sys.argv[1], [1, 2, 3], 8)([4])
+from llama_cpp import Llama
+model = Llama(sys.argv[1], n_ctx=512, n_threads=int(sys.argv[2]), verbose=False)
+model.eval([1, 2, 3])
+model.sample(temp=0.0)
 """,
 }
 """Programs that load a file and generate one token."""
