@@ -15,12 +15,20 @@ outpace it must be 1, other programs round differently.
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
+
+import matplotlib
 
 from everyday_parts.sides import Outpace, Side, build_sides
 from everyday_parts.tasks import Task, build_tasks
 from harness import Bar, Row, arguments, finish, prepare, save, show
 from outpace import LLM
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+COLOURS = {"outpace": "tab:blue", "llama.cpp": "tab:orange", "OpenVINO": "tab:green"}
 
 GAINS = {"humaneval": 1.4, "rewrite": 2.5, "prose": 0.98}
 """Least gain of lookup over plain decoding."""
@@ -83,17 +91,49 @@ def find_bars(rows: list[Row]) -> list[Bar]:
     return bars
 
 
+def draw_speeds(rows: list[Row], path: Path) -> None:
+    """Draw tokens per second of each program, with and without drafts, task by task."""
+    tasks, sides = (list(dict.fromkeys(row[key] for row in rows)) for key in ("task", "side"))
+    speeds = {(row["task"], row["side"]): row["tokens per second"] for row in rows}
+    width = 0.8 / len(sides)
+    figure, pane = plt.subplots(figsize=(1.5 + 2.2 * len(tasks), 4), layout="constrained")
+    for number, side in enumerate(sides):
+        at = [place + (number - (len(sides) - 1) / 2) * width for place in range(len(tasks))]
+        heights = [speeds.get((task, side), 0.0) for task in tasks]
+        program, _, way = side.partition(", ")
+        strength = 0.45 if way == "plain" else 1.0
+        bars = pane.bar(at, heights, 0.92 * width, color=COLOURS[program], alpha=strength)
+        bars.set_label(side)
+        pane.bar_label(bars, fmt="%.0f", fontsize=7)
+        for bar in bars:
+            bar.set_hatch("//" if "draft" in way else "")
+    pane.set_xticks(range(len(tasks)), tasks)
+    pane.set_ylabel("tokens per second")
+    pane.spines[["top", "right"]].set_visible(False)
+    pane.legend(fontsize=7, ncols=2, frameon=False, loc="upper left")
+    pane.set_ylim(top=1.35 * max(speeds.values()))
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
 def main() -> None:
-    """Measure all tasks and write each as it ends."""
+    """Measure all tasks and write each as it ends; or only draw."""
     parser = arguments(__doc__, rounds=1, threads=2)
-    parser.add_argument("--model", required=True, help="model, for other programs a GGUF file")
+    parser.add_argument("--model", help="model, for other programs a GGUF file")
     parser.add_argument("--draft", help="smaller model with the same tokenizer")
     parser.add_argument("--humaneval", type=Path, help="HumanEval.jsonl.gz")
     parser.add_argument("--gsm8k", type=Path, help="test.jsonl")
     parser.add_argument("--limit", type=int, default=20, help="prompts of a task (20)")
     parser.add_argument("--only", nargs="+", default=[], help="tasks (all)")
     parser.add_argument("--quantize", help="bits of outpace (those of the file)")
+    parser.add_argument("--png", type=Path, help="picture")
+    parser.add_argument("--draw", type=Path, metavar="JSON", help="only draw what this file holds")
     options = parser.parse_args()
+    if options.draw is not None:
+        draw_speeds(json.loads(options.draw.read_text())["rows"], options.png)
+        return
+    if options.model is None:
+        parser.error("--model is required")
     prepare(options)
     run(options)
 
@@ -110,6 +150,8 @@ def run(options: argparse.Namespace) -> None:
             side.answers, side.timings = [], []
         save(options, {"rows": rows}, find_bars(rows))
     finish(options, {"rows": rows}, find_bars(rows))
+    if options.png is not None:
+        draw_speeds(rows, options.png)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ FOLDER = Path(__file__).parent.parent.parent / "benchmarks"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text())
 CLONES = [name for name in PROGRAMS if name.endswith("_official")]
 CURVES = {
+    "everyday": "everyday",
     "methods": "methods",
     "orders": "orders",
 }
