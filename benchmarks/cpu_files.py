@@ -19,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import llama
 from checkpoints import prompt
 from harness import (
@@ -164,7 +162,6 @@ def main() -> None:
     parser.add_argument("--loads", type=int, default=3, help="loads of each file (3)")
     options = parser.parse_args()
     prepare(options)
-    torch.set_grad_enabled(False)
     sides, rows = ["outpace"], []
     if missing := llama.available():
         print(f"llama.cpp is left out: {missing} (pip install 'outpace[llama]')")

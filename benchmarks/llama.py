@@ -76,7 +76,7 @@ def write(folder: Path, kind: str, path: Path) -> Path:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    tokens = [f"t{index}" for index in range(config["vocab_size"])]
+    tokens = ["t0", "t", "0", *(f"t{index}" for index in range(3, config["vocab_size"]))]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)
