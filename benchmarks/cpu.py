@@ -88,20 +88,25 @@ def made(config: Config, folder: Path) -> Path:
     return folder
 
 
-def with_outpace(folder: Path, given: Sequence[int], loading: dict[str, Any]) -> Step:
-    """A step of a request."""
-    llm = LLM(folder, device="cpu", cache_gib=0.1, prefix_cache=False, **loading)
+def make_feed(path: Path, slots: int, **loading: Any) -> Callable[..., list[int]]:
+    """Return a function that runs rows of one request from a slot on and predicts some slots."""
+    llm = LLM(path, device="cpu", prefix_cache=False, **loading)
     runner = llm.target
-    table = runner.reserve(PROMPT + max(ROWS))
+    table = runner.reserve(slots)
     assert table is not None
 
-    def feed(ids: Sequence[int], start: int, predict: Sequence[int] | None) -> list[int]:
+    def feed(ids: Sequence[int], start: int, predict: Sequence[int] | None = None) -> list[int]:
         forward = Forward(ids=ids, start=start, predict=predict)
-        return runner.run_pass([ScheduledForward.from_forward(forward, table, runner.config)])[
-            0
-        ].tokens
+        scheduled = ScheduledForward.from_forward(forward, table, runner.config)
+        return runner.run_pass([scheduled])[0].tokens
 
-    feed(given, 0, None)
+    return feed
+
+
+def with_outpace(folder: Path, given: Sequence[int], loading: dict[str, Any]) -> Step:
+    """A step of a request."""
+    feed = make_feed(folder, PROMPT + max(ROWS), cache_gib=0.1, **loading)
+    feed(given, 0)
     return lambda rows: feed(rows, PROMPT, range(PROMPT + 1, PROMPT + 1 + len(rows)))
 
 

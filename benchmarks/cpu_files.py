@@ -21,10 +21,10 @@ from typing import Any
 
 import llama
 from checkpoints import prompt
+from cpu import ROWS, make_feed, settled
 from harness import (
     Bar,
     Row,
-    Timing,
     alternate,
     arguments,
     finish,
@@ -32,15 +32,7 @@ from harness import (
     prepare,
     save,
     show,
-    timed,
 )
-from outpace import LLM
-from outpace.decoding import Forward
-from outpace.engine.scheduled_forward import ScheduledForward
-
-ROWS = [1, 4, 16, 32]
-PAUSE = 0.01
-"""Seconds between two programs, whose threads wait for more work for a while."""
 
 LOADS = {
     "outpace": """
@@ -80,17 +72,8 @@ def measure_load(side: str, path: Path, threads: int) -> tuple[float, float]:
 
 def make_outpace_step(path: Path, ids: list[int]) -> dict[int, Any]:
     """Return passes of outpace by rows; 0 is the prompt."""
-    llm = LLM(path, cache_gib=0.25, prefix_cache=False)
-    runner = llm.target
-    table = runner.reserve(len(ids) + max(ROWS))
-    assert table is not None
-
-    def run_pass(rows: list[int], start: int, predict: range | None) -> list[int]:
-        forward = Forward(ids=rows, start=start, predict=predict)
-        scheduled = ScheduledForward.from_forward(forward, table, runner.config)
-        return runner.run_pass([scheduled])[0].tokens
-
-    steps = {0: partial(run_pass, ids, 0, None)}
+    run_pass = make_feed(path, len(ids) + max(ROWS), cache_gib=0.25)
+    steps = {0: partial(run_pass, ids, 0)}
     for count in ROWS:
         predict = range(len(ids) + 1, len(ids) + 1 + count)
         steps[count] = partial(run_pass, ids[:count], len(ids), predict)
@@ -104,12 +87,6 @@ def make_llama_step(path: Path, ids: list[int]) -> dict[int, Any]:
     for count in ROWS:
         steps[count] = partial(feed, [ids[:count]], len(ids))
     return steps
-
-
-def settle(run: Any) -> Timing:
-    """Time a call after a pause."""
-    time.sleep(PAUSE)
-    return timed(run)
 
 
 def measure_file(path: Path, sides: list[str], options: argparse.Namespace) -> list[Row]:
@@ -129,7 +106,7 @@ def measure_file(path: Path, sides: list[str], options: argparse.Namespace) -> l
     for count in (0, *ROWS):
         turns = {side: steps[side][count] for side in sides}
         rounds = options.rounds if count else max(options.rounds // 3, 1)
-        for side, timings in alternate(turns, rounds, settle).items():
+        for side, timings in alternate(turns, rounds, settled).items():
             name = f"{count} rows ms" if count else "prompt ms"
             rows[side][name] = median(timings, "wall") * 1e3
     return list(rows.values())

@@ -108,8 +108,8 @@ def unbeaten(
 ) -> Verdict:
     """No setting of the other line is as right and as fast as one of this."""
     beaten = [f"{m['setting']} by {o['setting']}" for m in mine for o in other if beats(o, m, key)]
-    told = f"{len(mine)} settings, none beaten" if not beaten else f"beaten: {', '.join(beaten)}"
-    return Verdict(claim_text, not beaten, told)
+    finding = f"{len(mine)} settings, none beaten" if not beaten else f"beaten: {', '.join(beaten)}"
+    return Verdict(claim_text, not beaten, finding)
 
 
 def beats(one: ResultRecord, other: ResultRecord, key: str) -> bool:

@@ -78,7 +78,7 @@ def test_variant_of_a_call(variant: CallFormat) -> None:
     assert not dfa_accepts(dfa, head.encode())
     assert not dfa_accepts(dfa, (call + "x").encode())
     assert dfa_accepts(dfa, (" " + head).encode())
-    assert dfa_accepts(dfa, variant.write_calls([("nobody", "5")]).encode())
+    assert dfa_accepts(dfa, variant.write_calls([("unknown", "5")]).encode())
 
 
 @pytest.mark.parametrize(

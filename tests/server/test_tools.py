@@ -178,7 +178,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice", {"tools": None}),
     ("tool_choice", {"tools": [], "tool_choice": "auto"}),
     ("tool_choice", {"tool_choice": "any"}),
-    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "nobody"}}}),
+    ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "unknown"}}}),
     ("tool_choice.function.name", {"tool_choice": {"type": "function", "function": {}}}),
     ("parallel_tool_calls", {"parallel_tool_calls": 1}),
     ("messages.1.tool_call_id", {"messages": [QUESTION, RESULT]}),

@@ -1,4 +1,4 @@
-"""Bytes of live tensors are counted, whoever frees them."""
+"""Bytes of live tensors are counted, also where another thread frees them."""
 
 from __future__ import annotations
 

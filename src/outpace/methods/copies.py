@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Generator, Sequence
+from operator import itemgetter
 from typing import Annotated
 
 from outpace.decoding import Forward, Prediction, Read, Request, agreement
@@ -93,12 +94,9 @@ class CopyFinder:
         """
         for index in self.indexes:
             index.index_tokens(ids)
-        longest, places = 0, list[int]()
-        for index in self.indexes if most > 0 else ():
-            longest, places = index.find_matches(ids)
-            if longest:
-                break
-        if not longest:
+        found = (index.find_matches(ids) for index in self.indexes)
+        longest, places = next(filter(itemgetter(0), found), (0, []))
+        if not longest or most < 1:
             return []
         followers: dict[int, list[int]] = {}
         for place in places:
