@@ -10,6 +10,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer
@@ -29,6 +30,7 @@ from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
 from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.engine.stats import Stats
+from outpace.kernels.packed import loop_level
 from outpace.methods import Method
 from outpace.models.config import AttentionWindow
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
@@ -38,6 +40,10 @@ from outpace.pacing.controller import PaceController
 
 VOCAB, MASK = 24, 23
 """Vocabulary of the tiny models, and the mask of those that have one."""
+
+needs_packed_loops = pytest.mark.skipif(
+    not loop_level(), reason="this machine has no loops for packed matrices"
+)
 
 
 def published(architecture: str = "Qwen2ForCausalLM", **changes: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from tokenizers.trainers import BpeTrainer
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from helpers import CHAT, published, published_llada, random_model, whole
+from helpers import CHAT, needs_packed_loops, published, published_llada, random_model, whole
 from outpace import LLM
 from outpace.checkpoints.compress import compress_checkpoint
 from outpace.checkpoints.gguf import file as file_module
@@ -41,7 +41,6 @@ from outpace.checkpoints.load import (
     tokenizer_folder,
 )
 from outpace.checkpoints.name import name_of
-from outpace.kernels.packed import loop_level
 from outpace.models.config import Rope
 from outpace.models.int8 import is_quantized
 from outpace.models.packed import PackedEmbedding, PackedLinear, has_packed_products
@@ -742,9 +741,7 @@ def test_without_the_library_the_extra_is_named(
         load_model(tmp_path / "b.gguf")
 
 
-needs_loops = pytest.mark.skipif(
-    not loop_level(), reason="this machine has no loops for packed matrices"
-)
+needs_loops = needs_packed_loops
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "rms_norm_eps": 1e-6}
 MODELS["llama wide"] = (MODEL_ARCH.LLAMA, published("LlamaForCausalLM", **WIDE, rope_theta=5e5))
 MODELS["qwen2 wide tied"] = (MODEL_ARCH.QWEN2, published(**WIDE, tie_word_embeddings=True))

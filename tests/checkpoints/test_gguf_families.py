@@ -21,10 +21,9 @@ from gguf import (
 )
 from torch import Tensor
 
-from helpers import close, whole
+from helpers import close, needs_packed_loops, whole
 from outpace.checkpoints.compress import compress_checkpoint
 from outpace.checkpoints.load import load_config, load_model
-from outpace.kernels.packed import loop_level
 from outpace.models.packed import PackedLinear
 
 TYPES = GGMLQuantizationType
@@ -336,7 +335,7 @@ def test_experts_in_mxfp4_are_exact(tmp_path: Path) -> None:
     check_logits(path, model)
 
 
-@pytest.mark.skipif(not loop_level(), reason="this machine has no loops for packed matrices")
+@needs_packed_loops
 @pytest.mark.parametrize(
     ("name", "kinds"),
     [

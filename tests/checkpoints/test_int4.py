@@ -24,18 +24,16 @@ from grouped import (
     packs,
     write_quantized,
 )
-from helpers import published, random_model, whole
+from helpers import needs_packed_loops, published, random_model, whole
 from outpace import LLM
 from outpace.checkpoints.load import load_model, save_model
-from outpace.kernels.packed import BLOCK_FORMATS, loop_level
+from outpace.kernels.packed import BLOCK_FORMATS
 from outpace.models.int8 import Int8Linear, is_quantized
 from outpace.models.low_bits import layer_projections
 from outpace.models.packed import PackedEmbedding, PackedLinear, has_packed_products
 from outpace.models.transformer import Embedding
 
-pytestmark = pytest.mark.skipif(
-    not loop_level(), reason="this machine has no loops for packed matrices"
-)
+pytestmark = needs_packed_loops
 SIZES = {"hidden_size": 64, "intermediate_size": 96}
 IDS = [5, 3, 1, 4]
 GROUP = {"num_bits": 4, "strategy": "group", "group_size": 32}

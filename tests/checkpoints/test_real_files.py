@@ -20,10 +20,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from helpers import close, whole
+from helpers import close, needs_packed_loops, whole
 from optional import ABSENT
 from outpace import LLM
-from outpace.kernels.packed import PACKED_BLOCK, loop_level
+from outpace.kernels.packed import PACKED_BLOCK
 from outpace.models.packed import PackedEmbedding, PackedLinear
 from texts import TEXTS
 
@@ -206,7 +206,7 @@ def file_matrices(path: Path) -> dict[str, Tensor]:
     }
 
 
-@pytest.mark.skipif(not loop_level(), reason="this machine has no loops for packed matrices")
+@needs_packed_loops
 def test_native_products_equal_exact_ones_of_rounded_rows(published: Published) -> None:
     """Matrices are those of the file to the bit; only rows are rounded, to 8 bits."""
     model = published.native.model
@@ -232,7 +232,7 @@ def test_native_products_equal_exact_ones_of_rounded_rows(published: Published) 
     assert not any(type(module) is nn.Linear for module in model.modules())
 
 
-@pytest.mark.skipif(not loop_level(), reason="this machine has no loops for packed matrices")
+@needs_packed_loops
 def test_perplexity_in_native_bits_is_that_of_float32(published: Published) -> None:
     """Within half a percent."""
     tokenizer = published.plain.text.tokenizer

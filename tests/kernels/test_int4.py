@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers import needs_packed_loops
 from outpace.kernels import int4
 from outpace.kernels.int4 import (
     BLOCK_BYTES,
@@ -13,12 +14,10 @@ from outpace.kernels.int4 import (
     pack_blocks,
     quantize_blocks,
 )
-from outpace.kernels.packed import bind_packed_product, dequantize_packed, loop_level
+from outpace.kernels.packed import bind_packed_product, dequantize_packed
 from packing import dequantized
 
-pytestmark = pytest.mark.skipif(
-    not loop_level(), reason="this machine has no loops for packed matrices"
-)
+pytestmark = needs_packed_loops
 
 
 def weights(out: int = 40, inputs: int = 96) -> Tensor:

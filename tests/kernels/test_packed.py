@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from helpers import needs_packed_loops
 from outpace.kernels.packed import (
     BLOCK_FORMATS,
     INPUT_MULTIPLES,
@@ -19,9 +20,7 @@ from outpace.kernels.packed import (
 )
 from packing import dequantized, multiplied, pack_blocks, random_blocks, rows_of
 
-pytestmark = pytest.mark.skipif(
-    not loop_level(), reason="this machine has no loops for packed matrices"
-)
+pytestmark = needs_packed_loops
 
 LOOPS = range(1, loop_level() + 1)
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 129)

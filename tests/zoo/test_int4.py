@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from helpers import needs_packed_loops
 from outpace import LLM
 from outpace.evaluation.run import evaluate, questions_of
-from outpace.kernels.packed import BLOCK_FORMATS, loop_level
+from outpace.kernels.packed import BLOCK_FORMATS
 from outpace.methods import (
     APD,
     D2F,
@@ -27,9 +28,7 @@ from outpace.methods import (
 from outpace.models.int8 import is_quantized
 from outpace.models.packed import PackedEmbedding, PackedLinear
 
-pytestmark = pytest.mark.skipif(
-    not loop_level(), reason="this machine has no loops for packed matrices"
-)
+pytestmark = needs_packed_loops
 
 GREEDY: dict[str, Any] = {"max_tokens": 64, "temperature": 0.0}
 VERIFIED: list[Method] = [
