@@ -233,7 +233,7 @@ def test_a_full_queue_refuses(llm: LLM) -> None:
             began = time.perf_counter()
             with pytest.raises(QueueFullError, match="already has 3 requests in flight"):
                 await served.generate(QUESTION)
-            assert time.perf_counter() - began < 0.1
+            assert time.perf_counter() - began < 2
             texts = {(await answer.output()).text for answer in hand}
             assert texts == {(await served.generate(QUESTION)).text}
 

@@ -212,7 +212,7 @@ def test_bad_clozes_are_refused_in_time(cloze: Any, message: str) -> None:
     began = time.process_time()
     with pytest.raises(ValueError, match=re.escape(message)):
         model.fill(cloze)
-    assert time.process_time() - began < 1.5
+    assert time.process_time() - began < 6
     assert model.driver.stats.is_idle
 
 

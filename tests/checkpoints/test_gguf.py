@@ -618,7 +618,7 @@ def test_mutated_files_are_loaded_or_refused(count: int, tmp_path: Path) -> None
             text = str(error)
             assert str(path) in text and "\n" not in text and len(text) < 1000, number
             outcomes["refused"] += 1
-        assert time.process_time() - began < 1.0, number
+        assert time.process_time() - began < 6, number
     assert memory("VmHWM") - before < 200 * 2**20
     assert outcomes["refused"] > 0.8 * count and outcomes["loaded"] > 0
 

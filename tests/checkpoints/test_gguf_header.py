@@ -153,7 +153,7 @@ def refused(path: Path) -> str:
     with pytest.raises(ValueError) as error:
         for read in (load_config, load_tokenizer, load_model):
             read(path)  # type: ignore[operator]
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < 6
     assert str(path) in str(error.value) and "\n" not in str(error.value)
     assert len(str(error.value)) < 600 + len(str(path))
     return str(error.value)

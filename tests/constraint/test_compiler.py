@@ -125,7 +125,7 @@ def test_a_free_neighbour_is_served_while_others_are_refused() -> None:
     for _ in range(3):
         with pytest.raises(ValueError, match="too large"):
             llm.submit("How many?", max_tokens=16, regex="(a|b)*a(a|b){30}")
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 12
     while not answer.job.is_finished:
         llm.driver.step()
     assert answer.build_output().ids == llm.generate("How many?", max_tokens=16)[0].ids

@@ -112,13 +112,16 @@ def test_a_search_is_quick_and_small() -> None:
     """At 8,192 tokens of a repeating text: 50 microseconds and 64 bytes per token."""
     rng = Random(0)
     text = [rng.randrange(300) for _ in range(4096)] * 2
-    copies, ids = CopyFinder(1), text[:64]
-    copies.find_copy(ids, 12)
-    began = time.process_time()
-    for token in text[64:]:
-        ids.append(token)
+    seconds = []
+    for _ in range(3):  # The quickest counts: other work on the machine slows the rest.
+        copies, ids = CopyFinder(1), text[:64]
         copies.find_copy(ids, 12)
-    assert (time.process_time() - began) / len(ids) < 50e-6
+        began = time.process_time()
+        for token in text[64:]:
+            ids.append(token)
+            copies.find_copy(ids, 12)
+        seconds.append((time.process_time() - began) / len(ids))
+    assert min(seconds) < 50e-6
     sizes = [each.heads.itemsize * len(each.heads) for each in copies.indexes]
     sizes += [each.previous.itemsize * len(each.previous) for each in copies.indexes]
     assert sum(sizes) < 64 * len(ids)

