@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from outpace.benchmark.entry import MethodEntry, expand_entries
-from outpace.evaluation.protocol import PROTOCOLS, Setting, find_setting, load_settings
+from outpace.evaluation.protocol import Setting, find_setting, load_settings
 from outpace.evaluation.tasks import TASKS
 
 FOLDER = Path(__file__).parent / "papers"
-PAPERS = tuple(name for name in PROTOCOLS if name != "plain")
+PAPERS = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 SCALES = ("mini", "full")
 TRENDS = ("rises", "falls", "higher", "lower", "unbeaten")
 Published = Mapping[str, Any]

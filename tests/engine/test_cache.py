@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
@@ -146,3 +150,22 @@ def test_oldest_pages_are_reused_first() -> None:
             memory.release(table)
         table = memory.reserve(2 * PAGE_SIZE)
         assert table is not None and table.pages == expected
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_is_taken_as_it_is_written() -> None:
+    """One token takes a few kilobytes in each layer and head, not a huge page of 2 MiB."""
+    huge_pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if huge_pages.exists() and "[always]" in huge_pages.read_text():
+        pytest.skip("this system maps huge pages everywhere")
+    slots = 2**22 // (CONFIG.head_dim * 4)
+    large = PagedCache(CONFIG, slots, dtype=torch.float32, device=torch.device("cpu"))
+    before = resident_bytes()
+    large.memory[:, :, :1] = 1.0
+    parts = 2 * CONFIG.layers * CONFIG.kv_heads
+    assert resident_bytes() - before < parts * 2**16 + 2**20 < parts * 2**21
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

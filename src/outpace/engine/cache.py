@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -234,14 +235,15 @@ def zero_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
         return torch.zeros(shape, dtype=dtype, device=device)
     size = math.prod(shape) * dtype.itemsize
     try:
-        # PyTorch would write all of it; the operating system maps zeroed pages on first use.
-        blank = np.zeros(size, dtype=np.uint8)
-    except (MemoryError, OverflowError, ValueError) as error:
+        # PyTorch would write all of it; the operating system maps zeroed pages on first use. NumPy
+        # would ask for pages of 2 MiB: one for each layer and head, at the first token.
+        blank = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
+    except (OSError, OverflowError, ValueError) as error:
         message = (
             f"no memory for {size / 2**30:.3g} GiB of keys and values: give a smaller cache_gib"
         )
         raise OptionError("cache_gib", size / 2**30, f"cache_gib: {message}") from error
-    return torch.from_numpy(blank).view(dtype).view(shape)
+    return torch.frombuffer(blank, dtype=dtype).view(shape)
 
 
 def contiguous_starts(pages: NDArray[np.int64], count: int) -> NDArray[np.int64]:

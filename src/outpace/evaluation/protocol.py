@@ -21,7 +21,7 @@ from outpace.methods.bounds import check_at_least_one
 from outpace.methods.options import make_method
 
 PROTOCOL_FOLDER = Path(__file__).parent / "protocols"
-PROTOCOLS = ("apd", "d2f", "dflash", "plain", "wedlm")
+PROTOCOLS = ("apd", "d2f", "dflash", "plain", "qwen", "wedlm")
 TEMPLATE_FIELD = re.compile(r"\{([A-Za-z]\w*)(?:\[(\d+)\])?\}")
 
 
