@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+import transformers
 from huggingface_hub import snapshot_download
-from transformers import PreTrainedTokenizerFast, Qwen2TokenizerFast  # type: ignore[attr-defined]
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.adapter import Adapter
@@ -52,7 +52,11 @@ ZOO_TOKENIZER = ZOO_FOLDER / "vocabulary"
 """Tokenizer shared by the models of the zoo."""
 CHECKPOINT_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
-TOKENIZER_CLASSES = {"tokenizer.json": PreTrainedTokenizerFast, "vocab.json": Qwen2TokenizerFast}
+TOKENIZER_CLASSES = {
+    "tokenizer.json": "PreTrainedTokenizerFast",
+    "vocab.json": "Qwen2TokenizerFast",
+}
+"""Classes of `transformers` by file; it imports a class when it is first used."""
 TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 MAX_ROTARY_ENTRIES = 2**27
 """Limit on the entries of a rotary table: cosines and sines take a GiB in float32."""
@@ -325,7 +329,8 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
         check_tokenizer_fields(read_json_object(path), path)
     try:
         with convert_panics(str(paths[0])):
-            tokenizer = TOKENIZER_CLASSES[paths[0].name].from_pretrained(home)
+            tokenizer_class = getattr(transformers, TOKENIZER_CLASSES[paths[0].name])
+            tokenizer = tokenizer_class.from_pretrained(home)
     except Exception as error:  # the tokenizers library raises the base class
         raise ValueError(f"{paths[0]} is not a readable tokenizer: {error_line(error)}") from error
     try_tokenizer(tokenizer, paths[0])
