@@ -29,6 +29,9 @@ PICKLED_PATTERNS = ("*.bin", "*.pt", "*.pth")
 COMPUTED_SUFFIX = "rotary_emb.inv_freq"
 """Suffix of tensors that are computed from the configuration."""
 
+MAX_READ_BYTES = 2**26
+"""Bytes to read before a file is opened again: pages stay in memory until it is closed."""
+
 
 class CheckpointWeights:
     """The tensors of a folder's safetensors files, read lazily by published name.
@@ -41,6 +44,7 @@ class CheckpointWeights:
         self.files: dict[str, tuple[Path, Any]] = {}
         self.stacks: dict[str, int] = {}
         self.unpacked: dict[str, list[str]] = {}
+        self.readers: dict[Path, tuple[Any, int]] = {}
         for path in find_shards(folder):
             try:
                 opened = stack.enter_context(safe_open(path, framework="pt"))
@@ -107,10 +111,11 @@ class CheckpointWeights:
             raise ValueError(
                 f"{path}: tensor {name!r} has shape {found}, but config.json requires {wanted}"
             )
-        # Opened again, since pages that were read stay in memory until the file is closed.
-        with safe_open(path, framework="pt") as reopened:
-            item = index if entry is None else (entry.number, *index)
-            tensor: Tensor = reopened.get_slice(name)[item] if item else reopened.get_tensor(name)
+        reader, read_bytes = self.readers.pop(path, None) or (safe_open(path, framework="pt"), 0)
+        item = index if entry is None else (entry.number, *index)
+        tensor: Tensor = reader.get_slice(name)[item] if item else reader.get_tensor(name)
+        if (read_bytes := read_bytes + tensor.nbytes) < MAX_READ_BYTES:
+            self.readers[path] = reader, read_bytes
         return tensor
 
     @property
