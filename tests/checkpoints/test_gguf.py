@@ -687,7 +687,7 @@ def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
     writer.write_kv_data_to_file()
     writer.close()
     with pytest.raises(
-        ValueError, match="'mamba' is not supported in GGUF; known are dream, gemma3, gpt-oss, "
+        ValueError, match="'mamba' is not supported in GGUF; known are dflash, dream, eagle3, "
     ):
         load_config(path)
     written = Written(tmp_path, "qwen2")

@@ -141,7 +141,7 @@ def fill_tables(model: Stack, weights: CheckpointWeights, device: torch.device |
     if not isinstance(model, Draft) or model.head_tokens is None:
         return set()
     for name, kind in VOCABULARY_TABLES.items():
-        table = weights.read_stored(name, (tuple(getattr(model, name).shape),), (kind,))
+        table = weights.read_table(name, tuple(getattr(model, name).shape), kind)
         model.register_buffer(name, table.to(device))
     try:
         model.check_tables()

@@ -118,6 +118,10 @@ class CheckpointWeights:
             self.readers[path] = reader, read_bytes
         return tensor
 
+    def read_table(self, name: str, shape: tuple[int, ...], kind: str) -> Tensor:
+        """Read a draft's vocabulary table; raise `ValueError` for another shape or type."""
+        return self.read_stored(name, (shape,), (kind,))
+
     @property
     def about(self) -> str:
         """Supported format, for error messages."""

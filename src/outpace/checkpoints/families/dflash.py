@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import itemgetter
 
 from outpace.checkpoints.families.attention_windows import ATTENTION_WINDOWS
+from outpace.checkpoints.families.draft_gguf import DFLASH_GGUF
 from outpace.checkpoints.families.family import (
     BIASES,
     DECODER,
@@ -12,7 +13,7 @@ from outpace.checkpoints.families.family import (
     HUGGING_FACE_NAMES,
     IGNORABLE,
     Family,
-    without_prefix,
+    replace_prefix,
 )
 from outpace.checkpoints.families.features import (
     AUX_LAYER_IDS,
@@ -70,9 +71,10 @@ DFLASH = Family(
     remote={"dflash.DFlashDraftModel"},
     flat=flatten_dflash,
     names={
-        **without_prefix(HUGGING_FACE_NAMES, "model."),
+        **replace_prefix(HUGGING_FACE_NAMES, "model."),
         "fusion.weight": "fc.weight",
         "fusion_norm.weight": "hidden_norm.weight",
         "feature_norm.weight": "feature_norm.weight",
     },
+    gguf=DFLASH_GGUF,
 )

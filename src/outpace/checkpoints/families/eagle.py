@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from operator import itemgetter
 
+from outpace.checkpoints.families.draft_gguf import EAGLE_GGUF
 from outpace.checkpoints.families.family import (
     DECODER,
     FIXED_FIELDS,
     HUGGING_FACE_NAMES,
     IGNORABLE,
     Family,
+    replace_prefix,
 )
 from outpace.checkpoints.fields import Field, Fields, count, either, field, flag, indices, inner
 from outpace.decoding.target import Kind
@@ -63,18 +65,14 @@ EAGLE = Family(
         f"{EAGLE_KEY}.use_aux_hidden_state": True,
     },
     stated={"num_hidden_layers": 1},
-    ignored=IGNORABLE | {"tie_word_embeddings", "eos_token_id"},
+    ignored=IGNORABLE | {"tie_word_embeddings", "eos_token_id", "mask_token_id"},
     flat=flatten_eagle,
     names={
-        **{
-            ours: theirs.replace("model.layers.{}", "midlayer").removeprefix("model.")
-            if isinstance(theirs, str)
-            else tuple(name.replace("model.layers.{}", "midlayer") for name in theirs)
-            for ours, theirs in HUGGING_FACE_NAMES.items()
-        },
+        **replace_prefix(replace_prefix(HUGGING_FACE_NAMES, "model."), "layers.{}", "midlayer"),
         "fusion.weight": "fc.weight",
         "feature_norm.weight": "input_norm.weight",
         "blocks.{}.hidden_norm.weight": "midlayer.hidden_norm.weight",
         **{table: table for table in ("d2t", "t2d")},
     },
+    gguf=EAGLE_GGUF,
 )

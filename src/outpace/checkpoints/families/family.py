@@ -100,12 +100,14 @@ def with_experts(module: str, gate: str, up: str, down: str) -> TensorNames:
     }
 
 
-def without_prefix(names: TensorNames, prefix: str) -> TensorNames:
-    """Return the names with a prefix removed from the published ones."""
+def replace_prefix(names: TensorNames, prefix: str, other: str = "") -> TensorNames:
+    """Return the names with a prefix of the published ones replaced."""
+
+    def renamed(name: str) -> str:
+        return other + name.removeprefix(prefix) if name.startswith(prefix) else name
+
     return {
-        ours: theirs.removeprefix(prefix)
-        if isinstance(theirs, str)
-        else tuple(name.removeprefix(prefix) for name in theirs)
+        ours: renamed(theirs) if isinstance(theirs, str) else tuple(map(renamed, theirs))
         for ours, theirs in names.items()
     }
 

@@ -30,6 +30,9 @@ class GGUFFormat:
         pairs: Suffixes of published tensors whose rotary dimensions are interleaved in pairs.
         tensors: Published names in the style of llama.cpp's converter, by suffix of ours. Rows of
             several tensors alternate.
+        prefixes: Beginnings of published names, with those of the converter.
+        named_like: Architecture with the same names of tensors, where this one is newer than the
+            library `gguf`.
         norm_offset: Number that is added to the weights of norms.
     """
 
@@ -41,6 +44,8 @@ class GGUFFormat:
     scaling: Fields = field(default_factory=dict)
     pairs: tuple[str, ...] = ()
     tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    named_like: str | None = None
     norm_offset: float = 0.0
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from outpace.checkpoints.families.dflash import DFLASH
 from outpace.checkpoints.families.eagle import EAGLE
-from outpace.checkpoints.families.family import HUGGING_FACE_NAMES, without_prefix
+from outpace.checkpoints.families.family import HUGGING_FACE_NAMES, replace_prefix
 from outpace.checkpoints.families.nested import (
     DRAFT_VOCABULARY,
     SPECULATOR_ALGORITHM,
@@ -41,7 +41,7 @@ EAGLE_SPECULATOR = replace(
     flat=flatten_speculator,
     names={
         **EAGLE.names,
-        **without_prefix(HUGGING_FACE_NAMES, "model."),
+        **replace_prefix(HUGGING_FACE_NAMES, "model."),
         "blocks.{}.hidden_norm.weight": "layers.{}.hidden_norm.weight",
     },
 )

@@ -35,6 +35,7 @@ METADATA_FIELDS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "attention.key_length": "head_dim",
+    "attention.causal": "causal",
     SLIDING_WINDOW_METADATA: "sliding_window",
     "rope.freq_base": "rope_theta",
     "rope.freq_base_swa": "rope_local_base_freq",
@@ -42,6 +43,11 @@ METADATA_FIELDS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "block_size": "block_size",
+    "norm_before_fc": "norm_before_fc",
+    "norm_before_residual": "norm_before_residual",
+    "target_hidden_size": "target_hidden_size",
+    "target_layers": "eagle_aux_hidden_state_layer_ids",
 }
 """Metadata names, after the architecture's prefix, to the usual field names."""
 
@@ -127,11 +133,10 @@ def gguf_config_fields(file: GGUFFile) -> dict[str, Any]:
     }
     rope = {ours: metadata.pop(name) for name, ours in SCALING_FIELDS.items() if name in metadata}
     size = usual.get("head_dim") or width_per_head(usual)
-    embedding = file.tensors.get("token_embd.weight")
     try:
         check_metadata(metadata, usual, form, size)
         usual = {
-            "vocab_size": None if embedding is None else embedding.shape[0],
+            **vocabulary_sizes(file),
             "tie_word_embeddings": "output.weight" not in file.tensors,
             **usual,
             **layer_types(metadata.pop(SLIDING_PATTERN, None)),
@@ -149,6 +154,17 @@ def gguf_config_fields(file: GGUFFile) -> dict[str, Any]:
         # Metadata without a translation raise an error that names them, unless they are neutral.
         **{full_name(name, form): value for name, value in metadata.items()},
     }
+
+
+def vocabulary_sizes(file: GGUFFile) -> Fields:
+    """Return the size of the vocabulary and, for drafts, of their part of it.
+
+    A draft that has no embedding, since it borrows that of its target, has the target's tokens.
+    """
+    embedding, part = file.tensors.get("token_embd.weight"), file.tensors.get("d2t")
+    tokens = file.metadata.get("tokenizer.ggml.tokens")
+    size = embedding.shape[0] if embedding else len(tokens) if tokens is not None else None
+    return {"vocab_size": size, **({"draft_vocab_size": part.shape[0]} if part else {})}
 
 
 def own_metadata(file: GGUFFile, form: GGUFFormat) -> dict[str, Any]:

@@ -93,6 +93,19 @@ class GGUFFile:
                 ) from error
             yield torch.from_numpy(numbers)
 
+    def read_integers(self, name: str) -> Tensor:
+        """Read the integers `i64[n]` of a tensor.
+
+        Raises:
+            ValueError: If the file has no such tensor, or it is of another type.
+        """
+        entry = self.tensors.get(name)
+        if entry is None or entry.kind.name != "I64" or len(entry.shape) != 1:
+            raise ValueError(f"{self.path}: tensor {name!r} must be a list of 64-bit integers")
+        return torch.from_numpy(
+            np.fromfile(entry.path, np.int64, entry.shape[0], offset=entry.offset)
+        )
+
     def map_rows(self, name: str, part: int | None = None) -> NDArray[np.uint8]:
         """Map the bytes `u8[rows, bytes]` of a tensor's rows.
 

@@ -30,6 +30,9 @@ from outpace.models.config import ModelConfig
 from outpace.models.int8 import quantize_weight
 from outpace.models.split import ShardIndex
 
+VOCABULARY_IDS = "d2t"
+"""Tensor of the target's ids of a draft's vocabulary; published checkpoints have offsets there."""
+
 NORM_SUFFIX = "norm.weight"
 """End of the names of norms, which some formats shift."""
 
@@ -53,7 +56,8 @@ class GGUFWeights(CheckpointWeights):
         """The library's map from published to GGUF names."""
         gguf = import_gguf()
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
-        return gguf.get_tensor_name_map(kinds[self.format.architecture], self.config.layers)
+        architecture = self.format.named_like or self.format.architecture
+        return gguf.get_tensor_name_map(kinds[architecture], self.config.layers)
 
     def gguf_names(self, name: str) -> list[tuple[str, int | None]]:
         """Return the GGUF tensors of a published one, whose rows alternate if there are several.
@@ -71,7 +75,12 @@ class GGUFWeights(CheckpointWeights):
 
     def map_name(self, name: str) -> tuple[str, int | None]:
         """Return the GGUF name of a published tensor, and its index in a stack of experts."""
+        for prefix, other in self.format.prefixes.items():
+            if name.startswith(prefix):
+                name = other + name.removeprefix(prefix)
         stem, _, kind = name.rpartition(".")
+        if not stem:
+            return name, None
         found = self.name_map.get_name(stem)
         if found is not None:
             return f"{found}.{kind}", None
@@ -102,6 +111,25 @@ class GGUFWeights(CheckpointWeights):
         if self.format.norm_offset and name.endswith(NORM_SUFFIX):
             plain = plain - self.format.norm_offset
         return self.reorder_heads(name, plain)[index]
+
+    def read_table(self, name: str, shape: tuple[int, ...], kind: str) -> Tensor:
+        """Read a draft's vocabulary table from the target's ids that the file lists.
+
+        Raises:
+            ValueError: If they are not integers below the size of the vocabulary.
+        """
+        ids = self.file.read_integers(VOCABULARY_IDS)
+        if (
+            len(ids) != self.config.draft_vocab
+            or not ((ids >= 0) & (ids < self.config.vocab)).all()
+        ):
+            raise ValueError(
+                f"{self.folder}: tensor {VOCABULARY_IDS!r} must have {self.config.draft_vocab} ids "
+                f"below {self.config.vocab}"
+            )
+        if kind == "BOOL":
+            return torch.zeros(shape, dtype=torch.bool).index_fill_(0, ids, True)
+        return ids - torch.arange(len(ids))
 
     def read_codes(
         self, name: str, shape: tuple[int, ...], *, rounded: bool

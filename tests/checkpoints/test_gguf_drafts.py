@@ -1,0 +1,99 @@
+"""Drafts in GGUF files of llama.cpp's converter; the golden pairs have one each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from outpace import LLM
+from outpace.checkpoints.load import load_config, load_draft, load_model
+from outpace.methods import DFlash, Eagle, Method
+
+gguf = pytest.importorskip("gguf")
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+PAIRS = {"dflash": GOLDEN / "dflash" / "pair_b", "eagle": GOLDEN / "eagle" / "llama"}
+
+
+def method(kind: str, draft: str | Path) -> Method:
+    """Return a method with a fixed draft length."""
+    if kind == "dflash":
+        return DFlash(draft=str(draft), tokens=4)
+    return Eagle(draft=str(draft), depth=4)
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_file_equals_its_folder(kind: str) -> None:
+    """In weights, vocabulary and the target's layers."""
+    target = load_model(PAIRS[kind] / "target")
+    folder = load_draft(PAIRS[kind] / "draft", target)
+    file = load_draft(PAIRS[kind] / "draft.gguf", target)
+    expected, found = folder.state_dict(), file.state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    for field in ("kind", "vocab", "feature_layers", "block", "mask_id", "head_dim", "rope"):
+        assert getattr(file.config, field) == getattr(folder.config, field), field
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_file_drafts_as_its_folder(kind: str) -> None:
+    """The same tokens in the same number of forwards."""
+    target, outputs = PAIRS[kind] / "target", []
+    for name in ("draft", "draft.gguf"):
+        llm = LLM(target, method(kind, PAIRS[kind] / name))
+        outputs += llm.generate([[5, 9, 23, 40]], max_tokens=24, ignore_eos=True)
+    folder, file = outputs
+    assert (file.ids, file.forwards) == (folder.ids, folder.forwards)
+
+
+def changed(tmp_path: Path, name: str, edit: Any) -> Path:
+    """Write the EAGLE-3 file with one tensor replaced or added."""
+    reader, path = gguf.GGUFReader(PAIRS["eagle"] / "draft.gguf"), tmp_path / "draft.gguf"
+    writer = gguf.GGUFWriter(path, "eagle3")
+    for field in reader.fields.values():
+        if field.name not in ("general.architecture",) and not field.name.startswith("GGUF."):
+            kind = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], kind)
+    tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    for own, data in {**tensors, name: edit(tensors.get(name))}.items():
+        writer.add_tensor(own, data)
+    for write in (
+        writer.write_header_to_file,
+        writer.write_kv_data_to_file,
+        writer.write_tensors_to_file,
+        writer.close,
+    ):
+        write()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        ("d2t", lambda ids: ids + 320, "'d2t' must have 160 ids below 320"),
+        ("d2t", lambda ids: -ids - 1, "'d2t' must have 160 ids below 320"),
+        ("d2t", lambda ids: ids * 0, "d2t must list 160 tokens"),
+        ("d2t", lambda ids: ids.astype(np.float32), "must be a list of 64-bit integers"),
+        ("markov_w1.weight", lambda _: np.ones((4, 4), np.float32), "such as 'markov_w1.weight'"),
+    ],
+)
+def test_invalid_vocabularies_are_refused(
+    name: str, edit: Any, message: str, tmp_path: Path
+) -> None:
+    """Also parts that this package does not read."""
+    target = load_model(PAIRS["eagle"] / "target")
+    with pytest.raises(ValueError, match=message) as refusal:
+        load_draft(changed(tmp_path, name, edit), target)
+    assert str(tmp_path) in str(refusal.value)
+
+
+def test_a_draft_needs_its_target() -> None:
+    """It is no model that generates alone."""
+    assert load_config(PAIRS["dflash"] / "draft.gguf").kind.name == "DFLASH"
+    with pytest.raises(ValueError, match="draft"):
+        LLM(PAIRS["dflash"] / "draft.gguf")
