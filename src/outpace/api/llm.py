@@ -35,11 +35,11 @@ from outpace.engine.cache import cache_bytes, cache_slots, check_cache_gib
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.fuse import check_compilation as check_compile
 from outpace.engine.graphs import make_recorder
+from outpace.engine.method_selector import MethodSelector
 from outpace.engine.pairing import (
     ASSUMED_CONCURRENCY,
     Pairing,
     check_models,
-    choose_method,
     further_models,
 )
 from outpace.engine.runner import Runner
@@ -125,7 +125,8 @@ class LLM:
         # Invalid combinations are rejected before weights and vocabularies are read.
         limits: dict[str, Any] = {"max_length": max_length, "mask_id": mask_id}
         self.config, folder = target_config(model, **limits), resolve_checkpoint(model)
-        self.method = choose_method(method, self.name, self.config)
+        self.methods = MethodSelector(method, self.name, self.config)
+        self.method = self.methods.default
         further = check_models(self.method, self.name, self.config)
         self.text = TextCodec(self.name, load_tokenizer(folder))
         self.vocab_sizes: dict[str, int | None] = {}
@@ -204,10 +205,6 @@ class LLM:
                 further = {role: self.load_runner(name) for role, name in models.items()}
                 self.pairings[key] = Pairing.from_runners({"target": self.target, **further})
         return self.pairings[key]
-
-    def select_method(self, method: MethodSpec | None) -> Method:
-        """Return the method of a request: its own, by default that of this `LLM`."""
-        return self.method if method is None else choose_method(method, self.name, self.config)
 
     def usual(self, method: Method) -> dict[str, float]:
         """Return default sampling options by name: the method's, or else the model family's."""

@@ -38,7 +38,7 @@ def prepare_answer(
     limit: int | None,
 ) -> PendingAnswer:
     """Create the answer and the job of a request; see `LLM.prepare`."""
-    method = llm.select_method(options.method)
+    method = llm.methods.select_method(options.method)
     ids, layout = encode_prompt(llm, prompt, options, method)
     pairing = llm.pair(method, wait=wait)
     max_tokens = options.max_tokens if layout is None else layout.size
