@@ -28,7 +28,8 @@ FLOORS = {
         "checkpoints": "decoding errors kernels models",
         "attention": "decoding errors kernels models",
         "engine": (
-            "attention checkpoints decoding errors kernels measurements methods models pacing"
+            "attention checkpoints decoding errors kernels measurements methods models pacing "
+            "version"
         ),
         "api": (
             "attention checkpoints constraint decoding engine errors jsonl lock measurements "

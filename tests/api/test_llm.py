@@ -410,7 +410,7 @@ def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
 
 def sampling_of(llm: LLM, method: Method, **options: Any) -> Sampling:
     """Return the sampling parameters of a request with these options."""
-    return RequestOptions.of(options).build_sampling(llm.usual(method))
+    return RequestOptions.of(options).build_sampling(llm.methods.default_sampling(method))
 
 
 def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM) -> None:

@@ -7,6 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 from threading import Lock
 from typing import Any, Unpack, overload
+from weakref import finalize
 
 import torch
 
@@ -19,7 +20,6 @@ from outpace.api.stream import Stream
 from outpace.api.text import TextCodec
 from outpace.attention.choice import check_backend as check_attention
 from outpace.checkpoints.adapter import model_title
-from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.load import (
     load_config,
     load_draft,
@@ -42,9 +42,11 @@ from outpace.engine.pairing import (
     check_models,
     further_models,
 )
+from outpace.engine.pass_times import PassTimes
 from outpace.engine.runner import Runner
 from outpace.engine.tensor_parallel import TensorParallelGroup
 from outpace.errors import OptionError
+from outpace.measurements import MeasurementFile
 from outpace.methods import Method
 from outpace.methods.method import check_type
 from outpace.methods.options import MethodSpec
@@ -117,7 +119,9 @@ class LLM:
         self.device = self.group.device
         quantize = default_quantize(quantize, dtype, self.device, tensor_parallel)
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
-        self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
+        sizes: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences}
+        self.engine = Engine(**sizes, pace=pace, pass_times=PassTimes(MeasurementFile.of_user()))
+        finalize(self.engine, self.engine.controllers.store_times)
         self.driver, self.load_lock = Driver(self.engine), Lock()
         self.runners: dict[str, Runner] = {}
         self.pairings: dict[tuple[object, ...], Pairing] = {}
@@ -205,11 +209,6 @@ class LLM:
                 further = {role: self.load_runner(name) for role, name in models.items()}
                 self.pairings[key] = Pairing.from_runners({"target": self.target, **further})
         return self.pairings[key]
-
-    def usual(self, method: Method) -> dict[str, float]:
-        """Return default sampling options by name: the method's, or else the model family's."""
-        family = FAMILIES[self.config.family]
-        return {"temperature": family.temperature, "top_p": family.top_p, **method.default_sampling}
 
     def prepare(
         self,

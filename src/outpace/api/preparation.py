@@ -68,7 +68,7 @@ def prepare_answer(
     request = pairing.make_request(
         ids,
         max_tokens=int(max_tokens),
-        sampling=options.build_sampling(llm.usual(method)),
+        sampling=options.build_sampling(llm.methods.default_sampling(method)),
         eos=ends if layout is None else frozenset(),
         stop_ids=stop_ids,
         min_tokens=int(options.min_tokens),

@@ -46,6 +46,11 @@ class MethodSelector:
             return self.default
         return self.native if method == AUTO_METHOD else resolve_method(method)
 
+    def default_sampling(self, method: Method) -> dict[str, float]:
+        """Return default sampling options by name: the method's, or else the model family's."""
+        family = FAMILIES[self.config.family]
+        return {"temperature": family.temperature, "top_p": family.top_p, **method.default_sampling}
+
     @cached_property
     def native(self) -> Method:
         """The model's own method; drafts are looked for once.
