@@ -86,6 +86,7 @@ COPYING: list[tuple[str, MethodSpec]] = [
     ("tiny-ar", "auto"),
     ("tiny-ar", Lookup()),
     ("tiny-ar", Lookup(tokens=6, match=2)),
+    ("tiny-ar", Lookup(tokens=6, shared=True)),
     ("tiny-ar", Speculative(draft="tiny-aux", lookup=True)),
     ("tiny-ar", Eagle(draft="tiny-eagle", width=3, depth=2, nodes=8, lookup=True)),
 ]

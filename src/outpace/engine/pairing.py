@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from outpace.checkpoints.draft_lookup import AUTO_DRAFT, find_local_draft
 from outpace.checkpoints.load import load_config
@@ -23,6 +23,7 @@ from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.runner import Runner
 from outpace.errors import ContextError, OptionError
 from outpace.methods import METHODS, Method
+from outpace.methods.copies import AnswerStore
 from outpace.models.config import ModelConfig
 from outpace.models.extending import fit_draft_config
 
@@ -42,12 +43,14 @@ class Pairing:
         vocab: size of the vocabulary that all of them share.
         target: properties of the target that methods may use.
         processors: for each role, processors that keep its tokens below `vocab`.
+        answers: answers that requests share, if their method does.
     """
 
     runners: Mapping[str, Runner]
     vocab: int
     target: Target
     processors: Mapping[str, tuple[Processor, ...]]
+    answers: AnswerStore = field(default_factory=AnswerStore)
 
     @classmethod
     def from_runners(cls, runners: Mapping[str, Runner]) -> Pairing:
@@ -94,6 +97,7 @@ class Pairing:
             constraint=constraint,
             fixed_tokens=fixed_tokens or {},
             is_infill=fixed_tokens is not None,
+            shared_answers=self.answers,
         )
 
     def default_max_tokens(
