@@ -78,10 +78,12 @@ class Lookup(Method):
 
     def run_cycle(self, request: Request, copies: CopyFinder, read: Read) -> Cycle:
         """Verify a copy, or decode one token; return whether to continue."""
-        n, forced = len(request), request.forced_tokens
+        n = len(request)
         max_copied = min(self.cycle_limit, request.limit - n) - 1
-        drafted = forced[:max_copied] if forced else copies.find_copy(request.ids, max_copied)
-        if not forced and drafted:
+        drafted = copies.find_copy(request.ids, max_copied)
+        if drafted and request.forced_tokens:
+            drafted = []  # forced tokens run with the plain row
+        elif drafted:
             del drafted[request.choose_length(max_copied + 1) - 1 :]
         if not drafted:
             return (yield from decode_plain(request, n - 1, read))
