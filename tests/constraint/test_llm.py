@@ -124,7 +124,7 @@ def same_as_autoregressive(name: str, method: MethodSpec, count: int) -> None:
             assert fast[number].finish_reason == plain[number].finish_reason
         forwards = [sum(output.forwards for output in run.values()) for run in (plain, fast)]
         is_fixed = isinstance(method, Method) and getattr(method, "tokens", None) != "auto"
-        assert forwards[1] < forwards[0] + (not is_fixed)
+        assert forwards[1] < forwards[0] or not is_fixed
 
 
 @pytest.mark.parametrize(

@@ -93,8 +93,8 @@ class CopyFinder:
         self.indexes = [OccurrenceIndex(length) for length in lengths]
 
     def propose_tokens(self, request: Request, most: int) -> list[int]:
-        """Return at most `most` tokens that the constraint forces, or else a copy, or none."""
-        return request.forced_tokens[:most] or self.find_copy(request.ids, most)
+        """Return all tokens that the constraint forces, or else a copy of at most `most`."""
+        return request.forced_tokens or self.find_copy(request.ids, most)
 
     def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
         """Index the new tokens of a sequence; return at most `most` tokens that may follow it.
