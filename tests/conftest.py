@@ -5,7 +5,9 @@ A test that needs an optional package is skipped where the package is not instal
 
 import os
 import shutil
+import tempfile
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,9 @@ from optional import skip_if_absent
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything loads a kernel
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # of programs that tests start
+CACHE_FOLDER = tempfile.TemporaryDirectory()
+os.environ["XDG_CACHE_HOME"] = CACHE_FOLDER.name
+Path(CACHE_FOLDER.name, "outpace").touch()  # a file instead of a folder: nothing is kept
 
 settings.register_profile("outpace", deadline=None, derandomize=True, database=None)
 settings.load_profile("outpace")

@@ -17,8 +17,9 @@ FLOORS = {
         "lock": "",
         "recipes": "",
         "zoo": "",
-        "kernels": "",
-        "provenance": "version",
+        "measurements": "lock",
+        "kernels": "measurements version",
+        "provenance": "measurements version",
         "decoding": "errors kernels",
         "constraint": "decoding errors",
         "methods": "decoding",
@@ -26,9 +27,13 @@ FLOORS = {
         "models": "decoding errors kernels",
         "checkpoints": "decoding errors kernels models",
         "attention": "decoding errors kernels models",
-        "engine": "attention checkpoints decoding errors kernels methods models pacing",
+        "engine": (
+            "attention checkpoints decoding errors kernels measurements methods models pacing "
+            "version"
+        ),
         "api": (
-            "attention checkpoints constraint decoding engine errors jsonl lock methods models"
+            "attention checkpoints constraint decoding engine errors jsonl lock measurements "
+            "methods models"
         ),
         "__init__": "api constraint errors version",
         "evaluation": "api checkpoints decoding jsonl methods",

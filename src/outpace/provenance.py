@@ -14,6 +14,7 @@ import numpy
 import torch
 import transformers
 
+from outpace.measurements import cpu_model
 from outpace.version import __version__
 
 
@@ -61,13 +62,3 @@ def load_averages() -> tuple[float, ...]:
         return os.getloadavg()
     except (AttributeError, OSError):  # Windows
         return ()
-
-
-def cpu_model() -> str:
-    """Return the model name of the CPU."""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -365,13 +366,24 @@ def test_prompt_longer_than_the_model_is_refused(causal: LLM) -> None:
 def test_default_method_follows_the_model(names: Checkpoints) -> None:
     """Causal models copy, or use a draft on this machine; diffusion models go left to right."""
     bare = LLM(names["bare"], Autoregressive(), cache_gib=0.001)
-    assert bare.select_method(None) == Autoregressive() and bare.select_method("auto") == Lookup()
+    select = bare.methods.select_method
+    assert select(None) == Autoregressive() and select("auto") == Lookup()
     assert LLM(names["bare"], cache_gib=0.001).method == Lookup()
     assert LLM("tiny-ar").method == DFlash(draft="tiny-dflash", lookup=True)
     assert LLM("tiny-aux", "auto").method == Lookup()
     assert LLM(names["bare-diffusion"], cache_gib=0.001).method == LeftToRight()
     masked = LLM(names["bare-masked"], mask_id=MASK, cache_gib=0.001)
     assert masked.method == WeDLM() and masked.config.mask_id == MASK
+
+
+def test_drafts_on_this_machine_are_looked_for_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Requests that name "auto" use the draft that the model loaded with, and log nothing."""
+    caplog.set_level(logging.INFO, "outpace.engine.method_selector")
+    llm = LLM("tiny-ar", "lookup", cache_gib=0.01)
+    assert not caplog.messages
+    outputs = llm.generate(["hi", "you", "hi"], method="auto", max_tokens=9)
+    assert all("draft" in {step.model for step in output.steps} for output in outputs)
+    assert len(caplog.messages) == 1 and "drafts by tiny-dflash" in caplog.text
 
 
 def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
@@ -398,7 +410,7 @@ def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
 
 def sampling_of(llm: LLM, method: Method, **options: Any) -> Sampling:
     """Return the sampling parameters of a request with these options."""
-    return RequestOptions.of(options).build_sampling(llm.usual(method))
+    return RequestOptions.of(options).build_sampling(llm.methods.default_sampling(method))
 
 
 def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM) -> None:

@@ -59,6 +59,7 @@ SMOKES = [
     ("constraints", "--rounds 1 --tokens 40 --batch 2 --methods autoregressive --vocabulary 1500"),
     ("dflash_curve", "--limit 2 --batch 1 2"),
     ("everyday", "--model tiny-ar --limit 1 --only prose"),
+    ("everyday", "--model tiny-ar --limit 1 --only json --sides outpace --requests 2"),
     ("forward_cost", "--rounds 1 --tokens 4 --batch 2"),
     ("cpu", "--rounds 1 --shapes tiny --counts 1 --sides outpace transformers"),
     ("slots", "--rounds 1 --shape tiny --sides outpace transformers --requests 1 2"),

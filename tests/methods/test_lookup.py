@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 import naive
 from compared import PROMPTS, TOKENS, check_verified
 from helpers import causal_model, engine_of, request_of, script
-from outpace.decoding import Forward
+from outpace import LLM
+from outpace.api.options import Options
+from outpace.decoding import Forward, Prediction
 from outpace.methods import Lookup
-from outpace.methods.copies import CopyFinder
+from outpace.methods.copies import AnswerStore, CopyFinder
 from refusal import refuses
 
 
@@ -96,6 +98,69 @@ def test_equals_the_plain_loop(tokens: int, match: int) -> None:
 
         method = Lookup(tokens=tokens, match=match)
         check_verified(engine, method, {"target": "causal"}, prompt, loop)
+
+
+def test_answers_of_earlier_requests_are_copied() -> None:
+    """With `shared`, where the text itself repeats less than three tokens."""
+    store = AnswerStore()
+    for shared in (True, False, True):
+        request = request_of(prompt=[5, 6, 7], max_tokens=6, shared_answers=store)
+        is_copied = shared and bool(store.parts)
+        answers = [[1, 2, 3, 4], [8]] if is_copied else [[t] for t in (1, 2, 3, 4, 8)]
+        forwards = script(Lookup(tokens=3, shared=shared), request, [[0], *answers])
+        assert request.tokens == [0, 1, 2, 3, 4, 8]
+        # The prompt and the first token match by four tokens.
+        assert (fed(forwards)[1] == (3, [0, 1, 2, 3])) == is_copied
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_a_repeated_question_takes_few_forwards(temperature: float) -> None:
+    """With `shared`; the text is that of plain decoding, and another model has no answers."""
+    llm = LLM("tiny-ar", Lookup(tokens=8, shared=True), cache_gib=0.01)
+    options: Options = {"max_tokens": 40, "temperature": temperature, "seed": 5}
+    question = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
+    (plain,) = llm.generate(question, method="autoregressive", **options)
+    outputs = [llm.generate(question, **options)[0] for _ in range(2)]
+    assert [output.ids for output in outputs] == [plain.ids] * 2
+    assert outputs[1].forwards <= 1 + len(plain.ids) / 4 < outputs[0].forwards
+    again = LLM("tiny-ar", Lookup(tokens=8, shared=True), cache_gib=0.01)
+    assert again.generate(question, **options)[0].forwards == outputs[0].forwards
+
+
+def test_an_answer_that_was_cut_is_shared() -> None:
+    """As by a stop string; and a copy does not go on in the next answer."""
+    store = AnswerStore()
+    request = request_of(prompt=[1], max_tokens=9, shared_answers=store)
+    decoding = Lookup(shared=True).decode(request)
+    next(decoding)
+    for token in (2, 3, 4, 5):
+        decoding.send(Prediction(tokens=[token]))
+    decoding.close()
+    store.add_answer([7, 8])
+    assert store.find_copy([9, 1, 2, 3], 8) == [4, 5]
+    assert store.find_copy([2, 3, 4, 5], 8) == store.find_copy([6, 5, 7, 8], 8) == []
+
+
+@given(
+    answers=st.lists(st.lists(st.integers(0, 2), max_size=40), max_size=9),
+    ids=st.lists(st.integers(0, 2), min_size=1, max_size=12),
+)
+def test_shared_answers_are_bounded_and_found(answers: list[list[int]], ids: list[int]) -> None:
+    """A copy is the continuation of a part of an answer; two parts are kept."""
+    store = AnswerStore(part_tokens=32)
+    for answer in answers:
+        store.add_answer(answer)
+    texts = [[*text] for text, _ in store.parts]
+    assert len(texts) <= 2 and all(len(text) <= 32 for text in texts)
+    copied = store.find_copy(ids, 5)
+    ends = [
+        text[: at + len(copied)]
+        for text in texts
+        for at in range(3, len(text))
+        if text[at - 3 : at] == ids[-3:]
+    ]
+    assert len(copied) <= 5 and -1 not in copied
+    assert not copied or any(end[-len(copied) :] == copied for end in ends)
 
 
 @pytest.mark.parametrize(

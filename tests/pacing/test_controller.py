@@ -12,14 +12,13 @@ import pytest
 from outpace.decoding import Request
 from outpace.decoding.dial import Dial, halving_values
 from outpace.pacing.controller import (
-    MAX_PATIENCE,
-    MIN_PATIENCE,
     START_MARGIN,
     STAY_MARGIN,
     TRIAL_CYCLES,
     WARM_CYCLES,
     PaceController,
 )
+from outpace.pacing.load import MAX_PATIENCE, MIN_PATIENCE
 
 MOST = 16
 
@@ -135,7 +134,7 @@ def starts(values: list[int], plain: bool) -> list[int]:
     return [at for at, (a, b) in enumerate(pairwise(values), 1) if (a == 1) != plain == (b == 1)]
 
 
-@pytest.mark.parametrize(("chance", "plain"), [(0.9, True), (0.0, False)])
+@pytest.mark.parametrize(("chance", "plain"), [(0.7, True), (0.0, False)])
 def test_trials_become_rare_and_never_end(chance: float, plain: bool) -> None:
     """Of plain decoding where drafts pay off, of drafts where they do not; intervals double."""
     machine = Machine(chance=chance)
@@ -146,6 +145,57 @@ def test_trials_become_rare_and_never_end(chance: float, plain: bool) -> None:
     assert all(later > 1.5 * earlier for earlier, later in pairwise(gaps[:3]))
     assert gaps[-1] == pytest.approx(MAX_PATIENCE, rel=0.05) and len(gaps) > 8
     assert sum((value == 1) == plain for value in values) < 0.02 * len(values)
+
+
+def test_plain_trials_are_rare_where_drafts_are_far_faster() -> None:
+    """The first one comes after the longest interval, and they never end."""
+    machine = Machine(chance=0.95, target=lambda rows: 10.0)
+    values = machine.run(machine.pace(), 4 * MAX_PATIENCE)
+    begins = [at for at in starts(values, plain=True) if at > 20]
+    assert MAX_PATIENCE - 100 < begins[0] < MAX_PATIENCE + 100 and len(begins) in (3, 4)
+
+
+def test_plain_passes_between_copies_replace_trials() -> None:
+    """A method that often proposes nothing measures them all the time."""
+    machine = Machine(chance=0.8)
+    pace, values = machine.pace(), []
+    for _ in range(60):
+        for _ in range(6):
+            pace.record_pass("target", 1, machine.target(1))
+        values += machine.run(pace, 6)
+    assert values[:WARM_CYCLES] == [MOST] * WARM_CYCLES and 1 not in values
+    for _ in range(60):
+        for _ in range(6):
+            pace.record_pass("target", 1, 1.0)
+        values += machine.run(pace, 6)
+    assert set(values[-20:]) == {1}
+
+
+def test_stored_costs_spare_the_first_trials() -> None:
+    """The first cycles draft at the best length; loads without stored costs are tried."""
+    machine = Machine(chance=0.7)
+    before = machine.pace()
+    machine.run(before, 200)
+    later = PaceController(before.dial, before.measured_costs)
+    values = machine.run(later, MIN_PATIENCE)
+    assert 1 not in values and machine.share(values) > 0.93
+    assert later.measured_costs[0]["target"].keys() >= before.measured_costs[0]["target"].keys()
+    many = machine.run(later, 40, requests=8)
+    assert many[:TRIAL_CYCLES].count(1) == TRIAL_CYCLES
+    bad = Machine(chance=0.0)
+    values = bad.run(PaceController(before.dial, before.measured_costs), 40)
+    assert values.count(1) > 30
+
+
+def test_stored_costs_of_another_day_are_corrected() -> None:
+    """Drafting that paid off then is left by the next trial, and the other way around."""
+    slow = Machine(chance=0.6, target=lambda rows: 40.0)
+    quick = Machine(chance=0.6, target=lambda rows: 10.0 if rows == 1 else 40.0)
+    for past, now, is_plain in ((slow, quick, True), (quick, slow, False)):
+        before = past.pace()
+        past.run(before, 200)
+        values = now.run(PaceController(before.dial, before.measured_costs), 400)
+        assert (values[-100:].count(1) > 80) == is_plain
 
 
 def test_a_draft_that_becomes_good_is_found_and_one_that_becomes_bad_is_left() -> None:

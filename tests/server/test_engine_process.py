@@ -20,6 +20,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import chat
+from outpace.measurements import MeasurementFile
 from running import Process, ended, serving, stream_to
 
 pytestmark = pytest.mark.slow
@@ -293,3 +294,14 @@ def test_load_error_is_one_line(tmp_path: Path) -> None:
     log_lines = [line for line in done.stderr.splitlines() if line.startswith("outpace: ")]
     assert log_lines == ["outpace: model x: limits: unknown option none; no method has it"]
     assert "Traceback" not in done.stderr
+
+
+def test_times_of_passes_are_stored_when_the_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the next server, whose first answer then starts from them."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with serving("tiny-aux", "--cache-gib", "0.1") as process:
+        stream_to(process, [], chat(model="tiny-aux", stream=True, max_tokens=60)).join()
+        process.end()
+    assert any("passes" in name for name in MeasurementFile.of_user().read_entries())

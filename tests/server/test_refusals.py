@@ -102,6 +102,10 @@ INSIDE: list[tuple[str, dict[str, Any]]] = [
     ("outpace.method", chat(outpace={"method": "apd"})),
     ("outpace.method", chat(outpace={"method": "/etc/passwd"})),
     ("outpace.options.x", chat(outpace={"options": {"x": 1}})),
+    (
+        "outpace.options.shared",
+        chat(outpace={"method": "lookup", "options": {"shared": True}}),
+    ),
     ("outpace.options.draft", chat(outpace={"method": "dflash", "options": {"draft": "../x"}})),
     ("outpace.options.draft", chat(outpace={"method": "dflash", "options": {"draft": "tiny-aux"}})),
     ("outpace.options.draft", chat(outpace={"method": "dflash", "options": {"draft": None}})),

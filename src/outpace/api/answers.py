@@ -13,11 +13,11 @@ from outpace.api.options import Options, offset_seed
 from outpace.api.output import Output
 from outpace.api.prompts import Prompt, validate_prompt
 from outpace.api.text import Message
+from outpace.engine.method_selector import MethodSelector
 from outpace.errors import prefix_error
 from outpace.jsonl import JsonRecord, parse_record, read_records
 from outpace.lock import lock_file
 from outpace.methods import Method
-from outpace.methods.options import MethodSpec
 
 
 class AnswerBackend(Protocol):
@@ -31,8 +31,9 @@ class AnswerBackend(Protocol):
     def method(self) -> Method:
         """Default decoding method."""
 
-    def select_method(self, method: MethodSpec | None) -> Method:
-        """Return the method of a request: its own, by default that of the model."""
+    @property
+    def methods(self) -> MethodSelector:
+        """Methods of requests, by default that of the model."""
 
     def serve(
         self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int

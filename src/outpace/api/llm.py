@@ -7,6 +7,7 @@ from operator import itemgetter
 from pathlib import Path
 from threading import Lock
 from typing import Any, Unpack, overload
+from weakref import finalize
 
 import torch
 
@@ -19,7 +20,6 @@ from outpace.api.stream import Stream
 from outpace.api.text import TextCodec
 from outpace.attention.choice import check_backend as check_attention
 from outpace.checkpoints.adapter import model_title
-from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.load import (
     load_config,
     load_draft,
@@ -35,16 +35,18 @@ from outpace.engine.cache import cache_bytes, cache_slots, check_cache_gib
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.fuse import check_compilation as check_compile
 from outpace.engine.graphs import make_recorder
+from outpace.engine.method_selector import MethodSelector
 from outpace.engine.pairing import (
     ASSUMED_CONCURRENCY,
     Pairing,
     check_models,
-    choose_method,
     further_models,
 )
+from outpace.engine.pass_times import PassTimes
 from outpace.engine.runner import Runner
 from outpace.engine.tensor_parallel import TensorParallelGroup
 from outpace.errors import OptionError
+from outpace.measurements import MeasurementFile
 from outpace.methods import Method
 from outpace.methods.method import check_type
 from outpace.methods.options import MethodSpec
@@ -117,7 +119,9 @@ class LLM:
         self.device = self.group.device
         quantize = default_quantize(quantize, dtype, self.device, tensor_parallel)
         self.quantize, self.max_length, self.cache_gib = quantize, max_length, cache_gib
-        self.engine = Engine(max_rows=max_rows, max_sequences=max_sequences, pace=pace)
+        sizes: dict[str, Any] = {"max_rows": max_rows, "max_sequences": max_sequences}
+        self.engine = Engine(**sizes, pace=pace, pass_times=PassTimes(MeasurementFile.of_user()))
+        finalize(self.engine, self.engine.controllers.store_times)
         self.driver, self.load_lock = Driver(self.engine), Lock()
         self.runners: dict[str, Runner] = {}
         self.pairings: dict[tuple[object, ...], Pairing] = {}
@@ -125,7 +129,8 @@ class LLM:
         # Invalid combinations are rejected before weights and vocabularies are read.
         limits: dict[str, Any] = {"max_length": max_length, "mask_id": mask_id}
         self.config, folder = target_config(model, **limits), resolve_checkpoint(model)
-        self.method = choose_method(method, self.name, self.config)
+        self.methods = MethodSelector(method, self.name, self.config)
+        self.method = self.methods.default
         further = check_models(self.method, self.name, self.config)
         self.text = TextCodec(self.name, load_tokenizer(folder))
         self.vocab_sizes: dict[str, int | None] = {}
@@ -204,15 +209,6 @@ class LLM:
                 further = {role: self.load_runner(name) for role, name in models.items()}
                 self.pairings[key] = Pairing.from_runners({"target": self.target, **further})
         return self.pairings[key]
-
-    def select_method(self, method: MethodSpec | None) -> Method:
-        """Return the method of a request: its own, by default that of this `LLM`."""
-        return self.method if method is None else choose_method(method, self.name, self.config)
-
-    def usual(self, method: Method) -> dict[str, float]:
-        """Return default sampling options by name: the method's, or else the model family's."""
-        family = FAMILIES[self.config.family]
-        return {"temperature": family.temperature, "top_p": family.top_p, **method.default_sampling}
 
     def prepare(
         self,

@@ -38,7 +38,7 @@ def prepare_answer(
     limit: int | None,
 ) -> PendingAnswer:
     """Create the answer and the job of a request; see `LLM.prepare`."""
-    method = llm.select_method(options.method)
+    method = llm.methods.select_method(options.method)
     ids, layout = encode_prompt(llm, prompt, options, method)
     pairing = llm.pair(method, wait=wait)
     max_tokens = options.max_tokens if layout is None else layout.size
@@ -68,7 +68,7 @@ def prepare_answer(
     request = pairing.make_request(
         ids,
         max_tokens=int(max_tokens),
-        sampling=options.build_sampling(llm.usual(method)),
+        sampling=options.build_sampling(llm.methods.default_sampling(method)),
         eos=ends if layout is None else frozenset(),
         stop_ids=stop_ids,
         min_tokens=int(options.min_tokens),

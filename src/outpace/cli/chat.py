@@ -215,7 +215,7 @@ class ChatSession:
     def load_method(self, words: str) -> Method:
         """Load the models of a method; raises `ValueError` if it does not support this model."""
         is_auto = words == AUTO_METHOD
-        method = self.llm.select_method(words) if is_auto else parse_method_words(words)
+        method = self.llm.methods.select_method(words) if is_auto else parse_method_words(words)
         models = dict.fromkeys(models_of(method, self.llm.name).values())
         if new := [name for name in models if name not in self.llm.runners]:
             with (

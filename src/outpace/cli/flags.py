@@ -21,7 +21,7 @@ from outpace.api.text import Message, Prompt
 from outpace.checkpoints.load import load_config, zoo_names
 from outpace.checkpoints.progress import report_load_progress
 from outpace.cli.terminal import check_standard_input, show_spinner
-from outpace.engine.pairing import check_fit
+from outpace.engine.method_selector import check_fit
 from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.methods.options import MethodSpec

@@ -13,6 +13,7 @@ from outpace.decoding.processor import Processor
 from outpace.decoding.renamed import accept_old_attributes
 from outpace.decoding.sampling import Sample, Score
 from outpace.decoding.sampling_params import Sampling
+from outpace.decoding.shared import SharedAnswers
 from outpace.decoding.target import Target
 
 FinishReason = Literal["stop", "length", "cancelled"]
@@ -62,6 +63,7 @@ class Request:
         constraint: constraint on the whole answer.
         fixed_tokens: tokens of the answer that are fixed in advance, by slot.
         is_infill: whether every slot up to the limit is to be filled, as in an infill template.
+        shared_answers: answers of earlier requests to the same models.
         pace: controller of the draft length, shared by all requests of the method; None where the
             options fix it.
         cycle_length: tokens that the present cycle proposes under `pace`.
@@ -83,6 +85,7 @@ class Request:
     constraint: Constraint | None = None
     fixed_tokens: Mapping[int, int] = field(default_factory=dict)
     is_infill: bool = False
+    shared_answers: SharedAnswers | None = None
     pace: Pace | None = None
     finish_reason: FinishReason | None = None
     trace: list[Step] = field(default_factory=list)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from outpace.decoding import Pace
 from outpace.engine.job import Job
 from outpace.engine.pairing import Pairing
+from outpace.engine.pass_times import PassTimes
+from outpace.engine.runner import Runner
 from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.methods import Method
 from outpace.pacing.controller import PaceController
@@ -15,19 +17,43 @@ MAX_CONTROLLERS = 256
 """Most combinations of method, options and models whose measurements are kept."""
 
 
-class ControllerTable(dict[tuple[Method | str, ...], Pace]):
-    """A `Pace` for each method and its models; the oldest ones are dropped."""
+class ControllerTable(dict[tuple[Method | str, ...], PaceController]):
+    """A controller for each method and its models; the oldest ones are dropped.
+
+    With `pass_times` they start from times that earlier processes stored.
+    """
+
+    def __init__(self, pass_times: PassTimes | None = None) -> None:
+        super().__init__()
+        self.pass_times = pass_times
+        self.runners: dict[PaceController, Mapping[str, Runner]] = {}
+        """Models by role."""
 
     def controller_for(self, method: Method, pairing: Pairing, *, auto: bool) -> Pace | None:
         """Return the controller that requests of a method share; None where its length is fixed."""
         lengths = method.length_range(pairing.target, auto=auto)
         if lengths is None:
             return None
-        names = (runner.name for runner in pairing.runners.values())
-        controller = self.setdefault((method, *names), PaceController(lengths))
+        key: tuple[Method | str, ...] = (
+            method,
+            *(runner.name for runner in pairing.runners.values()),
+        )
+        if (controller := self.get(key)) is None:
+            times = self.pass_times
+            stored = None if times is None else times.read_costs(pairing.runners)
+            controller = self.setdefault(key, PaceController(lengths, stored))
+            self.runners[controller] = pairing.runners
         while len(self) > MAX_CONTROLLERS:
-            self.pop(list(self)[0], None)
+            if (oldest := self.pop(list(self)[0], None)) is not None:
+                del self.runners[oldest]
         return controller
+
+    def store_times(self) -> None:
+        """Store the times that all controllers measured, for later processes."""
+        if self.pass_times is not None:
+            self.pass_times.write_costs(
+                (self.runners[each], each.measured_costs) for each in self.values()
+            )
 
     def pass_controllers(
         self, work: Sequence[tuple[Job, ScheduledForward, ScheduledForward | None]], requests: int

@@ -17,6 +17,7 @@ from outpace.decoding.sampling_params import is_whole_number
 from outpace.engine.controllers import ControllerTable
 from outpace.engine.job import DecodingError, Job, Listener, is_device_lost
 from outpace.engine.pairing import Pairing
+from outpace.engine.pass_times import PassTimes
 from outpace.engine.prefix import PrefixStats
 from outpace.engine.readout import LaunchedPass
 from outpace.engine.runner import Runner
@@ -45,6 +46,7 @@ class Engine:
         max_sequences: most requests that run at a time; others queue in order of arrival.
         pace: with "auto", a controller chooses how parallel the methods are.
         clock: time source of the controller, in seconds.
+        pass_times: stored times of passes, from which the controllers start.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Engine:
         max_sequences: int = 256,
         pace: Pacing = "off",
         clock: Callable[[], float] = time.perf_counter,
+        pass_times: PassTimes | None = None,
     ) -> None:
         check_type("pace", pace, Pacing)
         for name, value in {"max_rows": max_rows, "max_sequences": max_sequences}.items():
@@ -66,7 +69,7 @@ class Engine:
         self.running: list[Job] = []
         self.pace = pace
         self.clock = clock
-        self.controllers = ControllerTable()
+        self.controllers = ControllerTable(pass_times)
         self.turn_counter = count()
         self.needs_recovery = False
         self.is_async = False

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
-from outpace.checkpoints.draft_lookup import AUTO_DRAFT, find_local_draft, local_draft
-from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.load import load_config, target_config
+from outpace.checkpoints.draft_lookup import AUTO_DRAFT, find_local_draft
+from outpace.checkpoints.load import load_config
 from outpace.decoding import (
     DRAFT_KINDS,
     MASKED_DRAFT_KINDS,
@@ -25,18 +22,13 @@ from outpace.decoding.target import plural_noun, singular_noun
 from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.runner import Runner
 from outpace.errors import ContextError, OptionError
-from outpace.methods import METHODS, Lookup, Method
-from outpace.methods.options import AUTO_METHOD, MethodSpec, make_method, resolve_method
+from outpace.methods import METHODS, Method
+from outpace.methods.copies import AnswerStore
 from outpace.models.config import ModelConfig
 from outpace.models.extending import fit_draft_config
 
 DEFAULT_CANVAS_TOKENS = 256
 """Default `max_tokens` of diffusion models, and the lowest default of all others, if it fits."""
-
-LOSSLESS_DRAFTING = ("dflash", "eagle", "speculative")
-"""Methods with a draft that "auto" selects from, by how much they usually gain."""
-
-LOG = logging.getLogger(__name__)
 
 ASSUMED_CONCURRENCY = 16
 """Requests that share a cache where their number is unknown."""
@@ -51,12 +43,14 @@ class Pairing:
         vocab: size of the vocabulary that all of them share.
         target: properties of the target that methods may use.
         processors: for each role, processors that keep its tokens below `vocab`.
+        answers: answers that requests share, if their method does.
     """
 
     runners: Mapping[str, Runner]
     vocab: int
     target: Target
     processors: Mapping[str, tuple[Processor, ...]]
+    answers: AnswerStore = field(default_factory=AnswerStore)
 
     @classmethod
     def from_runners(cls, runners: Mapping[str, Runner]) -> Pairing:
@@ -103,6 +97,7 @@ class Pairing:
             constraint=constraint,
             fixed_tokens=fixed_tokens or {},
             is_infill=fixed_tokens is not None,
+            shared_answers=self.answers,
         )
 
     def default_max_tokens(
@@ -187,53 +182,6 @@ def further_models(method: Method, target: str) -> dict[str, str]:
         kinds = {each: name for name, each in METHODS.items()}
         models["draft"] = find_local_draft(target, kinds.get(type(method), type(method).__name__))
     return models
-
-
-def family_method(config: ModelConfig) -> Method:
-    """Return the default method of a model without a draft, that of its family."""
-    return METHODS[FAMILIES[config.family].method]()
-
-
-def native_method(target: str, config: ModelConfig) -> Method:
-    """Return the default method of a model.
-
-    For a causal model with a published draft on this machine, it is the method of the draft, with
-    copies; otherwise that of the family.
-    """
-    native = family_method(config)
-    if isinstance(native, Lookup):
-        for name in LOSSLESS_DRAFTING:
-            if (draft := local_draft(target, name)) is not None:
-                LOG.info("%s: drafts by %s; method='lookup' decodes without it", target, draft)
-                return make_method(name, {"draft": draft, "lookup": True})
-    return native
-
-
-def choose_method(spec: MethodSpec | None, target: str, config: ModelConfig) -> Method:
-    """Return the method of a specification; None and "auto" select the default of the model.
-
-    Raises:
-        ValueError: the specification is invalid.
-    """
-    if spec is None or spec == AUTO_METHOD:
-        return native_method(target, config)
-    return resolve_method(spec)
-
-
-def check_fit(
-    model: str | Path,
-    method: MethodSpec | None,
-    *,
-    max_length: int | None = None,
-    mask_id: int | None = None,
-) -> None:
-    """Check that a method can decode a model, before any model is loaded.
-
-    Raises:
-        ValueError: the method cannot decode the model.
-    """
-    config = target_config(model, max_length=max_length, mask_id=mask_id)
-    check_models(choose_method(method, str(model), config), str(model), config)
 
 
 def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, ModelConfig]:

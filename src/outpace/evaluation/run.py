@@ -60,7 +60,7 @@ def evaluate(
     """
     if not questions:
         raise ValueError("questions must not be empty")
-    method = llm.select_method(RequestOptions.of(options).method)
+    method = llm.methods.select_method(RequestOptions.of(options).method)
     report = EvaluationReport(
         task=task,
         protocol=protocol,
@@ -101,7 +101,7 @@ def limit_to_context(llm: LLM, questions: Sequence[Question], options: Options) 
         ValueError: If a prompt cannot be encoded.
     """
     request_options = RequestOptions.of(options)
-    method = llm.select_method(request_options.method)
+    method = llm.methods.select_method(request_options.method)
     encode = partial(llm.text.encode, raw=request_options.raw, template=request_options.template)
     longest = max(len(encode(question.prompt)) for question in questions)
     room = max(llm.pair(method).free_tokens(method, longest), 1)

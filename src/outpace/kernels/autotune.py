@@ -12,14 +12,21 @@ from __future__ import annotations
 import logging
 import time
 from functools import cache
+from math import inf
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from outpace.kernels.matmul import LAYOUTS, available_layouts, bind_product
 from outpace.kernels.tiles import RowProduct
+from outpace.measurements import MeasurementFile
+from outpace.version import __version__
 
 LOG = logging.getLogger(__name__)
+
+LayoutTimes = dict[str, dict[int, float]]
+"""Seconds of a product by layout and number of rows."""
 
 TIMED_ROWS = (1, 4, 16, 64)
 """Numbers of rows in the timed products."""
@@ -108,8 +115,47 @@ def is_batch_invariant(
 @cache
 def time_layouts(
     shape: tuple[int, int], dtype: torch.dtype, layouts: tuple[str, ...], threads: int
-) -> dict[str, dict[int, float]]:
-    """Return the seconds of a product per layout and number of rows, with `threads` threads."""
+) -> LayoutTimes:
+    """Return the seconds of a product per layout and number of rows, with `threads` threads.
+
+    They are measured once per machine, and then read from the file of measurements.
+    """
+    build = f"PyTorch {torch.__version__}, outpace {__version__}"
+    name = f"{dtype} {shape[0]} x {shape[1]}, {threads} threads, {', '.join(layouts)}, {build}"
+    file = MeasurementFile.of_user()
+    times = read_times(file.read_entry(name), layouts)
+    if times is None:
+        times = measure_layouts(shape, dtype, layouts)
+        file.write_entries({name: {key: [*found.values()] for key, found in times.items()}})
+    summary = "; ".join(
+        f"{name} {'/'.join(f'{1e6 * time:.0f}' for time in found.values())}"
+        for name, found in times.items()
+    )
+    LOG.info("%s %s x %s, microseconds of %s rows: %s", dtype, *shape, TIMED_ROWS, summary)
+    return times
+
+
+def read_times(entry: Any, layouts: tuple[str, ...]) -> LayoutTimes | None:
+    """Return the times of an entry of the file; None if it has not all of them."""
+    match entry:
+        case dict() if entry.keys() == set(layouts) and all(map(is_times, entry.values())):
+            return {name: dict(zip(TIMED_ROWS, entry[name], strict=True)) for name in layouts}
+    return None
+
+
+def is_times(value: Any) -> bool:
+    """Return whether a value is a list of seconds, one per number of timed rows."""
+    return (
+        isinstance(value, list)
+        and len(value) == len(TIMED_ROWS)
+        and all(isinstance(each, float) and 0 < each < inf for each in value)
+    )
+
+
+def measure_layouts(
+    shape: tuple[int, int], dtype: torch.dtype, layouts: tuple[str, ...]
+) -> LayoutTimes:
+    """Measure the seconds of a product per layout and number of rows."""
     weight = torch.ones(shape, dtype=dtype)
     is_int8 = dtype == torch.int8
     copies, scale = max(TIMED_BYTES // weight.nbytes, 1), torch.ones(shape[0]) if is_int8 else None
@@ -123,11 +169,6 @@ def time_layouts(
         for _ in range(TIMING_ROUNDS):
             for name in layouts:
                 best[name][count] = min(best[name][count], time_products(x, products[name]))
-    summary = "; ".join(
-        f"{name} {'/'.join(f'{1e6 * time:.0f}' for time in times.values())}"
-        for name, times in best.items()
-    )
-    LOG.info("%s %s x %s, microseconds of %s rows: %s", dtype, *shape, TIMED_ROWS, summary)
     return best
 
 

@@ -8,6 +8,7 @@ from operator import itemgetter
 from typing import Annotated
 
 from outpace.decoding import Forward, Prediction, Read, Request, agreement
+from outpace.decoding.shared import SharedAnswers
 
 LookupOption = Annotated[bool, "propose a copy instead of a draft where the text repeats"]
 
@@ -23,6 +24,9 @@ MAX_MATCH_TOKENS = 32
 LONG_MATCH = 3
 """Tokens by which occurrences are found first, since single tokens have too many of them."""
 
+END_OF_ANSWER = -1
+"""Follows each answer that is shared."""
+
 
 class OccurrenceIndex:
     """Earlier places in a growing sequence where its last `length` tokens ended.
@@ -31,11 +35,12 @@ class OccurrenceIndex:
     previous one with the same hash. This takes at most 20 bytes per token.
     """
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, tokens: int = 32) -> None:
+        """Reserve memory for this many tokens."""
         self.length = length
         self.previous = array("i")
         """For each place, the previous one with the same hash, or -1."""
-        self.heads = array("i", [-1]) * 64
+        self.heads = array("i", [-1]) * (2 * tokens)
         """The last place of each hash, or -1."""
 
     def index_tokens(self, ids: Sequence[int]) -> None:
@@ -52,17 +57,21 @@ class OccurrenceIndex:
             self.previous.append(heads[key])
             heads[key] = place
 
-    def find_matches(self, ids: Sequence[int]) -> tuple[int, list[int]]:
-        """Return the length of the longest match of the end, and where it ended, latest first.
+    def find_matches(self, text: Sequence[int], ids: Sequence[int]) -> tuple[int, list[int]]:
+        """Return the length of the longest match of the end of `ids`, and its places in `text`.
 
-        The length is 0 where fewer than `length` tokens match.
+        They are in order from the latest. The length is 0 where fewer than `length` tokens match.
+        `text` was indexed, and is `ids` itself or another sequence.
         """
-        last, longest, places = len(ids) - 1, self.length, list[int]()
-        place = self.previous[last]
+        longest, places = self.length, list[int]()
+        if text is ids:
+            place = self.previous[-1]
+        else:
+            place = self.heads[hash(tuple(ids[-self.length :])) % len(self.heads)]
         for _ in range(MAX_CANDIDATES):
             if place < 0:
                 break
-            matched = match_length(ids, place, last)
+            matched = match_length(text, place, ids)
             if matched > longest:
                 longest, places = matched, []
             if matched == longest:
@@ -75,15 +84,17 @@ class CopyFinder:
     """Finds earlier occurrences of the last tokens of a sequence, and what followed them.
 
     Occurrences of at least `match` tokens count. A search makes a bounded number of comparisons.
+    With `shared` texts, they are searched where fewer than `LONG_MATCH` tokens repeat here.
     """
 
-    def __init__(self, match: int) -> None:
+    def __init__(self, match: int, shared: SharedAnswers | None = None) -> None:
+        self.shared = shared
         lengths = (LONG_MATCH, match) if match < LONG_MATCH else (match,)
         self.indexes = [OccurrenceIndex(length) for length in lengths]
 
     def propose_tokens(self, request: Request, most: int) -> list[int]:
-        """Return at most `most` tokens that the constraint forces, or else a copy, or none."""
-        return request.forced_tokens[:most] or self.find_copy(request.ids, most)
+        """Return all tokens that the constraint forces, or else a copy of at most `most`."""
+        return request.forced_tokens or self.find_copy(request.ids, most)
 
     def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
         """Index the new tokens of a sequence; return at most `most` tokens that may follow it.
@@ -94,14 +105,13 @@ class CopyFinder:
         """
         for index in self.indexes:
             index.index_tokens(ids)
-        found = (index.find_matches(ids) for index in self.indexes)
+        found = (index.find_matches(ids, ids) for index in self.indexes)
         longest, places = next(filter(itemgetter(0), found), (0, []))
+        if longest < LONG_MATCH and self.shared and (copied := self.shared.find_copy(ids, most)):
+            return copied
         if not longest or most < 1:
             return []
-        followers: dict[int, list[int]] = {}
-        for place in places:
-            followers.setdefault(ids[place + 1], []).append(place)
-        begin = max(followers.values(), key=len)[0] + 1
+        begin = most_frequent(ids, places)
         most, period = min(most, longest), len(ids) - begin
         text = list(ids[begin : begin + most])
         while len(text) < most:
@@ -109,10 +119,49 @@ class CopyFinder:
         return text
 
 
-def match_length(ids: Sequence[int], place: int, last: int) -> int:
-    """Return the length of the common ending at two places, up to the limit."""
-    length, limit = 0, min(MAX_MATCH_TOKENS, place + 1)
-    while length < limit and ids[place - length] == ids[last - length]:
+class AnswerStore:
+    """Answers of earlier requests to a model, at most 8 MiB with their indexes.
+
+    They fill two parts in turns: where the newer one is full, the older one is dropped.
+    """
+
+    def __init__(self, part_tokens: int = 2**18) -> None:
+        self.part_tokens = part_tokens
+        self.parts: list[tuple[array[int], OccurrenceIndex]] = []
+
+    def add_answer(self, ids: Sequence[int]) -> None:
+        """Add the end of an answer, which is copied from then on."""
+        ids = [*ids[1 - self.part_tokens :], END_OF_ANSWER]
+        if not self.parts or len(self.parts[0][0]) + len(ids) > self.part_tokens:
+            index = OccurrenceIndex(LONG_MATCH, self.part_tokens)
+            self.parts = [(array("i"), index), *self.parts[:1]]
+        text, index = self.parts[0]
+        text.extend(ids)
+        index.index_tokens(text)
+
+    def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return at most `most` tokens that followed the longest match of the end of a text."""
+        found = [(*index.find_matches(text, ids), text) for text, index in self.parts]
+        longest, places, text = max(found, key=itemgetter(0), default=(0, [], array("i")))
+        if not longest or most < 1:
+            return []
+        begin = most_frequent(text, places)
+        copied = text[begin : begin + min(most, longest)].tolist()
+        return copied[: copied.index(END_OF_ANSWER)] if END_OF_ANSWER in copied else copied
+
+
+def most_frequent(text: Sequence[int], places: Sequence[int]) -> int:
+    """Return the slot after the latest place that the most frequent next token follows."""
+    followers: dict[int, list[int]] = {}
+    for place in places:
+        followers.setdefault(text[place + 1], []).append(place)
+    return max(followers.values(), key=len)[0] + 1
+
+
+def match_length(text: Sequence[int], place: int, ids: Sequence[int]) -> int:
+    """Return how many tokens before and at a place are the last ones of `ids`, up to the limit."""
+    length, limit, last = 0, min(MAX_MATCH_TOKENS, place + 1, len(ids)), len(ids) - 1
+    while length < limit and text[place - length] == ids[last - length]:
         length += 1
     return length
 

@@ -53,18 +53,20 @@ class FeatureBuffer:
         return None
 
     def decode_plain(self, *, wanted: bool = False) -> Generator[Forward, Prediction, bool]:
-        """Decode one token without a draft; return whether to continue.
+        """Decode one token, and those that a constraint forces; return whether to continue.
 
         `wanted` is whether the next cycle drafts, which needs the hidden states.
         """
-        request, end = self.request, len(self.request)
+        request, forced = self.request, self.request.forced_tokens
+        n = len(request)
         if wanted:
             request.cycle_length = 1
         keep = wanted or not (self.lost or request.skips_drafting(self.unread))
         start = min(self.written_slots, self.stored_slots) if keep else self.written_slots
         out = yield Forward(
-            ids=request.ids[start:],
+            ids=request.ids[start:] + forced,
             start=start,
+            predict=range(n, n + len(forced) + 1) if forced else None,
             read=self.sample,
             features_for="draft" if keep else None,
         )
@@ -74,10 +76,10 @@ class FeatureBuffer:
                 if self.stored_slots > start
                 else out.features
             )
-        self.written_slots = end
+        self.written_slots = n + len(forced)
         alive = request.commit(out.tokens, out.logprobs)
         if alive and request.is_paused:
-            alive = yield from decode_plain(request, end, self.sample)
+            alive = yield from decode_plain(request, self.written_slots, self.sample)
             self.written_slots = len(request) - 1
         return alive
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Annotated
 
-from outpace.decoding import Decoding, Dial, Request, Target
+from outpace.decoding import Decoding, Dial, Forward, Prediction, Read, Request, Target
 from outpace.decoding.dial import halving_values
 from outpace.methods.bounds import check_at_least_one
-from outpace.methods.copies import CopyFinder, verify_chain
-from outpace.methods.method import DraftLength, Interval, Method, check_length
+from outpace.methods.copies import MAX_MATCH_TOKENS, CopyFinder, verify_chain
+from outpace.methods.method import DraftLength, Interval, Method, SharesText, check_length
 from outpace.methods.plain import decode_plain
+
+Cycle = Generator[Forward, Prediction, bool]
 
 MAX_COPY_TOKENS = 24
 """Most tokens that "auto" copies."""
@@ -24,7 +27,7 @@ class Lookup(Method):
     the longest match is preferred, then the most frequent next token, as in SuffixDecoding (Oliaro
     et al., 2024). A copy is proposed where at least `match` tokens repeat; elsewhere one token is
     decoded. As many tokens are copied as match, at most `tokens`; "auto" uses the measured optimum,
-    which may be 0.
+    which may be 0. With `shared`, answers of earlier requests to the model are copied as well.
     Lossless: the output is the autoregressive one of the same seed.
     """
 
@@ -36,6 +39,10 @@ class Lookup(Method):
     match: Annotated[
         int, Interval(1, 4), "tokens at the end of the text that must occur earlier too"
     ] = 1
+
+    shared: Annotated[
+        bool, SharesText(), "also copy from the answers of earlier requests, and keep this one"
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,16 +66,27 @@ class Lookup(Method):
 
     def decode(self, request: Request) -> Decoding:
         """Run the last token and a copy; commit the accepted ones and the model's next token."""
-        read, copies = request.sample(), CopyFinder(self.match)
-        alive = yield from decode_plain(request, 0, read)
-        while alive:
-            n, forced = len(request), request.forced_tokens
-            max_copied = min(self.cycle_limit, request.limit - n) - 1
-            drafted = forced[:max_copied] if forced else copies.find_copy(request.ids, max_copied)
-            if not forced and drafted:
-                del drafted[request.choose_length(max_copied + 1) - 1 :]
-            if not drafted:
-                alive = yield from decode_plain(request, n - 1, read)
-                continue
-            alive = yield from verify_chain(request, drafted, read)
-            request.report_cycle()  # the next cycle may find no copy, and choose no length
+        shared = request.shared_answers if self.shared else None
+        read, copies = request.sample(), CopyFinder(self.match, shared)
+        try:
+            alive = yield from decode_plain(request, 0, read)
+            while alive:
+                alive = yield from self.run_cycle(request, copies, read)
+        finally:  # also where a stop string ended the request
+            if shared is not None:
+                shared.add_answer(request.ids[max(len(request.prompt) - MAX_MATCH_TOKENS, 0) :])
+
+    def run_cycle(self, request: Request, copies: CopyFinder, read: Read) -> Cycle:
+        """Verify a copy, or decode one token; return whether to continue."""
+        n = len(request)
+        max_copied = min(self.cycle_limit, request.limit - n) - 1
+        drafted = copies.find_copy(request.ids, max_copied)
+        if drafted and request.forced_tokens:
+            drafted = []  # forced tokens run with the plain row
+        elif drafted:
+            del drafted[request.choose_length(max_copied + 1) - 1 :]
+        if not drafted:
+            return (yield from decode_plain(request, n - 1, read))
+        alive = yield from verify_chain(request, drafted, read)
+        request.report_cycle()  # the next cycle may find no copy, and choose no length
+        return alive

@@ -109,6 +109,11 @@ class OneOf:
     values: tuple[Any, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class SharesText:
+    """Annotation of an option that shares text between requests, which only an operator sets."""
+
+
 DraftLength = int | Literal["auto"]
 """A number of tokens, or "auto" for the measured optimum."""
 

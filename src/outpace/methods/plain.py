@@ -13,10 +13,18 @@ def decode_plain(
     """Run the text from slot `start` on and commit one token; return whether to continue.
 
     While the controller is paused, the next tokens follow immediately. Each forward then recomputes
-    the `window` last tokens, or all of them.
+    the `window` last tokens, or all of them. Causal rows of tokens that a constraint forces run
+    with it.
     """
     while True:
-        out = yield Forward(ids=request.ids[start:], start=start, pattern=pattern, read=read)
+        n, forced = len(request), request.forced_tokens if pattern == CAUSAL else []
+        out = yield Forward(
+            ids=request.ids[start:] + forced,
+            start=start,
+            pattern=pattern,
+            predict=range(n, n + len(forced) + 1) if forced else None,
+            read=read,
+        )
         if not request.commit(out.tokens, out.logprobs):
             return False
         if not request.is_paused:

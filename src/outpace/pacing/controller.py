@@ -6,14 +6,15 @@ that does not run cannot be measured, so it is tried from time to time.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from math import log2
 from sys import maxsize
 
 from outpace.decoding.dial import CyclePasses, Dial
 from outpace.pacing.acceptance import Acceptance
 from outpace.pacing.backlog import Backlog, BacklogSum
-from outpace.pacing.cost import PassCost
-from outpace.pacing.load import LoadState
+from outpace.pacing.cost import PassCost, StoredCosts
+from outpace.pacing.load import MAX_PATIENCE, MIN_PATIENCE, LoadState
 
 START_MARGIN, STAY_MARGIN = 1.07, 1.025
 """Factors by which drafting must exceed plain decoding in tokens per second, to start and to stay.
@@ -29,10 +30,10 @@ Plain cycles after drafting are up to 50 % slower, since the processor's caches 
 draft. Only the second half of their trial is measured.
 """
 
-MIN_PATIENCE, MAX_PATIENCE = 64, 1024
-"""Cycles until the next trial, at first and at most; a trial that changes nothing doubles them.
+CLEAR_FACTOR = 2.0
+"""Factor by which drafting is faster where plain decoding is seldom tried again.
 
-Trials therefore take a tenth of the first cycles, and less than a hundredth in the long run.
+Its measured passes are at most 50 % too slow.
 """
 
 NEAR_FACTOR = 1.25
@@ -50,17 +51,17 @@ class PaceController:
     none.
     """
 
-    def __init__(self, dial: Dial) -> None:
-        self.dial = dial
+    def __init__(self, dial: Dial, stored: StoredCosts | None = None) -> None:
+        self.dial, self.stored = dial, stored or {}
         self.least, *self.others = dial.values
         rows = [rows for role, rows, _ in dial.passes(self.least, self.least) if role == "target"]
         self.plain_rows = max(rows)
         """Rows of a plain cycle, per request."""
         self.acceptance = Acceptance(nested=dial.nested)
         self.backlog = BacklogSum()
-        self.load = LoadState(dial.values[-1])
-        self.loads, self.requests = {0: self.load}, 1
         self.cycles = self.paused_until = 0
+        self.loads = dict[int, LoadState]()
+        self.load, self.requests = self.find_load(0), 1
         self.plain_passes = 0
         """Consecutive plain passes of the target."""
 
@@ -68,13 +69,45 @@ class PaceController:
         """Set the number of running requests; a new load starts from the costs of the nearest."""
         if requests == self.requests:
             return
-        self.requests, key = requests, round(log2(requests))
-        if key not in self.loads:
+        self.requests = requests
+        if self.load is not (load := self.find_load(round(log2(requests)))):
+            self.load, self.paused_until = load, 0
+
+    def find_load(self, key: int) -> LoadState:
+        """Return the state of a load; a new one starts from costs that were stored.
+
+        Then drafting begins at once. Otherwise it starts from those of the nearest load.
+        """
+        if key in self.loads:
+            return self.loads[key]
+        most = self.dial.values[-1]
+        costs = (
+            {role: PassCost(prior=dict(points)) for role, points in self.stored[key].items()}
+            if key in self.stored
+            else {}
+        )
+        roles = {role for role, _, times in self.dial.passes(most, most) if times}
+        load = LoadState(most, costs)
+        if roles <= costs.keys():
+            load.tried[self.least], load.patience = self.cycles, MIN_PATIENCE
+            load.due = self.cycles + load.patience
+        elif self.loads:
             nearest = self.loads[min(self.loads, key=lambda other: abs(other - key))]
-            costs = {role: cost.as_prior() for role, cost in nearest.costs.items()}
-            self.loads[key] = LoadState(self.dial.values[-1], costs)
-        if self.load is not self.loads[key]:
-            self.load, self.paused_until = self.loads[key], 0
+            load.costs = {role: cost.as_prior() for role, cost in nearest.costs.items()}
+        self.loads[key] = load
+        return load
+
+    @property
+    def measured_costs(self) -> StoredCosts:
+        """Seconds of passes by load, role and rows, for later controllers."""
+        return {
+            key: {
+                role: cost.curve_points
+                for role, cost in load.costs.items()
+                if cost.means and not cost.is_cold
+            }
+            for key, load in self.loads.items()
+        }
 
     def record_pass(self, model: str, rows: int, seconds: float) -> None:
         """Record a pass; plain ones count once they are warm, or where nothing is measured."""
@@ -82,6 +115,8 @@ class PaceController:
         is_plain = model == "target" and rows <= self.requests * self.plain_rows
         if self.plain_passes >= WARM_CYCLES or not is_plain or not cost.covers(rows):
             cost.record_pass(rows, seconds)
+            if is_plain and self.plain_passes >= WARM_CYCLES:
+                self.load.plain_cycle = self.cycles
         if model == "target":
             self.plain_passes = self.plain_passes + 1 if is_plain else 0
             self.cycles += 1
@@ -128,7 +163,9 @@ class PaceController:
             load.review = self.cycles + WARM_CYCLES
         elif load.trial and self.is_running(load):
             return
-        elif self.least not in load.tried:
+        elif self.least not in load.tried and not load.is_measured(
+            self.expected_passes(self.least)
+        ):
             self.begin_trial(load, [self.least])
         else:
             times = {
@@ -151,8 +188,8 @@ class PaceController:
             load.value = self.least
         if was_plain != (load.value == self.least):
             load.patience = MIN_PATIENCE
-        elif load.trial:
-            load.patience = min(2 * load.patience or MIN_PATIENCE, MAX_PATIENCE)
+        elif load.trial or not load.due:
+            load.extend_patience()
         else:
             return
         load.trial, load.trier, load.due = 0, None, self.cycles + load.patience
@@ -165,14 +202,32 @@ class PaceController:
         if self.cycles >= load.due:
             best = min(self.others, key=times.__getitem__)
             close = [value for value in self.others if times[value] <= NEAR_FACTOR * times[best]]
-            rivals = [self.least, *([best] if self.dial.nested else close)]
-            self.begin_trial(load, [value for value in rivals if value != load.value])
+            rivals = {*([best] if self.dial.nested else close)} - {load.value}
+            if not self.is_plain_settled(load, times):
+                rivals.add(self.least)
+            if rivals:
+                self.begin_trial(load, rivals)
+            else:
+                load.extend_patience()
+                load.due = self.cycles + load.patience
         elif load.value == self.least:
             load.review = load.due  # until then nothing new is measured
         else:
             load.review = min(self.cycles + TRIAL_CYCLES, load.due)
 
-    def begin_trial(self, load: LoadState, rivals: list[int]) -> None:
+    def is_plain_settled(self, load: LoadState, times: dict[int, float]) -> bool:
+        """Return whether a trial of plain decoding can wait.
+
+        Its passes were measured since the last trial, where a method had nothing to propose; or
+        drafting is far faster, and a trial of this process is not long ago.
+        """
+        if load.plain_cycle > load.due - load.patience:
+            return True
+        is_known = load.is_measured(self.expected_passes(self.least))
+        is_clear = times[self.least] > CLEAR_FACTOR * times[load.value]
+        return is_known and is_clear and load.patience < MAX_PATIENCE // 2
+
+    def begin_trial(self, load: LoadState, rivals: Collection[int]) -> None:
         """Try the number that has not run for the longest time."""
         load.trial = min(rivals, key=lambda value: load.tried.get(value, -1))
         load.began = load.tried[load.trial] = self.cycles

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, log2
+
+CostPoints = Mapping[int, tuple[float, float]]
+"""Rows and seconds of passes, by half powers of two of the rows."""
+
+StoredCosts = Mapping[int, Mapping[str, CostPoints]]
+"""Costs by load, the rounded binary logarithm of the running requests, and by role."""
 
 AVERAGED_PASSES, MINIMUM_PASSES = 64, 4
 """Passes of similar length that are averaged, and those whose minimum is used.

@@ -8,6 +8,12 @@ from outpace.decoding.dial import CyclePasses
 from outpace.pacing.backlog import Backlog
 from outpace.pacing.cost import PassCost
 
+MIN_PATIENCE, MAX_PATIENCE = 64, 1024
+"""Cycles until the next trial, at first and at most; a trial that changes nothing doubles them.
+
+Trials therefore take a tenth of the first cycles, and less than a hundredth in the long run.
+"""
+
 
 @dataclass(slots=True)
 class LoadState:
@@ -24,6 +30,7 @@ class LoadState:
         trial: number of tokens on trial, 0 for none; it began in cycle `began`.
         trier: the request that runs the trial, where plain decoding is the choice for all others.
         tried: last cycle in which each number was chosen or tried.
+        plain_cycle: last cycle in which a warm plain pass was measured, -1 for none.
     """
 
     value: int
@@ -39,6 +46,11 @@ class LoadState:
     began: int = 0
     trier: object = None
     tried: dict[int, int] = field(default_factory=dict)
+    plain_cycle: int = -1
+
+    def extend_patience(self) -> None:
+        """Double the cycles until the next trial."""
+        self.patience = min(2 * self.patience or MIN_PATIENCE, MAX_PATIENCE)
 
     def pays_off(self, gain: float, backlog: Backlog) -> bool:
         """Return whether `gain` on all remaining tokens exceeds the time to read a backlog."""

@@ -18,10 +18,9 @@ from outpace.api.output import Output
 from outpace.api.text import Prompt
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.load import load_config
-from outpace.engine.pairing import choose_method
+from outpace.engine.method_selector import MethodSelector
 from outpace.errors import OptionError
 from outpace.evaluation.samples import output_from_record, output_record
-from outpace.methods import Method
 from outpace.methods.options import MethodSpec
 from outpace.ray.cluster import allocate_resources, check_replica_count, join_cluster
 
@@ -64,15 +63,12 @@ class Fleet:
             raise OptionError("tensor_parallel", loading["tensor_parallel"], message)
         config = load_config(model)
         self.config, self.name = config, model_title(model, loading.get("adapter"))
-        self.method = choose_method(method, self.name, config)
+        self.methods = MethodSelector(method, self.name, config)
+        self.method = self.methods.default
         self.load_options = {"model": model, "method": self.method, **loading}
         check_replica_count(replicas)
         join_cluster()
         self.share = allocate_resources(replicas, {loading.get("device")}, small=small)
-
-    def select_method(self, method: MethodSpec | None) -> Method:
-        """Return the method of a request: its own, by default that of the copies."""
-        return self.method if method is None else choose_method(method, self.name, self.config)
 
     def serve(
         self, requests: Iterable[tuple[Prompt | None, Options]], *, batch: int

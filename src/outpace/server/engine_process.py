@@ -25,6 +25,7 @@ from outpace.api.engine_loop import (
     InspectCommand,
     ServedModel,
 )
+from outpace.api.llm import LLM
 from outpace.api.text import TextCodec
 from outpace.checkpoints.load import load_tokenizer
 from outpace.constraint.schema import MAX_SCHEMA_DEPTH
@@ -46,6 +47,9 @@ from outpace.server.settings import Entry
 
 MAX_MISSED_HEARTBEATS = 10
 """Missed heartbeats after which the current engine step counts as hanging."""
+
+EXIT_SECONDS = 1.0
+"""Seconds in which an idle process stores its measurements and exits."""
 
 ENTRY_CODE = """
 import sys
@@ -195,8 +199,12 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         return f"the engine process exited {how}"
 
     def close(self) -> None:
-        """Kill the process, which has no state to save."""
+        """End the connection, and kill the process if it does not exit, as in a long pass."""
         self.is_closed = True
+        with suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(EXIT_SECONDS)
         self.process.kill()
         self.process.wait()
         assert self.process.stdin is not None
@@ -221,7 +229,7 @@ def start_process(descriptor: int) -> subprocess.Popen[bytes]:
 
 def main(descriptor: int) -> None:
     """Load the models that the server requests, then decode until it exits."""
-    connection = socket.socket(fileno=descriptor)
+    connection, loaded = socket.socket(fileno=descriptor), list[LLM]()
     try:
         load_command: LoadCommand = receive_object(connection)
         start_log(verbose=load_command.verbose)
@@ -232,6 +240,7 @@ def main(descriptor: int) -> None:
         except ValueError as error:
             send_object(connection, portable_error(error))
             return
+        loaded += [llm for llm, _ in models.values()]
         send_object(connection, {name: info for name, (_, info) in models.items()})
         gc.collect()
         gc.freeze()  # a collection over all loaded objects would pause every stream
@@ -239,4 +248,6 @@ def main(descriptor: int) -> None:
         loop.models |= {name: ServedModel(name, llm) for name, (llm, _) in models.items()}
         loop.run()
     except ConnectionEndedError:
+        for llm in loaded:
+            llm.engine.controllers.store_times()
         os._exit(0)  # the server has ended

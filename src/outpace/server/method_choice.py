@@ -38,6 +38,10 @@ class MethodOption:
         match value:
             case str():
                 allowed = value in self.choices
+            case True if self.option.shares_text and not self.default:
+                param = f"outpace.options.{self.option.name}"
+                message = f"{param}: only the operator of the server can set it"
+                raise HttpError(400, message, param=param)
             case bool() | None:
                 allowed = True  # validated by the method
             case _:

@@ -12,7 +12,8 @@ from outpace.api.engine_client import ModelClient
 from outpace.api.llm import LLM
 from outpace.api.text import TextCodec
 from outpace.checkpoints.load import target_config
-from outpace.engine.pairing import check_models, family_method
+from outpace.engine.method_selector import family_method
+from outpace.engine.pairing import check_models
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS
 from outpace.methods.options import AUTO_METHOD

@@ -1,0 +1,136 @@
+"""The file of measurements: bounded, and ignored where it cannot be used."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from outpace import measurements
+from outpace.kernels import autotune
+from outpace.lock import lock_file
+from outpace.measurements import MeasurementFile, check_place, machine_name
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasurementFile:
+    """Return the file of a user without measurements."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return MeasurementFile.of_user()
+
+
+def test_entries_are_read_by_later_processes(file: MeasurementFile) -> None:
+    """Entries of the same name are replaced; those of another machine are kept."""
+    assert file.read_entry("a") is None
+    file.write_entries({"a": [1.5], "b": {"x": 2}})
+    file.write_entries({"a": [2.5]})
+    later = MeasurementFile.of_user()
+    assert (later.read_entry("a"), later.read_entry("b")) == ([2.5], {"x": 2})
+    whole = json.loads(file.path.read_text())
+    file.path.write_text(json.dumps({"another machine: a": 3, **whole}))
+    file.write_entries({"c": None})
+    assert [*file.read_entries()] == [
+        "another machine: a",
+        *(machine_name() + name for name in ("b", "a", "c")),
+    ]
+
+
+def test_the_oldest_entries_are_dropped(
+    file: MeasurementFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file would be too large; a single entry that is too large is not kept."""
+    monkeypatch.setattr(measurements, "MAX_BYTES", 1000)
+    for number in range(30):
+        file.write_entries({f"entry {number}": "x" * 100})
+    kept = [name.removeprefix(machine_name()) for name in file.read_entries()]
+    assert len(file.path.read_bytes()) <= 1000
+    assert kept == [f"entry {number}" for number in range(30 - len(kept), 30)] and len(kept) > 3
+    file.write_entries({"large": "x" * 1000})
+    assert file.read_entries() == {}
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"{", b"[1]", b"\xff\x00", b"9" * 5000, b"[" * 10**5, b" " * (2**20 + 1)], ids=str
+)
+def test_a_broken_file_is_ignored_and_replaced(
+    file: MeasurementFile, text: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With one line of the log."""
+    file.path.parent.mkdir()
+    file.path.write_bytes(text)
+    with caplog.at_level("DEBUG", "outpace.measurements"):
+        assert file.read_entry("a") is None
+    assert [record.levelname for record in caplog.records] == ["DEBUG"]
+    file.write_entries({"a": 1})
+    assert file.read_entry("a") == 1
+
+
+def test_a_folder_that_cannot_be_used_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A file in its place, a relative path, a share, or a file that is locked."""
+    (tmp_path / "outpace").touch()
+    monkeypatch.chdir(tmp_path)
+    caplog.set_level("DEBUG", "outpace.measurements")
+    for folder in (str(tmp_path), "relative", "//server/share", "\0"):
+        file = MeasurementFile(Path(folder) / "outpace" / "measurements.json")
+        caplog.clear()
+        file.write_entries({"a": 1})
+        assert len(caplog.records) == 1 and file.read_entry("a") is None
+    assert [path.name for path in tmp_path.iterdir()] == ["outpace"]
+    file = MeasurementFile(tmp_path / "measurements.json")
+    with (tmp_path / "measurements.lock").open("w") as lock:
+        lock_file(lock)
+        file.write_entries({"a": 1})
+    assert file.read_entry("a") is None
+    file.write_entries({"a": 1})
+    assert file.read_entry("a") == 1
+
+
+@pytest.mark.skipif(not Path("/proc/self/mounts").is_file(), reason="needs a list of mounts")
+def test_a_network_file_system_is_recognised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the type of the nearest mount."""
+    mounts = f"a / ext4 rw\nb {tmp_path}/far nfs4 rw\nc {tmp_path}/far/near ext4 rw\n"
+    monkeypatch.setattr(Path, "read_text", lambda *_, **__: mounts)
+    check_place(tmp_path / "m.json")
+    check_place(tmp_path / "far" / "near" / "m.json")
+    with pytest.raises(OSError, match="another machine"):
+        check_place(tmp_path / "far" / "m.json")
+
+
+@pytest.mark.parametrize("entry", ["valid", {}, {"rows": [1.0]}, [1], {"rows": 3, "tiles": None}])
+def test_layouts_are_timed_once_per_machine(
+    file: MeasurementFile, entry: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Times are those of the file; an entry with other content is measured again."""
+    layouts, count = ("rows", "tiles"), len(autotune.TIMED_ROWS)
+    found = {name: dict.fromkeys(autotune.TIMED_ROWS, 0.5) for name in layouts}
+    calls: list[object] = []
+    monkeypatch.setattr(autotune, "measure_layouts", lambda *sizes: calls.append(sizes) or found)
+
+    def time_layouts() -> object:
+        autotune.time_layouts.cache_clear()
+        return autotune.time_layouts((64, 64), torch.float32, layouts, 1)
+
+    assert time_layouts() == found and len(calls) == 1
+    if entry != "valid":
+        (name,) = file.read_entries()
+        file.write_entries({name.removeprefix(machine_name()): entry})
+        assert time_layouts() == found and len(calls) == 2
+    (stored,) = file.read_entries().values()
+    assert stored == dict.fromkeys(layouts, [0.5] * count)
+    assert time_layouts() == found and len(calls) == 1 + (entry != "valid")
+    autotune.time_layouts.cache_clear()
+
+
+def test_the_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the convention of the system, or in the home folder."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.delenv("LOCALAPPDATA", raising=False)
+    home = Path(os.path.expanduser("~"))
+    assert MeasurementFile.of_user().path == home / ".cache" / "outpace" / "measurements.json"
