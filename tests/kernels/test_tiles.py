@@ -6,20 +6,22 @@ import pytest
 import torch
 
 from outpace.kernels import tiles
-from outpace.kernels.loader import load_library
+from outpace.kernels.loader import has_isa
 from outpace.kernels.matmul import bind_product
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(params=[(torch.float32, 0), (torch.bfloat16, 1), (torch.bfloat16, 3)], ids=str)
+FLOAT_LOOPS = [(dtype, loop) for dtype in DTYPES for loop in tiles.TILE_LOOPS[dtype]]
+
+
+@pytest.fixture(params=FLOAT_LOOPS, ids=lambda pair: f"{pair[0]}-{pair[1].isa.name}")
 def looped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
     """Return a dtype with each of its loops on this machine."""
-    dtype, kind = request.param
-    loaded = load_library()
-    if loaded is None or not loaded.outpace_has_tiles(kind):
-        pytest.skip(f"this machine has no tiles of {dtype} with loop {kind}")
-    monkeypatch.setattr(tiles, "find_loop", lambda dtype: kind)
+    dtype, loop = request.param
+    if not has_isa(loop.isa):
+        pytest.skip(f"this machine has no {loop.isa.name}")
+    monkeypatch.setattr(tiles, "find_loop", lambda dtype: loop)
     return dtype
 
 
