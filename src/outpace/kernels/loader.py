@@ -38,7 +38,7 @@ def load_library() -> CDLL | None:
     if spec is None or spec.origin is None:
         LOG.warning(
             "outpace was installed without a C compiler: products and attention on a CPU use "
-            "PyTorch, which is slower; install gcc and reinstall outpace"
+            "PyTorch, which is slower; install gcc or clang, and reinstall outpace"
         )
         return None
     loaded = CDLL(spec.origin)
