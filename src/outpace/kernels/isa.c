@@ -1,3 +1,5 @@
+/* Detection of instruction sets. */
+
 #include "isa.h"
 
 #if X86
@@ -31,6 +33,11 @@ int outpace_has_isa(int isa) {
     }
 }
 
+#elif ARM && defined(__APPLE__)
+
+/* Each Arm processor of Apple's computers has the dot product. */
+int outpace_has_isa(int isa) { return isa == NEON; }
+
 #elif ARM && defined(__linux__)
 
 #include <sys/auxv.h>
@@ -42,13 +49,6 @@ int outpace_has_isa(int isa) {
 
 #else
 
-/* Each Arm processor of Apple's computers has the dot product. */
-int outpace_has_isa(int isa) {
-#if ARM && defined(__APPLE__)
-    return isa == NEON;
-#else
-    return 0;
-#endif
-}
+int outpace_has_isa(int isa) { return 0; }
 
 #endif

@@ -6,7 +6,8 @@ enum { WIDTH = 16 }; /* outputs of a tile, and numbers that are added lane by la
 
 enum isa { AVX2 = 1, AVX_VNNI, AVX512, AVX512_VNNI, AVX512_BF16, NEON };
 
-#if defined(__x86_64__) && defined(__GNUC__)
+/* Windows is left out: its `long` has 32 bits. */
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(_WIN32)
 #define X86 1
 #define AVX2_TARGET "avx2,fma,f16c"
 #ifndef AVX_VNNI_TARGET /* a test names AVX512's form of the same instruction */
@@ -15,7 +16,7 @@ enum isa { AVX2 = 1, AVX_VNNI, AVX512, AVX512_VNNI, AVX512_BF16, NEON };
 #define AVX512_TARGET "avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl"
 #define AVX512_VNNI_TARGET AVX512_TARGET ",avx512vnni"
 #define AVX512_BF16_TARGET AVX512_TARGET ",avx512bf16"
-#elif defined(__aarch64__) && defined(__GNUC__)
+#elif defined(__AARCH64EL__) && defined(__GNUC__) && !defined(_WIN32)
 #define ARM 1
 #define NEON_TARGET "arch=armv8.2-a+dotprod"
 #endif
