@@ -8,7 +8,7 @@ struct V(state) {
 };
 
 INLINE FLOATS V(load_numbers)(const struct pass *pass, const char *from, long index) {
-    return pass->half ? V(load_bfloats)(from + 2 * index) : V(load)(from + 4 * index);
+    return pass->half ? LOAD_BFLOATS(from + 2 * index) : V(load)(from + 4 * index);
 }
 
 /* Two to the power of numbers of at most 0: a polynomial of the fractional part. */

@@ -17,6 +17,8 @@
 #undef TOTAL
 #undef LOAD_HALVES
 #undef STORE_HALVES
+#undef LOAD_SHORTS
+#undef LOAD_BFLOATS
 #undef LOAD_BYTES
 #undef STORE_BYTES
 #undef LOAD_SIGNED_BYTES

@@ -16,6 +16,7 @@
 #define TOTAL(a) vaddvq_s32((int32x4_t)(a))
 #define LOAD_HALVES(from) ((FLOATS)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8((const uint8_t *)(from)))))
 #define STORE_HALVES(to, a) vst1_u8((uint8_t *)(to), vreinterpret_u8_f16(vcvt_f16_f32((float32x4_t)(a))))
+#define LOAD_BFLOATS(from) ((FLOATS)vshll_n_u16(vreinterpret_u16_u8(vld1_u8((const uint8_t *)(from))), 16))
 #define LOAD_BYTES(from) ((INTS)vmovl_u16(vget_low_u16(vmovl_u8(V(load_four)(from)))))
 #define LOAD_SIGNED_BYTES(from) ((INTS)vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u8(V(load_four)(from))))))
 #define STORE_BYTES(to, a) V(store_bytes)(to, a) /* of numbers from -128 to 127 */
@@ -36,10 +37,10 @@ INLINE void V(store_bytes)(void *to, INTS a) {
     memcpy(to, &bytes, 4);
 }
 
-/* Each block of four lanes of a result is the sums of that block of `each[0]` to `each[3]`. */
+/* Each block of four lanes of the result has the sums of that block of `a`, `b`, `c` and `d`. */
 INLINE FLOATS V(add_lanes)(FLOATS a, FLOATS b, FLOATS c, FLOATS d) {
-    const float32x4_t left = vaddq_f32(vzip1q_f32((float32x4_t)a, (float32x4_t)b), vzip2q_f32((float32x4_t)a, (float32x4_t)b));
-    const float32x4_t right = vaddq_f32(vzip1q_f32((float32x4_t)c, (float32x4_t)d), vzip2q_f32((float32x4_t)c, (float32x4_t)d));
+    const float32x4x2_t ab = vzipq_f32((float32x4_t)a, (float32x4_t)b), cd = vzipq_f32((float32x4_t)c, (float32x4_t)d);
+    const float32x4_t left = vaddq_f32(ab.val[0], ab.val[1]), right = vaddq_f32(cd.val[0], cd.val[1]);
     return (FLOATS)vcombine_f32(vget_low_f32(left), vget_low_f32(right)) +
            (FLOATS)vcombine_f32(vget_high_f32(left), vget_high_f32(right));
 }

@@ -206,7 +206,8 @@ static void pack_number(void *context, size_t number) {
 
 /* Pack a matrix, given by the bytes of each row in a file; return 0 if a scale is not finite. */
 int outpace_pack(int kind, const uint8_t *const *rows, long outputs, long inputs, uint8_t *tiles, int threads) {
-    struct matrix matrix = {kind, outputs, inputs / (BLOCK * blocks_of(kind)), .rows = rows, .tiles = tiles, .is_finite = 1};
+    const long supers = inputs / (BLOCK * blocks_of(kind));
+    struct matrix matrix = {kind, outputs, supers, .rows = rows, .tiles = tiles, .is_finite = 1};
     run_parallel((outputs + WIDTH - 1) / WIDTH, threads, &matrix, pack_number);
     return matrix.is_finite;
 }
@@ -226,6 +227,7 @@ static void unpack_number(void *context, size_t number) {
 /* Dequantize rows of a matrix in tiles, by index, to float32. */
 void outpace_unpack(int kind, uint8_t *tiles, long inputs, const int64_t *numbers, long count, float *out,
                     int threads) {
-    struct matrix matrix = {kind, .supers = inputs / (BLOCK * blocks_of(kind)), .numbers = numbers, .tiles = tiles, .out = out};
+    const long supers = inputs / (BLOCK * blocks_of(kind));
+    struct matrix matrix = {kind, .supers = supers, .numbers = numbers, .tiles = tiles, .out = out};
     run_parallel(count, threads, &matrix, unpack_number);
 }

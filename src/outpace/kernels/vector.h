@@ -1,9 +1,15 @@
-/* Vectors of one instruction set, included by ymm.h, zmm.h and neon.h, which define LANES and operations on
-   registers; the file that includes those defines ISA and TARGET.
+/* Vectors of one instruction set, included by ymm.h, zmm.h and neon.h, which define operations on registers;
+   the file that includes those defines ISA and TARGET.
 
    A loop is written once, for registers of LANES 32-bit numbers: with C's operators, which GCC and clang
-   apply to vectors, and with the operations of these files. WIDTH numbers fill PARTS registers. All
-   instruction sets add the same lanes in the same order, so their results have the same bits. */
+   apply to vectors, and with these operations. WIDTH numbers fill PARTS registers. All instruction sets add
+   the same lanes in the same order, so their results have the same bits.
+
+   ALL_FLOATS and ALL_INTS broadcast a number. FMA(a, b, c) is a * b + c, rounded once. ROUND gives whole
+   numbers, ties to even. LARGEST and TOTAL reduce the lanes. LOAD_HALVES and STORE_HALVES convert float16,
+   LOAD_BFLOATS bfloat16, LOAD_BYTES, LOAD_SIGNED_BYTES and STORE_BYTES 8-bit numbers. DOT(sum, codes, row)
+   adds to each lane the products of four 8-bit codes with four signed ones of a row; SIGNED_CODES is 1 if
+   it takes the codes as signed. TIMES multiplies numbers of 16 bits. */
 
 #include <stdint.h>
 #include <string.h>
@@ -60,13 +66,6 @@ INLINE INTS V(spread_ints)(const void *from) {
 
 /* Take each lane from `a` where the mask is -1, and from `b` where it is 0. */
 INLINE FLOATS V(select)(INTS mask, FLOATS a, FLOATS b) { return (FLOATS)((mask & (INTS)a) | (~mask & (INTS)b)); }
-
-/* A bfloat16 is the upper half of a float32. */
-INLINE FLOATS V(load_bfloats)(const void *from) {
-    V(shorts) halves;
-    memcpy(&halves, from, sizeof halves);
-    return (FLOATS)(__builtin_convertvector(halves, V(words)) << 16);
-}
 
 /* Round to bfloat16, ties to even; NaN stays NaN. */
 INLINE void V(store_bfloats)(void *to, FLOATS numbers) {

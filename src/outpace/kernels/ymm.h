@@ -15,6 +15,8 @@
 #define TOTAL(a) V(total)(a)
 #define LOAD_HALVES(from) ((FLOATS)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(from))))
 #define STORE_HALVES(to, a) _mm_storeu_si128((__m128i *)(to), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT))
+#define LOAD_SHORTS(from) _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(from)))
+#define LOAD_BFLOATS(from) ((FLOATS)_mm256_slli_epi32(LOAD_SHORTS(from), 16))
 #define LOAD_BYTES(from) ((INTS)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(from))))
 #define LOAD_SIGNED_BYTES(from) ((INTS)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(from))))
 #define STORE_BYTES(to, a) V(store_bytes)(to, a) /* of numbers from -128 to 127 */
@@ -64,7 +66,7 @@ INLINE void V(store_bytes)(void *to, INTS a) {
     _mm_storel_epi64(to, _mm_packs_epi16(shorts, shorts));
 }
 
-/* Each block of four lanes of a result is the sums of that block of `each[0]` to `each[3]`. */
+/* Each block of four lanes of the result has the sums of that block of `a`, `b`, `c` and `d`. */
 INLINE FLOATS V(add_lanes)(FLOATS a, FLOATS b, FLOATS c, FLOATS d) {
     const FLOATS left = (FLOATS)_mm256_unpacklo_ps(a, b) + (FLOATS)_mm256_unpackhi_ps(a, b);
     const FLOATS right = (FLOATS)_mm256_unpacklo_ps(c, d) + (FLOATS)_mm256_unpackhi_ps(c, d);

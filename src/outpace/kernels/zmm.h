@@ -11,6 +11,8 @@
 #define ROUND(a) ((FLOATS)_mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
 #define LARGEST(a) _mm512_reduce_max_ps(a)
 #define LOAD_HALVES(from) ((FLOATS)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from))))
+#define LOAD_SHORTS(from) _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from)))
+#define LOAD_BFLOATS(from) ((FLOATS)_mm512_slli_epi32(LOAD_SHORTS(from), 16))
 #define LOAD_BYTES(from) ((INTS)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(from))))
 #define LOAD_SIGNED_BYTES(from) ((INTS)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(from))))
 #if VNNI
@@ -21,7 +23,7 @@
 
 #include "vector.h"
 
-/* Each block of four lanes of a result is the sums of that block of `each[0]` to `each[3]`. */
+/* Each block of four lanes of the result has the sums of that block of `a`, `b`, `c` and `d`. */
 INLINE FLOATS V(add_lanes)(FLOATS a, FLOATS b, FLOATS c, FLOATS d) {
     const FLOATS left = (FLOATS)_mm512_unpacklo_ps(a, b) + (FLOATS)_mm512_unpackhi_ps(a, b);
     const FLOATS right = (FLOATS)_mm512_unpacklo_ps(c, d) + (FLOATS)_mm512_unpackhi_ps(c, d);
