@@ -4,7 +4,7 @@ BIN := .venv/bin
 .PHONY: demo quick test slow exhaustive browser check docs gallery clean
 
 # The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
-.venv/core: pyproject.toml $(wildcard src/outpace/*/*.[ch])
+.venv/core: pyproject.toml setup.py $(wildcard src/outpace/*/*.[ch])
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet torch==2.13.0
 	$(BIN)/pip install --quiet --editable .

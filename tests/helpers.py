@@ -30,7 +30,7 @@ from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.runner import Runner
 from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.engine.stats import Stats
-from outpace.kernels.packed import loop_level
+from outpace.kernels.packed import find_packed_loop
 from outpace.methods import Method
 from outpace.models.config import AttentionWindow
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
@@ -42,7 +42,7 @@ VOCAB, MASK = 24, 23
 """Vocabulary of the tiny models, and the mask of those that have one."""
 
 needs_packed_loops = pytest.mark.skipif(
-    not loop_level(), reason="this machine has no loops for packed matrices"
+    not find_packed_loop(), reason="this machine has no loops for packed matrices"
 )
 
 

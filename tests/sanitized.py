@@ -46,20 +46,18 @@ SIGHTS = [
 
 def products() -> Iterator[None]:
     """Each loop with every size, number of rows and threads, with a bias and without."""
-    library = loader.load_library()
-    assert library is not None
-    for kind, dtype in enumerate((torch.float32, torch.bfloat16, torch.int8, torch.bfloat16)):
-        if not library.outpace_has_tiles(kind):
+    loops = [(dtype, loop) for dtype, each in tiles.TILE_LOOPS.items() for loop in each]
+    for dtype, loop in loops:
+        if not loader.has_isa(loop.isa):
             continue
-        tiles.find_loop = lambda _, kind=kind: kind  # type: ignore[assignment]
+        tiles.find_loop = lambda _, loop=loop: loop  # type: ignore[assignment]
         for (outputs, inputs), rows in combinations(SIZES, ROWS):
             one(dtype, outputs, inputs, rows)
             yield
-    if library.outpace_has_tiles(2):
-        tiles.find_loop = lambda _: 2  # type: ignore[assignment]
-        one(torch.int8, 16, tiles.MAX_INT8_INPUTS // 4 * 4, 2)
-        odd_rows()
-        yield
+        if dtype == torch.int8:
+            one(dtype, 16, tiles.MAX_INT8_INPUTS // 4 * 4, 2)
+            odd_rows()
+            yield
 
 
 def one(dtype: torch.dtype, outputs: int, inputs: int, rows: int) -> None:
@@ -106,7 +104,8 @@ def packed_products() -> Iterator[None]:
             assert torch.equal(found, torch.from_numpy(dequantized(name, blocks)))
             x = random(max(ROWS), inputs, seed=1)
             wanted = torch.from_numpy(multiplied(name, blocks, x.numpy()))
-            for loop, rows in combinations(range(1, packed.loop_level() + 1), ROWS):
+            present = filter(loader.has_isa, packed.PACKED_LOOPS)
+            for loop, rows in combinations(present, ROWS):
                 packed.thread_count = lambda work, rows=rows: 1 + rows % 3  # type: ignore
                 product = packed.bind_packed_product(matrix, loop=loop)
                 assert torch.equal(product(x[:rows].clone()), wanted[:rows])
@@ -125,6 +124,13 @@ def packed_products() -> Iterator[None]:
 
 
 def passes() -> Iterator[None]:
+    """All passes with each loop."""
+    for loop in filter(loader.has_isa, attention.ATTENTION_LOOPS):
+        attention.find_attention_loop = lambda loop=loop: loop  # type: ignore[assignment]
+        yield from passes_of_loop()
+
+
+def passes_of_loop() -> Iterator[None]:
     """All sizes of heads, ways to share them, patterns, sights, sinks, dtypes and threads."""
     shapes = [*((2, 1, size) for size in range(16, 257, 16)), (20, 1, 64), (14, 2, 64), (6, 6, 32)]
     for number, (shape, dtype, asked) in enumerate(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,9 @@ from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
+import torch
 
+from outpace.kernels.tiles import has_tile_loop
 from shown import ROOT
 
 
@@ -104,3 +107,53 @@ def test_the_source_distribution_tests_itself(built: Path, tmp_path: Path) -> No
         capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
+
+
+NO_OPENMP = """#!/bin/sh
+case " $* " in *" -fopenmp "*) echo "unsupported option '-fopenmp'" >&2; exit 1;; esac
+exec gcc $(printf '%s ' "$@" | sed 's/-O3/-O1/')
+"""
+"""A compiler without OpenMP."""
+
+PRODUCT = """
+import torch
+from outpace.kernels.tiles import bind_tile_product, to_tiles
+torch.set_num_threads(3)
+weight, x = torch.arange(16 * 64).view(16, 64) % 7 - 3.0, torch.ones(9, 64)
+assert torch.equal(bind_tile_product(to_tiles(weight))(x), x @ weight.T)
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(not has_tile_loop(torch.float32), reason="this machine has no compiled loops")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+def test_kernels_build_without_openmp(tmp_path: Path) -> None:
+    """With a compiler that has none; they run on one thread, with any number of threads given."""
+    compiler = tmp_path / "compiler"
+    compiler.write_text(NO_OPENMP)
+    compiler.chmod(0o755)
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "src"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    command = [
+        sys.executable,
+        "setup.py",
+        "build_ext",
+        "--build-lib",
+        "lib",
+        "--build-temp",
+        "temp",
+    ]
+    run = subprocess.run(
+        command, cwd=tmp_path, env={**os.environ, "CC": str(compiler)},
+        capture_output=True, text=True, timeout=500,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr
+    (library,) = (tmp_path / "lib/outpace").glob("_compiled*")
+    assert b"GOMP" not in library.read_bytes()
+    script = "from types import SimpleNamespace as Spec; from outpace.kernels import loader\n"
+    script += f"loader.find_spec = lambda _: Spec(origin={str(library)!r})\n{PRODUCT}"
+    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    run = subprocess.run(
+        [sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=100
+    )
+    assert run.returncode == 0, run.stderr

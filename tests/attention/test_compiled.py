@@ -13,11 +13,12 @@ from outpace import LLM
 from outpace.attention import choice
 from outpace.attention.batch import RowSpan
 from outpace.attention.choice import select_backend
-from outpace.attention.compiled import CompiledAttention, compiled_unfit_reason
+from outpace.attention.compiled import ATTENTION_LOOPS, CompiledAttention, compiled_unfit_reason
 from outpace.attention.dense import DenseAttention
 from outpace.decoding.tree import Tree
 from outpace.engine.cache import PAGE_SIZE
 from outpace.kernels import loader
+from outpace.kernels.loader import has_isa
 from outpace.models.config import AttentionWindow
 from spans import FAR, TREE, attend, random, spans_of
 
@@ -76,6 +77,22 @@ class Side:
 def test_the_loop_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Run rows of all patterns in one call, trees included, over scattered pages."""
     Side(shape, dtype, MIXED, 140).compare()
+
+
+@needs_loop
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_instruction_sets_give_the_same_bits(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of sums does not depend on the registers of a processor."""
+    found = []
+    for loop in filter(has_isa, ATTENTION_LOOPS):
+        monkeypatch.setattr(
+            "outpace.attention.compiled.find_attention_loop", lambda loop=loop: loop
+        )
+        side = Side((9, 3, 80), dtype, MIXED, 140)
+        found.append(attend(side.ours, side.spans, side.q, 0, random(9, seed=3)))
+    assert all(torch.equal(found[0], other) for other in found[1:])
 
 
 @needs_loop

@@ -191,7 +191,7 @@ def test_types_are_dequantized(
 ) -> None:
     """As by the library, with the C loop and without; in int8 too."""
     if not compiled:
-        monkeypatch.setattr(file_module, "loop_level", lambda: 0)
+        monkeypatch.setattr(file_module, "find_packed_loop", lambda: None)
     written = Written(tmp_path, name, TYPES[kind])
     path = written.write()
     ours, theirs = load_model(path), load_model(written.folder)
@@ -878,7 +878,7 @@ def test_without_loops_a_file_is_dequantized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """And the log has one line about it."""
-    monkeypatch.setattr("outpace.models.packed.loop_level", lambda: 0)
+    monkeypatch.setattr("outpace.models.packed.find_packed_loop", lambda: None)
     has_packed_products.cache_clear()
     try:
         path = Written(tmp_path, "qwen2", TYPES.Q4_0).write()

@@ -357,7 +357,7 @@ def test_without_loops_models_keep_their_dtype(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The log reports it once, for rounded models and for published groups."""
-    monkeypatch.setattr("outpace.models.packed.loop_level", lambda: 0)
+    monkeypatch.setattr("outpace.models.packed.find_packed_loop", lambda: None)
     has_packed_products.cache_clear()
     try:
         folder = write(tmp_path, "awq")

@@ -13,7 +13,7 @@ from helpers import engine_of, finish, pages_in_use, runner
 from outpace.decoding import Sampling
 from outpace.engine.engine import Engine
 from outpace.kernels.int4 import pack_blocks, quantize_blocks
-from outpace.kernels.packed import loop_level
+from outpace.kernels.packed import find_packed_loop
 from outpace.methods import APD, METHODS, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
 from outpace.models.int8 import (
     QUANTIZABLE_MODULES,
@@ -36,7 +36,9 @@ BITS = [
     8,
     pytest.param(
         4,
-        marks=pytest.mark.skipif(not loop_level(), reason="this machine has no loops of 4 bits"),
+        marks=pytest.mark.skipif(
+            not find_packed_loop(), reason="this machine has no loops of 4 bits"
+        ),
     ),
 ]
 

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from helpers import needs_packed_loops
+from outpace.kernels.loader import Isa, has_isa
 from outpace.kernels.packed import (
     BLOCK_FORMATS,
     INPUT_MULTIPLES,
+    PACKED_LOOPS,
     FormatRows,
     bind_packed_product,
     dequantize_packed,
-    loop_level,
     pack_matrix,
     unpack_rows,
 )
@@ -22,7 +23,7 @@ from packing import dequantized, multiplied, pack_blocks, random_blocks, rows_of
 
 pytestmark = needs_packed_loops
 
-LOOPS = range(1, loop_level() + 1)
+LOOPS = [loop for loop in PACKED_LOOPS if has_isa(loop)]
 COUNTS = (1, 2, 3, 4, 5, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 64, 65, 129)
 SIZES = ((16, 1), (48, 3), (80, 2), (33, 1), (1, 2), (15, 5))
 """Outputs, and times that the inputs are those of a block."""
@@ -70,7 +71,7 @@ def test_a_minimum_that_is_not_finite_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_products_have_the_bits_of_the_plain_loop(name: str, loop: int) -> None:
+def test_products_have_the_bits_of_the_plain_loop(name: str, loop: Isa) -> None:
     """For all sizes, with and without a bias, and for any number of rows."""
     for number, (outputs, times) in enumerate(SIZES):
         inputs = times * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
@@ -87,7 +88,7 @@ def test_products_have_the_bits_of_the_plain_loop(name: str, loop: int) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_the_largest_codes_do_not_overflow(name: str, loop: int) -> None:
+def test_the_largest_codes_do_not_overflow(name: str, loop: Isa) -> None:
     """All bits of all codes set or clear, with rows of the largest codes of either sign."""
     inputs = 2 * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     x = torch.cat([torch.full((1, inputs), sign) for sign in (-1.0, 1.0)])
@@ -110,7 +111,7 @@ def test_the_largest_codes_do_not_overflow(name: str, loop: int) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_a_row_is_batch_invariant(name: str, loop: int) -> None:
+def test_a_row_is_batch_invariant(name: str, loop: Isa) -> None:
     """The first and last of 256 rows, among fewer rows and with any number of threads."""
     inputs = 3 * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     product = bind_packed_product(pack_blocks(name, random_blocks(name, 80, inputs)), loop=loop)
@@ -126,7 +127,7 @@ def test_a_row_is_batch_invariant(name: str, loop: int) -> None:
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_parts_are_independent(loop: int) -> None:
+def test_parts_are_independent(loop: Isa) -> None:
     """One product with matrices of several formats equals separate products."""
     names = ("Q4_K", "Q6_K", "INT4", "Q8_0", "Q4_K", "Q5_1")
     blocks = [random_blocks(name, 9 + 16 * n, 512) for n, name in enumerate(names)]
@@ -142,7 +143,7 @@ def test_parts_are_independent(loop: int) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
-def test_rows_that_are_not_finite_do_not_affect_others(name: str, loop: int) -> None:
+def test_rows_that_are_not_finite_do_not_affect_others(name: str, loop: Isa) -> None:
     """A row with an infinity or NaN becomes NaN, others do not; the largest numbers are finite."""
     inputs = 2 * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     product = bind_packed_product(pack_blocks(name, random_blocks(name, 16, inputs)), loop=loop)
@@ -189,5 +190,6 @@ def test_invalid_arguments_are_refused() -> None:
         pack_matrix([FormatRows(BLOCK_FORMATS["Q4_K"], np.zeros(1, np.uint64))], 32)
     with pytest.raises(ValueError, match="32 inputs in blocks of type 99"):
         pack_matrix([FormatRows(99, np.zeros(1, np.uint64))], 32)
-    with pytest.raises(ValueError, match="loop must be from 1 to .*got 3"):
-        bind_packed_product(packed, loop=3)
+    missing = next(isa for isa in Isa if isa not in LOOPS)
+    with pytest.raises(ValueError, match="loop must be one of .*got"):
+        bind_packed_product(packed, loop=missing)

@@ -6,20 +6,22 @@ import pytest
 import torch
 
 from outpace.kernels import tiles
-from outpace.kernels.loader import load_library
-from outpace.kernels.matmul import bind_product
+from outpace.kernels.loader import Isa, has_isa
+from outpace.kernels.matmul import bind_product, multiply_exactly, quantize_rows
 
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(params=[(torch.float32, 0), (torch.bfloat16, 1), (torch.bfloat16, 3)], ids=str)
+FLOAT_LOOPS = [(dtype, loop) for dtype in DTYPES for loop in tiles.TILE_LOOPS[dtype]]
+
+
+@pytest.fixture(params=FLOAT_LOOPS, ids=lambda pair: f"{pair[0]}-{pair[1].isa.name}")
 def looped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
     """Return a dtype with each of its loops on this machine."""
-    dtype, kind = request.param
-    loaded = load_library()
-    if loaded is None or not loaded.outpace_has_tiles(kind):
-        pytest.skip(f"this machine has no tiles of {dtype} with loop {kind}")
-    monkeypatch.setattr(tiles, "find_loop", lambda dtype: kind)
+    dtype, loop = request.param
+    if not has_isa(loop.isa):
+        pytest.skip(f"this machine has no {loop.isa.name}")
+    monkeypatch.setattr(tiles, "find_loop", lambda dtype: loop)
     return dtype
 
 
@@ -152,3 +154,35 @@ def test_tiles_are_a_copy(dtype: torch.dtype, inputs: int) -> None:
     laid = tiles.to_tiles(weight)
     assert torch.equal(weight, torch.ones_like(weight)) and laid.data_ptr() != weight.data_ptr()
     assert torch.equal(tiles.from_tiles(laid), weight)
+
+
+@pytest.mark.parametrize("loop", tiles.TILE_LOOPS[torch.int8], ids=lambda loop: loop.isa.name)
+def test_int8_loops_are_exact(loop: tiles.TileLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the largest codes of either sign, a bias, and any number of rows."""
+    if not has_isa(loop.isa):
+        pytest.skip(f"this machine has no {loop.isa.name}")
+    monkeypatch.setattr(tiles, "find_loop", lambda dtype: loop)
+    weight, x = torch.randint(-128, 128, (48, 1100), dtype=torch.int8), torch.randn(131, 1100)
+    weight[:2], weight[2], x[:2], x[2] = -128, 127, 1.0, -1.0
+    scale, bias = torch.rand(48), torch.randn(48)
+    codes, row_scale = quantize_rows(x)
+    wanted = multiply_exactly(codes, weight, scale).mul_(row_scale)
+    for added in (None, bias):
+        product = tiles.bind_tile_product(tiles.to_tiles(weight), added, scale)
+        for count in (*range(1, 18), 127, 131):
+            exact = wanted if added is None else wanted + added
+            assert torch.equal(product(x[:count]), exact[:count])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_instruction_sets_give_the_same_bits(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The order of sums does not depend on the registers of a processor."""
+    weight, x = torch.randn(80, 1030).to(dtype), torch.randn(19, 1030).to(dtype)
+    found = []
+    for loop in tiles.TILE_LOOPS[dtype]:
+        if has_isa(loop.isa) and loop.isa is not Isa.AVX512_BF16:
+            monkeypatch.setattr(tiles, "find_loop", lambda dtype, loop=loop: loop)
+            found.append(bind_product(tiles.to_tiles(weight))(x))
+    assert all(torch.equal(found[0], other) for other in found[1:])

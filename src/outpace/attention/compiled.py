@@ -17,7 +17,7 @@ from torch import Tensor
 from outpace.attention.batch import AttentionBatch, RowSpan
 from outpace.attention.dense import DenseAttention
 from outpace.attention.plan import PlanArray, page_tables, row_bounds, unsupported_field
-from outpace.kernels.loader import load_library, thread_count
+from outpace.kernels.loader import Isa, has_isa, load_library, thread_count
 from outpace.kernels.tiles import check_vector, describe_tensor
 from outpace.models.config import AttentionWindow
 from outpace.models.transformer import Attend
@@ -29,11 +29,15 @@ HEAD_SIZE_MULTIPLE, MAX_LOOP_HEAD_SIZE, LOOP_PAGE_SLOTS = 16, 256, 16
 """Required divisor of the head size, its maximum, and the slots per page."""
 
 
+ATTENTION_LOOPS = Isa.AVX512, Isa.AVX2, Isa.NEON
+"""Instruction sets with loops, fastest first."""
+
+
 class AttendArguments(Structure):
     """Arguments of the loop for one layer; see attend.c."""
 
     _fields_ = [
-        ("half", c_int),
+        *((name, c_int) for name in ("isa", "half")),
         *((name, c_long) for name in ("heads", "kv_heads", "size")),
         *((name, c_void_p) for name in ("q", "keys", "values")),
         *((name, c_long) for name in ("q_row", "q_head", "slot", "head")),
@@ -49,9 +53,14 @@ def compiled_missing_reason(device: torch.device) -> str | None:
     """Return why the loop cannot run on a device, or None if it can."""
     if device.type != "cpu":
         return f"it requires a CPU, got {device.type}"
-    if (loaded := load_library()) is None:
+    if load_library() is None:
         return "it was not compiled during the installation of outpace"
-    return None if loaded.outpace_can_attend() else "this processor has no AVX512"
+    return None if find_attention_loop() else "this processor has neither AVX2 nor Arm's dotprod"
+
+
+def find_attention_loop() -> Isa | None:
+    """Return the instruction set of the fastest loop of this machine, if there is one."""
+    return next(filter(has_isa, ATTENTION_LOOPS), None)
 
 
 def compiled_unfit_reason(
@@ -88,6 +97,7 @@ class CompiledAttention:
             raise ValueError("keys and values of all layers must have one shape, layout and dtype")
         if self.keys[0].stride(-1) != 1:
             raise ValueError("the elements of a key must be contiguous")
+        self.loop = find_attention_loop()
         self.heads = self.kv_heads * dense.heads_per_kv_head
         self.distinct_windows = list(dict.fromkeys(self.attention_windows))
 
@@ -111,6 +121,7 @@ class CompiledAttention:
         total = sum(len(span) * span.num_visible for span in batch.spans)
         keys = self.keys[0]
         common = {
+            "isa": self.loop,
             "half": keys.dtype == torch.bfloat16,
             "heads": self.heads,
             "kv_heads": self.kv_heads,

@@ -1,71 +1,69 @@
-/* Rounding of float32 to blocks of INT4, for x86 processors; packed.c describes the blocks.
+/* Rounding of float32 to blocks of INT4; blocks.h describes them.
 
    Zero points and scales around those of a block's range are tried. For each, the scale is fitted to its
    codes by least squares and rounded to float16, and the codes are rounded again. The pair with the least
-   squared error is kept. Eight blocks are rounded at a time, one per lane. */
+   squared error is kept. Blocks are rounded together, one per lane. */
 
 #include <stdint.h>
 #include <string.h>
 
+#include "isa.h"
+
+#if X86 || ARM
+
+#include "parallel.h"
+
 enum {
     BLOCK = 32,   /* numbers of a block */
     BYTES = 19,   /* of a block */
-    LANES = 8,    /* blocks that are rounded at a time */
     MOST = 15,    /* the largest code */
     SHIFTS = 3,   /* zero points that are tried */
     SCALES = 6,   /* scales that are tried */
 };
 
-#if defined(__x86_64__) && defined(__GNUC__)
-
-#include <immintrin.h>
-
-#define WITHIN __attribute__((target("avx2,fma,f16c")))
+#include "base.h"
 
 /* The codes minus the zero point of one number per block, for the reciprocal of the scale. */
-WITHIN static inline __m256 code_of(__m256 number, __m256 inverse, __m256 least, __m256 most) {
-    const __m256 code = _mm256_round_ps(_mm256_mul_ps(number, inverse), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    return _mm256_min_ps(_mm256_max_ps(code, least), most);
+INLINE FLOATS code_of(FLOATS number, FLOATS inverse, FLOATS zero) {
+    return MIN(MAX(ROUND(number * inverse), -zero), MOST - zero);
 }
 
 /* The reciprocal; zero if it is infinite. */
-WITHIN static inline __m256 inverse_of(__m256 scale) {
-    const __m256 enough = _mm256_cmp_ps(scale, _mm256_set1_ps(1e-37f), _CMP_GT_OQ);
-    return _mm256_and_ps(_mm256_div_ps(_mm256_set1_ps(1), scale), enough);
+INLINE FLOATS inverse_of(FLOATS scale) { return V(select)(scale > 1e-37f, 1 / scale, ALL_FLOATS(0)); }
+
+/* Round to float16. */
+INLINE FLOATS halved(FLOATS numbers) {
+    uint16_t halves[LANES];
+    STORE_HALVES(halves, numbers);
+    return LOAD_HALVES(halves);
 }
 
 /* Fit the scale to the codes of a first one, and round it to float16; return the squared error. */
-WITHIN static inline __m256 fit_scale(const __m256 *numbers, __m256 first, __m256 zero, __m256 *scale) {
-    const __m256 least = _mm256_sub_ps(_mm256_setzero_ps(), zero), most = _mm256_sub_ps(_mm256_set1_ps(MOST), zero);
-    __m256 inverse = inverse_of(first), products = _mm256_setzero_ps(), squares = products, error = products;
+INLINE FLOATS fit_scale(const FLOATS *numbers, FLOATS first, FLOATS zero, FLOATS *scale) {
+    FLOATS inverse = inverse_of(first), products = ALL_FLOATS(0), squares = products, error = products;
     for (int at = 0; at < BLOCK; at++) {
-        const __m256 code = code_of(numbers[at], inverse, least, most);
-        products = _mm256_fmadd_ps(code, numbers[at], products);
-        squares = _mm256_fmadd_ps(code, code, squares);
+        const FLOATS code = code_of(numbers[at], inverse, zero);
+        products = FMA(code, numbers[at], products);
+        squares = FMA(code, code, squares);
     }
-    const __m256 fitted = _mm256_div_ps(products, _mm256_max_ps(squares, _mm256_set1_ps(1)));
-    *scale = _mm256_cvtph_ps(_mm256_cvtps_ph(fitted, _MM_FROUND_TO_NEAREST_INT));
+    *scale = halved(products / MAX(squares, ALL_FLOATS(1)));
     inverse = inverse_of(*scale);
     for (int at = 0; at < BLOCK; at++) {
-        const __m256 code = code_of(numbers[at], inverse, least, most);
-        const __m256 off = _mm256_fmsub_ps(code, *scale, numbers[at]);
-        error = _mm256_fmadd_ps(off, off, error);
+        const FLOATS off = FMA(code_of(numbers[at], inverse, zero), *scale, -numbers[at]);
+        error = FMA(off, off, error);
     }
     return error;
 }
 
-/* Write up to eight blocks. */
-WITHIN static void write_blocks(const __m256 *numbers, __m256 scale, __m256 zero, long count, uint8_t *to) {
-    const __m256 least = _mm256_sub_ps(_mm256_setzero_ps(), zero), most = _mm256_sub_ps(_mm256_set1_ps(MOST), zero);
-    const __m256 inverse = inverse_of(scale);
+/* Write up to LANES blocks. */
+INLINE void write_blocks(const FLOATS *numbers, FLOATS scale, FLOATS zero, long count, uint8_t *to) {
+    const FLOATS inverse = inverse_of(scale);
     int32_t codes[BLOCK][LANES], zeros[LANES];
     uint16_t halves[LANES];
-    for (int at = 0; at < BLOCK; at++) {
-        const __m256 code = _mm256_add_ps(code_of(numbers[at], inverse, least, most), zero);
-        _mm256_storeu_si256((__m256i *)codes[at], _mm256_cvtps_epi32(code));
-    }
-    _mm256_storeu_si256((__m256i *)zeros, _mm256_cvtps_epi32(zero));
-    _mm_storeu_si128((__m128i *)halves, _mm256_cvtps_ph(scale, _MM_FROUND_TO_NEAREST_INT));
+    for (int at = 0; at < BLOCK; at++)
+        V(store_ints)(codes[at], V(to_ints)(code_of(numbers[at], inverse, zero) + zero));
+    V(store_ints)(zeros, V(to_ints)(zero));
+    STORE_HALVES(halves, scale);
     for (long lane = 0; lane < count; lane++, to += BYTES) {
         memcpy(to, halves + lane, 2);
         to[2] = zeros[lane];
@@ -73,45 +71,53 @@ WITHIN static void write_blocks(const __m256 *numbers, __m256 scale, __m256 zero
     }
 }
 
-/* Round up to eight blocks. The scale of a block that needs one beyond float16 is infinite. */
+/* Round up to LANES blocks. The scale of a block that needs one beyond float16 is infinite. */
 WITHIN static void round_blocks(const float *from, long count, uint8_t *to) {
-    __m256 numbers[BLOCK], low = _mm256_setzero_ps(), high = low;
+    FLOATS numbers[BLOCK], low = ALL_FLOATS(0), high = low;
     for (int at = 0; at < BLOCK; at++) {
         float some[LANES] = {0};
         for (long lane = 0; lane < count; lane++) some[lane] = from[BLOCK * lane + at];
-        numbers[at] = _mm256_loadu_ps(some);
-        low = _mm256_min_ps(low, numbers[at]);
-        high = _mm256_max_ps(high, numbers[at]);
+        numbers[at] = V(load)(some);
+        low = MIN(low, numbers[at]);
+        high = MAX(high, numbers[at]);
     }
-    const __m256 span = _mm256_sub_ps(high, low), step = _mm256_mul_ps(span, _mm256_set1_ps(1.0f / MOST));
-    const __m256 below = _mm256_sub_ps(_mm256_setzero_ps(), low), zeros = _mm256_setzero_ps();
-    __m256 least = _mm256_set1_ps(__builtin_inff()), scale = least, zero = zeros;
+    const FLOATS step = (high - low) * (1.0f / MOST);
+    FLOATS least = ALL_FLOATS(__builtin_inff()), scale = least, zero = ALL_FLOATS(0);
     for (int shift = 0; shift < SHIFTS; shift++) {
-        __m256 own = _mm256_add_ps(_mm256_mul_ps(below, inverse_of(step)), _mm256_set1_ps(shift - SHIFTS / 2));
-        own = _mm256_round_ps(own, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-        own = _mm256_min_ps(_mm256_max_ps(own, zeros), _mm256_set1_ps(MOST));
+        FLOATS own = ROUND(-low * inverse_of(step) + (float)(shift - SHIFTS / 2));
+        own = MIN(MAX(own, ALL_FLOATS(0)), ALL_FLOATS(MOST));
         for (int part = 0; part < SCALES; part++) {
-            __m256 fitted;
-            const __m256 first = _mm256_mul_ps(step, _mm256_set1_ps(1.05f - 0.07f * part));
-            const __m256 error = fit_scale(numbers, first, own, &fitted);
-            const __m256 less = _mm256_cmp_ps(error, least, _CMP_LT_OQ);
-            least = _mm256_blendv_ps(least, error, less);
-            scale = _mm256_blendv_ps(scale, fitted, less);
-            zero = _mm256_blendv_ps(zero, own, less);
+            FLOATS fitted;
+            const FLOATS error = fit_scale(numbers, step * (1.05f - 0.07f * part), own, &fitted);
+            const INTS less = error < least;
+            least = V(select)(less, error, least);
+            scale = V(select)(less, fitted, scale);
+            zero = V(select)(less, own, zero);
         }
     }
     write_blocks(numbers, scale, zero, count, to);
 }
 
+struct blocks {
+    const float *from;
+    long count;
+    uint8_t *to;
+};
+
+static void round_number(void *context, size_t number) {
+    const struct blocks *blocks = context;
+    const long first = number * LANES, left = blocks->count - first;
+    round_blocks(blocks->from + BLOCK * first, left < LANES ? left : LANES, blocks->to + BYTES * first);
+}
+
 /* Round `blocks` blocks of 32 numbers. */
-void outpace_round_int4(const float *from, long blocks, uint8_t *to, int threads) {
-#pragma omp parallel for num_threads(threads)
-    for (long block = 0; block < blocks; block += LANES)
-        round_blocks(from + BLOCK * block, blocks - block < LANES ? blocks - block : LANES, to + BYTES * block);
+void outpace_round_int4(const float *from, long count, uint8_t *to, int threads) {
+    struct blocks blocks = {from, count, to};
+    run_parallel((count + LANES - 1) / LANES, threads, &blocks, round_number);
 }
 
 #else
 
-void outpace_round_int4(const float *from, long blocks, uint8_t *to, int threads) {}
+void outpace_round_int4(const float *from, long count, uint8_t *to, int threads) {}
 
 #endif

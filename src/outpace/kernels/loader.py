@@ -1,9 +1,14 @@
-"""Loading of compiled kernels: products (tiles.c, packed.c), rounding (int4.c), attention."""
+"""Loading of compiled kernels: products (tiles.c, packed.c), rounding (int4.c), attention.
+
+Each loop is compiled for several instruction sets, all with the same results (vector.h).
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from ctypes import CDLL, c_int, c_long, c_void_p
+from enum import IntEnum
 from functools import cache
 from importlib.util import find_spec
 
@@ -15,6 +20,17 @@ THREAD_WORK = 2**18
 """Multiplications that justify another thread."""
 
 
+class Isa(IntEnum):
+    """Instruction sets of compiled loops, numbered as in isa.h."""
+
+    AVX2 = 1
+    AVX_VNNI = 2
+    AVX512 = 3
+    AVX512_VNNI = 4
+    AVX512_BF16 = 5
+    NEON = 6
+
+
 @cache
 def load_library() -> CDLL | None:
     """Load the compiled library; return None, with one warning, if it was not built."""
@@ -22,13 +38,13 @@ def load_library() -> CDLL | None:
     if spec is None or spec.origin is None:
         LOG.warning(
             "outpace was installed without a C compiler: products and attention on a CPU use "
-            "PyTorch, which is slower; install gcc and reinstall outpace"
+            "PyTorch, which is slower; install gcc or clang, and reinstall outpace"
         )
         return None
     loaded = CDLL(spec.origin)
-    loaded.outpace_has_tiles.argtypes = [c_int]
+    loaded.outpace_has_isa.argtypes = [c_int]
     loaded.outpace_multiply.argtypes = [
-        *(c_int, c_void_p, c_long, c_long, c_void_p, c_long),
+        *(c_int, c_int, c_void_p, c_long, c_long, c_void_p, c_long),
         *(c_void_p, c_void_p, c_void_p, c_int),
     ]
     loaded.outpace_packed_bytes.argtypes = [c_int, c_long, c_long]
@@ -46,7 +62,29 @@ def load_library() -> CDLL | None:
     ]
     loaded.outpace_attend.argtypes = [c_void_p]
     loaded.outpace_attend.restype = None
+    log_missing_instructions([isa for isa in Isa if loaded.outpace_has_isa(isa)])
     return loaded
+
+
+def log_missing_instructions(present: Sequence[Isa]) -> None:
+    """Log once what is used in place of instructions that this processor lacks."""
+    if not present:
+        LOG.warning(
+            "this processor has neither AVX2 nor Arm's dot products (dotprod): products and "
+            "attention on a CPU use PyTorch, which is slower"
+        )
+    elif not {Isa.AVX512_VNNI, Isa.NEON} & {*present}:
+        LOG.info(
+            "compiled kernels use %s: this processor has no AVX512-VNNI",
+            " and ".join(isa.name.replace("_", "-") for isa in present),
+        )
+
+
+@cache
+def has_isa(isa: Isa) -> bool:
+    """Return whether the library is loaded and this processor has an instruction set."""
+    loaded = load_library()
+    return loaded is not None and bool(loaded.outpace_has_isa(isa))
 
 
 def thread_count(work: int) -> int:

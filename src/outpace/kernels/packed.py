@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.kernels.loader import load_library, thread_count
+from outpace.kernels.loader import Isa, has_isa, load_library, thread_count
 from outpace.kernels.tiles import RowProduct, check_vector, describe_tensor
 
 PACKED_BLOCK = 32
@@ -51,6 +51,9 @@ FOUR_BITS = frozenset(BLOCK_FORMATS[name] for name in ("Q4_0", "Q4_1", "Q4_K", "
 
 RowAddresses = NDArray[np.uint64]
 """Memory addresses of a matrix's rows."""
+
+PACKED_LOOPS = Isa.AVX512_VNNI, Isa.AVX_VNNI, Isa.AVX2, Isa.NEON
+"""Instruction sets with loops, fastest first."""
 
 PART_ALIGNMENT = 64
 """Alignment of a part in bytes: a register and a cache line."""
@@ -93,10 +96,9 @@ class PackedMatrix:
 
 
 @cache
-def loop_level() -> int:
-    """Return the fastest loop of this machine: 2 with AVX512-VNNI, 1 with AVX2, 0 for none."""
-    loaded = load_library()
-    return 0 if loaded is None else int(loaded.outpace_packed_level())
+def find_packed_loop() -> Isa | None:
+    """Return the instruction set of the fastest loop of this machine, if there is one."""
+    return next(filter(has_isa, PACKED_LOOPS), None)
 
 
 def pack_matrix(
@@ -172,7 +174,7 @@ def unpack_part(matrix: PackedMatrix, part: int, numbers: Tensor) -> Tensor:
 
 
 def bind_packed_product(
-    matrix: PackedMatrix, bias: Tensor | None = None, loop: int | None = None
+    matrix: PackedMatrix, bias: Tensor | None = None, loop: Isa | None = None
 ) -> RowProduct:
     """Return the product of rows with a packed matrix, plus a bias `f32[out]`.
 
@@ -182,15 +184,16 @@ def bind_packed_product(
     Args:
         matrix: The matrix.
         bias: Bias to add, if any.
-        loop: Loop to use; `loop_level()` by default.
+        loop: Instruction set of the loop to use; the fastest by default.
 
     Raises:
         ValueError: For an invalid bias, here, or invalid rows, in the product, and if the processor
             has no such loop.
     """
-    kind, loaded = loop_level() if loop is None else loop, load_library()
-    if loaded is None or not 0 < kind <= loop_level():
-        raise ValueError(f"loop must be from 1 to {loop_level()} on this processor, got {kind}")
+    isa, loaded = find_packed_loop() if loop is None else loop, load_library()
+    if loaded is None or isa not in PACKED_LOOPS or not has_isa(isa):
+        names = ", ".join(each.name for each in PACKED_LOOPS if has_isa(each))
+        raise ValueError(f"loop must be one of [{names}] on this processor, got {isa}")
     outputs = matrix.outputs
     bias = bias if bias is None else check_vector("bias", bias, outputs)
     start = matrix.tiles.data_ptr()
@@ -206,7 +209,7 @@ def bind_packed_product(
         out = torch.empty(*leading, outputs)
         count = x.numel() // inputs
         if not call(
-            *(kind, table, len(table), x.data_ptr(), count, inputs, outputs),
+            *(isa, table, len(table), x.data_ptr(), count, inputs, outputs),
             *(None if bias is None else bias.data_ptr(), out.data_ptr()),
             thread_count(count * inputs * outputs),
         ):

@@ -1,31 +1,30 @@
-/* Products of rows with matrices in tiles, for x86 processors with AVX512; tiles.py defines the layout.
+/* Products of rows with matrices in tiles; tiles.py defines the layout.
 
    A row is read in units of four bytes: one float32, two bfloat16, or four 8-bit codes. For each unit a
    tile has the 64 bytes of its 16 outputs' factors, so the matrix is read once and sequentially for
-   any number of rows. Up to 16 rows share each load.
+   any number of rows. A few rows share each load.
 
    The order of a row's sums is fixed, so its result depends neither on the batch nor on the number of
-   threads. */
+   threads. All instruction sets give the same bits, except for BF16, whose sums have two products each. */
 
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "isa.h"
+
+#if X86 || ARM
+
+#include "parallel.h"
+
 enum kind { F32, BF16, I8, WIDE }; /* WIDE is bfloat16, multiplied in float32 */
 
-#if defined(__x86_64__) && defined(__GNUC__)
-
-#include <immintrin.h>
-#include <omp.h>
-
-#include "half.h"
-
 enum {
-    WIDTH = 16,  /* outputs of a tile */
-    ROWS = 16,   /* rows that share the loads of a tile: their sums fill half of the registers */
     DEPTH = 128, /* rows that are transposed at a time: they stay in the cache while tiles are read */
+    SEGMENT = 256, /* units that are summed separately, for smaller rounding errors */
     AHEAD = 2048, /* prefetch distance in bytes with many rows: hardware prefetching stops at the
                      end of each page */
+    OFFSET = (int32_t)0x80808080, /* of the codes of a matrix: one operand of x86's dot product is unsigned */
 };
 
 struct job {
@@ -38,72 +37,117 @@ struct job {
     int32_t *row_sum; /* and 128 times the sum of its codes */
 };
 
-#define PASTE(name, kind) name##_##kind
-#define JOINED(name, kind) PASTE(name, kind)
-#define OF(name) JOINED(name, KIND)
-#define WITHIN __attribute__((target(TARGET)))
-
-#define KIND f32
-#define TARGET "avx512f,avx512bw,avx512vl"
-#define SUM __m512
-#define NONE _mm512_setzero_ps()
-#define PLUS(a, b) _mm512_add_ps(a, b)
-#define DOT(sum, tile, x, at) \
-    _mm512_fmadd_ps(_mm512_castsi512_ps(tile), _mm512_castsi512_ps(_mm512_set1_epi32((x)[at])), sum)
-#define FINISHED(job, sum, row, at) (sum)
-#define STORE(out, at, found) _mm512_storeu_ps((float *)(out) + (at), found)
+#include "base.h"
+#define KIND F32
+#include "tile.h"
+#define KIND WIDE
+#include "tile.h"
+#define KIND I8
+#define SUM INTS
 #include "tile.h"
 
-#define KIND bf16
-#define TARGET "avx512f,avx512bw,avx512vl,avx512bf16"
-#define SUM __m512
-#define NONE _mm512_setzero_ps()
-#define PLUS(a, b) _mm512_add_ps(a, b)
-#define DOT(sum, tile, x, at) \
-    _mm512_dpbf16_ps(sum, (__m512bh)(tile), (__m512bh)_mm512_set1_epi32((x)[at]))
-#define FINISHED(job, sum, row, at) (sum)
-#define STORE(out, at, found) \
-    _mm256_storeu_si256((__m256i *)((uint16_t *)(out) + (at)), (__m256i)_mm512_cvtneps_pbh(found))
-#include "tile.h"
+/* Load a register of a row; numbers past its `left` units are zero. */
+INLINE FLOATS load_units(const float *row, long left) {
+    if (4 * left >= LANES) return V(load)(row);
+    float numbers[LANES] = {0};
+    memcpy(numbers, row, 16 * left);
+    return V(load)(numbers);
+}
 
-/* A bfloat16 is the upper half of a float32; both of a row's unit are stored next to each other. */
-#define KIND wide
-#define TARGET "avx512f,avx512bw,avx512vl"
-#define SUM __m512
-#define NONE _mm512_setzero_ps()
-#define PLUS(a, b) _mm512_add_ps(a, b)
-#define DOT(sum, tile, x, at)                                                                     \
-    _mm512_fmadd_ps(                                                                              \
-        _mm512_castsi512_ps(_mm512_and_si512(tile, _mm512_set1_epi32(~0xffff))),                  \
-        _mm512_castsi512_ps(_mm512_set1_epi32((x)[2 * (at) + 1])),                                \
-        _mm512_fmadd_ps(_mm512_castsi512_ps(_mm512_slli_epi32(tile, 16)),                         \
-                        _mm512_castsi512_ps(_mm512_set1_epi32((x)[2 * (at)])), sum))
-#define FINISHED(job, sum, row, at) (sum)
-#define STORE(out, at, found) _mm256_storeu_si256((__m256i *)((uint16_t *)(out) + (at)), halved(found))
-#include "tile.h"
+/* Quantize a float32 row to 8-bit codes; write its scale, and 128 times the sum of the codes. The scale
+   of a row with an infinity or NaN is NaN, and so is its result. */
+WITHIN static void quantise(const float *row, long units, int32_t *to, long stride, float *scale, int32_t *sum) {
+    const long some = LANES / 4; /* units of a register */
+    INTS most = ALL_INTS(0), total = most;
+    float largest;
+    for (long unit = 0; unit < units; unit += some)
+        most = MAX_INTS(most, (INTS)load_units(row + 4 * unit, units - unit) & INT32_MAX);
+    const int32_t bits = LARGEST_INT(most);
+    if (bits >= 0x7f800000) { /* infinity or NaN */
+        for (long unit = 0; unit < units; unit++) to[unit * stride] = 0;
+        *scale = __builtin_nanf("");
+        *sum = 0;
+        return;
+    }
+    memcpy(&largest, &bits, 4);
+    *scale = (largest < 1e-30f ? 1e-30f : largest) / 127;
+    for (long unit = 0; unit < units; unit += some) {
+        const INTS codes = V(to_ints)(load_units(row + 4 * unit, units - unit) / *scale + 128.5f) - 128;
+        int32_t packed[LANES / 4];
+        total += codes;
+        STORE_BYTES(packed, codes);
+        for (long one = 0; one < some && unit + one < units; one++) to[(unit + one) * stride] = packed[one];
+    }
+    *sum = 128 * TOTAL(total);
+}
+#include "end.h"
 
-/* Codes of a matrix have an offset of 128, since one operand of dpbusd is unsigned. */
-#define KIND i8
-#define TARGET "avx512f,avx512bw,avx512vl,avx512vnni"
-#define SUM __m512i
-#define NONE _mm512_setzero_si512()
-#define PLUS(a, b) _mm512_add_epi32(a, b)
-#define DOT(sum, tile, x, at) _mm512_dpbusd_epi32(sum, tile, _mm512_set1_epi32((x)[at]))
-#define FINISHED(job, sum, row, at)                                                              \
-    _mm512_mul_ps(                                                                               \
-        _mm512_mul_ps(                                                                           \
-            _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32((job)->row_sum[row]))),   \
-            _mm512_loadu_ps((job)->scale + (at))),                                               \
-        _mm512_set1_ps((job)->row_scale[row]))
-#define STORE(out, at, found) _mm512_storeu_ps((float *)(out) + (at), found)
+#if X86
+
+#define ISA avxvnni
+#define TARGET AVX_VNNI_TARGET
+#define VNNI 1
+#include "ymm.h"
+#define KIND I8
+#define SUM INTS
 #include "tile.h"
+#include "end.h"
+
+#define ISA avx512
+#define TARGET AVX512_TARGET
+#include "zmm.h"
+#define KIND F32
+#include "tile.h"
+#define KIND WIDE
+#include "tile.h"
+#include "end.h"
+
+#define ISA avx512vnni
+#define TARGET AVX512_VNNI_TARGET
+#define VNNI 1
+#include "zmm.h"
+#define KIND I8
+#define SUM INTS
+#include "tile.h"
+#include "end.h"
+
+#define ISA avx512bf16
+#define TARGET AVX512_BF16_TARGET
+#include "zmm.h"
+#define BF16_DOT(sum, tile, row) ((FLOATS)_mm512_dpbf16_ps(sum, (__m512bh)(tile), (__m512bh)(row)))
+#define KIND BF16
+#include "tile.h"
+#include "end.h"
+
+#endif
+
+/* A loop for tiles, and the rows that it interleaves. */
+struct loop {
+    void (*multiply)(const struct job *, const int32_t *, long first, long rows, long from, long to);
+    long rows;
+};
+
+static struct loop find_loop(int kind, int isa) {
+#define FOUND(kind, isa) (struct loop){tiles_##kind##_##isa, rows_##kind##_##isa}
+    switch (isa) {
+#if X86
+        case AVX_VNNI: return FOUND(I8, avxvnni);
+        case AVX512: return kind == F32 ? FOUND(F32, avx512) : FOUND(WIDE, avx512);
+        case AVX512_VNNI: return FOUND(I8, avx512vnni);
+        case AVX512_BF16: return FOUND(BF16, avx512bf16);
+        default: return kind == F32 ? FOUND(F32, avx2) : kind == WIDE ? FOUND(WIDE, avx2) : FOUND(I8, avx2);
+#else
+        default: return kind == F32 ? FOUND(F32, neon) : kind == WIDE ? FOUND(WIDE, neon) : FOUND(I8, neon);
+#endif
+    }
+}
 
 /* Write the units of a row, a stride apart. */
 static void lay(const char *row, long units, int32_t *to, long stride) {
     for (long unit = 0; unit < units; unit++) memcpy(to + unit * stride, row + 4 * unit, 4);
 }
 
-/* Write the units of a bfloat16 row as float32. */
+/* Write the units of a bfloat16 row as float32, both of a unit next to each other. */
 static void widen(const char *row, long units, int32_t *to, long stride) {
     for (long unit = 0; unit < units; unit++) {
         uint32_t both;
@@ -113,90 +157,54 @@ static void widen(const char *row, long units, int32_t *to, long stride) {
     }
 }
 
-/* Quantize a float32 row to 8-bit codes; write its scale, and 128 times the sum of the codes. The scale
-   of a row with an infinity or NaN is NaN, and so is its result. */
-__attribute__((target("avx512f,avx512bw,avx512vl"))) static void quantise(
-    const float *row, long units, int32_t *to, long stride, float *scale, int32_t *sum) {
-    const __m512i unsigned_ = _mm512_set1_epi32(INT32_MAX);
-    __m512i most = _mm512_setzero_si512(), total = _mm512_setzero_si512();
-    float largest;
-    for (long unit = 0; unit < units; unit += 4) {
-        __mmask16 mask = units - unit < 4 ? (1u << 4 * (units - unit)) - 1 : 0xffff;
-        __m512i bits = _mm512_maskz_loadu_epi32(mask, row + 4 * unit);
-        most = _mm512_max_epi32(most, _mm512_and_si512(bits, unsigned_));
-    }
-    int32_t bits = _mm512_reduce_max_epi32(most);
-    if (bits >= 0x7f800000) { /* infinity or NaN */
-        for (long unit = 0; unit < units; unit++) to[unit * stride] = 0;
-        *scale = __builtin_nanf("");
-        *sum = 0;
-        return;
-    }
-    memcpy(&largest, &bits, 4);
-    *scale = (largest < 1e-30f ? 1e-30f : largest) / 127;
-    const __m512 step = _mm512_set1_ps(*scale), half = _mm512_set1_ps(128.5f);
-    for (long unit = 0; unit < units; unit += 4) {
-        long left = units - unit < 4 ? units - unit : 4;
-        __mmask16 mask = (1u << 4 * left) - 1;
-        __m512 numbers = _mm512_maskz_loadu_ps(mask, row + 4 * unit);
-        __m512i codes = _mm512_cvttps_epi32(_mm512_add_ps(_mm512_div_ps(numbers, step), half));
-        codes = _mm512_sub_epi32(codes, _mm512_set1_epi32(128));
-        total = _mm512_add_epi32(total, codes);
-        int32_t packed[4];
-        _mm_storeu_si128((__m128i *)packed, _mm512_cvtepi32_epi8(codes));
-        for (long one = 0; one < left; one++) to[(unit + one) * stride] = packed[one];
-    }
-    *sum = 128 * _mm512_reduce_add_epi32(total);
+/* Up to DEPTH rows of a product, from `begin` on. */
+struct pass {
+    const struct job *job;
+    struct loop loop;
+    int kind;
+    long begin, count, shares;
+    const char *x;
+    int32_t *laid;
+};
+
+/* Transpose a row within the rows that share the loads of a tile. */
+static void lay_row(void *context, size_t number) {
+    const struct pass *pass = context;
+    const struct job *job = pass->job;
+    const long row = number, group = row / pass->loop.rows * pass->loop.rows, left = pass->count - group;
+    const long stride = left < pass->loop.rows ? left : pass->loop.rows, at = pass->begin + row;
+    const char *own = pass->x + at * (pass->kind == I8 ? 16 : 4) * job->units;
+    int32_t *place = pass->laid + group * job->words + (row - group) * (job->words / job->units);
+    if (pass->kind == I8)
+        quantise((const float *)own, job->units, place, stride, job->row_scale + at, job->row_sum + at);
+    else if (pass->kind == WIDE)
+        widen(own, job->units, place, stride);
+    else
+        lay(own, job->units, place, stride);
 }
 
-/* Whether this processor has the instructions for a kind. */
-int outpace_has_tiles(int kind) {
-    __builtin_cpu_init();
-    if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
-        !__builtin_cpu_supports("avx512vl"))
-        return 0;
-    if (kind == BF16) return __builtin_cpu_supports("avx512bf16") != 0;
-    return kind != I8 || __builtin_cpu_supports("avx512vnni") != 0;
+/* Multiply by a share of the tiles. */
+static void multiply_share(void *context, size_t number) {
+    const struct pass *pass = context;
+    const long tiles = pass->job->outputs / WIDTH, share = number;
+    pass->loop.multiply(pass->job, pass->laid, pass->begin, pass->count, tiles * share / pass->shares,
+                        tiles * (share + 1) / pass->shares);
 }
 
-/* Multiply `rows` of `units` by a matrix with `outputs`, a multiple of 16. Rows and results are float32,
-   or bfloat16 if the kind is. Returns 0 if there is no memory for the transposed copy of the rows. */
-int outpace_multiply(int kind, const char *x, long rows, long units, const char *tiles, long outputs,
-                    const float *scale, const float *bias, void *out, int threads) {
+/* Multiply `rows` of `units` by a matrix with `outputs`, a multiple of 16, with the loop of an instruction
+   set. Rows and results are float32, or bfloat16 if the kind is. Returns 0 if there is no memory for the
+   transposed copy of the rows. */
+int outpace_multiply(int kind, int isa, const char *x, long rows, long units, const char *tiles, long outputs,
+                     const float *scale, const float *bias, void *out, int threads) {
     const long words = kind == WIDE ? 2 * units : units;
     int32_t *scratch = malloc(sizeof(int32_t) * (2 * rows + words * (rows < DEPTH ? rows : DEPTH) + 1));
     if (!scratch) return 0;
-    int32_t *laid = scratch + 2 * rows;
     const struct job job = {units, outputs, words, tiles, scale, bias, out, (float *)scratch, scratch + rows};
-    const long row_bytes = (kind == I8 ? 16 : 4) * units;
-#pragma omp parallel num_threads(threads)
-    {
-        const long thread = omp_get_thread_num(), all = omp_get_num_threads();
-        const long from = outputs / WIDTH * thread / all, to = outputs / WIDTH * (thread + 1) / all;
-        for (long begin = 0; begin < rows; begin += DEPTH) {
-            const long count = rows - begin < DEPTH ? rows - begin : DEPTH;
-            if (begin) {
-#pragma omp barrier
-            }
-#pragma omp for
-            for (long row = 0; row < count; row++) {
-                const long group = row / ROWS * ROWS;
-                const long stride = count - group < ROWS ? count - group : ROWS;
-                const char *own = x + (begin + row) * row_bytes;
-                int32_t *place = laid + group * words + (row - group) * (words / units);
-                if (kind == I8)
-                    quantise((const float *)own, units, place, stride, job.row_scale + begin + row,
-                             job.row_sum + begin + row);
-                else if (kind == WIDE)
-                    widen(own, units, place, stride);
-                else
-                    lay(own, units, place, stride);
-            }
-            if (kind == F32) tiles_f32(&job, laid, begin, count, from, to);
-            if (kind == BF16) tiles_bf16(&job, laid, begin, count, from, to);
-            if (kind == WIDE) tiles_wide(&job, laid, begin, count, from, to);
-            if (kind == I8) tiles_i8(&job, laid, begin, count, from, to);
-        }
+    struct pass pass = {&job, find_loop(kind, isa), kind, .shares = threads, .x = x, .laid = scratch + 2 * rows};
+    for (; pass.begin < rows; pass.begin += DEPTH) {
+        pass.count = rows - pass.begin < DEPTH ? rows - pass.begin : DEPTH;
+        run_parallel(pass.count, threads, &pass, lay_row);
+        run_parallel(threads, threads, &pass, multiply_share);
     }
     free(scratch);
     return 1;
@@ -204,10 +212,8 @@ int outpace_multiply(int kind, const char *x, long rows, long units, const char 
 
 #else
 
-int outpace_has_tiles(int kind) { return 0; }
-
-int outpace_multiply(int kind, const char *x, long rows, long units, const char *tiles, long outputs,
-                    const float *scale, const float *bias, void *out, int threads) {
+int outpace_multiply(int kind, int isa, const char *x, long rows, long units, const char *tiles, long outputs,
+                     const float *scale, const float *bias, void *out, int threads) {
     return 0;
 }
 

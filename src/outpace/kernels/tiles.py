@@ -1,4 +1,4 @@
-"""Matrices in tiles, and compiled products with them, for x86 processors with AVX512 (tiles.c).
+"""Matrices in tiles, and compiled products with them (tiles.c).
 
 A tile has 16 outputs of a matrix; for each unit of four bytes of a row it stores the 16 factors
 together: `[outputs / 16, bytes of a row / 4, 16, 4 bytes]`. Sums of a row have a fixed order, so
@@ -9,18 +9,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from outpace.kernels.loader import THREAD_WORK, load_library
+from outpace.kernels.loader import THREAD_WORK, Isa, has_isa, load_library
 
 TILE_OUTPUTS, UNIT_BYTES = 16, 4
 """Outputs of a tile, and bytes of a unit of a row."""
 
-TILE_LOOPS = {torch.float32: (0,), torch.bfloat16: (1, 3), torch.int8: (2,)}
-"""Loops by the dtype of a matrix, fastest first; rows have the same dtype, or float32 for int8. The
-second one of bfloat16 multiplies in float32, on processors without AVX512-BF16."""
+
+class TileLoop(NamedTuple):
+    """A compiled loop: kind of numbers, as numbered in tiles.c, and instruction set."""
+
+    kind: int
+    isa: Isa
+
+
+FLOAT32, BFLOAT16, INT8, WIDENED_BFLOAT16 = range(4)
+
+TILE_LOOPS = {
+    torch.float32: [TileLoop(FLOAT32, isa) for isa in (Isa.AVX512, Isa.AVX2, Isa.NEON)],
+    torch.bfloat16: [
+        TileLoop(BFLOAT16, Isa.AVX512_BF16),
+        *(TileLoop(WIDENED_BFLOAT16, isa) for isa in (Isa.AVX512, Isa.AVX2, Isa.NEON)),
+    ],
+    torch.int8: [
+        TileLoop(INT8, isa) for isa in (Isa.AVX512_VNNI, Isa.AVX_VNNI, Isa.AVX2, Isa.NEON)
+    ],
+}
+"""Loops by the dtype of a matrix, fastest first; rows have the same dtype, or float32 for int8.
+Widened bfloat16 is multiplied in float32."""
 
 MAX_INT8_INPUTS = (2**31 - 1) // (128 * 127)
 """Inputs of an int8 matrix above which a sum may exceed 32 bits: codes of a matrix go down to -128,
@@ -34,11 +54,9 @@ TILED_LOOKUP_BYTES = 2**26
 
 
 @cache
-def find_loop(dtype: torch.dtype) -> int | None:
-    """Return the loop for tiles of a dtype on this machine, if there is one."""
-    if dtype not in TILE_LOOPS or (loaded := load_library()) is None:
-        return None
-    return next((kind for kind in TILE_LOOPS[dtype] if loaded.outpace_has_tiles(kind)), None)
+def find_loop(dtype: torch.dtype) -> TileLoop | None:
+    """Return the fastest loop of this machine for tiles of a dtype, if there is one."""
+    return next((loop for loop in TILE_LOOPS.get(dtype, ()) if has_isa(loop.isa)), None)
 
 
 def has_tile_loop(dtype: torch.dtype) -> bool:
@@ -124,13 +142,13 @@ def bind_tile_product(
     or device, here or in the product: the compiled loop does not check its pointers.
     """
     eight = tiles.dtype is torch.uint8
-    kind, loaded = find_loop(torch.int8 if eight else tiles.dtype), load_library()
+    loop, loaded = find_loop(torch.int8 if eight else tiles.dtype), load_library()
     if (
         tiles.dim() != 4
         or not tiles.is_cpu
         or not tiles.is_contiguous()
         or (scale is not None) != eight
-        or kind is None
+        or loop is None
         or loaded is None
     ):
         with_scale = "without" if scale is None else "with"
@@ -156,7 +174,7 @@ def bind_tile_product(
         # Inlined from `loader.thread_count` to save a call per product and token.
         threads = min(torch.get_num_threads(), 1 + count * work // THREAD_WORK)
         if not loaded.outpace_multiply(
-            kind,
+            *loop,
             x.data_ptr(),
             count,
             units,

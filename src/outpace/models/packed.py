@@ -18,7 +18,7 @@ from outpace.kernels.packed import (
     PackedMatrix,
     bind_packed_product,
     dequantize_packed,
-    loop_level,
+    find_packed_loop,
     unpack_rows,
 )
 from outpace.models.transformer import Embedding
@@ -29,11 +29,11 @@ LOG = logging.getLogger(__name__)
 @cache
 def has_packed_products() -> bool:
     """Return whether this machine multiplies packed matrices; if not, log it once."""
-    if loop_level():
+    if find_packed_loop():
         return True
     LOG.warning(
-        "this machine cannot multiply in blocks of 4 to 8 bits (this needs AVX2, and a C compiler "
-        "during installation): matrices have the dtype of the model"
+        "this machine cannot multiply in blocks of 4 to 8 bits (this needs AVX2 or Arm's dotprod, "
+        "and a C compiler during installation): matrices have the dtype of the model"
     )
     return False
 

@@ -24,7 +24,7 @@ from outpace.kernels.packed import (
     INPUT_MULTIPLES,
     FormatRows,
     dequantize_packed,
-    loop_level,
+    find_packed_loop,
     pack_matrix,
 )
 
@@ -142,7 +142,7 @@ def dequantize_rows(kind: int, rows: NDArray[np.uint8], width: int) -> Tensor | 
 
     Returns None without a loop for this type, or for an infinite scale.
     """
-    if not loop_level() or kind not in INPUT_MULTIPLES:
+    if not find_packed_loop() or kind not in INPUT_MULTIPLES:
         return None
     starts = np.arange(len(rows), dtype=np.uint64) * np.uint64(rows.strides[0])
     matrix = pack_matrix([FormatRows(kind, starts + np.uint64(rows.ctypes.data))], width)

@@ -1,0 +1,163 @@
+/* Attention of some rows and heads, for one instruction set; see attend.c. */
+
+/* Running state of a row and head: largest score, weights by lane, weighted sums of values; and the
+   query, times the scale of scores. */
+struct V(state) {
+    float top;
+    FLOATS weights[PARTS], row[SIZE / LANES], sums[SIZE / LANES];
+};
+
+INLINE FLOATS V(load_numbers)(const struct pass *pass, const char *from, long index) {
+    return pass->half ? LOAD_BFLOATS(from + 2 * index) : V(load)(from + 4 * index);
+}
+
+/* Two to the power of numbers of at most 0: a polynomial of the fractional part. */
+INLINE FLOATS V(power)(FLOATS x) {
+    x = MAX(ALL_FLOATS(-200), x); /* NaN stays NaN */
+    const FLOATS whole = ROUND(x), part = x - whole;
+    FLOATS y = ALL_FLOATS(1.5403530393381609e-4f);
+    y = FMA(y, part, ALL_FLOATS(1.3333558146428443e-3f));
+    y = FMA(y, part, ALL_FLOATS(9.6181291076284772e-3f));
+    y = FMA(y, part, ALL_FLOATS(5.5504108664821580e-2f));
+    y = FMA(y, part, ALL_FLOATS(2.4022650695910072e-1f));
+    y = FMA(y, part, ALL_FLOATS(6.9314718055994531e-1f));
+    y = FMA(y, part, ALL_FLOATS(1));
+    /* Two factors: only the second product is rounded if the result is subnormal. */
+    const INTS exponent = V(to_ints)(whole), left = exponent >> 1, right = exponent - left;
+    return y * (FLOATS)((left + 127) << 23) * (FLOATS)((right + 127) << 23);
+}
+
+/* The sums of 16 vectors of 16 lanes, one per lane. */
+INLINE void V(add_each)(FLOATS each[PAGE][PARTS], FLOATS *sums) {
+    FLOATS four[4][PARTS];
+    for (int n = 0; n < 4; n++)
+        for (int part = 0; part < PARTS; part++)
+            four[n][part] = V(add_lanes)(each[4 * n][part], each[4 * n + 1][part], each[4 * n + 2][part],
+                                         each[4 * n + 3][part]);
+    V(add_blocks)(four, sums);
+}
+
+/* Accumulate the visible slots of a page for a row and head. */
+INLINE void V(look)(const struct pass *pass, struct V(state) *state, const char *keys, const char *values,
+                    unsigned mask) {
+    const long registers = pass->size / LANES;
+    FLOATS each[PAGE][PARTS], scores[PARTS], most = ALL_FLOATS(-__builtin_inff());
+    for (long slot = 0; slot < PAGE; slot++) {
+        const long at = slot * pass->slot;
+        FLOATS sum[PARTS];
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++)
+            sum[part] = state->row[part] * V(load_numbers)(pass, keys, at + LANES * part);
+        for (long chunk = PARTS; chunk < registers; chunk += PARTS)
+#pragma GCC unroll 4
+            for (int part = 0; part < PARTS; part++)
+                sum[part] = FMA(state->row[chunk + part],
+                                V(load_numbers)(pass, keys, at + LANES * (chunk + part)), sum[part]);
+#pragma GCC unroll 4
+        for (int part = 0; part < PARTS; part++) each[slot][part] = sum[part];
+    }
+    V(add_each)(each, scores);
+    INTS seen[PARTS];
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) {
+        seen[part] = (ALL_INTS(mask) & V(load_ints)(BITS + LANES * part)) != 0;
+        scores[part] = V(select)(seen[part], scores[part], ALL_FLOATS(-__builtin_inff()));
+        most = MAX(most, scores[part]);
+    }
+    const float largest = LARGEST(most);
+    if (!(largest <= state->top)) {
+        const FLOATS fade = V(power)(ALL_FLOATS(state->top - largest));
+        for (int part = 0; part < PARTS; part++) state->weights[part] *= fade;
+        for (long chunk = 0; chunk < registers; chunk++) state->sums[chunk] *= fade;
+        state->top = largest;
+    }
+    float own[PAGE];
+#pragma GCC unroll 4
+    for (int part = 0; part < PARTS; part++) {
+        const FLOATS weights = V(select)(seen[part], V(power)(scores[part] - state->top), ALL_FLOATS(0));
+        V(store)(own + LANES * part, weights);
+        state->weights[part] += weights;
+    }
+    for (long chunk = 0; chunk < registers; chunk++) {
+        FLOATS sum = state->sums[chunk];
+        if (mask == 0xffff)
+            for (long slot = 0; slot < PAGE; slot++)
+                sum = FMA(ALL_FLOATS(own[slot]),
+                          V(load_numbers)(pass, values, slot * pass->slot + LANES * chunk), sum);
+        else /* values outside the mask may be NaN */
+            for (unsigned left = mask; left; left &= left - 1) {
+                const long slot = __builtin_ctz(left);
+                sum = FMA(ALL_FLOATS(own[slot]),
+                          V(load_numbers)(pass, values, slot * pass->slot + LANES * chunk), sum);
+            }
+        state->sums[chunk] = sum;
+    }
+}
+
+/* The sum of 16 lanes: each half of the lanes is added to the other. */
+INLINE float V(add_weights)(const FLOATS *weights) {
+    float lanes[PAGE];
+    for (int part = 0; part < PARTS; part++) V(store)(lanes + LANES * part, weights[part]);
+    for (int half = PAGE / 2; half; half /= 2)
+        for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
+    return lanes[0];
+}
+
+/* Attention of rows `first` to `end` of one sequence, for heads `from` to `to` of one key head. */
+INLINE void V(attend_some)(const struct pass *pass, const int64_t *pages, long first, long end,
+                           long from, long to, long kv_head) {
+    const long bytes = pass->half ? 2 : 4, registers = pass->size / LANES, heads = to - from;
+    struct V(state) states[ROWS * HEADS];
+    long low = INT64_MAX, stop = 0;
+    for (long row = first; row < end; row++) {
+        if (pass->low[row] < low) low = pass->low[row];
+        if (pass->stop[row] > stop) stop = pass->stop[row];
+        if (pass->bits && pass->own[row] >= stop) stop = pass->own[row] + 1;
+        for (long head = from; head < to; head++) {
+            struct V(state) *state = &states[(row - first) * heads + head - from];
+            const char *q = pass->q + (row * pass->q_row + head * pass->q_head) * bytes;
+            for (long chunk = 0; chunk < registers; chunk++) {
+                state->row[chunk] = V(load_numbers)(pass, q, LANES * chunk) * pass->scale;
+                state->sums[chunk] = ALL_FLOATS(0);
+            }
+            state->top = pass->sinks ? pass->sinks[head] * 1.4426950408889634f : -__builtin_inff();
+            for (int part = 0; part < PARTS; part++) state->weights[part] = ALL_FLOATS(0);
+            if (pass->sinks) state->weights[0][0] = 1;
+        }
+    }
+    for (long page = low / PAGE; page * PAGE < stop; page++) {
+        const long at = (pages[page] * PAGE * pass->slot + kv_head * pass->head) * bytes;
+        for (long row = first; row < end; row++) {
+            const unsigned mask = seen(pass, row, page * PAGE);
+            for (long head = 0; mask && head < heads; head++)
+                V(look)(pass, &states[(row - first) * heads + head], pass->keys + at, pass->values + at, mask);
+        }
+    }
+    for (long row = first; row < end; row++)
+        for (long head = from; head < to; head++) {
+            const struct V(state) *state = &states[(row - first) * heads + head - from];
+            const float all = V(add_weights)(state->weights);
+            const long place = (row * pass->heads + head) * pass->size;
+            for (long chunk = 0; chunk < registers; chunk++) {
+                char *out = pass->out + (place + LANES * chunk) * bytes;
+                if (pass->half)
+                    V(store_bfloats)(out, state->sums[chunk] / all);
+                else
+                    V(store)(out, state->sums[chunk] / all);
+            }
+        }
+}
+
+WITHIN static void V(attend_floats)(const struct pass *pass, const int64_t *pages, long first, long end,
+                                    long from, long to, long kv_head) {
+    struct pass own = *pass;
+    own.half = 0;
+    V(attend_some)(&own, pages, first, end, from, to, kv_head);
+}
+
+WITHIN static void V(attend_halves)(const struct pass *pass, const int64_t *pages, long first, long end,
+                                    long from, long to, long kv_head) {
+    struct pass own = *pass;
+    own.half = 1;
+    V(attend_some)(&own, pages, first, end, from, to, kv_head);
+}

@@ -1,0 +1,76 @@
+/* Vectors of one instruction set, included by ymm.h, zmm.h and neon.h, which define operations on registers;
+   the file that includes those defines ISA and TARGET.
+
+   A loop is written once, for registers of LANES 32-bit numbers: with C's operators, which GCC and clang
+   apply to vectors, and with these operations. WIDTH numbers fill PARTS registers. All instruction sets add
+   the same lanes in the same order, so their results have the same bits.
+
+   ALL_FLOATS and ALL_INTS broadcast a number. FMA(a, b, c) is a * b + c, rounded once. ROUND gives whole
+   numbers, ties to even. LARGEST and TOTAL reduce the lanes. LOAD_HALVES and STORE_HALVES convert float16,
+   LOAD_BFLOATS bfloat16, LOAD_BYTES, LOAD_SIGNED_BYTES and STORE_BYTES 8-bit numbers. DOT(sum, codes, row)
+   adds to each lane the products of four 8-bit codes with four signed ones of a row; SIGNED_CODES is 1 if
+   it takes the codes as signed. TIMES multiplies numbers of 16 bits. */
+
+#include <stdint.h>
+#include <string.h>
+
+#ifndef V
+#define PASTE(name, isa) name##_##isa
+#define JOINED(name, isa) PASTE(name, isa)
+#define V(name) JOINED(name, ISA)
+#define WITHIN __attribute__((target(TARGET)))
+#define INLINE WITHIN static inline __attribute__((always_inline))
+#define PARTS (WIDTH / LANES)
+#define FLOATS V(floats)
+#define INTS V(ints)
+#endif
+
+typedef float FLOATS __attribute__((vector_size(4 * LANES)));
+typedef int32_t INTS __attribute__((vector_size(4 * LANES)));
+typedef uint32_t V(words) __attribute__((vector_size(4 * LANES)));
+typedef uint16_t V(shorts) __attribute__((vector_size(2 * LANES)));
+
+INLINE FLOATS V(load)(const void *from) {
+    FLOATS found;
+    memcpy(&found, from, sizeof found);
+    return found;
+}
+
+INLINE INTS V(load_ints)(const void *from) {
+    INTS found;
+    memcpy(&found, from, sizeof found);
+    return found;
+}
+
+INLINE void V(store)(void *to, FLOATS numbers) { memcpy(to, &numbers, sizeof numbers); }
+
+INLINE void V(store_ints)(void *to, INTS numbers) { memcpy(to, &numbers, sizeof numbers); }
+
+INLINE FLOATS V(to_floats)(INTS numbers) { return __builtin_convertvector(numbers, FLOATS); }
+
+/* Round to zero. */
+INLINE INTS V(to_ints)(FLOATS numbers) { return __builtin_convertvector(numbers, INTS); }
+
+/* Broadcast one number from memory. */
+INLINE FLOATS V(spread)(const void *from) {
+    float one;
+    memcpy(&one, from, 4);
+    return ALL_FLOATS(one);
+}
+
+INLINE INTS V(spread_ints)(const void *from) {
+    int32_t one;
+    memcpy(&one, from, 4);
+    return ALL_INTS(one);
+}
+
+/* Take each lane from `a` where the mask is -1, and from `b` where it is 0. */
+INLINE FLOATS V(select)(INTS mask, FLOATS a, FLOATS b) { return (FLOATS)((mask & (INTS)a) | (~mask & (INTS)b)); }
+
+/* Round to bfloat16, ties to even; NaN stays NaN. */
+INLINE void V(store_bfloats)(void *to, FLOATS numbers) {
+    const V(words) bits = (V(words))numbers, none = (V(words))(numbers != numbers);
+    const V(words) up = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+    const V(shorts) halves = __builtin_convertvector((none & (bits >> 16 | 0x40)) | (~none & up), V(shorts));
+    memcpy(to, &halves, sizeof halves);
+}

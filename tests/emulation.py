@@ -1,0 +1,230 @@
+"""Calls of the compiled loops, for `emulated.c`: inputs, and the outputs of this machine."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from ctypes import c_void_p, sizeof
+from dataclasses import dataclass, field
+from itertools import product as combinations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from outpace.attention import compiled as attention
+from outpace.attention.batch import RowSpan
+from outpace.attention.compiled import AttendArguments, CompiledAttention
+from outpace.attention.dense import DenseAttention
+from outpace.kernels import tiles
+from outpace.kernels.int4 import INT4_BYTES, round_to_int4
+from outpace.kernels.loader import Isa, has_isa, load_library
+from outpace.kernels.packed import (
+    BLOCK_FORMATS,
+    INPUT_MULTIPLES,
+    PackedPart,
+    bind_packed_product,
+    unpack_rows,
+)
+from outpace.models.config import AttentionWindow
+from packing import pack_blocks, random_blocks
+from spans import FAR, TREE, attend, random, spans_of
+
+NUMBER, ARRAY, OUTPUT = range(3)
+MULTIPLY, PACK, UNPACK, MULTIPLY_PACKED, ROUND_INT4, ATTEND = range(1, 7)
+"""Functions by their number in `emulated.c`."""
+
+WINDOWS = [AttentionWindow(), AttentionWindow(window=3, causal=True)]
+ASKED = [(60, 1, "causal"), (9, 16, "full"), (68, 10, TREE), (83, 3, FAR), (130, 3, "causal")]
+
+
+def numbers(*each: int) -> bytes:
+    """Return 64-bit numbers."""
+    return struct.pack(f"{len(each)}q", *each)
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of an argument, with the arrays that pointers in it point to, by place."""
+
+    content: bytes
+    pointers: dict[int, Memory | Output] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Return the argument as the program reads it."""
+        pointers = [numbers(place) + other.encode() for place, other in self.pointers.items()]
+        head = numbers(ARRAY, len(self.content)) + self.content
+        return head + numbers(len(pointers)) + b"".join(pointers)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Memory that a function fills; `expected` is what the function writes on this machine."""
+
+    expected: Tensor
+
+    def encode(self) -> bytes:
+        """Return the argument as the program reads it."""
+        return numbers(OUTPUT, self.expected.nbytes)
+
+
+Argument = int | None | Tensor | Memory | Output
+
+
+def content(tensor: Tensor) -> bytes:
+    """Return the bytes of a tensor."""
+    return tensor.contiguous().view(torch.uint8).numpy().tobytes()
+
+
+def encode(argument: Argument) -> bytes:
+    """Return an argument as the program reads it; None is a null pointer."""
+    if argument is None or isinstance(argument, int):
+        return numbers(NUMBER, argument or 0)
+    return (Memory(content(argument)) if isinstance(argument, Tensor) else argument).encode()
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call with its expected outputs, in the order in which the program reads them."""
+
+    function: int
+    arguments: Sequence[Argument]
+    outputs: Sequence[Tensor]
+
+    def encode(self) -> bytes:
+        """Return the call as the program reads it."""
+        head = numbers(self.function, len(self.arguments))
+        return head + b"".join(map(encode, self.arguments))
+
+
+def tile_calls(isa: Isa) -> Iterator[Call]:
+    """Products of all kinds, sizes and numbers of rows; int8 also with rows that are not finite."""
+    for dtype, here in tiles.TILE_LOOPS.items():
+        (there,) = (loop for loop in here if loop.isa is isa)
+        like = next(loop for loop in here if loop.kind == there.kind and has_isa(loop.isa))
+        tiles.find_loop = lambda _, like=like: like  # type: ignore[assignment]
+        for (outputs, inputs), rows in combinations(
+            ((16, 4), (80, 24), (48, 1100)), (1, 2, 3, 4, 7)
+        ):
+            x = random(rows, inputs, seed=1) * random(rows, inputs).exp2()
+            if rows == 7 and dtype == torch.int8:
+                x[1, -1], x[3, 0], x[5] = torch.inf, torch.nan, 0
+            weight, bias = 16 * random(outputs, inputs), random(outputs) if rows % 2 else None
+            scale = random(outputs, seed=2) if dtype == torch.int8 else None
+            laid, x = tiles.to_tiles(weight.to(dtype)), x if scale is not None else x.to(dtype)
+            found = tiles.bind_tile_product(laid, bias, scale)(x)
+            given = (there.kind, isa, x, rows, laid.shape[1], laid, outputs, scale, bias)
+            yield Call(MULTIPLY, (*given, Output(found), 1), [found])
+
+
+def packed_calls(isa: Isa) -> Iterator[Call]:
+    """Packing, unpacking and products in each block format."""
+    loaded = load_library()
+    assert loaded is not None
+    for name, kind in BLOCK_FORMATS.items():
+        inputs, outputs = 2 * INPUT_MULTIPLES[kind], 40
+        blocks = random_blocks(name, outputs, inputs)
+        matrix = pack_blocks(name, blocks)
+        rows = Memory(
+            bytes(8 * outputs), {8 * n: Memory(b.tobytes()) for n, b in enumerate(blocks)}
+        )
+        own = matrix.tiles[: loaded.outpace_packed_bytes(kind, outputs, inputs)]
+        yield Call(PACK, (kind, rows, outputs, inputs, Output(own), 1), [own])
+        order = torch.tensor([39, 0, 17])
+        plain = unpack_rows(matrix, order)
+        yield Call(UNPACK, (kind, matrix.tiles, inputs, order, 3, Output(plain), 1), [plain])
+        part = Memory(bytes(PackedPart(0, outputs, kind)), {0: Memory(content(matrix.tiles))})
+        for count in (1, 2, 3, 7, 10, 17):
+            x, bias = random(count, inputs, seed=count), random(outputs) if count % 2 else None
+            x[-1, :32] = 127.0 if count == 7 else x[-1, :32]
+            found = bind_packed_product(matrix, bias)(x)
+            given = (isa, part, 1, x, count, inputs, outputs, bias)
+            yield Call(MULTIPLY_PACKED, (*given, Output(found), 1), [found])
+
+
+def rounding_calls() -> Iterator[Call]:
+    """Rounding to 4 bits, with zeros and one sign."""
+    plain = random(9, 96)
+    plain[0], plain[1] = 0, plain[1].abs()
+    blocks = round_to_int4(plain)
+    assert blocks.shape[-1] == INT4_BYTES
+    yield Call(ROUND_INT4, (plain, plain.numel() // 32, Output(blocks), 1), [blocks])
+
+
+def attention_calls(isa: Isa) -> Iterator[Call]:
+    """Attention of both dtypes, with trees, windows and sinks, over scattered pages."""
+    for (heads, kv_heads, size), dtype, has_sinks in combinations(
+        ((4, 2, 16), (2, 1, 80), (9, 1, 48)), (torch.float32, torch.bfloat16), (False, True)
+    ):
+        spans = spans_of(ASKED, 140)
+        memory = random(2, len(ASKED) * 144, kv_heads, size).to(dtype)
+        q = random(spans[-1].rows.stop, heads, size, seed=1).to(dtype)
+        layers = [memory[0].clone()] * len(WINDOWS), [memory[1].clone()] * len(WINDOWS)
+        backend = CompiledAttention(DenseAttention(*layers, heads, WINDOWS))
+        sinks = random(heads, seed=4) if has_sinks else None
+        for layer in range(len(WINDOWS)):
+            yield record_attention(isa, backend, spans, q, layer, sinks)
+
+
+def record_attention(
+    isa: Isa,
+    backend: CompiledAttention,
+    spans: list[RowSpan],
+    q: Tensor,
+    layer: int,
+    sinks: Tensor | None,
+) -> Call:
+    """Attend on this machine, and return the same call for another."""
+    taken: list[AttendArguments] = []
+    loaded = attention.load_library()
+    assert loaded is not None
+
+    class Recorder:
+        def outpace_attend(self, address: int) -> None:
+            taken.append(AttendArguments.from_buffer_copy(AttendArguments.from_address(address)))
+            loaded.outpace_attend(address)
+
+    attention.load_library = Recorder  # type: ignore[assignment]
+    try:
+        found = attend(backend, spans, q, layer, sinks)
+    finally:
+        attention.load_library = lambda: loaded  # type: ignore[assignment]
+    (own,) = taken
+    own.isa = isa
+    pages, tables, chunks, *seen = map(torch.from_numpy, backend.plan_arrays(spans))
+    bounds = seen[backend.distinct_windows.index(backend.attention_windows[layer])]
+    parts = bounds.split(len(q))
+    arrays = {
+        "q": q,
+        "keys": backend.keys[layer],
+        "values": backend.values[layer],
+        "sinks": sinks,
+        "pages": pages,
+        "tables": tables,
+        "chunks": chunks,
+        **dict(zip(("low", "stop", "trunk", "bits", "own"), parts, strict=False)),
+    }
+    pointers: dict[int, Memory | Output] = {}
+    for name, kind in AttendArguments._fields_:
+        place = getattr(AttendArguments, name).offset
+        if name == "out":
+            pointers[place] = Output(found)
+        elif kind is c_void_p and (array := arrays.get(name)) is not None:
+            pointers[place] = Memory(content(array))
+    assert sizeof(AttendArguments) == len(bytes(own))
+    return Call(ATTEND, (Memory(bytes(own), pointers),), [found])
+
+
+def differing(calls: Sequence[Call], written: bytes) -> list[str]:
+    """Return which calls wrote other numbers than on this machine; NaN equals NaN."""
+    wrong, at = [], 0
+    for call in calls:
+        for output in call.outputs:
+            own = np.frombuffer(written, np.uint8, output.nbytes, at).copy()
+            found = torch.from_numpy(own).view(output.dtype).view(output.shape)
+            at += output.nbytes
+            same = found.eq(output) | (found.ne(found) & output.ne(output))
+            if not bool(same.all()):
+                wrong.append(f"function {call.function}: {output.dtype} {list(output.shape)}")
+    assert at == len(written)
+    return wrong
