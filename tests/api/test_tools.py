@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 
 from outpace import LLM, OptionError
-from outpace.api.calls import CallParser, ToolCall, parse_calls
+from outpace.api.calls import CallParser, ToolCall
+from outpace.api.parts import AnswerFormat, parse_answer
 from outpace.api.prompts import validate_prompt
 from outpace.api.tools import read_tool_use
 from outpace.constraint.calls import CALL_FORMATS, CallFormat
@@ -20,6 +21,13 @@ from toolbox import SCHEMAS, TEMPLATES, TOOLS, tool_llm
 FORMATS = {form.name: form for form in CALL_FORMATS}
 HARD = ['{"a": "}{\\"] \\\\", "b": [{"c": {}}]}', "{}", '{"name": "x", "d": "</tool_call>"}']
 """Arguments with brackets, quotes and marks in strings."""
+
+
+def parse_calls(form: CallFormat | None, text: str) -> tuple[str, list[ToolCall]]:
+    """The text and the finished calls of an answer."""
+    parts = parse_answer(AnswerFormat(calls=form), text)
+    return parts.text, parts.calls
+
 
 every = pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.name)
 

@@ -71,6 +71,9 @@ CASES = [
         chat(chat_template_kwargs={"x": 1}),
         "chat_template_kwargs",
     ),
+    case("reasoning_effort", "much"),
+    case("max_reasoning_tokens", -1),
+    case("max_reasoning_tokens", 5),
     case("logprobs", "x"),
     Case("schema", SCHEMA, "schema", chat(guided_json=SCHEMA), "guided_json"),
     Case(

@@ -26,6 +26,9 @@ from outpace.methods.options import AUTO_METHOD, MethodSpec, resolve_method
 MAX_ANSWER_TOKENS = 2**20
 """Upper bound of `max_tokens` and `min_tokens` in HTTP requests."""
 
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+"""Values of `reasoning_effort`, as OpenAI's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RequestOptions:
@@ -152,6 +155,22 @@ class RequestOptions:
             fields=("chat_template_kwargs",),
         ),
     ] = field(default_factory=dict)
+    reasoning_effort: Annotated[
+        str | None,
+        Info(
+            "Effort of reasoning: none, minimal, low, medium, high or xhigh.",
+            "prompt",
+            fields=("reasoning_effort",),
+        ),
+    ] = None
+    max_reasoning_tokens: Annotated[
+        int | None,
+        Info(
+            "Maximum number of tokens of the thoughts before an answer.",
+            "sampling",
+            bounds={"ge": 0, "le": MAX_ANSWER_TOKENS},
+        ),
+    ] = None
     logprobs: Annotated[bool, Info("Show the log-probability of each token.")] = False
     schema: Annotated[
         Any,
@@ -215,9 +234,19 @@ class RequestOptions:
         for name, option in REQUEST_OPTIONS.items():
             if option.kind is bool:
                 check_type(name, getattr(self, name), bool)
-        if not (is_whole_number(self.min_tokens) and self.min_tokens >= 0):
-            message = f"min_tokens must be an integer of at least 0, got {self.min_tokens}"
-            raise OptionError("min_tokens", self.min_tokens, message)
+        counts: dict[str, Any] = {"min_tokens": self.min_tokens}
+        if self.max_reasoning_tokens is not None:
+            counts["max_reasoning_tokens"] = self.max_reasoning_tokens
+        for name, value in counts.items():
+            if not (is_whole_number(value) and value >= 0):
+                message = f"{name} must be an integer of at least 0, got {value!r}"
+                raise OptionError(name, value, message)
+        if self.reasoning_effort not in (None, *EFFORTS):
+            message = (
+                f"reasoning_effort must be {', '.join(EFFORTS[:-1])} or {EFFORTS[-1]}, "
+                f"got {self.reasoning_effort!r}"
+            )
+            raise OptionError("reasoning_effort", self.reasoning_effort, message)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = (
                 f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
@@ -260,7 +289,10 @@ class RequestOptions:
         if self.cloze is not None:
             check_template(self.cloze)
             what = "cloze"
-            names += ["stop_ids", "max_tokens", *option_names("rule"), *option_names("calls")]
+            names += ["stop_ids", "max_tokens", "max_reasoning_tokens"]
+            names += [*option_names("rule"), *option_names("calls")]
+        if what is None and self.max_reasoning_tokens is not None:
+            what, names = "max_reasoning_tokens", ["ignore_eos", "raw"]
         if what is None:
             return
         for name in names:

@@ -143,6 +143,7 @@ MESSAGE_SCHEMA = {
     "properties": {
         "role": STRING_SCHEMA,
         "content": {"type": ["string", "null"]},
+        "reasoning_content": STRING_SCHEMA,
         "tool_calls": {"type": "array", "items": CALL_SCHEMA},
     },
 }

@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from outpace.api.calls import CallDelta, ToolCall, assistant_message, call_object
+from outpace.api.calls import CallDelta, ToolCall, call_object
 from outpace.api.output import Output
+from outpace.api.parts import PartsDelta, assistant_message
 from outpace.api.text import REPLACEMENT_CHARACTER
 from outpace.decoding import Step
 from outpace.server.models import HostedModel
@@ -95,25 +96,19 @@ class Reply:
     def format_chunk(
         self,
         index: int,
-        text: str | None,
+        parts: PartsDelta | None,
         *,
-        calls: Sequence[CallDelta] = (),
         logprobs: ReplyObject | None = None,
         finish: str | None = None,
         outpace: ReplyObject | None = None,
         first: bool = False,
     ) -> str:
-        """Return an event with text of a choice, or its last event if `text` is None."""
+        """Return an event with parts of a choice, or its last event if `parts` is None."""
         if self.chat:
-            role = '"role":"assistant",' if first else ""
-            content = "" if text is None else f'{role}"content":{quoted(text)}'
-            if calls:
-                entries = dump_json([self.format_call(index, each) for each in calls])
-                lead = f"{content}," if text else f'{role}"content":null,' if first else ""
-                content = f'{lead}"tool_calls":{entries}'
+            content = "" if parts is None else ",".join(self.format_parts(index, parts, first))
             delta = f'"delta":{{{content}}}'
         else:
-            delta = f'"text":{quoted(text or "")}'
+            delta = f'"text":{quoted("" if parts is None else parts.text)}'
         scores = "null" if logprobs is None else dump_json(logprobs)
         reason = "null" if finish is None else f'"{finish}"'
         extra = "" if outpace is None else f',"outpace":{dump_json(outpace)}'
@@ -121,6 +116,21 @@ class Reply:
             f'{self.head}"choices":[{{"index":{index},{delta},"logprobs":{scores},'
             f'"finish_reason":{reason}}}]{self.empty}{extra}}}\n\n'
         )
+
+    def format_parts(self, index: int, parts: PartsDelta, first: bool) -> Iterator[str]:
+        """Yield the fields of a delta; the first has the role, and a content even if empty."""
+        if first:
+            yield '"role":"assistant"'
+        other = parts.reasoning or parts.calls
+        if parts.text or not other:
+            yield f'"content":{quoted(parts.text)}'
+        elif first:
+            yield '"content":null'
+        if parts.reasoning:
+            yield f'"reasoning_content":{quoted(parts.reasoning)}'
+        if parts.calls:
+            entries = dump_json([self.format_call(index, each) for each in parts.calls])
+            yield f'"tool_calls":{entries}'
 
     def call_id(self, index: int, number: int) -> str:
         """Return the id of a call of a choice: nine letters and digits, as some templates need."""
@@ -157,16 +167,16 @@ class Reply:
     def format_choice(self, index: int, output: Output) -> ReplyObject:
         """Return one choice of the answer."""
         content: ReplyObject = {"text": output.text}
-        calls = output.tool_calls
+        parts = output.parts
         if self.chat:
-            message = assistant_message(output.content, calls, partial(self.call_id, index))
+            message = assistant_message(parts, partial(self.call_id, index))
             content = {"message": {**message, "refusal": None}}
         scores = self.format_logprobs(output.ids, output.logprobs, TextOffsets(self.model))
         return {
             "index": index,
             **content,
             "logprobs": scores,
-            "finish_reason": "tool_calls" if calls else output.finish_reason,
+            "finish_reason": "tool_calls" if parts.calls else output.finish_reason,
         }
 
     def format_logprobs(

@@ -14,7 +14,6 @@ from starlette.types import Receive, Send
 from outpace.api.engine_client import DrainingError, EngineDiedError, PendingRequest
 from outpace.api.engine_loop import QueueFullError
 from outpace.api.output import Output
-from outpace.api.tools import read_tool_use
 from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
@@ -238,11 +237,9 @@ class RequestHandler:
 
     async def send_stream(self, send: Send) -> None:
         """Send the answer as server-sent events, in batches of those that are ready."""
-        use = read_tool_use(*self.tools.values()) if self.tools else None
-        calls = None if use is None else use.call_format(self.model.text.call_format)
         streams = [
-            ChoiceStream(self.reply, i, self.seeds[i], self.request, calls)
-            for i in range(len(self.pending))
+            ChoiceStream(self.reply, i, self.seeds[i], self.request, pending.format)
+            for i, pending in enumerate(self.pending)
         ]
 
         async def write(text: str | bytes, more: bool = True) -> None:

@@ -13,7 +13,7 @@ from pydantic import (
     model_validator,
 )
 
-from outpace.api.options import MAX_ANSWER_TOKENS, REQUEST_OPTIONS
+from outpace.api.options import EFFORTS, MAX_ANSWER_TOKENS, REQUEST_OPTIONS
 from outpace.api.tools import link_calls, read_tool_use
 from outpace.errors import OptionError
 from outpace.server.bounds import BoundedText, LogitBias, Name, ShortText, StrictModel, bounded_type
@@ -53,6 +53,7 @@ JSON_TYPES: dict[str, Any] = {
     "stop": StopString | Annotated[list[StopString], Field(max_length=16)],
     "stop_ids": Annotated[list[BoundedTokenId], Field(max_length=64)],
     "logit_bias": LogitBias,
+    "reasoning_effort": Literal[EFFORTS],
 }
 """Types of options whose JSON form differs from the Python form."""
 
@@ -134,6 +135,7 @@ class Message(StrictModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: BoundedText | MessageParts | None = None
+    reasoning_content: BoundedText | None = None
     tool_calls: Calls | None = None
     tool_call_id: Name | None = None
 
@@ -157,6 +159,8 @@ class Message(StrictModel):
         """Return the message as input to a chat template."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.text}
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         return message | ({"tool_call_id": self.tool_call_id} if self.tool_call_id else {})
@@ -171,7 +175,8 @@ class Message(StrictModel):
             if is_required and getattr(self, name) is None:
                 field = f"{param}.{name}"
                 raise OptionError(field, None, f"{field}: is required in a message of {self.role}")
-        roles = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}
+        roles = {"tool_call_id": "tool", "name": "tool"}
+        roles |= dict.fromkeys(("tool_calls", "reasoning_content"), "assistant")
         for name, role in roles.items():
             if getattr(self, name) and self.role != role:
                 field = f"{param}.{name}"
@@ -203,7 +208,6 @@ class ChatRequest(BaseRequest):
     audio: None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     prediction: None = None
-    reasoning_effort: None = None
     verbosity: None = None
     web_search_options: None = None
 

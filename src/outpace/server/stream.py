@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
-from outpace.api.calls import CallDelta, CallParser
 from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event
-from outpace.constraint.calls import CallFormat
-from outpace.server.reply import Reply, TextOffsets, format_step
+from outpace.api.parts import AnswerFormat, AnswerParser, PartsDelta
+from outpace.server.reply import Reply, ReplyObject, TextOffsets, format_step
 from outpace.server.schema import BaseRequest
 
 
@@ -23,7 +22,7 @@ class ChoiceStream:
         index: int,
         seed: int,
         request: BaseRequest,
-        calls: CallFormat | None = None,
+        form: AnswerFormat,
     ) -> None:
         self.reply = reply
         self.index = index
@@ -38,7 +37,7 @@ class ChoiceStream:
         self.tokens = 0
         self.forwards = 0
         self.canvas: list[int] = []
-        self.parser = None if calls is None else CallParser(calls)
+        self.parser = AnswerParser(form)
 
     def format_event(self, event: Event) -> Iterator[str]:
         """Yield the chunks for an event: text, canvas, end."""
@@ -47,20 +46,9 @@ class ChoiceStream:
             scores = self.reply.format_logprobs(event.ids, event.logprobs, self.offsets)
         if self.trace:
             self.buffer_trace(event)
-        text, calls = event.text, list[CallDelta]()
-        if self.parser is not None:
-            text, calls = self.parser.feed(text)
-            text += "" if event.output is None else self.parser.finish()
-        if text or scores or calls:
-            yield self.reply.format_chunk(
-                self.index,
-                text,
-                calls=calls,
-                logprobs=scores,
-                outpace=self.take_trace(),
-                first=self.is_first,
-            )
-            self.is_first = False
+        parts = self.parser.feed(event.text, final=event.output is not None)
+        if parts or scores:
+            yield self.format_parts(parts, scores)
         if self.provisional and (canvas := list(event.canvas)) != self.canvas:
             self.canvas = canvas
             extra = self.take_trace() if self.steps else None
@@ -68,12 +56,18 @@ class ChoiceStream:
             yield self.reply.format_empty_chunk(outpace=state | (extra or {}))
         if event.output is not None:
             if self.is_first:  # an empty answer has a role, too
-                yield self.reply.format_chunk(self.index, "", first=True)
-            has_calls = self.parser is not None and self.parser.calls
-            finish = "tool_calls" if has_calls else event.output.finish_reason
+                yield self.format_parts(parts)
+            finish = "tool_calls" if self.parser.calls else event.output.finish_reason
             yield self.reply.format_chunk(
                 self.index, None, finish=finish, outpace=self.take_trace(end=True)
             )
+
+    def format_parts(self, parts: PartsDelta, scores: ReplyObject | None = None) -> str:
+        """Return the chunk of parts of the answer."""
+        first, self.is_first = self.is_first, False
+        return self.reply.format_chunk(
+            self.index, parts, logprobs=scores, outpace=self.take_trace(), first=first
+        )
 
     def buffer_trace(self, event: Event) -> None:
         """Buffer steps and tokens until a chunk reports them."""
