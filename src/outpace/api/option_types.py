@@ -41,6 +41,7 @@ class Options(TypedDict, total=False):
             `reasoning_effort` of the chat template, or else `enable_thinking`, false for `none`.
         max_reasoning_tokens: Maximum number of tokens before the text that ends the thoughts.
         logprobs: Return the log-probability of each token.
+        top_logprobs: Number of most probable tokens per token, 20 at most; needs `logprobs`.
         schema: JSON schema or pydantic model of the whole answer, see docs/constraints.md.
         regex: Regular expression that the whole answer matches.
         choices: Strings of which the answer is one.
@@ -71,6 +72,7 @@ class Options(TypedDict, total=False):
     reasoning_effort: str | None
     max_reasoning_tokens: int | None
     logprobs: bool
+    top_logprobs: int
     schema: Any
     regex: str | None
     choices: Sequence[str] | None

@@ -12,12 +12,13 @@ from numpy import ndarray
 from torch import Tensor
 
 from outpace.api.declared import Info, list_options
+from outpace.api.option_checks import MAX_TOP_LOGPROBS, check_count, check_effort, check_range
 from outpace.api.option_types import Options as Options
 from outpace.api.tools import ToolUse, read_tool_use
 from outpace.constraint.cloze import InfillParts, check_template
 from outpace.constraint.compiler import ConstraintRule, constraint_rule
 from outpace.decoding import Sampling
-from outpace.decoding.sampling_params import is_finite_real, is_whole_number
+from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
 from outpace.methods.bounds import check_at_least_one
 from outpace.methods.method import MAX_FLOAT_VALUE, check_type
@@ -25,9 +26,6 @@ from outpace.methods.options import AUTO_METHOD, MethodSpec, resolve_method
 
 MAX_ANSWER_TOKENS = 2**20
 """Upper bound of `max_tokens` and `min_tokens` in HTTP requests."""
-
-EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
-"""Values of `reasoning_effort`, as OpenAI's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,6 +170,7 @@ class RequestOptions:
         ),
     ] = None
     logprobs: Annotated[bool, Info("Show the log-probability of each token.")] = False
+    top_logprobs: Annotated[int, Info(fields=())] = 0
     schema: Annotated[
         Any,
         Info(
@@ -234,19 +233,14 @@ class RequestOptions:
         for name, option in REQUEST_OPTIONS.items():
             if option.kind is bool:
                 check_type(name, getattr(self, name), bool)
-        counts: dict[str, Any] = {"min_tokens": self.min_tokens}
+        check_count("min_tokens", self.min_tokens)
         if self.max_reasoning_tokens is not None:
-            counts["max_reasoning_tokens"] = self.max_reasoning_tokens
-        for name, value in counts.items():
-            if not (is_whole_number(value) and value >= 0):
-                message = f"{name} must be an integer of at least 0, got {value!r}"
-                raise OptionError(name, value, message)
-        if self.reasoning_effort not in (None, *EFFORTS):
-            message = (
-                f"reasoning_effort must be {', '.join(EFFORTS[:-1])} or {EFFORTS[-1]}, "
-                f"got {self.reasoning_effort!r}"
-            )
-            raise OptionError("reasoning_effort", self.reasoning_effort, message)
+            check_count("max_reasoning_tokens", self.max_reasoning_tokens)
+        check_count("top_logprobs", self.top_logprobs, MAX_TOP_LOGPROBS)
+        if self.top_logprobs and not self.logprobs:
+            message = "top_logprobs needs logprobs: set both"
+            raise OptionError("top_logprobs", self.top_logprobs, message)
+        check_effort(self.reasoning_effort)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = (
                 f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
@@ -319,15 +313,6 @@ def option_names(group: str) -> list[str]:
 def check_options(options: Options) -> None:
     """Raise `OptionError` for options that are invalid for every model and method."""
     RequestOptions.of(options).build_sampling({})
-
-
-def check_range(name: str, value: object, least: float, part: str = "") -> None:
-    """Raise `OptionError` for a value that is not a number from `least` to `LARGEST`."""
-    if not (is_finite_real(value) and least <= float(value) <= MAX_FLOAT_VALUE):  # type: ignore[arg-type]
-        message = (
-            f"{name}{part} must be a number from {least:g} to {MAX_FLOAT_VALUE:g}, got {value!r}"
-        )
-        raise OptionError(name, value, message)
 
 
 def offset_seed(options: Options, offset: int) -> Options:

@@ -20,6 +20,7 @@ from outpace.api.parts import (
 )
 from outpace.api.text import Detokenizer, TextCodec
 from outpace.decoding import Request, Step
+from outpace.decoding.logprob import TopTokens, top_tokens
 from outpace.decoding.request import FinishReason
 from outpace.engine.job import DecodingError, Job
 
@@ -57,6 +58,11 @@ class Output:
     holes: tuple[str, ...] | None = None
     given: int = 0
     format: AnswerFormat = field(default=PLAIN_FORMAT, repr=False)
+
+    @property
+    def top_logprobs(self) -> list[TopTokens] | None:
+        """The most probable tokens of each slot, with their log-probabilities, if requested."""
+        return None if self.logprobs is None else [*map(top_tokens, self.logprobs)]
 
     @property
     def parts(self) -> AnswerParser:

@@ -74,6 +74,7 @@ def prepare_answer(
         stop_ids=stop_ids,
         min_tokens=int(options.min_tokens),
         logprobs=options.logprobs,
+        top_logprobs=int(options.top_logprobs),
         processors=tuple(processors),
         constraint=constraint,
         fixed_tokens=None if layout is None else layout.given,

@@ -14,7 +14,7 @@ from outpace.server.http_error import HttpError
 UNSUPPORTED_FIELDS = {
     "not supported yet": (
         *("audio", "prediction", "verbosity", "suffix", "echo", "best_of"),
-        *("web_search_options", "top_logprobs", "refusal", "functions", "function_call"),
+        *("web_search_options", "refusal", "functions", "function_call"),
     ),
     "only text is supported": ("modalities",),
 }

@@ -19,6 +19,7 @@ from outpace.api.output import Output
 from outpace.api.parts import PartsDelta, assistant_message
 from outpace.api.text import REPLACEMENT_CHARACTER
 from outpace.decoding import Step
+from outpace.decoding.logprob import top_tokens
 from outpace.server.models import HostedModel
 
 STREAM_END = b"data: [DONE]\n\n"
@@ -190,19 +191,31 @@ class Reply:
             return {
                 "tokens": tokens,
                 "token_logprobs": list(logprobs),
-                "top_logprobs": None,
+                "top_logprobs": self.format_top_logprobs(logprobs),
                 "text_offset": offsets.advance(ids),
             }
         entries = [
             {
-                "token": token,
-                "logprob": score,
-                "bytes": None if "\ufffd" in token else list(token.encode()),
-                "top_logprobs": [],
+                **format_logprob(token, score),
+                "top_logprobs": [
+                    format_logprob(self.model.token_text(top), value)
+                    for top, value in top_tokens(score)
+                ],
             }
             for token, score in zip(tokens, logprobs, strict=True)
         ]
         return {"content": entries, "refusal": None}
+
+    def format_top_logprobs(self, logprobs: Sequence[float]) -> list[ReplyObject] | None:
+        """Return the most probable tokens of each place, by text; None if not requested.
+
+        Of tokens with equal text, the most probable one is returned.
+        """
+        found = [*map(top_tokens, logprobs)]
+        if not any(found):
+            return None
+        text = self.model.token_text
+        return [{text(token): score for token, score in reversed(top)} for top in found]
 
     def format_statistics(
         self, outputs: Sequence[Output], seeds: Sequence[int], trace: bool
@@ -230,6 +243,12 @@ class Reply:
         if output.holes is not None:
             figure["holes"] = list(output.holes)
         return figure | ({"steps": list(map(format_step, output.steps))} if trace else {})
+
+
+def format_logprob(token: str, score: float) -> ReplyObject:
+    """Return the text and the log-probability of a token."""
+    unknown = REPLACEMENT_CHARACTER in token
+    return {"token": token, "logprob": score, "bytes": None if unknown else [*token.encode()]}
 
 
 def format_step(step: Step) -> ReplyObject:

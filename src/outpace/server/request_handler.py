@@ -89,9 +89,10 @@ class RequestHandler:
         if isinstance(request, ChatRequest):
             if request.max_completion_tokens is not None:
                 options["max_tokens"] = request.max_completion_tokens
+            options["top_logprobs"] = request.top_logprobs
         else:
             options["raw"] = True
-            options["logprobs"] = request.logprobs is not None
+            options |= {"logprobs": request.logprobs is not None, "top_logprobs": request.logprobs}
         limit = options["limit"] = self.model.entry.max_tokens
         for option in LENGTH_OPTIONS:
             if limit is not None and options.get(option, 0) > limit:

@@ -13,7 +13,8 @@ from pydantic import (
     model_validator,
 )
 
-from outpace.api.options import EFFORTS, MAX_ANSWER_TOKENS, REQUEST_OPTIONS
+from outpace.api.option_checks import EFFORTS, MAX_TOP_LOGPROBS
+from outpace.api.options import MAX_ANSWER_TOKENS, REQUEST_OPTIONS
 from outpace.api.tools import link_calls, read_tool_use
 from outpace.errors import OptionError
 from outpace.server.bounds import BoundedText, LogitBias, Name, ShortText, StrictModel, bounded_type
@@ -30,6 +31,9 @@ BoundedTokenIds = Annotated[
     list[BoundedTokenId], Field(fail_fast=True, min_length=1, max_length=MAX_ANSWER_TOKENS)
 ]
 EmptyList = Annotated[list[None], Field(max_length=0)]
+
+
+TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
 class Extension(StrictModel):
@@ -189,7 +193,7 @@ class ChatRequest(BaseRequest):
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1024)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: TopCount | None = None
     chat_template_kwargs: Annotated[dict[Name, JsonScalar], Field(max_length=32)] | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -218,6 +222,14 @@ class ChatRequest(BaseRequest):
         if self.max_completion_tokens is not None and older is not None:
             message = "max_tokens: cannot be combined with max_completion_tokens"
             raise OptionError("max_tokens", older, message)
+        return self
+
+    @model_validator(mode="after")
+    def check_top_logprobs(self) -> Self:
+        """Reject a number of tokens without `logprobs`."""
+        if self.top_logprobs and not self.logprobs:
+            message = "top_logprobs: requires logprobs=true"
+            raise OptionError("top_logprobs", self.top_logprobs, message)
         return self
 
     @model_validator(mode="after")
@@ -274,7 +286,7 @@ class CompletionRequest(BaseRequest):
     """One or several strings to be continued."""
 
     prompt: PromptInput
-    logprobs: Literal[0] | None = None
+    logprobs: TopCount | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
     echo: Literal[False] | None = None
     suffix: None = None
