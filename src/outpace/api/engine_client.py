@@ -172,9 +172,9 @@ class ModelClient:
             ids = None
             if prompt is not None:
                 encode = partial(self.encode_request, prompt, options)
-                ids, request.format = await request.loop.run_in_executor(
-                    self.tokenizer_executor, encode
-                )
+                found = await request.loop.run_in_executor(self.tokenizer_executor, encode)
+                ids, request.format = found
+                request.prompt_tokens = len(ids)
             arguments = {"limit": limit, **options}
             # After the request is registered, so that `fail_requests` includes it.
             self.client.check_alive()
@@ -236,6 +236,7 @@ class PendingRequest:
         change_event: Set on progress.
         events: Events that were not consumed yet.
         format: Format of the answer.
+        prompt_tokens: Number of tokens of the prompt; 0 for an infill template.
     """
 
     def __init__(self, model: ModelClient, number: int) -> None:
@@ -246,7 +247,7 @@ class PendingRequest:
         self.is_admitted = self.is_cancelled = False
         self.events: list[Event] = []
         self.steps: list[Step] = []
-        self.format = PLAIN_FORMAT
+        self.format, self.prompt_tokens = PLAIN_FORMAT, 0
         self.result: Output | None = None
         self.error: BaseException | None = None
 

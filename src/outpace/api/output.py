@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -45,6 +46,7 @@ class Output:
         holes: Text of each hole of an infill template; `text` and `ids` are the whole text.
         given: Number of fixed tokens in `ids`, those of the template.
         format: Format of the parts of `text`.
+        stop_string: The stop string that ended the answer, or None.
     """
 
     text: str
@@ -58,6 +60,7 @@ class Output:
     holes: tuple[str, ...] | None = None
     given: int = 0
     format: AnswerFormat = field(default=PLAIN_FORMAT, repr=False)
+    stop_string: str | None = field(default=None, repr=False)
 
     @property
     def top_logprobs(self) -> list[TopTokens] | None:
@@ -274,6 +277,7 @@ class PendingAnswer:
             logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
             codec=detokenizer.codec,
             format=self.format,
+            stop_string=detokenizer.stop_string,
         )
 
     def build_infill_output(self, layout: InfillLayout) -> Output:
@@ -309,3 +313,19 @@ def uncommitted_canvas(request: Request) -> list[int]:
         return []
     mask = request.target.mask_id
     return [-1 if token == mask else token for token in request.canvas[len(request) :]]
+
+
+def count_reasoning_tokens(text: TextCodec, output: Output) -> int:
+    """Return the number of tokens of an answer up to the end of its thoughts."""
+    if output.format.thoughts is None or not output.reasoning:
+        return 0
+
+    def has_ended(count: int) -> bool:
+        detokenizer = Detokenizer(text, form=output.format)
+        detokenizer.push_tokens(output.ids[:count])
+        parts = AnswerParser(output.format)
+        parts.feed(detokenizer.take_text(final=True))
+        assert parts.thoughts is not None
+        return parts.thoughts.has_ended
+
+    return bisect_left(range(len(output.ids)), True, key=has_ended)

@@ -241,13 +241,18 @@ class Detokenizer:
             raise OptionError("stop", stop, message)
         self.ids: list[int] = []
         self.text = ""
-        self.stopped = False
+        self.stop_string: str | None = None  # the one that ended the text
         self.num_sent = 0
         self.visible_ids: list[int] = []  # tokens with text
         self.num_decoded = 0  # how many of them are decoded into `text`
         self.min_tokens = min_tokens
         self.num_early = 0  # how many of them are among the first `min_tokens` tokens
         self.stop_begin = 0  # first position at which a stop string may begin
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return self.stop_string is not None
 
     def push_tokens(self, ids: Sequence[int]) -> bool:
         """Append new tokens; returns True once a stop string is complete."""
@@ -288,11 +293,13 @@ class Detokenizer:
         begin, self.text = len(self.text), self.text + piece
         if early:
             self.stop_begin = len(self.text)
-        found = (
-            self.text.find(mark, max(begin - len(mark) + 1, self.stop_begin)) for mark in self.stop
-        )
-        if ends := [at for at in found if at >= 0]:
-            self.text, self.stopped = self.text[: min(ends)], True
+        places = {
+            mark: self.text.find(mark, max(begin - len(mark) + 1, self.stop_begin))
+            for mark in self.stop
+        }
+        if ends := [(at, mark) for mark, at in places.items() if at >= 0]:
+            at, self.stop_string = min(ends)
+            self.text = self.text[:at]
 
     def take_text(self, *, final: bool = False) -> str:
         """Return the text since the last call; a possible start of a stop string is held back."""

@@ -17,6 +17,7 @@ UNSUPPORTED_FIELDS = {
         *("web_search_options", "refusal", "functions", "function_call"),
     ),
     "only text is supported": ("modalities",),
+    "nothing is stored, so send the whole conversation": ("previous_response_id", "conversation"),
 }
 
 REFUSAL_REASONS = {name: reason for reason, names in UNSUPPORTED_FIELDS.items() for name in names}

@@ -36,6 +36,21 @@ def dump_json(value: Any) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
+def call_id(request: int, index: int, number: int) -> str:
+    """Return the id of a call of a choice: nine letters and digits, as some templates need.
+
+    Args:
+        request: Random number of the request.
+        index: Index of the choice.
+        number: Number of the call in the choice.
+    """
+    value, digits = request + 100_003 * index + number, ""
+    for _ in range(9):
+        value, digit = divmod(value, len(ID_CHARACTERS))
+        digits += ID_CHARACTERS[digit]
+    return digits
+
+
 class TextOffsets:
     """Character offsets of tokens; tokens that share a character have the same offset."""
 
@@ -133,20 +148,13 @@ class Reply:
             entries = dump_json([self.format_call(index, each) for each in parts.calls])
             yield f'"tool_calls":{entries}'
 
-    def call_id(self, index: int, number: int) -> str:
-        """Return the id of a call of a choice: nine letters and digits, as some templates need."""
-        value, digits = self.number + 100_003 * index + number, ""
-        for _ in range(9):
-            value, digit = divmod(value, len(ID_CHARACTERS))
-            digits += ID_CHARACTERS[digit]
-        return digits
-
     def format_call(self, index: int, delta: CallDelta) -> ReplyObject:
         """Return new text of a call; its first has the id and the name."""
         if delta.name is None:
             return {"index": delta.number, "function": {"arguments": delta.arguments}}
         call = ToolCall(delta.name, delta.arguments)
-        return {"index": delta.number, **call_object(self.call_id(index, delta.number), call)}
+        identity = call_id(self.number, index, delta.number)
+        return {"index": delta.number, **call_object(identity, call)}
 
     def format_empty_chunk(self, **extra: Any) -> str:
         """Return an event without choices."""
@@ -170,7 +178,7 @@ class Reply:
         content: ReplyObject = {"text": output.text}
         parts = output.parts
         if self.chat:
-            message = assistant_message(parts, partial(self.call_id, index))
+            message = assistant_message(parts, partial(call_id, self.number, index))
             content = {"message": {**message, "refusal": None}}
         scores = self.format_logprobs(output.ids, output.logprobs, TextOffsets(self.model))
         return {

@@ -36,11 +36,16 @@ EmptyList = Annotated[list[None], Field(max_length=0)]
 TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
-class Extension(StrictModel):
-    """Fields specific to outpace."""
+class MethodExtension(StrictModel):
+    """The decoding method, a choice specific to outpace."""
 
     method: Name | None = None
     options: Annotated[dict[Name, JsonScalar], Field(max_length=64)] | None = None
+
+
+class Extension(MethodExtension):
+    """Fields specific to outpace."""
+
     trace: bool | None = None
     provisional: bool | None = None
     fill: bool | None = None

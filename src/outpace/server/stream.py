@@ -7,10 +7,12 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 from outpace.api.engine_client import PendingRequest
-from outpace.api.output import Event
+from outpace.api.output import Event, Output
 from outpace.api.parts import AnswerFormat, AnswerParser, PartsDelta
-from outpace.server.reply import Reply, ReplyObject, TextOffsets, format_step
+from outpace.server.http_error import HttpError
+from outpace.server.reply import STREAM_END, Reply, ReplyObject, TextOffsets, format_step
 from outpace.server.schema import BaseRequest
+from outpace.server.writer import AnswerWriter
 
 
 class ChoiceStream:
@@ -93,6 +95,42 @@ class ChoiceStream:
     def canvas_texts(self, canvas: Sequence[int]) -> list[str | None]:
         """Return the texts of the canvas after the committed text; None for a hole."""
         return [None if token < 0 else self.reply.model.token_text(token) for token in canvas]
+
+
+class CompletionWriter(AnswerWriter):
+    """Answers of OpenAI's chats and completions."""
+
+    def __init__(self, reply: Reply, request: BaseRequest, seeds: Sequence[int]) -> None:
+        self.id = reply.id
+        self.reply, self.request, self.seeds = reply, request, seeds
+        self.streams: list[ChoiceStream] = []
+
+    def begin_stream(self, pending: Sequence[PendingRequest]) -> str:
+        """Begin a stream per choice, which starts without an event."""
+        self.streams = [
+            ChoiceStream(self.reply, index, self.seeds[index], self.request, each.format)
+            for index, each in enumerate(pending)
+        ]
+        return ""
+
+    def format_event(self, index: int, event: Event) -> str:
+        """Return the chunks for the progress of a choice."""
+        return "".join(self.streams[index].format_event(event))
+
+    def end_stream(self, outputs: Sequence[Output]) -> bytes:
+        """Return the event with usage and statistics, if requested, and the end."""
+        extension = self.request.extension
+        if not (extension.trace or extension.provisional or self.request.wants_usage):
+            return STREAM_END
+        return self.reply.format_final_chunk(outputs, self.seeds).encode() + STREAM_END
+
+    def format_answer(self, outputs: Sequence[Output]) -> bytes:
+        """Return the whole answer as one object."""
+        return self.reply.format_answer(outputs, self.seeds, bool(self.request.extension.trace))
+
+    def format_failure(self, fault: HttpError) -> bytes:
+        """Return the error as the last event."""
+        return fault.event
 
 
 async def merge_choice_events(
