@@ -213,7 +213,7 @@ def test_template_without_calls_has_them_as_text() -> None:
     assert text.endswith(f"a\nb\n{one}\n{one}\nstop: c\n")
 
 
-@pytest.mark.parametrize("template", ["{{ messages[0].content }}", TEMPLATES["array"] + "[ARGS]"])
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", TEMPLATES["args"] + "[CALL_ID]"])
 def test_unknown_format_is_named(template: str) -> None:
     """For tools, and for a conversation that a template would leave out."""
     llm = LLM("tiny-ar")

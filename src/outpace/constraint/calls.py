@@ -105,6 +105,16 @@ CALL_FORMATS = (
         foreign=("[ARGS]",),
     ),
     CallFormat(
+        name="args",
+        marker="[TOOL_CALLS]",
+        begin="[TOOL_CALLS]",
+        middle="[ARGS]",
+        between="[TOOL_CALLS]",
+        end="",
+        required=("[TOOL_CALLS]", "[ARGS]"),
+        foreign=("[CALL_ID]",),
+    ),
+    CallFormat(
         name="object",
         marker='{"name"',
         begin='{"name": "',
@@ -114,7 +124,8 @@ CALL_FORMATS = (
         required=('{"name": function name, "parameters": dictionary',),
     ),
 )
-"""Formats of Hermes, Qwen and SmolLM3; of Mistral up to Small 3.1; of Llama 3.1 and 3.2."""
+"""Formats of Hermes, Qwen and SmolLM3; of Mistral up to Small 3.1, and after Small 3.2; of Llama
+3.1 and 3.2."""
 
 TOOL_VARIABLES = ("tools", "xml_tools")
 """Variables by which chat templates receive tools, the usual one first."""
