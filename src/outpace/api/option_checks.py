@@ -24,7 +24,7 @@ def check_count(name: str, value: Any, most: int | None = None) -> None:
 
 def check_effort(effort: Any) -> None:
     """Raise `OptionError` for an unknown effort of reasoning."""
-    if effort not in (None, *EFFORTS):
+    if effort is not None and not (isinstance(effort, str) and effort in EFFORTS):
         message = f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {effort!r}"
         raise OptionError("reasoning_effort", effort, message)
 
