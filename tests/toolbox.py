@@ -25,6 +25,12 @@ TEMPLATES = {
 {%- endif %}{{- c.function | tojson }}{%- endfor %}{{- ']' + eos_token }}
 {%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '\n' }}
 {%- else %}{{- m.content + '\n' }}{%- endif %}{%- endfor %}""",
+    "args": """{%- if tools %}{{- '[AVAILABLE_TOOLS]' + (tools | length | string) + '\n' }}
+{%- endif %}{%- for m in messages %}{%- if m.tool_calls is defined %}
+{%- for c in m.tool_calls %}{{- '[TOOL_CALLS]' + c.function.name + '[ARGS]' }}
+{{- c.function.arguments | tojson }}{%- endfor %}{{- eos_token }}
+{%- elif m.role == 'tool' %}{{- '[TOOL_RESULTS]' + m.content + '\n' }}
+{%- else %}{{- m.content + '\n' }}{%- endif %}{%- endfor %}""",
     "object": """{%- if tools %}{{- '{"name": function name, "parameters": dictionary}' }}
 {%- endif %}{%- for m in messages %}
 {%- if m.role == 'tool' %}{{- m.content + '\n' }}{%- elif m.tool_calls %}
@@ -33,7 +39,7 @@ TEMPLATES = {
 }
 """What templates of Hermes and Qwen, Mistral, and Llama do, by the name of the format.
 
-The second marks `[TOOL_CALLS]` as a special token, as tokenizers of its models do.
+Those of Mistral mark `[TOOL_CALLS]` and `[ARGS]` as special tokens, as its tokenizers do.
 """
 WEATHER = {
     "type": "object",
@@ -61,10 +67,11 @@ def tool_model(name: str, form: str) -> str:
     config = json.loads((vocabulary / "tokenizer_config.json").read_text())
     config["chat_template"] = TEMPLATES[form]
     tokenizer = json.loads((vocabulary / "tokenizer.json").read_text())
-    if form == "array":  # one of the tokens without a use
-        replaced = next(t for t in tokenizer["added_tokens"] if t["content"] == "<|im_start|>")
-        replaced["content"] = "[TOOL_CALLS]"
-        config["additional_special_tokens"] = ["[TOOL_CALLS]", "<|im_end|>"]
+    if form in ("array", "args"):  # in place of tokens without a use
+        marks = {"<|im_start|>": "[TOOL_CALLS]", "<|im_end|>": "[ARGS]"}
+        for token in tokenizer["added_tokens"]:
+            token["content"] = marks.get(token["content"], token["content"])
+        config["additional_special_tokens"] = [*marks.values()]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     return str(folder)

@@ -11,7 +11,8 @@ import jsonschema
 import pytest
 
 from outpace import LLM, OptionError
-from outpace.api.calls import CallParser, ToolCall, parse_calls
+from outpace.api.calls import CallParser, ToolCall
+from outpace.api.parts import AnswerFormat, parse_answer
 from outpace.api.prompts import validate_prompt
 from outpace.api.tools import read_tool_use
 from outpace.constraint.calls import CALL_FORMATS, CallFormat
@@ -20,6 +21,13 @@ from toolbox import SCHEMAS, TEMPLATES, TOOLS, tool_llm
 FORMATS = {form.name: form for form in CALL_FORMATS}
 HARD = ['{"a": "}{\\"] \\\\", "b": [{"c": {}}]}', "{}", '{"name": "x", "d": "</tool_call>"}']
 """Arguments with brackets, quotes and marks in strings."""
+
+
+def parse_calls(form: CallFormat | None, text: str) -> tuple[str, list[ToolCall]]:
+    """The text and the finished calls of an answer."""
+    parts = parse_answer(AnswerFormat(calls=form), text)
+    return parts.text, parts.calls
+
 
 every = pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.name)
 
@@ -205,7 +213,7 @@ def test_template_without_calls_has_them_as_text() -> None:
     assert text.endswith(f"a\nb\n{one}\n{one}\nstop: c\n")
 
 
-@pytest.mark.parametrize("template", ["{{ messages[0].content }}", TEMPLATES["array"] + "[ARGS]"])
+@pytest.mark.parametrize("template", ["{{ messages[0].content }}", TEMPLATES["args"] + "[CALL_ID]"])
 def test_unknown_format_is_named(template: str) -> None:
     """For tools, and for a conversation that a template would leave out."""
     llm = LLM("tiny-ar")

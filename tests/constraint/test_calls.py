@@ -89,7 +89,7 @@ def test_variant_of_a_call(variant: CallFormat) -> None:
         (r'{{ "<tool_call>{\"name\": <name>, \"arguments\": <json>}</tool_call>" }}', "tool_call"),
         ("<tool_call>\n<function=name>\n<parameter=x>arguments", None),
         ("<tool_call>name\n<arg_key>arguments", None),
-        ("[TOOL_CALLS]name[ARGS]{}", None),
+        ("[TOOL_CALLS]name[CALL_ID]id[ARGS]{}", None),
         ("{{ messages[0].content }}", None),
         (None, None),
     ],

@@ -13,6 +13,7 @@ import pytest
 
 from constrained import CASES, llm
 from outpace.api.options import Options
+from outpace.constraint.compiler import RuleKey
 from outpace.methods import Diffusion, Method
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
@@ -87,7 +88,7 @@ def shortest(name: str, text: str) -> int:
     vocabulary = len(model.text.tokenizer)
     ends = frozenset({model.text.tokenizer.eos_token_id})
     rule = "schema", text
-    return model.compiler.compile_rule(rule, False, vocabulary, ends, 1000).min_tokens
+    return model.compiler.compile_rule(RuleKey(rule, False, vocabulary, ends), 1000).min_tokens
 
 
 def fitting(method: Method, room: int) -> tuple[Method, int]:

@@ -134,7 +134,7 @@ def errors(client: openai.OpenAI) -> None:
     refused(client, bad, "response_format.json_schema.schema", response_format=teapot)
     refused(client, bad, "guided_regex", extra_body={"guided_regex": "(a|b)*a(a|b){30}"})
     refused(client, bad, "tools", tools=[{"type": "function", "function": {"name": "f"}}])
-    refused(client, bad, "top_logprobs", logprobs=True, top_logprobs=3)
+    refused(client, bad, "top_logprobs", logprobs=True, top_logprobs=21)
     refused(client, bad, "messages", messages=[])
     refused(client, bad, "max_tokens", max_tokens=10**9)
 

@@ -140,6 +140,29 @@ def test_assistant_messages_are_accepted(client: TestClient) -> None:
 
 
 @pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-wedlm"])
+def test_top_logprobs(client: TestClient, model: str) -> None:
+    """Whole and streamed, in chats and completions, as in the library."""
+    fields: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
+    (output,) = LLM(model).generate(QUESTION, **fields, logprobs=True, top_logprobs=3)
+    assert output.top_logprobs is not None
+    expected = [[score for _, score in top] for top in output.top_logprobs]
+    body = chat(model=model, **fields, logprobs=True, top_logprobs=3)
+    content = ask(client, body)["choices"][0]["logprobs"]["content"]
+    for each, scores in zip(content, expected, strict=True):
+        assert [t["logprob"] for t in each["top_logprobs"]] == pytest.approx(scores, abs=1e-4)
+        assert all(set(t) == {"token", "logprob", "bytes"} for t in each["top_logprobs"])
+    chunks = [c for event in events(client, body) for c in event["choices"] if c["logprobs"]]
+    assert [each for c in chunks for each in c["logprobs"]["content"]] == content
+    plain = completion(model=model, **fields, logprobs=3)
+    found = ask(client, plain)["choices"][0]["logprobs"]["top_logprobs"]
+    assert [dict(t) for t in found] == [
+        {t["token"]: t["logprob"] for t in reversed(each["top_logprobs"])} for each in content
+    ]
+    chunks = [c for event in events(client, plain) for c in event["choices"] if c["logprobs"]]
+    assert [each for c in chunks for each in c["logprobs"]["top_logprobs"]] == found
+
+
+@pytest.mark.parametrize("model", ["tiny-ar", "tiny-llada"])
 def test_logprobs_equal_library(client: TestClient, model: str) -> None:
     """For each token, whole or streamed, in both APIs' formats."""
     (output,) = LLM(model).generate(QUESTION, max_tokens=24, temperature=0.0, logprobs=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from pathlib import Path
+from typing import Any
 
 import openai
 import pytest
@@ -42,6 +43,7 @@ def test_official_client_example(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Unchanged except for the address."""
+    anthropic = pytest.importorskip("anthropic")
     code = "".join(blocks(PAGE, "py"))
 
     def here(base_url: str, api_key: str) -> openai.OpenAI:
@@ -49,8 +51,14 @@ def test_official_client_example(
         inside = f"{client.base_url}/v1"
         return kind(base_url=inside, api_key=api_key, http_client=client, max_retries=0)
 
-    kind = openai.OpenAI
+    def there(base_url: str, api_key: str) -> Any:
+        assert base_url == "http://127.0.0.1:8000"
+        inside = str(client.base_url)
+        return other(base_url=inside, api_key=api_key, http_client=client, max_retries=0)
+
+    kind, other = openai.OpenAI, anthropic.Anthropic
     monkeypatch.setattr(openai, "OpenAI", here)
+    monkeypatch.setattr(anthropic, "Anthropic", there)
     exec(compile(code, PAGE.name, "exec", dont_inherit=True), {"__name__": "shown"})
     assert is_right(code, capsys.readouterr().out)
 

@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
 from starlette.testclient import TestClient
 
 from outpace.server.app import build_server_app
-from outpace.server.schema import ChatRequest, CompletionRequest
+from outpace.server.document import REQUEST_MODELS
 from outpace.server.service import Service
 from outpace.server.settings import Config, Settings, zoo_entries
 
@@ -33,7 +33,7 @@ def test_document_names_every_route_and_field(client: TestClient) -> None:
     """With the error object for every error."""
     document = client.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
-    for kind in (ChatRequest, CompletionRequest):
+    for kind in REQUEST_MODELS:
         assert set(schemas[kind.__name__]["properties"]) == set(kind.model_fields)
     for path, methods in document["paths"].items():
         for operation in methods.values():

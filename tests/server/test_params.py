@@ -71,7 +71,12 @@ CASES = [
         chat(chat_template_kwargs={"x": 1}),
         "chat_template_kwargs",
     ),
+    case("reasoning_effort", "much"),
+    case("max_reasoning_tokens", -1),
+    case("max_reasoning_tokens", 5),
     case("logprobs", "x"),
+    case("top_logprobs", 2),
+    case("top_logprobs", 21, logprobs=True, top_logprobs=21),
     Case("schema", SCHEMA, "schema", chat(guided_json=SCHEMA), "guided_json"),
     Case(
         *("schema", SCHEMA, "schema"),

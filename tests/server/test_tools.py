@@ -25,6 +25,7 @@ URL = "http://localhost"
 MODELS = {
     "causal": ("tiny-ar", "tool_call"),
     "array": ("tiny-wedlm", "array"),
+    "args": ("tiny-ar", "args"),
     "object": ("tiny-block", "object"),
     "diffusion": ("tiny-dream", "tool_call"),
 }

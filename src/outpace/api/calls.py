@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 from outpace.api.codec import overlap_length
@@ -148,16 +147,6 @@ class CallParser:
         return False
 
 
-def parse_calls(form: CallFormat | None, text: str) -> tuple[str, list[ToolCall]]:
-    """Return the text and the finished calls of an answer; a text without a format has no calls."""
-    if form is None:
-        return text, []
-    parser = CallParser(form)
-    parser.feed(text)
-    parser.finish()
-    return parser.text, parser.calls
-
-
 def call_object(identity: str, call: ToolCall) -> dict[str, Any]:
     """Return a call as OpenAI's messages hold it."""
     return {
@@ -165,16 +154,3 @@ def call_object(identity: str, call: ToolCall) -> dict[str, Any]:
         "type": "function",
         "function": {"name": call.name, "arguments": call.arguments},
     }
-
-
-def assistant_message(
-    text: str, calls: list[ToolCall], identify: Callable[[int], str]
-) -> dict[str, Any]:
-    """Return an answer as a message; `identify` returns the id of a call by its number."""
-    message: dict[str, Any] = {"role": "assistant", "content": text}
-    if calls:
-        message["content"] = text or None
-        message["tool_calls"] = [
-            call_object(identify(number), call) for number, call in enumerate(calls)
-        ]
-    return message

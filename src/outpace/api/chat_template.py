@@ -13,130 +13,26 @@ for such a token, as gpt-oss does, the token stays and only its borders are mark
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import chain
 from typing import Any
 
-from jinja2 import Environment, TemplateError
-from jinja2.ext import LoopControlExtension
-from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Call, Const, Getattr, Template, TemplateData
+from jinja2.nodes import TemplateData
 
 from outpace.api.codec import SharedTokenizer, TokenSpan, unused_characters, validate_text
 from outpace.api.markers import AuthorMap, Markers, Message, TemplatePart, match_any
-from outpace.constraint.calls import TOOL_VARIABLES, CallFormat, find_call_format
+from outpace.api.template_source import TemplateSource
 from outpace.errors import OptionError
 
-RESERVED_NAMES = {"messages", "add_generation_prompt", "documents", "raise_exception"} | {
-    *TOOL_VARIABLES,
-    "strftime_now",
-    "continue_final_message",
-    "chat_template",
-    "tokenize",
-}
-"""Names in a chat template that are not variables of a request."""
 
-
-class ChatTemplate:
+class ChatTemplate(TemplateSource):
     """The chat template of a tokenizer."""
 
     def __init__(self, codec: SharedTokenizer) -> None:
-        self.codec, self.name = codec, codec.name
-        self.tokenizer = codec.tokenizer
-
-    @cached_property
-    def syntax_trees(self) -> list[Template]:
-        """Syntax trees of the template, or of all templates if there are several."""
-        sources = self.tokenizer.chat_template or []
-        sources = sources.values() if isinstance(sources, dict) else sources
-        # The `generation` tags, which training needs, are not part of Jinja.
-        plain = [
-            re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)
-            for source in ([sources] if isinstance(sources, str) else sources)
-        ]
-        try:
-            return [Environment(extensions=[LoopControlExtension]).parse(each) for each in plain]
-        except TemplateError as error:
-            message = f"messages: the chat template of {self.name} fails: {error}"
-            raise OptionError("messages", None, message) from error
-
-    @cached_property
-    def variables(self) -> frozenset[str]:
-        """Names of the variables that a request may set."""
-        names = {name for tree in self.syntax_trees for name in find_undeclared_variables(tree)}
-        return frozenset(name for name in names - RESERVED_NAMES if not name.endswith("_token"))
-
-    @cached_property
-    def call_format(self) -> CallFormat | None:
-        """Format of the calls of tools that the template describes, or None."""
-        return (
-            None if self.tool_variable is None else find_call_format(self.tokenizer.chat_template)
-        )
-
-    @cached_property
-    def tool_variable(self) -> str | None:
-        """Variable by which the template receives tools, or None."""
-        names = {name for tree in self.syntax_trees for name in find_undeclared_variables(tree)}
-        return next((name for name in TOOL_VARIABLES if name in names), None)
-
-    def tool_variables(self, tools: Sequence[Message], choice: str) -> dict[str, Any]:
-        """Return the variables by which the template receives tools.
-
-        Raises:
-            OptionError: If it does not support them.
-        """
-        if self.tool_variable is None or self.call_format is None:
-            field = "tools" if choice == "auto" else "tool_choice"
-            message = (
-                f"{field}: the chat template of {self.name} does not describe tools in a known "
-                f"format, which tool_choice={choice!r} with tools needs; use tool_choice='none'"
-            )
-            raise OptionError(field, choice, message)
-        return {self.tool_variable: [*tools]}
-
-    def write_calls(self, number: int, message: Message) -> Message:
-        """Return a message whose calls of tools the template writes, or that has them as text.
-
-        Raises:
-            OptionError: If the template supports neither calls nor their results.
-        """
-        calls = message.get("tool_calls")
-        if not calls and "tool_call_id" not in message:
-            return message
-        if "tool" not in self.string_constants or (self.call_format is None and not self.has_calls):
-            field = f"messages[{number}].{'tool_calls' if calls else 'role'}"
-            text = f"{field}: the chat template of {self.name} supports no calls of tools"
-            raise OptionError(field, None, text)
-        if not calls or self.has_calls:
-            return message
-        assert self.call_format is not None
-        functions = [call["function"] for call in calls]
-        written = self.call_format.write_calls(
-            (each["name"], json.dumps(each["arguments"], ensure_ascii=False)) for each in functions
-        )
-        content = "\n".join(filter(None, (message["content"], written)))
-        return {"role": message["role"], "content": content}
-
-    @cached_property
-    def has_calls(self) -> bool:
-        """Whether the template writes the calls in a message."""
-        return any(
-            isinstance(node, Getattr)
-            and node.attr == "tool_calls"
-            or isinstance(node, Const)
-            and node.value == "tool_calls"
-            for tree in self.syntax_trees
-            for node in tree.find_all((Getattr, Const))
-        )
-
-    @cached_property
-    def string_constants(self) -> frozenset[str]:
-        """Strings in the template's expressions, which it may search for in a string."""
-        found = chain.from_iterable(tree.find_all(Const) for tree in self.syntax_trees)
-        return frozenset(each.value for each in found if isinstance(each.value, str) and each.value)
+        super().__init__(codec.name, codec.tokenizer)
+        self.codec = codec
 
     @cached_property
     def control_tokens(self) -> dict[int, str]:
@@ -206,7 +102,7 @@ class ChatTemplate:
                 param = f"messages[{number}].role"
                 text = f"{param} must not contain a special token, got {role!r}"
                 raise OptionError(param, role, text)
-        messages = [self.write_calls(*each) for each in enumerate(messages)]
+        messages = [self.write_message(*each) for each in enumerate(messages)]
         parts = TemplatePart.collect_parts(messages, variables)
         text = self.render_parts(parts)
         authors = self.find_authors(parts, text)
@@ -296,19 +192,6 @@ class ChatTemplate:
                 yield Markers(
                     self.hidden_patterns, self.edge_pattern, plain, fenced, free, inner=inner
                 )
-
-    @cached_property
-    def boundary_constants(self) -> frozenset[str]:
-        """Strings that the template searches for at the beginning or end of a string."""
-        calls = chain.from_iterable(tree.find_all(Call) for tree in self.syntax_trees)
-        return frozenset(
-            word.value
-            for call in calls
-            if isinstance(call.node, Getattr) and call.node.attr in ("startswith", "endswith")
-            for argument in call.args
-            for word in (argument, *argument.find_all(Const))
-            if isinstance(word, Const) and isinstance(word.value, str)
-        )
 
     @cached_property
     def word_groups(self) -> tuple[dict[bool, list[str]], ...]:

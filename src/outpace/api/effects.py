@@ -9,7 +9,9 @@ from numpy import ndarray
 from torch import Tensor
 
 from outpace.api.options import REQUEST_OPTIONS, RequestOptions
-from outpace.constraint.compiler import Compiler
+from outpace.api.text import TextCodec
+from outpace.constraint.compiler import FREE_RULE, Compiler
+from outpace.constraint.thoughts import ThoughtFormat
 from outpace.decoding import CAUSAL_KINDS, Constraint, Processor
 from outpace.decoding.processor import MinTokens, Penalties, TokenBias
 from outpace.decoding.sampling_params import is_whole_number
@@ -88,6 +90,7 @@ def build_constraint(
     options: RequestOptions,
     compiler: Compiler,
     method: Method,
+    thoughts: ThoughtFormat | None,
     slots: range,
     ends: frozenset[int],
     vocab: int,
@@ -100,10 +103,15 @@ def build_constraint(
         OptionError: If no answer satisfies the constraint.
         Exception: That of the compiler for an uncompiled constraint, unless `wait` is set.
     """
-    if options.rule is None:
+    most, rule = options.max_reasoning_tokens, options.rule
+    if most is not None and thoughts is not None:
+        rule = rule or FREE_RULE
+    if rule is None:
         return None
+    if rule[0] == "grammar" and most is None and thoughts is not None and thoughts.begin:
+        thoughts = None  # a grammar cannot follow thoughts, which the prompt does not require
     return compiler.build_constraint(
-        options.rule,
+        rule,
         sequential=method.is_sequential,
         begin=slots.start,
         limit=slots.stop,
@@ -111,7 +119,19 @@ def build_constraint(
         ends=ends,
         mask_id=mask_id,
         wait=wait,
+        thoughts=thoughts,
+        max_thoughts=most,
     )
+
+
+def check_reasoning_limit(options: RequestOptions, text: TextCodec) -> None:
+    """Raise `OptionError` for a limit of thoughts if the model's answers have none."""
+    if options.max_reasoning_tokens is not None and text.thought_format is None:
+        message = (
+            f"max_reasoning_tokens: the chat template of {text.name} describes no thoughts in a "
+            "known format; omit it"
+        )
+        raise OptionError("max_reasoning_tokens", options.max_reasoning_tokens, message)
 
 
 def check_can_infill(method: Method) -> None:

@@ -21,6 +21,7 @@ from outpace.api.engine_loop import (
 )
 from outpace.api.options import Options, RequestOptions, option_names
 from outpace.api.output import Event, Output
+from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
 from outpace.api.text import Prompt, TextCodec
 from outpace.decoding import Step
 from outpace.engine.runner import CacheUsage
@@ -170,8 +171,10 @@ class ModelClient:
         try:
             ids = None
             if prompt is not None:
-                encode = partial(self.encode_prompt, prompt, options)
-                ids = await request.loop.run_in_executor(self.tokenizer_executor, encode)
+                encode = partial(self.encode_request, prompt, options)
+                found = await request.loop.run_in_executor(self.tokenizer_executor, encode)
+                ids, request.format = found
+                request.prompt_tokens = len(ids)
             arguments = {"limit": limit, **options}
             # After the request is registered, so that `fail_requests` includes it.
             self.client.check_alive()
@@ -184,13 +187,22 @@ class ModelClient:
             raise
         return request
 
-    def encode_prompt(self, prompt: Prompt, options: Mapping[str, Any]) -> list[int]:
-        """Return the token ids of a prompt."""
+    def encode_request(
+        self, prompt: Prompt, options: Mapping[str, Any]
+    ) -> tuple[list[int], AnswerFormat]:
+        """Return the token ids of a prompt, and the format of its answer."""
         names = option_names("prompt") + option_names("calls")
         request = RequestOptions.of({name: options[name] for name in names if name in options})
-        return self.text.encode(
-            prompt, raw=request.raw, template=request.template, tools=request.tool_use
+        raw, tools = request.raw, request.tool_use
+        ids = self.text.encode(
+            prompt,
+            raw=raw,
+            template=request.template,
+            tools=tools,
+            effort=request.reasoning_effort,
         )
+        is_raw = raw or options.get("cloze") is not None
+        return ids, self.text.find_answer_format(ids, tools, raw=is_raw)
 
     def check_accepting(self) -> None:
         """Raise `DrainingError` or `QueueFullError` if no request is accepted now."""
@@ -223,6 +235,8 @@ class PendingRequest:
         loop: Event loop that waits for it.
         change_event: Set on progress.
         events: Events that were not consumed yet.
+        format: Format of the answer.
+        prompt_tokens: Number of tokens of the prompt; 0 for an infill template.
     """
 
     def __init__(self, model: ModelClient, number: int) -> None:
@@ -233,6 +247,7 @@ class PendingRequest:
         self.is_admitted = self.is_cancelled = False
         self.events: list[Event] = []
         self.steps: list[Step] = []
+        self.format, self.prompt_tokens = PLAIN_FORMAT, 0
         self.result: Output | None = None
         self.error: BaseException | None = None
 

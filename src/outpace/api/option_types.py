@@ -37,7 +37,11 @@ class Options(TypedDict, total=False):
         logit_bias: Values added to logits, by token id.
         raw: Continue a string prompt as it is, without the chat template.
         template: Variables of the chat template, such as `enable_thinking`.
+        reasoning_effort: `none`, `minimal`, `low`, `medium`, `high` or `xhigh`. Sets the variable
+            `reasoning_effort` of the chat template, or else `enable_thinking`, false for `none`.
+        max_reasoning_tokens: Maximum number of tokens before the text that ends the thoughts.
         logprobs: Return the log-probability of each token.
+        top_logprobs: Number of most probable tokens per token, 20 at most; needs `logprobs`.
         schema: JSON schema or pydantic model of the whole answer, see docs/constraints.md.
         regex: Regular expression that the whole answer matches.
         choices: Strings of which the answer is one.
@@ -65,7 +69,10 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     raw: bool
     template: Mapping[str, Any]
+    reasoning_effort: str | None
+    max_reasoning_tokens: int | None
     logprobs: bool
+    top_logprobs: int
     schema: Any
     regex: str | None
     choices: Sequence[str] | None

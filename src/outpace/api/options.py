@@ -12,12 +12,13 @@ from numpy import ndarray
 from torch import Tensor
 
 from outpace.api.declared import Info, list_options
+from outpace.api.option_checks import MAX_TOP_LOGPROBS, check_count, check_effort, check_range
 from outpace.api.option_types import Options as Options
 from outpace.api.tools import ToolUse, read_tool_use
 from outpace.constraint.cloze import InfillParts, check_template
 from outpace.constraint.compiler import ConstraintRule, constraint_rule
 from outpace.decoding import Sampling
-from outpace.decoding.sampling_params import is_finite_real, is_whole_number
+from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
 from outpace.methods.bounds import check_at_least_one
 from outpace.methods.method import MAX_FLOAT_VALUE, check_type
@@ -152,7 +153,24 @@ class RequestOptions:
             fields=("chat_template_kwargs",),
         ),
     ] = field(default_factory=dict)
+    reasoning_effort: Annotated[
+        str | None,
+        Info(
+            "Effort of reasoning: none, minimal, low, medium, high or xhigh.",
+            "prompt",
+            fields=("reasoning_effort",),
+        ),
+    ] = None
+    max_reasoning_tokens: Annotated[
+        int | None,
+        Info(
+            "Maximum number of tokens of the thoughts before an answer.",
+            "sampling",
+            bounds={"ge": 0, "le": MAX_ANSWER_TOKENS},
+        ),
+    ] = None
     logprobs: Annotated[bool, Info("Show the log-probability of each token.")] = False
+    top_logprobs: Annotated[int, Info(fields=())] = 0
     schema: Annotated[
         Any,
         Info(
@@ -215,9 +233,14 @@ class RequestOptions:
         for name, option in REQUEST_OPTIONS.items():
             if option.kind is bool:
                 check_type(name, getattr(self, name), bool)
-        if not (is_whole_number(self.min_tokens) and self.min_tokens >= 0):
-            message = f"min_tokens must be an integer of at least 0, got {self.min_tokens}"
-            raise OptionError("min_tokens", self.min_tokens, message)
+        check_count("min_tokens", self.min_tokens)
+        if self.max_reasoning_tokens is not None:
+            check_count("max_reasoning_tokens", self.max_reasoning_tokens)
+        check_count("top_logprobs", self.top_logprobs, MAX_TOP_LOGPROBS)
+        if self.top_logprobs and not self.logprobs:
+            message = "top_logprobs needs logprobs: set both"
+            raise OptionError("top_logprobs", self.top_logprobs, message)
+        check_effort(self.reasoning_effort)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             message = (
                 f"min_tokens must be at most max_tokens={self.max_tokens}, got {self.min_tokens}"
@@ -260,7 +283,10 @@ class RequestOptions:
         if self.cloze is not None:
             check_template(self.cloze)
             what = "cloze"
-            names += ["stop_ids", "max_tokens", *option_names("rule"), *option_names("calls")]
+            names += ["stop_ids", "max_tokens", "max_reasoning_tokens"]
+            names += [*option_names("rule"), *option_names("calls")]
+        if what is None and self.max_reasoning_tokens is not None:
+            what, names = "max_reasoning_tokens", ["ignore_eos", "raw"]
         if what is None:
             return
         for name in names:
@@ -287,15 +313,6 @@ def option_names(group: str) -> list[str]:
 def check_options(options: Options) -> None:
     """Raise `OptionError` for options that are invalid for every model and method."""
     RequestOptions.of(options).build_sampling({})
-
-
-def check_range(name: str, value: object, least: float, part: str = "") -> None:
-    """Raise `OptionError` for a value that is not a number from `least` to `LARGEST`."""
-    if not (is_finite_real(value) and least <= float(value) <= MAX_FLOAT_VALUE):  # type: ignore[arg-type]
-        message = (
-            f"{name}{part} must be a number from {least:g} to {MAX_FLOAT_VALUE:g}, got {value!r}"
-        )
-        raise OptionError(name, value, message)
 
 
 def offset_seed(options: Options, offset: int) -> Options:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, NamedTuple
 
-from outpace.api.calls import ToolCall, assistant_message, parse_calls
+from outpace.api.calls import ToolCall
 from outpace.api.display import render_html
 from outpace.api.infill import InfillLayout
+from outpace.api.parts import (
+    PLAIN_FORMAT,
+    AnswerFormat,
+    AnswerParser,
+    assistant_message,
+    parse_answer,
+)
 from outpace.api.text import Detokenizer, TextCodec
-from outpace.constraint.calls import CallFormat
 from outpace.decoding import Request, Step
+from outpace.decoding.logprob import TopTokens, top_tokens
 from outpace.decoding.request import FinishReason
 from outpace.engine.job import DecodingError, Job
 
@@ -25,7 +33,7 @@ class Output:
     A notebook displays its figures, and the tokens of each forward in a different colour.
 
     Attributes:
-        text: The answer, without end-of-sequence and cut at a stop string.
+        text: The answer with all its parts, without end-of-sequence and cut at a stop string.
         ids: Token ids of the answer.
         finish_reason: `stop` (end-of-sequence, stop id or stop string), `length` or `cancelled`.
         steps: All forward passes, of every model.
@@ -37,7 +45,8 @@ class Output:
             template.
         holes: Text of each hole of an infill template; `text` and `ids` are the whole text.
         given: Number of fixed tokens in `ids`, those of the template.
-        call_format: Format of the calls of tools in `text`; None if there can be none.
+        format: Format of the parts of `text`.
+        stop_string: The stop string that ended the answer, or None.
     """
 
     text: str
@@ -50,22 +59,38 @@ class Output:
     codec: TextCodec | None = field(default=None, repr=False, compare=False)
     holes: tuple[str, ...] | None = None
     given: int = 0
-    call_format: CallFormat | None = field(default=None, repr=False)
+    format: AnswerFormat = field(default=PLAIN_FORMAT, repr=False)
+    stop_string: str | None = field(default=None, repr=False)
+
+    @property
+    def top_logprobs(self) -> list[TopTokens] | None:
+        """The most probable tokens of each slot, with their log-probabilities, if requested."""
+        return None if self.logprobs is None else [*map(top_tokens, self.logprobs)]
+
+    @property
+    def parts(self) -> AnswerParser:
+        """The parts of the answer."""
+        return parse_answer(self.format, self.text)
+
+    @property
+    def reasoning(self) -> str:
+        """The thoughts before the answer; empty if there are none."""
+        return self.parts.reasoning
 
     @property
     def content(self) -> str:
-        """The text without calls of tools."""
-        return parse_calls(self.call_format, self.text)[0]
+        """The text without thoughts and calls of tools."""
+        return self.parts.text
 
     @property
     def tool_calls(self) -> list[ToolCall]:
         """Calls of tools in the answer."""
-        return parse_calls(self.call_format, self.text)[1]
+        return self.parts.calls
 
     @property
     def message(self) -> dict[str, Any]:
         """The answer as a message of the conversation; its calls have ids of nine characters."""
-        return assistant_message(self.content, self.tool_calls, "call{:05}".format)
+        return assistant_message(self.parts, "call{:05}".format)
 
     @property
     def chosen(self) -> int:
@@ -105,7 +130,7 @@ class Output:
         """
         if self.codec is None:
             return [self.text]
-        detokenizer, begin, pieces = Detokenizer(self.codec, calls=self.call_format), 0, []
+        detokenizer, begin, pieces = Detokenizer(self.codec, form=self.format), 0, []
         for step in self.steps:
             detokenizer.push_tokens(self.ids[begin : begin + step.kept])
             begin += step.kept
@@ -186,6 +211,11 @@ class PendingAnswer:
     last_sent: TextPiece = TextPiece("", 0, 0, ())
     job: Job = field(init=False)
 
+    @property
+    def format(self) -> AnswerFormat:
+        """Format of the answer."""
+        return self.detokenizer.format
+
     def decode_tokens(self, request: Request) -> bool:
         """Decode new tokens; returns True if a stop string ends the answer."""
         # Counted by the decoded tokens, so Ctrl-C while one is decoded loses none after it.
@@ -246,7 +276,8 @@ class PendingAnswer:
             seconds=self.job.ended - self.job.began,
             logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
             codec=detokenizer.codec,
-            call_format=detokenizer.calls,
+            format=self.format,
+            stop_string=detokenizer.stop_string,
         )
 
     def build_infill_output(self, layout: InfillLayout) -> Output:
@@ -282,3 +313,19 @@ def uncommitted_canvas(request: Request) -> list[int]:
         return []
     mask = request.target.mask_id
     return [-1 if token == mask else token for token in request.canvas[len(request) :]]
+
+
+def count_reasoning_tokens(text: TextCodec, output: Output) -> int:
+    """Return the number of tokens of an answer up to the end of its thoughts."""
+    if output.format.thoughts is None or not output.reasoning:
+        return 0
+
+    def has_ended(count: int) -> bool:
+        detokenizer = Detokenizer(text, form=output.format)
+        detokenizer.push_tokens(output.ids[:count])
+        parts = AnswerParser(output.format)
+        parts.feed(detokenizer.take_text(final=True))
+        assert parts.thoughts is not None
+        return parts.thoughts.has_ended
+
+    return bisect_left(range(len(output.ids)), True, key=has_ended)

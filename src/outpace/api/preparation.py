@@ -10,6 +10,7 @@ from outpace.api.effects import (
     build_constraint,
     build_processors,
     check_can_infill,
+    check_reasoning_limit,
     resolve_stop_ids,
 )
 from outpace.api.infill import InfillLayout
@@ -38,6 +39,7 @@ def prepare_answer(
     limit: int | None,
 ) -> PendingAnswer:
     """Create the answer and the job of a request; see `LLM.prepare`."""
+    check_reasoning_limit(options, llm.text)
     method = llm.methods.select_method(options.method)
     ids, layout = encode_prompt(llm, prompt, options, method)
     pairing = llm.pair(method, wait=wait)
@@ -45,9 +47,8 @@ def prepare_answer(
     if max_tokens is None:
         share, least = min(requests, llm.engine.max_sequences), options.min_tokens
         max_tokens = pairing.default_max_tokens(method, len(ids), share, least, limit)
-    use = options.tool_use
-    calls = None if use is None else use.call_format(llm.text.call_format)
-    detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, calls)
+    form = llm.text.find_answer_format(ids, options.tool_use, raw=options.raw or layout is not None)
+    detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, form)
     answer = PendingAnswer(detokenizer, streams, layout)
 
     def on_tokens(request: Request) -> None:
@@ -58,8 +59,8 @@ def prepare_answer(
     processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
     if layout is None:
         slots = range(len(ids), len(ids) + int(max_tokens))
-        sizes = slots, ends, pairing.vocab, pairing.target.mask_id
-        constraint = build_constraint(options, llm.compiler, method, *sizes, wait)
+        sizes = slots, ends | stop_ids, pairing.vocab, pairing.target.mask_id
+        constraint = build_constraint(options, llm.compiler, method, form.thoughts, *sizes, wait)
     else:
         constraint = layout.build_constraint(
             llm.compiler, method.is_sequential, pairing.vocab, wait
@@ -73,6 +74,7 @@ def prepare_answer(
         stop_ids=stop_ids,
         min_tokens=int(options.min_tokens),
         logprobs=options.logprobs,
+        top_logprobs=int(options.top_logprobs),
         processors=tuple(processors),
         constraint=constraint,
         fixed_tokens=None if layout is None else layout.given,
@@ -87,7 +89,11 @@ def encode_prompt(
 ) -> tuple[list[int], InfillLayout | None]:
     """Return the token ids before the first decoded slot, and the layout of an infill template."""
     encode = partial(
-        llm.text.encode, raw=options.raw, template=options.template, tools=options.tool_use
+        llm.text.encode,
+        raw=options.raw,
+        template=options.template,
+        tools=options.tool_use,
+        effort=options.reasoning_effort,
     )
     if options.cloze is None:
         return encode(prompt), None

@@ -70,7 +70,14 @@ def validate_message(param: str, message: Any) -> Message:
     problem = f"{brief(message)} is not a chat message: give {{'role': …, 'content': text}}"
     if not isinstance(message, dict):
         raise OptionError(param, message, f"{param}: {problem}")
-    for key in ("role", "content"):
+    keys = ["role", "content"]
+    if message.get("reasoning_content") is not None:
+        keys.append("reasoning_content")
+        if message.get("role") != "assistant":
+            field = f"{param}.reasoning_content"
+            only = f"{field}: only messages of the assistant may have it"
+            raise OptionError(field, message["reasoning_content"], only)
+    for key in keys:
         field, text = f"{param}.{key}", message.get(key)
         if not isinstance(text, str):
             raise OptionError(field, text, f"{field}: {problem}")

@@ -12,11 +12,16 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Toke
 from outpace.api.chat_template import ChatTemplate
 from outpace.api.codec import SharedTokenizer, overlap_length, validate_text
 from outpace.api.markers import Message as Message
+from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
 from outpace.api.prompts import Prompt as Prompt
 from outpace.api.prompts import validate_prompt
 from outpace.api.tools import ToolUse
 from outpace.constraint.calls import CallFormat
+from outpace.constraint.thoughts import ThoughtFormat
 from outpace.errors import OptionError
+
+MAX_MARK_TOKENS = 16
+"""Tokens at the end of a prompt that may begin or end thoughts."""
 
 REPLACEMENT_CHARACTER = "\ufffd"
 """Replaces bytes that are not, or not yet, a character."""
@@ -56,6 +61,7 @@ class TextCodec:
         raw: bool = False,
         template: Mapping[str, Any] | None = None,
         tools: ToolUse | None = None,
+        effort: str | None = None,
     ) -> list[int]:
         """Encode a prompt.
 
@@ -66,6 +72,7 @@ class TextCodec:
             raw: Whether text is continued as it is; by default it is a user message.
             template: Variables of the chat template.
             tools: Tools that the answer may call.
+            effort: Effort of reasoning, see `Options`.
 
         Raises:
             OptionError: For an invalid or empty prompt, a malformed message, text that is not UTF-8
@@ -89,6 +96,11 @@ class TextCodec:
             if raw and isinstance(prompt, str):
                 raise OptionError("tools", None, "tools cannot be combined with raw: omit one")
             template |= self.required_template.tool_variables(tools.tools, tools.choice)
+        if effort is not None:
+            if raw and isinstance(prompt, str):
+                message = "reasoning_effort cannot be combined with raw: omit one"
+                raise OptionError("reasoning_effort", effort, message)
+            template = self.required_template.effort_variables(effort) | template
         if isinstance(prompt, list):
             return self.encode_chat(prompt, template)
         if raw or self.tokenizer.chat_template is None:
@@ -131,6 +143,25 @@ class TextCodec:
     def call_format(self) -> CallFormat | None:
         """Format in which the model calls tools, or None."""
         return None if self.chat_template is None else self.chat_template.call_format
+
+    @cached_property
+    def thought_format(self) -> ThoughtFormat | None:
+        """Format in which the model thinks, or None."""
+        return None if self.chat_template is None else self.chat_template.thought_format
+
+    def find_answer_format(
+        self, prompt: Sequence[int], tools: ToolUse | None, *, raw: bool
+    ) -> AnswerFormat:
+        """Return the format of the answer to a prompt, which is text only if it is `raw`."""
+        if raw:
+            return PLAIN_FORMAT
+        thoughts = self.thought_format
+        if thoughts is not None:
+            tail = self.decode(prompt[-MAX_MARK_TOKENS:], special=True)
+            thoughts = thoughts.after_prompt(tail)
+        return AnswerFormat(
+            thoughts, None if tools is None else tools.call_format(self.call_format)
+        )
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Decode token ids, without special tokens unless `special`.
@@ -189,7 +220,7 @@ class Detokenizer:
         text: Tokenizer of the model.
         stop: Stop string or strings.
         min_tokens: Stop strings that begin within this many tokens have no effect.
-        calls: Format of calls whose special tokens are text, or None.
+        form: Format of the answer, whose special tokens are text.
     """
 
     def __init__(
@@ -197,10 +228,10 @@ class Detokenizer:
         text: TextCodec,
         stop: str | Sequence[str] = (),
         min_tokens: int = 0,
-        calls: CallFormat | None = None,
+        form: AnswerFormat = PLAIN_FORMAT,
     ) -> None:
-        self.codec, self.calls = text, calls
-        shown = {} if calls is None or not text.tokenizer else calls.special_tokens(text.tokenizer)
+        self.codec, self.format = text, form
+        shown = {} if text.tokenizer is None else form.special_tokens(text.tokenizer)
         # Special tokens that are not shown are left out before decoding.
         self.decode = partial(text.decode, special=True) if shown else text.decode
         self.silent_ids = text.silent_ids - shown.keys()
@@ -210,13 +241,18 @@ class Detokenizer:
             raise OptionError("stop", stop, message)
         self.ids: list[int] = []
         self.text = ""
-        self.stopped = False
+        self.stop_string: str | None = None  # the one that ended the text
         self.num_sent = 0
         self.visible_ids: list[int] = []  # tokens with text
         self.num_decoded = 0  # how many of them are decoded into `text`
         self.min_tokens = min_tokens
         self.num_early = 0  # how many of them are among the first `min_tokens` tokens
         self.stop_begin = 0  # first position at which a stop string may begin
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return self.stop_string is not None
 
     def push_tokens(self, ids: Sequence[int]) -> bool:
         """Append new tokens; returns True once a stop string is complete."""
@@ -257,11 +293,13 @@ class Detokenizer:
         begin, self.text = len(self.text), self.text + piece
         if early:
             self.stop_begin = len(self.text)
-        found = (
-            self.text.find(mark, max(begin - len(mark) + 1, self.stop_begin)) for mark in self.stop
-        )
-        if ends := [at for at in found if at >= 0]:
-            self.text, self.stopped = self.text[: min(ends)], True
+        places = {
+            mark: self.text.find(mark, max(begin - len(mark) + 1, self.stop_begin))
+            for mark in self.stop
+        }
+        if ends := [(at, mark) for mark, at in places.items() if at >= 0]:
+            at, self.stop_string = min(ends)
+            self.text = self.text[:at]
 
     def take_text(self, *, final: bool = False) -> str:
         """Return the text since the last call; a possible start of a stop string is held back."""

@@ -17,7 +17,7 @@ from outpace.api.output import Output
 from outpace.api.stream import Stream
 from outpace.api.text import Message
 from outpace.checkpoints.progress import report_load_progress
-from outpace.cli.draw import colour_pieces, console, decoding_figures
+from outpace.cli.draw import AnswerPainter, console, decoding_figures
 from outpace.cli.flags import (
     LOAD_FLAGS,
     PROMPT_FLAGS,
@@ -120,22 +120,30 @@ class ChatTurn:
         """Stream the answer and show each piece; after Ctrl-C, keep the text so far."""
         turn_options: Options = {**options, "method": self.method}
         stream = llm.stream(self.messages, **turn_options)
+        painter = AnswerPainter(stream.answer.format)
         try:
-            self.consume_stream(stream, show)
+            self.consume_stream(stream, painter, show)
         except KeyboardInterrupt:
             stream.close()
-            self.consume_stream(stream, show)
+            self.consume_stream(stream, painter, show)
         self.output = stream.output
         if self.output is not None and self.output.finish_reason == "length":
             self.hint = (
                 f"\n(cut at {len(self.output.ids)} tokens: increase {length_remedy(llm, options)})"
             )
 
-    def consume_stream(self, stream: Stream, show: Callable[[Text], None]) -> None:
+    def consume_stream(
+        self, stream: Stream, painter: AnswerPainter, show: Callable[[Text], None]
+    ) -> None:
         """Show pieces until the stream ends."""
-        for piece in colour_pieces(stream):
-            self.text.append_text(piece)
-            show(piece)
+        for piece in stream:
+            self.show_piece(painter.paint(piece), show)
+        self.show_piece(painter.paint("", final=True), show)
+
+    def show_piece(self, piece: Text, show: Callable[[Text], None]) -> None:
+        """Append a piece and show it."""
+        self.text.append_text(piece)
+        show(piece)
 
     @property
     def figures(self) -> str:
@@ -198,7 +206,7 @@ class ChatSession:
         console.print(turn.figures, style="dim", soft_wrap=True)
         if turn.output is not None and turn.output.text:
             self.last_turn = turn
-            self.messages = [*messages, {"role": "assistant", "content": turn.output.text}]
+            self.messages = [*messages, turn.output.message]
 
     def choose_method(self, words: str) -> None:
         """Change the method; without words, list the methods."""

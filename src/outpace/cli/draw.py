@@ -12,6 +12,7 @@ from rich.text import Text
 
 from outpace.api.llm import LLM
 from outpace.api.output import Output
+from outpace.api.parts import AnswerFormat, AnswerParser
 from outpace.api.trace import (
     STATE_CACHED,
     STATE_FILLED,
@@ -57,6 +58,24 @@ def colour_pieces(pieces: Iterable[str]) -> Iterator[Text]:
     return (
         Text(replace_control(piece), style=step_colour(step)) for step, piece in enumerate(pieces)
     )
+
+
+class AnswerPainter:
+    """Colours a growing answer: thoughts are dim, and text has the colour of its forward."""
+
+    def __init__(self, form: AnswerFormat) -> None:
+        self.parser = AnswerParser(form)
+        self.step = 0
+
+    def paint(self, piece: str, *, final: bool = False) -> Text:
+        """Return the next piece in colour; a blank line separates thoughts and text."""
+        begins_text = not self.parser.text
+        parts = self.parser.feed(piece, final=final)
+        text = Text(replace_control(parts.reasoning), style="dim")
+        gap = "\n\n" if parts.text and begins_text and self.parser.reasoning else ""
+        text.append(gap + replace_control(parts.text), style=f"not dim {step_colour(self.step)}")
+        self.step += 1
+        return text
 
 
 def replace_control(text: str) -> str:

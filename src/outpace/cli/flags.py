@@ -112,6 +112,7 @@ MaxTokensFlag = Annotated[int | None, describe_flag(REQUEST_OPTIONS["max_tokens"
 TemperatureFlag = Annotated[float | None, describe_flag(REQUEST_OPTIONS["temperature"])]
 SeedFlag = Annotated[int, describe_flag(REQUEST_OPTIONS["seed"])]
 TemplateFlag = Annotated[list[str] | None, describe_flag(REQUEST_OPTIONS["template"])]
+EffortFlag = Annotated[str | None, describe_flag(REQUEST_OPTIONS["reasoning_effort"])]
 RawFlag = Annotated[bool, describe_flag(REQUEST_OPTIONS["raw"])]
 LogprobsFlag = Annotated[bool, describe_flag(REQUEST_OPTIONS["logprobs"])]
 
@@ -149,10 +150,14 @@ class PromptFlags:
 
     system: SystemFlag = None
     template: TemplateFlag = None
+    reasoning_effort: EffortFlag = None
 
     def options(self) -> Options:
         """Return the options of a request."""
-        return Options(template=dict(map(parse_variable, self.template or ())))
+        options = Options(template=dict(map(parse_variable, self.template or ())))
+        if self.reasoning_effort is not None:
+            options["reasoning_effort"] = self.reasoning_effort
+        return options
 
     def system_messages(self, llm: LLM) -> list[Message]:
         """Return the system prompt as a list of messages, empty if there is none.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
@@ -33,6 +34,7 @@ class TokenAutomaton:
         table: target state per state and class, `[S, C]`; -1 where no answer continues.
         accepts: whether an answer may end in a state, `[S]`.
         num_open: number of first states that are free text, see `Dfa`.
+        thoughts: states of thoughts, see `Dfa`.
         tokens_to_end: minimum number of tokens to an accepting state, `[S]`.
         token_order: tokens sorted by class, `[V]`.
         class_spans: range of each class in that order.
@@ -55,7 +57,7 @@ class TokenAutomaton:
             raise TooLargeError(f"it is too large: {end} states and {last} token classes")
         self.classes[list(ends)] = last
         self.accepts = np.r_[dfa.accepts, True]
-        self.num_open = dfa.num_open
+        self.num_open, self.thoughts = dfa.num_open, dfa.thoughts
         numbers = [froms * (end + 1) + tos for _, froms, tos in moves]
         pair_numbers = np.unique(np.concatenate([np.zeros(0, dtype=np.int64), *numbers]))
         self.tokens_to_end = end_distances(*np.divmod(pair_numbers, end + 1), self.accepts)
@@ -87,14 +89,51 @@ class TokenAutomaton:
         """Number of tokens of the shortest answer."""
         return int(self.tokens_to_end[0])
 
+    @cached_property
+    def thought_distances(self) -> list[IndexArray]:
+        """`tokens_to_end [S]` of texts whose thoughts end within 0, 1, 2 … tokens.
+
+        More tokens than those of the last entry make no difference.
+        """
+        outside = np.arange(len(self.accepts)) >= self.thoughts.stop
+        found = [np.where(outside | self.accepts, self.tokens_to_end, UNREACHABLE)]
+        while True:
+            after = np.full_like(found[0], UNREACHABLE)
+            np.minimum.at(after, self.pairs[0], found[-1][self.pairs[1]] + 1)
+            after = np.minimum(after, found[0])
+            if (after == found[-1]).all():
+                return found
+            found.append(after)
+
+    def thought_deadline(self, count: int) -> int:
+        """Return the place before which thoughts of `count` tokens end; the shortest answer fits.
+
+        The tokens that end thoughts are not counted.
+        """
+        begin, closing = self.tokens_to_answer(0), self.tokens_to_answer(self.thoughts.start)
+        return max(begin, count + closing)
+
+    def tokens_to_answer(self, state: int) -> int:
+        """Return the number of tokens from a state to the answer, for the shortest text."""
+        each = enumerate(self.thought_distances)
+        return next(n for n, found in each if found[state] == self.tokens_to_end[state])
+
     @property
     def max_distance(self) -> int:
         """Remaining places above which the states that can finish do not change."""
-        return int(self.tokens_to_end[self.tokens_to_end < UNREACHABLE].max())
+        every = [self.tokens_to_end, *(self.thought_distances if self.thoughts else ())]
+        return max(int(each[each < UNREACHABLE].max()) for each in every)
 
-    def can_finish(self, room: int) -> StateFlags:
-        """Return the states `[S]` from which an answer can be finished in `room` places."""
-        return self.tokens_to_end <= room
+    def can_finish(self, room: int, thoughts: int | None = None) -> StateFlags:
+        """Return the states `[S]` from which an answer can be finished in `room` places.
+
+        Args:
+            room: Number of places.
+            thoughts: Number of tokens within which its thoughts end; None if that has no limit.
+        """
+        return (
+            self.tokens_to_end if thoughts is None else self.thought_distances[thoughts]
+        ) <= room
 
     def walk_tokens(self, tokens: Sequence[int], state: int = 0) -> list[int]:
         """Return the state after each token, up to the first that is not part of an answer."""

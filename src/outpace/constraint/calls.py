@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.dfa import MAX_DETERMINIZE_STEPS, Dfa, StepBudget
+from outpace.constraint.dfa import MAX_DETERMINIZE_STEPS, Dfa, StepBudget, search_table
 from outpace.constraint.pattern import TooLargeError
 from outpace.constraint.pieces import piece_dfa
 from outpace.constraint.rules import SchemaReader, SubSchema
 from outpace.constraint.schema import SchemaWriter, check_schema_limits
+from outpace.constraint.vocabulary import special_tokens_in
 from outpace.errors import OptionError
 
 MAX_CALL_STATES = 30_000
@@ -69,9 +70,8 @@ class CallFormat:
 
     def special_tokens(self, tokenizer: Tokenizer) -> dict[int, str]:
         """Return the special tokens that are part of the format, by id."""
-        text = "\0".join((self.begin, self.middle, self.between or "", self.end))
-        added = tokenizer.added_tokens_decoder.items()
-        return {number: str(t) for number, t in added if t.special and str(t) in text}
+        texts = self.begin, self.middle, self.between or "", self.end
+        return special_tokens_in(tokenizer, *texts)
 
 
 CALL_FORMATS = (
@@ -105,6 +105,16 @@ CALL_FORMATS = (
         foreign=("[ARGS]",),
     ),
     CallFormat(
+        name="args",
+        marker="[TOOL_CALLS]",
+        begin="[TOOL_CALLS]",
+        middle="[ARGS]",
+        between="[TOOL_CALLS]",
+        end="",
+        required=("[TOOL_CALLS]", "[ARGS]"),
+        foreign=("[CALL_ID]",),
+    ),
+    CallFormat(
         name="object",
         marker='{"name"',
         begin='{"name": "',
@@ -114,7 +124,8 @@ CALL_FORMATS = (
         required=('{"name": function name, "parameters": dictionary',),
     ),
 )
-"""Formats of Hermes, Qwen and SmolLM3; of Mistral up to Small 3.1; of Llama 3.1 and 3.2."""
+"""Formats of Hermes, Qwen and SmolLM3; of Mistral up to Small 3.1, and after Small 3.2; of Llama
+3.1 and 3.2."""
 
 TOOL_VARIABLES = ("tools", "xml_tools")
 """Variables by which chat templates receive tools, the usual one first."""
@@ -263,15 +274,12 @@ def add_free_text(calls: Dfa, form: CallFormat) -> Dfa:
     """
     marker = form.marker.encode()
     size = len(marker) + form.leads
-    text = np.full((size, 256), size - 1 if form.leads else 0, dtype=np.int32)
-    for state, byte in enumerate(marker):
-        if not form.leads and state:
-            text[state] = text[overlap(marker[:state])]
-        text[state, byte] = state + 1
-    after = 0
-    for byte in marker:
-        after = int(calls.table[after, byte])
-    text[len(marker) - 1, marker[-1]] = size + after
+    if form.leads:
+        text = np.full((size, 256), size - 1, dtype=np.int32)
+        text[np.arange(len(marker)), list(marker)] = np.arange(1, size)
+    else:
+        text = search_table(marker)
+    text[len(marker) - 1, marker[-1]] = size + calls.walk(marker)
     table = np.concatenate([text, np.where(calls.table < 0, -1, calls.table + size)])
     accepts = np.concatenate([np.ones(size, dtype=bool), calls.accepts])
     return Dfa(table.astype(np.int32), accepts, num_open=size)
@@ -310,8 +318,3 @@ def add_leading_calls(free: Dfa, leading: Sequence[tuple[Dfa, Sequence[str]]]) -
     accepts = [free.accepts[nodes], free.accepts, *(calls.accepts for calls, _ in leading)]
     table, num_open = np.concatenate([trie, table]), len(nodes) + free.num_open
     return Dfa(table, np.concatenate(accepts), num_open=num_open)
-
-
-def overlap(prefix: bytes) -> int:
-    """Return the length of the longest end of `prefix` that also begins it (Knuth et al., 1977)."""
-    return next(n for n in range(len(prefix) - 1, -1, -1) if prefix.endswith(prefix[:n]))

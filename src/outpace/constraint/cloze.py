@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from outpace.constraint.automaton import TokenAutomaton
-from outpace.constraint.compiler import Compiler, ConstraintRule, NotCompiledError
+from outpace.constraint.compiler import Compiler, ConstraintRule, NotCompiledError, RuleKey
 from outpace.constraint.regular import RegularConstraint, TokenLanguage
 from outpace.decoding import Request
 from outpace.decoding.joint import JointRows
@@ -71,7 +71,7 @@ class Hole:
         Raises:
             ValueError: if nothing can fill it.
         """
-        read = compiler.compile_rule(self.rule, False, size, ends, self.size)
+        read = compiler.compile_rule(RuleKey(self.rule, False, size, ends), self.size)
         assert isinstance(read, TokenLanguage)
         if not read.automaton.can_finish(self.size)[0]:
             raise ValueError(
@@ -151,7 +151,7 @@ class InfillConstraint:
         """
         mask_id = -1 if compiler.mask_id is None else compiler.mask_id
         if not wait and not all(
-            compiler.is_compiled(hole.rule, False, size, ends) for hole in holes.values()
+            compiler.is_compiled(RuleKey(hole.rule, False, size, ends)) for hole in holes.values()
         ):
             raise NotCompiledError
         constraints = []

@@ -6,7 +6,7 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
@@ -18,6 +18,7 @@ from outpace.constraint.grammar import CompiledGrammar
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH, TextRoom, TooLargeError, UnsupportedError
 from outpace.constraint.regular import TokenLanguage
 from outpace.constraint.schema import check_schema_limits, schema_dfa
+from outpace.constraint.thoughts import ThoughtFormat, add_thoughts, free_text_dfa
 from outpace.constraint.vocabulary import Vocabulary, token_bytes
 from outpace.constraint.whole import HoleAutomaton, PaddedHoleAutomaton
 from outpace.decoding import Constraint
@@ -25,7 +26,21 @@ from outpace.errors import OptionError
 
 ConstraintRule = tuple[str, str]
 """Option name (`schema`, `regex`, `choices`, `grammar`, `tools`) and its text, which is JSON for
-`schema`, `choices` and `tools`."""
+`schema`, `choices` and `tools`. With `FREE_RULE`, only the length of thoughts is limited."""
+
+FREE_RULE: ConstraintRule = ("max_reasoning_tokens", "")
+"""Rule of an answer that is any text."""
+
+
+class RuleKey(NamedTuple):
+    """What a compiled rule depends on."""
+
+    rule: ConstraintRule
+    sequential: bool
+    size: int
+    ends: frozenset[int]
+    thoughts: ThoughtFormat | None = None
+
 
 HOLE_AUTOMATA = {"hole": HoleAutomaton, "padded hole": PaddedHoleAutomaton}
 """Automata of rules for a hole instead of an answer."""
@@ -63,6 +78,8 @@ class Compiler:
         ends: frozenset[int],
         mask_id: int | None = None,
         wait: bool = True,
+        thoughts: ThoughtFormat | None = None,
+        max_thoughts: int | None = None,
     ) -> Constraint:
         """Create the constraint of one answer.
 
@@ -75,6 +92,8 @@ class Compiler:
             ends: tokens that end an answer.
             mask_id: mask token, if the model that receives masks is not that of the compiler.
             wait: whether to wait for the compilation.
+            thoughts: format of thoughts before the answer, or None if there are none.
+            max_thoughts: maximum number of tokens before the text that ends thoughts, or None.
 
         Raises:
             OptionError: if the rule is malformed, unsupported, too large or unsatisfiable, or
@@ -82,9 +101,10 @@ class Compiler:
             NotCompiledError: without `wait`, if the rule has not been compiled yet.
         """
         name, _ = rule
-        if not wait and not self.is_compiled(rule, sequential, size, ends):
+        key = RuleKey(rule, sequential, size, ends, thoughts)
+        if not wait and not self.is_compiled(key):
             raise NotCompiledError
-        read = self.compile_rule(rule, sequential, size, ends, limit - begin)
+        read = self.compile_rule(key, limit - begin)
         if read.min_tokens > limit - begin:
             raise OptionError(
                 name,
@@ -94,24 +114,23 @@ class Compiler:
             )
         if mask_id is None:
             mask_id = -1 if self.mask_id is None else self.mask_id
-        return read.build_constraint(begin=begin, limit=limit, mask_id=mask_id, both=not sequential)
+        slots: dict[str, Any] = {"begin": begin, "limit": limit, "mask_id": mask_id}
+        if thoughts is not None:
+            slots["thoughts"] = max_thoughts  # only an automaton has thoughts
+        return read.build_constraint(**slots, both=not sequential)
 
-    def compile_rule(
-        self, rule: ConstraintRule, sequential: bool, size: int, ends: frozenset[int], room: int
-    ) -> CompiledRule:
+    def compile_rule(self, key: RuleKey, room: int) -> CompiledRule:
         """Return a compiled rule from the cache, or compile it under a lock.
 
         It may be rejected early if it clearly cannot be satisfied in `room` tokens.
         """
-        key = rule, sequential, size, ends
         if (found := self.cached_rule(key)) is not None:
             return found
         with self.compile_lock:
             try:
-                found = self.cached_rule(key) or self.compile_uncached(
-                    rule, sequential, size, ends, room
-                )
+                found = self.cached_rule(key) or self.compile_uncached(key, room)
             except ValueError as error:
+                rule = key.rule
                 if rule[0] in HOLE_AUTOMATA or isinstance(error, OptionError):
                     raise  # `InfillConstraint` adds the name of the hole
                 raise OptionError(*rule, f"{rule[0]}: {error}") from error
@@ -122,11 +141,9 @@ class Compiler:
                     sizes -= self.compiled_rules.popitem(last=False)[1].cache_entries
         return found
 
-    def is_compiled(
-        self, rule: ConstraintRule, sequential: bool, size: int, ends: frozenset[int]
-    ) -> bool:
+    def is_compiled(self, key: RuleKey) -> bool:
         """Return whether a rule is cached."""
-        return (rule, sequential, size, ends) in self.compiled_rules
+        return key in self.compiled_rules
 
     def cached_rule(self, key: object) -> CompiledRule | None:
         """Return a cached rule and mark it as most recently used."""
@@ -135,39 +152,47 @@ class Compiler:
                 self.compiled_rules.move_to_end(key)
             return self.compiled_rules.get(key)
 
-    def compile_uncached(
-        self, rule: ConstraintRule, sequential: bool, size: int, ends: frozenset[int], room: int
-    ) -> CompiledRule:
+    def compile_uncached(self, key: RuleKey, room: int) -> CompiledRule:
         """Compile an automaton, or for sequential methods a grammar or counted schema."""
-        if not ends:
+        if not key.ends:
             raise ValueError("a constraint requires an end-of-sequence token")
         if self.tokenizer is None:
             raise ValueError("the model has no tokenizer, so the text of its tokens is unknown")
-        name, source = rule
-        form = find_call_format(self.tokenizer.chat_template) if name == "tools" else None
+        name, source = key.rule
         if len(source) > MAX_PATTERN_LENGTH:
             raise TooLargeError(
                 f"it is too large: {len(source)} characters, but at most "
                 f"{MAX_PATTERN_LENGTH} are allowed"
             )
-        if name == "grammar" and not sequential:
-            raise UnsupportedError(f"a grammar is not supported {ANY_ORDER_METHODS}")
         if name == "grammar":
-            return CompiledGrammar.from_source(name, source, self.tokenizer, size, ends)
+            return self.compile_grammar(key)
+        form = find_call_format(self.tokenizer.chat_template) if name == "tools" else None
+        formats = [each for each in (form, key.thoughts) if each is not None]
         make, vocabulary = (
             HOLE_AUTOMATA.get(name, TokenAutomaton),
-            self.token_vocabulary(size, form),
+            self.token_vocabulary(key.size, *formats),
         )
         try:
             if name == "tools":
                 dfa = tools_dfa(source, form)
             else:
                 dfa = build_rule_dfa(name, source, (room, vocabulary.max_token_bytes))
-            return build_language(make, dfa, vocabulary, ends)
+            if key.thoughts is not None:
+                dfa = add_thoughts(dfa, key.thoughts)
+            return build_language(make, dfa, vocabulary, key.ends)
         except TooLargeError as error:
-            if name != "schema" or not sequential:
+            if name != "schema" or not key.sequential or key.thoughts is not None:
                 raise
-            return self.compile_counted(source, size, ends, error)
+            return self.compile_counted(source, key.size, key.ends, error)
+
+    def compile_grammar(self, key: RuleKey) -> CompiledGrammar:
+        """Compile a grammar, for sequential methods and answers without thoughts."""
+        assert self.tokenizer is not None
+        if not key.sequential:
+            raise UnsupportedError(f"a grammar is not supported {ANY_ORDER_METHODS}")
+        if key.thoughts is not None:
+            raise UnsupportedError(NO_THOUGHTS)
+        return CompiledGrammar.from_source(*key.rule, self.tokenizer, key.size, key.ends)
 
     def compile_counted(
         self, source: str, size: int, ends: frozenset[int], why: TooLargeError
@@ -188,13 +213,15 @@ class Compiler:
             raise why from None
         return CountedSchema.from_language(rest, schema, self.tokenizer, size, ends)
 
-    def token_vocabulary(self, size: int, form: CallFormat | None = None) -> Vocabulary:
+    def token_vocabulary(self, size: int, *formats: CallFormat | ThoughtFormat) -> Vocabulary:
         """Return the bytes of the first `size` tokens.
 
-        The mask token has none. Of the special tokens, only those of the format `form` have some.
+        The mask token has none. Of the special tokens, only those of the formats have some.
         """
         assert self.tokenizer is not None
-        shown = {} if form is None else form.special_tokens(self.tokenizer)
+        shown: dict[int, str] = {}
+        for form in formats:
+            shown |= form.special_tokens(self.tokenizer)
         key = size, frozenset(shown)
         if key not in self.vocabularies:
             texts = token_bytes(self.tokenizer, size)
@@ -208,6 +235,11 @@ class Compiler:
 
 ANY_ORDER_METHODS = (
     "by methods that fill holes in any order; use a method that commits from left to right"
+)
+
+NO_THOUGHTS = (
+    "a grammar cannot follow thoughts; turn them off by a variable of the chat template, such as "
+    "enable_thinking=false"
 )
 
 
@@ -232,6 +264,8 @@ def build_rule_dfa(name: str, source: str, room: TextRoom) -> Dfa:
             return Dfa.from_pattern(source, room=room)
         case "choices":
             return Dfa.from_texts(json.loads(source))
+        case "max_reasoning_tokens":
+            return free_text_dfa()
     try:
         schema = json.loads(source)
         check_schema_limits(schema)

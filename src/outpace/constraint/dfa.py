@@ -35,11 +35,13 @@ class Dfa:
         accepts: whether a string may end in a state, `[S]`.
         num_open: number of first states in which a string is free text. It may end there, and an
             answer that reaches its limit there is cut off.
+        thoughts: states of thoughts; those after them are of the answer.
     """
 
     table: TransitionTable
     accepts: StateFlags
     num_open: int = 0
+    thoughts: range = range(0)
 
     @classmethod
     def from_pattern(cls, pattern: str, *, room: TextRoom = None) -> Dfa:
@@ -78,6 +80,32 @@ class Dfa:
         for state, row in enumerate(rows):
             table[state, list(row)] = list(row.values())
         return cls(table, np.isin(np.arange(len(rows)), list(whole)))
+
+    def walk(self, text: bytes) -> int:
+        """Return the state after a text; -1 if no text of the automaton begins with it."""
+        state = 0
+        for byte in text:
+            if state >= 0:
+                state = int(self.table[state, byte])
+        return state
+
+
+def search_table(mark: bytes) -> TransitionTable:
+    """Return the table of a search for a mark, `[len(mark), 256]` (Knuth et al., 1977).
+
+    State n has read n characters of it; the state `len(mark)` has read all.
+    """
+    table = np.zeros((len(mark), 256), dtype=np.int32)
+    for state, byte in enumerate(mark):
+        if state:
+            table[state] = table[overlap(mark[:state])]
+        table[state, byte] = state + 1
+    return table
+
+
+def overlap(prefix: bytes) -> int:
+    """Return the length of the longest end of `prefix` that also begins it."""
+    return next(n for n in range(len(prefix) - 1, -1, -1) if prefix.endswith(prefix[:n]))
 
 
 @dataclass(slots=True)

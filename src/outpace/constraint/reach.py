@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.constraint.automaton import HOLE_CLASS, TokenAutomaton
+from outpace.constraint.automaton import HOLE_CLASS, UNREACHABLE, TokenAutomaton
 from outpace.constraint.dfa import IndexArray, StateFlags
 
 MAX_SET_BYTES = 64 * 2**20
@@ -78,12 +78,13 @@ class StateMoves:
 
 @dataclass(slots=True, eq=False)
 class StateSet:
-    """A set of states, with its cached successors and predecessors by class."""
+    """A set of states, with its cached successors and predecessors by class, and its answers."""
 
     flags: StateFlags
     after: dict[int, StateSet] = field(default_factory=dict)
     before: dict[int, StateSet] = field(default_factory=dict)
     moves: dict[tuple[StateSet, int], StateMoves] = field(default_factory=dict)
+    answer: StateSet | None = None
 
 
 class StateSets:
@@ -98,7 +99,7 @@ class StateSets:
         """Drop all sets; those in use remain valid."""
         self.by_flags: dict[bytes, StateSet] = {}
         self.by_state: dict[int, StateSet] = {}
-        self.by_distance: dict[int, StateSet] = {}
+        self.by_distance: dict[tuple[int, int | None], StateSet] = {}
         self.used_bytes = 0
 
     def lookup_flags(self, flags: StateFlags) -> StateSet:
@@ -123,12 +124,17 @@ class StateSets:
             )
         return self.by_state[state]
 
-    def states_within(self, left: int) -> StateSet:
-        """Return the states from which an answer can be finished with `left` tokens."""
+    def states_within(self, left: int, thoughts: int | None = None) -> StateSet:
+        """Return the states from which an answer can be finished with `left` tokens.
+
+        Its thoughts end within `thoughts` tokens, if that is not None.
+        """
         left = min(left, self.max_distance)
-        if left not in self.by_distance:
-            self.by_distance[left] = self.lookup_flags(self.automaton.can_finish(left))
-        return self.by_distance[left]
+        if thoughts is not None:
+            thoughts = min(max(thoughts, 0), len(self.automaton.thought_distances) - 1)
+        if (key := (left, thoughts)) not in self.by_distance:
+            self.by_distance[key] = self.lookup_flags(self.automaton.can_finish(*key))
+        return self.by_distance[key]
 
     def states_after(self, states: StateSet, kind: int) -> StateSet:
         """Return the states that a class, or any with `HOLE_CLASS`, leads to."""
@@ -141,6 +147,13 @@ class StateSets:
         if kind not in states.before:
             states.before[kind] = self.lookup_flags(self.automaton.predecessors(states.flags, kind))
         return states.before[kind]
+
+    def answer_states(self, states: StateSet) -> StateSet:
+        """Return those of some states that are not before the end of thoughts."""
+        if states.answer is None:
+            within = self.automaton.thought_distances[0] < UNREACHABLE
+            states.answer = self.lookup_flags(states.flags & within)
+        return states.answer
 
     def moves_between(self, heads: StateSet, tails: StateSet, kind: int = HOLE_CLASS) -> StateMoves:
         """Return the moves between two sets by a class, or any with `HOLE_CLASS`."""
@@ -160,17 +173,25 @@ class ReachableStates:
             is part of no answer.
         kinds: classes from there on, or `HOLE_CLASS`; all later places are holes.
         room: number of places.
+        deadline: place before which thoughts end, or None.
         both: whether tokens after a hole constrain it.
     """
 
     def __init__(
-        self, sets: StateSets, states: Sequence[int], kinds: Sequence[int], *, room: int, both: bool
+        self,
+        sets: StateSets,
+        states: Sequence[int],
+        kinds: Sequence[int],
+        *,
+        room: int,
+        deadline: int | None,
+        both: bool,
     ) -> None:
         self.sets = sets
         self.states = states
         self.first = len(states) - 1
         self.kinds = kinds
-        self.room = room
+        self.room, self.deadline = room, deadline
         self.heads = [sets.single_state(states[-1])]
         self.tails: list[StateSet] = []  # of the last places, in descending order
         filled = [place for place, kind in enumerate(kinds, self.first) if kind != HOLE_CLASS]
@@ -188,18 +209,35 @@ class ReachableStates:
         if place < self.first:
             return self.sets.single_state(self.states[place])
         while len(self.heads) <= place - self.first:
-            kind = self.class_at(self.first + len(self.heads) - 1)
-            self.heads.append(self.sets.states_after(self.heads[-1], kind))
+            at = self.first + len(self.heads)
+            found = self.sets.states_after(self.heads[-1], self.class_at(at - 1))
+            self.heads.append(self.without_late_thoughts(found, at))
         return self.heads[place - self.first]
+
+    def states_within_limits(self, place: int) -> StateSet:
+        """Return the states before a place from which the places after it suffice."""
+        thoughts = None if self.deadline is None else self.deadline - place
+        return self.sets.states_within(self.room - place, thoughts)
+
+    def states_leading_to(self, following: StateSet, place: int) -> StateSet:
+        """Return the states before a place from which its token leads to some states."""
+        found = self.sets.states_before(following, self.class_at(place))
+        return self.without_late_thoughts(found, place)
+
+    def without_late_thoughts(self, states: StateSet, place: int) -> StateSet:
+        """Return those of some states in which thoughts may be before a place."""
+        if self.deadline is None or place < self.deadline:
+            return states
+        return self.sets.answer_states(states)
 
     def tail_states(self, place: int) -> StateSet:
         """Return the states from which the tokens from a place on can be finished."""
         if place >= self.last_filled_end or place <= self.first:
-            return self.sets.states_within(self.room - place)
+            return self.states_within_limits(place)
         while len(self.tails) < self.last_filled_end - place:
             at = self.last_filled_end - len(self.tails) - 1
             following = self.tails[-1] if self.tails else self.tail_states(self.last_filled_end)
-            self.tails.append(self.sets.states_before(following, self.class_at(at)))
+            self.tails.append(self.states_leading_to(following, at))
         return self.tails[self.last_filled_end - place - 1]
 
     def banned_at(self, place: int) -> Tensor:
@@ -212,7 +250,7 @@ class ReachableStates:
         """Return the moves from place to place, from the first hole to `end`."""
         tails = [self.tail_states(end)]
         for place in range(end - 1, self.first, -1):
-            tails.append(self.sets.states_before(tails[-1], self.class_at(place)))
+            tails.append(self.states_leading_to(tails[-1], place))
         return [
             self.sets.moves_between(self.head_states(place), tail, self.class_at(place))
             for place, tail in enumerate(reversed(tails), self.first)

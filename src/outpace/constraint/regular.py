@@ -35,13 +35,29 @@ class TokenLanguage:
         return self.automaton.min_tokens
 
     def build_constraint(
-        self, *, begin: int, limit: int, mask_id: int, both: bool
+        self,
+        *,
+        begin: int,
+        limit: int,
+        mask_id: int,
+        both: bool,
+        thoughts: int | None = None,
     ) -> RegularConstraint:
-        """Create the constraint of one answer in slots `begin` to `limit`."""
+        """Create the constraint of one answer in slots `begin` to `limit`.
+
+        If `thoughts` is not None, the text that ends thoughts begins after this many tokens, or
+        earlier.
+        """
         if 0 <= mask_id < len(self.no_ban) and self.automaton.classes[mask_id]:
             mask_id = -1  # a token that answers may contain cannot mark holes
+        deadline = None if thoughts is None else self.automaton.thought_deadline(thoughts)
         return RegularConstraint(
-            language=self, begin=begin, limit=limit, mask_id=mask_id, both=both
+            language=self,
+            begin=begin,
+            limit=limit,
+            mask_id=mask_id,
+            both=both,
+            deadline=deadline,
         )
 
 
@@ -61,6 +77,8 @@ class RegularConstraint:
     limit: int
     mask_id: int
     both: bool
+    deadline: int | None = None
+    """Place of the answer before which its thoughts end, or None."""
     tokens: list[int] = field(default_factory=list)
     states: list[int] = field(default_factory=list)
     """Tokens of the last walked answer, and the state after each."""
@@ -91,10 +109,9 @@ class RegularConstraint:
         """Return the tokens that must follow a prefix, without an end-of-sequence."""
         reach, found = self.reachable_states(ids[self.begin :]), list[int]()
         sets, state = reach.sets, reach.states[-1]
-        for left in range(self.limit - len(ids) - 1, 0, -1):
-            token = sets.moves_between(
-                sets.single_state(state), sets.states_within(left)
-            ).single_token
+        for place in range(len(ids) - self.begin + 1, reach.room):
+            tails = reach.states_within_limits(place)
+            token = sets.moves_between(sets.single_state(state), tails).single_token
             if token is None:
                 break
             state = int(self.automaton.table[state, self.automaton.classes[token]])
@@ -140,6 +157,7 @@ class RegularConstraint:
             [0, *self.walk_answer(answer[:first])],
             holes,
             room=self.limit - self.begin,
+            deadline=self.deadline,
             both=self.both,
         )
 

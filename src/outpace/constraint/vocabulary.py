@@ -201,6 +201,12 @@ def token_bytes(tokenizer: Tokenizer, size: int) -> list[bytes | None]:
     return texts
 
 
+def special_tokens_in(tokenizer: Tokenizer, *texts: str) -> dict[int, str]:
+    """Return the special tokens that are part of any of the texts, by id."""
+    text, added = "\0".join(texts), tokenizer.added_tokens_decoder.items()
+    return {number: str(t) for number, t in added if t.special and str(t) in text}
+
+
 def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
     """Return the steps of a decoder."""
     if decoder is None:

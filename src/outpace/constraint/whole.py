@@ -33,8 +33,8 @@ class HoleAutomaton(TokenAutomaton):
         """No bound: each number of places differs."""
         return UNREACHABLE
 
-    def can_finish(self, room: int) -> StateFlags:
-        """Return the states `[S]` from which exactly `room` places can be filled.
+    def can_finish(self, room: int, thoughts: int | None = None) -> StateFlags:
+        """Return the states `[S]` from which exactly `room` places can be filled; no thoughts.
 
         Raises:
             TooLargeError: if this takes too long.

@@ -6,12 +6,13 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import index
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outpace.decoding.logprob import attach_top_tokens
 from outpace.decoding.renamed import accept_old_attributes
 from outpace.decoding.sampling import GREEDY, Read, Score
 from outpace.decoding.tree import Tree
@@ -255,6 +256,8 @@ class Prediction:
     Attributes:
         tokens: `[r]` token ids, on the host.
         scores: `f32[r]` on the host for each score that the read requests.
+        top: ids and log-probabilities of the most probable tokens, `f64[2, count, r]` on the host,
+            where the request wants them.
         logits: `[r, vocab]` on the device, where the read keeps them.
         features: `[n, f]` on the device: hidden states of all n rows, where the forward requests
             them.
@@ -262,13 +265,17 @@ class Prediction:
 
     tokens: list[int]
     scores: Mapping[Score, FloatArray] = field(default_factory=dict)
+    top: np.ndarray[Any, np.dtype[np.float64]] | None = None
     logits: Tensor | None = None
     features: Tensor | None = None
 
     @property
     def logprobs(self) -> list[float] | None:
         """Log-probabilities of the tokens, where the request wants them."""
-        return self.scores["logprob"].tolist() if "logprob" in self.scores else None
+        if "logprob" not in self.scores:
+            return None
+        found: list[float] = self.scores["logprob"].tolist()
+        return found if self.top is None else attach_top_tokens(found, self.top)
 
 
 Decoding = Generator[Forward, Prediction, None]

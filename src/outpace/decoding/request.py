@@ -57,6 +57,8 @@ class Request:
         min_tokens: among the first `min_tokens`, a token of `stop_ids` is part of the answer.
         target: properties of the target model that methods may use.
         logprobs: whether the log-probability of each token is wanted; they are stored in `scores`.
+        top_logprobs: number of most probable tokens that each log-probability has, see
+            `TokenLogprob`.
         processors: logits processors, applied before the logits are read.
         canvas: working text of an out-of-order method, slot by slot, for progress reports; holes
             are the mask.
@@ -80,6 +82,7 @@ class Request:
     min_tokens: int = 0
     target: Target = Target()
     logprobs: bool = False
+    top_logprobs: int = 0
     processors: tuple[Processor, ...] = ()
     canvas: Sequence[int] = ()
     constraint: Constraint | None = None

@@ -112,6 +112,7 @@ class Job:
             config,
             layers=() if forward.features_for is None else self.feature_layers(forward),
             processors=self.pairing.processors[forward.model] + processors,
+            top_logprobs=self.request.top_logprobs,
             text=forward.merge_text(self.request.canvas or self.request.ids) if processors else (),
         )
 

@@ -76,6 +76,7 @@ class ReadGroup:
         keep: whether a read keeps its logits.
         needs_all_rows: whether a read must not be split.
         has_processors: whether a processor changes logits.
+        top_logprobs: number of most probable tokens that are wanted of a row.
     """
 
     kind: type[Read]
@@ -85,6 +86,7 @@ class ReadGroup:
     keep: bool = False
     needs_all_rows: bool = False
     has_processors: bool = False
+    top_logprobs: int = 0
 
 
 @dataclass(slots=True)
@@ -144,6 +146,7 @@ def pack_pass(
             group.keep = group.keep or forward.read.keep
             group.needs_all_rows = group.needs_all_rows or forward.read.needs_all_rows
             group.has_processors = group.has_processors or bool(forward.processors)
+            group.top_logprobs = max(group.top_logprobs, forward.top_logprobs)
     in_order = in_order and len(groups) == 1
     rows: list[IntArray] = []
     if not in_order:

@@ -17,20 +17,23 @@ from outpace.engine.scheduled_forward import ScheduledForward
 
 
 class ReadChunk(NamedTuple):
-    """Readout of a chunk of rows, the logits of the chosen tokens, and kept logits."""
+    """Readout of a chunk of rows, the logits of the chosen tokens, kept logits, and top tokens."""
 
     readout: Readout
     chosen: Tensor
     logits: Tensor | None
+    top: Tensor | None = None
 
     @classmethod
-    def from_readout(cls, readout: Readout, logits: Tensor, *, keep: bool) -> ReadChunk:
+    def from_readout(
+        cls, readout: Readout, logits: Tensor, *, keep: bool, top: Tensor | None = None
+    ) -> ReadChunk:
         """Add the logits of the chosen tokens to a readout of `logits [r, V]`.
 
         They show whether a row is finite: arg-max chooses NaN over any number.
         """
         chosen = logits.gather(-1, readout.tokens[:, None]).squeeze(-1)
-        return cls(readout, chosen, logits if keep else None)
+        return cls(readout, chosen, logits if keep else None, top)
 
 
 NO_TOKENS, NO_SCORES = torch.empty(0, dtype=torch.int64), np.empty((0, 0))
@@ -60,11 +63,12 @@ class HostTransfer:
     def wait(self) -> tuple[list[int], np.ndarray[tuple[int, int], np.dtype[np.float64]]]:
         """Wait for the copy; return the tokens, and a row of scores for each of the `names`.
 
+        The last rows are the ids and log-probabilities of the most probable tokens, if wanted.
         The token of a row whose logits are not finite is -1.
         """
         if self.copy_done is not None:
             self.copy_done.synchronize()
-        if not self.score_names:
+        if self.table.ndim == 1:
             return self.table.tolist(), NO_SCORES
         table = self.table.cpu().numpy()
         return table[0].astype(np.int64).tolist(), table[1:]
@@ -76,7 +80,8 @@ def stack_results(parts: Sequence[ReadChunk], names: Sequence[Score]) -> Tensor:
     tokens = torch.where(
         chosen.isfinite(), concatenate([part.readout.tokens for part in parts]), -1
     )
-    if not names:
+    num_top = max(0 if part.top is None else part.top.shape[1] for part in parts)
+    if not names and not num_top:
         return tokens
     missing = [torch.zeros_like(part.chosen) for part in parts]
     columns = [
@@ -88,7 +93,19 @@ def stack_results(parts: Sequence[ReadChunk], names: Sequence[Score]) -> Tensor:
         )
         for name in names
     ]
-    return torch.stack([column.double() for column in (tokens, *columns)])
+    table = torch.stack([column.double() for column in (tokens, *columns)])
+    if not num_top:
+        return table
+    top = [pad_top_tokens(part, num_top) for part in parts]
+    return torch.cat([table, torch.cat(top, -1)])
+
+
+def pad_top_tokens(part: ReadChunk, count: int) -> Tensor:
+    """Return ids and log-probabilities of top tokens, `f64[2 * count, r]`; zeros where unwanted."""
+    table = part.chosen.new_zeros((2, count, len(part.chosen)), dtype=torch.float64)
+    if part.top is not None:
+        table[:, : part.top.shape[1]] = part.top
+    return table.flatten(0, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +155,10 @@ class LaunchedPass:
                         for row, name in enumerate(self.sent.score_names)
                         if name in forward.read.scores
                     }
+                if forward.top_logprobs:
+                    rows = table[len(self.sent.score_names) :, begin:end]
+                    top = rows.reshape(2, len(rows) // 2, end - begin)
+                    prediction.top = top[:, : forward.top_logprobs]
                 begin = end
         if any(group.keep for group in self.groups):
             attach_logits(self.parts, self.forwards, self.groups, predictions)

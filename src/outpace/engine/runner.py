@@ -12,6 +12,7 @@ from torch import Tensor
 from outpace.attention.batch import Backend
 from outpace.attention.choice import select_backend
 from outpace.decoding import Kind, Prediction
+from outpace.decoding.logprob import find_top_tokens
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
 from outpace.engine.cpu import pack_model
@@ -229,7 +230,10 @@ class Runner:
                 )
                 if group.has_processors:
                     apply_processors(logits, rows, [forwards[index] for index in group.members])
-                parts.append(ReadChunk.from_readout(reader(logits, rows), logits, keep=group.keep))
+                count = group.top_logprobs  # before a read, which may change the logits
+                top = find_top_tokens(logits, count) if count else None
+                readout = reader(logits, rows)
+                parts.append(ReadChunk.from_readout(readout, logits, keep=group.keep, top=top))
             first += sum(counts)
         return parts
 

@@ -25,6 +25,7 @@ class ScheduledForward(Forward):
         slots: the slots that they predict.
         layers: layers whose hidden states are wanted, concatenated.
         processors: logits processors of the wanted rows.
+        top_logprobs: number of most probable tokens of the wanted rows to return.
         text: the text from slot 0 on, as the processors need it.
         missing: leading rows found in the prefix cache whose hidden states are wanted but were not
             computed.
@@ -38,6 +39,7 @@ class ScheduledForward(Forward):
     slots: Sequence[int]
     layers: tuple[int, ...] = ()
     processors: tuple[Processor, ...] = ()
+    top_logprobs: int = 0
     text: Sequence[int] = ()
     missing: int = 0
     first_slot: int = field(init=False)
@@ -63,6 +65,7 @@ class ScheduledForward(Forward):
         *,
         layers: tuple[int, ...] = (),
         processors: tuple[Processor, ...] = (),
+        top_logprobs: int = 0,
         text: Sequence[int] = (),
     ) -> ScheduledForward:
         """Check a forward; raise `ValueError` or `TypeError` where its model cannot run it."""
@@ -91,6 +94,7 @@ class ScheduledForward(Forward):
             slots=forward.predicted_slots(),
             layers=layers,
             processors=processors,
+            top_logprobs=top_logprobs if "logprob" in forward.read.scores else 0,
             text=text,
         )
 

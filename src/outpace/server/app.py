@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,14 +15,22 @@ from starlette.types import Receive, Scope, Send
 from outpace.server import document, tokens
 from outpace.server.guard import GuardMiddleware
 from outpace.server.http_error import HttpError
+from outpace.server.messages import MessagesTranslation
+from outpace.server.messages import error_response as messages_error_response
+from outpace.server.messages_schema import MessagesRequest
 from outpace.server.page import PlaygroundPage
 from outpace.server.parsing import parse_request
 from outpace.server.reply import dump_json
 from outpace.server.request_handler import RequestHandler
+from outpace.server.responses import ResponsesTranslation
+from outpace.server.responses_schema import ResponsesRequest
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
 from outpace.server.settings import Settings
+from outpace.server.writer import Translation
 from outpace.version import __version__
+
+MESSAGES_PATH = "/v1/messages"
 
 LOG = logging.getLogger("outpace.server")
 
@@ -30,13 +40,18 @@ class StreamingAnswer(Response):
 
     background = None
 
-    def __init__(self, handler: RequestHandler) -> None:
-        self.handler = handler
+    def __init__(
+        self,
+        handler: RequestHandler,
+        convert_faults: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self.handler, self.convert_faults = handler, convert_faults
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Submit the request, then stream its events. Refusals raise `HttpError` first."""
-        async with self.handler.submit_choices(receive):
-            await self.handler.send_stream(send)
+        with self.convert_faults():
+            async with self.handler.submit_choices(receive):
+                await self.handler.send_stream(send)
 
 
 def build_guarded_app(settings: Settings, *, openapi_url: str | None = "/openapi.json") -> FastAPI:
@@ -61,6 +76,7 @@ def build_server_app(service: Service) -> FastAPI:
     """Return the application of a server with all routes."""
     app = build_guarded_app(service.settings)
     add_completion_routes(app, service)
+    add_response_routes(app, service)
     add_token_routes(app, service)
     add_model_routes(app, service)
     add_status_routes(app, service)
@@ -101,6 +117,45 @@ def add_completion_routes(app: FastAPI, service: Service) -> None:
         return await respond(
             service, request, parse_request(CompletionRequest, await request.body())
         )
+
+
+def add_response_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes of other APIs, which are translated to chats."""
+
+    @app.post(
+        "/v1/responses",
+        response_class=Response,
+        responses=document.completion_responses("Response"),
+        openapi_extra=document.request_body(ResponsesRequest),
+    )
+    async def responses(request: Request) -> Response:
+        """Generate the next items of a conversation, as OpenAI's Responses API."""
+        body = parse_request(ResponsesRequest, await request.body())
+        return await respond_translated(service, request, ResponsesTranslation(body))
+
+    @app.post(
+        MESSAGES_PATH,
+        response_class=Response,
+        responses=document.completion_responses("Message", error="MessagesError"),
+        openapi_extra=document.request_body(MessagesRequest),
+    )
+    async def messages(request: Request) -> Response:
+        """Generate the next message of a conversation, as Anthropic's Messages API."""
+        body = parse_request(MessagesRequest, await request.body())
+        translation = MessagesTranslation(body, service.find_model(body.model))
+        return await respond_translated(service, request, translation)
+
+
+async def respond_translated(
+    service: Service, request: Request, translation: Translation
+) -> Response:
+    """Return the answer to a translated request; errors name the original fields."""
+    with translation.rename_faults():
+        handler = RequestHandler(service, translation.request, translation)
+        if translation.request.stream:
+            return StreamingAnswer(handler, translation.rename_faults)
+        answer = await handler.complete_answer(request.receive)
+    return Response(answer, media_type="application/json")
 
 
 def add_token_routes(app: FastAPI, service: Service) -> None:
@@ -211,8 +266,10 @@ def json_response(value: Any) -> Response:
 
 
 async def error_response(request: Request, error: Exception) -> Response:
-    """Return a `HttpError` as an OpenAI error object."""
+    """Return a `HttpError` as the error object of the API."""
     assert isinstance(error, HttpError)
+    if request.url.path == MESSAGES_PATH:
+        return messages_error_response(error)
     return error.to_response()
 
 

@@ -8,10 +8,18 @@ from typing import Any
 from pydantic import BaseModel
 
 from outpace.server.http_error import ERROR_SCHEMA
+from outpace.server.messages import MESSAGES_ERROR_SCHEMA
+from outpace.server.messages_schema import MessagesRequest
+from outpace.server.responses_schema import ResponsesRequest
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.tokens import DetokenizeRequest
 
 OpenApiObject = dict[str, Any]
+
+REQUEST_MODELS = (
+    *(ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest),
+    DetokenizeRequest,
+)
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 
 STATUS_DESCRIPTIONS = {
@@ -40,26 +48,32 @@ def media_content(media_type: str, schema: OpenApiObject) -> OpenApiObject:
     return {"content": {media_type: {"schema": schema}}}
 
 
-def error_responses(*statuses: int) -> dict[int | str, OpenApiObject]:
-    """Describe error responses: those of every route, and further statuses."""
+def error_responses(*statuses: int, error: str = "Error") -> dict[int | str, OpenApiObject]:
+    """Describe error responses: those of every route, and further statuses.
+
+    `error` is the schema of errors that a route itself returns.
+    """
     described = (
         (status, STATUS_DESCRIPTIONS[status]) for status in (401, 403, 408, 413, 421, *statuses)
     )
     return {
         status: {
             "description": meaning,
-            **media_content("application/json", schema_reference("Error")),
+            **media_content(
+                "application/json",
+                schema_reference(error if status in (*statuses, 408, 413) else "Error"),
+            ),
         }
         for status, meaning in described
     }
 
 
-def completion_responses(name: str) -> dict[int | str, OpenApiObject]:
+def completion_responses(name: str, error: str = "Error") -> dict[int | str, OpenApiObject]:
     """Describe the responses of a route that decodes."""
     both = media_content("application/json", schema_reference(name))["content"]
     both |= media_content("text/event-stream", {})["content"]
     ok = {"description": "The answer, whole or streamed.", "content": both}
-    return {200: ok, **error_responses(400, 404, 429, 500, 503)}
+    return {200: ok, **error_responses(400, 404, 429, 500, 503, error=error)}
 
 
 def request_body(*models: type[BaseModel]) -> OpenApiObject:
@@ -78,7 +92,7 @@ def request_body(*models: type[BaseModel]) -> OpenApiObject:
 def complete_document(document: OpenApiObject, models: Iterable[str]) -> OpenApiObject:
     """Add the schemas and the model names to FastAPI's document."""
     schemas: OpenApiObject = {"Error": ERROR_SCHEMA, **ANSWER_SCHEMAS}
-    for model in (ChatRequest, CompletionRequest, DetokenizeRequest):
+    for model in REQUEST_MODELS:
         json_schema = model.model_json_schema(ref_template=SCHEMA_REFERENCE)
         json_schema["properties"]["model"]["enum"] = [*models]
         schemas |= json_schema.pop("$defs", {}) | {model.__name__: json_schema}
@@ -143,12 +157,33 @@ MESSAGE_SCHEMA = {
     "properties": {
         "role": STRING_SCHEMA,
         "content": {"type": ["string", "null"]},
+        "reasoning_content": STRING_SCHEMA,
         "tool_calls": {"type": "array", "items": CALL_SCHEMA},
     },
 }
 ANSWER_SCHEMAS: OpenApiObject = {
     "ChatCompletion": answer_schema(message=MESSAGE_SCHEMA),
     "Completion": answer_schema(text=STRING_SCHEMA),
+    "Response": object_schema(
+        id=STRING_SCHEMA,
+        object={"const": "response"},
+        created_at=INTEGER_SCHEMA,
+        status={"enum": ["completed", "incomplete"]},
+        model=STRING_SCHEMA,
+        output={"type": "array", "items": {"type": "object", "required": ["id", "type"]}},
+        usage={"type": "object"},
+    ),
+    "Message": object_schema(
+        id=STRING_SCHEMA,
+        type={"const": "message"},
+        role={"const": "assistant"},
+        model=STRING_SCHEMA,
+        content={"type": "array", "items": {"type": "object", "required": ["type"]}},
+        stop_reason={"enum": ["end_turn", "max_tokens", "stop_sequence", "tool_use"]},
+        stop_sequence={"type": ["string", "null"]},
+        usage=object_schema(input_tokens=INTEGER_SCHEMA, output_tokens=INTEGER_SCHEMA),
+    ),
+    "MessagesError": MESSAGES_ERROR_SCHEMA,
     "Model": MODEL_SCHEMA,
     "Models": object_schema(
         object={"const": "list"}, data={"type": "array", "items": schema_reference("Model")}

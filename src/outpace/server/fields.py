@@ -23,7 +23,7 @@ SEQUENTIAL_FIELDS = tuple(
 
 COMMON_FIELDS = (
     *("n", "max_completion_tokens", "response_format", "structured_outputs"),
-    *("tools", "tool_choice", "parallel_tool_calls"),
+    *("tools", "tool_choice", "parallel_tool_calls", "top_logprobs"),
     *(field for field in OPTIONS_BY_FIELD if "." not in field and field not in SEQUENTIAL_FIELDS),
     *("stream", "stream_options", "outpace.trace"),
 )

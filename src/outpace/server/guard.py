@@ -53,6 +53,8 @@ class GuardMiddleware:
             check_origin(scope["method"], headers.get(b"origin", b""))
         if self.key is not None and scope["path"] not in PUBLIC_PATHS:
             scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+            if not scheme:  # Anthropic's clients
+                scheme, token = b"bearer", headers.get(b"x-api-key", b"")
             same = hmac.compare_digest(token.strip(), self.key)
             if not (same and scheme.lower() == b"bearer"):
                 message = "no valid API key: send the header 'Authorization: Bearer KEY'"

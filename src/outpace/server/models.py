@@ -88,7 +88,7 @@ class HostedModel(ModelInfo):
 
     def describe(self, created: int) -> dict[str, Any]:
         """Return the entry of `GET /v1/models`."""
-        config, calls = self.config, self.text.call_format
+        config, calls, thoughts = self.config, self.text.call_format, self.text.thought_format
         return {
             "id": self.name,
             "object": "model",
@@ -100,6 +100,7 @@ class HostedModel(ModelInfo):
                 "max_length": config.max_length,
                 "max_tokens": self.entry.max_tokens,
                 "tools": calls and calls.name,
+                "thoughts": thoughts and thoughts.name,
                 "method": self.method,
                 "methods": {
                     name: choice.describe(name == self.method)

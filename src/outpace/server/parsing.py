@@ -13,10 +13,11 @@ from outpace.server.http_error import HttpError
 
 UNSUPPORTED_FIELDS = {
     "not supported yet": (
-        *("audio", "prediction", "reasoning_effort", "verbosity", "suffix", "echo", "best_of"),
-        *("web_search_options", "top_logprobs", "refusal", "functions", "function_call"),
+        *("audio", "prediction", "verbosity", "suffix", "echo", "best_of"),
+        *("web_search_options", "refusal", "functions", "function_call"),
     ),
     "only text is supported": ("modalities",),
+    "nothing is stored, so send the whole conversation": ("previous_response_id", "conversation"),
 }
 
 REFUSAL_REASONS = {name: reason for reason, names in UNSUPPORTED_FIELDS.items() for name in names}

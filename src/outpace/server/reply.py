@@ -8,16 +8,18 @@ from __future__ import annotations
 import json
 import string
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from outpace.api.calls import CallDelta, ToolCall, assistant_message, call_object
+from outpace.api.calls import CallDelta, ToolCall, call_object
 from outpace.api.output import Output
+from outpace.api.parts import PartsDelta, assistant_message
 from outpace.api.text import REPLACEMENT_CHARACTER
 from outpace.decoding import Step
+from outpace.decoding.logprob import top_tokens
 from outpace.server.models import HostedModel
 
 STREAM_END = b"data: [DONE]\n\n"
@@ -32,6 +34,21 @@ ReplyObject = dict[str, Any]
 def dump_json(value: Any) -> str:
     """Return compact ASCII JSON."""
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def call_id(request: int, index: int, number: int) -> str:
+    """Return the id of a call of a choice: nine letters and digits, as some templates need.
+
+    Args:
+        request: Random number of the request.
+        index: Index of the choice.
+        number: Number of the call in the choice.
+    """
+    value, digits = request + 100_003 * index + number, ""
+    for _ in range(9):
+        value, digit = divmod(value, len(ID_CHARACTERS))
+        digits += ID_CHARACTERS[digit]
+    return digits
 
 
 class TextOffsets:
@@ -95,25 +112,19 @@ class Reply:
     def format_chunk(
         self,
         index: int,
-        text: str | None,
+        parts: PartsDelta | None,
         *,
-        calls: Sequence[CallDelta] = (),
         logprobs: ReplyObject | None = None,
         finish: str | None = None,
         outpace: ReplyObject | None = None,
         first: bool = False,
     ) -> str:
-        """Return an event with text of a choice, or its last event if `text` is None."""
+        """Return an event with parts of a choice, or its last event if `parts` is None."""
         if self.chat:
-            role = '"role":"assistant",' if first else ""
-            content = "" if text is None else f'{role}"content":{quoted(text)}'
-            if calls:
-                entries = dump_json([self.format_call(index, each) for each in calls])
-                lead = f"{content}," if text else f'{role}"content":null,' if first else ""
-                content = f'{lead}"tool_calls":{entries}'
+            content = "" if parts is None else ",".join(self.format_parts(index, parts, first))
             delta = f'"delta":{{{content}}}'
         else:
-            delta = f'"text":{quoted(text or "")}'
+            delta = f'"text":{quoted("" if parts is None else parts.text)}'
         scores = "null" if logprobs is None else dump_json(logprobs)
         reason = "null" if finish is None else f'"{finish}"'
         extra = "" if outpace is None else f',"outpace":{dump_json(outpace)}'
@@ -122,20 +133,28 @@ class Reply:
             f'"finish_reason":{reason}}}]{self.empty}{extra}}}\n\n'
         )
 
-    def call_id(self, index: int, number: int) -> str:
-        """Return the id of a call of a choice: nine letters and digits, as some templates need."""
-        value, digits = self.number + 100_003 * index + number, ""
-        for _ in range(9):
-            value, digit = divmod(value, len(ID_CHARACTERS))
-            digits += ID_CHARACTERS[digit]
-        return digits
+    def format_parts(self, index: int, parts: PartsDelta, first: bool) -> Iterator[str]:
+        """Yield the fields of a delta; the first has the role, and a content even if empty."""
+        if first:
+            yield '"role":"assistant"'
+        other = parts.reasoning or parts.calls
+        if parts.text or not other:
+            yield f'"content":{quoted(parts.text)}'
+        elif first:
+            yield '"content":null'
+        if parts.reasoning:
+            yield f'"reasoning_content":{quoted(parts.reasoning)}'
+        if parts.calls:
+            entries = dump_json([self.format_call(index, each) for each in parts.calls])
+            yield f'"tool_calls":{entries}'
 
     def format_call(self, index: int, delta: CallDelta) -> ReplyObject:
         """Return new text of a call; its first has the id and the name."""
         if delta.name is None:
             return {"index": delta.number, "function": {"arguments": delta.arguments}}
         call = ToolCall(delta.name, delta.arguments)
-        return {"index": delta.number, **call_object(self.call_id(index, delta.number), call)}
+        identity = call_id(self.number, index, delta.number)
+        return {"index": delta.number, **call_object(identity, call)}
 
     def format_empty_chunk(self, **extra: Any) -> str:
         """Return an event without choices."""
@@ -157,16 +176,16 @@ class Reply:
     def format_choice(self, index: int, output: Output) -> ReplyObject:
         """Return one choice of the answer."""
         content: ReplyObject = {"text": output.text}
-        calls = output.tool_calls
+        parts = output.parts
         if self.chat:
-            message = assistant_message(output.content, calls, partial(self.call_id, index))
+            message = assistant_message(parts, partial(call_id, self.number, index))
             content = {"message": {**message, "refusal": None}}
         scores = self.format_logprobs(output.ids, output.logprobs, TextOffsets(self.model))
         return {
             "index": index,
             **content,
             "logprobs": scores,
-            "finish_reason": "tool_calls" if calls else output.finish_reason,
+            "finish_reason": "tool_calls" if parts.calls else output.finish_reason,
         }
 
     def format_logprobs(
@@ -180,19 +199,31 @@ class Reply:
             return {
                 "tokens": tokens,
                 "token_logprobs": list(logprobs),
-                "top_logprobs": None,
+                "top_logprobs": self.format_top_logprobs(logprobs),
                 "text_offset": offsets.advance(ids),
             }
         entries = [
             {
-                "token": token,
-                "logprob": score,
-                "bytes": None if "\ufffd" in token else list(token.encode()),
-                "top_logprobs": [],
+                **format_logprob(token, score),
+                "top_logprobs": [
+                    format_logprob(self.model.token_text(top), value)
+                    for top, value in top_tokens(score)
+                ],
             }
             for token, score in zip(tokens, logprobs, strict=True)
         ]
         return {"content": entries, "refusal": None}
+
+    def format_top_logprobs(self, logprobs: Sequence[float]) -> list[ReplyObject] | None:
+        """Return the most probable tokens of each place, by text; None if not requested.
+
+        Of tokens with equal text, the most probable one is returned.
+        """
+        found = [*map(top_tokens, logprobs)]
+        if not any(found):
+            return None
+        text = self.model.token_text
+        return [{text(token): score for token, score in reversed(top)} for top in found]
 
     def format_statistics(
         self, outputs: Sequence[Output], seeds: Sequence[int], trace: bool
@@ -220,6 +251,12 @@ class Reply:
         if output.holes is not None:
             figure["holes"] = list(output.holes)
         return figure | ({"steps": list(map(format_step, output.steps))} if trace else {})
+
+
+def format_logprob(token: str, score: float) -> ReplyObject:
+    """Return the text and the log-probability of a token."""
+    unknown = REPLACEMENT_CHARACTER in token
+    return {"token": token, "logprob": score, "bytes": None if unknown else [*token.encode()]}
 
 
 def format_step(step: Step) -> ReplyObject:

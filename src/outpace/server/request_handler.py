@@ -14,7 +14,6 @@ from starlette.types import Receive, Send
 from outpace.api.engine_client import DrainingError, EngineDiedError, PendingRequest
 from outpace.api.engine_loop import QueueFullError
 from outpace.api.output import Output
-from outpace.api.tools import read_tool_use
 from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
@@ -22,11 +21,12 @@ from outpace.server.fields import LENGTH_OPTIONS, check_supported_fields, option
 from outpace.server.http_error import ClientDisconnectedError, HttpError
 from outpace.server.metrics import RequestTimer
 from outpace.server.prompts import check_choice_count, request_prompts
-from outpace.server.reply import STREAM_END, Reply
+from outpace.server.reply import Reply
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
-from outpace.server.stream import ChoiceStream, merge_choice_events
+from outpace.server.stream import CompletionWriter, merge_choice_events
 from outpace.server.tool_fields import TOOL_PARAM, dotted_error
+from outpace.server.writer import AnswerWriter, Translation
 
 LOG = logging.getLogger("outpace.server")
 
@@ -46,7 +46,12 @@ class RequestHandler:
         HttpError: If a field of the request is invalid here.
     """
 
-    def __init__(self, service: Service, request: ChatRequest | CompletionRequest) -> None:
+    def __init__(
+        self,
+        service: Service,
+        request: ChatRequest | CompletionRequest,
+        translation: Translation | None = None,
+    ) -> None:
         service.check_ready()
         self.service = service
         self.request = request
@@ -65,14 +70,20 @@ class RequestHandler:
         seed = request.options.get("seed", service.random.getrandbits(32))
         self.seeds = [seed + i for _ in self.prompts for i in range(request.n or 1)]
         check_choice_count(request, len(self.seeds), self.model.engine.max_requests)
-        self.reply = Reply(
-            model=self.model,
-            number=service.random.getrandbits(96),
-            chat=isinstance(request, ChatRequest),
-            method=repr(public_method),
-            prompts=len(self.prompts),
-            usage=request.wants_usage,
-        )
+        number = service.random.getrandbits(96)
+        self.writer: AnswerWriter
+        if translation is not None:
+            self.writer = translation.open_writer(self.model, number)
+        else:
+            reply = Reply(
+                model=self.model,
+                number=number,
+                chat=isinstance(request, ChatRequest),
+                method=repr(public_method),
+                prompts=len(self.prompts),
+                usage=request.wants_usage,
+            )
+            self.writer = CompletionWriter(reply, request, self.seeds)
         self.pending: list[PendingRequest] = []
         self.outputs: dict[int, Output] = {}
         self.task: asyncio.Task[Any]
@@ -90,9 +101,10 @@ class RequestHandler:
         if isinstance(request, ChatRequest):
             if request.max_completion_tokens is not None:
                 options["max_tokens"] = request.max_completion_tokens
+            options["top_logprobs"] = request.top_logprobs
         else:
             options["raw"] = True
-            options["logprobs"] = request.logprobs is not None
+            options |= {"logprobs": request.logprobs is not None, "top_logprobs": request.logprobs}
         limit = options["limit"] = self.model.entry.max_tokens
         for option in LENGTH_OPTIONS:
             if limit is not None and options.get(option, 0) > limit:
@@ -182,7 +194,7 @@ class RequestHandler:
         if self.constraint is not None and option == self.constraint.option:
             return self.constraint.field
         if option in PROMPT_OPTIONS:
-            return "messages" if self.reply.chat else "prompt"
+            return "messages" if isinstance(self.request, ChatRequest) else "prompt"
         if option in self.model.find_method_choice(self.labels[1]).options:
             return f"outpace.options.{option}"
         newer = getattr(self.request, "max_completion_tokens", None) is not None
@@ -217,9 +229,9 @@ class RequestHandler:
                     OptionError(option, None, f"{option}: {error.__cause__}")
                 )
                 raise self.fault from None
-            LOG.exception("request %s failed", self.reply.id)
+            LOG.exception("request %s failed", self.writer.id)
             self.fault = HttpError(
-                500, f"decoding failed; see request {self.reply.id} in the server log"
+                500, f"decoding failed; see request {self.writer.id} in the server log"
             )
             raise self.fault from None
 
@@ -229,7 +241,7 @@ class RequestHandler:
             with self.convert_errors():
                 outputs = [await answer.output() for answer in self.pending]
             self.outputs = dict(enumerate(outputs))
-            return self.reply.format_answer(outputs, self.seeds, bool(self.extension.trace))
+            return self.writer.format_answer(outputs)
 
     @property
     def ordered_outputs(self) -> list[Output]:
@@ -238,44 +250,35 @@ class RequestHandler:
 
     async def send_stream(self, send: Send) -> None:
         """Send the answer as server-sent events, in batches of those that are ready."""
-        use = read_tool_use(*self.tools.values()) if self.tools else None
-        calls = None if use is None else use.call_format(self.model.text.call_format)
-        streams = [
-            ChoiceStream(self.reply, i, self.seeds[i], self.request, calls)
-            for i in range(len(self.pending))
-        ]
 
         async def write(text: str | bytes, more: bool = True) -> None:
             body = text if isinstance(text, bytes) else text.encode()
             await send({"type": "http.response.body", "body": body, "more_body": more})
 
         last_text = ""
+        begin = self.writer.begin_stream(self.pending)
         with self.convert_errors():
             await send({"type": "http.response.start", "status": 200, "headers": STREAM_HEADERS})
+            if begin:
+                await write(begin)
         try:
             with self.convert_errors():
                 async with aclosing(merge_choice_events(self.pending)) as events:
                     async for index, event in events:
                         if event.output is not None:
                             self.outputs[index] = event.output
-                        if text := "".join(streams[index].format_event(event)):
+                        if text := self.writer.format_event(index, event):
                             self.timer.record_text()
                             if len(self.outputs) < len(self.pending):
                                 await write(text)
                             else:  # the last text is sent together with the final event
                                 last_text = text
         except HttpError as fault:
-            end = fault.event
+            end = self.writer.format_failure(fault)
         else:
-            end = last_text.encode() + self.final_event() + STREAM_END
+            end = last_text.encode() + self.writer.end_stream(self.ordered_outputs)
         with suppress(HttpError), self.convert_errors():
             await write(end, more=False)
-
-    def final_event(self) -> bytes:
-        """Return the event after all text, if requested."""
-        if not (self.extension.trace or self.extension.provisional or self.request.wants_usage):
-            return b""
-        return self.reply.format_final_chunk(self.ordered_outputs, self.seeds).encode()
 
 
 STREAM_HEADERS = [

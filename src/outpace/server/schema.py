@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from outpace.api.option_checks import EFFORTS, MAX_TOP_LOGPROBS
 from outpace.api.options import MAX_ANSWER_TOKENS, REQUEST_OPTIONS
 from outpace.api.tools import link_calls, read_tool_use
 from outpace.errors import OptionError
@@ -32,11 +33,19 @@ BoundedTokenIds = Annotated[
 EmptyList = Annotated[list[None], Field(max_length=0)]
 
 
-class Extension(StrictModel):
-    """Fields specific to outpace."""
+TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+
+
+class MethodExtension(StrictModel):
+    """The decoding method, a choice specific to outpace."""
 
     method: Name | None = None
     options: Annotated[dict[Name, JsonScalar], Field(max_length=64)] | None = None
+
+
+class Extension(MethodExtension):
+    """Fields specific to outpace."""
+
     trace: bool | None = None
     provisional: bool | None = None
     fill: bool | None = None
@@ -53,6 +62,7 @@ JSON_TYPES: dict[str, Any] = {
     "stop": StopString | Annotated[list[StopString], Field(max_length=16)],
     "stop_ids": Annotated[list[BoundedTokenId], Field(max_length=64)],
     "logit_bias": LogitBias,
+    "reasoning_effort": Literal[EFFORTS],
 }
 """Types of options whose JSON form differs from the Python form."""
 
@@ -134,6 +144,7 @@ class Message(StrictModel):
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: BoundedText | MessageParts | None = None
+    reasoning_content: BoundedText | None = None
     tool_calls: Calls | None = None
     tool_call_id: Name | None = None
 
@@ -157,6 +168,8 @@ class Message(StrictModel):
         """Return the message as input to a chat template."""
         role = "system" if self.role == "developer" else self.role
         message: dict[str, Any] = {"role": role, "content": self.text}
+        if self.reasoning_content is not None:
+            message["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         return message | ({"tool_call_id": self.tool_call_id} if self.tool_call_id else {})
@@ -171,7 +184,8 @@ class Message(StrictModel):
             if is_required and getattr(self, name) is None:
                 field = f"{param}.{name}"
                 raise OptionError(field, None, f"{field}: is required in a message of {self.role}")
-        roles = {"tool_calls": "assistant", "tool_call_id": "tool", "name": "tool"}
+        roles = {"tool_call_id": "tool", "name": "tool"}
+        roles |= dict.fromkeys(("tool_calls", "reasoning_content"), "assistant")
         for name, role in roles.items():
             if getattr(self, name) and self.role != role:
                 field = f"{param}.{name}"
@@ -184,7 +198,7 @@ class ChatRequest(BaseRequest):
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1024)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
     logprobs: bool | None = None
-    top_logprobs: Literal[0] | None = None
+    top_logprobs: TopCount | None = None
     chat_template_kwargs: Annotated[dict[Name, JsonScalar], Field(max_length=32)] | None = None
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
@@ -203,7 +217,6 @@ class ChatRequest(BaseRequest):
     audio: None = None
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     prediction: None = None
-    reasoning_effort: None = None
     verbosity: None = None
     web_search_options: None = None
 
@@ -214,6 +227,14 @@ class ChatRequest(BaseRequest):
         if self.max_completion_tokens is not None and older is not None:
             message = "max_tokens: cannot be combined with max_completion_tokens"
             raise OptionError("max_tokens", older, message)
+        return self
+
+    @model_validator(mode="after")
+    def check_top_logprobs(self) -> Self:
+        """Reject a number of tokens without `logprobs`."""
+        if self.top_logprobs and not self.logprobs:
+            message = "top_logprobs: requires logprobs=true"
+            raise OptionError("top_logprobs", self.top_logprobs, message)
         return self
 
     @model_validator(mode="after")
@@ -270,7 +291,7 @@ class CompletionRequest(BaseRequest):
     """One or several strings to be continued."""
 
     prompt: PromptInput
-    logprobs: Literal[0] | None = None
+    logprobs: TopCount | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
     echo: Literal[False] | None = None
     suffix: None = None

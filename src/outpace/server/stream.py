@@ -6,12 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
-from outpace.api.calls import CallDelta, CallParser
 from outpace.api.engine_client import PendingRequest
-from outpace.api.output import Event
-from outpace.constraint.calls import CallFormat
-from outpace.server.reply import Reply, TextOffsets, format_step
+from outpace.api.output import Event, Output
+from outpace.api.parts import AnswerFormat, AnswerParser, PartsDelta
+from outpace.server.http_error import HttpError
+from outpace.server.reply import STREAM_END, Reply, ReplyObject, TextOffsets, format_step
 from outpace.server.schema import BaseRequest
+from outpace.server.writer import AnswerWriter
 
 
 class ChoiceStream:
@@ -23,7 +24,7 @@ class ChoiceStream:
         index: int,
         seed: int,
         request: BaseRequest,
-        calls: CallFormat | None = None,
+        form: AnswerFormat,
     ) -> None:
         self.reply = reply
         self.index = index
@@ -38,7 +39,7 @@ class ChoiceStream:
         self.tokens = 0
         self.forwards = 0
         self.canvas: list[int] = []
-        self.parser = None if calls is None else CallParser(calls)
+        self.parser = AnswerParser(form)
 
     def format_event(self, event: Event) -> Iterator[str]:
         """Yield the chunks for an event: text, canvas, end."""
@@ -47,20 +48,9 @@ class ChoiceStream:
             scores = self.reply.format_logprobs(event.ids, event.logprobs, self.offsets)
         if self.trace:
             self.buffer_trace(event)
-        text, calls = event.text, list[CallDelta]()
-        if self.parser is not None:
-            text, calls = self.parser.feed(text)
-            text += "" if event.output is None else self.parser.finish()
-        if text or scores or calls:
-            yield self.reply.format_chunk(
-                self.index,
-                text,
-                calls=calls,
-                logprobs=scores,
-                outpace=self.take_trace(),
-                first=self.is_first,
-            )
-            self.is_first = False
+        parts = self.parser.feed(event.text, final=event.output is not None)
+        if parts or scores:
+            yield self.format_parts(parts, scores)
         if self.provisional and (canvas := list(event.canvas)) != self.canvas:
             self.canvas = canvas
             extra = self.take_trace() if self.steps else None
@@ -68,12 +58,18 @@ class ChoiceStream:
             yield self.reply.format_empty_chunk(outpace=state | (extra or {}))
         if event.output is not None:
             if self.is_first:  # an empty answer has a role, too
-                yield self.reply.format_chunk(self.index, "", first=True)
-            has_calls = self.parser is not None and self.parser.calls
-            finish = "tool_calls" if has_calls else event.output.finish_reason
+                yield self.format_parts(parts)
+            finish = "tool_calls" if self.parser.calls else event.output.finish_reason
             yield self.reply.format_chunk(
                 self.index, None, finish=finish, outpace=self.take_trace(end=True)
             )
+
+    def format_parts(self, parts: PartsDelta, scores: ReplyObject | None = None) -> str:
+        """Return the chunk of parts of the answer."""
+        first, self.is_first = self.is_first, False
+        return self.reply.format_chunk(
+            self.index, parts, logprobs=scores, outpace=self.take_trace(), first=first
+        )
 
     def buffer_trace(self, event: Event) -> None:
         """Buffer steps and tokens until a chunk reports them."""
@@ -99,6 +95,42 @@ class ChoiceStream:
     def canvas_texts(self, canvas: Sequence[int]) -> list[str | None]:
         """Return the texts of the canvas after the committed text; None for a hole."""
         return [None if token < 0 else self.reply.model.token_text(token) for token in canvas]
+
+
+class CompletionWriter(AnswerWriter):
+    """Answers of OpenAI's chats and completions."""
+
+    def __init__(self, reply: Reply, request: BaseRequest, seeds: Sequence[int]) -> None:
+        self.id = reply.id
+        self.reply, self.request, self.seeds = reply, request, seeds
+        self.streams: list[ChoiceStream] = []
+
+    def begin_stream(self, pending: Sequence[PendingRequest]) -> str:
+        """Begin a stream per choice, which starts without an event."""
+        self.streams = [
+            ChoiceStream(self.reply, index, self.seeds[index], self.request, each.format)
+            for index, each in enumerate(pending)
+        ]
+        return ""
+
+    def format_event(self, index: int, event: Event) -> str:
+        """Return the chunks for the progress of a choice."""
+        return "".join(self.streams[index].format_event(event))
+
+    def end_stream(self, outputs: Sequence[Output]) -> bytes:
+        """Return the event with usage and statistics, if requested, and the end."""
+        extension = self.request.extension
+        if not (extension.trace or extension.provisional or self.request.wants_usage):
+            return STREAM_END
+        return self.reply.format_final_chunk(outputs, self.seeds).encode() + STREAM_END
+
+    def format_answer(self, outputs: Sequence[Output]) -> bytes:
+        """Return the whole answer as one object."""
+        return self.reply.format_answer(outputs, self.seeds, bool(self.request.extension.trace))
+
+    def format_failure(self, fault: HttpError) -> bytes:
+        """Return the error as the last event."""
+        return fault.event
 
 
 async def merge_choice_events(

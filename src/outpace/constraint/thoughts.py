@@ -1,0 +1,110 @@
+"""Thoughts of models before their answers: formats, and automata of answers after thoughts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
+
+from outpace.constraint.dfa import Dfa, search_table
+from outpace.constraint.vocabulary import special_tokens_in
+
+MAX_GAP = 2
+"""Maximum number of line breaks between thoughts and answer that belong to neither."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThoughtFormat:
+    """How a model writes thoughts: `begin thoughts end answer`, or `direct answer`.
+
+    Attributes:
+        name: Name of the format.
+        begin: Text before the thoughts; empty if the prompt ends with it.
+        end: Text between the thoughts and the answer.
+        direct: Text before an answer without thoughts.
+        required: Texts that a chat template of this format contains.
+    """
+
+    name: str
+    begin: str
+    end: str
+    direct: str = ""
+    required: tuple[str, ...]
+
+    def after_prompt(self, prompt: str) -> ThoughtFormat | None:
+        """Return the format of an answer after the last characters of a prompt.
+
+        None if the prompt ends the thoughts.
+        """
+        prompt = prompt.rstrip()
+        if prompt.endswith((self.end, self.direct or self.end)):
+            return None
+        is_open = prompt.endswith(self.begin)
+        return replace(self, begin="", direct="") if is_open else self
+
+    def special_tokens(self, tokenizer: Tokenizer) -> dict[int, str]:
+        """Return the special tokens that are part of the format, by id."""
+        return special_tokens_in(tokenizer, self.begin, self.end, self.direct)
+
+
+THOUGHT_FORMATS = (
+    ThoughtFormat(name="think", begin="<think>", end="</think>", required=("<think>", "</think>")),
+    ThoughtFormat(
+        name="channels",
+        begin="<|channel|>analysis<|message|>",
+        end="<|end|><|start|>assistant<|channel|>final<|message|>",
+        direct="<|channel|>final<|message|>",
+        required=("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+    ),
+)
+"""Formats of Qwen3, DeepSeek-R1 and SmolLM3; of gpt-oss."""
+
+
+def find_thought_format(templates: Any) -> ThoughtFormat | None:
+    """Return the format of thoughts in a tokenizer's chat template, or None.
+
+    Args:
+        templates: None, a template, or templates by name.
+    """
+    sources = templates.values() if isinstance(templates, Mapping) else [templates or ""]
+    text = "\0".join(sources)
+    return next((f for f in THOUGHT_FORMATS if all(mark in text for mark in f.required)), None)
+
+
+def free_text_dfa() -> Dfa:
+    """Return the automaton of all texts."""
+    return Dfa(np.zeros((1, 256), dtype=np.int32), np.ones(1, dtype=bool), num_open=1)
+
+
+def add_thoughts(answer: Dfa, form: ThoughtFormat) -> Dfa:
+    """Return the automaton of thoughts and an answer, or of an answer alone.
+
+    The states are those before thoughts, of the thoughts, of the gap after them, and of the answer.
+    A text ends in the answer only, so all thoughts are followed by one.
+    """
+    marks = form.begin.encode(), form.direct.encode()
+    prefixes = dict.fromkeys(mark[:size] for mark in marks for size in range(len(mark)))
+    nodes = {prefix: number for number, prefix in enumerate(prefixes)}
+    end = search_table(form.end.encode())
+    thoughts, gap = len(nodes), len(nodes) + len(end)
+    inner = gap + MAX_GAP
+    shifted = np.where(answer.table < 0, -1, answer.table + inner)
+    first = np.full((thoughts, 256), -1, dtype=np.int32)
+    accepts = np.zeros(inner, dtype=bool)
+    accepts[gap:] = answer.accepts[0]
+    for prefix, node in nodes.items():
+        state = -1 if form.direct else answer.walk(prefix)
+        if state >= 0:
+            first[node], accepts[node] = shifted[state], answer.accepts[state]
+    for mark, target in zip(marks, (thoughts, inner), strict=True):
+        for size, byte in enumerate(mark):
+            first[nodes[mark[:size]], byte] = nodes.get(mark[: size + 1], target)
+    gaps = np.repeat(shifted[:1], MAX_GAP, axis=0)
+    gaps[:, ord("\n")] = np.arange(gap + 1, inner + 1)
+    table = np.concatenate([first, end + thoughts, gaps, shifted]).astype(np.int32)
+    num_open = inner + answer.num_open if answer.num_open else 0
+    accepts = np.concatenate([accepts, answer.accepts])
+    return Dfa(table, accepts, num_open=num_open, thoughts=range(thoughts, gap))

@@ -1,0 +1,193 @@
+"""Thoughts in the Python API: parts of growing answers, conversations, and options."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from outpace import LLM, OptionError
+from outpace.api.parts import AnswerFormat, AnswerParser, parse_answer
+from outpace.api.prompts import validate_prompt
+from outpace.constraint.calls import CALL_FORMATS
+from outpace.constraint.thoughts import THOUGHT_FORMATS, ThoughtFormat
+from thinking import TEMPLATES, thinking_llm
+
+every = pytest.mark.parametrize("form", THOUGHT_FORMATS, ids=lambda form: form.name)
+THOUGHT = "A <b\n\n</thin <|end|><|start|> \n c"
+CALL = CALL_FORMATS[0].write_calls([("f", '{"a": "</think>"}')])
+
+
+def texts(form: ThoughtFormat) -> dict[str, tuple[str, str]]:
+    """Answers, each with its thoughts and its text."""
+    opened = form.begin + "\n\n" + THOUGHT
+    whole = opened + "\n" + form.end
+    return {
+        whole + "\n\nHi\n": (THOUGHT, "Hi\n"),
+        whole + "\n\n\n\nHi": (THOUGHT, "\n\nHi"),
+        whole + "Hi" + form.end: (THOUGHT, "Hi" + form.end),
+        whole: (THOUGHT, ""),
+        opened + "\n\n": (THOUGHT, ""),
+        opened + form.end[:-1]: (THOUGHT + form.end[:-1], ""),
+        form.begin + form.end + "Hi": ("", "Hi"),
+        form.direct + "Hi" + whole: ("", "Hi" + whole),
+        "Hi": ("", "Hi"),
+        "\n" + whole: ("", "\n" + whole),
+        form.begin[:-1]: ("", form.begin[:-1]),
+        "": ("", ""),
+    }
+
+
+def feed(form: AnswerFormat, text: str, cut: list[int]) -> tuple[str, str, list[Any]]:
+    """Parts of an answer that arrives in pieces."""
+    parser, found = AnswerParser(form), ["", ""]
+    calls: list[list[str]] = []
+    for begin, end in pairwise([0, *cut, len(text)]):
+        delta = parser.feed(text[begin:end], final=end == len(text))
+        found[0] += delta.reasoning
+        found[1] += delta.text
+        for number, name, arguments in delta.calls:
+            calls += [[name, ""]] if name is not None else []
+            calls[number][1] += arguments
+    assert [parser.reasoning, parser.text] == found
+    return found[0], found[1], [tuple(call) for call in calls]
+
+
+@every
+def test_stream_equals_whole(form: ThoughtFormat) -> None:
+    """Cut at every place, and in pieces of every length, with calls after the thoughts or not."""
+    for calls in (None, CALL_FORMATS[0]):
+        parts = AnswerFormat(form, calls)
+        for text, (thoughts, answer) in texts(form).items():
+            for after in ("", CALL) if form.end + "\n" in text and calls else ("",):
+                expected = thoughts, answer, [("f", '{"a": "</think>"}')] if after else []
+                whole = parse_answer(parts, text + after)
+                assert (whole.reasoning, whole.text, whole.calls) == expected
+                size = len(text + after)
+                cuts = [[at] for at in range(1, size)]
+                cuts += [[*range(step, size, step)] for step in range(1, 9)]
+                for cut in cuts:
+                    assert feed(parts, text + after, cut) == expected, (text, cut)
+
+
+@every
+def test_thoughts_arrive_as_they_grow(form: ThoughtFormat) -> None:
+    """Only marks and line breaks wait."""
+    parser = AnswerParser(AnswerFormat(form))
+    assert not parser.feed(form.begin)
+    assert parser.feed("abc").reasoning == "abc"
+    assert not parser.feed("\n")
+    assert parser.feed("d").reasoning == "\nd"
+    assert not parser.feed(form.end[:2])
+    assert parser.feed("x").reasoning == form.end[:2] + "x"
+    assert not parser.feed(form.end)
+    assert parser.feed("\n\ny").text == "y"
+
+
+def test_output_has_thoughts() -> None:
+    """As a field and in its message; the text has all parts, and raw prompts have none."""
+    llm = thinking_llm("tiny-ar", "open")
+    (output,) = llm.generate("Tom has 3 apples.", max_tokens=20, max_reasoning_tokens=5)
+    assert output.reasoning and output.content
+    assert output.text == f"{output.reasoning}</think>{output.content}"
+    assert output.message == {
+        "role": "assistant",
+        "content": output.content,
+        "reasoning_content": output.reasoning,
+    }
+    assert "".join(output.pieces()) == output.text
+    for same in (copy.copy(output), pickle.loads(pickle.dumps(output))):
+        assert same.message == output.message
+    (plain,) = llm.generate("Tom has 3 apples.\n<think>\n", max_tokens=5, raw=True)
+    assert plain.reasoning == "" and plain.content == plain.text
+    (closed,) = thinking_llm("tiny-ar", "think").generate(
+        "Tom has 3 apples.",
+        max_tokens=9,
+        max_reasoning_tokens=3,
+        template={"enable_thinking": False},
+    )
+    assert closed.reasoning == "" and closed.content == closed.text != ""
+
+
+@pytest.mark.parametrize("form", TEMPLATES)
+def test_effort_reaches_the_template(form: str) -> None:
+    """By its variable, or by that which turns thoughts off."""
+    llm = thinking_llm("tiny-ar", form)
+
+    def prompt(effort: str | None) -> str:
+        return llm.text.decode(llm.text.encode("hi", effort=effort), special=True)
+
+    if form == "open":
+        with pytest.raises(OptionError, match="neither the variable") as caught:
+            prompt("low")
+        assert caught.value.param == "reasoning_effort"
+        return
+    if form == "channels":
+        assert prompt("low").endswith("Reasoning: low\n")
+        assert prompt(None).endswith("Reasoning: medium\n")
+        return
+    assert prompt("high") == prompt(None) == "hi\n"
+    assert prompt("none") == "hi\n<think>\n\n</think>\n\n"
+
+
+@pytest.mark.parametrize("form", TEMPLATES)
+def test_thoughts_in_history(form: str) -> None:
+    """In the field that the template names; as text where it names none; else left out."""
+    messages = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "c"},
+        {"role": "assistant", "content": "d", "reasoning_content": None},
+    ]
+    llm = thinking_llm("tiny-ar", form)
+    text = llm.text.decode(llm.text.encode(messages), special=True)
+    assert text.startswith("a\nb\n(c)\nd\n"), text
+    plain = LLM("tiny-ar")
+    assert plain.text.encode(messages[:2]) == plain.text.encode(
+        [messages[0], {"role": "assistant", "content": "b"}]
+    )
+    plain = LLM("tiny-ar")
+    assert plain.text.tokenizer is not None
+    plain.text.tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ '<think></think>' if 0 }}"
+    )
+    text = plain.text.decode(plain.text.encode(messages[:2]))
+    assert text == "a<think>\nc\n</think>\n\nb"
+
+
+@pytest.mark.parametrize(
+    ("param", "options"),
+    [
+        ("max_reasoning_tokens", {"max_reasoning_tokens": -1}),
+        ("max_reasoning_tokens", {"max_reasoning_tokens": True}),
+        ("max_reasoning_tokens", {"max_reasoning_tokens": 2.5}),
+        ("max_reasoning_tokens", {"max_reasoning_tokens": float("nan")}),
+        ("max_reasoning_tokens", {"max_reasoning_tokens": "5"}),
+        ("max_reasoning_tokens", {"max_reasoning_tokens": 5}),
+        ("ignore_eos", {"max_reasoning_tokens": 5, "ignore_eos": True}),
+        ("raw", {"max_reasoning_tokens": 5, "raw": True}),
+        ("reasoning_effort", {"reasoning_effort": "much"}),
+        ("reasoning_effort", {"reasoning_effort": 5}),
+        ("reasoning_effort", {"reasoning_effort": ["low"]}),
+        ("reasoning_effort", {"reasoning_effort": "low", "raw": True}),
+        ("reasoning_effort", {"reasoning_effort": "low"}),
+    ],
+)
+def test_invalid_option_is_named(param: str, options: Any) -> None:
+    """Before any computation; a template without thoughts supports neither."""
+    with pytest.raises(OptionError, match=param) as caught:
+        LLM("tiny-ar").generate("hi", **options)
+    assert caught.value.param == param
+
+
+def test_invalid_message_is_named() -> None:
+    """Thoughts are text of the assistant."""
+    for message in (
+        {"role": "user", "content": "a", "reasoning_content": "b"},
+        {"role": "assistant", "content": "a", "reasoning_content": 5},
+    ):
+        with pytest.raises(OptionError, match="reasoning_content") as caught:
+            validate_prompt([message])
+        assert caught.value.param == "messages[0].reasoning_content"

@@ -1,0 +1,165 @@
+"""Automata of answers after thoughts, and their limit, with every method."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from constrained import CASES
+from outpace.api.options import Options
+from outpace.constraint.algebra import dfa_accepts
+from outpace.constraint.dfa import Dfa
+from outpace.constraint.thoughts import (
+    THOUGHT_FORMATS,
+    ThoughtFormat,
+    add_thoughts,
+    find_thought_format,
+    free_text_dfa,
+)
+from outpace.methods import Method
+from thinking import ENDS, MARKS, TEMPLATES, thinking_llm
+
+every = pytest.mark.parametrize("form", THOUGHT_FORMATS, ids=lambda form: form.name)
+QUESTION = "Tom has 3 apples."
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+
+
+@every
+def test_answer_follows_thoughts(form: ThoughtFormat) -> None:
+    """Or stands alone; up to two line breaks between them belong to neither."""
+    dfa = add_thoughts(Dfa.from_pattern("[0-9]+"), form)
+    after = [form.end, form.end + "\n", form.end + "\n\n"]
+    thoughts = ["", "a", "é\n\n", form.end[:-1], form.end[:3] * 3, form.begin, "7"]
+    for answer in ("7", "42"):
+        assert dfa_accepts(dfa, (form.direct + answer).encode())
+        assert not dfa_accepts(dfa, (form.direct + "\n" + answer).encode())
+        for thought in thoughts:
+            for gap in after:
+                text = form.begin + thought + gap
+                assert dfa_accepts(dfa, (text + answer).encode()), text
+                assert not dfa_accepts(dfa, text.encode())
+                assert not dfa_accepts(dfa, (text + answer + " ").encode())
+        assert not dfa_accepts(dfa, (form.begin + "a" + form.end + "\n\n\n" + answer).encode())
+    assert not dfa_accepts(dfa, (form.begin + "7").encode())
+    assert dfa_accepts(dfa, b"7") == (not form.direct)
+
+
+@every
+def test_prompt_may_begin_or_end_thoughts(form: ThoughtFormat) -> None:
+    """Then the answer continues, or has none."""
+    opened = form.after_prompt(f"x{form.begin}\n")
+    assert opened is not None and opened.begin == ""
+    dfa = add_thoughts(Dfa.from_pattern("[0-9]+"), opened)
+    assert dfa_accepts(dfa, f"a{form.end}7".encode())
+    assert not dfa_accepts(dfa, b"7")
+    assert form.after_prompt(f"{form.begin}\n\n{form.end}\n\n") is None
+    assert form.after_prompt("x") is form
+    if form.direct:
+        assert form.after_prompt(form.direct) is None
+
+
+@every
+def test_free_text_follows_thoughts(form: ThoughtFormat) -> None:
+    """And may be cut off, but never within thoughts."""
+    dfa = add_thoughts(free_text_dfa(), form)
+    texts = ["", "a", "\n\n\n", form.end, "{"]
+    for text in texts:
+        whole = form.begin + "b" + form.end + text
+        assert dfa_accepts(dfa, (form.direct + text).encode())
+        assert dfa_accepts(dfa, whole.encode())
+        assert dfa.walk(whole.encode()) < dfa.num_open
+        assert not dfa_accepts(dfa, (form.begin + text.replace(form.end, "")).encode())
+
+
+def test_template_describes_format() -> None:
+    """By its marks."""
+    for name, template in TEMPLATES.items():
+        found = find_thought_format(template)
+        assert found is not None and found.name == ("channels" if name == "channels" else "think")
+        assert find_thought_format({"default": "x", "tool_use": template}) is found
+    for template in (None, "", "<think>", "{{ messages }}"):
+        assert find_thought_format(template) is None
+
+
+def hold(model: str, method: Method | None, form: str, most: int | None, **options: Any) -> None:
+    """Assert that thoughts end in time, and that an answer follows that the schema allows."""
+    llm = thinking_llm(model, form)
+    usual: Options = {"max_tokens": 40, "method": method, "schema": SCHEMA, "seed": 5}
+    (output,) = llm.generate(QUESTION, max_reasoning_tokens=most, **{**usual, **options})
+    assert json.loads(output.content).keys() == {"n"}
+    assert output.finish_reason == "stop"
+    before, end, _ = output.text.partition(ENDS[form])
+    if end and most is not None:
+        assert llm.text.tokenizer is not None
+        closed = [llm.text.decode(output.ids[:n], special=True) for n in range(len(output.ids))]
+        taken = next(n for n, text in enumerate(closed) if end in text)
+        closing = len(llm.text.tokenizer(end, add_special_tokens=False).input_ids)
+        assert taken <= most + closing
+    assert end or form != "open"
+    assert output.reasoning in before
+
+
+@pytest.mark.parametrize("form", TEMPLATES)
+@pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-block", "tiny-wedlm"])
+def test_thoughts_end_in_time(model: str, form: str) -> None:
+    """With each family's method, if they begin by a bias or in the prompt."""
+    llm = thinking_llm(model, form)
+    assert llm.text.tokenizer is not None
+    token = llm.text.tokenizer.convert_tokens_to_ids(MARKS[form][0])
+    assert isinstance(token, int)
+    for most in (0, 5):
+        hold(model, None, form, most, temperature=1)
+    for most in (9, None):
+        hold(model, None, form, most, temperature=0, logit_bias={token: 8})
+
+
+ALONE = [
+    (model, method) for model, method in CASES if not set(method.roles) & {"draft", "verifier"}
+]
+"""Further models have the vocabulary of the zoo, without the marks."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("model", "method"), ALONE, ids=str)
+def test_every_method_ends_thoughts(model: str, method: Method) -> None:
+    """In time, and with an answer."""
+    for form, temperature in (("open", 0), ("channels", 1)):
+        hold(model, method, form, 6, temperature=temperature)
+
+
+def test_limit_without_constraint() -> None:
+    """Text follows the thoughts, which the limit ends; without one they go on."""
+    llm = thinking_llm("tiny-ar", "open")
+    limits: list[int | None] = [0, 3, 10, None]
+    texts = []
+    for most in limits:
+        (output,) = llm.generate(QUESTION, max_tokens=40, max_reasoning_tokens=most)
+        texts.append(output.text)
+        assert (output.content != "") == (most is not None)
+        assert output.text.startswith(output.reasoning)
+    assert texts[0].startswith("</think>") and len(set(texts)) == 4
+    (long,) = llm.generate(QUESTION, max_tokens=40, max_reasoning_tokens=10**6)
+    assert "</think>" in long.text  # thoughts end before the answer is cut off
+
+
+def test_shortest_answer_fits_after_thoughts() -> None:
+    """An answer that is too long for its limit is refused before any computation."""
+    llm = thinking_llm("tiny-ar", "open")
+    with pytest.raises(ValueError, match="the shortest answer takes"):
+        llm.generate(QUESTION, max_tokens=3, regex="[a-z]{20}")
+    (output,) = llm.generate(QUESTION, max_tokens=30, regex="[a-z]{20}")
+    assert len(output.content) == 20 and output.finish_reason == "stop"
+
+
+def test_grammar_cannot_follow_open_thoughts() -> None:
+    """It holds from the first token where the prompt does not begin thoughts."""
+    pytest.importorskip("llguidance")
+    grammar = 'start: "7" "8"'
+    (output,) = thinking_llm("tiny-ar", "think").generate(QUESTION, grammar=grammar)
+    assert output.text == output.content == "78"
+    for form, most in (("open", None), ("think", 5)):
+        llm = thinking_llm("tiny-ar", form)
+        with pytest.raises(ValueError, match="a grammar cannot follow thoughts"):
+            llm.generate(QUESTION, grammar=grammar, max_reasoning_tokens=most)

@@ -1,0 +1,220 @@
+"""Anthropic's Messages API: text, thoughts and calls, whole and streamed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import jsonschema
+import pytest
+from starlette.testclient import TestClient
+
+from toolbox import SCHEMAS, TOOLS, WEATHER
+from translated import URL, attack, serve_models
+
+PATH = "/v1/messages"
+QUESTION = {"role": "user", "content": "Tom has 3 apples and buys 4 more."}
+DECLARED = [
+    {
+        "name": tool["function"]["name"],
+        "input_schema": tool["function"].get("parameters", {"type": "object", "properties": {}}),
+    }
+    for tool in TOOLS
+]
+ANY = {"type": "any"}
+BUDGET = {"type": "enabled", "budget_tokens": 6}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[TestClient]:
+    """A client of a server of models that think or call tools."""
+    yield from serve_models()
+
+
+@pytest.fixture(scope="module")
+def client(served: TestClient) -> Any:
+    """The official client."""
+    anthropic = pytest.importorskip("anthropic")
+    return anthropic.Anthropic(base_url=URL, api_key="none", http_client=served, max_retries=0)
+
+
+def body(model: str = "open", **fields: Any) -> dict[str, Any]:
+    """A request."""
+    return {"model": model, "messages": [QUESTION], "max_tokens": 40, "seed": 2, **fields}
+
+
+def ask(served: TestClient, request: dict[str, Any]) -> dict[str, Any]:
+    """The message that answers a request that is right."""
+    answer = served.post(PATH, json=request)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(served: TestClient, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Events of a stream, each with its name."""
+    answer = served.post(PATH, json=request | {"stream": True})
+    assert answer.status_code == 200, answer.text
+    *lines, nothing = answer.text.split("\n\n")
+    assert nothing == ""
+    pairs = [line.removeprefix("event: ").split("\ndata: ") for line in lines]
+    assert all(json.loads(data)["type"] == name for name, data in pairs)
+    return [json.loads(data) for _, data in pairs]
+
+
+REQUESTS: list[dict[str, Any]] = [
+    body(thinking=BUDGET),
+    body("blocks", thinking=BUDGET, temperature=1),
+    body("think", thinking={"type": "disabled"}, system="Be kind."),
+    body("plain", temperature=0, system=[{"type": "text", "text": "Be kind."}], top_k=5),
+    body("plain", temperature=0, stop_sequences=["ap", "3"]),
+    body("plain", max_tokens=3),
+    body("tools", max_tokens=200, tools=DECLARED, tool_choice=ANY, temperature=1),
+    body("array", max_tokens=200, tools=DECLARED, tool_choice={"type": "tool", "name": "stop"}),
+    body("tools", max_tokens=9, tools=DECLARED, tool_choice={"type": "none"}),
+]
+
+
+@pytest.mark.parametrize("request_body", REQUESTS, ids=range(len(REQUESTS)))
+def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -> None:
+    """Blocks by their events, and the reason of the end."""
+    whole = ask(served, request_body)
+    start, *rest, end, stop = events(served, request_body)
+    assert start["message"]["content"] == [] and stop == {"type": "message_stop"}
+    assert start["message"]["usage"]["input_tokens"] == whole["usage"]["input_tokens"]
+    assert end["usage"]["output_tokens"] == whole["usage"]["output_tokens"]
+    for name in ("stop_reason", "stop_sequence"):
+        assert end["delta"][name] == whole[name]
+    blocks: list[dict[str, Any]] = []
+    for event in rest:
+        if event["type"] == "content_block_start":
+            assert event["index"] == len(blocks)
+            blocks.append({"json": "", **event["content_block"]})
+        elif event["type"] == "content_block_delta":
+            kind = event["delta"].pop("type")
+            ((field, text),) = event["delta"].items()
+            blocks[-1]["json" if kind == "input_json_delta" else field] += text
+    found = []
+    for block in blocks:
+        text = block.pop("json")
+        if block["type"] == "tool_use":
+            block["input"] = json.loads(text)
+            jsonschema.validate(block["input"], SCHEMAS[block["name"]])
+        if block != {"type": "text", "text": ""}:
+            found.append(block)
+    for block in (*found, *whole["content"]):
+        block.pop("id", None)
+    assert found == whole["content"]
+
+
+def test_reason_of_the_end(served: TestClient) -> None:
+    """A limit, a stop sequence, a call, or the model."""
+    reasons = [(ask(served, each)["stop_reason"]) for each in REQUESTS[4:8]]
+    assert reasons == ["stop_sequence", "max_tokens", "tool_use", "tool_use"]
+    message = ask(served, REQUESTS[4])
+    assert message["stop_sequence"] in ("ap", "3")
+    assert ask(served, body("plain", temperature=0, max_tokens=200))["stop_reason"] == "end_turn"
+
+
+def test_loop_with_official_client(client: Any) -> None:
+    """The message goes back with results of its calls, and thoughts are part of it."""
+    fields = {"max_tokens": 200, "tools": DECLARED}
+    first = client.messages.create(
+        model="tools", messages=[QUESTION], tool_choice=ANY, extra_body={"seed": 4}, **fields
+    )
+    blocks = [block.model_dump(exclude_none=True) for block in first.content]
+    results = [
+        {"type": "tool_result", "tool_use_id": block.id, "content": "done", "is_error": False}
+        for block in first.content
+    ]
+    messages = [
+        QUESTION,
+        {"role": "assistant", "content": blocks},
+        {"role": "user", "content": results},
+    ]
+    second = client.messages.create(model="tools", messages=messages, system="Be kind.", **fields)
+    assert second.content and second.usage.input_tokens > first.usage.input_tokens
+    with client.messages.stream(
+        model="open", messages=[QUESTION], max_tokens=30, thinking=BUDGET
+    ) as stream:
+        streamed = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert [block.type for block in final.content] == ["thinking", "text"]
+    assert final.content[1].text == streamed
+    history = [block.model_dump(exclude_none=True) for block in final.content]
+    messages = [QUESTION, {"role": "assistant", "content": history}, QUESTION]
+    third = client.messages.create(model="think", messages=messages, max_tokens=9)
+    assert third.content[0].text
+
+
+def test_official_error(client: Any) -> None:
+    """Its class is by the status, and the message names the field."""
+    import anthropic
+
+    with pytest.raises(anthropic.BadRequestError, match=r"thinking\.budget_tokens: "):
+        client.messages.create(model="plain", messages=[QUESTION], max_tokens=9, thinking=BUDGET)
+    with pytest.raises(anthropic.NotFoundError, match="unknown model"):
+        client.messages.create(model="nobody", messages=[QUESTION], max_tokens=9)
+
+
+CALL = {"type": "tool_use", "id": "x", "name": "stop", "input": {}}
+RESULT = {"type": "tool_result", "tool_use_id": "x"}
+CALLING = {"role": "assistant", "content": [{"type": "text", "text": "a"}, CALL]}
+
+
+REFUSED: list[tuple[str, dict[str, Any]]] = [
+    ("max_tokens", {"max_tokens": 0}),
+    ("max_tokens", {"max_tokens": None}),
+    ("max_tokens", {"max_tokens": 10**6}),
+    ("messages", {"messages": []}),
+    ("messages", {"messages": [{"role": "user", "content": [RESULT]}]}),
+    ("messages", {"messages": [QUESTION, {"role": "assistant", "content": [CALL, CALL]}]}),
+    ("messages.0.role", {"messages": [{"role": "system", "content": "a"}]}),
+    ("messages.0.content.0", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+    ("stop_sequences.0", {"stop_sequences": [""]}),
+    ("stop_sequences", {"model": "tools", "tools": DECLARED, "stop_sequences": ["x"]}),
+    ("tools", {"tools": DECLARED}),
+    (
+        "tools.0.input_schema",
+        {"model": "tools", "tools": [DECLARED[1] | {"input_schema": {"type": "teapot"}}]},
+    ),
+    ("tools.0.input_schema", {"model": "tools", "tools": [{"name": "f"}]}),
+    ("tool_choice", {"model": "tools", "tools": DECLARED, "tool_choice": {"type": "tool"}}),
+    ("tool_choice", {"model": "tools", "tool_choice": ANY}),
+    ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": -1}}),
+    ("thinking.budget_tokens", {"model": "plain", "thinking": BUDGET}),
+    ("thinking", {"thinking": {"type": "disabled"}}),
+    ("temperature", {"temperature": "hot"}),
+    ("outpace.fill", {"outpace": {"fill": True}}),
+    ("x", {"x": 1}),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("param", "fields"), REFUSED)
+def test_invalid_field_is_named(
+    served: TestClient, param: str, fields: dict[str, Any], stream: bool
+) -> None:
+    """By its own name, in Anthropic's form, before any computation."""
+    answer = served.post(PATH, json=body(**{"stream": stream, **fields}))
+    assert answer.status_code == 400, answer.text
+    assert set(answer.json()) == {"type", "error"} and answer.json()["type"] == "error"
+    error = answer.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert error["message"].startswith(f"{param}:"), error
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.exhaustive)])
+def test_hostile_requests(served: TestClient, count: int) -> None:
+    """Each is answered or refused by name, and a usual request is as before."""
+    result = {"role": "user", "content": [RESULT | {"content": "7"}, {"type": "text", "text": "b"}]}
+    tools = [DECLARED[0] | {"input_schema": WEATHER}]
+    bodies = [
+        body(thinking=BUDGET, max_tokens=9),
+        body("plain", stop_sequences=["a"], system="x", max_tokens=9),
+        body("tools", messages=[QUESTION, CALLING, result], tools=tools, max_tokens=60),
+    ]
+    before, rng = ask(served, bodies[0])["content"], Random(count)
+    assert {attack(served, PATH, bodies, rng) for _ in range(count)} == {200, 400}
+    assert ask(served, bodies[0])["content"] == before
