@@ -57,6 +57,7 @@ MARKED = {
         "start: generate Qwen/Qwen3-8B",
         "start: generate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "start: generate tencent/WeDLM-8B-Instruct",
+        "training: data Qwen/Qwen3-4B",
         "training: generate Qwen/Qwen3-4B",
         "training-published: train llada-8b-d2f",
         "training-published: train qwen2.5-0.5b-dream",

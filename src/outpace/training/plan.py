@@ -19,6 +19,7 @@ from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.training import lora
 from outpace.training.data import Examples, limit_length
+from outpace.training.data_origin import check_origin
 from outpace.training.dry_run import FROZEN, TRAINED, measure_peak_memory
 from outpace.training.loop import Loop
 from outpace.training.loss_module import build_teachers
@@ -172,6 +173,8 @@ class Planner:
         tokenizer = require_tokenizer(resolve_metadata(recipe.model.tokenizer_source))
         self.examples = Examples(data, tokenizer, recipe.train.seed)
         self.examples.check_records()
+        if recipe.model.target is not None:
+            check_origin(self.examples, recipe.model.target)
         self.objective = recipe.objective.bind(self.model.config)
         self.rows_by_number: dict[int, Rows] = {}
         self.plans: dict[tuple[int, Loop], Plan] = {}
