@@ -1,9 +1,9 @@
 """Write prompts for training a draft on code: functions of installed packages, questions, tasks.
 
-    python examples/code_prompts.py --package numpy --input gsm8k.jsonl --output prompts.jsonl
+    python examples/code_prompts.py --package python --package numpy --output prompts.jsonl
 
-Functions are those of Python's standard library and of installed packages with a permissive
-licence, of which only the signature and the docstring are used. Nothing is imported or downloaded.
+Functions are those of Python's standard library (`python`) and of installed packages with a
+permissive licence. Only signature and docstring are used; nothing is imported or downloaded.
 """
 
 from __future__ import annotations
@@ -82,7 +82,10 @@ def list_sources(root: Path, paths: Sequence[Path]) -> list[Path]:
 
 
 def package_sources(name: str) -> list[Path]:
-    """Return the source files of an installed package; `ValueError` unless it is permissive."""
+    """Return the source files of a package; `ValueError` unless its licence is permissive."""
+    if name == "python":
+        library = Path(sysconfig.get_path("stdlib"))
+        return list_sources(library, [*library.rglob("*.py")])
     package = distribution(name)
     if not (licence := find_licence(package)):
         raise ValueError(f"the licence of {name} is not permissive or not stated; leave it out")
@@ -127,10 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         parser.add_argument(f"--{kind}", type=int, default=count, help="prompts of this kind")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args(arguments)
-    library = Path(sysconfig.get_path("stdlib"))
-    sources = list_sources(library, [*library.rglob("*.py")])
-    for name in flags.package:
-        sources += package_sources(name)
+    sources = [path for name in flags.package for path in package_sources(name)]
     found = {
         "functions": [prompt for path in sources for prompt in iterate_functions(path)],
         "requests": [*iterate_requests()],
