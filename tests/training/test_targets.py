@@ -14,6 +14,8 @@ from helpers import needs_packed_loops, published_eagle
 from outpace.checkpoints.compress import compress_checkpoint
 from outpace.checkpoints.load import load_draft, load_model
 from outpace.models.int8 import has_int8_products, is_quantized
+from outpace.training.dry_run import FROZEN
+from outpace.training.plan import Planner
 from outpace.training.recipe import Recipe, load_recipe
 from outpace.training.targets import load_target
 from runs import losses
@@ -165,3 +167,23 @@ def test_a_damaged_table_of_tokens_is_rejected(tmp_path: Path) -> None:
     path.write_text("[1, 2]")
     with pytest.raises(ValueError, match="has 2 tokens, but draft_vocab_size is 300"):
         settings.build_trainer()
+
+
+@needs_packed_loops
+@needs_int8
+@pytest.mark.parametrize("name", ["dflash", "own head"])
+@pytest.mark.parametrize("quantize", ["int8", "int4", "native", "none"])
+def test_a_plan_has_the_bytes_of_the_quantized_target(
+    name: str, quantize: str, tmp_path: Path
+) -> None:
+    """Within 3 %: those of its parameters, and of a head that is dequantized."""
+    folder = compress_checkpoint("tiny-aux", tmp_path / "int8") if quantize == "native" else None
+    changes = {"model.quantize": quantize, "model.target": folder or "tiny-aux"}
+    settings = recipe(tmp_path, name, "out", **changes)
+    trainer = settings.build_trainer()
+    (target,) = trainer.loss_module.models.others.values()
+    trainer.close()
+    parts = (*target.parameters(), *target.buffers())
+    scales = sum(module.scale.nbytes for module in target.modules() if hasattr(module, "scale"))
+    size = sum(part.nbytes for part in parts) + scales
+    assert Planner(settings).build_plan().peak[FROZEN] == pytest.approx(size, rel=0.03)

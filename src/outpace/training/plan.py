@@ -30,6 +30,7 @@ from outpace.training.recipe_models import build_models, cast_parameters, resolv
 from outpace.training.report import format_duration
 from outpace.training.rows import UNSCORED, Rows, pack_documents
 from outpace.training.run_setup import require_tokenizer
+from outpace.training.target_size import quantized_bytes
 from outpace.training.units import count_elements, format_gib, format_millions
 
 SAMPLED_EXAMPLES = 64
@@ -168,7 +169,7 @@ class Planner:
         self.recipe = recipe
         with torch.device("meta"):
             self.model, others = build_models(recipe)
-        self.others = list(others.values())
+        self.others = [*others.values()]
         data = limit_length(recipe.data, [each.config for each in (self.model, *self.others)])
         tokenizer = require_tokenizer(resolve_metadata(recipe.model.tokenizer_source))
         self.examples = Examples(data, tokenizer, recipe.train.seed)
@@ -221,12 +222,12 @@ class Planner:
         inner = count_elements(p for name, p in model.named_parameters() if "embedding" not in name)
         scored = sum(int((each.labels != UNSCORED).sum()) for each in samples)
         scored_share = scored / sum(map(len, samples))
-        head = scored_share * model.config.vocab * model.config.dim
+        config = model.config
+        head = scored_share * (config.draft_vocab or config.vocab) * config.dim
         # A target runs over the example once, a teacher over all rows.
         read = example * train.batch if recipe.model.target else rows
         return Plan(
-            model=f"{recipe.model.init or recipe.model.target or 'fresh'} as "
-            f"{model.config.architecture}",
+            model=f"{recipe.model.init or recipe.model.target or 'fresh'} as {config.architecture}",
             train=train,
             processes=processes,
             trained=trainable,
@@ -270,7 +271,19 @@ class Planner:
             LOGITS,
         ):  # of all forwards, since the backward follows the last one
             peak[use] *= self.objective.forward_count // once.forward_count
+        peak[FROZEN] -= self.spared_bytes()
         return peak
+
+    def spared_bytes(self) -> int:
+        """Return by how many bytes a target is smaller because its matrices are quantized."""
+        recipe, form = self.recipe, self.recipe.target_format
+        if recipe.model.target is None or form is None:
+            return 0
+        (target,), dtype = self.others, DTYPES[recipe.model.dtype]
+        borrowed = isinstance(self.model, Draft) and self.model.unembedding is None
+        folder = resolve_metadata(recipe.model.target)
+        size = quantized_bytes(folder, target, dtype, form, dense_head=borrowed)
+        return count_elements(target.parameters()) * dtype.itemsize - size
 
     def build_fake_models(self) -> Models:
         """Build the models of a run on fake tensors."""

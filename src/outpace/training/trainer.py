@@ -58,6 +58,9 @@ TOKENIZER_FILES = (
     "generation_config.json",
 )
 
+BEST_FOLDER = "best"
+"""Subfolder of a run for the export with the best held-out figure."""
+
 
 class Trainer:
     """Trains one model on one objective; an interrupted run resumes from its last checkpoint.
@@ -205,6 +208,10 @@ class Trainer:
                 step,
                 self.validator.validate(scored, self.micro_batch_size, self.write_export, self.out),
             )
+            if (best := self.validator.settings.best) is not None:
+                main = self.accelerator.is_main_process
+                if self.any_process(main and log.is_best(best)):
+                    self.write_export(self.out / BEST_FOLDER)
             self.accelerator.wait_for_everyone()
 
     def open_feature_store(self, folder: str, others: Mapping[str, Transformer]) -> FeatureStore:
