@@ -248,7 +248,9 @@ def test_commands_are_accepted(path: Path) -> None:
             case "pip":
                 assert set(re.findall(r"\[(\w+)\]", words[-1])) <= extras()
             case "python":
-                assert words[0] == "-c" or (words[0] == "-m" and find_spec(words[1]))
+                is_program = words[0].endswith(".py") and (ROOT / words[0]).is_file()
+                is_module = words[0] == "-m" and find_spec(words[1])
+                assert words[0] == "-c" or is_program or is_module
             case "outpace":
                 check(words)
             case "torchrun":
