@@ -37,7 +37,8 @@ from outpace.training.objective import Loss, Models
 from outpace.training.objectives import MDLM, DFlash
 from outpace.training.objectives.dflash import narrow_block_ranges, split_ranges
 from outpace.training.optim import Optim
-from outpace.training.recipe import train_recipe
+from outpace.training.plan import Planner
+from outpace.training.recipe import load_recipe, train_recipe
 from outpace.training.rows import Rows, pack_documents
 from outpace.training.trainer import Trainer
 
@@ -594,6 +595,9 @@ def test_answers_of_another_model_are_rejected_by_name(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="data.jsonl:1 was not made with this target: .* or set"):
         train(target="0")
+    with pytest.raises(ValueError, match="not made with this target: "):
+        target = f"model.target={ZOO_FOLDER / 'tiny-aux'}"
+        Planner(load_recipe(tmp_path / "recipe.toml", [f"path={data}", target]))
     accepted = "data.other_target=true"
     with pytest.raises(ValueError, match="not made with this tokenizer and template: "):
         train(accepted, target="0", tokenizer="0", template="0")

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from numpy.random import default_rng
@@ -174,8 +175,8 @@ class Planner:
         tokenizer = require_tokenizer(resolve_metadata(recipe.model.tokenizer_source))
         self.examples = Examples(data, tokenizer, recipe.train.seed)
         self.examples.check_records()
-        if recipe.model.target is not None:
-            check_origin(self.examples, recipe.model.target)
+        if (target := recipe.model.target) is not None and Path(target).exists():
+            check_origin(self.examples, target)  # needs the weights, which are not downloaded
         self.objective = recipe.objective.bind(self.model.config)
         self.rows_by_number: dict[int, Rows] = {}
         self.plans: dict[tuple[int, Loop], Plan] = {}
