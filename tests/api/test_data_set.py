@@ -65,6 +65,20 @@ def test_every_prompt_is_answered_once_in_one_of_two_files(llm: LLM, tmp_path: P
     assert counts["truncated"] + card["files"]["held.jsonl"]["truncated"] == cut
 
 
+def test_an_empty_answer_counts(llm: LLM, tmp_path: Path) -> None:
+    """With no tokens; messages are prompts too."""
+    source = tmp_path / "prompts.jsonl"
+    message = {"role": "user", "content": QUESTIONS[0]}
+    source.write_text(json.dumps({"messages": [message]}) + '\n{"prompt": "?"}\n')
+    options: Any = {"max_tokens": 8, "stop": [" ", "a", "e", "1", "\n", "#"]}
+    chosen = read_prompt_set([source])
+    card = make_data(llm, fingerprint(llm), chosen, tmp_path / "data", **options)
+    counts = card["files"]["train.jsonl"]
+    assert counts["answers"] == 2 and counts["tokens"] <= 16
+    (chat, _) = read_lines(tmp_path / "data" / "train.jsonl")
+    assert chat["messages"][0] == message and chat["messages"][1]["role"] == "assistant"
+
+
 def test_an_interrupted_run_continues(llm: LLM, tmp_path: Path) -> None:
     """Without a line twice, also after prompts were added at the end; the split stays."""
     source = write_prompts(tmp_path / "prompts.jsonl", QUESTIONS[:8])

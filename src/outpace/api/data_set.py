@@ -201,7 +201,10 @@ def check_card(folder: Path, card: Mapping[str, Any]) -> None:
 def count_answers(path: Path, excluded: OverlapIndex, llm: LLM) -> dict[str, Any]:
     """Return counts of a file: answers, their tokens, truncated ones, and overlaps by file."""
     records = [record for _, record in read_records(path)]
-    answers = [record.get("response") or record["messages"][-1]["content"] for record in records]
+    answers = [
+        record["response"] if "response" in record else record["messages"][-1]["content"]
+        for record in records
+    ]
     found = Counter(str(each) for each in map(excluded.find_overlap, answers) if each is not None)
     return {
         "answers": len(records),
