@@ -16,6 +16,7 @@ from numpy.random import default_rng
 from torch import nn
 from torch.optim import Muon
 
+from outpace.checkpoints.stored_size import quantized_bytes
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.training import lora
@@ -31,7 +32,6 @@ from outpace.training.recipe_models import build_models, cast_parameters, resolv
 from outpace.training.report import format_duration
 from outpace.training.rows import UNSCORED, Rows, pack_documents
 from outpace.training.run_setup import require_tokenizer
-from outpace.training.target_size import quantized_bytes
 from outpace.training.units import count_elements, format_gib, format_millions
 
 SAMPLED_EXAMPLES = 64

@@ -1,4 +1,4 @@
-"""Bytes of a target whose matrices have 4 to 8 bits, from its files' sizes, for plans."""
+"""Bytes of a loaded model whose matrices have 4 to 8 bits, from its files' sizes, for plans."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GGUF_HEADS = ("output.weight", "token_embd.weight")
 def quantized_bytes(
     folder: Path, target: Transformer, dtype: torch.dtype, quantize: str, *, dense_head: bool
 ) -> int:
-    """Return the bytes of a target's parameters as `load_target` has them.
+    """Return the bytes of a target's parameters as `load_model` has them under `quantize`.
 
     Args:
         folder: Folder or GGUF file of the target.
