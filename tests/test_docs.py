@@ -57,7 +57,13 @@ MARKED = {
         "start: generate Qwen/Qwen3-8B",
         "start: generate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
         "start: generate tencent/WeDLM-8B-Instruct",
+        "training: data Qwen/Qwen3-4B",
         "training: generate Qwen/Qwen3-4B",
+        "training-coder: data qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        "training-coder: examples/code_prompts.py --package",
+        "training-coder: generate qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+        "training-coder: train qwen2.5-coder-0.5b-dflash",
+        "training-coder: train qwen2.5-coder-0.5b-eagle",
         "training-published: train llada-8b-d2f",
         "training-published: train qwen2.5-0.5b-dream",
         "training-published: train qwen2.5-7b-wedlm",
@@ -242,7 +248,9 @@ def test_commands_are_accepted(path: Path) -> None:
             case "pip":
                 assert set(re.findall(r"\[(\w+)\]", words[-1])) <= extras()
             case "python":
-                assert words[0] == "-c" or (words[0] == "-m" and find_spec(words[1]))
+                is_program = words[0].endswith(".py") and (ROOT / words[0]).is_file()
+                is_module = words[0] == "-m" and find_spec(words[1])
+                assert words[0] == "-c" or is_program or is_module
             case "outpace":
                 check(words)
             case "torchrun":

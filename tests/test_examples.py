@@ -26,6 +26,7 @@ def test_example_runs(
     """And answers rightly; of an evaluation two questions will do."""
     questions = run.questions_of
     monkeypatch.setattr(run, "questions_of", lambda task, limit: questions(task, min(limit, 2)))
+    monkeypatch.setattr("sys.argv", [str(path)])
     runpy.run_path(str(path), run_name="__main__")
     printed = capsys.readouterr().out
     assert printed.strip()

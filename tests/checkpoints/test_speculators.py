@@ -333,16 +333,17 @@ def test_another_embedding_than_the_targets_is_refused(target: Transformer, tmp_
 
 
 @torch.inference_mode()
-def test_a_draft_of_a_reduced_vocabulary_is_not_trained(
-    target: Transformer, tmp_path: Path
-) -> None:
-    """Its loss would include tokens outside the vocabulary; a draft of all tokens is trained."""
+def test_a_draft_of_a_reduced_vocabulary_is_trained(target: Transformer, tmp_path: Path) -> None:
+    """With the tables of its checkpoint, or with those of a new draft."""
     made = build_draft_model(translate_config(dflash(draft_vocab_size=len(SOME))), target)
     for name, table in tables(SOME).items():
         made.register_buffer(name, table)
     save_model(made, tmp_path / "draft", dtype=torch.float32)
-    for init, config in ((str(tmp_path / "draft"), {}), (None, made.config.source)):
-        with pytest.raises(ValueError, match="draft_vocab_size must be the full .* got 14"):
-            build_draft(init, config, target, seed=0)
+    begun = build_draft(str(tmp_path / "draft"), {}, target, seed=0)
+    assert begun.head_tokens is not None and begun.head_tokens.tolist() == [*SOME]
+    labels = begun.head_labels(torch.arange(VOCAB))
+    assert [*torch.nonzero(labels >= 0).squeeze(1)] == sorted(SOME)
+    assert labels[begun.head_tokens].tolist() == [*range(len(SOME))]
+    assert build_draft(None, made.config.source, target, seed=0).head_tokens is not None
     assert build_draft(None, dflash(), target, seed=0).unembedding is not None
     assert build_draft(None, eagle(draft_vocab_size=14), target, seed=0).head_tokens is not None

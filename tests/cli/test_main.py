@@ -875,6 +875,10 @@ def test_the_command_line_is_frozen(outpace):
         }
         | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
         | LOADING,
+        "data": SAMPLING
+        | ENDING
+        | {"--method", "--output", "--held-out", "--exclude", "--batch", "--template"}
+        | LOADING,
         "train": {"--processes", "--plan", "--help"},
         "quantize": {"--to", "--output", "--help"},
         "models": {"--help"},

@@ -19,7 +19,14 @@ from torch.nn import functional as F
 from helpers import adding_draft, causal_model, published
 from helpers import dense as dense_attention
 from outpace.attention.ranges import dense_mask
-from outpace.checkpoints.load import ZOO_FOLDER, load_draft, load_model, translate_config
+from outpace.checkpoints.fingerprint import Fingerprint
+from outpace.checkpoints.load import (
+    ZOO_FOLDER,
+    load_draft,
+    load_model,
+    load_tokenizer,
+    translate_config,
+)
 from outpace.models.config import AttentionWindow
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.norm import DirectNorm
@@ -30,7 +37,8 @@ from outpace.training.objective import Loss, Models
 from outpace.training.objectives import MDLM, DFlash
 from outpace.training.objectives.dflash import narrow_block_ranges, split_ranges
 from outpace.training.optim import Optim
-from outpace.training.recipe import train_recipe
+from outpace.training.plan import Planner
+from outpace.training.recipe import load_recipe, train_recipe
 from outpace.training.rows import Rows, pack_documents
 from outpace.training.trainer import Trainer
 
@@ -571,3 +579,29 @@ def test_a_recipe_names_the_target(tmp_path: Path) -> None:
     assert json.loads((out / "run.json").read_text())["settings"]["model"]["target"] == "tiny-aux"
     again = weights.build_draft(str(out / "export"), {}, target, 1)
     assert torch.equal(again.fusion.weight, first.fusion.weight)
+
+
+def test_answers_of_another_model_are_rejected_by_name(tmp_path: Path) -> None:
+    """Of another target, unless that is allowed, and of another tokenizer or chat template."""
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    data = tmp_path / "data.jsonl"
+    own = Fingerprint.of("tiny-aux", load_tokenizer("tiny-aux"), {}).as_record()
+
+    def train(*overrides: str, **changes: str) -> None:
+        line = {"prompt": "One?", "response": "One and two.", "fingerprint": {**own, **changes}}
+        data.write_text(json.dumps(line) + "\n")
+        others = [f"out={tmp_path / 'out'}", f"path={data}", "steps=1", *overrides]
+        train_recipe(tmp_path / "recipe.toml", others)
+
+    with pytest.raises(ValueError, match="data.jsonl:1 was not made with this target: .* or set"):
+        train(target="0")
+    with pytest.raises(ValueError, match="not made with this target: "):
+        target = f"model.target={ZOO_FOLDER / 'tiny-aux'}"
+        Planner(load_recipe(tmp_path / "recipe.toml", [f"path={data}", target]))
+    accepted = "data.other_target=true"
+    with pytest.raises(ValueError, match="not made with this tokenizer and template: "):
+        train(accepted, target="0", tokenizer="0", template="0")
+    with pytest.raises(ValueError, match="not made with this template: "):
+        train('data.template={ style = "short" }')
+    train(accepted, target="0")
+    train("out=" + str(tmp_path / "own"))

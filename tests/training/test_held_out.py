@@ -178,3 +178,26 @@ def test_the_last_line_is_the_command(tmp_path: Path, capsys: pytest.CaptureFixt
     assert where == f"the model is in {tmp_path / 'out' / 'export'}; decode with it:"
     assert command.startswith(f"outpace generate {tmp_path / 'out' / 'export'} ")
     assert load_model(tmp_path / "out" / "export").config.vocab == 1024
+
+
+def test_the_best_export_is_kept(tmp_path: Path) -> None:
+    """The last one if the loss falls, the first if it only rises; another figure is rejected."""
+
+    def fit(name: str, lr: float, best: str) -> tuple[Path, list[float]]:
+        out, held = tmp_path / name, HeldOut(**HELD, best=best)
+        run = trainer(out, steps=4, held_out=held, lr=lr, warmup=0)
+        run.export(tmp_path / f"{name}-first")
+        run.fit()
+        run.export(out / "export")
+        return out, [line["loss"] for line in looks(out)]
+
+    falling, losses = fit("falling", 1e-2, "loss")
+    assert losses == sorted(losses, reverse=True)
+    files = [falling / each / "model.safetensors" for each in ("best", "export")]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    rising, losses = fit("rising", 50.0, "loss")
+    assert losses[0] == min(losses)
+    first = tmp_path / "rising-first" / "model.safetensors"
+    assert (rising / "best" / "model.safetensors").read_bytes() == first.read_bytes()
+    with pytest.raises(ValueError, match="best must be a figure of a validation, loss, .*'speed'"):
+        fit("unknown", 1e-2, "speed")

@@ -93,6 +93,7 @@ LLADA = {
 PUBLISHED = {
     "Qwen/Qwen2.5-0.5B": QWEN25,
     "Qwen/Qwen2.5-0.5B-Instruct": QWEN25,
+    "Qwen/Qwen2.5-Coder-0.5B-Instruct": QWEN25,
     "Qwen/Qwen2.5-7B": QWEN25_7B,
     "Qwen/Qwen3-4B": QWEN3,
     "Qwen/Qwen3-8B": QWEN3_8B,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -18,6 +18,9 @@ from outpace.errors import prefix_error
 from outpace.jsonl import JsonRecord, parse_record, read_records
 from outpace.lock import lock_file
 from outpace.methods import Method
+
+ChatPrompt = str | list[Message]
+"""A prompt of a file: text of a user message, or messages."""
 
 
 class AnswerBackend(Protocol):
@@ -124,24 +127,41 @@ def answer_file(
     if source.resolve() == target.resolve():
         raise ValueError(f"output must differ from the input {source}; give another output")
     prompts = read_prompts(source)
+    places = [f"{source}:{line}" for line in range(1, len(prompts) + 1)]
+    return answer_prompts(llm, places, prompts, target, batch=batch, progress=progress, **options)
+
+
+def answer_prompts(
+    llm: AnswerBackend,
+    places: Sequence[str],
+    prompts: Sequence[ChatPrompt],
+    target: Path,
+    *,
+    batch: int,
+    progress: Callable[[int, int, int], None],
+    fields: Mapping[str, Any] = {},
+    **options: Unpack[Options],
+) -> int:
+    """Answer the prompts found at `places`; see `answer_file`. `fields` are added to each line."""
     options = offset_seed(options, 0)
     tokens = 0
     with open_for_append(target) as file:
         done = find_answered_lines(file, prompts)
         todo = [line for line in range(1, len(prompts) + 1) if line not in done]
         requests = (
-            (f"{source}:{line}", prompts[line - 1], offset_seed(options, line)) for line in todo
+            (places[line - 1], prompts[line - 1], offset_seed(options, line)) for line in todo
         )
         progress(len(done), len(prompts), tokens)
         for count, (number, output) in enumerate(iterate_answers(llm, requests, batch=batch), 1):
             line = todo[number]
-            append_record(file, {"line": line, **training_example(prompts[line - 1], output)})
+            example = training_example(prompts[line - 1], output)
+            append_record(file, {"line": line, **example, **fields})
             tokens += len(output.ids)
             progress(len(done) + count, len(prompts), tokens)
     return len(todo)
 
 
-def training_example(prompt: str | list[Message], output: Output) -> JsonRecord:
+def training_example(prompt: ChatPrompt, output: Output) -> JsonRecord:
     """Return a training example; `finish_reason` marks a truncated answer."""
     cut = {"finish_reason": "length"} if output.finish_reason == "length" else {}
     if isinstance(prompt, str):
@@ -149,14 +169,14 @@ def training_example(prompt: str | list[Message], output: Output) -> JsonRecord:
     return {"messages": [*prompt, {"role": "assistant", "content": output.text}], **cut}
 
 
-def read_prompts(path: Path) -> list[str | list[Message]]:
+def read_prompts(path: Path) -> list[ChatPrompt]:
     """Read the prompts of a file; raises `ValueError` naming the line of an invalid one."""
     if not path.is_file():
         raise ValueError(f"no file of prompts at {str(path)!r}; give a file of JSON lines")
     return [parse_prompt(record, place) for place, record in read_records(path)]
 
 
-def parse_prompt(record: JsonRecord, place: str) -> str | list[Message]:
+def parse_prompt(record: JsonRecord, place: str) -> ChatPrompt:
     """Return the messages or text of a line; raises `ValueError` naming `place` if invalid."""
     prompt = record.get("messages") or record.get("prompt")
     match prompt:
@@ -200,7 +220,7 @@ def append_record(file: FileIO, record: JsonRecord) -> None:
         raise OSError(error.errno, error.strerror, str(file.name)) from error
 
 
-def find_answered_lines(file: FileIO, prompts: list[str | list[Message]]) -> set[int]:
+def find_answered_lines(file: FileIO, prompts: Sequence[ChatPrompt]) -> set[int]:
     """Return the line numbers whose answers are in a file, and truncate an incomplete last line.
 
     Raises:
@@ -228,7 +248,7 @@ def find_answered_lines(file: FileIO, prompts: list[str | list[Message]]) -> set
 OTHER_OUTPUT = "give another output"
 
 
-def find_answered_line(record: JsonRecord, prompts: list[str | list[Message]]) -> int | None:
+def find_answered_line(record: JsonRecord, prompts: Sequence[ChatPrompt]) -> int | None:
     """Return the number of the line that a record answers, or None if it matches no prompt."""
     match record:
         case {"messages": [*prompt, {"role": "assistant", "content": str()}]}:
@@ -242,7 +262,7 @@ def find_answered_line(record: JsonRecord, prompts: list[str | list[Message]]) -
     return line if matches else None
 
 
-def is_partial_answer(torn: bytes, line: int, prompt: str | list[Message]) -> bool:
+def is_partial_answer(torn: bytes, line: int, prompt: ChatPrompt) -> bool:
     """Return whether an incomplete line is the beginning of the answer to a prompt."""
     fields = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
     whole = json.dumps({"line": line, **fields}).encode().rstrip(b"]}")

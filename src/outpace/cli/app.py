@@ -34,6 +34,7 @@ COMMANDS = {
     "tune": "outpace.cli.tune:tune",
     "reproduce": "outpace.cli.reproduce:reproduce",
     "serve": "outpace.cli.serve:serve",
+    "data": "outpace.cli.data:data",
     "train": "outpace.cli.training:train_command",
     "quantize": "outpace.cli.quantize:quantize",
     "models": "outpace.cli.lists:models",

@@ -55,11 +55,10 @@ class Draft(Stack):
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[..., vocab]` of hidden states `[..., dim]`; `NEVER` outside the head."""
-        if self.unembedding is None:
-            return self.lender[0].compute_logits(hidden)
-        logits: Tensor = self.unembedding(hidden).float()
+        logits = self.head_logits(hidden)
         if (tokens := self.head_tokens) is None:
-            return logits
+            return logits if self.unembedding is None else logits.float()
+        logits = logits.float()
         every = logits.new_full((*logits.shape[:-1], self.config.vocab), BANNED_LOGIT)
         return every.index_copy_(-1, tokens, logits)
 
@@ -69,6 +68,26 @@ class Draft(Stack):
         if self.config.draft_vocab in (0, self.config.vocab):
             return None
         return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    def set_head_tokens(self, tokens: Tensor) -> None:
+        """Let the head cover the tokens `i64[D]`, in this order."""
+        self.d2t = tokens - torch.arange(len(tokens))
+        self.t2d = torch.zeros_like(self.t2d).index_fill_(0, tokens, True)
+
+    def head_labels(self, tokens: Tensor) -> Tensor:
+        """Return the places of tokens in the head; -1 for those that it does not cover."""
+        if (covered := self.head_tokens) is None:
+            return tokens
+        places = tokens.new_full((self.config.vocab,), -1)
+        places[covered] = torch.arange(len(covered), device=tokens.device)
+        return places[tokens]
+
+    def head_logits(self, hidden: Tensor) -> Tensor:
+        """Return logits `[..., D]` of hidden states `[..., dim]`, of the head's tokens only."""
+        if self.unembedding is None:
+            return self.lender[0].compute_logits(hidden)
+        logits: Tensor = self.unembedding(hidden)
+        return logits
 
     def check_tables(self) -> None:
         """Raise `ValueError` unless `d2t` and `t2d` list the same `draft_vocab` tokens."""

@@ -60,6 +60,8 @@ class Data:
             model's length.
         features: for a draft, a folder for the target's features of all examples, which are
             computed once and then read instead of being recomputed in each step.
+        other_target: for a draft, whether answers may be those of another target with the same
+            tokenizer and chat template.
     """
 
     path: str | tuple[str, ...]
@@ -72,6 +74,7 @@ class Data:
     end: str | None = None
     longest: Annotated[int, Bounds(2, MAX_COUNT)] = 4096
     features: str | None = None
+    other_target: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self)

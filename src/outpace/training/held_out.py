@@ -47,6 +47,8 @@ class HeldOut:
         judge: comparison of answers with responses: `exact`, or `number`, which compares the
             last numbers in them.
         method: name and options of the decoding method; the objective's or family's by default.
+        best: figure by which the best export is kept in the folder `best` of the run; a loss is
+            better if lower, other figures if higher.
     """
 
     path: str | tuple[str, ...]
@@ -57,6 +59,7 @@ class HeldOut:
     max_tokens: Count = 128
     judge: Literal["exact", "number"] = "exact"
     method: Mapping[str, Any] = field(default_factory=dict)
+    best: str | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self)

@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from numpy.random import default_rng
 from torch import nn
 from torch.optim import Muon
 
+from outpace.checkpoints.stored_size import quantized_bytes
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.training import lora
 from outpace.training.data import Examples, limit_length
+from outpace.training.data_origin import check_origin
 from outpace.training.dry_run import FROZEN, TRAINED, measure_peak_memory
 from outpace.training.loop import Loop
 from outpace.training.loss_module import build_teachers
@@ -167,11 +170,13 @@ class Planner:
         self.recipe = recipe
         with torch.device("meta"):
             self.model, others = build_models(recipe)
-        self.others = list(others.values())
+        self.others = [*others.values()]
         data = limit_length(recipe.data, [each.config for each in (self.model, *self.others)])
         tokenizer = require_tokenizer(resolve_metadata(recipe.model.tokenizer_source))
         self.examples = Examples(data, tokenizer, recipe.train.seed)
         self.examples.check_records()
+        if (target := recipe.model.target) is not None and Path(target).exists():
+            check_origin(self.examples, target)  # needs the weights, which are not downloaded
         self.objective = recipe.objective.bind(self.model.config)
         self.rows_by_number: dict[int, Rows] = {}
         self.plans: dict[tuple[int, Loop], Plan] = {}
@@ -218,12 +223,12 @@ class Planner:
         inner = count_elements(p for name, p in model.named_parameters() if "embedding" not in name)
         scored = sum(int((each.labels != UNSCORED).sum()) for each in samples)
         scored_share = scored / sum(map(len, samples))
-        head = scored_share * model.config.vocab * model.config.dim
+        config = model.config
+        head = scored_share * (config.draft_vocab or config.vocab) * config.dim
         # A target runs over the example once, a teacher over all rows.
         read = example * train.batch if recipe.model.target else rows
         return Plan(
-            model=f"{recipe.model.init or recipe.model.target or 'fresh'} as "
-            f"{model.config.architecture}",
+            model=f"{recipe.model.init or recipe.model.target or 'fresh'} as {config.architecture}",
             train=train,
             processes=processes,
             trained=trainable,
@@ -267,7 +272,19 @@ class Planner:
             LOGITS,
         ):  # of all forwards, since the backward follows the last one
             peak[use] *= self.objective.forward_count // once.forward_count
+        peak[FROZEN] -= self.spared_bytes()
         return peak
+
+    def spared_bytes(self) -> int:
+        """Return by how many bytes a target is smaller because its matrices are quantized."""
+        recipe, form = self.recipe, self.recipe.target_format
+        if recipe.model.target is None or form is None:
+            return 0
+        (target,), dtype = self.others, DTYPES[recipe.model.dtype]
+        borrowed = isinstance(self.model, Draft) and self.model.unembedding is None
+        folder = resolve_metadata(recipe.model.target)
+        size = quantized_bytes(folder, target, dtype, form, dense_head=borrowed)
+        return count_elements(target.parameters()) * dtype.itemsize - size
 
     def build_fake_models(self) -> Models:
         """Build the models of a run on fake tensors."""

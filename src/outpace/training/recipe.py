@@ -18,13 +18,14 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from outpace.checkpoints.load import load_model
+from outpace.checkpoints.load import resolve_checkpoint
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.recipes import find_recipe
-from outpace.training import weights
-from outpace.training.data import Data
+from outpace.training import targets, weights
+from outpace.training.data import Data, Examples, limit_length
+from outpace.training.draft_vocabulary import choose_vocabulary
 from outpace.training.field_types import check_values
 from outpace.training.folder import lock_folder
 from outpace.training.held_out import HeldOut
@@ -34,6 +35,7 @@ from outpace.training.lora import LoRA
 from outpace.training.objective import Objective
 from outpace.training.objectives import OBJECTIVES
 from outpace.training.optim import Optim
+from outpace.training.run_setup import require_tokenizer
 from outpace.training.trainer import Trainer
 
 
@@ -48,6 +50,9 @@ class ModelSection:
             relative to the working directory.
         target: folder or name of the frozen model that a draft is trained for.
         dtype: of frozen weights: those of a target, or under an adapter.
+        quantize: format of a target's matrices on a CPU: `native` keeps those that its file stores
+            in 4 to 8 bits, `int8` and `int4` round them, and `none` has all in `dtype`. They are
+            multiplied by the loops that decode. On a GPU `native` is `none`.
     """
 
     init: str | None = None
@@ -55,6 +60,7 @@ class ModelSection:
     tokenizer: str | None = None
     target: str | None = None
     dtype: Literal["float32", "bfloat16"] = "float32"
+    quantize: Literal["native", "int8", "int4", "none"] = "native"
 
     @property
     def tokenizer_source(self) -> str:
@@ -64,6 +70,16 @@ class ModelSection:
     def __post_init__(self) -> None:
         if self.init is None and not (self.config and (self.tokenizer or self.target)):
             raise ValueError("[model] needs init, or config and one of tokenizer and target")
+        if self.quantize in ("int8", "int4"):
+            if self.target is None:
+                raise ValueError(
+                    f"[model] quantize {self.quantize} needs a target; trained weights are not "
+                    "quantized"
+                )
+            if torch.accelerator.is_available():
+                raise ValueError(
+                    f"[model] quantize {self.quantize} is for targets on a CPU; remove it"
+                )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +96,11 @@ class Recipe:
     out: str
 
     def __post_init__(self) -> None:
+        if self.model.quantize in ("int8", "int4") and self.train.shard:
+            raise ValueError(
+                f"[model] quantize {self.model.quantize} cannot be sharded; set [train] shard = "
+                "false"
+            )
         if self.model.dtype == "float32":
             return
         if self.adapter is None and self.model.target is None:
@@ -90,15 +111,32 @@ class Recipe:
         if self.train.precision != "bf16":
             raise ValueError(f'[model] dtype {self.model.dtype} needs [train] precision = "bf16"')
 
+    @property
+    def target_format(self) -> str | None:
+        """Format in which a target's matrices are multiplied; None for that of `dtype`."""
+        name = self.model.quantize
+        is_plain = name == "none" or self.train.shard or torch.accelerator.is_available()
+        return None if is_plain else name
+
+    def choose_vocabulary(self, draft: Draft, target: Transformer) -> None:
+        """Let the head of a new draft cover the most frequent tokens of the data."""
+        if draft.head_tokens is not None:
+            data = limit_length(self.data, [draft.config, target.config])
+            tokenizer = require_tokenizer(resolve_checkpoint(self.model.tokenizer_source))
+            examples = Examples(data, tokenizer, self.train.seed)
+            choose_vocabulary(draft, examples, Path(self.out))
+
     def build_trainer(self) -> Trainer:
         """Load the models and build the trainer."""
         model, dtype = self.model, DTYPES[self.model.dtype]
         others = {}
-        if model.target is not None:
-            others["target"] = load_model(model.target, dtype=dtype, plain=True)
         begun: Transformer | Draft
-        if others:
-            begun = weights.build_draft(model.init, model.config, others["target"], self.train.seed)
+        if model.target is not None:
+            others["target"] = target = targets.load_target(model.target, dtype, self.target_format)
+            begun = weights.build_draft(model.init, model.config, target, self.train.seed)
+            if model.init is None:
+                self.choose_vocabulary(begun, target)
+            targets.make_borrowed_head_dense(begun, target)
         elif model.init is None:
             begun = weights.random_model(model.config, self.train.seed)
         else:

@@ -161,6 +161,19 @@ class TrainingReport:
             self.accelerator.log(named, step=step)
             self.print_line(f"held out, after step {step}  {format_figures(figures)}")
 
+    def is_best(self, name: str) -> bool:
+        """Return whether the last validation has the best figure of this name so far.
+
+        Raises:
+            ValueError: a validation has no such figure.
+        """
+        lines = [json.loads(line) for line in (self.out / HELD_OUT_FILE).read_text().splitlines()]
+        if name not in lines[-1]:
+            known = ", ".join(figure for figure in lines[-1] if figure != "step")
+            raise ValueError(f"best must be a figure of a validation, {known}; got {name!r}")
+        values = [line[name] for line in lines if name in line]
+        return bool(values[-1] == (min(values) if name == "loss" else max(values)))
+
     def append_line(self, name: str, line: Mapping[str, Any]) -> None:
         """Append a JSON line to a file of the run."""
         with raise_write_errors(self.out / name), (self.out / name).open("a") as file:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from hashlib import sha256
 from pathlib import Path
@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from outpace.models.packed import DenseState
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example, Examples
 from outpace.training.feature_spec import FeatureSpec
@@ -214,12 +215,20 @@ def unscored_rows(example: Example) -> Rows:
 def model_digest(target: Transformer) -> str:
     """Return a digest of a model's configuration and a sample of each weight."""
     digest = sha256(repr(target.config).encode())
-    for name, weight in target.named_parameters():
+    for name, weight in iterate_matrices(target):
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         flat = weight.detach().flatten()
         sample = flat[:: max(len(flat) // SAMPLED_ELEMENTS, 1)]
         digest.update(sample.float().cpu().numpy().tobytes())
     return digest.hexdigest()
+
+
+def iterate_matrices(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield names and parameters; quantized matrices, whose layout varies, are dequantized."""
+    for prefix, module in model.named_modules():
+        for name, parameter in module.named_parameters(prefix, recurse=False):
+            is_stored = isinstance(module, DenseState) and name.endswith("weight")
+            yield name, module.dense_weight() if is_stored else parameter
 
 
 def data_digest(examples: Examples) -> str:

@@ -14,11 +14,17 @@ from numpy.random import default_rng
 from torch import Tensor
 
 from outpace.checkpoints.adapter import save_adapter
-from outpace.checkpoints.load import load_model, save_model, tokenizer_folder
+from outpace.checkpoints.load import (
+    load_model,
+    resolve_checkpoint,
+    save_model,
+    tokenizer_folder,
+)
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, interrupt, lora, report, trackers
 from outpace.training.data import Data, Example, Examples, limit_length
+from outpace.training.data_origin import check_origin
 from outpace.training.decoder import ExportDecoder
 from outpace.training.folder import lock_folder, raise_write_errors
 from outpace.training.held_out import HeldOut, Validator
@@ -51,6 +57,9 @@ TOKENIZER_FILES = (
     "chat_template.jinja",
     "generation_config.json",
 )
+
+BEST_FOLDER = "best"
+"""Subfolder of a run for the export with the best held-out figure."""
 
 
 class Trainer:
@@ -92,7 +101,9 @@ class Trainer:
         self.loop, self.optim = apply_options(loop or Loop(), optim or Optim(), options)
         if not isinstance(model, str) and tokenizer is None:
             raise ValueError("tokenizer is required for a model in memory; give its folder")
-        self.tokenizer = tokenizer_folder(str(model) if tokenizer is None else tokenizer)
+        # Exports of drafts have no tokenizer, so that of a GGUF file serves, which has no folder.
+        find_tokenizer = resolve_checkpoint if isinstance(model, Draft) else tokenizer_folder
+        self.tokenizer = find_tokenizer(str(model) if tokenizer is None else tokenizer)
         self.data = Data(path=data) if isinstance(data, str) else data
         self.model = load_model(model, plain=True) if isinstance(model, str) else model
         others = check_reference_models(objective, others or {})
@@ -109,6 +120,7 @@ class Trainer:
         self.micro_batch_size = self.loop.micro_batch_size(count, cut.longest)
         main = self.accelerator.is_main_process
         self.examples.check_records(report.show_progress if main else lambda lines, count: lines)
+        self.check_origin(self.examples)
         self.validator = None if held_out is None else self.build_validator(held_out, cut)
         self.feature_store = (
             None if cut.features is None else self.open_feature_store(cut.features, others)
@@ -196,6 +208,10 @@ class Trainer:
                 step,
                 self.validator.validate(scored, self.micro_batch_size, self.write_export, self.out),
             )
+            if (best := self.validator.settings.best) is not None:
+                main = self.accelerator.is_main_process
+                if self.any_process(main and log.is_best(best)):
+                    self.write_export(self.out / BEST_FOLDER)
             self.accelerator.wait_for_everyone()
 
     def open_feature_store(self, folder: str, others: Mapping[str, Transformer]) -> FeatureStore:
@@ -204,10 +220,16 @@ class Trainer:
         target, precision = others.get("target"), self.loop.precision
         return FeatureStore(folder, self.examples, reading, target, precision)
 
+    def check_origin(self, examples: Examples) -> None:
+        """Raise `ValueError` if a draft's examples were made by another model than its target."""
+        if isinstance(self.model, Draft) and (target := self.settings["model"].get("target")):
+            check_origin(examples, target)
+
     def build_validator(self, held_out: HeldOut, data: Data) -> Validator:
         """Build the validator, after checking its data."""
         examples = held_out.load_examples(data, self.examples.tokenizer, self.loop.seed)
         examples.check_records()
+        self.check_origin(examples)
         decoder = self.build_decoder(held_out.method)
         length = self.model.config.max_length
         return Validator(held_out, examples, self.objective, decoder, self.accelerator, length)

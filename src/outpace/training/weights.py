@@ -17,7 +17,7 @@ from outpace.checkpoints.load import (
     resolve_checkpoint,
     translate_config,
 )
-from outpace.decoding.target import DRAFT_KINDS, Kind
+from outpace.decoding.target import DRAFT_KINDS
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model
@@ -110,17 +110,7 @@ def build_draft(
 
 
 def check_draft_config(config: ModelConfig) -> ModelConfig:
-    """Return the configuration if it is of a trainable draft.
-
-    Raises:
-        ValueError: it is not a draft, or a block draft over part of the vocabulary, whose loss
-            would include tokens that it cannot predict.
-    """
-    if config.kind is Kind.DFLASH and 0 < config.draft_vocab < config.vocab:
-        raise ValueError(
-            f"draft_vocab_size must be the full {config.vocab} tokens for a block draft, "
-            f"got {config.draft_vocab}"
-        )
+    """Return the configuration if it is of a trainable draft; `ValueError` otherwise."""
     if config.kind not in DRAFT_KINDS:
         raise ValueError(
             f"[model] target needs a draft that reads features, got {config.architecture}"

@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from outpace.attention.ranges import HullAttention, causal_ranges
 from outpace.decoding.target import MASKED_DRAFT_KINDS
 from outpace.models.config import AttentionWindow, ModelConfig
-from outpace.models.draft import BlockDraft, DFlashFusedDraft
+from outpace.models.draft import BlockDraft, DFlashFusedDraft, Draft
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.data import Example
 from outpace.training.feature_spec import FeatureSpec
@@ -66,7 +66,7 @@ class DFlash(Objective):
     The target runs over an example once. Blocks, each a response token followed by masks, are
     placed at random anchors; a block attends to the target's hidden states before its anchor, and
     to itself. A mask predicts the token at its slot. A draft that adds features also has the
-    example as input.
+    example as input. Tokens outside a draft's own vocabulary are not scored.
 
     Attributes:
         anchors: blocks per example, at new random anchors each time; fewer in short examples.
@@ -162,19 +162,27 @@ class DFlash(Objective):
     def loss(self, models: Models, rows: Rows) -> Loss:
         """Run target and draft once each, and compute the weighted loss of all masks."""
         out = self.run_models(models, rows)
-        masks = torch.nonzero(out.labels != UNSCORED).squeeze(1)
+        draft = models.trained
+        assert isinstance(draft, Draft)
+        # Tokens that the draft's head does not cover have no loss; they count as rejected.
+        scored = torch.nonzero(out.labels != UNSCORED).squeeze(1)
+        covered = draft.head_labels(out.labels[scored]) >= 0
+        masks = scored[covered]
         score = partial(self.score_masks, models, out)
-        losses, surprise, right = score_in_chunks(score, masks, models.trained.config.vocab)
+        size = draft.config.draft_vocab or draft.config.vocab
+        losses, surprise, right = score_in_chunks(score, masks, size)
         weights = rows.weights[out.block]
         if self.dpace:
-            weights = self.dpace_weights(surprise.detach(), masks, len(out.labels))
+            every = surprise.new_full((len(scored),), torch.inf)
+            every[covered] = surprise.detach()
+            weights = self.dpace_weights(every, scored, len(out.labels))
         hits = torch.zeros_like(out.labels)
         hits[masks] = right.long()
         accepted = hits.view(-1, self.block or 1)[:, 1:].cumprod(1).sum(1) + 1
         return Loss(
             (losses * weights[masks]).sum(),
             {
-                "accuracy": (hits.sum().float(), count_tensor(masks)),
+                "accuracy": (hits.sum().float(), count_tensor(scored)),
                 "accepted": (accepted.sum().float(), count_tensor(accepted)),
             },
         )
@@ -184,11 +192,15 @@ class DFlash(Objective):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the loss, negative log-likelihood and top-1 correctness of each mask."""
         draft, target = models.trained, models.others["target"]
-        labels = out.labels[masks]
-        scores = draft.compute_logits(out.hidden[masks]).float().log_softmax(-1)
+        assert isinstance(draft, Draft)
+        labels = draft.head_labels(out.labels[masks])
+        scores = draft.head_logits(out.hidden[masks]).float().log_softmax(-1)
         losses = surprise = -scores.gather(1, labels[:, None]).squeeze(1)
         if out.context is not None:
-            targets = target.compute_logits(out.context[out.before[masks]]).float().log_softmax(-1)
+            with torch.no_grad():
+                logits = target.compute_logits(out.context[out.before[masks]]).float()
+                logits = logits if draft.head_tokens is None else logits[:, draft.head_tokens]
+                targets = logits.log_softmax(-1)
             losses = F.kl_div(scores, targets, reduction="none", log_target=True).sum(-1)
         return losses, surprise, scores.argmax(-1) == labels
 

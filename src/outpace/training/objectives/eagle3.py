@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.random import Generator
 from torch import Tensor
+from torch.nn import functional as F
 
 from outpace.attention.ranges import RowRange, TrainingAttention, causal_ranges, find_documents
 from outpace.decoding.target import Kind
@@ -20,7 +21,7 @@ from outpace.models.transformer import Attend, Transformer
 from outpace.training.data import Example
 from outpace.training.feature_spec import FeatureSpec
 from outpace.training.field_types import Count, Fraction, check_bounds
-from outpace.training.objective import Loss, Models, Objective, score_in_chunks
+from outpace.training.objective import ENTRIES, Loss, Models, Objective, score_in_chunks
 from outpace.training.rows import UNSCORED, Rows
 
 
@@ -96,6 +97,8 @@ class Eagle3(Objective):
         numbers = torch.arange(len(spans), device=rows.ids.device)
         lengths = torch.tensor([stop - start for start, stop in spans], device=rows.ids.device)
         texts = numbers.repeat_interleave(lengths)
+        scored = rows.labels != UNSCORED
+        judge = TargetDistributions(draft, target, hidden, scored, self.tokens)
         state, total, hits = draft.fuse_features(features), features.new_zeros(()), list[Tensor]()
         for step in range(self.tokens):
             # A row whose step is in another text is not scored, and no scored row attends to it.
@@ -106,13 +109,12 @@ class Eagle3(Objective):
             angles = draft.rotary_angles(positions, embedded.dtype)
             state = block(state, *angles, unrolled.step_attention(step), context=embedded)
             places, right = torch.nonzero(here).squeeze(1), torch.zeros_like(here)
-            score_rows = partial(score_step, draft, target, state, hidden[step + 1 :])
+            score_rows = partial(score_step, draft, judge, state, step)
             losses, right[places] = score_in_chunks(
                 score_rows, places, target.config.vocab, self.tokens
             )
             total = total + self.discount**step * losses.sum()
             hits.append(right)
-        scored = rows.labels != UNSCORED
         if not scored.any():
             raise ValueError(
                 "a draft predicts from the third token of a text on, but no example of a batch "
@@ -129,24 +131,60 @@ class Eagle3(Objective):
         )
 
 
+class TargetDistributions:
+    """The target's distributions over a draft's vocabulary, computed once per row if they fit.
+
+    A row is scored in several steps, and a head over the whole vocabulary costs more than a small
+    draft.
+    """
+
+    def __init__(
+        self, draft: EagleDraft, target: Transformer, hidden: Tensor, scored: Tensor, steps: int
+    ) -> None:
+        """Prepare distributions for states `hidden [T, dim]` and `scored bool[T]` first labels."""
+        self.draft, self.target, self.hidden = draft, target, hidden
+        # Row i is scored in step k by the target's row i + k + 1.
+        needed = torch.zeros(len(scored), dtype=torch.bool, device=scored.device)
+        for step in range(steps):
+            needed |= F.pad(scored, (step + 1, 0))[: len(scored)]
+        rows = torch.nonzero(needed).squeeze(1)
+        self.places = needed.cumsum(0) - 1
+        self.computed: tuple[Tensor, Tensor] | None = None
+        if len(rows) * draft.config.draft_vocab <= ENTRIES:
+            parts = [
+                self.compute(part) for part in rows.split(max(ENTRIES // target.config.vocab, 1))
+            ]
+            targets, in_vocabulary = zip(*parts, strict=True)
+            self.computed = torch.cat(targets), torch.cat(in_vocabulary)
+
+    def __call__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return distributions `[n, D]`, and whether the top token is in the draft's vocabulary."""
+        if self.computed is None:
+            return self.compute(rows)
+        targets, in_vocabulary = self.computed
+        return targets[self.places[rows]], in_vocabulary[self.places[rows]]
+
+    @torch.no_grad()
+    def compute(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the distributions of rows `i64[n]`."""
+        logits = self.target.compute_logits(self.hidden[rows]).float()
+        top, vocabulary = logits.argmax(-1), self.draft.head_tokens
+        if vocabulary is None:
+            return logits.softmax(-1), torch.ones_like(top, dtype=torch.bool)
+        return logits[:, vocabulary].softmax(-1), self.draft.t2d[top]
+
+
 def score_step(
-    draft: EagleDraft, target: Transformer, state: Tensor, hidden: Tensor, places: Tensor
+    draft: EagleDraft, judge: TargetDistributions, state: Tensor, step: int, places: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the loss at `places i64[n]`, and whether draft and target agree on the top token.
 
-    `state` are the draft's states, `hidden` the target's of the same rows. Rows whose top target
-    token is not in the draft's vocabulary have loss 0.
+    `state` are the draft's states of a step. Rows whose top target token is not in the draft's
+    vocabulary have loss 0.
     """
-    assert draft.unembedding is not None
-    scores: Tensor = draft.unembedding(draft.norm(state[places])).float().log_softmax(-1)
-    with torch.no_grad():
-        logits = target.compute_logits(hidden[places]).float()
-        top, vocabulary = logits.argmax(-1), draft.head_tokens
-        in_vocabulary = torch.ones_like(top, dtype=torch.bool)
-        if vocabulary is not None:
-            logits, in_vocabulary = logits[:, vocabulary], draft.t2d[top]
-        targets = logits.softmax(-1)
-        right = in_vocabulary & (targets.argmax(-1) == scores.argmax(-1))
+    scores = draft.head_logits(draft.norm(state[places])).float().log_softmax(-1)
+    targets, in_vocabulary = judge(places + step + 1)
+    right = in_vocabulary & (targets.argmax(-1) == scores.argmax(-1))
     return -(targets * scores).sum(-1) * in_vocabulary, right
 
 

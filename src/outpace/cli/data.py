@@ -1,0 +1,85 @@
+"""The command `data`, which makes training data from a model's answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from typer import Argument, Option
+
+from outpace.api.data_set import make_data, read_prompt_set
+from outpace.api.options import Options, check_options
+from outpace.checkpoints.fingerprint import Fingerprint
+from outpace.cli.draw import console
+from outpace.cli.flags import (
+    LOAD_FLAGS,
+    SAMPLING_FLAGS,
+    STOP_FLAGS,
+    BatchFlag,
+    LoadFlags,
+    ModelArgument,
+    SamplingFlags,
+    StopFlags,
+    TemplateFlag,
+    parse_variable,
+)
+from outpace.cli.terminal import exit_on_sigterm, progress_bars
+from outpace.methods import Method
+
+
+def data(
+    model: ModelArgument,
+    prompts: Annotated[
+        list[Path], Argument(help="Files of prompts: JSON lines, or .txt with one per line.")
+    ],
+    output: Annotated[Path, Option(help="Folder of the data.")],
+    method: Method | None = None,
+    held_out: Annotated[float, Option(help="Share of prompts for held.jsonl.")] = 0.02,
+    exclude: Annotated[
+        list[Path] | None,
+        Option(help="File that no prompt may share ten words with; may be repeated."),
+    ] = None,
+    batch: BatchFlag = 64,
+    sampling: SamplingFlags = SAMPLING_FLAGS,
+    stops: StopFlags = STOP_FLAGS,
+    template: TemplateFlag = None,
+    load_flags: LoadFlags = LOAD_FLAGS,
+) -> None:
+    """Make training data for a draft: the answers of its target to prompts.
+
+    Each JSON line has prompt or messages. Repeated prompts are left out. The answers are in
+    train.jsonl and held.jsonl; data.json counts them, and those that share ten words with an
+    excluded file. An interrupted run continues when the same command is repeated.
+    """
+    options = sampling.options() | stops.options()
+    options |= Options(template=dict(map(parse_variable, template or ())))
+    check_options(options)
+    chosen = read_prompt_set(prompts, held_out=held_out, exclude=exclude or ())
+    with exit_on_sigterm():
+        llm = load_flags.open_model(model, method)
+        adapter = load_flags.adapter
+        fingerprint = Fingerprint.of(model, llm.text.tokenizer, options["template"], adapter)
+        with progress_bars() as shown:
+            bars = {name: shown.add_task(name, start=False) for name in chosen.by_file}
+
+            def update_bar(name: str, done: int, total: int, tokens: int) -> None:
+                shown.update(bars[name], completed=done, total=total)
+
+            card = make_data(
+                *(llm, fingerprint, chosen, output), batch=batch, progress=update_bar, **options
+            )
+    print_card(card, output)
+
+
+def print_card(card: Mapping[str, Any], folder: Path) -> None:
+    """Print how many prompts were left out, and the counts of each file."""
+    prompts = card["prompts"]
+    left_out = "".join(
+        f", {n} share text with {path}" for path, n in prompts["overlapping"].items()
+    )
+    console.print(f"{prompts['read']} prompts: {prompts['repeated']} repeated{left_out}")
+    for name, counts in card["files"].items():
+        line = f"{folder / name}: {counts['answers']} answers, {counts['tokens']} tokens"
+        overlaps = (f", {n} share text with {path}" for path, n in counts["overlapping"].items())
+        console.print(line + "".join(overlaps), soft_wrap=True)

@@ -1,0 +1,154 @@
+"""Training data from a model's answers: splitting, resuming, overlaps, and its origin."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import LLM
+from outpace.api.data_set import make_data, read_prompt_set
+from outpace.api.overlap import OverlapIndex
+from outpace.checkpoints.fingerprint import Fingerprint
+from outpace.errors import OptionError
+from outpace.evaluation.generated.story import story_problems
+
+QUESTIONS = [problem.question for problem in story_problems("test", 12)]
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """The smallest embedded model."""
+    return LLM("tiny-aux", max_length=160)
+
+
+def write_prompts(path: Path, texts: list[str]) -> Path:
+    """Write a file of prompts."""
+    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    return path
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the records of a file in the order of their prompts."""
+    return sorted(map(json.loads, path.read_text().splitlines()), key=lambda each: each["line"])
+
+
+def fingerprint(llm: LLM, **template: Any) -> Fingerprint:
+    """The fingerprint of an embedded model."""
+    return Fingerprint.of(llm.name, llm.text.tokenizer, template)
+
+
+def make(llm: LLM, source: Path, folder: Path, **options: Any) -> dict[str, Any]:
+    """Make data of a file, a third of it held out."""
+    prompts = read_prompt_set([source], held_out=1 / 3)
+    options = {"max_tokens": 24, "temperature": 0.0, **options}
+    return make_data(llm, fingerprint(llm), prompts, folder, batch=4, **options)
+
+
+def test_every_prompt_is_answered_once_in_one_of_two_files(llm: LLM, tmp_path: Path) -> None:
+    """Repeated prompts are left out, and each line has answer and fingerprint."""
+    source = write_prompts(tmp_path / "prompts.jsonl", [*QUESTIONS, f" {QUESTIONS[0]}  "])
+    card = make(llm, source, tmp_path / "data")
+    held, trained = (read_lines(tmp_path / "data" / name) for name in ("held.jsonl", "train.jsonl"))
+    assert held and trained and card["prompts"]["repeated"] == 1
+    answers = {record["prompt"]: record["response"] for record in (*held, *trained)}
+    outputs = llm.generate(QUESTIONS, max_tokens=24, temperature=0.0)
+    assert answers == {text: output.text for text, output in zip(QUESTIONS, outputs, strict=True)}
+    assert {json.dumps(each["fingerprint"]) for each in (*held, *trained)} == {
+        json.dumps(fingerprint(llm).as_record())
+    }
+    counts = card["files"]["train.jsonl"]
+    assert counts["answers"] == len(trained)
+    cut = sum(output.finish_reason == "length" for output in outputs)
+    assert counts["truncated"] + card["files"]["held.jsonl"]["truncated"] == cut
+
+
+def test_an_empty_answer_counts(llm: LLM, tmp_path: Path) -> None:
+    """With no tokens; messages are prompts too."""
+    source = tmp_path / "prompts.jsonl"
+    message = {"role": "user", "content": QUESTIONS[0]}
+    source.write_text(json.dumps({"messages": [message]}) + '\n{"prompt": "?"}\n')
+    options: Any = {"max_tokens": 8, "stop": [" ", "a", "e", "1", "\n", "#"]}
+    chosen = read_prompt_set([source])
+    card = make_data(llm, fingerprint(llm), chosen, tmp_path / "data", **options)
+    counts = card["files"]["train.jsonl"]
+    assert counts["answers"] == 2 and counts["tokens"] <= 16
+    (chat, _) = read_lines(tmp_path / "data" / "train.jsonl")
+    assert chat["messages"][0] == message and chat["messages"][1]["role"] == "assistant"
+
+
+def test_an_interrupted_run_continues(llm: LLM, tmp_path: Path) -> None:
+    """Without a line twice, also after prompts were added at the end; the split stays."""
+    source = write_prompts(tmp_path / "prompts.jsonl", QUESTIONS[:8])
+    whole, folder = tmp_path / "whole", tmp_path / "data"
+    make(llm, source, whole)
+    make(llm, source, folder)
+    text = (folder / "train.jsonl").read_bytes()
+    (folder / "train.jsonl").write_bytes(text[: len(text) // 2])
+    make(llm, source, folder)
+    for name in ("train.jsonl", "held.jsonl"):
+        assert read_lines(folder / name) == read_lines(whole / name)
+    make(llm, write_prompts(source, QUESTIONS), folder)
+    held, earlier = read_lines(folder / "held.jsonl"), read_lines(whole / "held.jsonl")
+    assert held[: len(earlier)] == earlier
+    assert len(held) + len(read_lines(folder / "train.jsonl")) == len(QUESTIONS)
+
+
+def test_other_options_and_models_are_rejected_by_name(llm: LLM, tmp_path: Path) -> None:
+    """Before anything is generated."""
+    source = write_prompts(tmp_path / "prompts.jsonl", QUESTIONS[:4])
+    make(llm, source, tmp_path / "data")
+    before = (tmp_path / "data" / "train.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="answers with another options;"):
+        make(llm, source, tmp_path / "data", max_tokens=8)
+    with pytest.raises(ValueError, match="another fingerprint;"):
+        other = fingerprint(llm, enable_thinking=True)
+        prompts = read_prompt_set([source], held_out=1 / 3)
+        options: Any = {"max_tokens": 24, "temperature": 0.0}
+        make_data(llm, other, prompts, tmp_path / "data", **options)
+    assert (tmp_path / "data" / "train.jsonl").read_bytes() == before
+
+
+def test_prompts_that_share_ten_words_with_a_file_are_left_out(tmp_path: Path) -> None:
+    """Whatever their punctuation and case; nine words are no overlap."""
+    words = "One two, three four; five six seven eight nine ten eleven."
+    test = tmp_path / "test.jsonl"
+    test.write_text(json.dumps({"task": {"text": [words]}}) + "\n")
+    same = "zero " + words.upper().replace(",", " -")
+    less = "one two three four five six seven eight nine TEN"
+    texts = [same, less, less.removesuffix(" TEN"), QUESTIONS[0]]
+    chosen = read_prompt_set([write_prompts(tmp_path / "p.jsonl", texts)], exclude=[test])
+    assert [*chosen.training.values()] == texts[2:]
+    assert chosen.overlapping == {str(test): 2}
+    assert OverlapIndex([test]).find_overlap([{"content": f"{QUESTIONS[0]} {words}"}]) == test
+
+
+def test_a_text_file_has_one_prompt_per_line(tmp_path: Path) -> None:
+    """Empty lines are none."""
+    path = tmp_path / "prompts.txt"
+    path.write_text("first\n\n  second \n", "utf-8")
+    chosen = read_prompt_set([path])
+    assert chosen.training == {f"{path}:1": "first", f"{path}:3": "second"}
+
+
+@pytest.mark.parametrize("share", [1, -0.1, float("nan"), True, "1"])
+def test_a_bad_share_is_rejected(tmp_path: Path, share: Any) -> None:
+    """By its name."""
+    with pytest.raises(OptionError) as caught:
+        read_prompt_set([write_prompts(tmp_path / "p.jsonl", QUESTIONS)], held_out=share)
+    assert caught.value.param == "held_out"
+
+
+def test_files_without_prompts_are_rejected(tmp_path: Path) -> None:
+    """And excluded files without text."""
+    (tmp_path / "empty.txt").write_text("\n \n")
+    with pytest.raises(ValueError, match="none of the 0"):
+        read_prompt_set([tmp_path / "empty.txt"])
+    short = write_prompts(tmp_path / "p.jsonl", ["too short"])
+    with pytest.raises(ValueError, match="no text of 10 words"):
+        read_prompt_set([short], exclude=[short])
+    (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="not UTF-8"):
+        read_prompt_set([tmp_path / "bytes.txt"])

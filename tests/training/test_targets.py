@@ -1,0 +1,189 @@
+"""Targets in 4 and 8 bits train drafts as dequantized ones do, and a draft's own vocabulary."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import needs_packed_loops, published_eagle
+from outpace.checkpoints.compress import compress_checkpoint
+from outpace.checkpoints.load import load_draft, load_model
+from outpace.models.int8 import has_int8_products, is_quantized
+from outpace.training.dry_run import FROZEN
+from outpace.training.plan import Planner
+from outpace.training.recipe import Recipe, load_recipe
+from outpace.training.targets import load_target
+from runs import losses
+from sharded import DRAFT
+
+SIZES = {"hidden_size": 128, "vocab_size": 1024}
+DFLASH: dict[str, Any] = {**DRAFT, **SIZES, "num_target_layers": 4}
+EAGLE = published_eagle(**SIZES, draft_vocab_size=300) | {
+    "eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1, 2]}
+}
+OWN_HEAD: dict[str, Any] = {
+    "architectures": ["DFlashSpeculator"],
+    "speculators_model_type": "dflash",
+    "block_size": 6,
+    "draft_vocab_size": 300,
+    "mask_token_id": 1021,
+    "aux_hidden_state_layer_ids": [1, 3],
+    "transformer_layer_config": {
+        name: value
+        for name, value in DFLASH.items()
+        if name not in ("architectures", "block_size", "dflash_config", "num_target_layers")
+    },
+}
+DRAFTS = {"dflash": DFLASH, "own head": OWN_HEAD, "eagle": EAGLE}
+
+needs_int8 = pytest.mark.skipif(not has_int8_products(), reason="this machine has no int8 products")
+
+
+def recipe(folder: Path, name: str, out: str, **changes: Any) -> Recipe:
+    """A recipe of four steps of a tiny draft."""
+    data = folder / "data.jsonl"
+    if not data.exists():
+        lines = [{"prompt": f"{n}?", "response": f"{n} and {n + 1} are {2 * n + 1}. " * 3}
+                 for n in range(40)]  # fmt: skip
+        data.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    config = json.dumps(DRAFTS[name]).replace('": ', '" = ')
+    objective = "eagle3" if name == "eagle" else "dflash"
+    path = folder / "recipe.toml"
+    path.write_text(
+        f'[model]\ntarget = "tiny-aux"\nconfig = {config}\n[objective]\nname = "{objective}"\n'
+        f'[data]\npath = "{data}"\n[train]\nsteps = 4\nbatch = 4\nlog_every = 1\nsave_every = 2\n'
+    )
+    overrides = [f"{key}={value}" for key, value in {"train.seed": 0, **changes}.items()]
+    return load_recipe(path, [f"out={folder / out}", *overrides])
+
+
+def train(folder: Path, name: str, out: str, steps: int = 4, **changes: Any) -> list[float]:
+    """Train a recipe, and return its losses."""
+    trainer = recipe(folder, name, out, **changes).build_trainer()
+    trainer.fit(steps)
+    trainer.export(folder / out / "export")
+    trainer.close()
+    return losses(folder / out)
+
+
+@needs_packed_loops
+@needs_int8
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("name", DRAFTS)
+def test_losses_are_those_of_the_dequantized_target(
+    name: str, quantize: str, tmp_path: Path
+) -> None:
+    """To the rounding of products to 8 bits; and an unbroken run equals a resumed one exactly."""
+    target = load_target("tiny-aux", torch.float32, quantize)
+    assert is_quantized(target)
+    plain = load_model("tiny-aux")
+    plain.load_state_dict(target.state_dict())
+    whole = train(tmp_path, name, "whole", **{"model.quantize": quantize})
+    trainer = recipe(tmp_path, name, "plain", **{"model.quantize": "none"}).build_trainer()
+    (own,) = trainer.loss_module.models.others.values()
+    own.load_state_dict(plain.state_dict())
+    trainer.fit(2)
+    trainer.close()
+    assert losses(tmp_path / "plain") == pytest.approx(whole[:2], rel=1e-2)
+    first = train(tmp_path, name, "broken", 2, **{"model.quantize": quantize})
+    again = train(tmp_path, name, "broken", **{"model.quantize": quantize})
+    assert first == whole[:2] and again == whole
+
+
+@needs_int8
+def test_a_file_of_8_bits_is_multiplied_as_it_is(tmp_path: Path) -> None:
+    """By default; with `none` it is dequantized."""
+    folder = compress_checkpoint("tiny-aux", tmp_path / "int8")
+    native = train(tmp_path, "dflash", "native", 2, **{"model.target": folder})
+    plain_options = {"model.target": folder, "model.quantize": "none"}
+    plain = train(tmp_path, "dflash", "plain", 2, **plain_options)
+    assert native != plain and native == pytest.approx(plain, rel=5e-3)
+
+
+@pytest.mark.parametrize("name", ["own head", "eagle"])
+def test_a_new_draft_covers_the_most_frequent_tokens(name: str, tmp_path: Path) -> None:
+    """Its head starts with the target's rows, and the tables are those of the run's first start."""
+    settings = recipe(tmp_path, name, "out")
+    trainer = settings.build_trainer()
+    draft, examples = trainer.model, trainer.examples
+    trainer.close()
+    tokens = draft.head_tokens
+    assert tokens is not None and len(tokens) == 300
+    counts = Counter(token for n in range(40) for token in examples[n].response)
+    assert set(counts) <= set(tokens.tolist()) and draft.t2d.sum() == 300
+    rows = load_model("tiny-aux").embedding.weight[tokens]
+    assert torch.equal(draft.unembedding.weight, rows)
+    (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": "?", "response": "Other."}) + "\n")
+    again = settings.build_trainer()
+    assert torch.equal(again.model.head_tokens, tokens)
+    again.close()
+    trained = train(tmp_path, name, "out", 2)
+    loaded = load_draft(tmp_path / "out" / "export", load_model("tiny-aux"))
+    assert torch.equal(loaded.head_tokens, tokens) and all(0 < loss < 20 for loss in trained)
+
+
+def test_a_token_that_the_head_does_not_cover_has_no_loss(tmp_path: Path) -> None:
+    """It counts as rejected, and under D-PACE as improbable as can be."""
+    for dpace in ("false", "true"):
+        out = f"dpace-{dpace}"
+        changes = {"dpace": dpace, "model.config.draft_vocab_size": 4, "train.batch": 2}
+        settings = recipe(tmp_path, "own head", out, **changes)
+        trainer = settings.build_trainer()
+        rows, _ = trainer.build_batches(0)
+        loss, metrics = trainer.loss_module(rows[0])
+        covered = trainer.model.t2d[rows[0].labels.clamp(min=0)] & (rows[0].labels >= 0)
+        assert 0 < covered.sum() < (rows[0].labels >= 0).sum()
+        assert metrics["accuracy"][1] == (rows[0].labels >= 0).sum()
+        assert metrics["accuracy"][0] <= covered.sum() and torch.isfinite(loss)
+        trainer.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model.quantize": "fp8"}, "quantize"),
+        ({"model.quantize": "int4", "train.shard": "true"}, "cannot be sharded"),
+    ],
+)
+def test_bad_formats_are_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
+    """By name, before a model is loaded."""
+    with pytest.raises(ValueError, match=message):
+        recipe(tmp_path, "dflash", "out", **changes)
+
+
+def test_a_damaged_table_of_tokens_is_rejected(tmp_path: Path) -> None:
+    """And one of another size."""
+    settings = recipe(tmp_path, "eagle", "out")
+    settings.build_trainer().close()
+    path = tmp_path / "out" / "draft_tokens.json"
+    path.write_text("[1, 2")
+    with pytest.raises(ValueError, match="is damaged"):
+        settings.build_trainer()
+    path.write_text("[1, 2]")
+    with pytest.raises(ValueError, match="has 2 tokens, but draft_vocab_size is 300"):
+        settings.build_trainer()
+
+
+@needs_packed_loops
+@needs_int8
+@pytest.mark.parametrize("name", ["dflash", "own head"])
+@pytest.mark.parametrize("quantize", ["int8", "int4", "native", "none"])
+def test_a_plan_has_the_bytes_of_the_quantized_target(
+    name: str, quantize: str, tmp_path: Path
+) -> None:
+    """Within 3 %: those of its parameters, and of a head that is dequantized."""
+    folder = compress_checkpoint("tiny-aux", tmp_path / "int8") if quantize == "native" else None
+    changes = {"model.quantize": quantize, "model.target": folder or "tiny-aux"}
+    settings = recipe(tmp_path, name, "out", **changes)
+    trainer = settings.build_trainer()
+    (target,) = trainer.loss_module.models.others.values()
+    trainer.close()
+    parts = (*target.parameters(), *target.buffers())
+    scales = sum(module.scale.nbytes for module in target.modules() if hasattr(module, "scale"))
+    size = sum(part.nbytes for part in parts) + scales
+    assert Planner(settings).build_plan().peak[FROZEN] == pytest.approx(size, rel=0.03)
