@@ -396,10 +396,11 @@ def block_diffusion(
     steps: int | None = None,
     order: str = "confidence",
     part: int | None = None,
+    block: int | None = None,
     eos: int | None = None,
 ) -> list[int]:
     """Fill one block after the other; everything up to its end is recomputed in every forward."""
-    mask, shift, size = model.config.mask_id, model.config.shift, model.config.block
+    mask, shift, size = model.config.mask_id, model.config.shift, block or model.config.block
     ids, limit = list(prompt), len(prompt) + max_tokens
     steps = steps or size
     quotas = [size // steps + (step < size % steps) for step in range(steps)]
@@ -438,6 +439,58 @@ def block_diffusion(
                 ids[holes[index]] = int(logits[index].argmax())
             turn += 1
     return answer(ids, prompt, eos)
+
+
+def self_verified(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    threshold: float | None = 0.9,
+    block: int | None = None,
+    eos: int | None = None,
+) -> Verified:
+    """Draft a block of masks, and compare it with what blocks of one token give.
+
+    In a model of shift 0 each draft takes a forward; else it is made with the verification.
+    """
+    mask, shift, size = model.config.mask_id, model.config.shift, block or model.config.block
+    ids, limit, kept, drafted = list(prompt), len(prompt) + max_tokens, list[int](), list[int]()
+
+    def alone(text: list[int]) -> int:
+        ends = list(range(1, len(text) + 2))
+        return int(by_block(model, [*text, mask], ends)[-1].argmax())
+
+    def draft(text: list[int], count: int) -> list[int]:
+        ends = [*range(1, len(text) + 1), len(text) + max(count, 1)]
+        rows = by_block(model, text + [mask] * max(count, 1) + [0] * shift, ends + [ends[-1] + 1])
+        chances = rows[len(text) + shift : len(text) + shift + count].softmax(-1)
+        sure = [value > (threshold or 0) for value in chances.amax(-1).tolist()]
+        length = sure.index(False) if False in sure else len(sure)
+        if not shift:
+            length = max(length, 1)
+        return chances.argmax(-1).tolist()[:length]
+
+    while len(ids) < limit:
+        before = len(ids)
+        if not shift:
+            count = min(size, (limit - before - 1) // 2)
+            drafted = draft(ids, count) if count > 1 else []
+            kept += [0] * bool(drafted)
+        following = (
+            draft(ids + drafted, min(size, limit - before - len(drafted)) - 1) if shift else []
+        )
+        for at in range(len(drafted) + 1):
+            token = alone(ids)
+            if token == eos:
+                return ids[len(prompt) :], [*kept, len(ids) - before]
+            ids.append(token)
+            if at < len(drafted) and token != drafted[at]:
+                following = []
+                break
+        kept.append(len(ids) - before)
+        drafted = following[: max(limit - len(ids) - 1, 0)]
+    return ids[len(prompt) :], kept
 
 
 def d2f(

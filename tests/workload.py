@@ -109,6 +109,8 @@ KINDS: list[Method] = [
     Speculative(draft="near", tokens=3, lookup=True),
     DFlash(draft="features", tokens=4, lookup=True),
     Eagle(draft="states", width=2, depth=3, nodes=8, lookup=True),
+    BlockDiffusion(verify=True, threshold=0.3),
+    BlockDiffusion(verify=True, threshold=None),
 ]
 """A few options of each method, for any prompt with 12 or 20 tokens."""
 
@@ -146,7 +148,12 @@ ZOO: dict[str, list[Method]] = {
         FastDLLM(budget=0.5),
     ],
     "tiny-d2f": [D2F(block=8), D2F(block=8, canvas=True)],
-    "tiny-block": [BlockDiffusion(), BlockDiffusion(steps=2, canvas=True), D2F()],
+    "tiny-block": [
+        BlockDiffusion(),
+        BlockDiffusion(steps=2, canvas=True),
+        BlockDiffusion(verify=True),
+        D2F(),
+    ],
 }
 """Every registered method with models of the zoo, by target."""
 
@@ -186,7 +193,9 @@ class Request:
             target = "deep"
         if isinstance(self.method, Diffusion) and self.method.guidance:
             target = "unshifted"
-        if isinstance(self.method, D2F | BlockDiffusion) and self.method.block is None:
+        if isinstance(self.method, BlockDiffusion) or (
+            isinstance(self.method, D2F) and self.method.block is None
+        ):
             target = "blocks" if len(self.prompt) % 2 else "shifted blocks"
         return target
 
@@ -285,14 +294,22 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         lookahead=optional,
         coupling=st.sampled_from(["gumbel", "argmax"]),
     ),
-    BlockDiffusion: st.builds(
-        BlockDiffusion,
-        threshold=st.sampled_from([None, 0.4, 0.9]),
-        budget=st.sampled_from([None, None, 1.0]),
-        steps=optional,
-        order=st.sampled_from(["confidence", "margin", "entropy", "left_to_right"]),
-        part=optional,
-        canvas=st.booleans(),
+    BlockDiffusion: st.one_of(
+        st.builds(
+            BlockDiffusion,
+            threshold=st.sampled_from([None, 0.4, 0.9]),
+            budget=st.sampled_from([None, None, 1.0]),
+            steps=optional,
+            order=st.sampled_from(["confidence", "margin", "entropy", "left_to_right"]),
+            part=optional,
+            canvas=st.booleans(),
+        ),
+        st.builds(
+            BlockDiffusion,
+            threshold=st.sampled_from([None, 0.2, 0.9]),
+            block=optional,
+            verify=st.just(True),
+        ),
     ),
     D2F: st.builds(
         D2F,
@@ -440,13 +457,17 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         tokens=4,
         lookup=rng.choice([False, True]),
     ),
-    BlockDiffusion: lambda rng: BlockDiffusion(
-        threshold=rng.choice([None, 0.4]),
-        budget=rng.choice([None, 1.0]),
-        steps=rng.choice([None, 2]),
-        order=rng.choice(["confidence", "entropy", "left_to_right"]),
-        part=rng.choice([None, 3]),
-        canvas=rng.choice([False, True]),
+    BlockDiffusion: lambda rng: (
+        BlockDiffusion(
+            threshold=rng.choice([None, 0.4]),
+            budget=rng.choice([None, 1.0]),
+            steps=rng.choice([None, 2]),
+            order=rng.choice(["confidence", "entropy", "left_to_right"]),
+            part=rng.choice([None, 3]),
+            canvas=rng.choice([False, True]),
+        )
+        if rng.random() < 0.7
+        else BlockDiffusion(verify=True, threshold=rng.choice([None, 0.2]))
     ),
     Eagle: lambda rng: Eagle(
         draft="states",

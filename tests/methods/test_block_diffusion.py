@@ -7,8 +7,19 @@ from typing import Any
 import pytest
 
 from blocks import predicted, shape
-from helpers import MASK, block_model, engine_of, enter, finish, request_of, runner, script, tokens
-from outpace.decoding import Request, Sampling
+from helpers import (
+    MASK,
+    as_it_stands,
+    block_model,
+    engine_of,
+    enter,
+    finish,
+    request_of,
+    runner,
+    script,
+    tokens,
+)
+from outpace.decoding import Prediction, Request, Sampling, Tree
 from outpace.methods import BlockDiffusion
 from refusal import refuses
 
@@ -137,6 +148,49 @@ def test_an_answer_ends_with_its_last_token_or_with_the_block() -> None:
     assert list(seq.canvas) == [1, 1, 1, 1, 4, 5, 0, 6]
 
 
+def test_one_forward_verifies_and_drafts_where_rows_predict_the_next_slot() -> None:
+    """Drafts after a wrong one are dropped; the last slot is not drafted."""
+    seq = sequence(9, shift=1, prompt=[1, 2, 3])
+    answers = [
+        predicted("4567", "-++-"),
+        predicted("582345", "--++++"),
+        predicted("6789", "-+++"),
+        predicted("78945", "++++*"),
+        predicted("6", "-"),
+    ]
+    forwards = script(BlockDiffusion(verify=True), seq, answers)
+    assert [shape(forward) for forward in forwards] == [
+        (0, "123___", (1, 1, 1, 3), [3, 4, 5, 6]),
+        (3, "456___", (1, 1, 1, 3), [4, 5, 6, 7, 8, 9]),
+        (5, "8___", (1, 3), [6, 7, 8, 9]),
+        (6, "6789_", (1, 1, 1, 1, 1), [7, 8, 9, 10, 11]),
+        (10, "4", (1,), [11]),
+    ]
+    assert (seq.tokens, seq.finish_reason) == ([4, 5, 8, 6, 7, 8, 9, 4, 6], "length")
+
+
+def test_masks_verify_where_rows_predict_their_own_slot() -> None:
+    """Each sees the drafts before it; a draft's first token is verified at any confidence."""
+    seq = sequence(12, prompt=[1, 2])
+    decoding = BlockDiffusion(verify=True).decode(seq)
+    drafts = [as_it_stands(next(decoding))]
+    first = decoding.send(predicted("4567", "-++-"))
+    drafts.append(as_it_stands(decoding.send(Prediction(tokens=[4, 8]))))
+    second = decoding.send(predicted("5678", "++-+"))
+    drafts.append(as_it_stands(decoding.send(Prediction(tokens=[5, 6, 3]))))
+    assert [shape(forward) for forward in drafts] == [
+        (0, "12____", (1, 1, 4), [2, 3, 4, 5]),
+        (3, "8____", (1, 4), [4, 5, 6, 7]),
+        (6, "3___", (1, 3), [7, 8, 9]),  # so that masks fit below the limit
+    ]
+    assert (first.start, list(first.ids)) == (2, [4, MASK, MASK])
+    assert first.pattern == Tree(2, (0, 0, 1))
+    assert (first.positions, list(first.predict_from)) == ([2, 2, 3], [3, 4])
+    assert (second.start, list(second.ids)) == (4, [5, 6, MASK, MASK, MASK])
+    assert second.pattern == Tree(4, (0, 1, 0, 1, 3)) and second.branches == [[], [5], [5, 6]]
+    assert seq.tokens == [4, 8, 5, 6, 3]
+
+
 def test_fixed_tokens_are_not_holes() -> None:
     """A block of fixed tokens only runs with the next one."""
     given = {6: 7, 7: 7, 9: 8}
@@ -175,6 +229,12 @@ def test_unused_scores_are_not_computed() -> None:
         ({"budget": float("nan")}, "budget"),
         ({"order": "random"}, "order"),
         ({"canvas": 1}, "canvas"),
+        ({"verify": 1}, "verify"),
+        ({"verify": True, "budget": 1.0}, "budget"),
+        ({"verify": True, "steps": 2}, "steps"),
+        ({"verify": True, "order": "margin"}, "order"),
+        ({"verify": True, "part": 2}, "part"),
+        ({"verify": True, "canvas": True}, "canvas"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], param: str) -> None:

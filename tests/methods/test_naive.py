@@ -30,6 +30,7 @@ from helpers import (
     trained_pair,
     unshifted_model,
 )
+from outpace.decoding import Sampling
 from outpace.engine.engine import Engine
 from outpace.methods import (
     APD,
@@ -238,6 +239,40 @@ def test_block_diffusion(engine: Engine, name: str, options: dict) -> None:
             assert run(engine, method, prompt, None, target=name) == expected
             assert run(engine, method, prompt, eos, target=name) == cut
         assert len(cut) < len(expected) == TOKENS
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"threshold": None}, {"threshold": 0.3}, {"threshold": 0.2, "block": 7}],
+    ids=str,
+)
+def test_verified_block_diffusion_has_blocks_of_one(
+    engine: Engine, name: str, options: dict
+) -> None:
+    """Token for token, at any temperature; each verification accepts what its loop does."""
+    target = {"target": runner(engine, name)}
+    for prompt in [*PROMPTS, [3, 1, 4, 1], [5, MASK, 2, MASK]]:
+        plain = naive.block_diffusion(BLOCKS[name], prompt, TOKENS, block=1)
+        for eos in (None, newest(plain)):
+            ends = frozenset() if eos is None else frozenset([eos])
+            method = BlockDiffusion(verify=True, **options)
+            job = enter(engine, method, prompt, runners=target, max_tokens=TOKENS, eos=ends)
+            finish(engine)
+            kept = [step.kept for step in job.request.trace]
+            loop = naive.self_verified(BLOCKS[name], prompt, TOKENS, **options, eos=eos)
+            assert (tokens(job), kept) == loop
+            one = naive.block_diffusion(BLOCKS[name], prompt, TOKENS, block=1, eos=eos)
+            assert tokens(job) == one
+        sampling = Sampling(temperature=0.9, top_p=0.9, seed=7)
+        texts = []
+        for method in (BlockDiffusion(verify=True, **options), BlockDiffusion(block=1)):
+            job = enter(
+                engine, method, prompt, runners=target, max_tokens=TOKENS, sampling=sampling
+            )
+            finish(engine)
+            texts.append(tokens(job))
+        assert texts[0] == texts[1] != plain
 
 
 @pytest.mark.parametrize("name", BLOCKS)

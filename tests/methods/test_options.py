@@ -197,6 +197,7 @@ BLOCKS: list[Method] = [
     *(BlockDiffusion(block=4, canvas=canvas, threshold=0.4) for canvas in (False, True)),
     BlockDiffusion(block=4, part=3, steps=2, threshold=None),
     BlockDiffusion(),
+    BlockDiffusion(verify=True, threshold=None),
     D2F(block=6, confidence=0.6),
     D2F(),
     *(DFlash(draft=draft, block=4, tokens=3) for draft in ("features", "added")),

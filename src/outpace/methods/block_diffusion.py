@@ -12,8 +12,14 @@ from outpace.decoding.canvas import split_blocks
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import above_threshold, rank_scores, top_holes, within_budget
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import check_at_least_one, check_fraction, check_not_negative
+from outpace.methods.bounds import (
+    check_at_least_one,
+    check_default,
+    check_fraction,
+    check_not_negative,
+)
 from outpace.methods.method import Interval, Method, OneOf, block_length
+from outpace.methods.self_verified import decode_verified
 
 FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]
 
@@ -28,7 +34,8 @@ class BlockDiffusion(Method):
     entropy `budget` (the EB-Sampler of Ben-Hamu et al., 2025), and at least enough to fill a block
     in `steps` forwards. Keys of a block are final once it runs without holes, in the same forward
     as the first one of the next block. In a model of shift 1 that forward runs the full block only,
-    and predicts the first token after it. Raises `ValueError` for invalid options.
+    and predicts the first token after it. With `verify` the output is that of blocks of one token
+    (S2D2, Han et al., 2026). Raises `ValueError` for invalid options.
 
     Attributes:
         part: tokens of a block that must be filled before those after them.
@@ -56,6 +63,9 @@ class BlockDiffusion(Method):
     )
     block: Annotated[int | None, "tokens of a block; as the model was trained by default"] = None
     canvas: Annotated[bool, "fill all of the block in which the answer ends"] = False
+    verify: Annotated[
+        bool, OneOf((False, True)), "emit only what blocks of one token would generate"
+    ] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -63,6 +73,9 @@ class BlockDiffusion(Method):
         if self.threshold is not None:
             check_fraction(threshold=self.threshold)
         check_not_negative(budget=self.budget)
+        if self.verify:
+            unused = ("budget", "steps", "order", "part", "canvas")
+            check_default(self, *unused, reason="verify, which drafts in one forward")
 
     def check_request(self, request: Request) -> None:
         """Raise `ValueError` where the block length is unknown."""
@@ -70,17 +83,20 @@ class BlockDiffusion(Method):
 
     @property
     def is_sequential(self) -> bool:
-        """False: holes are filled in any order."""
-        return False
+        """Whether each token is conditioned on all before it, as only verification ensures."""
+        return self.verify
 
     def decode(self, request: Request) -> Decoding:
         """Run the block and earlier slots without final keys, fill some of its holes."""
         size, shift = block_length(request, self.block), request.target.shift
+        if self.verify:
+            yield from decode_verified(request, size, self.threshold)
+            return
         quotient, remainder = divmod(size, min(self.steps or size, size))
-        canvas, start, step = Canvas.from_request(request), 0, 0
+        canvas, start = Canvas.from_request(request), 0
         for begin, end in split_blocks(len(request) - len(request) % size, request.limit, size):
             canvas.append_slots(max(end - len(canvas), 0))
-            fills = 0
+            fills = step = 0
             while holes := canvas.holes_within(begin, end):
                 # With shift 1 the first hole is predicted by the last row of the full block before.
                 only_first = bool(shift) and holes[0] == begin

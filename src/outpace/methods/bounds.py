@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 from outpace.decoding import OptionError
 
 
@@ -32,3 +35,12 @@ def check_not_negative(**options: float | None) -> None:
     for name, value in options.items():
         if value is not None and value < 0:
             raise OptionError(name, value, f"{name} must be at least 0, got {value}")
+
+
+def check_default(method: Any, *names: str, reason: str) -> None:
+    """Raise `OptionError` for a set option that has no effect together with another."""
+    defaults = {option.name: option.default for option in fields(method)}
+    for name in names:
+        if (value := getattr(method, name)) != defaults[name]:
+            message = f"{name} cannot be used with {reason}, got {value!r}: leave it unset"
+            raise OptionError(name, value, message)
