@@ -397,6 +397,9 @@ def block_diffusion(
     order: str = "confidence",
     part: int | None = None,
     block: int | None = None,
+    rule: str = "confidence",
+    frechet_margin: float = 0.25,
+    klass_divergence: float = 0.01,
     eos: int | None = None,
 ) -> list[int]:
     """Fill one block after the other; everything up to its end is recomputed in every forward."""
@@ -404,6 +407,7 @@ def block_diffusion(
     ids, limit = list(prompt), len(prompt) + max_tokens
     steps = steps or size
     quotas = [size // steps + (step < size % steps) for step in range(steps)]
+    past: dict[int, list[Tensor]] = {}
     for begin in range(len(prompt) // size * size, limit, size):
         end = min(begin + size, limit)
         ends = [*range(size, end, size), end]
@@ -417,7 +421,7 @@ def block_diffusion(
             if part:
                 edge = begin + ((holes[0] - begin) // part + 1) * part
                 holes = [slot for slot in holes if slot < edge]
-            logits = by_block(model, ids, ends)[holes]
+            logits = recalled(past, holes, by_block(model, ids, ends)[holes], rule)
             p, best = logits.softmax(-1), logits.softmax(-1).amax(-1)
             entropy = -(p * (p + 1e-10).log()).sum(-1)
             ranks = -torch.arange(len(holes)) if order == "left_to_right" else surest(logits, order)
@@ -433,8 +437,12 @@ def block_diffusion(
                 ):
                     count += 1
                 sure = first[:count]
+            elif rule == "frechet":
+                sure = together(best.tolist(), frechet_margin)
             elif threshold is not None:
                 sure = [index for index in first if best[index] > threshold]
+            if rule == "klass":
+                sure = [index for index in sure if stable(past[holes[index]], klass_divergence)]
             for index in sure if len(sure) >= min(least, len(first)) else first[:least]:
                 ids[holes[index]] = int(logits[index].argmax())
             turn += 1
@@ -551,6 +559,46 @@ def d2f(
                 ended |= ids[slot] == eos
 
 
+def recalled(past: dict[int, list[Tensor]], holes: list[int], logits: Tensor, rule: str) -> Tensor:
+    """Add the logits of holes to those of earlier forwards; return them, with credit if asked."""
+    for slot, row in zip(holes, logits, strict=True):
+        past.setdefault(slot, []).append(row)
+    return torch.stack([credited(past[slot]) for slot in holes]) if rule == "credit" else logits
+
+
+def credited(past: list[Tensor]) -> Tensor:
+    """CreditDecoding: the last logits, plus a share of the logarithm of each token's credit."""
+    credit = torch.zeros_like(past[0])
+    for logits in past:
+        chances = logits.softmax(-1)
+        credit = 0.8 * credit
+        credit[chances.argmax()] += chances.max() ** 0.2
+    return past[-1] + 0.7 * (1 + credit).log()
+
+
+def stable(past: list[Tensor], bound: float) -> bool:
+    """KLASS: the last two changes of a distribution are small."""
+    if len(past) < 3:
+        return False
+    logs = [logits.log_softmax(-1) for logits in past[-3:]]
+    changes = [
+        float((new.exp() * (new - old)).nansum()) for old, new in zip(logs, logs[1:], strict=False)
+    ]
+    return max(changes) < bound
+
+
+def together(confidence: list[float], margin: float) -> list[int]:
+    """Fast-dLLM++: the longest list of best holes that beats any competitor by a margin."""
+    first = sorted(range(len(confidence)), key=lambda index: -confidence[index])
+    taken = 1
+    for n in range(2, len(first) + 1):
+        values = [confidence[index] for index in first[:n]]
+        if max(0.0, sum(values) - (n - 1)) - (1 - values[-1]) <= margin:
+            break
+        taken = n
+    return first[:taken]
+
+
 def surest(logits: Tensor, order: str) -> Tensor:
     """Return the score of the hole of each row, larger first."""
     p = logits.softmax(-1)
@@ -623,12 +671,16 @@ def fast_dllm(
     factor: float | None = None,
     budget: float | None = None,
     cache: str | None = None,
+    rule: str = "confidence",
+    frechet_margin: float = 0.25,
+    klass_divergence: float = 0.01,
     eos: int | None = None,
     canvas: bool = False,
 ) -> list[int]:
     """Run everything once per block, then the block or its suffix; fill the best holes."""
     mask, shift = model.config.mask_id, model.config.shift
     ids, limit = list(prompt) + [mask] * max_tokens, len(prompt) + max_tokens
+    past: dict[int, list[Tensor]] = {}
     for begin in range(len(prompt), limit, block):
         kept, fresh = Kept(model), True
         while mask in ids[begin : begin + block]:
@@ -642,6 +694,7 @@ def fast_dllm(
                 right = end if cache == "dual" else len(ids)
                 logits = kept.logits(ids, begin, right)[[slot - shift - begin for slot in holes]]
             fresh = False
+            logits = recalled(past, holes, logits, rule)
             sure = surest(logits, "confidence" if budget is None else "entropy").tolist()
             first = sorted(range(len(holes)), key=lambda index: -sure[index])
             taken = 1
@@ -653,6 +706,16 @@ def fast_dllm(
                 while taken < len(first) and sure[first[taken]] >= 1 - factor / (taken + 2):
                     taken += 1
                 taken += taken == len(first) - 1
+            elif rule == "frechet":
+                taken = len(together(sure, frechet_margin))
+            elif rule == "klass":
+                ready = [
+                    index
+                    for index in first
+                    if sure[index] > (threshold or 0)
+                    and stable(past[holes[index]], klass_divergence)
+                ]
+                first, taken = ready or first, len(ready) or 1
             elif threshold is not None:
                 while taken < len(first) and sure[first[taken]] >= threshold:
                     taken += 1

@@ -111,6 +111,11 @@ KINDS: list[Method] = [
     Eagle(draft="states", width=2, depth=3, nodes=8, lookup=True),
     BlockDiffusion(verify=True, threshold=0.3),
     BlockDiffusion(verify=True, threshold=None),
+    BlockDiffusion(rule="klass", threshold=0.3, klass_divergence=0.5),
+    BlockDiffusion(rule="credit", threshold=0.4),
+    FastDLLM(rule="klass", threshold=0.3, klass_divergence=0.5, block=6),
+    FastDLLM(rule="credit", threshold=0.4, block=6, cache=None),
+    FastDLLM(rule="frechet", block=6),
 ]
 """A few options of each method, for any prompt with 12 or 20 tokens."""
 
@@ -306,6 +311,13 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         ),
         st.builds(
             BlockDiffusion,
+            threshold=st.sampled_from([0.2, 0.6]),
+            steps=optional,
+            rule=st.sampled_from(["frechet", "klass", "credit"]),
+            canvas=st.booleans(),
+        ),
+        st.builds(
+            BlockDiffusion,
             threshold=st.sampled_from([None, 0.2, 0.9]),
             block=optional,
             verify=st.just(True),
@@ -402,6 +414,13 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         ),
         st.builds(
             FastDLLM,
+            threshold=st.sampled_from([0.2, 0.6]),
+            rule=st.sampled_from(["frechet", "klass", "credit"]),
+            cache=st.sampled_from([None, "prefix", "dual"]),
+            block=optional,
+        ),
+        st.builds(
+            FastDLLM,
             budget=st.sampled_from([0.0, 1.0]),
             cache=st.sampled_from([None, "prefix", "dual"]),
         ),
@@ -466,8 +485,10 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
             part=rng.choice([None, 3]),
             canvas=rng.choice([False, True]),
         )
-        if rng.random() < 0.7
+        if rng.random() < 0.5
         else BlockDiffusion(verify=True, threshold=rng.choice([None, 0.2]))
+        if rng.random() < 0.5
+        else BlockDiffusion(rule=rng.choice(["frechet", "klass", "credit"]), threshold=0.3)
     ),
     Eagle: lambda rng: Eagle(
         draft="states",
@@ -490,11 +511,20 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         guidance=rng.choice([0.0, 1.5]),
         ends=rng.choice(["free", "last", "never"]),
     ),
-    FastDLLM: lambda rng: FastDLLM(
-        threshold=rng.choice([None, 0.4]),
-        budget=rng.choice([None, 1.0]),
-        cache=rng.choice([None, "prefix", "dual"]),
-        block=rng.choice([None, 1]),
+    FastDLLM: lambda rng: (
+        FastDLLM(
+            threshold=rng.choice([None, 0.4]),
+            budget=rng.choice([None, 1.0]),
+            cache=rng.choice([None, "prefix", "dual"]),
+            block=rng.choice([None, 1]),
+        )
+        if rng.random() < 0.6
+        else FastDLLM(
+            rule=rng.choice(["frechet", "klass", "credit"]),
+            threshold=0.3,
+            cache=rng.choice([None, "prefix", "dual"]),
+            block=rng.choice([None, 6]),
+        )
     ),
 }
 """Every registered method with options from a random state."""

@@ -235,6 +235,15 @@ def test_unused_scores_are_not_computed() -> None:
         ({"verify": True, "order": "margin"}, "order"),
         ({"verify": True, "part": 2}, "part"),
         ({"verify": True, "canvas": True}, "canvas"),
+        ({"verify": True, "rule": "klass"}, "rule"),
+        ({"rule": "sure"}, "rule"),
+        ({"rule": "klass", "threshold": None}, "threshold"),
+        ({"rule": "credit", "budget": 1.0}, "budget"),
+        ({"rule": "klass", "frechet_margin": 0.5}, "frechet_margin"),
+        ({"rule": "frechet", "frechet_margin": 1.5}, "frechet_margin"),
+        ({"rule": "klass", "klass_divergence": float("nan")}, "klass_divergence"),
+        ({"rule": "klass", "klass_divergence": -1.0}, "klass_divergence"),
+        ({"klass_divergence": 0.5}, "klass_divergence"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], param: str) -> None:

@@ -203,6 +203,9 @@ def test_diffusion_with_guidance(engine: Engine) -> None:
         {"factor": 2.0},
         {"budget": 0.5},
         {"budget": 3.0},
+        {"rule": "frechet", "frechet_margin": 0.0},
+        {"rule": "klass", "threshold": 0.2, "klass_divergence": 0.05},
+        {"rule": "credit", "threshold": 0.4},
     ],
     ids=str,
 )
@@ -225,6 +228,9 @@ def test_fast_dllm(engine: Engine, rule: dict, block: int, cache: str | None) ->
         {"threshold": 0.4, "part": 3},
         {"budget": 1.0, "order": "entropy"},
         {"budget": 2.0, "part": 2, "steps": 9},
+        {"rule": "frechet", "frechet_margin": 0.0},
+        {"rule": "klass", "threshold": 0.2, "klass_divergence": 0.05, "order": "margin"},
+        {"rule": "credit", "threshold": 0.4, "part": 3},
     ],
     ids=str,
 )

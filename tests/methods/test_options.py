@@ -47,7 +47,15 @@ LOOSE = [
     DFlash(draft="features", tokens=3, verify="fly", fly_window=1),
     Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
 ]
-TYPED = [case for case in CASES if case.values[1] != "fly_entropy"]
+RULES = {"klass_divergence": "klass", "frechet_margin": "frechet"}
+"""Options that only one rule has."""
+
+TYPED = [case for case in CASES if case.values[1] not in ("fly_entropy", *RULES)]
+TYPED += [
+    pytest.param(kind(rule=rule), name, id=f"{kind.__name__} {rule}")
+    for kind in (BlockDiffusion, FastDLLM)
+    for name, rule in RULES.items()
+]
 TYPED += [pytest.param(method, "fly_entropy", id=type(method).__name__) for method in LOOSE]
 FLOATS = [
     case

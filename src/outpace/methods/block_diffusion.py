@@ -10,7 +10,14 @@ import numpy as np
 from outpace.decoding import Canvas, Decoding, Forward, Kind, Prediction, Request
 from outpace.decoding.canvas import split_blocks
 from outpace.decoding.forward import IntArray
-from outpace.decoding.order import above_threshold, rank_scores, top_holes, within_budget
+from outpace.decoding.order import (
+    above_threshold,
+    rank_scores,
+    top_holes,
+    within_budget,
+    within_frechet,
+)
+from outpace.decoding.rules import BoolArray, start_history
 from outpace.decoding.target import Rank
 from outpace.methods.bounds import (
     check_at_least_one,
@@ -19,6 +26,14 @@ from outpace.methods.bounds import (
     check_not_negative,
 )
 from outpace.methods.method import Interval, Method, OneOf, block_length
+from outpace.methods.rule import (
+    FRECHET_MARGIN,
+    KLASS_DIVERGENCE,
+    FrechetMargin,
+    KlassDivergence,
+    RuleOption,
+    check_rule,
+)
 from outpace.methods.self_verified import decode_verified
 
 FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]
@@ -63,9 +78,10 @@ class BlockDiffusion(Method):
     )
     block: Annotated[int | None, "tokens of a block; as the model was trained by default"] = None
     canvas: Annotated[bool, "fill all of the block in which the answer ends"] = False
-    verify: Annotated[
-        bool, OneOf((False, True)), "emit only what blocks of one token would generate"
-    ] = False
+    rule: RuleOption = "confidence"
+    frechet_margin: FrechetMargin = FRECHET_MARGIN
+    klass_divergence: KlassDivergence = KLASS_DIVERGENCE
+    verify: Annotated[bool, "emit only what blocks of one token would generate"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -73,8 +89,10 @@ class BlockDiffusion(Method):
         if self.threshold is not None:
             check_fraction(threshold=self.threshold)
         check_not_negative(budget=self.budget)
+        margin, divergence = self.frechet_margin, self.klass_divergence
+        check_rule(self.rule, margin, divergence, self.threshold, budget=self.budget)
         if self.verify:
-            unused = ("budget", "steps", "order", "part", "canvas")
+            unused = ("budget", "steps", "order", "part", "canvas", "rule")
             check_default(self, *unused, reason="verify, which drafts in one forward")
 
     def check_request(self, request: Request) -> None:
@@ -94,6 +112,7 @@ class BlockDiffusion(Method):
             return
         quotient, remainder = divmod(size, min(self.steps or size, size))
         canvas, start = Canvas.from_request(request), 0
+        history = start_history(self.rule, self.klass_divergence)
         for begin, end in split_blocks(len(request) - len(request) % size, request.limit, size):
             canvas.append_slots(max(end - len(canvas), 0))
             fills = step = 0
@@ -103,19 +122,21 @@ class BlockDiffusion(Method):
                 holes, last = (
                     (holes[:1], begin) if only_first else (self.first_part(holes, begin), end)
                 )
+                read = request.sample(
+                    step, scores=self.needed_scores, score_as_drawn=True, joint=True
+                )
                 out = yield Forward(
                     ids=canvas.ids[start:last],
                     start=start,
                     pattern=tuple(min(size, last - first) for first in range(start, last, size)),
                     predict=holes,
-                    read=request.sample(
-                        step, scores=self.needed_scores, score_as_drawn=True, joint=True
-                    ),
+                    read=history.read(read, holes),
                 )
+                may_fill = history.record(holes, out)
                 start, step = begin, step + 1
                 count = 1 if only_first else quotient + (fills < remainder)
                 fills += not only_first
-                canvas.fill_chosen(holes, self.choose_holes(out, count), out)
+                canvas.fill_chosen(holes, self.choose_holes(out, count, may_fill), out)
                 if not (
                     self.canvas and canvas.holes_within(begin, end)
                 ) and not canvas.commit_until(request):
@@ -128,7 +149,7 @@ class BlockDiffusion(Method):
         wanted = {self.order}
         if self.budget is not None:
             wanted.add("entropy")
-        elif self.threshold is not None:
+        elif self.threshold is not None or self.rule == "frechet":
             wanted.add("confidence")
         return tuple(score for score in get_args(Rank) if score in wanted)
 
@@ -139,16 +160,21 @@ class BlockDiffusion(Method):
         end = begin + ((holes[0] - begin) // self.part + 1) * self.part
         return [hole for hole in holes if hole < end]
 
-    def choose_holes(self, out: Prediction, count: int) -> IntArray:
-        """Return the indices of the holes to fill, at least `count` where possible."""
+    def choose_holes(self, out: Prediction, count: int, may_fill: BoolArray) -> IntArray:
+        """Return the indices of the holes to fill, at least `count` where possible.
+
+        `may_fill` are those that may be filled by their confidence.
+        """
         holes = len(out.tokens)
         leftmost = np.arange(holes, 0, -1, dtype=np.float32)
         ranks = leftmost if self.order == "left_to_right" else rank_scores(out, self.order)
         chosen = top_holes(ranks, count)
         if self.budget is not None:
             within = within_budget(ranks, out.scores["entropy"], self.budget)
+        elif self.rule == "frechet":
+            within = within_frechet(out.scores["confidence"], self.frechet_margin)
         elif self.threshold is not None:
-            within = above_threshold(out.scores["confidence"], self.threshold)
+            within = above_threshold(out.scores["confidence"] * may_fill, self.threshold)
         else:
             return chosen
         return within if len(within) >= len(chosen) else chosen
