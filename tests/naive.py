@@ -400,6 +400,7 @@ def block_diffusion(
     rule: str = "confidence",
     frechet_margin: float = 0.25,
     klass_divergence: float = 0.01,
+    edit: float | None = None,
     eos: int | None = None,
 ) -> list[int]:
     """Fill one block after the other; everything up to its end is recomputed in every forward."""
@@ -412,16 +413,31 @@ def block_diffusion(
         end = min(begin + size, limit)
         ends = [*range(size, end, size), end]
         ids += [mask] * (end - len(ids))
-        turn = 0
-        while holes := [slot for slot in range(begin, end) if ids[slot] == mask]:
-            if shift and holes[0] == begin:
+        turn = extra = 0
+        mine = list(range(max(begin, len(prompt)), end))
+        while True:
+            holes = [slot for slot in mine if ids[slot] == mask]
+            if not holes and (edit is None or extra == 16):
+                break
+            if holes and shift and holes[0] == begin:
                 before = by_block(model, ids[:begin] + [0], [*ends[:-1], begin + 1])
                 ids[begin] = int(before[begin].argmax())
                 continue
-            if part:
+            every = by_block(model, ids, ends)
+            changes = edits(
+                every, [s for s in mine[shift * (mine[0] == begin) :] if ids[s] != mask], ids, edit
+            )
+            extra += not holes
+            if not holes and not changes:
+                break
+            if part and holes:
                 edge = begin + ((holes[0] - begin) // part + 1) * part
                 holes = [slot for slot in holes if slot < edge]
-            logits = recalled(past, holes, by_block(model, ids, ends)[holes], rule)
+            for slot, token in changes.items():
+                ids[slot] = token
+            if not holes:
+                continue
+            logits = recalled(past, holes, every[holes], rule)
             p, best = logits.softmax(-1), logits.softmax(-1).amax(-1)
             entropy = -(p * (p + 1e-10).log()).sum(-1)
             ranks = -torch.arange(len(holes)) if order == "left_to_right" else surest(logits, order)
@@ -447,6 +463,18 @@ def block_diffusion(
                 ids[holes[index]] = int(logits[index].argmax())
             turn += 1
     return answer(ids, prompt, eos)
+
+
+def edits(logits: Tensor, filled: list[int], ids: list[int], least: float | None) -> dict[int, int]:
+    """LLaDA2.1: the filled slots whose most probable token is another, and above a threshold."""
+    if least is None:
+        return {}
+    best = logits.softmax(-1).max(-1)
+    return {
+        slot: int(best.indices[slot])
+        for slot in filled
+        if best.values[slot] > least and int(best.indices[slot]) != ids[slot]
+    }
 
 
 def self_verified(

@@ -113,6 +113,8 @@ KINDS: list[Method] = [
     BlockDiffusion(verify=True, threshold=None),
     BlockDiffusion(rule="klass", threshold=0.3, klass_divergence=0.5),
     BlockDiffusion(rule="credit", threshold=0.4),
+    BlockDiffusion(edit=0.2, threshold=0.3),
+    BlockDiffusion(edit=0.0, threshold=0.3, order="entropy"),
     FastDLLM(rule="klass", threshold=0.3, klass_divergence=0.5, block=6),
     FastDLLM(rule="credit", threshold=0.4, block=6, cache=None),
     FastDLLM(rule="frechet", block=6),
@@ -318,6 +320,13 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         ),
         st.builds(
             BlockDiffusion,
+            threshold=st.sampled_from([None, 0.2, 0.6]),
+            steps=optional,
+            part=optional,
+            edit=st.sampled_from([0.0, 0.2, 0.6]),
+        ),
+        st.builds(
+            BlockDiffusion,
             threshold=st.sampled_from([None, 0.2, 0.9]),
             block=optional,
             verify=st.just(True),
@@ -489,6 +498,8 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         else BlockDiffusion(verify=True, threshold=rng.choice([None, 0.2]))
         if rng.random() < 0.5
         else BlockDiffusion(rule=rng.choice(["frechet", "klass", "credit"]), threshold=0.3)
+        if rng.random() < 0.6
+        else BlockDiffusion(edit=rng.choice([0.0, 0.3]), threshold=0.3)
     ),
     Eagle: lambda rng: Eagle(
         draft="states",

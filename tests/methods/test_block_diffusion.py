@@ -191,6 +191,64 @@ def test_masks_verify_where_rows_predict_their_own_slot() -> None:
     assert seq.tokens == [4, 8, 5, 6, 3]
 
 
+def test_edited_block_is_committed_once_nothing_changes() -> None:
+    """The prompt is never replaced; the last forward of a block has written its final keys."""
+    seq = sequence(6, prompt=[1, 2])
+    answers: list[Prediction | list[int]] = [
+        predicted("45", "+-"),
+        predicted("85", "++"),  # slot 3 is filled, slot 2 replaced
+        predicted("68", "*+"),  # below the threshold
+        predicted("4567", "++++"),
+        predicted("4507", "++++"),  # an end-of-sequence replaces a token
+        predicted("4507", "++++"),
+    ]
+    forwards = script(BlockDiffusion(edit=0.6), seq, answers)
+    assert [shape(forward) for forward in forwards] == [
+        (0, "12__", (4,), [2, 3]),
+        (0, "124_", (4,), [3, 2]),
+        (0, "1258", (4,), [2, 3]),
+        (4, "____", (4,), [4, 5, 6, 7]),
+        (4, "4567", (4,), [4, 5, 6, 7]),
+        (4, "4507", (4,), [4, 5, 6, 7]),
+    ]
+    assert (seq.tokens, seq.finish_reason) == ([5, 8, 4, 5], "stop")
+
+
+def test_edits_of_a_block_end() -> None:
+    """After 16 forwards without holes; then the block runs once more with the next."""
+    seq = sequence(5, prompt=[1, 2, 3])
+    answers = [predicted("4", "+"), *(predicted(str(5 + turn % 2), "+") for turn in range(16))]
+    answers += [predicted("1234", "++++"), predicted("1234", "++++")]
+    forwards = script(BlockDiffusion(edit=0.0), seq, answers)
+    assert [forward.start for forward in forwards] == [0] * 18 + [4]
+    assert seq.tokens == [6, 1, 2, 3, 4]
+
+
+def test_first_slot_of_a_block_is_not_edited_by_a_shifted_model() -> None:
+    """Its row belongs to the block before, which no longer changes; it runs again for the next."""
+    seq = sequence(6, shift=1, prompt=[1, 2, 3, 1])
+    answers = [
+        predicted("5", "-"),
+        predicted("678", "+++"),
+        predicted("698", "+++"),
+        predicted("698", "+++"),
+        predicted("2", "-"),
+        predicted("3", "+"),
+        predicted("3", "+"),
+    ]
+    forwards = script(BlockDiffusion(edit=0.5), seq, answers)
+    assert [(forward.start, list(forward.predict)) for forward in forwards] == [
+        (0, [4]),
+        (4, [5, 6, 7]),
+        (4, [5, 6, 7]),
+        (4, [5, 6, 7]),
+        (7, [8]),
+        (8, [9]),
+        (8, [9]),
+    ]
+    assert seq.tokens == [5, 6, 9, 8, 2, 3]
+
+
 def test_fixed_tokens_are_not_holes() -> None:
     """A block of fixed tokens only runs with the next one."""
     given = {6: 7, 7: 7, 9: 8}
@@ -236,6 +294,11 @@ def test_unused_scores_are_not_computed() -> None:
         ({"verify": True, "part": 2}, "part"),
         ({"verify": True, "canvas": True}, "canvas"),
         ({"verify": True, "rule": "klass"}, "rule"),
+        ({"verify": True, "edit": 0.5}, "edit"),
+        ({"edit": 1.5}, "edit"),
+        ({"edit": float("nan")}, "edit"),
+        ({"edit": 0.5, "canvas": True}, "canvas"),
+        ({"edit": 0.5, "rule": "credit"}, "rule"),
         ({"rule": "sure"}, "rule"),
         ({"rule": "klass", "threshold": None}, "threshold"),
         ({"rule": "credit", "budget": 1.0}, "budget"),

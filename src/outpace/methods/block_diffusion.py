@@ -7,7 +7,7 @@ from typing import Annotated, Literal, get_args
 
 import numpy as np
 
-from outpace.decoding import Canvas, Decoding, Forward, Kind, Prediction, Request
+from outpace.decoding import Canvas, Decoding, Forward, Kind, OptionError, Prediction, Request
 from outpace.decoding.canvas import split_blocks
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import (
@@ -19,28 +19,19 @@ from outpace.decoding.order import (
 )
 from outpace.decoding.rules import BoolArray, start_history
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import (
-    check_at_least_one,
-    check_default,
-    check_fraction,
-    check_not_negative,
-)
-from outpace.methods.method import Interval, Method, OneOf, block_length
-from outpace.methods.rule import (
-    FRECHET_MARGIN,
-    KLASS_DIVERGENCE,
-    FrechetMargin,
-    KlassDivergence,
-    RuleOption,
-    check_rule,
-)
+from outpace.methods.bounds import check_at_least_one, check_default, check_fraction
+from outpace.methods.method import Interval, OneOf, block_length
+from outpace.methods.rule import CertainMethod
 from outpace.methods.self_verified import decode_verified
+
+MAX_EDIT_FORWARDS = 16
+"""Most forwards of a full block that edit it, as in the authors' code."""
 
 FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockDiffusion(Method):
+class BlockDiffusion(CertainMethod):
     """Fill the holes of one block, then those of the next; keys of full blocks are cached.
 
     The sampler of SDAR (Cheng et al., 2025), and with `part` that of Fast-dLLM v2 (Wu et al.,
@@ -50,7 +41,8 @@ class BlockDiffusion(Method):
     in `steps` forwards. Keys of a block are final once it runs without holes, in the same forward
     as the first one of the next block. In a model of shift 1 that forward runs the full block only,
     and predicts the first token after it. With `verify` the output is that of blocks of one token
-    (S2D2, Han et al., 2026). Raises `ValueError` for invalid options.
+    (S2D2, Han et al., 2026). With `edit`, the joint threshold of LLaDA2.1 (Bie et al., 2026), each
+    forward also replaces filled tokens of its block, which is committed once nothing changes.
 
     Attributes:
         part: tokens of a block that must be filled before those after them.
@@ -64,9 +56,6 @@ class BlockDiffusion(Method):
         Interval(0.5, 1),
         "holes of a higher confidence are filled; None: the number given by steps",
     ] = 0.9
-    budget: Annotated[
-        float | None, "instead of threshold, the entropy that the holes of a forward may share"
-    ] = None
     steps: Annotated[int | None, "most forwards that fill a block; one per token by default"] = None
     order: Annotated[
         FillOrder,
@@ -78,26 +67,29 @@ class BlockDiffusion(Method):
     )
     block: Annotated[int | None, "tokens of a block; as the model was trained by default"] = None
     canvas: Annotated[bool, "fill all of the block in which the answer ends"] = False
-    rule: RuleOption = "confidence"
-    frechet_margin: FrechetMargin = FRECHET_MARGIN
-    klass_divergence: KlassDivergence = KLASS_DIVERGENCE
+    edit: Annotated[
+        float | None,
+        "tokens of the open block are replaced by others of a higher confidence than this; 0: by "
+        "any; None: never",
+    ] = None
     verify: Annotated[bool, "emit only what blocks of one token would generate"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(steps=self.steps, part=self.part, block=self.block)
-        if self.threshold is not None:
-            check_fraction(threshold=self.threshold)
-        check_not_negative(budget=self.budget)
-        margin, divergence = self.frechet_margin, self.klass_divergence
-        check_rule(self.rule, margin, divergence, self.threshold, budget=self.budget)
+        check_fraction(threshold=self.threshold, edit=self.edit)
+        if self.edit is not None:
+            check_default(self, "rule", "canvas", reason="edit, which fills whole blocks")
         if self.verify:
-            unused = ("budget", "steps", "order", "part", "canvas", "rule")
+            unused = ("budget", "steps", "order", "part", "canvas", "rule", "edit")
             check_default(self, *unused, reason="verify, which drafts in one forward")
 
     def check_request(self, request: Request) -> None:
-        """Raise `ValueError` where the block length is unknown."""
+        """Raise `ValueError` where the block length is unknown, or a constraint is edited."""
         block_length(request, self.block)
+        if self.edit is not None and request.constraint is not None:
+            message = f"edit must be None with a constraint or template, got {self.edit}"
+            raise OptionError("edit", self.edit, message)
 
     @property
     def is_sequential(self) -> bool:
@@ -115,10 +107,15 @@ class BlockDiffusion(Method):
         history = start_history(self.rule, self.klass_divergence)
         for begin, end in split_blocks(len(request) - len(request) % size, request.limit, size):
             canvas.append_slots(max(end - len(canvas), 0))
-            fills = step = 0
-            while holes := canvas.holes_within(begin, end):
+            # With shift 1 the first slot is predicted once, by a block that no longer changes.
+            editable = [] if self.edit is None else canvas.holes_within(begin + shift, end)
+            fills = step = edits = 0
+            while (holes := canvas.holes_within(begin, end)) or (
+                editable and edits < MAX_EDIT_FORWARDS
+            ):
                 # With shift 1 the first hole is predicted by the last row of the full block before.
-                only_first = bool(shift) and holes[0] == begin
+                only_first = bool(shift) and holes[:1] == [begin]
+                filled = [] if only_first else [slot for slot in editable if slot not in holes]
                 holes, last = (
                     (holes[:1], begin) if only_first else (self.first_part(holes, begin), end)
                 )
@@ -129,19 +126,32 @@ class BlockDiffusion(Method):
                     ids=canvas.ids[start:last],
                     start=start,
                     pattern=tuple(min(size, last - first) for first in range(start, last, size)),
-                    predict=holes,
+                    predict=[*holes, *filled],
                     read=history.read(read, holes),
                 )
                 may_fill = history.record(holes, out)
-                start, step = begin, step + 1
+                start, step, edits = begin, step + 1, edits + (not holes)
                 count = 1 if only_first else quotient + (fills < remainder)
                 fills += not only_first
                 canvas.fill_chosen(holes, self.choose_holes(out, count, may_fill), out)
-                if not (
+                if editable:
+                    if not (self.replace_certain(canvas, filled, out) or holes):
+                        start = end - shift  # this forward has written the final keys
+                        break
+                elif not (
                     self.canvas and canvas.holes_within(begin, end)
                 ) and not canvas.commit_until(request):
                     return
+            if editable and not canvas.commit_until(request):
+                return
         canvas.commit_until(request)
+
+    def replace_certain(self, canvas: Canvas, filled: list[int], out: Prediction) -> list[int]:
+        """Replace tokens of filled slots, the last entries of `out`; return the changed slots."""
+        assert self.edit is not None
+        first = len(out.tokens) - len(filled)
+        certain = above_threshold(out.scores["confidence"][first:], self.edit)
+        return canvas.replace_chosen(filled, certain, out, first)
 
     @property
     def needed_scores(self) -> tuple[Rank, ...]:
@@ -149,13 +159,17 @@ class BlockDiffusion(Method):
         wanted = {self.order}
         if self.budget is not None:
             wanted.add("entropy")
-        elif self.threshold is not None or self.rule == "frechet":
+        if (
+            self.edit is not None
+            or self.rule == "frechet"
+            or (self.threshold is not None and self.budget is None)
+        ):
             wanted.add("confidence")
         return tuple(score for score in get_args(Rank) if score in wanted)
 
     def first_part(self, holes: list[int], begin: int) -> list[int]:
         """Return the holes in the first part of a block that has any."""
-        if self.part is None:
+        if self.part is None or not holes:
             return holes
         end = begin + ((holes[0] - begin) // self.part + 1) * self.part
         return [hole for hole in holes if hole < end]
@@ -163,18 +177,19 @@ class BlockDiffusion(Method):
     def choose_holes(self, out: Prediction, count: int, may_fill: BoolArray) -> IntArray:
         """Return the indices of the holes to fill, at least `count` where possible.
 
-        `may_fill` are those that may be filled by their confidence.
+        `may_fill` has an entry for each hole: whether it may be filled by its confidence.
         """
-        holes = len(out.tokens)
+        holes = len(may_fill)
         leftmost = np.arange(holes, 0, -1, dtype=np.float32)
-        ranks = leftmost if self.order == "left_to_right" else rank_scores(out, self.order)
+        ranks = leftmost if self.order == "left_to_right" else rank_scores(out, self.order)[:holes]
         chosen = top_holes(ranks, count)
         if self.budget is not None:
-            within = within_budget(ranks, out.scores["entropy"], self.budget)
+            within = within_budget(ranks, out.scores["entropy"][:holes], self.budget)
         elif self.rule == "frechet":
-            within = within_frechet(out.scores["confidence"], self.frechet_margin)
+            within = within_frechet(out.scores["confidence"][:holes], self.frechet_margin)
         elif self.threshold is not None:
-            within = above_threshold(out.scores["confidence"] * may_fill, self.threshold)
+            confidence = out.scores["confidence"][:holes] * may_fill
+            within = above_threshold(confidence, self.threshold)
         else:
             return chosen
         return within if len(within) >= len(chosen) else chosen

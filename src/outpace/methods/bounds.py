@@ -15,10 +15,10 @@ def check_at_least_one(**options: int | None) -> None:
             raise OptionError(name, value, f"{name} must be at least 1, got {value}")
 
 
-def check_fraction(**options: float) -> None:
+def check_fraction(**options: float | None) -> None:
     """Raise `OptionError` for an option outside [0, 1]."""
     for name, value in options.items():
-        if not 0 <= value <= 1:
+        if value is not None and not 0 <= value <= 1:
             raise OptionError(name, value, f"{name} must be between 0 and 1, got {value}")
 
 

@@ -28,23 +28,16 @@ from outpace.decoding.order import (
 )
 from outpace.decoding.rules import BoolArray, start_history
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import check_at_least_one, check_not_negative, check_positive_fraction
-from outpace.methods.method import Interval, Method, OneOf
-from outpace.methods.rule import (
-    FRECHET_MARGIN,
-    KLASS_DIVERGENCE,
-    FrechetMargin,
-    KlassDivergence,
-    RuleOption,
-    check_rule,
-)
+from outpace.methods.bounds import check_at_least_one, check_positive_fraction
+from outpace.methods.method import Interval, OneOf
+from outpace.methods.rule import CertainMethod
 
 CacheMode = Literal["prefix", "dual"]
 DEFAULT_BLOCK_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class FastDLLM(Method):
+class FastDLLM(CertainMethod):
     """Fill all holes of a block that are confident enough, and cache the keys around it.
 
     "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel
@@ -71,9 +64,6 @@ class FastDLLM(Method):
         "instead of threshold, the paper's rule: the n best holes while the n-th is "
         "surer than 1 − factor / (n + 1)",
     ] = None
-    budget: Annotated[
-        float | None, "instead of threshold, the entropy that the holes of a forward may share"
-    ] = None
     cache: Annotated[
         CacheMode | None,
         OneOf(("prefix", "dual")),
@@ -81,9 +71,6 @@ class FastDLLM(Method):
     ] = "dual"
     block: Annotated[int | None, OneOf((8, 16, 32)), "tokens of a block"] = None
     canvas: Annotated[bool, "fill all holes"] = False
-    rule: RuleOption = "confidence"
-    frechet_margin: FrechetMargin = FRECHET_MARGIN
-    klass_divergence: KlassDivergence = KLASS_DIVERGENCE
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -92,13 +79,9 @@ class FastDLLM(Method):
         if self.factor is not None and self.factor <= 0:
             message = f"factor must be a positive number, got {self.factor}"
             raise OptionError("factor", self.factor, message)
-        check_not_negative(budget=self.budget)
         if self.factor is not None and self.budget is not None:
             message = "factor and budget are alternatives: set only one of them"
             raise OptionError("factor", self.factor, message)
-        margin, divergence = self.frechet_margin, self.klass_divergence
-        alternatives = {"factor": self.factor, "budget": self.budget}
-        check_rule(self.rule, margin, divergence, self.threshold, **alternatives)
 
     def block_size(self, request: Request) -> int:
         """Return the number of tokens of a block; the last one of an answer may have fewer."""
