@@ -540,6 +540,9 @@ def d2f(
     confidence: float = 0.9,
     order: str = "confidence",
     canvas: bool = False,
+    rule: str = "confidence",
+    frechet_margin: float = 0.25,
+    klass_divergence: float = 0.01,
     eos: int | None = None,
 ) -> list[int]:
     """Append, activate, accept, until no mask is left; everything is recomputed in every forward.
@@ -554,6 +557,7 @@ def d2f(
     limit = len(prompt) + max_tokens
     limit -= (limit - ends[-1]) % block if canvas else 0
     active: set[int] = set()
+    past: dict[int, list[Tensor]] = {}
 
     def filled(index: int) -> float:
         if not ends[index]:
@@ -570,7 +574,10 @@ def d2f(
             output = ids[len(prompt) :]
             return output[: output.index(eos)] if eos in output else output
         shown = [model.config.mask_id if token is mask else token for token in ids]
-        probabilities = by_block(model, shown, ends).softmax(-1)
+        logits = by_block(model, shown, ends).clone()
+        masked = [slot for slot, token in enumerate(ids) if token is mask]
+        logits[masked] = recalled(past, masked, logits[masked], rule)
+        probabilities = logits.softmax(-1)
         two = probabilities.topk(2, -1).values
         ranks = {
             "confidence": two[:, 0],
@@ -580,6 +587,12 @@ def d2f(
         for index in range(1, len(ends)):
             holes = [s for s in range(ends[index - 1], ends[index]) if ids[s] is mask]
             chosen = [slot for slot in holes if two[slot, 0] > confidence]
+            if rule == "klass":
+                chosen = [slot for slot in chosen if stable(past[slot], klass_divergence)]
+            elif rule == "frechet" and holes:
+                first = together(two[holes, 0].tolist(), frechet_margin)
+                lone = len(first) == 1 and 2 * two[holes[first[0]], 0] - 1 <= frechet_margin
+                chosen = [] if lone else [holes[index] for index in first]
             if holes and not chosen and index in active:
                 chosen = [max(holes, key=lambda slot: ranks[slot])]
             for slot in chosen:

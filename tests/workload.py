@@ -118,6 +118,8 @@ KINDS: list[Method] = [
     FastDLLM(rule="klass", threshold=0.3, klass_divergence=0.5, block=6),
     FastDLLM(rule="credit", threshold=0.4, block=6, cache=None),
     FastDLLM(rule="frechet", block=6),
+    D2F(block=4, rule="klass", confidence=0.3, klass_divergence=0.5),
+    D2F(rule="credit", confidence=0.5),
 ]
 """A few options of each method, for any prompt with 12 or 20 tokens."""
 
@@ -340,6 +342,7 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         confidence=st.sampled_from([0.3, 0.6, 0.9]),
         order=st.sampled_from(["confidence", "margin", "entropy"]),
         canvas=st.booleans(),
+        rule=st.sampled_from(["confidence", "frechet", "klass", "credit"]),
     ),
     Lookup: st.builds(Lookup, tokens=st.integers(1, 8), match=st.integers(1, 3)),
     Speculative: st.one_of(
@@ -513,6 +516,7 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         add=rng.choice([0.0, 0.1, 1.0]),
         confidence=rng.choice([0.3, 0.6, 0.9]),
         order=rng.choice(["confidence", "margin", "entropy"]),
+        rule=rng.choice(["confidence", "frechet", "klass", "credit"]),
     ),
     WeDLM: lambda rng: WeDLM(window=rng.randint(1, 9), entropy=2.0, verify=rng.random() < 0.3),
     Diffusion: lambda rng: Diffusion(

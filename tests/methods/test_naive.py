@@ -287,7 +287,13 @@ def test_verified_block_diffusion_has_blocks_of_one(
 @pytest.mark.parametrize("canvas", [False, True])
 def test_d2f_on_the_blocks_of_a_model(engine: Engine, name: str, canvas: bool) -> None:
     """Counted from slot 0; the end of the prompt shares one with the answer."""
-    for options in ({"confidence": 0.3}, {"confidence": 0.6, "add": 0.5, "order": "margin"}):
+    for options in (
+        {"confidence": 0.3},
+        {"confidence": 0.6, "add": 0.5, "order": "margin"},
+        {"rule": "frechet", "frechet_margin": 0.0},
+        {"rule": "klass", "confidence": 0.2, "klass_divergence": 0.1},
+        {"rule": "credit", "confidence": 0.4},
+    ):
         for prompt in [*PROMPTS, [3, 1, 4, 1], [5, 9, 2, 6, 5, 3, 5, 8]]:
             expected = naive.d2f(BLOCKS[name], prompt, TOKENS, **options, canvas=canvas)
             method = D2F(**options, canvas=canvas)

@@ -53,7 +53,7 @@ RULES = {"klass_divergence": "klass", "frechet_margin": "frechet"}
 TYPED = [case for case in CASES if case.values[1] not in ("fly_entropy", *RULES)]
 TYPED += [
     pytest.param(kind(rule=rule), name, id=f"{kind.__name__} {rule}")
-    for kind in (BlockDiffusion, FastDLLM)
+    for kind in (BlockDiffusion, D2F, FastDLLM)
     for name, rule in RULES.items()
 ]
 TYPED += [pytest.param(method, "fly_entropy", id=type(method).__name__) for method in LOOSE]

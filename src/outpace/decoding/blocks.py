@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from outpace.decoding.canvas import Canvas
 from outpace.decoding.forward import FloatArray, IntArray
-from outpace.decoding.order import above_threshold, top_holes
+from outpace.decoding.order import above_threshold, top_holes, within_frechet
 
 D2F_BLOCK_SIZE = 16
 """Tokens of a block."""
@@ -16,8 +17,27 @@ D2F_CONFIDENCE = 0.9
 
 
 def select_block_holes(
-    confidence: FloatArray, ranks: FloatArray, threshold: float, *, is_active: bool
+    confidence: FloatArray,
+    ranks: FloatArray,
+    threshold: float,
+    *,
+    is_active: bool,
+    margin: float | None = None,
 ) -> IntArray:
-    """Return the holes of a block above the threshold, or the best one if `is_active`."""
-    chosen = above_threshold(confidence, threshold)
+    """Return the holes of a block above the threshold, or the best one if `is_active`.
+
+    `margin` replaces the threshold by the rule of Fast-dLLM++.
+    """
+    if margin is not None:
+        chosen = within_frechet(confidence, margin, least=0)
+    else:
+        chosen = above_threshold(confidence, threshold)
     return chosen if len(chosen) or not is_active else top_holes(ranks)
+
+
+def filled_share(canvas: Canvas, begin: int, end: int | None = None) -> float:
+    """Return the filled fraction of the slots of a block; 1 before the first block."""
+    if end is None:
+        return 1.0
+    size = end - begin
+    return (size - len(canvas.holes_within(begin, end))) / size

@@ -56,6 +56,9 @@ class BlockDiffusion(CertainMethod):
         Interval(0.5, 1),
         "holes of a higher confidence are filled; None: the number given by steps",
     ] = 0.9
+    budget: Annotated[
+        float | None, "instead of threshold, the entropy that the holes of a forward may share"
+    ] = None
     steps: Annotated[int | None, "most forwards that fill a block; one per token by default"] = None
     order: Annotated[
         FillOrder,

@@ -10,35 +10,28 @@ from typing import Annotated
 
 import numpy as np
 
-from outpace.decoding import (
-    Canvas,
-    Decoding,
-    Dial,
-    Forward,
-    Kind,
-    OptionError,
-    Prediction,
-    Request,
-    Target,
-)
+from outpace.decoding import Canvas, Decoding, Dial, Forward, Kind, OptionError, Prediction, Request
 from outpace.decoding.blocks import (
     D2F_ACTIVATE,
     D2F_ADD,
     D2F_BLOCK_SIZE,
     D2F_CONFIDENCE,
+    filled_share,
     select_block_holes,
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import rank_scores
-from outpace.decoding.target import Rank
+from outpace.decoding.rules import BoolArray, start_history
+from outpace.decoding.target import Rank, Target
 from outpace.methods.bounds import check_at_least_one, check_fraction
-from outpace.methods.method import Interval, Method, OneOf, block_length
+from outpace.methods.method import Interval, OneOf, block_length
 from outpace.methods.plain import decode_plain
+from outpace.methods.rule import CertainMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class D2F(Method):
+class D2F(CertainMethod):
     """Fill several blocks at once; each sees those before it, and is cached once it is full.
 
     The pipelined decoding of "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion
@@ -129,6 +122,7 @@ class D2F(Method):
         whole_blocks = self.canvas and not request.is_infill  # a template has a fixed end
         limit = request.limit - ((request.limit - edges[-1]) % size if whole_blocks else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
+        history = start_history(self.rule, self.klass_divergence)
         step, alive, can_pause = 0, True, request.pace and not request.is_infill
         while alive:
             if can_pause and request.choose_length(MAX_PACED_TOKENS) == 1:
@@ -149,15 +143,16 @@ class D2F(Method):
             start = min(edges[0], canvas.prefix_length - 1)
             end = next(edge for edge in edges if edge > canvas.holes[-1])
             bounds = [start, *(edge for edge in edges if start < edge <= end)]
+            read = request.sample(step, scores=scores, score_as_drawn=True, joint=True)
             out = yield Forward(
                 ids=canvas.ids[start:end],
                 start=start,
                 pattern=tuple(stop - begin for begin, stop in pairwise(bounds)),
                 predict=tuple(canvas.holes),
-                read=request.sample(step, scores=scores, score_as_drawn=True, joint=True),
+                read=history.read(read, canvas.holes),
             )
             step += 1
-            chosen = self.choose_holes(canvas, edges, out)
+            chosen = self.choose_holes(canvas, edges, out, history.record(canvas.holes, out))
             edges = edges[bisect_right(edges, canvas.prefix_length) - 1 :]  # full blocks are cached
             slots = canvas.fill_chosen(canvas.holes, chosen, out)
             if ends := [slot for slot in slots if canvas.ids[slot] in request.eos]:
@@ -177,23 +172,22 @@ class D2F(Method):
         stops = [start, *(edge for edge in edges if start < edge)]
         return decode_plain(request, start, read, tuple(stop - at for at, stop in pairwise(stops)))
 
-    def choose_holes(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
-        """Return the indices of the holes to fill."""
-        ranks, confidence = rank_scores(out, self.order), out.scores["confidence"]
+    def choose_holes(
+        self, canvas: Canvas, edges: list[int], out: Prediction, may_fill: BoolArray
+    ) -> IntArray:
+        """Return the indices of the holes to fill; `may_fill` by their confidence."""
+        ranks, confidence = rank_scores(out, self.order), out.scores["confidence"] * may_fill
+        margin = self.frechet_margin if self.rule == "frechet" else None
         indices, first, previous_share = [], 0, 1.0
         for begin, end in pairwise(edges):
             last = first + len(canvas.holes_within(begin, end))
-            scores, ranked = confidence[first:last], ranks[first:last]
-            is_active = previous_share >= self.activate
-            chosen = select_block_holes(scores, ranked, self.confidence, is_active=is_active)
+            chosen = select_block_holes(
+                confidence[first:last],
+                ranks[first:last],
+                self.confidence,
+                is_active=previous_share >= self.activate,
+                margin=margin,
+            )
             indices.append(first + chosen)
             first, previous_share = last, filled_share(canvas, begin, end)
         return np.concatenate(indices)
-
-
-def filled_share(canvas: Canvas, begin: int, end: int | None = None) -> float:
-    """Return the filled fraction of the slots of a block; 1 before the first block."""
-    if end is None:
-        return 1.0
-    size = end - begin
-    return (size - len(canvas.holes_within(begin, end))) / size

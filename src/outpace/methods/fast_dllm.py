@@ -64,6 +64,9 @@ class FastDLLM(CertainMethod):
         "instead of threshold, the paper's rule: the n best holes while the n-th is "
         "surer than 1 − factor / (n + 1)",
     ] = None
+    budget: Annotated[
+        float | None, "instead of threshold, the entropy that the holes of a forward may share"
+    ] = None
     cache: Annotated[
         CacheMode | None,
         OneOf(("prefix", "dual")),

@@ -18,10 +18,6 @@ RULE_OPTIONS = {"frechet_margin": "frechet", "klass_divergence": "klass"}
 class CertainMethod(Method):
     """A method that fills the holes above a threshold, or those certain by another rule."""
 
-    threshold: float | None = 0.9
-    budget: Annotated[
-        float | None, "instead of threshold, the entropy that the holes of a forward may share"
-    ] = None
     rule: Annotated[
         Rule,
         OneOf(("confidence", "frechet", "klass", "credit")),
@@ -37,7 +33,8 @@ class CertainMethod(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_not_negative(budget=self.budget, klass_divergence=self.klass_divergence)
+        check_not_negative(klass_divergence=self.klass_divergence)
+        check_not_negative(budget=getattr(self, "budget", None))
         check_fraction(frechet_margin=self.frechet_margin)
         for name, rule in RULE_OPTIONS.items():
             if (value := getattr(self, name)) != getattr(type(self), name) and self.rule != rule:
@@ -49,6 +46,6 @@ class CertainMethod(Method):
             if (chosen := getattr(self, name, None)) is not None:
                 message = f"{name} cannot be used with rule={self.rule!r}, got {chosen}"
                 raise OptionError(name, chosen, message)
-        if self.rule != "frechet" and self.threshold is None:
+        if self.rule != "frechet" and getattr(self, "threshold", 1.0) is None:
             message = f"threshold must be a number with rule={self.rule!r}, got None"
             raise OptionError("threshold", None, message)
