@@ -20,6 +20,7 @@ from helpers import (
     tokens,
 )
 from outpace.decoding import Prediction, Request, Sampling, Tree
+from outpace.decoding.processor import Penalties
 from outpace.methods import BlockDiffusion
 from refusal import refuses
 
@@ -323,6 +324,30 @@ def test_huge_options_are_refused_or_harmless() -> None:
         job = enter(engine, method, [5, 3], runners=target, max_tokens=6)
         finish(engine)
         assert len(tokens(job)) == 6
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_verified_drafts_count_for_penalties(shift: int) -> None:
+    """As they would token by token, at any temperature."""
+    engine = engine_of(("blocks", block_model(seed=1 + shift, shift=shift)))
+    target = {"target": runner(engine, "blocks")}
+    for seed, temperature in enumerate((0.0, 0.0, 0.7, 1.5)):
+        texts, forwards = [], []
+        for block in (None, 1):
+            job = enter(
+                engine,
+                BlockDiffusion(verify=True, threshold=None, block=block),
+                [5, 3 + seed],
+                runners=target,
+                max_tokens=24,
+                sampling=Sampling(temperature=temperature, seed=seed),
+                processors=(Penalties(begin=2, presence=0.5, frequency=0.3, repetition=1.2),),
+            )
+            finish(engine)
+            texts.append(tokens(job))
+            forwards.append(len(job.request.trace))
+        assert texts[0] == texts[1] and len(set(texts[0])) > 3
+        assert forwards[1] == 24
 
 
 def test_same_seed_same_text() -> None:
