@@ -488,7 +488,7 @@ def self_verified(
 ) -> Verified:
     """Draft a block of masks, and compare it with what blocks of one token give.
 
-    In a model of shift 0 each draft takes a forward; else it is made with the verification.
+    In a model of shift 0 a longer prompt runs without a draft, and drafts shorten near the limit.
     """
     mask, shift, size = model.config.mask_id, model.config.shift, block or model.config.block
     ids, limit, kept, drafted = list(prompt), len(prompt) + max_tokens, list[int](), list[int]()
@@ -498,34 +498,35 @@ def self_verified(
         return int(by_block(model, [*text, mask], ends)[-1].argmax())
 
     def draft(text: list[int], count: int) -> list[int]:
-        ends = [*range(1, len(text) + 1), len(text) + max(count, 1)]
-        rows = by_block(model, text + [mask] * max(count, 1) + [0] * shift, ends + [ends[-1] + 1])
-        chances = rows[len(text) + shift : len(text) + shift + count].softmax(-1)
+        if count < 1:
+            return []
+        masks, end = count + 1 - shift, len(text) + count + 1 - shift
+        ends = [*range(1, len(text) + 1), end, *[end + 1] * shift]
+        rows = by_block(model, text + [mask] * masks + [0] * shift, ends)
+        chances = rows[len(text) + 1 : len(text) + 1 + count].softmax(-1)
         sure = [value > (threshold or 0) for value in chances.amax(-1).tolist()]
         length = sure.index(False) if False in sure else len(sure)
-        if not shift:
-            length = max(length, 1)
         return chances.argmax(-1).tolist()[:length]
 
     while len(ids) < limit:
-        before = len(ids)
+        room = limit - len(ids) - len(drafted) - 1
+        following = draft(ids + drafted, min(size - 1, room))
         if not shift:
-            count = min(size, (limit - before - 1) // 2)
-            drafted = draft(ids, count) if count > 1 else []
-            kept += [0] * bool(drafted)
-        following = (
-            draft(ids + drafted, min(size, limit - before - len(drafted)) - 1) if shift else []
-        )
-        for at in range(len(drafted) + 1):
+            room -= len(drafted) + 1
+            is_first = not kept and len(prompt) > 1
+            following = [] if is_first else draft(ids + drafted, min(size - 1, room))
+        before, right = len(ids), 0
+        while right >= 0:
             token = alone(ids)
             if token == eos:
                 return ids[len(prompt) :], [*kept, len(ids) - before]
             ids.append(token)
-            if at < len(drafted) and token != drafted[at]:
-                following = []
-                break
+            is_right = right < len(drafted) and token == drafted[right]
+            following = following if is_right or right == len(drafted) else []
+            right = right + 1 if is_right else -1
         kept.append(len(ids) - before)
-        drafted = following[: max(limit - len(ids) - 1, 0)]
+        room = limit - len(ids) - 1
+        drafted = following[: max(room if shift else room // 2, 0)]
     return ids[len(prompt) :], kept
 
 

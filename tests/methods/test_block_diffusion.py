@@ -171,25 +171,40 @@ def test_one_forward_verifies_and_drafts_where_rows_predict_the_next_slot() -> N
 
 
 def test_masks_verify_where_rows_predict_their_own_slot() -> None:
-    """Each sees the drafts before it; a draft's first token is verified at any confidence."""
+    """Each sees the drafts before it; a block of masks after all drafts sees itself."""
     seq = sequence(12, prompt=[1, 2])
     decoding = BlockDiffusion(verify=True).decode(seq)
-    drafts = [as_it_stands(next(decoding))]
-    first = decoding.send(predicted("4567", "-++-"))
-    drafts.append(as_it_stands(decoding.send(Prediction(tokens=[4, 8]))))
-    second = decoding.send(predicted("5678", "++-+"))
-    drafts.append(as_it_stands(decoding.send(Prediction(tokens=[5, 6, 3]))))
-    assert [shape(forward) for forward in drafts] == [
-        (0, "12____", (1, 1, 4), [2, 3, 4, 5]),
-        (3, "8____", (1, 4), [4, 5, 6, 7]),
-        (6, "3___", (1, 3), [7, 8, 9]),  # so that masks fit below the limit
-    ]
-    assert (first.start, list(first.ids)) == (2, [4, MASK, MASK])
-    assert first.pattern == Tree(2, (0, 0, 1))
-    assert (first.positions, list(first.predict_from)) == ([2, 2, 3], [3, 4])
-    assert (second.start, list(second.ids)) == (4, [5, 6, MASK, MASK, MASK])
-    assert second.pattern == Tree(4, (0, 1, 0, 1, 3)) and second.branches == [[], [5], [5, 6]]
-    assert seq.tokens == [4, 8, 5, 6, 3]
+    prompt = as_it_stands(next(decoding))
+    assert shape(prompt) == (0, "12_", (1, 1, 1), [2])
+    draft = decoding.send(predicted("4", "-"))
+    assert (draft.start, list(draft.ids)) == (2, [4, *[MASK] * 5])
+    assert draft.pattern == Tree(3, (0b1111, 0b1111, 0b1111, 0b1111, 0))
+    assert draft.positions == [2, 3, 4, 5, 6, 3]
+    assert list(draft.predict) == [3, 4, 5, 6] and draft.predict_from == [7, 4, 5, 6]
+    both = decoding.send(predicted("5678", "-++-"))
+    assert (both.start, list(both.ids)) == (3, [5, 6, 7, *[MASK] * 7])
+    assert both.pattern == Tree(4, (0, 1, *[0b111111] * 4, 0, 1, 3))
+    assert both.positions == [3, 4, 5, 6, 7, 8, 9, 4, 5, 6]
+    assert list(both.predict) == [4, 5, 6, 7, 8, 9]
+    assert both.predict_from == [10, 11, 12, 7, 8, 9]
+    branches = [[], [6], [6, 7], [6, 7, MASK], [6, 7, MASK, MASK], [6, 7, MASK, MASK, MASK]]
+    assert both.branches == branches
+    after = decoding.send(predicted("698765", "++++++"))
+    assert seq.tokens == [4, 5, 6, 9]
+    assert (after.start, list(after.ids)) == (5, [9, *[MASK] * 5])
+
+
+def test_drafts_shorten_near_the_limit() -> None:
+    """So that the masks that verify them fit below it."""
+    seq = sequence(6, prompt=[1])
+    decoding = BlockDiffusion(verify=True, threshold=None).decode(seq)
+    forward = next(decoding)
+    assert len(forward.ids) == 1 + 4 + 1 and forward.end <= seq.limit
+    forward = decoding.send(Prediction(tokens=[2, 3, 4, 5]))
+    assert list(forward.ids) == [2, 3, 4, MASK, MASK, MASK] and forward.end == seq.limit
+    forward = decoding.send(Prediction(tokens=[3, 4, 5]))
+    assert list(forward.ids) == [5, MASK]
+    assert seq.tokens == [2, 3, 4, 5]
 
 
 def test_edited_block_is_committed_once_nothing_changes() -> None:

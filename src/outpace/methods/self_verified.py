@@ -7,7 +7,7 @@ block of masks. Here every token is verified, and keys are those of blocks of on
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from itertools import repeat
 
 import numpy as np
@@ -16,94 +16,82 @@ from outpace.decoding import Decoding, Forward, Prediction, Read, Request, Tree,
 from outpace.decoding.target import Rank
 from outpace.decoding.tree import MAX_TREE_SLOTS
 
-MAX_DRAFTED_TOKENS = MAX_TREE_SLOTS
-"""Most drafted tokens, since the masks that verify them see them by tree bits."""
-
 
 def decode_verified(request: Request, size: int, threshold: float | None) -> Decoding:
-    """Draft `size` masks at a time, of which the leading ones above `threshold` are verified.
+    """Draft a block of `size` masks at a time, and verify its leading tokens above `threshold`.
 
-    In a model of shift 1, rows of tokens verify, and one forward verifies and drafts what follows.
+    Each forward verifies the last draft, and drafts what follows if all of it is right.
     """
     scores: tuple[Rank, ...] = () if threshold is None else ("confidence",)
-    ready, alive, drafted = 0, True, list[int]()  # ready: slots that hold the text
-    if not request.target.shift:
-        yield from decode_unshifted(request, size, threshold, scores)
-        return
     read = request.sample(scores=scores, score_as_drawn=True)
+    make_forward = forward_of_rows if request.target.shift else forward_of_masks
+    ready, alive, drafted = 0, True, list[int]()  # ready: slots that hold the text
     while alive:
-        n, last = len(request), len(request) + len(drafted)
-        end = min(last + size, request.limit)
-        tokens, masks = (
-            [*request.ids[ready:], *drafted],
-            [request.target.mask_id] * (end - 1 - last),
-        )
-        out = yield Forward(
-            ids=[*tokens, *masks],
-            start=ready,
-            pattern=(*repeat(1, len(tokens)), *[len(masks)] * bool(masks)),
-            predict=range(n, end),
-            read=read,
-        )
+        n, first = len(request), len(drafted) + 1
+        out = yield make_forward(request, ready, drafted, size, read)
         accepted = agreement(drafted, out.tokens)
         alive, ready = request.commit(out.tokens[: accepted + 1], out.logprobs), n + accepted
-        is_valid, first = accepted == len(drafted), len(drafted) + 1
-        count = count_sure(out, first, threshold) if is_valid else 0
-        drafted = out.tokens[first : first + min(count, request.limit - len(request) - 1)]
+        count = count_certain(out, first, threshold) if accepted == len(drafted) else 0
+        room = request.limit - len(request) - 1
+        if not request.target.shift:  # each draft has a mask that verifies it
+            room = min(room // 2, MAX_TREE_SLOTS)
+        drafted = out.tokens[first : first + min(count, room)]
 
 
-def decode_unshifted(
-    request: Request, size: int, threshold: float | None, scores: tuple[Rank, ...]
-) -> Decoding:
-    """Draft in one forward, verify in another, which has a mask for each slot.
+def forward_of_rows(
+    request: Request, ready: int, drafted: Sequence[int], size: int, read: Read
+) -> Forward:
+    """Return a forward of the text and the drafts in blocks of one token, then a block of masks.
 
-    Drafts shorten near the limit, so that the masks that verify them need no further slots.
+    In a model of shift 1 the rows of tokens verify, and those of masks draft.
     """
-    ready, alive, read = 0, True, request.sample()
-    draft_read = request.sample(scores=scores, score_as_drawn=True, joint=True)
-    while alive:
-        n = len(request)
-        count = min(size, max((request.limit - n - 1) // 2, 1), MAX_DRAFTED_TOKENS)
-        masks = [request.target.mask_id] * count
-        out = yield Forward(
-            ids=[*request.ids[ready:], *masks],
-            start=ready,
-            pattern=(*repeat(1, n - ready), count),
-            predict=range(n, n + count),
-            read=draft_read,
-        )
-        if count == 1:  # a block of one token
-            alive = request.commit(out.tokens, out.logprobs)
-        else:
-            drafted = out.tokens[: max(count_sure(out, 0, threshold), 1)]
-            alive = yield from verify_masked(request, drafted, read)
-        ready = len(request) - 1
-
-
-def verify_masked(
-    request: Request, drafted: Sequence[int], read: Read
-) -> Generator[Forward, Prediction, bool]:
-    """Verify drafted tokens after the cached text by masks in blocks of one; return if it goes on.
-
-    A mask sees the text and the drafts before its slot. The masks follow the drafts, whose keys are
-    final if they are accepted.
-    """
-    n, size = len(request), len(drafted)
-    tree = Tree.from_parents(n, [*range(-1, size - 1), *range(-1, size)])
-    out = yield Forward(
-        ids=[*drafted, *[request.target.mask_id] * (size + 1)],
-        start=n,
-        pattern=tree,
-        positions=tree.positions(n),
-        predict=range(n, n + size + 1),
-        predict_from=range(n + size, n + 2 * size + 1),
+    n, last = len(request), len(request) + len(drafted)
+    end = min(last + size, request.limit)
+    tokens, masks = [*request.ids[ready:], *drafted], [request.target.mask_id] * (end - 1 - last)
+    return Forward(
+        ids=[*tokens, *masks],
+        start=ready,
+        pattern=(*repeat(1, len(tokens)), *[len(masks)] * bool(masks)),
+        predict=range(n, end),
         read=read,
-        branches=[drafted[:index] for index in range(size + 1)],
     )
-    return request.commit(out.tokens[: agreement(drafted, out.tokens) + 1], out.logprobs)
 
 
-def count_sure(out: Prediction, first: int, threshold: float | None) -> int:
+def forward_of_masks(
+    request: Request, ready: int, drafted: Sequence[int], size: int, read: Read
+) -> Forward:
+    """Return a forward of the drafts, a block of masks after them, and masks in blocks of one.
+
+    In a model of shift 0 the last masks verify: each sees the text, the drafts before its slot, and
+    itself. The prompt runs with one of them only, since a tree cannot be split.
+    """
+    n, count, mask = len(request), len(drafted), request.target.mask_id
+    if ready < n - 1:
+        ids = [*request.ids[ready:], mask]
+        pattern = (1,) * len(ids)
+        return Forward(ids=ids, start=ready, pattern=pattern, predict=[n], read=read)
+    last = n + count
+    width = min(size, request.limit - last - count - 1, MAX_TREE_SLOTS - count)
+    width = width if width > 1 else 0  # the first mask has the slot that is verified last
+    chain = [(1 << index) - 1 for index in range(count + 1)]
+    block = [(1 << count + width) - 1] * width
+    first = last + width  # slot of the first mask that verifies
+    return Forward(
+        ids=[*request.ids[ready:], *drafted, *[mask] * (width + count + 1)],
+        start=ready,
+        pattern=Tree(n, (*chain[:count], *block, *chain)),
+        positions=[*range(ready, first), *range(n, last + 1)],
+        predict=range(n, last + max(width, 1)),
+        predict_from=[*range(first, first + count + 1), *range(last + 1, first)],
+        read=read,
+        branches=[
+            *(drafted[:index] for index in range(count + 1)),
+            *([*drafted, *[mask] * index] for index in range(1, width)),
+        ],
+    )
+
+
+def count_certain(out: Prediction, first: int, threshold: float | None) -> int:
     """Return how many entries from `first` on are above the threshold, up to one that is not."""
     if threshold is None:
         return len(out.tokens) - first
