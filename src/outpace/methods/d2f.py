@@ -16,7 +16,9 @@ from outpace.decoding.blocks import (
     D2F_ADD,
     D2F_BLOCK_SIZE,
     D2F_CONFIDENCE,
+    block_pattern,
     filled_share,
+    forward_of_holes,
     select_block_holes,
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
@@ -36,10 +38,10 @@ class D2F(CertainMethod):
 
     The pipelined decoding of "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion
     Forcing" (Wang et al., 2025, section 3.3). A block is appended once the last one is filled to
-    `add`. Blocks accept all tokens above `confidence`. Without one, a block accepts its
-    best one by `order`, provided that the one before it is filled to `activate`. An end-of-sequence
-    stops appending, and blocks after it are dropped; `canvas` fills them as well, and uses whole
-    blocks only, as in the authors' code. With `least` 1 a `Pace` may decode token by token, without
+    `add`. Blocks accept all tokens above `confidence`. Without one, a block accepts its best one by
+    `order`, provided that the one before it is filled to `activate`. An end-of-sequence stops
+    appending, and blocks after it are dropped; `canvas` fills them as well, and uses whole blocks
+    only, as in the authors' code. With `least` 1 a `Pace` may decode token by token, without
     a mask, if the text may depend on the load and the row of the last token predicts the next one.
     """
 
@@ -138,19 +140,8 @@ class D2F(CertainMethod):
                 if len(canvas) >= limit:
                     break
                 continue  # a block of fixed tokens only
-            # The row before the first hole may be the one that predicts it; no hole sees the full
-            # blocks after the last one.
-            start = min(edges[0], canvas.prefix_length - 1)
-            end = next(edge for edge in edges if edge > canvas.holes[-1])
-            bounds = [start, *(edge for edge in edges if start < edge <= end)]
             read = request.sample(step, scores=scores, score_as_drawn=True, joint=True)
-            out = yield Forward(
-                ids=canvas.ids[start:end],
-                start=start,
-                pattern=tuple(stop - begin for begin, stop in pairwise(bounds)),
-                predict=tuple(canvas.holes),
-                read=history.read(read, canvas.holes),
-            )
+            out = yield forward_of_holes(canvas, edges, history.read(read, canvas.holes))
             step += 1
             chosen = self.choose_holes(canvas, edges, out, history.record(canvas.holes, out))
             edges = edges[bisect_right(edges, canvas.prefix_length) - 1 :]  # full blocks are cached
@@ -169,8 +160,7 @@ class D2F(CertainMethod):
     ) -> Generator[Forward, Prediction, bool]:
         """Run the uncached slots and decode the next token, and others while paused."""
         start, read = min(edges[0], len(request) - 1), request.sample()
-        stops = [start, *(edge for edge in edges if start < edge)]
-        return decode_plain(request, start, read, tuple(stop - at for at, stop in pairwise(stops)))
+        return decode_plain(request, start, read, block_pattern(edges, start, len(request)))
 
     def choose_holes(
         self, canvas: Canvas, edges: list[int], out: Prediction, may_fill: BoolArray
