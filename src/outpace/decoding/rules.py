@@ -30,6 +30,9 @@ CREDIT_DECAY, CREDIT_POWER, CREDIT_WEIGHT = 0.8, 0.2, 0.7
 MIN_LOG_PROBABILITY = -1e4
 """Clamp of the log-probabilities of banned tokens, so that their terms are finite."""
 
+HISTORY_SCORES: tuple[Score, ...] = ("divergence", "top_token", "top_probability")
+"""Scores that only rules with a history read."""
+
 
 class HoleHistory:
     """Earlier predictions of holes that a rule needs; this one needs none."""
@@ -213,10 +216,6 @@ def plain_samples(reads: Sequence[Sample]) -> list[Sample]:
         )
         for read in reads
     ]
-
-
-HISTORY_SCORES: tuple[Score, ...] = ("divergence", "top_token", "top_probability")
-"""Scores that only rules with a history read."""
 
 
 def log_probabilities(logits: Tensor) -> Tensor:

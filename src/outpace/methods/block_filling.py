@@ -19,7 +19,7 @@ from outpace.decoding.order import (
 )
 from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import check_at_least_one, check_fraction
+from outpace.methods.bounds import check_at_least_one, check_fraction, check_not_negative
 from outpace.methods.method import Interval, OneOf
 from outpace.methods.rule import CertainMethod
 
@@ -60,6 +60,7 @@ class BlockFilling(CertainMethod):
         super().__post_init__()
         check_at_least_one(steps=self.steps, part=self.part)
         check_fraction(threshold=self.threshold)
+        check_not_negative(budget=self.budget)
 
     @property
     def needed_scores(self) -> tuple[Rank, ...]:

@@ -28,7 +28,7 @@ from outpace.decoding.order import (
 )
 from outpace.decoding.rules import BoolArray, start_history
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import check_at_least_one, check_positive_fraction
+from outpace.methods.bounds import check_at_least_one, check_not_negative, check_positive_fraction
 from outpace.methods.method import Interval, OneOf
 from outpace.methods.rule import CertainMethod
 
@@ -79,6 +79,7 @@ class FastDLLM(CertainMethod):
         super().__post_init__()
         check_at_least_one(block=self.block)
         check_positive_fraction(threshold=self.threshold)
+        check_not_negative(budget=self.budget)
         if self.factor is not None and self.factor <= 0:
             message = f"factor must be a positive number, got {self.factor}"
             raise OptionError("factor", self.factor, message)

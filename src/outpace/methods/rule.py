@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated
 
 from outpace.decoding import OptionError
 from outpace.decoding.rules import Rule
-from outpace.methods.bounds import check_fraction, check_not_negative
+from outpace.methods.bounds import check_default, check_fraction, check_not_negative
 from outpace.methods.method import Method, OneOf
 
 RULE_OPTIONS = {"frechet_margin": "frechet", "klass_divergence": "klass"}
 """Options that only one rule has."""
+
+THRESHOLD_OPTIONS = ("factor", "budget")
+"""Options that some methods have instead of a threshold, without a rule."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +37,6 @@ class CertainMethod(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_not_negative(klass_divergence=self.klass_divergence)
-        check_not_negative(budget=getattr(self, "budget", None))
         check_fraction(frechet_margin=self.frechet_margin)
         for name, rule in RULE_OPTIONS.items():
             if (value := getattr(self, name)) != getattr(type(self), name) and self.rule != rule:
@@ -42,10 +44,8 @@ class CertainMethod(Method):
                 raise OptionError(name, value, message)
         if self.rule == "confidence":
             return
-        for name in ("factor", "budget"):
-            if (chosen := getattr(self, name, None)) is not None:
-                message = f"{name} cannot be used with rule={self.rule!r}, got {chosen}"
-                raise OptionError(name, chosen, message)
+        unused = [option.name for option in fields(self) if option.name in THRESHOLD_OPTIONS]
+        check_default(self, *unused, reason=f"rule={self.rule!r}")
         if self.rule != "frechet" and getattr(self, "threshold", 1.0) is None:
             message = f"threshold must be a number with rule={self.rule!r}, got None"
             raise OptionError("threshold", None, message)
