@@ -21,6 +21,7 @@ from outpace.methods import (
     APD,
     D2F,
     Autoregressive,
+    BlockDiffusion,
     DFlash,
     Diffusion,
     Eagle,
@@ -47,6 +48,16 @@ POINTS = [
     Point("Fast-dLLM", "dual, 0.99", "tiny-dream", FastDLLM(block=8, threshold=0.99)),
     Point("LLaDA's order", "blocks of 8", "tiny-llada", Diffusion(block=8)),
     Point("D2F", "add 0.5, 0.98", "tiny-d2f", D2F(add=0.5, confidence=0.98)),
+    Point("block diffusion", "0.98", "tiny-block", BlockDiffusion(threshold=0.98)),
+    Point("block diffusion, verified", "", "tiny-block", BlockDiffusion(verify=True)),
+    Point("block diffusion", "0.5, edited", "tiny-block", BlockDiffusion(threshold=0.5, edit=0.5)),
+    Point("block diffusion", "Fréchet", "tiny-block", BlockDiffusion(rule="frechet")),
+    Point(
+        "block diffusion",
+        "credit, 0.98",
+        "tiny-block",
+        BlockDiffusion(rule="credit", threshold=0.98),
+    ),
 ]
 """Every method on the model that was trained for it."""
 

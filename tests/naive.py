@@ -396,27 +396,48 @@ def block_diffusion(
     steps: int | None = None,
     order: str = "confidence",
     part: int | None = None,
+    block: int | None = None,
+    rule: str = "confidence",
+    frechet_margin: float = 0.25,
+    klass_divergence: float = 0.01,
+    edit: float | None = None,
     eos: int | None = None,
 ) -> list[int]:
     """Fill one block after the other; everything up to its end is recomputed in every forward."""
-    mask, shift, size = model.config.mask_id, model.config.shift, model.config.block
+    mask, shift, size = model.config.mask_id, model.config.shift, block or model.config.block
     ids, limit = list(prompt), len(prompt) + max_tokens
     steps = steps or size
     quotas = [size // steps + (step < size % steps) for step in range(steps)]
+    past: dict[int, list[Tensor]] = {}
     for begin in range(len(prompt) // size * size, limit, size):
         end = min(begin + size, limit)
         ends = [*range(size, end, size), end]
         ids += [mask] * (end - len(ids))
-        turn = 0
-        while holes := [slot for slot in range(begin, end) if ids[slot] == mask]:
-            if shift and holes[0] == begin:
+        turn = extra = 0
+        mine = list(range(max(begin, len(prompt)), end))
+        while True:
+            holes = [slot for slot in mine if ids[slot] == mask]
+            if not holes and (edit is None or extra == 16):
+                break
+            if holes and shift and holes[0] == begin:
                 before = by_block(model, ids[:begin] + [0], [*ends[:-1], begin + 1])
                 ids[begin] = int(before[begin].argmax())
                 continue
-            if part:
+            every = by_block(model, ids, ends)
+            changes = edits(
+                every, [s for s in mine[shift * (mine[0] == begin) :] if ids[s] != mask], ids, edit
+            )
+            extra += not holes
+            if not holes and not changes:
+                break
+            if part and holes:
                 edge = begin + ((holes[0] - begin) // part + 1) * part
                 holes = [slot for slot in holes if slot < edge]
-            logits = by_block(model, ids, ends)[holes]
+            for slot, token in changes.items():
+                ids[slot] = token
+            if not holes:
+                continue
+            logits = recalled(past, holes, every[holes], rule)
             p, best = logits.softmax(-1), logits.softmax(-1).amax(-1)
             entropy = -(p * (p + 1e-10).log()).sum(-1)
             ranks = -torch.arange(len(holes)) if order == "left_to_right" else surest(logits, order)
@@ -432,12 +453,81 @@ def block_diffusion(
                 ):
                     count += 1
                 sure = first[:count]
+            elif rule == "frechet":
+                sure = together(best.tolist(), frechet_margin)
             elif threshold is not None:
                 sure = [index for index in first if best[index] > threshold]
+            if rule == "klass":
+                sure = [index for index in sure if stable(past[holes[index]], klass_divergence)]
             for index in sure if len(sure) >= min(least, len(first)) else first[:least]:
                 ids[holes[index]] = int(logits[index].argmax())
             turn += 1
     return answer(ids, prompt, eos)
+
+
+def edits(logits: Tensor, filled: list[int], ids: list[int], least: float | None) -> dict[int, int]:
+    """LLaDA2.1: the filled slots whose most probable token is another, and above a threshold."""
+    if least is None:
+        return {}
+    best = logits.softmax(-1).max(-1)
+    return {
+        slot: int(best.indices[slot])
+        for slot in filled
+        if best.values[slot] > least and int(best.indices[slot]) != ids[slot]
+    }
+
+
+def self_verified(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    threshold: float | None = 0.9,
+    block: int | None = None,
+    eos: int | None = None,
+) -> Verified:
+    """Draft a block of masks, and compare it with what blocks of one token give.
+
+    In a model of shift 0 a longer prompt runs without a draft, and drafts shorten near the limit.
+    """
+    mask, shift, size = model.config.mask_id, model.config.shift, block or model.config.block
+    ids, limit, kept, drafted = list(prompt), len(prompt) + max_tokens, list[int](), list[int]()
+
+    def alone(text: list[int]) -> int:
+        ends = list(range(1, len(text) + 2))
+        return int(by_block(model, [*text, mask], ends)[-1].argmax())
+
+    def draft(text: list[int], count: int) -> list[int]:
+        if count < 1:
+            return []
+        masks, end = count + 1 - shift, len(text) + count + 1 - shift
+        ends = [*range(1, len(text) + 1), end, *[end + 1] * shift]
+        rows = by_block(model, text + [mask] * masks + [0] * shift, ends)
+        chances = rows[len(text) + 1 : len(text) + 1 + count].softmax(-1)
+        sure = [value > (threshold or 0) for value in chances.amax(-1).tolist()]
+        length = sure.index(False) if False in sure else len(sure)
+        return chances.argmax(-1).tolist()[:length]
+
+    while len(ids) < limit:
+        room = limit - len(ids) - len(drafted) - 1
+        following = draft(ids + drafted, min(size - 1, room))
+        if not shift:
+            room -= len(drafted) + 1
+            is_first = not kept and len(prompt) > 1
+            following = [] if is_first else draft(ids + drafted, min(size - 1, room))
+        before, right = len(ids), 0
+        while right >= 0:
+            token = alone(ids)
+            if token == eos:
+                return ids[len(prompt) :], [*kept, len(ids) - before]
+            ids.append(token)
+            is_right = right < len(drafted) and token == drafted[right]
+            following = following if is_right or right == len(drafted) else []
+            right = right + 1 if is_right else -1
+        kept.append(len(ids) - before)
+        room = limit - len(ids) - 1
+        drafted = following[: max(room if shift else room // 2, 0)]
+    return ids[len(prompt) :], kept
 
 
 def d2f(
@@ -451,6 +541,9 @@ def d2f(
     confidence: float = 0.9,
     order: str = "confidence",
     canvas: bool = False,
+    rule: str = "confidence",
+    frechet_margin: float = 0.25,
+    klass_divergence: float = 0.01,
     eos: int | None = None,
 ) -> list[int]:
     """Append, activate, accept, until no mask is left; everything is recomputed in every forward.
@@ -465,6 +558,7 @@ def d2f(
     limit = len(prompt) + max_tokens
     limit -= (limit - ends[-1]) % block if canvas else 0
     active: set[int] = set()
+    past: dict[int, list[Tensor]] = {}
 
     def filled(index: int) -> float:
         if not ends[index]:
@@ -481,7 +575,10 @@ def d2f(
             output = ids[len(prompt) :]
             return output[: output.index(eos)] if eos in output else output
         shown = [model.config.mask_id if token is mask else token for token in ids]
-        probabilities = by_block(model, shown, ends).softmax(-1)
+        logits = by_block(model, shown, ends).clone()
+        masked = [slot for slot, token in enumerate(ids) if token is mask]
+        logits[masked] = recalled(past, masked, logits[masked], rule)
+        probabilities = logits.softmax(-1)
         two = probabilities.topk(2, -1).values
         ranks = {
             "confidence": two[:, 0],
@@ -491,11 +588,57 @@ def d2f(
         for index in range(1, len(ends)):
             holes = [s for s in range(ends[index - 1], ends[index]) if ids[s] is mask]
             chosen = [slot for slot in holes if two[slot, 0] > confidence]
+            if rule == "klass":
+                chosen = [slot for slot in chosen if stable(past[slot], klass_divergence)]
+            elif rule == "frechet" and holes:
+                first = together(two[holes, 0].tolist(), frechet_margin)
+                lone = len(first) == 1 and 2 * two[holes[first[0]], 0] - 1 <= frechet_margin
+                chosen = [] if lone else [holes[index] for index in first]
             if holes and not chosen and index in active:
                 chosen = [max(holes, key=lambda slot: ranks[slot])]
             for slot in chosen:
                 ids[slot] = int(probabilities[slot].argmax())
                 ended |= ids[slot] == eos
+
+
+def recalled(past: dict[int, list[Tensor]], holes: list[int], logits: Tensor, rule: str) -> Tensor:
+    """Add the logits of holes to those of earlier forwards; return them, with credit if asked."""
+    for slot, row in zip(holes, logits, strict=True):
+        past.setdefault(slot, []).append(row)
+    return torch.stack([credited(past[slot]) for slot in holes]) if rule == "credit" else logits
+
+
+def credited(past: list[Tensor]) -> Tensor:
+    """CreditDecoding: the last logits, plus a share of the logarithm of each token's credit."""
+    credit = torch.zeros_like(past[0])
+    for logits in past:
+        chances = logits.softmax(-1)
+        credit = 0.8 * credit
+        credit[chances.argmax()] += chances.max() ** 0.2
+    return past[-1] + 0.7 * (1 + credit).log()
+
+
+def stable(past: list[Tensor], bound: float) -> bool:
+    """KLASS: the last two changes of a distribution are small."""
+    if len(past) < 3:
+        return False
+    logs = [logits.log_softmax(-1) for logits in past[-3:]]
+    changes = [
+        float((new.exp() * (new - old)).nansum()) for old, new in zip(logs, logs[1:], strict=False)
+    ]
+    return max(changes) < bound
+
+
+def together(confidence: list[float], margin: float) -> list[int]:
+    """Fast-dLLM++: the longest list of best holes that beats any competitor by a margin."""
+    first = sorted(range(len(confidence)), key=lambda index: -confidence[index])
+    taken = 1
+    for n in range(2, len(first) + 1):
+        values = [confidence[index] for index in first[:n]]
+        if max(0.0, sum(values) - (n - 1)) - (1 - values[-1]) <= margin:
+            break
+        taken = n
+    return first[:taken]
 
 
 def surest(logits: Tensor, order: str) -> Tensor:
@@ -570,12 +713,16 @@ def fast_dllm(
     factor: float | None = None,
     budget: float | None = None,
     cache: str | None = None,
+    rule: str = "confidence",
+    frechet_margin: float = 0.25,
+    klass_divergence: float = 0.01,
     eos: int | None = None,
     canvas: bool = False,
 ) -> list[int]:
     """Run everything once per block, then the block or its suffix; fill the best holes."""
     mask, shift = model.config.mask_id, model.config.shift
     ids, limit = list(prompt) + [mask] * max_tokens, len(prompt) + max_tokens
+    past: dict[int, list[Tensor]] = {}
     for begin in range(len(prompt), limit, block):
         kept, fresh = Kept(model), True
         while mask in ids[begin : begin + block]:
@@ -589,6 +736,7 @@ def fast_dllm(
                 right = end if cache == "dual" else len(ids)
                 logits = kept.logits(ids, begin, right)[[slot - shift - begin for slot in holes]]
             fresh = False
+            logits = recalled(past, holes, logits, rule)
             sure = surest(logits, "confidence" if budget is None else "entropy").tolist()
             first = sorted(range(len(holes)), key=lambda index: -sure[index])
             taken = 1
@@ -600,6 +748,16 @@ def fast_dllm(
                 while taken < len(first) and sure[first[taken]] >= 1 - factor / (taken + 2):
                     taken += 1
                 taken += taken == len(first) - 1
+            elif rule == "frechet":
+                taken = len(together(sure, frechet_margin))
+            elif rule == "klass":
+                ready = [
+                    index
+                    for index in first
+                    if sure[index] > (threshold or 0)
+                    and stable(past[holes[index]], klass_divergence)
+                ]
+                first, taken = ready or first, len(ready) or 1
             elif threshold is not None:
                 while taken < len(first) and sure[first[taken]] >= threshold:
                     taken += 1

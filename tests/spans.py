@@ -14,7 +14,10 @@ from outpace.engine.cache import PAGE_SIZE, PageTable
 
 TREE = Tree.from_parents(70, [-1, -1, 0, 1, 2, 2, 0, 6])
 FAR = Tree(20, (1 << 40 | 5, 1 << 62 | 1 << 40, 7))
-"""Rows of slots 70 to 77 and 83 to 85; the last bit that there is is among theirs."""
+AHEAD = Tree(100, (0, 1, *[0b11111] * 3, 0, 1, 0b11))
+"""Rows of slots 70 to 77, 83 to 85 and 100 to 107; the last bit that there is is among theirs.
+
+In the third, three rows see each other."""
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -109,6 +109,17 @@ KINDS: list[Method] = [
     Speculative(draft="near", tokens=3, lookup=True),
     DFlash(draft="features", tokens=4, lookup=True),
     Eagle(draft="states", width=2, depth=3, nodes=8, lookup=True),
+    BlockDiffusion(verify=True, threshold=0.3),
+    BlockDiffusion(verify=True, threshold=None),
+    BlockDiffusion(rule="klass", threshold=0.3, klass_divergence=0.5),
+    BlockDiffusion(rule="credit", threshold=0.4),
+    BlockDiffusion(edit=0.2, threshold=0.3),
+    BlockDiffusion(edit=0.0, threshold=0.3, order="entropy"),
+    FastDLLM(rule="klass", threshold=0.3, klass_divergence=0.5, block=6),
+    FastDLLM(rule="credit", threshold=0.4, block=6, cache=None),
+    FastDLLM(rule="frechet", block=6),
+    D2F(block=4, rule="klass", confidence=0.3, klass_divergence=0.5),
+    D2F(rule="credit", confidence=0.5),
 ]
 """A few options of each method, for any prompt with 12 or 20 tokens."""
 
@@ -146,7 +157,12 @@ ZOO: dict[str, list[Method]] = {
         FastDLLM(budget=0.5),
     ],
     "tiny-d2f": [D2F(block=8), D2F(block=8, canvas=True)],
-    "tiny-block": [BlockDiffusion(), BlockDiffusion(steps=2, canvas=True), D2F()],
+    "tiny-block": [
+        BlockDiffusion(),
+        BlockDiffusion(steps=2, canvas=True),
+        BlockDiffusion(verify=True),
+        D2F(),
+    ],
 }
 """Every registered method with models of the zoo, by target."""
 
@@ -186,7 +202,9 @@ class Request:
             target = "deep"
         if isinstance(self.method, Diffusion) and self.method.guidance:
             target = "unshifted"
-        if isinstance(self.method, D2F | BlockDiffusion) and self.method.block is None:
+        if isinstance(self.method, BlockDiffusion) or (
+            isinstance(self.method, D2F) and self.method.block is None
+        ):
             target = "blocks" if len(self.prompt) % 2 else "shifted blocks"
         return target
 
@@ -285,14 +303,36 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         lookahead=optional,
         coupling=st.sampled_from(["gumbel", "argmax"]),
     ),
-    BlockDiffusion: st.builds(
-        BlockDiffusion,
-        threshold=st.sampled_from([None, 0.4, 0.9]),
-        budget=st.sampled_from([None, None, 1.0]),
-        steps=optional,
-        order=st.sampled_from(["confidence", "margin", "entropy", "left_to_right"]),
-        part=optional,
-        canvas=st.booleans(),
+    BlockDiffusion: st.one_of(
+        st.builds(
+            BlockDiffusion,
+            threshold=st.sampled_from([None, 0.4, 0.9]),
+            budget=st.sampled_from([None, None, 1.0]),
+            steps=optional,
+            order=st.sampled_from(["confidence", "margin", "entropy", "left_to_right"]),
+            part=optional,
+            canvas=st.booleans(),
+        ),
+        st.builds(
+            BlockDiffusion,
+            threshold=st.sampled_from([0.2, 0.6]),
+            steps=optional,
+            rule=st.sampled_from(["frechet", "klass", "credit"]),
+            canvas=st.booleans(),
+        ),
+        st.builds(
+            BlockDiffusion,
+            threshold=st.sampled_from([None, 0.2, 0.6]),
+            steps=optional,
+            part=optional,
+            edit=st.sampled_from([0.0, 0.2, 0.6]),
+        ),
+        st.builds(
+            BlockDiffusion,
+            threshold=st.sampled_from([None, 0.2, 0.9]),
+            block=optional,
+            verify=st.just(True),
+        ),
     ),
     D2F: st.builds(
         D2F,
@@ -302,6 +342,7 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         confidence=st.sampled_from([0.3, 0.6, 0.9]),
         order=st.sampled_from(["confidence", "margin", "entropy"]),
         canvas=st.booleans(),
+        rule=st.sampled_from(["confidence", "frechet", "klass", "credit"]),
     ),
     Lookup: st.builds(Lookup, tokens=st.integers(1, 8), match=st.integers(1, 3)),
     Speculative: st.one_of(
@@ -385,6 +426,13 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         ),
         st.builds(
             FastDLLM,
+            threshold=st.sampled_from([0.2, 0.6]),
+            rule=st.sampled_from(["frechet", "klass", "credit"]),
+            cache=st.sampled_from([None, "prefix", "dual"]),
+            block=optional,
+        ),
+        st.builds(
+            FastDLLM,
             budget=st.sampled_from([0.0, 1.0]),
             cache=st.sampled_from([None, "prefix", "dual"]),
         ),
@@ -440,13 +488,21 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         tokens=4,
         lookup=rng.choice([False, True]),
     ),
-    BlockDiffusion: lambda rng: BlockDiffusion(
-        threshold=rng.choice([None, 0.4]),
-        budget=rng.choice([None, 1.0]),
-        steps=rng.choice([None, 2]),
-        order=rng.choice(["confidence", "entropy", "left_to_right"]),
-        part=rng.choice([None, 3]),
-        canvas=rng.choice([False, True]),
+    BlockDiffusion: lambda rng: (
+        BlockDiffusion(
+            threshold=rng.choice([None, 0.4]),
+            budget=rng.choice([None, 1.0]),
+            steps=rng.choice([None, 2]),
+            order=rng.choice(["confidence", "entropy", "left_to_right"]),
+            part=rng.choice([None, 3]),
+            canvas=rng.choice([False, True]),
+        )
+        if rng.random() < 0.5
+        else BlockDiffusion(verify=True, threshold=rng.choice([None, 0.2]))
+        if rng.random() < 0.5
+        else BlockDiffusion(rule=rng.choice(["frechet", "klass", "credit"]), threshold=0.3)
+        if rng.random() < 0.6
+        else BlockDiffusion(edit=rng.choice([0.0, 0.3]), threshold=0.3)
     ),
     Eagle: lambda rng: Eagle(
         draft="states",
@@ -460,6 +516,7 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         add=rng.choice([0.0, 0.1, 1.0]),
         confidence=rng.choice([0.3, 0.6, 0.9]),
         order=rng.choice(["confidence", "margin", "entropy"]),
+        rule=rng.choice(["confidence", "frechet", "klass", "credit"]),
     ),
     WeDLM: lambda rng: WeDLM(window=rng.randint(1, 9), entropy=2.0, verify=rng.random() < 0.3),
     Diffusion: lambda rng: Diffusion(
@@ -469,11 +526,20 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         guidance=rng.choice([0.0, 1.5]),
         ends=rng.choice(["free", "last", "never"]),
     ),
-    FastDLLM: lambda rng: FastDLLM(
-        threshold=rng.choice([None, 0.4]),
-        budget=rng.choice([None, 1.0]),
-        cache=rng.choice([None, "prefix", "dual"]),
-        block=rng.choice([None, 1]),
+    FastDLLM: lambda rng: (
+        FastDLLM(
+            threshold=rng.choice([None, 0.4]),
+            budget=rng.choice([None, 1.0]),
+            cache=rng.choice([None, "prefix", "dual"]),
+            block=rng.choice([None, 1]),
+        )
+        if rng.random() < 0.6
+        else FastDLLM(
+            rule=rng.choice(["frechet", "klass", "credit"]),
+            threshold=0.3,
+            cache=rng.choice([None, "prefix", "dual"]),
+            block=rng.choice([None, 6]),
+        )
     ),
 }
 """Every registered method with options from a random state."""

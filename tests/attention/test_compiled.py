@@ -20,7 +20,7 @@ from outpace.engine.cache import PAGE_SIZE
 from outpace.kernels import loader
 from outpace.kernels.loader import has_isa
 from outpace.models.config import AttentionWindow
-from spans import FAR, TREE, attend, random, spans_of
+from spans import AHEAD, FAR, TREE, attend, random, spans_of
 
 MISSING = compiled_unfit_reason(torch.empty(16, 1, 16), (), PAGE_SIZE)
 needs_loop = pytest.mark.skipif(MISSING is not None, reason=f"no compiled attention: {MISSING}")
@@ -33,6 +33,7 @@ MIXED = [
     (3, 4, 40),
     (68, 10, TREE),
     (83, 3, FAR),
+    (97, 11, AHEAD),
     (130, 3, "causal"),
 ]
 

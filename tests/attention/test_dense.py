@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -170,6 +171,20 @@ def test_tree_rows_see_prefix_and_ancestors(
     q = random(spans[-1].rows.stop, HEADS, DIM)
     expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
     torch.testing.assert_close(attend(memory, spans, q, sight), expected)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_tree_rows_may_see_each_other(window: int | None) -> None:
+    """Two masks after a drafted token, and a row that sees the token only; windows count all."""
+    memory = random(2, 2, 12, KEYS, DIM)
+    tree = Tree(4, (0, 0b111, 0b111, 0b1))
+    span = RowSpan(slice(0, 5), 3, 8, tree.visible_ends(3), Memory(list(range(12))), tree)
+    q = random(5, HEADS, DIM)
+    seen = [[0, 1, 2, 3], [0, 1, 2, 3, 4], *[[0, 1, 2, 3, 4, 5, 6]] * 2, [0, 1, 2, 3, 4, 7]]
+    seen = [row if window is None else row[-window:] for row in seen]
+    sight = None if window is None else AttentionWindow(window=window)
+    expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
+    torch.testing.assert_close(attend(memory, [span], q, sight), expected)
 
 
 def test_masks_include_earlier_forwards() -> None:

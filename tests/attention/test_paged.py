@@ -31,7 +31,7 @@ from outpace.engine.runner import Runner
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
 from outpace.models.config import AttentionWindow
-from spans import FAR, TREE, attend, random, spans_of
+from spans import AHEAD, FAR, TREE, attend, random, spans_of
 from workload import KINDS, MODELS, Request
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -84,7 +84,7 @@ def test_kernel_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tree_rows_follow_their_masks(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     """Some follow causal rows, some see slots of an earlier forward."""
-    compare(shape, dtype, [(68, 10, TREE), MIXED[4], (83, 3, FAR), MIXED[2]], 144)
+    compare(shape, dtype, [(68, 10, TREE), MIXED[4], (83, 3, FAR), (97, 11, AHEAD), MIXED[2]], 144)
 
 
 @pytest.mark.parametrize("processors", [1, 64])
@@ -182,7 +182,7 @@ def test_padded_work_changes_nothing(processors: int) -> None:
 def test_layers_follow_their_windows(window: int, causal: bool, trees: bool) -> None:
     """One layer has a causal window, counted along a tree, and the other sees all slots."""
     sights = [AttentionWindow(window=window, causal=causal), AttentionWindow()]
-    asked = [*MIXED, (68, 10, TREE), (83, 3, FAR)] if trees else MIXED
+    asked = [*MIXED, (68, 10, TREE), (83, 3, FAR), (97, 11, AHEAD)] if trees else MIXED
     compare((4, 2, 16), torch.float32, asked, 144, sights=sights)
 
 
@@ -198,7 +198,9 @@ def test_heads_of_any_size(dim: int) -> None:
 @pytest.mark.parametrize("trees", [False, True])
 def test_every_slot_is_read_once(sight: AttentionWindow, split: bool, trees: bool) -> None:
     """Items of a tile are consecutive, and their unmasked middles hide nothing from any row."""
-    spans = spans_of([*MIXED, (68, 10, TREE), (83, 3, FAR)] if trees else MIXED, 144)
+    spans = spans_of(
+        [*MIXED, (68, 10, TREE), (83, 3, FAR), (97, 11, AHEAD)] if trees else MIXED, 144
+    )
     grid = WorkGrid(rows=4, step=32, page=PAGE_SIZE, programs=64, kv_heads=2)
     seen = row_bounds(spans, sight)
     tiles = RowTiles.from_spans(spans, page_tables(spans, PAGE_SIZE)[1], seen, grid)

@@ -205,7 +205,7 @@ def test_evaluate_asks_as_a_paper_does(outpace, tmp_path):
     assert status == 0, err
     (result,) = json.loads(out.read_text())["results"]
     assert result["protocol"] == "d2f:dream"
-    assert result["method"].startswith("D2F(block=32, add=0.1, activate=0.95, confidence=0.9")
+    assert "block=32, add=0.1, activate=0.95, confidence=0.9" in result["method"]
     status, _, err = outpace(
         *("evaluate", "tiny-dream", "--task", "gsm8k", "--protocol", "d2f:dream", "--data", data),
         *("--num-shots", "1", "--shots", data, "--limit", "1", "--max-tokens", "8"),

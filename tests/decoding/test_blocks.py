@@ -36,3 +36,13 @@ def test_training_and_decoding_share_defaults() -> None:
     """Compare the options that both have."""
     ours, theirs = objectives.D2F(), D2F()
     assert (ours.block, ours.confidence) == (theirs.block or D2F_BLOCK_SIZE, theirs.confidence)
+
+
+def test_a_margin_replaces_the_threshold() -> None:
+    """Holes that are right together, or the best one where a block must accept one."""
+    confidence = scores(0.9, 0.7, 0.95)
+    for margin, chosen in ((0.1, [2, 0, 1]), (0.6, [2, 0]), (0.8, [2]), (0.95, [])):
+        found = select_block_holes(confidence, confidence, 0.0, is_active=False, margin=margin)
+        assert found.tolist() == chosen
+    found = select_block_holes(confidence, confidence, 0.0, is_active=True, margin=0.95)
+    assert found.tolist() == [2]

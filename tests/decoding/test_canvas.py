@@ -129,3 +129,18 @@ def test_scores_are_stored_only_on_request() -> None:
     canvas.append_slots(1)
     canvas.fill_chosen([1], np.array([0]), Prediction(tokens=[4]))
     assert not canvas.commit_until(request) and request.scores == []
+
+
+def test_replaced_tokens_are_those_that_differ() -> None:
+    """With their log-probabilities; holes stay."""
+    canvas = Canvas([1, 2], mask_id=0)
+    canvas.append_slots(3)
+    canvas.fill_slots([2, 3], [5, 6])
+    scores = {"logprob": np.array([-1, -2, -3, -4], dtype=np.float32)}
+    out = Prediction(tokens=[9, 5, 7, 8], scores=scores)
+    assert canvas.replace_chosen([1, 2, 3], np.array([1, 2]), out, 0) == [3]
+    assert (canvas.ids, canvas.holes) == ([1, 2, 5, 7, 0], [4])
+    assert canvas.logprobs == [0, 0, 0, -3, 0]
+    assert canvas.replace_chosen([2, 3], np.array([], dtype=np.int64), out, 2) == []
+    assert canvas.replace_chosen([2, 3], np.array([0]), out, 2) == [2]
+    assert canvas.ids == [1, 2, 7, 7, 0]

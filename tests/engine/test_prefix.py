@@ -49,6 +49,7 @@ KINDS = [
     WeDLM(window=6, entropy=2.0),
     WeDLM(window=6, entropy=2.0, verify=True),
     BlockDiffusion(threshold=0.4),
+    BlockDiffusion(verify=True, threshold=0.3),
     APD(verifier="causal", ratio=0.6, window=4, lookahead=9),
     Speculative(draft="near", tokens=3),
     DFlash(draft="features", tokens=3),

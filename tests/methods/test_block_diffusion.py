@@ -7,8 +7,20 @@ from typing import Any
 import pytest
 
 from blocks import predicted, shape
-from helpers import MASK, block_model, engine_of, enter, finish, request_of, runner, script, tokens
-from outpace.decoding import Request, Sampling
+from helpers import (
+    MASK,
+    as_it_stands,
+    block_model,
+    engine_of,
+    enter,
+    finish,
+    request_of,
+    runner,
+    script,
+    tokens,
+)
+from outpace.decoding import Prediction, Request, Sampling, Tree
+from outpace.decoding.processor import Penalties
 from outpace.methods import BlockDiffusion
 from refusal import refuses
 
@@ -137,6 +149,122 @@ def test_an_answer_ends_with_its_last_token_or_with_the_block() -> None:
     assert list(seq.canvas) == [1, 1, 1, 1, 4, 5, 0, 6]
 
 
+def test_one_forward_verifies_and_drafts_where_rows_predict_the_next_slot() -> None:
+    """Drafts after a wrong one are dropped; the last slot is not drafted."""
+    seq = sequence(9, shift=1, prompt=[1, 2, 3])
+    answers = [
+        predicted("4567", "-++-"),
+        predicted("582345", "--++++"),
+        predicted("6789", "-+++"),
+        predicted("78945", "++++*"),
+        predicted("6", "-"),
+    ]
+    forwards = script(BlockDiffusion(verify=True), seq, answers)
+    assert [shape(forward) for forward in forwards] == [
+        (0, "123___", (1, 1, 1, 3), [3, 4, 5, 6]),
+        (3, "456___", (1, 1, 1, 3), [4, 5, 6, 7, 8, 9]),
+        (5, "8___", (1, 3), [6, 7, 8, 9]),
+        (6, "6789_", (1, 1, 1, 1, 1), [7, 8, 9, 10, 11]),
+        (10, "4", (1,), [11]),
+    ]
+    assert (seq.tokens, seq.finish_reason) == ([4, 5, 8, 6, 7, 8, 9, 4, 6], "length")
+
+
+def test_masks_verify_where_rows_predict_their_own_slot() -> None:
+    """Each sees the drafts before it; a block of masks after all drafts sees itself."""
+    seq = sequence(12, prompt=[1, 2])
+    decoding = BlockDiffusion(verify=True).decode(seq)
+    prompt = as_it_stands(next(decoding))
+    assert shape(prompt) == (0, "12_", (1, 1, 1), [2])
+    draft = decoding.send(predicted("4", "-"))
+    assert (draft.start, list(draft.ids)) == (2, [4, *[MASK] * 5])
+    assert draft.pattern == Tree(3, (0b1111, 0b1111, 0b1111, 0b1111, 0))
+    assert draft.positions == [2, 3, 4, 5, 6, 3]
+    assert list(draft.predict) == [3, 4, 5, 6] and draft.predict_from == [7, 4, 5, 6]
+    both = decoding.send(predicted("5678", "-++-"))
+    assert (both.start, list(both.ids)) == (3, [5, 6, 7, *[MASK] * 7])
+    assert both.pattern == Tree(4, (0, 1, *[0b111111] * 4, 0, 1, 3))
+    assert both.positions == [3, 4, 5, 6, 7, 8, 9, 4, 5, 6]
+    assert list(both.predict) == [4, 5, 6, 7, 8, 9]
+    assert both.predict_from == [10, 11, 12, 7, 8, 9]
+    branches = [[], [6], [6, 7], [6, 7, MASK], [6, 7, MASK, MASK], [6, 7, MASK, MASK, MASK]]
+    assert both.branches == branches
+    after = decoding.send(predicted("698765", "++++++"))
+    assert seq.tokens == [4, 5, 6, 9]
+    assert (after.start, list(after.ids)) == (5, [9, *[MASK] * 5])
+
+
+def test_drafts_shorten_near_the_limit() -> None:
+    """So that the masks that verify them fit below it."""
+    seq = sequence(6, prompt=[1])
+    decoding = BlockDiffusion(verify=True, threshold=None).decode(seq)
+    forward = next(decoding)
+    assert len(forward.ids) == 1 + 4 + 1 and forward.end <= seq.limit
+    forward = decoding.send(Prediction(tokens=[2, 3, 4, 5]))
+    assert list(forward.ids) == [2, 3, 4, MASK, MASK, MASK] and forward.end == seq.limit
+    forward = decoding.send(Prediction(tokens=[3, 4, 5]))
+    assert list(forward.ids) == [5, MASK]
+    assert seq.tokens == [2, 3, 4, 5]
+
+
+def test_edited_block_is_committed_once_nothing_changes() -> None:
+    """The prompt is never replaced; the last forward of a block has written its final keys."""
+    seq = sequence(6, prompt=[1, 2])
+    answers: list[Prediction | list[int]] = [
+        predicted("45", "+-"),
+        predicted("85", "++"),  # slot 3 is filled, slot 2 replaced
+        predicted("68", "*+"),  # below the threshold
+        predicted("4567", "++++"),
+        predicted("4507", "++++"),  # an end-of-sequence replaces a token
+        predicted("4507", "++++"),
+    ]
+    forwards = script(BlockDiffusion(edit=0.6), seq, answers)
+    assert [shape(forward) for forward in forwards] == [
+        (0, "12__", (4,), [2, 3]),
+        (0, "124_", (4,), [3, 2]),
+        (0, "1258", (4,), [2, 3]),
+        (4, "____", (4,), [4, 5, 6, 7]),
+        (4, "4567", (4,), [4, 5, 6, 7]),
+        (4, "4507", (4,), [4, 5, 6, 7]),
+    ]
+    assert (seq.tokens, seq.finish_reason) == ([5, 8, 4, 5], "stop")
+
+
+def test_edits_of_a_block_end() -> None:
+    """After 16 forwards without holes; then the block runs once more with the next."""
+    seq = sequence(5, prompt=[1, 2, 3])
+    answers = [predicted("4", "+"), *(predicted(str(5 + turn % 2), "+") for turn in range(16))]
+    answers += [predicted("1234", "++++"), predicted("1234", "++++")]
+    forwards = script(BlockDiffusion(edit=0.0), seq, answers)
+    assert [forward.start for forward in forwards] == [0] * 18 + [4]
+    assert seq.tokens == [6, 1, 2, 3, 4]
+
+
+def test_first_slot_of_a_block_is_not_edited_by_a_shifted_model() -> None:
+    """Its row belongs to the block before, which no longer changes; it runs again for the next."""
+    seq = sequence(6, shift=1, prompt=[1, 2, 3, 1])
+    answers = [
+        predicted("5", "-"),
+        predicted("678", "+++"),
+        predicted("698", "+++"),
+        predicted("698", "+++"),
+        predicted("2", "-"),
+        predicted("3", "+"),
+        predicted("3", "+"),
+    ]
+    forwards = script(BlockDiffusion(edit=0.5), seq, answers)
+    assert [(forward.start, list(forward.predict)) for forward in forwards] == [
+        (0, [4]),
+        (4, [5, 6, 7]),
+        (4, [5, 6, 7]),
+        (4, [5, 6, 7]),
+        (7, [8]),
+        (8, [9]),
+        (8, [9]),
+    ]
+    assert seq.tokens == [5, 6, 9, 8, 2, 3]
+
+
 def test_fixed_tokens_are_not_holes() -> None:
     """A block of fixed tokens only runs with the next one."""
     given = {6: 7, 7: 7, 9: 8}
@@ -175,6 +303,26 @@ def test_unused_scores_are_not_computed() -> None:
         ({"budget": float("nan")}, "budget"),
         ({"order": "random"}, "order"),
         ({"canvas": 1}, "canvas"),
+        ({"verify": 1}, "verify"),
+        ({"verify": True, "budget": 1.0}, "budget"),
+        ({"verify": True, "steps": 2}, "steps"),
+        ({"verify": True, "order": "margin"}, "order"),
+        ({"verify": True, "part": 2}, "part"),
+        ({"verify": True, "canvas": True}, "canvas"),
+        ({"verify": True, "rule": "klass"}, "rule"),
+        ({"verify": True, "edit": 0.5}, "edit"),
+        ({"edit": 1.5}, "edit"),
+        ({"edit": float("nan")}, "edit"),
+        ({"edit": 0.5, "canvas": True}, "canvas"),
+        ({"edit": 0.5, "rule": "credit"}, "rule"),
+        ({"rule": "sure"}, "rule"),
+        ({"rule": "klass", "threshold": None}, "threshold"),
+        ({"rule": "credit", "budget": 1.0}, "budget"),
+        ({"rule": "klass", "frechet_margin": 0.5}, "frechet_margin"),
+        ({"rule": "frechet", "frechet_margin": 1.5}, "frechet_margin"),
+        ({"rule": "klass", "klass_divergence": float("nan")}, "klass_divergence"),
+        ({"rule": "klass", "klass_divergence": -1.0}, "klass_divergence"),
+        ({"klass_divergence": 0.5}, "klass_divergence"),
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], param: str) -> None:
@@ -191,6 +339,30 @@ def test_huge_options_are_refused_or_harmless() -> None:
         job = enter(engine, method, [5, 3], runners=target, max_tokens=6)
         finish(engine)
         assert len(tokens(job)) == 6
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_verified_drafts_count_for_penalties(shift: int) -> None:
+    """As they would token by token, at any temperature."""
+    engine = engine_of(("blocks", block_model(seed=1 + shift, shift=shift)))
+    target = {"target": runner(engine, "blocks")}
+    for seed, temperature in enumerate((0.0, 0.0, 0.7, 1.5)):
+        texts, forwards = [], []
+        for block in (None, 1):
+            job = enter(
+                engine,
+                BlockDiffusion(verify=True, threshold=None, block=block),
+                [5, 3 + seed],
+                runners=target,
+                max_tokens=24,
+                sampling=Sampling(temperature=temperature, seed=seed),
+                processors=(Penalties(begin=2, presence=0.5, frequency=0.3, repetition=1.2),),
+            )
+            finish(engine)
+            texts.append(tokens(job))
+            forwards.append(len(job.request.trace))
+        assert texts[0] == texts[1] and len(set(texts[0])) > 3
+        assert forwards[1] == 24
 
 
 def test_same_seed_same_text() -> None:

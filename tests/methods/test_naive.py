@@ -30,6 +30,7 @@ from helpers import (
     trained_pair,
     unshifted_model,
 )
+from outpace.decoding import Sampling
 from outpace.engine.engine import Engine
 from outpace.methods import (
     APD,
@@ -202,6 +203,9 @@ def test_diffusion_with_guidance(engine: Engine) -> None:
         {"factor": 2.0},
         {"budget": 0.5},
         {"budget": 3.0},
+        {"rule": "frechet", "frechet_margin": 0.0},
+        {"rule": "klass", "threshold": 0.2, "klass_divergence": 0.05},
+        {"rule": "credit", "threshold": 0.4},
     ],
     ids=str,
 )
@@ -224,6 +228,12 @@ def test_fast_dllm(engine: Engine, rule: dict, block: int, cache: str | None) ->
         {"threshold": 0.4, "part": 3},
         {"budget": 1.0, "order": "entropy"},
         {"budget": 2.0, "part": 2, "steps": 9},
+        {"rule": "frechet", "frechet_margin": 0.0},
+        {"rule": "klass", "threshold": 0.2, "klass_divergence": 0.05, "order": "margin"},
+        {"rule": "credit", "threshold": 0.4, "part": 3},
+        {"edit": 0.0, "threshold": 0.2},
+        {"edit": 0.3, "threshold": 0.4, "steps": 2, "order": "margin"},
+        {"edit": 0.2, "budget": 2.0, "part": 2},
     ],
     ids=str,
 )
@@ -233,7 +243,7 @@ def test_block_diffusion(engine: Engine, name: str, options: dict) -> None:
         expected = naive.block_diffusion(BLOCKS[name], prompt, TOKENS, **options)
         eos = newest(expected)
         cut = naive.block_diffusion(BLOCKS[name], prompt, TOKENS, **options, eos=eos)
-        for canvas in (False, True):
+        for canvas in (False, True) if "edit" not in options else (False,):
             method = BlockDiffusion(**options, canvas=canvas)
             assert run(engine, method, prompt, None, target=name) == expected
             assert run(engine, method, prompt, eos, target=name) == cut
@@ -241,10 +251,49 @@ def test_block_diffusion(engine: Engine, name: str, options: dict) -> None:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"threshold": None}, {"threshold": 0.3}, {"threshold": 0.2, "block": 7}],
+    ids=str,
+)
+def test_verified_block_diffusion_has_blocks_of_one(
+    engine: Engine, name: str, options: dict
+) -> None:
+    """Token for token, at any temperature; each verification accepts what its loop does."""
+    target = {"target": runner(engine, name)}
+    for prompt in [*PROMPTS, [3, 1, 4, 1], [5, MASK, 2, MASK]]:
+        plain = naive.block_diffusion(BLOCKS[name], prompt, TOKENS, block=1)
+        for eos in (None, newest(plain)):
+            ends = frozenset() if eos is None else frozenset([eos])
+            method = BlockDiffusion(verify=True, **options)
+            job = enter(engine, method, prompt, runners=target, max_tokens=TOKENS, eos=ends)
+            finish(engine)
+            kept = [step.kept for step in job.request.trace]
+            loop = naive.self_verified(BLOCKS[name], prompt, TOKENS, **options, eos=eos)
+            assert (tokens(job), kept) == loop
+            assert tokens(job) == (plain if eos is None else plain[: plain.index(eos)])
+        sampling = Sampling(temperature=0.9, top_p=0.9, seed=7)
+        texts = []
+        for method in (BlockDiffusion(verify=True, **options), BlockDiffusion(block=1)):
+            job = enter(
+                engine, method, prompt, runners=target, max_tokens=TOKENS, sampling=sampling
+            )
+            finish(engine)
+            texts.append(tokens(job))
+        assert texts[0] == texts[1] != plain
+
+
+@pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("canvas", [False, True])
 def test_d2f_on_the_blocks_of_a_model(engine: Engine, name: str, canvas: bool) -> None:
     """Counted from slot 0; the end of the prompt shares one with the answer."""
-    for options in ({"confidence": 0.3}, {"confidence": 0.6, "add": 0.5, "order": "margin"}):
+    for options in (
+        {"confidence": 0.3},
+        {"confidence": 0.6, "add": 0.5, "order": "margin"},
+        {"rule": "frechet", "frechet_margin": 0.0},
+        {"rule": "klass", "confidence": 0.2, "klass_divergence": 0.1},
+        {"rule": "credit", "confidence": 0.4},
+    ):
         for prompt in [*PROMPTS, [3, 1, 4, 1], [5, 9, 2, 6, 5, 3, 5, 8]]:
             expected = naive.d2f(BLOCKS[name], prompt, TOKENS, **options, canvas=canvas)
             method = D2F(**options, canvas=canvas)

@@ -47,7 +47,15 @@ LOOSE = [
     DFlash(draft="features", tokens=3, verify="fly", fly_window=1),
     Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
 ]
-TYPED = [case for case in CASES if case.values[1] != "fly_entropy"]
+RULES = {"klass_divergence": "klass", "frechet_margin": "frechet"}
+"""Options that only one rule has."""
+
+TYPED = [case for case in CASES if case.values[1] not in ("fly_entropy", *RULES)]
+TYPED += [
+    pytest.param(kind(rule=rule), name, id=f"{kind.__name__} {rule}")
+    for kind in (BlockDiffusion, D2F, FastDLLM)
+    for name, rule in RULES.items()
+]
 TYPED += [pytest.param(method, "fly_entropy", id=type(method).__name__) for method in LOOSE]
 FLOATS = [
     case
@@ -197,6 +205,7 @@ BLOCKS: list[Method] = [
     *(BlockDiffusion(block=4, canvas=canvas, threshold=0.4) for canvas in (False, True)),
     BlockDiffusion(block=4, part=3, steps=2, threshold=None),
     BlockDiffusion(),
+    BlockDiffusion(verify=True, threshold=None),
     D2F(block=6, confidence=0.6),
     D2F(),
     *(DFlash(draft=draft, block=4, tokens=3) for draft in ("features", "added")),

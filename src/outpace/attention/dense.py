@@ -337,8 +337,7 @@ def tree_mask(
 ) -> np.ndarray:
     """Add the ancestors of tree rows to `mask [n, seen]`, which holds the committed prefix.
 
-    No row sees slots after its own. An attention window is counted along the slots a row sees,
-    because these are its text.
+    An attention window is counted along the slots a row sees, because these are its text.
     """
     mask |= np.arange(mask.shape[1]) == own
     bits = np.array(tree.ancestor_masks, dtype=np.int64)[:, None]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from itertools import repeat
 
 import numpy as np
 from numpy.typing import NDArray
@@ -88,7 +89,7 @@ class RowTiles:
         counts, begins = np.repeat(counts, each), np.array([span.rows.start for span in spans])
         first = np.repeat(begins, each) + offset * grid.rows
         low, stop, step = seen[0], seen[1], grid.step
-        # A row of a tree sees no slot after its own.
+        # A row of a tree sees no slot after its last one.
         last = stop if len(seen) == 2 else np.maximum(stop, seen[4] + 1)
         return cls(
             first=first,
@@ -188,8 +189,9 @@ def tree_bounds(spans: Sequence[RowSpan], layer_window: AttentionWindow) -> Plan
     """Return the bounds of rows with trees, `i64[5, T]`.
 
     These are first visible slot, visible end, root slot, ancestor mask of the slots from the root
-    slot on, and the row's own slot, which it also sees. An attention window is counted along the
-    slots a row sees, because these are its text.
+    slot on, and one more slot that the row sees, the last one: its own, or a later one that it
+    points at. An attention window is counted along the slots a row sees, because these are its
+    text.
     """
     found = np.zeros((5, spans[-1].rows.stop), dtype=np.int64)
     found[:2] = visible_bounds(spans, layer_window)
@@ -198,12 +200,26 @@ def tree_bounds(spans: Sequence[RowSpan], layer_window: AttentionWindow) -> Plan
         assert span.tree is not None
         trunk, bits = span.tree.root_slot, span.tree.ancestor_masks
         rows = slice(span.rows.stop - len(bits), span.rows.stop)
+        own_slots = found[4, rows].tolist()
+        bits, found[4, rows] = zip(
+            *map(split_last_slot, bits, repeat(trunk), own_slots), strict=True
+        )
         if layer_window.window is not None:
             rest = [layer_window.window - 1 - own.bit_count() for own in bits]
             found[0, rows] = np.maximum(trunk - np.maximum(rest, 0), 0)
             bits = tuple(latest_bits(own, layer_window.window - 1) for own in bits)
         found[1, rows], found[2, rows], found[3, rows] = trunk, trunk, bits
     return found
+
+
+def split_last_slot(bits: int, root_slot: int, own_slot: int) -> tuple[int, int]:
+    """Return the slots that a tree row sees, as a mask without the last one, and that one."""
+    own = own_slot - root_slot
+    if bits.bit_length() <= own:
+        return bits, own_slot
+    seen = bits | 1 << own
+    last = seen.bit_length() - 1
+    return seen ^ 1 << last, root_slot + last
 
 
 def latest_bits(bits: int, count: int) -> int:

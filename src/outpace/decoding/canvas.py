@@ -68,6 +68,26 @@ class Canvas:
                 self.logprobs[slot] = logprobs[entry]
         return slots
 
+    def replace_chosen(
+        self, slots: Sequence[int], chosen: IntArray, out: Prediction, first: int = 0
+    ) -> list[int]:
+        """Replace the tokens of chosen filled slots by other ones; return the slots that changed.
+
+        Args:
+            slots: slots of predicted tokens.
+            chosen: indices into `slots`.
+            out: predictions; slot i has entry `first + i`.
+            first: entry of the first slot in `out`.
+        """
+        entries = {slots[index]: first + index for index in chosen.tolist()}
+        changed = [slot for slot in entries if self.ids[slot] != out.tokens[entries[slot]]]
+        logprobs = out.logprobs
+        for slot in changed:
+            self.ids[slot] = out.tokens[entries[slot]]
+            if logprobs is not None:
+                self.logprobs[slot] = logprobs[entries[slot]]
+        return changed
+
     def fill_slots(self, slots: Iterable[int], tokens: Sequence[int]) -> None:
         """Put tokens into holes; raise `ValueError` for a slot that is not a hole."""
         for slot, token in zip(slots, tokens, strict=True):

@@ -21,7 +21,10 @@ from outpace.decoding.sampling_params import PLAIN_SAMPLING, Sampling
 from outpace.decoding.truncation import LogitTruncation, apply_top_k_min_p, nucleus_argmax
 from outpace.kernels.fused import SamplingTensors, read_rows, runs_triton, to_device
 
-Score = Literal["confidence", "entropy", "logprob", "margin"]
+Score = Literal[
+    "confidence", "entropy", "logprob", "margin", "divergence", "top_token", "top_probability"
+]
+"""Scores of a token; the last three belong to the reads of `rules`."""
 
 
 @dataclass(slots=True)

@@ -14,8 +14,9 @@ class Tree:
     """Rows of a draft tree, each with an ancestor mask.
 
     Rows of slots below `root_slot` are causal. The others see all slots below it, themselves, and
-    slot `root_slot + j` where bit j of their entry in `ancestor_masks` is set. That slot comes
-    before their own, in the same forward or an earlier one.
+    slot `root_slot + j` where bit j of their entry in `ancestor_masks` is set. In a draft tree that
+    slot comes before their own, in the same forward or an earlier one. Masks that see each other,
+    as in a block, also point at later slots of the same forward.
     """
 
     root_slot: int
@@ -41,7 +42,7 @@ class Tree:
         ]
 
     def positions(self, start: int) -> list[int]:
-        """Return rotary positions: a row's position is the number of slots that it sees."""
+        """Return rotary positions of a draft tree: the number of slots that each row sees."""
         prefix = range(start, start + self.causal_rows(start))
         return [*prefix, *(self.root_slot + mask.bit_count() for mask in self.ancestor_masks)]
 
@@ -57,9 +58,10 @@ class Tree:
                 f"a tree of {len(self.ancestor_masks)} rows with root slot {self.root_slot} "
                 f"does not match {rows} rows from slot {start} on"
             )
+        slots = min(MAX_TREE_SLOTS, start + rows - self.root_slot)
         for slot, mask in enumerate(self.ancestor_masks, max(start, self.root_slot)):
-            if mask < 0 or mask.bit_length() > min(MAX_TREE_SLOTS, slot - self.root_slot):
+            if mask < 0 or mask.bit_length() > slots:
                 raise ValueError(
-                    f"the row of slot {slot} must point at earlier slots of the {MAX_TREE_SLOTS} "
-                    f"from root slot {self.root_slot} on"
+                    f"the row of slot {slot} must point at the {slots} slots from root slot "
+                    f"{self.root_slot} on"
                 )

@@ -183,7 +183,8 @@ class PrefixCache:
         blocks = forward.pattern if isinstance(forward.pattern, tuple) else ()
         ids = list(forward.ids) if blocks or forward.pattern == CAUSAL else []
         if isinstance(forward.pattern, Tree):
-            ids = list(forward.ids[: max(forward.pattern.root_slot + 1 - forward.start, 0)])
+            causal = forward.pattern.root_slot + (forward.pattern.ancestor_masks[0] == 0)
+            ids = list(forward.ids[: max(causal - forward.start, 0)])
         if self.is_paired:
             ids = []
         if forward.positions is not None:

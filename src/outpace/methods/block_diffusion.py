@@ -3,136 +3,95 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
-import numpy as np
-
-from outpace.decoding import Canvas, Decoding, Forward, Kind, Prediction, Request
+from outpace.decoding import Canvas, Decoding, Kind, OptionError, Request
 from outpace.decoding.canvas import split_blocks
-from outpace.decoding.forward import IntArray
-from outpace.decoding.order import above_threshold, rank_scores, top_holes, within_budget
-from outpace.decoding.target import Rank
-from outpace.methods.bounds import check_at_least_one, check_fraction, check_not_negative
-from outpace.methods.method import Interval, Method, OneOf, block_length
-
-FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]
+from outpace.decoding.rules import start_history
+from outpace.methods.block_filling import BlockFilling, forward_of_blocks
+from outpace.methods.bounds import check_at_least_one, check_default, check_fraction
+from outpace.methods.edited import decode_edited
+from outpace.methods.method import block_length
+from outpace.methods.self_verified import decode_verified
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockDiffusion(Method):
+class BlockDiffusion(BlockFilling):
     """Fill the holes of one block, then those of the next; keys of full blocks are cached.
 
     The sampler of SDAR (Cheng et al., 2025), and with `part` that of Fast-dLLM v2 (Wu et al.,
     2025). Blocks are counted from slot 0, so the end of the prompt shares one with the beginning of
-    the answer. A forward fills all holes above `threshold`, or the best ones by `order` within an
-    entropy `budget` (the EB-Sampler of Ben-Hamu et al., 2025), and at least enough to fill a block
-    in `steps` forwards. Keys of a block are final once it runs without holes, in the same forward
-    as the first one of the next block. In a model of shift 1 that forward runs the full block only,
-    and predicts the first token after it. Raises `ValueError` for invalid options.
+    the answer. Keys of a block are final once it runs without holes, in the same forward as the
+    first one of the next block. In a model of shift 1 that forward runs the full block only, and
+    predicts the first token after it.
+
+    With `edit` it is the joint threshold decoding of LLaDA2.1 (Bie et al., 2026), with `verify` the
+    self-speculation of S2D2 (Han et al., 2026), whose output is that of blocks of one token.
 
     Attributes:
-        part: tokens of a block that must be filled before those after them.
         canvas: fill all of the block in which the answer ends, as the authors' code does.
     """
 
     target_kinds = (Kind.BLOCK,)
 
-    threshold: Annotated[
-        float | None,
-        Interval(0.5, 1),
-        "holes of a higher confidence are filled; None: the number given by steps",
-    ] = 0.9
-    budget: Annotated[
-        float | None, "instead of threshold, the entropy that the holes of a forward may share"
-    ] = None
-    steps: Annotated[int | None, "most forwards that fill a block; one per token by default"] = None
-    order: Annotated[
-        FillOrder,
-        OneOf(("confidence", "entropy", "margin")),
-        "ranking of holes where too few exceed the threshold",
-    ] = "confidence"
-    part: Annotated[int | None, "tokens of a block that must be filled before those after them"] = (
-        None
-    )
     block: Annotated[int | None, "tokens of a block; as the model was trained by default"] = None
     canvas: Annotated[bool, "fill all of the block in which the answer ends"] = False
+    edit: Annotated[
+        float | None,
+        "tokens of the open block are replaced by others of a higher confidence than this; 0: by "
+        "any; None: never",
+    ] = None
+    verify: Annotated[bool, "emit only what blocks of one token would generate"] = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(steps=self.steps, part=self.part, block=self.block)
-        if self.threshold is not None:
-            check_fraction(threshold=self.threshold)
-        check_not_negative(budget=self.budget)
+        check_at_least_one(block=self.block)
+        check_fraction(edit=self.edit)
+        if self.edit is not None:
+            check_default(self, "rule", "canvas", reason="edit, which fills whole blocks")
+        if self.verify:
+            unused = ("budget", "steps", "order", "part", "canvas", "rule", "edit")
+            check_default(self, *unused, reason="verify, which drafts in one forward")
 
     def check_request(self, request: Request) -> None:
-        """Raise `ValueError` where the block length is unknown."""
+        """Raise `ValueError` where the block length is unknown, or a constraint is edited."""
         block_length(request, self.block)
+        if self.edit is not None and request.constraint is not None:
+            message = f"edit must be None with a constraint or template, got {self.edit}"
+            raise OptionError("edit", self.edit, message)
 
     @property
     def is_sequential(self) -> bool:
-        """False: holes are filled in any order."""
-        return False
+        """Whether each token is conditioned on all before it, as only verification ensures."""
+        return self.verify
 
     def decode(self, request: Request) -> Decoding:
-        """Run the block and earlier slots without final keys, fill some of its holes."""
-        size, shift = block_length(request, self.block), request.target.shift
-        quotient, remainder = divmod(size, min(self.steps or size, size))
-        canvas, start, step = Canvas.from_request(request), 0, 0
+        """Fill blocks, or also edit or verify them."""
+        size = block_length(request, self.block)
+        if self.verify:
+            return decode_verified(request, size, self.threshold)
+        if self.edit is not None:
+            return decode_edited(self, request, size, self.edit)
+        return self.decode_blocks(request, size)
+
+    def decode_blocks(self, request: Request, size: int) -> Decoding:
+        """Run the block and earlier slots without final keys, fill some of its holes, repeat."""
+        canvas, scores = Canvas.from_request(request), self.needed_scores
+        history = start_history(self.rule, self.klass_divergence)
+        start = 0  # first slot without final keys
         for begin, end in split_blocks(len(request) - len(request) % size, request.limit, size):
             canvas.append_slots(max(end - len(canvas), 0))
-            fills = 0
-            while holes := canvas.holes_within(begin, end):
-                # With shift 1 the first hole is predicted by the last row of the full block before.
-                only_first = bool(shift) and holes[0] == begin
-                holes, last = (
-                    (holes[:1], begin) if only_first else (self.first_part(holes, begin), end)
-                )
-                out = yield Forward(
-                    ids=canvas.ids[start:last],
-                    start=start,
-                    pattern=tuple(min(size, last - first) for first in range(start, last, size)),
-                    predict=holes,
-                    read=request.sample(
-                        step, scores=self.needed_scores, score_as_drawn=True, joint=True
-                    ),
-                )
-                start, step = begin, step + 1
-                count = 1 if only_first else quotient + (fills < remainder)
-                fills += not only_first
-                canvas.fill_chosen(holes, self.choose_holes(out, count), out)
-                if not (
-                    self.canvas and canvas.holes_within(begin, end)
-                ) and not canvas.commit_until(request):
+            step = fills = 0
+            while open_holes := canvas.holes_within(begin, end):
+                holes, last = self.next_holes(open_holes, begin, end, request.target.shift)
+                read = request.sample(step, scores=scores, score_as_drawn=True, joint=True)
+                read = history.read(read, holes)
+                out = yield forward_of_blocks(canvas.ids[:last], start, size, holes, read)
+                may_fill = history.record(holes, out)
+                chosen = self.choose_holes(out, self.least_count(size, fills), may_fill)
+                canvas.fill_chosen(holes, chosen, out)
+                start, step, fills = begin, step + 1, fills + (last == end)
+                must_fill_block = self.canvas and canvas.holes_within(begin, end)
+                if not must_fill_block and not canvas.commit_until(request):
                     return
         canvas.commit_until(request)
-
-    @property
-    def needed_scores(self) -> tuple[Rank, ...]:
-        """Scores that the choice of holes needs."""
-        wanted = {self.order}
-        if self.budget is not None:
-            wanted.add("entropy")
-        elif self.threshold is not None:
-            wanted.add("confidence")
-        return tuple(score for score in get_args(Rank) if score in wanted)
-
-    def first_part(self, holes: list[int], begin: int) -> list[int]:
-        """Return the holes in the first part of a block that has any."""
-        if self.part is None:
-            return holes
-        end = begin + ((holes[0] - begin) // self.part + 1) * self.part
-        return [hole for hole in holes if hole < end]
-
-    def choose_holes(self, out: Prediction, count: int) -> IntArray:
-        """Return the indices of the holes to fill, at least `count` where possible."""
-        holes = len(out.tokens)
-        leftmost = np.arange(holes, 0, -1, dtype=np.float32)
-        ranks = leftmost if self.order == "left_to_right" else rank_scores(out, self.order)
-        chosen = top_holes(ranks, count)
-        if self.budget is not None:
-            within = within_budget(ranks, out.scores["entropy"], self.budget)
-        elif self.threshold is not None:
-            within = above_threshold(out.scores["confidence"], self.threshold)
-        else:
-            return chosen
-        return within if len(within) >= len(chosen) else chosen

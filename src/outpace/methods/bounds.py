@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+from typing import Any
+
 from outpace.decoding import OptionError
 
 
@@ -12,10 +15,10 @@ def check_at_least_one(**options: int | None) -> None:
             raise OptionError(name, value, f"{name} must be at least 1, got {value}")
 
 
-def check_fraction(**options: float) -> None:
+def check_fraction(**options: float | None) -> None:
     """Raise `OptionError` for an option outside [0, 1]."""
     for name, value in options.items():
-        if not 0 <= value <= 1:
+        if value is not None and not 0 <= value <= 1:
             raise OptionError(name, value, f"{name} must be between 0 and 1, got {value}")
 
 
@@ -32,3 +35,12 @@ def check_not_negative(**options: float | None) -> None:
     for name, value in options.items():
         if value is not None and value < 0:
             raise OptionError(name, value, f"{name} must be at least 0, got {value}")
+
+
+def check_default(method: Any, *names: str, reason: str) -> None:
+    """Raise `OptionError` for a set option that has no effect together with another."""
+    defaults = {option.name: option.default for option in fields(method)}
+    for name in names:
+        if (value := getattr(method, name)) != defaults[name]:
+            message = f"{name} cannot be used with {reason}, got {value!r}: leave it unset"
+            raise OptionError(name, value, message)

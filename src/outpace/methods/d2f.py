@@ -10,43 +10,38 @@ from typing import Annotated
 
 import numpy as np
 
-from outpace.decoding import (
-    Canvas,
-    Decoding,
-    Dial,
-    Forward,
-    Kind,
-    OptionError,
-    Prediction,
-    Request,
-    Target,
-)
+from outpace.decoding import Canvas, Decoding, Dial, Forward, Kind, OptionError, Prediction, Request
 from outpace.decoding.blocks import (
     D2F_ACTIVATE,
     D2F_ADD,
     D2F_BLOCK_SIZE,
     D2F_CONFIDENCE,
+    block_pattern,
+    filled_share,
+    forward_of_holes,
     select_block_holes,
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import rank_scores
-from outpace.decoding.target import Rank
+from outpace.decoding.rules import BoolArray, start_history
+from outpace.decoding.target import Rank, Target
 from outpace.methods.bounds import check_at_least_one, check_fraction
-from outpace.methods.method import Interval, Method, OneOf, block_length
+from outpace.methods.method import Interval, OneOf, block_length
 from outpace.methods.plain import decode_plain
+from outpace.methods.rule import CertainMethod
 
 
 @dataclass(frozen=True, kw_only=True)
-class D2F(Method):
+class D2F(CertainMethod):
     """Fill several blocks at once; each sees those before it, and is cached once it is full.
 
     The pipelined decoding of "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion
     Forcing" (Wang et al., 2025, section 3.3). A block is appended once the last one is filled to
-    `add`. Blocks accept all tokens above `confidence`. Without one, a block accepts its
-    best one by `order`, provided that the one before it is filled to `activate`. An end-of-sequence
-    stops appending, and blocks after it are dropped; `canvas` fills them as well, and uses whole
-    blocks only, as in the authors' code. With `least` 1 a `Pace` may decode token by token, without
+    `add`. Blocks accept all tokens above `confidence`. Without one, a block accepts its best one by
+    `order`, provided that the one before it is filled to `activate`. An end-of-sequence stops
+    appending, and blocks after it are dropped; `canvas` fills them as well, and uses whole blocks
+    only, as in the authors' code. With `least` 1 a `Pace` may decode token by token, without
     a mask, if the text may depend on the load and the row of the last token predicts the next one.
     """
 
@@ -129,6 +124,7 @@ class D2F(Method):
         whole_blocks = self.canvas and not request.is_infill  # a template has a fixed end
         limit = request.limit - ((request.limit - edges[-1]) % size if whole_blocks else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
+        history = start_history(self.rule, self.klass_divergence)
         step, alive, can_pause = 0, True, request.pace and not request.is_infill
         while alive:
             if can_pause and request.choose_length(MAX_PACED_TOKENS) == 1:
@@ -144,20 +140,10 @@ class D2F(Method):
                 if len(canvas) >= limit:
                     break
                 continue  # a block of fixed tokens only
-            # The row before the first hole may be the one that predicts it; no hole sees the full
-            # blocks after the last one.
-            start = min(edges[0], canvas.prefix_length - 1)
-            end = next(edge for edge in edges if edge > canvas.holes[-1])
-            bounds = [start, *(edge for edge in edges if start < edge <= end)]
-            out = yield Forward(
-                ids=canvas.ids[start:end],
-                start=start,
-                pattern=tuple(stop - begin for begin, stop in pairwise(bounds)),
-                predict=tuple(canvas.holes),
-                read=request.sample(step, scores=scores, score_as_drawn=True, joint=True),
-            )
+            read = request.sample(step, scores=scores, score_as_drawn=True, joint=True)
+            out = yield forward_of_holes(canvas, edges, history.read(read, canvas.holes))
             step += 1
-            chosen = self.choose_holes(canvas, edges, out)
+            chosen = self.choose_holes(canvas, edges, out, history.record(canvas.holes, out))
             edges = edges[bisect_right(edges, canvas.prefix_length) - 1 :]  # full blocks are cached
             slots = canvas.fill_chosen(canvas.holes, chosen, out)
             if ends := [slot for slot in slots if canvas.ids[slot] in request.eos]:
@@ -174,26 +160,24 @@ class D2F(Method):
     ) -> Generator[Forward, Prediction, bool]:
         """Run the uncached slots and decode the next token, and others while paused."""
         start, read = min(edges[0], len(request) - 1), request.sample()
-        stops = [start, *(edge for edge in edges if start < edge)]
-        return decode_plain(request, start, read, tuple(stop - at for at, stop in pairwise(stops)))
+        return decode_plain(request, start, read, block_pattern(edges, start, len(request)))
 
-    def choose_holes(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
-        """Return the indices of the holes to fill."""
-        ranks, confidence = rank_scores(out, self.order), out.scores["confidence"]
+    def choose_holes(
+        self, canvas: Canvas, edges: list[int], out: Prediction, may_fill: BoolArray
+    ) -> IntArray:
+        """Return the indices of the holes to fill; `may_fill` by their confidence."""
+        ranks, confidence = rank_scores(out, self.order), out.scores["confidence"] * may_fill
+        margin = self.frechet_margin if self.rule == "frechet" else None
         indices, first, previous_share = [], 0, 1.0
         for begin, end in pairwise(edges):
             last = first + len(canvas.holes_within(begin, end))
-            scores, ranked = confidence[first:last], ranks[first:last]
-            is_active = previous_share >= self.activate
-            chosen = select_block_holes(scores, ranked, self.confidence, is_active=is_active)
+            chosen = select_block_holes(
+                confidence[first:last],
+                ranks[first:last],
+                self.confidence,
+                is_active=previous_share >= self.activate,
+                margin=margin,
+            )
             indices.append(first + chosen)
             first, previous_share = last, filled_share(canvas, begin, end)
         return np.concatenate(indices)
-
-
-def filled_share(canvas: Canvas, begin: int, end: int | None = None) -> float:
-    """Return the filled fraction of the slots of a block; 1 before the first block."""
-    if end is None:
-        return 1.0
-    size = end - begin
-    return (size - len(canvas.holes_within(begin, end))) / size

@@ -18,22 +18,26 @@ from outpace.decoding import (
 from outpace.decoding.canvas import split_blocks
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import (
+    above_threshold,
     rank_scores,
     reaching_threshold,
     top_holes,
     within_budget,
     within_factor,
+    within_frechet,
 )
+from outpace.decoding.rules import BoolArray, start_history
 from outpace.decoding.target import Rank
 from outpace.methods.bounds import check_at_least_one, check_not_negative, check_positive_fraction
-from outpace.methods.method import Interval, Method, OneOf
+from outpace.methods.method import Interval, OneOf
+from outpace.methods.rule import CertainMethod
 
 CacheMode = Literal["prefix", "dual"]
 DEFAULT_BLOCK_TOKENS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class FastDLLM(Method):
+class FastDLLM(CertainMethod):
     """Fill all holes of a block that are confident enough, and cache the keys around it.
 
     "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel
@@ -75,10 +79,10 @@ class FastDLLM(Method):
         super().__post_init__()
         check_at_least_one(block=self.block)
         check_positive_fraction(threshold=self.threshold)
+        check_not_negative(budget=self.budget)
         if self.factor is not None and self.factor <= 0:
             message = f"factor must be a positive number, got {self.factor}"
             raise OptionError("factor", self.factor, message)
-        check_not_negative(budget=self.budget)
         if self.factor is not None and self.budget is not None:
             message = "factor and budget are alternatives: set only one of them"
             raise OptionError("factor", self.factor, message)
@@ -97,6 +101,7 @@ class FastDLLM(Method):
         canvas, step = Canvas.from_request(request), 0
         canvas.append_slots(request.max_tokens)
         score: Rank = "confidence" if self.budget is None else "entropy"
+        history = start_history(self.rule, self.klass_divergence)
         for begin, end in split_blocks(len(request), request.limit, self.block_size(request)):
             cache: CacheMode | None = None
             while holes := canvas.holes_within(begin, end):
@@ -106,34 +111,39 @@ class FastDLLM(Method):
                     holes = holes[:1]
                 first = 0 if cache is None else begin
                 last = min(end, len(canvas)) if cache == "dual" else len(canvas)
+                read = request.sample(
+                    step,
+                    scores=(score,),
+                    score_as_drawn=request.target.score_as_drawn,
+                    joint=True,
+                )
                 out = yield Forward(
                     ids=canvas.ids[first:last],
                     start=first,
                     pattern=FULL,
                     visible_end=len(canvas),
                     predict=holes,
-                    read=request.sample(
-                        step,
-                        scores=(score,),
-                        score_as_drawn=request.target.score_as_drawn,
-                        joint=True,
-                    ),
+                    read=history.read(read, holes),
                 )
-                slots = canvas.fill_chosen(holes, self.choose_holes(out), out)
+                may_fill = history.record(holes, out)
+                slots = canvas.fill_chosen(holes, self.choose_holes(out, may_fill), out)
                 if not self.canvas and not canvas.commit_prefix(request, slots):
                     return
                 cache, step = self.cache, step + 1
         canvas.commit_until(request, len(canvas))
 
-    def choose_holes(self, out: Prediction) -> IntArray:
-        """Return the indices of the holes to fill."""
+    def choose_holes(self, out: Prediction, may_fill: BoolArray) -> IntArray:
+        """Return the indices of the holes to fill; `may_fill` by their confidence."""
         if self.budget is not None:
             return within_budget(rank_scores(out, "entropy"), out.scores["entropy"], self.budget)
         confidence = rank_scores(out, "confidence")
         if self.factor is not None:
             return within_factor(confidence, self.factor)
-        return (
-            top_holes(confidence)
-            if self.threshold is None
-            else reaching_threshold(confidence, self.threshold)
-        )
+        if self.rule == "frechet":
+            return within_frechet(confidence, self.frechet_margin)
+        if self.threshold is None:
+            return top_holes(confidence)
+        if self.rule == "klass":
+            chosen = above_threshold(confidence * may_fill, self.threshold)
+            return chosen if len(chosen) else top_holes(confidence)
+        return reaching_threshold(confidence, self.threshold)

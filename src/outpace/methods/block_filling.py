@@ -1,0 +1,130 @@
+"""Options of which holes of a block are filled in a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal, get_args
+
+import numpy as np
+
+from outpace.decoding import Forward, Prediction, Read
+from outpace.decoding.forward import IntArray
+from outpace.decoding.order import (
+    above_threshold,
+    rank_scores,
+    top_holes,
+    within_budget,
+    within_frechet,
+)
+from outpace.decoding.rules import BoolArray
+from outpace.decoding.target import Rank
+from outpace.methods.bounds import check_at_least_one, check_fraction, check_not_negative
+from outpace.methods.method import Interval, OneOf
+from outpace.methods.rule import CertainMethod
+
+FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFilling(CertainMethod):
+    """A method that fills a block in several forwards, several holes in each.
+
+    A forward fills all holes above `threshold`, or the best ones by `order` within an entropy
+    `budget` (the EB-Sampler of Ben-Hamu et al., 2025), and at least enough to fill a block in
+    `steps` forwards: the dynamic and the static decoding of SDAR.
+
+    Attributes:
+        part: the sub-blocks of Fast-dLLM v2.
+    """
+
+    threshold: Annotated[
+        float | None,
+        Interval(0.5, 1),
+        "holes of a higher confidence are filled; None: the number given by steps",
+    ] = 0.9
+    budget: Annotated[
+        float | None, "instead of threshold, the entropy that the holes of a forward may share"
+    ] = None
+    steps: Annotated[int | None, "most forwards that fill a block; one per token by default"] = None
+    order: Annotated[
+        FillOrder,
+        OneOf(("confidence", "entropy", "margin")),
+        "ranking of holes where too few exceed the threshold",
+    ] = "confidence"
+    part: Annotated[int | None, "tokens of a block that must be filled before those after them"] = (
+        None
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_at_least_one(steps=self.steps, part=self.part)
+        check_fraction(threshold=self.threshold)
+        check_not_negative(budget=self.budget)
+
+    @property
+    def needed_scores(self) -> tuple[Rank, ...]:
+        """Scores that the choice of holes needs."""
+        wanted = {self.order}
+        if self.budget is not None:
+            wanted.add("entropy")
+        elif self.rule == "frechet" or self.threshold is not None:
+            wanted.add("confidence")
+        return tuple(score for score in get_args(Rank) if score in wanted)
+
+    def next_holes(
+        self, holes: list[int], begin: int, end: int, shift: int
+    ) -> tuple[list[int], int]:
+        """Return which holes of a block are predicted next, and the slot up to which rows run.
+
+        They are those of the first part that has any. With shift 1 the first hole is predicted by
+        the last row of the block before, which is full, and runs without this block.
+        """
+        if shift and holes[:1] == [begin]:
+            return holes[:1], begin
+        if self.part is None or not holes:
+            return holes, end
+        stop = begin + ((holes[0] - begin) // self.part + 1) * self.part
+        return [hole for hole in holes if hole < stop], end
+
+    def least_count(self, size: int, fills: int) -> int:
+        """Return how many holes the next forward fills at least, after `fills` of this block.
+
+        Equal counts, the first ones larger by the remainder.
+        """
+        quotient, remainder = divmod(size, min(self.steps or size, size))
+        return quotient + (fills < remainder)
+
+    def choose_holes(self, out: Prediction, count: int, may_fill: BoolArray) -> IntArray:
+        """Return the indices of the holes to fill, at least `count` where possible.
+
+        `may_fill` has an entry for each hole: whether it may be filled by its confidence.
+        """
+        holes = len(may_fill)
+        leftmost = np.arange(holes, 0, -1, dtype=np.float32)
+        ranks = leftmost if self.order == "left_to_right" else rank_scores(out, self.order)[:holes]
+        chosen = top_holes(ranks, count)
+        if self.budget is not None:
+            within = within_budget(ranks, out.scores["entropy"][:holes], self.budget)
+        elif self.rule == "frechet":
+            within = within_frechet(out.scores["confidence"][:holes], self.frechet_margin)
+        elif self.threshold is not None:
+            confidence = out.scores["confidence"][:holes] * may_fill
+            within = above_threshold(confidence, self.threshold)
+        else:
+            return chosen
+        return within if len(within) >= len(chosen) else chosen
+
+
+def forward_of_blocks(
+    ids: Sequence[int], start: int, size: int, predict: Sequence[int], read: Read
+) -> Forward:
+    """Return a forward of a text from slot `start` on; each block sees itself and those before."""
+    end = len(ids)
+    return Forward(
+        ids=ids[start:],
+        start=start,
+        pattern=tuple(min(size, end - first) for first in range(start, end, size)),
+        predict=predict,
+        read=read,
+    )
