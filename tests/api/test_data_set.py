@@ -79,6 +79,17 @@ def test_an_empty_answer_counts(llm: LLM, tmp_path: Path) -> None:
     assert chat["messages"][0] == message and chat["messages"][1]["role"] == "assistant"
 
 
+def test_prompts_that_exceed_the_context_are_left_out(llm: LLM, tmp_path: Path) -> None:
+    """And counted; the others are answered, and a repeated run has nothing to do."""
+    texts = ["How many? " * 100, *QUESTIONS[:3]]
+    source, folder = write_prompts(tmp_path / "prompts.jsonl", texts), tmp_path / "data"
+    chosen = read_prompt_set([source])
+    for _ in range(2):
+        card = make_data(llm, fingerprint(llm), chosen, folder, max_tokens=24, temperature=0.0)
+        assert card["prompts"]["too_long"] == 1
+        assert [line["line"] for line in read_lines(folder / "train.jsonl")] == [2, 3, 4]
+
+
 def test_an_interrupted_run_continues(llm: LLM, tmp_path: Path) -> None:
     """Without a line twice, also after prompts were added at the end; the split stays."""
     source = write_prompts(tmp_path / "prompts.jsonl", QUESTIONS[:8])

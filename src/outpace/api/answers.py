@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -140,24 +140,29 @@ def answer_prompts(
     batch: int,
     progress: Callable[[int, int, int], None],
     fields: Mapping[str, Any] = {},
+    skipped: Collection[int] = (),
     **options: Unpack[Options],
 ) -> int:
-    """Answer the prompts found at `places`; see `answer_file`. `fields` are added to each line."""
+    """Answer the prompts found at `places`; see `answer_file`.
+
+    `fields` are added to each line. Prompts whose line is in `skipped` are not answered.
+    """
     options = offset_seed(options, 0)
     tokens = 0
     with open_for_append(target) as file:
         done = find_answered_lines(file, prompts)
-        todo = [line for line in range(1, len(prompts) + 1) if line not in done]
+        lines = [line for line in range(1, len(prompts) + 1) if line not in skipped]
+        todo = [line for line in lines if line not in done]
         requests = (
             (places[line - 1], prompts[line - 1], offset_seed(options, line)) for line in todo
         )
-        progress(len(done), len(prompts), tokens)
+        progress(len(done), len(lines), tokens)
         for count, (number, output) in enumerate(iterate_answers(llm, requests, batch=batch), 1):
             line = todo[number]
             example = training_example(prompts[line - 1], output)
             append_record(file, {"line": line, **example, **fields})
             tokens += len(output.ids)
-            progress(len(done) + count, len(prompts), tokens)
+            progress(len(done) + count, len(lines), tokens)
     return len(todo)
 
 

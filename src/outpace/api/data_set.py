@@ -17,7 +17,7 @@ from outpace.api.options import Options, check_options
 from outpace.api.overlap import OverlapIndex, nested_texts
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.decoding.sampling_params import is_finite_real
-from outpace.errors import OptionError
+from outpace.errors import ContextError, OptionError
 from outpace.jsonl import read_records
 
 TRAINING_FILE, HELD_OUT_FILE, CARD_FILE = "train.jsonl", "held.jsonl", "data.json"
@@ -133,6 +133,7 @@ def make_data(
     """Answer prompts, and write training data, held-out data and their card to a folder.
 
     An interrupted run continues where it stopped. Each line has the fingerprint of the model.
+    Prompts that exceed its context are left out.
 
     Returns:
         The content of the card `data.json`.
@@ -151,7 +152,10 @@ def make_data(
     check_card(folder, card)
     folder.mkdir(parents=True, exist_ok=True)
     write_card(folder, card)
+    too_long = 0
     for name, part in prompts.by_file.items():
+        skipped = find_too_long(llm, [*part.values()], options)
+        too_long += len(skipped)
         answer_prompts(
             llm,
             [*part],
@@ -160,11 +164,13 @@ def make_data(
             batch=batch,
             progress=partial(progress, name),
             fields={"fingerprint": fingerprint.as_record()},
+            skipped=skipped,
             **options,
         )
     card["prompts"] = {
         "read": prompts.read,
         "repeated": prompts.repeated,
+        "too_long": too_long,
         "overlapping": dict(prompts.overlapping),
     }
     card["files"] = {
@@ -172,6 +178,17 @@ def make_data(
     }
     write_card(folder, card)
     return card
+
+
+def find_too_long(llm: LLM, prompts: Sequence[ChatPrompt], options: Options) -> set[int]:
+    """Return the line numbers of prompts that, with their answers, exceed the model's context."""
+    lines = set[int]()
+    for line, prompt in enumerate(prompts, 1):
+        try:
+            llm.prepare(prompt, **options)
+        except ContextError:
+            lines.add(line)
+    return lines
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:

@@ -78,7 +78,10 @@ def print_card(card: Mapping[str, Any], folder: Path) -> None:
     left_out = "".join(
         f", {n} share text with {path}" for path, n in prompts["overlapping"].items()
     )
-    console.print(f"{prompts['read']} prompts: {prompts['repeated']} repeated{left_out}")
+    console.print(
+        f"{prompts['read']} prompts: {prompts['repeated']} repeated, {prompts['too_long']} too long"
+        f"{left_out}"
+    )
     for name, counts in card["files"].items():
         line = f"{folder / name}: {counts['answers']} answers, {counts['tokens']} tokens"
         overlaps = (f", {n} share text with {path}" for path, n in counts["overlapping"].items())
