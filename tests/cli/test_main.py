@@ -546,7 +546,7 @@ def test_a_method_that_fails_is_one_line_and_status_1(outpace, tmp_path):
     (folder / "model.safetensors").write_bytes(weights[:-4] + struct.pack("<f", 3e38))
     status, out, err = outpace("generate", str(folder), "x")
     assert status == 1 and err.count("\n") == 1
-    assert err.startswith("outpace: Lookup(tokens='auto', match=1) failed at slot ")
+    assert err.startswith("outpace: Lookup(tokens='auto', match=1, shared=False) failed at slot ")
     assert "the model's logits are not finite numbers" in err
 
 
@@ -839,10 +839,15 @@ def test_the_command_line_is_frozen(outpace):
         | DRESSING
         | {"--method", "--input", "--output", "--batch", "--raw", "--n", "--logprobs", "--fill"}
         | {"--schema", "--regex", "--choices", "--grammar", "--ray", "--replicas"}
+        | {"--reasoning-effort"}
         | LOADING,
-        "chat": SAMPLING | ENDING | DRESSING | {"--method"} | LOADING,
+        "chat": SAMPLING | ENDING | DRESSING | {"--method", "--reasoning-effort"} | LOADING,
         "race": SAMPLING | ENDING | {"--entry", "--limit", "--template", "--json"} | LOADING,
-        "trace": SAMPLING | ENDING | DRESSING | {"--method", "--raw", "--png"} | LOADING,
+        "trace": SAMPLING
+        | ENDING
+        | DRESSING
+        | {"--method", "--raw", "--png", "--reasoning-effort"}
+        | LOADING,
         "evaluate": SAMPLING
         | ENDING
         | DRESSING
@@ -854,7 +859,7 @@ def test_the_command_line_is_frozen(outpace):
         "tune": SAMPLING
         | {"--method", "--max-loss", "--against", "--by", "--trials", "--limit", "--batch"}
         | {"--task", "--protocol", "--data", "--shots", "--num-shots", "--samples", "--png"}
-        | {"--json", "--judge"}
+        | {"--json", "--judge", "--max-reasoning-tokens"}
         | LOADING,
         "reproduce": {
             *("--scale", "--out", "--data", "--shots", "--limit", "--rounds"),
@@ -874,6 +879,7 @@ def test_the_command_line_is_frozen(outpace):
             "--max-replicas",
         }
         | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
+        | {"--log-format"}
         | LOADING,
         "data": SAMPLING
         | ENDING
@@ -905,7 +911,7 @@ SAMPLING = {
     *("--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed"),
     *("--presence-penalty", "--frequency-penalty", "--repetition-penalty", "--logit-bias"),
 }
-ENDING = {"--stop", "--stop-id", "--ignore-eos", "--min-tokens"}
+ENDING = {"--stop", "--stop-id", "--ignore-eos", "--min-tokens", "--max-reasoning-tokens"}
 DRESSING = {"--system", "--template"}
 LOADING = {
     *("--adapter", "--dtype", "--quantize", "--device", "--max-length", "--mask-id"),

@@ -38,8 +38,11 @@ class ServerFlags:
     ] = None
     step_seconds: Annotated[float | None, Option(help="Maximum seconds of an engine step.")] = None
     verbose: Annotated[
-        bool, Option("--verbose", help="Also log the choices made for this processor.")
+        bool, Option("--verbose", help="Also log requests, and the choices for this processor.")
     ] = False
+    log_format: Annotated[
+        str | None, Option(help="Format of the log: text, or json, which includes requests.")
+    ] = None
 
     def collect_settings(self) -> dict[str, Any]:
         """Return the flags that are set, as in a settings file."""
@@ -93,7 +96,7 @@ def serve(
         for name, path in paths.items()
     }
     whole = settings.build_config(config, entries, server_flags.collect_settings())
-    start_log(verbose=whole.server.verbose)
+    start_log(verbose=whole.server.verbose, log_format=whole.server.log_format)
     whole.check_consistency()
     check_all_models(whole.models)
     if replicas is not None:

@@ -35,7 +35,7 @@ class Replica:
     """A whole server without its socket, on `threads` decoding threads (None: the default)."""
 
     def __init__(self, config: Config, threads: int | None) -> None:
-        start_log(verbose=config.server.verbose)
+        start_log(verbose=config.server.verbose, log_format=config.server.log_format)
         if threads is not None:
             torch.set_num_threads(threads)  # before weight layouts are benchmarked
         self.name: str = serve.get_replica_context().replica_id.unique_id

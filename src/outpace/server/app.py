@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from outpace.server import document, tokens
+from outpace.server.access_log import AccessLogMiddleware
 from outpace.server.guard import GuardMiddleware
 from outpace.server.http_error import HttpError
 from outpace.server.messages import MessagesTranslation
@@ -66,6 +67,7 @@ def build_guarded_app(settings: Settings, *, openapi_url: str | None = "/openapi
         local=settings.is_local and key is None and not settings.insecure,
         read_seconds=settings.read_seconds,
     )
+    app.add_middleware(AccessLogMiddleware)
     app.add_exception_handler(HttpError, error_response)
     app.add_exception_handler(HTTPException, http_error_response)
     app.add_exception_handler(Exception, internal_error_response)

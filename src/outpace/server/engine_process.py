@@ -41,7 +41,7 @@ from outpace.server.connection import (
     receive_object,
     send_object,
 )
-from outpace.server.logs import start_log
+from outpace.server.logs import LogFormat, start_log
 from outpace.server.models import ModelInfo, load_all_models
 from outpace.server.settings import Entry
 
@@ -69,6 +69,7 @@ class LoadCommand:
     models: Mapping[str, Entry]
     small: bool
     verbose: bool = False
+    log_format: LogFormat = "text"
 
 
 class EngineProcess(EngineClient, asyncio.Protocol):
@@ -232,7 +233,7 @@ def main(descriptor: int) -> None:
     connection, loaded = socket.socket(fileno=descriptor), list[LLM]()
     try:
         load_command: LoadCommand = receive_object(connection)
-        start_log(verbose=load_command.verbose)
+        start_log(verbose=load_command.verbose, log_format=load_command.log_format)
         if load_command.small:
             torch.set_num_threads(1)  # before weight layouts are benchmarked
         try:

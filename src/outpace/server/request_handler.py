@@ -19,6 +19,7 @@ from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
 from outpace.server.fields import LENGTH_OPTIONS, check_supported_fields, option_field
 from outpace.server.http_error import ClientDisconnectedError, HttpError
+from outpace.server.logs import add_request_fields
 from outpace.server.metrics import RequestTimer
 from outpace.server.prompts import check_choice_count, request_prompts
 from outpace.server.reply import Reply
@@ -152,6 +153,8 @@ class RequestHandler:
         """Record the result and the tokens in the metrics."""
         metrics = self.service.metrics
         metrics.requests.labels(*self.labels, result).inc()
+        model, method = self.labels
+        add_request_fields(model=model, method=method, result=result, id=self.writer.id)
         for output in self.outputs.values():
             metrics.count_answer(self.labels, output)
         if self.outputs:
@@ -159,6 +162,8 @@ class RequestHandler:
             first = (output for i, output in self.outputs.items() if i % per_prompt == 0)
             prompt_tokens = sum(output.prompt_tokens + output.given for output in first)
             metrics.prompt.labels(*self.labels).inc(prompt_tokens)
+            tokens = sum(output.chosen for output in self.outputs.values())
+            add_request_fields(prompt_tokens=prompt_tokens, completion_tokens=tokens)
             self.timer.report_metrics(metrics, self.labels)
 
     async def await_admission(

@@ -68,7 +68,12 @@ class Service:
         Raises:
             ValueError: If a model cannot be served; the message names it.
         """
-        command = LoadCommand(models=config.models, small=small, verbose=config.server.verbose)
+        command = LoadCommand(
+            models=config.models,
+            small=small,
+            verbose=config.server.verbose,
+            log_format=config.server.log_format,
+        )
         client = EngineProcess(command)
         return cls.from_client(config, client, client.model_infos, client.texts)
 

@@ -26,6 +26,7 @@ from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS, Method
 from outpace.server.bounds import bounded_type
+from outpace.server.logs import LogFormat
 
 PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
@@ -87,7 +88,8 @@ class Settings(FrozenModel):
             what is written to it.
         drain_seconds: Time limit for pending requests after a signal to stop.
         step_seconds: Maximum duration of an engine step; a longer one ends the process.
-        verbose: Whether to log also what was selected for this processor.
+        verbose: Whether to log also requests, and what was selected for this processor.
+        log_format: Format of the log, `text` or `json`; the latter includes requests.
     """
 
     host: str = "127.0.0.1"
@@ -100,6 +102,7 @@ class Settings(FrozenModel):
     drain_seconds: Annotated[float, Field(ge=0, le=86400)] = 30.0
     step_seconds: Annotated[float, Field(ge=1, le=86400)] = 60.0
     verbose: bool = False
+    log_format: LogFormat = "text"
 
     def read_key(self) -> bytes | None:
         """Return the API key, or None.
