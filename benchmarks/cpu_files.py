@@ -1,4 +1,4 @@
-"""Load time, memory and speed of GGUF files on this computer, beside llama.cpp, in one run.
+"""Load time, memory and speed of GGUF files on this computer, beside other programs, in one run.
 
     python benchmarks/cpu_files.py FILE … --json benchmarks/results/cpu-files.json
 
@@ -6,6 +6,8 @@ Each program loads a file in a new process and generates one token: the wall tim
 and the start of Python. Then both take turns, with the threads of `--threads`: a pass over a prompt
 of `--prompt` tokens, and passes of 1 to 32 rows after it, each of which returns the most probable
 token of every row. The tables have medians of wall time. llama.cpp needs the package `llama_cpp`.
+With `--sides llama.cpp transformers`, transformers is measured too, which dequantizes the file to
+float32, its fastest type.
 """
 
 from __future__ import annotations
@@ -19,9 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import llama
 from checkpoints import prompt
 from cpu import ROWS, make_feed, settled
+from everyday_parts.sides import load_transformers
 from harness import (
     Bar,
     Row,
@@ -44,6 +49,13 @@ from llama_cpp import Llama
 model = Llama(sys.argv[1], n_ctx=512, n_threads=int(sys.argv[2]), verbose=False)
 model.eval([1, 2, 3])
 model.sample(temp=0.0)
+""",
+    "transformers": """
+from pathlib import Path
+import torch
+from everyday_parts.sides import load_transformers
+torch.set_num_threads(int(sys.argv[2]))
+load_transformers(Path(sys.argv[1]))(torch.tensor([[1, 2, 3]])).logits[0, -1].argmax()
 """,
 }
 """Programs that load a file and generate one token."""
@@ -89,6 +101,32 @@ def make_llama_step(path: Path, ids: list[int]) -> dict[int, Any]:
     return steps
 
 
+def make_transformers_step(path: Path, ids: list[int]) -> dict[int, Any]:
+    """Return passes of transformers by rows; 0 is the prompt, read at its last row only."""
+    from transformers import DynamicCache
+
+    model, cache = load_transformers(path), DynamicCache()
+
+    def run_pass(tokens: list[int], start: int, rows: int) -> torch.Tensor:
+        cache.crop(start)
+        with torch.inference_mode():
+            passed = model(torch.tensor([tokens]), past_key_values=cache, logits_to_keep=rows)
+        top: torch.Tensor = passed.logits.argmax(-1)
+        return top
+
+    steps = {0: partial(run_pass, ids, 0, 1)}
+    for count in ROWS:
+        steps[count] = partial(run_pass, ids[:count], len(ids), count)
+    return steps
+
+
+STEP_MAKERS = {
+    "outpace": make_outpace_step,
+    "llama.cpp": make_llama_step,
+    "transformers": make_transformers_step,
+}
+
+
 def measure_file(path: Path, sides: list[str], options: argparse.Namespace) -> list[Row]:
     """Return one row per program."""
     ids = prompt(options.prompt, 260)
@@ -101,8 +139,7 @@ def measure_file(path: Path, sides: list[str], options: argparse.Namespace) -> l
         seconds, peaks = zip(*sorted(loads[side]), strict=True)
         rows[side]["load s"] = seconds[len(seconds) // 2]
         rows[side]["peak MB"] = min(peaks)
-    makers = {"outpace": make_outpace_step, "llama.cpp": make_llama_step}
-    steps = {side: makers[side](path, ids) for side in sides}
+    steps = {side: STEP_MAKERS[side](path, ids) for side in sides}
     for count in (0, *ROWS):
         turns = {side: steps[side][count] for side in sides}
         rounds = options.rounds if count else max(options.rounds // 3, 1)
@@ -119,10 +156,11 @@ LIMITS = {"1 rows ms": 1.0, "16 rows ms": 0.35, "prompt ms": 1.0}
 def find_bars(rows: list[Row]) -> list[Bar]:
     """Return the bars of outpace over llama.cpp, for each file."""
     bars = []
-    pairs = zip(rows[::2], rows[1::2], strict=True) if len(rows) % 2 == 0 else []
-    for ours, theirs in pairs:
+    ours_by_file = {row["file"]: row for row in rows if row["side"] == "outpace"}
+    for theirs in rows:
         if theirs["side"] != "llama.cpp":
             continue
+        ours = ours_by_file[theirs["file"]]
         for name, limit in LIMITS.items():
             what = f"{ours['file']}: {name}, over llama.cpp"
             bars.append(Bar(what=what, value=ours[name] / theirs[name], limit=limit))
@@ -137,13 +175,20 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path, help="GGUF files")
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt (512)")
     parser.add_argument("--loads", type=int, default=3, help="loads of each file (3)")
+    parser.add_argument(
+        "--sides",
+        nargs="*",
+        choices=list(STEP_MAKERS)[1:],
+        default=["llama.cpp"],
+        help="other programs (llama.cpp)",
+    )
     options = parser.parse_args()
     prepare(options)
-    sides, rows = ["outpace"], []
-    if missing := llama.available():
+    sides, rows = ["outpace", *options.sides], []
+    if "llama.cpp" in sides and (missing := llama.available()):
         print(f"llama.cpp is left out: {missing} (pip install 'outpace[llama]')")
-    else:
-        sides.append("llama.cpp")
+        sides.remove("llama.cpp")
+    elif "llama.cpp" in sides:
         print(llama.built()["system"])
     for path in options.files:
         found = measure_file(path, sides, options)
