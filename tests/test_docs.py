@@ -190,9 +190,21 @@ def furnish(folder: Path) -> None:
     )
 
 
-@pytest.mark.slow
+LONG_PAGES = ("results-diffusion",)
+"""Pages whose commands take minutes."""
+
+
 @pytest.mark.parametrize(
-    "path", [path for path in PAGES if any(not mark for mark, _ in commands(path))], ids=str
+    "path",
+    [
+        pytest.param(
+            path,
+            marks=pytest.mark.exhaustive if path.stem in LONG_PAGES else pytest.mark.slow,
+            id=path.stem,
+        )
+        for path in PAGES
+        if any(not mark for mark, _ in commands(path))
+    ],
 )
 def test_commands_run(
     path: Path,

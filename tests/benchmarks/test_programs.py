@@ -84,7 +84,7 @@ TABLES = {
     },
 }
 """Those of which none may be empty."""
-LONG = ("cpu", "forward_cost", "quality", "serve", "wedlm_official")
+LONG = ("cpu", "forward_cost", "gpu", "quality", "serve", "wedlm_official")
 """Those that take a minute."""
 
 

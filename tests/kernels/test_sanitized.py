@@ -32,7 +32,7 @@ def preloaded() -> str:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_loops_are_clean(preloaded: str, tmp_path: Path) -> None:
     """For all sizes, dtypes, rows, heads, sinks, trees, windows and page tables of the program."""
     library = tmp_path / "loops.so"

@@ -420,7 +420,7 @@ def test_documented_client_works(zoo: Process, capsys: pytest.CaptureFixture[str
     for code in blocks:
         exec(compile(code.replace(ADDRESS, zoo.url), "server.md", "exec"), {})
     printed = capsys.readouterr().out
-    assert len(blocks) == 3 and printed.count(ANSWER) == 2
+    assert len(blocks) == 4 and printed.count(ANSWER) == 4
 
 
 def test_answer_is_correct(zoo: Process) -> None:

@@ -99,9 +99,15 @@ def make_method(
 
 
 def method_options(method: type[Method]) -> dict[str, Option]:
-    """Return the options of a method by name."""
+    """Return the options of a method by name, those of its base classes last."""
     hints = get_type_hints(method, include_extras=True)
-    return {f.name: make_option(f.name, hints[f.name], f.default) for f in fields(method)}
+    defaults = {field.name: field.default for field in fields(method)}
+    names = [name for kind in method.__mro__ for name in vars(kind).get("__annotations__", ())]
+    return {
+        name: make_option(name, hints[name], defaults[name])
+        for name in dict.fromkeys(names)
+        if name in defaults
+    }
 
 
 def make_option(name: str, hint: Any, default: Any) -> Option:

@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from typing import Any
+from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -31,8 +32,8 @@ class AccessLogMiddleware:
             await self.app(scope, receive, send)
             return
         number = request_id(dict(scope["headers"]))
-        # The path as it was sent: a decoded one may have line breaks.
-        path = scope["raw_path"].decode("latin-1")[:MAX_PATH_CHARACTERS]
+        # Encoded, since a decoded path may have line breaks.
+        path = quote(scope["path"][:MAX_PATH_CHARACTERS])
         fields: dict[str, Any] = {"request_id": number.decode(), "path": path, "status": 500}
 
         async def send_with_id(message: Message) -> None:

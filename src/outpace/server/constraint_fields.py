@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from outpace.api.options import REQUEST_OPTIONS
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH
+from outpace.constraint.schema import MAX_SCHEMA_DEPTH
 from outpace.errors import OptionError
 from outpace.server.bounds import BoundedText, Name, StrictModel
 
@@ -21,7 +22,10 @@ def parse_schema(text: str) -> dict[str, Any]:
     """Return the JSON schema contained in a string."""
     try:
         schema = json.loads(text)
-    except (ValueError, RecursionError) as error:
+    except RecursionError as error:
+        message = f"it is too large: it is nested more than {MAX_SCHEMA_DEPTH} deep"
+        raise ValueError(message) from error
+    except ValueError as error:
         raise ValueError(f"must be JSON: {error}") from error
     if not isinstance(schema, dict):
         raise ValueError("must be a JSON object")
