@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.testclient import TestClient
@@ -76,3 +77,11 @@ def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
 def route(body: dict[str, Any]) -> str:
     """Where a request belongs."""
     return "/v1/chat/completions" if "messages" in body else "/v1/completions"
+
+
+def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Paths of all parts of a request."""
+    yield at
+    inner = enumerate(value) if isinstance(value, list) else ()
+    for key, part in value.items() if isinstance(value, dict) else inner:
+        yield from places(part, (*at, key))

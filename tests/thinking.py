@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 
 from outpace import LLM
-from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.constraint.thoughts import THOUGHT_FORMATS
+from variants import Fields, write_variant
 
 THINK, CHANNELS = THOUGHT_FORMATS
 CHAT = """{%- for m in messages %}{{- m.content + '\n' }}
@@ -39,24 +36,17 @@ ENDS = {name: (CHANNELS if name == "channels" else THINK).end for name in TEMPLA
 @cache
 def thinking_model(name: str, form: str) -> str:
     """The folder of a model of the zoo with such a chat template."""
-    folder = Path(mkdtemp(prefix="outpace-")) / name
-    folder.mkdir()
-    for file in (ZOO_FOLDER / name).iterdir():
-        (folder / file.name).symlink_to(file.resolve())
-    vocabulary = ZOO_FOLDER / "vocabulary"
-    config = json.loads((vocabulary / "tokenizer_config.json").read_text())
-    config["chat_template"] = TEMPLATES[form]
-    tokenizer = json.loads((vocabulary / "tokenizer.json").read_text())
     *marks, special = MARKS[form]
-    unused = [
-        t for t in tokenizer["added_tokens"] if t["content"] in ("<|im_start|>", "<|im_end|>")
-    ]
-    for token, mark in zip(unused, marks, strict=True):
-        token["content"], token["special"] = mark, special
-    config["additional_special_tokens"] = list(marks) if special else []
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return str(folder)
+
+    def edit(config: Fields, tokenizer: Fields) -> None:
+        unused = [
+            t for t in tokenizer["added_tokens"] if t["content"] in ("<|im_start|>", "<|im_end|>")
+        ]
+        for token, mark in zip(unused, marks, strict=True):
+            token["content"], token["special"] = mark, special
+        config["additional_special_tokens"] = list(marks) if special else []
+
+    return write_variant(name, TEMPLATES[form], edit)
 
 
 @cache

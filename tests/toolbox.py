@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from functools import cache
-from pathlib import Path
-from tempfile import mkdtemp
 from typing import Any
 
 from outpace import LLM
-from outpace.checkpoints.load import ZOO_FOLDER
+from variants import Fields, write_variant
 
 TEMPLATES = {
     "tool_call": """{%- if tools %}{{- '<tools>' }}{%- for t in tools %}{{- t.function.name }}
@@ -59,22 +56,15 @@ SCHEMAS = {tool["function"]["name"]: tool["function"].get("parameters", {}) for 
 @cache
 def tool_model(name: str, form: str) -> str:
     """The folder of a model of the zoo with a chat template that describes tools."""
-    folder = Path(mkdtemp(prefix="outpace-")) / name
-    folder.mkdir()
-    for file in (ZOO_FOLDER / name).iterdir():
-        (folder / file.name).symlink_to(file.resolve())
-    vocabulary = ZOO_FOLDER / "vocabulary"
-    config = json.loads((vocabulary / "tokenizer_config.json").read_text())
-    config["chat_template"] = TEMPLATES[form]
-    tokenizer = json.loads((vocabulary / "tokenizer.json").read_text())
-    if form in ("array", "args"):  # in place of tokens without a use
-        marks = {"<|im_start|>": "[TOOL_CALLS]", "<|im_end|>": "[ARGS]"}
-        for token in tokenizer["added_tokens"]:
-            token["content"] = marks.get(token["content"], token["content"])
-        config["additional_special_tokens"] = [*marks.values()]
-    (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    return str(folder)
+
+    def edit(config: Fields, tokenizer: Fields) -> None:
+        if form in ("array", "args"):  # in place of tokens without a use
+            marks = {"<|im_start|>": "[TOOL_CALLS]", "<|im_end|>": "[ARGS]"}
+            for token in tokenizer["added_tokens"]:
+                token["content"] = marks.get(token["content"], token["content"])
+            config["additional_special_tokens"] = [*marks.values()]
+
+    return write_variant(name, TEMPLATES[form], edit)
 
 
 @cache

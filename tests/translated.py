@@ -10,6 +10,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from asking import places
 from outpace.server.app import build_server_app
 from outpace.server.service import Service
 from outpace.server.settings import Config, Entry
@@ -35,12 +36,20 @@ def serve_models() -> Iterator[TestClient]:
         yield client
 
 
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths of all parts of a request."""
-    yield at
-    inner = enumerate(value) if isinstance(value, list) else ()
-    for key, part in value.items() if isinstance(value, dict) else inner:
-        yield from places(part, (*at, key))
+def post(served: TestClient, path: str, request: dict[str, Any]) -> str:
+    """Return the answer to a request that is right, as text."""
+    answer = served.post(path, json=request)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def named_events(served: TestClient, path: str, request: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the events of a stream, each with its name."""
+    *lines, nothing = post(served, path, request | {"stream": True}).split("\n\n")
+    assert nothing == ""
+    pairs = [line.removeprefix("event: ").split("\ndata: ") for line in lines]
+    assert all(json.loads(data)["type"] == name for name, data in pairs)
+    return [json.loads(data) for _, data in pairs]
 
 
 ODD: list[Any] = [

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from toolbox import SCHEMAS, TOOLS, WEATHER
-from translated import URL, attack, serve_models
+from translated import URL, attack, named_events, post, serve_models
 
 PATH = "/v1/messages"
 QUESTION = {"role": "user", "content": "Tom has 3 apples and buys 4 more."}
@@ -47,20 +47,12 @@ def body(model: str = "open", **fields: Any) -> dict[str, Any]:
 
 def ask(served: TestClient, request: dict[str, Any]) -> dict[str, Any]:
     """The message that answers a request that is right."""
-    answer = served.post(PATH, json=request)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return json.loads(post(served, PATH, request))
 
 
 def events(served: TestClient, request: dict[str, Any]) -> list[dict[str, Any]]:
     """Events of a stream, each with its name."""
-    answer = served.post(PATH, json=request | {"stream": True})
-    assert answer.status_code == 200, answer.text
-    *lines, nothing = answer.text.split("\n\n")
-    assert nothing == ""
-    pairs = [line.removeprefix("event: ").split("\ndata: ") for line in lines]
-    assert all(json.loads(data)["type"] == name for name, data in pairs)
-    return [json.loads(data) for _, data in pairs]
+    return named_events(served, PATH, request)
 
 
 REQUESTS: list[dict[str, Any]] = [
@@ -155,7 +147,7 @@ def test_official_error(client: Any) -> None:
     with pytest.raises(anthropic.BadRequestError, match=r"thinking\.budget_tokens: "):
         client.messages.create(model="plain", messages=[QUESTION], max_tokens=9, thinking=BUDGET)
     with pytest.raises(anthropic.NotFoundError, match="unknown model"):
-        client.messages.create(model="nobody", messages=[QUESTION], max_tokens=9)
+        client.messages.create(model="unknown", messages=[QUESTION], max_tokens=9)
 
 
 CALL = {"type": "tool_use", "id": "x", "name": "stop", "input": {}}

@@ -12,7 +12,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from toolbox import SCHEMAS, TOOLS, WEATHER
-from translated import URL, attack, serve_models
+from translated import URL, attack, named_events, post, serve_models
 
 if TYPE_CHECKING:
     from openai import OpenAI
@@ -48,22 +48,13 @@ def body(model: str = "open", **fields: Any) -> dict[str, Any]:
 
 def ask(served: TestClient, request: dict[str, Any]) -> dict[str, Any]:
     """The response to a request that is right."""
-    answer = served.post(PATH, json=request)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
+    return json.loads(post(served, PATH, request))
 
 
 def events(served: TestClient, request: dict[str, Any]) -> list[dict[str, Any]]:
     """Events of a stream, numbered in order, each with its name."""
-    answer = served.post(PATH, json=request | {"stream": True})
-    assert answer.status_code == 200, answer.text
-    *lines, nothing = answer.text.split("\n\n")
-    assert nothing == ""
-    found = []
-    for number, line in enumerate(lines):
-        name, data = line.removeprefix("event: ").split("\ndata: ")
-        found.append(json.loads(data))
-        assert found[-1]["type"] == name and found[-1]["sequence_number"] == number
+    found = named_events(served, PATH, request)
+    assert [event["sequence_number"] for event in found] == [*range(len(found))]
     return found
 
 

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 from starlette.testclient import TestClient
 
-from asking import ask, events, refused, text_of
+from asking import ask, events, places, refused, text_of
 from outpace.server.app import build_server_app
 from outpace.server.service import Service
 from outpace.server.settings import Config, Entry
@@ -241,14 +241,6 @@ def test_text_of_a_tool_is_literal(tool_client: TestClient) -> None:
         for messages in ([QUESTION], conversation)
     )
     assert long["prompt_tokens"] > short["prompt_tokens"] + 20
-
-
-def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths of all parts of a request."""
-    yield at
-    inner = enumerate(value) if isinstance(value, list) else ()
-    for key, part in value.items() if isinstance(value, dict) else inner:
-        yield from places(part, (*at, key))
 
 
 ODD: list[Any] = [
