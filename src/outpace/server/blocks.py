@@ -34,6 +34,8 @@ class BlockChange(NamedTuple):
     change: Literal["begin", "text", "end"]
     block: Block
     text: str = ""
+    is_last: bool = False
+    """Whether the answer ends with the block."""
 
 
 class BlockParser:
@@ -54,7 +56,7 @@ class BlockParser:
         if final:
             if not self.blocks:
                 yield from self.begin_block("text")
-            yield BlockChange("end", self.blocks[-1])
+            yield BlockChange("end", self.blocks[-1], is_last=True)
 
     def add_parts(self, parts: PartsDelta) -> Iterator[BlockChange]:
         """Yield the changes by new parts, which come in this order in every answer."""

@@ -173,8 +173,7 @@ class ResponsesWriter(AnswerWriter):
             more["text"] = block.text
         ended = send(f"response.{kind}.done", **place, **more)
         ended += send("response.content_part.done", **place, **part) if part else ""
-        is_last = block is self.parser.blocks[-1]
-        item = self.format_item(block, "incomplete" if is_cut and is_last else "completed")
+        item = self.format_item(block, "incomplete" if is_cut and change.is_last else "completed")
         return ended + send("response.output_item.done", **at, item=item)
 
     def end_stream(self, outputs: Sequence[Output]) -> bytes:
