@@ -30,7 +30,7 @@ def check_effort(effort: Any) -> None:
 
 
 def check_range(name: str, value: object, least: float, part: str = "") -> None:
-    """Raise `OptionError` for a value that is not a number from `least` to `LARGEST`."""
+    """Raise `OptionError` for a value that is not a number from `least` to `MAX_FLOAT_VALUE`."""
     if not (is_finite_real(value) and least <= float(value) <= MAX_FLOAT_VALUE):  # type: ignore[arg-type]
         message = (
             f"{name}{part} must be a number from {least:g} to {MAX_FLOAT_VALUE:g}, got {value!r}"
