@@ -8,6 +8,9 @@ of `--prompt` tokens, and passes of 1 to 32 rows after it, each of which returns
 token of every row. The tables have medians of wall time. llama.cpp needs the package `llama_cpp`.
 With `--sides llama.cpp transformers`, transformers is measured too, which dequantizes the file to
 float32, its fastest type.
+
+`--avx2` limits outpace's kernels to AVX2, for processors that have more. Limit the others likewise:
+`ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2` for PyTorch, and a llama.cpp built for AVX2.
 """
 
 from __future__ import annotations
@@ -39,6 +42,12 @@ from harness import (
     show,
 )
 
+AVX2_ONLY = """
+from outpace.kernels.loader import Isa, load_library
+load_library().outpace_has_isa = Isa.AVX2.__eq__
+"""
+"""Limits outpace's kernels to AVX2, before any is chosen."""
+
 LOADS = {
     "outpace": """
 from outpace import LLM
@@ -68,12 +77,14 @@ print(re.search(r"VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
 """Prints the peak memory of the process in KiB, on Linux."""
 
 
-def measure_load(side: str, path: Path, threads: int) -> tuple[float, float]:
+def measure_load(side: str, path: Path, options: argparse.Namespace) -> tuple[float, float]:
     """Return seconds of a process from its start to the first token, and its peak memory in MB."""
-    code = f"import sys\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n{LOADS[side]}{PEAK}"
+    limit = AVX2_ONLY if options.avx2 and side == "outpace" else ""
+    folder = str(Path(__file__).parent)
+    code = f"import sys\nsys.path.insert(0, {folder!r})\n{limit}{LOADS[side]}{PEAK}"
     begin = time.perf_counter()
     done = subprocess.run(
-        [sys.executable, "-c", code, str(path), str(threads)],
+        [sys.executable, "-c", code, str(path), str(options.threads)],
         capture_output=True,
         text=True,
         check=True,
@@ -134,7 +145,7 @@ def measure_file(path: Path, sides: list[str], options: argparse.Namespace) -> l
     loads: dict[str, list[tuple[float, float]]] = {side: [] for side in sides}
     for _ in range(options.loads):
         for side in sides:
-            loads[side].append(measure_load(side, path, options.threads))
+            loads[side].append(measure_load(side, path, options))
     for side in sides:
         seconds, peaks = zip(*sorted(loads[side]), strict=True)
         rows[side]["load s"] = seconds[len(seconds) // 2]
@@ -182,8 +193,11 @@ def main() -> None:
         default=["llama.cpp"],
         help="other programs (llama.cpp)",
     )
+    parser.add_argument("--avx2", action="store_true", help="no more than AVX2 for outpace")
     options = parser.parse_args()
     prepare(options)
+    if options.avx2:
+        exec(AVX2_ONLY)
     sides, rows = ["outpace", *options.sides], []
     if "llama.cpp" in sides and (missing := llama.available()):
         print(f"llama.cpp is left out: {missing} (pip install 'outpace[llama]')")

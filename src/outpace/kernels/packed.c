@@ -105,7 +105,7 @@ struct pass {
     const struct job *job;
     int isa, count;
     const struct part *parts;
-    long tiles, row_bytes, begin, rows, shares;
+    long tiles, row_bytes, begin, rows, shares; /* `shares` of the tiles */
     const float *x;
     uint8_t *rounded;
 };
@@ -150,12 +150,12 @@ int outpace_multiply_packed(int isa, const struct part *parts, int count, const 
     uint8_t *rounded = calloc(most, row_bytes + 1); /* padding rows are zero */
     if (!rounded) return 0;
     const struct job job = {inputs, outputs, bias, out};
-    struct pass pass = {&job, isa, count, parts, .row_bytes = row_bytes, .shares = threads, .x = x, .rounded = rounded};
+    struct pass pass = {&job, isa, count, parts, .row_bytes = row_bytes, .shares = threads * SHARES, .x = x, .rounded = rounded};
     for (int part = 0; part < count; part++) pass.tiles += (parts[part].outputs + WIDTH - 1) / WIDTH;
     for (; pass.begin < rows; pass.begin += DEPTH) {
         pass.rows = rows - pass.begin < DEPTH ? rows - pass.begin : DEPTH;
         run_parallel(pass.rows, threads, &pass, quantise_row);
-        run_parallel(threads, threads, &pass, multiply_share);
+        run_parallel(pass.shares, threads, &pass, multiply_share);
     }
     free(rounded);
     return 1;

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.kernels.loader import Isa, has_isa, load_library, thread_count
+from outpace.kernels.memory import allocate_bytes
 from outpace.kernels.tiles import RowProduct, check_vector, describe_tensor
 
 PACKED_BLOCK = 32
@@ -123,7 +124,7 @@ def pack_matrix(
     *starts, size = accumulate(
         (-(-size // PART_ALIGNMENT) * PART_ALIGNMENT for size in sizes), initial=0
     )
-    tiles = torch.empty(size, dtype=torch.uint8)
+    tiles = allocate_bytes(size)
     for part, start in zip(parts, starts, strict=True):
         rows, outputs = np.ascontiguousarray(part.addresses, np.uint64), len(part.addresses)
         place, work = tiles.data_ptr() + start, thread_count(outputs * inputs)

@@ -1,31 +1,14 @@
-/* Calls on several threads: those of OpenMP, or of the system on macOS, whose compiler has no OpenMP.
-   Elsewhere all calls are on one thread. */
+/* Calls on several threads. */
 
 #pragma once
 
 #include <stddef.h>
 
-#if !defined(_OPENMP) && defined(__APPLE__)
-#include <dispatch/dispatch.h>
-#endif
+/* Shares of a matrix per thread: a thread that has finished can take another one's. */
+enum { SHARES = 8 };
 
-/* Call `task` with each number below `count`; OpenMP uses `threads` threads. */
-static inline void run_parallel(long count, int threads, void *context, void (*task)(void *, size_t)) {
-    if (threads > 1 && count > 1) {
-#if defined(_OPENMP)
-        if (count > threads) {
-#pragma omp parallel for schedule(dynamic) num_threads(threads)
-            for (long number = 0; number < count; number++) task(context, number);
-        } else {
-/* A thread gets the same number in each call: its share of a matrix may still be in its cache. */
-#pragma omp parallel for schedule(static, 1) num_threads(threads)
-            for (long number = 0; number < count; number++) task(context, number);
-        }
-        return;
-#elif defined(__APPLE__)
-        dispatch_apply_f(count, DISPATCH_APPLY_AUTO, context, task);
-        return;
-#endif
-    }
-    for (long number = 0; number < count; number++) task(context, number);
-}
+/* Call `task` with each number below `count`, on at most `threads` threads.
+
+   A thread has the same contiguous range of numbers in each call with the same arguments: its share of a
+   matrix may still be in its cache. Threads that have finished continue with the ranges of others. */
+void run_parallel(long count, int threads, void *context, void (*task)(void *, size_t));

@@ -200,11 +200,11 @@ int outpace_multiply(int kind, int isa, const char *x, long rows, long units, co
     int32_t *scratch = malloc(sizeof(int32_t) * (2 * rows + words * (rows < DEPTH ? rows : DEPTH) + 1));
     if (!scratch) return 0;
     const struct job job = {units, outputs, words, tiles, scale, bias, out, (float *)scratch, scratch + rows};
-    struct pass pass = {&job, find_loop(kind, isa), kind, .shares = threads, .x = x, .laid = scratch + 2 * rows};
+    struct pass pass = {&job, find_loop(kind, isa), kind, .shares = threads * SHARES, .x = x, .laid = scratch + 2 * rows};
     for (; pass.begin < rows; pass.begin += DEPTH) {
         pass.count = rows - pass.begin < DEPTH ? rows - pass.begin : DEPTH;
         run_parallel(pass.count, threads, &pass, lay_row);
-        run_parallel(threads, threads, &pass, multiply_share);
+        run_parallel(pass.shares, threads, &pass, multiply_share);
     }
     free(scratch);
     return 1;

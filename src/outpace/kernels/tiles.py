@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from outpace.kernels.loader import THREAD_WORK, Isa, has_isa, load_library
+from outpace.kernels.memory import allocate_bytes
 
 TILE_OUTPUTS, UNIT_BYTES = 16, 4
 """Outputs of a tile, and bytes of a unit of a row."""
@@ -108,7 +109,7 @@ def to_tiles(weight: Tensor) -> Tensor:
     parts = weight.reshape(outputs // TILE_OUTPUTS, TILE_OUTPUTS, inputs // each, each).transpose(
         1, 2
     )
-    tiles = parts.clone(memory_format=torch.contiguous_format)
+    tiles = allocate_bytes(weight.nbytes).view(weight.dtype).view(parts.shape).copy_(parts)
     return (
         tiles.view(torch.uint8).bitwise_xor_(CODE_OFFSET) if weight.dtype == torch.int8 else tiles
     )
