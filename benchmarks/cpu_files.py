@@ -119,7 +119,8 @@ def make_transformers_step(path: Path, ids: list[int]) -> dict[int, Any]:
     model, cache = load_transformers(path), DynamicCache()
 
     def run_pass(tokens: list[int], start: int, rows: int) -> torch.Tensor:
-        cache.crop(start)
+        if surplus := cache.get_seq_length() - start:
+            cache.crop(-surplus)
         with torch.inference_mode():
             passed = model(torch.tensor([tokens]), past_key_values=cache, logits_to_keep=rows)
         top: torch.Tensor = passed.logits.argmax(-1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from random import Random
+from typing import cast
 
 import pytest
 from hypothesis import given
@@ -125,6 +126,31 @@ def test_a_repeated_question_takes_few_forwards(temperature: float) -> None:
     assert outputs[1].forwards <= 1 + len(plain.ids) / 4 < outputs[0].forwards
     again = LLM("tiny-ar", Lookup(tokens=8, shared=True), cache_gib=0.01)
     assert again.generate(question, **options)[0].forwards == outputs[0].forwards
+
+
+@pytest.mark.slow
+def test_five_hundred_requests_with_shared_answers_equal_plain_decoding() -> None:
+    """In batches, at both temperatures, with penalties and schemas; answers are copied."""
+    llm = LLM("tiny-ar", Lookup(tokens=8, shared=True), cache_gib=0.05)
+    people = [f"Tom has {n} apples and buys {n % 7} more. How many?" for n in range(63)]
+    number = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    copied = 0
+    for temperature in (0.0, 0.8):
+        for more in (
+            {},
+            {"presence_penalty": 0.7},
+            {"repetition_penalty": 1.3},
+            {"schema": number},
+        ):
+            options = cast(
+                Options, {"max_tokens": 24, "temperature": temperature, "seed": 7, **more}
+            )
+            plain = llm.generate(people, method="autoregressive", **options)
+            shared = llm.generate(people, **options)
+            assert [output.ids for output in shared] == [output.ids for output in plain]
+            copied += sum(output.forwards for output in plain)
+            copied -= sum(output.forwards for output in shared)
+    assert copied > 1000
 
 
 def test_an_answer_that_was_cut_is_shared() -> None:
