@@ -398,6 +398,7 @@ def block_diffusion(
     part: int | None = None,
     block: int | None = None,
     rule: str = "confidence",
+    entropy_limit: float = 0.45,
     frechet_margin: float = 0.25,
     klass_divergence: float = 0.01,
     edit: float | None = None,
@@ -455,6 +456,8 @@ def block_diffusion(
                 sure = first[:count]
             elif rule == "frechet":
                 sure = together(best.tolist(), frechet_margin)
+            elif rule == "entropy":
+                sure = [index for index in first if entropy[index] < entropy_limit]
             elif threshold is not None:
                 sure = [index for index in first if best[index] > threshold]
             if rule == "klass":
@@ -542,6 +545,7 @@ def d2f(
     order: str = "confidence",
     canvas: bool = False,
     rule: str = "confidence",
+    entropy_limit: float = 0.45,
     frechet_margin: float = 0.25,
     klass_divergence: float = 0.01,
     eos: int | None = None,
@@ -588,7 +592,10 @@ def d2f(
         for index in range(1, len(ends)):
             holes = [s for s in range(ends[index - 1], ends[index]) if ids[s] is mask]
             chosen = [slot for slot in holes if two[slot, 0] > confidence]
-            if rule == "klass":
+            if rule == "entropy":
+                spread = -surest(logits, "entropy")
+                chosen = [slot for slot in holes if spread[slot] < entropy_limit]
+            elif rule == "klass":
                 chosen = [slot for slot in chosen if stable(past[slot], klass_divergence)]
             elif rule == "frechet" and holes:
                 first = together(two[holes, 0].tolist(), frechet_margin)
@@ -714,6 +721,7 @@ def fast_dllm(
     budget: float | None = None,
     cache: str | None = None,
     rule: str = "confidence",
+    entropy_limit: float = 0.45,
     frechet_margin: float = 0.25,
     klass_divergence: float = 0.01,
     eos: int | None = None,
@@ -737,7 +745,8 @@ def fast_dllm(
                 logits = kept.logits(ids, begin, right)[[slot - shift - begin for slot in holes]]
             fresh = False
             logits = recalled(past, holes, logits, rule)
-            sure = surest(logits, "confidence" if budget is None else "entropy").tolist()
+            by_entropy = budget is not None or rule == "entropy"
+            sure = surest(logits, "entropy" if by_entropy else "confidence").tolist()
             first = sorted(range(len(holes)), key=lambda index: -sure[index])
             taken = 1
             if budget is not None:
@@ -750,6 +759,8 @@ def fast_dllm(
                 taken += taken == len(first) - 1
             elif rule == "frechet":
                 taken = len(together(sure, frechet_margin))
+            elif rule == "entropy":
+                taken = max(sum(-value < entropy_limit for value in sure), 1)
             elif rule == "klass":
                 ready = [
                     index

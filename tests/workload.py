@@ -317,7 +317,7 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
             BlockDiffusion,
             threshold=st.sampled_from([0.2, 0.6]),
             steps=optional,
-            rule=st.sampled_from(["frechet", "klass", "credit"]),
+            rule=st.sampled_from(["entropy", "frechet", "klass", "credit"]),
             canvas=st.booleans(),
         ),
         st.builds(
@@ -342,7 +342,7 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         confidence=st.sampled_from([0.3, 0.6, 0.9]),
         order=st.sampled_from(["confidence", "margin", "entropy"]),
         canvas=st.booleans(),
-        rule=st.sampled_from(["confidence", "frechet", "klass", "credit"]),
+        rule=st.sampled_from(["confidence", "entropy", "frechet", "klass", "credit"]),
     ),
     Lookup: st.builds(Lookup, tokens=st.integers(1, 8), match=st.integers(1, 3)),
     Speculative: st.one_of(
@@ -427,7 +427,7 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
         st.builds(
             FastDLLM,
             threshold=st.sampled_from([0.2, 0.6]),
-            rule=st.sampled_from(["frechet", "klass", "credit"]),
+            rule=st.sampled_from(["entropy", "frechet", "klass", "credit"]),
             cache=st.sampled_from([None, "prefix", "dual"]),
             block=optional,
         ),
@@ -500,7 +500,9 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         if rng.random() < 0.5
         else BlockDiffusion(verify=True, threshold=rng.choice([None, 0.2]))
         if rng.random() < 0.5
-        else BlockDiffusion(rule=rng.choice(["frechet", "klass", "credit"]), threshold=0.3)
+        else BlockDiffusion(
+            rule=rng.choice(["entropy", "frechet", "klass", "credit"]), threshold=0.3
+        )
         if rng.random() < 0.6
         else BlockDiffusion(edit=rng.choice([0.0, 0.3]), threshold=0.3)
     ),
@@ -516,7 +518,7 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         add=rng.choice([0.0, 0.1, 1.0]),
         confidence=rng.choice([0.3, 0.6, 0.9]),
         order=rng.choice(["confidence", "margin", "entropy"]),
-        rule=rng.choice(["confidence", "frechet", "klass", "credit"]),
+        rule=rng.choice(["confidence", "entropy", "frechet", "klass", "credit"]),
     ),
     WeDLM: lambda rng: WeDLM(window=rng.randint(1, 9), entropy=2.0, verify=rng.random() < 0.3),
     Diffusion: lambda rng: Diffusion(
@@ -535,7 +537,7 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         )
         if rng.random() < 0.6
         else FastDLLM(
-            rule=rng.choice(["frechet", "klass", "credit"]),
+            rule=rng.choice(["entropy", "frechet", "klass", "credit"]),
             threshold=0.3,
             cache=rng.choice([None, "prefix", "dual"]),
             block=rng.choice([None, 6]),

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outpace.decoding import Prediction, Sample, Sampling
 from outpace.decoding.order import within_frechet
-from outpace.decoding.rules import Credit, HoleHistory, Stability, start_history
+from outpace.decoding.rules import Credit, HoleHistory, LowEntropy, Stability, start_history
 from outpace.decoding.sampling import Read, Readout
 
 CPU = torch.device("cpu")
@@ -59,9 +59,16 @@ def test_frechet_takes_the_longest_certain_prefix(
 
 
 def test_confidence_needs_no_history() -> None:
-    history = start_history("confidence", 0.1)
+    history = start_history("confidence", 0.0, 0.1)
     assert history.read(PLAIN, [3, 4]) is PLAIN
     assert history.record([3, 4], Prediction(tokens=[1, 1])).tolist() == [True, True]
+
+
+def test_certain_are_slots_of_a_low_entropy() -> None:
+    """That of 0.9 and 0.1 is 0.325."""
+    logits = logits_of([0.9, 0.1, 0.0], [0.5, 0.5, 0.0])
+    assert predict(LowEntropy(0.33), [4, 5], logits) == [True, False]
+    assert predict(LowEntropy(0.32), [4, 5], logits) == [False, False]
 
 
 def test_stable_are_slots_that_hardly_changed_twice() -> None:
@@ -110,7 +117,7 @@ def test_log_probabilities_are_those_without_credit() -> None:
     assert out.scores["confidence"].item() > 0.65
 
 
-@pytest.mark.parametrize("rule", ["klass", "credit"])
+@pytest.mark.parametrize("rule", ["entropy", "klass", "credit"])
 @pytest.mark.parametrize("chunk", [1, 3, 9])
 def test_reads_are_the_same_alone_and_together(rule: str, chunk: int) -> None:
     """With different slots, histories and sampling, in chunks of any size."""
@@ -118,7 +125,7 @@ def test_reads_are_the_same_alone_and_together(rule: str, chunk: int) -> None:
     samplings = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(temperature=1.2, top_k=4)]
     reads, slots, rows, alone = [], [[3, 4, 6], [9], [1, 2, 3, 4, 5]], [], []
     for index, (sampling, holes) in enumerate(zip(samplings, slots, strict=True)):
-        history = start_history(rule, 0.1)  # type: ignore[arg-type]
+        history = start_history(rule, 1.0, 0.1)  # type: ignore[arg-type]
         for _ in range(index):
             predict(history, [*holes, 50], torch.randn(len(holes) + 1, 11, generator=random))
         sample = Sample(sampling=sampling, scores=("confidence",), score_as_drawn=True)

@@ -47,7 +47,7 @@ LOOSE = [
     DFlash(draft="features", tokens=3, verify="fly", fly_window=1),
     Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
 ]
-RULES = {"klass_divergence": "klass", "frechet_margin": "frechet"}
+RULES = {"entropy_limit": "entropy", "klass_divergence": "klass", "frechet_margin": "frechet"}
 """Options that only one rule has."""
 
 TYPED = [case for case in CASES if case.values[1] not in ("fly_entropy", *RULES)]

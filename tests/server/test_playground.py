@@ -230,7 +230,7 @@ def test_change_of_method_rebuilds_the_options(visit):
     page = visit(D2F_LINK)
     names = page.locator(".options .name")
     own = ["block", "add", "activate", "confidence", "order", "canvas", "least"]
-    shared = ["rule", "frechet margin", "klass divergence"]
+    shared = ["rule", "entropy limit", "frechet margin", "klass divergence"]
     expect(names).to_have_text([*own, *shared])
     page.locator(".method").select_option("fast_dllm")
     own = ["threshold", "factor", "budget", "cache", "block", "canvas"]

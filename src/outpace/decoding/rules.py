@@ -1,4 +1,4 @@
-"""Rules of which holes are certain that also look at earlier predictions of the same slots.
+"""Rules of which holes are certain, by more than the confidence of one prediction.
 
 Shapes: R rows of one read group, V vocabulary, h holes.
 """
@@ -19,8 +19,8 @@ from outpace.decoding.forward import Prediction
 from outpace.decoding.sampling import GroupReader, Readout, Sample, Score, token_scores
 from outpace.kernels.fused import to_device
 
-Rule = Literal["confidence", "frechet", "klass", "credit"]
-"""Confidence alone; joint certainty (Fast-dLLM++); stable (KLASS) or repeated predictions."""
+Rule = Literal["confidence", "entropy", "frechet", "klass", "credit"]
+"""Confidence or entropy alone; joint certainty (Fast-dLLM++); stable or repeated predictions."""
 
 BoolArray = NDArray[np.bool_]
 
@@ -46,14 +46,35 @@ class HoleHistory:
         return np.ones(len(holes), dtype=np.bool_)
 
 
-def start_history(rule: Rule, divergence: float) -> HoleHistory:
-    """Return the history of one request; `divergence` is the bound of KLASS."""
+def start_history(rule: Rule, entropy: float, divergence: float) -> HoleHistory:
+    """Return the history of one request, with the bounds of two of the rules."""
     match rule:
+        case "entropy":
+            return LowEntropy(entropy)
         case "klass":
             return Stability(divergence)
         case "credit":
             return Credit()
     return HoleHistory()
+
+
+@dataclass(frozen=True, slots=True)
+class LowEntropy(HoleHistory):
+    """dParallel (Chen et al., 2025) and d3LLM (Qian et al., 2026): entropies below a limit.
+
+    Nothing of earlier predictions is needed.
+    """
+
+    limit: float
+
+    def read(self, sample: Sample, holes: Sequence[int]) -> Sample:
+        """Return a read with entropies."""
+        return replace(sample, scores=tuple(dict.fromkeys((*sample.scores, "entropy"))))
+
+    def record(self, holes: Sequence[int], out: Prediction) -> BoolArray:
+        """Return which holes have a low entropy."""
+        low: BoolArray = out.scores["entropy"][: len(holes)] < self.limit
+        return low
 
 
 @dataclass(slots=True)

@@ -7,7 +7,6 @@ from typing import Annotated
 
 from outpace.decoding import Canvas, Decoding, Kind, OptionError, Request
 from outpace.decoding.canvas import split_blocks
-from outpace.decoding.rules import start_history
 from outpace.methods.block_filling import BlockFilling, forward_of_blocks
 from outpace.methods.bounds import check_at_least_one, check_default, check_fraction
 from outpace.methods.edited import decode_edited
@@ -77,7 +76,7 @@ class BlockDiffusion(BlockFilling):
     def decode_blocks(self, request: Request, size: int) -> Decoding:
         """Run the block and earlier slots without final keys, fill some of its holes, repeat."""
         canvas, scores = Canvas.from_request(request), self.needed_scores
-        history = start_history(self.rule, self.klass_divergence)
+        history = self.start_history()
         start = 0  # first slot without final keys
         for begin, end in split_blocks(len(request) - len(request) % size, request.limit, size):
             canvas.append_slots(max(end - len(canvas), 0))

@@ -21,7 +21,7 @@ from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank
 from outpace.methods.bounds import check_at_least_one, check_fraction, check_not_negative
 from outpace.methods.method import Interval, OneOf
-from outpace.methods.rule import CertainMethod
+from outpace.methods.rule import RULES_WITHOUT_THRESHOLD, CertainMethod
 
 FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]
 
@@ -68,7 +68,7 @@ class BlockFilling(CertainMethod):
         wanted = {self.order}
         if self.budget is not None:
             wanted.add("entropy")
-        elif self.rule == "frechet" or self.threshold is not None:
+        elif self.rule in RULES_WITHOUT_THRESHOLD or self.threshold is not None:
             wanted.add("confidence")
         return tuple(score for score in get_args(Rank) if score in wanted)
 
@@ -108,6 +108,8 @@ class BlockFilling(CertainMethod):
             within = within_budget(ranks, out.scores["entropy"][:holes], self.budget)
         elif self.rule == "frechet":
             within = within_frechet(out.scores["confidence"][:holes], self.frechet_margin)
+        elif self.rule == "entropy":
+            within = np.flatnonzero(may_fill)
         elif self.threshold is not None:
             confidence = out.scores["confidence"][:holes] * may_fill
             within = above_threshold(confidence, self.threshold)

@@ -24,7 +24,7 @@ from outpace.decoding.blocks import (
 from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import rank_scores
-from outpace.decoding.rules import BoolArray, start_history
+from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank, Target
 from outpace.methods.bounds import check_at_least_one, check_fraction
 from outpace.methods.method import Interval, OneOf, block_length
@@ -124,7 +124,7 @@ class D2F(CertainMethod):
         whole_blocks = self.canvas and not request.is_infill  # a template has a fixed end
         limit = request.limit - ((request.limit - edges[-1]) % size if whole_blocks else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
-        history = start_history(self.rule, self.klass_divergence)
+        history = self.start_history()
         step, alive, can_pause = 0, True, request.pace and not request.is_infill
         while alive:
             if can_pause and request.choose_length(MAX_PACED_TOKENS) == 1:
@@ -168,13 +168,14 @@ class D2F(CertainMethod):
         """Return the indices of the holes to fill; `may_fill` by their confidence."""
         ranks, confidence = rank_scores(out, self.order), out.scores["confidence"] * may_fill
         margin = self.frechet_margin if self.rule == "frechet" else None
+        threshold = 0.0 if self.rule == "entropy" else self.confidence
         indices, first, previous_share = [], 0, 1.0
         for begin, end in pairwise(edges):
             last = first + len(canvas.holes_within(begin, end))
             chosen = select_block_holes(
                 confidence[first:last],
                 ranks[first:last],
-                self.confidence,
+                threshold,
                 is_active=previous_share >= self.activate,
                 margin=margin,
             )

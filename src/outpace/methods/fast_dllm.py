@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+import numpy as np
+
 from outpace.decoding import (
     FULL,
     Canvas,
@@ -26,7 +28,7 @@ from outpace.decoding.order import (
     within_factor,
     within_frechet,
 )
-from outpace.decoding.rules import BoolArray, start_history
+from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank
 from outpace.methods.bounds import check_at_least_one, check_not_negative, check_positive_fraction
 from outpace.methods.method import Interval, OneOf
@@ -101,7 +103,7 @@ class FastDLLM(CertainMethod):
         canvas, step = Canvas.from_request(request), 0
         canvas.append_slots(request.max_tokens)
         score: Rank = "confidence" if self.budget is None else "entropy"
-        history = start_history(self.rule, self.klass_divergence)
+        history = self.start_history()
         for begin, end in split_blocks(len(request), request.limit, self.block_size(request)):
             cache: CacheMode | None = None
             while holes := canvas.holes_within(begin, end):
@@ -141,6 +143,12 @@ class FastDLLM(CertainMethod):
             return within_factor(confidence, self.factor)
         if self.rule == "frechet":
             return within_frechet(confidence, self.frechet_margin)
+        if self.rule == "entropy":
+            return (
+                np.flatnonzero(may_fill)
+                if may_fill.any()
+                else top_holes(rank_scores(out, "entropy"))
+            )
         if self.threshold is None:
             return top_holes(confidence)
         if self.rule == "klass":
