@@ -21,12 +21,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outpace import LLM
+from outpace.attention.batch import RowSpan
 from outpace.checkpoints.load import load_draft, load_model, translate_config
 from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Target
 from outpace.engine.cache import PageTable
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job, Listener
 from outpace.engine.pairing import Pairing, check_kinds
+from outpace.engine.recurrent import RecurrentPass
 from outpace.engine.runner import Runner
 from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.engine.stats import Stats
@@ -35,6 +37,7 @@ from outpace.methods import Method
 from outpace.models.config import AttentionWindow
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.extending import EagleDraft
+from outpace.models.gated_delta import GatedDelta
 from outpace.models.transformer import Attend, Transformer
 from outpace.pacing.controller import PaceController
 
@@ -103,6 +106,30 @@ def random_model(config: dict[str, Any], *, seed: int = 0, std: float = 0.5) -> 
 def causal_model(*, seed: int = 0, **changes: Any) -> Transformer:
     """A tiny autoregressive model."""
     return random_model(published(**changes), seed=seed)
+
+
+def published_hybrid(**changes: Any) -> dict[str, Any]:
+    """A tiny `config.json` of a model with gated delta layers before and after attention."""
+    sizes = {
+        "num_hidden_layers": 3,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "head_dim": 8,
+        "partial_rotary_factor": 0.5,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 6,
+    }
+    return published("Qwen3_5ForCausalLM", **{**sizes, **changes})
+
+
+def hybrid_model(*, seed: int = 0, **changes: Any) -> Transformer:
+    """A tiny model with gated delta layers, whose states last for several rows."""
+    model = random_model(published_hybrid(**changes), seed=seed)
+    for block in model.blocks:
+        if isinstance(mixer := block.attention, GatedDelta):
+            mixer.log_decay.copy_(torch.linspace(-5, -1, len(mixer.log_decay)))
+    return model
 
 
 def diffusion_model(*, seed: int = 0, **changes: Any) -> Transformer:
@@ -261,6 +288,9 @@ def extending_draft(
 def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
     """Logits `[n, vocab]` of all rows of a canvas, by attention without a cache."""
     attend = dense(causal=causal, sights=model.config.sights)
+    if model.config.delta is not None:
+        table = PageTable(pages=[0], size=len(ids))
+        attend = RecurrentPass(attend, [RowSpan(slice(0, len(ids)), 0, len(ids), None, table)])
     with torch.inference_mode():
         return model.compute_logits(
             model(torch.tensor(ids), torch.arange(len(ids)), attend)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
@@ -29,10 +30,20 @@ from transformers import (
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForCausalLM,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeForConditionalGeneration,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -85,10 +96,23 @@ OSS = {
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 MANY = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "head_dim": 12}
 EIGHT = {"num_experts_per_tok": 3, "num_local_experts": 8}
-LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
-
 PLAIN = {"rope_type": "default", "rope_theta": 500_000.0}
 LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}
+SHARED = {**MANY, "shared_expert_intermediate_size": 20}
+DELTA = {
+    **SIZES,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "rope_parameters": {**LOCAL, "partial_rotary_factor": 0.5},
+}
+SEES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+IMAGES = {"vision_config": {**SEES, "out_hidden_size": 48}}
+MROPE = {"rope_parameters": {**DELTA["rope_parameters"], "mrope_section": [2, 1, 1]}}
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
+
 
 MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=False)),
@@ -135,6 +159,25 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "phi3-window": (Phi3ForCausalLM, Phi3Config(**SIZES, **TOKENS, sliding_window=9)),
     "qwen3_moe": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, **MANY, norm_topk_prob=True)),
     "qwen3_moe-shares": (Qwen3MoeForCausalLM, Qwen3MoeConfig(**SIZES, **MANY)),
+    "qwen3_5": (
+        Qwen3_5ForConditionalGeneration,
+        Qwen3_5Config(text_config={**DELTA, **MROPE, "head_dim": 16}, **IMAGES),
+    ),
+    "qwen3_5_moe": (
+        Qwen3_5MoeForConditionalGeneration,
+        Qwen3_5MoeConfig(text_config={**DELTA, **SHARED}, **IMAGES),
+    ),
+    "qwen3_5_moe_text": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**DELTA, **SHARED)),
+    "qwen3_5_text": (Qwen3_5ForCausalLM, Qwen3_5TextConfig(**DELTA, head_dim=16)),
+    "qwen3_5_text-tied": (
+        Qwen3_5ForCausalLM,
+        Qwen3_5TextConfig(
+            **{**DELTA, "layer_types": ["full_attention", "linear_attention"]},
+            head_dim=16,
+            tie_word_embeddings=True,
+        ),
+    ),
+    "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig(**DELTA, **SHARED)),
     "smollm3": (SmolLM3ForCausalLM, SmolLM3Config(**FOUR, **TOKENS)),
     "smollm3-untied": (
         SmolLM3ForCausalLM,
@@ -193,6 +236,29 @@ def test_shards_are_read_as_one(name: str, tmp_path: Path) -> None:
     theirs = random_weights(name)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    ours = whole(load_model(tmp_path), IDS, causal=True)
+    torch.testing.assert_close(ours, reference(theirs), atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_moe", "qwen3_5_moe_text"])
+def test_experts_in_one_tensor_are_equivalent(name: str, tmp_path: Path) -> None:
+    """As in the published checkpoints, which also have tensors for images and further heads."""
+    theirs = random_weights(name)
+    theirs.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    stacks: dict[str, list[torch.Tensor]] = {}
+    for layer in sorted({key.partition(".experts.")[0] for key in tensors if ".experts." in key}):
+        for expert in range(MANY["num_experts"]):
+            gate, up, down = (
+                tensors.pop(f"{layer}.experts.{expert}.{part}_proj.weight")
+                for part in ("gate", "up", "down")
+            )
+            stacks.setdefault(f"{layer}.experts.gate_up_proj", []).append(torch.cat((gate, up)))
+            stacks.setdefault(f"{layer}.experts.down_proj", []).append(down)
+    tensors |= {stack: torch.stack(parts) for stack, parts in stacks.items()}
+    tensors["mtp.norm.weight"] = torch.ones(48)
+    save_file(tensors, file, metadata={"format": "pt"})
     ours = whole(load_model(tmp_path), IDS, causal=True)
     torch.testing.assert_close(ours, reference(theirs), atol=2e-4, rtol=2e-4)
 

@@ -315,9 +315,9 @@ def test_one_matrix_at_a_time_is_unquantized(
     models: list[nn.Module] = []
     part, names = fill.read_part, fill.parameter_parts
 
-    def noted(model: Any) -> Any:
+    def noted(model: Any, stored: Any) -> Any:
         models.append(model)
-        return names(model)
+        return names(model, stored)
 
     def watched(*args: Any) -> Tensor:
         full = [

@@ -79,6 +79,26 @@ LLADA2 = {
     "num_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
+HYBRID = {
+    **EXTRA,
+    "layer_types": ["linear_attention", "full_attention"],
+    "partial_rotary_factor": 0.5,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 6,
+}
+HYBRID_EXPERTS = {**HYBRID, **MIXED, "moe_intermediate_size": 16}
+HYBRID_EXPERTS["shared_expert_intermediate_size"] = 12
+
+
+def nested(architecture: str, **fields: Any) -> dict[str, Any]:
+    """Return a tiny `config.json` of a model that also reads images."""
+    inner = published(architecture, **fields)
+    outer = {name: inner.pop(name) for name in ("architectures", "tie_word_embeddings")}
+    return {**outer, "text_config": inner, "vision_config": {"depth": 2}, "image_token_id": 3}
+
+
 CONFIGS = {
     "dream": published("DreamModel", mask_token_id=MASK, **EXTRA),
     "fast_dllm_v2": published("Fast_dLLM_QwenForCausalLM", bd_size=8, **BLOCKS),
@@ -90,6 +110,11 @@ CONFIGS = {
     "qwen2": published("Qwen2ForCausalLM", rope_scaling=YARN, **EXTRA),
     "qwen3": published("Qwen3ForCausalLM", attention_bias=False, **EXTRA),
     "qwen3_moe": published("Qwen3MoeForCausalLM", **MIXED, moe_intermediate_size=16, **EXTRA),
+    "qwen3_5": nested("Qwen3_5ForConditionalGeneration", **HYBRID),
+    "qwen3_5_moe": nested("Qwen3_5MoeForConditionalGeneration", **HYBRID_EXPERTS),
+    "qwen3_5_moe_text": published("Qwen3_5MoeForCausalLM", **HYBRID_EXPERTS),
+    "qwen3_5_text": published("Qwen3_5ForCausalLM", **HYBRID),
+    "qwen3_next": published("Qwen3NextForCausalLM", **HYBRID_EXPERTS),
     "mistral": published("MistralForCausalLM", sliding_window=4, **STATED),
     "mixtral": published("MixtralForCausalLM", **MIXED, **STATED),
     "gemma3": published(
@@ -329,7 +354,8 @@ def test_configurations(family: str, tmp_path: Path) -> None:
 def test_fields_that_change_the_model(family: str, tmp_path: Path) -> None:
     """None is ignored."""
     save_model(random_model(CONFIGS[family]), tmp_path / "sound", dtype=torch.float32)
-    own = {"partial_rotary_factor"} if family == "llada2" else set()  # which is its usual one
+    partial = family == "llada2" or "linear_attention" in str(CONFIGS[family])
+    own = {"partial_rotary_factor"} if partial else set()  # which is its usual one, or its value
     foreign = [
         ("config.json", name, change_field("config.json", (name,), value))
         for name, value in FOREIGN.items()

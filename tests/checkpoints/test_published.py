@@ -41,12 +41,13 @@ def test_published_configuration_is_read(name: str) -> None:
     """Every field is accepted, and sizes and masks are correct."""
     published = CONFIGS[name]
     config = translate_config(published)
-    published = {**published, **published.get("transformer_layer_config", {})}
+    for part in ("transformer_layer_config", "text_config"):
+        published = {**published, **published.get(part, {})}
     assert config.dim == published.get("hidden_size", published.get("d_model"))
     assert config.head_dim in (64, 96, 128, 192, 256)
     with torch.device("meta"):
         if not config.feature_layers and config.kind is not Kind.EAGLE:
-            few = replace(config, layers=2, sights=config.sights[:2])
+            few = replace(config, layers=4 if config.delta else 2, sights=config.sights[:2])
             assert Transformer(few).blocks[-1].attention.out.weight.shape[0] == config.dim
     nested = published.get("dflash_config", {})
     masks = dict.fromkeys(("WeDLM-7B", "WeDLM-8B", "Fast_dLLM_v2_7B"), 151665)

@@ -306,7 +306,7 @@ def test_models_and_methods_are_listed(outpace):
     assert "tiny-dream" in out and "DreamModel" in out
     assert re.search(r"tiny-dflash\s+│ dflash\s+│ 0.94M", out)
     assert "z-lab/Qwen3-8B-DFlash-b16 for Qwen/Qwen3-8B\n" in out
-    assert "z-lab/Qwen3.5-4B-DFlash for Qwen/Qwen3.5-4B (cannot be loaded)" in out
+    assert "z-lab/Kimi-K2.5-DFlash for moonshotai/Kimi-K2.5 (cannot be loaded)" in out
     _, out, _ = outpace("methods")
     assert "autoregressive" in out and "--lookahead" in out
 

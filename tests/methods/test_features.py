@@ -7,10 +7,22 @@ from itertools import chain, repeat
 import pytest
 import torch
 
-from helpers import finish, pages_in_use, request_of, script
+from helpers import (
+    engine_of,
+    enter,
+    extending_draft,
+    feature_draft,
+    finish,
+    hybrid_model,
+    pages_in_use,
+    request_of,
+    runner,
+    script,
+    tokens,
+)
 from outpace.decoding import Dial, Prediction, Sampling
 from outpace.engine.prefix import PrefixCache
-from outpace.methods import DFlash, Eagle, Method
+from outpace.methods import Autoregressive, DFlash, Eagle, Method
 from outpace.pacing.controller import PaceController
 from workload import Request, alone, new_engine, result
 
@@ -80,6 +92,28 @@ def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bo
     assert max(lost) > 9 and bool(again) == (plan != "never")
     assert all(tokens == 1 for pace in paces for value, tokens in pace.told if value == 1)
     assert pages_in_use(engine) == 0
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_a_recurrent_target_stores_all_states(plan: str) -> None:
+    """Its text cannot run again, so every forward starts where the last one ended."""
+    target = hybrid_model(seed=1)
+    models = {
+        "target": target,
+        "features": feature_draft(target),
+        "states": extending_draft(target),
+    }
+    engine, paces, jobs = engine_of(*models.items(), max_rows=11), [], []
+    for method in (Autoregressive(), METHODS[0], METHODS[2]):
+        roles = {"target": "target", **method.model_names()}
+        runners = {role: runner(engine, name) for role, name in roles.items()}
+        options = {"max_tokens": 24, "sampling": Sampling(temperature=0.7, seed=2)}
+        jobs.append(enter(engine, method, range(1, 22), runners=runners, **options))
+        paces.append(Scripted(PLANS[plan]))
+        jobs[-1].request.pace = paces[-1] if method.model_names() else None
+    finish(engine)
+    assert tokens(jobs[0]) == tokens(jobs[1]) == tokens(jobs[2])
+    assert {slots for pace in paces for slots in pace.lost} == {0}
 
 
 def seen(tokens: list[int], rows: int | None = None) -> Prediction:

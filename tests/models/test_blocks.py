@@ -34,7 +34,7 @@ from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.decoding import Kind
 from outpace.engine.cpu import pack_model, unpack_model
 from outpace.methods import BlockDiffusion
-from outpace.models.experts import Experts, PreciseRouter
+from outpace.models.experts import Experts, PreciseLinear
 
 VOCAB, MASK, IDS = 64, 63, [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12, 7, 5, 44, 21, 2] * 3
 SIZES = {
@@ -261,7 +261,7 @@ def test_the_router_is_in_float32(quantize: str | None, tmp_path: Path) -> None:
     assert shares.dtype == torch.float32
     unpack_model(model)
     scores()
-    assert type(experts.router) is PreciseRouter and experts.router.weight.dtype == torch.bfloat16
+    assert type(experts.router) is PreciseLinear and experts.router.weight.dtype == torch.bfloat16
     total = torch.zeros(33, 48)
     for number, expert in enumerate(experts.experts):
         places = (numbers == number).nonzero()

@@ -31,7 +31,7 @@ from outpace.checkpoints.load import (
 from outpace.constraint.cloze import InfillParts
 from outpace.constraint.compiler import Compiler, NotCompiledError
 from outpace.decoding import DRAFT_KINDS
-from outpace.engine.cache import cache_bytes, cache_slots, check_cache_gib
+from outpace.engine.cache import cache_bytes, check_cache_gib
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.fuse import check_compilation as check_compile
 from outpace.engine.graphs import make_recorder
@@ -43,6 +43,7 @@ from outpace.engine.pairing import (
     further_models,
 )
 from outpace.engine.pass_times import PassTimes
+from outpace.engine.recurrent import share_budget
 from outpace.engine.runner import Runner
 from outpace.engine.tensor_parallel import TensorParallelGroup
 from outpace.errors import OptionError
@@ -150,10 +151,9 @@ class LLM:
 
     def add_runner(self, name: str, model: Stack, vocab: int | None) -> Runner:
         """Add a model with `vocab` usable tokens to the engine."""
-        slots = cache_slots(model.config, self.dtype, cache_bytes(self.cache_gib, self.device))
-        runner = self.group.make_runner(
-            name, model, slots=slots, vocab=vocab, **self.runner_options
-        )
+        budget = cache_bytes(self.cache_gib, self.device)
+        sizes = share_budget(model.config, self.dtype, budget, self.engine.max_sequences)
+        runner = self.group.make_runner(name, model, vocab=vocab, **sizes, **self.runner_options)
         self.engine.add_runner(runner)
         self.runners[name] = runner
         return runner

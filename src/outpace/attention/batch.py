@@ -44,6 +44,7 @@ class RowSpan:
         pages: memory of the sequence.
         tree: ancestor masks of draft rows; each of these rows also sees its own slot. None
             without a tree.
+        settled: slot before which no later forward of the sequence starts.
     """
 
     rows: slice
@@ -52,6 +53,7 @@ class RowSpan:
     visible_ends: list[int] | None
     pages: SequencePages
     tree: Tree | None = None
+    settled: int = 0
 
     def __len__(self) -> int:
         return self.rows.stop - self.rows.start

@@ -57,7 +57,7 @@ def fill_model(
     by one to limit memory, from the published dtype with `rounds_published`. `parts_by_name`
     defaults to whole tensors.
     """
-    parts_by_name = parts_by_name or parameter_parts(model)
+    parts_by_name = parts_by_name or parameter_parts(model, weights)
     names = {piece.source for parts in parts_by_name.values() for piece in parts}
     tables = fill_tables(model, weights, device)
     weights.check_names(model.config, names | tables | check_borrowed_embedding(model, weights))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 
 from outpace.checkpoints.families import FAMILIES
@@ -29,19 +30,24 @@ class TensorPart:
     index: ShardIndex = ()
 
 
-def source_tensors(config: ModelConfig, name: str, rows: int) -> list[tuple[str, int]]:
-    """Return the published tensors of parameter `name`, each with its number of rows."""
-    names = FAMILIES[config.family].tensor_names(name)
+def source_tensors(
+    config: ModelConfig, name: str, rows: int, stored: Container[str] = ()
+) -> list[tuple[str, int]]:
+    """Return the published tensors of parameter `name`, each with its number of rows.
+
+    `stored` are the tensors of a checkpoint, by which names are chosen if there are several.
+    """
+    names = FAMILIES[config.family].tensor_names(name, stored)
     sizes = part_sizes(config, name) if len(names) > 1 else (rows,)
     return list(zip(names, sizes, strict=True))
 
 
-def parameter_parts(model: Stack) -> dict[str, list[TensorPart]]:
-    """Return the parts of each parameter of a model, in stacking order."""
+def parameter_parts(model: Stack, stored: Container[str]) -> dict[str, list[TensorPart]]:
+    """Return the parts of each parameter of a model in a checkpoint, in stacking order."""
     return {
         name: [
             TensorPart(source, (size, *parameter.shape[1:]))
-            for source, size in source_tensors(model.config, name, parameter.shape[0])
+            for source, size in source_tensors(model.config, name, parameter.shape[0], stored)
         ]
         for name, parameter in model.named_parameters()
     }

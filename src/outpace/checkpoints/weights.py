@@ -60,8 +60,8 @@ class CheckpointWeights:
         """Size of the files in bytes."""
         return sum(path.stat().st_size for path in {path for path, _ in self.files.values()})
 
-    def __contains__(self, name: str) -> bool:
-        return stored_name(name) in self.files
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and stored_name(name) in self.files
 
     def find_tensor(self, name: str) -> tuple[Path, Any]:
         """Return the file of a tensor or of its stack; raise `ValueError` if there is none."""
@@ -189,15 +189,19 @@ class CheckpointWeights:
 
     def check_depth(self, config: ModelConfig) -> None:
         """Raise `ValueError` if the last layer is missing, before the model is built."""
-        last = f"blocks.{config.layers - 1}.attention.out.weight"
+        part = "out" if config.layers - 1 in config.attention_layers else "merge"
+        last = f"blocks.{config.layers - 1}.attention.{part}.weight"
         self.tensor_path(*FAMILIES[config.family].tensor_names(last))
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
         """Raise `ValueError` for unused tensors, or for a scheme that no matrix uses."""
         stored = {part for name in wanted for part in self.part_names(name) or (name,)}
+        unread = FAMILIES[config.family].unread
         self.stacks, used = stack_sizes(stored), {*map(stored_name, stored)}
         unused = {
-            name for name in self.files if name not in used and not name.endswith(COMPUTED_SUFFIX)
+            name
+            for name in self.files
+            if not (name in used or name.endswith(COMPUTED_SUFFIX) or name.startswith(unread))
         }
         if config.tied:
             unused -= self.redundant_head(config)

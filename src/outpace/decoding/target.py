@@ -80,6 +80,8 @@ class Target:
         padding: tokens that pad a finished answer.
         adds_features: whether its draft combines features with the rows of the text (fused),
             instead of reading them as context.
+        is_recurrent: whether a forward cannot start before the last token of the text, except at
+            slot 0.
     """
 
     shift: int = 1
@@ -92,6 +94,7 @@ class Target:
     null_prompt: bool = False
     padding: tuple[int, ...] = ()
     adds_features: bool = False
+    is_recurrent: bool = False
 
 
 accept_old_attributes(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.errors import OptionError
+from outpace.kernels.gated_delta import DeltaState
 from outpace.methods.method import check_type
 from outpace.models.config import ModelConfig
 
@@ -39,6 +40,7 @@ class PageTable:
             computed.
         cached_text: text of the first slots, as the prefix cache records it.
         page_names: content names of the pages that are full of this text.
+        states: recurrent states of each gated delta layer, in order, if the model has any.
     """
 
     pages: list[int]
@@ -50,6 +52,7 @@ class PageTable:
     skipped_slots: int = 0
     cached_text: list[int] = field(default_factory=list)
     page_names: list[bytes] = field(default_factory=list)
+    states: dict[int, tuple[DeltaState, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.locate_slots()
@@ -74,11 +77,11 @@ class PageTable:
 
 
 class PagedCache:
-    """Keys and values of one model, `[slots, kv_heads, head_dim]` per layer, in pages.
+    """Keys and values of one model, `[slots, kv_heads, head_dim]` per attention layer, in pages.
 
     A free page may keep a content name, under which it is found until its memory is needed. The
     least recently used pages are reused first. After all pages there are `scratch` slots, which are
-    never allocated.
+    never allocated. At most `sequences` tables are reserved at a time, if it is given.
     """
 
     def __init__(
@@ -89,13 +92,14 @@ class PagedCache:
         dtype: torch.dtype,
         device: torch.device,
         scratch: int = 0,
+        sequences: int | None = None,
     ) -> None:
         self.num_pages, extra = -(-slots // PAGE_SIZE), -(-scratch // PAGE_SIZE)
         extra_pages = range(self.num_pages, self.num_pages + extra)
         self.scratch = PageTable(pages=list(extra_pages), size=scratch) if extra else None
         shape = (
             2,
-            config.layers,
+            len(config.attention_layers),
             config.kv_heads,
             (self.num_pages + extra) * PAGE_SIZE,
             config.head_dim,
@@ -103,6 +107,7 @@ class PagedCache:
         # The slots of a head are contiguous, since attention reads them in order.
         self.memory = zero_memory(shape, dtype, device).transpose(2, 3)
         self.keys, self.values = (list(half) for half in self.memory)
+        self.max_tables, self.num_tables = sequences, 0
         self.reference_counts = np.zeros(self.num_pages, dtype=np.int64)
         """Number of tables that hold each page."""
         self.last_used = np.zeros(self.num_pages, dtype=np.int64)
@@ -128,8 +133,12 @@ class PagedCache:
 
     def reserve(self, slots: int) -> PageTable | None:
         """Return a table of `slots` slots, contiguous if possible; None where memory is short."""
-        pages = self.take_pages(-(-slots // PAGE_SIZE))
-        return None if pages is None else PageTable(pages=pages, size=slots)
+        if self.num_tables == self.max_tables:
+            return None
+        if (pages := self.take_pages(-(-slots // PAGE_SIZE))) is None:
+            return None
+        self.num_tables += 1
+        return PageTable(pages=pages, size=slots)
 
     def release(self, table: PageTable) -> None:
         """Free the pages of a table; their recorded content can still be found."""
@@ -138,6 +147,7 @@ class PagedCache:
                 self.name_page(page, name)
             self.touch_pages(table.page_names)
         self.drop_references(table.pages)
+        self.num_tables -= 1
 
     def take_pages(self, count: int) -> list[int] | None:
         """Allocate `count` pages, contiguous if possible; return None where memory is short."""
@@ -184,8 +194,9 @@ class PagedCache:
 
     def recount_references(self, tables: Iterable[PageTable]) -> None:
         """Rebuild the reference counts from these tables."""
-        self.reference_counts[:] = 0
+        self.reference_counts[:] = self.num_tables = 0
         for table in tables:
+            self.num_tables += 1
             table.locate_slots()  # an interrupt may have left old slots
             self.add_references(table.pages)
 
@@ -266,7 +277,7 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
     Raises:
         ValueError: not a single slot fits.
     """
-    slot = 2 * config.layers * config.kv_heads * config.head_dim * dtype.itemsize
+    slot = 2 * len(config.attention_layers) * config.kv_heads * config.head_dim * dtype.itemsize
     if budget < slot:
         raise OptionError(
             "cache_gib",

@@ -19,7 +19,8 @@ from outpace.decoding import Kind
 from outpace.kernels import tiles
 from outpace.kernels.autotune import choose_layout
 from outpace.kernels.matmul import LAYOUTS, bind_product, has_layout, is_tiled, to_columns, to_rows
-from outpace.models.experts import PreciseRouter
+from outpace.models.experts import PreciseLinear
+from outpace.models.gated_delta import GatedDelta
 from outpace.models.norm import DIRECT_NORMS
 from outpace.models.packed import DenseState
 from outpace.models.replacement import Replacement, replace_modules, restore_modules
@@ -55,23 +56,23 @@ class CpuLinear(Replacement, nn.Linear, DenseState):
         return to_rows(self.matrix)
 
 
-class CpuRouter(CpuLinear, PreciseRouter):
-    """A router in float32 for inference, whose weight has the fastest layout on this machine."""
+class CpuPreciseLinear(CpuLinear, PreciseLinear):
+    """A layer in float32 for inference, whose weight has the fastest layout on this machine."""
 
-    def __init__(self, router: PreciseRouter) -> None:
-        dtype = router.weight.dtype
-        router.weight = nn.Parameter(router.weight.detach().float(), requires_grad=False)
-        super().__init__(router)
+    def __init__(self, linear: PreciseLinear) -> None:
+        dtype = linear.weight.dtype
+        linear.weight = nn.Parameter(linear.weight.detach().float(), requires_grad=False)
+        super().__init__(linear)
         self.dtype = dtype
 
     def restore(self) -> nn.Module:
-        """Return the original router, with its weight row by row in its dtype."""
+        """Return the original layer, with its weight row by row in its dtype."""
         restored = super().restore()
         self.weight = nn.Parameter(self.weight.detach().to(self.dtype), requires_grad=False)
         return restored
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the scores `f32[T, E]` of rows `x [T, dim]`."""
+        """Return the scores `f32[T, out]` of rows `x [T, in]`."""
         return self.multiply(x.float())
 
 
@@ -142,6 +143,12 @@ class DirectMLP(Replacement, MLP):
         return mapped
 
 
+class DirectGatedDelta(Replacement, GatedDelta):
+    """A gated delta layer without hooks."""
+
+    __call__ = GatedDelta.forward
+
+
 class DirectBlock(Replacement, Block):
     """A block without hooks."""
 
@@ -152,6 +159,7 @@ DIRECT_CLASSES: dict[type[nn.Module], type[Replacement]] = {
     **DIRECT_NORMS,
     nn.Linear: DirectLinear,
     Attention: DirectAttention,
+    GatedDelta: DirectGatedDelta,
     MLP: DirectMLP,
     Block: DirectBlock,
 }
@@ -169,7 +177,7 @@ def pack_model(model: Stack) -> None:
     if fast:
         kinds[nn.Linear] = CpuLinear
     if any(has_layout(name, torch.float32) for name in FAST_LAYOUTS):
-        kinds[PreciseRouter] = CpuRouter
+        kinds[PreciseLinear] = CpuPreciseLinear
     replace_modules(model, kinds)
     if isinstance(model, Transformer) and model.config.tied:
         pack_tied_head(model, fast)

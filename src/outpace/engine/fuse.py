@@ -16,7 +16,7 @@ from outpace.methods.method import check_type
 from outpace.models.device import check_single_gpu
 from outpace.models.experts import Experts
 from outpace.models.replacement import Replacement
-from outpace.models.transformer import Attend, Block, Stack
+from outpace.models.transformer import Attend, Attention, Block, Stack
 
 LOG = logging.getLogger(__name__)
 
@@ -56,7 +56,7 @@ class FusedBlock(Replacement, Block):
     ) -> Tensor:
         """Map rows `x [T, dim]`, as a `Block` does."""
         q, k, v = self.before_attention(self, x, cos, sin, context)
-        attended = self.attention.attend_queries(attend, q, k, v)
+        attended = attention_of(self).attend_queries(attend, q, k, v)
         if wanted is not None:
             x, attended = x[wanted], attended[wanted]
         return self.after_attention(self, x, attended)
@@ -66,13 +66,13 @@ def project_rows(
     block: Block, x: Tensor, cos: Tensor, sin: Tensor, context: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return queries of rows `x`, and keys and values of the context and the rows."""
-    q, k, v = block.attention.project_qkv(block.attention_input(x, context), cos, sin)
+    q, k, v = attention_of(block).project_qkv(block.attention_input(x, context), cos, sin)
     return q if context is None else q[context.shape[0] :], k, v
 
 
 def finish_rows(block: Block, x: Tensor, attended: Tensor) -> Tensor:
     """Return rows `x` after attention and the MLP."""
-    return block.finish_block(x, block.attention.out(attended))
+    return block.finish_block(x, attention_of(block).out(attended))
 
 
 def compile_layers(model: Stack) -> None:
@@ -81,6 +81,9 @@ def compile_layers(model: Stack) -> None:
     Raises:
         ValueError: the model has layers that wait for the host.
     """
+    if model.config.delta is not None:
+        message = "compile is not available for models with gated delta layers: omit compile"
+        raise OptionError("compile", True, message)
     if any(isinstance(module, Experts) for module in model.modules()):
         message = "compile is not available for mixture-of-experts models, which wait for the host"
         raise OptionError("compile", True, message)
@@ -97,7 +100,14 @@ def compile_layers(model: Stack) -> None:
 
 def layer_kind(block: Block) -> str:
     """Return a key that is equal for layers that share their code."""
-    return repr((block.attention.own_columns, block.attention.has_rotary))
+    attention = attention_of(block)
+    return repr((attention.own_columns, attention.has_rotary))
+
+
+def attention_of(block: Block) -> Attention:
+    """Return the attention of a layer."""
+    assert isinstance(block.attention, Attention)
+    return block.attention
 
 
 def compile_function(function: BlockFunction) -> BlockFunction:

@@ -119,6 +119,9 @@ class GraphCache:
         from outpace.attention.paged import PagedAttention  # imported late, since it loads Triton
 
         assert isinstance(backend, PagedAttention)
+        if model.config.delta is not None:
+            message = "graphs are not available for models with gated delta layers: omit graphs"
+            raise OptionError("graphs", True, message)
         if model.config.experts:
             message = (
                 "graphs are not available for mixture-of-experts models, which wait for the host"

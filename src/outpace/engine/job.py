@@ -114,6 +114,7 @@ class Job:
             processors=self.pairing.processors[forward.model] + processors,
             top_logprobs=self.request.top_logprobs,
             text=forward.merge_text(self.request.canvas or self.request.ids) if processors else (),
+            settled=len(self.request.ids) - 1,
         )
 
     def feature_layers(self, forward: Forward) -> tuple[int, ...]:

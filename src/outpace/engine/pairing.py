@@ -197,6 +197,14 @@ def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, 
     configs = {role: role_config(role, name) for role, name in models.items()}
     kinds = {role: (models[role], each.kind) for role, each in configs.items()}
     check_kinds(type(method), {"target": (target, config.kind), **kinds})
+    option = method.tree_option
+    if config.delta is not None and option is not None and getattr(method, option) != 1:
+        raise OptionError(
+            "method",
+            type(method).__name__,
+            f"method: {method!r} verifies trees, but {target} has gated delta layers, which run "
+            f"chains only: set {option}=1",
+        )
     for role, each in configs.items():
         if each.kind in DRAFT_KINDS:
             try:
@@ -264,4 +272,5 @@ def make_target(configs: Mapping[str, ModelConfig]) -> Target:
         null_prompt=target.null_prompt,
         padding=target.eos[:1],
         adds_features=masked.kind is Kind.DFLASH_FUSED,
+        is_recurrent=target.delta is not None,
     )

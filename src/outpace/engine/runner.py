@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -21,9 +22,12 @@ from outpace.engine.graphs import SCRATCH_SLOTS, GraphCache, PassRecorder
 from outpace.engine.pack import PackedPass, TransferBuffer, pack_pass
 from outpace.engine.prefix import PrefixCache, token_pairs
 from outpace.engine.readout import HostTransfer, LaunchedPass, ReadChunk
+from outpace.engine.recurrent import RecurrentPass
 from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.models.int8 import is_quantized
 from outpace.models.transformer import Stack
+
+LOG = logging.getLogger(__name__)
 
 
 class CacheUsage(NamedTuple):
@@ -42,6 +46,7 @@ class Runner:
         name: name of the model.
         model: the model.
         slots: size of the cache.
+        sequences: most sequences that the cache holds at a time; None for any number.
         vocab: number of tokens; excludes padding rows of the embedding.
         read_rows: most rows whose logits are in memory at a time.
         prefix_cache: whether a causal model reuses the prefixes of earlier prompts.
@@ -56,6 +61,7 @@ class Runner:
         model: Stack,
         *,
         slots: int,
+        sequences: int | None = None,
         vocab: int | None = None,
         read_rows: int = 256,
         prefix_cache: bool = True,
@@ -81,6 +87,7 @@ class Runner:
             dtype=weight.dtype,
             device=self.device,
             scratch=SCRATCH_SLOTS if record else 0,
+            sequences=sequences,
         )
         # 8-bit activations: rounding that depends on the batch may change a whole code.
         double = is_quantized(model)
@@ -98,16 +105,19 @@ class Runner:
         if record is not None and self.cache.scratch is not None:
             self.graphs = GraphCache(model, self.backend, self.cache.scratch, record)
         self.buffer = TransferBuffer(self.device, len(self.cache))
-        self.prefix_cache: PrefixCache | None = None
-        if prefix_cache and self.config.kind is not Kind.DIFFUSION:
-            share = self.device.type != "cpu"
-            paired = self.config.kind is Kind.EAGLE
-            mask_id = self.config.mask_id
-            self.prefix_cache = PrefixCache(
-                self.cache, mask_id=mask_id, share=share, is_paired=paired
-            )
+        self.prefix_cache = self.build_prefix_cache() if prefix_cache else None
         self.seconds = 0.0
         """Time spent in the model, its head and its reads."""
+
+    def build_prefix_cache(self) -> PrefixCache | None:
+        """Create a prefix cache; None if the model cannot have one."""
+        if self.config.kind is Kind.DIFFUSION:
+            return None
+        if self.config.delta is not None:
+            LOG.info("%s: no prefix cache, since it has gated delta layers", self.name)
+            return None
+        share, paired = self.device.type != "cpu", self.config.kind is Kind.EAGLE
+        return PrefixCache(self.cache, mask_id=self.config.mask_id, share=share, is_paired=paired)
 
     @property
     def cache_usage(self) -> CacheUsage:
@@ -207,6 +217,8 @@ class Runner:
         # On a CPU the last block skips rows without wanted logits.
         within = packed.wanted if self.device.type == "cpu" else None
         attend = self.backend.plan_pass(batch)
+        if self.config.delta is not None:
+            attend = RecurrentPass(attend, batch.spans)
         hidden, captured = self.model.capture_layers(
             batch.ids, batch.positions, attend, layers, within, batch.context, batch.features
         )

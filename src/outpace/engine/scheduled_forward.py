@@ -12,6 +12,7 @@ from outpace.attention.batch import RowSpan
 from outpace.decoding import CAUSAL, Forward, Processor, Tree
 from outpace.decoding.forward import Pattern, shift_numbers
 from outpace.engine.cache import PageTable
+from outpace.engine.recurrent import check_recurrent
 from outpace.models.config import ModelConfig
 
 
@@ -27,6 +28,7 @@ class ScheduledForward(Forward):
         processors: logits processors of the wanted rows.
         top_logprobs: number of most probable tokens of the wanted rows to return.
         text: the text from slot 0 on, as the processors need it.
+        settled: slot before which no later forward of the sequence starts.
         missing: leading rows found in the prefix cache whose hidden states are wanted but were not
             computed.
         first_slot, end: first slot, context included, and the slot after the last row.
@@ -41,6 +43,7 @@ class ScheduledForward(Forward):
     processors: tuple[Processor, ...] = ()
     top_logprobs: int = 0
     text: Sequence[int] = ()
+    settled: int = 0
     missing: int = 0
     first_slot: int = field(init=False)
     end: int = field(init=False)
@@ -67,6 +70,7 @@ class ScheduledForward(Forward):
         processors: tuple[Processor, ...] = (),
         top_logprobs: int = 0,
         text: Sequence[int] = (),
+        settled: int = 0,
     ) -> ScheduledForward:
         """Check a forward; raise `ValueError` or `TypeError` where its model cannot run it."""
         forward.check_bounds(
@@ -77,6 +81,8 @@ class ScheduledForward(Forward):
             feature_size=0 if config.feature_widths else config.feature_size,
             widths=config.feature_widths,
         )
+        if config.delta is not None:
+            check_recurrent(forward, table)
         return cls(
             ids=copy_integers(forward.ids),
             start=forward.start,
@@ -96,6 +102,7 @@ class ScheduledForward(Forward):
             processors=processors,
             top_logprobs=top_logprobs if "logprob" in forward.read.scores else 0,
             text=text,
+            settled=settled,
         )
 
     @property
@@ -139,7 +146,7 @@ class ScheduledForward(Forward):
         ends = None if self.pattern == CAUSAL else self.visible_ends()
         rows = slice(begin, begin + len(self.ids))
         tree = self.pattern if isinstance(self.pattern, Tree) else None
-        return RowSpan(rows, self.start, self.num_visible, ends, self.table, tree)
+        return RowSpan(rows, self.start, self.num_visible, ends, self.table, tree, self.settled)
 
     def split_at(self, count: int) -> tuple[ScheduledForward, ScheduledForward]:
         """Return the first `count` rows, without wanted logits, and the rest."""

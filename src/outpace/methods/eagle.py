@@ -49,6 +49,7 @@ class Eagle(Method):
     """
 
     roles = {"draft": (Kind.EAGLE,)}
+    tree_option = "width"
 
     draft: Annotated[str, "name or folder of a draft for this target"]
     width: Annotated[
@@ -131,9 +132,8 @@ class Eagle(Method):
             ready = features.written_slots
             rows = drafted.best_nodes(self.verified_rows(value) - 1)
             tokens = [drafted.tokens[row] for row in rows]
-            parents = drafted.parent_rows(rows)
+            parents, chain = drafted.parent_rows(rows), self.width == 1
             tree = Tree.from_parents(n - 1, parents)
-            chain = self.width == 1
             fly = self.fly_window, self.fly_entropy
             out = yield Forward(
                 ids=[*request.ids[ready:], *tokens],

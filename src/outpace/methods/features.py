@@ -16,7 +16,8 @@ class FeatureBuffer:
     """Hidden states from the target that the draft has not read yet.
 
     Nothing is stored while the controller has drafting switched off. When drafting starts again,
-    the text is run again with the last token, from the first slot without stored states.
+    the text is run again with the last token, from the first slot without stored states. The text
+    of a recurrent target cannot run again, so its states are always stored.
 
     Attributes:
         written_slots: slots of the target that hold the text.
@@ -61,7 +62,8 @@ class FeatureBuffer:
         n = len(request)
         if wanted:
             request.cycle_length = 1
-        keep = wanted or not (self.lost or request.skips_drafting(self.unread))
+        stores_all = request.target.is_recurrent
+        keep = wanted or stores_all or not (self.lost or request.skips_drafting(self.unread))
         start = min(self.written_slots, self.stored_slots) if keep else self.written_slots
         out = yield Forward(
             ids=request.ids[start:] + forced,
@@ -78,7 +80,7 @@ class FeatureBuffer:
             )
         self.written_slots = n + len(forced)
         alive = request.commit(out.tokens, out.logprobs)
-        if alive and request.is_paused:
+        if alive and request.is_paused and not stores_all:
             alive = yield from decode_plain(request, self.written_slots, self.sample)
             self.written_slots = len(request) - 1
         return alive

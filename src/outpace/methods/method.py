@@ -42,11 +42,13 @@ class Method(ABC):
         target_kinds: kinds of models that it decodes.
         roles: fields that name further models, such as a draft or a verifier, and their allowed
             kinds.
+        tree_option: option with which its target runs trees, unless it is 1.
         default_sampling: sampling options that it uses where a request sets none.
     """
 
     target_kinds: ClassVar[tuple[Kind, ...]] = CAUSAL_KINDS
     roles: ClassVar[Mapping[str, tuple[Kind, ...]]] = {}
+    tree_option: ClassVar[str | None] = None
     default_sampling: ClassVar[Mapping[str, float]] = {}
 
     def __init_subclass__(cls, **options: Any) -> None:

@@ -59,6 +59,54 @@ class ExpertGroups:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeltaLayers:
+    """Layers with a gated delta rule in place of attention.
+
+    Attributes:
+        layers: their indices.
+        key_heads, key_dim: number of heads of queries and keys, and their size.
+        value_heads, value_dim: number of heads of values, and their size.
+        taps: rows that the convolution before the rule sees.
+        grouped: whether rows of the projections are ordered by key head, or by part.
+    """
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    grouped: bool = False
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise ValueError(
+                f"the number of value heads must be a multiple of {self.key_heads} key heads, got "
+                f"{self.value_heads}"
+            )
+
+    @property
+    def key_size(self) -> int:
+        """Width of all heads of keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of all heads of values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def mixed_size(self) -> int:
+        """Width of queries, keys and values, which the convolution mixes."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of the state of a layer."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and choices of one decoder, translated by its family from `config.json`.
 
@@ -76,6 +124,8 @@ class ModelConfig:
         local_rope: rotary embedding of the layers with a window, if it differs from `rope`.
         unrotated: layers without rotary embedding.
         query_factor: factor on queries in addition to 1 / sqrt(head_dim).
+        output_gate: whether attention is multiplied by a gate of its input.
+        delta: layers with a recurrent state in place of attention.
         sinks: whether each head has an attention sink: a score that takes weight but has no
             value.
         activation: activation of the MLP, by its name in `models/activation.py`.
@@ -85,6 +135,7 @@ class ModelConfig:
         norm_experts: whether the weights of a row's experts are normalised to sum to 1.
         expert_groups: groups of experts, if the router has them.
         shared_mlp: width of an MLP that all rows use in addition to the experts.
+        shared_gate: whether that MLP is multiplied by a gate of its input.
         dense_layers: number of first layers with an MLP in place of experts.
         dense_mlp: width of that MLP.
         feature_layers: layers of a target whose outputs a draft reads, concatenated in this
@@ -121,6 +172,8 @@ class ModelConfig:
     local_rope: Rope | None = None
     unrotated: tuple[int, ...] = ()
     query_factor: float = 1.0
+    output_gate: bool = False
+    delta: DeltaLayers | None = None
     sinks: bool = False
     activation: str = "silu"
     embedding_scale: float = 1.0
@@ -129,6 +182,7 @@ class ModelConfig:
     norm_experts: bool = False
     expert_groups: ExpertGroups | None = None
     shared_mlp: int = 0
+    shared_gate: bool = False
     dense_layers: int = 0
     dense_mlp: int = 0
     tied: bool = False
@@ -187,6 +241,12 @@ class ModelConfig:
         layer = self.dim * (2 * width + 2 * narrow + 3 * self.mlp)
         return self.layers * layer + self.vocab * self.dim * (1 if self.tied else 2)
 
+    @cached_property
+    def attention_layers(self) -> tuple[int, ...]:
+        """Layers with attention, which have keys and values."""
+        others = () if self.delta is None else self.delta.layers
+        return tuple(layer for layer in range(self.layers) if layer not in others)
+
     @property
     def ropes(self) -> tuple[Rope, ...]:
         """The rotary embedding of all layers, or those of layers without and with a window."""
@@ -213,5 +273,7 @@ class ModelConfig:
 
     def with_mask(self, mask_id: int) -> ModelConfig:
         """Return the same model with another mask token."""
+        if self.delta is not None:
+            raise ValueError(f"{self.architecture} has gated delta layers, which fill no masks")
         kind = Kind.MASK_FILLING if self.kind is Kind.CAUSAL else self.kind
         return replace(self, mask_id=mask_id, kind=kind)

@@ -22,11 +22,11 @@ def build_feed_forward(config: ModelConfig, layer: int, make: BuildMLP) -> nn.Mo
     return Experts(config, make) if config.experts else make(config)
 
 
-class PreciseRouter(nn.Linear):
-    """A router with float32 scores, whatever the dtype of the model."""
+class PreciseLinear(nn.Linear):
+    """A linear layer in float32, whatever the dtype of the model: a router, or gates."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return scores `f32[T, E]` of rows `x [T, dim]`."""
+        """Return scores `f32[T, out]` of rows `x [T, in]`."""
         bias = None if self.bias is None else self.bias.float()
         return F.linear(x.float(), self.weight.float(), bias)
 
@@ -35,14 +35,14 @@ class Experts(nn.Module):
     """Several MLPs, of which each row uses the few with the highest router scores.
 
     The output is their mean weighted by the router's probabilities, normalised over the selected
-    experts with `norm_experts`. All rows also use the `shared` MLP. With `precise_router`, scores
-    and sums are float32 and rounded once.
+    experts with `norm_experts`. All rows also use the `shared` MLP, which may have a gate. With
+    `precise_router`, scores and sums are float32 and rounded once.
     """
 
     def __init__(self, config: ModelConfig, make: BuildMLP) -> None:
         super().__init__()
         self.precise = config.precise_router
-        kind = PreciseRouter if self.precise else nn.Linear
+        kind = PreciseLinear if self.precise else nn.Linear
         self.router = kind(config.dim, config.experts, bias=config.mlp_bias)
         self.experts = nn.ModuleList(make(config) for _ in range(config.experts))
         self.experts_per_row, self.normalises_weights = config.experts_per_row, config.norm_experts
@@ -50,6 +50,7 @@ class Experts(nn.Module):
         if self.groups is not None:
             self.preference = nn.Parameter(torch.zeros(config.experts))
         self.shared = make(replace(config, mlp=config.shared_mlp)) if config.shared_mlp else None
+        self.shared_gate = nn.Parameter(torch.zeros(1, config.dim)) if config.shared_gate else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
@@ -62,7 +63,12 @@ class Experts(nn.Module):
             part = self.experts[index](x[rows]) * weights[rows, places, None]
             mapped.index_add_(0, rows, part)
         mapped = mapped.to(x.dtype)
-        return mapped if self.shared is None else mapped + self.shared(x)
+        if self.shared is None:
+            return mapped
+        shared: Tensor = self.shared(x)
+        if self.shared_gate is not None:
+            shared = shared * (x * self.shared_gate).sum(-1, keepdim=True).sigmoid()
+        return mapped + shared
 
     def route_rows(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """Return weights and indices `[T, chosen]` of the selected experts for scores `[T, E]`."""

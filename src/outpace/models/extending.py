@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft, Draft, check_draft_pair
-from outpace.models.transformer import Attend, Block, Context, Transformer
+from outpace.models.transformer import Attend, Attention, Block, Context, Transformer
 
 
 class EagleBlock(Block):
@@ -24,6 +24,7 @@ class EagleBlock(Block):
         super().__init__(config, layer)
         self.hidden_norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.norm_residual = config.norm_residual
+        assert isinstance(self.attention, Attention)
         rows = self.attention.qkv.out_features
         self.attention.qkv = nn.Linear(2 * config.dim, rows, bias=config.qkv_bias)
 

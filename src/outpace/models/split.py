@@ -35,6 +35,11 @@ class ModelShard:
         Raises:
             ValueError: if the model cannot be sharded, or its sizes are no multiples of `size`.
         """
+        if whole.delta is not None:
+            raise ValueError(
+                f"tensor_parallel: {whole.architecture} has gated delta layers, which cannot be "
+                "sharded; run it in one process"
+            )
         if whole.sinks or whole.expert_groups or whole.dense_layers or whole.shared_mlp:
             raise ValueError(
                 f"tensor_parallel: {whole.architecture} has attention sinks or expert groups, "

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from outpace.models.activation import GATED_ACTIVATIONS
 from outpace.models.config import ModelConfig
 from outpace.models.experts import build_feed_forward
+from outpace.models.gated_delta import GatedDelta
 from outpace.models.norm import build_norm
 from outpace.models.rope import rotary_tables, rotary_width, rotate_heads
 
@@ -48,13 +49,13 @@ class Attention(nn.Module):
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer = config.attention_layers.index(layer)
         self.heads, self.kv_heads = config.heads, config.kv_heads
-        width = config.heads * config.head_dim
-        rows = width + 2 * config.kv_heads * config.head_dim
+        self.has_gate, width = config.output_gate, config.heads * config.head_dim
+        rows = width * (2 if self.has_gate else 1) + 2 * config.kv_heads * config.head_dim
         self.qkv = nn.Linear(config.dim, rows, bias=config.qkv_bias)
         self.out = nn.Linear(width, config.dim, bias=config.out_bias)
-        self.qk_norm = config.qk_norm
+        self.head_dim, self.qk_norm = config.head_dim, config.qk_norm
         self.wide_qk_norm, self.has_rotary = config.wide_qk_norm, layer not in config.unrotated
         if config.qk_norm:
             sizes = (self.heads, self.kv_heads) if self.wide_qk_norm else (1, 1)
@@ -85,9 +86,15 @@ class Attention(nn.Module):
         return out
 
     def project_qkv(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries `[T, H, D]`, keys and values `[T, K, D]` of rows `x [T, dim]`."""
-        qkv = self.qkv(x).view(x.shape[0], self.heads + 2 * self.kv_heads, -1)
-        qk, v = qkv.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), 1)
+        """Return queries `[T, H, D]`, keys and values `[T, K, D]` of rows `x [T, dim]`.
+
+        Queries with an output gate are `[T, H, 2 D]`, as `attend_queries` takes them.
+        """
+        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
+        qk, v = qkv.split_with_sizes((qkv.shape[1] - self.kv_heads, self.kv_heads), 1)
+        if self.has_gate:  # a query and a gate per head, then keys
+            gate = qk[:, 1 : 2 * self.heads : 2]
+            qk = torch.cat((qk[:, : 2 * self.heads : 2], qk[:, 2 * self.heads :]), 1)
         if self.qk_norm:
             q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
             if self.wide_qk_norm:
@@ -100,12 +107,15 @@ class Attention(nn.Module):
         q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
         if self.query_factor != 1:
             q = q * self.query_factor
-        return q, k, v
+        return torch.cat((q, gate), -1) if self.has_gate else q, k, v
 
     def attend_queries(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend with queries `[T, H, D]` and return `[T, H * D]`."""
+        """Attend with queries `[T, H, D]` and return `[T, H * D]`, with the gate of a query."""
         optional = () if self.sinks is None else (self.sinks,)
-        return attend(self.layer, q, k, v, *optional).flatten(1)
+        if not self.has_gate:
+            return attend(self.layer, q, k, v, *optional).flatten(1)
+        q, gate = q.chunk(2, -1)
+        return (attend(self.layer, q.contiguous(), k, v, *optional) * gate.sigmoid()).flatten(1)
 
 
 class MLP(nn.Module):
@@ -125,13 +135,20 @@ class MLP(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention and MLP with residual connections, normalised before, after or both."""
+    """One layer: attention and MLP with residual connections, normalised before, after or both.
+
+    In a gated delta layer, `attention` is the mixer that takes its place.
+    """
 
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         before, after = config.norms != "after", config.norms != "before"
         self.attention_norm = build_norm(config) if before else None
-        self.attention = Attention(config, layer)
+        self.attention: Attention | GatedDelta = (
+            Attention(config, layer)
+            if layer in config.attention_layers
+            else GatedDelta(config, layer)
+        )
         self.attention_after = build_norm(config) if after else None
         self.mlp_norm = build_norm(config) if before else None
         self.mlp = build_feed_forward(config, layer, MLP)

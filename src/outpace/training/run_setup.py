@@ -13,11 +13,12 @@ from accelerate.utils import DistributedDataParallelKwargs
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.load import load_tokenizer
-from outpace.models.transformer import Transformer
+from outpace.models.transformer import Stack, Transformer
 from outpace.training.field_types import check_values
 from outpace.training.loop import Loop
 from outpace.training.objective import Objective
 from outpace.training.optim import Optim
+from outpace.training.weights import check_trainable
 
 
 def require_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -29,9 +30,15 @@ def require_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
 
 
 def check_reference_models(
-    objective: Objective, others: Mapping[str, Transformer]
+    objective: Objective, model: Stack, others: Mapping[str, Transformer]
 ) -> dict[str, Transformer]:
-    """Return the reference models; `ValueError` unless their roles are the objective's."""
+    """Return the reference models.
+
+    Raises:
+        ValueError: their roles are not the objective's, or a model cannot be trained.
+    """
+    for each in (model, *others.values()):
+        check_trainable(each.config)
     if set(others) != set(objective.roles):
         raise ValueError(
             f"others must be the roles of {type(objective).__name__}: "

@@ -106,7 +106,7 @@ class Trainer:
         self.tokenizer = find_tokenizer(str(model) if tokenizer is None else tokenizer)
         self.data = Data(path=data) if isinstance(data, str) else data
         self.model = load_model(model, plain=True) if isinstance(model, str) else model
-        others = check_reference_models(objective, others or {})
+        others = check_reference_models(objective, self.model, others or {})
         cut = limit_length(self.data, [each.config for each in (self.model, *others.values())])
         self.examples = Examples(cut, require_tokenizer(self.tokenizer), self.loop.seed)
         self.loop = self.loop.with_epochs(self.examples.epoch_size)

@@ -32,6 +32,15 @@ def random_model(config: Mapping[str, Any], seed: int) -> Transformer:
         return Transformer(translate_config(config))
 
 
+def check_trainable(config: ModelConfig) -> None:
+    """Raise `ValueError` for a model with layers that training does not compute."""
+    if config.delta is not None:
+        raise ValueError(
+            f"{config.architecture} has gated delta layers, which can neither be trained nor be a "
+            "target in training; choose a model with attention in every layer"
+        )
+
+
 def change_config(source: ModelConfig, changes: Mapping[str, Any], path: Path) -> ModelConfig:
     """Return a configuration with some published fields changed.
 
@@ -55,6 +64,7 @@ def adapt_checkpoint(
     Raises:
         ValueError: the changes alter the shapes of weights.
     """
+    check_trainable(load_config(init))
     source = load_model(init, dtype=dtype, plain=True)
     if not changes:
         return source

@@ -14,6 +14,13 @@ from outpace.checkpoints.families.mistral import MISTRAL, MIXTRAL
 from outpace.checkpoints.families.olmo import OLMO2, OLMO3
 from outpace.checkpoints.families.phi import PHI3
 from outpace.checkpoints.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from outpace.checkpoints.families.qwen3_5 import (
+    QWEN3_5,
+    QWEN3_5_MOE,
+    QWEN3_5_MOE_TEXT,
+    QWEN3_5_TEXT,
+)
+from outpace.checkpoints.families.qwen3_next import QWEN3_NEXT
 from outpace.checkpoints.families.sdar import SDAR, SDAR_MOE
 from outpace.checkpoints.families.smollm import SMOLLM3
 from outpace.checkpoints.families.speculators import DFLASH_SPECULATOR, EAGLE_SPECULATOR
@@ -34,7 +41,12 @@ FAMILIES: dict[str, Family] = {
             PHI3,
             QWEN2,
             QWEN3,
+            QWEN3_5,
+            QWEN3_5_MOE,
+            QWEN3_5_MOE_TEXT,
+            QWEN3_5_TEXT,
             QWEN3_MOE,
+            QWEN3_NEXT,
             SDAR,
             SDAR_MOE,
             SMOLLM3,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass
 from dataclasses import field as member
 from operator import itemgetter
@@ -205,6 +205,10 @@ class Family:
     fixed: Fields = member(default_factory=lambda: FIXED_FIELDS)
     stated: Fields = member(default_factory=dict)
     ignored: Collection[str] = IGNORABLE
+    fused: Mapping[str, str] = member(default_factory=dict)
+    """Names of tensors that some checkpoints have in place of those in `names`."""
+    unread: tuple[str, ...] = ()
+    """Prefixes of published tensors that the model does not have."""
     remote: Collection[str] = ()
     """Classes in `auto_map` that this family implements, as `module.Class`."""
     aliases: Fields = member(default_factory=dict)
@@ -258,11 +262,17 @@ class Family:
                         "the same, remove auto_map from config.json"
                     )
 
-    def tensor_names(self, name: str) -> tuple[str, ...]:
-        """Return the published tensors of our parameter `name`, in stacking order."""
+    def tensor_names(self, name: str, stored: Container[str] = ()) -> tuple[str, ...]:
+        """Return the published tensors of our parameter `name`, in stacking order.
+
+        If the `stored` tensors of a checkpoint have its name in `fused`, it is that one.
+        """
         parts = name.split(".")
         numbers = [part for part in parts if part.isdigit()]
-        theirs = self.names[".".join("{}" if part.isdigit() else part for part in parts)]
+        ours = ".".join("{}" if part.isdigit() else part for part in parts)
+        if (whole := self.fused.get(ours, "").format(*numbers)) and whole in stored:
+            return (whole,)
+        theirs = self.names[ours]
         group = (theirs,) if isinstance(theirs, str) else theirs
         return tuple(entry.format(*numbers) for entry in group)
 
@@ -270,8 +280,11 @@ class Family:
 def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:
     """Return the row count of each published tensor stacked in our fused parameter `name`."""
     if ".qkv." in name:
-        kv = config.kv_heads * config.head_dim
-        return config.heads * config.head_dim, kv, kv
+        kv, gated = config.kv_heads * config.head_dim, 2 if config.output_gate else 1
+        return gated * config.heads * config.head_dim, kv, kv
+    if (delta := config.delta) is not None and ".attention." in name:
+        gates = delta.value_heads, delta.value_heads
+        return gates if ".gates." in name else (delta.mixed_size, delta.value_size)
     width = config.shared_mlp if ".shared." in name else config.mlp
     if name.startswith("blocks.") and int(name.split(".")[1]) < config.dense_layers:
         width = config.dense_mlp

@@ -89,8 +89,10 @@ class GGUFWeights(CheckpointWeights):
         found = self.name_map.get_name(f"{before}.experts.{part}") if inside else None
         return f"{found or stem}.{kind}", int(number) if found else None
 
-    def __contains__(self, name: str) -> bool:
-        return all(own in self.file.tensors for own, _ in self.gguf_names(name))
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and all(
+            own in self.file.tensors for own, _ in self.gguf_names(name)
+        )
 
     def find_tensor(self, name: str) -> tuple[Path, Any]:
         """Return the file that has a tensor; raise `ValueError` if there is none."""

@@ -1,0 +1,70 @@
+"""Qwen3.5 and Qwen3.6: gated delta layers beside gated attention; only text is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from outpace.checkpoints.families.family import HUGGING_FACE_NAMES, IGNORABLE, Family
+from outpace.checkpoints.families.hybrid import HYBRID, MIXTURE, delta_field
+from outpace.checkpoints.families.hybrid_names import MIXTURE_NAMES, SPLIT_NAMES, fused_experts
+from outpace.checkpoints.families.nested_text import IMAGES, flatten_text, nest_names
+from outpace.checkpoints.fields import words
+
+IGNORED = IGNORABLE | words("mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings")
+UNREAD = ("model.visual.", "mtp.")
+"""Prefixes of the tensors for images and of the heads that predict several tokens."""
+
+QWEN3_5_TEXT = Family(
+    name="qwen3_5_text",
+    about="Qwen3.5 without images: gated delta layers beside gated attention",
+    architectures=("Qwen3_5ForCausalLM",),
+    checkpoints=("codecho/Qwen3.5-0.8B-text-only",),
+    fields={**HYBRID, "delta": delta_field(grouped=False)},
+    fixed={"hidden_act": "silu", "attn_output_gate": True, "output_gate_type": "swish"},
+    ignored=IGNORED,
+    unread=UNREAD,
+    flat=flatten_text,
+    names={**HUGGING_FACE_NAMES, **SPLIT_NAMES},
+)
+
+QWEN3_5 = replace(
+    QWEN3_5_TEXT,
+    name="qwen3_5",
+    about="Qwen3.5 and Qwen3.6 (dense), whose text is read",
+    architectures=("Qwen3_5ForConditionalGeneration",),
+    checkpoints=("Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "Qwen/Qwen3.6-27B"),
+    ignored=IGNORED | IMAGES,
+    names=nest_names(QWEN3_5_TEXT.names),
+)
+
+MOE_FIELDS = {**QWEN3_5_TEXT.fields, **MIXTURE, "norm_experts": True}
+MOE_IGNORED = words("intermediate_size router_aux_loss_coef output_router_logits")
+
+QWEN3_5_MOE_TEXT = replace(
+    QWEN3_5_TEXT,
+    name="qwen3_5_moe_text",
+    about="Qwen3.5 without images, mixtures of experts",
+    architectures=("Qwen3_5MoeForCausalLM",),
+    checkpoints=("codecho/Qwen3.5-35B-A3B-text-only",),
+    fields=MOE_FIELDS,
+    ignored=IGNORED | MOE_IGNORED,
+    names={**MIXTURE_NAMES, **SPLIT_NAMES},
+    fused=fused_experts("model"),
+)
+
+QWEN3_5_MOE = replace(
+    QWEN3_5,
+    name="qwen3_5_moe",
+    about="Qwen3.5 and Qwen3.6, mixtures of experts, whose text is read",
+    architectures=("Qwen3_5MoeForConditionalGeneration",),
+    checkpoints=(
+        "Qwen/Qwen3.5-35B-A3B",
+        "Qwen/Qwen3.5-122B-A10B",
+        "Qwen/Qwen3.6-35B-A3B",
+        "InternScience/Agents-A1",
+    ),
+    fields=MOE_FIELDS,
+    ignored=IGNORED | IMAGES | MOE_IGNORED,
+    names=nest_names(QWEN3_5_MOE_TEXT.names),
+    fused=fused_experts("model.language_model"),
+)

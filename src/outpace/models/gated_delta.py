@@ -1,0 +1,145 @@
+"""Gated delta layers, a mixer with a recurrent state in place of attention (Yang et al., 2025).
+
+Shapes: T rows, H value heads and G key heads of K and V columns; a key head serves H / G value
+heads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from outpace.kernels.gated_delta import CHUNK_ROWS, KEPT_ROWS, DeltaState
+from outpace.models.config import ModelConfig
+from outpace.models.experts import PreciseLinear
+
+RunRows = Callable[[DeltaState | None, slice, int], tuple[Tensor, tuple[DeltaState, ...]]]
+"""Runs a range of rows of one sequence from the state before them, None before slot 0.
+
+The last argument is the slot before which no later forward starts. Returns the output of the rows,
+and the states from which a forward can continue or run again, in order.
+"""
+
+NORM_EPS = 1e-6
+"""Added to the squared length of queries and keys, in the authors' code."""
+
+
+class Recur(Protocol):
+    """Recurrent states managed by the caller."""
+
+    def recur(self, layer: int, run: RunRows) -> Tensor:
+        """Run the rows of each sequence of a pass, and return their outputs, concatenated."""
+        ...
+
+
+class GatedDelta(nn.Module):
+    """Projections of one layer, its convolution and its output gate.
+
+    It is used as `Attention` is; rotary tables and context rows have no meaning for it.
+    """
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__()
+        assert config.delta is not None
+        self.layer, self.sizes = layer, config.delta
+        sizes = self.sizes
+        self.qkvz = nn.Linear(config.dim, sizes.mixed_size + sizes.value_size, bias=False)
+        self.gates = PreciseLinear(config.dim, 2 * sizes.value_heads, bias=False)
+        self.convolution = nn.Parameter(torch.zeros(sizes.mixed_size, 1, sizes.taps))
+        self.log_decay = nn.Parameter(torch.zeros(sizes.value_heads))
+        self.step_bias = nn.Parameter(torch.ones(sizes.value_heads))
+        self.norm = nn.RMSNorm(sizes.value_dim, config.norm_eps)
+        self.merge = nn.Linear(sizes.value_size, config.dim, bias=False)
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        memory: Recur,
+        wanted: Tensor | None = None,
+        context_rows: int = 0,
+    ) -> Tensor:
+        """Mix rows `x [T, dim]` with those before them and return the `wanted` ones."""
+        mixed, z, beta, decay = self.project_rows(x)
+        sizes = self.sizes
+
+        def run_rows(
+            state: DeltaState | None, rows: slice, settled: int
+        ) -> tuple[Tensor, tuple[DeltaState, ...]]:
+            if state is None:
+                blank = mixed.new_zeros(sizes.taps - 1, sizes.mixed_size)
+                state = DeltaState.blank(sizes.state_shape, blank)
+            return self.run_sequence(state, mixed[rows], decay[rows], beta[rows], settled)
+
+        out = memory.recur(self.layer, run_rows).to(x.dtype)
+        if wanted is not None:
+            out, z = out[wanted], z[wanted]
+        gated = self.norm(out) * F.silu(z.float())
+        merged: Tensor = self.merge(gated.to(x.dtype).flatten(1))
+        return merged
+
+    def project_rows(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the inputs of the recurrence for rows `x [T, dim]`.
+
+        Returns:
+            Inputs of the convolution `[T, size]`, output gates `[T, H, V]`, weights of corrections
+            `f32[T, H]`, and logarithms of decays `f32[T, H]`.
+        """
+        sizes, count = self.sizes, len(x)
+        if sizes.grouped:
+            each = sizes.value_heads // sizes.key_heads
+            widths = [sizes.key_dim] * 2 + [each * sizes.value_dim] * 2
+            q, k, v, z = self.qkvz(x).view(count, sizes.key_heads, -1).split(widths, -1)
+            mixed = torch.cat([part.flatten(1) for part in (q, k, v)], -1)
+            b, a = self.gates(x).view(count, sizes.key_heads, -1).chunk(2, -1)
+            b, a = b.flatten(1), a.flatten(1)
+        else:
+            mixed, z = self.qkvz(x).split((sizes.mixed_size, sizes.value_size), -1)
+            b, a = self.gates(x).chunk(2, -1)
+        step = F.softplus(a + self.step_bias.float())
+        z = z.reshape(count, sizes.value_heads, sizes.value_dim)
+        return mixed, z, b.sigmoid(), -self.log_decay.float().exp() * step
+
+    def run_sequence(
+        self, state: DeltaState, mixed: Tensor, decay: Tensor, beta: Tensor, settled: int
+    ) -> tuple[Tensor, tuple[DeltaState, ...]]:
+        """Run rows of one sequence after `state`; returns what a `RunRows` does."""
+        first, parts = state, []
+        for rows in zip(*(part.split(CHUNK_ROWS) for part in (mixed, decay, beta)), strict=True):
+            state = settle_rows(state, len(rows[0]), settled)
+            out, state = self.run_chunk(state, *rows)
+            parts.append(out)
+        state = settle_rows(state, 0, settled)
+        # A pass that fails runs again from its first row.
+        states = (state,) if state.start <= first.end else (first, state)
+        return torch.cat(parts), states
+
+    def run_chunk(
+        self, state: DeltaState, mixed: Tensor, decay: Tensor, beta: Tensor
+    ) -> tuple[Tensor, DeltaState]:
+        """Return the output `f32[n, H, V]` of a few rows after `state`, and the state with them."""
+        sizes = self.sizes
+        mixed, state = state.convolve(mixed, self.convolution)
+        qk, v = mixed.split((2 * sizes.key_size, sizes.value_size), -1)
+        heads = normalise_heads(qk.unflatten(-1, (2, sizes.key_heads, -1)))
+        q, k = heads.repeat_interleave(sizes.value_heads // sizes.key_heads, 2).permute(1, 2, 0, 3)
+        v = v.unflatten(-1, (sizes.value_heads, -1)).transpose(0, 1)
+        out, state = state.extend(q * sizes.key_dim**-0.5, k, v, decay.T, beta.T)
+        return out.transpose(0, 1), state
+
+
+def settle_rows(state: DeltaState, count: int, settled: int) -> DeltaState:
+    """Add rows below slot `settled` to a state, if there are many with `count` further ones."""
+    if state.num_rows + count <= KEPT_ROWS:
+        return state
+    return state.advance(min(settled, state.end))
+
+
+def normalise_heads(x: Tensor) -> Tensor:
+    """Return heads `x [..., size]` with length 1."""
+    return x * (x.square().sum(-1, keepdim=True) + NORM_EPS).rsqrt()

@@ -1,0 +1,289 @@
+"""Models with gated delta layers: every method gives the text of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from helpers import (
+    MASK,
+    VOCAB,
+    adding_draft,
+    causal_model,
+    engine_of,
+    enter,
+    extending_draft,
+    feature_draft,
+    feeds,
+    finish,
+    hybrid_model,
+    is_idle,
+    run,
+    runner,
+    tokens,
+    whole,
+)
+from outpace import LLM, OptionError
+from outpace.checkpoints.load import load_model, save_model
+from outpace.decoding import FULL, Forward, Sampling, Tree
+from outpace.engine.engine import Engine
+from outpace.engine.fuse import compile_layers
+from outpace.engine.job import Job
+from outpace.engine.pairing import check_models
+from outpace.engine.recurrent import share_budget, state_bytes
+from outpace.engine.runner import Runner
+from outpace.kernels.gated_delta import DeltaState
+from outpace.methods import Autoregressive, DFlash, Eagle, Lookup, Method, Speculative, WeDLM
+from outpace.models.split import ModelShard
+from outpace.training.weights import check_trainable
+
+TARGET, OTHER = hybrid_model(seed=1), causal_model(seed=2)
+FEATURES = feature_draft(TARGET, seed=3)
+MODELS = {
+    "target": TARGET,
+    "other": OTHER,
+    "hybrid": hybrid_model(seed=4),
+    "features": FEATURES,
+    "added": adding_draft(FEATURES),
+    "states": extending_draft(TARGET, seed=5),
+}
+METHODS: list[Method] = [
+    Autoregressive(),
+    Lookup(tokens=4),
+    Lookup(tokens=30),
+    Speculative(draft="other", tokens=3),
+    Speculative(draft="hybrid", tokens=5),
+    Speculative(draft="hybrid", tokens=14, verify="rejection"),
+    Speculative(draft="target", tokens=4),
+    DFlash(draft="features", tokens=3),
+    DFlash(draft="features"),
+    DFlash(draft="added", tokens=4),
+    Eagle(draft="states", width=1, depth=3),
+    Lookup(),
+]
+TOKENS = 14
+SAMPLED = Sampling(temperature=0.7, seed=5)
+TEXT = [(7 * slot * slot + 3 * slot + slot // 5) % (VOCAB - 1) for slot in range(140)]
+
+
+def new_engine(**options: Any) -> Engine:
+    """Return an engine with all models."""
+    return engine_of(*MODELS.items(), **options)
+
+
+def submit(engine: Engine, method: Method, number: int, **options: Any) -> Job:
+    """Queue a request, whose prompt depends on its number."""
+    begin, length = 5 * number % 40, (1, 3, 17, 70, 9)[number % 5]
+    roles = {"target": "target", **method.model_names()}
+    runners = {role: runner(engine, name) for role, name in roles.items()}
+    sampling = replace(SAMPLED, seed=number) if number % 3 else Sampling()
+    given = {"max_tokens": TOKENS, "sampling": sampling, "eos": frozenset[int](), **options}
+    return enter(engine, method, TEXT[begin : begin + length], runners=runners, **given)
+
+
+@cache
+def alone(method: Method, number: int) -> list[int]:
+    """Return the text of a request that runs alone."""
+    engine = new_engine()
+    job = submit(engine, method, number)
+    finish(engine)
+    return tokens(job)
+
+
+def is_lossless(method: Method) -> bool:
+    """Return whether its text is that of plain decoding with the same seed."""
+    return getattr(method, "verify", "match") == "match"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_rows", [2048, 13], ids=["whole", "split"])
+def test_requests_together_equal_each_alone(max_rows: int) -> None:
+    """Twenty of all methods, also with prefills in parts; lossless ones equal plain decoding."""
+    engine = new_engine(max_rows=max_rows)
+    given = [(method, number) for number, method in zip(range(20), cycle(METHODS), strict=False)]
+    jobs = [submit(engine, method, number) for method, number in given]
+    finish(engine)
+    assert is_idle(engine)
+    for job, (method, number) in zip(jobs, given, strict=True):
+        wanted = Autoregressive() if is_lossless(method) else method
+        assert tokens(job) == alone(wanted, number), method
+    assert {len(tokens(job)) for job in jobs} == {TOKENS}
+
+
+@given(st.lists(st.tuples(st.integers(1, 90), st.integers(0, 12)), min_size=1, max_size=8))
+@settings(max_examples=8)
+def test_any_split_of_a_text_gives_the_same_logits(parts: list[tuple[int, int]]) -> None:
+    """Each forward ends with rejected tokens, and the next one starts before them."""
+    each = Runner("tiny", TARGET, slots=512)
+    table = each.reserve(len(TEXT) + 20)
+    assert table is not None
+    wanted, start = whole(hybrid_model(seed=1), TEXT, causal=True), 0
+    for count, rejected in parts:
+        end = min(start + count, len(TEXT))
+        if start == end:
+            break
+        ids = [*TEXT[start:end], *[(start + 11) % VOCAB] * rejected]
+        forward = Forward(ids=ids, start=start, predict=range(start + 1, end + 1))
+        forward.read = replace(forward.read, keep=True)
+        (found,) = run_settled(each, forward, table, start)
+        assert found.logits is not None
+        torch.testing.assert_close(found.logits, wanted[start:end], atol=2e-4, rtol=2e-4)
+        start = end
+
+
+@pytest.mark.parametrize(
+    ("forward", "message"),
+    [
+        (Forward(ids=[1, 2], start=3, pattern=FULL), "not the pattern 'full'"),
+        (Forward(ids=[1, 2], start=3, pattern=(1, 1)), r"not the pattern \(1, 1\)"),
+        (Forward(ids=[1, 2], start=3, pattern=Tree(3, (0, 0))), "not the pattern Tree"),
+        (Forward(ids=[1, 2], start=3, positions=[3, 4]), "not positions"),
+        (Forward(ids=[1, 2], start=30), "slot 30.*no state before it.*at one of 40 to 53"),
+        (Forward(ids=[1, 2], start=54), "only 53 slots have been written"),
+    ],
+)
+def test_forwards_that_it_cannot_run_are_refused(forward: Forward, message: str) -> None:
+    """By name, before anything is computed."""
+    each = Runner("tiny", TARGET, slots=512)
+    table = each.reserve(100)
+    assert table is not None
+    (fed,) = run_settled(each, Forward(ids=TEXT[:53], start=0), table, 40)
+    assert len(fed.tokens) == 1
+    with pytest.raises(ValueError, match=message):
+        run(each, [forward], [table])
+    again = Forward(ids=TEXT[:53], start=0)
+    assert run(each, [again], [table])[0].tokens == fed.tokens
+
+
+def run_settled(each: Runner, forward: Forward, table: Any, settled: int) -> list[Any]:
+    """Run a forward of a request whose text up to `settled` is committed."""
+    fed = feeds(each, [forward], [table])
+    fed[0].settled = settled
+    return each.run_pass(fed)
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+@pytest.mark.parametrize("call", [1, 2, 3, 8, 25, 60])
+def test_a_pass_that_fails_in_the_middle_runs_again(
+    call: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some layers have moved on, others have not: the text is the same."""
+    plain, calls = DeltaState.extend, 0
+
+    def extend(self: DeltaState, *given: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            raise error("once")
+        return plain(self, *given)
+
+    numbers = [(METHODS[0], 3), (METHODS[4], 8), (METHODS[1], 2)]
+    wanted = [alone(Autoregressive(), number) for _, number in numbers]
+    monkeypatch.setattr(DeltaState, "extend", extend)
+    engine = new_engine(max_rows=40)
+    jobs = [submit(engine, method, number) for method, number in numbers]
+    for _ in range(3):
+        try:
+            finish(engine)
+        except KeyboardInterrupt:
+            continue
+    found = [job.request.tokens for job in jobs if job.error is None]
+    assert found == [text for job, text in zip(jobs, wanted, strict=True) if job.error is None]
+    # A pass of one request that fails ends it.
+    assert len(found) >= (2 if error is RuntimeError else 3)
+
+
+def test_admission_waits_for_states() -> None:
+    """A cache for the states of two sequences runs one speculating request at a time."""
+    config = TARGET.config
+    size = state_bytes(config, torch.float32)
+    sizes = share_budget(config, torch.float32, 4 * size, 50)
+    assert sizes["sequences"] == 2
+    assert share_budget(config, torch.float32, 10**9, 3)["sequences"] == 6
+    assert share_budget(OTHER.config, torch.float32, 10**6, 3)["sequences"] is None
+    with pytest.raises(OptionError, match="cache_gib: .* recurrent states"):
+        share_budget(config, torch.float32, 4 * size - 1, 50)
+    engine = Engine()
+    engine.add_runner(Runner("target", TARGET, slots=2048, sequences=2))
+    method = Speculative(draft="target", tokens=3)
+    jobs = [submit(engine, method, number) for number in range(4)]
+    most = 0
+    while engine.step():
+        most = max(most, len(engine.running))
+    assert most == 1 and engine.runners[0].cache.num_tables == 0
+    assert [tokens(job) for job in jobs] == [alone(Autoregressive(), n) for n in range(4)]
+
+
+def test_state_memory_is_what_a_sequence_holds() -> None:
+    """While it decodes: the states, and the rows after them."""
+    each = Runner("tiny", TARGET, slots=512)
+    table = each.reserve(100)
+    assert table is not None
+    run_settled(each, Forward(ids=TEXT[:50], start=0), table, 49)
+    for start in range(50, 80):
+        run_settled(each, Forward(ids=TEXT[start : start + 1], start=start), table, start)
+        parts = [
+            getattr(state, name).nbytes
+            for states in table.states.values()
+            for state in states
+            for name in ("state", "inputs", "keys", "values", "decay")
+        ]
+        assert sum(parts) <= state_bytes(TARGET.config, torch.float32)
+
+
+def test_keys_are_stored_for_attention_only() -> None:
+    """The cache has one layer, and no prefix cache."""
+    each = Runner("tiny", TARGET, slots=64)
+    assert len(each.cache.keys) == 1 and TARGET.config.layers == 3
+    assert each.prefix_cache is None
+
+
+def test_methods_and_options_that_need_attention_are_refused(tmp_path: Path) -> None:
+    """At the door, by name."""
+    target, draft = str(tmp_path / "target"), str(tmp_path / "draft")
+    save_model(hybrid_model(seed=1), target)
+    save_model(extending_draft(hybrid_model(seed=1)), draft)
+    config = load_model(target).config
+    with pytest.raises(OptionError, match="method: Eagle.*verifies trees.*set width=1"):
+        check_models(Eagle(draft=draft), target, config)
+    assert check_models(Eagle(draft=draft, width=1), target, config)
+    with pytest.raises(OptionError, match="WeDLM decodes"):
+        check_models(WeDLM(), target, config)
+    with pytest.raises(OptionError, match="mask_id: .*gated delta layers, which fill no masks"):
+        LLM(target, mask_id=MASK)
+    for refused in REFUSED:
+        with pytest.raises(ValueError, match="gated delta layers"):
+            refused()
+
+
+REFUSED: list[Callable[[], Any]] = [
+    lambda: ModelShard(0, 2).shard_config(TARGET.config),
+    lambda: compile_layers(TARGET),
+    lambda: check_trainable(TARGET.config),
+]
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+def test_projections_are_packed_and_quantized(quantize: str | None, tmp_path: Path) -> None:
+    """Those of the mixer as all others, and its gates in float32; together equals alone."""
+    sizes = {"intermediate_size": 64, "linear_value_head_dim": 8}  # multiples of a block's 32
+    save_model(hybrid_model(seed=1, **sizes), tmp_path, dtype=torch.float32)
+    llm = LLM(tmp_path, quantize=quantize, cache_gib=0.01)
+    prompts = [TEXT[:30], TEXT[3:9], TEXT[5:60]]
+    together = [output.ids for output in llm.generate(prompts, max_tokens=12, ignore_eos=True)]
+    singly = [llm.generate(each, max_tokens=12, ignore_eos=True)[0].ids for each in prompts]
+    assert together == singly
+    mixer, attention = (llm.model.blocks[layer].attention for layer in (0, 1))
+    assert type(mixer.qkvz) is type(mixer.merge) is type(attention.qkv)
+    assert type(mixer.gates) not in (type(mixer.qkvz), nn.Linear)
+    assert mixer.gates(torch.ones(1, 32)).dtype == torch.float32
