@@ -69,7 +69,7 @@ OPTIONS += ["logprobs", "min_p", "stop_ids", "ignore_eos", "min_tokens", "presen
 OPTIONS += ["frequency_penalty", "repetition_penalty", "logit_bias", "template"]
 OPTIONS += ["schema", "regex", "choices", "grammar", "cloze"]
 OPTIONS += ["tools", "tool_choice", "parallel_tool_calls"]
-OPTIONS += ["reasoning_effort", "max_reasoning_tokens", "top_logprobs"]
+OPTIONS += ["adapter", "reasoning_effort", "max_reasoning_tokens", "top_logprobs"]
 
 
 @pytest.mark.parametrize("entry", ["generate", "stream", "submit", "serve"])
@@ -122,7 +122,7 @@ def test_odd_batches_are_refused_or_served(llm: LLM) -> None:
 
 LOADING = ["model", "method", "adapter", "device", "dtype", "quantize", "max_length", "mask_id"]
 LOADING += ["cache_gib", "max_rows", "max_sequences", "prefix_cache", "tensor_parallel"]
-LOADING += ["attention", "graphs", "compile", "pace"]
+LOADING += ["attention", "graphs", "compile", "pace", "adapters"]
 
 
 @pytest.mark.parametrize("argument", LOADING)

@@ -108,6 +108,7 @@ MARKED = {
         "capacity: benchmark serve",
         "load: benchmark serve",
         "load: serve",
+        "models: serve Qwen/Qwen3-0.6B",
         "operating: serve --config",
         "scale: --nproc-per-node 2",
         "scale: serve Qwen/Qwen3-8B",

@@ -38,6 +38,8 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
         (["nowhere"], "nowhere"),
         (["--model", "=tiny-ar"], "name=path"),
         (["tiny-ar", "--further", "x"], "name=path"),
+        (["tiny-ar", "--adapters", "x"], "name=path"),
+        (["--adapters", "x=y"], "need a model"),
         (["--method", "d2f"], "need a model"),
         (["--further", "a=tiny-aux"], "need a model"),
         (["--dtype", "float32"], "need a model"),

@@ -177,11 +177,14 @@ def test_a_pairing_is_made_once_and_then_looked_up(
     folders: dict[str, str], target: str, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second request compares no vocabularies, reads no file and checks no kinds."""
-    import outpace.api.llm as module
+    from outpace.api import further
+    from outpace.api import llm as module
 
     calls: list[str] = []
-    for name in ("load_config", "load_model", "load_draft", "load_tokenizer", "check_models"):
-        counted(monkeypatch, module, name, calls)
+    for owner in (further, module):
+        for name in ("load_config", "load_model", "load_draft", "load_tokenizer", "check_models"):
+            if name in vars(owner):
+                counted(monkeypatch, owner, name, calls)
     for owner, name in ((TextCodec, "check_same_tokens"), (Pairing, "from_runners")):
         counted(monkeypatch, owner, name, calls)
     llm = LLM(folders[target], cache_gib=0.01)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from threading import Lock
@@ -13,6 +14,7 @@ import torch
 
 from outpace.api import preparation
 from outpace.api.driver import Driver
+from outpace.api.further import check_tokenizers, load_further
 from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Output, PendingAnswer
 from outpace.api.prompts import Prompt, list_prompts
@@ -20,28 +22,17 @@ from outpace.api.stream import Stream
 from outpace.api.text import TextCodec
 from outpace.attention.choice import check_backend as check_attention
 from outpace.checkpoints.adapter import model_title
-from outpace.checkpoints.load import (
-    load_config,
-    load_draft,
-    load_model,
-    load_tokenizer,
-    resolve_checkpoint,
-    target_config,
-)
+from outpace.checkpoints.adapter_fit import load_adapters
+from outpace.checkpoints.load import load_model, load_tokenizer, resolve_checkpoint, target_config
 from outpace.constraint.cloze import InfillParts
 from outpace.constraint.compiler import Compiler, NotCompiledError
-from outpace.decoding import DRAFT_KINDS
+from outpace.engine.adapters import check_adapter_name, check_adapters
 from outpace.engine.cache import cache_bytes, check_cache_gib
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.fuse import check_compilation as check_compile
 from outpace.engine.graphs import make_recorder
 from outpace.engine.method_selector import MethodSelector
-from outpace.engine.pairing import (
-    ASSUMED_CONCURRENCY,
-    Pairing,
-    check_models,
-    further_models,
-)
+from outpace.engine.pairing import ASSUMED_CONCURRENCY, Pairing, check_models, further_models
 from outpace.engine.pass_times import PassTimes
 from outpace.engine.recurrent import share_budget
 from outpace.engine.runner import Runner
@@ -51,7 +42,7 @@ from outpace.measurements import MeasurementFile
 from outpace.methods import Method
 from outpace.methods.method import check_type
 from outpace.methods.options import MethodSpec
-from outpace.models.config import ModelConfig
+from outpace.models.adapted import ModelUpdates
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.models.low_bits import check_quantize, default_quantize
 from outpace.models.transformer import Stack
@@ -65,6 +56,7 @@ class LLM:
         method: A `Method`, its name, or `(name, options)`; by default "auto": a draft on this
             machine or `Lookup` for causal models, the family's method for others.
         adapter: Folder or hub name of a low-rank adapter to merge into the model.
+        adapters: Folders or hub names of low-rank adapters that requests select, by name.
         device: Device of the models; by default `cuda` if available.
         dtype: Data type; by default float32 on a CPU and bfloat16 elsewhere.
         quantize: Weight format of all models: `int8` or `int4`, on a CPU also `native`, on a GPU
@@ -92,6 +84,7 @@ class LLM:
         method: MethodSpec | None = None,
         *,
         adapter: str | Path | None = None,
+        adapters: Mapping[str, str | Path] | None = None,
         device: str | torch.device | None = None,
         dtype: str | torch.dtype | None = None,
         quantize: str | None = None,
@@ -114,8 +107,9 @@ class LLM:
         check_quantize(quantize, self.device, self.dtype)
         check_attention(attention, self.device)
         check_compile(compile, self.device, tensor_parallel)
-        own = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
-        self.runner_options = own | {"record": make_recorder(graphs, self.device, tensor_parallel)}
+        own: dict[str, Any] = {"attention": attention, "compile": compile}
+        own |= {"record": make_recorder(graphs, self.device, tensor_parallel)}
+        self.runner_options = own | {"prefix_cache": prefix_cache}
         self.group = TensorParallelGroup.join_processes(tensor_parallel, self.device, quantize)
         self.device = self.group.device
         quantize = default_quantize(quantize, dtype, self.device, tensor_parallel)
@@ -135,25 +129,45 @@ class LLM:
         further = check_models(self.method, self.name, self.config)
         self.text = TextCodec(self.name, load_tokenizer(folder))
         self.vocab_sizes: dict[str, int | None] = {}
-        self.check_tokenizers(further)
-        to: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "quantize": quantize}
-        self.model = load_model(folder, adapter=adapter, share=self.group.share, **limits, **to)
-        self.group.start_workers(self.model, self.load_further, attention)
-        self.target = self.add_runner(self.name, self.model, self.text.vocab_size)
+        check_tokenizers(self, further)
+        self.target = self.load_target(folder, adapters, adapter=adapter, **limits)
         self.config = self.target.config
         self.text.set_context_length(self.config.max_length)
         self.eos = frozenset(self.config.eos) | self.text.eos
         self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)
-        self.pair(self.method)
+        for each in (None, *self.adapters):
+            self.pair(self.method, each)
 
     def __repr__(self) -> str:
         return f"LLM({self.name!r}, {self.method!r})"
 
-    def add_runner(self, name: str, model: Stack, vocab: int | None) -> Runner:
+    def load_target(
+        self, folder: Path, adapters: Mapping[str, str | Path] | None, **options: Any
+    ) -> Runner:
+        """Load the target, with the adapters that requests select; return its runner."""
+        own, share = self.runner_options, self.group.share
+        used = {"graphs": own["record"] is not None, "compile": own["compile"]}
+        check_adapters(adapters, **used, tensor_parallel=share is not None)
+        updates = load_adapters(adapters or {}, self.config, self.dtype)
+        self.adapters = (*updates,)
+        to: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "share": share}
+        self.model = load_model(folder, quantize=self.quantize, **to, **options)
+        self.group.start_workers(self.model, partial(load_further, self), own["attention"])
+        return self.add_runner(self.name, self.model, self.text.vocab_size, updates)
+
+    def add_runner(
+        self,
+        name: str,
+        model: Stack,
+        vocab: int | None,
+        adapters: Mapping[str, ModelUpdates] | None = None,
+    ) -> Runner:
         """Add a model with `vocab` usable tokens to the engine."""
         budget = cache_bytes(self.cache_gib, self.device)
         sizes = share_budget(model.config, self.dtype, budget, self.engine.max_sequences)
-        runner = self.group.make_runner(name, model, vocab=vocab, **sizes, **self.runner_options)
+        runner = self.group.make_runner(
+            name, model, vocab=vocab, adapters=adapters, **sizes, **self.runner_options
+        )
         self.engine.add_runner(runner)
         self.runners[name] = runner
         return runner
@@ -163,51 +177,34 @@ class LLM:
         if name in self.runners:
             return self.runners[name]
         return self.add_runner(
-            name, self.load_further(name), self.vocab_sizes.get(name, self.target.vocab)
+            name, load_further(self, name), self.vocab_sizes.get(name, self.target.vocab)
         )
 
-    def load_further(self, name: str) -> Stack:
-        """Load a further model of a method: an independent model, or a draft for this target."""
-        limits = {"max_length": self.max_length, "quantize": self.quantize}
-        more: dict[str, Any] = {**limits, "share": self.group.share}
-        if load_config(name).kind not in DRAFT_KINDS:
-            return load_model(name, dtype=self.dtype, device=self.device, **more)
-        try:
-            return load_draft(name, self.model, **more)
-        except ValueError as error:
-            message = f"draft: {name} cannot draft for {self.name}: {error}"
-            raise OptionError("draft", name, message) from error
-
-    def check_tokenizers(self, further: Mapping[str, ModelConfig]) -> None:
-        """Raise `OptionError` for a further model that does not share the tokenizer."""
-        for name, config in further.items():
-            if config.kind not in DRAFT_KINDS and name not in {*self.vocab_sizes, self.name}:
-                text = TextCodec(name, load_tokenizer(name))
-                self.text.check_same_tokens(text, self.config.vocab, config.vocab)
-                self.vocab_sizes[name] = text.vocab_size
-
-    def pair(self, method: Method, *, wait: bool = True) -> Pairing:
-        """Load and check the models of a method, once per combination.
+    def pair(self, method: Method, adapter: str | None = None, *, wait: bool = True) -> Pairing:
+        """Load and check the models of a method, once per combination with an adapter.
 
         Returns:
             The models by role, and their common limits.
 
         Raises:
-            OptionError: If a model is of an unsupported kind, or has a different tokenizer.
+            OptionError: If a model is of an unsupported kind, or has a different tokenizer, or the
+                adapter is unknown.
             NotCompiledError: If a model is not loaded yet and `wait` is not set.
         """
         if not isinstance(method, Method):
             message = f"method must be a Method, such as Autoregressive(), got {method!r}"
             raise OptionError("method", method, message)
+        check_adapter_name(adapter, self.adapters, self.name)
         models = further_models(method, self.name)
-        key = (type(method), *models.items())
+        key = (type(method), adapter, *models.items())
         if key not in self.pairings:
             if not wait:
                 raise NotCompiledError
             with self.load_lock:
-                self.check_tokenizers(check_models(method, self.name, self.config))
+                check_tokenizers(self, check_models(method, self.name, self.config))
                 further = {role: self.load_runner(name) for role, name in models.items()}
-                self.pairings[key] = Pairing.from_runners({"target": self.target, **further})
+                runners = {"target": self.target, **further}
+                self.pairings[key] = Pairing.from_runners(runners, adapter)
         return self.pairings[key]
 
     def prepare(

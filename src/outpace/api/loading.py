@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -18,6 +19,7 @@ class LoadOptions:
     adapter: Annotated[
         str | None, Info("Folder or hub name of a LoRA adapter to merge.", "loading")
     ] = None
+    adapters: Annotated[Mapping[str, str] | None, Info()] = None
     dtype: Annotated[
         str | None,
         Info(

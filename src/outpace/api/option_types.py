@@ -18,6 +18,7 @@ class Options(TypedDict, total=False):
     Attributes:
         method: A `Method`, its name, or `(name, options)`; by default the `LLM`'s. "auto" is the
             default of the model.
+        adapter: Name of one of the `adapters` of the `LLM`; by default the base weights.
         max_tokens: Maximum number of tokens of the answer. By default the rest of the context, at
             most an equal share of the cache per request of the call; 256 for diffusion models.
         temperature: Sampling temperature, from 0 (greedy) on. This and the next three default to
@@ -53,6 +54,7 @@ class Options(TypedDict, total=False):
     """
 
     method: MethodSpec | None
+    adapter: str | None
     max_tokens: int | None
     temperature: float | None
     top_p: float | None

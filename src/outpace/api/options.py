@@ -33,6 +33,7 @@ class RequestOptions:
     """The validated `Options` of one request. Raises `OptionError` for an invalid value."""
 
     method: Annotated[MethodSpec | None, Info(fields=("outpace.method",))] = None
+    adapter: Annotated[str | None, Info(fields=())] = None
     max_tokens: Annotated[
         int | None,
         Info(
@@ -228,6 +229,7 @@ class RequestOptions:
         return cls(**{**options, "method": method})
 
     def __post_init__(self) -> None:
+        check_type("adapter", self.adapter, str | None)
         check_type("max_tokens", self.max_tokens, int | None)
         check_at_least_one(max_tokens=self.max_tokens)
         for name, option in REQUEST_OPTIONS.items():

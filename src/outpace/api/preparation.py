@@ -42,7 +42,7 @@ def prepare_answer(
     check_reasoning_limit(options, llm.text)
     method = llm.methods.select_method(options.method)
     ids, layout = encode_prompt(llm, prompt, options, method)
-    pairing = llm.pair(method, wait=wait)
+    pairing = llm.pair(method, options.adapter, wait=wait)
     max_tokens = options.max_tokens if layout is None else layout.size
     if max_tokens is None:
         share, least = min(requests, llm.engine.max_sequences), options.min_tokens

@@ -151,17 +151,20 @@ class Adapter:
                 f"{len(self.updates)} updates are unknown); was it trained on another model?"
             )
 
+    def check_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        """Raise `ValueError` for a weight of another shape than its update."""
+        if (found := self.updates[name].shape) != shape:
+            raise ValueError(
+                f"{self.folder}: the update of {name!r} has shape {found}, but the weight "
+                f"{shape}; the adapter was trained on another model"
+            )
+
     def merge_weight(self, name: str, weight: Tensor) -> Tensor:
         """Return a published weight with its update added, if it has one."""
         if name not in self.updates:
             return weight
-        update = self.updates[name]
-        if update.shape != tuple(weight.shape):
-            raise ValueError(
-                f"{self.folder}: the update of {name!r} has shape {update.shape}, but the weight "
-                f"{tuple(weight.shape)}; the adapter was trained on another model"
-            )
-        return weight.float() + update.compute_delta()
+        self.check_shape(name, tuple(weight.shape))
+        return weight.float() + self.updates[name].compute_delta()
 
 
 def read_lora_config(config: Fields) -> Fields:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
@@ -64,6 +65,10 @@ def serve(
     further: Annotated[
         list[str] | None, Option(help="Further model for a role, as name=path; may be repeated.")
     ] = None,
+    adapters: Annotated[
+        list[str] | None,
+        Option(help="Adapter that requests select, as name=path; may be repeated."),
+    ] = None,
     config: Annotated[Path | None, Option(help="TOML file of the server and its models.")] = None,
     max_tokens: Annotated[
         int | None, Option(help="Maximum tokens of an answer.", show_default="rest of the context")
@@ -76,11 +81,9 @@ def serve(
     """Serve models over an OpenAI-compatible HTTP API; by default the embedded models."""
     check_system()
     try:
-        from outpace.server import settings
-        from outpace.server.logs import log_start, start_log
+        from outpace.server import run, settings
+        from outpace.server.logs import start_log
         from outpace.server.models import check_all_models
-        from outpace.server.run import bind_socket, serve_until_signal
-        from outpace.server.service import Service
     except ImportError as error:
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
     if max_replicas is not None and replicas is None:
@@ -88,11 +91,14 @@ def serve(
     paths = settings.name_models(model, models or ())
     if config is not None and paths:
         raise ValueError("models cannot be given both on the command line and in --config")
-    if not paths and (method or further or max_tokens is not None or load_flags != LOAD_FLAGS):
-        raise ValueError("--method, --further, --max-tokens and loading flags need a model")
-    values = {"max_tokens": max_tokens, **vars(load_flags)}
+    own = {"max_tokens": max_tokens, "adapters": parse_pairs(adapters) or None}
+    set_flags = (method, further, *(value for value in own.values() if value is not None))
+    if not paths and (any(set_flags) or load_flags != LOAD_FLAGS):
+        flags = "--method, --further, --adapters, --max-tokens and loading flags"
+        raise ValueError(f"{flags} need a model")
+    values = {**own, **vars(load_flags)}
     entries = {
-        name: settings.make_entry(path, method, dict(map(parse_pair, further or ())), values)
+        name: settings.make_entry(path, method, parse_pairs(further), values)
         for name, path in paths.items()
     }
     whole = settings.build_config(config, entries, server_flags.collect_settings())
@@ -101,23 +107,30 @@ def serve(
     check_all_models(whole.models)
     if replicas is not None:
         raise Exit(serve_replicas(whole, replicas, max_replicas))
-    with bind_socket(whole.server) as socket:
-        small = are_small(whole.models)
-        host, port = socket.getsockname()[:2]
-        log_start(host, port, len(whole.models))
-        if any(entry.tensor_parallel > 1 for entry in whole.models.values()):
-            if small:
-                torch.set_num_threads(1)  # before layouts are tried
-            raise Exit(
-                serve_until_signal(Service.load(whole), socket)
-            )  # torchrun has started its processes
-        raise Exit(serve_until_signal(Service.start_engine_process(whole, small=small), socket))
+    with run.bind_socket(whole.server) as listener:
+        raise Exit(serve_models(whole, listener))
 
 
 def check_system() -> None:
     """Raise `ValueError` on Windows, which lacks the signals for an orderly shutdown."""
     if not hasattr(signal, "pthread_sigmask"):
         raise ValueError("outpace serve needs Linux or macOS; on Windows, use WSL")
+
+
+def serve_models(config: Config, listener: socket) -> int:
+    """Serve on a bound socket, and return the exit status."""
+    from outpace.server.logs import log_start
+    from outpace.server.run import serve_until_signal
+    from outpace.server.service import Service
+
+    small = are_small(config.models)
+    host, port = listener.getsockname()[:2]
+    log_start(host, port, len(config.models))
+    if any(entry.tensor_parallel > 1 for entry in config.models.values()):
+        if small:
+            torch.set_num_threads(1)  # before layouts are tried
+        return serve_until_signal(Service.load(config), listener)  # torchrun started the processes
+    return serve_until_signal(Service.start_engine_process(config, small=small), listener)
 
 
 def serve_replicas(config: Config, replicas: int, max_replicas: int | None) -> int:
@@ -140,8 +153,13 @@ def are_small(models: Mapping[str, Entry]) -> bool:
     return small
 
 
+def parse_pairs(texts: Iterable[str] | None) -> dict[str, str]:
+    """Parse names and paths of models or adapters; the last path of a name counts."""
+    return dict(map(parse_pair, texts or ()))
+
+
 def parse_pair(text: str) -> tuple[str, str]:
-    """Parse name and path of a model."""
+    """Parse name and path of a model or an adapter."""
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise ValueError(f"{text!r} is not a model: write name=path")

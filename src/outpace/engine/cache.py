@@ -41,6 +41,7 @@ class PageTable:
         cached_text: text of the first slots, as the prefix cache records it.
         page_names: content names of the pages that are full of this text.
         states: recurrent states of each gated delta layer, in order, if the model has any.
+        adapter: adapter of the model, or of a draft's target, that its keys depend on.
     """
 
     pages: list[int]
@@ -53,9 +54,15 @@ class PageTable:
     cached_text: list[int] = field(default_factory=list)
     page_names: list[bytes] = field(default_factory=list)
     states: dict[int, tuple[DeltaState, ...]] = field(default_factory=dict)
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         self.locate_slots()
+
+    @property
+    def preceding_names(self) -> list[bytes]:
+        """Names of the pages before the next one; those of an adapter follow its own name."""
+        return self.page_names or [(self.adapter or "").encode()]
 
     def locate_slots(self) -> None:
         """Compute the physical slots of the pages."""
@@ -131,14 +138,14 @@ class PagedCache:
         """Mask of pages that no table holds."""
         return self.reference_counts == 0
 
-    def reserve(self, slots: int) -> PageTable | None:
+    def reserve(self, slots: int, adapter: str | None = None) -> PageTable | None:
         """Return a table of `slots` slots, contiguous if possible; None where memory is short."""
         if self.num_tables == self.max_tables:
             return None
         if (pages := self.take_pages(-(-slots // PAGE_SIZE))) is None:
             return None
         self.num_tables += 1
-        return PageTable(pages=pages, size=slots)
+        return PageTable(pages=pages, size=slots, adapter=adapter)
 
     def release(self, table: PageTable) -> None:
         """Free the pages of a table; their recorded content can still be found."""

@@ -17,8 +17,8 @@ MAX_CONTROLLERS = 256
 """Most combinations of method, options and models whose measurements are kept."""
 
 
-class ControllerTable(dict[tuple[Method | str, ...], PaceController]):
-    """A controller for each method and its models; the oldest ones are dropped.
+class ControllerTable(dict[tuple[Method | str | None, ...], PaceController]):
+    """A controller for each method, adapter and models; the oldest ones are dropped.
 
     With `pass_times` they start from times that earlier processes stored.
     """
@@ -34,8 +34,9 @@ class ControllerTable(dict[tuple[Method | str, ...], PaceController]):
         lengths = method.length_range(pairing.target, auto=auto)
         if lengths is None:
             return None
-        key: tuple[Method | str, ...] = (
+        key: tuple[Method | str | None, ...] = (
             method,
+            pairing.adapter,
             *(runner.name for runner in pairing.runners.values()),
         )
         if (controller := self.get(key)) is None:

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Step, Tree
+from outpace.decoding import (
+    DRAFT_KINDS,
+    Decoding,
+    Forward,
+    Kind,
+    Prediction,
+    Request,
+    Step,
+    Tree,
+)
 from outpace.engine.cache import PageTable
 from outpace.engine.pairing import Pairing
 from outpace.engine.runner import Runner
@@ -67,7 +76,9 @@ class Job:
         """Reserve memory in all of its models, or in none."""
         slots = self.method.slots_needed(len(self.request.prompt), self.request.max_tokens)
         for role, runner in self.pairing.runners.items():
-            table = runner.reserve(slots)
+            # Pages of a draft depend on the target's features, and so on its adapter.
+            depends = role == "target" or runner.config.kind in DRAFT_KINDS
+            table = runner.reserve(slots, self.pairing.adapter if depends else None)
             if table is None:
                 self.release_memory()
                 return False

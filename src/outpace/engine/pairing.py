@@ -43,6 +43,7 @@ class Pairing:
         vocab: size of the vocabulary that all of them share.
         target: properties of the target that methods may use.
         processors: for each role, processors that keep its tokens below `vocab`.
+        adapter: adapter of the target; None for the base weights.
         answers: answers that requests share, if their method does.
     """
 
@@ -50,10 +51,11 @@ class Pairing:
     vocab: int
     target: Target
     processors: Mapping[str, tuple[Processor, ...]]
+    adapter: str | None = None
     answers: AnswerStore = field(default_factory=AnswerStore)
 
     @classmethod
-    def from_runners(cls, runners: Mapping[str, Runner]) -> Pairing:
+    def from_runners(cls, runners: Mapping[str, Runner], adapter: str | None = None) -> Pairing:
         """Build a pairing of models whose kinds have been checked."""
         vocab = min(runner.vocab for runner in runners.values())
         return cls(
@@ -64,6 +66,7 @@ class Pairing:
                 role: (VocabularyLimit(vocab),) if runner.vocab > vocab else ()
                 for role, runner in runners.items()
             },
+            adapter=adapter,
         )
 
     def make_request(

@@ -3,8 +3,9 @@
 The key of a causal row depends only on the tokens up to it; in a block, on those up to the end of
 the block. So a page full of such keys, at positions equal to their slots, can be reused by every
 sequence with the same tokens in the same blocks. Pages are found by name: a keyed hash of the
-previous name, of the page's tokens, and of later tokens that its last row sees. A name belongs to
-the logical page whose slots were written, never to one that is only reserved.
+previous name, of the page's tokens, and of later tokens that its last row sees. The first page of a
+sequence with an adapter follows the adapter's name. A name belongs to the logical page whose slots
+were written, never to one that is only reserved.
 
 Text here is one integer per slot: its token, and from bit `TOKEN_BITS` on how many later slots its
 row sees. Causal text is therefore just tokens.
@@ -71,7 +72,7 @@ class PrefixCache:
         if start != len(table.cached_text):
             return []
         text = [*table.cached_text[len(table.page_names) * PAGE_SIZE :], *text]
-        parent, names = table.page_names[-1:], []
+        parent, names = table.preceding_names, []
         for begin in range(0, len(text) - PAGE_SIZE + 1, PAGE_SIZE):
             if (page := page_dependencies(text, begin)) is None:
                 break
@@ -156,7 +157,7 @@ class PrefixCache:
         for index in range(len(table.page_names), len(table.cached_text) // PAGE_SIZE):
             if (page := page_dependencies(table.cached_text, index * PAGE_SIZE)) is None:
                 break
-            name = self.hash_page(table.page_names, page)
+            name = self.hash_page(table.preceding_names, page)
             table.page_names.append(name)
             self.cache.name_page(table.pages[index], name)
             self.cache.touch_pages([name])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from outpace.attention.choice import select_backend
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.logprob import find_top_tokens
 from outpace.decoding.processor import BANNED_LOGIT
+from outpace.engine.adapters import PassAdapters
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
 from outpace.engine.cpu import pack_model
 from outpace.engine.fuse import compile_layers
@@ -24,6 +26,7 @@ from outpace.engine.prefix import PrefixCache, token_pairs
 from outpace.engine.readout import HostTransfer, LaunchedPass, ReadChunk
 from outpace.engine.recurrent import RecurrentPass
 from outpace.engine.scheduled_forward import ScheduledForward
+from outpace.models.adapted import ModelUpdates
 from outpace.models.int8 import is_quantized
 from outpace.models.transformer import Stack
 
@@ -53,6 +56,7 @@ class Runner:
         attention: attention back end (`attention/choice.py`).
         record: records passes as graphs (`graphs.py`); None runs them directly.
         compile: whether layers are compiled (`fuse.py`).
+        adapters: updates of the adapters that sequences may use, by name.
     """
 
     def __init__(
@@ -68,6 +72,7 @@ class Runner:
         attention: str = "auto",
         record: PassRecorder | None = None,
         compile: bool = False,
+        adapters: Mapping[str, ModelUpdates] | None = None,
     ) -> None:
         self.name = name
         self.model = model
@@ -101,6 +106,7 @@ class Runner:
             double=double,
             pad_work=record is not None,
         )
+        self.adapters = PassAdapters(model, adapters) if adapters else None
         self.graphs: GraphCache | None = None
         if record is not None and self.cache.scratch is not None:
             self.graphs = GraphCache(model, self.backend, self.cache.scratch, record)
@@ -125,9 +131,9 @@ class Runner:
         skipped = None if self.prefix_cache is None else self.prefix_cache.stats.slots
         return CacheUsage(self.name, self.cache.held_pages, self.cache.num_pages, skipped)
 
-    def reserve(self, slots: int) -> PageTable | None:
-        """Return memory for a sequence; None where it is short."""
-        return self.cache.reserve(slots)
+    def reserve(self, slots: int, adapter: str | None = None) -> PageTable | None:
+        """Return memory for a sequence, with its adapter; None where it is short."""
+        return self.cache.reserve(slots, adapter)
 
     def release(self, table: PageTable, *, zero: bool = False) -> None:
         """Free the memory of a sequence; `zero` erases it where it may hold NaNs."""
@@ -189,10 +195,11 @@ class Runner:
         packed = pack_pass(forwards, self.buffer, self.backend)
         computing = time.perf_counter()
         wanted = {layer for forward in forwards for layer in forward.layers}
-        hidden, captured = self.run_model(packed, wanted)
-        for forward in forwards:
-            forward.table.written = max(forward.table.written, forward.end)
-        parts = self.read_chunks(hidden, forwards, packed)
+        with nullcontext() if self.adapters is None else self.adapters.apply_to(forwards):
+            hidden, captured = self.run_model(packed, wanted)
+            for forward in forwards:
+                forward.table.written = max(forward.table.written, forward.end)
+            parts = self.read_chunks(hidden, forwards, packed)
         sent = HostTransfer(parts)
         features = self.collect_features(forwards, captured) if wanted else {}
         self.seconds += time.perf_counter() - computing
@@ -214,8 +221,9 @@ class Runner:
         if self.graphs is not None and (states := self.graphs.run_pass(batch, layers)) is not None:
             hidden, captured = states
             return hidden if packed.wanted is None else hidden[packed.wanted], captured
-        # On a CPU the last block skips rows without wanted logits.
-        within = packed.wanted if self.device.type == "cpu" else None
+        # On a CPU the last block skips rows without wanted logits, unless adapters count all rows.
+        skips = self.device.type == "cpu" and not (self.adapters and self.adapters.is_active)
+        within = packed.wanted if skips else None
         attend = self.backend.plan_pass(batch)
         if self.config.delta is not None:
             attend = RecurrentPass(attend, batch.spans)
@@ -231,6 +239,8 @@ class Runner:
     ) -> list[ReadChunk]:
         """Run each type of read over its rows, in chunks whose logits fit into memory."""
         parts: list[ReadChunk] = []
+        if self.adapters is not None:
+            self.adapters.select_wanted(forwards, packed)
         first = 0
         for group in packed.groups:
             reader = group.kind.make_reader(group.reads, group.slots, self.device)
@@ -251,6 +261,8 @@ class Runner:
 
     def apply_head(self, hidden: Tensor, rows: slice) -> Tensor:
         """Return the logits `[r, V]` of some of the hidden states of a pass."""
+        if self.adapters is not None:
+            self.adapters.rows.begin = rows.start
         return self.model.compute_logits(hidden[rows])
 
     def compute_logits(self, hidden: Tensor, rows: slice, exact: bool) -> Tensor:

@@ -21,7 +21,8 @@ class Replacement(nn.Module):
 
     def restore(self) -> nn.Module:
         """Return the original module, with its parameters as they were."""
-        return self.original[0]
+        original = self.original[0]
+        return original.restore() if isinstance(original, Replacement) else original
 
 
 def replace_modules(model: nn.Module, kinds: Mapping[type[nn.Module], type[Replacement]]) -> None:

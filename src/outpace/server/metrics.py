@@ -138,7 +138,8 @@ class EngineCollector:
         spared = CounterMetricFamily(
             "outpace_prefix_rows_spared", "Rows skipped by the prefix cache", labels=labels
         )
-        for name, model in self.models.items():
+        engines = {name: each for name, each in self.models.items() if each.adapter is None}
+        for name, model in engines.items():
             waiting.add_metric([name], model.engine.waiting)
             running.add_metric([name], model.engine.running)
             for role, usages in usage_by_role(model).items():

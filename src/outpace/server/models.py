@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -45,12 +45,13 @@ class ModelInfo:
 
 @dataclass(kw_only=True)
 class HostedModel(ModelInfo):
-    """A model that clients can select, and the client of its engine."""
+    """A model that clients can select, or an adapter of one, and the client of its engine."""
 
     name: str
     entry: Entry
     engine: ModelClient
     text: TextCodec
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         decode = self.text.decode
@@ -60,6 +61,12 @@ class HostedModel(ModelInfo):
         longest = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
         self.max_prompt_characters = longest and longest * self.config.max_length
         """Upper bound for the characters of a prompt that fits; None without a tokenizer."""
+
+    def with_adapters(self) -> dict[str, HostedModel]:
+        """Return the model and each of its adapters, by the names that clients use."""
+        names = {adapter: f"{self.name}:{adapter}" for adapter in self.entry.adapters or ()}
+        adapted = {name: replace(self, name=name, adapter=each) for each, name in names.items()}
+        return {self.name: self, **adapted}
 
     def find_method_choice(self, name: str | None) -> MethodChoice:
         """Return a method by name, or the default method.
@@ -80,7 +87,8 @@ class HostedModel(ModelInfo):
     def hide_paths(self, message: str) -> str:
         """Replace the paths of models in a message by their public names."""
         further = {path: name for name, path in self.entry.further.items()}
-        names = further | dict.fromkeys((self.path, self.entry.path), self.name)
+        adapters = {path: name for name, path in (self.entry.adapters or {}).items()}
+        names = further | adapters | dict.fromkeys((self.path, self.entry.path), self.name)
         # Longest first, since one path may be a prefix of another.
         for path in sorted(names, key=len, reverse=True):
             message = message.replace(path, names[path])
@@ -99,6 +107,7 @@ class HostedModel(ModelInfo):
                 "family": config.family,
                 "max_length": config.max_length,
                 "max_tokens": self.entry.max_tokens,
+                "adapter": self.adapter,
                 "tools": calls and calls.name,
                 "thoughts": thoughts and thoughts.name,
                 "method": self.method,
@@ -118,11 +127,13 @@ def load_served_model(name: str, entry: Entry) -> tuple[LLM, ModelInfo]:
     """
     with name_errors(name):
         default, methods = available_methods(entry)
-        llm = LLM(entry.path, **entry.load_options())
+        _, method = methods[default].default_method
+        llm = LLM(entry.path, method, **entry.load_options())
         roles = {llm.target.name: "target"}
         for choice in methods.values():
             for _, method in method_variants(choice):
-                llm.pair(method)
+                for adapter in (None, *llm.adapters):
+                    llm.pair(method, adapter)
                 roles |= {
                     path: role for role, path in method.model_names().items() if path not in roles
                 }

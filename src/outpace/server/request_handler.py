@@ -94,7 +94,7 @@ class RequestHandler:
     def options(self) -> dict[str, Any]:
         """Options shared by all choices, as the model accepts them."""
         request, options = self.request, self.request.options
-        options["method"] = self.method
+        options |= {"method": self.method, "adapter": self.model.adapter}
         options |= {"streams": request.stream, "watched": request.extension.provisional}
         options |= self.tools
         if self.constraint is not None:

@@ -86,13 +86,14 @@ class Service:
         texts: Mapping[str, TextCodec],
     ) -> Self:
         """Return a server for the models that a client has loaded."""
-        models = {}
+        models: dict[str, HostedModel] = {}
         for name, entry in config.models.items():
             max_pending = entry.max_sequences + config.server.max_waiting
             engine = ModelClient(client, name, texts[name], max_pending)
-            models[name] = HostedModel(
+            model = HostedModel(
                 name=name, entry=entry, engine=engine, text=texts[name], **vars(model_infos[name])
             )
+            models |= model.with_adapters()
         return cls(models, client, config.server)
 
     def find_model(self, name: str) -> HostedModel:

@@ -161,6 +161,7 @@ class Entry(EntryOptions):
         method: Default decoding method; that of the model family if None.
         options: Options of that method.
         methods: Methods that requests may select; all that fit if None.
+        adapters: Paths of adapters that requests select as models `NAME:ADAPTER`, by adapter.
         further: Paths of further models that requests may select for a role, by public name.
         limits: Minimum and maximum, or allowed words, for options of methods.
         max_tokens: Maximum number of tokens of an answer.
@@ -170,6 +171,7 @@ class Entry(EntryOptions):
     method: str | None = None
     options: Mapping[str, OptionValue] = {}
     methods: list[str] | None = None
+    adapters: Mapping[str, ModelPath] | None = None
     further: Mapping[str, ModelPath] = {}
     limits: Mapping[str, OptionLimit] = {}
     max_tokens: PositiveInt | None = None
@@ -186,8 +188,13 @@ class Config(FrozenModel):
     models: Annotated[dict[str, Entry], Field(min_length=1)]
 
     def check_consistency(self) -> None:
-        """Raise `ValueError` for invalid settings, or a tensor-parallel model among several."""
+        """Raise `ValueError` for invalid settings or names, or a split model among several."""
         self.server.check_access()
+        for name, entry in self.models.items():
+            for adapter in entry.adapters or ():
+                if (both := f"{name}:{adapter}") in self.models:
+                    message = f"adapters: {both} is also the name of a model: rename one of them"
+                    raise OptionError("adapters", adapter, message)
         split = [name for name, entry in self.models.items() if entry.tensor_parallel > 1]
         if split and len(self.models) > 1:
             message = f"tensor_parallel: {split[0]} must be the only model of the server"

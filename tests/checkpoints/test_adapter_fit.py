@@ -1,0 +1,184 @@
+"""Adapters kept apart from the base: each invalid one is refused before weights are read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from adapting import write_adapter
+from helpers import causal_model, published
+from outpace import LLM, OptionError
+from outpace.checkpoints.adapter import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    LowRank,
+    save_adapter,
+)
+from outpace.checkpoints.adapter_fit import load_adapters
+from outpace.checkpoints.load import load_adapter, save_model, translate_config
+from outpace.models.adapted import OutputUpdate
+
+CONFIG = translate_config(published())
+QUERY = "model.layers.1.self_attn.q_proj"
+MOE = published(
+    "Qwen3MoeForCausalLM",
+    num_experts=4,
+    num_experts_per_tok=2,
+    moe_intermediate_size=16,
+    head_dim=8,
+    norm_topk_prob=True,
+    decoder_sparse_step=1,
+    mlp_only_layers=[],
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A valid adapter of the tiny model."""
+    return write_adapter(tmp_path / "mine", CONFIG)
+
+
+def test_updates_have_their_outputs_of_stacked_layers(folder: Path) -> None:
+    """And the scale; all of them together are the merged update."""
+    updates = load_adapters({"x": folder}, CONFIG, torch.float32)["x"]
+    assert len(updates) == 9  # head, and four layers in each of two blocks
+    found = [update.outputs for update in updates["blocks.0.attention.qkv"]]
+    assert found == [slice(0, 32), slice(32, 48), slice(48, 64)]
+    keys: OutputUpdate = updates["blocks.0.attention.qkv"][1]
+    published_keys = load_adapter(folder).updates["model.layers.0.self_attn.k_proj.weight"]
+    assert torch.allclose(keys.up @ keys.down, published_keys.compute_delta(), atol=1e-6)
+    half = load_adapters({"x": folder}, CONFIG, torch.bfloat16)["x"]
+    assert {each.up.dtype for each in half["unembedding"]} == {torch.bfloat16}
+
+
+def change_config(folder: Path, **fields: Any) -> None:
+    """Change fields of an `adapter_config.json`."""
+    path = folder / ADAPTER_CONFIG
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def change_tensor(folder: Path, value: float) -> None:
+    """Set a number of one matrix."""
+    tensors = load_file(folder / ADAPTER_WEIGHTS)
+    tensors[f"base_model.model.{QUERY}.lora_B.weight"][0, 0] = value
+    save_file(tensors, folder / ADAPTER_WEIGHTS)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"r": 0}, "r must be a whole number from 1"),
+        ({"use_dora": True}, "use_dora is True, which is not supported"),
+        ({"modules_to_save": ["lm_head"]}, r"modules_to_save is \['lm_head'\], which is not"),
+        ({"bias": "lora_only"}, "bias must be 'none', got 'lora_only'"),
+        ({"lora_alpha": float("nan")}, "lora_alpha must be a positive number"),
+    ],
+)
+def test_invalid_settings_are_refused(folder: Path, fields: dict[str, Any], message: str) -> None:
+    """As for merging; the error names the adapter."""
+    change_config(folder, **fields)
+    with pytest.raises(OptionError, match=rf"^adapters\.mine: .*{message}") as caught:
+        load_adapters({"mine": folder}, CONFIG, torch.float32)
+    assert caught.value.param == "adapters"
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_updates_that_are_not_finite_are_refused(folder: Path, value: float) -> None:
+    """Also those that only the dtype of the model cannot represent."""
+    change_tensor(folder, value)
+    with pytest.raises(OptionError, match="must have finite values"):
+        load_adapters({"mine": folder}, CONFIG, torch.float32)
+    change_tensor(folder, 1e5)
+    load_adapters({"mine": folder}, CONFIG, torch.float32)
+    with pytest.raises(OptionError, match=r"q_proj.weight' exceeds the range of torch.float16"):
+        load_adapters({"mine": folder}, CONFIG, torch.float16)
+
+
+def write_update(folder: Path, name: str, outputs: int, inputs: int) -> Path:
+    """Write an adapter of one matrix."""
+    update = LowRank(torch.ones(2, inputs), torch.ones(outputs, 2), 1.0)
+    save_adapter(folder, {name: update}, {"peft_type": "LORA", "r": 2, "lora_alpha": 2})
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "message"),
+    [
+        (f"{QUERY}.weight", (32, 64), r"has shape \(32, 64\), but the weight \(32, 32\)"),
+        ("model.layers.7.self_attn.q_proj.weight", (32, 32), "the model has no 'model.layers.7"),
+        ("model.embed_tokens.weight", (24, 32), "is not the matrix of a linear layer"),
+        ("model.norm.weight", (32, 32), r"but the weight \(32,\)"),
+    ],
+)
+def test_updates_of_other_modules_are_refused(
+    tmp_path: Path, name: str, shape: tuple[int, int], message: str
+) -> None:
+    """Those of another base, and of modules that are no linear layers."""
+    folder = write_update(tmp_path, name, *shape)
+    with pytest.raises(OptionError, match=message):
+        load_adapters({"mine": folder}, CONFIG, torch.float32)
+
+
+def test_updates_of_experts_are_refused(tmp_path: Path) -> None:
+    """They can be merged; attention of such a model can be adapted."""
+    config, expert = translate_config(MOE), "model.layers.0.mlp.experts.1.down_proj.weight"
+    write_update(tmp_path / "expert", expert, 32, 16)
+    with pytest.raises(OptionError, match="belongs to a mixture of experts, so its update can"):
+        load_adapters({"mine": tmp_path / "expert"}, config, torch.float32)
+    write_update(tmp_path / "query", f"{QUERY}.weight", 32, 32)
+    load_adapters({"mine": tmp_path / "query"}, config, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("adapters", "message"),
+    [
+        (["a"], "adapters must map names to folders"),
+        ("a", "adapters must map names to folders"),
+        ({"": "a"}, "a name must be printable text"),
+        ({"\ud800": "a"}, "a name must be printable text"),
+        ({1: "a"}, "a name must be printable text"),
+        ({"mine": None}, r"adapters\.mine: adapter must be a name or a path, got None"),
+        ({"mine": "nowhere"}, r"adapters\.mine: no model 'nowhere'"),
+        ({"mine": "."}, r"adapters\.mine: adapter_config\.json does not exist"),
+    ],
+)
+def test_invalid_options_are_refused(
+    adapters: Any, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Names, and paths without an adapter."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(OptionError, match=message) as caught:
+        LLM("tiny-ar", adapters=adapters)
+    assert caught.value.param == "adapters"
+
+
+def test_nothing_is_loaded_for_an_invalid_adapter(folder: Path, tmp_path: Path) -> None:
+    """The weights of the model are not even there."""
+    save_model(causal_model(), tmp_path / "base")
+    (tmp_path / "base" / "model.safetensors").unlink()
+    change_config(folder, use_dora=True)
+    with pytest.raises(OptionError, match="use_dora"):
+        LLM(tmp_path / "base", adapters={"mine": folder})
+    shutil.rmtree(folder)
+    with pytest.raises(OptionError, match=r"adapters\.mine: no model"):
+        LLM(tmp_path / "base", adapters={"mine": folder})
+
+
+def test_unknown_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
+    """The error has the known names."""
+    save_model(causal_model(), tmp_path / "base")
+    llm = LLM(tmp_path / "base", adapters={"mine": folder, "other": folder}, cache_gib=0.01)
+    with pytest.raises(OptionError, match="adapter must be one of mine, other for") as caught:
+        llm.generate([1, 2], adapter="third")
+    assert (caught.value.param, caught.value.value) == ("adapter", "third")
+    with pytest.raises(OptionError, match="adapter must be a name or None, got 1"):
+        llm.generate([1, 2], adapter=1)  # type: ignore[call-overload]
+    plain = LLM(tmp_path / "base", cache_gib=0.01)
+    with pytest.raises(OptionError, match="adapter must be one of none"):
+        plain.generate([1, 2], adapter="mine")

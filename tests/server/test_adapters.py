@@ -1,0 +1,125 @@
+"""Adapters of a model, which clients select by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from adapting import write_adapter
+from asking import ask, chat, completion, refused
+from outpace import LLM
+from outpace.checkpoints.load import load_config
+from outpace.cli.serve import parse_pair
+from outpace.server.app import build_server_app
+from outpace.server.service import Service
+from outpace.server.settings import Config, Entry, make_entry, read_config
+
+URL = "http://localhost"
+NAMES = ["tiny-ar", "tiny-ar:loud", "tiny-ar:calm", "tiny-dream", "tiny-dream:d"]
+SHORT = {"max_tokens": 8, "temperature": 0.0, "seed": 1}
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entry]:
+    """A causal model with two adapters, and a diffusion model with one."""
+    root = tmp_path_factory.mktemp("very-secret")
+    adapters = {"tiny-ar": ("loud", "calm"), "tiny-dream": ("d",)}
+    return {
+        model: Entry(
+            path=model,
+            cache_gib=0.02,
+            methods=["autoregressive", "lookup", "left_to_right"],
+            adapters={
+                name: str(write_adapter(root / name, load_config(model), seed=seed, size=0.05))
+                for seed, name in enumerate(names)
+            },
+        )
+        for model, names in adapters.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def client(entries: dict[str, Entry]) -> Iterator[TestClient]:
+    """A client of their server."""
+    service = Service.load(Config(models=entries))
+    with TestClient(build_server_app(service), URL, raise_server_exceptions=False) as client:
+        yield client
+    service.client.close()
+
+
+def test_models_and_adapters_are_listed(client: TestClient) -> None:
+    """With the adapter's name, and no path."""
+    listed = client.get("/v1/models")
+    assert [each["id"] for each in listed.json()["data"]] == NAMES
+    assert "very-secret" not in listed.text
+    adapters = [each["outpace"]["adapter"] for each in listed.json()["data"]]
+    assert adapters == [None, "loud", "calm", None, "d"]
+    assert client.get("/v1/models/tiny-ar:loud").json()["id"] == "tiny-ar:loud"
+
+
+@pytest.mark.parametrize("model", NAMES)
+def test_answer_is_that_of_the_adapter(
+    client: TestClient, entries: dict[str, Entry], model: str
+) -> None:
+    """As in Python with a merged one; the model in the reply is the one asked for."""
+    base, _, adapter = model.partition(":")
+    path = None if not adapter else (entries[base].adapters or {})[adapter]
+    llm = LLM(base, adapter=path, cache_gib=0.02)
+    (alone,) = llm.generate("How many?", raw=True, **SHORT)
+    found = ask(client, completion("How many?", model=model, **SHORT))
+    assert found["choices"][0]["text"] == alone.text and found["model"] == model
+    (alone,) = llm.generate("How many?", **SHORT)
+    answer = ask(client, chat("How many?", model=model, **SHORT))
+    assert answer["choices"][0]["message"]["content"] == alone.text
+    assert client.post("/tokenize", json=chat("x", model=model)).json()["count"] > 1
+
+
+def test_answers_of_adapters_differ(client: TestClient) -> None:
+    """So that the tests above mean something."""
+    texts = [
+        ask(client, completion("How many?", model=model, **SHORT))["choices"][0]["text"]
+        for model in NAMES[:3]
+    ]
+    assert len({*texts}) == 3
+
+
+@pytest.mark.parametrize("name", ["tiny-ar:x", "tiny-ar:", ":loud", "tiny-dream:loud", "loud"])
+def test_unknown_adapter_is_an_unknown_model(client: TestClient, name: str) -> None:
+    """The error has the known names."""
+    error = refused(client, completion(model=name), 404)
+    assert error["param"] == "model" and error["code"] == "model_not_found"
+    assert all(known in error["message"] for known in NAMES)
+    assert refused(client, completion(adapter="loud"))["param"] == "adapter"
+
+
+def test_metrics_count_requests_of_adapters_apart(client: TestClient) -> None:
+    """The engine, which they share, is counted once."""
+    ask(client, completion(model="tiny-ar:calm", **SHORT))
+    text = client.get("/metrics").text
+    assert 'outpace_requests_total{method="lookup",model="tiny-ar:calm",result="answered"}' in text
+    running = [line for line in text.splitlines() if line.startswith("outpace_running{")]
+    assert running == [
+        'outpace_running{model="tiny-ar"} 0.0',
+        'outpace_running{model="tiny-dream"} 0.0',
+    ]
+
+
+def test_adapters_are_configured(tmp_path: Path) -> None:
+    """In a file and on the command line; existing paths are absolute."""
+    (tmp_path / "serve.toml").write_text(
+        '[models.m]\npath = "tiny-ar"\nadapters = { a = "here", b = "owner/name" }\n'
+    )
+    config = read_config(tmp_path / "serve.toml")
+    assert config.models["m"].adapters == {"a": "here", "b": "owner/name"}
+    made = make_entry("tiny-ar", None, {}, {"adapters": dict([parse_pair(f"a={tmp_path}")])})
+    assert made.load_options()["adapters"] == {"a": str(tmp_path)}
+
+
+def test_ambiguous_names_are_refused() -> None:
+    """An adapter may not be named as another model."""
+    entry = Entry(path="tiny-ar", adapters={"b": "x"})
+    with pytest.raises(ValueError, match="a:b is also the name of a model: rename one"):
+        Config(models={"a": entry, "a:b": Entry(path="tiny-aux")}).check_consistency()
