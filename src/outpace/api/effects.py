@@ -8,7 +8,7 @@ from typing import Any
 from numpy import ndarray
 from torch import Tensor
 
-from outpace.api.options import REQUEST_OPTIONS, RequestOptions
+from outpace.api.options import REQUEST_OPTIONS, RequestOptions, option_names
 from outpace.api.text import TextCodec
 from outpace.constraint.compiler import FREE_RULE, Compiler
 from outpace.constraint.thoughts import ThoughtFormat
@@ -144,6 +144,20 @@ def check_can_infill(method: Method) -> None:
             f"method: {method!r} cannot condition on text after a hole, so it cannot infill; "
             f"use one of these, unverified: {', '.join(able)}",
         )
+
+
+def check_suffix(options: RequestOptions, method: Method, text: TextCodec) -> None:
+    """Raise `OptionError` for a suffix, or an option beside it, that the model does not support."""
+    if text.middle_tokens is not None:
+        return
+    if not method.sees_ahead:
+        message = (
+            f"suffix: {text.name} has no tokens to fill in the middle, and {method!r} cannot "
+            "condition on text after the answer; omit suffix"
+        )
+        raise OptionError("suffix", options.suffix, message)
+    names = ["stop_ids", "ignore_eos", "min_tokens", *option_names("rule")]
+    options.check_absent(names, "suffix")
 
 
 def check_sequential(options: RequestOptions, method: Method) -> None:

@@ -14,7 +14,8 @@ import torch
 from outpace.api import preparation
 from outpace.api.driver import Driver
 from outpace.api.options import Options, RequestOptions
-from outpace.api.output import Output, PendingAnswer
+from outpace.api.output import Output
+from outpace.api.pending_answer import PendingAnswer
 from outpace.api.prompts import Prompt, list_prompts
 from outpace.api.stream import Stream
 from outpace.api.text import TextCodec
@@ -140,7 +141,7 @@ class LLM:
         self.group.start_workers(self.model, self.load_further, attention)
         self.target = self.add_runner(self.name, self.model, self.text.vocab_size)
         self.config = self.target.config
-        self.text.set_context_length(self.config.max_length)
+        self.text.set_model(self.config)
         self.eos = frozenset(self.config.eos) | self.text.eos
         self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)
         self.pair(self.method)

@@ -36,6 +36,9 @@ class Options(TypedDict, total=False):
             answer. The three penalties need a method that commits tokens from left to right.
         logit_bias: Values added to logits, by token id.
         raw: Continue a string prompt as it is, without the chat template.
+        suffix: Text after the answer, which is then the text between the two, without the chat
+            template. Causal models need tokens for it, which prompts of token ids already contain;
+            others fill `max_tokens` slots or fewer, see docs/fill.md.
         template: Variables of the chat template, such as `enable_thinking`.
         reasoning_effort: `none`, `minimal`, `low`, `medium`, `high` or `xhigh`. Sets the variable
             `reasoning_effort` of the chat template, or else `enable_thinking`, false for `none`.
@@ -68,6 +71,7 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     logit_bias: Mapping[int, float]
     raw: bool
+    suffix: str | None
     template: Mapping[str, Any]
     reasoning_effort: str | None
     max_reasoning_tokens: int | None

@@ -143,6 +143,7 @@ class RequestOptions:
     raw: Annotated[
         bool, Info("Continue the text as it is, without the chat template.", "prompt", fields=())
     ] = False
+    suffix: Annotated[str | None, Info(None, "prompt", fields=())] = None
     template: Annotated[
         Mapping[str, Any],
         Info(
@@ -283,14 +284,23 @@ class RequestOptions:
         if self.cloze is not None:
             check_template(self.cloze)
             what = "cloze"
-            names += ["stop_ids", "max_tokens", "max_reasoning_tokens"]
+            names += ["stop_ids", "max_tokens", "max_reasoning_tokens", "suffix"]
             names += [*option_names("rule"), *option_names("calls")]
         if what is None and self.max_reasoning_tokens is not None:
-            what, names = "max_reasoning_tokens", ["ignore_eos", "raw"]
-        if what is None:
-            return
+            what, names = "max_reasoning_tokens", ["ignore_eos", "raw", "suffix"]
+        if what is not None:
+            self.check_absent(names, what)
+        if self.suffix is not None:
+            names = ["reasoning_effort", "max_reasoning_tokens", *option_names("calls")]
+            self.check_absent(names + ["template"] * bool(self.template), "suffix")
+
+    def check_absent(self, names: Sequence[str], what: str) -> None:
+        """Raise `OptionError` for the first option that is set beside another one."""
         for name in names:
-            if (value := getattr(self, name)) not in (None, (), [], False, 0):
+            value = getattr(self, name)
+            if isinstance(value, ndarray | Tensor):
+                value = value.tolist()
+            if value not in (None, (), [], False, 0):
                 message = f"{name} cannot be combined with {what}: omit one of the two"
                 raise OptionError(name, value, message)
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event, Output
+from outpace.api.pending_request import PendingRequest
 from outpace.server.blocks import Block, BlockChange, BlockParser, answer_blocks
 from outpace.server.http_error import HttpError
 from outpace.server.messages_schema import MessagesRequest

@@ -15,9 +15,9 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from outpace.api.calls import CallDelta, ToolCall, call_object
+from outpace.api.detokenizer import REPLACEMENT_CHARACTER
 from outpace.api.output import Output
 from outpace.api.parts import PartsDelta, assistant_message
-from outpace.api.text import REPLACEMENT_CHARACTER
 from outpace.decoding import Step
 from outpace.decoding.logprob import top_tokens
 from outpace.server.models import HostedModel
@@ -280,7 +280,7 @@ def token_usage(outputs: Sequence[Output], prompts: int) -> ReplyObject:
     Fixed tokens of an infill template count as prompt tokens.
     """
     per_prompt = len(outputs) // prompts
-    prompt_tokens = sum(output.prompt_tokens + output.given for output in outputs[::per_prompt])
+    prompt_tokens = sum(output.input_tokens for output in outputs[::per_prompt])
     completion_tokens = sum(output.chosen for output in outputs)
     return {
         "prompt_tokens": prompt_tokens,

@@ -11,9 +11,10 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from outpace.api.engine_client import DrainingError, EngineDiedError, PendingRequest
+from outpace.api.engine_client import DrainingError, EngineDiedError
 from outpace.api.engine_loop import QueueFullError
 from outpace.api.output import Output
+from outpace.api.pending_request import PendingRequest
 from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
@@ -104,7 +105,7 @@ class RequestHandler:
                 options["max_tokens"] = request.max_completion_tokens
             options["top_logprobs"] = request.top_logprobs
         else:
-            options["raw"] = True
+            options |= {"raw": True, "suffix": request.suffix}
             options |= {"logprobs": request.logprobs is not None, "top_logprobs": request.logprobs}
         limit = options["limit"] = self.model.entry.max_tokens
         for option in LENGTH_OPTIONS:
@@ -131,7 +132,7 @@ class RequestHandler:
                 for number, (prompt, cloze) in enumerate(self.prompts)
                 for seed in self.seeds[number * per_prompt :][:per_prompt]
             ]
-            compiles = self.constraint or self.extension.fill or self.tools
+            compiles = self.constraint or self.extension.fill or self.tools or "suffix" in options
             group_size = CONSTRAINED_BATCH if compiles else len(submits)
             with self.convert_errors():
                 for begin in range(0, len(submits), group_size):
@@ -160,7 +161,7 @@ class RequestHandler:
         if self.outputs:
             per_prompt = len(self.seeds) // len(self.prompts)
             first = (output for i, output in self.outputs.items() if i % per_prompt == 0)
-            prompt_tokens = sum(output.prompt_tokens + output.given for output in first)
+            prompt_tokens = sum(output.input_tokens for output in first)
             metrics.prompt.labels(*self.labels).inc(prompt_tokens)
             tokens = sum(output.chosen for output in self.outputs.values())
             add_request_fields(prompt_tokens=prompt_tokens, completion_tokens=tokens)

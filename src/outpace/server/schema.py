@@ -293,8 +293,8 @@ class CompletionRequest(BaseRequest):
     prompt: PromptInput
     logprobs: TopCount | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
+    suffix: BoundedText | None = None
     echo: Literal[False] | None = None
-    suffix: None = None
 
     @model_validator(mode="after")
     def check_counts(self) -> Self:
@@ -302,10 +302,21 @@ class CompletionRequest(BaseRequest):
         if self.best_of is not None and self.best_of != (self.n or 1):
             message = "best_of: must equal n; other values are not supported"
             raise OptionError("best_of", self.best_of, message)
+        if self.suffix is not None:
+            self.check_suffix()
         if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
             message = f"prompt: at most {MAX_CHOICES} choices (n per prompt) are allowed"
             raise OptionError("prompt", len(self.prompts), message)
         return self
+
+    def check_suffix(self) -> None:
+        """Raise `OptionError` for prompts and fields that cannot precede a suffix."""
+        if not all(isinstance(prompt, str) for prompt in self.prompts):
+            message = "prompt: must be text with suffix, got token ids"
+            raise OptionError("prompt", self.prompt, message)
+        if self.extension.fill:
+            message = "suffix: cannot be combined with outpace.fill; set one"
+            raise OptionError("suffix", self.suffix, message)
 
     @property
     def prompts(self) -> list[Any]:

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
-from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event, Output
 from outpace.api.parts import AnswerFormat, AnswerParser, PartsDelta
+from outpace.api.pending_request import PendingRequest
 from outpace.server.http_error import HttpError
 from outpace.server.reply import STREAM_END, Reply, ReplyObject, TextOffsets, format_step
 from outpace.server.schema import BaseRequest

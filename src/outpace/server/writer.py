@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
-from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event, Output
+from outpace.api.pending_request import PendingRequest
 from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
 from outpace.server.parsing import validation_http_error
