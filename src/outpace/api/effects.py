@@ -12,7 +12,7 @@ from outpace.api.options import REQUEST_OPTIONS, RequestOptions, option_names
 from outpace.api.text import TextCodec
 from outpace.constraint.compiler import FREE_RULE, Compiler
 from outpace.constraint.thoughts import ThoughtFormat
-from outpace.decoding import CAUSAL_KINDS, Constraint, Processor
+from outpace.decoding import CAUSAL_KINDS, Constraint, Kind, Processor
 from outpace.decoding.processor import MinTokens, Penalties, TokenBias
 from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
@@ -132,6 +132,16 @@ def check_reasoning_limit(options: RequestOptions, text: TextCodec) -> None:
             "known format; omit it"
         )
         raise OptionError("max_reasoning_tokens", options.max_reasoning_tokens, message)
+
+
+def check_prompt_logprobs(options: RequestOptions, name: str, kind: Kind) -> None:
+    """Raise `OptionError` for log-probabilities of the prompt if the model is not causal."""
+    if options.prompt_logprobs is not None and kind not in CAUSAL_KINDS:
+        message = (
+            f"prompt_logprobs: needs a causal model, but {name} is a {kind.value}, which does not "
+            "predict the tokens of a prompt; omit it"
+        )
+        raise OptionError("prompt_logprobs", options.prompt_logprobs, message)
 
 
 def check_can_infill(method: Method) -> None:

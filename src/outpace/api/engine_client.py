@@ -165,7 +165,7 @@ class ModelClient:
                 encode = partial(self.encode_request, prompt, options)
                 found = await request.loop.run_in_executor(self.tokenizer_executor, encode)
                 ids, request.format = found
-                request.prompt_tokens = len(ids)
+                request.prompt = ids
             arguments = {"limit": limit, **options}
             # After the request is registered, so that `fail_requests` includes it.
             self.client.check_alive()

@@ -45,6 +45,8 @@ class Options(TypedDict, total=False):
         max_reasoning_tokens: Maximum number of tokens before the text that ends the thoughts.
         logprobs: Return the log-probability of each token.
         top_logprobs: Number of most probable tokens per token, 20 at most; needs `logprobs`.
+        prompt_logprobs: Return the log-probability of each token of the prompt, with this many most
+            probable tokens, 20 at most. Causal models only.
         schema: JSON schema or pydantic model of the whole answer, see docs/constraints.md.
         regex: Regular expression that the whole answer matches.
         choices: Strings of which the answer is one.
@@ -77,6 +79,7 @@ class Options(TypedDict, total=False):
     max_reasoning_tokens: int | None
     logprobs: bool
     top_logprobs: int
+    prompt_logprobs: int | None
     schema: Any
     regex: str | None
     choices: Sequence[str] | None

@@ -172,6 +172,7 @@ class RequestOptions:
     ] = None
     logprobs: Annotated[bool, Info("Show the log-probability of each token.")] = False
     top_logprobs: Annotated[int, Info(fields=())] = 0
+    prompt_logprobs: Annotated[int | None, Info(bounds={"ge": 0, "le": MAX_TOP_LOGPROBS})] = None
     schema: Annotated[
         Any,
         Info(
@@ -238,6 +239,8 @@ class RequestOptions:
         if self.max_reasoning_tokens is not None:
             check_count("max_reasoning_tokens", self.max_reasoning_tokens)
         check_count("top_logprobs", self.top_logprobs, MAX_TOP_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            check_count("prompt_logprobs", self.prompt_logprobs, MAX_TOP_LOGPROBS)
         if self.top_logprobs and not self.logprobs:
             message = "top_logprobs needs logprobs: set both"
             raise OptionError("top_logprobs", self.top_logprobs, message)

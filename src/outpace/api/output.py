@@ -20,7 +20,7 @@ from outpace.api.parts import (
 )
 from outpace.api.text import TextCodec
 from outpace.decoding import Step
-from outpace.decoding.logprob import TopTokens, top_tokens
+from outpace.decoding.logprob import TokenLogprob, TopTokens, top_tokens
 from outpace.decoding.request import FinishReason
 
 
@@ -39,6 +39,8 @@ class Output:
         seconds: Time from the first forward to the last.
         logprobs: If requested, the log-probability of each token under the model's own distribution
             (temperature 1) in the forward that chose it.
+        prompt_logprobs: If requested, those of the prompt's tokens, with `top` and `rank`; None for
+            the first token, which nothing precedes.
         codec: Tokenizer that decodes `ids`; None in copies from another process, and for an infill
             template.
         holes: Text of each hole of an infill template; `text` and `ids` are the whole text.
@@ -55,6 +57,7 @@ class Output:
     prompt_tokens: int
     seconds: float
     logprobs: list[float] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     codec: TextCodec | None = field(default=None, repr=False, compare=False)
     holes: tuple[str, ...] | None = None
     given: int = 0
@@ -166,6 +169,7 @@ class Event:
         chosen: Number of `ids` that the model chose; the others are fixed tokens or padding of an
             infill template.
         logprobs: Log-probabilities of `ids`, if requested.
+        prompt_logprobs: In the first event, those of the prompt, if requested.
         steps: Forwards, of every model.
         canvas: Tokens after the committed ones, -1 for a mask; only if the request is watched and
             its method fills out of order.
@@ -179,6 +183,7 @@ class Event:
     steps: Sequence[Step]
     canvas: Sequence[int]
     output: Output | None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 def count_reasoning_tokens(text: TextCodec, output: Output) -> int:

@@ -12,6 +12,7 @@ from outpace.api.infill import InfillLayout
 from outpace.api.output import Event, Output
 from outpace.api.parts import AnswerFormat
 from outpace.decoding import Request
+from outpace.decoding.logprob import TokenLogprob
 from outpace.engine.job import DecodingError, Job
 
 
@@ -92,7 +93,16 @@ class PendingAnswer:
             steps=request.trace[before.steps : self.last_sent.steps],
             canvas=self.last_sent.canvas,
             output=output,
+            prompt_logprobs=None if before.steps else self.prompt_logprobs,
         )
+
+    @property
+    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+        """Log-probabilities of the prompt, None for its first token; None if not computed."""
+        request = self.job.request
+        is_scored = len(request.prompt_scores) == len(request.prompt) - 1
+        wanted = request.prompt_logprobs is not None and is_scored
+        return [None, *request.prompt_scores] if wanted else None
 
     def count_chosen(self, begin: int, end: int) -> int:
         """Return how many tokens from `begin` to `end` the model chose, without padding."""
@@ -120,6 +130,7 @@ class PendingAnswer:
             prompt_tokens=len(request.prompt),
             seconds=self.job.ended - self.job.began,
             logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
+            prompt_logprobs=self.prompt_logprobs,
             codec=detokenizer.codec,
             format=self.format,
             stop_string=detokenizer.stop_string,
@@ -172,6 +183,7 @@ class PendingAnswer:
             prompt_tokens=lead,
             seconds=self.job.ended - self.job.began,
             logprobs=scores,
+            prompt_logprobs=self.prompt_logprobs,
             holes=filled.holes,
             given=filled.given,
         )

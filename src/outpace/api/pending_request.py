@@ -25,7 +25,7 @@ class PendingRequest:
         change_event: Set on progress.
         events: Events that were not consumed yet.
         format: Format of the answer.
-        prompt_tokens: Number of tokens of the prompt; 0 for an infill template.
+        prompt: Token ids of the prompt; none for an infill template.
     """
 
     def __init__(self, model: ModelClient, number: int) -> None:
@@ -36,7 +36,7 @@ class PendingRequest:
         self.is_admitted = self.is_cancelled = False
         self.events: list[Event] = []
         self.steps: list[Step] = []
-        self.format, self.prompt_tokens = PLAIN_FORMAT, 0
+        self.format, self.prompt = PLAIN_FORMAT, list[int]()
         self.result: Output | None = None
         self.error: BaseException | None = None
 
@@ -136,4 +136,5 @@ def merge_events(events: Sequence[Event]) -> Event:
         steps=[step for event in events for step in event.steps],
         canvas=events[-1].canvas,
         output=events[-1].output,
+        prompt_logprobs=events[0].prompt_logprobs,
     )

@@ -11,6 +11,7 @@ from outpace.api.effects import (
     build_constraint,
     build_processors,
     check_can_infill,
+    check_prompt_logprobs,
     check_reasoning_limit,
     check_suffix,
     resolve_stop_ids,
@@ -44,6 +45,7 @@ def prepare_answer(
 ) -> PendingAnswer:
     """Create the answer and the job of a request; see `LLM.prepare`."""
     check_reasoning_limit(options, llm.text)
+    check_prompt_logprobs(options, llm.name, llm.config.kind)
     method = llm.methods.select_method(options.method)
     ids, layout = encode_prompt(llm, prompt, options, method)
     pairing = llm.pair(method, wait=wait)
@@ -82,6 +84,7 @@ def prepare_answer(
         min_tokens=int(options.min_tokens),
         logprobs=options.logprobs,
         top_logprobs=int(options.top_logprobs),
+        prompt_logprobs=options.prompt_logprobs,
         processors=tuple(processors),
         constraint=constraint,
         fixed_tokens=None if layout is None else layout.given,

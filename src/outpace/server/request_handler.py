@@ -22,7 +22,7 @@ from outpace.server.fields import LENGTH_OPTIONS, check_supported_fields, option
 from outpace.server.http_error import ClientDisconnectedError, HttpError
 from outpace.server.logs import add_request_fields
 from outpace.server.metrics import RequestTimer
-from outpace.server.prompts import check_choice_count, request_prompts
+from outpace.server.prompts import check_choice_count, prompt_text, request_prompts
 from outpace.server.reply import Reply
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
@@ -86,6 +86,8 @@ class RequestHandler:
                 usage=request.wants_usage,
             )
             self.writer = CompletionWriter(reply, request, self.seeds)
+            if isinstance(request, CompletionRequest) and request.echo:
+                self.writer.echoes = [prompt_text(self.model, prompt) for prompt, _ in self.prompts]
         self.pending: list[PendingRequest] = []
         self.outputs: dict[int, Output] = {}
         self.task: asyncio.Task[Any]
@@ -107,6 +109,8 @@ class RequestHandler:
         else:
             options |= {"raw": True, "suffix": request.suffix}
             options |= {"logprobs": request.logprobs is not None, "top_logprobs": request.logprobs}
+            if request.echoes_scores:
+                options["prompt_logprobs"] = request.logprobs
         limit = options["limit"] = self.model.entry.max_tokens
         for option in LENGTH_OPTIONS:
             if limit is not None and options.get(option, 0) > limit:
@@ -247,7 +251,7 @@ class RequestHandler:
             with self.convert_errors():
                 outputs = [await answer.output() for answer in self.pending]
             self.outputs = dict(enumerate(outputs))
-            return self.writer.format_answer(outputs)
+            return self.writer.format_answer(outputs, [each.prompt for each in self.pending])
 
     @property
     def ordered_outputs(self) -> list[Output]:

@@ -181,7 +181,7 @@ class ResponsesWriter(AnswerWriter):
         response = self.format_object(outputs[0])
         return self.format_event_text(f"response.{response['status']}", response=response).encode()
 
-    def format_answer(self, outputs: Sequence[Output]) -> bytes:
+    def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
         """Return the whole response."""
         return dump_json(self.format_object(outputs[0])).encode()
 

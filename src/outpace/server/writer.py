@@ -40,8 +40,8 @@ class AnswerWriter(ABC):
         """Return the events after all text."""
 
     @abstractmethod
-    def format_answer(self, outputs: Sequence[Output]) -> bytes:
-        """Return the whole answer as one object."""
+    def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
+        """Return the whole answer as one object; `prompts` are the token ids of each choice's."""
 
     @abstractmethod
     def format_failure(self, fault: HttpError) -> bytes:
