@@ -11,7 +11,8 @@ import pytest
 from constrained import CASES
 from outpace.api.options import Options
 from outpace.constraint.algebra import dfa_accepts
-from outpace.constraint.calls import CALL_FORMATS, CallFormat, find_call_format, tools_dfa
+from outpace.constraint.call_automata import tools_dfa
+from outpace.constraint.calls import CALL_FORMATS, CallFormat, find_call_format
 from outpace.methods import Method
 from toolbox import TEMPLATES, TOOLS, tool_llm, tool_model
 

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.constraint.automaton import UNREACHABLE, TokenAutomaton
-from outpace.constraint.calls import CallFormat, find_call_format, tools_dfa
+from outpace.constraint.call_automata import tools_dfa
+from outpace.constraint.calls import CallFormat, find_call_format
 from outpace.constraint.counted import CountedSchema, has_large_counts
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.grammar import CompiledGrammar
