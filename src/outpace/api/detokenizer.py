@@ -8,7 +8,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from outpace.api.codec import overlap_length, validate_text
-from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
+from outpace.api.parts import PLAIN_FORMAT, AnswerFormat, AnswerParser
 from outpace.api.text import TextCodec
 from outpace.errors import OptionError
 
@@ -24,6 +24,8 @@ MAX_UNFINISHED_TOKENS = 3
 
 class Detokenizer:
     """Decodes a growing list of tokens in whole characters, and cuts the text at a stop string.
+
+    A call of a tool is never cut: stop strings apply up to the text that begins it.
 
     Args:
         text: Tokenizer of the model.
@@ -59,6 +61,8 @@ class Detokenizer:
         self.min_tokens = min_tokens
         self.num_early = 0  # how many of them are among the first `min_tokens` tokens
         self.stop_begin = 0  # first position at which a stop string may begin
+        self.call_begin: int | None = None  # position after the text that begins a call
+        self.parser = AnswerParser(form) if self.stop and form.calls is not None else None
 
     @property
     def stopped(self) -> bool:
@@ -104,20 +108,31 @@ class Detokenizer:
         begin, self.text = len(self.text), self.text + piece
         if early:
             self.stop_begin = len(self.text)
+        self.find_call(piece)
         places = {
-            mark: self.text.find(mark, max(begin - len(mark) + 1, self.stop_begin))
+            mark: self.text.find(mark, max(begin - len(mark) + 1, self.stop_begin), self.call_begin)
             for mark in self.stop
         }
         if ends := [(at, mark) for mark, at in places.items() if at >= 0]:
             at, self.stop_string = min(ends)
             self.text = self.text[:at]
 
+    def find_call(self, piece: str) -> None:
+        """Find out where new text begins a call, if it does."""
+        if self.parser is None or self.call_begin is not None:
+            return
+        for position, character in enumerate(piece, len(self.text) - len(piece) + 1):
+            self.parser.feed(character)
+            if self.parser.has_call:
+                self.call_begin = position
+                return
+
     def take_text(self, *, final: bool = False) -> str:
         """Return the text since the last call; a possible start of a stop string is held back."""
         if not self.stopped and self.num_decoded < len(self.visible_ids):
             self.decode_new(final=final)
         end = len(self.text)
-        if not (final or self.stopped):
+        if not (final or self.stopped or self.call_begin is not None):
             late = self.text[self.stop_begin :]
             end -= max((overlap_length(late, mark) for mark in self.stop), default=0)
         piece, self.num_sent = self.text[self.num_sent : end], max(end, self.num_sent)

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from outpace.api.options import REQUEST_OPTIONS, RequestOptions, option_names
 from outpace.api.text import TextCodec
-from outpace.constraint.compiler import FREE_RULE, Compiler
+from outpace.constraint.compiler import Compiler
+from outpace.constraint.constraint_rule import FREE_RULE
 from outpace.constraint.thoughts import ThoughtFormat
 from outpace.decoding import CAUSAL_KINDS, Constraint, Kind, Processor
 from outpace.decoding.processor import MinTokens, Penalties, TokenBias

@@ -182,7 +182,7 @@ class ModelClient:
         self, prompt: Prompt, options: Mapping[str, Any]
     ) -> tuple[list[int], AnswerFormat]:
         """Return the token ids of a prompt, and the format of its answer."""
-        names = option_names("prompt") + option_names("calls")
+        names = option_names("prompt") + option_names("calls") + option_names("rule")
         request = RequestOptions.of({name: options[name] for name in names if name in options})
         raw, tools = request.raw, request.tool_use
         ids = self.text.encode(

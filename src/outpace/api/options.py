@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -16,7 +16,7 @@ from outpace.api.option_checks import MAX_TOP_LOGPROBS, check_count, check_effor
 from outpace.api.option_types import Options as Options
 from outpace.api.tools import ToolUse, read_tool_use
 from outpace.constraint.cloze import InfillParts, check_template
-from outpace.constraint.compiler import ConstraintRule, constraint_rule
+from outpace.constraint.constraint_rule import ConstraintRule, constraint_rule
 from outpace.decoding import Sampling
 from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
@@ -266,24 +266,36 @@ class RequestOptions:
     @cached_property
     def rule(self) -> ConstraintRule | None:
         """Constraint on the answer. Raises `OptionError` for an invalid constraint."""
+        return self.text_rule if self.tool_use is None else ("tools", self.tool_use.rule)
+
+    @cached_property
+    def text_rule(self) -> ConstraintRule | None:
+        """Constraint on the text of the answer. Raises `OptionError` for an invalid constraint."""
         return constraint_rule(
-            schema=self.schema,
-            regex=self.regex,
-            choices=self.choices,
-            grammar=self.grammar,
-            tools=None if self.tool_use is None else self.tool_use.rule,
+            schema=self.schema, regex=self.regex, choices=self.choices, grammar=self.grammar
         )
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
         """Tools that the answer may call. Raises `OptionError` for an invalid one."""
-        return read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+        use = read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if use is None:
+            return None
+        if self.text_rule is not None and self.text_rule[0] == "grammar":
+            self.check_absent(["grammar"], "tools")  # a grammar is no automaton
+        return replace(use, text=self.text_rule)
 
     def check_rule_conflicts(self) -> None:
         """Raise `OptionError` for options that would cut off or extend a constrained answer."""
-        rule = self.rule
+        rule, use = self.rule, self.tool_use
         what = rule[0] if rule else None
         names = [each for each in option_names("ending") if each != "stop_ids"]  # see `ends_of`
+        if use is not None:
+            names.remove("stop")
+            if use.choice != "auto":
+                self.check_absent(["stop"], "tool_choice")
+            elif use.text is not None:
+                self.check_absent(["stop"], use.text[0])
         if self.cloze is not None:
             check_template(self.cloze)
             what = "cloze"

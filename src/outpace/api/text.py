@@ -189,9 +189,10 @@ class TextCodec:
         if thoughts is not None:
             tail = self.decode(prompt[-MAX_MARK_TOKENS:], special=True)
             thoughts = thoughts.after_prompt(tail)
-        return AnswerFormat(
-            thoughts, None if tools is None else tools.call_format(self.call_format)
-        )
+        calls = None if tools is None else tools.call_format(self.call_format)
+        if thoughts is not None and calls is not None:
+            thoughts = thoughts.without_preface(calls.preface)
+        return AnswerFormat(thoughts, calls)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Decode token ids, without special tokens unless `special`.

@@ -10,12 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from outpace.constraint.algebra import subtract_dfa
 from outpace.constraint.calls import CallFormat
 from outpace.constraint.dfa import MAX_DETERMINIZE_STEPS, Dfa, StepBudget, search_table
 from outpace.constraint.pattern import TooLargeError
 from outpace.constraint.pieces import piece_dfa
 from outpace.constraint.rules import SchemaReader, SubSchema
 from outpace.constraint.schema import SchemaWriter, check_schema_limits
+from outpace.constraint.thoughts import free_text_dfa
 from outpace.errors import OptionError
 
 MAX_CALL_STATES = 30_000
@@ -76,7 +78,7 @@ class CallBuilder:
         return Dfa(table, np.arange(len(table)) == end)
 
 
-def tools_dfa(source: str, form: CallFormat | None) -> Dfa:
+def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> Dfa:
     """Return the automaton of answers with tools.
 
     Args:
@@ -84,6 +86,7 @@ def tools_dfa(source: str, form: CallFormat | None) -> Dfa:
             answer is `free` to be a text, and whether it has a `single` call. Further names in
             `loose` are those that make a text a call of a variant.
         form: Format of the calls.
+        text: Automaton of the texts that an answer without a call may be; None if all may.
 
     Raises:
         OptionError: for an invalid or unsupported schema.
@@ -98,6 +101,8 @@ def tools_dfa(source: str, form: CallFormat | None) -> Dfa:
     dfa = calls_dfa(form, functions, single=rule["single"])
     if not rule["free"]:
         return dfa
+    if form.preface or text is not None:
+        return add_text(text or free_text_dfa(), dfa, form)
     leading = [
         (
             calls_dfa(variant, functions, single=rule["single"]),
@@ -136,6 +141,57 @@ def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
         param = f"tools[{place}].function.parameters"
         raise OptionError(param, schema, f"{param}: {why}") from error
     return dfa
+
+
+def add_text(text: Dfa, calls: Dfa, form: CallFormat) -> Dfa:
+    """Return the automaton of the texts of another one that have no marker, or calls.
+
+    The first states have read part of the marker, and also that much of a text with its preface.
+
+    Raises:
+        ValueError: if each of the texts has a marker.
+    """
+    marker = form.marker.encode()
+    num_open = text.num_open
+    if form.preface:
+        text = prepend_text(form.preface.encode(), text)
+    else:
+        text = subtract_dfa(text, marker_dfa(marker, leads=form.leads))
+    if not len(text.table):
+        raise ValueError(f"each text that it allows contains {form.marker}, which begins a call")
+    size, offset = len(marker), len(marker) + len(text.table)
+    shifted = np.where(text.table < 0, -1, text.table + size)
+    first, accepts = np.full((size, 256), -1, dtype=np.int32), np.zeros(size, dtype=bool)
+    for read, byte in enumerate(marker):
+        if (state := text.walk(marker[:read])) >= 0:
+            first[read], accepts[read] = shifted[state], text.accepts[state]
+        first[read, byte] = read + 1 if read + 1 < size else offset + calls.walk(marker)
+    rest = np.where(calls.table < 0, -1, calls.table + offset)
+    table = np.concatenate([first, shifted, rest]).astype(np.int32)
+    accepts = np.concatenate([accepts, text.accepts, calls.accepts])
+    return Dfa(table, accepts, num_open=offset if num_open else 0)
+
+
+def prepend_text(first: bytes, dfa: Dfa) -> Dfa:
+    """Return the automaton of strings that begin with a text and go on as those of another one."""
+    size = len(first)
+    table = np.full((size, 256), -1, dtype=np.int32)
+    table[np.arange(size), list(first)] = np.arange(1, size + 1)
+    rest = np.where(dfa.table < 0, -1, dfa.table + size).astype(np.int32)
+    accepts = np.concatenate([np.zeros(size, dtype=bool), dfa.accepts])
+    return Dfa(np.concatenate([table, rest]), accepts)
+
+
+def marker_dfa(marker: bytes, *, leads: bool) -> Dfa:
+    """Return the automaton of texts with a marker, which begins them if it `leads`."""
+    size = len(marker)
+    table = np.full((size + 1, 256), size, dtype=np.int32)
+    if leads:
+        table[:size] = -1
+        table[np.arange(size), list(marker)] = np.arange(1, size + 1)
+    else:
+        table[:size] = search_table(marker)
+    return Dfa(table, np.arange(size + 1) == size)
 
 
 def add_free_text(calls: Dfa, form: CallFormat) -> Dfa:

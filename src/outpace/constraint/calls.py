@@ -16,7 +16,7 @@ from outpace.constraint.vocabulary import special_tokens_in
 class CallFormat:
     """How a model writes calls: `begin name middle arguments (between name middle arguments)* end`.
 
-    The arguments are a JSON object.
+    The arguments are a JSON object. An answer without a call is `preface text`.
 
     Attributes:
         name: Name of the format.
@@ -26,6 +26,7 @@ class CallFormat:
         between: Text between the arguments and the name of the next function; None if an answer has
             one call.
         end: Text after the last arguments.
+        preface: Text that begins an answer without a call.
         leads: Whether a call can only be the beginning of an answer.
         required: Texts that a chat template of this format contains.
         foreign: Texts of chat templates whose calls are similar, but not of this format.
@@ -40,6 +41,7 @@ class CallFormat:
     middle: str
     between: str | None = None
     end: str
+    preface: str = ""
     leads: bool = False
     required: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
@@ -59,7 +61,7 @@ class CallFormat:
 
     def special_tokens(self, tokenizer: Tokenizer) -> dict[int, str]:
         """Return the special tokens that are part of the format, by id."""
-        texts = self.begin, self.middle, self.between or "", self.end
+        texts = self.begin, self.middle, self.between or "", self.end, self.preface
         return special_tokens_in(tokenizer, *texts)
 
 
@@ -111,10 +113,27 @@ CALL_FORMATS = (
         end="}",
         leads=True,
         required=('{"name": function name, "parameters": dictionary',),
+        variants=(
+            CallFormat(begin='```json\n{"name": "', middle='", "parameters": ', end="}\n```"),
+            CallFormat(
+                begin='```json\n{\n  "name": "', middle='",\n  "parameters": ', end="\n}\n```"
+            ),
+        ),
+    ),
+    CallFormat(
+        name="harmony",
+        marker="<|channel|>commentary",
+        begin="<|channel|>commentary to=functions.",
+        middle=" <|constrain|>json<|message|>",
+        end="",
+        preface="<|channel|>final<|message|>",
+        leads=True,
+        required=("<|channel|>commentary", "functions.", "<|call|>"),
     ),
 )
 """Formats of Hermes, Qwen and SmolLM3; of Mistral up to Small 3.1, and after Small 3.2; of Llama
-3.1 and 3.2."""
+3.1 and 3.2, and of Gemma 3 as Google's guide to function calling asks for JSON; of gpt-oss, whose
+calls end with the end-of-sequence token `<|call|>`."""
 
 TOOL_VARIABLES = ("tools", "xml_tools")
 """Variables by which chat templates receive tools, the usual one first."""

@@ -61,7 +61,7 @@ class RequestHandler:
         self.model = service.find_model(request.model)
         self.extension = request.extension
         self.constraint = request.constraint
-        self.tools = request.tool_options if isinstance(request, ChatRequest) else {}
+        self.tools = request.build_tool_options() if isinstance(request, ChatRequest) else {}
         choice = self.model.find_method_choice(self.extension.method)
         public_method, self.method = choice.create(self.extension.options or {})
         check_supported_fields(request, public_method)

@@ -248,17 +248,13 @@ class ChatRequest(BaseRequest):
             message.check_fields(f"messages.{number}")
         try:
             link_calls([message.template_message() for message in self.messages])
-            options = self.tool_options
+            self.build_tool_options()
         except OptionError as error:
             raise dotted_error(error) from None
-        if options and self.constraint is not None:
-            field = self.constraint.field
-            raise OptionError("tools", None, f"tools: cannot be combined with {field}; set one")
         return self
 
-    @property
-    def tool_options(self) -> dict[str, Any]:
-        """Options of the library for tools; empty if the answer calls none."""
+    def build_tool_options(self) -> dict[str, Any]:
+        """Return options of the library for tools; empty if the answer calls none."""
         tools = [tool.model_dump() for tool in self.tools or ()]
         choice: Any = self.tool_choice
         if isinstance(choice, NamedChoice):
