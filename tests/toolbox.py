@@ -33,11 +33,25 @@ TEMPLATES = {
 {%- if m.role == 'tool' %}{{- m.content + '\n' }}{%- elif m.tool_calls %}
 {{- '{"name": "' + m.tool_calls[0].function.name + '"}\n' }}
 {%- else %}{{- m.content + '\n' }}{%- endif %}{%- endfor %}""",
+    "harmony": """{%- if tools %}{{- "Calls to these tools must go to the commentary channel: " }}
+{{- "'functions'." }}{%- endif %}{%- for m in messages %}{%- if m.tool_calls is defined %}
+{{- '<|start|>assistant to=functions.' + m.tool_calls[0].function.name }}
+{{- '<|channel|>commentary json<|message|>' + m.tool_calls[0].function.arguments | tojson }}
+{{- '<|call|>' }}{%- elif m.role == 'tool' %}{{- '<|start|>functions.' + m.name }}
+{{- ' to=assistant<|channel|>commentary<|message|>' + m.content + '<|end|>' }}
+{%- else %}{{- m.content + '\n' }}{%- endif %}{%- endfor %}""",
 }
-"""What templates of Hermes and Qwen, Mistral, and Llama do, by the name of the format.
+"""What templates of Hermes and Qwen, Mistral, Llama, and gpt-oss do, by the name of the format.
 
-Those of Mistral mark `[TOOL_CALLS]` and `[ARGS]` as special tokens, as its tokenizers do.
+Those of Mistral mark `[TOOL_CALLS]` and `[ARGS]` as special tokens, and that of gpt-oss
+`<|channel|>` and `<|message|>`, as their tokenizers do.
 """
+MARKS = {
+    "array": ("[TOOL_CALLS]", "[ARGS]"),
+    "args": ("[TOOL_CALLS]", "[ARGS]"),
+    "harmony": ("<|channel|>", "<|message|>"),
+}
+"""Special tokens of a format."""
 WEATHER = {
     "type": "object",
     "properties": {
@@ -54,17 +68,17 @@ SCHEMAS = {tool["function"]["name"]: tool["function"].get("parameters", {}) for 
 
 
 @cache
-def tool_model(name: str, form: str) -> str:
-    """The folder of a model of the zoo with a chat template that describes tools."""
+def tool_model(name: str, form: str, more: str = "") -> str:
+    """The folder of a model of the zoo with a chat template that describes tools, and `more`."""
 
     def edit(config: Fields, tokenizer: Fields) -> None:
-        if form in ("array", "args"):  # in place of tokens without a use
-            marks = {"<|im_start|>": "[TOOL_CALLS]", "<|im_end|>": "[ARGS]"}
+        if form in MARKS:  # in place of tokens without a use
+            marks = dict(zip(("<|im_start|>", "<|im_end|>"), MARKS[form], strict=True))
             for token in tokenizer["added_tokens"]:
                 token["content"] = marks.get(token["content"], token["content"])
             config["additional_special_tokens"] = [*marks.values()]
 
-    return write_variant(name, TEMPLATES[form], edit)
+    return write_variant(name, TEMPLATES[form] + more, edit)
 
 
 @cache

@@ -17,7 +17,7 @@ import pytest
 
 from helpers import is_idle, pages_in_use
 from outpace import LLM, AsyncLLM
-from outpace.api.engine_client import DrainingError, EngineDiedError, PendingRequest
+from outpace.api.engine_client import DrainingError, EngineDiedError
 from outpace.api.engine_loop import (
     MAX_NOTIFICATION_DELAY,
     MAX_NOTIFICATION_SHARE,
@@ -26,6 +26,7 @@ from outpace.api.engine_loop import (
     RequestProgress,
 )
 from outpace.api.engine_thread import DELIVERY_HOPS, EngineThread, deliver_progress
+from outpace.api.pending_request import PendingRequest
 from outpace.decoding import Decoding, Forward, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import APD, D2F, Autoregressive, Diffusion, LeftToRight, Method, Speculative

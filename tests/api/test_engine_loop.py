@@ -26,7 +26,7 @@ from outpace.api.engine_loop import (
     ServedModel,
     SubmitCommand,
 )
-from outpace.api.output import PendingAnswer
+from outpace.api.pending_answer import PendingAnswer
 from outpace.decoding import Step
 from outpace.engine.job import DecodingError
 from outpace.methods import Speculative

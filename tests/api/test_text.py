@@ -19,8 +19,9 @@ from transformers import PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from helpers import CHAT, END, SPECIALS, save_tokenizer
+from outpace.api.detokenizer import Detokenizer
 from outpace.api.prompts import Prompt, list_prompts
-from outpace.api.text import Detokenizer, TextCodec
+from outpace.api.text import TextCodec
 from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
 
 TEMPLATE_WITHOUT_SYSTEM = (

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import json
 import pickle
 from itertools import pairwise
 from typing import Any
 
+import jsonschema
 import pytest
 
 from outpace import LLM, OptionError
@@ -14,8 +16,11 @@ from outpace.api.parts import AnswerFormat, AnswerParser, parse_answer
 from outpace.api.prompts import validate_prompt
 from outpace.constraint.calls import CALL_FORMATS
 from outpace.constraint.thoughts import THOUGHT_FORMATS, ThoughtFormat
+from outpace.methods import Diffusion
 from thinking import TEMPLATES, thinking_llm
+from toolbox import SCHEMAS, TOOLS, tool_model
 
+CHANNELS = THOUGHT_FORMATS[1]
 every = pytest.mark.parametrize("form", THOUGHT_FORMATS, ids=lambda form: form.name)
 THOUGHT = "A <b\n\n</thin <|end|><|start|> \n c"
 CALL = CALL_FORMATS[0].write_calls([("f", '{"a": "</think>"}')])
@@ -71,6 +76,56 @@ def test_stream_equals_whole(form: ThoughtFormat) -> None:
                 cuts += [[*range(step, size, step)] for step in range(1, 9)]
                 for cut in cuts:
                     assert feed(parts, text + after, cut) == expected, (text, cut)
+
+
+HARMONY = next(form for form in CALL_FORMATS if form.name == "harmony")
+
+
+@pytest.mark.parametrize("thoughts", ["", "a\n<|channel|>b"])
+@pytest.mark.parametrize("answer", ["text", "call"])
+def test_calls_of_gpt_oss_follow_thoughts(thoughts: str, answer: str) -> None:
+    """Instead of the final channel; cut at every place."""
+    form = CHANNELS.without_preface(HARMONY.preface)
+    parts = AnswerFormat(form, HARMONY)
+    call = ("f", '{"a": "<|end|>"}')
+    expected: tuple[str, str, list[Any]] = thoughts, "b <|channel|>", []
+    text = HARMONY.preface + "b <|channel|>"
+    if answer == "call":
+        expected, text = (thoughts, "", [call]), HARMONY.write_calls([call])
+    if thoughts:
+        text = form.begin + thoughts + form.end + text
+    whole = parse_answer(parts, text)
+    assert (whole.reasoning, whole.text, whole.calls) == expected
+    for at in range(1, len(text)):
+        assert feed(parts, text, [at]) == expected, at
+    assert feed(parts, text, [*range(1, len(text))]) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [("tiny-ar", None), pytest.param("tiny-dream", Diffusion(), marks=pytest.mark.slow)],
+)
+def test_answers_of_gpt_oss(name: str, method: Any) -> None:
+    """Thoughts, then a call of a declared function, or a text; a limit of thoughts holds."""
+    marks = CHANNELS.required
+    more = "{%- if 0 %}" + "{{- '" + "' }}{{- '".join(marks) + "' }}{%- endif %}"
+    llm = LLM(tool_model(name, "harmony", more))
+    assert llm.text.thought_format is CHANNELS and llm.text.call_format is HARMONY
+    options: Any = {"tools": TOOLS, "max_tokens": 120, "temperature": 1.0, "method": method}
+    options["max_reasoning_tokens"] = 9
+    kinds = set()
+    for seed in range(4):
+        (output,) = llm.generate("hi", seed=seed, tool_choice="required", **options)
+        (call,) = output.tool_calls
+        jsonschema.validate(json.loads(call.arguments), SCHEMAS[call.name])
+        assert output.content == "" and output.finish_reason == "stop"
+        (output,) = llm.generate("hi", seed=seed, **options)
+        kinds.add((bool(output.reasoning), bool(output.tool_calls)))
+        assert "<|channel|>final" not in output.content[:20]
+        assert bool(output.content) != bool(output.tool_calls)
+    marker = llm.text.tokenizer.convert_tokens_to_ids("<|channel|>")  # type: ignore[union-attr]
+    (plain,) = llm.generate("hi", max_tokens=30, logit_bias={marker: 1.0})
+    assert plain.tool_calls == []
 
 
 @every

@@ -74,10 +74,13 @@ def test_stream_equals_whole(form: CallFormat) -> None:
         assert (parser.text, parser.calls) == expected
 
 
-@pytest.mark.parametrize("variant", CALL_FORMATS[0].variants, ids=lambda each: repr(each.begin))
-def test_variants_of_a_call(variant: CallFormat) -> None:
+VARIANTS = [(form, variant) for form in CALL_FORMATS for variant in form.variants]
+
+
+@pytest.mark.parametrize(("form", "variant"), VARIANTS, ids=lambda each: repr(each.begin))
+def test_variants_of_a_call(form: CallFormat, variant: CallFormat) -> None:
     """At the beginning, with a declared name, whole and cut at every place."""
-    form = replace(CALL_FORMATS[0], names=("f0", "f1", "f2"))
+    form = replace(form, names=("f0", "f1", "f2"))
     text, calls = written(variant)
     assert parse_calls(form, text) == ("", calls)
     for plain in (" " + text, text.replace('"f0"', '"f9"'), variant.begin + "f0"):
@@ -86,6 +89,21 @@ def test_variants_of_a_call(variant: CallFormat) -> None:
         parser = CallParser(form)
         assert parser.feed(text[:at])[0] == parser.feed(text[at:])[0] == parser.finish() == ""
         assert parser.calls == calls
+
+
+@every
+def test_text_after_its_preface(form: CallFormat) -> None:
+    """It is text to the end, even if it contains a call; the preface is not part of it."""
+    if not form.preface:
+        return
+    call = written(form, 1)[0]
+    for text in ("", "a b", form.marker, call, form.preface, "x" + call):
+        whole = form.preface + text
+        assert parse_calls(form, whole) == (text, [])
+        for at in range(len(whole)):
+            parser = CallParser(form)
+            pieces = [parser.feed(whole[:at])[0], parser.feed(whole[at:])[0], parser.finish()]
+            assert "".join(pieces) == parser.text == text and not parser.calls
 
 
 @every
@@ -132,9 +150,8 @@ def test_choice_of_tools(tools: Any, choice: Any, expected: Any) -> None:
         ("tool_choice", {"tool_choice": "auto"}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": "stop"}),
         ("parallel_tool_calls", {"tools": TOOLS, "parallel_tool_calls": 2}),
-        ("tools", {"tools": TOOLS, "regex": "a"}),
         ("tools", {"tools": TOOLS, "raw": True}),
-        ("stop", {"tools": TOOLS, "stop": "a"}),
+        ("stop", {"tools": TOOLS, "stop": "a", "tool_choice": "required"}),
         ("tools", {"tools": TOOLS}),
         ("tool_choice", {"tools": TOOLS, "tool_choice": "required"}),
     ],
@@ -182,8 +199,10 @@ def test_calls_and_results_in_a_loop(name: str) -> None:
         conversation.append({"role": "tool", "tool_call_id": call["id"], "content": "Oslo"})
     prompt = llm.text.render_chat(validate_prompt(conversation), {})
     assert first.tool_calls[0].name in prompt and prompt.count("Oslo") == len(first.tool_calls)
-    (second,) = llm.generate([conversation], tools=TOOLS, max_tokens=3)
-    assert second.content and second.message == {"role": "assistant", "content": second.text}
+    (second,) = llm.generate([conversation], tools=TOOLS, max_tokens=12)
+    assert second.content and second.message == {"role": "assistant", "content": second.content}
+    form = llm.text.call_format
+    assert form is not None and second.text == form.preface + second.content
 
 
 def test_template_without_calls_has_them_as_text() -> None:

@@ -11,7 +11,8 @@ import pytest
 from constrained import CASES
 from outpace.api.options import Options
 from outpace.constraint.algebra import dfa_accepts
-from outpace.constraint.calls import CALL_FORMATS, CallFormat, find_call_format, tools_dfa
+from outpace.constraint.call_automata import tools_dfa
+from outpace.constraint.calls import CALL_FORMATS, CallFormat, find_call_format
 from outpace.methods import Method
 from toolbox import TEMPLATES, TOOLS, tool_llm, tool_model
 
@@ -51,7 +52,7 @@ def test_free_text_has_no_marker(form: CallFormat) -> None:
     marker, front = form.marker, form.marker[:-1]
     plain = ["", "hi", "é\n", front, front + front, "x" + front + "y", marker[:2] * 3, front + " "]
     plain += [marker[:1] + marker[:n] for n in range(len(marker))]
-    for text in plain:
+    for text in (form.preface + each for each in plain):
         assert dfa_accepts(dfa, text.encode()), text
         assert dfa_accepts(dfa, (text + call).encode()), text
         assert dfa_accepts(dfa, (text + marker).encode()) == (form.leads and text != ""), text
@@ -61,24 +62,36 @@ def test_free_text_has_no_marker(form: CallFormat) -> None:
         assert state < dfa.num_open
 
 
-@pytest.mark.parametrize("variant", CALL_FORMATS[0].variants, ids=lambda each: repr(each.begin))
-def test_variant_of_a_call(variant: CallFormat) -> None:
+VARIANTS = [(form, variant) for form in CALL_FORMATS for variant in form.variants]
+
+
+@pytest.mark.parametrize(("form", "variant"), VARIANTS, ids=lambda each: repr(each.begin))
+def test_variant_of_a_call(form: CallFormat, variant: CallFormat) -> None:
     """Only at the beginning, and only with the name of a function; any other text is free."""
-    form = CALL_FORMATS[0]
     dfa = tools_dfa(source(free=True, loose=True), form)
     call = variant.write_calls(CALLS[:1])
-    for text in (call, form.write_calls(CALLS), "hi " + form.write_calls(CALLS[:1])):
+    for text in (call, form.write_calls(CALLS[:1]), "hi " + form.write_calls(CALLS[:1])):
         assert dfa_accepts(dfa, text.encode()), text
     assert dfa_accepts(dfa, variant.write_calls(CALLS).encode()) == (variant.between is not None)
     head = f"{variant.begin}get{variant.middle}"
     for end in range(len(head)):
-        for text in (head[:end], head[:end] + "x", head[:end] + form.write_calls(CALLS)):
-            assert dfa_accepts(dfa, text.encode()), text
-        assert not dfa_accepts(dfa, (head[:end] + form.marker).encode())
+        for text in (head[:end], head[:end] + "x", head[:end] + form.write_calls(CALLS[:1])):
+            heads = [each.begin + "get" + each.middle for each in form.variants]
+            is_other = any(text.startswith(each) for each in heads)
+            assert dfa_accepts(dfa, text.encode()) != is_other, text
+        is_text = form.leads and end > 0
+        assert dfa_accepts(dfa, (head[:end] + form.marker).encode()) == is_text
     assert not dfa_accepts(dfa, head.encode())
     assert not dfa_accepts(dfa, (call + "x").encode())
     assert dfa_accepts(dfa, (" " + head).encode())
     assert dfa_accepts(dfa, variant.write_calls([("unknown", "5")]).encode())
+
+
+GEMMA = (
+    "{{ 'You MUST put it in the format of "
+    """{"name": function name, "parameters": dictionary of argument name and its value}' }}"""
+)
+"""How Google's guide to Gemma 3 asks for calls."""
 
 
 @pytest.mark.parametrize(
@@ -87,6 +100,7 @@ def test_variant_of_a_call(variant: CallFormat) -> None:
         *((TEMPLATES[form.name], form.name) for form in CALL_FORMATS),
         ({"default": "{{ messages }}", "tool_use": TEMPLATES["tool_call"]}, "tool_call"),
         (r'{{ "<tool_call>{\"name\": <name>, \"arguments\": <json>}</tool_call>" }}', "tool_call"),
+        (GEMMA, "object"),
         ("<tool_call>\n<function=name>\n<parameter=x>arguments", None),
         ("<tool_call>name\n<arg_key>arguments", None),
         ("[TOOL_CALLS]name[CALL_ID]id[ARGS]{}", None),

@@ -12,6 +12,7 @@ from asking import PAIRS, ask, chat, completion, refused
 from outpace.api.loading import LOAD_OPTIONS
 from outpace.methods import METHODS
 from outpace.server.fields import (
+    CAUSAL_FIELDS,
     COMMON_FIELDS,
     INFILL_FIELDS,
     OPTIONS_BY_FIELD,
@@ -28,6 +29,8 @@ SETTINGS = PAGE.with_name("operating.md")
 RANGE = r"(-?[\d.]+) to (-?[\d.]+)"
 KINDS_OF_PENALTY = ("presence", "frequency", "repetition")
 
+SPECIAL_FIELDS = (*SEQUENTIAL_FIELDS, *CAUSAL_FIELDS, *OUT_OF_ORDER_FIELDS, *INFILL_FIELDS)
+
 VALUES = {
     "presence_penalty": 0.5,
     "frequency_penalty": -0.5,
@@ -38,6 +41,7 @@ VALUES = {
     "stop_token_ids": [5],
     "logit_bias": {"5": 2},
     "logprobs": True,
+    "prompt_logprobs": 2,
     "top_k": 3,
     "response_format": {"type": "json_object"},
     "guided_json": {"type": "integer"},
@@ -72,7 +76,7 @@ def test_listed_fields_are_accepted(client: TestClient, model: str, method: str)
 
 def test_every_field_is_in_the_table() -> None:
     """Except prompts and ignored fields."""
-    known = {*COMMON_FIELDS, *SEQUENTIAL_FIELDS, *OUT_OF_ORDER_FIELDS, *INFILL_FIELDS}
+    known = {*COMMON_FIELDS, *SPECIAL_FIELDS}
     own = {f"outpace.{name}" for name in Extension.model_fields}
     asked = set(ChatRequest.model_fields) & set(CompletionRequest.model_fields) | own
     assert asked - known == {"model", "user", "outpace", "outpace.method", "outpace.options"}
@@ -88,7 +92,7 @@ def test_documentation_has_the_table() -> None:
         name: kind(**dict.fromkeys(kind.roles, "x"))  # type: ignore[arg-type]
         for name, kind in METHODS.items()
     }
-    for field in (*COMMON_FIELDS, *SEQUENTIAL_FIELDS, *OUT_OF_ORDER_FIELDS, *INFILL_FIELDS):
+    for field in (*COMMON_FIELDS, *SPECIAL_FIELDS):
         able = {name for name, method in kinds.items() if field in supported_fields(method)}
         listed_names = shown.pop(field)
         assert (set(METHODS) if listed_names == "all" else set(listed_names.split(", "))) == able
@@ -104,7 +108,8 @@ def test_documented_bounds_are_the_declared_ones() -> None:
         if option.info.bounds and (found := re.search(RANGE, meanings[field])):
             stated[field] = tuple(map(float, found.groups()))
             assert stated[field] == (option.info.bounds["ge"], option.info.bounds["le"])
-    assert set(stated) == {"temperature", *(f"{x}_penalty" for x in KINDS_OF_PENALTY)}
+    penalties = {f"{kind}_penalty" for kind in KINDS_OF_PENALTY}
+    assert set(stated) == {"temperature", "prompt_logprobs"} | penalties
 
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)

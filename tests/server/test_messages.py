@@ -165,7 +165,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages.0.role", {"messages": [{"role": "system", "content": "a"}]}),
     ("messages.0.content.0", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
     ("stop_sequences.0", {"stop_sequences": [""]}),
-    ("stop_sequences", {"model": "tools", "tools": DECLARED, "stop_sequences": ["x"]}),
+    (
+        "stop_sequences",
+        {"model": "tools", "tools": DECLARED, "stop_sequences": ["x"], "tool_choice": ANY},
+    ),
     ("tools", {"tools": DECLARED}),
     (
         "tools.0.input_schema",

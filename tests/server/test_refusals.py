@@ -81,8 +81,7 @@ FIELDS: dict[str, list[Any]] = {
 
 COMPLETION: dict[str, list[Any]] = {
     "best_of": [2, 0],
-    "echo": [True, 1],
-    "suffix": ["x"],
+    "echo": ["x", 1],
     "logprobs": [21, True, -1, 1.5],
     "prompt": [None, [], 5, {}, [""], ["a"] * 65],
     "messages": [[]],

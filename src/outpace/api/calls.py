@@ -48,8 +48,14 @@ class CallParser:
         self.calls: list[ToolCall] = []
         self.buffer = ""
         self.part: Literal["text", "name", "arguments", "after"] = "text"
+        self.has_preface = False
         self.depth = 0
         self.is_quoted = self.is_escaped = False
+
+    @property
+    def has_call(self) -> bool:
+        """Whether a call has begun, so that no more text follows."""
+        return self.part != "text" or self.buffer.startswith(self.form.marker)
 
     def feed(self, piece: str) -> tuple[str, list[CallDelta]]:
         """Return new text, and new characters of each call; text that may begin a call waits."""
@@ -99,6 +105,11 @@ class CallParser:
 
     def take_text(self) -> CallDelta | Literal[True] | None:
         """Move text before a call from the buffer, up to what may be the beginning of one."""
+        if self.form.preface and not self.has_preface:
+            if self.buffer.startswith(self.form.preface):
+                self.buffer, self.has_preface = self.buffer.removeprefix(self.form.preface), True
+            elif self.form.preface.startswith(self.buffer):
+                return None
         begin, buffer = self.form.begin, self.buffer
         if not self.text and (leading := self.form.leading_texts):
             if (found := next(filter(buffer.startswith, leading), None)) is not None:
@@ -108,8 +119,9 @@ class CallParser:
             if any(text.startswith(buffer) for text in leading):
                 return None
         if self.form.leads:
-            at = 0 if buffer.startswith(begin) and not self.text else -1
-            held = len(buffer) if begin.startswith(buffer) and not self.text else 0
+            is_first = not self.text and not self.has_preface
+            at = 0 if is_first and buffer.startswith(begin) else -1
+            held = len(buffer) if is_first and begin.startswith(buffer) else 0
         else:
             at, held = buffer.find(begin), overlap_length(buffer, begin)
         end = len(buffer) - held if at < 0 else at

@@ -8,11 +8,12 @@ from typing import Any
 from numpy import ndarray
 from torch import Tensor
 
-from outpace.api.options import REQUEST_OPTIONS, RequestOptions
+from outpace.api.options import REQUEST_OPTIONS, RequestOptions, option_names
 from outpace.api.text import TextCodec
-from outpace.constraint.compiler import FREE_RULE, Compiler
+from outpace.constraint.compiler import Compiler
+from outpace.constraint.constraint_rule import FREE_RULE
 from outpace.constraint.thoughts import ThoughtFormat
-from outpace.decoding import CAUSAL_KINDS, Constraint, Processor
+from outpace.decoding import CAUSAL_KINDS, Constraint, Kind, Processor
 from outpace.decoding.processor import MinTokens, Penalties, TokenBias
 from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
@@ -134,6 +135,16 @@ def check_reasoning_limit(options: RequestOptions, text: TextCodec) -> None:
         raise OptionError("max_reasoning_tokens", options.max_reasoning_tokens, message)
 
 
+def check_prompt_logprobs(options: RequestOptions, name: str, kind: Kind) -> None:
+    """Raise `OptionError` for log-probabilities of the prompt if the model is not causal."""
+    if options.prompt_logprobs is not None and kind not in CAUSAL_KINDS:
+        message = (
+            f"prompt_logprobs: needs a causal model, but {name} is a {kind.value}, which does not "
+            "predict the tokens of a prompt; omit it"
+        )
+        raise OptionError("prompt_logprobs", options.prompt_logprobs, message)
+
+
 def check_can_infill(method: Method) -> None:
     """Raise `OptionError` if a method cannot condition on text after a hole."""
     if not method.sees_ahead:
@@ -144,6 +155,20 @@ def check_can_infill(method: Method) -> None:
             f"method: {method!r} cannot condition on text after a hole, so it cannot infill; "
             f"use one of these, unverified: {', '.join(able)}",
         )
+
+
+def check_suffix(options: RequestOptions, method: Method, text: TextCodec) -> None:
+    """Raise `OptionError` for a suffix, or an option beside it, that the model does not support."""
+    if text.middle_tokens is not None:
+        return
+    if not method.sees_ahead:
+        message = (
+            f"suffix: {text.name} has no tokens to fill in the middle, and {method!r} cannot "
+            "condition on text after the answer; omit suffix"
+        )
+        raise OptionError("suffix", options.suffix, message)
+    names = ["stop_ids", "ignore_eos", "min_tokens", *option_names("rule")]
+    options.check_absent(names, "suffix")
 
 
 def check_sequential(options: RequestOptions, method: Method) -> None:

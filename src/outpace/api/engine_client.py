@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Unpack
 
-from outpace.api.engine_loop import (
-    CancelCommand,
-    EngineCommand,
-    QueueFullError,
-    RequestProgress,
-    SubmitCommand,
-)
+from outpace.api.engine_loop import EngineCommand, QueueFullError, SubmitCommand
 from outpace.api.options import Options, RequestOptions, option_names
-from outpace.api.output import Event, Output
-from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
+from outpace.api.parts import AnswerFormat
+from outpace.api.pending_request import PendingRequest
 from outpace.api.text import Prompt, TextCodec
-from outpace.decoding import Step
 from outpace.engine.runner import CacheUsage
 from outpace.engine.stats import Stats
 
@@ -174,7 +165,7 @@ class ModelClient:
                 encode = partial(self.encode_request, prompt, options)
                 found = await request.loop.run_in_executor(self.tokenizer_executor, encode)
                 ids, request.format = found
-                request.prompt_tokens = len(ids)
+                request.prompt = ids
             arguments = {"limit": limit, **options}
             # After the request is registered, so that `fail_requests` includes it.
             self.client.check_alive()
@@ -191,7 +182,7 @@ class ModelClient:
         self, prompt: Prompt, options: Mapping[str, Any]
     ) -> tuple[list[int], AnswerFormat]:
         """Return the token ids of a prompt, and the format of its answer."""
-        names = option_names("prompt") + option_names("calls")
+        names = option_names("prompt") + option_names("calls") + option_names("rule")
         request = RequestOptions.of({name: options[name] for name in names if name in options})
         raw, tools = request.raw, request.tool_use
         ids = self.text.encode(
@@ -200,8 +191,9 @@ class ModelClient:
             template=request.template,
             tools=tools,
             effort=request.reasoning_effort,
+            suffix=request.suffix,
         )
-        is_raw = raw or options.get("cloze") is not None
+        is_raw = raw or request.suffix is not None or options.get("cloze") is not None
         return ids, self.text.find_answer_format(ids, tools, raw=is_raw)
 
     def check_accepting(self) -> None:
@@ -226,125 +218,3 @@ class ModelClient:
         """Accept no more requests, and release the tokenizer thread."""
         self.drain()
         self.tokenizer_executor.shutdown(wait=False)
-
-
-class PendingRequest:
-    """A submitted request. Iterate over its events, or await its `output`.
-
-    Attributes:
-        loop: Event loop that waits for it.
-        change_event: Set on progress.
-        events: Events that were not consumed yet.
-        format: Format of the answer.
-        prompt_tokens: Number of tokens of the prompt; 0 for an infill template.
-    """
-
-    def __init__(self, model: ModelClient, number: int) -> None:
-        self.model = model
-        self.number = number
-        self.loop = asyncio.get_running_loop()
-        self.change_event = asyncio.Event()
-        self.is_admitted = self.is_cancelled = False
-        self.events: list[Event] = []
-        self.steps: list[Step] = []
-        self.format, self.prompt_tokens = PLAIN_FORMAT, 0
-        self.result: Output | None = None
-        self.error: BaseException | None = None
-
-    async def __aiter__(self) -> AsyncIterator[Event]:
-        """Yield events, merging those that are ready; leaving the loop cancels the request."""
-        try:
-            over = False
-            while not over:
-                self.raise_error()
-                if not self.events:
-                    await self.wait_for_change()
-                    continue
-                events, self.events = self.events, []
-                over = events[-1].output is not None
-                yield events[0] if len(events) == 1 else merge_events(events)
-        finally:
-            self.cancel()
-
-    async def output(self) -> Output:
-        """Wait for the output; raises the error of the request, if any."""
-        try:
-            while self.result is None:
-                self.raise_error()
-                await self.wait_for_change()
-            return self.result
-        finally:
-            self.cancel()
-
-    async def wait_until_admitted(self) -> None:
-        """Wait until the engine admits the request; raises the reason if it is rejected."""
-        while not self.is_admitted:
-            self.raise_error()
-            await self.wait_for_change()
-
-    async def wait_for_change(self) -> None:
-        """Wait for progress."""
-        await self.change_event.wait()
-        self.change_event.clear()
-
-    def raise_error(self) -> None:
-        """Raise the error of the request, if any."""
-        if self.error is not None:
-            raise self.error
-
-    def apply_progress(self, progress: RequestProgress) -> None:
-        """Apply progress, in the event loop of the request."""
-        if progress.error is not None:
-            self.fail(progress.error)
-            return
-        self.is_admitted = True
-        if progress.event is not None:
-            self.append_event(progress.event, progress.steps)
-        self.change_event.set()
-
-    def append_event(self, event: Event, steps: Sequence[Step]) -> None:
-        """Append an event, which is sent without its steps, until it is consumed."""
-        self.steps += steps
-        if event.output is not None:
-            self.result = replace(event.output, steps=self.steps)
-            self.release_place()
-        if self.events:  # only the last canvas is shown
-            self.events[-1] = replace(self.events[-1], canvas=())
-        self.events.append(replace(event, steps=steps, output=self.result))
-
-    def fail(self, error: BaseException) -> None:
-        """End the request with an error, from any thread."""
-        self.release_place()
-        self.error = error
-        with suppress(RuntimeError):  # its event loop may be closed
-            self.loop.call_soon_threadsafe(self.change_event.set)
-
-    def cancel(self) -> None:
-        """Cancel the request, from any thread and any number of times.
-
-        An admitted request counts against the limit until the engine has freed its memory.
-        """
-        if not self.is_cancelled and self in self.model.requests:
-            self.is_cancelled = True
-            self.model.client.send_command(CancelCommand(self.number, self.model.name))
-            if not self.is_admitted:
-                self.release_place()
-
-    def release_place(self) -> None:
-        """Stop counting the request against the limit."""
-        self.model.requests.discard(self)
-        self.model.client.requests.pop(self.number, None)
-
-
-def merge_events(events: Sequence[Event]) -> Event:
-    """Merge consecutive events into one."""
-    scored = events[0].logprobs is not None
-    return Event(
-        text="".join(event.text for event in events),
-        ids=[token for event in events for token in event.ids],
-        chosen=sum(event.chosen for event in events),
-        logprobs=[score for event in events for score in event.logprobs or ()] if scored else None,
-        steps=[step for event in events for step in event.steps],
-        canvas=events[-1].canvas,
-        output=events[-1].output,
-    )

@@ -15,7 +15,8 @@ from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from outpace.api.llm import LLM
-from outpace.api.output import Event, PendingAnswer
+from outpace.api.output import Event
+from outpace.api.pending_answer import PendingAnswer
 from outpace.constraint.compiler import NotCompiledError
 from outpace.decoding import Step
 from outpace.engine.stats import Stats

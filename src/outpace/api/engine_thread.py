@@ -10,7 +10,7 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from outpace.api.engine_client import EngineClient, EngineDiedError, PendingRequest
+from outpace.api.engine_client import EngineClient, EngineDiedError
 from outpace.api.engine_loop import (
     ChargeCallback,
     ConnectionEndedError,
@@ -22,6 +22,7 @@ from outpace.api.engine_loop import (
     ServedModel,
 )
 from outpace.api.llm import LLM
+from outpace.api.pending_request import PendingRequest
 from outpace.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from outpace.api.codec import validate_text
-from outpace.api.text import Detokenizer, TextCodec
+from outpace.api.detokenizer import Detokenizer
+from outpace.api.text import TextCodec
 from outpace.constraint.cloze import Hole, InfillConstraint, InfillParts, check_template
 from outpace.constraint.compiler import Compiler
 from outpace.errors import OptionError
@@ -45,6 +46,7 @@ class InfillLayout:
         holes: Holes by their first slots.
         given: Fixed tokens by slot, from the first hole on.
         ends: Token ids that pad a hole.
+        is_suffix: Whether the answer is the text of its only hole, and the text after it a suffix.
     """
 
     text: TextCodec
@@ -54,6 +56,7 @@ class InfillLayout:
     holes: Mapping[int, Hole]
     given: Mapping[int, int]
     ends: frozenset[int]
+    is_suffix: bool = False
 
     @classmethod
     def of(
@@ -108,6 +111,28 @@ class InfillLayout:
             holes=holes,
             given=given,
             ends=ends,
+        )
+
+    @classmethod
+    def before_suffix(
+        cls,
+        text: TextCodec,
+        prompt: list[int],
+        suffix: Sequence[int],
+        size: int,
+        ends: frozenset[int],
+    ) -> InfillLayout:
+        """Lay out an answer of up to `size` tokens between a prompt and a suffix."""
+        hole, begin = Hole(up_to=size), len(prompt)
+        return cls(
+            text=text,
+            parts=[hole],
+            prompt=prompt,
+            lead=0,
+            holes={begin: hole},
+            given=dict(enumerate(suffix, begin + size)),
+            ends=ends,
+            is_suffix=True,
         )
 
     def build_constraint(

@@ -16,7 +16,8 @@ from outpace.api import preparation
 from outpace.api.driver import Driver
 from outpace.api.further import check_tokenizers, load_further
 from outpace.api.options import Options, RequestOptions
-from outpace.api.output import Output, PendingAnswer
+from outpace.api.output import Output
+from outpace.api.pending_answer import PendingAnswer
 from outpace.api.prompts import Prompt, list_prompts
 from outpace.api.stream import Stream
 from outpace.api.text import TextCodec
@@ -132,7 +133,7 @@ class LLM:
         check_tokenizers(self, further)
         self.target = self.load_target(folder, adapters, adapter=adapter, **limits)
         self.config = self.target.config
-        self.text.set_context_length(self.config.max_length)
+        self.text.set_model(self.config)
         self.eos = frozenset(self.config.eos) | self.text.eos
         self.compiler = Compiler(self.text.tokenizer, self.config.mask_id)
         for each in (None, *self.adapters):

@@ -37,12 +37,17 @@ class Options(TypedDict, total=False):
             answer. The three penalties need a method that commits tokens from left to right.
         logit_bias: Values added to logits, by token id.
         raw: Continue a string prompt as it is, without the chat template.
+        suffix: Text after the answer, which is then the text between the two, without the chat
+            template. Causal models need tokens for it, which prompts of token ids already contain;
+            others fill `max_tokens` slots or fewer, see docs/fill.md.
         template: Variables of the chat template, such as `enable_thinking`.
         reasoning_effort: `none`, `minimal`, `low`, `medium`, `high` or `xhigh`. Sets the variable
             `reasoning_effort` of the chat template, or else `enable_thinking`, false for `none`.
         max_reasoning_tokens: Maximum number of tokens before the text that ends the thoughts.
         logprobs: Return the log-probability of each token.
         top_logprobs: Number of most probable tokens per token, 20 at most; needs `logprobs`.
+        prompt_logprobs: Return the log-probability of each token of the prompt, with this many most
+            probable tokens, 20 at most. Causal models only.
         schema: JSON schema or pydantic model of the whole answer, see docs/constraints.md.
         regex: Regular expression that the whole answer matches.
         choices: Strings of which the answer is one.
@@ -70,11 +75,13 @@ class Options(TypedDict, total=False):
     repetition_penalty: float
     logit_bias: Mapping[int, float]
     raw: bool
+    suffix: str | None
     template: Mapping[str, Any]
     reasoning_effort: str | None
     max_reasoning_tokens: int | None
     logprobs: bool
     top_logprobs: int
+    prompt_logprobs: int | None
     schema: Any
     regex: str | None
     choices: Sequence[str] | None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -16,7 +16,7 @@ from outpace.api.option_checks import MAX_TOP_LOGPROBS, check_count, check_effor
 from outpace.api.option_types import Options as Options
 from outpace.api.tools import ToolUse, read_tool_use
 from outpace.constraint.cloze import InfillParts, check_template
-from outpace.constraint.compiler import ConstraintRule, constraint_rule
+from outpace.constraint.constraint_rule import ConstraintRule, constraint_rule
 from outpace.decoding import Sampling
 from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
@@ -144,6 +144,7 @@ class RequestOptions:
     raw: Annotated[
         bool, Info("Continue the text as it is, without the chat template.", "prompt", fields=())
     ] = False
+    suffix: Annotated[str | None, Info(None, "prompt", fields=())] = None
     template: Annotated[
         Mapping[str, Any],
         Info(
@@ -172,6 +173,7 @@ class RequestOptions:
     ] = None
     logprobs: Annotated[bool, Info("Show the log-probability of each token.")] = False
     top_logprobs: Annotated[int, Info(fields=())] = 0
+    prompt_logprobs: Annotated[int | None, Info(bounds={"ge": 0, "le": MAX_TOP_LOGPROBS})] = None
     schema: Annotated[
         Any,
         Info(
@@ -239,6 +241,8 @@ class RequestOptions:
         if self.max_reasoning_tokens is not None:
             check_count("max_reasoning_tokens", self.max_reasoning_tokens)
         check_count("top_logprobs", self.top_logprobs, MAX_TOP_LOGPROBS)
+        if self.prompt_logprobs is not None:
+            check_count("prompt_logprobs", self.prompt_logprobs, MAX_TOP_LOGPROBS)
         if self.top_logprobs and not self.logprobs:
             message = "top_logprobs needs logprobs: set both"
             raise OptionError("top_logprobs", self.top_logprobs, message)
@@ -264,35 +268,56 @@ class RequestOptions:
     @cached_property
     def rule(self) -> ConstraintRule | None:
         """Constraint on the answer. Raises `OptionError` for an invalid constraint."""
+        return self.text_rule if self.tool_use is None else ("tools", self.tool_use.rule)
+
+    @cached_property
+    def text_rule(self) -> ConstraintRule | None:
+        """Constraint on the text of the answer. Raises `OptionError` for an invalid constraint."""
         return constraint_rule(
-            schema=self.schema,
-            regex=self.regex,
-            choices=self.choices,
-            grammar=self.grammar,
-            tools=None if self.tool_use is None else self.tool_use.rule,
+            schema=self.schema, regex=self.regex, choices=self.choices, grammar=self.grammar
         )
 
     @cached_property
     def tool_use(self) -> ToolUse | None:
         """Tools that the answer may call. Raises `OptionError` for an invalid one."""
-        return read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+        use = read_tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+        if use is None:
+            return None
+        if self.text_rule is not None and self.text_rule[0] == "grammar":
+            self.check_absent(["grammar"], "tools")  # a grammar is no automaton
+        return replace(use, text=self.text_rule)
 
     def check_rule_conflicts(self) -> None:
         """Raise `OptionError` for options that would cut off or extend a constrained answer."""
-        rule = self.rule
+        rule, use = self.rule, self.tool_use
         what = rule[0] if rule else None
         names = [each for each in option_names("ending") if each != "stop_ids"]  # see `ends_of`
+        if use is not None:
+            names.remove("stop")
+            if use.choice != "auto":
+                self.check_absent(["stop"], "tool_choice")
+            elif use.text is not None:
+                self.check_absent(["stop"], use.text[0])
         if self.cloze is not None:
             check_template(self.cloze)
             what = "cloze"
-            names += ["stop_ids", "max_tokens", "max_reasoning_tokens"]
+            names += ["stop_ids", "max_tokens", "max_reasoning_tokens", "suffix"]
             names += [*option_names("rule"), *option_names("calls")]
         if what is None and self.max_reasoning_tokens is not None:
-            what, names = "max_reasoning_tokens", ["ignore_eos", "raw"]
-        if what is None:
-            return
+            what, names = "max_reasoning_tokens", ["ignore_eos", "raw", "suffix"]
+        if what is not None:
+            self.check_absent(names, what)
+        if self.suffix is not None:
+            names = ["reasoning_effort", "max_reasoning_tokens", *option_names("calls")]
+            self.check_absent(names + ["template"] * bool(self.template), "suffix")
+
+    def check_absent(self, names: Sequence[str], what: str) -> None:
+        """Raise `OptionError` for the first option that is set beside another one."""
         for name in names:
-            if (value := getattr(self, name)) not in (None, (), [], False, 0):
+            value = getattr(self, name)
+            if isinstance(value, ndarray | Tensor):
+                value = value.tolist()
+            if value not in (None, (), [], False, 0):
                 message = f"{name} cannot be combined with {what}: omit one of the two"
                 raise OptionError(name, value, message)
 

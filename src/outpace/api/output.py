@@ -1,17 +1,16 @@
-"""Output of a request, and the answer while it is being generated."""
+"""Output of a request, and its progress."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from outpace.api.calls import ToolCall
+from outpace.api.detokenizer import Detokenizer
 from outpace.api.display import render_html
-from outpace.api.infill import InfillLayout
 from outpace.api.parts import (
     PLAIN_FORMAT,
     AnswerFormat,
@@ -19,11 +18,10 @@ from outpace.api.parts import (
     assistant_message,
     parse_answer,
 )
-from outpace.api.text import Detokenizer, TextCodec
-from outpace.decoding import Request, Step
-from outpace.decoding.logprob import TopTokens, top_tokens
+from outpace.api.text import TextCodec
+from outpace.decoding import Step
+from outpace.decoding.logprob import TokenLogprob, TopTokens, top_tokens
 from outpace.decoding.request import FinishReason
-from outpace.engine.job import DecodingError, Job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +39,13 @@ class Output:
         seconds: Time from the first forward to the last.
         logprobs: If requested, the log-probability of each token under the model's own distribution
             (temperature 1) in the forward that chose it.
+        prompt_logprobs: If requested, those of the prompt's tokens, with `top` and `rank`; None for
+            the first token, which nothing precedes.
         codec: Tokenizer that decodes `ids`; None in copies from another process, and for an infill
             template.
         holes: Text of each hole of an infill template; `text` and `ids` are the whole text.
         given: Number of fixed tokens in `ids`, those of the template.
+        suffix_tokens: Number of tokens of a suffix that the answer was infilled before.
         format: Format of the parts of `text`.
         stop_string: The stop string that ended the answer, or None.
     """
@@ -56,9 +57,11 @@ class Output:
     prompt_tokens: int
     seconds: float
     logprobs: list[float] | None = None
+    prompt_logprobs: list[TokenLogprob | None] | None = None
     codec: TextCodec | None = field(default=None, repr=False, compare=False)
     holes: tuple[str, ...] | None = None
     given: int = 0
+    suffix_tokens: int = 0
     format: AnswerFormat = field(default=PLAIN_FORMAT, repr=False)
     stop_string: str | None = field(default=None, repr=False)
 
@@ -91,6 +94,11 @@ class Output:
     def message(self) -> dict[str, Any]:
         """The answer as a message of the conversation; its calls have ids of nine characters."""
         return assistant_message(self.parts, "call{:05}".format)
+
+    @property
+    def input_tokens(self) -> int:
+        """Number of tokens that the request contained: prompt, template and suffix."""
+        return self.prompt_tokens + self.given + self.suffix_tokens
 
     @property
     def chosen(self) -> int:
@@ -151,22 +159,6 @@ class Output:
         return partial(Output, **values), ()
 
 
-class TextPiece(NamedTuple):
-    """Text committed by a forward, and the progress so far.
-
-    Attributes:
-        text: Committed text of whole characters; empty while it is held back.
-        tokens: Number of output tokens so far.
-        steps: Number of forwards so far, of every model.
-        canvas: Tokens after the committed ones, -1 for a mask; empty unless the request is watched.
-    """
-
-    text: str
-    tokens: int
-    steps: int
-    canvas: Sequence[int]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
     """Progress of a request since its previous event.
@@ -177,6 +169,7 @@ class Event:
         chosen: Number of `ids` that the model chose; the others are fixed tokens or padding of an
             infill template.
         logprobs: Log-probabilities of `ids`, if requested.
+        prompt_logprobs: In the first event, those of the prompt, if requested.
         steps: Forwards, of every model.
         canvas: Tokens after the committed ones, -1 for a mask; only if the request is watched and
             its method fills out of order.
@@ -190,129 +183,7 @@ class Event:
     steps: Sequence[Step]
     canvas: Sequence[int]
     output: Output | None
-
-
-@dataclass(slots=True, eq=False)
-class PendingAnswer:
-    """A request in progress, and its text so far.
-
-    The driving thread decodes text. Another thread may take `pieces`, if `streams` is set, and the
-    output once the job is over.
-
-    Attributes:
-        last_sent: Last piece that was part of an event.
-        layout: Layout of an infill template, or None.
-    """
-
-    detokenizer: Detokenizer
-    streams: bool = False
-    layout: InfillLayout | None = None
-    pieces: deque[TextPiece] = field(default_factory=deque)
-    last_sent: TextPiece = TextPiece("", 0, 0, ())
-    job: Job = field(init=False)
-
-    @property
-    def format(self) -> AnswerFormat:
-        """Format of the answer."""
-        return self.detokenizer.format
-
-    def decode_tokens(self, request: Request) -> bool:
-        """Decode new tokens; returns True if a stop string ends the answer."""
-        # Counted by the decoded tokens, so Ctrl-C while one is decoded loses none after it.
-        begin = len(request.prompt) + len(self.detokenizer.ids)
-        stopped = self.detokenizer.push_tokens(request.ids[begin:])
-        if self.streams:
-            self.append_piece()
-        return stopped
-
-    def append_piece(self) -> None:
-        """Append a piece with the progress since the previous piece."""
-        request = self.job.request
-        text = self.detokenizer.take_text(final=request.finish_reason is not None)
-        canvas = uncommitted_canvas(request) if self.job.notify_always else ()
-        self.pieces.append(TextPiece(text, len(self.detokenizer.ids), len(request.trace), canvas))
-
-    def take_event(self, output: Output | None = None) -> Event:
-        """Return all pieces since the previous event as one event."""
-        request, before, text = self.job.request, self.last_sent, ""
-        while self.pieces:
-            self.last_sent = self.pieces.popleft()
-            text += self.last_sent.text
-        tokens = slice(before.tokens, self.last_sent.tokens)
-        return Event(
-            text=text,
-            ids=request.tokens[tokens],
-            chosen=self.count_chosen(before.tokens, self.last_sent.tokens),
-            logprobs=request.scores[tokens] if request.logprobs else None,
-            steps=request.trace[before.steps : self.last_sent.steps],
-            canvas=self.last_sent.canvas,
-            output=output,
-        )
-
-    def count_chosen(self, begin: int, end: int) -> int:
-        """Return how many tokens from `begin` to `end` the model chose, without padding."""
-        layout, tokens = self.layout, self.job.request.tokens[begin:end]
-        if layout is None:
-            return len(tokens)
-        slots = enumerate(tokens, len(layout.prompt) + begin)
-        return sum(slot not in layout.given and token not in layout.ends for slot, token in slots)
-
-    def build_output(self) -> Output:
-        """Return the output of a request that has ended; raises the error of its method, if any."""
-        if self.job.error is not None:
-            raise self.job.error
-        request, detokenizer = self.job.request, self.detokenizer
-        assert request.finish_reason is not None
-        if self.layout is not None:
-            return self.build_infill_output(self.layout)
-        self.decode_tokens(request)
-        detokenizer.take_text(final=True)
-        return Output(
-            text=detokenizer.text,
-            ids=detokenizer.ids,
-            finish_reason="stop" if detokenizer.stopped else request.finish_reason,
-            steps=request.trace,
-            prompt_tokens=len(request.prompt),
-            seconds=self.job.ended - self.job.began,
-            logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
-            codec=detokenizer.codec,
-            format=self.format,
-            stop_string=detokenizer.stop_string,
-        )
-
-    def build_infill_output(self, layout: InfillLayout) -> Output:
-        """Return the output of an infill template; raises `DecodingError` if a hole is unfilled."""
-        request = self.job.request
-        assert request.finish_reason is not None
-        if len(request) < request.limit:
-            raise DecodingError(
-                f"{self.job.method!r} left holes unfilled from slot {len(request)} on "
-                f"({request.finish_reason})"
-            )
-        filled, tokens = layout.decode_answer(request.tokens), request.tokens
-        lead = len(request.prompt) - layout.lead
-        scores = None
-        if request.logprobs:
-            scores = [0.0] * layout.lead + [request.scores[place] for place in filled.answer_places]
-        return Output(
-            text=filled.text,
-            ids=request.prompt[lead:] + [tokens[place] for place in filled.answer_places],
-            finish_reason=request.finish_reason,
-            steps=request.trace,
-            prompt_tokens=lead,
-            seconds=self.job.ended - self.job.began,
-            logprobs=scores,
-            holes=filled.holes,
-            given=filled.given,
-        )
-
-
-def uncommitted_canvas(request: Request) -> list[int]:
-    """Return the canvas after the committed tokens of a running request; -1 for a mask."""
-    if request.finish_reason is not None:
-        return []
-    mask = request.target.mask_id
-    return [-1 if token == mask else token for token in request.canvas[len(request) :]]
+    prompt_logprobs: list[TokenLogprob | None] | None = None
 
 
 def count_reasoning_tokens(text: TextCodec, output: Output) -> int:

@@ -138,6 +138,11 @@ class AnswerParser:
         """Calls so far; the last may be unfinished."""
         return [] if self.call_parser is None else self.call_parser.calls
 
+    @property
+    def has_call(self) -> bool:
+        """Whether a call has begun, so that no more text follows."""
+        return self.call_parser is not None and self.call_parser.has_call
+
     def feed(self, piece: str, *, final: bool = False) -> PartsDelta:
         """Return new characters of each part; text that may be a mark waits, unless `final`."""
         reasoning, text = "", piece

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from outpace.api.driver import Driver
-from outpace.api.output import Output, PendingAnswer
+from outpace.api.output import Output
+from outpace.api.pending_answer import PendingAnswer
 
 
 class Stream(Iterator[str]):

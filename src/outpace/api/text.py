@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from reprlib import repr as brief
 from typing import Any
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.api.chat_template import ChatTemplate
-from outpace.api.codec import SharedTokenizer, overlap_length, validate_text
+from outpace.api.codec import SharedTokenizer, validate_text
 from outpace.api.markers import Message as Message
+from outpace.api.middle import MiddleTokens, find_middle_tokens
 from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
 from outpace.api.prompts import Prompt as Prompt
 from outpace.api.prompts import validate_prompt
 from outpace.api.tools import ToolUse
 from outpace.constraint.calls import CallFormat
 from outpace.constraint.thoughts import ThoughtFormat
+from outpace.decoding import Kind
 from outpace.errors import OptionError
+from outpace.models.config import ModelConfig
 
 MAX_MARK_TOKENS = 16
 """Tokens at the end of a prompt that may begin or end thoughts."""
-
-REPLACEMENT_CHARACTER = "\ufffd"
-"""Replaces bytes that are not, or not yet, a character."""
 
 
 class TextCodec:
@@ -32,6 +32,7 @@ class TextCodec:
 
     Attributes:
         silent_ids: Ids of special tokens, which have no text.
+        is_causal: Whether the model is causal, so that it fills in the middle by its tokens only.
     """
 
     def __init__(self, name: str, tokenizer: Tokenizer | None) -> None:
@@ -41,6 +42,7 @@ class TextCodec:
         self.codec = None if tokenizer is None else SharedTokenizer(name, tokenizer)
         self.chat_template = None if self.codec is None else ChatTemplate(self.codec)
         self.silent_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        self.is_causal = False
 
     @property
     def vocab_size(self) -> int | None:
@@ -62,6 +64,7 @@ class TextCodec:
         template: Mapping[str, Any] | None = None,
         tools: ToolUse | None = None,
         effort: str | None = None,
+        suffix: str | None = None,
     ) -> list[int]:
         """Encode a prompt.
 
@@ -73,11 +76,14 @@ class TextCodec:
             template: Variables of the chat template.
             tools: Tools that the answer may call.
             effort: Effort of reasoning, see `Options`.
+            suffix: Text after the answer, which a prompt of `middle_tokens` contains.
 
         Raises:
             OptionError: For an invalid or empty prompt, a malformed message, text that is not UTF-8
                 or has no tokenizer, an unknown variable, and if the template fails.
         """
+        if suffix is not None:
+            return self.encode_prefix(prompt, suffix)
         prompt, template = validate_prompt(prompt), dict(template or {})
         if unknown := [name for name in template if name not in self.template_variables]:
             names = ", ".join(sorted(self.template_variables)) or "none"
@@ -112,10 +118,34 @@ class TextCodec:
         """Names of the variables of the chat template."""
         return frozenset() if self.chat_template is None else self.chat_template.variables
 
-    def set_context_length(self, context: int) -> None:
-        """Refuse text that cannot fit into `context` tokens before it is tokenized."""
+    def set_model(self, config: ModelConfig) -> None:
+        """Set properties of the model: text that cannot fit into its context is not tokenized."""
+        self.is_causal = config.kind is Kind.CAUSAL
         if self.codec is not None:
-            self.codec.context_length = context
+            self.codec.context_length = config.max_length
+
+    @cached_property
+    def middle_tokens(self) -> MiddleTokens | None:
+        """Tokens by which the model fills in the middle, or None."""
+        return find_middle_tokens(self.tokenizer) if self.tokenizer and self.is_causal else None
+
+    def encode_prefix(self, prompt: Prompt | None, suffix: Any) -> list[int]:
+        """Encode text before an answer with a suffix; token ids are returned unchanged."""
+        if not isinstance(suffix, str):
+            raise OptionError("suffix", suffix, f"suffix must be a string, got {brief(suffix)}")
+        validate_text("suffix", suffix)
+        prompt = "" if prompt == "" else validate_prompt(prompt)
+        if isinstance(prompt, list):
+            if isinstance(prompt[0], dict):
+                message = "suffix: cannot follow messages: give the prompt as text"
+                raise OptionError("suffix", suffix, message)
+            return prompt
+        if self.codec is None:
+            message = f"suffix: {self.name} has no tokenizer: give the prompt as token ids"
+            raise OptionError("suffix", suffix, message)
+        if self.middle_tokens is None:
+            return self.encode_plain(prompt, begin=True)
+        return self.middle_tokens.encode(self.codec, prompt, suffix)
 
     def encode_plain(self, text: str, *, begin: bool = False) -> list[int]:
         """Encode text without special tokens; `begin` adds those that every text begins with."""
@@ -159,9 +189,10 @@ class TextCodec:
         if thoughts is not None:
             tail = self.decode(prompt[-MAX_MARK_TOKENS:], special=True)
             thoughts = thoughts.after_prompt(tail)
-        return AnswerFormat(
-            thoughts, None if tools is None else tools.call_format(self.call_format)
-        )
+        calls = None if tools is None else tools.call_format(self.call_format)
+        if thoughts is not None and calls is not None:
+            thoughts = thoughts.without_preface(calls.preface)
+        return AnswerFormat(thoughts, calls)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Decode token ids, without special tokens unless `special`.
@@ -204,122 +235,3 @@ class TextCodec:
 
 MAX_VOCAB_PADDING = 512
 """Maximum difference in rows of published embeddings for one tokenizer."""
-
-
-CONTEXT_TOKENS = 4
-"""Tokens that are decoded again: decoders treat the first token of a string differently."""
-
-MAX_UNFINISHED_TOKENS = 3
-"""Maximum number of bytes, and so of tokens, that complete a character."""
-
-
-class Detokenizer:
-    """Decodes a growing list of tokens in whole characters, and cuts the text at a stop string.
-
-    Args:
-        text: Tokenizer of the model.
-        stop: Stop string or strings.
-        min_tokens: Stop strings that begin within this many tokens have no effect.
-        form: Format of the answer, whose special tokens are text.
-    """
-
-    def __init__(
-        self,
-        text: TextCodec,
-        stop: str | Sequence[str] = (),
-        min_tokens: int = 0,
-        form: AnswerFormat = PLAIN_FORMAT,
-    ) -> None:
-        self.codec, self.format = text, form
-        shown = {} if text.tokenizer is None else form.special_tokens(text.tokenizer)
-        # Special tokens that are not shown are left out before decoding.
-        self.decode = partial(text.decode, special=True) if shown else text.decode
-        self.silent_ids = text.silent_ids - shown.keys()
-        self.stop = parse_stop_strings(stop)
-        if self.stop and text.tokenizer is None:
-            message = f"stop needs a tokenizer, which {text.name} does not have"
-            raise OptionError("stop", stop, message)
-        self.ids: list[int] = []
-        self.text = ""
-        self.stop_string: str | None = None  # the one that ended the text
-        self.num_sent = 0
-        self.visible_ids: list[int] = []  # tokens with text
-        self.num_decoded = 0  # how many of them are decoded into `text`
-        self.min_tokens = min_tokens
-        self.num_early = 0  # how many of them are among the first `min_tokens` tokens
-        self.stop_begin = 0  # first position at which a stop string may begin
-
-    @property
-    def stopped(self) -> bool:
-        """Whether a stop string is complete."""
-        return self.stop_string is not None
-
-    def push_tokens(self, ids: Sequence[int]) -> bool:
-        """Append new tokens; returns True once a stop string is complete."""
-        for token in ids:
-            if self.stopped:
-                break
-            self.ids.append(token)
-            if token not in self.silent_ids:
-                self.visible_ids.append(token)
-                self.num_early += len(self.ids) <= self.min_tokens
-                if self.stop:  # otherwise decoded on demand
-                    self.decode_new()
-        return self.stopped
-
-    def decode_new(self, *, final: bool = False) -> None:
-        """Decode new tokens that later tokens cannot change, or all of them if `final`."""
-        window = self.visible_ids[max(self.num_decoded - CONTEXT_TOKENS, 0) :]
-        first = len(self.visible_ids) - len(window)
-        before, whole = self.decode(window[: self.num_decoded - first]), self.decode(window)
-        for end in range(len(self.visible_ids), self.num_decoded, -1):
-            after = whole if end == len(self.visible_ids) else self.decode(window[: end - first])
-            # Only `MAX_UNFINISHED_TOKENS` tokens can complete a character. If more follow and the
-            # text is unchanged, the character stays incomplete.
-            late = len(self.visible_ids) - end >= MAX_UNFINISHED_TOKENS and whole.startswith(after)
-            if final or late or not after.endswith(REPLACEMENT_CHARACTER):
-                early, self.num_decoded = self.num_decoded < self.num_early, end
-                self.append_text(after[len(before) :], early)
-                break
-
-    def append_text(self, piece: str, early: bool) -> None:
-        """Append new text, and cut it at a stop string that it completes.
-
-        Args:
-            piece: The text.
-            early: Whether it belongs to the first `min_tokens` tokens, in which no stop string
-                begins.
-        """
-        begin, self.text = len(self.text), self.text + piece
-        if early:
-            self.stop_begin = len(self.text)
-        places = {
-            mark: self.text.find(mark, max(begin - len(mark) + 1, self.stop_begin))
-            for mark in self.stop
-        }
-        if ends := [(at, mark) for mark, at in places.items() if at >= 0]:
-            at, self.stop_string = min(ends)
-            self.text = self.text[:at]
-
-    def take_text(self, *, final: bool = False) -> str:
-        """Return the text since the last call; a possible start of a stop string is held back."""
-        if not self.stopped and self.num_decoded < len(self.visible_ids):
-            self.decode_new(final=final)
-        end = len(self.text)
-        if not (final or self.stopped):
-            late = self.text[self.stop_begin :]
-            end -= max((overlap_length(late, mark) for mark in self.stop), default=0)
-        piece, self.num_sent = self.text[self.num_sent : end], max(end, self.num_sent)
-        return piece
-
-
-def parse_stop_strings(stop: Any) -> tuple[str, ...]:
-    """Return the stop strings as a tuple; raises `OptionError` for an invalid or empty one."""
-    marks = [stop] if isinstance(stop, str) else stop
-    listed = isinstance(marks, Sequence) and not isinstance(marks, bytes | bytearray)
-    if not listed or not all(isinstance(mark, str) for mark in marks):
-        message = f"stop must be a string or a list of strings, got {brief(stop)}"
-        raise OptionError("stop", stop, message)
-    if "" in marks:
-        raise OptionError("stop", stop, "stop must not contain an empty string")
-    return tuple(validate_text("stop", mark) for mark in marks)

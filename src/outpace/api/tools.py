@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from outpace.api.markers import Message
 from outpace.constraint.calls import CallFormat
+from outpace.constraint.constraint_rule import ConstraintRule
 from outpace.constraint.schema import check_schema_limits
 from outpace.errors import OptionError
 
@@ -38,11 +39,13 @@ class ToolUse:
         tools: Declarations for the chat template.
         choice: `auto`, `required` or the name of a function.
         is_parallel: Whether an answer may have several calls.
+        text: Constraint on an answer without a call, or None.
     """
 
     tools: list[Message]
     choice: str
     is_parallel: bool
+    text: ConstraintRule | None = None
 
     @property
     def rule(self) -> str:
@@ -56,12 +59,13 @@ class ToolUse:
         ]
         free, single = self.choice == "auto", is_named or not self.is_parallel
         rule = {"functions": functions, "free": free, "single": single, "loose": self.is_loose}
-        return json.dumps(rule)
+        return json.dumps(rule | {"text": self.text if free else None})
 
     @property
     def is_loose(self) -> bool:
         """Whether calls may be of a variant of the format."""
-        return self.choice == "auto" and len(self.tools) <= MAX_LOOSE_TOOLS
+        is_free = self.choice == "auto" and self.text is None
+        return is_free and len(self.tools) <= MAX_LOOSE_TOOLS
 
     def call_format(self, form: CallFormat | None) -> CallFormat | None:
         """Return the format of the answer's calls: that of the model with the declared names."""

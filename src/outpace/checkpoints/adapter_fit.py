@@ -45,7 +45,7 @@ def fit_adapter(adapter: Adapter, config: ModelConfig, dtype: torch.dtype) -> Mo
     """
     with torch.device("meta"):
         model = Transformer(config)
-    parts_by_name = parameter_parts(model)
+    parts_by_name = parameter_parts(model, adapter.updates)
     adapter.check_names({part.source for parts in parts_by_name.values() for part in parts})
     updates: dict[str, list[OutputUpdate]] = {}
     for name, parts in parts_by_name.items():

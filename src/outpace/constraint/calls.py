@@ -1,33 +1,22 @@
-"""Calls of tools: the formats in which models write them, and automata that hold answers to one."""
+"""Formats in which models write calls of tools."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import count, product
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
-import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.dfa import MAX_DETERMINIZE_STEPS, Dfa, StepBudget, search_table
-from outpace.constraint.pattern import TooLargeError
-from outpace.constraint.pieces import piece_dfa
-from outpace.constraint.rules import SchemaReader, SubSchema
-from outpace.constraint.schema import SchemaWriter, check_schema_limits
 from outpace.constraint.vocabulary import special_tokens_in
-from outpace.errors import OptionError
-
-MAX_CALL_STATES = 30_000
-"""Maximum states of the automaton of calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallFormat:
     """How a model writes calls: `begin name middle arguments (between name middle arguments)* end`.
 
-    The arguments are a JSON object.
+    The arguments are a JSON object. An answer without a call is `preface text`.
 
     Attributes:
         name: Name of the format.
@@ -37,6 +26,7 @@ class CallFormat:
         between: Text between the arguments and the name of the next function; None if an answer has
             one call.
         end: Text after the last arguments.
+        preface: Text that begins an answer without a call.
         leads: Whether a call can only be the beginning of an answer.
         required: Texts that a chat template of this format contains.
         foreign: Texts of chat templates whose calls are similar, but not of this format.
@@ -51,6 +41,7 @@ class CallFormat:
     middle: str
     between: str | None = None
     end: str
+    preface: str = ""
     leads: bool = False
     required: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
@@ -70,7 +61,7 @@ class CallFormat:
 
     def special_tokens(self, tokenizer: Tokenizer) -> dict[int, str]:
         """Return the special tokens that are part of the format, by id."""
-        texts = self.begin, self.middle, self.between or "", self.end
+        texts = self.begin, self.middle, self.between or "", self.end, self.preface
         return special_tokens_in(tokenizer, *texts)
 
 
@@ -122,10 +113,27 @@ CALL_FORMATS = (
         end="}",
         leads=True,
         required=('{"name": function name, "parameters": dictionary',),
+        variants=(
+            CallFormat(begin='```json\n{"name": "', middle='", "parameters": ', end="}\n```"),
+            CallFormat(
+                begin='```json\n{\n  "name": "', middle='",\n  "parameters": ', end="\n}\n```"
+            ),
+        ),
+    ),
+    CallFormat(
+        name="harmony",
+        marker="<|channel|>commentary",
+        begin="<|channel|>commentary to=functions.",
+        middle=" <|constrain|>json<|message|>",
+        end="",
+        preface="<|channel|>final<|message|>",
+        leads=True,
+        required=("<|channel|>commentary", "functions.", "<|call|>"),
     ),
 )
 """Formats of Hermes, Qwen and SmolLM3; of Mistral up to Small 3.1, and after Small 3.2; of Llama
-3.1 and 3.2."""
+3.1 and 3.2, and of Gemma 3 as Google's guide to function calling asks for JSON; of gpt-oss, whose
+calls end with the end-of-sequence token `<|call|>`."""
 
 TOOL_VARIABLES = ("tools", "xml_tools")
 """Variables by which chat templates receive tools, the usual one first."""
@@ -148,173 +156,3 @@ def find_call_format(templates: Any) -> CallFormat | None:
         ),
         None,
     )
-
-
-@dataclass(frozen=True)
-class CallBudget:
-    """Limits of the work for all functions of a request, which are compiled in some seconds."""
-
-    values_read: Iterator[int] = field(default_factory=count)
-    steps: StepBudget = field(default_factory=lambda: StepBudget(8 * MAX_DETERMINIZE_STEPS))
-
-
-class CallBuilder:
-    """Builds the automaton of calls in a format; see `CallFormat` for what they are."""
-
-    def __init__(self, form: CallFormat) -> None:
-        self.form = form
-        self.rows: list[dict[int, int]] = [{}]
-        self.before_name = self.add_text(0, form.begin)
-        self.after_arguments = self.add_state()
-
-    def add_state(self) -> int:
-        """Add a state."""
-        if len(self.rows) == MAX_CALL_STATES:
-            raise TooLargeError(f"it is too large: more than {MAX_CALL_STATES} states")
-        self.rows.append({})
-        return len(self.rows) - 1
-
-    def add_text(self, state: int, text: str) -> int:
-        """Add a text after a state; return the state that it leads to."""
-        for byte in text.encode():
-            if byte not in self.rows[state]:
-                self.rows[state][byte] = self.add_state()
-            state = self.rows[state][byte]
-        return state
-
-    def add_function(self, name: str, arguments: Dfa) -> None:
-        """Add a function; nothing follows its arguments, so where they end, the call goes on."""
-        states = [self.add_text(self.before_name, name + self.form.middle)]
-        for ends in arguments.accepts[1:].tolist():
-            states.append(self.after_arguments if ends else self.add_state())
-        for state, row in zip(states, arguments.table.tolist(), strict=True):
-            for byte, target in enumerate(row):
-                if target >= 0:
-                    self.rows[state][byte] = states[target]
-
-    def build_dfa(self, *, single: bool) -> Dfa:
-        """Return the automaton, without further calls after the first if `single`."""
-        end = self.add_text(self.after_arguments, self.form.end)
-        if self.form.between is not None and not single:
-            last = self.add_text(self.after_arguments, self.form.between[:-1])
-            self.rows[last][ord(self.form.between[-1])] = self.before_name
-        table = np.full((len(self.rows), 256), -1, dtype=np.int32)
-        for state, row in enumerate(self.rows):
-            table[state, list(row)] = list(row.values())
-        return Dfa(table, np.arange(len(table)) == end)
-
-
-def tools_dfa(source: str, form: CallFormat | None) -> Dfa:
-    """Return the automaton of answers with tools.
-
-    Args:
-        source: JSON with the `functions`, each a name and the schema of its arguments; whether the
-            answer is `free` to be a text, and whether it has a `single` call. Further names in
-            `loose` are those that make a text a call of a variant.
-        form: Format of the calls.
-
-    Raises:
-        OptionError: for an invalid or unsupported schema.
-        TooLargeError: if the automaton is too large.
-    """
-    if form is None:
-        raise ValueError("the chat template of the model describes no known format of calls")
-    rule, budget = json.loads(source), CallBudget()
-    functions = {
-        name: arguments_dfa(place, schema, budget) for name, place, schema in rule["functions"]
-    }
-    dfa = calls_dfa(form, functions, single=rule["single"])
-    if not rule["free"]:
-        return dfa
-    leading = [
-        (
-            calls_dfa(variant, functions, single=rule["single"]),
-            [variant.begin + name + variant.middle for name in functions],
-        )
-        for variant in (form.variants if rule["loose"] else ())
-    ]
-    return add_leading_calls(add_free_text(dfa, form), leading)
-
-
-def calls_dfa(form: CallFormat, functions: Mapping[str, Dfa], *, single: bool) -> Dfa:
-    """Return the automaton of calls of functions, by the automata of their arguments."""
-    builder = CallBuilder(form)
-    for name, arguments in functions.items():
-        builder.add_function(name, arguments)
-    return builder.build_dfa(single=single)
-
-
-def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
-    """Return the automaton of the arguments of a function, the tool at a place; they are an object.
-
-    Raises:
-        OptionError: for an invalid, unsupported, too large or unsatisfiable schema.
-    """
-    try:
-        check_schema_limits(schema)
-        if isinstance(schema, dict) and schema.get("properties") == {}:
-            schema = {"additionalProperties": False, **schema}
-        parts = [SubSchema(schema, "#"), SubSchema({"type": "object"}, "#")]
-        reader = SchemaReader(schema, budget.values_read)
-        dfa = piece_dfa(SchemaWriter(reader).write_value(parts), budget.steps)
-        if not len(dfa.table):
-            raise ValueError("no arguments match it")
-    except (ValueError, RecursionError) as error:
-        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        param = f"tools[{place}].function.parameters"
-        raise OptionError(param, schema, f"{param}: {why}") from error
-    return dfa
-
-
-def add_free_text(calls: Dfa, form: CallFormat) -> Dfa:
-    """Return the automaton of texts without the marker of a call, or calls after such a text.
-
-    The first states are those of the text. State n has read n characters of the marker; if calls
-    lead, one more state has read anything else.
-    """
-    marker = form.marker.encode()
-    size = len(marker) + form.leads
-    if form.leads:
-        text = np.full((size, 256), size - 1, dtype=np.int32)
-        text[np.arange(len(marker)), list(marker)] = np.arange(1, size)
-    else:
-        text = search_table(marker)
-    text[len(marker) - 1, marker[-1]] = size + calls.walk(marker)
-    table = np.concatenate([text, np.where(calls.table < 0, -1, calls.table + size)])
-    accepts = np.concatenate([np.ones(size, dtype=bool), calls.accepts])
-    return Dfa(table.astype(np.int32), accepts, num_open=size)
-
-
-def add_leading_calls(free: Dfa, leading: Sequence[tuple[Dfa, Sequence[str]]]) -> Dfa:
-    """Return the automaton of free texts in which some first characters make the text a call.
-
-    Args:
-        free: The automaton of free texts.
-        leading: Automata of calls, each with the beginnings that make a text one of its calls.
-    """
-    # A trie of the beginnings comes first; each of its nodes is also a state of the free text.
-    nodes, edges = [0], [dict[int, int]()]
-    blocks, outside, offset = [free.table], [], len(free.table)
-    for calls, texts in leading:
-        for *path, last in (text.encode() for text in texts):
-            node = state = 0
-            for byte in path:
-                state = int(calls.table[state, byte])
-                if byte not in edges[node]:
-                    edges[node][byte] = len(edges)
-                    nodes.append(int(free.table[nodes[node], byte]))
-                    edges.append({})
-                node = edges[node][byte]
-            outside.append((node, last, offset + int(calls.table[state, last])))
-        blocks.append(np.where(calls.table < 0, -1, calls.table + offset))
-        offset += len(calls.table)
-    table = np.concatenate(blocks)
-    table = np.where(table < 0, -1, table + len(nodes)).astype(np.int32)
-    trie = table[nodes]
-    for node, own in enumerate(edges):
-        trie[node, list(own)] = list(own.values())
-    for node, byte, target in outside:
-        trie[node, byte] = target + len(nodes)
-    accepts = [free.accepts[nodes], free.accepts, *(calls.accepts for calls, _ in leading)]
-    table, num_open = np.concatenate([trie, table]), len(nodes) + free.num_open
-    return Dfa(table, np.concatenate(accepts), num_open=num_open)

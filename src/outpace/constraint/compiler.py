@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
 from threading import Lock
 from typing import Any, NamedTuple
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.constraint.automaton import UNREACHABLE, TokenAutomaton
-from outpace.constraint.calls import CallFormat, find_call_format, tools_dfa
+from outpace.constraint.call_automata import tools_dfa
+from outpace.constraint.calls import CallFormat, find_call_format
+from outpace.constraint.constraint_rule import ConstraintRule
 from outpace.constraint.counted import CountedSchema, has_large_counts
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.grammar import CompiledGrammar
@@ -23,13 +24,6 @@ from outpace.constraint.vocabulary import Vocabulary, token_bytes
 from outpace.constraint.whole import HoleAutomaton, PaddedHoleAutomaton
 from outpace.decoding import Constraint
 from outpace.errors import OptionError
-
-ConstraintRule = tuple[str, str]
-"""Option name (`schema`, `regex`, `choices`, `grammar`, `tools`) and its text, which is JSON for
-`schema`, `choices` and `tools`. With `FREE_RULE`, only the length of thoughts is limited."""
-
-FREE_RULE: ConstraintRule = ("max_reasoning_tokens", "")
-"""Rule of an answer that is any text."""
 
 
 class RuleKey(NamedTuple):
@@ -174,7 +168,7 @@ class Compiler:
         )
         try:
             if name == "tools":
-                dfa = tools_dfa(source, form)
+                dfa = build_tools_dfa(source, form, (room, vocabulary.max_token_bytes))
             else:
                 dfa = build_rule_dfa(name, source, (room, vocabulary.max_token_bytes))
             if key.thoughts is not None:
@@ -274,65 +268,17 @@ def build_rule_dfa(name: str, source: str, room: TextRoom) -> Dfa:
         raise TooLargeError("it is too large: it is nested too deeply") from error
 
 
-def constraint_rule(
-    *,
-    schema: Any = None,
-    regex: Any = None,
-    choices: Any = None,
-    grammar: Any = None,
-    tools: str | None = None,
-) -> ConstraintRule | None:
-    """Return the rule of a request, which has at most one.
+def build_tools_dfa(source: str, form: CallFormat | None, room: TextRoom) -> Dfa:
+    """Return the automaton of answers with tools, or instead of calls with a constrained text.
 
-    Args:
-        schema: JSON schema as a mapping, or a pydantic model.
-        regex: regular expression.
-        choices: list of strings.
-        grammar: Lark grammar.
-        tools: text of a rule for calls of tools.
-
-    Raises:
-        OptionError: if the value is invalid or there are two constraints.
+    Raises `OptionError` if the constraint on the text is the cause.
     """
-    values = {"schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
-    values |= {"tools": tools}
-    given = [name for name, value in values.items() if value is not None]
-    if len(given) > 1:
-        message = f"{given[1]} and {given[0]} are two constraints; give one"
-        raise OptionError(given[1], values[given[1]], message)
-    if schema is not None:
-        return "schema", schema_text(schema)
-    if choices is not None:
-        return "choices", json.dumps(check_choices(choices))
-    for name, value in (("regex", regex), ("grammar", grammar), ("tools", tools)):
-        if value is not None and not isinstance(value, str):
-            raise OptionError(name, value, f"{name} must be a string, got {value!r}")
-    return None if not given else (given[0], values[given[0]])
-
-
-def schema_text(schema: Any) -> str:
-    """Return a JSON schema as text."""
-    model = getattr(schema, "model_json_schema", None)
-    found = model() if isinstance(schema, type) and callable(model) else schema
-    if not isinstance(found, dict):
-        message = f"schema must be a JSON schema (a dict) or a pydantic model, got {schema!r}"
-        raise OptionError("schema", schema, message)
+    rule = json.loads(source)["text"]
+    if rule is None:
+        return tools_dfa(source, form)
+    name, constraint = rule
     try:
-        return json.dumps(found)
-    except RecursionError as error:
-        message = "schema is too large: it is nested too deeply"
-        raise OptionError("schema", schema, message) from error
-    except (TypeError, ValueError) as error:
-        raise OptionError("schema", schema, f"schema must be JSON: {error}") from error
-
-
-def check_choices(choices: Any) -> Sequence[str]:
-    """Return the strings of which one is the answer."""
-    if not isinstance(choices, list | tuple) or not choices:
-        message = f"choices must be a non-empty list of strings, got {choices!r}"
-        raise OptionError("choices", choices, message)
-    for number, choice in enumerate(choices):
-        if not isinstance(choice, str):
-            message = f"choices[{number}] must be a string, got {choice!r}"
-            raise OptionError(f"choices[{number}]", choice, message)
-    return list(choices)
+        text = build_rule_dfa(name, constraint, room)
+    except ValueError as error:
+        raise OptionError(name, constraint, f"{name}: {error}") from error
+    return tools_dfa(source, form, text)

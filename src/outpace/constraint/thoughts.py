@@ -45,6 +45,11 @@ class ThoughtFormat:
         is_open = prompt.endswith(self.begin)
         return replace(self, begin="", direct="") if is_open else self
 
+    def without_preface(self, preface: str) -> ThoughtFormat:
+        """Return the format without the text that begins an answer, if that may also be a call."""
+        end, direct = self.end.removesuffix(preface), self.direct.removesuffix(preface)
+        return replace(self, end=end, direct=direct)
+
     def special_tokens(self, tokenizer: Tokenizer) -> dict[int, str]:
         """Return the special tokens that are part of the format, by id."""
         return special_tokens_in(tokenizer, self.begin, self.end, self.direct)

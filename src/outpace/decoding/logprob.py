@@ -20,22 +20,24 @@ class TokenLogprob(float):
 
     Attributes:
         top: The most probable tokens of its slot.
+        rank: 1 for the most probable token of its slot, and so on; None if it was not computed.
     """
 
     top: TopTokens
+    rank: int | None
 
-    def __new__(cls, value: float, top: TopTokens) -> TokenLogprob:
-        """Return the number `value` with the tokens `top`."""
+    def __new__(cls, value: float, top: TopTokens, rank: int | None = None) -> TokenLogprob:
+        """Return the number `value` with the tokens `top` and a rank."""
         found = super().__new__(cls, value)
-        found.top = top
+        found.top, found.rank = top, rank
         return found
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle with the tokens."""
-        return TokenLogprob, (float(self), self.top)
+        return TokenLogprob, (float(self), self.top, self.rank)
 
 
-def top_tokens(score: float) -> TopTokens:
+def top_tokens(score: float | None) -> TopTokens:
     """Return the most probable tokens of a slot by the log-probability of its token, if known."""
     return score.top if isinstance(score, TokenLogprob) else ()
 

@@ -9,6 +9,7 @@ from typing import Literal
 
 from outpace.decoding.dial import Pace
 from outpace.decoding.joint import Constraint, Joint
+from outpace.decoding.logprob import TokenLogprob
 from outpace.decoding.processor import Processor
 from outpace.decoding.renamed import accept_old_attributes
 from outpace.decoding.sampling import Sample, Score
@@ -59,6 +60,9 @@ class Request:
         logprobs: whether the log-probability of each token is wanted; they are stored in `scores`.
         top_logprobs: number of most probable tokens that each log-probability has, see
             `TokenLogprob`.
+        prompt_logprobs: number of most probable tokens wanted with the log-probability of each
+            token of the prompt; None if these are not wanted.
+        prompt_scores: log-probabilities of the prompt's tokens after the first, once known.
         processors: logits processors, applied before the logits are read.
         canvas: working text of an out-of-order method, slot by slot, for progress reports; holes
             are the mask.
@@ -83,6 +87,8 @@ class Request:
     target: Target = Target()
     logprobs: bool = False
     top_logprobs: int = 0
+    prompt_logprobs: int | None = None
+    prompt_scores: list[TokenLogprob] = field(default_factory=list)
     processors: tuple[Processor, ...] = ()
     canvas: Sequence[int] = ()
     constraint: Constraint | None = None

@@ -22,9 +22,16 @@ from outpace.decoding.truncation import LogitTruncation, apply_top_k_min_p, nucl
 from outpace.kernels.fused import SamplingTensors, read_rows, runs_triton, to_device
 
 Score = Literal[
-    "confidence", "entropy", "logprob", "margin", "divergence", "top_token", "top_probability"
+    "confidence",
+    "entropy",
+    "logprob",
+    "margin",
+    "divergence",
+    "top_token",
+    "top_probability",
+    "rank",
 ]
-"""Scores of a token; the last three belong to the reads of `rules`."""
+"""Scores of a token; `rank` belongs to the reads of `scoring`, the three before it to `rules`."""
 
 
 @dataclass(slots=True)
@@ -49,10 +56,14 @@ class Read:
     Attributes:
         keep: whether the raw logits stay on the device as `Prediction.logits`.
         scores: further scores, each of which costs another pass over the vocabulary.
+        top_logprobs: number of most probable tokens to return; None for that of the request.
+        is_given: whether the tokens are given, so that the processors of a request do not apply.
     """
 
     keep: bool = False
     scores: tuple[Score, ...] = ()
+    top_logprobs: int | None = None
+    is_given: bool = False
 
     @property
     def needs_all_rows(self) -> bool:

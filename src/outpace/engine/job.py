@@ -18,6 +18,7 @@ from outpace.decoding import (
     Step,
     Tree,
 )
+from outpace.decoding.scoring import score_prompt
 from outpace.engine.cache import PageTable
 from outpace.engine.pairing import Pairing
 from outpace.engine.runner import Runner
@@ -96,6 +97,8 @@ class Job:
         self.runner = None
         if self.decoding is None:
             self.decoding = self.method.decode(self.request)
+            if self.request.prompt_logprobs is not None:
+                self.decoding = score_prompt(self.request, self.decoding)
         forward = self.decoding.send(prediction)  # type: ignore[arg-type]  # None begins
         self.partial_features = []  # those of the last forward, even after Ctrl-C
         self.full_forward = self.remaining_forward = self.schedule_forward(forward)
@@ -116,14 +119,16 @@ class Job:
                 f"unknown role {forward.model!r}; the roles are {', '.join(self.tables)}"
             )
         config = self.pairing.runners[forward.model].config
-        processors = self.request.processors
+        read = forward.read
+        processors = () if read.is_given else self.request.processors
+        top = self.request.top_logprobs if read.top_logprobs is None else read.top_logprobs
         return ScheduledForward.from_forward(
             forward,
             self.tables[forward.model],
             config,
             layers=() if forward.features_for is None else self.feature_layers(forward),
             processors=self.pairing.processors[forward.model] + processors,
-            top_logprobs=self.request.top_logprobs,
+            top_logprobs=top,
             text=forward.merge_text(self.request.canvas or self.request.ids) if processors else (),
             settled=len(self.request.ids) - 1,
         )

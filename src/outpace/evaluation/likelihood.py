@@ -2,40 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from random import Random
-from typing import Self
 
-import torch
-from torch import Tensor
-
-from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Read, Request
-from outpace.decoding.argmax import argmax_tokens
-from outpace.decoding.sampling import GroupReader, Readout, Score
+from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Request
+from outpace.decoding.scoring import GivenTokens, score_tokens
 from outpace.methods import Method
 from outpace.methods.bounds import check_at_least_one
-
-
-@dataclass(frozen=True, kw_only=True)
-class GivenTokens(Read):
-    """Read the most probable tokens, and the log-probabilities of given tokens."""
-
-    tokens: Sequence[int]
-    scores: tuple[Score, ...] = ("logprob",)
-
-    @classmethod
-    def make_reader(
-        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
-    ) -> GroupReader:
-        """Return the reader of all rows of `reads`, where read i predicts the slots `slots[i]`."""
-        tokens = torch.tensor([token for read in reads for token in read.tokens], device=device)
-
-        def read(logits: Tensor, rows: slice) -> Readout:
-            logprobs = logits.float().log_softmax(-1).gather(-1, tokens[rows, None]).squeeze(-1)
-            return Readout(argmax_tokens(logits), {"logprob": logprobs})
-
-        return read
 
 
 @dataclass(slots=True)
@@ -67,12 +41,7 @@ class CausalLikelihood(Method):
         """Feed the text and read the log-probabilities of its end."""
         text = request.prompt[self.known :]
         if text:
-            out = yield Forward(
-                ids=request.prompt[:-1],
-                start=0,
-                predict=range(self.known, len(request.prompt)),
-                read=GivenTokens(tokens=text),
-            )
+            out = yield from score_tokens(request.prompt, self.known)
             self.found.logprob = float(sum(out.logprobs or ()))
             self.found.greedy = out.tokens == text
         request.commit([0])

@@ -118,6 +118,7 @@ USAGE_SCHEMA = object_schema(
     prompt_tokens=INTEGER_SCHEMA, completion_tokens=INTEGER_SCHEMA, total_tokens=INTEGER_SCHEMA
 )
 STATISTICS_SCHEMA = {"type": ["object", "array"]}
+PROMPT_LOGPROBS_SCHEMA = {"type": "array", "items": OPTIONAL_OBJECT_SCHEMA}
 
 
 def answer_schema(**choice: Any) -> OpenApiObject:
@@ -128,7 +129,7 @@ def answer_schema(**choice: Any) -> OpenApiObject:
         logprobs=OPTIONAL_OBJECT_SCHEMA,
         finish_reason=FINISH_REASON_SCHEMA,
     )
-    return object_schema(
+    schema = object_schema(
         id=STRING_SCHEMA,
         object=STRING_SCHEMA,
         created=INTEGER_SCHEMA,
@@ -137,6 +138,9 @@ def answer_schema(**choice: Any) -> OpenApiObject:
         usage=USAGE_SCHEMA,
         outpace=STATISTICS_SCHEMA,
     )
+    holder = schema if "message" in choice else choice_schema
+    holder["properties"]["prompt_logprobs"] = PROMPT_LOGPROBS_SCHEMA  # only if requested
+    return schema
 
 
 MODEL_SCHEMA = object_schema(

@@ -120,7 +120,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
     def load_text(self, name: str, entry: Entry) -> TextCodec:
         """Return the tokenizer of a model. The server tokenizes prompts itself."""
         text = TextCodec(self.model_infos[name].path, load_tokenizer(entry.path))
-        text.set_context_length(self.model_infos[name].config.max_length)
+        text.set_model(self.model_infos[name].config)
         return text
 
     async def start_receiving(self) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event, Output
+from outpace.api.pending_request import PendingRequest
 from outpace.server.blocks import Block, BlockChange, BlockParser, answer_blocks
 from outpace.server.http_error import HttpError
 from outpace.server.messages_schema import MessagesRequest
@@ -96,7 +96,7 @@ class MessagesWriter(AnswerWriter):
     def begin_stream(self, pending: Sequence[PendingRequest]) -> str:
         """Return the event before all blocks."""
         self.parser = BlockParser(pending[0].format)
-        message = self.format_message(None, pending[0].prompt_tokens)
+        message = self.format_message(None, len(pending[0].prompt))
         return format_event("message_start", message=message)
 
     def format_event(self, index: int, event: Event) -> str:
@@ -123,7 +123,7 @@ class MessagesWriter(AnswerWriter):
         ends = format_event("message_delta", delta=stop_fields(output), usage=usage)
         return (ends + format_event("message_stop")).encode()
 
-    def format_answer(self, outputs: Sequence[Output]) -> bytes:
+    def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
         """Return the whole message."""
         (output,) = outputs
         return dump_json(self.format_message(output, output.prompt_tokens)).encode()

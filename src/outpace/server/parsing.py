@@ -13,7 +13,7 @@ from outpace.server.http_error import HttpError
 
 UNSUPPORTED_FIELDS = {
     "not supported yet": (
-        *("audio", "prediction", "verbosity", "suffix", "echo", "best_of"),
+        *("audio", "prediction", "verbosity", "best_of"),
         *("web_search_options", "refusal", "functions", "function_call"),
     ),
     "only text is supported": ("modalities",),

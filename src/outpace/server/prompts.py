@@ -7,6 +7,7 @@ from typing import Any
 
 from outpace.server.http_error import HttpError
 from outpace.server.infill_template import infill_templates
+from outpace.server.models import HostedModel
 from outpace.server.schema import BaseRequest, ChatRequest, CompletionRequest
 
 
@@ -18,6 +19,11 @@ def check_choice_count(request: BaseRequest, choices: int, maximum: int) -> None
             f"at most {maximum} choices (n per prompt) are allowed for this model, got {choices}"
         )
         raise HttpError(400, f"{field}: {message}", param=field)
+
+
+def prompt_text(model: HostedModel, prompt: str | Sequence[int]) -> str:
+    """Return the text of the prompt of a completion, with special tokens."""
+    return prompt if isinstance(prompt, str) else model.text.decode(prompt, special=True)
 
 
 def request_prompts(

@@ -15,9 +15,9 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from outpace.api.calls import CallDelta, ToolCall, call_object
+from outpace.api.detokenizer import REPLACEMENT_CHARACTER
 from outpace.api.output import Output
 from outpace.api.parts import PartsDelta, assistant_message
-from outpace.api.text import REPLACEMENT_CHARACTER
 from outpace.decoding import Step
 from outpace.decoding.logprob import top_tokens
 from outpace.server.models import HostedModel
@@ -29,6 +29,9 @@ MAX_TOKENS_PER_CHARACTER = 8
 ID_CHARACTERS = string.digits + string.ascii_letters
 
 ReplyObject = dict[str, Any]
+
+PromptScores = list[ReplyObject | None]
+"""Log-probabilities of the tokens of a prompt in vLLM's form."""
 
 
 def dump_json(value: Any) -> str:
@@ -165,12 +168,32 @@ class Reply:
         figures = self.format_statistics(outputs, seeds, trace=False)
         return self.format_empty_chunk(usage=token_usage(outputs, self.prompts), outpace=figures)
 
-    def format_answer(self, outputs: Sequence[Output], seeds: Sequence[int], trace: bool) -> bytes:
-        """Return the whole answer as one object."""
+    def format_answer(
+        self,
+        outputs: Sequence[Output],
+        seeds: Sequence[int],
+        trace: bool,
+        shown: Sequence[Output],
+        prompt_scores: Sequence[PromptScores],
+    ) -> bytes:
+        """Return the whole answer as one object.
+
+        Args:
+            outputs: Output of each choice.
+            seeds: Seed of each choice.
+            trace: Whether statistics have all steps.
+            shown: Outputs to show, some after their prompts.
+            prompt_scores: Log-probabilities of the prompt of each choice, if requested.
+        """
         kind = "chat.completion" if self.chat else "text_completion"
-        choices = [self.format_choice(index, output) for index, output in enumerate(outputs)]
+        choices = [self.format_choice(index, output) for index, output in enumerate(shown)]
         figures = self.format_statistics(outputs, seeds, trace)
         ends = {"choices": choices, "usage": token_usage(outputs, self.prompts), "outpace": figures}
+        if prompt_scores and self.chat:
+            ends["prompt_logprobs"] = prompt_scores[0]
+        elif prompt_scores:
+            for choice, scores in zip(choices, prompt_scores, strict=True):
+                choice["prompt_logprobs"] = scores
         return dump_json(self.base_object(kind) | ends).encode()
 
     def format_choice(self, index: int, output: Output) -> ReplyObject:
@@ -189,7 +212,7 @@ class Reply:
         }
 
     def format_logprobs(
-        self, ids: Sequence[int], logprobs: Sequence[float] | None, offsets: TextOffsets
+        self, ids: Sequence[int], logprobs: Sequence[Any] | None, offsets: TextOffsets
     ) -> ReplyObject | None:
         """Return log-probabilities of the chosen tokens; None if not requested."""
         if logprobs is None:
@@ -214,7 +237,7 @@ class Reply:
         ]
         return {"content": entries, "refusal": None}
 
-    def format_top_logprobs(self, logprobs: Sequence[float]) -> list[ReplyObject] | None:
+    def format_top_logprobs(self, logprobs: Sequence[float | None]) -> PromptScores | None:
         """Return the most probable tokens of each place, by text; None if not requested.
 
         Of tokens with equal text, the most probable one is returned.
@@ -223,7 +246,9 @@ class Reply:
         if not any(found):
             return None
         text = self.model.token_text
-        return [{text(token): score for token, score in reversed(top)} for top in found]
+        return [
+            {text(token): score for token, score in reversed(top)} if top else None for top in found
+        ]
 
     def format_statistics(
         self, outputs: Sequence[Output], seeds: Sequence[int], trace: bool
@@ -280,7 +305,7 @@ def token_usage(outputs: Sequence[Output], prompts: int) -> ReplyObject:
     Fixed tokens of an infill template count as prompt tokens.
     """
     per_prompt = len(outputs) // prompts
-    prompt_tokens = sum(output.prompt_tokens + output.given for output in outputs[::per_prompt])
+    prompt_tokens = sum(output.input_tokens for output in outputs[::per_prompt])
     completion_tokens = sum(output.chosen for output in outputs)
     return {
         "prompt_tokens": prompt_tokens,

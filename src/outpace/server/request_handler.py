@@ -11,9 +11,10 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from outpace.api.engine_client import DrainingError, EngineDiedError, PendingRequest
+from outpace.api.engine_client import DrainingError, EngineDiedError
 from outpace.api.engine_loop import QueueFullError
 from outpace.api.output import Output
+from outpace.api.pending_request import PendingRequest
 from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
@@ -21,7 +22,7 @@ from outpace.server.fields import LENGTH_OPTIONS, check_supported_fields, option
 from outpace.server.http_error import ClientDisconnectedError, HttpError
 from outpace.server.logs import add_request_fields
 from outpace.server.metrics import RequestTimer
-from outpace.server.prompts import check_choice_count, request_prompts
+from outpace.server.prompts import check_choice_count, prompt_text, request_prompts
 from outpace.server.reply import Reply
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
@@ -60,7 +61,7 @@ class RequestHandler:
         self.model = service.find_model(request.model)
         self.extension = request.extension
         self.constraint = request.constraint
-        self.tools = request.tool_options if isinstance(request, ChatRequest) else {}
+        self.tools = request.build_tool_options() if isinstance(request, ChatRequest) else {}
         choice = self.model.find_method_choice(self.extension.method)
         public_method, self.method = choice.create(self.extension.options or {})
         check_supported_fields(request, public_method)
@@ -85,6 +86,8 @@ class RequestHandler:
                 usage=request.wants_usage,
             )
             self.writer = CompletionWriter(reply, request, self.seeds)
+            if isinstance(request, CompletionRequest) and request.echo:
+                self.writer.echoes = [prompt_text(self.model, prompt) for prompt, _ in self.prompts]
         self.pending: list[PendingRequest] = []
         self.outputs: dict[int, Output] = {}
         self.task: asyncio.Task[Any]
@@ -104,8 +107,10 @@ class RequestHandler:
                 options["max_tokens"] = request.max_completion_tokens
             options["top_logprobs"] = request.top_logprobs
         else:
-            options["raw"] = True
+            options |= {"raw": True, "suffix": request.suffix}
             options |= {"logprobs": request.logprobs is not None, "top_logprobs": request.logprobs}
+            if request.echoes_scores:
+                options["prompt_logprobs"] = request.logprobs
         limit = options["limit"] = self.model.entry.max_tokens
         for option in LENGTH_OPTIONS:
             if limit is not None and options.get(option, 0) > limit:
@@ -131,7 +136,7 @@ class RequestHandler:
                 for number, (prompt, cloze) in enumerate(self.prompts)
                 for seed in self.seeds[number * per_prompt :][:per_prompt]
             ]
-            compiles = self.constraint or self.extension.fill or self.tools
+            compiles = self.constraint or self.extension.fill or self.tools or "suffix" in options
             group_size = CONSTRAINED_BATCH if compiles else len(submits)
             with self.convert_errors():
                 for begin in range(0, len(submits), group_size):
@@ -160,7 +165,7 @@ class RequestHandler:
         if self.outputs:
             per_prompt = len(self.seeds) // len(self.prompts)
             first = (output for i, output in self.outputs.items() if i % per_prompt == 0)
-            prompt_tokens = sum(output.prompt_tokens + output.given for output in first)
+            prompt_tokens = sum(output.input_tokens for output in first)
             metrics.prompt.labels(*self.labels).inc(prompt_tokens)
             tokens = sum(output.chosen for output in self.outputs.values())
             add_request_fields(prompt_tokens=prompt_tokens, completion_tokens=tokens)
@@ -246,7 +251,7 @@ class RequestHandler:
             with self.convert_errors():
                 outputs = [await answer.output() for answer in self.pending]
             self.outputs = dict(enumerate(outputs))
-            return self.writer.format_answer(outputs)
+            return self.writer.format_answer(outputs, [each.prompt for each in self.pending])
 
     @property
     def ordered_outputs(self) -> list[Output]:

@@ -6,8 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event, Output, count_reasoning_tokens
+from outpace.api.pending_request import PendingRequest
 from outpace.server.blocks import Block, BlockChange, BlockParser, answer_blocks
 from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
@@ -181,7 +181,7 @@ class ResponsesWriter(AnswerWriter):
         response = self.format_object(outputs[0])
         return self.format_event_text(f"response.{response['status']}", response=response).encode()
 
-    def format_answer(self, outputs: Sequence[Output]) -> bytes:
+    def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
         """Return the whole response."""
         return dump_json(self.format_object(outputs[0])).encode()
 

@@ -97,10 +97,14 @@ class BaseRequest(OptionFields):
 
     @model_validator(mode="after")
     def check_stream(self) -> Self:
-        """Reject stream options without `stream`."""
+        """Reject stream options without `stream`, and fields that streams do not have."""
         if self.stream_options is not None and not self.stream:
             message = "stream_options: requires stream=true"
             raise OptionError("stream_options", self.stream_options, message)
+        for name, is_set in {"stream": self.stream, "outpace.fill": self.extension.fill}.items():
+            if is_set and (count := get_field(self, "prompt_logprobs")) is not None:
+                message = f"prompt_logprobs: cannot be combined with {name}; set one"
+                raise OptionError("prompt_logprobs", count, message)
         return self
 
     @property
@@ -244,17 +248,13 @@ class ChatRequest(BaseRequest):
             message.check_fields(f"messages.{number}")
         try:
             link_calls([message.template_message() for message in self.messages])
-            options = self.tool_options
+            self.build_tool_options()
         except OptionError as error:
             raise dotted_error(error) from None
-        if options and self.constraint is not None:
-            field = self.constraint.field
-            raise OptionError("tools", None, f"tools: cannot be combined with {field}; set one")
         return self
 
-    @property
-    def tool_options(self) -> dict[str, Any]:
-        """Options of the library for tools; empty if the answer calls none."""
+    def build_tool_options(self) -> dict[str, Any]:
+        """Return options of the library for tools; empty if the answer calls none."""
         tools = [tool.model_dump() for tool in self.tools or ()]
         choice: Any = self.tool_choice
         if isinstance(choice, NamedChoice):
@@ -293,8 +293,8 @@ class CompletionRequest(BaseRequest):
     prompt: PromptInput
     logprobs: TopCount | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
-    echo: Literal[False] | None = None
-    suffix: None = None
+    suffix: BoundedText | None = None
+    echo: bool | None = None
 
     @model_validator(mode="after")
     def check_counts(self) -> Self:
@@ -302,10 +302,40 @@ class CompletionRequest(BaseRequest):
         if self.best_of is not None and self.best_of != (self.n or 1):
             message = "best_of: must equal n; other values are not supported"
             raise OptionError("best_of", self.best_of, message)
+        if self.suffix is not None:
+            self.check_suffix()
+        self.check_echo()
         if len(self.prompts) * (self.n or 1) > MAX_CHOICES:
             message = f"prompt: at most {MAX_CHOICES} choices (n per prompt) are allowed"
             raise OptionError("prompt", len(self.prompts), message)
         return self
+
+    def check_suffix(self) -> None:
+        """Raise `OptionError` for prompts and fields that cannot precede a suffix."""
+        if not all(isinstance(prompt, str) for prompt in self.prompts):
+            message = "prompt: must be text with suffix, got token ids"
+            raise OptionError("prompt", self.prompt, message)
+        if self.extension.fill:
+            message = "suffix: cannot be combined with outpace.fill; set one"
+            raise OptionError("suffix", self.suffix, message)
+
+    @property
+    def echoes_scores(self) -> bool:
+        """Whether the answer has the log-probabilities of the prompt before its own."""
+        return bool(self.echo) and self.logprobs is not None
+
+    def check_echo(self) -> None:
+        """Raise `OptionError` for fields with which the prompt cannot precede the answer."""
+        conflicts = {
+            "suffix": self.suffix is not None,
+            "outpace.fill": self.extension.fill,
+            "prompt_logprobs": self.echoes_scores
+            and get_field(self, "prompt_logprobs") is not None,
+        }
+        for name, is_set in conflicts.items():
+            if self.echo and is_set:
+                message = f"echo: cannot be combined with {name}; set one"
+                raise OptionError("echo", self.echo, message)
 
     @property
     def prompts(self) -> list[Any]:

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
-from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event, Output
 from outpace.api.parts import AnswerFormat, AnswerParser, PartsDelta
+from outpace.api.pending_request import PendingRequest
+from outpace.server.echo import PromptEcho, format_prompt_logprobs
 from outpace.server.http_error import HttpError
 from outpace.server.reply import STREAM_END, Reply, ReplyObject, TextOffsets, format_step
 from outpace.server.schema import BaseRequest
@@ -25,6 +26,7 @@ class ChoiceStream:
         seed: int,
         request: BaseRequest,
         form: AnswerFormat,
+        echo: PromptEcho | None,
     ) -> None:
         self.reply = reply
         self.index = index
@@ -40,15 +42,18 @@ class ChoiceStream:
         self.forwards = 0
         self.canvas: list[int] = []
         self.parser = AnswerParser(form)
+        self.echo = echo
 
     def format_event(self, event: Event) -> Iterator[str]:
         """Yield the chunks for an event: text, canvas, end."""
-        scores = None
-        if event.logprobs:
-            scores = self.reply.format_logprobs(event.ids, event.logprobs, self.offsets)
+        scores, shown = None, event
+        if self.echo is not None:  # in the first event
+            shown, self.echo = self.echo.prepend_to(event), None
+        if shown.logprobs:
+            scores = self.reply.format_logprobs(shown.ids, shown.logprobs, self.offsets)
         if self.trace:
             self.buffer_trace(event)
-        parts = self.parser.feed(event.text, final=event.output is not None)
+        parts = self.parser.feed(shown.text, final=event.output is not None)
         if parts or scores:
             yield self.format_parts(parts, scores)
         if self.provisional and (canvas := list(event.canvas)) != self.canvas:
@@ -104,11 +109,22 @@ class CompletionWriter(AnswerWriter):
         self.id = reply.id
         self.reply, self.request, self.seeds = reply, request, seeds
         self.streams: list[ChoiceStream] = []
+        self.echoes: list[str] = []
+        """Text of each prompt, if it precedes the answers."""
+
+    def find_echo(self, index: int, prompt: Sequence[int]) -> PromptEcho | None:
+        """Return the prompt that precedes the answer of a choice, if it does."""
+        if not self.echoes:
+            return None
+        return PromptEcho(self.echoes[index * len(self.echoes) // len(self.seeds)], prompt)
 
     def begin_stream(self, pending: Sequence[PendingRequest]) -> str:
         """Begin a stream per choice, which starts without an event."""
         self.streams = [
-            ChoiceStream(self.reply, index, self.seeds[index], self.request, each.format)
+            ChoiceStream(
+                *(self.reply, index, self.seeds[index], self.request, each.format),
+                self.find_echo(index, each.prompt),
+            )
             for index, each in enumerate(pending)
         ]
         return ""
@@ -124,9 +140,18 @@ class CompletionWriter(AnswerWriter):
             return STREAM_END
         return self.reply.format_final_chunk(outputs, self.seeds).encode() + STREAM_END
 
-    def format_answer(self, outputs: Sequence[Output]) -> bytes:
+    def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
         """Return the whole answer as one object."""
-        return self.reply.format_answer(outputs, self.seeds, bool(self.request.extension.trace))
+        shown, scores = [], []
+        for index, (output, prompt) in enumerate(zip(outputs, prompts, strict=True)):
+            echo = self.find_echo(index, prompt)
+            shown.append(output if echo is None else echo.prepend_to(output))
+            if echo is None and output.prompt_logprobs is not None:
+                scores.append(
+                    format_prompt_logprobs(self.reply.model, prompt, output.prompt_logprobs)
+                )
+        trace = bool(self.request.extension.trace)
+        return self.reply.format_answer(outputs, self.seeds, trace, shown, scores)
 
     def format_failure(self, fault: HttpError) -> bytes:
         """Return the error as the last event."""

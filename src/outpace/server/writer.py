@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from pydantic import ValidationError
 
-from outpace.api.engine_client import PendingRequest
 from outpace.api.output import Event, Output
+from outpace.api.pending_request import PendingRequest
 from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
 from outpace.server.parsing import validation_http_error
@@ -40,8 +40,8 @@ class AnswerWriter(ABC):
         """Return the events after all text."""
 
     @abstractmethod
-    def format_answer(self, outputs: Sequence[Output]) -> bytes:
-        """Return the whole answer as one object."""
+    def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
+        """Return the whole answer as one object; `prompts` are the token ids of each choice's."""
 
     @abstractmethod
     def format_failure(self, fault: HttpError) -> bytes:

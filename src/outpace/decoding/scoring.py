@@ -1,0 +1,80 @@
+"""Log-probabilities of given tokens, read from one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from outpace.decoding.argmax import argmax_tokens
+from outpace.decoding.forward import Decoding, Forward, Prediction
+from outpace.decoding.logprob import TokenLogprob, top_tokens
+from outpace.decoding.request import Request
+from outpace.decoding.sampling import GroupReader, Read, Readout, Score
+
+
+@dataclass(frozen=True, kw_only=True)
+class GivenTokens(Read):
+    """Read the most probable tokens, and the log-probabilities of given tokens.
+
+    Scores are `logprob` and `rank`: 1 for the most probable token.
+    """
+
+    tokens: Sequence[int]
+    scores: tuple[Score, ...] = ("logprob",)
+    top_logprobs: int | None = 0
+    is_given: bool = True
+
+    @classmethod
+    def make_reader(
+        cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
+    ) -> GroupReader:
+        """Return the reader of all rows of `reads`, where read i predicts the slots `slots[i]`."""
+        tokens = torch.tensor([token for read in reads for token in read.tokens], device=device)
+        has_ranks = any("rank" in read.scores for read in reads)
+
+        def read(logits: Tensor, rows: slice) -> Readout:
+            logits = logits.float()
+            given = tokens[rows, None]
+            scores: dict[Score, Tensor] = {
+                "logprob": logits.log_softmax(-1).gather(-1, given).squeeze(-1)
+            }
+            if has_ranks:
+                scores["rank"] = 1 + (logits > logits.gather(-1, given)).sum(-1)
+            return Readout(argmax_tokens(logits), scores)
+
+        return read
+
+
+def score_tokens(
+    ids: Sequence[int],
+    known: int,
+    scores: tuple[Score, ...] = ("logprob",),
+    top_logprobs: int = 0,
+) -> Generator[Forward, Prediction, Prediction]:
+    """Feed a text to a causal model; return the prediction of the tokens after the `known` ones."""
+    out = yield Forward(
+        ids=ids[:-1],
+        start=0,
+        predict=range(known, len(ids)),
+        read=GivenTokens(tokens=ids[known:], scores=scores, top_logprobs=top_logprobs),
+    )
+    return out
+
+
+def score_prompt(request: Request, decoding: Decoding) -> Decoding:
+    """Score the tokens of a prompt after the first, then decode its answer.
+
+    The forward has the memory of the request, so the method may start at slot 0 as usual.
+    """
+    if len(request.prompt) > 1:
+        scores: tuple[Score, ...] = ("logprob", "rank")
+        out = yield from score_tokens(request.prompt, 1, scores, request.prompt_logprobs or 0)
+        found = zip(out.logprobs or (), out.scores["rank"].tolist(), strict=True)
+        request.prompt_scores = [
+            TokenLogprob(score, top_tokens(score), int(rank)) for score, rank in found
+        ]
+    yield from decoding

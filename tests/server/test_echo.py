@@ -1,0 +1,144 @@
+"""Prompts in answers: their text, and the log-probabilities of their tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from starlette.testclient import TestClient
+
+from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, text_of
+from outpace import LLM
+from outpace.server.service import Service
+from server.conftest import URL
+from server.test_infill_template import TEXT
+
+PROMPT = QUESTION + "\n"
+CAUSAL = {"autoregressive", "dflash", "eagle", "lookup", "speculative", "wedlm"}
+
+
+def joined(chunks: list[dict[str, Any]], index: int) -> dict[str, list[Any]]:
+    """The log-probabilities of a choice of a stream."""
+    found: dict[str, list[Any]] = {}
+    for choice in [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]:
+        for name, values in (choice["logprobs"] or {}).items():
+            found.setdefault(name, []).extend(values or ())
+    return found
+
+
+@pytest.mark.parametrize(("model", "method"), PAIRS)
+def test_echo_with_every_method(client: TestClient, model: str, method: str) -> None:
+    """The text is the prompt and the answer; scores of the prompt are those of causal models."""
+    options = {"model": model, "max_tokens": 6, "seed": 2, "outpace": {"method": method}}
+    plain = ask(client, completion(PROMPT, n=2, **options))
+    body = completion(PROMPT, n=2, echo=True, **options)
+    answer = ask(client, body)
+    texts = [choice["text"] for choice in answer["choices"]]
+    assert texts == [PROMPT + choice["text"] for choice in plain["choices"]]
+    assert answer["usage"] == plain["usage"]
+    assert [text_of(events(client, body), index) for index in (0, 1)] == texts
+    body["logprobs"] = 2
+    if method not in CAUSAL:
+        error = refused(client, body)
+        assert error["param"] == "echo" and "logprobs" in error["message"]
+        return
+    answer = ask(client, body)
+    streamed = events(client, body)
+    for choice in answer["choices"]:
+        scores = choice["logprobs"]
+        assert scores["token_logprobs"][0] is scores["top_logprobs"][0] is None
+        count = len(scores["tokens"])
+        assert count == len(scores["token_logprobs"]) == len(scores["top_logprobs"])
+        length = answer["usage"]["prompt_tokens"]
+        assert count - length == 6 and "".join(scores["tokens"]) == choice["text"]
+        places = zip(scores["text_offset"], scores["tokens"], strict=True)
+        assert all(choice["text"].startswith(token, at) for at, token in places)
+        assert all(-90 < each <= 0 for each in scores["token_logprobs"][1:])
+        assert all(1 <= len(each) <= 2 for each in scores["top_logprobs"][1:])
+        assert joined(streamed, choice["index"])["tokens"] == scores["tokens"]
+        assert joined(streamed, choice["index"])["token_logprobs"] == pytest.approx(
+            scores["token_logprobs"], abs=1e-4
+        )
+        assert joined(streamed, choice["index"])["text_offset"] == scores["text_offset"]
+
+
+def test_echo_of_several_prompts(client: TestClient, service: Service) -> None:
+    """Each before its own answers; token ids become text; the official client reads them."""
+    llm: LLM = service.client.loop.models["tiny-ar"].llm
+    ids = llm.text.encode(PROMPT, raw=True)
+    official = OpenAI(
+        base_url=f"{URL}/v1", api_key="none", http_client=client, max_retries=0
+    ).completions
+    answer = official.create(
+        model="tiny-ar", prompt=[ids, ids[:4]], echo=True, logprobs=0, max_tokens=3, n=2, seed=1
+    )
+    begins = [PROMPT, PROMPT, llm.text.decode(ids[:4]), llm.text.decode(ids[:4])]
+    assert [c.text.startswith(begin) for c, begin in zip(answer.choices, begins, strict=True)]
+    for choice, size in zip(answer.choices, (len(ids), len(ids), 4, 4), strict=True):
+        assert choice.logprobs is not None and choice.logprobs.tokens is not None
+        assert len(choice.logprobs.tokens) == size + 3
+        assert choice.logprobs.top_logprobs is None
+    (expected,) = llm.generate([ids], prompt_logprobs=0, max_tokens=1)
+    scores = answer.choices[0].logprobs
+    assert scores is not None and scores.token_logprobs is not None
+    assert scores.token_logprobs[1 : len(ids)] == pytest.approx(
+        (expected.prompt_logprobs or [])[1:], abs=1e-4
+    )
+    trace = {"model": "tiny-ar", "echo": True, "outpace": {"trace": True}, "max_tokens": 3}
+    chunks = events(client, completion(PROMPT, **trace))
+    texts = [text for each in chunks for text in each.get("outpace", {}).get("texts", ())]
+    assert len(texts) == 3 and text_of(chunks) == PROMPT + "".join(texts)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_prompt_logprobs_have_the_form_of_vllm(
+    client: TestClient, service: Service, count: int
+) -> None:
+    """A list with null first, then objects by token id: per choice, or once in a chat."""
+    llm: LLM = service.client.loop.models["tiny-ar"].llm
+    body = completion(PROMPT, prompt_logprobs=count, max_tokens=2, n=2)
+    asked = chat(prompt_logprobs=count, max_tokens=2)
+    found = [choice["prompt_logprobs"] for choice in ask(client, body)["choices"]]
+    assert found[0] == found[1]
+    prompts = [llm.text.encode(PROMPT, raw=True), llm.text.encode(QUESTION)]
+    for ids, scores in zip(prompts, (found[0], ask(client, asked)["prompt_logprobs"]), strict=True):
+        (expected,) = llm.generate([ids], prompt_logprobs=count, max_tokens=1)
+        assert scores[0] is None and len(scores) == len(ids)
+        pairs = zip(ids, scores, expected.prompt_logprobs or (), strict=True)
+        for token, entry, score in [*pairs][1:]:
+            assert score is not None
+            assert entry[str(token)] == {
+                "logprob": pytest.approx(float(score), abs=1e-4),
+                "rank": score.rank,
+                "decoded_token": llm.text.decode([token]),
+            }
+            assert [int(each) for each in entry][:count] == [each for each, _ in score.top]
+            assert len(entry) in (count, count + 1) or count == 0 and len(entry) == 1
+            ranks = [each["rank"] for each in entry.values()]
+            assert ranks[:count] == [*range(1, count + 1)]
+    assert "prompt_logprobs" not in ask(client, chat(max_tokens=2))
+
+
+@pytest.mark.parametrize(
+    ("param", "body"),
+    [
+        ("echo", completion(echo=True, suffix="x", model="tiny-dream")),
+        ("echo", completion(TEXT, echo=True, outpace={"fill": True}, model="tiny-dream")),
+        ("echo", completion(echo=True, logprobs=1, prompt_logprobs=1)),
+        ("echo", completion(echo="yes")),
+        ("echo", chat(echo=True)),
+        ("prompt_logprobs", completion(prompt_logprobs=1, stream=True)),
+        ("prompt_logprobs", chat(prompt_logprobs=0, stream=True)),
+        ("prompt_logprobs", chat(prompt_logprobs=21)),
+        ("prompt_logprobs", chat(prompt_logprobs=-1)),
+        ("prompt_logprobs", chat(prompt_logprobs=True)),
+        ("prompt_logprobs", chat(prompt_logprobs=0, model="tiny-dream")),
+        ("prompt_logprobs", completion(prompt_logprobs=1, model="tiny-block")),
+        ("prompt_logprobs", completion(TEXT, prompt_logprobs=1, outpace={"fill": True})),
+    ],
+)
+def test_invalid_field_is_named(client: TestClient, param: str, body: dict[str, Any]) -> None:
+    """Two fields that exclude each other are both in the message."""
+    error = refused(client, body)
+    assert error["param"] == param, error

@@ -1,0 +1,100 @@
+"""Completions before a suffix, whole and streamed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from asking import PAIRS, ask, completion, events, refused, text_of
+from middles import middle_llm, middle_model
+from outpace.server.app import build_server_app
+from outpace.server.service import Service
+from outpace.server.settings import Config, Entry
+from server.conftest import URL
+from server.test_infill_template import ABLE
+
+if TYPE_CHECKING:
+    from openai import OpenAI
+
+PREFIX, SUFFIX = "Tom has 3+4=<<3+4=", ">>7 apples."
+
+
+@pytest.fixture(scope="module")
+def middle_client() -> Iterator[TestClient]:
+    """A client of a server whose model has tokens to fill in the middle."""
+    service = Service.load(Config(models={"coder": Entry(path=middle_model())}))
+    with TestClient(build_server_app(service), URL) as client:
+        yield client
+
+
+def test_own_tokens_equal_the_library(middle_client: TestClient) -> None:
+    """With the official client; the tokens of the prompt are counted and listed."""
+    openai = pytest.importorskip("openai")
+    address = f"{URL}/v1"
+    official: OpenAI = openai.OpenAI(
+        base_url=address, api_key="none", http_client=middle_client, max_retries=0
+    )
+    options: Any = {"max_tokens": 12, "temperature": 0.7, "seed": 4}
+    answer = official.completions.create(model="coder", prompt=PREFIX, suffix=SUFFIX, **options)
+    (expected,) = middle_llm().generate(PREFIX, suffix=SUFFIX, **options)
+    assert answer.choices[0].text == expected.text and expected.text
+    assert answer.usage is not None and answer.usage.prompt_tokens == expected.prompt_tokens
+    chunks = official.completions.create(
+        model="coder", prompt=PREFIX, suffix=SUFFIX, stream=True, **options
+    )
+    assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
+    body = {"model": "coder", "prompt": PREFIX, "suffix": SUFFIX}
+    listed = middle_client.post("/tokenize", json=body).json()
+    assert listed["tokens"] == middle_llm().text.encode(PREFIX, suffix=SUFFIX)
+    two = ask(middle_client, {**body, "prompt": [PREFIX, ""], "n": 2, **options})
+    assert two["choices"][0]["text"] == expected.text and len(two["choices"]) == 4
+
+
+@pytest.mark.parametrize(("model", "method"), PAIRS)
+def test_infilling_methods_fill_before_a_suffix(
+    client: TestClient, model: str, method: str
+) -> None:
+    """The text of a hole, whole and streamed; other methods are refused by the model's name."""
+    common = {"model": model, "seed": 5, "temperature": 0.7, "logprobs": 0}
+    body = completion(PREFIX, suffix=SUFFIX, max_tokens=5, outpace={"method": method}, **common)
+    if method not in ABLE:
+        error = refused(client, body)
+        assert error["param"] == "suffix" and model in error["message"]
+        return
+    answer = ask(client, body)
+    (choice,) = answer["choices"]
+    filled = completion(
+        PREFIX + "{{..5}}" + SUFFIX, outpace={"method": method, "fill": True}, **common
+    )
+    other = ask(client, filled)
+    assert [choice["text"]] == other["outpace"]["holes"] and "holes" not in answer["outpace"]
+    assert answer["usage"] == other["usage"]
+    assert len(choice["logprobs"]["tokens"]) == answer["usage"]["completion_tokens"]
+    streamed = events(client, body | {"stream_options": {"include_usage": True}})
+    assert text_of(streamed) == choice["text"] and streamed[-1]["usage"] == answer["usage"]
+    assert streamed[-2]["choices"][0]["finish_reason"] == choice["finish_reason"]
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("prompt", {"prompt": [5, 6]}),
+        ("prompt", {"prompt": [[5, 6]]}),
+        ("prompt", {"prompt": ""}),
+        ("suffix", {"suffix": 5}),
+        ("suffix", {"outpace": {"fill": True}}),
+        ("max_tokens", {"max_tokens": 2**20}),
+        ("min_tokens", {"min_tokens": 2}),
+        ("ignore_eos", {"ignore_eos": True}),
+        ("guided_regex", {"guided_regex": "a"}),
+        ("stop_token_ids", {"stop_token_ids": [5]}),
+    ],
+)
+def test_invalid_field_is_named(client: TestClient, param: str, fields: dict[str, Any]) -> None:
+    """Before any text, streamed or not."""
+    body = {"model": "tiny-dream", "prompt": PREFIX, "suffix": SUFFIX, **fields}
+    for stream in (False, True):
+        assert refused(client, body | {"stream": stream})["param"] == param

@@ -1,0 +1,102 @@
+"""Log-probabilities of the tokens of a prompt, beside an answer by every method."""
+
+from __future__ import annotations
+
+import pickle
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import whole
+from outpace import LLM, OptionError
+from outpace.checkpoints.load import load_model
+from outpace.methods import Method
+from workload import ON_ZOO
+
+STORY = "Omar has 9 coins and gives 3 of them to Ann. How many coins are left?"
+CAUSAL = ("tiny-ar", "tiny-aux", "tiny-wedlm")
+
+
+@cache
+def llm(name: str) -> LLM:
+    """A model of the zoo."""
+    return LLM(name)
+
+
+@cache
+def distributions(name: str) -> torch.Tensor:
+    """Log-probabilities of all tokens at each slot of the story after the first."""
+    ids = llm(name).text.encode(STORY)
+    logits = whole(load_model(name), ids, causal=True)[:-1, : llm(name).text.vocab_size].clone()
+    if llm(name).config.mask_id is not None:
+        logits[:, llm(name).config.mask_id] = -1e30
+    return logits.log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [pair for pair in ON_ZOO if pair[0] in CAUSAL], ids=repr
+)
+def test_scores_of_a_prompt(name: str, method: Method) -> None:
+    """As in one forward over it; the answer and other requests are as without them."""
+    options: dict[str, Any] = {"method": method, "max_tokens": 12, "temperature": 0.7, "seed": 3}
+    ids, laws = llm(name).text.encode(STORY), distributions(name)
+    asked: Any = [
+        (STORY, {**options, "logprobs": True}),
+        (STORY, {**options, "logprobs": True, "top_logprobs": 1, "prompt_logprobs": 4}),
+        (STORY, {**options, "prompt_logprobs": 0, "logit_bias": {5: 9.0}}),
+    ]
+    outputs = dict(llm(name).serve(asked))
+    assert outputs[0].ids == outputs[1].ids and outputs[0].prompt_logprobs is None
+    assert outputs[0].logprobs == pytest.approx(outputs[1].logprobs, abs=1e-4)
+    assert [len(top) for top in outputs[1].top_logprobs or ()] == [1] * len(outputs[1].ids)
+    scored = outputs[1].steps[0]
+    assert (scored.model, scored.start, scored.rows, scored.kept) == ("target", 0, len(ids) - 1, 0)
+    for number, count in ((1, 4), (2, 0)):
+        first, *found = pickle.loads(pickle.dumps(outputs[number])).prompt_logprobs
+        assert first is None and len(found) == len(ids) - 1
+        for law, token, score in zip(laws, ids[1:], found, strict=True):
+            assert score == pytest.approx(float(law[token]), abs=1e-3)
+            assert abs(score.rank - 1 - int((law > law[token]).sum())) <= 1  # near-ties
+            best = law.topk(max(count, 1))
+            assert len(score.top) == count
+            for (_, value), expected in zip(score.top, best.values.tolist(), strict=False):
+                assert value == pytest.approx(expected, abs=1e-3)
+            if count and score.rank == 1:
+                assert score.top[0][0] == token
+
+
+def test_one_token_has_no_score() -> None:
+    """Nothing precedes it; a stream computes the same text."""
+    (output,) = llm("tiny-ar").generate([[5]], prompt_logprobs=3, max_tokens=4)
+    assert output.prompt_logprobs == [None] and output.ids
+    text = "".join(llm("tiny-ar").stream([5], prompt_logprobs=3, max_tokens=4))
+    assert text == output.text
+
+
+def test_long_prompts_without_a_prefix_cache() -> None:
+    """Longer than a pass, beside others; equal to those with the cache, in any order."""
+    plain = LLM("tiny-ar", prefix_cache=False, max_rows=32)
+    prompt = llm("tiny-ar").text.encode(STORY * 6)
+    assert len(prompt) > 64
+    asked: Any = [(prompt, {"prompt_logprobs": 1, "max_tokens": 6}), (STORY, {"max_tokens": 6})] * 2
+    found = dict(plain.serve(asked))
+    for number, output in llm("tiny-ar").serve(asked):
+        assert output.ids == found[number].ids
+        if number % 2 == 0:
+            ours, theirs = output.prompt_logprobs or [], found[number].prompt_logprobs or []
+            assert ours[1:] == pytest.approx(theirs[1:], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("tiny-dream", 0), ("tiny-block", 2), ("tiny-ar", 21), ("tiny-ar", -1), ("tiny-ar", 1.5)],
+)
+def test_invalid_value_is_named(name: str, value: Any) -> None:
+    """And so is a model that predicts no prompt."""
+    with pytest.raises(OptionError) as caught:
+        llm(name).generate(STORY, prompt_logprobs=value)
+    assert caught.value.param == "prompt_logprobs"
+    if name != "tiny-ar":
+        assert name in str(caught.value)
