@@ -12,7 +12,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Unpack
 
-from outpace.api.engine_loop import (
+from outpace.api.engine_messages import (
     CancelCommand,
     EngineCommand,
     QueueFullError,
@@ -20,7 +20,7 @@ from outpace.api.engine_loop import (
     SubmitCommand,
 )
 from outpace.api.options import Options, RequestOptions, option_names
-from outpace.api.output import Event, Output
+from outpace.api.output import Event, Output, merge_events
 from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
 from outpace.api.text import Prompt, TextCodec
 from outpace.decoding import Step
@@ -120,6 +120,11 @@ class ModelClient:
         self.tokenizer_executor = ThreadPoolExecutor(1, thread_name_prefix="outpace-prompts")
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether the model was loaded when the statistics were last measured."""
+        return self.name in self.client.stats
+
+    @property
     def running(self) -> int:
         """Number of requests in the engine."""
         return self.client.stats.get(self.name, EMPTY_STATS).running
@@ -161,6 +166,7 @@ class ModelClient:
             ValueError: For an invalid prompt or option.
             QueueFullError: If too many requests are in flight.
             DrainingError: After `drain` or `close`.
+            LoadError: If the model is loaded for this request and that fails.
             EngineDiedError: If the engine loop has ended.
         """
         self.client.check_alive()
@@ -334,17 +340,3 @@ class PendingRequest:
         """Stop counting the request against the limit."""
         self.model.requests.discard(self)
         self.model.client.requests.pop(self.number, None)
-
-
-def merge_events(events: Sequence[Event]) -> Event:
-    """Merge consecutive events into one."""
-    scored = events[0].logprobs is not None
-    return Event(
-        text="".join(event.text for event in events),
-        ids=[token for event in events for token in event.ids],
-        chosen=sum(event.chosen for event in events),
-        logprobs=[score for event in events for score in event.logprobs or ()] if scored else None,
-        steps=[step for event in events for step in event.steps],
-        canvas=events[-1].canvas,
-        output=events[-1].output,
-    )

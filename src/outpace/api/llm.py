@@ -13,12 +13,12 @@ import torch
 
 from outpace.api import preparation
 from outpace.api.driver import Driver
+from outpace.api.loading import resolve_types
 from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Output, PendingAnswer
 from outpace.api.prompts import Prompt, list_prompts
 from outpace.api.stream import Stream
 from outpace.api.text import TextCodec
-from outpace.attention.choice import check_backend as check_attention
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.load import (
     load_config,
@@ -33,7 +33,6 @@ from outpace.constraint.compiler import Compiler, NotCompiledError
 from outpace.decoding import DRAFT_KINDS
 from outpace.engine.cache import cache_bytes, cache_slots, check_cache_gib
 from outpace.engine.engine import Engine, Pacing
-from outpace.engine.fuse import check_compilation as check_compile
 from outpace.engine.graphs import make_recorder
 from outpace.engine.method_selector import MethodSelector
 from outpace.engine.pairing import (
@@ -51,8 +50,7 @@ from outpace.methods import Method
 from outpace.methods.method import check_type
 from outpace.methods.options import MethodSpec
 from outpace.models.config import ModelConfig
-from outpace.models.device import resolve_device, resolve_dtype
-from outpace.models.low_bits import check_quantize, default_quantize
+from outpace.models.low_bits import default_quantize
 from outpace.models.transformer import Stack
 
 
@@ -108,11 +106,9 @@ class LLM:
     ) -> None:
         check_cache_gib(cache_gib)
         check_type("prefix_cache", prefix_cache, bool)
-        self.device = resolve_device(device)
-        self.dtype = resolve_dtype(dtype, self.device)
-        check_quantize(quantize, self.device, self.dtype)
-        check_attention(attention, self.device)
-        check_compile(compile, self.device, tensor_parallel)
+        self.device, self.dtype = resolve_types(
+            device, dtype, quantize, attention, compile, graphs, tensor_parallel
+        )
         own = {"prefix_cache": prefix_cache, "attention": attention, "compile": compile}
         self.runner_options = own | {"record": make_recorder(graphs, self.device, tensor_parallel)}
         self.group = TensorParallelGroup.join_processes(tensor_parallel, self.device, quantize)

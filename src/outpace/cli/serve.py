@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from typer import Argument, Exit, Option
 
-from outpace.cli.flags import LOAD_FLAGS, LoadFlags, uses_one_thread
+from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import Method
+from outpace.server.entry_options import ServeOptions
 
 if TYPE_CHECKING:
     from outpace.server.settings import Config, Entry
@@ -50,7 +51,13 @@ class ServerFlags:
         return {n: v for n, v in values.items() if v is not None and v is not False}
 
 
+@add_flags(ServeOptions, "serving")
+class ServeFlags(FlagGroup):
+    """Flags of how the models of the command line are served."""
+
+
 SERVER_FLAGS = ServerFlags()
+SERVE_FLAGS = ServeFlags()
 
 
 def serve(
@@ -65,9 +72,7 @@ def serve(
         list[str] | None, Option(help="Further model for a role, as name=path; may be repeated.")
     ] = None,
     config: Annotated[Path | None, Option(help="TOML file of the server and its models.")] = None,
-    max_tokens: Annotated[
-        int | None, Option(help="Maximum tokens of an answer.", show_default="rest of the context")
-    ] = None,
+    serve_flags: ServeFlags = SERVE_FLAGS,
     server_flags: ServerFlags = SERVER_FLAGS,
     replicas: Annotated[int | None, Option(help="Number of processes on Ray, one per GPU.")] = None,
     max_replicas: Annotated[int | None, Option(help="Maximum replicas under load.")] = None,
@@ -88,9 +93,12 @@ def serve(
     paths = settings.name_models(model, models or ())
     if config is not None and paths:
         raise ValueError("models cannot be given both on the command line and in --config")
-    if not paths and (method or further or max_tokens is not None or load_flags != LOAD_FLAGS):
-        raise ValueError("--method, --further, --max-tokens and loading flags need a model")
-    values = {"max_tokens": max_tokens, **vars(load_flags)}
+    changed = serve_flags != SERVE_FLAGS or load_flags != LOAD_FLAGS
+    if not paths and (method or further or changed):
+        raise ValueError(
+            "--method, --further, --max-tokens, --lazy, --keep and loading flags need a model"
+        )
+    values = {**vars(serve_flags), **vars(load_flags)}
     entries = {
         name: settings.make_entry(path, method, dict(map(parse_pair, further or ())), values)
         for name, path in paths.items()
@@ -104,7 +112,7 @@ def serve(
     with bind_socket(whole.server) as socket:
         small = are_small(whole.models)
         host, port = socket.getsockname()[:2]
-        log_start(host, port, len(whole.models))
+        log_start(host, port, sum(not entry.lazy for entry in whole.models.values()))
         if any(entry.tensor_parallel > 1 for entry in whole.models.values()):
             if small:
                 torch.set_num_threads(1)  # before layouts are tried
