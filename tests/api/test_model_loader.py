@@ -137,7 +137,7 @@ def test_a_model_in_use_is_kept(usual: list[int]) -> None:
     """However long its request takes; the loop waits until the model would be unloaded."""
 
     def play(script: Script, loop: EngineLoop) -> Rounds:
-        yield [submit(1, "y", max_tokens=200, ignore_eos=True), submit(2, "z")]
+        yield [submit(1, "y", max_tokens=60, ignore_eos=True), submit(2, "z", max_tokens=2)]
         yield from until_over(script, 1, 2)
         assert set(loop.models) == {"y", "z"}
         yield []
@@ -217,13 +217,13 @@ def test_the_model_idle_longest_makes_room(
     def play(script: Script, loop: EngineLoop) -> Rounds:
         loops.append(loop)
         for number, name in enumerate("abca"):
-            yield [submit(number, name)]
+            yield [submit(number, name, max_tokens=2)]
             yield from until_over(script, number)
         assert set(loop.models) == {"x", "a", "b", "c"}
-        yield [submit(10, "d")]
+        yield [submit(10, "d", max_tokens=2)]
         yield from until_over(script, 10)
         assert set(loop.models) == {"x", "a", "c", "d"}
-        yield [submit(11, "c", max_tokens=200, ignore_eos=True), submit(12, "e")]
+        yield [submit(11, "c", max_tokens=60, ignore_eos=True), submit(12, "e")]
         yield from until_over(script, 11, 12)
         assert set(loop.models) == {"x", "c", "d", "e"}
         assert script.ids(12) == usual

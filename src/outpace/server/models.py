@@ -13,7 +13,7 @@ from outpace.api.llm import LLM
 from outpace.api.model_loader import LazyModel
 from outpace.api.text import TextCodec
 from outpace.checkpoints.adapter import model_title
-from outpace.checkpoints.load import load_tokenizer, resolve_checkpoint, target_config
+from outpace.checkpoints.load import load_tokenizer, resolve_checkpoint
 from outpace.engine.method_selector import family_method
 from outpace.engine.pairing import check_models
 from outpace.errors import OptionError, prefix_error
@@ -177,7 +177,7 @@ def describe_model(name: str, entry: Entry) -> ModelInfo:
     places = {name: entry.path, **entry.further} if entry.lazy else {}
     return ModelInfo(
         path=path,
-        config=read_entry_config(entry),
+        config=entry.read_model_config(),
         methods=methods,
         method=default,
         roles=roles,
@@ -212,14 +212,9 @@ def default_method_name(config: ModelConfig, entry: Entry) -> str:
     return usual if usual in allowed else allowed[0]
 
 
-def read_entry_config(entry: Entry) -> ModelConfig:
-    """Return the configuration of a model with the operator's changes."""
-    return target_config(entry.path, max_length=entry.max_length, mask_id=entry.mask_id)
-
-
 def available_methods(entry: Entry) -> tuple[str, dict[str, MethodChoice]]:
     """Return the default method's name and all available methods; loads no weights."""
-    config = read_entry_config(entry)
+    config = entry.read_model_config()
     default = default_method_name(config, entry)
     methods = {each.name: each for each in method_choices(config, entry, default)}
     option_names = {name for each in methods.values() for name in each.options}

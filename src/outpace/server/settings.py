@@ -21,10 +21,12 @@ from pydantic import (
 )
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
+from outpace.checkpoints.load import target_config
 from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS, Method
+from outpace.models.config import ModelConfig
 from outpace.server.bounds import bounded_type
 from outpace.server.entry_options import SERVE_OPTIONS, ServeOptions
 from outpace.server.logs import LogFormat
@@ -174,6 +176,10 @@ class Entry(EntryOptions):
     methods: list[str] | None = None
     further: Mapping[str, ModelPath] = {}
     limits: Mapping[str, OptionLimit] = {}
+
+    def read_model_config(self) -> ModelConfig:
+        """Return the model's configuration with the operator's changes."""
+        return target_config(self.path, max_length=self.max_length, mask_id=self.mask_id)
 
     def load_options(self) -> dict[str, Any]:
         """Return the options of its `LLM`."""
