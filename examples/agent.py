@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         OpenAIChatModel(flags.model, provider=provider),
         instructions="You answer questions about a fruit shop. Use the tools.",
         tools=[count_stock, find_price],
-        model_settings={"temperature": 0.0, "max_tokens": 200},
+        model_settings={"temperature": 0.0, "max_tokens": 200, "parallel_tool_calls": False},
     )
     history: list[ModelMessage] = []
     for question in QUESTIONS:
