@@ -15,7 +15,8 @@ from outpace.evaluation.generated.story import story_problems
 from outpace.methods import Autoregressive
 from shown import ROOT, is_right
 
-EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+AGENT = ROOT / "examples" / "agent.py"
+EXAMPLES = sorted({*(ROOT / "examples").glob("*.py")} - {AGENT})
 NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
 
 
@@ -31,6 +32,19 @@ def test_example_runs(
     printed = capsys.readouterr().out
     assert printed.strip()
     assert is_right(path.read_text(), printed)
+
+
+@pytest.mark.slow
+def test_agent_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a model of the zoo, which answers without calls; the server must accept all it sends."""
+    from running import serving
+    from toolbox import tool_model
+
+    agent = runpy.run_path(str(AGENT))
+    with serving("--model", f"m={tool_model('tiny-ar', 'tool_call')}") as process:
+        agent["main"](["m", "--url", f"{process.url}/v1"])
+    printed = capsys.readouterr().out
+    assert all(f"> {question}\n" in printed for question in agent["QUESTIONS"])
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -22,9 +22,8 @@ from outpace.api.engine_loop import (
     MAX_NOTIFICATION_DELAY,
     MAX_NOTIFICATION_SHARE,
     NotificationBudget,
-    QueueFullError,
-    RequestProgress,
 )
+from outpace.api.engine_messages import QueueFullError, RequestProgress
 from outpace.api.engine_thread import DELIVERY_HOPS, EngineThread, deliver_progress
 from outpace.api.pending_request import PendingRequest
 from outpace.decoding import Decoding, Forward, Request

@@ -3,35 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from threading import Event
 from typing import Any
 
 import pytest
 
 from helpers import pages_in_use
+from looped import PROMPT, Script, submit, until_over
 from outpace import LLM
 from outpace.api import engine_loop
-from outpace.api.engine_loop import (
+from outpace.api.background import BackgroundWork
+from outpace.api.engine_loop import EngineLoop, NotificationBudget
+from outpace.api.engine_messages import (
     CancelCommand,
-    ChargeCallback,
     ConnectionEndedError,
     EngineCommand,
-    EngineLoop,
-    EngineMessage,
     InspectCommand,
-    NotificationBudget,
     QueueFullError,
     RequestProgress,
-    ServedModel,
-    SubmitCommand,
 )
 from outpace.api.pending_answer import PendingAnswer
 from outpace.decoding import Step
 from outpace.engine.job import DecodingError
 from outpace.methods import Speculative
-
-PROMPT = [9, 17, 4, 33]
 
 
 @pytest.fixture(scope="module")
@@ -40,67 +35,19 @@ def llm() -> LLM:
     return LLM("tiny-ar", "autoregressive")
 
 
-class Script:
-    """A connection whose commands come from a generator, one list per round."""
-
-    def __init__(self, rounds: Iterator[list[EngineCommand]]) -> None:
-        """Start the generator."""
-        self.rounds = rounds
-        self.messages: list[EngineMessage] = []
-        self.waits: list[float | None] = []
-        self.charged: list[bool] = []
-
-    def receive_commands(self, seconds: float | None) -> Sequence[EngineCommand]:
-        """Return the next commands; the end of the script ends the connection."""
-        self.waits.append(seconds)
-        if (commands := next(self.rounds, None)) is None:
-            raise ConnectionEndedError
-        return commands
-
-    def send_messages(
-        self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
-    ) -> None:
-        """Store sent messages."""
-        self.messages += messages
-        self.charged.append(charge is not None)
-
-    def of(self, number: int) -> list[RequestProgress]:
-        """Return the progress of a request."""
-        return [e for e in self.messages if isinstance(e, RequestProgress) and e.number == number]
-
-    def over(self, number: int) -> bool:
-        """Return whether a request has ended."""
-        return any(progress.is_last for progress in self.of(number))
-
-
-def submit(
-    number: int, *, streams: bool = False, watched: bool = False, **options: Any
-) -> SubmitCommand:
-    """Return a request for the model `x`."""
-    return SubmitCommand(number, "x", PROMPT, streams, watched, {"max_tokens": 24, **options})
-
-
 def played(
     llm: LLM, play: Callable[[Script, EngineLoop], Iterator[list[EngineCommand]]]
 ) -> tuple[Script, EngineLoop]:
     """Run a script to its end, and check that no page is in use."""
     script = Script(iter(()))
     loop = EngineLoop(script)
-    loop.models["x"] = ServedModel("x", llm)
+    loop.add_model("x", llm)
     script.rounds = play(script, loop)
     with pytest.raises(ConnectionEndedError):
         loop.run()
     loop.close()
     assert pages_in_use(llm.engine) == 0
     return script, loop
-
-
-def until_over(script: Script, *numbers: int) -> Iterator[list[EngineCommand]]:
-    """Yield rounds without commands until requests have ended."""
-    limit = time.monotonic() + 60
-    while not all(map(script.over, numbers)):
-        assert time.monotonic() < limit
-        yield []
 
 
 def test_events_of_a_request_are_whole(llm: LLM) -> None:
@@ -197,11 +144,11 @@ def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPat
     draft = Speculative(draft="tiny-aux", tokens=3)
     gate = Event()
 
-    def read(prepare: Callable[[], object]) -> object:
+    def read(background: BackgroundWork, prepare: Callable[[], object]) -> object:
         assert gate.wait(60)
         return prepare()
 
-    monkeypatch.setattr(engine_loop, engine_loop.compile_in_background.__name__, read)
+    monkeypatch.setattr(BackgroundWork, BackgroundWork.run.__name__, read)
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, regex="[a-c]{2}"), submit(2, method=draft), submit(3)]

@@ -9,10 +9,11 @@ from collections.abc import Iterator
 import pytest
 
 from outpace import LLM
-from outpace.api.engine_loop import (
+from outpace.api.engine_messages import (
     CancelCommand,
     ConnectionEndedError,
     InspectCommand,
+    LoadError,
     QueueFullError,
     RequestProgress,
     SubmitCommand,
@@ -99,7 +100,9 @@ def test_progress_round_trip(pair: tuple[socket.socket, socket.socket]) -> None:
     ]
 
 
-@pytest.mark.parametrize("kind", [ValueError, TooLargeError, QueueFullError, DecodingError])
+@pytest.mark.parametrize(
+    "kind", [ValueError, TooLargeError, QueueFullError, LoadError, DecodingError]
+)
 def test_errors_keep_their_type(
     pair: tuple[socket.socket, socket.socket], kind: type[Exception]
 ) -> None:

@@ -68,4 +68,5 @@ def test_settings_are_read(tmp_path: Path) -> None:
     (shown,) = blocks(SETTINGS, "toml")
     (tmp_path / "serve.toml").write_text(shown)
     config = build_config(tmp_path / "serve.toml", {}, {"port": 8001})
-    assert config.server.port == 8001 and set(config.models) == {"story", "fast"}
+    assert config.server.port == 8001 and set(config.models) == {"story", "fast", "seldom"}
+    assert config.models["seldom"].lazy and config.models["seldom"].keep == "10m"

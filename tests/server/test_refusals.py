@@ -12,7 +12,7 @@ from starlette.testclient import TestClient
 
 from asking import QUESTION, ask, chat, completion, refused
 from outpace.api.engine_client import DrainingError
-from outpace.api.engine_loop import QueueFullError
+from outpace.api.engine_messages import QueueFullError
 from outpace.server.service import Service
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}

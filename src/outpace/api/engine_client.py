@@ -10,7 +10,7 @@ from functools import partial
 from itertools import count
 from typing import Any, Unpack
 
-from outpace.api.engine_loop import EngineCommand, QueueFullError, SubmitCommand
+from outpace.api.engine_messages import EngineCommand, QueueFullError, SubmitCommand
 from outpace.api.options import Options, RequestOptions, option_names
 from outpace.api.parts import AnswerFormat
 from outpace.api.pending_request import PendingRequest
@@ -111,6 +111,11 @@ class ModelClient:
         self.tokenizer_executor = ThreadPoolExecutor(1, thread_name_prefix="outpace-prompts")
 
     @property
+    def is_loaded(self) -> bool:
+        """Whether the model was loaded when the statistics were last measured."""
+        return self.name in self.client.stats
+
+    @property
     def running(self) -> int:
         """Number of requests in the engine."""
         return self.client.stats.get(self.name, EMPTY_STATS).running
@@ -152,6 +157,7 @@ class ModelClient:
             ValueError: For an invalid prompt or option.
             QueueFullError: If too many requests are in flight.
             DrainingError: After `drain` or `close`.
+            LoadError: If the model is loaded for this request and that fails.
             EngineDiedError: If the engine loop has ended.
         """
         self.client.check_alive()

@@ -11,17 +11,17 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 
 from outpace.api.engine_client import EngineClient, EngineDiedError
-from outpace.api.engine_loop import (
+from outpace.api.engine_loop import EngineLoop
+from outpace.api.engine_messages import (
     ChargeCallback,
     ConnectionEndedError,
     EngineCommand,
-    EngineLoop,
     EngineMessage,
     RemoveCommand,
     RequestProgress,
-    ServedModel,
 )
 from outpace.api.llm import LLM
+from outpace.api.model_loader import LazyModel
 from outpace.api.pending_request import PendingRequest
 from outpace.engine.stats import Stats
 
@@ -46,11 +46,11 @@ class EngineThread(EngineClient):
         self.thread = Thread(target=self.run_loop, name="outpace-engine", daemon=True)
         self.thread.start()
 
-    def add_model(self, name: str, llm: LLM) -> None:
+    def add_model(self, name: str, model: LLM | LazyModel) -> None:
         """Serve a model; raises `ValueError` if the name is taken."""
-        if name in self.loop.models:
+        if name in self.loop.models or name in self.loop.loader.models:
             raise ValueError(f"name: a model {name!r} is already served")
-        self.loop.models[name] = ServedModel(name, llm)
+        self.loop.add_model(name, model)
 
     def remove_model(self, name: str) -> None:
         """Stop serving a model; its requests end with an error."""
@@ -80,7 +80,7 @@ class EngineThread(EngineClient):
     @property
     def stats(self) -> Mapping[str, Stats]:
         """Requests and memory of each engine, by model name."""
-        return {name: model.driver.stats for name, model in self.loop.models.items()}
+        return {name: model.driver.stats for name, model in [*self.loop.models.items()]}
 
     async def start_receiving(self) -> None:
         """Do nothing: each event loop receives the progress of its requests."""

@@ -15,13 +15,13 @@ import torch
 from outpace.api import preparation
 from outpace.api.driver import Driver
 from outpace.api.further import check_tokenizers, load_further
+from outpace.api.loading import resolve_types
 from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Output
 from outpace.api.pending_answer import PendingAnswer
 from outpace.api.prompts import Prompt, list_prompts
 from outpace.api.stream import Stream
 from outpace.api.text import TextCodec
-from outpace.attention.choice import check_backend as check_attention
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.adapter_fit import load_adapters
 from outpace.checkpoints.load import load_model, load_tokenizer, resolve_checkpoint, target_config
@@ -30,7 +30,6 @@ from outpace.constraint.compiler import Compiler, NotCompiledError
 from outpace.engine.adapters import check_adapter_name, check_adapters
 from outpace.engine.cache import cache_bytes, check_cache_gib
 from outpace.engine.engine import Engine, Pacing
-from outpace.engine.fuse import check_compilation as check_compile
 from outpace.engine.graphs import make_recorder
 from outpace.engine.method_selector import MethodSelector
 from outpace.engine.pairing import ASSUMED_CONCURRENCY, Pairing, check_models, further_models
@@ -44,8 +43,7 @@ from outpace.methods import Method
 from outpace.methods.method import check_type
 from outpace.methods.options import MethodSpec
 from outpace.models.adapted import ModelUpdates
-from outpace.models.device import resolve_device, resolve_dtype
-from outpace.models.low_bits import check_quantize, default_quantize
+from outpace.models.low_bits import default_quantize
 from outpace.models.transformer import Stack
 
 
@@ -103,11 +101,9 @@ class LLM:
     ) -> None:
         check_cache_gib(cache_gib)
         check_type("prefix_cache", prefix_cache, bool)
-        self.device = resolve_device(device)
-        self.dtype = resolve_dtype(dtype, self.device)
-        check_quantize(quantize, self.device, self.dtype)
-        check_attention(attention, self.device)
-        check_compile(compile, self.device, tensor_parallel)
+        self.device, self.dtype = resolve_types(
+            device, dtype, quantize, attention, compile, graphs, tensor_parallel
+        )
         own: dict[str, Any] = {"attention": attention, "compile": compile}
         own |= {"record": make_recorder(graphs, self.device, tensor_parallel)}
         self.runner_options = own | {"prefix_cache": prefix_cache}

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
+import torch
+
 from outpace.api.declared import Info, list_options
+from outpace.attention.choice import check_backend
+from outpace.engine.fuse import check_compilation
+from outpace.engine.graphs import check_graphs
+from outpace.models.device import resolve_device, resolve_dtype
+from outpace.models.low_bits import check_quantize
 
 
 @dataclass(kw_only=True)
@@ -88,3 +95,26 @@ class LoadOptions:
 
 LOAD_OPTIONS = list_options(LoadOptions)
 """Options of an `LLM` by name."""
+
+
+def resolve_types(
+    device: str | torch.device | None,
+    dtype: str | torch.dtype | None,
+    quantize: str | None,
+    attention: str,
+    compile: bool,
+    graphs: bool,
+    tensor_parallel: int,
+) -> tuple[torch.device, torch.dtype]:
+    """Return device and data type for options of an `LLM`.
+
+    Raises:
+        OptionError: If an option is invalid, or not supported by that device or type.
+    """
+    device = resolve_device(device)
+    dtype = resolve_dtype(dtype, device)
+    check_quantize(quantize, device, dtype)
+    check_backend(attention, device)
+    check_compilation(compile, device, tensor_parallel)
+    check_graphs(graphs, device, tensor_parallel)
+    return device, dtype

@@ -200,3 +200,17 @@ def count_reasoning_tokens(text: TextCodec, output: Output) -> int:
         return parts.thoughts.has_ended
 
     return bisect_left(range(len(output.ids)), True, key=has_ended)
+
+
+def merge_events(events: Sequence[Event]) -> Event:
+    """Merge consecutive events into one."""
+    scored = events[0].logprobs is not None
+    return Event(
+        text="".join(event.text for event in events),
+        ids=[token for event in events for token in event.ids],
+        chosen=sum(event.chosen for event in events),
+        logprobs=[score for event in events for score in event.logprobs or ()] if scored else None,
+        steps=[step for event in events for step in event.steps],
+        canvas=events[-1].canvas,
+        output=events[-1].output,
+    )

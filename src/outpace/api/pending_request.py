@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from outpace.api.engine_loop import CancelCommand, RequestProgress
-from outpace.api.output import Event, Output
+from outpace.api.engine_messages import CancelCommand, RequestProgress
+from outpace.api.output import Event, Output, merge_events
 from outpace.api.parts import PLAIN_FORMAT
 from outpace.decoding import Step
 
@@ -123,18 +123,3 @@ class PendingRequest:
         """Stop counting the request against the limit."""
         self.model.requests.discard(self)
         self.model.client.requests.pop(self.number, None)
-
-
-def merge_events(events: Sequence[Event]) -> Event:
-    """Merge consecutive events into one."""
-    scored = events[0].logprobs is not None
-    return Event(
-        text="".join(event.text for event in events),
-        ids=[token for event in events for token in event.ids],
-        chosen=sum(event.chosen for event in events),
-        logprobs=[score for event in events for score in event.logprobs or ()] if scored else None,
-        steps=[step for event in events for step in event.steps],
-        canvas=events[-1].canvas,
-        output=events[-1].output,
-        prompt_logprobs=events[0].prompt_logprobs,
-    )

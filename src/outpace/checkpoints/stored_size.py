@@ -1,7 +1,8 @@
-"""Bytes of a loaded model whose matrices have 4 to 8 bits, from its files' sizes, for plans."""
+"""Bytes of a loaded model, from its configuration and the sizes of its files."""
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from math import prod
 from pathlib import Path
 
@@ -9,8 +10,15 @@ import torch
 from torch import Tensor
 
 from outpace.checkpoints.gguf.file import is_gguf, open_gguf
-from outpace.checkpoints.load import CONFIG_FILE, read_published_config
+from outpace.checkpoints.load import (
+    CONFIG_FILE,
+    load_config,
+    open_weights,
+    read_published_config,
+    resolve_checkpoint,
+)
 from outpace.checkpoints.quantised import scheme_of
+from outpace.decoding.target import DRAFT_KINDS
 from outpace.kernels.int4 import BLOCK_BYTES
 from outpace.kernels.packed import INPUT_MULTIPLES, PACKED_BLOCK
 from outpace.models.int8 import QUANTIZABLE_MODULES
@@ -19,6 +27,31 @@ from outpace.models.transformer import Transformer
 
 GGUF_HEADS = ("output.weight", "token_embd.weight")
 """Names of the head in a GGUF file; the latter also serves as one if the former is missing."""
+
+
+def loaded_bytes(name: str, dtype: torch.dtype, quantize: str | None) -> int:
+    """Return the bytes of a model's parameters once it is loaded, about those of a draft.
+
+    Args:
+        name: Name or path of the model.
+        dtype: Type of the parameters that are not quantized.
+        quantize: Weight format, or None.
+
+    Raises:
+        ValueError: If the configuration is invalid, or a file is missing or cannot be read.
+    """
+    folder = resolve_checkpoint(name)
+    config = load_config(folder)
+    with ExitStack() as stack:
+        open_weights(folder, config, stack).check_depth(config)
+    if config.kind in DRAFT_KINDS:  # its class depends on the target
+        return config.num_parameters * dtype.itemsize
+    with torch.device("meta"):
+        model = Transformer(config)
+    if quantize is None:
+        return sum(parameter.numel() for parameter in model.parameters()) * dtype.itemsize
+    kind = "int8" if quantize == "fp8" else quantize
+    return quantized_bytes(folder, model, dtype, kind, dense_head=False)
 
 
 def quantized_bytes(

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import torch
 from typer import Argument, Exit, Option
 
-from outpace.cli.flags import LOAD_FLAGS, LoadFlags, uses_one_thread
+from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import Method
+from outpace.server.entry_options import ServeOptions
 
 if TYPE_CHECKING:
     from outpace.server.settings import Config, Entry
@@ -51,7 +52,13 @@ class ServerFlags:
         return {n: v for n, v in values.items() if v is not None and v is not False}
 
 
+@add_flags(ServeOptions, "serving")
+class ServeFlags(FlagGroup):
+    """Flags of how the models of the command line are served."""
+
+
 SERVER_FLAGS = ServerFlags()
+SERVE_FLAGS = ServeFlags()
 
 
 def serve(
@@ -70,9 +77,7 @@ def serve(
         Option(help="Adapter that requests select, as name=path; may be repeated."),
     ] = None,
     config: Annotated[Path | None, Option(help="TOML file of the server and its models.")] = None,
-    max_tokens: Annotated[
-        int | None, Option(help="Maximum tokens of an answer.", show_default="rest of the context")
-    ] = None,
+    serve_flags: ServeFlags = SERVE_FLAGS,
     server_flags: ServerFlags = SERVER_FLAGS,
     replicas: Annotated[int | None, Option(help="Number of processes on Ray, one per GPU.")] = None,
     max_replicas: Annotated[int | None, Option(help="Maximum replicas under load.")] = None,
@@ -91,12 +96,12 @@ def serve(
     paths = settings.name_models(model, models or ())
     if config is not None and paths:
         raise ValueError("models cannot be given both on the command line and in --config")
-    own = {"max_tokens": max_tokens, "adapters": parse_pairs(adapters) or None}
-    set_flags = (method, further, *(value for value in own.values() if value is not None))
-    if not paths and (any(set_flags) or load_flags != LOAD_FLAGS):
-        flags = "--method, --further, --adapters, --max-tokens and loading flags"
+    changed = serve_flags != SERVE_FLAGS or load_flags != LOAD_FLAGS
+    if not paths and (method or further or adapters or changed):
+        flags = "--method, --further, --adapters, --max-tokens, --lazy, --keep and loading flags"
         raise ValueError(f"{flags} need a model")
-    values = {**own, **vars(load_flags)}
+    own = {"adapters": parse_pairs(adapters) or None}
+    values = {**own, **vars(serve_flags), **vars(load_flags)}
     entries = {
         name: settings.make_entry(path, method, parse_pairs(further), values)
         for name, path in paths.items()
@@ -125,7 +130,7 @@ def serve_models(config: Config, listener: socket) -> int:
 
     small = are_small(config.models)
     host, port = listener.getsockname()[:2]
-    log_start(host, port, len(config.models))
+    log_start(host, port, sum(not entry.lazy for entry in config.models.values()))
     if any(entry.tensor_parallel > 1 for entry in config.models.values()):
         if small:
             torch.set_num_threads(1)  # before layouts are tried

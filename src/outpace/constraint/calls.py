@@ -79,6 +79,9 @@ CALL_FORMATS = (
             CallFormat(
                 begin='{"name": "', middle='", "arguments": ', between='}\n{"name": "', end="}"
             ),
+            CallFormat(  # as templates of Qwen2.5-Coder write it by mistake
+                begin='{{"name": "', middle='", "arguments": ', between='}}\n{{"name": "', end="}}"
+            ),
             CallFormat(begin='```json\n{"name": "', middle='", "arguments": ', end="}\n```"),
             CallFormat(
                 begin='```json\n{\n  "name": "', middle='",\n  "arguments": ', end="\n}\n```"

@@ -78,11 +78,15 @@ def make_recorder(graphs: bool, device: torch.device, processes: int) -> PassRec
     Raises:
         ValueError: graphs are not available here.
     """
+    check_graphs(graphs, device, processes)
+    return CudaGraphRecorder() if graphs else None
+
+
+def check_graphs(graphs: bool, device: torch.device, processes: int) -> None:
+    """Raise `OptionError` where graphs are wanted and not available."""
     check_type("graphs", graphs, bool)
-    if not graphs:
-        return None
-    check_single_gpu("graphs", device, processes)
-    return CudaGraphRecorder()
+    if graphs:
+        check_single_gpu("graphs", device, processes)
 
 
 @dataclass(slots=True)

@@ -200,7 +200,7 @@ def add_model_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/models", response_class=Response, responses=describe_responses("Models"))
     async def models() -> Response:
         """List all models, with the methods that each supports."""
-        return json_response(service.list_models())
+        return json_response(await service.list_models())
 
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
 
@@ -212,9 +212,7 @@ def add_model_routes(app: FastAPI, service: Service) -> None:
     )
     async def model(request: Request) -> Response:
         """Describe one model."""
-        return json_response(
-            service.find_model(request.path_params["model"]).describe(service.created)
-        )
+        return json_response(await service.describe_model(request.path_params["model"]))
 
 
 def add_status_routes(app: FastAPI, service: Service) -> None:

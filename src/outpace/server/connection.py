@@ -16,11 +16,12 @@ from operator import attrgetter
 from struct import Struct
 from typing import Any, NamedTuple, cast
 
-from outpace.api.engine_loop import (
+from outpace.api.engine_messages import (
     ChargeCallback,
     ConnectionEndedError,
     EngineCommand,
     EngineMessage,
+    LoadError,
     QueueFullError,
     RequestProgress,
 )
@@ -42,7 +43,7 @@ MAX_RECEIVE_BYTES = 2**18
 STEP_FIELDS = attrgetter(*Step.__slots__)
 """Convert a step to a tuple, which takes an eighth of the time to pickle."""
 
-PORTABLE_ERRORS = (TooLargeError, ValueError, QueueFullError, DecodingError)
+PORTABLE_ERRORS = (TooLargeError, ValueError, QueueFullError, LoadError, DecodingError)
 """Error types that are preserved. Others may not survive pickling."""
 
 
@@ -130,7 +131,7 @@ class EngineConnection:
         """Wait for commands, at most until the next heartbeat is due."""
         if time.monotonic() > self.sent + HEARTBEAT_SECONDS:
             self.send_messages([], None)
-        seconds = HEARTBEAT_SECONDS if seconds is None else seconds
+        seconds = HEARTBEAT_SECONDS if seconds is None else min(seconds, HEARTBEAT_SECONDS)
         if not select.select([self.socket], [], [], seconds)[0]:
             return []
         return [*self.inbox.feed(receive_some(self.socket, MAX_RECEIVE_BYTES))]

@@ -34,7 +34,7 @@ STATUS_DESCRIPTIONS = {
     429: "Too many requests are pending; retry later.",
     431: "The headers are too large.",
     500: "Decoding failed.",
-    503: "The server is shutting down, or has failed.",
+    503: "The server is shutting down, has failed, or cannot load the model.",
 }
 
 

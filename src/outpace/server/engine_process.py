@@ -18,16 +18,8 @@ from typing import cast
 import torch
 
 from outpace.api.engine_client import EngineClient, EngineDiedError
-from outpace.api.engine_loop import (
-    ConnectionEndedError,
-    EngineCommand,
-    EngineLoop,
-    InspectCommand,
-    ServedModel,
-)
-from outpace.api.llm import LLM
-from outpace.api.text import TextCodec
-from outpace.checkpoints.load import load_tokenizer
+from outpace.api.engine_loop import EngineLoop
+from outpace.api.engine_messages import ConnectionEndedError, EngineCommand, InspectCommand
 from outpace.constraint.schema import MAX_SCHEMA_DEPTH
 from outpace.engine.stats import Stats
 from outpace.errors import OptionError
@@ -42,7 +34,7 @@ from outpace.server.connection import (
     send_object,
 )
 from outpace.server.logs import LogFormat, start_log
-from outpace.server.models import ModelInfo, load_all_models
+from outpace.server.models import ModelInfo, describe_models, load_all_models, load_text
 from outpace.server.settings import Entry
 
 MAX_MISSED_HEARTBEATS = 10
@@ -100,7 +92,8 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         try:
             self.model_infos = self.load_models(command)
             self.texts = {
-                name: self.load_text(name, entry) for name, entry in command.models.items()
+                name: load_text(entry, self.model_infos[name])
+                for name, entry in command.models.items()
             }
         except BaseException:
             self.close()
@@ -116,12 +109,6 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         if isinstance(loaded, ValueError):
             raise loaded
         return cast(Mapping[str, ModelInfo], loaded)
-
-    def load_text(self, name: str, entry: Entry) -> TextCodec:
-        """Return the tokenizer of a model. The server tokenizes prompts itself."""
-        text = TextCodec(self.model_infos[name].path, load_tokenizer(entry.path))
-        text.set_model(self.model_infos[name].config)
-        return text
 
     async def start_receiving(self) -> None:
         """Start receiving messages in the running event loop."""
@@ -230,25 +217,25 @@ def start_process(descriptor: int) -> subprocess.Popen[bytes]:
 
 def main(descriptor: int) -> None:
     """Load the models that the server requests, then decode until it exits."""
-    connection, loaded = socket.socket(fileno=descriptor), list[LLM]()
+    connection = socket.socket(fileno=descriptor)
+    loop = EngineLoop(EngineConnection(connection))
     try:
         load_command: LoadCommand = receive_object(connection)
         start_log(verbose=load_command.verbose, log_format=load_command.log_format)
         if load_command.small:
             torch.set_num_threads(1)  # before weight layouts are benchmarked
         try:
-            models = load_all_models(load_command.models)
+            for name, model in load_all_models(load_command.models).items():
+                loop.add_model(name, model)
+            model_infos = describe_models(load_command.models)
         except ValueError as error:
             send_object(connection, portable_error(error))
             return
-        loaded += [llm for llm, _ in models.values()]
-        send_object(connection, {name: info for name, (_, info) in models.items()})
+        send_object(connection, model_infos)
         gc.collect()
         gc.freeze()  # a collection over all loaded objects would pause every stream
-        loop = EngineLoop(EngineConnection(connection))
-        loop.models |= {name: ServedModel(name, llm) for name, (llm, _) in models.items()}
         loop.run()
     except ConnectionEndedError:
-        for llm in loaded:
-            llm.engine.controllers.store_times()
+        for served in loop.models.values():
+            served.llm.engine.controllers.store_times()
         os._exit(0)  # the server has ended

@@ -17,6 +17,7 @@ from outpace.version import __version__
 
 LOG = logging.getLogger("outpace.server")
 ACCESS_LOG = logging.getLogger("outpace.server.access")
+LOADER_LOG = logging.getLogger("outpace.api.model_loader")
 
 REQUEST_FIELDS: ContextVar[dict[str, Any]] = ContextVar("request fields")
 """Fields of the log line of the current request."""
@@ -60,6 +61,7 @@ def start_log(*, verbose: bool, log_format: LogFormat = "text") -> None:
         for handler in logging.getLogger().handlers:
             handler.setFormatter(JsonFormatter())
     LOG.setLevel(logging.INFO)
+    LOADER_LOG.setLevel(logging.INFO)
     ACCESS_LOG.setLevel(logging.INFO if verbose or log_format == "json" else logging.WARNING)
 
 

@@ -132,6 +132,7 @@ class EngineCollector:
         """Yield the metrics of all models."""
         waiting = GaugeMetricFamily("outpace_waiting", "Waiting requests", labels=["model"])
         running = GaugeMetricFamily("outpace_running", "Running requests", labels=["model"])
+        loaded = GaugeMetricFamily("outpace_loaded", "Whether it is loaded", labels=["model"])
         labels = ["model", "role"]
         used = GaugeMetricFamily("outpace_cache_pages_used", "Cache pages in use", labels=labels)
         total = GaugeMetricFamily("outpace_cache_pages", "Cache pages in total", labels=labels)
@@ -142,13 +143,14 @@ class EngineCollector:
         for name, model in engines.items():
             waiting.add_metric([name], model.engine.waiting)
             running.add_metric([name], model.engine.running)
+            loaded.add_metric([name], model.engine.is_loaded)
             for role, usages in usage_by_role(model).items():
                 used.add_metric([name, role], sum(usage.held_pages for usage in usages))
                 total.add_metric([name, role], sum(usage.total_pages for usage in usages))
                 skipped = [usage.skipped_rows for usage in usages if usage.skipped_rows is not None]
                 if skipped:
                     spared.add_metric([name, role], sum(skipped))
-        yield from (waiting, running, used, total, spared)
+        yield from (waiting, running, loaded, used, total, spared)
 
 
 def usage_by_role(model: HostedModel) -> dict[str, list[CacheUsage]]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from outpace.api.engine_client import ModelClient
 from outpace.api.llm import LLM
+from outpace.api.model_loader import LazyModel
 from outpace.api.text import TextCodec
-from outpace.checkpoints.load import target_config
+from outpace.checkpoints.adapter import model_title
+from outpace.checkpoints.load import load_tokenizer, resolve_checkpoint
 from outpace.engine.method_selector import family_method
 from outpace.engine.pairing import check_models
 from outpace.errors import OptionError, prefix_error
@@ -19,6 +21,7 @@ from outpace.methods import METHODS
 from outpace.methods.options import AUTO_METHOD
 from outpace.models.config import ModelConfig
 from outpace.server.http_error import HttpError
+from outpace.server.lazy import check_lazy_options, make_lazy_model
 from outpace.server.logs import log_loading
 from outpace.server.method_choice import MethodChoice, method_choices, method_variants
 from outpace.server.settings import Entry, registered_name
@@ -34,6 +37,7 @@ class ModelInfo:
         methods: Methods that requests may select, by name.
         method: Name of the default method.
         roles: Roles of the engine's models, by model name.
+        folders: Public names of the folders of its models, if it is lazy.
     """
 
     path: str
@@ -41,6 +45,7 @@ class ModelInfo:
     methods: dict[str, MethodChoice]
     method: str
     roles: dict[str, str]
+    folders: dict[str, str]
 
 
 @dataclass(kw_only=True)
@@ -88,7 +93,8 @@ class HostedModel(ModelInfo):
         """Replace the paths of models in a message by their public names."""
         further = {path: name for name, path in self.entry.further.items()}
         adapters = {path: name for name, path in (self.entry.adapters or {}).items()}
-        names = further | adapters | dict.fromkeys((self.path, self.entry.path), self.name)
+        names = self.folders | further | adapters
+        names |= dict.fromkeys((self.path, self.entry.path), self.name)
         # Longest first, since one path may be a prefix of another.
         for path in sorted(names, key=len, reverse=True):
             message = message.replace(path, names[path])
@@ -103,6 +109,7 @@ class HostedModel(ModelInfo):
             "created": created,
             "owned_by": "outpace",
             "outpace": {
+                "loaded": self.engine.is_loaded,
                 "kind": config.kind.value,
                 "family": config.family,
                 "max_length": config.max_length,
@@ -119,40 +126,39 @@ class HostedModel(ModelInfo):
         }
 
 
-def load_served_model(name: str, entry: Entry) -> tuple[LLM, ModelInfo]:
-    """Load a model and everything its methods need.
+def load_served_model(entry: Entry) -> LLM:
+    """Load a model and everything its methods need; raises `ValueError` if that is impossible."""
+    _, methods = available_methods(entry)
+    llm = LLM(entry.path, **entry.load_options())
+    for choice in methods.values():
+        for _, method in method_variants(choice):
+            for adapter in (None, *llm.adapters):
+                llm.pair(method, adapter)
+    return llm
+
+
+def load_lazily(name: str, entry: Entry) -> LLM:
+    """Load a model while others are served, with progress in the log."""
+    with log_loading(name, entry.path):
+        return load_served_model(entry)
+
+
+def load_all_models(entries: Mapping[str, Entry]) -> dict[str, LLM | LazyModel]:
+    """Load all models but lazy ones, after validating all of them.
 
     Raises:
-        ValueError: If the model or an option is invalid; the message names the model.
-    """
-    with name_errors(name):
-        default, methods = available_methods(entry)
-        _, method = methods[default].default_method
-        llm = LLM(entry.path, method, **entry.load_options())
-        roles = {llm.target.name: "target"}
-        for choice in methods.values():
-            for _, method in method_variants(choice):
-                for adapter in (None, *llm.adapters):
-                    llm.pair(method, adapter)
-                roles |= {
-                    path: role for role, path in method.model_names().items() if path not in roles
-                }
-    return llm, ModelInfo(
-        path=llm.name, config=llm.config, methods=methods, method=default, roles=roles
-    )
-
-
-def load_all_models(entries: Mapping[str, Entry]) -> dict[str, tuple[LLM, ModelInfo]]:
-    """Load all models, after validating all of them.
-
-    Raises:
-        ValueError: If a model or an option is invalid.
+        ValueError: If a model or an option is invalid; the message names the model.
     """
     check_all_models(entries)
-    loaded = {}
+    loaded: dict[str, LLM | LazyModel] = {}
     for name, entry in entries.items():
-        with log_loading(name, entry.path):
-            loaded[name] = load_served_model(name, entry)
+        if entry.lazy:
+            with name_errors(name):
+                loaded[name] = make_lazy_model(entry, partial(load_lazily, name, entry))
+    for name, entry in entries.items():
+        if not entry.lazy:
+            with log_loading(name, entry.path), name_errors(name):
+                loaded[name] = load_served_model(entry)
     return loaded
 
 
@@ -160,7 +166,40 @@ def check_all_models(entries: Mapping[str, Entry]) -> None:
     """Raise `ValueError` for models with unsuitable methods, without loading any."""
     for name, entry in entries.items():
         with name_errors(name):
+            check_lazy_options(entry)
             available_methods(entry)
+
+
+def describe_models(entries: Mapping[str, Entry]) -> dict[str, ModelInfo]:
+    """Describe valid models."""
+    return {name: describe_model(name, entry) for name, entry in entries.items()}
+
+
+def describe_model(name: str, entry: Entry) -> ModelInfo:
+    """Describe a valid model."""
+    default, methods = available_methods(entry)
+    path = model_title(entry.path, entry.adapter)
+    roles = {path: "target"}
+    for choice in methods.values():
+        for _, method in method_variants(choice):
+            for role, further in method.model_names().items():
+                roles.setdefault(further, role)
+    places = {name: entry.path, **entry.further} if entry.lazy else {}
+    return ModelInfo(
+        path=path,
+        config=entry.read_model_config(),
+        methods=methods,
+        method=default,
+        roles=roles,
+        folders={str(resolve_checkpoint(place)): own for own, place in places.items()},
+    )
+
+
+def load_text(entry: Entry, info: ModelInfo) -> TextCodec:
+    """Return the tokenizer of a model, which tokenizes prompts in the server."""
+    text = TextCodec(info.path, load_tokenizer(entry.path))
+    text.set_model(info.config)
+    return text
 
 
 @contextmanager
@@ -185,7 +224,7 @@ def default_method_name(config: ModelConfig, entry: Entry) -> str:
 
 def available_methods(entry: Entry) -> tuple[str, dict[str, MethodChoice]]:
     """Return the default method's name and all available methods; loads no weights."""
-    config = target_config(entry.path, max_length=entry.max_length, mask_id=entry.mask_id)
+    config = entry.read_model_config()
     default = default_method_name(config, entry)
     methods = {each.name: each for each in method_choices(config, entry, default)}
     option_names = {name for each in methods.values() for name in each.options}

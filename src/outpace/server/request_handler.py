@@ -12,7 +12,7 @@ from typing import Any
 from starlette.types import Receive, Send
 
 from outpace.api.engine_client import DrainingError, EngineDiedError
-from outpace.api.engine_loop import QueueFullError
+from outpace.api.engine_messages import LoadError, QueueFullError
 from outpace.api.output import Output
 from outpace.api.pending_request import PendingRequest
 from outpace.constraint.pattern import TooLargeError
@@ -179,7 +179,7 @@ class RequestHandler:
             return await submit_together(submits)
         except QueueFullError as error:
             raise HttpError(429, self.model.hide_paths(str(error)), headers=RETRY_HEADERS) from None
-        except DrainingError as error:
+        except (DrainingError, LoadError) as error:
             raise HttpError(503, self.model.hide_paths(str(error)), headers=RETRY_HEADERS) from None
         except EngineDiedError:
             raise HttpError(503, "the engine has stopped", headers=RETRY_HEADERS) from None

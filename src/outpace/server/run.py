@@ -144,7 +144,8 @@ class ServerRun:
 def serve_until_signal(service: Service, listener: socket.socket) -> int:
     """Serve on a bound socket until a signal; return the exit status."""
     for name, model in service.models.items():
-        LOG.info("%s: %s, %s", name, model.config.kind.value, model.method)
+        when = ", loaded when requested" if model.entry.lazy else ""
+        LOG.info("%s: %s, %s%s", name, model.config.kind.value, model.method, when)
     gc.collect()
     gc.freeze()  # a collection over all loaded objects would pause every stream
     try:

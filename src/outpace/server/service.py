@@ -10,11 +10,18 @@ from typing import Any, Protocol, Self
 
 from outpace.api.engine_client import EngineClient, ModelClient
 from outpace.api.engine_thread import EngineThread
+from outpace.api.llm import LLM
 from outpace.api.text import TextCodec
 from outpace.server.engine_process import EngineProcess, LoadCommand
 from outpace.server.http_error import HttpError
 from outpace.server.metrics import ServerMetrics
-from outpace.server.models import HostedModel, ModelInfo, load_all_models
+from outpace.server.models import (
+    HostedModel,
+    ModelInfo,
+    describe_models,
+    load_all_models,
+    load_text,
+)
 from outpace.server.settings import Config, Settings
 
 
@@ -42,22 +49,25 @@ class Service:
 
     @classmethod
     def load(cls, config: Config) -> Self:
-        """Load all models in this process and return their server.
+        """Load all models but lazy ones in this process and return their server.
 
         Raises:
             ValueError: If a model cannot be served; the message names it.
         """
         client, loaded = EngineThread(), load_all_models(config.models)
-        for name, (llm, _) in loaded.items():
-            client.add_model(name, llm)
-        texts = {name: llm.text for name, (llm, _) in loaded.items()}
-        return cls.from_client(
-            config, client, {name: info for name, (_, info) in loaded.items()}, texts
-        )
+        infos = describe_models(config.models)
+        texts = {}
+        for name, model in loaded.items():
+            client.add_model(name, model)
+            if isinstance(model, LLM):
+                texts[name] = model.text
+            else:
+                texts[name] = load_text(config.models[name], infos[name])
+        return cls.from_client(config, client, infos, texts)
 
     @classmethod
     def start_engine_process(cls, config: Config, *, small: bool) -> Self:
-        """Load all models in a separate process and return their server.
+        """Load all models but lazy ones in a separate process and return their server.
 
         HTTP then does not slow the engine down.
 
@@ -108,10 +118,17 @@ class Service:
             raise HttpError(404, message, param="model", code="model_not_found")
         return self.models[name]
 
-    def list_models(self) -> dict[str, Any]:
+    async def list_models(self) -> dict[str, Any]:
         """Return all models as `GET /v1/models` lists them."""
+        await self.client.update_stats()
         data = [model.describe(self.created) for model in self.models.values()]
         return {"object": "list", "data": data}
+
+    async def describe_model(self, name: str) -> dict[str, Any]:
+        """Return a model as `GET /v1/models` lists it; raises `HttpError` for an unknown name."""
+        model = self.find_model(name)
+        await self.client.update_stats()
+        return model.describe(self.created)
 
     @property
     def failure(self) -> str | None:

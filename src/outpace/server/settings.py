@@ -21,14 +21,16 @@ from pydantic import (
 )
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
+from outpace.checkpoints.load import target_config
 from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS, Method
+from outpace.models.config import ModelConfig
 from outpace.server.bounds import bounded_type
+from outpace.server.entry_options import SERVE_OPTIONS, ServeOptions
 from outpace.server.logs import LogFormat
 
-PositiveInt = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
 ERROR_MESSAGES = {
@@ -142,14 +144,17 @@ class Settings(FrozenModel):
 
 if TYPE_CHECKING:
 
-    class EntryOptions(FrozenModel, LoadOptions):
-        """The options of an `LLM`."""
+    class EntryOptions(FrozenModel, LoadOptions, ServeOptions):
+        """The options of an `LLM`, and those of serving it."""
 
 else:
     EntryOptions = create_model(
         "EntryOptions",
         __base__=FrozenModel,
-        **{o.name: (bounded_type(o), o.default) for o in LOAD_OPTIONS.values()},
+        **{
+            option.name: (bounded_type(option), option.default)
+            for option in (*LOAD_OPTIONS.values(), *SERVE_OPTIONS.values())
+        },
     )
 
 
@@ -164,7 +169,6 @@ class Entry(EntryOptions):
         adapters: Paths of adapters that requests select as models `NAME:ADAPTER`, by adapter.
         further: Paths of further models that requests may select for a role, by public name.
         limits: Minimum and maximum, or allowed words, for options of methods.
-        max_tokens: Maximum number of tokens of an answer.
     """
 
     path: ModelPath
@@ -174,7 +178,10 @@ class Entry(EntryOptions):
     adapters: Mapping[str, ModelPath] | None = None
     further: Mapping[str, ModelPath] = {}
     limits: Mapping[str, OptionLimit] = {}
-    max_tokens: PositiveInt | None = None
+
+    def read_model_config(self) -> ModelConfig:
+        """Return the model's configuration with the operator's changes."""
+        return target_config(self.path, max_length=self.max_length, mask_id=self.mask_id)
 
     def load_options(self) -> dict[str, Any]:
         """Return the options of its `LLM`."""

@@ -1,0 +1,77 @@
+"""Scripts of commands for an engine loop, without threads or event loops."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from outpace.api.engine_messages import (
+    ChargeCallback,
+    ConnectionEndedError,
+    EngineCommand,
+    EngineMessage,
+    RequestProgress,
+    SubmitCommand,
+)
+
+PROMPT = [9, 17, 4, 33]
+
+
+class Script:
+    """A connection whose commands come from a generator, one list per round."""
+
+    def __init__(self, rounds: Iterator[list[EngineCommand]]) -> None:
+        """Start the generator."""
+        self.rounds = rounds
+        self.messages: list[EngineMessage] = []
+        self.waits: list[float | None] = []
+        self.charged: list[bool] = []
+
+    def receive_commands(self, seconds: float | None) -> Sequence[EngineCommand]:
+        """Return the next commands; the end of the script ends the connection."""
+        self.waits.append(seconds)
+        if (commands := next(self.rounds, None)) is None:
+            raise ConnectionEndedError
+        return commands
+
+    def send_messages(
+        self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
+    ) -> None:
+        """Store sent messages."""
+        self.messages += messages
+        self.charged.append(charge is not None)
+
+    def of(self, number: int) -> list[RequestProgress]:
+        """Return the progress of a request."""
+        return [e for e in self.messages if isinstance(e, RequestProgress) and e.number == number]
+
+    def ids(self, number: int) -> list[int]:
+        """Return the tokens of a request that has been answered."""
+        event = self.of(number)[-1].event
+        assert event is not None and event.output is not None
+        return list(event.output.ids)
+
+    def over(self, number: int) -> bool:
+        """Return whether a request has ended."""
+        return any(progress.is_last for progress in self.of(number))
+
+
+def submit(
+    number: int,
+    model: str = "x",
+    *,
+    streams: bool = False,
+    watched: bool = False,
+    **options: Any,
+) -> SubmitCommand:
+    """Return a request."""
+    return SubmitCommand(number, model, PROMPT, streams, watched, {"max_tokens": 24, **options})
+
+
+def until_over(script: Script, *numbers: int) -> Iterator[list[EngineCommand]]:
+    """Yield rounds without commands until requests have ended."""
+    limit = time.monotonic() + 60
+    while not all(map(script.over, numbers)):
+        assert time.monotonic() < limit
+        yield []

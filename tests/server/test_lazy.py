@@ -1,0 +1,239 @@
+"""Models that are loaded when they are requested: options, files, answers, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from threading import Event, Thread
+from typing import Any
+
+import httpx2
+import pytest
+from starlette.testclient import TestClient
+
+from asking import ask, chat, events, refused, text_of
+from outpace.checkpoints.load import ZOO_FOLDER
+from outpace.server import models
+from outpace.server.app import build_server_app
+from outpace.server.service import Service
+from outpace.server.settings import Config, Entry
+from running import serving
+
+URL = "http://localhost"
+BODY = chat(model="slow", max_tokens=12, seed=3)
+
+
+def served(**entries: Entry) -> Service:
+    """A service in this process."""
+    return Service.load(Config(models=entries))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A model's own folder."""
+    own = Path(shutil.copytree(ZOO_FOLDER / "tiny-aux", tmp_path / "secret" / "own"))
+    for file in (ZOO_FOLDER / "vocabulary").iterdir():
+        shutil.copy(file, own)
+    return own
+
+
+@pytest.fixture
+def service(folder: Path) -> Iterator[Service]:
+    """A service whose first model is lazy."""
+    own = served(
+        slow=Entry(path=str(folder), lazy=True, cache_gib=0.01),
+        fast=Entry(path="tiny-aux", cache_gib=0.01),
+    )
+    yield own
+    own.client.close()
+
+
+@pytest.fixture
+def client(service: Service) -> Iterator[TestClient]:
+    """Its client."""
+    app = build_server_app(service)
+    with TestClient(app, URL, raise_server_exceptions=False) as client:
+        yield client
+
+
+def loaded(client: TestClient) -> dict[str, bool]:
+    """Which models the server reports as loaded, which must be the same everywhere."""
+    listed = {m["id"]: m["outpace"]["loaded"] for m in client.get("/v1/models").json()["data"]}
+    for name, is_loaded in listed.items():
+        assert client.get(f"/v1/models/{name}").json()["outpace"]["loaded"] is is_loaded
+        line = f'outpace_loaded{{model="{name}"}} {float(is_loaded)}'
+        assert line in client.get("/metrics").text.splitlines()
+    return listed
+
+
+def test_first_request_loads_the_model(client: TestClient) -> None:
+    """Its answer is that of a loaded model, streamed too; the server is ready before."""
+    assert loaded(client) == {"slow": False, "fast": True}
+    assert client.get("/ready").status_code == client.get("/health").status_code == 200
+    answer = text_of(events(client, BODY))
+    assert answer == ask(client, BODY | {"model": "fast"})["choices"][0]["message"]["content"]
+    assert loaded(client) == {"slow": True, "fast": True}
+    samples = client.get("/metrics").text
+    assert 'outpace_cache_pages{model="slow",role="target"}' in samples
+    assert 'outpace_requests_total{method="lookup",model="slow",result="answered"} 1.0' in samples
+
+
+def test_an_unknown_model_or_bad_field_loads_nothing(client: TestClient) -> None:
+    """Nor does the conversion of a prompt to token ids."""
+    refused(client, BODY | {"model": "other"}, 404)
+    refused(client, BODY | {"top_p": 7})
+    refused(client, BODY | {"outpace": {"method": "d2f"}})
+    reply = client.post("/tokenize", json={"model": "slow", "messages": BODY["messages"]})
+    assert reply.json()["count"] > 5
+    assert loaded(client) == {"slow": False, "fast": True}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failed_load_is_503_with_its_reason(
+    client: TestClient, folder: Path, stream: bool
+) -> None:
+    """Without the path; the next request loads the model."""
+    weights = folder / "model.safetensors"
+    weights.rename(folder / "elsewhere")
+    error = refused(client, BODY | {"stream": stream}, 503)
+    assert error["message"] == "slow cannot be loaded: slow has no model.safetensors"
+    assert client.get("/ready").status_code == 200
+    (folder / "elsewhere").rename(weights)
+    assert ask(client, BODY)["choices"]
+
+
+def test_a_server_that_stops_ends_waiting_requests(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With an error, as all others."""
+    gate = Event()
+    monkeypatch.setattr(models, "load_served_model", lambda entry: gate.wait(60))
+    request = service.models["slow"].engine.submit("Hello")
+
+    async def ask_and_stop() -> None:
+        task = asyncio.ensure_future(request)
+        while not service.client.requests:
+            await asyncio.sleep(0.01)
+        service.drain()
+        service.client.close()
+        await task
+
+    with pytest.raises(Exception, match="the engine loop was closed"):
+        asyncio.run(ask_and_stop())
+    gate.set()
+
+
+def break_weights(folder: Path) -> None:
+    """Cut the file of the weights."""
+    (folder / "model.safetensors").write_bytes(b"x" * 40)
+
+
+def remove_weights(folder: Path) -> None:
+    """Delete the file of the weights."""
+    (folder / "model.safetensors").unlink()
+
+
+def quantize_strangely(folder: Path) -> None:
+    """Give the weights an unknown format."""
+    path = folder / "config.json"
+    text = path.read_text().rstrip().removesuffix("}")
+    path.write_text(text + ', "quantization_config": {"quant_method": "zip"}}')
+
+
+@pytest.mark.parametrize(
+    ("damage", "named"),
+    [
+        (break_weights, "not a readable safetensors file"),
+        (remove_weights, "has no model.safetensors"),
+        (quantize_strangely, "zip"),
+        (shutil.rmtree, "no model '/.*own'"),
+    ],
+)
+def test_files_are_checked_at_the_start(
+    folder: Path, damage: Callable[[Path], None], named: str
+) -> None:
+    """Those of the model, and those of further models."""
+    damage(folder)
+    own = str(folder)
+    with pytest.raises(ValueError, match=f"^model slow: .*{named}"):
+        served(slow=Entry(path=own, lazy=True))
+    with pytest.raises(ValueError, match=f"^model slow: .*{named}"):
+        served(slow=Entry(path="tiny-ar", lazy=True, further={"draft": own}))
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"keep": "10m"}, "keep needs lazy"),
+        ({"lazy": True, "keep": "10"}, "keep must be a whole number with s, m, h or d.*got '10'"),
+        ({"lazy": True, "keep": "-1s"}, "got '-1s'"),
+        ({"lazy": True, "keep": "1.5h"}, "got '1.5h'"),
+        ({"lazy": True, "keep": "٣m"}, "keep must be"),
+        ({"lazy": True, "keep": "1m\n"}, "keep must be"),
+        ({"lazy": True, "tensor_parallel": 2}, "lazy cannot be combined with tensor_parallel"),
+        ({"lazy": True, "quantize": "zip"}, "quantize must be one of"),
+        ({"lazy": True, "dtype": "int3"}, "dtype must be one of"),
+        ({"lazy": True, "device": "abacus"}, "no device 'abacus'"),
+        ({"lazy": True, "attention": "none"}, "attention must be one of"),
+        ({"lazy": True, "pace": "fast"}, "pace must be"),
+        ({"lazy": True, "cache_gib": float("inf")}, "cache_gib must be"),
+        ({"lazy": True, "graphs": True, "device": "cpu"}, "graphs requires a CUDA device"),
+        ({"lazy": True, "method": "d2f"}, "method: must be one of"),
+        ({"lazy": True, "adapter": "nowhere"}, "nowhere"),
+    ],
+)
+def test_options_are_checked_at_the_start(given: dict[str, Any], named: str) -> None:
+    """The error names the model."""
+    with pytest.raises(ValueError, match=f"^model slow: .*{named}"):
+        served(slow=Entry(path="tiny-aux", **given))
+
+
+def test_memory_is_measured_as_it_is_loaded() -> None:
+    """The target, further models and the draft that is loaded by default."""
+    entry = Entry(path="tiny-ar", lazy=True, cache_gib=0.02, further={"aux": "tiny-aux"}, keep="2h")
+    model = models.make_lazy_model(entry, lambda: models.load_served_model(entry))
+    llm = model.load()
+    sizes = {
+        runner.name: sum(each.numel() * each.itemsize for each in runner.model.parameters())
+        for runner in llm.engine.runners
+    }
+    assert set(sizes) == {"tiny-ar", "tiny-aux", "tiny-dflash"}
+    assert model.weight_bytes == pytest.approx(sum(sizes.values()), rel=0.1)
+    caches = sum(runner.cache.memory.nbytes for runner in llm.engine.runners)
+    assert model.cache_bytes == pytest.approx(caches, rel=0.1) and model.keep_seconds == 7200
+
+
+@pytest.mark.slow
+def test_a_server_process_loads_and_unloads() -> None:
+    """It listens first, unloads the idle model, and answers waiting requests when it ends."""
+    words = ("--lazy", "--keep", "1s", "--cache-gib", "0.1", "--drain-seconds", "60")
+    with serving("--model", "slow=tiny-aux", *words) as process:
+        assert "slow: causal model, lookup, loaded when requested\n" in process.log
+        statuses: list[int] = []
+
+        def is_loaded() -> bool:
+            described = httpx2.get(f"{process.url}/v1/models/slow").json()
+            return bool(described["outpace"]["loaded"])
+
+        def ask_slow() -> None:
+            url = f"{process.url}/v1/chat/completions"
+            statuses.append(httpx2.post(url, json=BODY, timeout=60).status_code)
+
+        assert not is_loaded() and httpx2.get(f"{process.url}/ready").status_code == 200
+        ask_slow()
+        assert is_loaded()
+        limit = time.monotonic() + 30
+        while is_loaded():
+            assert time.monotonic() < limit
+            time.sleep(0.05)
+        thread = Thread(target=ask_slow)
+        thread.start()
+        while 'outpace_waiting{model="slow"} 0.0' in httpx2.get(f"{process.url}/metrics").text:
+            assert len(statuses) == 1
+        assert process.end() == 0
+        thread.join()
+        assert statuses == [200, 200]
+    assert "unloading slow: idle for 1 s\n" in process.log
