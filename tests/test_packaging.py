@@ -50,7 +50,12 @@ def test_the_wheel_has_the_zoo_once(wheel: dict[str, bytes | int]) -> None:
     assert [name for name in wheel if name.endswith("tokenizer.json")] == [
         "outpace/zoo/vocabulary/tokenizer.json"
     ]
-    for name in ("py.typed", "server/playground.html", "evaluation/protocols/apd.toml"):
+    for name in (
+        "py.typed",
+        "server/playground/page.html",
+        "server/playground/marked.LICENSE",
+        "evaluation/protocols/apd.toml",
+    ):
         assert f"outpace/{name}" in wheel
     compiled = [name for name in wheel if name.startswith("outpace/_compiled")]
     assert len(compiled) == (shutil.which("gcc") is not None)

@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 from outpace import LLM
 from outpace.api.trace import STATE_FILLED, STATE_FULL, block_edges, slot_states
 from outpace.methods import APD, D2F, METHODS, DFlash, Diffusion, FastDLLM, Speculative, WeDLM
+from toolbox import TOOLS, tool_model
 
 pytestmark = pytest.mark.browser
 
@@ -248,6 +249,7 @@ def test_change_of_method_rebuilds_the_options(visit):
         ({"temperature": -1}, "#temperature"),
         ({"max_tokens": 100_000}, "#max_tokens"),
         ({"prompt": "word " * 700}, "#prompt"),
+        ({"tools": "[1]"}, "#tools"),
     ],
 )
 def test_error_is_shown_at_its_field(visit, link, control):
@@ -260,12 +262,12 @@ def test_error_is_shown_at_its_field(visit, link, control):
     expect(error).to_be_visible()
     assert len(error.inner_text()) > 10
     expect(page.locator("#status")).to_have_text(re.compile("^Refused: "))
-    field.fill("0.5" if control == "[name=add]" else "16" if control == "#max_tokens" else "0")
+    field.fill({"[name=add]": "0.5", "#max_tokens": "16", "#tools": ""}.get(control, "0"))
     expect(error).to_be_hidden()
     assert len(visit.refused) == 1
 
 
-@pytest.mark.parametrize("link", [{"prompt": ""}, {"a.options.block": "x"}])
+@pytest.mark.parametrize("link", [{"prompt": ""}, {"a.options.block": "x"}, {"tools": "[{"}])
 def test_what_cannot_be_sent_is_said_at_once(visit, link):
     page = visit(D2F_LINK | {"a.method": "fast_dllm"} | link)
     run(page)
@@ -307,7 +309,7 @@ def test_keyboard_reaches_everything_and_shows_where_it_is(visit):
     run(page)
     page.evaluate("document.activeElement.blur()")
     seen = set()
-    for _ in range(40):
+    for _ in range(60):
         page.keyboard.press("Tab")
         place, outline = page.evaluate(
             "() => { const e = document.activeElement; return [e.id || e.name || e.className || "
@@ -318,7 +320,7 @@ def test_keyboard_reaches_everything_and_shows_where_it_is(visit):
         assert outline != "none", place
         seen.add(place)
     wanted = {"theme", "prompt", "max_tokens", "temperature", "seed", "raw", "mode", "run"}
-    assert wanted | {"A-model", "A-method", "answer", "CANVAS"} <= seen
+    assert wanted | {"A-model", "A-method", "view", "plain reply", "answer", "CANVAS"} <= seen
     page.locator(".answer").focus()
     page.keyboard.press("ArrowRight")
     expect(page.locator(".detail b")).to_have_text(re.compile("^Forward 1 "))
@@ -657,3 +659,206 @@ def test_timeline_is_that_of_the_command_line(visit, case):
     assert sorted(drawn["edges"]) == block_edges(output)
     assert drawn["guess"] == output.prompt_tokens
     assert drawn["kept"] == sum(step.kept for step in output.steps)
+
+
+MARKDOWN = """# Sorting & more
+
+A *merge* of `a < b` and **two** lists, see [the page](https://example.org/x?a=1&b=2):
+
+```python
+def merge(a, b):
+    return sorted(a + b) if "</script>" else ["<b>", "&lt;", "a rather long line that needs room"]
+```
+
+| n | square |
+|--:|-------:|
+| 2 | 4 |
+
+- one
+- two<br>lines
+"""
+HOSTILE = """<script>document.title='bad'</script> <img src=x onerror="document.title='bad'">
+
+<iframe src="javascript:document.title='bad'"></iframe>
+<svg onload="document.title='bad'"><a href="https://example.org" onclick="bad()">raw</a>
+
+[one](javascript:document.title='bad') [two](JaVaScRiPt:document.title='bad')
+[three](java&#10;script:bad) [four](data:text/html,<script>bad</script>) [five](//example.org)
+[six](https://example.org "x\" onclick=\"document.title='bad'") ![seven](https://example.org/x.png)
+<javascript:document.title='bad'>
+
+```"><img src=x onerror="document.title='bad'">
+</code></pre><script>document.title='bad'</script>
+```
+"""
+
+
+def fake(page: Page, *events: object) -> list[dict]:
+    """Let the server answer with events; returns the list of requests, which grows."""
+    requests: list[dict] = []
+
+    def fulfil(route: Route) -> None:
+        requests.append(route.request.post_data_json)
+        route.fulfill(**EVENTS, body=stream(*events))
+
+    page.route("**/v1/chat/completions", fulfil)
+    return requests
+
+
+def test_rendered_answer_has_code_and_lists(visit):
+    page = visit(D2F_LINK, permissions=["clipboard-read", "clipboard-write"], width=375)
+    fake(page, chunk(MARKDOWN))
+    run(page)
+    assert page.locator(".answer").text_content() == MARKDOWN
+    page.locator(".view").check()
+    answer = page.locator(".answer")
+    expect(answer.locator("h3")).to_have_text("Sorting & more")
+    expect(answer.locator("p code")).to_have_text("a < b")
+    expect(answer.locator("a")).to_have_attribute("href", "https://example.org/x?a=1&b=2")
+    expect(answer.locator("a")).to_have_attribute("rel", "noopener noreferrer nofollow")
+    expect(answer.locator("td.right")).to_have_text(["2", "4"])
+    expect(answer.locator("li")).to_have_text(["one", "twolines"])
+    code = MARKDOWN.split("```")[1].partition("\n")[2].rstrip("\n")
+    assert answer.locator("pre").text_content() == code
+    font = "e => getComputedStyle(e).fontFamily"
+    assert "monospace" in answer.locator("pre code").evaluate(font)
+    assert overflow(page) <= 0
+    for name, text in (("Copy code", code), ("Copy", MARKDOWN)):
+        page.get_by_role("button", name=name, exact=True).click()
+        expect(page.locator(":focus")).to_have_text("Copied")
+        assert page.evaluate("navigator.clipboard.readText()") == text
+    assert "view=rendered" in page.url
+    page.locator(".view").uncheck()
+    assert answer.text_content() == MARKDOWN
+    expect(answer.locator(".piece")).to_have_count(1)
+
+
+def test_rendered_answer_never_runs(visit):
+    page = visit(D2F_LINK | {"view": "rendered"})
+    fake(page, *map(chunk, HOSTILE))
+    run(page)
+    answer = page.locator(".answer")
+    expect(answer.locator(":is(script, img, iframe, svg, style, form, input)")).to_have_count(0)
+    assert answer.locator("a").evaluate_all("all => all.map((a) => a.href)") == [
+        "https://example.org/", "https://example.org/x.png",
+    ]  # fmt: skip
+    names = "all => [...new Set(all.flatMap((each) => each.getAttributeNames()))].sort()"
+    assert not [name for name in answer.locator("*").evaluate_all(names) if name[:2] == "on"]
+    expect(answer).to_contain_text("<script>document.title='bad'</script>")
+    fake(page, chunk("> " * 5000 + HOSTILE))
+    run(page)
+    expect(answer).to_have_text("> " * 5000 + HOSTILE)
+    expect(page).to_have_title("outpace playground")
+
+
+def part(texts: list[str], **delta: object) -> dict:
+    """An event with a part of an answer, and its tokens, each of one forward."""
+    event = chunk("")
+    event["choices"][0]["delta"] = delta
+    event["outpace"]["steps"] *= len(texts)
+    event["outpace"]["texts"] = texts
+    return event
+
+
+def call(name: str | None, arguments: str) -> list[dict]:
+    """A delta of a call."""
+    identity = {"id": "abcdefghi", "type": "function"} if name else {}
+    function = {"arguments": arguments} | ({"name": name} if name else {})
+    return [{"index": 0, **identity, "function": function}]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(375, "dark"), (1440, "light")])
+def test_turns_show_thoughts_and_calls_and_are_sent_again(visit, width, scheme):
+    page = visit(
+        D2F_LINK | {"system": "Be brief.", "tools": json.dumps(TOOLS)},
+        width=width, color_scheme=scheme,
+    )  # fmt: skip
+    requests = fake(
+        page,
+        part(["<think>", "First", " the"], reasoning_content="First the"),
+        part([" city", "</think>", "Let me", " look"], reasoning_content=" city", content="Let me"),
+        part(["."], content=" look."),
+        part(["<tool_call>", '{"name": "get_weather", "arguments": {"ci'],
+             tool_calls=call("get_weather", '{"ci')),
+        part(['ty": "Paris', '"}}'], tool_calls=call(None, 'ty": "Paris"}')),
+    )  # fmt: skip
+    run(page)
+    rows = "pieces => pieces.map((piece) => [piece.textContent, piece.row])"
+    assert page.locator(".thoughts .piece").evaluate_all(rows) == [
+        ["First", 1], [" the", 2], [" city", 3],
+    ]  # fmt: skip
+    assert page.locator(".answer > .plain-text .piece").evaluate_all(rows) == [
+        ["Let me", 5], [" look", 6], [".", 7],
+    ]  # fmt: skip
+    assert page.locator(".call .piece").evaluate_all(rows) == [
+        ['{"ci', 9], ['ty": "Paris', 10], ['"}', 11],
+    ]  # fmt: skip
+    expect(page.locator(".thoughts .piece").first).to_be_hidden()
+    page.locator(".thoughts summary").press("Enter")
+    expect(page.locator(".thoughts .piece").first).to_be_visible()
+    page.locator(".view").check()
+    expect(page.locator(".call b")).to_have_text("get_weather")
+    assert page.locator(".call pre").text_content() == '{\n  "city": "Paris"\n}'
+    page.keyboard.press("Control+Shift+Enter")
+    expect(page.locator("#result-1-0")).to_be_focused()
+    expect(page.locator("#conversation .about")).to_contain_text("d2f on tiny-d2f: ")
+    page.keyboard.insert_text("12 degrees")
+    run(page)
+    assert overflow(page) <= 0
+    system = {"role": "system", "content": "Be brief."}
+    user = {"role": "user", "content": ZOO}
+    arguments = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
+    turn = {
+        "role": "assistant", "content": "Let me look.", "reasoning_content": "First the city",
+        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": arguments}],
+    }  # fmt: skip
+    result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "12 degrees"}
+    assert [each["messages"] for each in requests] == [
+        [system, user], [system, user, turn, result],
+    ]  # fmt: skip
+    assert [(each["tools"], each["tool_choice"]) for each in requests] == [(TOOLS, "auto")] * 2
+    page.locator("#new").click()
+    expect(page.locator("#conversation")).to_be_hidden()
+    page.locator("#prompt").fill("Hello")
+    run(page)
+    assert requests[2]["messages"] == [system, {"role": "user", "content": "Hello"}]
+
+
+def test_turns_and_calls_reach_a_server(browser):
+    with served(tool_model("tiny-aux", "tool_call")) as address:
+        visit = Visitor(browser, address)
+        page = visit({"tools": json.dumps(TOOLS), "tool_choice": "required", "max_tokens": 120})
+        run(page)
+        name = page.locator(".call b").inner_text()
+        assert name in {tool["function"]["name"] for tool in TOOLS}
+        page.locator(".reply").click()
+        page.keyboard.insert_text("12 degrees")
+        run(page)
+        expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
+        page.locator(".reply").click()
+        expect(page.locator("#conversation li")).to_have_count(2)
+        page.locator("[name=raw][value='1']").check()
+        expect(page.locator("#conversation")).to_be_hidden()
+        assert visit.errors == visit.refused == []
+        page.context.close()
+
+
+def test_long_answer_is_followed_until_the_reader_scrolls_up(visit):
+    page = visit(D2F_LINK)
+    pane = "document.querySelector('.answer')"
+    settle = "for (const _ of [1, 2]) await new Promise(requestAnimationFrame);"
+    scroll = f"async (top) => {{ {pane}.scrollTo(0, top); {settle} }}"
+    grow = f"""async (count) => {{
+      lanes[0].answer.write("text", "line\\n".repeat(count));
+      lanes[0].answer.refresh();
+      {settle}
+      return [{pane}.scrollTop, {pane}.scrollHeight - {pane}.clientHeight - {pane}.scrollTop];
+    }}"""
+    for count in (100, 1, 50):
+        top, below = page.evaluate(grow, count)
+        assert top > 0 and abs(below) < 2
+    page.evaluate(scroll, top - 300)
+    for _ in range(2):
+        assert page.evaluate(grow, 50)[0] == top - 300
+    page.evaluate(scroll, 1e6)
+    assert abs(page.evaluate(grow, 50)[1]) < 2

@@ -213,4 +213,5 @@ def merge_events(events: Sequence[Event]) -> Event:
         steps=[step for event in events for step in event.steps],
         canvas=events[-1].canvas,
         output=events[-1].output,
+        prompt_logprobs=events[0].prompt_logprobs,
     )

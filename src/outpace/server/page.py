@@ -9,17 +9,24 @@ from importlib.resources import files
 
 from starlette.responses import Response
 
+LINKED_FILE = re.compile(
+    r'<link rel="stylesheet" href="(?P<style>[\w.]+)">|<script src="(?P<script>[\w.]+)"></script>'
+)
+"""Reference to a file beside the page."""
+
 
 class PlaygroundPage:
-    """The HTML file with its inline scripts and styles, and its headers."""
+    """The page with its styles and scripts inline, and its headers."""
 
     def __init__(self) -> None:
-        self.text = (files("outpace.server") / "playground.html").read_text(encoding="utf-8")
+        self.folder = files("outpace.server") / "playground"
+        self.hashes: dict[str, list[str]] = {"style": [], "script": []}
+        self.text = LINKED_FILE.sub(self.embed_file, self.read_file("page.html"))
         self.headers = {
             "Content-Security-Policy": (
-                f"default-src 'none'; connect-src 'self'; img-src data:; "
-                f"script-src {self.hash_sources('script')}; style-src "
-                f"{self.hash_sources('style')}; "
+                "default-src 'none'; connect-src 'self'; img-src data:; "
+                f"script-src {' '.join(self.hashes['script'])}; "
+                f"style-src {' '.join(self.hashes['style'])}; "
                 "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
             ),
             "X-Content-Type-Options": "nosniff",
@@ -27,12 +34,17 @@ class PlaygroundPage:
             "Cache-Control": "no-cache",
         }
 
-    def hash_sources(self, tag: str) -> str:
-        """Return the policy's hash sources for all inline elements of a tag."""
-        contents = re.findall(rf"<{tag}(?:\s[^>]*)?>(.*?)</{tag}>", self.text, re.DOTALL)
-        digests = (hashlib.sha256(text.encode()).digest() for text in contents)
-        sources = (f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-        return " ".join(sources) or "'none'"
+    def read_file(self, name: str) -> str:
+        """Return the text of a file of the page."""
+        return (self.folder / name).read_text(encoding="utf-8")
+
+    def embed_file(self, reference: re.Match[str]) -> str:
+        """Return the element with the content of a file, and allow its hash."""
+        tag = reference.lastgroup or ""
+        content = self.read_file(reference[tag])
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        self.hashes[tag].append(f"'sha256-{digest}'")
+        return f"<{tag}>{content}</{tag}>"
 
     def to_response(self) -> Response:
         """Return the page as a response."""
