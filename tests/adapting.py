@@ -27,7 +27,7 @@ def write_adapter(
         model = Transformer(config)
     generator = torch.Generator().manual_seed(seed)
     updates = {}
-    for name, sources in parameter_parts(model).items():
+    for name, sources in parameter_parts(model, ()).items():
         layer = model.get_submodule(name.rpartition(".")[0])
         if not (isinstance(layer, nn.Linear) and any(part in name for part in parts)):
             continue

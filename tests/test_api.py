@@ -69,6 +69,7 @@ OPTIONS += ["logprobs", "min_p", "stop_ids", "ignore_eos", "min_tokens", "presen
 OPTIONS += ["frequency_penalty", "repetition_penalty", "logit_bias", "template"]
 OPTIONS += ["schema", "regex", "choices", "grammar", "cloze"]
 OPTIONS += ["tools", "tool_choice", "parallel_tool_calls"]
+OPTIONS += ["prompt_logprobs", "suffix"]
 OPTIONS += ["adapter", "reasoning_effort", "max_reasoning_tokens", "top_logprobs"]
 
 

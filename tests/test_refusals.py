@@ -10,7 +10,7 @@ import pytest
 
 from helpers import published, random_model
 from outpace import LLM
-from outpace.api import llm
+from outpace.api import further, llm
 from outpace.checkpoints.load import save_model
 from outpace.cli import flags, measure
 from outpace.cli.main import main
@@ -32,7 +32,8 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return note
 
     monkeypatch.setattr(llm, "load_model", noting("weights"))
-    monkeypatch.setattr(llm, "load_draft", noting("weights"))
+    for name in ("load_model", "load_draft"):
+        monkeypatch.setattr(further, name, noting("weights"))
     return found
 
 

@@ -879,7 +879,7 @@ def test_the_command_line_is_frozen(outpace):
             "--max-replicas",
         }
         | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
-        | {"--log-format"}
+        | {"--log-format", "--lazy", "--keep", "--adapters"}
         | LOADING,
         "data": SAMPLING
         | ENDING

@@ -22,7 +22,7 @@ from helpers import (
     random_model,
     whole,
 )
-from outpace.api import llm
+from outpace.api import loading
 from outpace.api.llm import LLM
 from outpace.checkpoints import fill, load
 from outpace.checkpoints.load import load_model, save_model
@@ -86,7 +86,7 @@ def gpu(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(load, "fill_model", on_cpu)
     monkeypatch.setattr(runner, "pack_model", lambda model: None)
-    for module in (llm, load):
+    for module in (loading, load):
         monkeypatch.setattr(
             module, "check_quantize", lambda way, device, dtype: check_quantize(way, GPU, dtype)
         )

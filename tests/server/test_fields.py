@@ -145,7 +145,7 @@ def test_documented_settings_are_read(tmp_path: Path) -> None:
     config = read_config(tmp_path / "serve.toml")
     assert isinstance(config, Config)
     assert config.server == Config(models=config.models).server
-    assert set(config.models) == {"story", "fast"}
+    assert set(config.models) == {"story", "fast", "seldom"}
 
 
 def test_template_variables_are_those_of_the_template(client: TestClient) -> None:

@@ -15,8 +15,9 @@ from asking import QUESTION, chat, completion, route
 from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.methods import APD, Speculative
 from outpace.server.app import build_server_app
+from outpace.server.model_names import name_models
 from outpace.server.service import Service
-from outpace.server.settings import Config, make_entry, name_models
+from outpace.server.settings import Config, make_entry
 
 SECRET = "very-secret"
 

@@ -9,7 +9,8 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
-from outpace.api.options import Options, offset_seed
+from outpace.api.option_types import offset_seed
+from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.api.prompts import Prompt, validate_prompt
 from outpace.api.text import Message

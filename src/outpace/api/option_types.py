@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from numpy import ndarray
 from torch import Tensor
 
 from outpace.constraint.cloze import InfillParts
+from outpace.decoding.sampling_params import is_whole_number
+from outpace.errors import OptionError
 from outpace.methods.options import MethodSpec
 
 
@@ -90,3 +92,11 @@ class Options(TypedDict, total=False):
     tool_choice: str | Mapping[str, Any] | None
     parallel_tool_calls: bool | None
     cloze: InfillParts | None
+
+
+def offset_seed(options: Options, offset: int) -> Options:
+    """Return options with `offset` added to the seed; raises `OptionError` for an invalid seed."""
+    seed: object = options.get("seed", 0)
+    if not is_whole_number(seed):
+        raise OptionError("seed", seed, f"seed must be an integer, got {seed!r}")
+    return {**options, "seed": cast(int, seed) + offset}

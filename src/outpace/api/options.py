@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from numpy import ndarray
 from torch import Tensor
@@ -18,7 +18,6 @@ from outpace.api.tools import ToolUse, read_tool_use
 from outpace.constraint.cloze import InfillParts, check_template
 from outpace.constraint.constraint_rule import ConstraintRule, constraint_rule
 from outpace.decoding import Sampling
-from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
 from outpace.methods.bounds import check_at_least_one
 from outpace.methods.method import MAX_FLOAT_VALUE, check_type
@@ -144,7 +143,7 @@ class RequestOptions:
     raw: Annotated[
         bool, Info("Continue the text as it is, without the chat template.", "prompt", fields=())
     ] = False
-    suffix: Annotated[str | None, Info(None, "prompt", fields=())] = None
+    suffix: Annotated[str | None, Info(fields=())] = None
     template: Annotated[
         Mapping[str, Any],
         Info(
@@ -301,15 +300,16 @@ class RequestOptions:
         if self.cloze is not None:
             check_template(self.cloze)
             what = "cloze"
-            names += ["stop_ids", "max_tokens", "max_reasoning_tokens", "suffix"]
+            names += ["stop_ids", "max_tokens", "max_reasoning_tokens"]
             names += [*option_names("rule"), *option_names("calls")]
         if what is None and self.max_reasoning_tokens is not None:
-            what, names = "max_reasoning_tokens", ["ignore_eos", "raw", "suffix"]
+            what, names = "max_reasoning_tokens", ["ignore_eos", "raw"]
         if what is not None:
             self.check_absent(names, what)
         if self.suffix is not None:
-            names = ["reasoning_effort", "max_reasoning_tokens", *option_names("calls")]
-            self.check_absent(names + ["template"] * bool(self.template), "suffix")
+            of_chats = [name for name in option_names("prompt") if name != "raw"]
+            names = [*of_chats, "max_reasoning_tokens", *option_names("calls"), "cloze"]
+            self.check_absent(names, "suffix")
 
     def check_absent(self, names: Sequence[str], what: str) -> None:
         """Raise `OptionError` for the first option that is set beside another one."""
@@ -317,7 +317,7 @@ class RequestOptions:
             value = getattr(self, name)
             if isinstance(value, ndarray | Tensor):
                 value = value.tolist()
-            if value not in (None, (), [], False, 0):
+            if value not in (None, (), [], {}, False, 0):
                 message = f"{name} cannot be combined with {what}: omit one of the two"
                 raise OptionError(name, value, message)
 
@@ -340,11 +340,3 @@ def option_names(group: str) -> list[str]:
 def check_options(options: Options) -> None:
     """Raise `OptionError` for options that are invalid for every model and method."""
     RequestOptions.of(options).build_sampling({})
-
-
-def offset_seed(options: Options, offset: int) -> Options:
-    """Return options with `offset` added to the seed; raises `OptionError` for an invalid seed."""
-    seed: object = options.get("seed", 0)
-    if not is_whole_number(seed):
-        raise OptionError("seed", seed, f"seed must be an integer, got {seed!r}")
-    return {**options, "seed": cast(int, seed) + offset}

@@ -17,7 +17,8 @@ from outpace.api.effects import (
     resolve_stop_ids,
 )
 from outpace.api.infill import InfillLayout
-from outpace.api.options import Options, RequestOptions, offset_seed
+from outpace.api.option_types import offset_seed
+from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Output
 from outpace.api.pending_answer import PendingAnswer
 from outpace.api.text import Prompt

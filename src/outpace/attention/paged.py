@@ -112,9 +112,7 @@ class PagedAttention:
         Empty if a span uses a field that the kernel does not support; `dense` then attends, and the
         log reports it once.
         """
-        field = unsupported_field(
-            RowSpan, spans, {"rows", "start", "num_visible", "visible_ends", "pages", "tree"}
-        )
+        field = unsupported_field(RowSpan, spans, SUPPORTED_FIELDS)
         if warn_unsupported(field, self.logged_fields):
             return []
         grid = self.work_grid(spans)
@@ -148,6 +146,10 @@ class PagedAttention:
             return launches[self.attention_windows[layer]](q, keys, values, sinks)
 
         return attend
+
+
+SUPPORTED_FIELDS = {"rows", "start", "num_visible", "visible_ends", "pages", "tree", "settled"}
+"""Fields of a span that the kernel supports; `settled` concerns recurrent layers only."""
 
 
 @dataclass(slots=True)

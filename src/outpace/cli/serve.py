@@ -88,12 +88,13 @@ def serve(
     try:
         from outpace.server import run, settings
         from outpace.server.logs import start_log
+        from outpace.server.model_names import name_models
         from outpace.server.models import check_all_models
     except ImportError as error:
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
     if max_replicas is not None and replicas is None:
         raise OptionError("max_replicas", max_replicas, "--max-replicas needs --replicas")
-    paths = settings.name_models(model, models or ())
+    paths = name_models(model, models or ())
     if config is not None and paths:
         raise ValueError("models cannot be given both on the command line and in --config")
     changed = serve_flags != SERVE_FLAGS or load_flags != LOAD_FLAGS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -188,3 +188,31 @@ def attach_logits(
 def concatenate(parts: Sequence[Tensor]) -> Tensor:
     """Concatenate parts; a single one is returned unchanged."""
     return torch.cat(list(parts)) if len(parts) > 1 else parts[0]
+
+
+def apply_processors(logits: Tensor, rows: slice, forwards: Sequence[ScheduledForward]) -> None:
+    """Apply the processors of each forward to its rows in a chunk of a read group."""
+    begin = 0
+    for forward in forwards:
+        end = begin + len(forward.slots)
+        chunk_begin, chunk_end = max(begin, rows.start), min(end, rows.stop)
+        if forward.processors and chunk_begin < chunk_end:
+            rows_of_forward = logits[chunk_begin - rows.start : chunk_end - rows.start]
+            for part, slots, text in processor_inputs(
+                rows_of_forward, forward, slice(chunk_begin - begin, chunk_end - begin)
+            ):
+                for processor in forward.processors:
+                    processor(part, slots, text)
+        begin = end
+
+
+def processor_inputs(
+    logits: Tensor, forward: ScheduledForward, rows: slice
+) -> Iterator[tuple[Tensor, Sequence[int], Sequence[int]]]:
+    """Yield the wanted `rows` of a forward with their text: all together, or per branch."""
+    slots = forward.slots[rows]
+    if forward.branches is None:
+        yield logits, slots, forward.text
+        return
+    for row, (slot, branch) in enumerate(zip(slots, forward.branches[rows], strict=True)):
+        yield logits[row : row + 1], [slot], [*forward.text, *branch]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from outpace.engine.fuse import compile_layers
 from outpace.engine.graphs import SCRATCH_SLOTS, GraphCache, PassRecorder
 from outpace.engine.pack import PackedPass, TransferBuffer, pack_pass
 from outpace.engine.prefix import PrefixCache, token_pairs
-from outpace.engine.readout import HostTransfer, LaunchedPass, ReadChunk
+from outpace.engine.readout import HostTransfer, LaunchedPass, ReadChunk, apply_processors
 from outpace.engine.recurrent import RecurrentPass
 from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.models.adapted import ModelUpdates
@@ -322,31 +322,3 @@ def split_chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice
             begin = end
         end += count
     return [*found, slice(begin, end)] if begin < end else found
-
-
-def apply_processors(logits: Tensor, rows: slice, forwards: Sequence[ScheduledForward]) -> None:
-    """Apply the processors of each forward to its rows in a chunk of a read group."""
-    begin = 0
-    for forward in forwards:
-        end = begin + len(forward.slots)
-        chunk_begin, chunk_end = max(begin, rows.start), min(end, rows.stop)
-        if forward.processors and chunk_begin < chunk_end:
-            rows_of_forward = logits[chunk_begin - rows.start : chunk_end - rows.start]
-            for part, slots, text in processor_inputs(
-                rows_of_forward, forward, slice(chunk_begin - begin, chunk_end - begin)
-            ):
-                for processor in forward.processors:
-                    processor(part, slots, text)
-        begin = end
-
-
-def processor_inputs(
-    logits: Tensor, forward: ScheduledForward, rows: slice
-) -> Iterator[tuple[Tensor, Sequence[int], Sequence[int]]]:
-    """Yield the wanted `rows` of a forward with their text: all together, or per branch."""
-    slots = forward.slots[rows]
-    if forward.branches is None:
-        yield logits, slots, forward.text
-        return
-    for row, (slot, branch) in enumerate(zip(slots, forward.branches[rows], strict=True)):
-        yield logits[row : row + 1], [slot], [*forward.text, *branch]

@@ -128,8 +128,9 @@ class HostedModel(ModelInfo):
 
 def load_served_model(entry: Entry) -> LLM:
     """Load a model and everything its methods need; raises `ValueError` if that is impossible."""
-    _, methods = available_methods(entry)
-    llm = LLM(entry.path, **entry.load_options())
+    default, methods = available_methods(entry)
+    _, method = methods[default].default_method
+    llm = LLM(entry.path, method, **entry.load_options())
     for choice in methods.values():
         for _, method in method_variants(choice):
             for adapter in (None, *llm.adapters):

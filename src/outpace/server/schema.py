@@ -14,7 +14,7 @@ from pydantic import (
 )
 
 from outpace.api.option_checks import EFFORTS, MAX_TOP_LOGPROBS
-from outpace.api.options import MAX_ANSWER_TOKENS, REQUEST_OPTIONS
+from outpace.api.options import MAX_ANSWER_TOKENS, REQUEST_OPTIONS, option_names
 from outpace.api.tools import link_calls, read_tool_use
 from outpace.errors import OptionError
 from outpace.server.bounds import BoundedText, LogitBias, Name, ShortText, StrictModel, bounded_type
@@ -262,7 +262,7 @@ class ChatRequest(BaseRequest):
         parallel = self.parallel_tool_calls
         if read_tool_use(tools, choice, parallel) is None:
             return {}
-        return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": parallel}
+        return dict(zip(option_names("calls"), (tools, choice, parallel), strict=True))
 
 
 def prompt_type_tag(prompt: object) -> str | None:

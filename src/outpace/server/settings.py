@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import reprlib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -22,7 +22,6 @@ from pydantic import (
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
 from outpace.checkpoints.load import target_config
-from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS, Method
@@ -30,6 +29,7 @@ from outpace.models.config import ModelConfig
 from outpace.server.bounds import bounded_type
 from outpace.server.entry_options import SERVE_OPTIONS, ServeOptions
 from outpace.server.logs import LogFormat
+from outpace.server.model_names import name_role_models
 
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 
@@ -297,42 +297,6 @@ def make_entry(
         values["further"] = {named[role]: name for role, name in roles.items()} | values["further"]
         values |= {"method": registered_name(METHODS, type(method)), "options": options}
     return parse_section(Entry, values, path)
-
-
-def name_role_models(roles: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
-    """Name the model of each role as in `further`, or by its file with a number if ambiguous."""
-    places = dict(further)
-    names = {}
-    for role, path in roles.items():
-        same = (name for name, place in places.items() if place == path)
-        names[role] = next(same, None) or distinct_name(name_of(path), places)
-        places[names[role]] = path
-    return names
-
-
-def name_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
-    """Name the models of a command line: `name=path`, or a path alone.
-
-    Raises:
-        OptionError: If a name is given twice.
-    """
-    unnamed = [] if model is None else [model]
-    named_paths: dict[str, str] = {}
-    for text in others:
-        name, equals, path = text.partition("=")
-        if not equals or os.path.exists(text):
-            unnamed.append(text)
-        elif not (name and path):
-            message = f"--model must be name=path, or a path, got {text!r}"
-            raise OptionError("model", text, message)
-        elif name in named_paths:
-            raise OptionError("model", text, f"--model: the name {name} is given twice")
-        else:
-            named_paths[name] = path
-    models: dict[str, str] = {}
-    for path in unnamed:
-        models[distinct_name(name_of(path), {*named_paths, *models})] = path
-    return models | named_paths
 
 
 def registered_name(registry: Mapping[str, type[Method]], kind: type[Method]) -> str:
