@@ -192,7 +192,7 @@ def test_options_are_checked_at_the_start(given: dict[str, Any], named: str) -> 
 
 
 def test_memory_is_measured_as_it_is_loaded() -> None:
-    """The target, further models and the draft that is loaded by default."""
+    """The target and further models."""
     entry = Entry(path="tiny-ar", lazy=True, cache_gib=0.02, further={"aux": "tiny-aux"}, keep="2h")
     model = models.make_lazy_model(entry, lambda: models.load_served_model(entry))
     llm = model.load()
@@ -200,7 +200,7 @@ def test_memory_is_measured_as_it_is_loaded() -> None:
         runner.name: sum(each.numel() * each.itemsize for each in runner.model.parameters())
         for runner in llm.engine.runners
     }
-    assert set(sizes) == {"tiny-ar", "tiny-aux", "tiny-dflash"}
+    assert set(sizes) == {"tiny-ar", "tiny-aux"}
     assert model.weight_bytes == pytest.approx(sum(sizes.values()), rel=0.1)
     caches = sum(runner.cache.memory.nbytes for runner in llm.engine.runners)
     assert model.cache_bytes == pytest.approx(caches, rel=0.1) and model.keep_seconds == 7200

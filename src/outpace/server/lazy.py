@@ -10,13 +10,10 @@ import torch
 from outpace.api.llm import LLM
 from outpace.api.loading import resolve_types
 from outpace.api.model_loader import LazyModel
-from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.load import load_adapter
 from outpace.checkpoints.stored_size import loaded_bytes
 from outpace.engine.cache import cache_bytes, check_cache_gib
 from outpace.engine.engine import Pacing
-from outpace.engine.method_selector import MethodSelector
-from outpace.engine.pairing import further_models
 from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.low_bits import default_quantize
@@ -72,10 +69,9 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
     quantize = default_quantize(entry.quantize, entry.dtype, device, entry.tensor_parallel)
     if entry.adapter is not None:
         load_adapter(entry.adapter)
-    name = model_title(entry.path, entry.adapter)
-    usual = MethodSelector(None, name, entry.read_model_config()).default
-    drafts = further_models(usual, name)  # loaded in any case
-    paths = {entry.path, *entry.further.values(), *drafts.values()}
+    for folder in (entry.adapters or {}).values():
+        load_adapter(folder)
+    paths = {entry.path, *entry.further.values()}
     is_measured = entry.cache_gib is None and device.type == "cuda"  # half of what is free then
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())
