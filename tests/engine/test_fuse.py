@@ -101,7 +101,7 @@ def test_compiled_layers_give_the_same_tokens(
     assert decode(True) == decode(False)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler of C++")
 def test_compiled_model_is_the_same() -> None:

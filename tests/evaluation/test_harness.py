@@ -201,14 +201,13 @@ def test_model_is_registered(harness: Any) -> None:
     assert get_model("outpace") is harness.OutpaceHarness
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("model", "kind", "more"),
     [
-        ("tiny-ar", "generate_until", GENERATE),
-        ("tiny-ar", "multiple_choice", CHOOSE),
-        ("tiny-dream", "multiple_choice", CHOOSE),
+        pytest.param("tiny-ar", "generate_until", GENERATE, marks=pytest.mark.slow),
+        pytest.param("tiny-ar", "multiple_choice", CHOOSE, marks=pytest.mark.exhaustive),
+        pytest.param("tiny-dream", "multiple_choice", CHOOSE, marks=pytest.mark.exhaustive),
     ],
 )
 def test_custom_task(

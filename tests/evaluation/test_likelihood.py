@@ -66,8 +66,13 @@ def test_empty_continuation_has_probability_one() -> None:
         assert read(llm, method, ids) == 0 and method.found.greedy
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny-dream", "tiny-llada"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("tiny-dream", marks=pytest.mark.slow),
+        pytest.param("tiny-llada", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_diffusion_model(name: str) -> None:
     """The estimate of many draws approaches the mean over all masks of three tokens."""
     llm, model = LLM(name), load_model(name)

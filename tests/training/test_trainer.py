@@ -173,10 +173,16 @@ def interrupted_run(tmp_path: Path, number: signal.Signals, *more: str) -> tuple
     return process.returncode, printed
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("more", [(), ("--processes", "2")], ids=["one", "two"])
 @pytest.mark.parametrize(
-    ("number", "last"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+    ("number", "last", "more"),
+    [
+        pytest.param(signal.SIGINT, "interrupted", (), marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "terminated", ("--processes", "2"), marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, "terminated", (), marks=pytest.mark.exhaustive),
+        pytest.param(
+            *(signal.SIGINT, "interrupted", ("--processes", "2")), marks=pytest.mark.exhaustive
+        ),
+    ],
 )
 def test_a_signal_ends_a_run_after_a_checkpoint(
     tmp_path: Path, number: signal.Signals, last: str, more: tuple[str, ...]
