@@ -139,7 +139,7 @@ LONG = {"suffix": SUFFIX, "max_tokens": 10**6}
         ("tiny-dream", PREFIX, "regex", {"suffix": SUFFIX, "regex": "a"}),
         ("tiny-dream", PREFIX, "min_tokens", {"suffix": SUFFIX, "min_tokens": 1}),
         ("tiny-dream", PREFIX, "stop_ids", {"suffix": SUFFIX, "stop_ids": np.array([5, 6])}),
-        ("tiny-dream", PREFIX, "suffix", {"suffix": SUFFIX, "cloze": ["a", Hole(2)]}),
+        ("tiny-dream", PREFIX, "cloze", {"suffix": SUFFIX, "cloze": ["a", Hole(2)]}),
         ("tiny-dream", PREFIX, "template", {"suffix": SUFFIX, "template": {"x": 1}}),
     ],
 )

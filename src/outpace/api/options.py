@@ -143,7 +143,7 @@ class RequestOptions:
     raw: Annotated[
         bool, Info("Continue the text as it is, without the chat template.", "prompt", fields=())
     ] = False
-    suffix: Annotated[str | None, Info(fields=())] = None
+    suffix: Annotated[str | None, Info(None, "prompt", fields=())] = None
     template: Annotated[
         Mapping[str, Any],
         Info(
@@ -307,7 +307,8 @@ class RequestOptions:
         if what is not None:
             self.check_absent(names, what)
         if self.suffix is not None:
-            of_chats = [name for name in option_names("prompt") if name != "raw"]
+            own = [name for name in option_names("prompt") if name != "raw"]
+            of_chats = [name for name in own if getattr(self, name)]
             names = [*of_chats, "max_reasoning_tokens", *option_names("calls"), "cloze"]
             self.check_absent(names, "suffix")
 
@@ -317,7 +318,7 @@ class RequestOptions:
             value = getattr(self, name)
             if isinstance(value, ndarray | Tensor):
                 value = value.tolist()
-            if value not in (None, (), [], {}, False, 0):
+            if name != what and value not in (None, (), [], False, 0):
                 message = f"{name} cannot be combined with {what}: omit one of the two"
                 raise OptionError(name, value, message)
 
