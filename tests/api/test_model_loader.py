@@ -183,7 +183,7 @@ def test_a_cancelled_request_does_not_end_the_load(usual: list[int]) -> None:
         return load()
 
     def never() -> LLM:
-        raise AssertionError("nobody needs it")
+        raise AssertionError("it is not requested")
 
     def play(script: Script, loop: EngineLoop) -> Rounds:
         yield [submit(1, "y"), submit(2, "y", temperature=-1)]

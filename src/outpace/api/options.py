@@ -308,9 +308,8 @@ class RequestOptions:
         if what is not None:
             self.check_absent(names, what)
         if self.suffix is not None:
-            own = [name for name in option_names("prompt") if name != "raw"]
-            of_chats = [name for name in own if getattr(self, name)]
-            names = [*of_chats, "max_reasoning_tokens", *option_names("calls"), "cloze"]
+            own = [n for n in option_names("prompt") if n != "raw" and getattr(self, n)]
+            names = [*own, "max_reasoning_tokens", *option_names("calls"), "cloze"]
             self.check_absent(names, "suffix")
 
     def check_absent(self, names: Sequence[str], what: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from reprlib import repr as brief
 from typing import Any
 
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
@@ -129,10 +128,8 @@ class TextCodec:
         """Tokens by which the model fills in the middle, or None."""
         return find_middle_tokens(self.tokenizer) if self.tokenizer and self.is_causal else None
 
-    def encode_prefix(self, prompt: Prompt | None, suffix: Any) -> list[int]:
+    def encode_prefix(self, prompt: Prompt | None, suffix: str) -> list[int]:
         """Encode text before an answer with a suffix; token ids are returned unchanged."""
-        if not isinstance(suffix, str):
-            raise OptionError("suffix", suffix, f"suffix must be a string, got {brief(suffix)}")
         validate_text("suffix", suffix)
         prompt = "" if prompt == "" else validate_prompt(prompt)
         if isinstance(prompt, list):

@@ -44,6 +44,9 @@ MAX_KERNEL_HEAD_SIZE = 256
 ITEMS_PER_PROCESSOR = 2
 """Target number of items times key/value heads per multiprocessor."""
 
+SUPPORTED_FIELDS = {"rows", "start", "num_visible", "visible_ends", "pages", "tree", "settled"}
+"""Fields of a span that the kernel supports; `settled` concerns recurrent layers only."""
+
 MERGE_PARTS = 16
 """Partial results merged per step."""
 
@@ -146,10 +149,6 @@ class PagedAttention:
             return launches[self.attention_windows[layer]](q, keys, values, sinks)
 
         return attend
-
-
-SUPPORTED_FIELDS = {"rows", "start", "num_visible", "visible_ends", "pages", "tree", "settled"}
-"""Fields of a span that the kernel supports; `settled` concerns recurrent layers only."""
 
 
 @dataclass(slots=True)

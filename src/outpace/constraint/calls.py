@@ -65,6 +65,14 @@ class CallFormat:
         return special_tokens_in(tokenizer, *texts)
 
 
+def fenced_calls(key: str) -> tuple[CallFormat, CallFormat]:
+    """Return the formats of a call in a fence of `json`, in one line and in several."""
+    return (
+        CallFormat(begin='```json\n{"name": "', middle=f'", "{key}": ', end="}\n```"),
+        CallFormat(begin='```json\n{\n  "name": "', middle=f'",\n  "{key}": ', end="\n}\n```"),
+    )
+
+
 CALL_FORMATS = (
     CallFormat(
         name="tool_call",
@@ -82,10 +90,7 @@ CALL_FORMATS = (
             CallFormat(  # as templates of Qwen2.5-Coder write it by mistake
                 begin='{{"name": "', middle='", "arguments": ', between='}}\n{{"name": "', end="}}"
             ),
-            CallFormat(begin='```json\n{"name": "', middle='", "arguments": ', end="}\n```"),
-            CallFormat(
-                begin='```json\n{\n  "name": "', middle='",\n  "arguments": ', end="\n}\n```"
-            ),
+            *fenced_calls("arguments"),
         ),
     ),
     CallFormat(
@@ -116,12 +121,7 @@ CALL_FORMATS = (
         end="}",
         leads=True,
         required=('{"name": function name, "parameters": dictionary',),
-        variants=(
-            CallFormat(begin='```json\n{"name": "', middle='", "parameters": ', end="}\n```"),
-            CallFormat(
-                begin='```json\n{\n  "name": "', middle='",\n  "parameters": ', end="\n}\n```"
-            ),
-        ),
+        variants=fenced_calls("parameters"),
     ),
     CallFormat(
         name="harmony",
