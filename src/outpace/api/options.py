@@ -231,7 +231,9 @@ class RequestOptions:
 
     def __post_init__(self) -> None:
         check_type("adapter", self.adapter, str | None)
-        check_type("suffix", self.suffix, str | None)
+        if not isinstance(self.suffix, str | None):
+            message = f"suffix must be a string, got {self.suffix!r}"
+            raise OptionError("suffix", self.suffix, message)
         check_type("max_tokens", self.max_tokens, int | None)
         check_at_least_one(max_tokens=self.max_tokens)
         for name, option in REQUEST_OPTIONS.items():
