@@ -85,13 +85,13 @@ def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
     data(tmp_path / "data.jsonl")
     left = 1
 
-    def save(tensors: Any, path: Path) -> None:
+    def save(tensors: Any, path: Path, metadata: dict[str, str]) -> None:
         nonlocal left
         left -= 1
         if left < 0:
             path.write_bytes(b"half")
             raise OSError(28, "No space left on device")
-        store_file(tensors, path)
+        store_file(tensors, path, metadata)
 
     store_file = store.save_file
     monkeypatch.setattr(store, "save_file", save)
@@ -126,20 +126,37 @@ def test_other_features_are_refused(tmp_path: Path) -> None:
         other.blocks[1].mlp.down.weight[3, 5] += 1.0
     for named, options in {
         "target": {"target": other},
-        "data": {"data": {"longest": 20}},
+        "tokenization": {"data": {"longest": 20}},
         "last": {"objective": DFlash(anchors=4, divergence=True)},
         "computed": {"precision": "bf16"},
     }.items():
         with pytest.raises(ValueError, match=f"differs in {named} from"):
             drafting(tmp_path, "other", **options)
-    data(tmp_path / "data.jsonl", 9)
-    with pytest.raises(ValueError, match="differs in data from"):
-        drafting(tmp_path, "other")
+    kept = (tmp_path / "data.jsonl").read_text().splitlines(keepends=True)
+    for lines in (kept[:-1], kept[::-1], [kept[1], *kept]):
+        (tmp_path / "data.jsonl").write_text("".join(lines))
+        with pytest.raises(ValueError, match="differs in data from"):
+            drafting(tmp_path, "other")
+    (tmp_path / "data.jsonl").write_text("".join(kept))
     (tmp_path / "features" / store.INDEX_FILE).write_text("{}")
     with pytest.raises(ValueError, match="is damaged"):
         drafting(tmp_path, "other")
     with pytest.raises(ValueError, match="holds other files"):
         drafting(tmp_path, "other", data={"features": str(tmp_path)})
+
+
+def test_added_records_only_add_features(tmp_path: Path) -> None:
+    """Full files stay; the last one, which has room, is computed again."""
+    data(tmp_path / "data.jsonl", 33)
+    drafting(tmp_path, "first").fit(1)
+    full, last = sorted((tmp_path / "features").glob("*.safetensors"))
+    before = full.stat().st_mtime_ns
+    assert len(load_file(last)) == 1
+    data(tmp_path / "data.jsonl", 66)
+    drafting(tmp_path, "second").fit(1)
+    assert full.stat().st_mtime_ns == before
+    files = sorted((tmp_path / "features").glob("*.safetensors"))
+    assert [len(load_file(path)) for path in files] == [32, 32, 2]
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

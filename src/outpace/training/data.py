@@ -173,9 +173,13 @@ class Examples:
 
     def read_record(self, record: int) -> Example:
         """Tokenize a record, given its number over all paths."""
+        return self.tokenize_chat(*self.read_conversation(record))
+
+    def read_conversation(self, record: int) -> AnsweredConversation:
+        """Return the conversation of a record, given its number over all paths."""
         for each in self.sources:
             if record < (size := each.size or 0):
-                return self.tokenize_chat(*each.read_record(record)[1])
+                return each.read_record(record)[1]
             record -= size
         raise AssertionError("record number out of range")
 

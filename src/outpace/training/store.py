@@ -1,7 +1,8 @@
 """Feature store: target features on disk, computed once per example and then read.
 
-A folder has an index, which identifies target and data, and files of consecutive records. Files
-are written atomically, so an interrupted computation resumes at the first missing file.
+A folder has an index, which identifies target and tokenization, and files of consecutive records,
+each with a digest of them. Files are written atomically, so an interrupted computation resumes at
+the first missing file, and records that are added to the data only add files.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,9 @@ INDEX_FILE = "features.json"
 
 RECORDS_PER_FILE = 32
 """Records per file."""
+
+DIGEST = "records"
+"""Name of the digest of its records in a file's metadata."""
 
 SAMPLED_ELEMENTS = 4096
 """Elements of each weight, evenly spaced, in the digest that identifies a target."""
@@ -64,7 +68,7 @@ class FeatureStore:
         self.row_bytes = reading.feature_width(target.config) * target.norm.weight.element_size()
         self.index = {
             "target": model_digest(target),
-            "data": data_digest(examples),
+            "tokenization": tokenization_digest(examples),
             "layers": [*reading.layers],
             "last": reading.last,
             "computed": f"{target.norm.weight.dtype}".removeprefix("torch.") + f", {precision}",
@@ -72,7 +76,7 @@ class FeatureStore:
         self.check_folder()
 
     def check_folder(self) -> None:
-        """Raise `ValueError` if the folder holds anything but these features."""
+        """Raise `ValueError` if the folder holds anything but features of these records."""
         path = self.folder / INDEX_FILE
         if not path.exists():
             if self.folder.exists() and not (self.folder.is_dir() and not any(self.list_files())):
@@ -86,10 +90,15 @@ class FeatureStore:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is damaged; delete {self.folder}") from error
         if other:
-            raise ValueError(
-                f"features folder {self.folder} differs in {', '.join(other)} from this run; give "
-                "another folder, or delete it"
-            )
+            raise self.difference_error(other)
+        self.missing_files()
+
+    def difference_error(self, names: Sequence[str]) -> ValueError:
+        """Return the error for a folder that differs in these facts from this run."""
+        return ValueError(
+            f"features folder {self.folder} differs in {', '.join(names)} from this run; give "
+            "another folder, or delete it"
+        )
 
     def list_files(self) -> list[Path]:
         """Return the files of the folder, without hidden ones."""
@@ -100,9 +109,38 @@ class FeatureStore:
         return self.folder / f"features-{number:06d}.safetensors"
 
     def missing_files(self) -> list[int]:
-        """Return the numbers of files not written yet."""
+        """Return the numbers of files that lack records; `ValueError` if one has others."""
         files = range(-(-self.records // RECORDS_PER_FILE))
-        return [number for number in files if not self.file_path(number).is_file()]
+        return [number for number in files if not self.is_complete(number)]
+
+    def is_complete(self, number: int) -> bool:
+        """Return whether a file has all its records; `ValueError` if it has others."""
+        records = self.file_records(number)
+        if not self.file_path(number).is_file():
+            return False
+        with self.open_file(number) as file:
+            count, digest = len(file.keys()), (file.metadata() or {}).get(DIGEST)
+        if digest != self.digest_records(records[:count]):
+            raise self.difference_error(["data"])
+        return count == len(records)
+
+    def digest_records(self, records: Sequence[int]) -> str:
+        """Return a digest of records."""
+        texts = [self.examples.read_conversation(record) for record in records]
+        return sha256(json.dumps(texts).encode()).hexdigest()
+
+    @contextmanager
+    def open_file(self, number: int) -> Iterator[Any]:
+        """Open a file; `ValueError` if it is missing or damaged."""
+        path = self.file_path(number)
+        try:
+            with safe_open(path, framework="pt") as file:
+                yield file
+        except (OSError, SafetensorError) as error:
+            raise ValueError(
+                f"{path} is missing or damaged ({error}); delete it, and run the same command to "
+                "compute it again"
+            ) from error
 
     def file_records(self, number: int) -> list[int]:
         """Return the record numbers of a file."""
@@ -184,7 +222,8 @@ class FeatureStore:
         partial = path.with_name(f".{path.name}")
         with raise_write_errors(path):
             try:
-                save_file(tensors, partial)
+                digest = self.digest_records(self.file_records(number))
+                save_file(tensors, partial, {DIGEST: digest})
                 os.replace(partial, path)
             finally:
                 partial.unlink(missing_ok=True)
@@ -192,17 +231,10 @@ class FeatureStore:
     def add_features(self, rows: Rows, number: int, example: Example) -> Rows:
         """Add stored features to the rows of example number n, in place."""
         record = self.examples.record_number(number)
-        path = self.file_path(record // RECORDS_PER_FILE)
-        try:
-            with safe_open(path, framework="pt") as file:
-                rows.features = file.get_tensor(str(record))
-        except (OSError, SafetensorError) as error:
-            raise ValueError(
-                f"{path} is missing or damaged ({error}); delete it, and run the same command to "
-                "compute it again"
-            ) from error
+        with self.open_file(record // RECORDS_PER_FILE) as file:
+            rows.features = file.get_tensor(str(record))
         if len(rows.features) != len(example):
-            raise ValueError(f"{path} has features of other examples; delete {self.folder}")
+            raise self.difference_error(["data"])
         return rows
 
 
@@ -231,13 +263,10 @@ def iterate_matrices(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, module.dense_weight() if is_stored else parameter
 
 
-def data_digest(examples: Examples) -> str:
-    """Return a digest of all records and of the tokenization settings."""
+def tokenization_digest(examples: Examples) -> str:
+    """Return a digest of what decides the tokens of a record."""
     data, tokenizer = examples.data, examples.tokenizer
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     settings = [data.longest, examples.end_token, dict(data.template), tokenizer.chat_template]
-    digest = sha256(json.dumps([*settings, backend and backend.to_str()], default=str).encode())
-    for each in examples.sources:
-        for _, record in each.iterate_records():
-            digest.update(json.dumps(record).encode())
-    return digest.hexdigest()
+    text = json.dumps([*settings, backend and backend.to_str()], default=str)
+    return sha256(text.encode()).hexdigest()
