@@ -18,7 +18,8 @@ from outpace.checkpoints.load import ZOO_TOKENIZER, load_config, load_model
 from outpace.training.dry_run import TRAINED
 from outpace.training.host import describe_processor, product_rate
 from outpace.training.memory_tracker import ACTIVATIONS, COMMUNICATION, LOGITS
-from outpace.training.plan import Plan, Planner
+from outpace.training.plan import Plan
+from outpace.training.planner import Planner
 from outpace.training.recipe import load_recipe
 from outpace.training.sources import PROBLEM_GENERATORS
 from outpace.training.units import count_elements

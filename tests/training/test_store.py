@@ -209,3 +209,18 @@ def test_a_plan_says_how_large_they_are(tmp_path: Path) -> None:
     run.fit()
     kept = [load_file(path) for path in (tmp_path / "features").glob("*.safetensors")]
     assert made.features == sum(t.nbytes for tensors in kept for t in tensors.values())
+
+
+def test_a_plan_counts_one_pass_of_the_target(tmp_path: Path) -> None:
+    """In one epoch the work is that of live features; in four, the target reads no more."""
+    path = data(tmp_path / "data.jsonl", 64)
+    plans = {}
+    for steps in (32, 128):
+        words = [f"data.path={path}", f"out={tmp_path}", f"steps={steps}", "batch=2"]
+        plans[steps, "live"] = plan_recipe(load_recipe("tiny-dflash", words))
+        words += [f"data.features={tmp_path / 'features'}"]
+        plans[steps, "stored"] = plan_recipe(load_recipe("tiny-dflash", words))
+    live, stored = plans[32, "live"], plans[32, "stored"]
+    assert live.total_work == pytest.approx(stored.total_work) and stored.reading > 0
+    saved = plans[128, "live"].total_work - plans[128, "stored"].total_work
+    assert saved == pytest.approx(3 * stored.reading)

@@ -15,7 +15,7 @@ from outpace.checkpoints.compress import compress_checkpoint
 from outpace.checkpoints.load import load_draft, load_model
 from outpace.models.int8 import has_int8_products, is_quantized
 from outpace.training.dry_run import FROZEN
-from outpace.training.plan import Planner
+from outpace.training.planner import Planner
 from outpace.training.recipe import Recipe, load_recipe
 from outpace.training.targets import load_target
 from runs import losses

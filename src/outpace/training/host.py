@@ -32,7 +32,7 @@ def describe_processor(plan: Plan) -> str:
         )
         fits = f"a processor whose {format_gib(available)} of memory {verdict}"
     rate = product_rate(torch.bfloat16 if plan.train.precision == "bf16" else torch.float32)
-    seconds = plan.train.steps * plan.work / rate
+    seconds = plan.total_work / rate
     return (
         f"{fits}; at least {format_duration(seconds)} at {rate / 1e12:.2f} TFLOP per "
         "second, measured"
