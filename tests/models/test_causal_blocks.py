@@ -26,7 +26,7 @@ import naive
 from helpers import close, published, whole
 from outpace import LLM
 from outpace.checkpoints.load import load_config, load_model, save_model
-from outpace.decoding import Kind
+from outpace.decoding import Kind, Request, Target
 from outpace.methods import Autoregressive, BlockDiffusion, Lookup, Speculative
 
 VOCAB, MASK, IDS = 64, 63, [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12, 7, 5, 44, 21, 2] * 3
@@ -224,6 +224,18 @@ def test_options_without_effect_are_refused(name: str, tmp_path: Path) -> None:
                 llm.generate([IDS], method=method, max_tokens=4)
         else:
             assert llm.generate([IDS], method=method, max_tokens=4)
+
+
+@pytest.mark.parametrize("mask_shift", [0, 1])
+def test_templates_need_masks_that_predict_their_own_slot(mask_shift: int) -> None:
+    """Others see no text after a hole."""
+    target = Target(mask_id=MASK, block=4, mask_shift=mask_shift)
+    request = Request(prompt=[1, 2], max_tokens=4, target=target, is_infill=True)
+    if not mask_shift:
+        BlockDiffusion().check_request(request)
+        return
+    with pytest.raises(ValueError, match="^method: the model predicts from left to right"):
+        BlockDiffusion().check_request(request)
 
 
 @pytest.mark.parametrize(

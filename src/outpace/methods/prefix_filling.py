@@ -16,13 +16,13 @@ PREFIX_UNUSED = ("budget", "steps", "order", "part", "canvas", "rule")
 
 
 def check_no_template(request: Request) -> None:
-    """Raise `OptionError` for a template, whose fixed tokens such a block does not see."""
+    """Raise `OptionError` for a template or suffix, which such a block does not see."""
     if request.is_infill:
-        raise OptionError(
-            "template",
-            None,
-            "template cannot be filled by a model whose masks predict the next slot: omit it",
+        message = (
+            "method: the model predicts from left to right, so it cannot fill a template or the "
+            "text before a suffix: omit it"
         )
+        raise OptionError("method", "BlockDiffusion", message)
 
 
 def decode_prefixes(request: Request, size: int, threshold: float | None) -> Decoding:
