@@ -413,6 +413,9 @@ def block_diffusion(
     for begin in range(len(prompt) // size * size, limit, size):
         end = min(begin + size, limit)
         ends = [*range(size, end, size), end]
+        own = model.config.mask_shift == 0
+        if own:
+            ends = [*range(1, begin + 1), end]
         ids += [mask] * (end - len(ids))
         turn = extra = 0
         mine = list(range(max(begin, len(prompt)), end))
@@ -425,6 +428,8 @@ def block_diffusion(
                 ids[begin] = int(before[begin].argmax())
                 continue
             every = by_block(model, ids, ends)
+            if own:
+                every = every.roll(-shift, 0)
             changes = edits(
                 every, [s for s in mine[shift * (mine[0] == begin) :] if ids[s] != mask], ids, edit
             )
@@ -478,6 +483,22 @@ def edits(logits: Tensor, filled: list[int], ids: list[int], least: float | None
         for slot in filled
         if best.values[slot] > least and int(best.indices[slot]) != ids[slot]
     }
+
+
+def prefix_filled(
+    model: Transformer, prompt: list[int], max_tokens: int, *, threshold: float | None = 0.9
+) -> list[int]:
+    """Show masks after the last token in one block with it, and keep the sure prefix."""
+    ids, limit, size = list(prompt), len(prompt) + max_tokens, model.config.block or 1
+    while len(ids) < limit:
+        n, end = len(ids), min(len(ids) + size, limit)
+        canvas = ids + [model.config.mask_id or 0] * (end - n - 1)
+        logits = by_block(model, canvas, [*range(1, n), end - 1]).roll(-1, 0)[n - 1 :]
+        best = logits.softmax(-1).amax(-1)
+        sure = [float(each) > (2 if threshold is None else threshold) for each in best]
+        count = max(sure.index(False) if False in sure else len(sure), 1)
+        ids += [int(token) for token in logits[:count].argmax(-1)]
+    return ids[len(prompt) :]
 
 
 def self_verified(

@@ -320,6 +320,9 @@ def test_every_causal_family_is_compared() -> None:
     """A new family needs an entry in the table above or a golden test."""
     compared = {name.partition("-")[0] for name in MODELS}
     blocks = {"fast_dllm_v2", "llada2", "sdar", "sdar_moe"}  # tests/models/test_blocks.py
+    blocks |= {"a2d_block", "efficient_dlm", "stable_diffcoder"}
+    blocks |= {"a2d", "llada_moe"}  # tests/models/test_bidirectional.py
+    blocks |= {"nemotron_diffusion", "sdlm"}  # tests/models/test_causal_blocks.py
     others = {"dflash", "dream", "eagle", "llada", "wedlm"}
     others |= {"dflash_speculator", "eagle_speculator"}  # tests/checkpoints/test_speculators.py
     assert compared | blocks | others == set(FAMILIES)

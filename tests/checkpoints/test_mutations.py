@@ -99,11 +99,28 @@ def nested(architecture: str, **fields: Any) -> dict[str, Any]:
     return {**outer, "text_config": inner, "vision_config": {"depth": 2}, "image_token_id": 3}
 
 
+A2D = published("A2DQwen3LMHeadModel", model_type="a2d-qwen3", **BLOCKS)
+LLADA_MOE = published(
+    "LLaDAMoEModelLM",
+    **MIXED,
+    **{name: value for name, value in BLOCKS.items() if name != "head_dim"},
+    expert_intermediate_size=16,
+    moe_layer_freq=[1, 1],
+    qk_layernorm=True,
+    dense_intermediate_size=24,
+)
+del LLADA_MOE["intermediate_size"]
+
+
 CONFIGS = {
+    "a2d": A2D,
+    "a2d_block": {**A2D, "block_size": 8},
     "dream": published("DreamModel", mask_token_id=MASK, **EXTRA),
+    "efficient_dlm": published("EfficientDLM", block_size=8, **BLOCKS),
     "fast_dllm_v2": published("Fast_dLLM_QwenForCausalLM", bd_size=8, **BLOCKS),
     "llada": published_llada(),
     "llada2": published("LLaDA2MoeModelLM", **LLADA2, **BLOCKS),
+    "llada_moe": LLADA_MOE,
     "llama": published(
         "LlamaForCausalLM", rope_scaling=LLAMA3, mlp_bias=True, attention_bias=True, **EXTRA
     ),
@@ -133,12 +150,29 @@ CONFIGS = {
         num_experts_per_tok=1,
         rope_scaling=YARN,
     ),
+    "nemotron_diffusion": published(
+        "NemotronLabsDiffusionModel",
+        block_size=8,
+        mask_token_id=MASK,
+        rope_parameters={
+            **{name: YARN[name] for name in ("rope_type", "factor", "beta_fast", "beta_slow")},
+            "original_max_position_embeddings": 64,
+            "llama_4_scaling_beta": 0.1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+        **EXTRA,
+    ),
     "olmo2": published("Olmo2ForCausalLM", **STATED),
     "olmo3": published("Olmo3ForCausalLM", **THREE, **STATED, rope_scaling=YARN),
     "phi3": published("Phi3ForCausalLM", sliding_window=4, **STATED),
     "sdar": published("SDARForCausalLM", block_size=4, **BLOCKS),
     "sdar_moe": published("SDARMoeForCausalLM", **MIXED, moe_intermediate_size=16, **BLOCKS),
+    "sdlm": published("SDLMQwen2ForCausalLM", text_mask_token_id=MASK, block_size=4, **EXTRA),
     "smollm3": published("SmolLM3ForCausalLM", no_rope_layers=[1, 0], **STATED),
+    "stable_diffcoder": published(
+        "StableDiffcoderForCausalLM", mask_token_id=MASK, attention_bias=False, **EXTRA
+    ),
     "wedlm": published("WeDLMForCausalLM", mask_token_id=MASK, attention_bias=True, **EXTRA),
 }
 WRONG: list[Any] = [None, True, -1, 10**9, 10**30, 0.5, nan, inf, "x", [], ["x"], {"a": 1}]

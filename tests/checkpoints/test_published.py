@@ -52,7 +52,9 @@ def test_published_configuration_is_read(name: str) -> None:
     nested = published.get("dflash_config", {})
     masks = dict.fromkeys(("WeDLM-7B", "WeDLM-8B", "Fast_dLLM_v2_7B"), 151665)
     masks |= dict.fromkeys(("LLaDA2.0-mini", "LLaDA2.1-mini", "DMax-Math-16B"), 156895)
-    masks["SDAR-4B-Chat"] = 151669
+    masks |= dict.fromkeys(("SDAR-4B-Chat", "Qwen3-0.6B-diffusion-mdlm-v0.1"), 151669)
+    masks |= {"LLaDA-MoE-7B-A1B-Base": 156895, "Stable-DiffCoder-8B-Base": 5}
+    masks["SDLM-32B-D4"] = 151665
     mask = nested.get("mask_token_id", published.get("mask_token_id", masks.get(name)))
     assert config.mask_id == mask
     every = published.get("sliding_window_pattern", config.layers + 1)

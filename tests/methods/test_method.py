@@ -8,7 +8,16 @@ from typing import get_type_hints
 import pytest
 
 from outpace.decoding import CAUSAL_KINDS, Kind
-from outpace.methods import APD, D2F, METHODS, Autoregressive, LeftToRight, Method, WeDLM
+from outpace.methods import (
+    APD,
+    D2F,
+    METHODS,
+    Autoregressive,
+    BlockDiffusion,
+    LeftToRight,
+    Method,
+    WeDLM,
+)
 
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
@@ -41,4 +50,5 @@ def test_methods_list_their_target_kinds() -> None:
     assert all(kind.target_kinds == (Kind.DIFFUSION,) for kind in (APD, LeftToRight))
     assert D2F.target_kinds == (Kind.DIFFUSION, Kind.BLOCK)
     assert Autoregressive.target_kinds == CAUSAL_KINDS
+    assert BlockDiffusion.target_kinds == (Kind.BLOCK, Kind.CAUSAL_BLOCK)
     assert WeDLM.target_kinds == (Kind.MASK_FILLING,)

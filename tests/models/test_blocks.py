@@ -1,7 +1,8 @@
 """Compare block diffusion families with transformers models under a block mask.
 
-SDAR is Qwen3, Fast-dLLM v2 is Qwen2.5 and LLaDA2 is Glm4-MoE under other names. SDAR (dense) is
-also compared with its authors' code, in `tests/golden`.
+SDAR and Efficient-DLM are Qwen3, Fast-dLLM v2 is Qwen2.5, LLaDA2 is Glm4-MoE, A2D is Qwen2.5 or
+Qwen3 and Stable-DiffCoder is Llama under other names. SDAR (dense) is also compared with its
+authors' code, in `tests/golden`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from torch.nn import functional as F
 from transformers import (
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -84,17 +87,38 @@ LLADA2 = {
 }
 FAST = {"architectures": ["Fast_dLLM_QwenForCausalLM"], "bd_size": 8, "mask_token_id": MASK}
 SDAR = {"architectures": ["SDARForCausalLM"], "block_size": 4, "mask_token_id": MASK}
+A2D = {"block_size": 8, "mask_token_id": MASK}
+A2D_QWEN2 = {**A2D, "architectures": ["A2DQwen2LMHeadModel"], "model_type": "a2d-qwen2"}
+A2D_QWEN3 = {**A2D, "architectures": ["A2DQwen3LMHeadModel"], "model_type": "a2d-qwen3"}
+EFFICIENT = {
+    "architectures": ["EfficientDLM"],
+    "block_size": 8,
+    "mask_token_id": MASK,
+    "dlm_arch": "encoder",
+    "dlm_paradigm": "bidirectional",
+    "dlm_type": "llada",
+}
+SEED = {"architectures": ["StableDiffcoderForCausalLM"], "mask_token_id": MASK, "resid_pdrop": 0.1}
 MODELS: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
+    "a2d_block-qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES), A2D_QWEN2),
+    "a2d_block-qwen3": (
+        Qwen3ForCausalLM,
+        Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True),
+        A2D_QWEN3,
+    ),
     "sdar": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16), SDAR),
     "sdar_moe": (
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig(**SIZES, **MANY, num_experts=6, head_dim=12),
         {**SDAR, "architectures": ["SDARMoeForCausalLM"]},
     ),
+    "efficient_dlm": (Qwen3ForCausalLM, Qwen3Config(**SIZES, head_dim=16), EFFICIENT),
     "fast_dllm_v2": (Qwen2ForCausalLM, Qwen2Config(**SIZES), FAST),
     "fast_dllm_v2-tied": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=True), FAST),
     "llada2": (Glm4MoeForCausalLM, GLM, LLADA2),
+    "stable_diffcoder": (LlamaForCausalLM, LlamaConfig(**SIZES), SEED),
 }
+FOURS = ("sdar", "sdar_moe", "stable_diffcoder")
 OTHER = {
     "embed_tokens": "word_embeddings",
     "self_attn.o_proj": "attention.dense",
@@ -117,6 +141,8 @@ def written(name: str, folder: Path) -> PreTrainedModel:
             torch.nn.init.normal_(buffer, std=0.3)
     model.tie_weights()
     model.save_pretrained(folder, max_shard_size="40KB" if name == "sdar" else "1GB")
+    if name == "efficient_dlm":
+        rename_prefixes(folder / "model.safetensors")
     if name == "llada2":
         renamed(folder / "model.safetensors")
         published = own
@@ -124,6 +150,15 @@ def written(name: str, folder: Path) -> PreTrainedModel:
         published = {**json.loads((folder / "config.json").read_text()), **own}
     (folder / "config.json").write_text(json.dumps(published))
     return model
+
+
+def rename_prefixes(path: Path) -> None:
+    """Rewrite a checkpoint under the names of NVIDIA's diffusion models."""
+    tensors = {
+        name.replace("lm_head.", "diffusion_head.").replace("model.", "encoder."): tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def renamed(path: Path) -> None:
@@ -160,7 +195,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     theirs = written(name, tmp_path)
     ours, config = load_model(tmp_path), load_config(tmp_path)
     assert config.family == name.partition("-")[0] and config.kind is Kind.BLOCK
-    assert config.block == {"sdar": 4, "sdar_moe": 4, "llada2": 32}.get(name, 8)
+    assert config.block == {**dict.fromkeys(FOURS, 4), "llada2": 32}.get(name, 8)
     ends = [*range(config.block, len(IDS), config.block), len(IDS)]
     expected = reference(theirs, IDS, ends).roll(config.shift, 0)
     close(naive.by_block(ours, IDS, ends)[:, :MASK], expected[:, :MASK])

@@ -15,6 +15,7 @@ from huggingface_hub import snapshot_download
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.adapter import Adapter
+from outpace.checkpoints.families.omitted import omitted_fields
 from outpace.checkpoints.fields import (
     convert_panics,
     count,
@@ -135,7 +136,7 @@ def read_published_config(path: Path) -> dict[str, Any]:
         return gguf_config_fields(open_gguf(path))
     if not path.is_file():
         raise ValueError(f"{path} does not exist: a checkpoint folder needs its config.json")
-    return read_json_object(path)
+    return {**omitted_fields(path.parent), **read_json_object(path)}
 
 
 def translate_config(published: Mapping[str, Any], path: Path = Path(CONFIG_FILE)) -> ModelConfig:

@@ -28,7 +28,8 @@ def models() -> None:
     for family in FAMILIES.values():
         console.print(family.name, style="bold")
         console.print(f"  {family.about}")
-        formats = f"{', '.join(family.architectures)}, verified against {family.compared}"
+        names = family.architectures or family.aliases
+        formats = f"{', '.join(names)}, verified against {family.compared}"
         console.print(f"  {formats}", style="dim")
         console.print(f"  such as {', '.join(family.checkpoints)}", highlight=False)
     for method, targets in KNOWN_DRAFTS.items():

@@ -20,6 +20,7 @@ class Kind(Enum):
 
     CAUSAL = "causal model"
     MASK_FILLING = "causal model that fills masks"
+    CAUSAL_BLOCK = "causal model that fills blocks"
     DIFFUSION = "diffusion model"
     BLOCK = "block diffusion model"
     DFLASH = "draft that reads features"
@@ -39,7 +40,7 @@ class Kind(Enum):
         return f"{noun}s{that}{verb.removesuffix('s')}{space}{what}"
 
 
-CAUSAL_KINDS = (Kind.CAUSAL, Kind.MASK_FILLING)
+CAUSAL_KINDS = (Kind.CAUSAL, Kind.MASK_FILLING, Kind.CAUSAL_BLOCK)
 MASKED_DRAFT_KINDS = (Kind.DFLASH, Kind.DFLASH_FUSED)
 """Drafts that predict a block of masks."""
 
@@ -48,8 +49,8 @@ DRAFT_KINDS = (*MASKED_DRAFT_KINDS, Kind.EAGLE)
 
 
 def distinct_kinds(kinds: tuple[Kind, ...]) -> list[Kind]:
-    """Drop mask-filling models where causal models, which include them, are listed."""
-    return [kind for kind in kinds if kind is not Kind.MASK_FILLING or Kind.CAUSAL not in kinds]
+    """Drop models that also fill masks where causal models, which include them, are listed."""
+    return [kind for kind in kinds if kind not in CAUSAL_KINDS[1:] or Kind.CAUSAL not in kinds]
 
 
 def singular_noun(kinds: tuple[Kind, ...]) -> str:
@@ -82,6 +83,9 @@ class Target:
             instead of reading them as context.
         is_recurrent: whether a forward cannot start before the last token of the text, except at
             slot 0.
+        mask_shift: in a causal model that fills blocks, 1 where the row of a mask predicts the next
+            slot, 0 where it predicts its own; None for other models. Only the rows of the open
+            block see one another, those before it are causal.
     """
 
     shift: int = 1
@@ -95,6 +99,7 @@ class Target:
     padding: tuple[int, ...] = ()
     adds_features: bool = False
     is_recurrent: bool = False
+    mask_shift: int | None = None
 
 
 accept_old_attributes(

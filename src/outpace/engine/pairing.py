@@ -278,4 +278,5 @@ def make_target(configs: Mapping[str, ModelConfig]) -> Target:
         padding=target.eos[:1],
         adds_features=masked.kind is Kind.DFLASH_FUSED,
         is_recurrent=target.delta is not None,
+        mask_shift=target.mask_shift,
     )

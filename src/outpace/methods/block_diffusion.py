@@ -11,6 +11,7 @@ from outpace.methods.block_filling import BlockFilling, forward_of_blocks
 from outpace.methods.bounds import check_at_least_one, check_default, check_fraction
 from outpace.methods.edited import decode_edited
 from outpace.methods.method import block_length
+from outpace.methods.prefix_filling import PREFIX_UNUSED, check_no_template, decode_prefixes
 from outpace.methods.self_verified import decode_verified
 
 
@@ -31,7 +32,7 @@ class BlockDiffusion(BlockFilling):
         canvas: fill all of the block in which the answer ends, as the authors' code does.
     """
 
-    target_kinds = (Kind.BLOCK,)
+    target_kinds = (Kind.BLOCK, Kind.CAUSAL_BLOCK)
 
     block: Annotated[int | None, "tokens of a block; as the model was trained by default"] = None
     canvas: Annotated[bool, "fill all of the block in which the answer ends"] = False
@@ -53,11 +54,16 @@ class BlockDiffusion(BlockFilling):
             check_default(self, *unused, reason="verify, which drafts in one forward")
 
     def check_request(self, request: Request) -> None:
-        """Raise `ValueError` where the block length is unknown, or a constraint is edited."""
+        """Raise `ValueError` where the block length is unknown, or options do not fit."""
         block_length(request, self.block)
         if self.edit is not None and request.constraint is not None:
             message = f"edit must be None with a constraint or template, got {self.edit}"
             raise OptionError("edit", self.edit, message)
+        if request.target.mask_shift is not None:
+            check_default(self, "edit", reason="a causal model, whose tokens have final keys")
+        if request.target.mask_shift and not self.verify:
+            check_default(self, *PREFIX_UNUSED, reason="a model whose masks predict the next slot")
+            check_no_template(request)
 
     @property
     def is_sequential(self) -> bool:
@@ -65,12 +71,14 @@ class BlockDiffusion(BlockFilling):
         return self.verify
 
     def decode(self, request: Request) -> Decoding:
-        """Fill blocks, or also edit or verify them."""
+        """Fill blocks, or also edit or verify them, or fill prefixes of blocks."""
         size = block_length(request, self.block)
         if self.verify:
             return decode_verified(request, size, self.threshold)
         if self.edit is not None:
             return decode_edited(self, request, size, self.edit)
+        if request.target.mask_shift:
+            return decode_prefixes(request, size, self.threshold)
         return self.decode_blocks(request, size)
 
     def decode_blocks(self, request: Request, size: int) -> Decoding:
@@ -85,7 +93,15 @@ class BlockDiffusion(BlockFilling):
                 holes, last = self.next_holes(open_holes, begin, end, request.target.shift)
                 read = request.sample(step, scores=scores, score_as_drawn=True, joint=True)
                 read = history.read(read, holes)
-                out = yield forward_of_blocks(canvas.ids[:last], start, size, holes, read)
+                out = yield forward_of_blocks(
+                    request.target,
+                    canvas.ids[:last],
+                    start=start,
+                    size=size,
+                    begin=begin,
+                    predict=holes,
+                    read=read,
+                )
                 may_fill = history.record(holes, out)
                 chosen = self.choose_holes(out, self.least_count(size, fills), may_fill)
                 canvas.fill_chosen(holes, chosen, out)

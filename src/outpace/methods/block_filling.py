@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Annotated, Literal, get_args
 
 import numpy as np
@@ -18,7 +19,7 @@ from outpace.decoding.order import (
     within_frechet,
 )
 from outpace.decoding.rules import BoolArray
-from outpace.decoding.target import Rank
+from outpace.decoding.target import Rank, Target
 from outpace.methods.bounds import check_at_least_one, check_fraction, check_not_negative
 from outpace.methods.method import Interval, OneOf
 from outpace.methods.rule import RULES_WITHOUT_THRESHOLD, CertainMethod
@@ -119,14 +120,29 @@ class BlockFilling(CertainMethod):
 
 
 def forward_of_blocks(
-    ids: Sequence[int], start: int, size: int, predict: Sequence[int], read: Read
+    target: Target,
+    ids: Sequence[int],
+    *,
+    start: int,
+    size: int,
+    begin: int,
+    predict: Sequence[int],
+    read: Read,
 ) -> Forward:
-    """Return a forward of a text from slot `start` on; each block sees itself and those before."""
-    end = len(ids)
+    """Return a forward of a text from slot `start` on; each block sees itself and those before.
+
+    In a causal model that fills blocks only the open block does, from slot `begin` on.
+    """
+    end, predict_from = len(ids), None
+    pattern = tuple(min(size, end - first) for first in range(start, end, size))
+    if target.mask_shift is not None:
+        pattern = (*repeat(1, begin - start), *[end - begin] * (end > begin))
+        predict_from = predict if end > begin and not target.mask_shift else None
     return Forward(
         ids=ids[start:],
         start=start,
-        pattern=tuple(min(size, end - first) for first in range(start, end, size)),
+        pattern=pattern,
         predict=predict,
+        predict_from=predict_from,
         read=read,
     )

@@ -38,7 +38,15 @@ def decode_edited(method: BlockFilling, request: Request, size: int, threshold: 
             holes, last = method.next_holes(open_holes, begin, end, shift)
             read = request.sample(step, scores=scores, score_as_drawn=True)
             predict = [*holes, *filled]
-            out = yield forward_of_blocks(canvas.ids[:last], start, size, predict, read)
+            out = yield forward_of_blocks(
+                request.target,
+                canvas.ids[:last],
+                start=start,
+                size=size,
+                begin=begin,
+                predict=predict,
+                read=read,
+            )
             any_hole = np.ones(len(holes), dtype=np.bool_)
             chosen = method.choose_holes(out, method.least_count(size, fills), any_hole)
             canvas.fill_chosen(holes, chosen, out)

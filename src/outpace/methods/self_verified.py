@@ -43,16 +43,20 @@ def forward_of_rows(
 ) -> Forward:
     """Return a forward of the text and the drafts in blocks of one token, then a block of masks.
 
-    In a model of shift 1 the rows of tokens verify, and those of masks draft.
+    In a model of shift 1 the rows of tokens verify, and those of masks draft: the next slots, or
+    with a `mask_shift` of 0 their own, of which the first is that of the verified token.
     """
     n, last = len(request), len(request) + len(drafted)
-    end = min(last + size, request.limit)
-    tokens, masks = [*request.ids[ready:], *drafted], [request.target.mask_id] * (end - 1 - last)
+    end, own = min(last + size, request.limit), request.target.mask_shift == 0
+    count = end - 1 - last
+    masks = [request.target.mask_id] * (count + (own and count > 0))
+    tokens = [*request.ids[ready:], *drafted]
     return Forward(
         ids=[*tokens, *masks],
         start=ready,
         pattern=(*repeat(1, len(tokens)), *[len(masks)] * bool(masks)),
         predict=range(n, end),
+        predict_from=[*range(n - 1, last), *range(last + 1, end)] if own else None,
         read=read,
     )
 

@@ -115,6 +115,7 @@ class ModelConfig:
         shift: 1 if row *p - 1* predicts slot *p* (every causal model, Dream), 0 if row *p*
             does.
         mask_id: token that marks a hole.
+        mask_shift: for a causal model that fills blocks, the shift of the rows of masks.
         sights: attention window of each layer; empty if no layer has one.
         block, order, eps, drawn, null_prompt: how its authors decode it, see `Target`; the
             `block` of a draft is its trained length, first token included.
@@ -188,6 +189,7 @@ class ModelConfig:
     tied: bool = False
     shift: int = 1
     mask_id: int | None = None
+    mask_shift: int | None = None
     eos: tuple[int, ...] = ()
     sights: tuple[AttentionWindow, ...] = ()
     block: int | None = None

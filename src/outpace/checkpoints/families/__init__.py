@@ -1,16 +1,20 @@
 """The supported model families, by name."""
 
+from outpace.checkpoints.families.a2d import A2D, A2D_BLOCK
 from outpace.checkpoints.families.dflash import DFLASH
 from outpace.checkpoints.families.dream import DREAM
 from outpace.checkpoints.families.eagle import EAGLE
+from outpace.checkpoints.families.efficient_dlm import EFFICIENT_DLM
 from outpace.checkpoints.families.family import Family
 from outpace.checkpoints.families.fast_dllm_v2 import FAST_DLLM_V2
 from outpace.checkpoints.families.gemma import GEMMA3
 from outpace.checkpoints.families.gpt_oss import GPT_OSS
 from outpace.checkpoints.families.llada import LLADA
 from outpace.checkpoints.families.llada2 import LLADA2
+from outpace.checkpoints.families.llada_moe import LLADA_MOE
 from outpace.checkpoints.families.llama import LLAMA
 from outpace.checkpoints.families.mistral import MISTRAL, MIXTRAL
+from outpace.checkpoints.families.nemotron import NEMOTRON_DIFFUSION
 from outpace.checkpoints.families.olmo import OLMO2, OLMO3
 from outpace.checkpoints.families.phi import PHI3
 from outpace.checkpoints.families.qwen import QWEN2, QWEN3, QWEN3_MOE
@@ -22,36 +26,21 @@ from outpace.checkpoints.families.qwen3_5 import (
 )
 from outpace.checkpoints.families.qwen3_next import QWEN3_NEXT
 from outpace.checkpoints.families.sdar import SDAR, SDAR_MOE
+from outpace.checkpoints.families.sdlm import SDLM
 from outpace.checkpoints.families.smollm import SMOLLM3
 from outpace.checkpoints.families.speculators import DFLASH_SPECULATOR, EAGLE_SPECULATOR
+from outpace.checkpoints.families.stable_diffcoder import STABLE_DIFFCODER
 from outpace.checkpoints.families.wedlm import WEDLM
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(DFLASH, DFLASH_SPECULATOR, DREAM, EAGLE, EAGLE_SPECULATOR, FAST_DLLM_V2, GEMMA3, GPT_OSS),
-        *(
-            LLADA,
-            LLADA2,
-            LLAMA,
-            MISTRAL,
-            MIXTRAL,
-            OLMO2,
-            OLMO3,
-            PHI3,
-            QWEN2,
-            QWEN3,
-            QWEN3_5,
-            QWEN3_5_MOE,
-            QWEN3_5_MOE_TEXT,
-            QWEN3_5_TEXT,
-            QWEN3_MOE,
-            QWEN3_NEXT,
-            SDAR,
-            SDAR_MOE,
-            SMOLLM3,
-            WEDLM,
-        ),
+        *(A2D, A2D_BLOCK, DFLASH, DFLASH_SPECULATOR, DREAM, EAGLE),
+        *(EAGLE_SPECULATOR, EFFICIENT_DLM, FAST_DLLM_V2, GEMMA3, GPT_OSS, LLADA, LLADA2),
+        *(LLADA_MOE, LLAMA, MISTRAL, MIXTRAL, NEMOTRON_DIFFUSION, OLMO2, OLMO3),
+        *(PHI3, QWEN2, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT),
+        *(QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT, SDAR, SDAR_MOE, SDLM, SMOLLM3),
+        *(STABLE_DIFFCODER, WEDLM),
     )
 }
 
