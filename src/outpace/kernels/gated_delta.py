@@ -101,6 +101,14 @@ class DeltaState:
             self.decay[:, count:] - total,
         )
 
+    def copy_before(self, slot: int) -> DeltaState:
+        """Return the state before `slot`, without the memory of its rows."""
+        state = self.advance(slot).rewind(slot)
+        rows = {
+            name: getattr(state, name).clone() for name in ("inputs", "keys", "values", "decay")
+        }
+        return replace(state, **rows)
+
     def convolve(self, inputs: Tensor, weight: Tensor) -> tuple[Tensor, DeltaState]:
         """Return a causal convolution of further rows, and the state with their inputs.
 
