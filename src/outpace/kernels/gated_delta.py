@@ -87,11 +87,8 @@ class DeltaState:
         total = self.decay[:, count - 1, None]
         share = (total - self.decay[:, :count]).exp().float()
         keys = self.keys[:, :count] * share[..., None]
-        state = torch.baddbmm(
-            self.state * total.exp().float()[..., None],
-            keys.transpose(1, 2),
-            self.values[:, :count],
-        )
+        state = self.state * total.exp().float()[..., None]
+        state.baddbmm_(keys.transpose(1, 2), self.values[:, :count])
         return DeltaState(
             slot,
             state,
