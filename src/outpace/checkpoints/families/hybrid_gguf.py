@@ -42,7 +42,8 @@ def derive_fields(metadata: dict[str, Any], fields: Fields) -> Fields:
     if not isinstance(recurrent, list) or any(each not in (0, 1) for each in recurrent):
         raise ValueError(f"{RECURRENT_LAYERS} must be a list of booleans, got {shorten(recurrent)}")
     kinds = [(FULL_ATTENTION, LINEAR_ATTENTION)[each] for each in recurrent]
-    return {**derived, LAYER_TYPES: kinds[: fields.get("num_hidden_layers")]}
+    layers = parse_value("num_hidden_layers", fields.get("num_hidden_layers"), few)
+    return {**derived, LAYER_TYPES: kinds[:layers]}
 
 
 def restore_log(decay: Tensor) -> Tensor:
