@@ -349,6 +349,7 @@ def test_states_of_pages_have_the_room_of_further_sequences() -> None:
     assert size <= 2 * state_bytes(TARGET.config, torch.float32)
     tables = [cache.reserve(16) for _ in range(3)]
     assert all(tables) and not cache.states_by_name and cache.reserve(16) is None
+    assert not cache.has_state_room
 
 
 def test_states_are_dropped_with_their_pages() -> None:

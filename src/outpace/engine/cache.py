@@ -240,6 +240,11 @@ class PagedCache:
             self.states_by_name.pop(name, None)
             self.last_used[page] = 0
 
+    @property
+    def has_state_room(self) -> bool:
+        """Whether states of pages have room beside those of the tables."""
+        return self.max_tables is None or self.num_tables < self.max_tables
+
     def keep_states(self, name: bytes, states: PageStates) -> None:
         """Keep the states at the end of a page as the latest ones, if it is named."""
         self.states_by_name.pop(name, None)

@@ -225,7 +225,8 @@ class Runner:
         within = packed.wanted if skips else None
         attend = self.backend.plan_pass(batch)
         if self.config.delta is not None:
-            attend = RecurrentPass(attend, batch.spans, copies=self.prefix_cache is not None)
+            copies = self.prefix_cache is not None and self.cache.has_state_room
+            attend = RecurrentPass(attend, batch.spans, copies=copies)
         hidden, captured = self.model.capture_layers(
             batch.ids, batch.positions, attend, layers, within, batch.context, batch.features
         )
