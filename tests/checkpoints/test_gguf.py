@@ -289,6 +289,10 @@ QWEN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|"
     r"\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+QWEN35 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}|"
+    r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 LLAMA = QWEN.replace(r"\p{N}|", r"\p{N}{1,3}|", 1)
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
@@ -302,6 +306,9 @@ GPT_4O = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
     r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+MARKS = "नमस्ते नमस्ते, x\u0330y x\u0330y "
+"""Text with marks that no composed character has."""
+
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>"]
 
 
@@ -323,6 +330,7 @@ SMOLLM = pre_tokenizers.Sequence(
 )
 CUTS: dict[str, tuple[Any, bool]] = {
     "qwen2": (split(QWEN), False),
+    "qwen35": (split(QWEN35), False),
     "llama-bpe": (split(LLAMA), True),
     "dbrx": (split(LLAMA), False),
     "smaug-bpe": (split(LLAMA), False),
@@ -338,11 +346,11 @@ def trained(pre: str, size: int = 700) -> Tokenizer:
     cut, ignores = CUTS[pre]
     tokenizer = Tokenizer(BPE(ignore_merges=ignores))
     tokenizer.pre_tokenizer, tokenizer.decoder = cut, decoders.ByteLevel()
-    if pre == "qwen2":
+    if pre.startswith("qwen"):
         tokenizer.normalizer = normalizers.NFC()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = BpeTrainer(vocab_size=size, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(TEXTS * 3 + [Path(__file__).read_text()], trainer)
+    tokenizer.train_from_iterator([*TEXTS, MARKS * 9] * 3 + [Path(__file__).read_text()], trainer)
     tokenizer.add_special_tokens(SPECIALS[:3])
     tokenizer.add_tokens(SPECIALS[3:])
     return tokenizer
@@ -390,7 +398,7 @@ def with_tokenizer(folder: Path, pre: str, **metadata: Any) -> tuple[Path, PreTr
 def check_same_tokenizer(ours: Any, theirs: Any) -> None:
     """Check that two tokenizers agree on encoding, on special tokens, and on decoding."""
     assert len(ours) == len(theirs) and ours.get_vocab() == theirs.get_vocab()
-    for text in [*TEXTS, "".join(TEXTS), Path(__file__).read_text()]:
+    for text in [*TEXTS, MARKS, "".join(TEXTS), Path(__file__).read_text()]:
         for options in ({}, {"split_special_tokens": True}, {"add_special_tokens": False}):
             found, wanted = (known(text, **options).input_ids for known in (ours, theirs))
             assert found == wanted, (text[:40], options)

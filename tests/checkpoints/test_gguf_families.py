@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +101,59 @@ def alternating(config: Any, name: str, tensor: Tensor) -> Named:
         yield (f"{name}.weight" if name.endswith("sinks") else name), tensor
 
 
+def spread_heads(config: Any, tensor: Tensor) -> Tensor:
+    """The first value heads of all key heads come first, then the second ones."""
+    keys, values = config.linear_num_key_heads, config.linear_num_value_heads
+    heads = tensor.reshape(keys, values // keys, -1, *tensor.shape[1:])
+    return heads.transpose(0, 1).reshape(tensor.shape)
+
+
+def recurrent(config: Any, name: str, tensor: Tensor) -> Named:
+    """Decays are negative, the convolution has two dimensions, most norms have the 1 added."""
+    stem, _, end = name.rpartition("linear_attn.")
+    if end == "A_log":
+        tensor = -tensor.exp()
+    elif end == "dt_bias":
+        name = f"{stem}linear_attn.dt_proj.bias"
+    elif end == "conv1d.weight":
+        tensor = tensor.squeeze(1)
+    elif name.endswith("norm.weight") and end != "norm.weight":
+        tensor = tensor + 1
+    if name.endswith("experts.gate_up_proj"):
+        for kind, part in zip(("gate", "up"), tensor.chunk(2, 1), strict=True):
+            yield name.replace("gate_up_proj", f"{kind}_proj.weight"), part
+    elif name.endswith("experts.down_proj"):
+        yield f"{name}.weight", tensor
+    else:
+        yield name, tensor
+
+
+def spread(config: Any, name: str, tensor: Tensor) -> Named:
+    """Value heads of Qwen3.5 are spread: rows of projections, and columns of the last one."""
+    end = name.rpartition("linear_attn.")[2]
+    if end in ("in_proj_qkv.weight", "conv1d.weight"):
+        before = 2 * config.linear_num_key_heads * config.linear_key_head_dim
+        tensor = torch.cat((tensor[:before], spread_heads(config, tensor[before:])))
+    elif end.startswith(("in_proj", "A_log", "dt_bias")):
+        tensor = spread_heads(config, tensor)
+    elif end == "out_proj.weight":
+        tensor = spread_heads(config, tensor.T).T
+    yield from recurrent(config, name, tensor)
+
+
+def ungrouped(config: Any, name: str, tensor: Tensor) -> Named:
+    """A projection of Qwen3-Next has all queries, keys and values, another one the gates."""
+    if not name.endswith("in_proj_qkvz.weight"):
+        yield from recurrent(config, name, tensor)
+        return
+    each = config.linear_num_value_heads // config.linear_num_key_heads
+    sizes = [config.linear_key_head_dim] * 2 + [each * config.linear_value_head_dim] * 2
+    grouped = tensor.view(config.linear_num_key_heads, -1, tensor.shape[1])
+    *qkv, z = (part.flatten(0, 1) for part in grouped.split(sizes, 1))
+    yield name.replace("qkvz", "qkv"), torch.cat(qkv)
+    yield name.replace("qkvz", "z"), z
+
+
 Convert = Callable[[Any, str, Tensor], Named]
 
 
@@ -160,6 +213,27 @@ def write_phi(writer: GGUFWriter) -> None:
     writer.add_sliding_window(8)
 
 
+def write_recurrent(arch: str) -> Callable[[GGUFWriter], Any]:
+    """Sizes of the recurrent layers, and which they are."""
+
+    def write(writer: GGUFWriter) -> None:
+        writer.add_ssm_conv_kernel(4)
+        writer.add_ssm_state_size(16)
+        writer.add_ssm_group_count(2)
+        writer.add_ssm_time_step_rank(6)
+        writer.add_ssm_inner_size(96)
+        writer.add_rope_dimension_count(8)
+        writer.add_rope_dimension_sections([2, 1, 1, 0])
+        writer.add_array(f"{arch}.attention.recurrent_layers", [True, False, True, True])
+        if arch != "qwen35":
+            writer.add_expert_count(4)
+            writer.add_expert_used_count(2)
+            writer.add_expert_feed_forward_length(32)
+            writer.add_expert_shared_feed_forward_length(96)
+
+    return write
+
+
 def gemma_fields(**full: Any) -> dict[str, Any]:
     """Fields of Gemma 3."""
     return {
@@ -186,6 +260,26 @@ GPT_OSS = {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "rope_parameters": {**YARN, "truncate": False},
+}
+RECURRENT = {
+    "head_dim": 16,
+    "layer_types": [f"{'full' if n == 1 else 'linear'}_attention" for n in range(4)],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 5e5,
+        "partial_rotary_factor": 0.5,
+    },
+}
+SHARED = {
+    **RECURRENT,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 96,
 }
 CASES = {
     "gemma3": Case("Gemma3", MODEL_ARCH.GEMMA3, "gemma3", gemma_fields(), shifted, write_gemma),
@@ -226,6 +320,18 @@ CASES = {
         },
         *(unchanged, write_olmo3),
     ),
+    "qwen3.5": Case(
+        *("Qwen3_5", MODEL_ARCH.QWEN35, "qwen3_5_text"),
+        *(RECURRENT, spread, write_recurrent("qwen35")),
+    ),
+    "qwen3.5 experts": Case(
+        *("Qwen3_5Moe", MODEL_ARCH.QWEN35MOE, "qwen3_5_moe_text"),
+        *(SHARED, spread, write_recurrent("qwen35moe")),
+    ),
+    "qwen3-next": Case(
+        *("Qwen3Next", MODEL_ARCH.QWEN3NEXT, "qwen3_next"),
+        *(SHARED, ungrouped, write_recurrent("qwen3next")),
+    ),
     "smollm3": Case("SmolLM3", MODEL_ARCH.SMOLLM3, "smollm3", ROPE, paired),
     "gpt-oss": Case("GptOss", MODEL_ARCH.GPT_OSS, "gpt_oss", GPT_OSS, alternating, write_gpt_oss),
 }
@@ -234,14 +340,15 @@ CASES = {
 def random_model(case: Case) -> Any:
     """Return transformers' model with random weights, large enough that its outputs vary."""
     settings = {**SIZES, **case.fields}
-    kind = f"{case.model}Text" if case.model == "Gemma3" else case.model
+    centred = case.model == "Gemma3" or case.model.startswith("Qwen3")
+    kind = case.model + "Text" * (centred and case.model != "Qwen3Next")
     config = getattr(transformers, f"{kind}Config")(**settings)
     torch.manual_seed(0)
     model = getattr(transformers, f"{case.model}ForCausalLM")(config).eval()
-    centre = 0.0 if case.model == "Gemma3" else 1.0
     for name, parameter in model.named_parameters():
         norm = name.endswith("norm.weight")
-        torch.nn.init.normal_(parameter, centre if norm else 0.0, 0.2 if norm else 0.3)
+        centre = norm and (not centred or name.endswith("linear_attn.norm.weight"))
+        torch.nn.init.normal_(parameter, float(centre), 0.2 if norm else 0.3)
     return model.requires_grad_(False)
 
 
@@ -277,15 +384,15 @@ def write_file(path: Path, case: Case, kinds: dict[str, TYPES] | None = None) ->
         tied = name == "lm_head.weight" and config.tie_word_embeddings
         for published, part in [] if tied else case.convert(config, name, tensor):
             stem, _, end = published.rpartition(".")
-            own = names.get_name(stem)
-            assert own is not None, published
+            own = names.get_name(published) or f"{names.get_name(stem)}.{end}"
+            assert not own.startswith("None"), published
             data = part.contiguous().numpy()
-            kind = next((kind for key, kind in (kinds or {}).items() if key in f"{own}."), None)
+            kind = next((kind for key, kind in (kinds or {}).items() if key in own), None)
             if kind is None or end == "bias":
-                writer.add_tensor(f"{own}.{end}", data)
+                writer.add_tensor(own, data)
                 continue
             quantized = quants.quantize(data, kind)
-            writer.add_tensor(f"{own}.{end}", quantized, raw_dtype=kind)
+            writer.add_tensor(own, quantized, raw_dtype=kind)
             part.copy_(torch.from_numpy(quants.dequantize(quantized, kind).copy()))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -342,23 +449,25 @@ def test_experts_in_mxfp4_are_exact(tmp_path: Path) -> None:
         ("gpt-oss", {"_exps": TYPES.Q8_0, "attn_q.": TYPES.Q8_0}),
         ("phi3", {"attn_qkv": TYPES.Q4_0, "ffn": TYPES.Q5_1}),
         ("gemma3", {"attn_q.": TYPES.Q5_0, "attn_k.": TYPES.Q5_0, "attn_v": TYPES.Q8_0}),
+        ("qwen3.5", {"attn_qkv": TYPES.Q8_0, "attn_gate": TYPES.Q4_0, "ssm_out": TYPES.Q5_1}),
+        ("qwen3-next", {"attn_qkv": TYPES.Q8_0, "attn_gate": TYPES.Q8_0}),
     ],
 )
 def test_native_matrices_equal_those_of_the_file(
     name: str, kinds: dict[str, TYPES], tmp_path: Path
 ) -> None:
-    """Rows of experts that alternate included."""
+    """Rows of experts that alternate and heads in another order included."""
     path, _ = write_file(tmp_path / "model.gguf", CASES[name], kinds)
     ours, plain = load_model(path, quantize="native"), load_model(path)
     found, wanted = ours.state_dict(), plain.state_dict()
     assert all(torch.equal(found[each], wanted[each]) for each in wanted)
-    block = ours.blocks[1]
     layers = {
-        "gpt-oss": block.mlp.experts[3].gate_up if name == "gpt-oss" else None,
-        "phi3": block.attention.qkv,
-        "gemma3": block.attention.qkv,
+        "gpt-oss": ["blocks.1.mlp.experts.3.gate_up"],
+        "qwen3.5": ["blocks.0.attention.qkvz", "blocks.0.attention.merge"],
+        "qwen3-next": ["blocks.0.attention.qkvz"],
     }
-    assert isinstance(layers[name], PackedLinear)
+    for layer in layers.get(name, ["blocks.1.attention.qkv"]):
+        assert isinstance(ours.get_submodule(layer), PackedLinear)
 
 
 def test_alternating_rows_of_two_types_are_dequantized(tmp_path: Path) -> None:
@@ -384,7 +493,36 @@ REFUSED: list[tuple[str, Callable[[GGUFWriter], Any], str]] = [
         "diffusion.shift_logits is T",
     ),
     ("gpt-oss", lambda w: w.add_expert_group_count(2), "gpt-oss.expert_group_count is 2, which"),
+    ("qwen3.5", lambda w: w.add_ssm_inner_size(97), "inner_size must be a multiple of 6 heads, go"),
+    ("qwen3.5", lambda w: w.add_ssm_time_step_rank(5), "of 5 heads, got 96"),
+    ("qwen3.5", lambda w: w.add_rope_dimension_count(7), "partial_rotary_factor must rotate pairs"),
+    ("qwen3.5", lambda w: w.add_ssm_dt_b_c_rms(True), "qwen35.ssm.dt_b_c_rms is True, which"),
+    ("qwen3.5", lambda w: w.add_nextn_predict_layers(4), "num_hidden_layers must be .*, got 0"),
+    (
+        "qwen3.5",
+        lambda w: w.add_string("qwen35.nextn_predict_layers", "one"),
+        "nextn_predict_layers must be a whole number .*, got 'one'",
+    ),
+    (
+        "qwen3.5",
+        lambda w: w.add_array("qwen35.attention.recurrent_layers", [0, 2, 1, 1]),
+        r"recurrent_layers must be a list of booleans, got \[0, 2, 1, 1\]",
+    ),
 ]
+
+
+def test_layers_that_predict_several_tokens_are_not_read(tmp_path: Path) -> None:
+    """They follow the model's, which they leave unchanged."""
+    case = CASES["qwen3.5"]
+
+    def write(writer: GGUFWriter) -> None:
+        case.metadata(writer)
+        writer.add_block_count(5)
+        writer.add_nextn_predict_layers(1)
+        writer.add_tensor("blk.4.nextn.eh_proj.weight", torch.ones(64, 128).numpy())
+
+    changed = replace(case, metadata=write)
+    check_logits(*write_file(tmp_path / "model.gguf", changed))
 
 
 @pytest.mark.parametrize(("name", "edit", "message"), REFUSED, ids=range(len(REFUSED)))

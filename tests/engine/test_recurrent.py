@@ -242,10 +242,9 @@ def test_state_memory_is_what_a_sequence_holds() -> None:
 
 
 def test_keys_are_stored_for_attention_only() -> None:
-    """The cache has one layer, and no prefix cache."""
+    """The cache has one layer."""
     each = Runner("tiny", TARGET, slots=64)
     assert len(each.cache.keys) == 1 and TARGET.config.layers == 3
-    assert each.prefix_cache is None
 
 
 def test_methods_and_options_that_need_attention_are_refused(tmp_path: Path) -> None:
@@ -271,6 +270,96 @@ REFUSED: list[Callable[[], Any]] = [
     lambda: compile_layers(TARGET),
     lambda: check_trainable(TARGET.config),
 ]
+
+
+def prefix_runner(slots: int = 2048, **options: Any) -> Engine:
+    """Return an engine with the target alone."""
+    engine = Engine()
+    engine.add_runner(Runner("target", TARGET, slots=slots, **options))
+    return engine
+
+
+def ask(engine: Engine, prompt: list[int], method: Method | None = None) -> tuple[list[int], int]:
+    """Return the answer to a prompt, and how many of its rows were skipped."""
+    cache = engine.runners[0].prefix_cache
+    before = 0 if cache is None else cache.stats.slots
+    roles = {"target": engine.runners[0]}
+    given = {"max_tokens": TOKENS, "eos": frozenset[int](), "sampling": Sampling()}
+    job = enter(engine, method or Autoregressive(), prompt, runners=roles, **given)
+    finish(engine)
+    return tokens(job), 0 if cache is None else cache.stats.slots - before
+
+
+def test_a_prompt_continues_at_the_last_state_of_its_prefix() -> None:
+    """At the last page end of a prompt, or where it parts from the one before it."""
+    cached, plain = prefix_runner(), prefix_runner(prefix_cache=False)
+    other = [(slot * 5 + 2) % VOCAB for slot in range(40)]
+    for prompt, skipped in [
+        (TEXT[:70], 0),
+        (TEXT[:70], 64),
+        (TEXT[:120], 64),
+        (TEXT[:121], 112),
+        (TEXT[:50] + other, 0),  # the pages are there, and no state
+        (TEXT[:50] + other[::-1], 48),
+        (TEXT[:50], 48),
+        (TEXT[:15], 0),
+        (TEXT[:48], 0),  # its last row must run
+        (other, 0),
+    ]:
+        found, count = ask(cached, prompt)
+        assert (found, count) == (ask(plain, prompt)[0], skipped), len(prompt)
+    answer, skipped = ask(cached, TEXT[:100], Lookup(tokens=30))
+    assert (answer, skipped) == (ask(plain, TEXT[:100])[0], 64)
+    following = [*TEXT[:100], *answer, *other[:20]]
+    assert ask(cached, following) == (ask(plain, following)[0], 96)
+
+
+@pytest.mark.slow
+def test_every_method_continues_at_cached_states() -> None:
+    """Requests with the same prompt, one after another and together, have its text."""
+    engine = new_engine()
+    numbers = [3, 8]
+    for repeat in range(2):
+        jobs = [submit(engine, method, 40 * repeat + n) for method in METHODS for n in numbers]
+        finish(engine)
+        for job, (method, number) in zip(
+            jobs, [(m, n) for m in METHODS for n in numbers], strict=True
+        ):
+            wanted = Autoregressive() if is_lossless(method) else method
+            assert tokens(job) == alone(wanted, 40 * repeat + number), method
+    target = runner(engine, "target").prefix_cache
+    assert target is not None and target.stats.hits >= len(METHODS)
+
+
+def test_states_of_pages_have_the_room_of_further_sequences() -> None:
+    """The least recently used is dropped for a newer one, or for a running request."""
+    engine = prefix_runner(sequences=3)
+    cache = engine.runners[0].cache
+    prompts = [[number, *TEXT[:39]] for number in range(4)]
+    for prompt in prompts:
+        ask(engine, prompt)
+    assert len(cache.states_by_name) == 2
+    assert [ask(engine, prompts[number])[1] for number in (2, 1, 2, 3)] == [32, 0, 32, 0]
+    size = sum(
+        getattr(state, name).untyped_storage().nbytes()
+        for states in cache.states_by_name.values()
+        for state in states.values()
+        for name in ("state", "inputs", "keys", "values", "decay")
+    )
+    assert size <= 2 * state_bytes(TARGET.config, torch.float32)
+    tables = [cache.reserve(16) for _ in range(3)]
+    assert all(tables) and not cache.states_by_name and cache.reserve(16) is None
+    assert not cache.has_state_room
+
+
+def test_states_are_dropped_with_their_pages() -> None:
+    """A page that is written anew has lost its name, and its states."""
+    engine = prefix_runner(slots=256)
+    cache = engine.runners[0].cache
+    for number in range(9):
+        ask(engine, [number, *TEXT[:45]])
+    assert 1 < len(cache.states_by_name) < 9
+    assert cache.states_by_name.keys() <= cache.pages_by_name.keys()
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])

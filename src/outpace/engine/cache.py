@@ -20,6 +20,9 @@ from outpace.models.config import ModelConfig
 PAGE_SIZE = 16
 """Slots of a page."""
 
+PageStates = dict[int, DeltaState]
+"""Recurrent states at the end of a page, by layer."""
+
 PAGE_GRID = 16
 """Sequences start at multiples of this many pages where possible, so short ones align."""
 
@@ -41,6 +44,8 @@ class PageTable:
         cached_text: text of the first slots, as the prefix cache records it.
         page_names: content names of the pages that are full of this text.
         states: recurrent states of each gated delta layer, in order, if the model has any.
+        page_states: states at page ends that the last pass copied, by slot and layer.
+        known_end: end of the cached pages with its text, of which states may be missing.
         adapter: adapter of the model, or of a draft's target, that its keys depend on.
     """
 
@@ -54,6 +59,8 @@ class PageTable:
     cached_text: list[int] = field(default_factory=list)
     page_names: list[bytes] = field(default_factory=list)
     states: dict[int, tuple[DeltaState, ...]] = field(default_factory=dict)
+    page_states: dict[int, PageStates] = field(default_factory=dict)
+    known_end: int = 0
     adapter: str | None = None
 
     def __post_init__(self) -> None:
@@ -88,7 +95,9 @@ class PagedCache:
 
     A free page may keep a content name, under which it is found until its memory is needed. The
     least recently used pages are reused first. After all pages there are `scratch` slots, which are
-    never allocated. At most `sequences` tables are reserved at a time, if it is given.
+    never allocated. At most `sequences` tables are reserved at a time, if it is given. Named pages
+    may have recurrent states, at most as many as further sequences could have. The least recently
+    used are dropped first.
     """
 
     def __init__(
@@ -122,6 +131,8 @@ class PagedCache:
         self.clock = 0
         self.pages_by_name: dict[bytes, int] = {}
         self.names_by_page: dict[int, bytes] = {}
+        self.states_by_name: dict[bytes, PageStates] = {}
+        """Recurrent states at the ends of named pages, the least recently used first."""
         self.on_write: Callable[[Sequence[int], Sequence[int]], None] = ignore_write
         """Called with sources and targets before a copy, without sources before an erase."""
 
@@ -145,6 +156,7 @@ class PagedCache:
         if (pages := self.take_pages(-(-slots // PAGE_SIZE))) is None:
             return None
         self.num_tables += 1
+        self.limit_states()
         return PageTable(pages=pages, size=slots, adapter=adapter)
 
     def release(self, table: PageTable) -> None:
@@ -223,8 +235,29 @@ class PagedCache:
     def forget_page(self, page: int) -> None:
         """Drop the name of a page that is about to change."""
         if page in self.names_by_page:
-            del self.pages_by_name[self.names_by_page.pop(page)]
+            name = self.names_by_page.pop(page)
+            del self.pages_by_name[name]
+            self.states_by_name.pop(name, None)
             self.last_used[page] = 0
+
+    @property
+    def has_state_room(self) -> bool:
+        """Whether states of pages have room beside those of the tables."""
+        return self.max_tables is None or self.num_tables < self.max_tables
+
+    def keep_states(self, name: bytes, states: PageStates) -> None:
+        """Keep the states at the end of a page as the latest ones, if it is named."""
+        self.states_by_name.pop(name, None)
+        if name in self.pages_by_name:
+            self.states_by_name[name] = states
+            self.limit_states()
+
+    def limit_states(self) -> None:
+        """Drop the least recently used states of pages that have no room beside the tables."""
+        while self.max_tables is not None and self.states_by_name:
+            if self.num_tables + len(self.states_by_name) <= self.max_tables:
+                return
+            del self.states_by_name[next(iter(self.states_by_name))]
 
     def touch_pages(self, names: Sequence[bytes]) -> None:
         """Record the use of named pages; the first ranks highest, since it leads to the others."""

@@ -44,6 +44,7 @@ class PrefixCache:
         share: whether sequences hold the pages found and copy them on write. Otherwise they are
             copied into contiguous pages, which on a CPU is worth more than the memory.
         is_paired: whether the content of a row also depends on the next token.
+        is_recurrent: whether rows also need the recurrent states before them.
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class PrefixCache:
         mask_id: int | None = None,
         share: bool = False,
         is_paired: bool = False,
+        is_recurrent: bool = False,
     ) -> None:
         self.cache = cache
         self.mask_id = mask_id
         self.share = share
-        self.is_paired = is_paired
+        self.is_paired, self.is_recurrent = is_paired, is_recurrent
         self.salt = os.urandom(16)
         self.stats = PrefixStats()
 
@@ -86,8 +88,16 @@ class PrefixCache:
         """Attach cached pages; return how many of the first `rows` rows need not run."""
         names, first = self.find_names(table, start, text), len(table.page_names)
         end = min((first + len(names)) * PAGE_SIZE, start + rows)
+        if self.is_recurrent:
+            table.known_end = (first + len(names)) * PAGE_SIZE
+            names = self.trim_stateless(names[: max(end // PAGE_SIZE - first, 0)])
+            end = (first + len(names)) * PAGE_SIZE
         if not names or end <= start:
             return 0
+        if self.is_recurrent:
+            states = self.cache.states_by_name[names[-1]]
+            self.cache.keep_states(names[-1], states)
+            table.states = {layer: (state,) for layer, state in states.items()}
         self.attach_pages(table, [self.cache.pages_by_name[name] for name in names], first, end)
         self.cache.touch_pages(names)
         table.cached_text += text[: end - start]
@@ -95,6 +105,11 @@ class PrefixCache:
         table.written = max(table.written, end)
         self.stats = PrefixStats(self.stats.hits + 1, self.stats.slots + end - start)
         return end - start
+
+    def trim_stateless(self, names: list[bytes]) -> list[bytes]:
+        """Return the names up to the last page with recurrent states."""
+        found = (n for n, name in enumerate(names, 1) if name in self.cache.states_by_name)
+        return names[: max(found, default=0)]
 
     def attach_pages(self, table: PageTable, sources: list[int], first: int, end: int) -> None:
         """Share or copy `sources` into a table from page `first` on, up to slot `end`."""
@@ -161,6 +176,10 @@ class PrefixCache:
             table.page_names.append(name)
             self.cache.name_page(table.pages[index], name)
             self.cache.touch_pages([name])
+        for slot, states in table.page_states.items():
+            if slot <= len(table.page_names) * PAGE_SIZE:
+                self.cache.keep_states(table.page_names[slot // PAGE_SIZE - 1], states)
+        table.page_states.clear()
 
     @staticmethod
     def trim_computed(forward: ScheduledForward) -> ScheduledForward:

@@ -3,6 +3,10 @@
 A layer keeps the state before some slot and the rows from there on, so the next forward may start
 at any of them: nothing is rolled back. Rows are added to the state once the text up to them is
 committed, since no later forward of a method starts before its last token.
+
+The prefix cache also needs the state at the end of a page. It is copied at the last page end of a
+prompt, and where the cached pages with its text end. The next prompt with that text continues
+there.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from torch import Tensor
 
 from outpace.attention.batch import RowSpan
 from outpace.decoding import CAUSAL, Forward
-from outpace.engine.cache import PageTable, cache_slots
+from outpace.engine.cache import PAGE_SIZE, PageTable, cache_slots
 from outpace.errors import OptionError
 from outpace.kernels.gated_delta import KEPT_ROWS, DeltaState
 from outpace.models.config import ModelConfig
@@ -25,8 +29,11 @@ from outpace.models.transformer import Attend
 class RecurrentPass:
     """Attention and recurrent states of a pass over a model with gated delta layers."""
 
-    def __init__(self, attend: Attend, spans: Sequence[RowSpan]) -> None:
-        self.attend, self.spans = attend, spans
+    def __init__(self, attend: Attend, spans: Sequence[RowSpan], *, copies: bool = False) -> None:
+        """Prepare a pass; `copies` keeps states at page ends for the prefix cache."""
+        self.attend, self.spans, self.copies = attend, spans, copies
+        for span in spans:
+            page_table(span).page_states.clear()
 
     def __call__(
         self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
@@ -38,32 +45,38 @@ class RecurrentPass:
         """Run the rows of each sequence in a recurrent layer, and keep its states."""
         parts: list[Tensor] = []
         for span in self.spans:
-            table = span.pages
-            assert isinstance(table, PageTable)
+            table = page_table(span)
             state = find_state(table.states.get(layer, ()), span.start)
-            out, states = run(state, span.rows, span.settled)
-            table.states[layer] = states
+            copied = copied_slots(span, table) if self.copies else ()
+            out, table.states[layer], copies = run(state, span.rows, span.settled, copied)
+            for copy in copies:
+                table.page_states.setdefault(copy.start, {})[layer] = copy
             parts.append(out)
         return torch.cat(parts)
+
+
+def page_table(span: RowSpan) -> PageTable:
+    """Return the memory of a sequence."""
+    assert isinstance(span.pages, PageTable)
+    return span.pages
+
+
+def copied_slots(span: RowSpan, table: PageTable) -> list[int]:
+    """Return the page ends of a span whose states the prefix cache keeps."""
+    last = min(span.settled, span.start + len(span)) // PAGE_SIZE * PAGE_SIZE
+    return sorted({slot for slot in (table.known_end, last) if span.start < slot <= last})
 
 
 def find_state(states: Sequence[DeltaState], start: int) -> DeltaState | None:
     """Return the state before slot `start`, without the rows from there on; None for slot 0."""
     if not start:
         return None
-    for state in reversed(states):
-        if state.start <= start <= state.end:
-            return state.rewind(start)
-    raise ValueError(describe_restart(states, start))
+    return next(state for state in reversed(states) if has_slot(state, start)).rewind(start)
 
 
-def describe_restart(states: Sequence[DeltaState], start: int) -> str:
-    """Return the message for a forward that cannot start where it does."""
-    last = states[-1]
-    return (
-        f"rows start at slot {start}, but the gated delta layers of this model have no state "
-        f"before it: start at slot 0, or at one of {last.start} to {last.end}"
-    )
+def has_slot(state: DeltaState, start: int) -> bool:
+    """Return whether a forward can start at a slot from this state."""
+    return state.start <= start <= state.end
 
 
 def check_recurrent(forward: Forward, table: PageTable) -> None:
@@ -78,8 +91,14 @@ def check_recurrent(forward: Forward, table: PageTable) -> None:
             f"this model has gated delta layers, which run causal rows at their own positions, "
             f"not {what}"
         )
-    if table.states and forward.start:
-        find_state(next(iter(table.states.values())), forward.start)
+    if not table.states or not (start := forward.start):
+        return
+    states = next(iter(table.states.values()))
+    if not any(has_slot(state, start) for state in states):
+        raise ValueError(
+            f"rows start at slot {start}, but the gated delta layers of this model have no state "
+            f"before it: start at slot 0, or at one of {states[-1].start} to {states[-1].end}"
+        )
 
 
 def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
@@ -98,7 +117,8 @@ def share_budget(
     """Return the `slots` and `sequences` for which a cache of `budget` bytes has room.
 
     At most half of it is for recurrent states, the rest for keys and values. A request has two
-    sequences of a model that is its target and its draft.
+    sequences of a model that is its target and its draft. States that no sequence needs are those
+    of the prefix cache.
 
     Raises:
         ValueError: the states of a single request do not fit, or no slot.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -29,8 +28,6 @@ from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.models.adapted import ModelUpdates
 from outpace.models.int8 import is_quantized
 from outpace.models.transformer import Stack
-
-LOG = logging.getLogger(__name__)
 
 
 class CacheUsage(NamedTuple):
@@ -119,11 +116,13 @@ class Runner:
         """Create a prefix cache; None if the model cannot have one."""
         if self.config.kind is Kind.DIFFUSION:
             return None
-        if self.config.delta is not None:
-            LOG.info("%s: no prefix cache, since it has gated delta layers", self.name)
-            return None
-        share, paired = self.device.type != "cpu", self.config.kind is Kind.EAGLE
-        return PrefixCache(self.cache, mask_id=self.config.mask_id, share=share, is_paired=paired)
+        return PrefixCache(
+            self.cache,
+            mask_id=self.config.mask_id,
+            share=self.device.type != "cpu",
+            is_paired=self.config.kind is Kind.EAGLE,
+            is_recurrent=self.config.delta is not None,
+        )
 
     @property
     def cache_usage(self) -> CacheUsage:
@@ -226,7 +225,8 @@ class Runner:
         within = packed.wanted if skips else None
         attend = self.backend.plan_pass(batch)
         if self.config.delta is not None:
-            attend = RecurrentPass(attend, batch.spans)
+            copies = self.prefix_cache is not None and self.cache.has_state_room
+            attend = RecurrentPass(attend, batch.spans, copies=copies)
         hidden, captured = self.model.capture_layers(
             batch.ids, batch.positions, attend, layers, within, batch.context, batch.features
         )

@@ -87,11 +87,8 @@ class DeltaState:
         total = self.decay[:, count - 1, None]
         share = (total - self.decay[:, :count]).exp().float()
         keys = self.keys[:, :count] * share[..., None]
-        state = torch.baddbmm(
-            self.state * total.exp().float()[..., None],
-            keys.transpose(1, 2),
-            self.values[:, :count],
-        )
+        state = self.state * total.exp().float()[..., None]
+        state.baddbmm_(keys.transpose(1, 2), self.values[:, :count])
         return DeltaState(
             slot,
             state,
@@ -100,6 +97,14 @@ class DeltaState:
             self.values[:, count:],
             self.decay[:, count:] - total,
         )
+
+    def copy_before(self, slot: int) -> DeltaState:
+        """Return the state before `slot`, without the memory of its rows."""
+        state = self.advance(slot).rewind(slot)
+        rows = {
+            name: getattr(state, name).clone() for name in ("inputs", "keys", "values", "decay")
+        }
+        return replace(state, **rows)
 
     def convolve(self, inputs: Tensor, weight: Tensor) -> tuple[Tensor, DeltaState]:
         """Return a causal convolution of further rows, and the state with their inputs.

@@ -6,8 +6,8 @@ heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -17,11 +17,26 @@ from outpace.kernels.gated_delta import CHUNK_ROWS, KEPT_ROWS, DeltaState
 from outpace.models.config import ModelConfig
 from outpace.models.experts import PreciseLinear
 
-RunRows = Callable[[DeltaState | None, slice, int], tuple[Tensor, tuple[DeltaState, ...]]]
+
+class SequenceRows(NamedTuple):
+    """Output of the rows of one sequence, and states.
+
+    Attributes:
+        output: `f32[n, H, V]`.
+        states: states from which a forward can continue or run again, in order.
+        copies: the states before the slots that were requested.
+    """
+
+    output: Tensor
+    states: tuple[DeltaState, ...]
+    copies: Sequence[DeltaState]
+
+
+RunRows = Callable[[DeltaState | None, slice, int, Sequence[int]], SequenceRows]
 """Runs a range of rows of one sequence from the state before them, None before slot 0.
 
-The last argument is the slot before which no later forward starts. Returns the output of the rows,
-and the states from which a forward can continue or run again, in order.
+The last arguments are the slot before which no later forward starts, and the slots of the rows
+before which the state is requested, in order and not after that slot.
 """
 
 NORM_EPS = 1e-6
@@ -69,12 +84,13 @@ class GatedDelta(nn.Module):
         sizes = self.sizes
 
         def run_rows(
-            state: DeltaState | None, rows: slice, settled: int
-        ) -> tuple[Tensor, tuple[DeltaState, ...]]:
+            state: DeltaState | None, rows: slice, settled: int, copied: Sequence[int]
+        ) -> SequenceRows:
             if state is None:
                 blank = mixed.new_zeros(sizes.taps - 1, sizes.mixed_size)
                 state = DeltaState.blank(sizes.state_shape, blank)
-            return self.run_sequence(state, mixed[rows], decay[rows], beta[rows], settled)
+            parts = mixed[rows], decay[rows], beta[rows]
+            return self.run_sequence(state, parts, settled, copied)
 
         out = memory.recur(self.layer, run_rows).to(x.dtype)
         if wanted is not None:
@@ -106,18 +122,19 @@ class GatedDelta(nn.Module):
         return mixed, z, b.sigmoid(), -self.log_decay.float().exp() * step
 
     def run_sequence(
-        self, state: DeltaState, mixed: Tensor, decay: Tensor, beta: Tensor, settled: int
-    ) -> tuple[Tensor, tuple[DeltaState, ...]]:
+        self, state: DeltaState, parts: Sequence[Tensor], settled: int, copied: Sequence[int]
+    ) -> SequenceRows:
         """Run rows of one sequence after `state`; returns what a `RunRows` does."""
-        first, parts = state, []
-        for rows in zip(*(part.split(CHUNK_ROWS) for part in (mixed, decay, beta)), strict=True):
-            state = settle_rows(state, len(rows[0]), settled)
+        first, outputs, copies = state, [], []
+        for rows in zip(*(part.split(CHUNK_ROWS) for part in parts), strict=True):
+            begin, state = state.end, settle_rows(state, len(rows[0]), settled)
             out, state = self.run_chunk(state, *rows)
-            parts.append(out)
+            outputs.append(out)
+            copies += [state.copy_before(slot) for slot in copied if begin < slot <= state.end]
         state = settle_rows(state, 0, settled)
         # A pass that fails runs again from its first row.
         states = (state,) if state.start <= first.end else (first, state)
-        return torch.cat(parts), states
+        return SequenceRows(torch.cat(outputs), states, copies)
 
     def run_chunk(
         self, state: DeltaState, mixed: Tensor, decay: Tensor, beta: Tensor

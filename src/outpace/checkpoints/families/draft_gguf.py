@@ -5,7 +5,8 @@ Both list the target layers whose inputs are read, with the embedding as layer 0
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.gguf_format import PAIRED_PROJECTIONS, GGUFFormat
+from outpace.checkpoints.families.gguf_format import GGUFFormat
+from outpace.checkpoints.families.gguf_orders import PAIRED_ROWS
 
 DFLASH_GGUF = GGUFFormat(
     architecture="dflash",
@@ -18,7 +19,7 @@ DFLASH_GGUF = GGUFFormat(
 EAGLE_GGUF = GGUFFormat(
     architecture="eagle3",
     named_like="llama",
-    pairs=PAIRED_PROJECTIONS,
+    rows=PAIRED_ROWS,
     tensors={
         "midlayer.hidden_norm.weight": ("blk.0.attn_norm_2.weight",),
         "input_norm.weight": ("enc.output_norm.weight",),

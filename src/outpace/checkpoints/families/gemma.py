@@ -10,6 +10,7 @@ from outpace.checkpoints.families.family import (
     Family,
 )
 from outpace.checkpoints.families.gguf_format import GGUFFormat, width_per_head
+from outpace.checkpoints.families.gguf_orders import subtract_one
 from outpace.checkpoints.families.ropes import FULL_ROPE, sliding_rope
 from outpace.checkpoints.families.windows import alternating_windows
 from outpace.checkpoints.fields import Field, Fields, few, field, flag, number
@@ -66,6 +67,6 @@ GEMMA3 = Family(
             "query_pre_attn_scalar": default_query_scalar,
             "rope_local_base_freq": 10_000.0,
         },
-        norm_offset=1.0,
+        values={"norm.weight": subtract_one},
     ),
 )

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
 
 from outpace.checkpoints.fields import Fields
-
-PAIRED_PROJECTIONS = tuple(f"{name}_proj.{kind}" for name in "qk" for kind in ("weight", "bias"))
-"""Tensors whose rotary dimensions llama.cpp interleaves in pairs, in Llama and its relatives."""
+from outpace.models.config import ModelConfig
 
 SLIDING_WINDOW_METADATA = "attention.sliding_window"
+
+Order = Callable[[ModelConfig, int], Tensor]
+"""Returns the places in the file of `count` published rows or columns, `i64[count]`."""
+
+
+def no_fields(metadata: dict[str, Any], fields: Fields) -> Fields:
+    """Return no fields: a family has only the usual metadata."""
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +36,16 @@ class GGUFFormat:
         stated: Metadata with only one supported value, which is the default.
         implied: Published fields without metadata, or their defaults.
         scaling: Parameters of a rotary scaling without metadata.
-        pairs: Suffixes of published tensors whose rotary dimensions are interleaved in pairs.
+        derived: Removes further metadata, and returns the published fields that follow from them
+            and from the translated fields.
+        rows, columns: Order of the rows or columns of published tensors, by suffix of their names.
+        values: Functions that restore the published values, by suffix of the tensor's name.
         tensors: Published names in the style of llama.cpp's converter, by suffix of ours. Rows of
-            several tensors alternate.
+            several tensors are concatenated.
+        sizes: Number of rows of each of several tensors, by suffix, where they are not equal.
         prefixes: Beginnings of published names, with those of the converter.
         named_like: Architecture with the same names of tensors, where this one is newer than the
             library `gguf`.
-        norm_offset: Number that is added to the weights of norms.
     """
 
     architecture: str
@@ -42,11 +54,14 @@ class GGUFFormat:
     stated: Fields = field(default_factory=dict)
     implied: Fields = field(default_factory=dict)
     scaling: Fields = field(default_factory=dict)
-    pairs: tuple[str, ...] = ()
+    derived: Callable[[dict[str, Any], Fields], Fields] = no_fields
+    rows: Mapping[str, Order] = field(default_factory=dict)
+    columns: Mapping[str, Order] = field(default_factory=dict)
+    values: Mapping[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     tensors: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    sizes: Mapping[str, Callable[[ModelConfig], tuple[int, ...]]] = field(default_factory=dict)
     prefixes: Mapping[str, str] = field(default_factory=dict)
     named_like: str | None = None
-    norm_offset: float = 0.0
 
 
 def width_per_head(fields: Fields) -> int | None:

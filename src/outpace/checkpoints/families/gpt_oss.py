@@ -10,6 +10,7 @@ from outpace.checkpoints.families.family import (
     Family,
 )
 from outpace.checkpoints.families.gguf_format import GGUFFormat
+from outpace.checkpoints.families.gguf_orders import alternate_halves
 from outpace.checkpoints.families.windows import alternating_windows
 from outpace.checkpoints.fields import few, field, flag
 
@@ -55,6 +56,7 @@ GPT_OSS = Family(
         architecture="gpt-oss",
         renamed={"num_experts": "num_local_experts", "moe_intermediate_size": "intermediate_size"},
         scaling={"truncate": False},
+        rows=dict.fromkeys(("gate_up_proj", "gate_up_proj_bias"), alternate_halves),
         tensors={
             "self_attn.sinks": ("self_attn.sinks.weight",),
             **{

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.gguf_format import PAIRED_PROJECTIONS, GGUFFormat
+from outpace.checkpoints.families.gguf_format import GGUFFormat
+from outpace.checkpoints.families.gguf_orders import PAIRED_ROWS
 
 LLADA_STATED = {
     "activation_type": "silu",
@@ -27,5 +28,5 @@ LLADA_GGUF = GGUFFormat(
     },
     stated={"attention.causal": False, "diffusion.shift_logits": False},
     implied=LLADA_STATED,
-    pairs=PAIRED_PROJECTIONS,
+    rows=PAIRED_ROWS,
 )

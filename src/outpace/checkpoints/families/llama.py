@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from outpace.checkpoints.families.family import BIASES, DECODER, HUGGING_FACE_NAMES, Family
-from outpace.checkpoints.families.gguf_format import PAIRED_PROJECTIONS, GGUFFormat
+from outpace.checkpoints.families.gguf_format import GGUFFormat
+from outpace.checkpoints.families.gguf_orders import PAIRED_ROWS
 from outpace.checkpoints.fields import field, flag
 
 LLAMA = Family(
@@ -17,5 +18,5 @@ LLAMA = Family(
     ),
     fields={**DECODER, **BIASES, "mlp_bias": field("mlp_bias", flag, False)},
     names=HUGGING_FACE_NAMES,
-    gguf=GGUFFormat(architecture="llama", pairs=PAIRED_PROJECTIONS),
+    gguf=GGUFFormat(architecture="llama", rows=PAIRED_ROWS),
 )

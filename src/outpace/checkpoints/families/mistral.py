@@ -9,7 +9,8 @@ from outpace.checkpoints.families.family import (
     Family,
     with_experts,
 )
-from outpace.checkpoints.families.gguf_format import PAIRED_PROJECTIONS, GGUFFormat
+from outpace.checkpoints.families.gguf_format import GGUFFormat
+from outpace.checkpoints.families.gguf_orders import PAIRED_ROWS
 from outpace.checkpoints.families.windows import sliding_windows
 from outpace.checkpoints.fields import few, field
 
@@ -21,9 +22,7 @@ MISTRAL = Family(
     fields={**STRICT_DECODER, "sights": sliding_windows(4096)},
     names=HUGGING_FACE_NAMES,
     # Without a window; files of the architecture "llama" are read as that family.
-    gguf=GGUFFormat(
-        architecture="mistral3", implied={"sliding_window": None}, pairs=PAIRED_PROJECTIONS
-    ),
+    gguf=GGUFFormat(architecture="mistral3", implied={"sliding_window": None}, rows=PAIRED_ROWS),
 )
 
 MIXTRAL = Family(
@@ -44,6 +43,6 @@ MIXTRAL = Family(
         architecture="llama",
         marker="expert_count",
         renamed={"num_experts": "num_local_experts"},
-        pairs=PAIRED_PROJECTIONS,
+        rows=PAIRED_ROWS,
     ),
 )

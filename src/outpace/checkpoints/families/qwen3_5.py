@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from outpace.checkpoints.families.family import HUGGING_FACE_NAMES, IGNORABLE, Family
 from outpace.checkpoints.families.hybrid import HYBRID, MIXTURE, delta_field
+from outpace.checkpoints.families.hybrid_gguf import QWEN3_5_GGUF, QWEN3_5_MOE_GGUF
 from outpace.checkpoints.families.hybrid_names import MIXTURE_NAMES, SPLIT_NAMES, fused_experts
 from outpace.checkpoints.families.nested_text import IMAGES, flatten_text, nest_names
 from outpace.checkpoints.fields import words
@@ -25,6 +26,7 @@ QWEN3_5_TEXT = Family(
     unread=UNREAD,
     flat=flatten_text,
     names={**HUGGING_FACE_NAMES, **SPLIT_NAMES},
+    gguf=QWEN3_5_GGUF,
 )
 
 QWEN3_5 = replace(
@@ -35,6 +37,7 @@ QWEN3_5 = replace(
     checkpoints=("Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "Qwen/Qwen3.6-27B"),
     ignored=IGNORED | IMAGES,
     names=nest_names(QWEN3_5_TEXT.names),
+    gguf=None,
 )
 
 MOE_FIELDS = {**QWEN3_5_TEXT.fields, **MIXTURE, "norm_experts": True}
@@ -50,6 +53,7 @@ QWEN3_5_MOE_TEXT = replace(
     ignored=IGNORED | MOE_IGNORED,
     names={**MIXTURE_NAMES, **SPLIT_NAMES},
     fused=fused_experts("model"),
+    gguf=QWEN3_5_MOE_GGUF,
 )
 
 QWEN3_5_MOE = replace(

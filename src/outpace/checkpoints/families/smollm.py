@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.checkpoints.families.family import BIASES, HUGGING_FACE_NAMES, STRICT_DECODER, Family
-from outpace.checkpoints.families.gguf_format import PAIRED_PROJECTIONS, GGUFFormat
+from outpace.checkpoints.families.gguf_format import GGUFFormat
+from outpace.checkpoints.families.gguf_orders import PAIRED_ROWS
 from outpace.checkpoints.fields import Field, Fields, count, field, flag, parse_value
 
 NO_ROPE_INTERVAL = field("no_rope_layer_interval", count, 4)
@@ -42,5 +43,5 @@ SMOLLM3 = Family(
         "unrotated": Field((*NO_ROPE_INTERVAL.names, NO_ROPE_LAYERS), layers_without_rope),
     },
     names=HUGGING_FACE_NAMES,
-    gguf=GGUFFormat(architecture="smollm3", pairs=PAIRED_PROJECTIONS),
+    gguf=GGUFFormat(architecture="smollm3", rows=PAIRED_ROWS),
 )

@@ -20,7 +20,7 @@ from outpace.checkpoints.families.gguf_format import (
     evaluate_fields,
     width_per_head,
 )
-from outpace.checkpoints.fields import MAX_PUBLISHED_COUNT, Fields, index, parse_value, shorten
+from outpace.checkpoints.fields import MAX_PUBLISHED_COUNT, Fields, few, index, parse_value, shorten
 from outpace.checkpoints.gguf.file import GGUFFile
 from outpace.checkpoints.gguf.header import MetadataArray
 from outpace.models.config import Rope
@@ -43,6 +43,12 @@ METADATA_FIELDS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "full_attention_interval": "full_attention_interval",
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.state_size": "linear_key_head_dim",
+    "ssm.time_step_rank": "linear_num_value_heads",
     "block_size": "block_size",
     "norm_before_fc": "norm_before_fc",
     "norm_before_residual": "norm_before_residual",
@@ -67,6 +73,9 @@ ZERO_IS_NONE = ("expert_count", "expert_used_count", SLIDING_WINDOW_METADATA)
 
 SLIDING_PATTERN = "attention.sliding_window_pattern"
 """Metadata with the interval of layers without a window, or with whether each layer has one."""
+
+PREDICTING_LAYERS = "nextn_predict_layers"
+"""Metadata with the number of layers that predict several tokens; the last ones."""
 
 NEUTRAL_METADATA = ("rope.scaling.finetuned", "rope.scaling.attn_factor")
 DIFFUSION_PREFIX = "diffusion."
@@ -134,6 +143,10 @@ def gguf_config_fields(file: GGUFFile) -> dict[str, Any]:
     rope = {ours: metadata.pop(name) for name, ours in SCALING_FIELDS.items() if name in metadata}
     size = usual.get("head_dim") or width_per_head(usual)
     try:
+        if metadata.pop(PREDICTING_LAYERS, 0) and "num_hidden_layers" in usual:
+            layers = parse_value("block_count", usual["num_hidden_layers"], few)
+            usual["num_hidden_layers"] = layers - predicting_layers(file, form)
+        usual |= form.derived(metadata, usual)
         check_metadata(metadata, usual, form, size)
         usual = {
             **vocabulary_sizes(file),
@@ -176,6 +189,13 @@ def own_metadata(file: GGUFFile, form: GGUFFormat) -> dict[str, Any]:
         if name.startswith((prefix, DIFFUSION_PREFIX))
     }
     return {name: value for name, value in found.items() if value or name not in ZERO_IS_NONE}
+
+
+def predicting_layers(file: GGUFFile, form: GGUFFormat) -> int:
+    """Return the number of layers that predict several tokens, which are not read."""
+    name = full_name(PREDICTING_LAYERS, form)
+    found: int = parse_value(name, file.metadata.get(name, 0), index)
+    return found
 
 
 def full_name(name: str, form: GGUFFormat) -> str:

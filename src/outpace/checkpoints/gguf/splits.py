@@ -63,6 +63,13 @@ GPT_4O = SplitRule(
     pattern="|".join(f"{words}{CONTRACTION}?" for words in CASED_PATTERNS)
     + rf"|\p{{N}}{{1,3}}|{PATH_PATTERN}"
 )
+MARKED_DIGITS = replace(
+    SINGLE_DIGITS,
+    pattern=rf"{CONTRACTION}|{BEFORE_WORD}[\p{{L}}\p{{M}}]+|\p{{N}}|"
+    + REST_PATTERN.replace(r"\p{L}", r"\p{L}\p{M}"),
+)
+"""Combining marks belong to words."""
+
 SPLIT_RULES: Mapping[str, SplitRule] = {
     "dbrx": TRIPLE_DIGITS,
     "deepseek-r1-qwen": SINGLE_DIGITS,
@@ -73,6 +80,7 @@ SPLIT_RULES: Mapping[str, SplitRule] = {
     "llama3": LLAMA3,
     "pixtral": LLAMA3,
     "qwen2": SINGLE_DIGITS,
+    "qwen35": MARKED_DIGITS,
     "smaug-bpe": TRIPLE_DIGITS,
     "smollm": SplitRule(single_digits=True),
     "tekken": TEKKEN,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.fill import is_finite, not_finite_error
-from outpace.checkpoints.gguf.config import ROPE_FACTORS, gguf_format
+from outpace.checkpoints.gguf.config import ROPE_FACTORS, gguf_format, predicting_layers
 from outpace.checkpoints.gguf.file import GGUFFile, import_gguf
 from outpace.checkpoints.piece import TensorPart
 from outpace.checkpoints.stacks import StackEntry, stored_name
@@ -33,8 +33,7 @@ from outpace.models.split import ShardIndex
 VOCABULARY_IDS = "d2t"
 """Tensor of the target's ids of a draft's vocabulary; published checkpoints have offsets there."""
 
-NORM_SUFFIX = "norm.weight"
-"""End of the names of norms, which some formats shift."""
+Entry = TypeVar("Entry")
 
 
 class GGUFWeights(CheckpointWeights):
@@ -60,7 +59,7 @@ class GGUFWeights(CheckpointWeights):
         return gguf.get_tensor_name_map(kinds[architecture], self.config.layers)
 
     def gguf_names(self, name: str) -> list[tuple[str, int | None]]:
-        """Return the GGUF tensors of a published one, whose rows alternate if there are several.
+        """Return the GGUF tensors of a published one, which has the rows of all.
 
         Each has an index if it is a stack of experts.
         """
@@ -78,6 +77,8 @@ class GGUFWeights(CheckpointWeights):
         for prefix, other in self.format.prefixes.items():
             if name.startswith(prefix):
                 name = other + name.removeprefix(prefix)
+        if (whole := self.name_map.get_name(name)) is not None:  # a tensor without a kind
+            return whole, None
         stem, _, kind = name.rpartition(".")
         if not stem:
             return name, None
@@ -88,6 +89,13 @@ class GGUFWeights(CheckpointWeights):
         number, _, part = rest.partition(".")
         found = self.name_map.get_name(f"{before}.experts.{part}") if inside else None
         return f"{found or stem}.{kind}", int(number) if found else None
+
+    @property
+    def unread_layers(self) -> tuple[str, ...]:
+        """Prefixes of the layers after the model's, which predict several tokens."""
+        count = self.config.layers
+        more = predicting_layers(self.file, self.format)
+        return tuple(f"blk.{layer}." for layer in range(count, count + more))
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and all(
@@ -107,12 +115,11 @@ class GGUFWeights(CheckpointWeights):
         Raises:
             ValueError: If it has another shape, or a type that cannot be read.
         """
-        plain = alternate_rows(
-            [self.file.read_tensor(*entry) for entry in self.find_entries(name, shape)]
-        )
-        if self.format.norm_offset and name.endswith(NORM_SUFFIX):
-            plain = plain - self.format.norm_offset
-        return self.reorder_heads(name, plain)[index]
+        entries = self.find_entries(name, shape)
+        plain = torch.cat([self.file.read_tensor(*entry) for entry in entries]).view(shape)
+        if (restore := find_suffix(self.format.values, name)) is not None:
+            plain = restore(plain)
+        return self.reorder_columns(name, self.reorder_rows(name, plain))[index]
 
     def read_table(self, name: str, shape: tuple[int, ...], kind: str) -> Tensor:
         """Read a draft's vocabulary table from the target's ids that the file lists.
@@ -143,14 +150,16 @@ class GGUFWeights(CheckpointWeights):
         """
         if not rounded:
             return None
-        found = []
-        for entry in self.find_entries(name, shape):
-            pieces = map(quantize_weight, self.file.read_chunks(*entry))
-            found.append(tuple(map(torch.cat, zip(*pieces, strict=True))))
-        codes, scale = map(alternate_rows, zip(*found, strict=True))
+        chunks = [
+            quantize_weight(rows)
+            for entry in self.find_entries(name, shape)
+            for rows in self.file.read_chunks(*entry)
+        ]
+        codes, scale = map(torch.cat, zip(*chunks, strict=True))
         if not is_finite(scale):
             raise not_finite_error(self.folder, name, torch.float32)
-        return self.reorder_heads(name, codes), self.reorder_heads(name, scale)
+        codes = self.reorder_columns(name, codes)
+        return self.reorder_rows(name, codes), self.reorder_rows(name, scale)
 
     @property
     def has_packed(self) -> bool:
@@ -160,7 +169,7 @@ class GGUFWeights(CheckpointWeights):
     def read_packed(self, pieces: Sequence[TensorPart]) -> PackedMatrix | None:
         """Pack a matrix of several tensors in the file's block formats.
 
-        Returns None for a format without a compiled loop, and for rows that alternate between
+        Returns None for a format without a compiled loop, and for a tensor whose rows have several
         formats.
 
         Raises:
@@ -179,7 +188,9 @@ class GGUFWeights(CheckpointWeights):
             FormatRows(kind, self.row_addresses(piece.source, content))
             for piece, kind, content in zip(pieces, formats, contents, strict=True)
         ]
-        if (matrix := pack_matrix(parts, inputs)) is not None:
+        columns = self.column_order(pieces[0].source, inputs)
+        order = None if columns is None else columns.argsort()
+        if (matrix := pack_matrix(parts, inputs, order)) is not None:
             return matrix
         for piece, part in zip(pieces, parts, strict=True):
             if pack_matrix([part], inputs) is None:
@@ -193,33 +204,48 @@ class GGUFWeights(CheckpointWeights):
             + np.uint64(rows.ctypes.data)
             for rows in contents
         ]
-        addresses = np.stack(starts, 1).reshape(-1)
-        return addresses[self.reorder_heads(name, torch.arange(len(addresses))).numpy()]
+        addresses = np.concatenate(starts)
+        return addresses[self.reorder_rows(name, torch.arange(len(addresses))).numpy()]
 
     def find_entries(self, name: str, shape: tuple[int, ...]) -> list[tuple[str, int | None]]:
         """Return a tensor's GGUF names and stack indices after checking their shapes."""
         self.find_tensor(name)
         entries = self.gguf_names(name)
-        for own, number in entries:
-            each = (shape[0] // len(entries), *shape[1:])
+        sizes = find_suffix(self.format.sizes, name)
+        counts = [shape[0] // len(entries)] * len(entries) if sizes is None else sizes(self.config)
+        for (own, number), count in zip(entries, counts, strict=True):
+            each = (count, *shape[1:])
             wanted = each if number is None else (self.config.experts, *each)
-            if (found := self.file.tensors[own].shape) != wanted:
+            if drop_ones(found := self.file.tensors[own].shape) != drop_ones(wanted):
                 raise ValueError(
                     f"{self.folder}: tensor {own!r} has shape {found}, but its metadata need "
                     f"{wanted}"
                 )
         return entries
 
-    def reorder_heads(self, name: str, rows: Tensor) -> Tensor:
-        """Return rows in the model's order; files may pair those of queries and keys."""
-        if self.format.pairs and name.endswith(self.format.pairs):
-            return unpair_heads(rows, self.config.head_dim)
-        return rows
+    def reorder_rows(self, name: str, rows: Tensor) -> Tensor:
+        """Return rows of the file in the published order."""
+        order = find_suffix(self.format.rows, stored_name(name))
+        return rows if order is None else rows[order(self.config, len(rows))]
+
+    def column_order(self, name: str, count: int) -> Tensor | None:
+        """Return the places in the file of published columns; None if they are the same."""
+        order = find_suffix(self.format.columns, stored_name(name))
+        return None if order is None else order(self.config, count)
+
+    def reorder_columns(self, name: str, matrix: Tensor) -> Tensor:
+        """Return columns of the file in the published order."""
+        order = self.column_order(name, matrix.shape[-1])
+        return matrix if order is None else matrix[:, order]
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
         """Raise `ValueError` for tensors that the model does not use."""
         used = {own for name in wanted for own, _ in self.gguf_names(name)}
-        unused = set(self.file.tensors) - used - {ROPE_FACTORS}
+        unused = {
+            name
+            for name in self.file.tensors.keys() - used - {ROPE_FACTORS}
+            if not name.startswith(self.unread_layers)
+        }
         if unused:
             names = ", ".join(repr(name) for name in sorted(unused)[:3])
             raise ValueError(
@@ -228,14 +254,11 @@ class GGUFWeights(CheckpointWeights):
             )
 
 
-def alternate_rows(parts: Sequence[Tensor]) -> Tensor:
-    """Return the rows of several tensors in turn."""
-    return parts[0] if len(parts) == 1 else torch.stack([*parts], 1).flatten(0, 1)
+def find_suffix(entries: Mapping[str, Entry], name: str) -> Entry | None:
+    """Return the entry for a suffix of a name, if there is one."""
+    return next((entry for suffix, entry in entries.items() if name.endswith(suffix)), None)
 
 
-def unpair_heads(rows: Tensor, size: int) -> Tensor:
-    """Reorder rows of queries or keys from interleaved pairs to halves of a head.
-
-    Rotary embedding rotates the two rows of a pair; only their places differ.
-    """
-    return rows.unflatten(0, (-1, size // 2, 2)).transpose(1, 2).reshape(rows.shape)
+def drop_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return a shape without sizes of 1, which files may leave out."""
+    return tuple(size for size in shape if size != 1)
