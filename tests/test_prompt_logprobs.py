@@ -12,7 +12,8 @@ import torch
 from helpers import whole
 from outpace import LLM, OptionError
 from outpace.checkpoints.load import load_model
-from outpace.methods import Method
+from outpace.errors import ContextError
+from outpace.methods import Autoregressive, Method
 from workload import ON_ZOO
 
 STORY = "Omar has 9 coins and gives 3 of them to Ann. How many coins are left?"
@@ -65,6 +66,48 @@ def test_scores_of_a_prompt(name: str, method: Method) -> None:
                 assert value == pytest.approx(expected, abs=1e-3)
             if count and score.rank == 1:
                 assert score.top[0][0] == token
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [pair for pair in ON_ZOO if pair[0] in CAUSAL], ids=repr
+)
+def test_an_answer_may_have_no_tokens(name: str, method: Method) -> None:
+    """The scores are the same, from one forward; requests beside it are as without it."""
+    options: dict[str, Any] = {"method": method, "temperature": 0.0, "prompt_logprobs": 2}
+    asked: Any = [
+        (STORY, {**options, "max_tokens": 0, "logprobs": True}),
+        (STORY, {**options, "max_tokens": 12}),
+        ([5], {**options, "max_tokens": 0}),
+    ]
+    found = dict(llm(name).serve(asked))
+    (alone,) = llm(name).generate(STORY, **options, max_tokens=12)
+    assert found[1].ids == alone.ids
+    scores, expected = found[0].prompt_logprobs or [], alone.prompt_logprobs or []
+    assert scores[1:] == pytest.approx(expected[1:], abs=1e-4)
+    for output in (found[0], found[2]):
+        assert (output.ids, output.text, output.finish_reason) == ([], "", "length")
+    assert len(found[0].steps) == 1 and found[0].logprobs == []
+    assert found[2].prompt_logprobs == [None] and found[2].steps == []
+    assert list(llm(name).stream(STORY, **options, max_tokens=0)) == []
+
+
+def test_prompt_may_fill_the_context() -> None:
+    """If no token follows; one more is too long."""
+    length = llm("tiny-ar").config.max_length
+    (output,) = llm("tiny-ar").generate(
+        [[5] * length], method=Autoregressive(), max_tokens=0, prompt_logprobs=0
+    )
+    assert len(output.prompt_logprobs or ()) == length
+    with pytest.raises(ContextError):
+        llm("tiny-ar").generate([[5] * (length + 1)], max_tokens=0, prompt_logprobs=0)
+
+
+def test_no_tokens_and_no_scores_are_refused() -> None:
+    """There would be nothing to compute."""
+    for options in ({}, {"logprobs": True}):
+        with pytest.raises(OptionError, match="or 0 with prompt_logprobs, got 0") as caught:
+            llm("tiny-ar").generate(STORY, max_tokens=0, **options)
+        assert caught.value.param == "max_tokens"
 
 
 def test_one_token_has_no_score() -> None:

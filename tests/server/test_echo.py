@@ -91,6 +91,36 @@ def test_echo_of_several_prompts(client: TestClient, service: Service) -> None:
     assert len(texts) == 3 and text_of(chunks) == PROMPT + "".join(texts)
 
 
+@pytest.mark.parametrize("method", [method for model, method in PAIRS if model == "tiny-ar"])
+def test_given_text_is_scored(client: TestClient, method: str) -> None:
+    """Without an answer, whole and streamed, as a harness of evaluations asks for it."""
+    official = OpenAI(
+        base_url=f"{URL}/v1", api_key="none", http_client=client, max_retries=0
+    ).completions
+    asked: Any = {
+        "model": "tiny-ar",
+        "prompt": PROMPT,
+        "echo": True,
+        "logprobs": 1,
+        "temperature": 0,
+        "extra_body": {"outpace": {"method": method}},
+    }
+    longer, answer = (official.create(**asked, max_tokens=count) for count in (1, 0))
+    (choice,), usage = answer.choices, answer.usage
+    assert (choice.text, choice.finish_reason) == (PROMPT, "length")
+    assert usage is not None and usage.completion_tokens == 0
+    scores, expected = choice.logprobs, longer.choices[0].logprobs
+    assert scores is not None and scores.tokens is not None and expected is not None
+    assert len(scores.tokens) == usage.prompt_tokens and "".join(scores.tokens) == PROMPT
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        assert getattr(scores, name) == getattr(expected, name)[:-1]
+    chunks = [*official.create(**asked, max_tokens=0, stream=True)]
+    assert "".join(each.choices[0].text for each in chunks) == PROMPT
+    assert [each.choices[0].finish_reason for each in chunks][-1] == "length"
+    found = [each.choices[0].logprobs for each in chunks if each.choices[0].logprobs]
+    assert [token for each in found for token in each.tokens or ()] == scores.tokens
+
+
 @pytest.mark.parametrize("count", [0, 3])
 def test_prompt_logprobs_have_the_form_of_vllm(
     client: TestClient, service: Service, count: int
@@ -127,6 +157,10 @@ def test_prompt_logprobs_have_the_form_of_vllm(
         ("echo", completion(TEXT, echo=True, outpace={"fill": True}, model="tiny-dream")),
         ("echo", completion(echo=True, logprobs=1, prompt_logprobs=1)),
         ("echo", completion(echo="yes")),
+        ("echo", completion(echo=True, logprobs=1, max_tokens=0, model="tiny-dream")),
+        ("max_tokens", completion(echo=True, max_tokens=0)),
+        ("max_tokens", completion(logprobs=1, max_tokens=0)),
+        ("max_completion_tokens", chat(prompt_logprobs=0, max_completion_tokens=0)),
         ("echo", chat(echo=True)),
         ("prompt_logprobs", completion(prompt_logprobs=1, stream=True)),
         ("prompt_logprobs", chat(prompt_logprobs=0, stream=True)),

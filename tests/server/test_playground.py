@@ -751,6 +751,21 @@ def test_rendered_answer_never_runs(visit):
     expect(page).to_have_title("outpace playground")
 
 
+RENDER = """(text) => {
+  const element = document.createElement("div"), begin = performance.now();
+  renderMarkdown(text, element);
+  const took = performance.now() - begin;
+  return [element.textContent, element.querySelectorAll("em, li").length, took];
+}"""
+
+
+@pytest.mark.parametrize("text", ["_a*" * 8000, "> - " * 8000, "- a\n" * 30_000])
+def test_slow_markdown_is_shown_as_it_is(visit, text):
+    """Within half a second; the emphasis alone would take a minute."""
+    shown, count, took = visit().evaluate(RENDER, text)
+    assert shown == text and count == 0 and took < 3000
+
+
 def part(texts: list[str], **delta: object) -> dict:
     """An event with a part of an answer, and its tokens, each of one forward."""
     event = chunk("")

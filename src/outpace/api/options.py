@@ -12,14 +12,19 @@ from numpy import ndarray
 from torch import Tensor
 
 from outpace.api.declared import Info, list_options
-from outpace.api.option_checks import MAX_TOP_LOGPROBS, check_count, check_effort, check_range
+from outpace.api.option_checks import (
+    MAX_TOP_LOGPROBS,
+    check_count,
+    check_effort,
+    check_max_tokens,
+    check_range,
+)
 from outpace.api.option_types import Options as Options
 from outpace.api.tools import ToolUse, read_tool_use
 from outpace.constraint.cloze import InfillParts, check_template
 from outpace.constraint.constraint_rule import ConstraintRule, constraint_rule
 from outpace.decoding import Sampling
 from outpace.errors import OptionError
-from outpace.methods.bounds import check_at_least_one
 from outpace.methods.method import MAX_FLOAT_VALUE, check_type
 from outpace.methods.options import AUTO_METHOD, MethodSpec, resolve_method
 
@@ -39,7 +44,7 @@ class RequestOptions:
             "Maximum number of tokens of an answer.",
             "sampling",
             usual="rest of the context; 256 for diffusion",
-            bounds={"ge": 1, "le": MAX_ANSWER_TOKENS},
+            bounds={"ge": 0, "le": MAX_ANSWER_TOKENS},
         ),
     ] = None
     temperature: Annotated[
@@ -234,8 +239,7 @@ class RequestOptions:
         if not isinstance(self.suffix, str | None):
             message = f"suffix must be a string, got {self.suffix!r}"
             raise OptionError("suffix", self.suffix, message)
-        check_type("max_tokens", self.max_tokens, int | None)
-        check_at_least_one(max_tokens=self.max_tokens)
+        check_max_tokens(self.max_tokens, self.prompt_logprobs)
         for name, option in REQUEST_OPTIONS.items():
             if option.kind is bool:
                 check_type(name, getattr(self, name), bool)

@@ -66,7 +66,7 @@ def score_tokens(
 
 
 def score_prompt(request: Request, decoding: Decoding) -> Decoding:
-    """Score the tokens of a prompt after the first, then decode its answer.
+    """Score the tokens of a prompt after the first, then decode its answer, if it may have tokens.
 
     The forward has the memory of the request, so the method may start at slot 0 as usual.
     """
@@ -77,4 +77,7 @@ def score_prompt(request: Request, decoding: Decoding) -> Decoding:
         request.prompt_scores = [
             TokenLogprob(score, top_tokens(score), int(rank)) for score, rank in found
         ]
-    yield from decoding
+    if request.max_tokens:
+        yield from decoding
+    else:
+        request.finish_reason = "length"

@@ -144,7 +144,7 @@ class Pairing:
         if not request.prompt:
             message = "prompt: the prompt is empty: give at least one token"
             raise OptionError("prompt", request.prompt, message)
-        if request.max_tokens < 1:
+        if request.max_tokens < (1 if request.prompt_logprobs is None else 0):
             message = f"max_tokens must be at least 1, got {request.max_tokens}"
             raise OptionError("max_tokens", request.max_tokens, message)
         method.check_request(request)

@@ -7,6 +7,19 @@
 const ENTITIES = { amp: "&", lt: "<", gt: ">", quot: '"', nbsp: "\u00a0", "#39": "'" };
 const decode = (text) => text.replace(/&(amp|lt|gt|quot|nbsp|#39);/g, (_, name) => ENTITIES[name]);
 const DEEPEST = 24; // levels of lists and quotations; deeper ones are text
+const LEXING_MS = 500; // for one text; emphasis takes the lexer quadratic time and more
+const MAX_LENGTH = 100_000; // characters; a list of that length takes the lexer a second
+
+/** A tokenizer whose lexer fails once it has taken too long. */
+class TimedTokenizer extends marked.Tokenizer {
+  end = performance.now() + LEXING_MS;
+
+  check() { if (performance.now() > this.end) throw new Error("this text takes too long"); }
+
+  // Lexers begin each attempt at a block with `space`, and at a part of a line with `escape`.
+  space(text) { this.check(); return super.space(text); }
+  escape(text) { this.check(); return super.escape(text); }
+}
 
 /** The node of a token of the Markdown lexer. */
 function markdownNode(token, depth = 0) {
@@ -51,14 +64,28 @@ function codeBlock(text, name) {
   return make("figure", { className: "code" }, caption, pre);
 }
 
-/** Render Markdown into an element; keeps the nodes of blocks that are unchanged since the last time. */
-function renderMarkdown(text, element) {
-  let tokens, same = 0;
+/** The tokens of a text, or null if it is too long, takes the lexer too long, or is nested too deeply. */
+function lexMarkdown(text) {
+  if (text.length > MAX_LENGTH) return null;
   try {
-    tokens = marked.lexer(text, { gfm: true, breaks: true });
-  } catch { // nested too deeply for the lexer
-    tokens = [{ type: "text", text, raw: text }];
+    return marked.lexer(text, { gfm: true, breaks: true, tokenizer: new TimedTokenizer() });
+  } catch {
+    return null;
   }
+}
+
+/** Render Markdown into an element; keeps the nodes of blocks that are unchanged since the last time.
+ *
+ * A text without tokens is shown as it is, and so are those that continue it.
+ */
+function renderMarkdown(text, element) {
+  const tokens = element.isPlain ? null : lexMarkdown(text);
+  if (!tokens) {
+    element.isPlain = true;
+    element.replaceChildren(make("div", { className: "plain-text" }, text));
+    return;
+  }
+  let same = 0;
   const raws = element.raws ?? [];
   while (same < Math.min(raws.length, tokens.length) && raws[same] === tokens[same].raw) same++;
   while (element.childNodes.length > same) element.lastChild.remove();
