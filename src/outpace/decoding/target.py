@@ -82,6 +82,8 @@ class Target:
             instead of reading them as context.
         is_recurrent: whether a forward cannot start before the last token of the text, except at
             slot 0.
+        has_mtp_draft: whether its draft is a head for multi-token prediction, trained to predict
+            one token or a few.
     """
 
     shift: int = 1
@@ -95,6 +97,7 @@ class Target:
     padding: tuple[int, ...] = ()
     adds_features: bool = False
     is_recurrent: bool = False
+    has_mtp_draft: bool = False
 
 
 accept_old_attributes(

@@ -179,7 +179,8 @@ def method_option(
 ) -> MethodOption:
     """Return an option with the default and limits that the operator configured."""
     choices = roles.get(option.name, option.words)
-    default = defaults.get(option.name, choices[0] if option.is_required else option.default)
+    is_free = option.is_required or option.name in roles
+    default = defaults.get(option.name, choices[0] if is_free else option.default)
     if option.name in roles and default not in choices:
         param = f"options.{option.name}"
         message = f"{param} must be one of the further models {', '.join(choices)}, got {default!r}"

@@ -6,10 +6,12 @@ from outpace.checkpoints.families.eagle import EAGLE
 from outpace.checkpoints.families.family import Family
 from outpace.checkpoints.families.fast_dllm_v2 import FAST_DLLM_V2
 from outpace.checkpoints.families.gemma import GEMMA3
+from outpace.checkpoints.families.glm4_moe import GLM4_MOE
 from outpace.checkpoints.families.gpt_oss import GPT_OSS
 from outpace.checkpoints.families.llada import LLADA
 from outpace.checkpoints.families.llada2 import LLADA2
 from outpace.checkpoints.families.llama import LLAMA
+from outpace.checkpoints.families.mimo import MIMO
 from outpace.checkpoints.families.mistral import MISTRAL, MIXTRAL
 from outpace.checkpoints.families.olmo import OLMO2, OLMO3
 from outpace.checkpoints.families.phi import PHI3
@@ -25,12 +27,15 @@ from outpace.checkpoints.families.sdar import SDAR, SDAR_MOE
 from outpace.checkpoints.families.smollm import SMOLLM3
 from outpace.checkpoints.families.speculators import DFLASH_SPECULATOR, EAGLE_SPECULATOR
 from outpace.checkpoints.families.wedlm import WEDLM
+from outpace.models.config import ModelConfig
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(DFLASH, DFLASH_SPECULATOR, DREAM, EAGLE, EAGLE_SPECULATOR, FAST_DLLM_V2, GEMMA3, GPT_OSS),
         *(
+            GLM4_MOE,
+            MIMO,
             LLADA,
             LLADA2,
             LLAMA,
@@ -55,4 +60,11 @@ FAMILIES: dict[str, Family] = {
     )
 }
 
-__all__ = ["FAMILIES", "Family"]
+
+def config_family(config: ModelConfig) -> Family:
+    """Return the family of a model, or the format of a head for multi-token prediction."""
+    family = FAMILIES[config.family]
+    return family if config.mtp is None or not config.is_draft else family.head_family(config.mtp)
+
+
+__all__ = ["FAMILIES", "Family", "config_family"]
