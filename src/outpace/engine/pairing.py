@@ -196,7 +196,14 @@ def further_models(
         if is_extending and (config or load_config(target)).mtp is not None:
             return {**models, "draft": head_name(target)}
         kinds = {each: name for name, each in METHODS.items()}
-        models["draft"] = find_local_draft(target, kinds.get(type(method), type(method).__name__))
+        name = kinds.get(type(method), type(method).__name__)
+        try:
+            models["draft"] = find_local_draft(target, name)
+        except OptionError as error:
+            if not is_extending:
+                raise
+            message = f"{error}; its checkpoint has no head for multi-token prediction (MTP)"
+            raise OptionError("draft", AUTO_DRAFT, message) from error
     return models
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from torch import Tensor
@@ -14,7 +14,6 @@ from outpace.decoding import (
     Dial,
     Forward,
     Kind,
-    OptionError,
     Pattern,
     Prediction,
     Read,
@@ -78,13 +77,7 @@ class Eagle(Method):
         super().__post_init__()
         check_at_least_one(width=self.width, depth=self.depth)
         shape = self.shape(Target())
-        shape.check()
-        if shape.width > 1 and self.verify != "match":
-            message = (
-                f"verify={self.verify!r} needs a chain, since drafts of a tree are not drawn: "
-            )
-            more = "set width=1, or verify='match'"
-            raise OptionError("verify", self.verify, message + more)
+        shape.check(self.verify)
         check_fly(self.verify, self.fly_window, self.fly_entropy, shape.draft_depth)
 
     def slots_needed(self, prompt: int, max_tokens: int) -> int:
@@ -98,6 +91,11 @@ class Eagle(Method):
             is_chain=target.is_recurrent or self.verify != "match",
             is_mtp=target.has_mtp_draft and self.verify != "fly",
         )
+
+    def fit_target(self, target: Target) -> Eagle:
+        """Return the method with the size of its drafts for a target."""
+        shape = self.shape(target)
+        return replace(self, width=shape.width, depth=shape.depth)
 
     def length_range(self, target: Target, *, auto: bool) -> Dial | None:
         """Return the range of levels, which change the output except under "match"."""

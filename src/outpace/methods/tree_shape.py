@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from outpace.decoding import OptionError
+from outpace.decoding import OptionError, Verify
 from outpace.decoding.tree import MAX_TREE_SLOTS
 from outpace.methods.bounds import check_at_least_one
 
@@ -35,8 +35,8 @@ class TreeShape:
             nodes=nodes,
         )
 
-    def check(self) -> None:
-        """Raise `OptionError` for a size that cannot be verified in one pass."""
+    def check(self, verify: Verify) -> None:
+        """Raise `OptionError` for a size that cannot be verified in one pass, or by a rule."""
         width, depth, nodes = self.width, self.depth, self.nodes
         check_at_least_one(width=width, depth=depth)
         if not 2 <= nodes <= MAX_TREE_SLOTS + 1:
@@ -46,6 +46,9 @@ class TreeShape:
             message = f"width * (depth - 1) must be at most {MAX_TREE_SLOTS}, the size of a mask, "
             more = f"got width={width} and depth={depth}"
             raise OptionError("width", width, message + more)
+        if width > 1 and verify != "match":
+            message = f"verify={verify!r} needs a chain, since drafts of a tree are not drawn: "
+            raise OptionError("verify", verify, f"{message}set width=1, or verify='match'")
 
     @property
     def extra_slots(self) -> int:

@@ -145,7 +145,8 @@ def method_variants(choice: MethodChoice) -> Iterator[tuple[Method, Method]]:
 
 def method_choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[MethodChoice]:
     """Yield the methods that suit a model and whose roles can be filled."""
-    model_kinds = {name: load_config(path).kind for name, path in entry.further.items()}
+    further = entry.further_models()
+    model_kinds = {name: load_config(path).kind for name, path in further.items()}
     for name in [default, *(entry.methods or ())]:
         find_method(name)
     for name, method_type in METHODS.items():
@@ -165,9 +166,7 @@ def method_choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[
             if unknown := sorted(set(defaults) - set(settings)):
                 message = f"options: unknown option {', '.join(unknown)} of {name}"
                 raise OptionError(f"options.{unknown[0]}", defaults[unknown[0]], message)
-            yield MethodChoice(
-                name=name, method_type=method_type, options=settings, paths=entry.further
-            )
+            yield MethodChoice(name=name, method_type=method_type, options=settings, paths=further)
 
 
 def method_option(
