@@ -47,6 +47,7 @@ MARKED = {
         "gpu: generate Qwen/Qwen3-8B",
         "laptop: generate qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
         "measurements: evaluate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
+        "models: generate Qwen/Qwen3.5-4B",
         "models: generate Dream-org/Dream-v0-Base-7B",
         "models: generate qwen2.5-0.5b-instruct-q8_0.gguf",
         "models: quantize qwen2.5-0.5b-instruct-q8_0.gguf",

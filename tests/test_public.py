@@ -191,7 +191,7 @@ def test_every_family_has_its_row_in_the_docs() -> None:
 
 
 FAMILY_NAMES = re.compile(
-    "dream|gemma|gpt.oss|llada|llama|mistral|olmo|qwen|sdar|wedlm", re.IGNORECASE
+    "dream|gemma|glm4|gpt.oss|llada|llama|mimo|mistral|olmo|qwen|sdar|wedlm", re.IGNORECASE
 )
 ELSEWHERE = {
     "cli/measure.py": "names of published checkpoints in examples",
@@ -211,7 +211,8 @@ ELSEWHERE = {
     "checkpoints/quantised/awq.py": "a published field that has the name of a program",
     "checkpoints/quantised/gptq.py": "a published field that has the name of a program",
     "evaluation/generated/vocabulary.py": "the split of text that it shares",
-    "checkpoints/load.py": "the class that stands in for remote code, a name in a message",
+    "checkpoints/load.py": "a name in a message",
+    "checkpoints/tokenizer_files.py": "the class that stands in for remote code",
     "models/rope.py": "the published name of a rotary scaling",
 }
 """Files outside `checkpoints/families/` that may name a family, and why."""

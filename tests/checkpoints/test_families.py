@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     LlamaConfig,
@@ -98,6 +100,17 @@ MANY = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24,
 EIGHT = {"num_experts_per_tok": 3, "num_local_experts": 8}
 PLAIN = {"rope_type": "default", "rope_theta": 500_000.0}
 LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}
+GLM = {
+    **SIZES,
+    "head_dim": 12,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 24,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+}
 SHARED = {**MANY, "shared_expert_intermediate_size": 20}
 DELTA = {
     **SIZES,
@@ -143,6 +156,8 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
             },
         ),
     ),
+    "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig(**GLM, use_qk_norm=True, attention_bias=True)),
+    "glm4_moe-plain": (Glm4MoeForCausalLM, Glm4MoeConfig(**{**GLM, "n_group": 1, "topk_group": 1})),
     "gpt_oss": (
         GptOssForCausalLM,
         GptOssConfig(**OSS, rope_parameters={**YARN, "truncate": False}),
@@ -325,6 +340,7 @@ def test_every_causal_family_is_compared() -> None:
     blocks |= {"nemotron_diffusion", "sdlm"}  # tests/models/test_causal_blocks.py
     others = {"dflash", "dream", "eagle", "llada", "wedlm"}
     others |= {"dflash_speculator", "eagle_speculator"}  # tests/checkpoints/test_speculators.py
+    others |= {"mimo"}  # tests/checkpoints/test_mtp.py
     assert compared | blocks | others == set(FAMILIES)
 
 

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers import causal_model, diffusion_model, published, whole
-from outpace.checkpoints import load
+from outpace.checkpoints import load, positions
 from outpace.checkpoints.load import (
     load_config,
     load_model,
@@ -251,7 +251,7 @@ def test_too_large_rotary_tables_need_a_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before anything is allocated; 160 positions of 8 numbers here."""
-    monkeypatch.setattr(load, "MAX_ROTARY_ENTRIES", 1279)
+    monkeypatch.setattr(positions, "MAX_ROTARY_ENTRIES", 1279)
     with pytest.raises(ValueError, match=r"tables of 160 positions.*set a smaller max_length"):
         load_model(folder)
     assert len(load_model(folder, max_length=159).cos) == 159

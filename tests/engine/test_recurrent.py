@@ -68,7 +68,7 @@ METHODS: list[Method] = [
     DFlash(draft="features", tokens=3),
     DFlash(draft="features"),
     DFlash(draft="added", tokens=4),
-    Eagle(draft="states", width=1, depth=3),
+    Eagle(draft="states", depth=3),
     Lookup(),
 ]
 TOKENS = 14
@@ -254,8 +254,8 @@ def test_methods_and_options_that_need_attention_are_refused(tmp_path: Path) -> 
     save_model(extending_draft(hybrid_model(seed=1)), draft)
     config = load_model(target).config
     with pytest.raises(OptionError, match="method: Eagle.*verifies trees.*set width=1"):
-        check_models(Eagle(draft=draft), target, config)
-    assert check_models(Eagle(draft=draft, width=1), target, config)
+        check_models(Eagle(draft=draft, width=2), target, config)
+    assert check_models(Eagle(draft=draft), target, config)
     with pytest.raises(OptionError, match="WeDLM decodes"):
         check_models(WeDLM(), target, config)
     with pytest.raises(OptionError, match="mask_id: .*gated delta layers, which fill no masks"):

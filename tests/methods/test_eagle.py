@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from helpers import one_hot, request_of, script
-from outpace.decoding import CAUSAL, Prediction, Request, Sample, Sampling, Tree
+from outpace.decoding import CAUSAL, Prediction, Request, Sample, Sampling, Target, Tree
 from outpace.decoding.accept import Rejection
 from outpace.methods import Eagle
 from refusal import refuses
@@ -165,6 +165,28 @@ def test_slots_after_the_text() -> None:
     assert Eagle(draft="", depth=2).slots_needed(10, 20) == 30 + 60
 
 
+@pytest.mark.parametrize(
+    ("options", "target", "size"),
+    [
+        ({}, {}, (10, 7)),
+        ({}, {"is_recurrent": True}, (1, 7)),
+        ({}, {"is_recurrent": True, "has_mtp_draft": True}, (1, 2)),
+        ({}, {"has_mtp_draft": True}, (1, 2)),
+        ({"verify": "rejection"}, {}, (1, 7)),
+        ({"verify": "fly"}, {"has_mtp_draft": True}, (1, 7)),
+        ({"width": 3, "depth": 4}, {"has_mtp_draft": True}, (3, 4)),
+    ],
+)
+def test_default_sizes_follow_the_target(
+    options: dict, target: dict, size: tuple[int, int]
+) -> None:
+    """A chain where only a chain can be verified, a short one of a head trained for few tokens."""
+    shape = Eagle(**options).shape(Target(**target))
+    assert (shape.width, shape.depth) == size
+    dial = Eagle(**options).length_range(Target(**target), auto=True)
+    assert dial is None if options.get("verify") else dial.values[-1] == size[1] + 2
+
+
 def test_processors_get_the_branch_of_each_row() -> None:
     """In the draft and in the target, and only with processors."""
     answers = [seen([8], 3), said([{1: 0.6, 2: 0.4}], rows=3), seen([1, 2, 3], 3)]
@@ -186,8 +208,8 @@ def test_processors_get_the_branch_of_each_row() -> None:
         ({"nodes": 65}, "nodes"),
         ({"width": 10**9}, "width"),
         ({"width": 8, "depth": 9}, "width"),
-        ({"verify": "rejection"}, "verify"),
-        ({"verify": "fly"}, "verify"),
+        ({"verify": "rejection", "width": 2}, "verify"),
+        ({"verify": "fly", "width": 10}, "verify"),
         ({"verify": "fly", "width": 1, "depth": 5}, "fly_window"),
         ({"verify": "fly", "width": 1, "nodes": 7}, "fly_window"),
         ({"verify": "hope"}, "verify"),

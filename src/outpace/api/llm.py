@@ -14,7 +14,7 @@ import torch
 
 from outpace.api import preparation
 from outpace.api.driver import Driver
-from outpace.api.further import check_tokenizers, load_further
+from outpace.api.further import check_further, load_further
 from outpace.api.loading import resolve_types
 from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Output
@@ -117,16 +117,16 @@ class LLM:
         self.driver, self.load_lock = Driver(self.engine), Lock()
         self.runners: dict[str, Runner] = {}
         self.pairings: dict[tuple[object, ...], Pairing] = {}
-        self.name = model_title(model, adapter)
+        self.name, self.path = model_title(model, adapter), str(model)
         # Invalid combinations are rejected before weights and vocabularies are read.
         limits: dict[str, Any] = {"max_length": max_length, "mask_id": mask_id}
         self.config, folder = target_config(model, **limits), resolve_checkpoint(model)
         self.methods = MethodSelector(method, self.name, self.config)
         self.method = self.methods.default
-        further = check_models(self.method, self.name, self.config)
+        further = check_models(self.method, self.path, self.config)
         self.text = TextCodec(self.name, load_tokenizer(folder))
         self.vocab_sizes: dict[str, int | None] = {}
-        check_tokenizers(self, further)
+        check_further(self, further)
         self.target = self.load_target(folder, adapters, adapter=adapter, **limits)
         self.config = self.target.config
         self.text.set_model(self.config)
@@ -192,13 +192,13 @@ class LLM:
             message = f"method must be a Method, such as Autoregressive(), got {method!r}"
             raise OptionError("method", method, message)
         check_adapter_name(adapter, self.adapters, self.name)
-        models = further_models(method, self.name)
+        models = further_models(method, self.path, self.config)
         key = (type(method), adapter, *models.items())
         if key not in self.pairings:
             if not wait:
                 raise NotCompiledError
             with self.load_lock:
-                check_tokenizers(self, check_models(method, self.name, self.config))
+                check_further(self, check_models(method, self.path, self.config))
                 further = {role: self.load_runner(name) for role, name in models.items()}
                 runners = {"target": self.target, **further}
                 self.pairings[key] = Pairing.from_runners(runners, adapter)

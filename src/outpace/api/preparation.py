@@ -50,6 +50,7 @@ def prepare_answer(
     method = llm.methods.select_method(options.method)
     ids, layout = encode_prompt(llm, prompt, options, method)
     pairing = llm.pair(method, options.adapter, wait=wait)
+    method = method.fit_target(pairing.target)
     choose_max_tokens = max_tokens_chooser(llm, options, method, pairing, requests, limit)
     if options.suffix is not None and llm.text.middle_tokens is None:
         layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)

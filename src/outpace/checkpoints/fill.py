@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.checkpoints.adapter import Adapter
-from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.families import config_family
 from outpace.checkpoints.piece import TensorPart, parameter_parts
 from outpace.checkpoints.progress import LOAD_PROGRESS
 from outpace.checkpoints.weights import CheckpointWeights
@@ -163,7 +163,7 @@ def check_borrowed_embedding(model: Stack, weights: CheckpointWeights) -> set[st
     """
     if not isinstance(model, Draft) or model.embedding is not None:
         return set()
-    (name,) = FAMILIES[model.config.family].tensor_names("embedding.weight")
+    (name,) = config_family(model.config).tensor_names("embedding.weight")
     if name not in weights:
         return set()
     lender, size = model.lender[0].embedding, (model.config.vocab, model.config.dim)

@@ -18,7 +18,6 @@ from outpace.checkpoints.adapter import Adapter
 from outpace.checkpoints.families.omitted import omitted_fields
 from outpace.checkpoints.fields import (
     convert_panics,
-    count,
     error_line,
     index,
     indices,
@@ -31,11 +30,18 @@ from outpace.checkpoints.gguf.config import gguf_config_fields
 from outpace.checkpoints.gguf.file import is_gguf, open_gguf
 from outpace.checkpoints.gguf.tokenizer import build_gguf_tokenizer
 from outpace.checkpoints.gguf.weights import GGUFWeights
+from outpace.checkpoints.heads import head_config, head_prefix, split_head_name
 from outpace.checkpoints.lookup import family_of as family_of
 from outpace.checkpoints.piece import sharded_parts
+from outpace.checkpoints.positions import limit_positions
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
 from outpace.checkpoints.save import save_model as save_model
-from outpace.checkpoints.tokenizer_files import check_tokenizer_fields, try_tokenizer
+from outpace.checkpoints.tokenizer_files import (
+    TOKENIZER_CLASSES,
+    TOKENIZER_CONFIGS,
+    check_tokenizer_fields,
+    try_tokenizer,
+)
 from outpace.checkpoints.weights import CheckpointWeights
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.errors import OptionError, prefix_error
@@ -53,14 +59,6 @@ ZOO_TOKENIZER = ZOO_FOLDER / "vocabulary"
 """Tokenizer shared by the models of the zoo."""
 CHECKPOINT_PATTERNS = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 CONFIG_FILE, GENERATION_FILE = "config.json", "generation_config.json"
-TOKENIZER_CLASSES = {
-    "tokenizer.json": "PreTrainedTokenizerFast",
-    "vocab.json": "Qwen2TokenizerFast",
-}
-"""Classes of `transformers` by file; it imports a class when it is first used."""
-TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
-MAX_ROTARY_ENTRIES = 2**27
-"""Limit on the entries of a rotary table: cosines and sines take a GiB in float32."""
 
 
 def resolve_checkpoint(
@@ -74,6 +72,7 @@ def resolve_checkpoint(
     if not isinstance(name, str | Path):
         message = f"{param} must be a name or a path, got {shorten(name)}"
         raise OptionError(param, name, message)
+    name = split_head_name(name)[0]
     if os.path.isdir(name) or is_gguf(Path(name)):
         return Path(name)
     if os.path.isfile(ZOO_FOLDER / name / CONFIG_FILE):
@@ -110,12 +109,17 @@ def zoo_names() -> list[str]:
 
 
 def load_config(name: str | Path, **changes: Any) -> ModelConfig:
-    """Load a configuration and its generation config, with `changes` to `config.json`."""
+    """Load a configuration and its generation config, with `changes` to `config.json`.
+
+    The name of a head (`checkpoints/heads.py`) gives the configuration of this draft.
+    """
     folder = resolve_checkpoint(
         name, (CONFIG_FILE, GENERATION_FILE)
     )  # download only these from the hub
     path = folder if is_gguf(folder) else folder / CONFIG_FILE
     config = translate_config({**read_published_config(path), **changes}, path)
+    if split_head_name(name)[1]:
+        return head_config(config, name)
     ends = dict.fromkeys((*config.eos, *generation_ends(folder)))
     return replace(config, eos=tuple(ends))
 
@@ -208,7 +212,7 @@ def load_draft(
     Raises `ValueError` as `load_model` does, and if draft and target do not match.
     """
     folder = resolve_checkpoint(name)
-    config = limit_positions(load_config(folder), max_length)
+    config = limit_positions(load_config(name), max_length)
     if config.kind not in DRAFT_KINDS:
         raise ValueError(
             f"{str(name)!r} is not a draft that reads features: its architecture is "
@@ -225,18 +229,6 @@ def load_draft(
         plain=plain,
         share=share,
     )
-
-
-def limit_positions(config: ModelConfig, max_length: int | None) -> ModelConfig:
-    """Limit a configuration's positions; raise `OptionError` if the rotary tables are too large."""
-    if max_length is not None:
-        most = parse_value("max_length", max_length, count)
-        config = replace(config, max_length=min(most, config.max_length))
-    if config.max_length * config.head_dim * len(config.ropes) > MAX_ROTARY_ENTRIES:
-        what = f"rotary tables of {config.max_length} positions, the length in config.json, take"
-        message = f"max_length: {what} more than a GiB; set a smaller max_length"
-        raise OptionError("max_length", config.max_length, message)
-    return config
 
 
 StackType = TypeVar("StackType", bound=Stack)
@@ -291,7 +283,11 @@ def open_weights(folder: Path, config: ModelConfig, stack: ExitStack) -> Checkpo
     """Open the tensors of a folder or GGUF file until the stack is closed."""
     if is_gguf(folder):
         return GGUFWeights(open_gguf(folder), config)
-    return CheckpointWeights(folder, stack, scheme_of(read_published_config(folder / CONFIG_FILE)))
+    scheme = scheme_of(read_published_config(folder / CONFIG_FILE))
+    weights = CheckpointWeights(folder, stack, scheme)
+    if (prefix := head_prefix(config)) is not None:
+        weights.select_prefix(prefix)
+    return weights
 
 
 def load_adapter(name: str | Path) -> Adapter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container
 from dataclasses import dataclass
 
-from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.families import config_family
 from outpace.checkpoints.families.family import part_sizes
 from outpace.models.config import ModelConfig
 from outpace.models.split import ModelShard, ShardIndex
@@ -37,7 +37,7 @@ def source_tensors(
 
     `stored` are the tensors of a checkpoint, by which names are chosen if there are several.
     """
-    names = FAMILIES[config.family].tensor_names(name, stored)
+    names = config_family(config).tensor_names(name, stored)
     sizes = part_sizes(config, name) if len(names) > 1 else (rows,)
     return list(zip(names, sizes, strict=True))
 
@@ -58,7 +58,7 @@ def sharded_parts(model: Stack, whole: Stack, share: ModelShard) -> dict[str, li
     own = dict(model.named_parameters())
     made: dict[str, list[TensorPart]] = {}
     for name, parameter in whole.named_parameters():
-        names, rest = FAMILIES[whole.config.family].tensor_names(name), tuple(parameter.shape[1:])
+        names, rest = config_family(whole.config).tensor_names(name), tuple(parameter.shape[1:])
         sizes = (
             stacked_sizes(whole, name, len(parameter)),
             stacked_sizes(model, name, len(own[name])),

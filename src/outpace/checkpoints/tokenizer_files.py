@@ -17,6 +17,13 @@ from outpace.checkpoints.fields import (
     parse_value,
 )
 
+TOKENIZER_CLASSES = {
+    "tokenizer.json": "PreTrainedTokenizerFast",
+    "vocab.json": "Qwen2TokenizerFast",
+}
+"""Classes of `transformers` by file; it imports a class when it is first used."""
+TOKENIZER_CONFIGS = ("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
+
 
 def parse_length(value: Any) -> float:
     """Parse a number of tokens; published tokenizers write 1e30 for no limit."""

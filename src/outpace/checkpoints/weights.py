@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.families import config_family
 from outpace.checkpoints.fields import error_line, read_json_object
 from outpace.checkpoints.piece import TensorPart
 from outpace.checkpoints.quantised.packing import PackingError, pack_groups
@@ -45,6 +45,7 @@ class CheckpointWeights:
         self.stacks: dict[str, int] = {}
         self.unpacked: dict[str, list[str]] = {}
         self.readers: dict[Path, tuple[Any, int]] = {}
+        self.is_part = False
         for path in find_shards(folder):
             try:
                 opened = stack.enter_context(safe_open(path, framework="pt"))
@@ -54,6 +55,11 @@ class CheckpointWeights:
                 ) from error
             for name in opened.keys():  # noqa: SIM118 - a safetensors file is not a mapping
                 self.files[name] = path, opened
+
+    def select_prefix(self, prefix: str) -> None:
+        """Drop the tensors of other names: the rest is a part of the checkpoint."""
+        self.files = {name: at for name, at in self.files.items() if name.startswith(prefix)}
+        self.is_part = True
 
     @property
     def size(self) -> int:
@@ -191,12 +197,12 @@ class CheckpointWeights:
         """Raise `ValueError` if the last layer is missing, before the model is built."""
         part = "out" if config.layers - 1 in config.attention_layers else "merge"
         last = f"blocks.{config.layers - 1}.attention.{part}.weight"
-        self.tensor_path(*FAMILIES[config.family].tensor_names(last))
+        self.tensor_path(*config_family(config).tensor_names(last))
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
         """Raise `ValueError` for unused tensors, or for a scheme that no matrix uses."""
         stored = {part for name in wanted for part in self.part_names(name) or (name,)}
-        unread = FAMILIES[config.family].unread
+        unread = config_family(config).unread_prefixes(config)
         self.stacks, used = stack_sizes(stored), {*map(stored_name, stored)}
         unused = {
             name
@@ -207,7 +213,7 @@ class CheckpointWeights:
             unused -= self.redundant_head(config)
         if self.scheme is not None:
             unused = {name for name in unused if not self.scheme.is_unused(self, name)}
-            if not any(map(self.part_names, wanted)):
+            if not self.is_part and not any(map(self.part_names, wanted)):
                 raise ValueError(
                     f"{self.folder}: config.json has a quantization_config, but no matrix of the "
                     f"weights is quantized that way; supported: {self.about}"
@@ -217,12 +223,12 @@ class CheckpointWeights:
             raise ValueError(
                 f"{self.folder}: {len(unused)} tensors of its weights are not of the model that "
                 f"config.json describes, such as {names}; supported: "
-                f"{FAMILIES[config.family].about}, {self.about} and whole"
+                f"{config_family(config).about}, {self.about} and whole"
             )
 
     def redundant_head(self, config: ModelConfig) -> set[str]:
         """Return the tensors of a tied model's head that repeat the embedding."""
-        family, shape = FAMILIES[config.family], (config.vocab, config.dim)
+        family, shape = config_family(config), (config.vocab, config.dim)
         (head,), (embedding,) = map(family.tensor_names, ("unembedding.weight", "embedding.weight"))
         if not (head in self.files or self.part_names(head)) or not torch.equal(
             self.read_tensor(head, shape), self.read_tensor(embedding, shape)

@@ -224,7 +224,7 @@ class ChatSession:
         """Load the models of a method; raises `ValueError` if it does not support this model."""
         is_auto = words == AUTO_METHOD
         method = self.llm.methods.select_method(words) if is_auto else parse_method_words(words)
-        models = dict.fromkeys(models_of(method, self.llm.name).values())
+        models = dict.fromkeys(models_of(method, self.llm.path, self.llm.config).values())
         if new := [name for name in models if name not in self.llm.runners]:
             with (
                 show_spinner(f"loading {', '.join(new)}") as report,

@@ -31,6 +31,8 @@ def models() -> None:
         names = family.architectures or family.aliases
         formats = f"{', '.join(names)}, verified against {family.compared}"
         console.print(f"  {formats}", style="dim")
+        if family.mtp is not None:
+            console.print("  has an MTP head, its draft: --method eagle", highlight=False)
         console.print(f"  such as {', '.join(family.checkpoints)}", highlight=False)
     for method, targets in KNOWN_DRAFTS.items():
         console.print(f"drafts of {method}", style="bold")

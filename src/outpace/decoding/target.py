@@ -86,6 +86,8 @@ class Target:
         mask_shift: in a causal model that fills blocks, 1 where the row of a mask predicts the next
             slot, 0 where it predicts its own; None for other models. Only the rows of the open
             block see one another, those before it are causal.
+        has_mtp_draft: whether its draft is a head for multi-token prediction, trained to predict
+            one token or a few.
     """
 
     shift: int = 1
@@ -100,6 +102,7 @@ class Target:
     adds_features: bool = False
     is_recurrent: bool = False
     mask_shift: int | None = None
+    has_mtp_draft: bool = False
 
 
 accept_old_attributes(

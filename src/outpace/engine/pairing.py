@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from outpace.checkpoints.draft_lookup import AUTO_DRAFT, find_local_draft
+from outpace.checkpoints.heads import head_name
 from outpace.checkpoints.load import load_config
 from outpace.decoding import (
     DRAFT_KINDS,
@@ -178,16 +179,31 @@ class Pairing:
                 )
 
 
-def further_models(method: Method, target: str) -> dict[str, str]:
+def further_models(
+    method: Method, target: str, config: ModelConfig | None = None
+) -> dict[str, str]:
     """Return the model name of each further role; "auto" selects the draft of a target.
+
+    That is the head for multi-token prediction in its own checkpoint, if it has one by its
+    `config`, which is read from its files by default.
 
     Raises:
         ValueError: no draft for this target is on this machine.
     """
     models = {role: str(name) for role, name in method.model_names().items()}
     if models.get("draft") == AUTO_DRAFT:
+        is_extending = Kind.EAGLE in method.roles["draft"]
+        if is_extending and (config or load_config(target)).mtp is not None:
+            return {**models, "draft": head_name(target)}
         kinds = {each: name for name, each in METHODS.items()}
-        models["draft"] = find_local_draft(target, kinds.get(type(method), type(method).__name__))
+        name = kinds.get(type(method), type(method).__name__)
+        try:
+            models["draft"] = find_local_draft(target, name)
+        except OptionError as error:
+            if not is_extending:
+                raise
+            message = f"{error}; its checkpoint has no head for multi-token prediction (MTP)"
+            raise OptionError("draft", AUTO_DRAFT, message) from error
     return models
 
 
@@ -198,12 +214,12 @@ def check_models(method: Method, target: str, config: ModelConfig) -> dict[str, 
         ValueError: a model is missing, of another kind than the method needs, or a draft for
             another target.
     """
-    models = further_models(method, target)
+    models = further_models(method, target, config)
     configs = {role: role_config(role, name) for role, name in models.items()}
     kinds = {role: (models[role], each.kind) for role, each in configs.items()}
     check_kinds(type(method), {"target": (target, config.kind), **kinds})
     option = method.tree_option
-    if config.delta is not None and option is not None and getattr(method, option) != 1:
+    if config.delta is not None and option is not None and getattr(method, option) not in (None, 1):
         raise OptionError(
             "method",
             type(method).__name__,
@@ -279,4 +295,5 @@ def make_target(configs: Mapping[str, ModelConfig]) -> Target:
         adds_features=masked.kind is Kind.DFLASH_FUSED,
         is_recurrent=target.delta is not None,
         mask_shift=target.mask_shift,
+        has_mtp_draft=any(each.is_draft and each.mtp is not None for each in configs.values()),
     )

@@ -7,10 +7,9 @@ from typing import Annotated
 
 from outpace.decoding import Canvas, Decoding, Kind, OptionError, Request
 from outpace.decoding.canvas import split_blocks
-from outpace.methods.block_filling import BlockFilling, forward_of_blocks
+from outpace.methods.block_filling import BlockFilling, block_length, forward_of_blocks
 from outpace.methods.bounds import check_at_least_one, check_default, check_fraction
 from outpace.methods.edited import decode_edited
-from outpace.methods.method import block_length
 from outpace.methods.prefix_filling import PREFIX_UNUSED, check_no_template, decode_prefixes
 from outpace.methods.self_verified import decode_verified
 

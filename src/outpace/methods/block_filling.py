@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 import numpy as np
 
-from outpace.decoding import Forward, Prediction, Read
+from outpace.decoding import Forward, OptionError, Prediction, Read, Request
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import (
     above_threshold,
@@ -145,4 +145,20 @@ def forward_of_blocks(
         predict=predict,
         predict_from=predict_from,
         read=read,
+    )
+
+
+def block_length(request: Request, block: int | None) -> int:
+    """Return the block length of a block diffusion model: the option, or the model's default.
+
+    Raises:
+        OptionError: neither is set.
+    """
+    if size := block or request.target.block:
+        return size
+    raise OptionError(
+        "block",
+        block,
+        "block must be set, since config.json of the model has no block_size: "
+        "use the block length of its training, such as 4",
     )

@@ -26,8 +26,9 @@ from outpace.decoding.forward import IntArray
 from outpace.decoding.order import rank_scores
 from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank, Target
+from outpace.methods.block_filling import block_length
 from outpace.methods.bounds import check_at_least_one, check_fraction
-from outpace.methods.method import Interval, OneOf, block_length
+from outpace.methods.method import Interval, OneOf
 from outpace.methods.plain import decode_plain
 from outpace.methods.rule import CertainMethod
 

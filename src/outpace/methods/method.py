@@ -90,6 +90,10 @@ class Method(ABC):
         """
         return None
 
+    def fit_target(self, target: Target) -> Method:
+        """Return the method with the defaults that depend on its target."""
+        return self
+
     def model_names(self) -> dict[str, str]:
         """Return the name of the model in each further role."""
         return {role: getattr(self, role) for role in self.roles}
@@ -181,19 +185,3 @@ def check_type(name: str, value: object, kind: Any) -> Any:
         else:
             return value
     raise OptionError(name, value, f"{name} must be {' or '.join(words)}, got {value!r}")
-
-
-def block_length(request: Request, block: int | None) -> int:
-    """Return the block length of a block diffusion model: the option, or the model's default.
-
-    Raises:
-        OptionError: neither is set.
-    """
-    if size := block or request.target.block:
-        return size
-    raise OptionError(
-        "block",
-        block,
-        "block must be set, since config.json of the model has no block_size: "
-        "use the block length of its training, such as 4",
-    )

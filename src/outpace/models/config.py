@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from outpace.decoding.target import HoleOrder, Kind
+from outpace.decoding.target import DRAFT_KINDS, HoleOrder, Kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +107,24 @@ class DeltaLayers:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MTPHead:
+    """A layer for multi-token prediction, published with the model whose states it extends.
+
+    Attributes:
+        count: number of these layers in the checkpoint.
+        index: number of the first one in the names of its tensors.
+        states_first: whether its input is the hidden state followed by the embedding, or the
+            embedding first.
+        before_norm: whether it reads hidden states before the final norm of its model.
+    """
+
+    count: int = 1
+    index: int = 0
+    states_first: bool = False
+    before_norm: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and choices of one decoder, translated by its family from `config.json`.
 
@@ -147,6 +165,7 @@ class ModelConfig:
         norm_residual: whether an EAGLE draft adds its attention to the normalised state.
         precise_router: whether experts are selected and summed in float32, whatever the dtype.
         target_layers: depth of the target that a draft was trained for, if published.
+        mtp: head for multi-token prediction: that of a target, or the one that a draft is.
         source: the published configuration.
     """
 
@@ -204,6 +223,7 @@ class ModelConfig:
     norm_features: bool = False
     norm_residual: bool = False
     precise_router: bool = False
+    mtp: MTPHead | None = None
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -260,6 +280,11 @@ class ModelConfig:
             return None
         first = self.head_dim if self.sights and self.sights[layer].window is not None else 0
         return slice(first, first + self.head_dim)
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether it reads features of a target, without which it cannot run."""
+        return self.kind in DRAFT_KINDS
 
     @cached_property
     def feature_size(self) -> int:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft, Draft, check_draft_pair
+from outpace.models.mtp import MTPDraft
 from outpace.models.transformer import Attend, Attention, Block, Context, Transformer
 
 
@@ -126,6 +127,6 @@ def build_draft_model(config: ModelConfig, target: Transformer) -> Draft:
     kinds: dict[Kind, type[Draft]] = {
         Kind.DFLASH: DFlashDraft,
         Kind.DFLASH_FUSED: DFlashFusedDraft,
-        Kind.EAGLE: EagleDraft,
+        Kind.EAGLE: EagleDraft if config.mtp is None else MTPDraft,
     }
     return kinds[config.kind](config, target)

@@ -188,6 +188,9 @@ class Block(nn.Module):
         return x + (mapped if self.mlp_after is None else self.mlp_after(mapped))
 
 
+BEFORE_NORM = -1
+"""Number that stands for the output of the last layer before the final norm."""
+
 Context = tuple[Tensor, Tensor]
 """Features `[C, f]` that a draft reads, and their positions `i64[C]`."""
 
@@ -269,9 +272,10 @@ class Stack(nn.Module, ABC):
             x = block(x, cos, sin, attend, context=fused)
             if layer in layers:
                 captured[layer] = x
-        if len(blocks) not in layers:
+        if not {len(blocks), BEFORE_NORM} & {*layers}:
             return self.norm(last(x, cos, sin, attend, wanted, fused)), captured
-        captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend, context=fused))
+        captured[BEFORE_NORM] = last(x, cos, sin, attend, context=fused)
+        captured[len(blocks)] = x = self.norm(captured[BEFORE_NORM])
         return (x if wanted is None else x[wanted]), captured
 
     def initialize_weights(self) -> None:

@@ -71,7 +71,7 @@ def make_lazy_model(entry: Entry, load: Callable[[], LLM]) -> LazyModel:
         load_adapter(entry.adapter)
     for folder in (entry.adapters or {}).values():
         load_adapter(folder)
-    paths = {entry.path, *entry.further.values()}
+    paths = {entry.path, *entry.further_models().values()}
     is_measured = entry.cache_gib is None and device.type == "cuda"  # half of what is free then
     if device.type == "cuda" and device.index is None:
         device = torch.device("cuda", torch.cuda.current_device())

@@ -145,7 +145,8 @@ def method_variants(choice: MethodChoice) -> Iterator[tuple[Method, Method]]:
 
 def method_choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[MethodChoice]:
     """Yield the methods that suit a model and whose roles can be filled."""
-    model_kinds = {name: load_config(path).kind for name, path in entry.further.items()}
+    further = entry.further_models()
+    model_kinds = {name: load_config(path).kind for name, path in further.items()}
     for name in [default, *(entry.methods or ())]:
         find_method(name)
     for name, method_type in METHODS.items():
@@ -165,9 +166,7 @@ def method_choices(config: ModelConfig, entry: Entry, default: str) -> Iterator[
             if unknown := sorted(set(defaults) - set(settings)):
                 message = f"options: unknown option {', '.join(unknown)} of {name}"
                 raise OptionError(f"options.{unknown[0]}", defaults[unknown[0]], message)
-            yield MethodChoice(
-                name=name, method_type=method_type, options=settings, paths=entry.further
-            )
+            yield MethodChoice(name=name, method_type=method_type, options=settings, paths=further)
 
 
 def method_option(
@@ -179,7 +178,8 @@ def method_option(
 ) -> MethodOption:
     """Return an option with the default and limits that the operator configured."""
     choices = roles.get(option.name, option.words)
-    default = defaults.get(option.name, choices[0] if option.is_required else option.default)
+    is_free = option.is_required or option.name in roles
+    default = defaults.get(option.name, choices[0] if is_free else option.default)
     if option.name in roles and default not in choices:
         param = f"options.{option.name}"
         message = f"{param} must be one of the further models {', '.join(choices)}, got {default!r}"

@@ -185,7 +185,7 @@ def describe_model(name: str, entry: Entry) -> ModelInfo:
         for _, method in method_variants(choice):
             for role, further in method.model_names().items():
                 roles.setdefault(further, role)
-    places = {name: entry.path, **entry.further} if entry.lazy else {}
+    places = {name: entry.path, **entry.further_models()} if entry.lazy else {}
     return ModelInfo(
         path=path,
         config=entry.read_model_config(),

@@ -21,7 +21,9 @@ from pydantic import (
 )
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
+from outpace.checkpoints.heads import head_name
 from outpace.checkpoints.load import target_config
+from outpace.decoding import Kind
 from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS, Method
@@ -182,6 +184,19 @@ class Entry(EntryOptions):
     def read_model_config(self) -> ModelConfig:
         """Return the model's configuration with the operator's changes."""
         return target_config(self.path, max_length=self.max_length, mask_id=self.mask_id)
+
+    def further_models(self) -> dict[str, str]:
+        """Return the paths of further models by public name.
+
+        If the operator selects a method whose draft may be the MTP head of the model's checkpoint,
+        it is the last one, with the name `mtp`.
+        """
+        selected = (METHODS.get(name or "") for name in (self.method, *(self.methods or ())))
+        uses_head = any(each and Kind.EAGLE in each.roles.get("draft", ()) for each in selected)
+        head = head_name(self.path)
+        if not uses_head or head in self.further.values() or self.read_model_config().mtp is None:
+            return dict(self.further)
+        return {**self.further, "mtp": self.further.get("mtp", head)}
 
     def load_options(self) -> dict[str, Any]:
         """Return the options of its `LLM`."""

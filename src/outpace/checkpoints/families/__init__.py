@@ -8,11 +8,13 @@ from outpace.checkpoints.families.efficient_dlm import EFFICIENT_DLM
 from outpace.checkpoints.families.family import Family
 from outpace.checkpoints.families.fast_dllm_v2 import FAST_DLLM_V2
 from outpace.checkpoints.families.gemma import GEMMA3
+from outpace.checkpoints.families.glm4_moe import GLM4_MOE
 from outpace.checkpoints.families.gpt_oss import GPT_OSS
 from outpace.checkpoints.families.llada import LLADA
 from outpace.checkpoints.families.llada2 import LLADA2
 from outpace.checkpoints.families.llada_moe import LLADA_MOE
 from outpace.checkpoints.families.llama import LLAMA
+from outpace.checkpoints.families.mimo import MIMO
 from outpace.checkpoints.families.mistral import MISTRAL, MIXTRAL
 from outpace.checkpoints.families.nemotron import NEMOTRON_DIFFUSION
 from outpace.checkpoints.families.olmo import OLMO2, OLMO3
@@ -31,17 +33,25 @@ from outpace.checkpoints.families.smollm import SMOLLM3
 from outpace.checkpoints.families.speculators import DFLASH_SPECULATOR, EAGLE_SPECULATOR
 from outpace.checkpoints.families.stable_diffcoder import STABLE_DIFFCODER
 from outpace.checkpoints.families.wedlm import WEDLM
+from outpace.models.config import ModelConfig
 
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(A2D, A2D_BLOCK, DFLASH, DFLASH_SPECULATOR, DREAM, EAGLE),
-        *(EAGLE_SPECULATOR, EFFICIENT_DLM, FAST_DLLM_V2, GEMMA3, GPT_OSS, LLADA, LLADA2),
-        *(LLADA_MOE, LLAMA, MISTRAL, MIXTRAL, NEMOTRON_DIFFUSION, OLMO2, OLMO3),
+        *(EAGLE_SPECULATOR, EFFICIENT_DLM, FAST_DLLM_V2, GEMMA3, GLM4_MOE, GPT_OSS, LLADA, LLADA2),
+        *(LLADA_MOE, LLAMA, MIMO, MISTRAL, MIXTRAL, NEMOTRON_DIFFUSION, OLMO2, OLMO3),
         *(PHI3, QWEN2, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT),
         *(QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT, SDAR, SDAR_MOE, SDLM, SMOLLM3),
         *(STABLE_DIFFCODER, WEDLM),
     )
 }
 
-__all__ = ["FAMILIES", "Family"]
+
+def config_family(config: ModelConfig) -> Family:
+    """Return the family of a model, or the format of a head for multi-token prediction."""
+    family = FAMILIES[config.family]
+    return family if config.mtp is None or not config.is_draft else family.head_family(config.mtp)
+
+
+__all__ = ["FAMILIES", "Family", "config_family"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as member
 from operator import itemgetter
 
@@ -30,7 +30,7 @@ from outpace.checkpoints.fields import (
     words,
 )
 from outpace.decoding.target import Kind
-from outpace.models.config import ModelConfig
+from outpace.models.config import ModelConfig, MTPHead
 
 TensorNames = Mapping[str, str | tuple[str, ...]]
 """Our parameter names to published ones; `{}` is the index of a layer, and then of an expert.
@@ -188,6 +188,23 @@ TOKENIZER_KEYS = ("AutoTokenizer", "AutoProcessor")
 
 
 @dataclass(frozen=True, kw_only=True)
+class MTPFormat:
+    """Tensors of the heads for multi-token prediction; `{}` is the number of a head.
+
+    Attributes:
+        prefix: prefix of the tensors of a head.
+        names: our parameter names to published ones.
+        fused: as that of a family.
+        copies: tensors that repeat the embedding or head of the model.
+    """
+
+    prefix: str
+    names: TensorNames
+    fused: Mapping[str, str] = member(default_factory=dict)
+    copies: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Family:
     """One published checkpoint format, and its authors' sampling defaults.
 
@@ -227,6 +244,10 @@ class Family:
     """Reference that logits and text were compared with."""
     gguf: GGUFFormat | None = None
     """Its GGUF files, if llama.cpp writes them."""
+    mtp: MTPFormat | None = None
+    """Its heads for multi-token prediction, which are read as a draft only."""
+    first_layer: int = 0
+    """Number of the first layer in names of tensors."""
 
     def build_config(self, published: Fields) -> ModelConfig:
         """Translate a `config.json`; raise `ValueError` for an invalid or unknown field."""
@@ -269,12 +290,40 @@ class Family:
         """
         parts = name.split(".")
         numbers = [part for part in parts if part.isdigit()]
+        if numbers:
+            numbers[0] = str(int(numbers[0]) + self.first_layer)
         ours = ".".join("{}" if part.isdigit() else part for part in parts)
         if (whole := self.fused.get(ours, "").format(*numbers)) and whole in stored:
             return (whole,)
         theirs = self.names[ours]
         group = (theirs,) if isinstance(theirs, str) else theirs
         return tuple(entry.format(*numbers) for entry in group)
+
+    def unread_prefixes(self, config: ModelConfig) -> tuple[str, ...]:
+        """Return the prefixes of published tensors that a model of this family does not have."""
+        if self.mtp is None:
+            return self.unread
+        first, count = (0, 1) if config.mtp is None else (config.mtp.index, config.mtp.count)
+        heads = {self.mtp.prefix.format(number) for number in range(first, first + count)}
+        return (*self.unread, *heads)
+
+    def head_family(self, head: MTPHead) -> Family:
+        """Return the format of a head for multi-token prediction."""
+        assert self.mtp is not None
+        names = {
+            ours: theirs.format(head.index)
+            if isinstance(theirs, str) and not ours.startswith("blocks.")
+            else theirs
+            for ours, theirs in self.mtp.names.items()
+        }
+        return replace(
+            self,
+            names=names,
+            fused=self.mtp.fused,
+            unread=tuple(name.format(head.index) for name in self.mtp.copies),
+            mtp=None,
+            first_layer=head.index,
+        )
 
 
 def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:

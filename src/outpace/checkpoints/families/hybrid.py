@@ -8,6 +8,7 @@ from outpace.checkpoints.families.attention_windows import (
     read_layer_types,
 )
 from outpace.checkpoints.families.family import BIASES, DECODER, STRICT_DECODER
+from outpace.checkpoints.families.mtp import mtp_field
 from outpace.checkpoints.families.partial import partial_rope
 from outpace.checkpoints.fields import Field, Fields, count, few, field
 from outpace.decoding.target import Kind
@@ -56,6 +57,8 @@ HYBRID: Fields = {
     "qk_norm": True,
     "norm_offset": True,
     "output_gate": True,
+    # Without the field there is one head, as in Qwen3-Next; its tensors are checked on loading.
+    "mtp": mtp_field("mtp_num_hidden_layers num_nextn_predict_layers", default=1),
 }
 MIXTURE: Fields = {
     "mlp": field("moe_intermediate_size", count, 512),

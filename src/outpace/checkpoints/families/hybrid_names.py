@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from outpace.checkpoints.families.family import TensorNames, with_experts
+from outpace.checkpoints.families.family import (
+    MTPFormat,
+    TensorNames,
+    replace_prefix,
+    with_experts,
+)
+from outpace.checkpoints.families.mtp import mtp_names
 
 DELTA, MLP = "model.layers.{}.linear_attn.", "model.layers.{}.mlp."
 DELTA_NAMES: TensorNames = {
@@ -43,3 +49,19 @@ def fused_experts(model: str) -> dict[str, str]:
         "blocks.{}.mlp.experts.{}.gate_up.weight": f"{experts}.gate_up_proj[{{}}]",
         "blocks.{}.mlp.experts.{}.down.weight": f"{experts}.down_proj[{{}}]",
     }
+
+
+def hybrid_mtp(names: TensorNames) -> MTPFormat:
+    """Return the format of the head of a model with these `names` of attention and MLP."""
+    return MTPFormat(
+        prefix="mtp.",
+        names=mtp_names(
+            replace_prefix(names, "model.", "mtp."),
+            "mtp.",
+            norm="norm",
+            fusion="fc",
+            embedding_norm="pre_fc_norm_embedding",
+            state_norm="pre_fc_norm_hidden",
+        ),
+        fused=fused_experts("mtp"),
+    )

@@ -7,13 +7,18 @@ from dataclasses import replace
 from outpace.checkpoints.families.family import HUGGING_FACE_NAMES, IGNORABLE, Family
 from outpace.checkpoints.families.hybrid import HYBRID, MIXTURE, delta_field
 from outpace.checkpoints.families.hybrid_gguf import QWEN3_5_GGUF, QWEN3_5_MOE_GGUF
-from outpace.checkpoints.families.hybrid_names import MIXTURE_NAMES, SPLIT_NAMES, fused_experts
+from outpace.checkpoints.families.hybrid_names import (
+    MIXTURE_NAMES,
+    SPLIT_NAMES,
+    fused_experts,
+    hybrid_mtp,
+)
 from outpace.checkpoints.families.nested_text import IMAGES, flatten_text, nest_names
 from outpace.checkpoints.fields import words
 
-IGNORED = IGNORABLE | words("mamba_ssm_dtype mtp_num_hidden_layers mtp_use_dedicated_embeddings")
-UNREAD = ("model.visual.", "mtp.")
-"""Prefixes of the tensors for images and of the heads that predict several tokens."""
+IGNORED = IGNORABLE | words("mamba_ssm_dtype mtp_use_dedicated_embeddings")
+UNREAD = ("model.visual.",)
+"""Prefix of the tensors for images."""
 
 QWEN3_5_TEXT = Family(
     name="qwen3_5_text",
@@ -27,6 +32,7 @@ QWEN3_5_TEXT = Family(
     flat=flatten_text,
     names={**HUGGING_FACE_NAMES, **SPLIT_NAMES},
     gguf=QWEN3_5_GGUF,
+    mtp=hybrid_mtp(HUGGING_FACE_NAMES),
 )
 
 QWEN3_5 = replace(
@@ -54,6 +60,7 @@ QWEN3_5_MOE_TEXT = replace(
     names={**MIXTURE_NAMES, **SPLIT_NAMES},
     fused=fused_experts("model"),
     gguf=QWEN3_5_MOE_GGUF,
+    mtp=hybrid_mtp(MIXTURE_NAMES),
 )
 
 QWEN3_5_MOE = replace(
@@ -71,4 +78,5 @@ QWEN3_5_MOE = replace(
     ignored=IGNORED | IMAGES | MOE_IGNORED,
     names=nest_names(QWEN3_5_MOE_TEXT.names),
     fused=fused_experts("model.language_model"),
+    mtp=QWEN3_5_MOE_TEXT.mtp,
 )

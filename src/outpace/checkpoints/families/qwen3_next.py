@@ -5,7 +5,7 @@ from __future__ import annotations
 from outpace.checkpoints.families.family import IGNORABLE, Family
 from outpace.checkpoints.families.hybrid import HYBRID, MIXTURE, delta_field
 from outpace.checkpoints.families.hybrid_gguf import QWEN3_NEXT_GGUF
-from outpace.checkpoints.families.hybrid_names import GROUPED_NAMES, MIXTURE_NAMES
+from outpace.checkpoints.families.hybrid_names import GROUPED_NAMES, MIXTURE_NAMES, hybrid_mtp
 from outpace.checkpoints.fields import field, flag, words
 
 QWEN3_NEXT = Family(
@@ -21,7 +21,7 @@ QWEN3_NEXT = Family(
     },
     fixed={"hidden_act": "silu", "decoder_sparse_step": 1},
     ignored=IGNORABLE | words("intermediate_size router_aux_loss_coef output_router_logits"),
-    unread=("mtp.",),
     names={**MIXTURE_NAMES, **GROUPED_NAMES},
     gguf=QWEN3_NEXT_GGUF,
+    mtp=hybrid_mtp(MIXTURE_NAMES),
 )

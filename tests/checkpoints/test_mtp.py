@@ -1,0 +1,549 @@
+"""Heads for multi-token prediction: published tensors, a naive head, and text of plain decoding."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import (
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
+    PreTrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
+)
+from transformers.modeling_layers import MtpModel
+
+from helpers import dense, whole
+from outpace import LLM, OptionError
+from outpace.checkpoints.load import load_draft, load_model
+from outpace.methods import Autoregressive, Eagle, Method
+from outpace.models.mtp import MTPDraft
+from outpace.server.models import describe_model
+from outpace.server.settings import Entry, make_entry
+
+VOCAB, DIM, HEADS, KV, SIZE, MLP = 64, 64, 4, 2, 16, 64
+IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 1, 33, 12] * 2
+SIZES = {
+    "vocab_size": VOCAB,
+    "hidden_size": DIM,
+    "intermediate_size": MLP,
+    "num_hidden_layers": 2,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV,
+    "head_dim": SIZE,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+}
+PARTIAL = {"rope_type": "default", "rope_theta": 10_000.0, "partial_rotary_factor": 0.5}
+DELTA = {
+    **SIZES,
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "rope_parameters": PARTIAL,
+}
+EXPERTS, CHOSEN, WIDTH, SHARED = 6, 2, 32, 32
+MANY = {
+    "num_experts": EXPERTS,
+    "num_experts_per_tok": CHOSEN,
+    "moe_intermediate_size": WIDTH,
+    "shared_expert_intermediate_size": SHARED,
+}
+SEES = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+IMAGES = {"vision_config": {**SEES, "out_hidden_size": DIM}}
+GLM = {
+    **SIZES,
+    "moe_intermediate_size": WIDTH,
+    "n_routed_experts": EXPERTS,
+    "num_experts_per_tok": CHOSEN,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 1.5,
+    "first_k_dense_replace": 1,
+    "use_qk_norm": True,
+    "attention_bias": True,
+    "rope_parameters": PARTIAL,
+}
+MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
+    "qwen3_5": (
+        Qwen3_5ForConditionalGeneration,
+        Qwen3_5Config(text_config=DELTA, tie_word_embeddings=False, **IMAGES),
+    ),
+    "qwen3_5_moe_text": (Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig(**DELTA, **MANY)),
+    "qwen3_next": (Qwen3NextForCausalLM, Qwen3NextConfig(**DELTA, **MANY, norm_topk_prob=True)),
+    "glm4_moe": (Glm4MoeForCausalLM, Glm4MoeConfig(**GLM)),
+    "mimo": (Qwen2ForCausalLM, Qwen2Config(**{**SIZES, "head_dim": DIM // HEADS})),
+}
+LAYER = {"glm4_moe": "model.layers.2.", "mimo": "model.mtp_layers.0."}
+PARTS = {  # projection, norm of the embedding, norm of the state, last norm
+    "glm4_moe": ("eh_proj", "enorm", "hnorm", "shared_head.norm"),
+    "mimo": ("input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"),
+}
+QWEN_PARTS = "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
+
+
+def part_names(name: str) -> list[str]:
+    """Return the names of projection, norms of embedding and state, and last norm."""
+    prefix, parts = LAYER.get(name, "mtp."), PARTS.get(name, QWEN_PARTS)
+    return [f"{prefix}{part}.weight" for part in parts]
+
+
+def head_shapes(name: str, *, is_fused: bool = False) -> dict[str, tuple[int, ...]]:
+    """Return the published tensors of a head with their shapes."""
+    projection, *norms = part_names(name)
+    layer, size = LAYER.get(name, "mtp.layers.0."), DIM // HEADS if name == "mimo" else SIZE
+    gated, attention = 2 if name.startswith("qwen") else 1, f"{layer}self_attn."
+    shapes: dict[str, tuple[int, ...]] = {projection: (DIM, 2 * DIM)}
+    shapes |= dict.fromkeys(norms, (DIM,))
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        shapes[f"{layer}{norm}.weight"] = (DIM,)
+    for part, rows in (("q", gated * HEADS), ("k", KV), ("v", KV)):
+        shapes[f"{attention}{part}_proj.weight"] = (rows * size, DIM)
+        if name in ("glm4_moe", "mimo"):
+            shapes[f"{attention}{part}_proj.bias"] = (rows * size,)
+    shapes[f"{attention}o_proj.weight"] = (DIM, HEADS * size)
+    if name != "mimo":
+        shapes |= dict.fromkeys([f"{attention}{part}_norm.weight" for part in "qk"], (size,))
+    mlp, shared = f"{layer}mlp.", {"glm4_moe": ("shared_experts", WIDTH)}
+    if name in ("mimo", "qwen3_5"):
+        return shapes | mlp_shapes(mlp, MLP)
+    part, width = shared.get(name, ("shared_expert", SHARED))
+    shapes |= {f"{mlp}gate.weight": (EXPERTS, DIM), **mlp_shapes(f"{mlp}{part}.", width)}
+    if name == "glm4_moe":
+        shapes[f"{mlp}gate.e_score_correction_bias"] = (EXPERTS,)
+    else:
+        shapes[f"{mlp}shared_expert_gate.weight"] = (1, DIM)
+    if is_fused:
+        fused = {"gate_up_proj": (EXPERTS, 2 * WIDTH, DIM), "down_proj": (EXPERTS, DIM, WIDTH)}
+        return shapes | {f"{mlp}experts.{part}": shape for part, shape in fused.items()}
+    for expert in range(EXPERTS):
+        shapes |= mlp_shapes(f"{mlp}experts.{expert}.", WIDTH)
+    return shapes
+
+
+def mlp_shapes(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
+    """Return the tensors of a gated MLP."""
+    sizes = {"gate": (width, DIM), "up": (width, DIM), "down": (DIM, width)}
+    return {f"{prefix}{part}_proj.weight": size for part, size in sizes.items()}
+
+
+def write_model(name: str, folder: Path, *, is_fused: bool = False) -> PreTrainedModel:
+    """Write a model as transformers does, with the tensors of a head; return that of transformers.
+
+    The head repeats embedding and head of the model where the published one does.
+    """
+    kind, config = MODELS[name]
+    torch.manual_seed(0)
+    theirs = kind(config).eval()
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() >= 2 else 0.5, std=0.2)
+    with torch.no_grad():
+        theirs.get_input_embeddings().weight *= 50  # the last token decides, so drafts are accepted
+    theirs.save_pretrained(folder)
+    tensors = load_file(folder / "model.safetensors")
+    for part, shape in head_shapes(name, is_fused=is_fused).items():
+        tensors[part] = torch.randn(shape) * 0.2 + (0.5 if len(shape) == 1 else 0.0)
+    columns = slice(DIM, None) if name == "mimo" else slice(DIM)
+    tensors[part_names(name)[0]][:, columns] += 20 * torch.eye(DIM)
+    if name == "glm4_moe":
+        tensors[f"{LAYER[name]}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
+        tensors[f"{LAYER[name]}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if name == "mimo":
+        file = folder / "config.json"
+        fields = {**json.loads(file.read_text()), "attention_bias": True}
+        fields |= {"architectures": ["MiMoForCausalLM"], "num_nextn_predict_layers": 1}
+        file.write_text(json.dumps(fields))
+    return theirs
+
+
+@torch.inference_mode()
+def target_states(name: str, theirs: PreTrainedModel, ids: list[int]) -> Tensor:
+    """Return the hidden states `[n, dim]` of transformers after its norm, or before it for MiMo."""
+    seen: list[Tensor] = []
+    norm = theirs.get_decoder().norm
+    hook = norm.register_forward_hook(
+        lambda _, given, out: seen.append(given[0] if name == "mimo" else out)
+    )
+    theirs(torch.tensor([ids]), use_cache=False)
+    hook.remove()
+    return seen[0][0]
+
+
+def naive_head(
+    name: str, tensors: dict[str, Tensor], embedding: Tensor, states: Tensor, ids: list[int]
+) -> Tensor:
+    """Return the states `[n, dim]` of a head after its norm, for states of slots and next tokens.
+
+    A plain computation from the published tensors, without a cache.
+    """
+    is_qwen, layer = name.startswith("qwen"), LAYER.get(name, "mtp.layers.0.")
+    offset, eps = (1.0, 1e-6) if is_qwen else (0.0, 1e-5 if name == "glm4_moe" else 1e-6)
+    size, share = (DIM // HEADS, 1.0) if name == "mimo" else (SIZE, 0.5)
+
+    def norm(x: Tensor, part: str) -> Tensor:
+        weight = tensors[part] + offset
+        return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+
+    def project(x: Tensor, part: str) -> Tensor:
+        return F.linear(x, tensors[f"{part}.weight"], tensors.get(f"{part}.bias"))
+
+    def mlp(x: Tensor, prefix: str) -> Tensor:
+        gate, up = project(x, f"{prefix}gate_proj"), project(x, f"{prefix}up_proj")
+        return project(F.silu(gate) * up, f"{prefix}down_proj")
+
+    def rotate(x: Tensor) -> Tensor:
+        turned = int(size * share)
+        speed = 10_000.0 ** -(torch.arange(0, turned, 2) / turned)
+        angle = torch.outer(torch.arange(len(x)), speed).repeat(1, 2)[:, None]
+        x, rest = x[..., :turned], x[..., turned:]
+        half = torch.cat((-x[..., turned // 2 :], x[..., : turned // 2]), -1)
+        return torch.cat((x * angle.cos() + half * angle.sin(), rest), -1)
+
+    projection, embedding_norm, state_norm, last_norm = part_names(name)
+    parts = [norm(embedding[torch.tensor(ids)], embedding_norm), norm(states, state_norm)]
+    x = torch.cat(parts[::-1] if name == "mimo" else parts, -1) @ tensors[projection].T
+    y = norm(x, f"{layer}input_layernorm.weight")
+    q, k, v = (
+        project(y, f"{layer}self_attn.{part}_proj").unflatten(-1, (-1, size)) for part in "qkv"
+    )
+    gate = None
+    if is_qwen:
+        q, gate = q.reshape(len(x), HEADS, 2 * size).chunk(2, -1)
+    if name != "mimo":
+        q, k = (norm(each, f"{layer}self_attn.{p}_norm.weight") for each, p in ((q, "q"), (k, "k")))
+    k, v = (each.repeat_interleave(HEADS // KV, 1) for each in (rotate(k), v))
+    scores = torch.einsum("qhd,khd->hqk", rotate(q), k) * size**-0.5
+    scores = scores.masked_fill(torch.ones(len(x), len(x)).triu(1).bool(), -torch.inf)
+    attended = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
+    attended = attended if gate is None else attended * gate.sigmoid()
+    x = x + project(attended.flatten(1), f"{layer}self_attn.o_proj")
+    y = norm(x, f"{layer}post_attention_layernorm.weight")
+    module = f"{layer}mlp."
+    if f"{module}gate.weight" not in tensors:
+        return norm(x + mlp(y, module), last_norm)
+    scores = project(y, f"{module}gate")
+    if is_qwen:
+        weights, best = scores.softmax(-1).topk(CHOSEN)
+        shared = mlp(y, f"{module}shared_expert.")
+        shared = shared * project(y, f"{module}shared_expert_gate").sigmoid()
+    else:
+        scores = scores.sigmoid()
+        choice = (scores + tensors[f"{module}gate.e_score_correction_bias"]).unflatten(-1, (2, -1))
+        rest = choice.topk(2).values.sum(-1).argmin(-1)
+        choice[torch.arange(len(x)), rest] = -torch.inf
+        best = choice.flatten(1).topk(CHOSEN).indices
+        weights, shared = scores.gather(-1, best), mlp(y, f"{module}shared_experts.")
+    weights = weights / weights.sum(-1, keepdim=True) * (1.0 if is_qwen else 1.5)
+    routed = torch.stack([mlp(y, f"{module}experts.{expert}.") for expert in range(EXPERTS)], 1)
+    chosen = routed[torch.arange(len(x))[:, None], best] * weights[..., None]
+    return norm(x + chosen.sum(1) + shared, last_norm)
+
+
+@cache
+def read_pair(name: str, folder: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+    """Write a model; return that of transformers and all tensors, experts one by one."""
+    theirs = write_model(name, folder)
+    return theirs, load_file(folder / "model.safetensors")
+
+
+@pytest.fixture(params=MODELS, scope="module")
+def name(request: pytest.FixtureRequest) -> str:
+    """Name of a family."""
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a model with a head."""
+    path = tmp_path_factory.mktemp(name)
+    read_pair(name, path)
+    return path
+
+
+def logits_of(theirs: PreTrainedModel, hidden: Tensor) -> Tensor:
+    """Return the logits of a model's head."""
+    return F.linear(hidden, theirs.get_output_embeddings().weight)
+
+
+def head_states(head: MTPDraft, states: Tensor, ids: list[int]) -> Tensor:
+    """Return the states of our head after its norm."""
+    rows, places = torch.tensor(ids), torch.arange(len(ids))
+    with torch.inference_mode():
+        found, captured = head.capture_layers(
+            rows, places, dense(causal=True), [0], features=[states]
+        )
+    assert torch.equal(found, captured[0])
+    return found
+
+
+def load_head(folder: Path) -> MTPDraft:
+    """Load the head in a model's checkpoint."""
+    head = load_draft(f"{folder}#mtp", load_model(folder))
+    assert isinstance(head, MTPDraft)
+    return head
+
+
+@torch.inference_mode()
+def test_one_step_equals_a_naive_computation(name: str, folder: Path) -> None:
+    """Logits of all rows, from the published tensors and the states of transformers."""
+    theirs, tensors = read_pair(name, folder)
+    states, embedding = target_states(name, theirs, IDS[:-1]), theirs.get_input_embeddings().weight
+    wanted = logits_of(theirs, naive_head(name, tensors, embedding, states, IDS[1:]))
+    head = load_head(folder)
+    found = head.compute_logits(head_states(head, states, IDS[1:]))
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=2e-4)
+    target = head.lender[0]
+    layers = head.config.feature_layers
+    if target.config.delta is None:
+        _, captured = target.capture_layers(
+            torch.tensor(IDS[:-1]), torch.arange(len(IDS) - 1), dense(causal=True), layers
+        )
+        torch.testing.assert_close(captured[layers[0]], states, atol=2e-4, rtol=2e-4)
+
+
+def naive_chain(name: str, folder: Path, ids: list[int], count: int) -> list[int]:
+    """Return `count` drafted tokens after a text, each head's state extending the text."""
+    theirs, tensors = read_pair(name, folder)
+    embedding = theirs.get_input_embeddings().weight
+    states, tokens = target_states(name, theirs, ids[:-1]), [*ids[1:]]
+    for _ in range(count):
+        own = naive_head(name, tensors, embedding, states, tokens)
+        tokens.append(int(logits_of(theirs, own[-1]).argmax()))
+        states = torch.cat((states, own[-1:]))
+    return tokens[-count:]
+
+
+class Recorded(Eagle):
+    """Keeps the drafts that are verified, with the text before them."""
+
+    def decode(self, request: Any) -> Any:
+        decoding = super().decode(request)
+        prediction = None
+        while True:
+            try:
+                forward = decoding.send(prediction)
+            except StopIteration:
+                return
+            if forward.model == "target" and forward.predict is not None:
+                count = len(forward.predict) - 1
+                if count:
+                    DRAFTS.append((list(request.ids), list(forward.ids)[-count:]))
+            prediction = yield forward
+
+
+DRAFTS: list[tuple[list[int], list[int]]] = []
+
+
+@torch.inference_mode()
+def test_chains_equal_a_naive_loop(name: str, folder: Path) -> None:
+    """Three tokens after each accepted text, and the text is that of transformers.
+
+    The second time the prompt is in the prefix cache, if there is one.
+    """
+    DRAFTS.clear()
+    llm = LLM(folder, cache_gib=0.01)
+    options: dict[str, Any] = {"method": Recorded(), "max_tokens": 16, "ignore_eos": True}
+    (output,), again = (llm.generate([IDS], **options) for _ in range(2))
+    assert output.ids == again[0].ids and output.tokens_per_forward > 1.2
+    half = len(DRAFTS) // 2
+    assert DRAFTS[:half] == DRAFTS[half:] and half > 3
+    skipped = [runner.cache_usage.skipped_rows for runner in llm.runners.values()]
+    assert skipped == ([None, 0] if llm.config.delta else [16, 16])
+    del DRAFTS[half:]
+    for text, drafted in DRAFTS:
+        assert drafted == naive_chain(name, folder, text, len(drafted))
+    assert max(len(drafted) for _, drafted in DRAFTS) == 3
+    theirs, ids = read_pair(name, folder)[0], torch.tensor([IDS])
+    lengths = {"min_new_tokens": 16, "max_new_tokens": 16}
+    text = theirs.generate(
+        ids, attention_mask=torch.ones_like(ids), do_sample=False, eos_token_id=-1, **lengths
+    )
+    assert list(output.ids) == text[0, len(IDS) :].tolist()
+
+
+OPTIONS: list[Method] = [
+    Eagle(),
+    Eagle(depth=1),
+    Eagle(depth=5, lookup=True),
+    Eagle(verify="rejection"),
+]
+
+
+@pytest.mark.slow
+def test_requests_together_equal_each_alone_and_plain(name: str, folder: Path) -> None:
+    """Twenty mixed requests, greedy and sampled, with the prefix cache where there is one."""
+    llm = LLM(folder, cache_gib=0.01, max_rows=40)
+    text = [(7 * slot * slot + 3 * slot + slot // 5) % (VOCAB - 1) for slot in range(140)]
+    given = []
+    for number in range(20):
+        begin, length = 5 * (number % 3), (1, 3, 17, 50, 9)[number % 5]
+        options = {"temperature": 0.8 if number % 2 else 0.0, "seed": number}
+        given.append((text[begin : begin + length], OPTIONS[number % 4], options))
+    shared: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
+    served = llm.serve(
+        [(ids, {"method": method, **options, **shared}) for ids, method, options in given]
+    )
+    together = {number: list(output.ids) for number, output in served}
+    for number, (ids, method, options) in enumerate(given):
+        is_plain = method.verify == "match" or not options["temperature"]
+        wanted = Autoregressive() if is_plain else method
+        alone = llm.generate([ids], method=wanted, **options, **shared)[0]
+        assert together[number] == list(alone.ids), (number, method)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+def test_head_is_quantized_as_its_target(quantize: str, tmp_path: Path) -> None:
+    """Drafts of rounded matrices leave the text of the rounded target unchanged."""
+    write_model("qwen3_5", tmp_path)
+    llm = LLM(tmp_path, quantize=quantize, cache_gib=0.01)
+    options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+    plain = llm.generate([IDS, IDS[:5]], method=Autoregressive(), **options)
+    drafted = llm.generate([IDS, IDS[:5]], method=Eagle(), **options)
+    assert [each.ids for each in drafted] == [each.ids for each in plain]
+
+
+def test_head_is_loaded_on_selection_and_shares_its_target(tmp_path: Path) -> None:
+    """Plain decoding does not load it; embedding and head are the target's."""
+    write_model("glm4_moe", tmp_path)
+    llm = LLM(tmp_path, cache_gib=0.01)
+    llm.generate([IDS], max_tokens=2)
+    assert [*llm.runners] == [str(tmp_path)]
+    llm.generate([IDS], method="eagle", max_tokens=2)
+    assert [*llm.runners] == [str(tmp_path), f"{tmp_path}#mtp"]
+    head = llm.runners[f"{tmp_path}#mtp"].model
+    assert head.embedding is None and head.unembedding is None
+    assert head.lender[0] is llm.model
+    shapes = {name: shape for name, shape in head_shapes("glm4_moe").items() if "bias" not in name}
+    assert sum(p.numel() for p in head.parameters() if p.dim() == 2) <= sum(
+        shape[0] * shape[1] for shape in shapes.values() if len(shape) == 2
+    )
+
+
+def test_fused_experts_are_equivalent(tmp_path: Path) -> None:
+    """Qwen3.6 publishes the experts of its head in one tensor, Qwen3.5 one by one."""
+    write_model("qwen3_5_moe_text", tmp_path / "split")
+    tensors = load_file(tmp_path / "split" / "model.safetensors")
+    (tmp_path / "fused").mkdir()
+    config = (tmp_path / "split" / "config.json").read_text()
+    (tmp_path / "fused" / "config.json").write_text(config)
+    experts = [
+        [tensors.pop(f"mtp.layers.0.mlp.experts.{e}.{part}_proj.weight") for part in parts]
+        for e in range(EXPERTS)
+        for parts in [("gate", "up", "down")]
+    ]
+    tensors |= {
+        "mtp.layers.0.mlp.experts.gate_up_proj": torch.stack(
+            [torch.cat(each[:2]) for each in experts]
+        ),
+        "mtp.layers.0.mlp.experts.down_proj": torch.stack([each[2] for each in experts]),
+    }
+    assert {part for part in tensors if part.startswith("mtp.")} == {
+        *head_shapes("qwen3_5_moe_text", is_fused=True)
+    }
+    save_file(tensors, tmp_path / "fused" / "model.safetensors", metadata={"format": "pt"})
+    one, other = (load_head(tmp_path / kind).state_dict() for kind in ("split", "fused"))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[part], other[part]) for part in one)
+
+
+@torch.inference_mode()
+def test_glm_equals_transformers(tmp_path: Path) -> None:
+    """Which runs the head with `use_mtp`, at positions that are one ahead, and relative."""
+    write_model("glm4_moe", tmp_path)
+    theirs = Glm4MoeForCausalLM.from_pretrained(tmp_path).eval()
+    theirs._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2.*"]
+    model = MtpModel.from_pretrained(theirs).eval()
+    states = target_states("glm4_moe", theirs, IDS[:-1])
+    cached: Any = None
+    wanted = model.forward_layer(
+        0,
+        states[None],
+        torch.arange(1, len(IDS))[None],
+        cached,
+        input_ids=torch.tensor([IDS[1:]]),
+    )[0]
+    head = load_head(tmp_path)
+    found = head_states(head, states, IDS[1:])
+    torch.testing.assert_close(found, wanted, atol=2e-4, rtol=2e-4)
+    ours = whole(head.lender[0], IDS, causal=True)
+    reference = theirs(torch.tensor([IDS]), use_cache=False).logits[0]
+    torch.testing.assert_close(ours, reference, atol=2e-4, rtol=2e-4)
+
+
+def edit(folder: Path, fields: dict[str, Any], drop: str = "-") -> None:
+    """Change fields of a configuration, and drop tensors by prefix."""
+    file, weights = folder / "config.json", folder / "model.safetensors"
+    file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
+    tensors = {key: value for key, value in load_file(weights).items() if not key.startswith(drop)}
+    save_file(tensors, weights, metadata={"format": "pt"})
+
+
+def test_checkpoints_without_a_head_are_refused(tmp_path: Path) -> None:
+    """By name, before weights are read; the target alone loads."""
+    with pytest.raises(
+        OptionError, match="draft: no published draft of eagle.*give one.*no head for multi"
+    ):
+        LLM("tiny-aux", "eagle")
+    with pytest.raises(OptionError, match=r"draft: .* has no head for multi-token prediction"):
+        LLM("tiny-aux", Eagle(draft="tiny-aux#mtp"))
+    write_model("glm4_moe", tmp_path)
+    edit(tmp_path, {"num_nextn_predict_layers": 0}, drop="model.layers.2.")
+    assert load_model(tmp_path).config.mtp is None
+    with pytest.raises(OptionError, match="draft: no published draft of eagle"):
+        LLM(tmp_path, "eagle")
+    edit(tmp_path, {"num_nextn_predict_layers": 1})
+    with pytest.raises(OptionError, match=r"no tensor 'model.layers.2.*has no head for multi-tok"):
+        LLM(tmp_path, "eagle")
+    edit(tmp_path, {"num_nextn_predict_layers": 2})
+    with pytest.raises(OptionError, match="draft: .* has 2 heads for multi-token prediction"):
+        LLM(tmp_path, "eagle")
+    LLM(tmp_path, cache_gib=0.01)
+
+
+def test_wrong_tensors_of_a_head_are_refused(tmp_path: Path) -> None:
+    """An unknown one, another shape, NaN, and another embedding than the target's."""
+    write_model("glm4_moe", tmp_path)
+    file = tmp_path / "model.safetensors"
+    sound = load_file(file)
+    for part, value, message in (
+        ("model.layers.2.other.weight", torch.ones(3), "1 tensors of its weights are not of the"),
+        ("model.layers.2.eh_proj.weight", torch.ones(DIM, DIM), "requires .64, 128."),
+        ("model.layers.2.enorm.weight", torch.full((DIM,), torch.nan), "NaN or infinite"),
+        ("model.layers.2.embed_tokens.weight", torch.ones(VOCAB, DIM), "differs from the"),
+    ):
+        save_file({**sound, part: value}, file, metadata={"format": "pt"})
+        with pytest.raises(ValueError, match=message):
+            load_head(tmp_path)
+        load_model(tmp_path)
+
+
+def test_server_offers_the_head_where_its_operator_selects_eagle(tmp_path: Path) -> None:
+    """By default, or among the allowed methods; not otherwise, since it takes memory."""
+    write_model("mimo", tmp_path)
+    path, name = str(tmp_path), f"{tmp_path}#mtp"
+    offered = [
+        describe_model("m", Entry(path=path, **options)).methods
+        for options in ({}, {"method": "eagle"}, {"methods": ["lookup", "eagle"]})
+    ]
+    assert ["eagle" in each for each in offered] == [False, True, True]
+    shown, used = offered[1]["eagle"].create({"depth": 1})
+    assert (shown.draft, used.draft) == ("mtp", name)
+    assert make_entry(path, Eagle(), {}, {}).further_models() == {f"{tmp_path.name}#mtp": name}
+    assert Entry(path="tiny-ar", method="eagle").further_models() == {}
