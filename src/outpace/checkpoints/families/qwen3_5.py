@@ -46,7 +46,6 @@ QWEN3_5 = replace(
     gguf=None,
 )
 
-MOE_FIELDS = {**QWEN3_5_TEXT.fields, **MIXTURE, "norm_experts": True}
 MOE_IGNORED = words("intermediate_size router_aux_loss_coef output_router_logits")
 
 QWEN3_5_MOE_TEXT = replace(
@@ -55,7 +54,7 @@ QWEN3_5_MOE_TEXT = replace(
     about="Qwen3.5 without images, mixtures of experts",
     architectures=("Qwen3_5MoeForCausalLM",),
     checkpoints=("codecho/Qwen3.5-35B-A3B-text-only",),
-    fields=MOE_FIELDS,
+    fields={**QWEN3_5_TEXT.fields, **MIXTURE, "norm_experts": True},
     ignored=IGNORED | MOE_IGNORED,
     names={**MIXTURE_NAMES, **SPLIT_NAMES},
     fused=fused_experts("model"),
@@ -64,7 +63,7 @@ QWEN3_5_MOE_TEXT = replace(
 )
 
 QWEN3_5_MOE = replace(
-    QWEN3_5,
+    QWEN3_5_MOE_TEXT,
     name="qwen3_5_moe",
     about="Qwen3.5 and Qwen3.6, mixtures of experts, whose text is read",
     architectures=("Qwen3_5MoeForConditionalGeneration",),
@@ -74,9 +73,8 @@ QWEN3_5_MOE = replace(
         "Qwen/Qwen3.6-35B-A3B",
         "InternScience/Agents-A1",
     ),
-    fields=MOE_FIELDS,
     ignored=IGNORED | IMAGES | MOE_IGNORED,
     names=nest_names(QWEN3_5_MOE_TEXT.names),
     fused=fused_experts("model.language_model"),
-    mtp=QWEN3_5_MOE_TEXT.mtp,
+    gguf=None,
 )
