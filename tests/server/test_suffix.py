@@ -76,6 +76,9 @@ def test_infilling_methods_fill_before_a_suffix(
     streamed = events(client, body | {"stream_options": {"include_usage": True}})
     assert text_of(streamed) == choice["text"] and streamed[-1]["usage"] == answer["usage"]
     assert streamed[-2]["choices"][0]["finish_reason"] == choice["finish_reason"]
+    scores = [each["choices"][0]["logprobs"] for each in streamed[:-1]]
+    tokens = [token for each in scores if each for token in each["tokens"]]
+    assert tokens == choice["logprobs"]["tokens"]
 
 
 @pytest.mark.parametrize(

@@ -84,12 +84,14 @@ class PendingAnswer:
         while self.pieces:
             self.last_sent = self.pieces.popleft()
             text += self.last_sent.text
-        tokens = slice(before.tokens, self.last_sent.tokens)
+        ids = request.tokens[before.tokens : self.last_sent.tokens]
+        scores = request.scores[before.tokens : self.last_sent.tokens]
+        places = range(len(ids)) if self.suffix is None else self.find_text_places(ids)
         return Event(
             text=text,
-            ids=request.tokens[tokens],
+            ids=[ids[place] for place in places],
             chosen=self.count_chosen(before.tokens, self.last_sent.tokens),
-            logprobs=request.scores[tokens] if request.logprobs else None,
+            logprobs=[scores[place] for place in places] if request.logprobs else None,
             steps=request.trace[before.steps : self.last_sent.steps],
             canvas=self.last_sent.canvas,
             output=output,
@@ -142,11 +144,10 @@ class PendingAnswer:
 
         Raises `DecodingError` if it is neither filled nor stopped.
         """
-        assert self.layout is not None
         ended = output.finish_reason == "cancelled" or output.stop_string is not None
         if not ended:
             self.check_filled()
-        places = [n for n, token in enumerate(output.ids) if token not in self.layout.ends]
+        places = self.find_text_places(output.ids)
         is_full = len(places) == self.job.request.max_tokens - len(suffix)
         return replace(
             output,
@@ -155,6 +156,11 @@ class PendingAnswer:
             suffix_tokens=len(suffix),
             logprobs=output.logprobs and [output.logprobs[place] for place in places],
         )
+
+    def find_text_places(self, ids: Sequence[int]) -> Sequence[int]:
+        """Return the places of tokens of an infilled answer that are no padding."""
+        assert self.layout is not None
+        return [place for place, token in enumerate(ids) if token not in self.layout.ends]
 
     def check_filled(self) -> None:
         """Raise `DecodingError` if a hole of an infill template is unfilled."""

@@ -1,0 +1,202 @@
+"""Combined fields: suffixes, prompts in answers, tools, adapters and lazy models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from random import Random
+from threading import Event
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from adapting import write_adapter
+from asking import ask, chat, completion, events, route
+from middles import middle_model
+from outpace.checkpoints.load import load_config
+from outpace.server.app import build_server_app
+from outpace.server.service import Service
+from outpace.server.settings import Config, Entry
+from server.test_hostile import VALUES
+from toolbox import TOOLS, tool_model
+
+URL = "http://localhost"
+NEIGHBOUR = completion("Tom has 3 apples.", model="causal", max_tokens=16, seed=5)
+NAMED = {"type": "function", "function": {"name": "get_weather"}}
+WORD = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": WORD}}
+
+Choices = dict[str, list[Any]]
+COMMON: Choices = {
+    "model": ["causal", "causal:loud", "diffusion", "diffusion:calm", "coder", "block", "lazy"],
+    "max_tokens": [*range(13), 24, 60],
+    "temperature": [0, 0.8],
+    "seed": [1, 2],
+    "n": [None, None, 2],
+    "stop": [None, None, "a", ["7", "\n"], " apples", "<tool_call>", "{"],
+    "outpace": [None, None, {"trace": True}, {"method": "lookup"}],
+}
+OF_COMPLETIONS: Choices = {
+    "prompt": ["Tom has 3", ["Tom", "Ann has 4 pears."], [[5, 6, 7]], [5], "é😀 3+4=", "x"],
+    "suffix": [None, None, "", " apples.", "😀>>7"],
+    "echo": [None, True, True, False],
+    "logprobs": [None, None, 0, 3],
+    "prompt_logprobs": [None, None, None, 0, 2],
+}
+OF_CHATS: Choices = {
+    "tools": [TOOLS, TOOLS, TOOLS[:1], None],
+    "tool_choice": [None, "auto", "required", "none", NAMED],
+    "parallel_tool_calls": [None, True, False],
+    "response_format": [None, None, {"type": "json_object"}, FORMAT],
+    "logprobs": [None, True],
+    "top_logprobs": [None, None, 2],
+    "prompt_logprobs": [None, None, None, 1],
+}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A client of a server with adapters, tools, tokens to fill in the middle, and a lazy model."""
+    root = tmp_path_factory.mktemp("adapters")
+    adapters = {
+        base: {name: str(write_adapter(root / name, load_config(base), size=0.05))}
+        for base, name in (("tiny-ar", "loud"), ("tiny-dream", "calm"))
+    }
+    entries = {
+        "causal": Entry(path=tool_model("tiny-ar", "tool_call"), adapters=adapters["tiny-ar"]),
+        "diffusion": Entry(
+            path=tool_model("tiny-dream", "tool_call"), adapters=adapters["tiny-dream"]
+        ),
+        "coder": Entry(path=middle_model()),
+        "block": Entry(path=tool_model("tiny-block", "object")),
+        "lazy": Entry(path="tiny-aux", lazy=True, keep="1s", cache_gib=0.05),
+    }
+    service = Service.load(Config(models=entries))
+    with TestClient(build_server_app(service), URL, raise_server_exceptions=False) as client:
+        yield client
+    service.client.close()
+
+
+def draw_request(rng: Random) -> dict[str, Any]:
+    """Return a request with random fields, each valid for some model."""
+    make, own = rng.choice([(completion, OF_COMPLETIONS), (chat, OF_CHATS)])
+    fields = {name: rng.choice(values) for name, values in (COMMON | own).items()}
+    return make(**{name: value for name, value in fields.items() if value is not None})
+
+
+def draw_hostile(rng: Random) -> dict[str, Any]:
+    """Return such a request with one or two fields that may be invalid."""
+    body = draw_request(rng) | {"stream": rng.random() < 0.3}
+    own = OF_CHATS if "messages" in body else OF_COMPLETIONS
+    for name in rng.sample([*own, "model", "stop", "max_tokens"], rng.choice([0, 1, 1, 2])):
+        body[name] = rng.choice(VALUES)
+    if rng.random() < 0.1:
+        body["model"] = rng.choice(["causal:", "causal:calm", ":loud", "lazy:loud", "coder:coder"])
+    return body
+
+
+def send_hostile(client: TestClient, body: dict[str, Any]) -> int:
+    """Send a request; return its status, which an error explains."""
+    reply = client.post(route(body), content=json.dumps(body))
+    if reply.status_code == 200:
+        whole = reply.text.endswith("data: [DONE]\n\n") if body["stream"] else reply.json()
+        assert whole and '"error"' not in reply.text, (body, reply.text)
+        return 200
+    assert reply.status_code in (400, 404), (body, reply.text)
+    error = reply.json()["error"]
+    assert error["param"] or "valid JSON" in error["message"], (body, error)
+    return reply.status_code
+
+
+@pytest.mark.parametrize(
+    "count",
+    [
+        pytest.param(100, marks=pytest.mark.slow),
+        pytest.param(3000, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_hostile_fields_beside_a_neighbour(client: TestClient, count: int) -> None:
+    """Each is answered or refused by name; a usual request beside them never changes."""
+    expected, rng, over = ask(client, NEIGHBOUR)["choices"], Random(count), Event()
+
+    def ask_neighbour() -> int:
+        rounds = 0
+        while not over.is_set() or not rounds:
+            assert ask(client, NEIGHBOUR)["choices"] == expected
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(1) as threads:
+        neighbour = threads.submit(ask_neighbour)
+        try:
+            statuses = {send_hostile(client, draw_hostile(rng)) for _ in range(count)}
+        finally:
+            over.set()
+        assert neighbour.result(60) > 0
+    assert statuses == {200, 400, 404}
+
+
+def join_chunks(chunks: list[dict[str, Any]], index: int) -> dict[str, Any]:
+    """Return a choice of a stream in the form of a whole answer."""
+    found: dict[str, Any] = {"text": "", "calls": [], "tokens": [], "finish": None}
+    for choice in [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]:
+        delta = choice.get("delta", {})
+        found["text"] += choice.get("text") or delta.get("content") or ""
+        for call in delta.get("tool_calls", ()):
+            if call["index"] == len(found["calls"]):
+                found["calls"].append([call["function"]["name"], ""])
+            found["calls"][call["index"]][1] += call["function"].get("arguments", "")
+        scores = choice.get("logprobs") or {}
+        found["tokens"] += list_tokens(scores)
+        found["finish"] = choice["finish_reason"] or found["finish"]
+    return found
+
+
+def list_tokens(scores: dict[str, Any]) -> list[str]:
+    """Return the tokens of the log-probabilities of a completion or a chat."""
+    return scores.get("tokens") or [entry["token"] for entry in scores.get("content") or ()]
+
+
+def describe_choice(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return a choice of a whole answer in the form of `join_chunks`."""
+    message = choice.get("message", {})
+    calls = [each["function"] for each in message.get("tool_calls", ())]
+    return {
+        "text": choice.get("text") or message.get("content") or "",
+        "calls": [[call["name"], call["arguments"]] for call in calls],
+        "tokens": list_tokens(choice.get("logprobs") or {}),
+        "finish": choice["finish_reason"],
+    }
+
+
+@pytest.mark.parametrize(
+    "count",
+    [pytest.param(60, marks=pytest.mark.slow), pytest.param(500, marks=pytest.mark.exhaustive)],
+)
+def test_streams_equal_wholes(client: TestClient, count: int) -> None:
+    """Of random requests, cut after any number of tokens; both are refused alike."""
+    rng, answered = Random(count), 0
+    seen: dict[str, Callable[[dict[str, Any]], bool]] = {
+        "echo": lambda body: body.get("echo", False),
+        "suffix": lambda body: "suffix" in body,
+        "tools": lambda body: "tools" in body,
+        "adapter": lambda body: ":" in body["model"],
+        "lazy": lambda body: body["model"] == "lazy",
+    }
+    while answered < count:
+        body = draw_request(rng)
+        body.pop("prompt_logprobs", None)  # has no stream
+        whole = client.post(route(body), json=body)
+        if whole.status_code != 200:
+            streamed = client.post(route(body), json=body | {"stream": True})
+            assert (whole.status_code, whole.json()) == (400, streamed.json()), body
+            continue
+        chunks = events(client, body)
+        for choice in whole.json()["choices"]:
+            expected = describe_choice(choice)
+            assert join_chunks(chunks, choice["index"]) == expected, (body, choice)
+        answered += 1
+        seen = {name: is_in for name, is_in in seen.items() if not is_in(body)}
+    assert not seen
