@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -22,12 +20,6 @@ from outpace.training.loop import Loop
 from outpace.training.objective import Objective
 from outpace.training.optim import Optim
 from outpace.training.weights import check_trainable
-
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
-"""Parameters of `mallopt`, from malloc.h of glibc."""
-
-MAX_KEPT_SIZE = 2**30
-"""Bytes up to which freed memory is kept: the largest power of two in an `int`."""
 
 
 def require_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -82,18 +74,6 @@ def create_accelerator(tracker: str | None, out: Path) -> Accelerator:
         # Threads of several processes would oversubscribe the cores at every operation.
         torch.set_num_threads(1)
     if cpu:
-        keep_freed_memory()
         # No norm of mixed precision is fused on a CPU, so the advice to avoid it is of no use.
         warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
     return accelerator
-
-
-def keep_freed_memory() -> None:
-    """Let malloc keep freed memory, where the C library is glibc; others have no such setting.
-
-    glibc returns large tensors to the system at once, which clears their pages again for the next
-    step: a fifth of the time of training a draft on two cores.
-    """
-    if os.name == "posix" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
-        for parameter in (MMAP_THRESHOLD, TRIM_THRESHOLD):
-            mallopt(parameter, MAX_KEPT_SIZE)
