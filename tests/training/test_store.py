@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections import namedtuple
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from helpers import causal_model, published_eagle
 from outpace.checkpoints.load import ZOO_FOLDER
+from outpace.models.config import ModelConfig
 from outpace.models.transformer import Transformer
 from outpace.training import Data, Objective, Trainer, store, weights
 from outpace.training.held_out import HeldOut
@@ -157,6 +158,23 @@ def test_added_records_only_add_features(tmp_path: Path) -> None:
     assert full.stat().st_mtime_ns == before
     files = sorted((tmp_path / "features").glob("*.safetensors"))
     assert [len(load_file(path)) for path in files] == [32, 32, 2]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaterConfig(ModelConfig):
+    """A configuration with a field that a later version adds."""
+
+    added: int | None = None
+
+
+def test_a_field_of_a_later_version_keeps_features() -> None:
+    target = causal_model(**TARGET)
+    settings = {each.name: getattr(target.config, each.name) for each in fields(target.config)}
+    digests = []
+    for added in (None, 2):
+        target.config = LaterConfig(**settings, added=added)
+        digests.append(store.model_digest(target))
+    assert store.model_digest(causal_model(**TARGET)) == digests[0] != digests[1]
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

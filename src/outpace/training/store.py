@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import fields
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -246,7 +247,10 @@ def unscored_rows(example: Example) -> Rows:
 
 def model_digest(target: Transformer) -> str:
     """Return a digest of a model's configuration and a sample of each weight."""
-    digest = sha256(repr(target.config).encode())
+    pairs = ((each, getattr(target.config, each.name)) for each in fields(target.config))
+    # Without defaults, so that features stay valid when a later version adds a field.
+    settings = [(each.name, value) for each, value in pairs if each.repr and value != each.default]
+    digest = sha256(repr(settings).encode())
     for name, weight in iterate_matrices(target):
         digest.update(f"{name} {tuple(weight.shape)}".encode())
         flat = weight.detach().flatten()
