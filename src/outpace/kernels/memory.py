@@ -1,9 +1,8 @@
-"""Memory for matrices and activations on a CPU."""
+"""Memory for matrices on a CPU."""
 
 from __future__ import annotations
 
 import mmap
-import os
 from contextlib import suppress
 
 import torch
@@ -11,10 +10,6 @@ from torch import Tensor
 
 HUGE_PAGES = 4 << 20
 """Bytes of memory from which huge pages are requested: twice the size of one on x86."""
-
-# PyTorch reads this once, at its first tensor, and then requests huge pages for tensors of 2 MB and
-# more. The system clears the pages of each new one, which takes a quarter of the time with these.
-os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def allocate_bytes(size: int) -> Tensor:
