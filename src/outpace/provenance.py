@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import subprocess
 import sys
 import time
@@ -41,8 +42,10 @@ def provenance_record(secret: str | None = None) -> dict[str, Any]:
 
 
 def redact_argument(argument: str, secret: str | None) -> str:
-    """Return one word of the command line without its folder and without the secret."""
-    name = Path(argument).name if os.path.isabs(argument) else argument
+    """Return one word of the command line without absolute folders and without the secret."""
+    # A word may be a model with its method, `MODEL METHOD draft=PATH`, or a path with spaces.
+    parts = [argument] if os.path.exists(argument) else re.split(r"([\s=]+)", argument)
+    name = "".join(Path(part).name if os.path.isabs(part) else part for part in parts)
     return name.replace(secret, "…") if secret else name
 
 
