@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from outpace.checkpoints.families.family import DECODER, IGNORABLE, Family, TensorNames, mask_id
+from outpace.checkpoints.families.grouped_experts import grouped_experts
 from outpace.checkpoints.families.partial import partial_rope
-from outpace.checkpoints.fields import Field, Fields, count, few, field, group, index, number, words
+from outpace.checkpoints.fields import few, field, index, number, words
 from outpace.decoding.target import Kind
-from outpace.models.config import ExpertGroups
 
 # Mask and block length are from the authors' code; their `config.json` has neither.
 LLADA2_MASK, LLADA2_BLOCK, CODE = 156895, 32, "llada2_moe.LLaDA2Moe"
@@ -32,18 +32,6 @@ LLADA2_NAMES: TensorNames = {
     "norm.weight": "model.norm.weight",
     "unembedding.weight": "lm_head.weight",
 }
-EXPERT_GROUPS: Fields = {
-    "count": field("n_group", few),
-    "chosen": field("topk_group", few),
-    "scale": field("routed_scaling_factor", number),
-}
-SHARED_EXPERTS = field("num_shared_experts", index, 0)
-
-
-def shared_width(published: Fields, ours: Fields) -> int:
-    """Return the width of the shared experts, which form one MLP."""
-    return int(SHARED_EXPERTS.read(published, ours) * ours["mlp"])
-
 
 LLADA2 = Family(
     name="llada2",
@@ -56,15 +44,12 @@ LLADA2 = Family(
         "kv_heads": field("num_key_value_heads", few),
         "norm_eps": field("rms_norm_eps", number),
         "rope": partial_rope(0.5),
-        "mlp": field("moe_intermediate_size", count),
         "experts": field("num_experts", few),
         "experts_per_row": field("num_experts_per_tok", few),
         "norm_experts": lambda ours: ours["experts_per_row"] > 1,
-        "expert_groups": group(ExpertGroups, EXPERT_GROUPS),
-        "shared_mlp": Field(SHARED_EXPERTS.names, shared_width),
+        **grouped_experts(field("num_shared_experts", index, 0)),
         "dense_layers": field("first_k_dense_replace", index, 0),
-        "dense_mlp": field("intermediate_size", count),
-        **dict.fromkeys(("precise_router", "qk_norm", "drawn"), True),
+        **dict.fromkeys(("qk_norm", "drawn"), True),
         "shift": 0,
         "kind": Kind.BLOCK,
         "mask_id": mask_id(LLADA2_MASK),

@@ -48,7 +48,7 @@ def mtp_field(names: str, default: int, *, is_last_layer: bool = False, **reads:
 def mtp_names(
     layer: TensorNames, prefix: str, *, norm: str, fusion: str, embedding_norm: str, state_norm: str
 ) -> TensorNames:
-    """Return the names of a head with the given `layer`, and of its own parts at a `prefix`."""
+    """Return the names of a head: those of its `layer`, and of its other tensors after `prefix`."""
     own = {
         "norm": norm,
         "fusion": fusion,
