@@ -30,7 +30,7 @@ from torch.utils._pytree import tree_iter
 
 from outpace.attention.ranges import CPU_DEVICE
 from outpace.models.norm import freeze_model
-from outpace.training.loss_module import LossModule
+from outpace.training.loss_module import LossModule, ignore_norm_advice
 from outpace.training.memory_tracker import MemoryTracker
 from outpace.training.objective import Models, Objective
 from outpace.training.recompute import recompute_blocks
@@ -139,8 +139,7 @@ def measure_peak_memory(
             memory.relabel_tensors((p.grad for p in trainable if p.grad is not None), GRADIENTS)
             try:
                 with warnings.catch_warnings(), memory:
-                    # PyTorch warns once that a CPU has no fused norm for these dtypes.
-                    warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+                    ignore_norm_advice()
                     loss, _ = scored(rows)
                     (loss / rows.normaliser).backward()
             except (DataDependentOutputException, DynamicOutputShapeException) as error:

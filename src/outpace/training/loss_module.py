@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from copy import deepcopy
 
 import torch
@@ -42,3 +43,8 @@ def build_teachers(objective: Objective, model: Stack, adapted: bool) -> dict[st
     assert isinstance(model, Transformer)
     shared = (*model.parameters(), *model.buffers()) if adapted else ()
     return {"teacher": deepcopy(model, {id(parameter): parameter for parameter in shared})}
+
+
+def ignore_norm_advice() -> None:
+    """Ignore PyTorch's advice on norms of mixed precision: a CPU has no fused one to choose."""
+    warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")

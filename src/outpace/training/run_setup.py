@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,6 +16,7 @@ from outpace.checkpoints.load import load_tokenizer
 from outpace.models.transformer import Stack, Transformer
 from outpace.training.field_types import check_values
 from outpace.training.loop import Loop
+from outpace.training.loss_module import ignore_norm_advice
 from outpace.training.objective import Objective
 from outpace.training.optim import Optim
 from outpace.training.weights import check_trainable
@@ -74,6 +74,5 @@ def create_accelerator(tracker: str | None, out: Path) -> Accelerator:
         # Threads of several processes would oversubscribe the cores at every operation.
         torch.set_num_threads(1)
     if cpu:
-        # No norm of mixed precision is fused on a CPU, so the advice to avoid it is of no use.
-        warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")
+        ignore_norm_advice()
     return accelerator

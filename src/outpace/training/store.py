@@ -75,9 +75,10 @@ class FeatureStore:
             "computed": f"{target.norm.weight.dtype}".removeprefix("torch.") + f", {precision}",
         }
         self.check_folder()
+        self.missing = self.find_missing()
 
     def check_folder(self) -> None:
-        """Raise `ValueError` if the folder holds anything but features of these records."""
+        """Raise `ValueError` if the folder holds anything but features that this run can read."""
         path = self.folder / INDEX_FILE
         if not path.exists():
             if self.folder.exists() and not (self.folder.is_dir() and not any(self.list_files())):
@@ -92,7 +93,6 @@ class FeatureStore:
             raise ValueError(f"{path} is damaged; delete {self.folder}") from error
         if other:
             raise self.difference_error(other)
-        self.missing_files()
 
     def difference_error(self, names: Sequence[str]) -> ValueError:
         """Return the error for a folder that differs in these facts from this run."""
@@ -109,7 +109,7 @@ class FeatureStore:
         """Return the path of a file by number."""
         return self.folder / f"features-{number:06d}.safetensors"
 
-    def missing_files(self) -> list[int]:
+    def find_missing(self) -> list[int]:
         """Return the numbers of files that lack records; `ValueError` if one has others."""
         files = range(-(-self.records // RECORDS_PER_FILE))
         return [number for number in files if not self.is_complete(number)]
@@ -157,8 +157,8 @@ class FeatureStore:
         print_line: Callable[[str], None],
     ) -> None:
         """Compute missing files, `batch` records per forward, distributed over processes."""
-        missing, first = self.missing_files(), accelerator.is_main_process
-        accelerator.wait_for_everyone()  # all must list the files before any is written
+        missing, first = self.missing, accelerator.is_main_process
+        accelerator.wait_for_everyone()  # all have listed the files before any is written
         if not missing:
             return
         with lock_folder(self.folder) if first else nullcontext():
