@@ -179,6 +179,11 @@ class Pairing:
                 )
 
 
+def accepts_head(method: type[Method]) -> bool:
+    """Return whether the draft of a method may be a head for multi-token prediction."""
+    return Kind.EAGLE in method.roles.get("draft", ())
+
+
 def further_models(
     method: Method, target: str, config: ModelConfig | None = None
 ) -> dict[str, str]:
@@ -192,15 +197,15 @@ def further_models(
     """
     models = {role: str(name) for role, name in method.model_names().items()}
     if models.get("draft") == AUTO_DRAFT:
-        is_extending = Kind.EAGLE in method.roles["draft"]
-        if is_extending and (config or load_config(target)).mtp is not None:
+        may_be_head = accepts_head(type(method))
+        if may_be_head and (config or load_config(target)).mtp is not None:
             return {**models, "draft": head_name(target)}
         kinds = {each: name for name, each in METHODS.items()}
         name = kinds.get(type(method), type(method).__name__)
         try:
             models["draft"] = find_local_draft(target, name)
         except OptionError as error:
-            if not is_extending:
+            if not may_be_head:
                 raise
             message = f"{error}; its checkpoint has no head for multi-token prediction (MTP)"
             raise OptionError("draft", AUTO_DRAFT, message) from error

@@ -23,7 +23,7 @@ from pydantic import (
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
 from outpace.checkpoints.heads import head_name
 from outpace.checkpoints.load import target_config
-from outpace.decoding import Kind
+from outpace.engine.pairing import accepts_head
 from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS, Method
@@ -192,7 +192,7 @@ class Entry(EntryOptions):
         it is the last one, with the name `mtp`.
         """
         selected = (METHODS.get(name or "") for name in (self.method, *(self.methods or ())))
-        uses_head = any(each and Kind.EAGLE in each.roles.get("draft", ()) for each in selected)
+        uses_head = any(each and accepts_head(each) for each in selected)
         head = head_name(self.path)
         if not uses_head or head in self.further.values() or self.read_model_config().mtp is None:
             return dict(self.further)
