@@ -143,9 +143,9 @@ def test_files_are_measured(run, tmp_path: Path) -> None:
 
 
 def test_every_program_is_tried() -> None:
-    """With sizes of its own above or in its own test, or beside a stand-in for a clone."""
-    beside = {"cpu_files", "tool_choice"}
-    assert sorted({name for name, _ in SMOKES} | set(CLONES) | beside) == PROGRAMS
+    """Each is in `SMOKES`, in `CLONES`, or in a test for it alone."""
+    alone = {"cpu_files", "tool_choice"}
+    assert sorted({name for name, _ in SMOKES} | set(CLONES) | alone) == PROGRAMS
     assert {name for name in PROGRAMS if name in CURVES} == set(CURVES)
 
 

@@ -24,6 +24,7 @@ from transformers import (
 )
 
 import naive
+from disguised import IDS, MASK, SIZES, Disguise, build_random, reference, reference_without_mask
 from helpers import close, whole
 from outpace import LLM
 from outpace.checkpoints.families.omitted import OMITTED
@@ -31,23 +32,13 @@ from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.decoding import Kind
 from outpace.methods import Diffusion
 
-VOCAB, MASK, IDS = 64, 63, [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12, 7, 5, 44, 21, 2] * 2
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": None,
-    "eos_token_id": 1,
-}
-DENSE = {**SIZES, "intermediate_size": 80}
+DENSE = {**SIZES, "num_hidden_layers": 2}
+SPARSE = {name: size for name, size in DENSE.items() if name != "intermediate_size"}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 A2D_QWEN2 = {"architectures": ["A2DQwen2LMHeadModel"], "model_type": "a2d-qwen2"}
 A2D_QWEN3 = {"architectures": ["A2DQwen3LMHeadModel"], "model_type": "a2d-qwen3"}
 LLADA_MOE = {
-    **SIZES,
+    **SPARSE,
     "architectures": ["LLaDAMoEModelLM"],
     "model_type": "llada",
     "attention_bias": False,
@@ -70,7 +61,7 @@ LLADA_MOE = {
     "router_aux_loss_coef": 0.01,
     "shared_expert_intermediate_size": None,
 }
-MODELS: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
+MODELS: dict[str, Disguise] = {
     "a2d-qwen2": (Qwen2ForCausalLM, Qwen2Config(**DENSE), A2D_QWEN2),
     "a2d-qwen3": (
         Qwen3ForCausalLM,
@@ -79,7 +70,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
     ),
     "llada_moe": (
         Qwen3MoeForCausalLM,
-        Qwen3MoeConfig(**SIZES, **EXPERTS, head_dim=12, rms_norm_eps=1e-6),
+        Qwen3MoeConfig(**SPARSE, **EXPERTS, head_dim=12, rms_norm_eps=1e-6),
         LLADA_MOE,
     ),
 }
@@ -88,10 +79,7 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
 def written(name: str, folder: Path) -> PreTrainedModel:
     """Save a transformers model with random weights under the fields of the family."""
     kind, config, own = MODELS[name]
-    torch.manual_seed(0)
-    model = kind(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() >= 2 else 0.5, std=0.2)
+    model = build_random(kind, config)
     model.tie_weights()
     model.save_pretrained(folder)
     fields = json.loads((folder / "config.json").read_text()) if name != "llada_moe" else {}
@@ -105,13 +93,6 @@ def write_fields(folder: Path, fields: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(fields))
 
 
-@torch.inference_mode()
-def reference(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    """Return logits of transformers in which every row sees all others."""
-    mask = torch.zeros(1, 1, len(ids), len(ids))
-    return model(torch.tensor([ids]), attention_mask=mask, use_cache=False).logits[0]
-
-
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     """Also after saving and loading again."""
@@ -119,7 +100,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     ours, config = load_model(tmp_path), load_config(tmp_path)
     assert config.family == name.partition("-")[0] and config.kind is Kind.DIFFUSION
     assert (config.shift, config.mask_id, config.block) == (0, MASK, 32)
-    expected = reference(theirs, IDS)
+    expected = reference(theirs, IDS, [len(IDS)])
     close(whole(ours, IDS, causal=False), expected)
     save_model(ours, tmp_path / "again", dtype=torch.float32)
     close(whole(load_model(tmp_path / "again"), IDS, causal=False), expected)
@@ -138,9 +119,7 @@ def test_greedy_text_equals_that_of_transformers(
     outputs = llm.generate(prompts, method=method, max_tokens=24, ignore_eos=True)
 
     def official(_: Any, canvas: list[int], start: int) -> Tensor:
-        logits = reference(theirs, canvas).clone()
-        logits[:, MASK] = -torch.inf
-        return logits
+        return reference_without_mask(theirs, canvas, [len(canvas)])
 
     monkeypatch.setattr(naive.Kept, "logits", official)
     for prompt, output in zip(prompts, outputs, strict=True):

@@ -31,6 +31,16 @@ from transformers import (
 )
 
 import naive
+from disguised import (
+    IDS,
+    MASK,
+    SIZES,
+    Disguise,
+    build_random,
+    reference,
+    rename_prefixes,
+    use_official,
+)
 from helpers import close
 from outpace import LLM
 from outpace.checkpoints.load import load_config, load_model, save_model
@@ -39,18 +49,6 @@ from outpace.engine.cpu import pack_model, unpack_model
 from outpace.methods import BlockDiffusion
 from outpace.models.experts import Experts, PreciseLinear
 
-VOCAB, MASK, IDS = 64, 63, [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12, 7, 5, 44, 21, 2] * 3
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": None,
-    "eos_token_id": 1,
-}
 MANY = {"num_experts_per_tok": 3, "moe_intermediate_size": 24, "norm_topk_prob": True}
 GLM = Glm4MoeConfig(
     **SIZES,
@@ -99,7 +97,7 @@ EFFICIENT = {
     "dlm_type": "llada",
 }
 SEED = {"architectures": ["StableDiffcoderForCausalLM"], "mask_token_id": MASK, "resid_pdrop": 0.1}
-MODELS: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
+MODELS: dict[str, Disguise] = {
     "a2d_block-qwen2": (Qwen2ForCausalLM, Qwen2Config(**SIZES), A2D_QWEN2),
     "a2d_block-qwen3": (
         Qwen3ForCausalLM,
@@ -132,10 +130,7 @@ OTHER = {
 def written(name: str, folder: Path) -> PreTrainedModel:
     """Save a transformers model with random weights under the names of the family."""
     kind, config, own = MODELS[name]
-    torch.manual_seed(0)
-    model = kind(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 0.5, std=0.2)
+    model = build_random(kind, config)
     for part, buffer in model.named_buffers():
         if part.endswith("correction_bias"):
             torch.nn.init.normal_(buffer, std=0.3)
@@ -150,15 +145,6 @@ def written(name: str, folder: Path) -> PreTrainedModel:
         published = {**json.loads((folder / "config.json").read_text()), **own}
     (folder / "config.json").write_text(json.dumps(published))
     return model
-
-
-def rename_prefixes(path: Path) -> None:
-    """Rewrite a checkpoint under the names of NVIDIA's diffusion models."""
-    tensors = {
-        name.replace("lm_head.", "diffusion_head.").replace("model.", "encoder."): tensor
-        for name, tensor in load_file(path).items()
-    }
-    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def renamed(path: Path) -> None:
@@ -178,15 +164,6 @@ def renamed(path: Path) -> None:
         if ".self_attn." not in name:
             ours[name] = tensor
     save_file(ours, path, metadata={"format": "pt"})
-
-
-@torch.inference_mode()
-def reference(model: PreTrainedModel, ids: list[int], ends: list[int]) -> Tensor:
-    """Return logits of transformers in which a row sees up to the end of its block."""
-    stops = torch.tensor([next(end for end in ends if end > slot) for slot in range(len(ids))])
-    hidden = torch.arange(len(ids)) >= stops[:, None]
-    mask = torch.zeros(1, 1, *hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
-    return model(torch.tensor([ids]), attention_mask=mask, use_cache=False).logits[0]
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -218,12 +195,7 @@ def test_greedy_text_equals_that_of_transformers(
     method = BlockDiffusion(threshold=0.3)
     outputs = llm.generate(prompts, method=method, max_tokens=24, ignore_eos=True, temperature=0)
 
-    def official(model: Any, canvas: list[int], ends: list[int]) -> Tensor:
-        logits = reference(theirs, canvas, ends).clone()
-        logits[:, MASK] = -torch.inf
-        return logits.roll(model.config.shift, 0)
-
-    monkeypatch.setattr(naive, "by_block", official)
+    use_official(theirs, monkeypatch)
     for prompt, output in zip(prompts, outputs, strict=True):
         expected = naive.block_diffusion(llm.target.model, prompt, 24, threshold=0.3)
         assert list(output.ids) == expected

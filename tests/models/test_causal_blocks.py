@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import (
     Ministral3Config,
     Ministral3ForCausalLM,
@@ -23,24 +22,23 @@ from transformers import (
 )
 
 import naive
+from disguised import (
+    IDS,
+    MASK,
+    SIZES,
+    Disguise,
+    build_random,
+    change_fields,
+    reference,
+    rename_prefixes,
+    use_official,
+)
 from helpers import close, published, whole
 from outpace import LLM
 from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.decoding import Kind, Request, Target
 from outpace.methods import Autoregressive, BlockDiffusion, Lookup, Speculative
 
-VOCAB, MASK, IDS = 64, 63, [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12, 7, 5, 44, 21, 2] * 3
-SIZES = {
-    "vocab_size": VOCAB,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "pad_token_id": None,
-    "eos_token_id": 1,
-}
 YARN = {
     "rope_type": "yarn",
     "rope_theta": 10_000.0,
@@ -69,7 +67,7 @@ NEMOTRON = {
     "mask_token_id": MASK,
     "model_type": "nemotron_labs_diffusion",
 }
-MODELS: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
+MODELS: dict[str, Disguise] = {
     "sdlm": (Qwen2ForCausalLM, Qwen2Config(**SIZES), SDLM),
     "nemotron_diffusion": (
         Ministral3ForCausalLM,
@@ -82,47 +80,13 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any, dict[str, Any]]] = {
 def written(name: str, folder: Path) -> PreTrainedModel:
     """Save a transformers model with random weights under the names of the family."""
     kind, config, own = MODELS[name]
-    torch.manual_seed(0)
-    model = kind(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() == 2 else 0.5, std=0.2)
+    model = build_random(kind, config)
     model.lm_head.weight *= 4  # so that some predictions are sure
     model.save_pretrained(folder)
     if name == "nemotron_diffusion":
-        path = folder / "model.safetensors"
-        tensors = {
-            each.replace("lm_head.", "diffusion_head.").replace("model.", "encoder."): tensor
-            for each, tensor in load_file(path).items()
-        }
-        save_file(tensors, path, metadata={"format": "pt"})
+        rename_prefixes(folder / "model.safetensors")
     change_fields(folder, own)
     return model
-
-
-def change_fields(folder: Path, fields: dict[str, Any]) -> None:
-    """Change fields of a `config.json`."""
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
-
-
-@torch.inference_mode()
-def reference(model: PreTrainedModel, ids: list[int], ends: list[int]) -> Tensor:
-    """Return logits of transformers in which a row sees up to the end of its block."""
-    stops = torch.tensor([next(end for end in ends if end > slot) for slot in range(len(ids))])
-    hidden = torch.arange(len(ids)) >= stops[:, None]
-    mask = torch.zeros(1, 1, *hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
-    return model(torch.tensor([ids]), attention_mask=mask, use_cache=False).logits[0]
-
-
-def use_official(theirs: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the naive loops read the logits of transformers."""
-
-    def official(model: Any, canvas: list[int], ends: list[int]) -> Tensor:
-        logits = reference(theirs, canvas, ends).clone()
-        logits[:, MASK] = -torch.inf
-        return logits.roll(model.config.shift, 0)
-
-    monkeypatch.setattr(naive, "by_block", official)
 
 
 @pytest.mark.parametrize("name", MODELS)
