@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import resource
 import shutil
 import signal
 import subprocess
@@ -29,6 +28,7 @@ from outpace.checkpoints.quantised import QUANTIZATION_FIELD
 from outpace.models import int8
 from outpace.models.int8 import Int8Linear, has_int8_products, is_quantized
 from outpace.models.transformer import Transformer
+from prepared import prepared
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -270,12 +270,9 @@ def test_signals_that_end_the_command(
 def test_the_command_on_a_full_disk(tmp_path: Path) -> None:
     """A real limit gives one line of error, and nothing is left."""
     save_model(random_model(published(hidden_size=256)), tmp_path / "plain")
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
-
-    command = [sys.executable, "-m", "outpace", "quantize", "plain", "--output", "small"]
-    done = subprocess.run(command, cwd=tmp_path, preexec_fn=limit, capture_output=True, text=True)
+    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
+    command = prepared(limit, "-m", "outpace", "quantize", "plain", "--output", "small")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     last = done.stderr.splitlines()[-1]
     assert done.returncode == 2 and last.startswith("outpace: small cannot be written: ")
     assert [path.name for path in tmp_path.iterdir()] == ["plain"]

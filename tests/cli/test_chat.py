@@ -9,7 +9,6 @@ import re
 import select
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ from outpace.api.output import Output
 from outpace.cli.chat import ChatSession
 from outpace.cli.main import main
 from outpace.methods import Autoregressive, WeDLM
+from prepared import prepared
 from shown import ROOT, blocks
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
@@ -195,7 +195,7 @@ def test_a_model_without_a_template_is_refused(chat: Run, tmp_path: Any) -> None
 def terminal(*words: str, kind: str = "xterm-256color") -> Iterator[Callable[[str, str], str]]:
     """Run a command at a terminal; returns a function that types keys and waits for a word."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "outpace", *words]
+    command = prepared(CONTROL, "-m", "outpace", *words)
     environment = {**os.environ, "TERM": kind, "COLUMNS": "80"}
     process = subprocess.Popen(
         command,
@@ -203,7 +203,7 @@ def terminal(*words: str, kind: str = "xterm-256color") -> Iterator[Callable[[st
         stdout=theirs,
         stderr=theirs,
         env=environment,
-        preexec_fn=lambda: control(theirs),
+        start_new_session=True,
     )
     os.close(theirs)
 
@@ -226,13 +226,8 @@ def terminal(*words: str, kind: str = "xterm-256color") -> Iterator[Callable[[st
         os.close(ours)
 
 
-def control(terminal: int) -> None:
-    """Make it the controlling terminal, so that Ctrl-C is delivered."""
-    import fcntl
-    import termios
-
-    os.setsid()
-    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+CONTROL = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)"
+"""Makes the input the controlling terminal, so that Ctrl-C is delivered."""
 
 
 @pytest.mark.slow

@@ -554,14 +554,13 @@ def test_a_method_that_fails_is_one_line_and_status_1(outpace, tmp_path):
 def started(folder, code, *args):
     """Start a program that runs `main` after some code, and send it Ctrl-C once it is ready."""
     program = folder / "program.py"
-    program.write_text(f"{MAIN}\n{code}\nprint(flush=True)\nmain()\n")
+    program.write_text(f"{INTERRUPTIBLE}\n{MAIN}\n{code}\nprint(flush=True)\nmain()\n")
     process = subprocess.Popen(
         [sys.executable, "-m", "program", *args],
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert process.stdout.readline() == "\n"
     yield process
@@ -572,6 +571,7 @@ def started(folder, code, *args):
         process.kill()
 
 
+INTERRUPTIBLE = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)"
 MAIN = "from outpace.cli.main import main"
 
 

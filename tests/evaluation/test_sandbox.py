@@ -14,6 +14,7 @@ import pytest
 
 from outpace.evaluation import jail, sandbox
 from outpace.evaluation.sandbox import SandboxLimits, run_sandboxed
+from prepared import prepared
 
 PROBES = (335, 336)
 """System calls of the kernel's own probes, which bypass filters and are useless to a program."""
@@ -21,6 +22,12 @@ PROBES = (335, 336)
 SHORT = SandboxLimits(seconds=3)
 SECURITY_BITS, NO_ROOT = 28, 3
 """`prctl` options: user 0 gets no capabilities, irrevocably."""
+WITHOUT_RIGHTS = f"""
+import os
+from outpace.evaluation.jail import call_prctl
+if os.geteuid() == 0:
+    call_prctl({SECURITY_BITS}, {NO_ROOT})
+"""
 
 HARMLESS = {
     "arithmetic": "assert 1 + 1 == 2",
@@ -126,16 +133,9 @@ assert run_sandboxed("assert 1").passed
 for program in ("import socket\\nsocket.socket()", "import os\\nos.fork()", "open('x', 'w')"):
     assert "not permitted" in run_sandboxed(program).reason
 """
-    done = subprocess.run(
-        [sys.executable, "-c", script], preexec_fn=without_rights, capture_output=True, text=True
-    )
+    command = prepared(WITHOUT_RIGHTS, "-c", script)
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def without_rights() -> None:
-    """Drop all capabilities of root for later programs."""
-    if os.geteuid() == 0:
-        jail.call_prctl(SECURITY_BITS, NO_ROOT)
 
 
 def test_program_dies_with_its_parent() -> None:
