@@ -227,6 +227,9 @@ def test_a_plan_says_how_large_they_are(tmp_path: Path) -> None:
     run.fit()
     kept = [load_file(path) for path in (tmp_path / "features").glob("*.safetensors")]
     assert made.features == sum(t.nbytes for tensors in kept for t in tensors.values())
+    (tmp_path / "features" / "features-000001.safetensors").unlink()
+    resumed = plan_recipe(recipe)
+    assert resumed.features == made.features / 2 and resumed.reading == made.reading / 2
 
 
 def test_a_plan_counts_one_pass_of_the_target(tmp_path: Path) -> None:

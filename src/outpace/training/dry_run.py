@@ -127,7 +127,7 @@ def measure_peak_memory(
             shard_model(scored, model, precision, mesh)
         for each in () if sharded else others.values():
             freeze_model(each)
-        memory = MemoryTracker(model.config.vocab)
+        memory = MemoryTracker(model.config.draft_vocab or model.config.vocab)
         trainable = [p for p in model.parameters() if p.requires_grad]
         memory.track_tensors(trainable, TRAINED)
         for module in (model, *others.values()):

@@ -34,9 +34,9 @@ class Plan:
         peak: peak bytes of a device during forward and backward passes, by use.
         gradients, optimizer: bytes of a device when weights are updated.
         checkpoint: bytes of a checkpoint.
-        features: bytes of an epoch's stored target features; 0 if none are stored.
+        features: bytes of the target features that are still to be stored.
         work: operations of a step.
-        reading: operations of a target that reads all examples once, for stored features.
+        reading: operations of a target that reads examples once, for features to be stored.
     """
 
     model: str

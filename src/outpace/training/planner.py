@@ -33,6 +33,7 @@ from outpace.training.recipe_models import build_models, cast_parameters, resolv
 from outpace.training.report import format_duration
 from outpace.training.rows import UNSCORED, Rows, pack_documents
 from outpace.training.run_setup import require_tokenizer
+from outpace.training.store import count_missing
 from outpace.training.units import count_elements, format_gib
 
 SAMPLED_EXAMPLES = 64
@@ -105,7 +106,7 @@ class Planner:
         config = model.config
         head = scored_share * (config.draft_vocab or config.vocab) * config.dim
         frozen_inner = sum(map(count_inner, self.others)) + inner * objective.needs_teacher
-        stored = self.feature_bytes()
+        row_bytes, missing = self.feature_bytes()
         # A target runs over an example once, in each step or for stored features; a teacher over
         # all rows of each forward.
         read = 2 * example * frozen_inner if recipe.model.target else 0
@@ -125,20 +126,19 @@ class Planner:
             gradients=4 * trainable / parts,
             optimizer=states / parts,
             checkpoint=4 * trainable + states,
-            features=example * stored,
-            work=objective.forward_count * forward + (0 if stored else train.batch * read),
-            reading=read * (self.examples.record_count or 0) if stored else 0,
+            features=example * row_bytes * missing,
+            work=objective.forward_count * forward + (0 if row_bytes else train.batch * read),
+            reading=read * missing,
         )
 
-    def feature_bytes(self) -> float:
-        """Return the bytes of all stored features per token of a mean example."""
-        reading = self.objective.feature_spec(self.model.config)
-        if self.recipe.data.features is None or reading is None:
-            return 0
-        size = DTYPES[self.recipe.model.dtype].itemsize
-        return (
-            reading.feature_width(self.others[0].config) * size * (self.examples.record_count or 0)
-        )
+    def feature_bytes(self) -> tuple[int, int]:
+        """Return the bytes of a token's stored features, and how many examples lack them."""
+        reading, folder = self.objective.feature_spec(self.model.config), self.recipe.data.features
+        if folder is None or reading is None:
+            return 0, 0
+        width = reading.feature_width(self.others[0].config)
+        missing = count_missing(folder, self.examples.record_count or 0)
+        return width * DTYPES[self.recipe.model.dtype].itemsize, missing
 
     def measure_peak(self, micro_batch: Rows, processes: int, train: Loop) -> Counter[str]:
         """Measure the peak bytes of a device during forward and backward passes, by use."""

@@ -107,7 +107,7 @@ class FeatureStore:
 
     def file_path(self, number: int) -> Path:
         """Return the path of a file by number."""
-        return self.folder / f"features-{number:06d}.safetensors"
+        return file_path(self.folder, number)
 
     def find_missing(self) -> list[int]:
         """Return the numbers of files that lack records; `ValueError` if one has others."""
@@ -237,6 +237,21 @@ class FeatureStore:
         if len(rows.features) != len(example):
             raise self.difference_error(["data"])
         return rows
+
+
+def file_path(folder: Path, number: int) -> Path:
+    """Return the path of a folder's file by number."""
+    return folder / f"features-{number:06d}.safetensors"
+
+
+def count_missing(folder: str | Path, records: int) -> int:
+    """Return how many records have no file in a folder, without reading the files."""
+    firsts = range(0, records, RECORDS_PER_FILE)
+    return sum(
+        min(RECORDS_PER_FILE, records - first)
+        for first in firsts
+        if not file_path(Path(folder), first // RECORDS_PER_FILE).is_file()
+    )
 
 
 def unscored_rows(example: Example) -> Rows:
