@@ -365,8 +365,9 @@ def test_states_are_dropped_with_their_pages() -> None:
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_projections_are_packed_and_quantized(quantize: str | None, tmp_path: Path) -> None:
     """Those of the mixer as all others, and its gates in float32; together equals alone."""
-    sizes = {"intermediate_size": 64, "linear_value_head_dim": 8}  # multiples of a block's 32
-    save_model(hybrid_model(seed=1, **sizes), tmp_path, dtype=torch.float32)
+    sizes = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16)
+    model = hybrid_model(seed=1, intermediate_size=64, **sizes)  # multiples of a block's 32
+    save_model(model, tmp_path, dtype=torch.float32)
     llm = LLM(tmp_path, quantize=quantize, cache_gib=0.01)
     prompts = [TEXT[:30], TEXT[3:9], TEXT[5:60]]
     together = [output.ids for output in llm.generate(prompts, max_tokens=12, ignore_eos=True)]

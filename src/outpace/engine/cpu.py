@@ -10,6 +10,7 @@ Replaced modules keep the names of their parameters. `unpack_model` puts the ori
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import attrgetter
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor, nn
 from outpace.decoding import Kind
 from outpace.kernels import tiles
 from outpace.kernels.autotune import choose_layout
+from outpace.kernels.compiled_delta import has_delta_loop, run_recurrent
+from outpace.kernels.gated_delta import SequenceRows, SequenceStates
 from outpace.kernels.matmul import LAYOUTS, bind_product, has_layout, is_tiled, to_columns, to_rows
 from outpace.models.experts import PreciseLinear
 from outpace.models.gated_delta import GatedDelta
@@ -149,6 +152,17 @@ class DirectGatedDelta(Replacement, GatedDelta):
     __call__ = GatedDelta.forward
 
 
+class CpuGatedDelta(DirectGatedDelta):
+    """A gated delta layer whose rows of all sequences are run by one compiled loop."""
+
+    def run_sequences(
+        self, mixed: Tensor, decay: Tensor, beta: Tensor, sequences: Sequence[SequenceRows]
+    ) -> tuple[Tensor, list[SequenceStates]]:
+        """Run the rows of all sequences together."""
+        weight, shape = self.convolution.detach(), self.sizes.state_shape
+        return run_recurrent(mixed, decay, beta, weight, sequences, shape)
+
+
 class DirectBlock(Replacement, Block):
     """A block without hooks."""
 
@@ -178,6 +192,9 @@ def pack_model(model: Stack) -> None:
         kinds[nn.Linear] = CpuLinear
     if any(has_layout(name, torch.float32) for name in FAST_LAYOUTS):
         kinds[PreciseLinear] = CpuPreciseLinear
+    delta = model.config.delta
+    if delta is not None and has_delta_loop(delta.state_shape, delta.taps, weight.dtype):
+        kinds[GatedDelta] = CpuGatedDelta
     replace_modules(model, kinds)
     if isinstance(model, Transformer) and model.config.tied:
         pack_tied_head(model, fast)

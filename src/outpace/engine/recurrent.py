@@ -20,7 +20,7 @@ from outpace.attention.batch import RowSpan
 from outpace.decoding import CAUSAL, Forward
 from outpace.engine.cache import PAGE_SIZE, PageTable, cache_slots
 from outpace.errors import OptionError
-from outpace.kernels.gated_delta import KEPT_ROWS, DeltaState
+from outpace.kernels.gated_delta import KEPT_ROWS, DeltaState, SequenceRows
 from outpace.models.config import ModelConfig
 from outpace.models.gated_delta import RunRows
 from outpace.models.transformer import Attend
@@ -43,16 +43,17 @@ class RecurrentPass:
 
     def recur(self, layer: int, run: RunRows) -> Tensor:
         """Run the rows of each sequence in a recurrent layer, and keep its states."""
-        parts: list[Tensor] = []
-        for span in self.spans:
-            table = page_table(span)
+        tables, given = [page_table(span) for span in self.spans], []
+        for span, table in zip(self.spans, tables, strict=True):
             state = find_state(table.states.get(layer, ()), span.start)
             copied = copied_slots(span, table) if self.copies else ()
-            out, table.states[layer], copies = run(state, span.rows, span.settled, copied)
+            given.append(SequenceRows(state, span.rows, span.settled, copied))
+        out, found = run(given)
+        for table, (states, copies) in zip(tables, found, strict=True):
+            table.states[layer] = states
             for copy in copies:
                 table.page_states.setdefault(copy.start, {})[layer] = copy
-            parts.append(out)
-        return torch.cat(parts)
+        return out
 
 
 def page_table(span: RowSpan) -> PageTable:
@@ -106,7 +107,7 @@ def state_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     if config.delta is None:
         return 0
     heads, key, value = config.delta.state_shape
-    numbers = heads * (key * value + KEPT_ROWS * (key + value + 2))
+    numbers = heads * (key * value + KEPT_ROWS * (key + value + 1))
     inputs = (KEPT_ROWS + config.delta.taps - 1) * config.delta.mixed_size
     return len(config.delta.layers) * (4 * numbers + inputs * dtype.itemsize)
 

@@ -11,22 +11,6 @@ INLINE FLOATS V(load_numbers)(const struct pass *pass, const char *from, long in
     return pass->half ? LOAD_BFLOATS(from + 2 * index) : V(load)(from + 4 * index);
 }
 
-/* Two to the power of numbers of at most 0: a polynomial of the fractional part. */
-INLINE FLOATS V(power)(FLOATS x) {
-    x = MAX(ALL_FLOATS(-200), x); /* NaN stays NaN */
-    const FLOATS whole = ROUND(x), part = x - whole;
-    FLOATS y = ALL_FLOATS(1.5403530393381609e-4f);
-    y = FMA(y, part, ALL_FLOATS(1.3333558146428443e-3f));
-    y = FMA(y, part, ALL_FLOATS(9.6181291076284772e-3f));
-    y = FMA(y, part, ALL_FLOATS(5.5504108664821580e-2f));
-    y = FMA(y, part, ALL_FLOATS(2.4022650695910072e-1f));
-    y = FMA(y, part, ALL_FLOATS(6.9314718055994531e-1f));
-    y = FMA(y, part, ALL_FLOATS(1));
-    /* Two factors: only the second product is rounded if the result is subnormal. */
-    const INTS exponent = V(to_ints)(whole), left = exponent >> 1, right = exponent - left;
-    return y * (FLOATS)((left + 127) << 23) * (FLOATS)((right + 127) << 23);
-}
-
 /* The sums of 16 vectors of 16 lanes, one per lane. */
 INLINE void V(add_each)(FLOATS each[PAGE][PARTS], FLOATS *sums) {
     FLOATS four[4][PARTS];
@@ -94,15 +78,6 @@ INLINE void V(look)(const struct pass *pass, struct V(state) *state, const char 
     }
 }
 
-/* The sum of 16 lanes: each half of the lanes is added to the other. */
-INLINE float V(add_weights)(const FLOATS *weights) {
-    float lanes[PAGE];
-    for (int part = 0; part < PARTS; part++) V(store)(lanes + LANES * part, weights[part]);
-    for (int half = PAGE / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
-    return lanes[0];
-}
-
 /* Attention of rows `first` to `end` of one sequence, for heads `from` to `to` of one key head. */
 INLINE void V(attend_some)(const struct pass *pass, const int64_t *pages, long first, long end,
                            long from, long to, long kv_head) {
@@ -136,7 +111,7 @@ INLINE void V(attend_some)(const struct pass *pass, const int64_t *pages, long f
     for (long row = first; row < end; row++)
         for (long head = from; head < to; head++) {
             const struct V(state) *state = &states[(row - first) * heads + head - from];
-            const float all = V(add_weights)(state->weights);
+            const float all = V(add_up)(state->weights);
             const long place = (row * pass->heads + head) * pass->size;
             for (long chunk = 0; chunk < registers; chunk++) {
                 char *out = pass->out + (place + LANES * chunk) * bytes;

@@ -11,6 +11,7 @@
 #undef MAX
 #undef MIN
 #undef ROUND
+#undef SQRT
 #undef LARGEST
 #undef MAX_INTS
 #undef LARGEST_INT

@@ -9,7 +9,9 @@ product.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -39,8 +41,7 @@ class DeltaState:
             those of the rows.
         keys: keys of the n rows, `f32[H, n, K]`.
         values: their corrected values, `f32[H, n, V]`.
-        decay: logarithm of the decay from `start` to after each row, `f64[H, n]`; only differences
-            matter, so a strong decay must not hide the weak ones after it.
+        decay: logarithm of the decay at each row, `f32[H, n]`.
     """
 
     start: int
@@ -56,7 +57,7 @@ class DeltaState:
         heads, key, value = shape
         state = torch.zeros(shape, device=inputs.device)
         keys, values = state.new_empty(heads, 0, key), state.new_empty(heads, 0, value)
-        return cls(0, state, inputs, keys, values, keys.new_empty(heads, 0, dtype=torch.float64))
+        return cls(0, state, inputs, keys, values, keys.new_empty(heads, 0))
 
     @property
     def num_rows(self) -> int:
@@ -84,8 +85,9 @@ class DeltaState:
         """Return the state before `slot`, with the rows from there on."""
         if (count := slot - self.start) <= 0:
             return self
-        total = self.decay[:, count - 1, None]
-        share = (total - self.decay[:, :count]).exp().float()
+        decays = add_decays(self.decay[:, :count])
+        total = decays[:, -1:]
+        share = (total - decays).exp().float()
         keys = self.keys[:, :count] * share[..., None]
         state = self.state * total.exp().float()[..., None]
         state.baddbmm_(keys.transpose(1, 2), self.values[:, :count])
@@ -95,7 +97,7 @@ class DeltaState:
             self.inputs[count:],
             self.keys[:, count:],
             self.values[:, count:],
-            self.decay[:, count:] - total,
+            self.decay[:, count:],
         )
 
     def copy_before(self, slot: int) -> DeltaState:
@@ -137,10 +139,9 @@ class DeltaState:
             beta: weight of each correction, `f32[H, n]`.
         """
         count, before = k.shape[1], self.num_rows
-        total = decay.double().clamp(min=MIN_DECAY).cumsum(1)
-        if before:
-            total = total + self.decay[:, -1:]
-        keys, decays = torch.cat((self.keys, k), 1), torch.cat((self.decay, total), 1)
+        keys, decay = torch.cat((self.keys, k), 1), torch.cat((self.decay, decay), 1)
+        decays = add_decays(decay)
+        total = decays[:, before:]
         between = total[:, :, None] - decays[:, None]
         if count > 1:
             later = torch.ones(between.shape[1:], dtype=torch.bool, device=k.device)
@@ -159,5 +160,54 @@ class DeltaState:
                 overlap[:, :, before:], values, upper=False, unitriangular=True
             )
         values = torch.cat((self.values, values), 1)
-        longer = replace(self, keys=keys, values=values, decay=decays)
+        longer = replace(self, keys=keys, values=values, decay=decay)
         return torch.baddbmm(read * reach, scores, values), longer
+
+
+def add_decays(decay: Tensor) -> Tensor:
+    """Return the sums of logarithms of decays up to each row, `f64[H, n]`.
+
+    Only differences of them matter, so a strong decay must not hide the weak ones after it.
+    """
+    return decay.double().clamp(min=MIN_DECAY).cumsum(1)
+
+
+class SequenceRows(NamedTuple):
+    """Rows of a pass after the state of their sequence.
+
+    Attributes:
+        state: the state before them, with the rows that it keeps; None before slot 0.
+        rows: their range in the pass.
+        settled: slot before which no later forward starts.
+        copied: slots in these rows, or at their end, before which the state is requested, in order
+            and not after `settled`.
+    """
+
+    state: DeltaState | None
+    rows: slice
+    settled: int
+    copied: Sequence[int]
+
+
+class SequenceStates(NamedTuple):
+    """States after the rows of a sequence.
+
+    Attributes:
+        states: those from which a forward can continue or run again, in order.
+        copies: the states before the slots that were requested.
+    """
+
+    states: tuple[DeltaState, ...]
+    copies: Sequence[DeltaState]
+
+
+def continue_from(first: DeltaState, last: DeltaState) -> tuple[DeltaState, ...]:
+    """Return the states to keep after a pass; one that fails runs again from its first row."""
+    return (last,) if last.start <= first.end else (first, last)
+
+
+def settled_start(state: DeltaState, count: int, settled: int) -> int:
+    """Return the slot to which a state advances, given `count` further rows: its own if few."""
+    if state.num_rows + count <= KEPT_ROWS:
+        return state.start
+    return max(state.start, min(settled, state.end + count))

@@ -1,4 +1,4 @@
-"""Loading of compiled kernels: products (tiles.c, packed.c), rounding (int4.c), attention.
+"""Loading of compiled kernels: products, rounding, attention and gated delta layers.
 
 Each loop is compiled for several instruction sets, all with the same results (vector.h).
 """
@@ -62,6 +62,8 @@ def load_library() -> CDLL | None:
     ]
     loaded.outpace_attend.argtypes = [c_void_p]
     loaded.outpace_attend.restype = None
+    loaded.outpace_recur.argtypes = [c_void_p]
+    loaded.outpace_recur.restype = None
     log_missing_instructions([isa for isa in Isa if loaded.outpace_has_isa(isa)])
     return loaded
 

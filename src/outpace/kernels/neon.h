@@ -10,6 +10,7 @@
 #define MAX(a, b) ((FLOATS)vmaxq_f32((float32x4_t)(a), (float32x4_t)(b))) /* NaN if one is NaN */
 #define MIN(a, b) ((FLOATS)vminq_f32((float32x4_t)(a), (float32x4_t)(b)))
 #define ROUND(a) ((FLOATS)vrndnq_f32((float32x4_t)(a)))
+#define SQRT(a) ((FLOATS)vsqrtq_f32((float32x4_t)(a)))
 #define LARGEST(a) vmaxvq_f32((float32x4_t)(a))
 #define MAX_INTS(a, b) ((INTS)vmaxq_s32((int32x4_t)(a), (int32x4_t)(b)))
 #define LARGEST_INT(a) vmaxvq_s32((int32x4_t)(a))

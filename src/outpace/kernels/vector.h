@@ -5,11 +5,11 @@
    apply to vectors, and with these operations. WIDTH numbers fill PARTS registers. All instruction sets add
    the same lanes in the same order, so their results have the same bits.
 
-   ALL_FLOATS and ALL_INTS broadcast a number. FMA(a, b, c) is a * b + c, rounded once. ROUND gives whole
-   numbers, ties to even. LARGEST and TOTAL reduce the lanes. LOAD_HALVES and STORE_HALVES convert float16,
-   LOAD_BFLOATS bfloat16, LOAD_BYTES, LOAD_SIGNED_BYTES and STORE_BYTES 8-bit numbers. DOT(sum, codes, row)
-   adds to each lane the products of four 8-bit codes with four signed ones of a row; SIGNED_CODES is 1 if
-   it takes the codes as signed. TIMES multiplies numbers of 16 bits. */
+   ALL_FLOATS and ALL_INTS broadcast a number. FMA(a, b, c) is a * b + c, and SQRT a root, rounded once.
+   ROUND gives whole numbers, ties to even. LARGEST and TOTAL reduce the lanes. LOAD_HALVES and STORE_HALVES
+   convert float16, LOAD_BFLOATS bfloat16, LOAD_BYTES, LOAD_SIGNED_BYTES and STORE_BYTES 8-bit numbers.
+   DOT(sum, codes, row) adds to each lane the products of four 8-bit codes with four signed ones of a row;
+   SIGNED_CODES is 1 if it takes the codes as signed. TIMES multiplies numbers of 16 bits. */
 
 #include <stdint.h>
 #include <string.h>
@@ -73,4 +73,29 @@ INLINE void V(store_bfloats)(void *to, FLOATS numbers) {
     const V(words) up = (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
     const V(shorts) halves = __builtin_convertvector((none & (bits >> 16 | 0x40)) | (~none & up), V(shorts));
     memcpy(to, &halves, sizeof halves);
+}
+
+/* Two to the power of numbers of at most 0: a polynomial of the fractional part. */
+INLINE FLOATS V(power)(FLOATS x) {
+    x = MAX(ALL_FLOATS(-200), x); /* NaN stays NaN */
+    const FLOATS whole = ROUND(x), part = x - whole;
+    FLOATS y = ALL_FLOATS(1.5403530393381609e-4f);
+    y = FMA(y, part, ALL_FLOATS(1.3333558146428443e-3f));
+    y = FMA(y, part, ALL_FLOATS(9.6181291076284772e-3f));
+    y = FMA(y, part, ALL_FLOATS(5.5504108664821580e-2f));
+    y = FMA(y, part, ALL_FLOATS(2.4022650695910072e-1f));
+    y = FMA(y, part, ALL_FLOATS(6.9314718055994531e-1f));
+    y = FMA(y, part, ALL_FLOATS(1));
+    /* Two factors: only the second product is rounded if the result is subnormal. */
+    const INTS exponent = V(to_ints)(whole), left = exponent >> 1, right = exponent - left;
+    return y * (FLOATS)((left + 127) << 23) * (FLOATS)((right + 127) << 23);
+}
+
+/* The sum of WIDTH lanes: each half of the lanes is added to the other. */
+INLINE float V(add_up)(const FLOATS *parts) {
+    float lanes[WIDTH];
+    for (int part = 0; part < PARTS; part++) V(store)(lanes + LANES * part, parts[part]);
+    for (int half = WIDTH / 2; half; half /= 2)
+        for (int lane = 0; lane < half; lane++) lanes[lane] += lanes[lane + half];
+    return lanes[0];
 }

@@ -9,6 +9,7 @@
 #define MAX(a, b) ((FLOATS)_mm256_max_ps(a, b)) /* `b` if one is NaN */
 #define MIN(a, b) ((FLOATS)_mm256_min_ps(a, b))
 #define ROUND(a) ((FLOATS)_mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+#define SQRT(a) ((FLOATS)_mm256_sqrt_ps(a))
 #define LARGEST(a) V(largest)(a)
 #define MAX_INTS(a, b) ((INTS)_mm256_max_epi32((__m256i)(a), (__m256i)(b)))
 #define LARGEST_INT(a) V(largest_int)(a)

@@ -9,6 +9,7 @@
 #define MAX(a, b) ((FLOATS)_mm512_max_ps(a, b)) /* `b` if one is NaN */
 #define MIN(a, b) ((FLOATS)_mm512_min_ps(a, b))
 #define ROUND(a) ((FLOATS)_mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC))
+#define SQRT(a) ((FLOATS)_mm512_sqrt_ps(a))
 #define LARGEST(a) _mm512_reduce_max_ps(a)
 #define LOAD_HALVES(from) ((FLOATS)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(from))))
 #define LOAD_SHORTS(from) _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(from)))

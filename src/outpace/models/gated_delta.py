@@ -7,37 +7,26 @@ heads.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outpace.kernels.gated_delta import CHUNK_ROWS, KEPT_ROWS, DeltaState
+from outpace.kernels.gated_delta import (
+    CHUNK_ROWS,
+    DeltaState,
+    SequenceRows,
+    SequenceStates,
+    continue_from,
+    settled_start,
+)
 from outpace.models.config import ModelConfig
 from outpace.models.experts import PreciseLinear
 
-
-class SequenceRows(NamedTuple):
-    """Output of the rows of one sequence, and states.
-
-    Attributes:
-        output: `f32[n, H, V]`.
-        states: states from which a forward can continue or run again, in order.
-        copies: the states before the slots that were requested.
-    """
-
-    output: Tensor
-    states: tuple[DeltaState, ...]
-    copies: Sequence[DeltaState]
-
-
-RunRows = Callable[[DeltaState | None, slice, int, Sequence[int]], SequenceRows]
-"""Runs a range of rows of one sequence from the state before them, None before slot 0.
-
-The last arguments are the slot before which no later forward starts, and the slots of the rows
-before which the state is requested, in order and not after that slot.
-"""
+RunRows = Callable[[Sequence[SequenceRows]], tuple[Tensor, list[SequenceStates]]]
+"""Runs the rows of all sequences of a pass; returns their output `f32[T, H, V]`, and states."""
 
 NORM_EPS = 1e-6
 """Added to the squared length of queries and keys, in the authors' code."""
@@ -47,7 +36,7 @@ class Recur(Protocol):
     """Recurrent states managed by the caller."""
 
     def recur(self, layer: int, run: RunRows) -> Tensor:
-        """Run the rows of each sequence of a pass, and return their outputs, concatenated."""
+        """Run the rows of each sequence of a pass after its state, and return their output."""
         ...
 
 
@@ -81,18 +70,8 @@ class GatedDelta(nn.Module):
     ) -> Tensor:
         """Mix rows `x [T, dim]` with those before them and return the `wanted` ones."""
         mixed, z, beta, decay = self.project_rows(x)
-        sizes = self.sizes
-
-        def run_rows(
-            state: DeltaState | None, rows: slice, settled: int, copied: Sequence[int]
-        ) -> SequenceRows:
-            if state is None:
-                blank = mixed.new_zeros(sizes.taps - 1, sizes.mixed_size)
-                state = DeltaState.blank(sizes.state_shape, blank)
-            parts = mixed[rows], decay[rows], beta[rows]
-            return self.run_sequence(state, parts, settled, copied)
-
-        out = memory.recur(self.layer, run_rows).to(x.dtype)
+        run = partial(self.run_sequences, mixed, decay, beta)
+        out = memory.recur(self.layer, run).to(x.dtype)
         if wanted is not None:
             out, z = out[wanted], z[wanted]
         gated = self.norm(out) * F.silu(z.float())
@@ -121,20 +100,43 @@ class GatedDelta(nn.Module):
         z = z.reshape(count, sizes.value_heads, sizes.value_dim)
         return mixed, z, b.sigmoid(), -self.log_decay.float().exp() * step
 
+    def run_sequences(
+        self, mixed: Tensor, decay: Tensor, beta: Tensor, sequences: Sequence[SequenceRows]
+    ) -> tuple[Tensor, list[SequenceStates]]:
+        """Run the rows of all sequences, one after another; does what a `RunRows` does.
+
+        Args:
+            mixed: inputs of the convolution `[T, size]`.
+            decay: logarithms of decays `f32[T, H]`.
+            beta: weights of corrections `f32[T, H]`.
+            sequences: rows of each sequence, in order.
+        """
+        outputs, found = [], []
+        for rows in sequences:
+            state = self.blank_state(mixed) if rows.state is None else rows.state
+            parts = mixed[rows.rows], decay[rows.rows], beta[rows.rows]
+            out, states = self.run_sequence(state, parts, rows.settled, rows.copied)
+            outputs.append(out)
+            found.append(states)
+        return torch.cat(outputs), found
+
+    def blank_state(self, mixed: Tensor) -> DeltaState:
+        """Return the state before slot 0, for rows `mixed [T, size]`."""
+        blank = mixed.new_zeros(self.sizes.taps - 1, self.sizes.mixed_size)
+        return DeltaState.blank(self.sizes.state_shape, blank)
+
     def run_sequence(
         self, state: DeltaState, parts: Sequence[Tensor], settled: int, copied: Sequence[int]
-    ) -> SequenceRows:
-        """Run rows of one sequence after `state`; returns what a `RunRows` does."""
+    ) -> tuple[Tensor, SequenceStates]:
+        """Return the output `f32[n, H, V]` of the rows of one sequence, and its states."""
         first, outputs, copies = state, [], []
         for rows in zip(*(part.split(CHUNK_ROWS) for part in parts), strict=True):
             begin, state = state.end, settle_rows(state, len(rows[0]), settled)
             out, state = self.run_chunk(state, *rows)
             outputs.append(out)
             copies += [state.copy_before(slot) for slot in copied if begin < slot <= state.end]
-        state = settle_rows(state, 0, settled)
-        # A pass that fails runs again from its first row.
-        states = (state,) if state.start <= first.end else (first, state)
-        return SequenceRows(torch.cat(outputs), states, copies)
+        last = settle_rows(state, 0, settled)
+        return torch.cat(outputs), SequenceStates(continue_from(first, last), copies)
 
     def run_chunk(
         self, state: DeltaState, mixed: Tensor, decay: Tensor, beta: Tensor
@@ -152,9 +154,7 @@ class GatedDelta(nn.Module):
 
 def settle_rows(state: DeltaState, count: int, settled: int) -> DeltaState:
     """Add rows below slot `settled` to a state, if there are many with `count` further ones."""
-    if state.num_rows + count <= KEPT_ROWS:
-        return state
-    return state.advance(min(settled, state.end))
+    return state.advance(min(settled_start(state, count, settled), state.end))
 
 
 def normalise_heads(x: Tensor) -> Tensor:
