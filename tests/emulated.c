@@ -18,9 +18,10 @@ int outpace_multiply_packed(int isa, const void *parts, int count, const float *
                             long outputs, const float *bias, float *out, int threads);
 void outpace_round_int4(const float *from, long blocks, uint8_t *to, int threads);
 void outpace_attend(const void *pass);
+void outpace_recur(const void *pass);
 
 enum { NUMBER, ARRAY, OUTPUT };
-enum { MOST = 12 };
+enum { MOST = 24 };
 
 /* An argument, or a field of a struct: a number, or an array in memory. */
 union argument {
@@ -86,6 +87,7 @@ int main(int count, char **arguments) {
                 break;
             case 5: outpace_round_int4(a[0].array, a[1].number, a[2].array, a[3].number); break;
             case 6: outpace_attend(a[0].array); break;
+            case 7: outpace_recur(a[0].array); break;
         }
         for (int n = 0; n < num_outputs; n++) fwrite(outputs[n].array, 1, outputs[n].bytes, stdout);
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from ctypes import c_void_p, sizeof
 from dataclasses import dataclass, field
 from itertools import product as combinations
@@ -12,11 +12,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from delta_layers import Layer, random_layer, run_layer
 from outpace.attention import compiled as attention
 from outpace.attention.batch import RowSpan
 from outpace.attention.compiled import AttendArguments, CompiledAttention
 from outpace.attention.dense import DenseAttention
 from outpace.kernels import tiles
+from outpace.kernels.compiled_delta import (
+    RecurArguments,
+    SequenceArguments,
+    SequencePlan,
+    plan_sequences,
+)
+from outpace.kernels.gated_delta import DeltaState, SequenceRows
 from outpace.kernels.int4 import INT4_BYTES, round_to_int4
 from outpace.kernels.loader import Isa, has_isa, load_library
 from outpace.kernels.packed import (
@@ -31,7 +39,7 @@ from packing import pack_blocks, random_blocks
 from spans import FAR, TREE, attend, random, spans_of
 
 NUMBER, ARRAY, OUTPUT = range(3)
-MULTIPLY, PACK, UNPACK, MULTIPLY_PACKED, ROUND_INT4, ATTEND = range(1, 7)
+MULTIPLY, PACK, UNPACK, MULTIPLY_PACKED, ROUND_INT4, ATTEND, RECUR = range(1, 8)
 """Functions by their number in `emulated.c`."""
 
 WINDOWS = [AttentionWindow(), AttentionWindow(window=3, causal=True)]
@@ -213,6 +221,94 @@ def record_attention(
             pointers[place] = Memory(content(array))
     assert sizeof(AttendArguments) == len(bytes(own))
     return Call(ATTEND, (Memory(bytes(own), pointers),), [found])
+
+
+def recurrent_calls(isa: Isa) -> Iterator[Call]:
+    """Prompts, rows after kept ones and single rows of gated delta layers, in one pass."""
+    for sizes in ((2, 4, 16, 48), (1, 1, 32, 16, 2), (2, 2, 48, 32)):
+        layer = random_layer(*sizes)
+        _, (early, late) = run_layer(layer, [(None, 0, 5), (None, 0, 20)], 12)
+        parts = [(None, 0, 19), (early.states[-1], 5, 11), (late.states[-1], 20, 21)]
+        for settled, copied in ((0, ()), (10, (9,)), (20, ())):
+            yield record_recurrence(isa, layer, parts[: 2 if copied else 3], settled, copied)
+
+
+def record_recurrence(
+    isa: Isa,
+    layer: Layer,
+    parts: Sequence[tuple[DeltaState | None, int, int]],
+    settled: int,
+    copied: Sequence[int],
+) -> Call:
+    """Run rows on this machine, and return the same call for another."""
+    out, states = run_layer(layer, parts, settled, copied)
+    slots = [slot for _, begin, end in parts for slot in range(begin, end)]
+    sequences, first = [], 0
+    for state, begin, end in parts:
+        sequences.append(SequenceRows(state, slice(first, first + end - begin), settled, copied))
+        first += end - begin
+    mixed, weight = layer.mixed[slots], layer.weight
+    plans = plan_sequences(mixed, sequences, layer.shape, layer.taps)
+    outputs = [torch.cat(out)]
+    table = b""
+    pointers: dict[int, Memory | Output] = {}
+    for number, (plan, found) in enumerate(zip(plans, states, strict=True)):
+        table += bytes(plan.arguments)
+        copies = {copy.start: copy.state for copy in found.copies}
+        written = sequence_pointers(plan, found.states[-1], copies)
+        outputs += [each.expected for each in nested_outputs(written)]
+        start = number * sizeof(SequenceArguments)
+        pointers |= {start + place: memory for place, memory in written.items()}
+    heads, key, value = layer.shape
+    numbers_of = (layer.key_heads, heads, key, value, layer.taps)
+    own = RecurArguments(isa, 1, *numbers_of)
+    own.stride, own.num_sequences = mixed.stride(0), len(plans)
+    scratch = bytes(4 * len(slots) * (mixed.shape[1] + layer.key_heads))
+    arrays: dict[str, Memory | Output] = {
+        "inputs": Memory(content(mixed)),
+        "weight": Memory(content(weight)),
+        "decays": Memory(content(layer.decay[slots])),
+        "weights": Memory(content(layer.beta[slots])),
+        "mixed": Memory(scratch),
+        "out": Output(outputs[0]),
+        "sequences": Memory(table, pointers),
+    }
+    places = {getattr(RecurArguments, name).offset: array for name, array in arrays.items()}
+    return Call(RECUR, (Memory(bytes(own), places),), outputs)
+
+
+def sequence_pointers(
+    plan: SequencePlan, after: DeltaState, copies: Mapping[int, Tensor]
+) -> dict[int, Memory | Output]:
+    """Return what the pointers of a sequence point to, by place; outputs are what it has after."""
+    before = plan.first
+    marked = {**copies, after.start: after.state}
+    marks = b"".join(numbers(slot - before.start, 0) for slot in plan.marked)
+    outputs: dict[int, Memory | Output] = {
+        16 * number + 8: Output(marked[slot]) for number, slot in enumerate(plan.marked)
+    }
+    arrays: dict[str, Memory | Output] = {
+        "state": Memory(content(before.state)),
+        "inputs": Memory(content(before.inputs)),
+        "keys": Memory(content(before.keys)),
+        "values": Memory(content(before.values)),
+        "decays": Memory(content(before.decay)),
+        "marks": Memory(marks, outputs),
+        "next_inputs": Output(after.inputs),
+        "next_keys": Output(after.keys),
+        "next_values": Output(after.values),
+        "next_decays": Output(after.decay),
+    }
+    return {getattr(SequenceArguments, name).offset: array for name, array in arrays.items()}
+
+
+def nested_outputs(pointers: Mapping[int, Memory | Output]) -> Iterator[Output]:
+    """Return the outputs in the order in which the program reads them."""
+    for memory in pointers.values():
+        if isinstance(memory, Output):
+            yield memory
+        else:
+            yield from nested_outputs(memory.pointers)
 
 
 def differing(calls: Sequence[Call], written: bytes) -> list[str]:

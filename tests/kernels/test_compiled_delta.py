@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import pytest
 import torch
@@ -12,48 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.kernels.compiled_delta import (
-    DELTA_LOOPS,
-    find_delta_loop,
-    has_delta_loop,
-    run_recurrent,
-)
-from outpace.kernels.gated_delta import DeltaState, SequenceRows, SequenceStates
-from outpace.kernels.loader import Isa, has_isa
+from delta_layers import ROWS, Layer, random_layer, run_layer
+from outpace.kernels.compiled_delta import DELTA_LOOPS, find_delta_loop, has_delta_loop
+from outpace.kernels.gated_delta import DeltaState
+from outpace.kernels.loader import has_isa
 
 pytestmark = pytest.mark.skipif(find_delta_loop() is None, reason="there is no compiled loop")
-
-ROWS = 60
-
-
-class Layer(NamedTuple):
-    """Sizes of a layer, and rows of one text."""
-
-    key_heads: int
-    heads: int
-    key: int
-    value: int
-    taps: int
-    mixed: Tensor
-    decay: Tensor
-    beta: Tensor
-    weight: Tensor
-
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.heads, self.key, self.value
-
-
-def random_layer(
-    key_heads: int, heads: int, key: int, value: int, taps: int = 4, *, strength: float = 1.0
-) -> Layer:
-    """Return a layer with random rows; `strength` is the largest logarithm of a decay."""
-    torch.manual_seed(key_heads + value)
-    size = 2 * key_heads * key + heads * value
-    decay = -strength * torch.rand(ROWS, heads)
-    parts = torch.randn(ROWS, size + 8)[:, :size], decay, torch.rand(ROWS, heads)
-    return Layer(key_heads, heads, key, value, taps, *parts, torch.randn(size, 1, taps))
-
 
 SMALL = random_layer(2, 4, 16, 48)
 LAYERS = {
@@ -88,25 +51,6 @@ def by_definition(layer: Layer) -> tuple[Tensor, list[Tensor]]:
     return torch.stack(outputs), states
 
 
-def run(
-    layer: Layer,
-    parts: Sequence[tuple[DeltaState | None, int, int]],
-    settled: int = 0,
-    copied: Sequence[int] = (),
-    loop: Isa | None = None,
-) -> tuple[list[Tensor], list[SequenceStates]]:
-    """Run slots `begin` to `end` after each state, as sequences of one pass."""
-    slots = [slot for _, begin, end in parts for slot in range(begin, end)]
-    sequences, first = [], 0
-    for state, begin, end in parts:
-        rows = slice(first, first + end - begin)
-        sequences.append(SequenceRows(state, rows, settled, copied))
-        first = rows.stop
-    given = layer.mixed[slots], layer.decay[slots], layer.beta[slots], layer.weight
-    out, states = run_recurrent(*given, sequences, layer.shape, loop)
-    return [*out.split([end - begin for _, begin, end in parts])], states
-
-
 def is_same(state: DeltaState, other: DeltaState) -> bool:
     """Return whether two states have the same bits."""
     parts = "state", "inputs", "keys", "values", "decay"
@@ -119,14 +63,14 @@ def test_a_text_has_the_output_of_the_rule(name: str) -> None:
     """Whole, and in steps of one row, with the same bits; the states too."""
     layer = LAYERS[name]
     wanted, states = by_definition(layer)
-    (whole,), (after,) = run(layer, [(None, 0, ROWS)], settled=ROWS - 1)
+    (whole,), (after,) = run_layer(layer, [(None, 0, ROWS)], settled=ROWS - 1)
     found = after.states[-1]
     assert (found.start, found.num_rows) == (ROWS - 1, 1)
     torch.testing.assert_close(whole.double(), wanted, atol=2e-5, rtol=2e-5)
     torch.testing.assert_close(found.state.double(), states[found.start], atol=2e-5, rtol=2e-5)
     state = None
     for slot in range(ROWS):
-        (out,), (after,) = run(layer, [(state, slot, slot + 1)], settled=slot)
+        (out,), (after,) = run_layer(layer, [(state, slot, slot + 1)], settled=slot)
         state = after.states[-1]
         assert torch.equal(out[0], whole[slot]), slot
         assert state.num_rows <= 8
@@ -159,7 +103,7 @@ def test_sequences_together_have_the_bits_of_each_alone(
     texts: list[list[tuple[int, int, int]]],
 ) -> None:
     """With drafts that are rejected, whatever is kept beside the state."""
-    (whole,), _ = run(SMALL, [(None, 0, ROWS)])
+    (whole,), _ = run_layer(SMALL, [(None, 0, ROWS)])
     plans = [walk(steps) for steps in texts]
     states: list[DeltaState | None] = [None] * len(plans)
     for number in range(max(map(len, plans))):
@@ -169,11 +113,11 @@ def test_sequences_together_have_the_bits_of_each_alone(
             begin, end, _ = plans[at][number]
             state = states[at]
             given_rows.append((None if state is None else state.rewind(begin), begin, end))
-        found, after = run(SMALL, given_rows, settled)
+        found, after = run_layer(SMALL, given_rows, settled)
         for at, out, each, part in zip(now, found, after, given_rows, strict=True):
             _, begin, end = part
             assert torch.equal(out, whole[begin:end])
-            (alone,), (own,) = run(SMALL, [part], settled)
+            (alone,), (own,) = run_layer(SMALL, [part], settled)
             assert torch.equal(alone, out)
             assert all(map(is_same, own.states, each.states))
             states[at] = each.states[-1]
@@ -187,9 +131,9 @@ def test_every_loop_and_number_of_threads_gives_the_same_bits(name: str) -> None
     try:
         for loop, threads in [(loop, n) for loop in DELTA_LOOPS if has_isa(loop) for n in (1, 3)]:
             torch.set_num_threads(threads)
-            first, (prefill,) = run(layer, [(None, 0, 50)], 44, [32], loop)
+            first, (prefill,) = run_layer(layer, [(None, 0, 50)], 44, [32], loop)
             begin = prefill.states[-1].rewind(49)
-            second, (after,) = run(layer, [(begin, 49, ROWS)], 49, [], loop)
+            second, (after,) = run_layer(layer, [(begin, 49, ROWS)], 49, [], loop)
             parts = [*prefill.copies, *prefill.states, *after.states]
             found.append((first + second, parts))
     finally:
@@ -202,10 +146,10 @@ def test_every_loop_and_number_of_threads_gives_the_same_bits(name: str) -> None
 @pytest.mark.parametrize("slots", [[16, 48], [17], [2], [20], [21, 60]])
 def test_copies_continue_as_the_text_itself(slots: list[int]) -> None:
     """They are the states before the slots, with the inputs of the convolution alone."""
-    (whole,), _ = run(SMALL, [(None, 0, ROWS)])
+    (whole,), _ = run_layer(SMALL, [(None, 0, ROWS)])
     first = 16 if slots[0] >= 20 else 0
-    state = None if not first else run(SMALL, [(None, 0, first)])[1][0].states[-1]
-    _, (after,) = run(SMALL, [(state, first, ROWS)], slots[-1], slots)
+    state = None if not first else run_layer(SMALL, [(None, 0, first)])[1][0].states[-1]
+    _, (after,) = run_layer(SMALL, [(state, first, ROWS)], slots[-1], slots)
     assert [copy.start for copy in after.copies] == slots
     for copy in after.copies:
         assert copy.num_rows == 0
@@ -214,34 +158,34 @@ def test_copies_continue_as_the_text_itself(slots: list[int]) -> None:
             for part in (copy.state, copy.inputs, copy.keys, copy.values, copy.decay)
         )
         if copy.start < ROWS:
-            (out,), _ = run(SMALL, [(copy, copy.start, ROWS)])
+            (out,), _ = run_layer(SMALL, [(copy, copy.start, ROWS)])
             assert torch.equal(out, whole[copy.start :])
 
 
 def test_states_of_earlier_passes_do_not_change() -> None:
     """A pass that fails runs again from them."""
-    _, (before,) = run(SMALL, [(None, 0, 20)], 15)
+    _, (before,) = run_layer(SMALL, [(None, 0, 20)], 15)
     state = before.states[-1]
     names = "state", "inputs", "keys", "values", "decay"
     parts = {name: getattr(state, name).clone() for name in names}
-    found = [run(SMALL, [(state, 20, 40)], 38)[0][0] for _ in range(2)]
+    found = [run_layer(SMALL, [(state, 20, 40)], 38)[0][0] for _ in range(2)]
     assert torch.equal(*found)
     assert all(torch.equal(part, getattr(state, name)) for name, part in parts.items())
 
 
 def test_rows_that_are_not_finite_stay_in_their_sequence() -> None:
     """Nor do rows before them change; a complete decay forgets all before it."""
-    (whole,), _ = run(SMALL, [(None, 0, ROWS)])
+    (whole,), _ = run_layer(SMALL, [(None, 0, ROWS)])
     for value in (torch.nan, torch.inf, 1e30):
         mixed = SMALL.mixed.clone()
         mixed[20] = value
-        (out, other), _ = run(SMALL._replace(mixed=mixed), [(None, 0, 40), (None, 0, 20)])
+        (out, other), _ = run_layer(SMALL._replace(mixed=mixed), [(None, 0, 40), (None, 0, 20)])
         assert torch.equal(out[:20], whole[:20]) and torch.equal(other, whole[:20])
         assert not bool(out[20].isfinite().all()) or value == 1e30
     for strong in (-1e30, -torch.inf):
         decay = SMALL.decay.clone()
         decay[7] = strong
-        _, (after,) = run(SMALL._replace(decay=decay), [(None, 0, 7)])
+        _, (after,) = run_layer(SMALL._replace(decay=decay), [(None, 0, 7)])
         (state,) = after.states
         blank = DeltaState.blank(SMALL.shape, torch.zeros(0)).state
         forgotten = DeltaState(
@@ -250,7 +194,9 @@ def test_rows_that_are_not_finite_stay_in_their_sequence() -> None:
             state.inputs[-3:],
             *(part[:, :0] for part in (state.keys, state.values, state.decay)),
         )
-        (out, fresh), _ = run(SMALL._replace(decay=decay), [(state, 7, 20), (forgotten, 7, 20)])
+        (out, fresh), _ = run_layer(
+            SMALL._replace(decay=decay), [(state, 7, 20), (forgotten, 7, 20)]
+        )
         assert torch.equal(out, fresh) and bool(out.isfinite().all())
 
 
@@ -267,4 +213,4 @@ def test_layers_without_a_loop_are_named() -> None:
     ]:
         assert not has_delta_loop(shape, taps, dtype)
     with pytest.raises(ValueError, match="mixed must be float32 on a CPU, got .*bfloat16"):
-        run(SMALL._replace(mixed=SMALL.mixed.bfloat16()), [(None, 0, 5)])
+        run_layer(SMALL._replace(mixed=SMALL.mixed.bfloat16()), [(None, 0, 5)])

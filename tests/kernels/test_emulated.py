@@ -16,6 +16,7 @@ from emulation import (
     differing,
     numbers,
     packed_calls,
+    recurrent_calls,
     rounding_calls,
     tile_calls,
 )
@@ -52,11 +53,12 @@ def arm_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_arm_gives_the_same_bits(arm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products in tiles and in blocks, packing, rounding and attention, under an emulator."""
+    """Products in tiles and in blocks, packing, rounding, attention and recurrence, emulated."""
     monkeypatch.setattr(tiles, "find_loop", tiles.find_loop)
     monkeypatch.setattr(attention, "load_library", attention.load_library)
     isa = Isa.NEON
     calls = [*tile_calls(isa), *packed_calls(isa), *rounding_calls(), *attention_calls(isa)]
+    calls += recurrent_calls(isa)
     given = b"".join(call.encode() for call in calls) + numbers(0)
     command = [ARM_EMULATOR, "-cpu", "max", arm_program, str(int(isa))]
     run = subprocess.run(command, input=given, capture_output=True, timeout=300)

@@ -1,0 +1,63 @@
+"""Gated delta layers with random rows, and passes of the compiled loop over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from outpace.kernels.compiled_delta import run_recurrent
+from outpace.kernels.gated_delta import DeltaState, SequenceRows, SequenceStates
+from outpace.kernels.loader import Isa
+
+ROWS = 60
+
+
+class Layer(NamedTuple):
+    """Sizes of a layer, and rows of one text."""
+
+    key_heads: int
+    heads: int
+    key: int
+    value: int
+    taps: int
+    mixed: Tensor
+    decay: Tensor
+    beta: Tensor
+    weight: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        return self.heads, self.key, self.value
+
+
+def random_layer(
+    key_heads: int, heads: int, key: int, value: int, taps: int = 4, *, strength: float = 1.0
+) -> Layer:
+    """Return a layer with random rows; `strength` is the largest logarithm of a decay."""
+    torch.manual_seed(key_heads + value)
+    size = 2 * key_heads * key + heads * value
+    decay = -strength * torch.rand(ROWS, heads)
+    parts = torch.randn(ROWS, size + 8)[:, :size], decay, torch.rand(ROWS, heads)
+    return Layer(key_heads, heads, key, value, taps, *parts, torch.randn(size, 1, taps))
+
+
+def run_layer(
+    layer: Layer,
+    parts: Sequence[tuple[DeltaState | None, int, int]],
+    settled: int = 0,
+    copied: Sequence[int] = (),
+    loop: Isa | None = None,
+) -> tuple[list[Tensor], list[SequenceStates]]:
+    """Run slots `begin` to `end` after each state, as sequences of one pass."""
+    slots = [slot for _, begin, end in parts for slot in range(begin, end)]
+    sequences, first = [], 0
+    for state, begin, end in parts:
+        rows = slice(first, first + end - begin)
+        sequences.append(SequenceRows(state, rows, settled, copied))
+        first = rows.stop
+    given = layer.mixed[slots], layer.decay[slots], layer.beta[slots], layer.weight
+    out, states = run_recurrent(*given, sequences, layer.shape, loop)
+    return [*out.split([end - begin for _, begin, end in parts])], states
