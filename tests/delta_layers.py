@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from outpace.kernels.compiled_delta import run_recurrent
 from outpace.kernels.gated_delta import DeltaState, SequenceRows, SequenceStates
@@ -61,3 +62,27 @@ def run_layer(
     given = layer.mixed[slots], layer.decay[slots], layer.beta[slots], layer.weight
     out, states = run_recurrent(*given, sequences, layer.shape, loop)
     return [*out.split([end - begin for _, begin, end in parts])], states
+
+
+def by_definition(layer: Layer) -> tuple[Tensor, list[Tensor]]:
+    """Return the output `[T, H, V]` of a loop over the rows, and the state before each."""
+    mixed, decay, beta = (part.double() for part in (layer.mixed, layer.decay, layer.beta))
+    padded = F.pad(mixed.T, (layer.taps - 1, 0))
+    convolved = F.conv1d(padded[None], layer.weight.double(), groups=mixed.shape[1])[0].T
+    width = layer.key_heads * layer.key
+    q, k, v = F.silu(convolved).split([width, width, layer.heads * layer.value], -1)
+    each = layer.heads // layer.key_heads
+    q, k = (
+        (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(each, 1)
+        for part in (part.unflatten(1, (layer.key_heads, -1)) for part in (q, k))
+    )
+    v = v.unflatten(1, (layer.heads, -1))
+    state = torch.zeros(layer.shape, dtype=torch.float64)
+    outputs, states = [], [state]
+    for row in range(ROWS):
+        state = state * decay[row, :, None, None].exp()
+        error = v[row] - torch.einsum("hk,hkv->hv", k[row], state)
+        state = state + torch.einsum("hk,hv->hkv", k[row], beta[row, :, None] * error)
+        outputs.append(torch.einsum("hk,hkv->hv", q[row], state) * layer.key**-0.5)
+        states.append(state)
+    return torch.stack(outputs), states

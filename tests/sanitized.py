@@ -1,7 +1,7 @@
 """Runs all compiled loops, built with sanitizers, over all that they are allowed to be given.
 
 Its argument is the library. A fault ends the process with a report; what comes out is compared with
-PyTorch in double precision. The last line is how many products and passes were run.
+PyTorch in double precision. The last line is how many products, passes and recurrences were run.
 """
 
 from __future__ import annotations
@@ -13,16 +13,20 @@ from types import SimpleNamespace
 
 import torch
 
+from delta_layers import by_definition, random_layer, run_layer
 from outpace.attention import compiled as attention
 from outpace.attention.compiled import CompiledAttention
 from outpace.attention.dense import DenseAttention
 from outpace.decoding.tree import Tree
-from outpace.kernels import int4, loader, packed, tiles
+from outpace.kernels import compiled_delta, int4, loader, packed, tiles
 from outpace.kernels.matmul import quantize_rows
 from outpace.models.config import AttentionWindow
 from packing import dequantized, multiplied, pack_blocks, random_blocks
 from spans import FAR, TREE, attend, random, spans_of
 
+LAYERS = ((2, 4, 16, 48), (1, 1, 32, 16, 2), (2, 2, 256, 32), (1, 3, 16, 16, 8))
+FORWARDS = [(0, 5, 4, []), (3, 4, 3, []), (4, 9, 4, []), (7, 8, 7, []), (8, 40, 32, [16, 32])]
+FORWARDS += [(38, 39, 38, []), (39, 58, 30, []), (55, 60, 55, []), (59, 60, 59, [])]
 ROWS = (0, *range(1, 19), 32, 33, 127, 128, 129, 257)
 SIZES = ((16, 4), (16, 8), (48, 20), (80, 512), (112, 1032), (16, 4100))
 MIXED = [
@@ -169,7 +173,24 @@ def look(
         torch.testing.assert_close(found.double(), wanted, rtol=within, atol=within)
 
 
+def recurrences() -> Iterator[None]:
+    """Gated delta layers of all widths, with kept rows, copies, and up to three threads."""
+    for sizes, loop in combinations(LAYERS, filter(loader.has_isa, compiled_delta.DELTA_LOOPS)):
+        layer = random_layer(*sizes)
+        (wanted, _), state = by_definition(layer), None
+        for begin, end, settled, copied in FORWARDS:
+            compiled_delta.thread_count = lambda work, end=end: 1 + end % 3  # type: ignore
+            own = None if state is None else state.rewind(begin)
+            parts = [(own, begin, end), (None, 0, end), (own, begin, begin + 1)]
+            found, states = run_layer(layer, parts, settled, (), loop)
+            torch.testing.assert_close(found[0].double(), wanted[begin:end], rtol=2e-5, atol=2e-5)
+            copies = run_layer(layer, parts[:1], settled, copied, loop)[1][0].copies
+            assert [copy.start for copy in copies] == copied
+            state = states[0].states[-1]
+            yield
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     loader.find_spec = lambda _: SimpleNamespace(origin=sys.argv[1])  # type: ignore[assignment]
-    print(*(sum(1 for _ in each()) for each in (products, passes, packed_products)))
+    print(*(sum(1 for _ in each()) for each in (products, passes, packed_products, recurrences)))

@@ -8,10 +8,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.nn import functional as F
 
-from delta_layers import ROWS, Layer, random_layer, run_layer
+from delta_layers import ROWS, by_definition, random_layer, run_layer
 from outpace.kernels.compiled_delta import DELTA_LOOPS, find_delta_loop, has_delta_loop
 from outpace.kernels.gated_delta import DeltaState
 from outpace.kernels.loader import has_isa
@@ -25,30 +23,6 @@ LAYERS = {
     "strong": random_layer(2, 2, 16, 32, strength=40.0),
     "published": random_layer(2, 4, 128, 128),
 }
-
-
-def by_definition(layer: Layer) -> tuple[Tensor, list[Tensor]]:
-    """Return the output `[T, H, V]` of a loop over the rows, and the state before each."""
-    mixed, decay, beta = (part.double() for part in (layer.mixed, layer.decay, layer.beta))
-    padded = F.pad(mixed.T, (layer.taps - 1, 0))
-    convolved = F.conv1d(padded[None], layer.weight.double(), groups=mixed.shape[1])[0].T
-    width = layer.key_heads * layer.key
-    q, k, v = F.silu(convolved).split([width, width, layer.heads * layer.value], -1)
-    each = layer.heads // layer.key_heads
-    q, k = (
-        (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(each, 1)
-        for part in (part.unflatten(1, (layer.key_heads, -1)) for part in (q, k))
-    )
-    v = v.unflatten(1, (layer.heads, -1))
-    state = torch.zeros(layer.shape, dtype=torch.float64)
-    outputs, states = [], [state]
-    for row in range(ROWS):
-        state = state * decay[row, :, None, None].exp()
-        error = v[row] - torch.einsum("hk,hkv->hv", k[row], state)
-        state = state + torch.einsum("hk,hv->hkv", k[row], beta[row, :, None] * error)
-        outputs.append(torch.einsum("hk,hkv->hv", q[row], state) * layer.key**-0.5)
-        states.append(state)
-    return torch.stack(outputs), states
 
 
 def is_same(state: DeltaState, other: DeltaState) -> bool:

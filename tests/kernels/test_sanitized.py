@@ -50,5 +50,5 @@ def test_the_loops_are_clean(preloaded: str, tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "tests" / "sanitized.py"), str(library)]
     run = subprocess.run(command, capture_output=True, text=True, timeout=900, env=env)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-6000:]
-    products, passes, packed = map(int, run.stdout.split())
-    assert products > 200 and passes > 200 and packed > 200
+    products, passes, packed, recurrences = map(int, run.stdout.split())
+    assert products > 200 and passes > 200 and packed > 200 and recurrences > 30

@@ -152,6 +152,11 @@ class GatedDelta(nn.Module):
         return out.transpose(0, 1), state
 
 
+def whole_sequences(ranges: Sequence[tuple[int, int]]) -> list[SequenceRows]:
+    """Return sequences with these ranges of rows, which are complete: nothing continues them."""
+    return [SequenceRows(None, slice(first, end), end - first, ()) for first, end in ranges]
+
+
 def settle_rows(state: DeltaState, count: int, settled: int) -> DeltaState:
     """Add rows below slot `settled` to a state, if there are many with `count` further ones."""
     return state.advance(min(settled_start(state, count, settled), state.end))

@@ -7,9 +7,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from outpace.attention.ranges import RangesAttention, narrow_to_window
+from outpace.attention.ranges import (
+    RangesAttention,
+    causal_ranges,
+    find_documents,
+    narrow_to_window,
+)
 from outpace.models.config import AttentionWindow, ModelConfig
 from outpace.models.draft import Draft
+from outpace.models.gated_delta import RunRows, whole_sequences
 from outpace.models.transformer import Attend, Transformer
 from outpace.training.rows import Rows
 
@@ -22,11 +28,35 @@ def hidden_states(model: Transformer | Draft, rows: Rows) -> Tensor:
 
 
 def plan_row_attention(config: ModelConfig, ranges: Tensor, device: torch.device) -> Attend:
-    """Plan the attention of packed rows, once for all layers."""
+    """Plan the attention of packed rows, once for all layers, and their recurrence if any."""
     own = torch.arange(len(ranges))
-    return plan_layer_attention(
+    attend = plan_layer_attention(
         config, lambda sight: RangesAttention(narrow_ranges(sight, ranges, own), device)
     )
+    return attend if config.delta is None else RowRecurrence(attend, ranges, device)
+
+
+class RowRecurrence:
+    """Attention of packed rows, and a recurrent state of each document."""
+
+    def __init__(self, attend: Attend, ranges: Tensor, device: torch.device) -> None:
+        """Plan the documents of causal rows with `ranges i32[T, 2, 2]`."""
+        documents = find_documents(ranges)
+        wanted = torch.cat([causal_ranges(end - first) + first for first, end in documents])
+        assert torch.equal(ranges[:, 0], wanted[:, 0]), "recurrent layers run causal rows"
+        self.attend, self.device = attend, device
+        self.documents = whole_sequences(documents)
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attend in a layer with attention."""
+        return self.attend(layer, q, k, v, sinks)
+
+    def recur(self, layer: int, run: RunRows) -> Tensor:
+        """Run each document from its first row, in float32 under autocast too."""
+        with torch.autocast(self.device.type, enabled=False):
+            return run(self.documents)[0]
 
 
 def plan_layer_attention(config: ModelConfig, plan: Callable[[AttentionWindow], Attend]) -> Attend:

@@ -39,8 +39,7 @@ def build_models(
         folder = resolve_metadata(given.init)
         config = weights.change_config(load_config(folder), given.config, folder / CONFIG_FILE)
         model = Transformer(config)
-    for each in (model, *others.values()):
-        weights.check_trainable(each.config)
+    weights.check_trainable(model.config)
     if recipe.adapter is not None and with_adapter:
         lora.attach_adapter(model, recipe.adapter, recipe.train.seed)
     return model, others

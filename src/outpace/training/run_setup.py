@@ -36,10 +36,9 @@ def check_reference_models(
     """Return the reference models.
 
     Raises:
-        ValueError: their roles are not the objective's, or a model cannot be trained.
+        ValueError: their roles are not the objective's, or the model cannot be trained.
     """
-    for each in (model, *others.values()):
-        check_trainable(each.config)
+    check_trainable(model.config)
     if set(others) != set(objective.roles):
         raise ValueError(
             f"others must be the roles of {type(objective).__name__}: "

@@ -5,16 +5,14 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from outpace.checkpoints.load import load_config, load_model
+from outpace.checkpoints.load import load_model
 from outpace.models.draft import Draft
 from outpace.models.packed import DenseState
 from outpace.models.transformer import Embedding, Transformer
-from outpace.training.weights import check_trainable
 
 
 def load_target(name: str, dtype: torch.dtype, quantize: str | None) -> Transformer:
     """Load a target, with matrices of 4 to 8 bits as `load_model` has them under `quantize`."""
-    check_trainable(load_config(name))
     return load_model(name, dtype=dtype, quantize=quantize, plain=quantize is None)
 
 

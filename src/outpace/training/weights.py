@@ -36,8 +36,8 @@ def check_trainable(config: ModelConfig) -> None:
     """Raise `ValueError` for a model with layers that training does not compute."""
     if config.delta is not None:
         raise ValueError(
-            f"{config.architecture} has gated delta layers, which can neither be trained nor be a "
-            "target in training; choose a model with attention in every layer"
+            f"{config.architecture} has gated delta layers, which cannot be trained; choose a "
+            "model with attention in every layer, or train a draft with this one as its target"
         )
 
 
