@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -124,6 +125,33 @@ def test_rejection_takes_the_logits_of_the_block() -> None:
     assert torch.equal(target.read.guess, guess)
 
 
+def test_drafts_end_before_an_uncertain_one() -> None:
+    """None may be left; rejection gets the logits of the others only."""
+    scores = {"acceptance": np.array([0.9, 0.5, 0.4, 0.9], dtype=np.float32)}
+    guess = one_hot([9, 10, 11, 12])
+    sure = Prediction(tokens=[9, 10, 11, 12], scores=scores, logits=guess)
+    doubt = {"acceptance": np.array([0.1], dtype=np.float32)}
+    unsure = Prediction(tokens=[20], scores=doubt, logits=guess[:1])
+    answers = [seen([8], 3), sure, seen([9, 10, 13], 3), unsure, seen([21], 1), seen([22], 1)]
+    method = DFlash(draft="", tokens=4, verify="rejection", confidence_threshold=0.5)
+    options = {"drafts_from_last": True, "predicts_acceptance": True, "max_tokens": 6}
+    seq = sequence(sampling=Sampling(temperature=1.0), **options)
+    forwards = script(method, seq, answers)
+    assert [list(forward.ids) for forward in forwards[1:]] == [
+        [8, MASK, MASK, MASK],
+        [8, 9, 10],
+        [13, MASK],
+        [13],
+        [21],
+    ]
+    assert [list(forward.predicted_slots()) for forward in forwards[1:4:2]] == [[4, 5, 6, 7], [7]]
+    assert forwards[1].read == replace(seq.sample(1, keep=True), scores=("acceptance",))
+    assert isinstance(forwards[2].read, Rejection) and torch.equal(
+        forwards[2].read.guess, guess[:2]
+    )
+    assert forwards[4].read == seq.sample()
+
+
 def test_block_beyond_the_trained_one_warns() -> None:
     """The warning names both lengths."""
     with pytest.warns(UserWarning, match="block 5 is longer than the 4 that near was trained"):
@@ -138,6 +166,10 @@ def test_block_beyond_the_trained_one_warns() -> None:
         ({"verify": "hope"}, "verify"),
         ({"verify": "rejection"}, "tokens"),
         ({"verify": "fly", "tokens": 4}, "fly_window"),
+        ({"verify": "fly", "tokens": 9, "confidence_threshold": 0.5}, "confidence_threshold"),
+        ({"confidence_threshold": -0.1}, "confidence_threshold"),
+        ({"confidence_threshold": 1.5}, "confidence_threshold"),
+        ({"confidence_threshold": float("nan")}, "confidence_threshold"),
     ],
 )
 def test_invalid_options_are_refused(options: dict, param: str) -> None:

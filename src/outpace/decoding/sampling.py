@@ -30,8 +30,12 @@ Score = Literal[
     "top_token",
     "top_probability",
     "rank",
+    "acceptance",
 ]
-"""Scores of a token; `rank` belongs to the reads of `scoring`, the three before it to `rules`."""
+"""Scores of a token; `rank` belongs to the reads of `scoring`, the three before it to `rules`.
+
+`acceptance` is that of a draft's own head, and of no read.
+"""
 
 
 @dataclass(slots=True)

@@ -72,6 +72,9 @@ class Target:
         mask_id: mask token of the model that reads masks: the target, or a DFlash draft; -1
             without one.
         block: block length of the model, as trained or decoded; None for any.
+        drafts_from_last: whether the row of the last token predicts the first draft, and the last
+            mask of the block one after it (DSpark), instead of each mask its own slot.
+        predicts_acceptance: whether its draft predicts if a token will be accepted.
         is_block_causal: whether rows see no further than the end of their block, counted from slot
             0.
         order: default order in which holes are filled.
@@ -93,6 +96,8 @@ class Target:
     shift: int = 1
     mask_id: int = -1
     block: int | None = None
+    drafts_from_last: bool = False
+    predicts_acceptance: bool = False
     is_block_causal: bool = False
     order: HoleOrder = "confidence"
     eps: float = 0.0

@@ -17,15 +17,17 @@ from outpace.decoding.logprob import find_top_tokens
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.engine.adapters import PassAdapters
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
+from outpace.engine.chained import ChunkReader, chain_reader
 from outpace.engine.cpu import pack_model
 from outpace.engine.fuse import compile_layers
 from outpace.engine.graphs import SCRATCH_SLOTS, GraphCache, PassRecorder
-from outpace.engine.pack import PackedPass, TransferBuffer, pack_pass
+from outpace.engine.pack import PackedPass, ReadGroup, TransferBuffer, pack_pass
 from outpace.engine.prefix import PrefixCache, token_pairs
 from outpace.engine.readout import HostTransfer, LaunchedPass, ReadChunk, apply_processors
 from outpace.engine.recurrent import RecurrentPass
 from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.models.adapted import ModelUpdates
+from outpace.models.dspark import DSparkDraft
 from outpace.models.int8 import is_quantized
 from outpace.models.transformer import Stack
 
@@ -242,20 +244,19 @@ class Runner:
         if self.adapters is not None:
             self.adapters.select_wanted(forwards, packed)
         first = 0
+        draft = self.model if isinstance(self.model, DSparkDraft) else None
         for group in packed.groups:
-            reader = group.kind.make_reader(group.reads, group.slots, self.device)
+            read = (
+                row_reader(group, forwards, self.device)
+                if draft is None
+                else chain_reader(draft, group, forwards)
+            )
             exact = self.uses_float32 or group.keep or group.needs_all_rows or group.has_processors
-            counts = list(map(len, group.slots))
-            for rows in split_chunks(counts, self.read_rows, whole=group.needs_all_rows):
-                logits = self.compute_logits(
-                    hidden, slice(first + rows.start, first + rows.stop), exact
-                )
-                if group.has_processors:
-                    apply_processors(logits, rows, [forwards[index] for index in group.members])
-                count = group.top_logprobs  # before a read, which may change the logits
-                top = find_top_tokens(logits, count) if count else None
-                readout = reader(logits, rows)
-                parts.append(ReadChunk.from_readout(readout, logits, keep=group.keep, top=top))
+            counts, whole = list(map(len, group.slots)), group.needs_all_rows or draft is not None
+            for rows in split_chunks(counts, self.read_rows, whole=whole):
+                own = slice(first + rows.start, first + rows.stop)
+                logits = self.compute_logits(hidden, own, exact)
+                parts.append(read(hidden[own], logits, rows))
             first += sum(counts)
         return parts
 
@@ -305,6 +306,23 @@ class Runner:
                 is_target = features.shape[1] == self.config.feature_size
                 text = token_pairs(ids[forward.start : forward.end + 1]) if is_target else []
             self.prefix_cache.register_text(forward.table, forward.first_slot, text)
+
+
+def row_reader(
+    group: ReadGroup, forwards: Sequence[ScheduledForward], device: torch.device
+) -> ChunkReader:
+    """Return how the rows of a read group are read, each independently of the others."""
+    reader = group.kind.make_reader(group.reads, group.slots, device)
+
+    def read_rows(hidden: Tensor, logits: Tensor, rows: slice) -> ReadChunk:
+        if group.has_processors:
+            apply_processors(logits, rows, [forwards[index] for index in group.members])
+        count = group.top_logprobs  # before a read, which may change the logits
+        top = find_top_tokens(logits, count) if count else None
+        readout = reader(logits, rows)
+        return ReadChunk.from_readout(readout, logits, keep=group.keep, top=top)
+
+    return read_rows
 
 
 def split_chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice]:

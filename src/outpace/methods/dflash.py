@@ -15,6 +15,8 @@ from outpace.decoding import (
     Decoding,
     Dial,
     Forward,
+    OptionError,
+    Prediction,
     Request,
     Sample,
     Target,
@@ -23,7 +25,7 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
-from outpace.methods.bounds import check_at_least_one
+from outpace.methods.bounds import check_at_least_one, check_default, check_fraction
 from outpace.methods.copies import LookupOption
 from outpace.methods.features import FeatureBuffer
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
@@ -38,7 +40,9 @@ class DFlash(Method):
     Lossless except with verify="fly": the output follows the target's distribution. `block` is the
     last committed token and the masks after it (the trained length where None), of which `tokens`
     are verified: a number, or with "auto" the measured optimum, which may be 0. `verify` is as in
-    `Speculative`.
+    `Speculative`. A draft with a confidence head ("DSpark", DeepSeek-AI, 2026) may propose fewer:
+    those before the first one that the target would accept with a probability below
+    `confidence_threshold`. This does not depend on the token itself, so rejection stays lossless.
     """
 
     roles = {"draft": MASKED_DRAFT_KINDS}
@@ -52,6 +56,11 @@ class DFlash(Method):
         Interval(1, 15),
         "proposals that are verified: a number, or the measured optimum",
     ] = "auto"
+    confidence_threshold: Annotated[
+        float,
+        Interval(0, 1),
+        "proposals end before one of a lower predicted acceptance; needs a draft that predicts it",
+    ] = 0.0
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     lookup: LookupOption = False
     fly_window: FlyWindow = FLY_WINDOW
@@ -60,13 +69,23 @@ class DFlash(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(block=self.block)
+        check_fraction(confidence_threshold=self.confidence_threshold)
         check_length(self.tokens, self.verify)
         check_fly(self.verify, self.fly_window, self.fly_entropy, self.tokens)
+        if self.verify == "fly":
+            # Its window is a number of drafts, which the confidence head would cut.
+            check_default(self, "confidence_threshold", reason="verify='fly'")
 
     def check_request(self, request: Request) -> None:
-        """Raise `ValueError` where a block is too short for loose verification."""
+        """Raise `ValueError` for a block too short for loose verification, or no confidence."""
+        threshold = self.confidence_threshold
+        if threshold and not request.target.predicts_acceptance:
+            message = (
+                f"confidence_threshold: the draft {self.draft} has no confidence head: omit it"
+            )
+            raise OptionError("confidence_threshold", threshold, message)
         if self.tokens != "auto":
-            drafts = min(self.tokens, (self.block or request.target.block or 1) - 1)
+            drafts = self.cycle_limit(self.block or request.target.block or 1, request.target) - 1
             check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
 
     def length_range(self, target: Target, *, auto: bool) -> Dial | None:
@@ -75,16 +94,17 @@ class DFlash(Method):
             return None
         block = self.block or target.block or 1
         return Dial(
-            values=range(1, min(self.cycle_limit(block), MAX_PACED_TOKENS) + 1),
+            values=range(1, min(self.cycle_limit(block, target), MAX_PACED_TOKENS) + 1),
             passes=lambda n, kept: [
                 ("draft", min(block, MAX_PACED_TOKENS) + kept, n > 1),
                 ("target", n, 1),
             ],
         )
 
-    def cycle_limit(self, block: int) -> int:
+    def cycle_limit(self, block: int, target: Target) -> int:
         """Return the most tokens of a cycle, including the one after the drafts."""
-        return block if self.tokens == "auto" else min(block, self.tokens + 1)
+        most = block + target.drafts_from_last
+        return most if self.tokens == "auto" else min(most, self.tokens + 1)
 
     def decode(self, request: Request) -> Decoding:
         """Fill a block of masks after the last token, accept what agrees with the target."""
@@ -100,22 +120,37 @@ class DFlash(Method):
         while alive:
             n = len(request)
             rows = min(block, request.limit - n)
-            count = (
-                request.choose_length(self.cycle_limit(rows), features.unread, features.lost) - 1
-            )
+            most = min(self.cycle_limit(rows, request.target), request.limit - n)
+            count = request.choose_length(most, features.unread, features.lost) - 1
             if (alive := (yield from features.decode_undrafted(count))) is not None:
                 continue
             out = yield replace(
                 draft_block(request, features.take_states(), rows),
                 predict=range(n, n + count),
-                # Masks are independent of each other's noise, so the most probable tokens fit best.
-                read=draft_read(request, self.verify, match=Sample(joint=request.joint_text)),
+                read=self.block_read(request),
             )
-            drafted, guesses = out.tokens, out.logits
+            kept = self.confident_drafts(out)
+            drafted, guesses = out.tokens[:kept], None if out.logits is None else out.logits[:kept]
             fly = self.fly_window, self.fly_entropy
             alive = yield from features.verify_chain(
                 drafted, verify_read(request, self.verify, drafted, [guesses], fly=fly)
             )
+
+    def block_read(self, request: Request) -> Sample:
+        """Return how the draft reads a block, with the predicted acceptance if it is used."""
+        # Masks are independent of each other's noise, so the most probable tokens fit best.
+        read = draft_read(request, self.verify, match=Sample(joint=request.joint_text))
+        return (
+            replace(read, scores=(*read.scores, "acceptance"))
+            if self.confidence_threshold
+            else read
+        )
+
+    def confident_drafts(self, out: Prediction) -> int:
+        """Return the number of leading drafts whose predicted acceptance reaches the threshold."""
+        if not self.confidence_threshold:
+            return len(out.tokens)
+        return int((out.scores["acceptance"] >= self.confidence_threshold).cumprod().sum())
 
 
 def draft_block(request: Request, features: Tensor, rows: int) -> Forward:

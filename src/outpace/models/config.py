@@ -125,6 +125,25 @@ class MTPHead:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChainHeads:
+    """Heads of a draft that chooses the tokens of a block one after another, after one pass.
+
+    Attributes:
+        rank: width of the head that adds a bias by the previous token; 0 without one.
+        predicts_acceptance: whether a head predicts if the target will accept a token.
+        reads_previous: whether that head also reads the embedding of the previous token.
+    """
+
+    rank: int
+    predicts_acceptance: bool = False
+    reads_previous: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reads_previous and not self.rank:
+            raise ValueError("a confidence head that reads the previous token needs a Markov head")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and choices of one decoder, translated by its family from `config.json`.
 
@@ -166,6 +185,7 @@ class ModelConfig:
         precise_router: whether experts are selected and summed in float32, whatever the dtype.
         target_layers: depth of the target that a draft was trained for, if published.
         mtp: head for multi-token prediction: that of a target, or the one that a draft is.
+        chain: heads of a draft that chooses the tokens of a block one after another.
         source: the published configuration.
     """
 
@@ -224,6 +244,7 @@ class ModelConfig:
     norm_residual: bool = False
     precise_router: bool = False
     mtp: MTPHead | None = None
+    chain: ChainHeads | None = None
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:

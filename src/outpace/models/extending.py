@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft, Draft, check_draft_pair
+from outpace.models.dspark import DSparkDraft
 from outpace.models.mtp import MTPDraft
 from outpace.models.transformer import Attend, Attention, Block, Context, Transformer
 
@@ -125,7 +126,7 @@ def fit_draft_config(draft: ModelConfig, target: ModelConfig) -> ModelConfig:
 def build_draft_model(config: ModelConfig, target: Transformer) -> Draft:
     """Create a draft of its kind for a target; raise `ValueError` on a mismatch."""
     kinds: dict[Kind, type[Draft]] = {
-        Kind.DFLASH: DFlashDraft,
+        Kind.DFLASH: DFlashDraft if config.chain is None else DSparkDraft,
         Kind.DFLASH_FUSED: DFlashFusedDraft,
         Kind.EAGLE: EagleDraft if config.mtp is None else MTPDraft,
     }

@@ -45,7 +45,8 @@ class ModelShard:
                 f"tensor_parallel: {whole.architecture} has attention sinks or expert groups, "
                 "which cannot be sharded; run it in one process"
             )
-        if whole.kind in (Kind.DFLASH_FUSED, Kind.EAGLE) or (whole.experts and whole.mlp_bias):
+        alone = whole.kind in (Kind.DFLASH_FUSED, Kind.EAGLE) or whole.chain is not None
+        if alone or (whole.experts and whole.mlp_bias):
             raise ValueError(
                 f"tensor_parallel: {whole.architecture}, a {whole.kind.value}, cannot be sharded; "
                 "run it in one process"

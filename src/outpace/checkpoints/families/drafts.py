@@ -7,8 +7,9 @@ from collections.abc import Mapping
 KNOWN_DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "dflash": {
         "tiny-ar": ("tiny-dflash",),
-        "Qwen/Qwen3-4B": ("z-lab/Qwen3-4B-DFlash-b16",),
-        "Qwen/Qwen3-8B": ("z-lab/Qwen3-8B-DFlash-b16",),
+        "Qwen/Qwen3-4B": ("z-lab/Qwen3-4B-DFlash-b16", "deepseek-ai/dspark_qwen3_4b_block7"),
+        "Qwen/Qwen3-8B": ("z-lab/Qwen3-8B-DFlash-b16", "deepseek-ai/dspark_qwen3_8b_block7"),
+        "Qwen/Qwen3-14B": ("deepseek-ai/dspark_qwen3_14b_block7",),
         "Qwen/Qwen3-Coder-30B-A3B-Instruct": ("z-lab/Qwen3-Coder-30B-A3B-DFlash",),
         "Qwen/Qwen3-Coder-Next": ("z-lab/Qwen3-Coder-Next-DFlash",),
         "Qwen/Qwen3.5-4B": ("z-lab/Qwen3.5-4B-DFlash",),
@@ -35,6 +36,8 @@ KNOWN_DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 
 UNSUPPORTED_DRAFTS: Mapping[str, str] = {
     "DFlash2DraftModel": "DFlash2: a DFlash draft with convolutions and a selector",
+    "DSparkDraftModel": "DSpark as SpecForge or the library speculators writes it",
+    "Gemma4DSparkModel": "DSpark with layers of Gemma 4",
     "LiLiCorrDraftModel": "LiLiCorr: a DFlash draft with a correlator of its candidates",
     "Qwen3XPressModel": "XPress: a DFlash draft with a refiner",
     "XPressDraftModel": "XPress: a DFlash draft with a refiner",

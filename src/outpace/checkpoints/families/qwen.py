@@ -39,7 +39,10 @@ QWEN3 = Family(
     name="qwen3",
     about="Qwen3 (dense): normed queries and keys",
     architectures=("Qwen3ForCausalLM",),
-    checkpoints=("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-32B"),
+    checkpoints=(
+        *("Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B", "Qwen/Qwen3-8B", "Qwen/Qwen3-14B"),
+        "Qwen/Qwen3-32B",
+    ),
     fields={**DECODER, **BIASES, "head_dim": field("head_dim", few, 128), "qk_norm": True},
     ignored=QWEN_IGNORED,
     names=HUGGING_FACE_NAMES,

@@ -108,6 +108,11 @@ class DFlash(Objective):
                 f"dflash needs a draft that fills blocks, and {config.architecture} is not one; "
                 "give [model] a target and the configuration of such a draft"
             )
+        if config.shift:
+            raise ValueError(
+                f"dflash trains no draft that predicts from its last token, as a "
+                f"{config.architecture} (DSpark) does; give the configuration of a DFlash draft"
+            )
         gamma = self.gamma
         if gamma is None:
             gamma = float(np.interp(config.block, [*GAMMAS], [*GAMMAS.values()]))
