@@ -58,7 +58,6 @@ class DFlash(Method):
     ] = "auto"
     confidence_threshold: Annotated[
         float,
-        Interval(0, 1),
         "proposals end before one of a lower predicted acceptance; needs a draft that predicts it",
     ] = 0.0
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
