@@ -34,8 +34,9 @@ from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.engine.stats import Stats
 from outpace.kernels.packed import find_packed_loop
 from outpace.methods import Method
-from outpace.models.config import AttentionWindow
+from outpace.models.config import AttentionWindow, ChainHeads
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
+from outpace.models.dspark import DSparkDraft
 from outpace.models.extending import EagleDraft
 from outpace.models.gated_delta import GatedDelta
 from outpace.models.transformer import Attend, Transformer
@@ -197,6 +198,17 @@ def adding_draft(other: DFlashDraft) -> DFlashFusedDraft:
     weights = other.state_dict()
     weights["feature_norm.weight"] = weights.pop("fusion_norm.weight")
     draft.load_state_dict(weights)
+    return draft.eval().requires_grad_(False)
+
+
+def corrected_draft(other: DFlashDraft, *, seed: int = 0) -> DSparkDraft:
+    """A draft with random heads for the token before and for acceptance, and the layers of one."""
+    chain = ChainHeads(rank=4, predicts_acceptance=True, reads_previous=True)
+    torch.manual_seed(seed)
+    draft = DSparkDraft(replace(other.config, shift=1, chain=chain), *other.lender)
+    for parameter in draft.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    draft.load_state_dict(other.state_dict(), strict=False)
     return draft.eval().requires_grad_(False)
 
 

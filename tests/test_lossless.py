@@ -17,6 +17,7 @@ from torch import Tensor
 from helpers import (
     adding_draft,
     causal_model,
+    corrected_draft,
     engine_of,
     enter,
     extending_draft,
@@ -49,6 +50,7 @@ FEATURES = feature_draft(
     TARGET, **SIZES, dflash_config={"mask_token_id": VOCAB - 1, "target_layer_ids": [0]}
 )
 ADDED = adding_draft(FEATURES)
+CORRECTED = corrected_draft(FEATURES)
 STATES = extending_draft(
     TARGET, seed=3, layers=(0, 0), **SIZES, head_dim=32, draft_vocab_size=VOCAB - 2
 )
@@ -66,6 +68,7 @@ METHODS: list[Method] = [
     DFlash(draft="features", tokens=4, verify="rejection"),
     DFlash(draft="added", tokens=4),
     DFlash(draft="added", tokens=4, verify="rejection"),
+    DFlash(draft="corrected", tokens=4, verify="rejection", confidence_threshold=0.4),
     Eagle(draft="states", width=1, depth=2),
     Eagle(draft="states", width=1, depth=2, verify="rejection"),
     Eagle(draft="states", width=3, depth=2, nodes=8),
@@ -86,7 +89,7 @@ def law(sampling: Sampling) -> Tensor:
 def pairs(method: Method, sampling: Sampling, samples: int) -> Tensor:
     """How often a token came behind another in many answers, `[V, V]`."""
     models = {"target": TARGET, "draft": DRAFT, "features": FEATURES, "states": STATES}
-    models["added"] = ADDED
+    models |= {"added": ADDED, "corrected": CORRECTED}
     engine = engine_of(*models.items(), slots=SEQUENCES * 96)
     roles = {"target": "target", **method.model_names()}
     jobs = [
