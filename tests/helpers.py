@@ -34,12 +34,13 @@ from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.engine.stats import Stats
 from outpace.kernels.packed import find_packed_loop
 from outpace.methods import Method
+from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow, ChainHeads
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.dspark import DSparkDraft
 from outpace.models.extending import EagleDraft
 from outpace.models.gated_delta import GatedDelta
-from outpace.models.transformer import Attend, Transformer
+from outpace.models.transformer import Transformer
 from outpace.pacing.controller import PaceController
 
 VOCAB, MASK = 24, 23
@@ -239,8 +240,12 @@ def trained_pair(name: str = "pair_b") -> tuple[Transformer, DFlashDraft]:
 
 def dense(*, causal: bool, sights: Sequence[AttentionWindow] = ()) -> Attend:
     """Attention of all rows to one another, without a cache."""
+    kept: dict[int, tuple[Tensor, Tensor]] = {}
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
+        if not k.shape[1]:  # those of another layer
+            k, v = kept[layer]
+        kept[layer] = k, v
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         if sinks is not None:
             return beside(q, k, v, sinks, sights[layer].window or len(q[0])).transpose(0, 1)

@@ -555,7 +555,7 @@ def test_dtype_is_named_or_given(names: Checkpoints) -> None:
     for dtype in ("bfloat16", torch.bfloat16):
         half = LLM(names["bare"], dtype=dtype, cache_gib=0.001)
         assert half.target.model.embedding.weight.dtype == torch.bfloat16
-        assert half.target.cache.memory.dtype == torch.bfloat16
+        assert half.target.cache.memories[0].dtype == torch.bfloat16
         assert len(one(half, [1, 2], max_tokens=3).ids) == 3
 
 

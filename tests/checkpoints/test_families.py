@@ -13,6 +13,12 @@ from safetensors.torch import load_file, save_file
 from transformers import (
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4Config,
+    Gemma4ForCausalLM,
+    Gemma4ForConditionalGeneration,
+    Gemma4TextConfig,
+    Gemma4UnifiedConfig,
+    Gemma4UnifiedForConditionalGeneration,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     GptOssConfig,
@@ -86,6 +92,27 @@ YARN = {
 FOUR = {**SIZES, "num_hidden_layers": 4}
 KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
 GEMMA = {**SIZES, **KINDS, "head_dim": 16}
+SIX = ["sliding_attention", "sliding_attention", "full_attention"] * 2
+GEMMA4 = {
+    **GEMMA,
+    "num_hidden_layers": 3,
+    "layer_types": SIX[:3],
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "final_logit_softcapping": 3.0,
+}
+GEMMA4_SHARED = {
+    **GEMMA4,
+    "num_hidden_layers": 6,
+    "layer_types": SIX,
+    "attention_k_eq_v": False,
+    "num_kv_shared_layers": 3,
+    "hidden_size_per_layer_input": 8,
+    "vocab_size_per_layer_input": 64,
+}
+GEMMA4_EXPERTS = {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24}
 OSS = {
     **SIZES,
     **KINDS,
@@ -144,6 +171,20 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "mixtral": (MixtralForCausalLM, MixtralConfig(**SIZES, **EIGHT)),
     "mixtral-window": (MixtralForCausalLM, MixtralConfig(**SIZES, **EIGHT, sliding_window=5)),
     "gemma3": (Gemma3ForCausalLM, Gemma3TextConfig(**GEMMA, query_pre_attn_scalar=16)),
+    "gemma4": (Gemma4ForConditionalGeneration, Gemma4Config(text_config=GEMMA4_SHARED)),
+    "gemma4_text": (Gemma4ForCausalLM, Gemma4TextConfig(**GEMMA4)),
+    "gemma4_text-experts": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(**GEMMA4, **GEMMA4_EXPERTS, enable_moe_block=True),
+    ),
+    "gemma4_text-wide": (
+        Gemma4ForCausalLM,
+        Gemma4TextConfig(**GEMMA4_SHARED, use_double_wide_mlp=True),
+    ),
+    "gemma4_unified": (
+        Gemma4UnifiedForConditionalGeneration,
+        Gemma4UnifiedConfig(text_config=GEMMA4),
+    ),
     "gemma3-scaled": (
         Gemma3ForCausalLM,
         Gemma3TextConfig(
@@ -208,6 +249,9 @@ def random_weights(name: str) -> PreTrainedModel:
     model = kind(config).eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() >= 2 else 0.5, std=0.2)
+    for name_, buffer in model.named_buffers():
+        if name_.endswith("layer_scalar"):
+            torch.nn.init.normal_(buffer, mean=0.7, std=0.2)
     model.tie_weights()
     return model
 

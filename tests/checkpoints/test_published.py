@@ -48,6 +48,7 @@ def test_published_configuration_is_read(name: str) -> None:
     with torch.device("meta"):
         if not config.feature_layers and config.kind is not Kind.EAGLE:
             few = replace(config, layers=4 if config.delta else 2, sights=config.sights[:2])
+            few = replace(few, shared_keys=None)  # of layers that are cut
             assert Transformer(few).blocks[-1].attention.out.weight.shape[0] == config.dim
     nested = published.get("dflash_config", {})
     masks = dict.fromkeys(("WeDLM-7B", "WeDLM-8B", "Fast_dLLM_v2_7B"), 151665)
@@ -188,6 +189,16 @@ def test_quantized_checkpoint_has_the_same_configuration(name: str, method: str)
         ("gemma-3-1b-it", {"rope_local_base_freq": None}, "'rope_local_base_freq' is missing"),
         ("gemma-3-1b-it", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be .*got 0"),
         ("gemma-3-1b-it", {"rope_parameters": {"full_attention": {}}}, "have different values"),
+        ("gemma-4-31B-it", {"use_bidirectional_attention": "all"}, "must be 'vision' or null, got"),
+        ("gemma-4-31B-it", {"num_global_key_value_heads": 5}, "32 heads, got 5 key/value heads"),
+        ("gemma-4-31B-it", {"num_kv_shared_layers": 60}, "num_kv_shared_layers is 60, but"),
+        ("gemma-4-31B-it", {"per_layer_config": {"5": {}}}, "for all full-attention layers and"),
+        ("gemma-4-31B-it", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0"),
+        ("gemma-4-31B-it", {"rope_parameters": {"full_attention": {}}}, "must be 'proportional'"),
+        ("gemma-4-26B-A4B-it", {"top_k_experts": None}, "'top_k_experts' is missing"),
+        ("gemma-4-26B-A4B-it", {"num_kv_shared_layers": 8}, "must be 0 with enable_moe_block"),
+        ("gemma-4-E2B-it", {"vocab_size_per_layer_input": 8}, "must be 262144, got 8"),
+        ("gemma-4-12B", {"hidden_size_per_layer_input": 256}, "must be 0, got 256"),
         ("gpt-oss-20b", {"swiglu_limit": 6.0}, "swiglu_limit must be 7.0, got 6.0"),
         ("gpt-oss-20b", {"experts_per_token": 2}, "experts_per_token must be 4, got 2"),
         ("gpt-oss-20b", {"num_local_experts": 2}, "4 of 2 experts"),
@@ -232,8 +243,12 @@ def test_other_models_of_a_format_are_refused(
     name: str, fields: dict[str, Any], message: str
 ) -> None:
     """The message has field and value."""
+    published = CONFIGS[name]
+    changed = {**published, **fields}
+    if "text_config" in published:
+        changed = {**published, "text_config": {**published["text_config"], **fields}}
     with pytest.raises(ValueError, match=message):
-        translate_config({**CONFIGS[name], **fields})
+        translate_config(changed)
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,7 @@ def test_requests_together_equal_each_alone_in_half_precision(
     assert sum(map(list.__eq__, found, expected)) >= len(batch) - 1
     assert [len(each) > 0 for each in found] == [len(each) > 0 for each in expected]
     assert pages_in_use(engine) == 0
-    memory = runner(engine, "causal").cache.memory
+    memory = runner(engine, "causal").cache.memories[0]
     assert memory.dtype == dtype and memory.isfinite().all()
 
 

@@ -16,9 +16,9 @@ from torch.nn import functional as F
 from helpers import adding_draft, causal_model, published
 from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
 from outpace.decoding import Kind
+from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow, ModelConfig
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
-from outpace.models.transformer import Attend
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "dflash"
 PAIRS = ["pair_a", "pair_b"]

@@ -202,7 +202,7 @@ def test_memory_is_measured_as_it_is_loaded() -> None:
     }
     assert set(sizes) == {"tiny-ar", "tiny-aux"}
     assert model.weight_bytes == pytest.approx(sum(sizes.values()), rel=0.1)
-    caches = sum(runner.cache.memory.nbytes for runner in llm.engine.runners)
+    caches = sum(runner.cache.memories[0].nbytes for runner in llm.engine.runners)
     assert model.cache_bytes == pytest.approx(caches, rel=0.1) and model.keep_seconds == 7200
 
 

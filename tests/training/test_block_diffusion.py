@@ -10,7 +10,7 @@ import torch
 
 from helpers import MASK, block_model, causal_model, diffusion_model
 from outpace.attention.ranges import dense_mask
-from outpace.models.transformer import Attend
+from outpace.models.attention import Attend
 from outpace.training.data import Example
 from outpace.training.objective import Models
 from outpace.training.objectives import BlockDiffusion

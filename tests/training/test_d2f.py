@@ -11,7 +11,7 @@ from torch import Tensor
 
 from helpers import MASK, causal_model, diffusion_model
 from outpace.attention.ranges import dense_mask
-from outpace.models.transformer import Attend
+from outpace.models.attention import Attend
 from outpace.training.data import Example
 from outpace.training.noise import Response
 from outpace.training.objective import Models, reverse_kl

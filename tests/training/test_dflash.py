@@ -27,10 +27,10 @@ from outpace.checkpoints.load import (
     load_tokenizer,
     translate_config,
 )
+from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.norm import DirectNorm
-from outpace.models.transformer import Attend
 from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Loss, Models

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.decoding.tree import Tree
-from outpace.models.transformer import Attend
+from outpace.models.attention import Attend
 
 
 class SequencePages(Protocol):
@@ -91,9 +91,20 @@ class AttentionBatch:
     features: Sequence[Tensor] = ()
     plan_arrays: Sequence[Tensor] = ()
 
+    def store_keys(self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write the rows' `k, v` of a layer to its cache; without heads, they are of another."""
+        if k.shape[1]:
+            keys.index_copy_(0, self.write_slots, k)
+            values.index_copy_(0, self.write_slots, v)
+
 
 class Backend(Protocol):
     """Attention over the cache of one model on one device."""
+
+    @property
+    def num_arrays(self) -> int:
+        """Number of arrays of a pass; a pass that needs none has none."""
+        ...
 
     def plan_arrays(self, spans: Sequence[RowSpan]) -> Sequence[NDArray[np.int64]]:
         """Return the flat arrays to copy to the device together with a batch of these spans."""

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, RowSpan
 from outpace.attention.sinks import sink_attention
-from outpace.decoding.tree import MAX_TREE_SLOTS, Tree
+from outpace.attention.visibility import visibility_mask
+from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
-from outpace.models.transformer import Attend
 
 MAX_GROUPED_ROWS = 32
 """Maximum rows per sequence to share a call with neighbours; longer sequences fill a call alone."""
@@ -57,6 +57,11 @@ class DenseAttention:
         self.attention_windows = attention_windows or [AttentionWindow()] * len(keys)
         self.groups_sequences = keys[0].device.type == "cpu"
 
+    @property
+    def num_arrays(self) -> int:
+        """Number of arrays that `plan_arrays` returns."""
+        return 0
+
     def plan_arrays(self, spans: Sequence[RowSpan]) -> tuple[()]:
         """Return no arrays: calls create theirs on the device."""
         return ()
@@ -72,8 +77,7 @@ class DenseAttention:
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            keys.index_copy_(0, batch.write_slots, k)
-            values.index_copy_(0, batch.write_slots, v)
+            batch.store_keys(keys, values, k, v)
             own = calls[self.attention_windows[layer]]
             if len(own) == 1 and own[0].is_contiguous:
                 return own[0](q, keys, values, sinks)
@@ -316,33 +320,3 @@ def mask_bias(mask: np.ndarray, like: Tensor) -> Tensor:
     return torch.zeros(mask.shape, dtype=like.dtype, device=like.device).masked_fill_(
         hidden, -torch.inf
     )
-
-
-def visibility_mask(span: RowSpan, seen: int, layer_window: AttentionWindow) -> np.ndarray:
-    """Return which of the first slots each row sees in layers of one window, `bool[n, seen]`."""
-    slots = np.arange(seen)
-    mask = slots < np.asarray(span.row_visible_ends)[:, None]
-    own = np.arange(span.start, span.start + len(span))[:, None]
-    if span.tree is not None:
-        return tree_mask(mask, own, span.tree, layer_window)
-    if layer_window.causal:
-        mask &= slots <= own
-    if layer_window.window is not None:
-        mask &= slots > own - layer_window.window
-    return mask
-
-
-def tree_mask(
-    mask: np.ndarray, own: np.ndarray, tree: Tree, layer_window: AttentionWindow
-) -> np.ndarray:
-    """Add the ancestors of tree rows to `mask [n, seen]`, which holds the committed prefix.
-
-    An attention window is counted along the slots a row sees, because these are its text.
-    """
-    mask |= np.arange(mask.shape[1]) == own
-    bits = np.array(tree.ancestor_masks, dtype=np.int64)[:, None]
-    pointed = np.arange(min(MAX_TREE_SLOTS, mask.shape[1] - tree.root_slot))
-    mask[-len(bits) :, tree.root_slot :][:, : len(pointed)] |= (bits >> pointed & 1).astype(bool)
-    if layer_window.window is not None:
-        mask &= mask[:, ::-1].cumsum(1)[:, ::-1] <= layer_window.window
-    return mask

@@ -29,8 +29,8 @@ from outpace.attention.plan import (
     warn_unsupported,
 )
 from outpace.kernels import attend
+from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
-from outpace.models.transformer import Attend
 
 MAX_TILE_LANES = {torch.float32: 64, torch.float16: 128, torch.bfloat16: 128}
 """Maximum rows times heads of a tile, by dtype."""
@@ -109,6 +109,11 @@ class PagedAttention:
         programs = ITEMS_PER_PROCESSOR * self.processors
         return WorkGrid(lanes // group, STEP_SLOTS[dtype], self.page, programs, self.kv_heads)
 
+    @property
+    def num_arrays(self) -> int:
+        """Number of arrays that `plan_arrays` returns, unless `dense` attends."""
+        return 1 + 3 * len(self.distinct_windows)
+
     def plan_arrays(self, spans: Sequence[RowSpan]) -> list[PlanArray]:
         """Return page tables; then for each window the visible bounds, items and merges.
 
@@ -144,8 +149,7 @@ class PagedAttention:
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            keys.index_copy_(0, batch.write_slots, k)
-            values.index_copy_(0, batch.write_slots, v)
+            batch.store_keys(keys, values, k, v)
             return launches[self.attention_windows[layer]](q, keys, values, sinks)
 
         return attend

@@ -39,7 +39,7 @@ def source_tensors(
     """
     names = config_family(config).tensor_names(name, stored)
     sizes = part_sizes(config, name) if len(names) > 1 else (rows,)
-    return list(zip(names, sizes, strict=True))
+    return [(source, size) for source, size in zip(names, sizes, strict=True) if size]
 
 
 def parameter_parts(model: Stack, stored: Container[str]) -> dict[str, list[TensorPart]]:

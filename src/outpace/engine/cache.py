@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from outpace.engine.cache_memory import allocate_layers
 from outpace.errors import OptionError
 from outpace.kernels.gated_delta import DeltaState
 from outpace.methods.method import check_type
@@ -93,6 +92,8 @@ class PageTable:
 class PagedCache:
     """Keys and values of one model, `[slots, kv_heads, head_dim]` per attention layer, in pages.
 
+    Layers of one shape share a tensor of `memories`, `[2, layers, slots, kv_heads, head_dim]`.
+
     A free page may keep a content name, under which it is found until its memory is needed. The
     least recently used pages are reused first. After all pages there are `scratch` slots, which are
     never allocated. At most `sequences` tables are reserved at a time, if it is given. Named pages
@@ -113,16 +114,9 @@ class PagedCache:
         self.num_pages, extra = -(-slots // PAGE_SIZE), -(-scratch // PAGE_SIZE)
         extra_pages = range(self.num_pages, self.num_pages + extra)
         self.scratch = PageTable(pages=list(extra_pages), size=scratch) if extra else None
-        shape = (
-            2,
-            len(config.attention_layers),
-            config.kv_heads,
-            (self.num_pages + extra) * PAGE_SIZE,
-            config.head_dim,
+        self.memories, self.keys, self.values = allocate_layers(
+            config, (self.num_pages + extra) * PAGE_SIZE, dtype, device
         )
-        # The slots of a head are contiguous, since attention reads them in order.
-        self.memory = zero_memory(shape, dtype, device).transpose(2, 3)
-        self.keys, self.values = (list(half) for half in self.memory)
         self.max_tables, self.num_tables = sequences, 0
         self.reference_counts = np.zeros(self.num_pages, dtype=np.int64)
         """Number of tables that hold each page."""
@@ -268,33 +262,22 @@ class PagedCache:
     def copy_pages(self, sources: Sequence[int], pages: Sequence[int]) -> None:
         """Copy pages to other pages."""
         self.on_write(sources, pages)
-        paged = self.memory.unflatten(2, (self.num_pages, PAGE_SIZE))
-        paged[:, :, pages] = paged[:, :, sources]
+        for paged in self.paged_memories:
+            paged[:, :, pages] = paged[:, :, sources]
 
     def erase_pages(self, pages: Sequence[int]) -> None:
         """Write zeros into pages."""
-        self.memory.unflatten(2, (self.num_pages, PAGE_SIZE))[:, :, pages] = 0
+        for paged in self.paged_memories:
+            paged[:, :, pages] = 0
+
+    @property
+    def paged_memories(self) -> list[Tensor]:
+        """The tensors of `memories` with their slots by page."""
+        return [memory.unflatten(2, (-1, PAGE_SIZE)) for memory in self.memories]
 
 
 def ignore_write(sources: Sequence[int], pages: Sequence[int]) -> None:
     """Do nothing: no other process mirrors these pages."""
-
-
-def zero_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeroed memory: attention may read unwritten slots, at weight zero."""
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    try:
-        # PyTorch would write all of it; the operating system maps zeroed pages on first use. NumPy
-        # would ask for pages of 2 MiB: one for each layer and head, at the first token.
-        blank = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
-    except (OSError, OverflowError, ValueError) as error:
-        message = (
-            f"no memory for {size / 2**30:.3g} GiB of keys and values: give a smaller cache_gib"
-        )
-        raise OptionError("cache_gib", size / 2**30, f"cache_gib: {message}") from error
-    return torch.frombuffer(blank, dtype=dtype).view(shape)
 
 
 def contiguous_starts(pages: NDArray[np.int64], count: int) -> NDArray[np.int64]:
@@ -317,7 +300,7 @@ def cache_slots(config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
     Raises:
         ValueError: not a single slot fits.
     """
-    slot = 2 * len(config.attention_layers) * config.kv_heads * config.head_dim * dtype.itemsize
+    slot = 2 * sum(heads * size for heads, size in config.kv_shapes) * dtype.itemsize
     if budget < slot:
         raise OptionError(
             "cache_gib",

@@ -13,10 +13,11 @@ from torch import Tensor
 
 from outpace.errors import OptionError
 from outpace.methods.method import check_type
+from outpace.models.attention import Attend, Attention
 from outpace.models.device import check_single_gpu
 from outpace.models.experts import Experts
 from outpace.models.replacement import Replacement
-from outpace.models.transformer import Attend, Attention, Block, Stack
+from outpace.models.transformer import Block, Stack
 
 LOG = logging.getLogger(__name__)
 
@@ -83,6 +84,9 @@ def compile_layers(model: Stack) -> None:
     """
     if model.config.delta is not None:
         message = "compile is not available for models with gated delta layers: omit compile"
+        raise OptionError("compile", True, message)
+    if model.config.is_uneven:
+        message = "compile is not available for models with layers of different sizes: omit compile"
         raise OptionError("compile", True, message)
     if any(isinstance(module, Experts) for module in model.modules()):
         message = "compile is not available for mixture-of-experts models, which wait for the host"

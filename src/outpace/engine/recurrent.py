@@ -21,9 +21,9 @@ from outpace.decoding import CAUSAL, Forward
 from outpace.engine.cache import PAGE_SIZE, PageTable, cache_slots
 from outpace.errors import OptionError
 from outpace.kernels.gated_delta import KEPT_ROWS, DeltaState, SequenceRows
+from outpace.models.attention import Attend
 from outpace.models.config import ModelConfig
 from outpace.models.gated_delta import RunRows
-from outpace.models.transformer import Attend
 
 
 class RecurrentPass:

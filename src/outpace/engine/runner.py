@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.attention.batch import Backend
-from outpace.attention.choice import select_backend
+from outpace.attention.by_shape import select_backends
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.logprob import find_top_tokens
 from outpace.decoding.processor import BANNED_LOGIT
@@ -95,7 +95,7 @@ class Runner:
         )
         # 8-bit activations: rounding that depends on the batch may change a whole code.
         double = is_quantized(model)
-        self.backend: Backend = select_backend(
+        self.backend: Backend = select_backends(
             attention,
             self.cache.keys,
             self.cache.values,

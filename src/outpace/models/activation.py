@@ -24,10 +24,15 @@ def swiglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:
     return F.silu(gate), up
 
 
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the tanh approximation of GELU."""
+    return F.gelu(x, approximate="tanh")
+
+
 def geglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:
     """GeGLU with the tanh approximation of GELU."""
     gate, up = x.chunk(2, -1)
-    return F.gelu(gate, approximate="tanh"), up
+    return gelu_tanh(gate), up
 
 
 def clamped_swiglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from outpace.decoding.target import Kind
+from outpace.models.attention import Attend, Attention
 from outpace.models.config import ModelConfig
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft, Draft, check_draft_pair
 from outpace.models.dspark import DSparkDraft
 from outpace.models.mtp import MTPDraft
-from outpace.models.transformer import Attend, Attention, Block, Context, Transformer
+from outpace.models.transformer import Block, Context, Transformer
 
 
 class EagleBlock(Block):

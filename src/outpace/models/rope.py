@@ -56,17 +56,15 @@ def scale_yarn(
     return inverse * (1 - stretched) + inverse / factor * stretched, attention
 
 
-def rotary_width(rope: Rope, head_dim: int) -> int:
-    """Return the number of columns of the tables of a rope."""
-    return -(-int(head_dim * rope.share) // 2) * 2
-
-
 def rotary_tables(rope: Rope, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
     """Return cosine and signed sine `f32[length, head_dim]`, as `rotate_heads` needs them.
 
     Tables of a rope that rotates only part of a head have only that width.
     """
-    inverse, factor = rotary_frequencies(rope, int(head_dim * rope.share))
+    inverse, factor = rotary_frequencies(
+        rope, head_dim if rope.spread else int(head_dim * rope.share)
+    )
+    inverse = inverse[: rope.width(head_dim) // 2]
     # Angles are rounded to float32 before the cosine, as published checkpoints were trained.
     angles = torch.arange(length, dtype=torch.float32)[:, None] * inverse.float()
     cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -81,3 +79,13 @@ def rotate_heads(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if (size := cos.shape[-1]) < x.shape[-1]:
         return torch.cat((rotate_heads(x[..., :size], cos, sin), x[..., size:]), -1)
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
+
+
+def rotate_spread(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first pairs of heads `x [T, heads, head_dim]`, as many as the tables have.
+
+    The two dimensions of a pair are half a head apart.
+    """
+    halves, pairs = x.unflatten(-1, (2, -1)), cos.shape[-1] // 2
+    rotated = rotate_heads(halves[..., :pairs].flatten(-2), cos, sin).unflatten(-1, (2, -1))
+    return torch.cat((rotated, halves[..., pairs:]), -1).flatten(-2)

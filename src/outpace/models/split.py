@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.decoding.target import Kind
+from outpace.models.attention import Attention
 from outpace.models.config import ModelConfig
 from outpace.models.experts import Experts
-from outpace.models.transformer import MLP, Attention, Embedding, Stack, Transformer
+from outpace.models.transformer import MLP, Embedding, Stack, Transformer
 
 ShardIndex = tuple[slice, ...]
 """Part of a tensor that a process holds."""
@@ -39,6 +40,11 @@ class ModelShard:
             raise ValueError(
                 f"tensor_parallel: {whole.architecture} has gated delta layers, which cannot be "
                 "sharded; run it in one process"
+            )
+        if whole.is_uneven:
+            raise ValueError(
+                f"tensor_parallel: {whole.architecture} has layers of different sizes, which "
+                "cannot be sharded; run it in one process"
             )
         if whole.sinks or whole.expert_groups or whole.dense_layers or whole.shared_mlp:
             raise ValueError(
@@ -98,9 +104,9 @@ class RowParallelLinear(nn.Linear):
 class ParallelExperts(Experts):
     """Experts whose columns are sharded; the outputs are summed over all processes."""
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, scored: Tensor | None = None) -> Tensor:
         """Map rows `x [T, dim]`."""
-        return all_reduce_sum(super().forward(x))
+        return all_reduce_sum(super().forward(x, scored))
 
 
 class ParallelNorm(nn.RMSNorm):

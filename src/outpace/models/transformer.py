@@ -8,114 +8,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from outpace.models.activation import GATED_ACTIVATIONS
+from outpace.models.attention import Attend, Attention
 from outpace.models.config import ModelConfig
 from outpace.models.experts import build_feed_forward
 from outpace.models.gated_delta import GatedDelta
+from outpace.models.layer_input import LayerEmbeddings, LayerGate
 from outpace.models.norm import build_norm
-from outpace.models.rope import rotary_tables, rotary_width, rotate_heads
-
-
-class Attend(Protocol):
-    """Attention over memory managed by the caller."""
-
-    def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
-    ) -> Tensor:
-        """Store `k, v` of this layer and attend with `q`.
-
-        Args:
-            layer: index of the layer.
-            q: queries, `[T, H, D]`.
-            k: keys `[T, K, D]`, or `[C + T, K, D]` if a draft has C context rows, which come
-                first.
-            v: values, shaped like the keys.
-            sinks: additional score per head, `[H]`, in each row's softmax, without a value.
-
-        Returns:
-            `[T, H, D]`.
-        """
-        ...
-
-
-class Attention(nn.Module):
-    """Projections of one layer; `attend` determines which slots a row sees."""
-
-    def __init__(self, config: ModelConfig, layer: int) -> None:
-        super().__init__()
-        self.layer = config.attention_layers.index(layer)
-        self.heads, self.kv_heads = config.heads, config.kv_heads
-        self.has_gate, width = config.output_gate, config.heads * config.head_dim
-        rows = width * (2 if self.has_gate else 1) + 2 * config.kv_heads * config.head_dim
-        self.qkv = nn.Linear(config.dim, rows, bias=config.qkv_bias)
-        self.out = nn.Linear(width, config.dim, bias=config.out_bias)
-        self.head_dim, self.qk_norm = config.head_dim, config.qk_norm
-        self.wide_qk_norm, self.has_rotary = config.wide_qk_norm, layer not in config.unrotated
-        if config.qk_norm:
-            sizes = (self.heads, self.kv_heads) if self.wide_qk_norm else (1, 1)
-            self.q_norm, self.k_norm = (
-                build_norm(config, size * config.head_dim) for size in sizes
-            )
-        self.own_columns, self.query_factor = config.rotary_columns(layer), config.query_factor
-        self.sinks = nn.Parameter(torch.zeros(config.heads)) if config.sinks else None
-
-    def forward(
-        self,
-        x: Tensor,
-        cos: Tensor,
-        sin: Tensor,
-        attend: Attend,
-        wanted: Tensor | None = None,
-        context_rows: int = 0,
-    ) -> Tensor:
-        """Attend with rows `x [T, dim]` and return the `wanted` ones.
-
-        The first `context_rows` rows are keys only and do not count among the others.
-        """
-        q, k, v = self.project_qkv(x, cos, sin)
-        if context_rows:
-            q = q[context_rows:]
-        attended = self.attend_queries(attend, q, k, v)
-        out: Tensor = self.out(attended if wanted is None else attended[wanted])
-        return out
-
-    def project_qkv(self, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries `[T, H, D]`, keys and values `[T, K, D]` of rows `x [T, dim]`.
-
-        Queries with an output gate are `[T, H, 2 D]`, as `attend_queries` takes them.
-        """
-        qkv = self.qkv(x).view(x.shape[0], -1, self.head_dim)
-        qk, v = qkv.split_with_sizes((qkv.shape[1] - self.kv_heads, self.kv_heads), 1)
-        if self.has_gate:  # a query and a gate per head, then keys
-            gate = qk[:, 1 : 2 * self.heads : 2]
-            qk = torch.cat((qk[:, : 2 * self.heads : 2], qk[:, 2 * self.heads :]), 1)
-        if self.qk_norm:
-            q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
-            if self.wide_qk_norm:
-                q, k = q.flatten(1), k.flatten(1)
-            qk = torch.cat((self.q_norm(q), self.k_norm(k)), 1).view_as(qk)
-        if self.own_columns is not None:
-            cos, sin = cos[..., self.own_columns], sin[..., self.own_columns]
-        if self.has_rotary:
-            qk = rotate_heads(qk, cos, sin).to(x.dtype)
-        q, k = qk.split_with_sizes((self.heads, self.kv_heads), 1)
-        if self.query_factor != 1:
-            q = q * self.query_factor
-        return torch.cat((q, gate), -1) if self.has_gate else q, k, v
-
-    def attend_queries(self, attend: Attend, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attend with queries `[T, H, D]` and return `[T, H * D]`, with the gate of a query."""
-        optional = () if self.sinks is None else (self.sinks,)
-        if not self.has_gate:
-            return attend(self.layer, q, k, v, *optional).flatten(1)
-        q, gate = q.chunk(2, -1)
-        return (attend(self.layer, q.contiguous(), k, v, *optional) * gate.sigmoid()).flatten(1)
+from outpace.models.rope import rotary_tables
 
 
 class MLP(nn.Module):
@@ -145,13 +50,11 @@ class Block(nn.Module):
         before, after = config.norms != "after", config.norms != "before"
         self.attention_norm = build_norm(config) if before else None
         self.attention: Attention | GatedDelta = (
-            Attention(config, layer)
-            if layer in config.attention_layers
-            else GatedDelta(config, layer)
+            Attention(config, layer) if config.has_attention(layer) else GatedDelta(config, layer)
         )
         self.attention_after = build_norm(config) if after else None
-        self.mlp_norm = build_norm(config) if before else None
-        self.mlp = build_feed_forward(config, layer, MLP)
+        self.mlp_norm = build_norm(config) if before and not config.experts_beside else None
+        self.mlp = build_feed_forward(config.layer_config(layer), layer, MLP)
         self.mlp_after = build_norm(config) if after else None
 
     def forward(
@@ -188,6 +91,31 @@ class Block(nn.Module):
         return x + (mapped if self.mlp_after is None else self.mlp_after(mapped))
 
 
+class ScaledBlock(Block):
+    """A layer whose output is scaled, after an embedding of its tokens for this layer is added."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.scale = nn.Parameter(torch.ones(1))
+        self.layer_gate = LayerGate(config) if config.layer_input else None
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
+        context: Tensor | None = None,
+        layer_input: Tensor | None = None,
+    ) -> Tensor:
+        """Map rows `x [T, dim]` as a `Block` does, given their input `[T, size]` of this layer."""
+        x = super().forward(x, cos, sin, attend, wanted, context)
+        if self.layer_gate is not None and layer_input is not None:
+            x = x + self.layer_gate(x, layer_input if wanted is None else layer_input[wanted])
+        return x * self.scale
+
+
 BEFORE_NORM = -1
 """Number that stands for the output of the last layer before the final norm."""
 
@@ -222,6 +150,13 @@ class Stack(nn.Module, ABC):
     def input_rows(self, ids: Tensor, features: Sequence[Tensor]) -> Tensor:
         """Return the input of the first layer, `[T, dim]`, for tokens `ids i64[T]`."""
         return self.embed_tokens(ids)
+
+    def layer_inputs(self, ids: Tensor, x: Tensor) -> Sequence[tuple[Tensor, ...]]:
+        """Return what each layer receives beside the output of the one before it.
+
+        `x [T, dim]` are the input rows of tokens `ids i64[T]`.
+        """
+        return [()] * len(self.blocks)
 
     def forward(
         self,
@@ -268,13 +203,14 @@ class Stack(nn.Module, ABC):
         cos, sin = self.rotary_angles(positions, x.dtype)
         captured: dict[int, Tensor] = {}
         *blocks, last = self.blocks
+        *inputs, last_input = self.layer_inputs(ids, x)
         for layer, block in enumerate(blocks):
-            x = block(x, cos, sin, attend, context=fused)
+            x = block(x, cos, sin, attend, None, fused, *inputs[layer])
             if layer in layers:
                 captured[layer] = x
         if not {len(blocks), BEFORE_NORM} & {*layers}:
-            return self.norm(last(x, cos, sin, attend, wanted, fused)), captured
-        captured[BEFORE_NORM] = last(x, cos, sin, attend, context=fused)
+            return self.norm(last(x, cos, sin, attend, wanted, fused, *last_input)), captured
+        captured[BEFORE_NORM] = last(x, cos, sin, attend, None, fused, *last_input)
         captured[len(blocks)] = x = self.norm(captured[BEFORE_NORM])
         return (x if wanted is None else x[wanted]), captured
 
@@ -287,14 +223,12 @@ class Stack(nn.Module, ABC):
 
     def build_rotary_tables(self) -> tuple[Tensor, Tensor]:
         """Return rotary tables for all supported positions, those of all ropes concatenated."""
-        size, length = self.config.head_dim, self.config.max_length
+        ropes, length = self.config.ropes, self.config.max_length
         if torch.get_default_device().type == "meta":
             # To compute on the meta device, PyTorch loads its compiler, which takes two seconds.
-            shape = length, sum(rotary_width(rope, size) for rope in self.config.ropes)
+            shape = length, sum(rope.width(size) for rope, size in ropes)
             return torch.empty(shape), torch.empty(shape)
-        cos, sin = zip(
-            *(rotary_tables(rope, size, length) for rope in self.config.ropes), strict=True
-        )
+        cos, sin = zip(*(rotary_tables(*rope, length) for rope in ropes), strict=True)
         return torch.cat(cos, -1), torch.cat(sin, -1)
 
     def rotary_angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -326,7 +260,9 @@ class Transformer(Stack):
         super().__init__()
         self.config = config
         self.embedding = Embedding(config.vocab, config.dim)
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        kind = ScaledBlock if config.layer_scale else Block
+        self.blocks = nn.ModuleList(kind(config, layer) for layer in range(config.layers))
+        self.embeddings = LayerEmbeddings(config, Embedding) if config.layer_input else None
         self.norm = build_norm(config)
         self.unembedding: nn.Module | None = None
         if not config.tied:
@@ -340,9 +276,15 @@ class Transformer(Stack):
         # The scale is rounded to the dtype first, as in the authors' code.
         return rows if scale == 1 else rows * torch.tensor(scale, dtype=rows.dtype)
 
+    def layer_inputs(self, ids: Tensor, x: Tensor) -> Sequence[tuple[Tensor, ...]]:
+        """Return the embeddings `[T, size]` of tokens for each layer, if the model has them."""
+        if self.embeddings is None:
+            return super().layer_inputs(ids, x)
+        return [(each,) for each in self.embeddings(ids, x).unbind(1)]
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return logits `[..., vocab]` of hidden states `[..., dim]`."""
-        if self.unembedding is None:
-            return self.embedding.compute_logits(hidden)
-        logits: Tensor = self.unembedding(hidden)
-        return logits
+        head = self.embedding.compute_logits if self.unembedding is None else self.unembedding
+        logits: Tensor = head(hidden)
+        cap = self.config.logit_cap
+        return logits.div_(cap).tanh_().mul_(cap) if cap else logits

@@ -13,10 +13,11 @@ from outpace.attention.ranges import (
     find_documents,
     narrow_to_window,
 )
+from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow, ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.gated_delta import RunRows, whole_sequences
-from outpace.models.transformer import Attend, Transformer
+from outpace.models.transformer import Transformer
 from outpace.training.rows import Rows
 
 

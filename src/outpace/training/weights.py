@@ -18,11 +18,12 @@ from outpace.checkpoints.load import (
     translate_config,
 )
 from outpace.decoding.target import DRAFT_KINDS
+from outpace.models.attention import Attention
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model
 from outpace.models.rope import rotate_heads
-from outpace.models.transformer import Attention, Transformer
+from outpace.models.transformer import Transformer
 
 
 def random_model(config: Mapping[str, Any], seed: int) -> Transformer:
@@ -38,6 +39,11 @@ def check_trainable(config: ModelConfig) -> None:
         raise ValueError(
             f"{config.architecture} has gated delta layers, which cannot be trained; choose a "
             "model with attention in every layer, or train a draft with this one as its target"
+        )
+    if config.is_uneven:
+        raise ValueError(
+            f"{config.architecture} has layers of different sizes, which can neither be trained "
+            "nor be a target in training; choose a model whose layers are alike"
         )
 
 

@@ -9,6 +9,7 @@ from outpace.checkpoints.families.efficient_dlm import EFFICIENT_DLM
 from outpace.checkpoints.families.family import Family
 from outpace.checkpoints.families.fast_dllm_v2 import FAST_DLLM_V2
 from outpace.checkpoints.families.gemma import GEMMA3
+from outpace.checkpoints.families.gemma4 import GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED
 from outpace.checkpoints.families.glm4_moe import GLM4_MOE
 from outpace.checkpoints.families.gpt_oss import GPT_OSS
 from outpace.checkpoints.families.llada import LLADA
@@ -40,11 +41,11 @@ FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
         *(A2D, A2D_BLOCK, DFLASH, DFLASH_SPECULATOR, DREAM, DSPARK, EAGLE),
-        *(EAGLE_SPECULATOR, EFFICIENT_DLM, FAST_DLLM_V2, GEMMA3, GLM4_MOE, GPT_OSS, LLADA, LLADA2),
-        *(LLADA_MOE, LLAMA, MIMO, MISTRAL, MIXTRAL, NEMOTRON_DIFFUSION, OLMO2, OLMO3),
-        *(PHI3, QWEN2, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT),
-        *(QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT, SDAR, SDAR_MOE, SDLM, SMOLLM3),
-        *(STABLE_DIFFCODER, WEDLM),
+        *(EAGLE_SPECULATOR, EFFICIENT_DLM, FAST_DLLM_V2, GEMMA3, GEMMA4, GEMMA4_TEXT),
+        *(GEMMA4_UNIFIED, GLM4_MOE, GPT_OSS, LLADA, LLADA2, LLADA_MOE, LLAMA, MIMO),
+        *(MISTRAL, MIXTRAL, NEMOTRON_DIFFUSION, OLMO2, OLMO3, PHI3, QWEN2, QWEN3),
+        *(QWEN3_5, QWEN3_5_MOE, QWEN3_5_MOE_TEXT, QWEN3_5_TEXT, QWEN3_MOE, QWEN3_NEXT),
+        *(SDAR, SDAR_MOE, SDLM, SMOLLM3, STABLE_DIFFCODER, WEDLM),
     )
 }
 

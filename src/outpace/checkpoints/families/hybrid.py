@@ -12,7 +12,7 @@ from outpace.checkpoints.families.mtp import mtp_field
 from outpace.checkpoints.families.partial import partial_rope
 from outpace.checkpoints.fields import Field, Fields, count, few, field
 from outpace.decoding.target import Kind
-from outpace.models.config import DeltaLayers
+from outpace.models.delta_layers import DeltaLayers
 
 LINEAR_ATTENTION = "linear_attention"
 INTERVAL = field("full_attention_interval", few, 4)

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from outpace.checkpoints.families.gguf_format import Order
-from outpace.models.config import DeltaLayers, ModelConfig
+from outpace.models.config import ModelConfig
+from outpace.models.delta_layers import DeltaLayers
 
 DELTA = "linear_attn."
 

@@ -15,7 +15,7 @@ IMAGES = words(
 """Fields that matter only for images."""
 IMAGE_ROPE = ("mrope_section", "mrope_interleaved")
 """Rotary fields that matter only for images: rows of text have equal positions in all parts."""
-OUTER = IGNORABLE | {"tie_word_embeddings"}
+OUTER = IGNORABLE | {"tie_word_embeddings", "eos_token_id"}
 """Fields of the whole model where both levels have them."""
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from outpace.checkpoints.families.attention_windows import FULL_ATTENTION
+from outpace.checkpoints.families.ropes import layer_rope_fields
 from outpace.checkpoints.families.rotary import ROPE
-from outpace.checkpoints.fields import Field, Fields, number, parse_value
+from outpace.checkpoints.fields import Field, Fields, inner, number, parse_value, shorten
 from outpace.models.config import Rope
 
-ROTARY_FACTOR = "partial_rotary_factor"
+ROTARY_FACTOR, SPREAD = "partial_rotary_factor", "proportional"
 
 
 def partial_rope(usual: float) -> Field:
@@ -41,3 +43,16 @@ def partial_rope(usual: float) -> Field:
         return replace(ROPE.read({**published, **others}, ours), share=part)
 
     return Field((*ROPE.names, ROTARY_FACTOR), read_value)
+
+
+def read_spread_rope(published: Fields, ours: Fields) -> Rope:
+    """Read the rotary embedding of the fastest pairs of each head in full-attention layers."""
+    part = inner(layer_rope_fields(published, FULL_ATTENTION), "rope_parameters")
+    if (kind := part.get("rope_type")) != SPREAD:
+        raise ValueError(f"rope_type of {FULL_ATTENTION} must be {SPREAD!r}, got {shorten(kind)}")
+    ours = {**ours, "head_dim": ours["global_heads"].head_dim}
+    rope: Rope = partial_rope(1.0).read({"rope_parameters": {**part, "rope_type": "default"}}, ours)
+    return replace(rope, spread=True)
+
+
+SPREAD_ROPE = Field(ROPE.names, read_spread_rope)

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 
 from outpace.attention.ranges import HullAttention, causal_ranges
 from outpace.decoding.target import MASKED_DRAFT_KINDS
+from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow, ModelConfig
 from outpace.models.draft import BlockDraft, DFlashFusedDraft, Draft
-from outpace.models.transformer import Attend, Transformer
+from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.feature_spec import FeatureSpec
 from outpace.training.field_types import Count, Fraction, TokenId, Weight, check_bounds

@@ -1,0 +1,180 @@
+"""Gemma 4: layers of different sizes, through the engine and in every format."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import Gemma4ForCausalLM, Gemma4TextConfig
+
+from helpers import close, run
+from outpace import LLM
+from outpace.attention.by_shape import ShapedAttention
+from outpace.checkpoints.load import load_model, save_model
+from outpace.decoding import Forward, Sample
+from outpace.engine.runner import Runner
+from outpace.errors import OptionError
+from outpace.models.split import ModelShard
+from outpace.training.weights import check_trainable
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+SIZES: dict[str, Any] = {
+    "vocab_size": 64,
+    "vocab_size_per_layer_input": 64,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": 7,
+    "final_logit_softcapping": 3.0,
+    "max_position_embeddings": 256,
+}
+DENSE = {
+    "num_hidden_layers": 3,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": [SLIDING, SLIDING, FULL],
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "31B": DENSE,
+    "31B, wide": {**DENSE, "global_head_dim": 512},
+    "26B-A4B": {
+        **DENSE,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    "E2B": {
+        "num_hidden_layers": 6,
+        "num_kv_shared_layers": 3,
+        "use_double_wide_mlp": True,
+        "hidden_size_per_layer_input": 32,
+        "layer_types": [SLIDING, FULL, SLIDING, FULL, SLIDING, FULL],
+    },
+}
+IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12] * 3
+
+
+def written(name: str, folder: Path) -> Gemma4ForCausalLM:
+    """Write a checkpoint of random weights, in which every part matters."""
+    torch.manual_seed(0)
+    model = Gemma4ForCausalLM(Gemma4TextConfig(**{**SIZES, **MODELS[name]})).eval()
+    for part in model.state_dict().values():
+        torch.nn.init.normal_(part, mean=0.0 if part.dim() > 1 else 0.7, std=0.2)
+    model.save_pretrained(folder)
+    return model
+
+
+@pytest.mark.parametrize("rejected", [0, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_logits_in_the_engine(name: str, rejected: int, tmp_path: Path) -> None:
+    """At prefill and a token at a time, also with tokens after it that are rejected."""
+    with torch.inference_mode():
+        expected = written(name, tmp_path)(torch.tensor([IDS])).logits[0]
+    each = Runner(name, load_model(tmp_path), slots=256)
+    assert isinstance(each.backend, ShapedAttention)
+    for cut in (20, 0):
+        table = each.reserve(len(IDS) + rejected)
+        assert table is not None
+        for slot in range(cut, len(IDS)):
+            start = 0 if slot == cut else slot
+            ids = [*IDS[start : slot + 1], *[slot % 40] * rejected]
+            read = Sample(keep=True)
+            forward = Forward(ids=ids, start=start, predict=[slot + 1], read=read)
+            (out,) = run(each, [forward], [table])
+            assert out.logits is not None
+            close(out.logits[0], expected[slot])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_layers_have_memory_of_their_own_shape(name: str, tmp_path: Path) -> None:
+    """None for layers that share keys; the size of the cache is that of all layers together."""
+    written(name, tmp_path)
+    each = Runner(name, load_model(tmp_path), slots=256)
+    kinds, model = MODELS[name]["layer_types"], MODELS[name]
+    own = kinds[: len(kinds) - model.get("num_kv_shared_layers", 0)]
+    heads = model.get("num_global_key_value_heads", 2)
+    size = model.get("global_head_dim", 32)
+    shapes = [(heads, size) if kind == FULL else (2, 16) for kind in own]
+    assert [tuple(keys.shape[1:]) for keys in each.cache.keys] == shapes
+    assert [tuple(values.shape[1:]) for values in each.cache.values] == shapes
+    slots = sum(memory[0, 0, :, 0, 0].numel() for memory in each.cache.memories)
+    assert slots == 256 * len({*shapes})
+    table = each.reserve(64)
+    assert table is not None
+    for part in (*each.cache.keys, *each.cache.values):
+        part[table.slots] = 1.0
+    each.cache.copy_pages([table.pages[0]], [table.pages[0] + 8])
+    each.release(table, zero=True)
+    for part in (*each.cache.keys, *each.cache.values):
+        assert part[table.slots].count_nonzero() == 0
+        assert part.count_nonzero() == part[0].numel() * 16
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int4"])
+@pytest.mark.parametrize("name", MODELS)
+def test_quantized_together_equals_alone(name: str, quantize: str, tmp_path: Path) -> None:
+    """Of prompts with a common prefix, which the prefix cache holds."""
+    written(name, tmp_path)
+    prompts = [IDS, IDS[:5], IDS[:20]]
+    llm = LLM(tmp_path, cache_gib=0.01, quantize=quantize)
+    together = llm.generate(prompts, max_tokens=16, ignore_eos=True)
+    alone = [llm.generate(ids, max_tokens=16, ignore_eos=True)[0] for ids in prompts]
+    assert [out.ids for out in together] == [out.ids for out in alone]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_saved_checkpoint_is_the_same(name: str, tmp_path: Path) -> None:
+    """Each tensor under its name."""
+    written(name, tmp_path / "theirs")
+    save_model(load_model(tmp_path / "theirs"), tmp_path / "ours", dtype=torch.float32)
+    theirs, ours = (load_file(tmp_path / each / "model.safetensors") for each in ("theirs", "ours"))
+    assert theirs.keys() == ours.keys()
+    assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
+
+
+def test_keys_of_layers_that_share_are_not_read(tmp_path: Path) -> None:
+    """Published checkpoints have them; other unknown tensors are refused."""
+    written("E2B", tmp_path)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    for part in ("k_proj", "v_proj", "k_norm"):
+        tensors[f"model.layers.5.self_attn.{part}.weight"] = torch.ones(3)
+    save_file(tensors, file)
+    load_model(tmp_path)
+    tensors["model.layers.5.self_attn.v_norm.weight"] = torch.ones(3)
+    save_file(tensors, file)
+    with pytest.raises(ValueError, match=r"such as 'model.layers.5.self_attn.v_norm.weight'"):
+        load_model(tmp_path)
+
+
+def test_published_and_converted_configurations_agree(tmp_path: Path) -> None:
+    """Sizes of global layers in two fields, or by layer as transformers writes them."""
+    written("31B", tmp_path)
+    file = tmp_path / "config.json"
+    before, config = load_model(tmp_path).config, json.loads(file.read_text())
+    sizes = config.pop("per_layer_config")["2"]
+    config["global_head_dim"] = sizes["head_dim"]
+    config["num_global_key_value_heads"] = sizes["num_key_value_heads"]
+    file.write_text(json.dumps(config))
+    assert load_model(tmp_path).config == before
+
+
+def test_what_is_not_available(tmp_path: Path) -> None:
+    """Refused by name before any work."""
+    written("31B", tmp_path)
+    model = load_model(tmp_path)
+    with pytest.raises(ValueError, match="tensor_parallel: Gemma4ForCausalLM has layers of diffe"):
+        ModelShard(0, 2).shard_config(model.config)
+    with pytest.raises(ValueError, match="layers of different sizes, which can neither be trained"):
+        check_trainable(model.config)
+    with pytest.raises(OptionError, match="graphs"):
+        LLM(tmp_path, cache_gib=0.01, graphs=True)
