@@ -66,6 +66,13 @@ GEMMA_3 = (
     "{%- set rest, first = messages[1:], messages[0].content + '\n\n' %}"
     "{%- else %}{%- set rest, first = messages, '' %}{%- endif %}" + GEMMA
 )
+GEMMA_4 = """{{- bos_token }}{%- for m in messages %}{%- set c = m.content %}
+{%- if m.role == 'assistant' %}{%- set role, c = 'model', c.split('<channel|>')[-1] %}
+{%- else %}{%- set role = m.role %}{%- endif %}
+{{- '<|turn>' + role + '\n' + c | trim + '<turn|>\n' }}{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|turn>model\n' }}
+{%- if not enable_thinking | default(false) %}{{- '<|channel>thought\n<channel|>' }}{%- endif %}
+{%- endif %}"""
 LLAMA = (
     "{{- bos_token }}{%- if messages[0].role == 'system' %}{%- set s = messages[0].content|trim %}"
     "{%- set rest = messages[1:] %}{%- else %}{%- set s, rest = '', messages %}{%- endif %}"
@@ -141,6 +148,12 @@ SHAPES: dict[str, Shape] = {
         GEMMA_3,
         ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
         ("\n\n", "\n\n\n", "\u2581\u2581", "<h1>"),
+        cut="spaces",
+    ),
+    "gemma4": Shape(
+        GEMMA_4,
+        ("<bos>", "<eos>", "<|turn>", "<turn|>", "<|channel>", "<channel|>"),
+        ("\n\n", "\n\n\n", "\u2581\u2581"),
         cut="spaces",
     ),
     "phi3": Shape(

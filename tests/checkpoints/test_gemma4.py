@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import Gemma4ForCausalLM, Gemma4TextConfig
 
+from adapting import write_adapter
 from helpers import close, run
 from outpace import LLM
 from outpace.attention.by_shape import ShapedAttention
-from outpace.checkpoints.load import load_model, save_model
+from outpace.checkpoints.load import load_config, load_model, save_model
 from outpace.decoding import Forward, Sample
 from outpace.engine.runner import Runner
 from outpace.errors import OptionError
@@ -139,6 +140,23 @@ def test_saved_checkpoint_is_the_same(name: str, tmp_path: Path) -> None:
     theirs, ours = (load_file(tmp_path / each / "model.safetensors") for each in ("theirs", "ours"))
     assert theirs.keys() == ours.keys()
     assert all(torch.equal(theirs[key], ours[key]) for key in theirs)
+
+
+@pytest.mark.parametrize("name", ["26B-A4B", "E2B"])
+def test_adapter_of_a_request_equals_a_merged_one(name: str, tmp_path: Path) -> None:
+    """On the matrices that a layer has, beside a request without one."""
+    written(name, tmp_path / "base")
+    parts = "attention", "mlp.gate_up", "dense", "layer_gate", "projection"
+    config = load_config(tmp_path / "base")
+    folder = write_adapter(tmp_path / "lora", config, size=0.1, parts=parts)
+    llm = LLM(tmp_path / "base", cache_gib=0.01, adapters={"own": folder})
+    options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
+    pending = [llm.submit(IDS, adapter=adapter, **options) for adapter in (None, "own")]
+    for _ in range(2 * options["max_tokens"]):
+        llm.driver.step()
+    plain, own = (answer.build_output() for answer in pending)
+    merged = LLM(tmp_path / "base", cache_gib=0.01, adapter=folder)
+    assert own.ids == merged.generate(IDS, **options)[0].ids != plain.ids
 
 
 def test_keys_of_layers_that_share_are_not_read(tmp_path: Path) -> None:
