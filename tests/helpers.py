@@ -35,7 +35,7 @@ from outpace.engine.stats import Stats
 from outpace.kernels.packed import find_packed_loop
 from outpace.methods import Method
 from outpace.models.attention import Attend
-from outpace.models.config import AttentionWindow, ChainHeads
+from outpace.models.config import AttentionWindow
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.dspark import DSparkDraft
 from outpace.models.extending import EagleDraft
@@ -204,12 +204,19 @@ def adding_draft(other: DFlashDraft) -> DFlashFusedDraft:
 
 def corrected_draft(other: DFlashDraft, *, seed: int = 0) -> DSparkDraft:
     """A draft with random heads for the token before and for acceptance, and the layers of one."""
-    chain = ChainHeads(rank=4, predicts_acceptance=True, reads_previous=True)
+    source = {**other.config.source, "architectures": ["Qwen3DSparkModel"]}
+    source |= source.pop("dflash_config")
+    source.pop("auto_map", None)
+    source |= {"markov_rank": 4, "enable_confidence_head": True}
+    source["confidence_head_with_markov"] = True
     torch.manual_seed(seed)
-    draft = DSparkDraft(replace(other.config, shift=1, chain=chain), *other.lender)
+    (target,) = other.lender
+    draft = DSparkDraft(translate_config(source), target)
     for parameter in draft.parameters():
         torch.nn.init.normal_(parameter, std=0.5)
-    draft.load_state_dict(other.state_dict(), strict=False)
+    borrowed = {"embedding.weight": target.embedding.weight}
+    borrowed["unembedding.weight"] = (target.unembedding or target.embedding).weight
+    draft.load_state_dict({**other.state_dict(), **borrowed}, strict=False)
     return draft.eval().requires_grad_(False)
 
 

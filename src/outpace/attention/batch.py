@@ -91,12 +91,6 @@ class AttentionBatch:
     features: Sequence[Tensor] = ()
     plan_arrays: Sequence[Tensor] = ()
 
-    def store_keys(self, keys: Tensor, values: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write the rows' `k, v` of a layer to its cache; without heads, they are of another."""
-        if k.shape[1]:
-            keys.index_copy_(0, self.write_slots, k)
-            values.index_copy_(0, self.write_slots, v)
-
 
 class Backend(Protocol):
     """Attention over the cache of one model on one device."""

@@ -123,7 +123,7 @@ class CompiledAttention:
         """Do the work that all layers of a pass share; return the `attend` of its layers."""
         pages, of_chunks, chunks, *seen = batch.plan_arrays
         rows = int(chunks[-1])
-        total = sum(len(span) * span.num_visible for span in batch.spans)
+        total = sum([len(span) * span.num_visible for span in batch.spans])
         keys = self.keys[0]
         common = {
             "isa": self.loop,
@@ -156,7 +156,9 @@ class CompiledAttention:
             keys, values = self.keys[layer], self.values[layer]
             if q.shape != wanted or q.dtype != keys.dtype or not q.is_cpu:
                 raise ValueError(f"q must be {wanted} of {keys.dtype}, got {describe_tensor(q)}")
-            batch.store_keys(keys, values, k, v)
+            if k.shape[1]:
+                keys.index_copy_(0, batch.write_slots, k)
+                values.index_copy_(0, batch.write_slots, v)
             q = q if q.stride(-1) == 1 else q.contiguous()
             own, out = passes[self.attention_windows[layer]], torch.empty(q.shape, dtype=q.dtype)
             sinks = None if sinks is None else check_vector("sinks", sinks.float(), self.heads)

@@ -77,7 +77,9 @@ class DenseAttention:
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            batch.store_keys(keys, values, k, v)
+            if k.shape[1]:
+                keys.index_copy_(0, batch.write_slots, k)
+                values.index_copy_(0, batch.write_slots, v)
             own = calls[self.attention_windows[layer]]
             if len(own) == 1 and own[0].is_contiguous:
                 return own[0](q, keys, values, sinks)

@@ -149,7 +149,9 @@ class PagedAttention:
             layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
         ) -> Tensor:
             keys, values = self.keys[layer], self.values[layer]
-            batch.store_keys(keys, values, k, v)
+            if k.shape[1]:
+                keys.index_copy_(0, batch.write_slots, k)
+                values.index_copy_(0, batch.write_slots, v)
             return launches[self.attention_windows[layer]](q, keys, values, sinks)
 
         return attend

@@ -166,13 +166,12 @@ def row_bounds(spans: Sequence[RowSpan], layer_window: AttentionWindow) -> PlanA
 
 def visible_bounds(spans: Sequence[RowSpan], layer_window: AttentionWindow) -> PlanArray:
     """Return first visible slot and visible end of each row, `i64[2, T]`."""
-    own = np.concatenate([np.arange(s.start, s.start + len(s)) for s in spans])
+    slots = [np.arange(span.start, span.start + len(span)) for span in spans]
+    own = np.concatenate(slots)
     stops = np.concatenate(
         [
-            np.arange(s.start + 1, s.start + len(s) + 1)
-            if s.visible_ends is None
-            else np.array(s.visible_ends)
-            for s in spans
+            rows + 1 if span.visible_ends is None else np.array(span.visible_ends)
+            for span, rows in zip(spans, slots, strict=True)
         ]
     )
     if layer_window.causal:

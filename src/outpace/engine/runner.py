@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -15,6 +16,7 @@ from outpace.attention.by_shape import select_backends
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.logprob import find_top_tokens
 from outpace.decoding.processor import BANNED_LOGIT
+from outpace.decoding.sampling import GroupReader
 from outpace.engine.adapters import PassAdapters
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
 from outpace.engine.chained import ChunkReader, chain_reader
@@ -246,11 +248,12 @@ class Runner:
         first = 0
         draft = self.model if isinstance(self.model, DSparkDraft) else None
         for group in packed.groups:
-            read = (
-                row_reader(group, forwards, self.device)
-                if draft is None
-                else chain_reader(draft, group, forwards)
-            )
+            read: ChunkReader
+            if draft is None:
+                reader = group.kind.make_reader(group.reads, group.slots, self.device)
+                read = partial(read_rows, group, forwards, reader)
+            else:
+                read = chain_reader(draft, group, forwards)
             exact = self.uses_float32 or group.keep or group.needs_all_rows or group.has_processors
             counts, whole = list(map(len, group.slots)), group.needs_all_rows or draft is not None
             for rows in split_chunks(counts, self.read_rows, whole=whole):
@@ -308,21 +311,20 @@ class Runner:
             self.prefix_cache.register_text(forward.table, forward.first_slot, text)
 
 
-def row_reader(
-    group: ReadGroup, forwards: Sequence[ScheduledForward], device: torch.device
-) -> ChunkReader:
-    """Return how the rows of a read group are read, each independently of the others."""
-    reader = group.kind.make_reader(group.reads, group.slots, device)
-
-    def read_rows(hidden: Tensor, logits: Tensor, rows: slice) -> ReadChunk:
-        if group.has_processors:
-            apply_processors(logits, rows, [forwards[index] for index in group.members])
-        count = group.top_logprobs  # before a read, which may change the logits
-        top = find_top_tokens(logits, count) if count else None
-        readout = reader(logits, rows)
-        return ReadChunk.from_readout(readout, logits, keep=group.keep, top=top)
-
-    return read_rows
+def read_rows(
+    group: ReadGroup,
+    forwards: Sequence[ScheduledForward],
+    reader: GroupReader,
+    hidden: Tensor,
+    logits: Tensor,
+    rows: slice,
+) -> ReadChunk:
+    """Read a slice of a group's rows, each independently of the others, from their logits."""
+    if group.has_processors:
+        apply_processors(logits, rows, [forwards[index] for index in group.members])
+    count = group.top_logprobs  # before a read, which may change the logits
+    top = find_top_tokens(logits, count) if count else None
+    return ReadChunk.from_readout(reader(logits, rows), logits, keep=group.keep, top=top)
 
 
 def split_chunks(counts: Sequence[int], most: int, *, whole: bool) -> list[slice]:
