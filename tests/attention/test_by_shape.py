@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from outpace.attention.batch import AttentionBatch
-from outpace.attention.by_shape import ShapedAttention, select_backends
-from outpace.attention.choice import BACKEND_NAMES
+from outpace.attention.by_shape import ShapedAttention, backend_by_shape
+from outpace.attention.choice import BACKEND_NAMES, select_backend
 from outpace.attention.dense import DenseAttention
 from outpace.engine.cache import PAGE_SIZE
 from outpace.errors import OptionError
@@ -32,7 +32,12 @@ def test_layers_of_two_shapes(name: str, pattern: object) -> None:
     ]
     keys, values = ([each[part] for each in memory] for part in (0, 1))
     try:
-        ours = select_backends(name, keys, values, HEADS, SIGHTS, page=PAGE_SIZE, double=False)
+        ours = backend_by_shape(
+            *(keys, values, SIGHTS),
+            lambda keys, values, sights: select_backend(
+                name, keys, values, HEADS, sights, page=PAGE_SIZE, double=False
+            ),
+        )
     except OptionError as error:
         pytest.skip(str(error))
     assert isinstance(ours, ShapedAttention)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, Backend, RowSpan
-from outpace.attention.choice import select_backend
 from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
 
@@ -53,31 +52,21 @@ class ShapedAttention:
         return attend
 
 
-def select_backends(
-    attention: str,
+def backend_by_shape(
     keys: Sequence[Tensor],
     values: Sequence[Tensor],
-    heads: int,
     attention_windows: Sequence[AttentionWindow],
-    *,
-    page: int,
-    double: bool,
-    pad_work: bool = False,
+    select: Callable[[list[Tensor], list[Tensor], Sequence[AttentionWindow]], Backend],
 ) -> Backend:
-    """Select the back end of a cache as `select_backend` does, or one for each shape of keys."""
+    """Return the back end that `select` creates for all layers, or one for each shape of keys."""
     groups: dict[tuple[int, ...], list[int]] = {}
     for layer, each in enumerate(keys):
         groups.setdefault(tuple(each.shape[1:]), []).append(layer)
     backends = [
-        select_backend(
-            attention,
+        select(
             [keys[layer] for layer in layers],
             [values[layer] for layer in layers],
-            heads,
             [attention_windows[layer] for layer in layers] if attention_windows else (),
-            page=page,
-            double=double,
-            pad_work=pad_work,
         )
         for layers in groups.values()
     ]

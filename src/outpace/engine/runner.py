@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.attention.batch import Backend
-from outpace.attention.by_shape import select_backends
+from outpace.attention.by_shape import backend_by_shape
+from outpace.attention.choice import select_backend
 from outpace.decoding import Kind, Prediction
 from outpace.decoding.logprob import find_top_tokens
 from outpace.decoding.processor import BANNED_LOGIT
@@ -97,15 +97,16 @@ class Runner:
         )
         # 8-bit activations: rounding that depends on the batch may change a whole code.
         double = is_quantized(model)
-        self.backend: Backend = select_backends(
-            attention,
+        self.backend = backend_by_shape(
             self.cache.keys,
             self.cache.values,
-            self.config.heads,
             self.config.sights,
-            page=PAGE_SIZE,
-            double=double,
-            pad_work=record is not None,
+            lambda keys, values, windows: select_backend(
+                *(attention, keys, values, self.config.heads, windows),
+                page=PAGE_SIZE,
+                double=double,
+                pad_work=record is not None,
+            ),
         )
         self.adapters = PassAdapters(model, adapters) if adapters else None
         self.graphs: GraphCache | None = None
