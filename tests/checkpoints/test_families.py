@@ -385,7 +385,7 @@ def test_every_causal_family_is_compared() -> None:
     others = {"dflash", "dream", "eagle", "llada", "wedlm"}
     others |= {"dflash_speculator", "eagle_speculator"}  # tests/checkpoints/test_speculators.py
     others |= {"mimo"}  # tests/checkpoints/test_mtp.py
-    others |= {"dspark"}  # tests/models/test_dspark.py
+    others |= {"dflash2", "dspark"}  # tests/models
     assert compared | blocks | others == set(FAMILIES)
 
 
@@ -402,7 +402,7 @@ def test_the_table_of_families_is_the_registry() -> None:
         method, sampling = f"`{METHODS[family.method].__name__}`", "greedy"
         if family.temperature:
             sampling = f"temperature {family.temperature}, top-p {family.top_p}"
-        if name.partition("_")[0] in ("dflash", "dspark", "eagle"):
+        if name.partition("_")[0] in ("dflash", "dflash2", "dspark", "eagle"):
             method, sampling = "none: a [draft](#drafts)", "that of its target"
         expected[name] = (*family.architectures, method, sampling)
     assert rows == expected

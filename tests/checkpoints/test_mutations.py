@@ -580,5 +580,5 @@ def test_tokenizers(tmp_path: Path) -> None:
 
 def test_every_family_is_mutated() -> None:
     """Drafts have separate tests."""
-    drafts = {"dflash", "dflash_speculator", "dspark", "eagle", "eagle_speculator"}
+    drafts = {"dflash", "dflash2", "dflash_speculator", "dspark", "eagle", "eagle_speculator"}
     assert CONFIGS.keys() | drafts == FAMILIES.keys()

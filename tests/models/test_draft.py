@@ -210,8 +210,8 @@ def test_sliding_layers_are_causal_by_default(
         ({"dflash_config": {**NESTED, "use_swa": True}}, "use_swa is True"),
         ({"dflash_config": {**NESTED, "conv_kernel_size": 2}}, "conv_kernel_size is 2"),
         (
-            {"architectures": ["DFlash2DraftModel"]},
-            "DFlash2DraftModel is DFlash2: .* a selector, wh",
+            {"architectures": ["LiLiCorrDraftModel"]},
+            "LiLiCorrDraftModel is LiLiCorr: .* of its candidates, wh",
         ),
         (
             {"architectures": ["LiLiCorrDraftModel"]},

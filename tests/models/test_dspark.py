@@ -10,7 +10,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional as F
 
 from helpers import (
     MASK,
@@ -23,6 +22,7 @@ from helpers import (
     run,
     same_weights,
 )
+from naive_draft import naive_hidden
 from outpace import LLM
 from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
 from outpace.decoding import FULL, Forward, Prediction, Sample, Sampling
@@ -112,50 +112,18 @@ def write(folder: Path, **changes: Any) -> Path:
     return folder
 
 
-def rms(x: Tensor, weight: Tensor) -> Tensor:
-    """Normalise by the mean square."""
-    return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)
-
-
-def rotate(x: Tensor, places: Tensor) -> Tensor:
-    """Apply the rotary embedding to heads `[n, H, 8]`."""
-    angles = places[:, None].float() * 10_000.0 ** (-torch.arange(0, 8, 2) / 8)
-    cos, sin = (torch.cat((f(angles),) * 2, -1)[:, None] for f in (torch.cos, torch.sin))
-    return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
-
-
-def naive_hidden(weights: dict[str, Tensor], features: Tensor, ids: list[int]) -> Tensor:
-    """Return hidden states of a block after all features, layer by layer as in DeepSpec."""
-    context = rms(features @ weights["fc.weight"].T, weights["hidden_norm.weight"])
-    x, count = weights["embed_tokens.weight"][ids], len(context)
-    places = torch.arange(count + len(ids))
-    for layer in range(2):
-        part = {
-            name.removeprefix(f"layers.{layer}."): tensor
-            for name, tensor in weights.items()
-            if name.startswith(f"layers.{layer}.")
-        }
-        y = rms(x, part["input_layernorm.weight"])
-        rows = torch.cat((context, y))
-        q = (y @ part["self_attn.q_proj.weight"].T).view(-1, 4, 8)
-        k = (rows @ part["self_attn.k_proj.weight"].T).view(-1, 2, 8)
-        v = (rows @ part["self_attn.v_proj.weight"].T).view(-1, 2, 8).repeat_interleave(2, 1)
-        q = rotate(rms(q, part["self_attn.q_norm.weight"]), places[count:])
-        k = rotate(rms(k, part["self_attn.k_norm.weight"]), places).repeat_interleave(2, 1)
-        scores = torch.einsum("qhd,khd->hqk", q, k) / 8**0.5
-        mixed = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v).flatten(1)
-        x = x + mixed @ part["self_attn.o_proj.weight"].T
-        y = rms(x, part["post_attention_layernorm.weight"])
-        gate, up = (y @ part[f"mlp.{name}_proj.weight"].T for name in ("gate", "up"))
-        x = x + (F.silu(gate) * up) @ part["mlp.down_proj.weight"].T
-    return rms(x, weights["norm.weight"])
+def block_hidden(weights: dict[str, Tensor], features: Tensor, last: int) -> Tensor:
+    """Return hidden states of a block after a last token."""
+    return naive_hidden(
+        weights, features, weights["embed_tokens.weight"][[last] + [MASK] * (BLOCK - 1)]
+    )
 
 
 def naive_block(
     weights: dict[str, Tensor], features: Tensor, last: int, count: int
 ) -> tuple[list[int], Tensor, list[float]]:
     """Return the greedy tokens of a block, their logits, and how sure the draft is of each."""
-    hidden = naive_hidden(weights, features, [last] + [MASK] * (BLOCK - 1))
+    hidden = block_hidden(weights, features, last)
     tokens: list[int] = []
     logits, sure = [], []
     for state in hidden[:count]:
@@ -338,7 +306,7 @@ def test_rejection_draws_from_the_corrected_logits(pair: tuple[Path, Path]) -> N
     warm = Sampling(temperature=1.0, seed=11)
     found = draft_blocks(draft, random_blocks(), sampling=warm, step=1)
     for (features, last, count), ours in zip(random_blocks(), found, strict=True):
-        hidden = naive_hidden(weights, features, [last] + [MASK] * (BLOCK - 1))[:count]
+        hidden = block_hidden(weights, features, last)[:count]
         before = weights["markov_head.markov_w1.weight"][[last, *ours.tokens[:-1]]]
         logits = hidden @ weights["lm_head.weight"].T
         logits += before @ weights["markov_head.markov_w2.weight"].T

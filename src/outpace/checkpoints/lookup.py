@@ -45,7 +45,7 @@ def match_architecture(names: Any, config: Mapping[str, Any], path: Path) -> Fam
     if first in UNSUPPORTED_DRAFTS:
         raise ValueError(
             f"{path}: {first} is {UNSUPPORTED_DRAFTS[first]}, which is not supported; supported: "
-            "drafts of the families dflash, dspark and eagle"
+            "drafts of the families dflash, dflash2, dspark and eagle"
         )
     raise ValueError(
         f"{path}: architectures {shorten(names)} is not supported; known are "

@@ -12,15 +12,32 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from outpace.attention.batch import RowSpan
 from outpace.decoding import Read
 from outpace.decoding.sampling import Readout, Score
 from outpace.engine.pack import ReadGroup
 from outpace.engine.readout import ReadChunk
 from outpace.engine.scheduled_forward import ScheduledForward
-from outpace.models.dspark import DSparkDraft
+from outpace.models.attention import Attend
+from outpace.models.draft import ChainedDraft
 
 ChunkReader = Callable[[Tensor, Tensor, slice], ReadChunk]
 """Reads a slice of a group's rows from their hidden states `[r, dim]` and logits `[r, V]`."""
+
+
+class BlockPass:
+    """Attention of a pass over a draft whose rows also see places in their block."""
+
+    def __init__(self, attend: Attend, spans: Sequence[RowSpan], device: torch.device) -> None:
+        self.attend = attend
+        places = [torch.arange(len(span), device=device) for span in spans]
+        self.offsets = torch.cat(places)
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None
+    ) -> Tensor:
+        """Attend as without them."""
+        return self.attend(layer, q, k, v, sinks)
 
 
 @dataclass(slots=True)
@@ -49,7 +66,7 @@ class Chain:
 
 
 def chain_reader(
-    draft: DSparkDraft, group: ReadGroup, forwards: Sequence[ScheduledForward]
+    draft: ChainedDraft, group: ReadGroup, forwards: Sequence[ScheduledForward]
 ) -> ChunkReader:
     """Return how whole sequences of a read group are read, step by step."""
 
@@ -87,7 +104,7 @@ def split_chains(
 
 
 def read_step(
-    draft: DSparkDraft,
+    draft: ChainedDraft,
     group: ReadGroup,
     chains: Sequence[Chain],
     step: int,
@@ -95,8 +112,7 @@ def read_step(
 ) -> ReadChunk:
     """Read one slot of each sequence, from hidden states, logits and the tokens before."""
     hidden, logits, previous = inputs
-    if (bias := draft.transition_bias(previous)) is not None:
-        logits = logits + bias[:, : logits.shape[1]]
+    logits = draft.condition_logits(hidden, logits, previous)
     if group.has_processors:
         for row, chain in enumerate(chains):
             for processor in chain.forward.processors:

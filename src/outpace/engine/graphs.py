@@ -126,6 +126,9 @@ class GraphCache:
         if model.config.delta is not None:
             message = "graphs are not available for models with gated delta layers: omit graphs"
             raise OptionError("graphs", True, message)
+        if model.config.convolution is not None:
+            message = "graphs are not available for drafts with convolutions: omit graphs"
+            raise OptionError("graphs", True, message)
         if model.config.experts:
             message = (
                 "graphs are not available for mixture-of-experts models, which wait for the host"

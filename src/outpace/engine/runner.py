@@ -19,7 +19,7 @@ from outpace.decoding.processor import BANNED_LOGIT
 from outpace.decoding.sampling import GroupReader
 from outpace.engine.adapters import PassAdapters
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
-from outpace.engine.chained import ChunkReader, chain_reader
+from outpace.engine.chained import BlockPass, ChunkReader, chain_reader
 from outpace.engine.cpu import pack_model
 from outpace.engine.fuse import compile_layers
 from outpace.engine.graphs import SCRATCH_SLOTS, GraphCache, PassRecorder
@@ -29,7 +29,7 @@ from outpace.engine.readout import HostTransfer, LaunchedPass, ReadChunk, apply_
 from outpace.engine.recurrent import RecurrentPass
 from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.models.adapted import ModelUpdates
-from outpace.models.dspark import DSparkDraft
+from outpace.models.draft import ChainedDraft
 from outpace.models.int8 import is_quantized
 from outpace.models.transformer import Stack
 
@@ -232,6 +232,8 @@ class Runner:
         if self.config.delta is not None:
             copies = self.prefix_cache is not None and self.cache.has_state_room
             attend = RecurrentPass(attend, batch.spans, copies=copies)
+        if self.config.convolution is not None:
+            attend = BlockPass(attend, batch.spans, self.device)
         hidden, captured = self.model.capture_layers(
             batch.ids, batch.positions, attend, layers, within, batch.context, batch.features
         )
@@ -247,7 +249,7 @@ class Runner:
         if self.adapters is not None:
             self.adapters.select_wanted(forwards, packed)
         first = 0
-        draft = self.model if isinstance(self.model, DSparkDraft) else None
+        draft = self.model if isinstance(self.model, ChainedDraft) else None
         for group in packed.groups:
             read: ChunkReader
             if draft is None:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from outpace.decoding.target import DRAFT_KINDS, HoleOrder, Kind
 from outpace.models.delta_layers import DeltaLayers
+from outpace.models.draft_parts import BlockConvolution, ChainHeads
 from outpace.models.uneven import GlobalHeads, SharedKeys
 
 
@@ -85,25 +86,6 @@ class MTPHead:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChainHeads:
-    """Heads of a draft that chooses the tokens of a block one after another, after one pass.
-
-    Attributes:
-        rank: width of the head that adds a bias by the previous token; 0 without one.
-        predicts_acceptance: whether a head predicts if the target will accept a token.
-        reads_previous: whether that head also reads the embedding of the previous token.
-    """
-
-    rank: int
-    predicts_acceptance: bool = False
-    reads_previous: bool = False
-
-    def __post_init__(self) -> None:
-        if self.reads_previous and not self.rank:
-            raise ValueError("a confidence head that reads the previous token needs a Markov head")
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and choices of one decoder, translated by its family from `config.json`.
 
@@ -154,6 +136,7 @@ class ModelConfig:
         target_layers: depth of the target that a draft was trained for, if published.
         mtp: head for multi-token prediction: that of a target, or the one that a draft is.
         chain: heads of a draft that chooses the tokens of a block one after another.
+        convolution: convolutions over the rows of a draft's block; None without them.
         source: the published configuration.
     """
 
@@ -221,6 +204,7 @@ class ModelConfig:
     precise_router: bool = False
     mtp: MTPHead | None = None
     chain: ChainHeads | None = None
+    convolution: BlockConvolution | None = None
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -237,6 +221,10 @@ class ModelConfig:
             )
         if self.experts_per_row > self.experts:
             raise ValueError(f"a row cannot use {self.experts_per_row} of {self.experts} experts")
+        if self.convolution is not None and self.dim % self.convolution.group:
+            raise ValueError(
+                f"conv_group_size {self.convolution.group} must divide hidden_size {self.dim}"
+            )
         if (groups := self.expert_groups) is not None:
             self.check_groups(groups)
         if self.mask_id is not None and not 0 <= self.mask_id < self.vocab:

@@ -114,10 +114,14 @@ class BlockDraft(Draft):
     its own slot.
     """
 
+    block_type: type[Block] = Block
+
     def build_layers(self) -> None:
         """Create the layers that follow the feature input."""
         config = self.config
-        self.blocks = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
+        self.blocks = nn.ModuleList(
+            self.block_type(config, layer) for layer in range(config.layers)
+        )
         self.norm = nn.RMSNorm(config.dim, config.norm_eps)
         self.make_head()
         self.initialize_weights()
@@ -135,6 +139,29 @@ class DFlashDraft(BlockDraft):
         """Return rows `[C, dim]` for hidden states `[C, f]` of the target."""
         rows: Tensor = self.fusion_norm(self.fusion(features))
         return rows
+
+
+class ChainedDraft(DFlashDraft):
+    """A draft that chooses the tokens of a block one after another, after one pass."""
+
+    def condition_logits(self, hidden: Tensor, logits: Tensor, previous: Tensor) -> Tensor:
+        """Return logits `[R, V]` of the next tokens, given the tokens before them.
+
+        Args:
+            hidden: hidden states of the rows that predict them, `[R, dim]`.
+            logits: logits `[R, V]` without regard to the tokens before.
+            previous: tokens before them, `i64[R]`.
+        """
+        raise NotImplementedError
+
+    def predict_acceptance(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Return the probability `f32[R]` that the target accepts the next tokens.
+
+        Args:
+            hidden: hidden states of the rows that predict them, `[R, dim]`.
+            previous: tokens before them, `i64[R]`.
+        """
+        raise NotImplementedError
 
 
 class DFlashFusedDraft(BlockDraft):

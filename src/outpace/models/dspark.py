@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from outpace.models.draft import DFlashDraft
+from outpace.models.draft import ChainedDraft
 
 
-class DSparkDraft(DFlashDraft):
+class DSparkDraft(ChainedDraft):
     """Layers that predict a block in one pass, whose tokens are then chosen one after another.
 
     The Markov head adds a bias to the logits of a token that depends on the token before it. The
@@ -36,17 +36,14 @@ class DSparkDraft(DFlashDraft):
         rows: Tensor = self.previous_embedding(previous)
         return rows
 
-    def transition_bias(self, previous: Tensor) -> Tensor | None:
-        """Return the bias `[R, V]` of the logits of tokens that follow `previous i64[R]`."""
-        return None if self.transition is None else self.transition(self.embed_previous(previous))
+    def condition_logits(self, hidden: Tensor, logits: Tensor, previous: Tensor) -> Tensor:
+        """Add the bias of the tokens before, where there is a Markov head."""
+        if self.transition is None:
+            return logits
+        return logits + self.transition(self.embed_previous(previous))[:, : logits.shape[1]]
 
     def predict_acceptance(self, hidden: Tensor, previous: Tensor) -> Tensor:
-        """Return the probability `f32[R]` that the target accepts the next token.
-
-        Args:
-            hidden: hidden states of the rows that predict it, `[R, dim]`.
-            previous: tokens before it, `i64[R]`.
-        """
+        """Apply the confidence head."""
         assert self.acceptance is not None
         if self.reads_previous:
             hidden = torch.cat((hidden, self.embed_previous(previous)), -1)

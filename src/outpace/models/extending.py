@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from outpace.decoding.target import Kind
 from outpace.models.attention import Attend, Attention
 from outpace.models.config import ModelConfig
+from outpace.models.dflash2 import DFlash2Draft
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft, Draft, check_draft_pair
 from outpace.models.dspark import DSparkDraft
 from outpace.models.mtp import MTPDraft
@@ -124,10 +125,17 @@ def fit_draft_config(draft: ModelConfig, target: ModelConfig) -> ModelConfig:
     return draft
 
 
+def block_draft_type(config: ModelConfig) -> type[DFlashDraft]:
+    """Return the class of a draft that fills blocks after context."""
+    if config.convolution is not None:
+        return DFlash2Draft
+    return DFlashDraft if config.chain is None else DSparkDraft
+
+
 def build_draft_model(config: ModelConfig, target: Transformer) -> Draft:
     """Create a draft of its kind for a target; raise `ValueError` on a mismatch."""
     kinds: dict[Kind, type[Draft]] = {
-        Kind.DFLASH: DFlashDraft if config.chain is None else DSparkDraft,
+        Kind.DFLASH: block_draft_type(config),
         Kind.DFLASH_FUSED: DFlashFusedDraft,
         Kind.EAGLE: EagleDraft if config.mtp is None else MTPDraft,
     }

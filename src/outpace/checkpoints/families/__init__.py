@@ -2,6 +2,7 @@
 
 from outpace.checkpoints.families.a2d import A2D, A2D_BLOCK
 from outpace.checkpoints.families.dflash import DFLASH
+from outpace.checkpoints.families.dflash2 import DFLASH2
 from outpace.checkpoints.families.dream import DREAM
 from outpace.checkpoints.families.dspark import DSPARK
 from outpace.checkpoints.families.eagle import EAGLE
@@ -40,7 +41,7 @@ from outpace.models.config import ModelConfig
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        *(A2D, A2D_BLOCK, DFLASH, DFLASH_SPECULATOR, DREAM, DSPARK, EAGLE),
+        *(A2D, A2D_BLOCK, DFLASH, DFLASH2, DFLASH_SPECULATOR, DREAM, DSPARK, EAGLE),
         *(EAGLE_SPECULATOR, EFFICIENT_DLM, FAST_DLLM_V2, GEMMA3, GEMMA4, GEMMA4_TEXT),
         *(GEMMA4_UNIFIED, GLM4_MOE, GPT_OSS, LLADA, LLADA2, LLADA_MOE, LLAMA, MIMO),
         *(MISTRAL, MIXTRAL, NEMOTRON_DIFFUSION, OLMO2, OLMO3, PHI3, QWEN2, QWEN3),

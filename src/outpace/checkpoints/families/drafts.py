@@ -19,6 +19,7 @@ KNOWN_DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "Qwen/Qwen3.5-122B-A10B": ("z-lab/Qwen3.5-122B-A10B-DFlash",),
         "Qwen/Qwen3.6-27B": ("z-lab/Qwen3.6-27B-DFlash",),
         "Qwen/Qwen3.6-35B-A3B": ("z-lab/Qwen3.6-35B-A3B-DFlash",),
+        "Qwen/Qwen3.8-27B": ("z-lab/Qwen3.8-27B-DFlash2",),
         "meta-llama/Llama-3.1-8B-Instruct": ("z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",),
         "moonshotai/Kimi-K2.5": ("z-lab/Kimi-K2.5-DFlash",),
         "openai/gpt-oss-20b": ("z-lab/gpt-oss-20b-DFlash",),
@@ -35,7 +36,6 @@ KNOWN_DRAFTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 """Drafts of each method by the name of their target."""
 
 UNSUPPORTED_DRAFTS: Mapping[str, str] = {
-    "DFlash2DraftModel": "DFlash2: a DFlash draft with convolutions and a selector",
     "DSparkDraftModel": "DSpark as SpecForge or the library speculators writes it",
     "Gemma4DSparkModel": "DSpark with layers of Gemma 4",
     "LiLiCorrDraftModel": "LiLiCorr: a DFlash draft with a correlator of its candidates",

@@ -10,7 +10,7 @@ from outpace.checkpoints.families.dflash import DFLASH
 from outpace.checkpoints.families.family import FIXED_FIELDS
 from outpace.checkpoints.fields import Field, Fields, count, field, flag, some_indices
 from outpace.decoding.target import Kind
-from outpace.models.config import ChainHeads
+from outpace.models.draft_parts import ChainHeads
 
 MARKOV_RANK = field("markov_rank", lambda value: 0 if value == 0 else count(value))
 CONFIDENCE_HEAD = field("enable_confidence_head", flag)

@@ -109,6 +109,11 @@ class DFlash(Objective):
                 f"dflash needs a draft that fills blocks, and {config.architecture} is not one; "
                 "give [model] a target and the configuration of such a draft"
             )
+        if config.convolution is not None:
+            raise ValueError(
+                f"dflash trains no draft with convolutions, as a {config.architecture} has; give "
+                "the configuration of a DFlash draft"
+            )
         if config.shift:
             raise ValueError(
                 f"dflash trains no draft that predicts from its last token, as a "
