@@ -7,6 +7,7 @@ where a method caches them. `outpace.methods` must give the same tokens.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -402,6 +403,7 @@ def block_diffusion(
     frechet_margin: float = 0.25,
     klass_divergence: float = 0.01,
     edit: float | None = None,
+    lookahead: int = 0,
     eos: int | None = None,
 ) -> list[int]:
     """Fill one block after the other; everything up to its end is recomputed in every forward."""
@@ -410,10 +412,14 @@ def block_diffusion(
     steps = steps or size
     quotas = [size // steps + (step < size % steps) for step in range(steps)]
     past: dict[int, list[Tensor]] = {}
+    own = model.config.mask_shift == 0
+
+    def run(text: list[int], ends: list[int]) -> Tensor:
+        return by_block(model, text, ends).roll(-shift if own else 0, 0)
+
     for begin in range(len(prompt) // size * size, limit, size):
         end = min(begin + size, limit)
         ends = [*range(size, end, size), end]
-        own = model.config.mask_shift == 0
         if own:
             ends = [*range(1, begin + 1), end]
         ids += [mask] * (end - len(ids))
@@ -427,9 +433,7 @@ def block_diffusion(
                 before = by_block(model, ids[:begin] + [0], [*ends[:-1], begin + 1])
                 ids[begin] = int(before[begin].argmax())
                 continue
-            every = by_block(model, ids, ends)
-            if own:
-                every = every.roll(-shift, 0)
+            every = run(ids, ends)
             changes = edits(
                 every, [s for s in mine[shift * (mine[0] == begin) :] if ids[s] != mask], ids, edit
             )
@@ -467,10 +471,46 @@ def block_diffusion(
                 sure = [index for index in first if best[index] > threshold]
             if rule == "klass":
                 sure = [index for index in sure if stable(past[holes[index]], klass_divergence)]
-            for index in sure if len(sure) >= min(least, len(first)) else first[:least]:
-                ids[holes[index]] = int(logits[index].argmax())
+            taken = sure if len(sure) >= min(least, len(first)) else first[:least]
+            guesses = logits.argmax(-1).tolist()
+            for index in taken:
+                ids[holes[index]] = guesses[index]
+            rest = [index for index in first if index not in taken]
+            branches = [{holes[index]: guesses[index]} for index in rest[:lookahead]]
+            if branches:
+                left = [holes[index] for index in rest]
+                rows = partial(run, ends=ends)
+                best = best_branch([*branches, {}], ids, left, rows, past, rule, order)
+                ids = [best.get(slot, token) for slot, token in enumerate(ids)]
             turn += 1
     return answer(ids, prompt, eos)
+
+
+def best_branch(
+    branches: list[dict[int, int]],
+    ids: list[int],
+    holes: list[int],
+    run: Callable[[list[int]], Tensor],
+    past: dict[int, list[Tensor]],
+    rule: str,
+    order: str,
+) -> dict[int, int]:
+    """LoPA: the further tokens with which the holes that remain have the highest mean confidence.
+
+    It is 1 where none remains.
+    """
+
+    def confidence(more: dict[int, int]) -> float:
+        left = [slot for slot in holes if slot not in more]
+        if not left:
+            return 1.0
+        logits = run([more.get(slot, token) for slot, token in enumerate(ids)])[left]
+        if rule == "credit":
+            rows = zip(left, logits, strict=True)
+            logits = torch.stack([credited([*past[slot], row]) for slot, row in rows])
+        return float(surest(logits, order).mean())
+
+    return max(branches, key=confidence)
 
 
 def edits(logits: Tensor, filled: list[int], ids: list[int], least: float | None) -> dict[int, int]:

@@ -119,6 +119,8 @@ KINDS: list[Method] = [
     BlockDiffusion(rule="credit", threshold=0.4),
     BlockDiffusion(edit=0.2, threshold=0.3),
     BlockDiffusion(edit=0.0, threshold=0.3, order="entropy"),
+    BlockDiffusion(lookahead=3, threshold=0.4),
+    BlockDiffusion(lookahead=6, rule="credit", threshold=0.6, order="margin", canvas=True),
     FastDLLM(rule="klass", threshold=0.3, klass_divergence=0.5, block=6),
     FastDLLM(rule="credit", threshold=0.4, block=6, cache=None),
     FastDLLM(rule="frechet", block=6),
@@ -165,6 +167,7 @@ ZOO: dict[str, list[Method]] = {
         BlockDiffusion(),
         BlockDiffusion(steps=2, canvas=True),
         BlockDiffusion(verify=True),
+        BlockDiffusion(lookahead=3),
         D2F(),
     ],
 }
@@ -330,6 +333,15 @@ STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
             steps=optional,
             part=optional,
             edit=st.sampled_from([0.0, 0.2, 0.6]),
+        ),
+        st.builds(
+            BlockDiffusion,
+            threshold=st.sampled_from([0.2, 0.6]),
+            steps=optional,
+            order=st.sampled_from(["confidence", "margin", "entropy"]),
+            rule=st.sampled_from(["confidence", "entropy", "frechet", "klass", "credit"]),
+            canvas=st.booleans(),
+            lookahead=st.sampled_from([1, 2, 6]),
         ),
         st.builds(
             BlockDiffusion,
@@ -509,6 +521,8 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         )
         if rng.random() < 0.6
         else BlockDiffusion(edit=rng.choice([0.0, 0.3]), threshold=0.3)
+        if rng.random() < 0.5
+        else BlockDiffusion(lookahead=rng.choice([1, 3, 6]), threshold=0.4)
     ),
     Eagle: lambda rng: Eagle(
         draft="states",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from blocks import predicted, shape
 from helpers import (
@@ -19,7 +21,7 @@ from helpers import (
     script,
     tokens,
 )
-from outpace.decoding import Prediction, Request, Sampling, Tree
+from outpace.decoding import OptionError, Prediction, Request, Sampling, Tree
 from outpace.decoding.processor import Penalties
 from outpace.methods import BlockDiffusion
 from refusal import refuses
@@ -265,6 +267,81 @@ def test_first_slot_of_a_block_is_not_edited_by_a_shifted_model() -> None:
     assert seq.tokens == [5, 6, 9, 8, 2, 3]
 
 
+def test_most_confident_branch_continues() -> None:
+    """All run in one forward, each sees itself; the next holes are read from the same forward."""
+    seq = sequence(8, prompt=[1] * 4)
+    decoding = BlockDiffusion(lookahead=2).decode(seq)
+    assert shape(as_it_stands(next(decoding))) == (0, "1111____", (4, 4), [4, 5, 6, 7])
+    forward = as_it_stands(decoding.send(predicted("4567", "+-*-")))
+    assert (forward.start, seq.tokens) == (4, [4])
+    assert list(forward.ids) == [4, MASK, 6, MASK, 4, 5, MASK, MASK, 4, MASK, MASK, MASK]
+    assert forward.pattern == Tree(4, (0xF,) * 4 + (0xF0,) * 4 + (0xF00,) * 4)
+    assert forward.positions == [4, 5, 6, 7] * 3
+    assert list(forward.predict) == [5, 7, 6, 7, 5, 6, 7]
+    assert forward.predict_from == [5, 7, 10, 11, 13, 14, 15]
+    assert forward.branches is None
+    # The second branch: slot 6 is its best hole, and the one that would remain is filled too.
+    after = decoding.send(predicted("7891234", "--*----"))
+    assert seq.tokens == [4, 5, 9, 1]
+    assert shape(after) == (4, "4591____", (4, 4), [8, 9, 10, 11])
+
+
+def test_anchor_continues_where_no_branch_is_more_confident() -> None:
+    """In a model of shift 1, the row before a hole predicts it."""
+    seq = sequence(8, shift=1, prompt=[1] * 4)
+    decoding = BlockDiffusion(lookahead=1).decode(seq)
+    next(decoding)
+    assert shape(decoding.send(predicted("5", "-"))) == (4, "5___", (4,), [5, 6, 7])
+    forward = decoding.send(predicted("678", "--+"))
+    assert list(forward.ids) == [5, 6, MASK, 8, 5, MASK, MASK, 8]
+    assert (list(forward.predict), forward.predict_from) == ([6, 5, 6], [5, 8, 9])
+    decoding.send(predicted("923", "-++"))
+    assert seq.tokens == [5, 2, 3, 8]
+    # Of equal branches, one that fills a further hole continues.
+    seq = sequence(8, shift=1, prompt=[1] * 4)
+    decoding = BlockDiffusion(lookahead=1).decode(seq)
+    for answer in (None, predicted("5", "-"), predicted("678", "--+"), predicted("923", "---")):
+        decoding.send(answer)  # type: ignore[arg-type]  # None begins
+    assert seq.tokens == [5, 6, 9, 8]
+
+
+@pytest.mark.parametrize(("size", "most"), [(2, 30), (4, 14), (8, 6), (31, 1)])
+def test_branches_of_a_block_fit_into_one_forward(size: int, most: int) -> None:
+    """At most 63 rows; the message has the largest number for this block length."""
+    BlockDiffusion(lookahead=most).check_request(sequence(block=size))
+    with pytest.raises(
+        OptionError, match=f"^lookahead must be at most {most} with blocks of {size}"
+    ):
+        BlockDiffusion(lookahead=most + 1).check_request(sequence(block=size))
+    assert size * most <= BlockDiffusion(lookahead=most).slots_needed(0, 0) < 63
+
+
+def test_long_blocks_have_no_branches() -> None:
+    """Two branches of 32 tokens are more rows than a forward holds."""
+    with pytest.raises(OptionError, match="^lookahead must be None with blocks of 32"):
+        BlockDiffusion(lookahead=1).check_request(sequence(block=32))
+
+
+def test_processors_see_the_text_of_each_branch() -> None:
+    """Up to the slot; also where nothing is committed before the block is full."""
+    texts: list[tuple[int, list[int]]] = []
+
+    def record(logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
+        if len(slots) == 1:
+            texts.append((slots[0], list(text)))
+
+    engine = engine_of(("blocks", block_model(seed=1)))
+    target = {"target": runner(engine, "blocks")}
+    for canvas in (False, True):
+        method = BlockDiffusion(lookahead=3, threshold=0.4, canvas=canvas)
+        enter(engine, method, [5] * 4, runners=target, max_tokens=16, processors=(record,))
+        finish(engine)
+        assert texts and all(len(text) == slot for slot, text in texts)
+        assert all(text[:4] == [5] * 4 for _, text in texts)
+        assert {MASK in text[4:] for _, text in texts} == {False, True}
+        texts.clear()
+
+
 def test_fixed_tokens_are_not_holes() -> None:
     """A block of fixed tokens only runs with the next one."""
     given = {6: 7, 7: 7, 9: 8}
@@ -315,6 +392,12 @@ def test_unused_scores_are_not_computed() -> None:
         ({"edit": float("nan")}, "edit"),
         ({"edit": 0.5, "canvas": True}, "canvas"),
         ({"edit": 0.5, "rule": "credit"}, "rule"),
+        ({"edit": 0.5, "lookahead": 1}, "lookahead"),
+        ({"verify": True, "lookahead": 1}, "lookahead"),
+        ({"lookahead": 0}, "lookahead"),
+        ({"lookahead": 1.5}, "lookahead"),
+        ({"lookahead": 1, "part": 2}, "part"),
+        ({"lookahead": 1, "order": "left_to_right"}, "order"),
         ({"rule": "sure"}, "rule"),
         ({"rule": "klass", "threshold": None}, "threshold"),
         ({"rule": "credit", "budget": 1.0}, "budget"),

@@ -237,6 +237,13 @@ def test_fast_dllm(engine: Engine, rule: dict, block: int, cache: str | None) ->
         {"edit": 0.0, "threshold": 0.2},
         {"edit": 0.3, "threshold": 0.4, "steps": 2, "order": "margin"},
         {"edit": 0.2, "budget": 2.0, "part": 2},
+        {"lookahead": 1, "threshold": 0.4},
+        {"lookahead": 3, "threshold": 0.3, "order": "margin"},
+        {"lookahead": 6, "threshold": None, "steps": 3, "order": "entropy"},
+        {"lookahead": 5, "budget": 1.0, "block": 9},
+        {"lookahead": 4, "rule": "frechet", "frechet_margin": 0.0},
+        {"lookahead": 3, "rule": "klass", "threshold": 0.2, "klass_divergence": 0.05},
+        {"lookahead": 3, "rule": "credit", "threshold": 0.4},
     ],
     ids=str,
 )

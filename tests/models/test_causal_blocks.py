@@ -124,6 +124,12 @@ def test_greedy_text_equals_that_of_transformers(
     for prompt, output in zip(prompts, outputs, strict=True):
         expected = decode(llm.target.model, prompt, 21, threshold=threshold)
         assert list(output.ids) == expected
+        if name == "nemotron_diffusion":
+            lookahead = BlockDiffusion(threshold=threshold, lookahead=3)
+            (output,) = llm.generate([prompt], method=lookahead, max_tokens=21, ignore_eos=True)
+            assert list(output.ids) == decode(
+                llm.target.model, prompt, 21, threshold=threshold, lookahead=3
+            )
     assert threshold is None or min(output.forwards for output in outputs) < 18
 
 
@@ -180,7 +186,14 @@ def test_options_without_effect_are_refused(name: str, tmp_path: Path) -> None:
     for method in ("wedlm", "d2f", "left_to_right", "diffusion"):
         with pytest.raises(ValueError, match="is a causal model that fills blocks"):
             llm.generate([IDS], method=method, max_tokens=4)
-    unused = {"budget": 1.0, "steps": 2, "order": "entropy", "part": 2, "canvas": True}
+    unused = {
+        "budget": 1.0,
+        "steps": 2,
+        "order": "entropy",
+        "part": 2,
+        "canvas": True,
+        "lookahead": 2,
+    }
     for option, value in unused.items():
         method = BlockDiffusion(**{option: value})
         if name == "sdlm":

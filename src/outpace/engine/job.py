@@ -122,6 +122,7 @@ class Job:
         read = forward.read
         processors = () if read.is_given else self.request.processors
         top = self.request.top_logprobs if read.top_logprobs is None else read.top_logprobs
+        canvas = self.request.canvas if forward.branches is None else ()  # branches follow the ids
         return ScheduledForward.from_forward(
             forward,
             self.tables[forward.model],
@@ -129,7 +130,7 @@ class Job:
             layers=() if forward.features_for is None else self.feature_layers(forward),
             processors=self.pairing.processors[forward.model] + processors,
             top_logprobs=top,
-            text=forward.merge_text(self.request.canvas or self.request.ids) if processors else (),
+            text=forward.merge_text(canvas or self.request.ids) if processors else (),
             settled=len(self.request.ids) - 1,
         )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 import numpy as np
 
 from outpace.decoding import Forward, OptionError, Prediction, Read, Request
-from outpace.decoding.forward import IntArray
+from outpace.decoding.forward import FloatArray, IntArray
 from outpace.decoding.order import (
     above_threshold,
     rank_scores,
@@ -96,14 +96,19 @@ class BlockFilling(CertainMethod):
         quotient, remainder = divmod(size, min(self.steps or size, size))
         return quotient + (fills < remainder)
 
+    def rank_holes(self, out: Prediction, count: int) -> FloatArray:
+        """Return the scores of the first `count` predicted holes by `order`, larger first."""
+        if self.order == "left_to_right":
+            return np.arange(count, 0, -1, dtype=np.float32)
+        return rank_scores(out, self.order)[:count]
+
     def choose_holes(self, out: Prediction, count: int, may_fill: BoolArray) -> IntArray:
         """Return the indices of the holes to fill, at least `count` where possible.
 
         `may_fill` has an entry for each hole: whether it may be filled by its confidence.
         """
         holes = len(may_fill)
-        leftmost = np.arange(holes, 0, -1, dtype=np.float32)
-        ranks = leftmost if self.order == "left_to_right" else rank_scores(out, self.order)[:holes]
+        ranks = self.rank_holes(out, holes)
         chosen = top_holes(ranks, count)
         if self.budget is not None:
             within = within_budget(ranks, out.scores["entropy"][:holes], self.budget)

@@ -11,7 +11,7 @@ from itertools import repeat
 from outpace.decoding import Decoding, Forward, OptionError, Request
 from outpace.methods.self_verified import count_certain
 
-PREFIX_UNUSED = ("budget", "steps", "order", "part", "canvas", "rule")
+PREFIX_UNUSED = ("budget", "steps", "order", "part", "canvas", "rule", "lookahead")
 """Options of the other ways to fill a block."""
 
 
