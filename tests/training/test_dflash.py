@@ -32,10 +32,10 @@ from outpace.models.config import AttentionWindow
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.norm import DirectNorm
 from outpace.training import weights
+from outpace.training.block_attention import narrow_block_ranges, split_ranges
 from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import MDLM, DFlash
-from outpace.training.objectives.dflash import narrow_block_ranges, split_ranges
 from outpace.training.optim import Optim
 from outpace.training.planner import Planner
 from outpace.training.recipe import load_recipe, train_recipe
