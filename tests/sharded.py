@@ -33,6 +33,16 @@ DRAFT = {
     "num_target_layers": 2,
     "dflash_config": {**MASK, "target_layer_ids": [0, 1]},
 }
+SPARK = {
+    **published("Qwen3DSparkModel", vocab_size=1024, num_hidden_layers=1, head_dim=8),
+    **MASK,
+    "block_size": 5,
+    "target_layer_ids": [0, 1],
+    "markov_rank": 6,
+    "markov_head_type": "vanilla",
+    "enable_confidence_head": True,
+    "confidence_head_with_markov": True,
+}
 FUSED = {**DRAFT, "dflash_config": {**DRAFT["dflash_config"], "input_fusion": True}}
 HELD_OUT = HeldOut(path="story:test", every=1, examples=3, decode=1, max_tokens=4)
 """So many that one process has more of them."""
@@ -57,8 +67,8 @@ def trainers(
     folder: Path, *, only: Collection[str] = (), **options: Any
 ) -> Iterator[tuple[str, Trainer]]:
     """One for each objective, or for some of them."""
-    target, other, third, fourth = (
-        causal_model(vocab_size=1024) for _ in range(4)
+    target, other, third, fourth, fifth = (
+        causal_model(vocab_size=1024) for _ in range(5)
     )  # all are shared out
     lines = folder.parent / "lines.jsonl"
     if not lines.exists():  # one process makes them, before there are two
@@ -84,6 +94,11 @@ def trainers(
             weights.build_draft(None, FUSED, fourth, 0),
             DFlash(anchors=4),
             {"others": {"target": fourth}},
+        ),
+        "dspark": (
+            weights.build_draft(None, SPARK, fifth, 0),
+            DFlash(anchors=4),
+            {"others": {"target": fifth}},
         ),
         "block_diffusion": (
             fresh("SDARForCausalLM", block_size=4, head_dim=8, **MASK),

@@ -32,7 +32,6 @@ from outpace.methods import Autoregressive, DFlash
 from outpace.models.draft import DFlashDraft
 from outpace.models.dspark import DSparkDraft
 from outpace.models.split import ModelShard
-from outpace.training.objectives.dflash import DFlash as Objective
 from refusal import refuses
 
 RANK, BLOCK, EPS = 6, 5, 1e-6
@@ -390,8 +389,6 @@ def test_unfit_weights_and_targets_are_refused(tmp_path: Path, pair: tuple[Path,
         load_draft(pair[1], causal_model(vocab_size=25))
     with pytest.raises(ValueError, match="tensor_parallel: Qwen3DSparkModel.*cannot be sharded"):
         ModelShard(0, 2).shard_config(translate_config(config))
-    with pytest.raises(ValueError, match="trains no draft that predicts from its last token"):
-        Objective().bind(translate_config(config))
 
 
 def test_draft_is_saved_in_its_format(tmp_path: Path, pair: tuple[Path, Path]) -> None:

@@ -130,6 +130,8 @@ class ModelConfig:
             order; it borrows the target's embedding and head.
         draft_vocab: vocabulary size of a draft with a separate head; 0 for the target's head.
         own_embedding: whether a draft has a separate embedding.
+        copies_tables: whether a draft's embedding and head are copies of its target's, which are
+            not trained.
         norm_features: whether an EAGLE draft normalises target features before fusing them.
         norm_residual: whether an EAGLE draft adds its attention to the normalised state.
         precise_router: whether experts are selected and summed in float32, whatever the dtype.
@@ -199,6 +201,7 @@ class ModelConfig:
     target_layers: int | None = None
     draft_vocab: int = 0
     own_embedding: bool = False
+    copies_tables: bool = False
     norm_features: bool = False
     norm_residual: bool = False
     precise_router: bool = False

@@ -28,6 +28,7 @@ class DSparkDraft(ChainedDraft):
         self.acceptance: nn.Linear | None = None
         if config.chain.predicts_acceptance:
             self.acceptance = nn.Linear(config.dim + rank * self.reads_previous, 1)
+            nn.init.zeros_(self.acceptance.bias)
         super().build_layers()
 
     def embed_previous(self, previous: Tensor) -> Tensor:
@@ -44,8 +45,17 @@ class DSparkDraft(ChainedDraft):
 
     def predict_acceptance(self, hidden: Tensor, previous: Tensor) -> Tensor:
         """Apply the confidence head."""
+        return self.acceptance_logits(hidden, previous).sigmoid()
+
+    def acceptance_logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Return the logits `f32[R]` of the probability that the target accepts the next token.
+
+        Args:
+            hidden: hidden states of the rows that predict it, `[R, dim]`.
+            previous: tokens before it, `i64[R]`.
+        """
         assert self.acceptance is not None
         if self.reads_previous:
             hidden = torch.cat((hidden, self.embed_previous(previous)), -1)
         logits: Tensor = self.acceptance(hidden)
-        return logits.squeeze(-1).float().sigmoid()
+        return logits.squeeze(-1).float()

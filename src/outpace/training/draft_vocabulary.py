@@ -7,13 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from outpace.models.draft import Draft
-from outpace.models.packed import DenseState
-from outpace.models.transformer import Transformer
 from outpace.training.data import Examples
 from outpace.training.folder import write_atomically
+from outpace.training.weights import head_rows
 
 COUNTED_EXAMPLES = 20_000
 """Examples whose tokens are counted."""
@@ -62,12 +60,3 @@ def read_tokens(path: Path, draft: Draft) -> list[int]:
             f"{draft.config.draft_vocab}; give another out, or delete that run"
         )
     return tokens
-
-
-def head_rows(target: Transformer, tokens: Tensor) -> Tensor:
-    """Return the rows `f32[n, dim]` of a target's head for tokens `i64[n]`."""
-    head = target.unembedding
-    if head is None:
-        return target.embedding(tokens).float()
-    weight = head.dense_weight() if isinstance(head, DenseState) else head.get_parameter("weight")
-    return weight[tokens].float()

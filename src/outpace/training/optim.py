@@ -11,6 +11,9 @@ from torch.optim import AdamW, Muon, Optimizer
 
 from outpace.training.field_types import Bounds, Fraction, NonNegativeInt, Weight, check_bounds
 
+HEADS = ("unembedding", "transition", "acceptance")
+"""Output heads of models and drafts: of tokens, of tokens after a token, and of acceptance."""
+
 Momentum = Annotated[float, Bounds(0, 1, below=True)]
 
 
@@ -52,7 +55,7 @@ class Optim:
     def build_optimizers(self, model: nn.Module) -> list[Optimizer]:
         """Build optimizers over a model's trainable parameters.
 
-        Embeddings, unembeddings and vectors always use AdamW.
+        Embeddings, heads and vectors always use AdamW.
         """
         tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
         matrices, others, vectors = [], [], []
@@ -61,7 +64,7 @@ class Optim:
                 continue
             if parameter.ndim < 2:
                 vectors.append(parameter)
-            elif id(parameter) in tables or "unembedding" in name or self.optimizer == "adamw":
+            elif id(parameter) in tables or is_head(name) or self.optimizer == "adamw":
                 others.append(parameter)
             else:
                 matrices.append(parameter)
@@ -93,3 +96,8 @@ class Optim:
         if self.schedule == "cosine":
             fall = (1 - math.cos(math.pi * fall)) / 2
         return self.lr * min(rise, self.least + (1 - self.least) * fall)
+
+
+def is_head(name: str) -> bool:
+    """Return whether a parameter is the matrix of an output head, by its name."""
+    return any(part in HEADS for part in name.split("."))

@@ -40,6 +40,7 @@ def build_models(
         config = weights.change_config(load_config(folder), given.config, folder / CONFIG_FILE)
         model = Transformer(config)
     weights.check_trainable(model.config)
+    weights.mark_trainable(model)
     if recipe.adapter is not None and with_adapter:
         lora.attach_adapter(model, recipe.adapter, recipe.train.seed)
     return model, others

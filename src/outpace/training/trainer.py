@@ -22,7 +22,7 @@ from outpace.checkpoints.load import (
 )
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
-from outpace.training import checkpoint, interrupt, lora, report, trackers
+from outpace.training import checkpoint, interrupt, lora, report, trackers, weights
 from outpace.training.data import Data, Example, Examples, limit_length
 from outpace.training.data_origin import check_origin
 from outpace.training.decoder import ExportDecoder
@@ -137,7 +137,7 @@ class Trainer:
         """Build the loss module, with the adapter attached and teachers copied."""
         taught = build_teachers(self.objective, self.model, self.adapter is not None)
         if self.adapter is None:
-            self.model.requires_grad_(True)
+            weights.mark_trainable(self.model)
         else:
             lora.attach_adapter(self.model, self.adapter, self.loop.seed)
         if self.loop.recompute:
@@ -253,14 +253,14 @@ class Trainer:
 
     def write_export(self, folder: Path) -> None:
         """Write an export from the main process; a collective operation in sharded runs."""
-        tensors = gather_tensors(
-            checkpoint.trainable_parameters(self.model), keep=self.accelerator.is_main_process
-        )
-        if not self.accelerator.is_main_process:
+        main, model = self.accelerator.is_main_process, self.model
+        wanted = checkpoint.trainable_parameters(model) if self.adapter else model.state_dict()
+        tensors = gather_tensors(wanted, keep=main)
+        if not main:
             return
         with raise_write_errors(folder):
             if self.adapter is None:
-                save_model(self.model, folder, parameters={**self.model.state_dict(), **tensors})
+                save_model(self.model, folder, parameters=tensors)
             else:
                 config = self.adapter.adapter_config(self.model, self.settings["model"].get("init"))
                 save_adapter(folder, lora.collect_updates(self.model, tensors), config)

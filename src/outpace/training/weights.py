@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.load import (
@@ -22,8 +23,9 @@ from outpace.models.attention import Attention
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model
+from outpace.models.packed import DenseState
 from outpace.models.rope import rotate_heads
-from outpace.models.transformer import Transformer
+from outpace.models.transformer import Stack, Transformer
 
 
 def random_model(config: Mapping[str, Any], seed: int) -> Transformer:
@@ -122,7 +124,37 @@ def build_draft(
     published = check_draft_config(translate_config(config))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return build_draft_model(published, target)
+        model = build_draft_model(published, target)
+    if published.copies_tables:
+        copy_tables(model)
+    return model
+
+
+@torch.no_grad()
+def copy_tables(draft: Draft) -> None:
+    """Copy the target's embedding and head into a draft."""
+    (target,), tokens = draft.lender, torch.arange(draft.config.vocab)
+    assert draft.embedding is not None and draft.unembedding is not None
+    draft.embedding.weight.copy_(target.embedding(tokens))
+    draft.unembedding.weight.copy_(head_rows(target, tokens))
+
+
+def head_rows(target: Transformer, tokens: Tensor) -> Tensor:
+    """Return the rows `f32[n, dim]` of a target's head for tokens `i64[n]`."""
+    head = target.unembedding
+    if head is None:
+        return target.embedding(tokens).float()
+    weight = head.dense_weight() if isinstance(head, DenseState) else head.get_parameter("weight")
+    return weight[tokens].float()
+
+
+def mark_trainable(model: Stack) -> None:
+    """Let gradients be computed for all weights but a draft's copies of its target's tables."""
+    model.requires_grad_(True)
+    if isinstance(model, Draft) and model.config.copies_tables:
+        for table in (model.embedding, model.unembedding):
+            assert table is not None
+            table.requires_grad_(False)
 
 
 def check_draft_config(config: ModelConfig) -> ModelConfig:

@@ -55,6 +55,7 @@ DSPARK = replace(
         "block": field("block_size", count),
         "draft_vocab": itemgetter("vocab"),
         "own_embedding": True,
+        "copies_tables": True,
         "chain": Field(CHAIN_FIELDS, read_chain),
     },
     fixed={**FIXED_FIELDS, "markov_head_type": "vanilla", "tie_word_embeddings": False},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 import numpy as np
 import torch
@@ -23,19 +23,23 @@ from outpace.models.draft import BlockDraft, DFlashFusedDraft, Draft
 from outpace.models.transformer import Transformer
 from outpace.training.block_attention import block_attention, split_ranges, stack_attention
 from outpace.training.data import Example
-from outpace.training.feature_spec import FeatureSpec
-from outpace.training.field_types import Count, Fraction, TokenId, Weight, check_bounds
-from outpace.training.layer_attention import plan_row_attention
-from outpace.training.objective import (
-    Loss,
-    Models,
-    Objective,
-    score_in_chunks,
+from outpace.training.draft_scores import (
+    confidence_loss,
+    draft_scores,
+    score_distance,
+    target_scores,
 )
+from outpace.training.feature_spec import FeatureSpec
+from outpace.training.field_types import Bounds, Count, Fraction, TokenId, Weight, check_bounds
+from outpace.training.layer_attention import plan_row_attention
+from outpace.training.objective import Loss, Models, Objective, score_in_chunks
 from outpace.training.rows import UNSCORED, Bools, Ints, Rows
 
 GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
-"""Published decay constants by block size; interpolated between them."""
+"""Published decay constants by block size, with all predicted slots; interpolated between them."""
+
+TOTAL_VARIATION = 0.9
+"""Published share of the distance between distributions, for drafts with heads."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,8 @@ class DraftPasses:
         labels: `i64[R]`, labels of block rows.
         hidden: `[R, dim]`, the draft's hidden states.
         before: `i64[R]`, index of the context row that predicts the same slot.
+        previous: `i64[C]`, tokens of the context rows; the one before a slot is that of the row
+            that predicts it.
         context: `[C, dim]`, the target's hidden states after the final norm; None unless its
             distributions are the targets.
     """
@@ -55,6 +61,7 @@ class DraftPasses:
     labels: Tensor
     hidden: Tensor
     before: Tensor
+    previous: Tensor
     context: Tensor | None
 
 
@@ -67,6 +74,10 @@ class DFlash(Objective):
     to itself. A mask predicts the token at its slot. A draft that adds features also has the
     example as input. Tokens outside a draft's own vocabulary are not scored.
 
+    A draft with heads (DSpark, DeepSeek-AI, 2026, section 3.3) predicts from the token of its block
+    on. Its Markov head reads the true token before each slot. Its confidence head predicts the
+    acceptance rate of the draft, from the distance of both distributions.
+
     Attributes:
         anchors: blocks per example, at new random anchors each time; fewer in short examples.
         fixed: adjacent blocks over the response instead of random anchors.
@@ -77,10 +88,14 @@ class DFlash(Objective):
         alpha: D-PACE's smoothing of probabilities p, to (1 - alpha) p + alpha.
         divergence: use the KL divergence from the target's distribution instead of the
             cross-entropy of the token.
+        total_variation: share of the L1 distance from the target's distribution in the loss, in
+            place of the cross-entropy; 0.9 for a draft with heads, 0 for others.
+        confidence: weight of the cross-entropy of the confidence head; 1 for a draft with one.
         features: whether the draft's context is hidden states; otherwise token embeddings.
         block: length of a block including its first token; set by the draft.
         mask_id: the mask token; set by the draft.
         length: maximum positions of the draft; set by it.
+        shift: 1 if row p - 1 predicts slot p, 0 if row p does; set by the draft.
     """
 
     roles: ClassVar[tuple[str, ...]] = ("target",)
@@ -92,16 +107,19 @@ class DFlash(Objective):
     dpace: bool = False
     alpha: Fraction = 0.5
     divergence: bool = False
+    total_variation: Fraction | None = None
+    confidence: Weight | None = None
     features: bool = True
     block: Count | None = None
     mask_id: TokenId | None = None
     length: Count | None = None
+    shift: Annotated[int, Bounds(0, 1)] | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self)
 
     def bind(self, config: ModelConfig) -> Self:
-        """Set block size, mask token and length; `ValueError` unless it is a masked draft."""
+        """Set what depends on the draft; `ValueError` unless it is a masked draft."""
         if config.kind not in MASKED_DRAFT_KINDS or config.block is None:
             raise ValueError(
                 f"dflash needs a draft that fills blocks, and {config.architecture} is not one; "
@@ -112,21 +130,41 @@ class DFlash(Objective):
                 f"dflash trains no draft with convolutions, as a {config.architecture} has; give "
                 "the configuration of a DFlash draft"
             )
-        if config.shift:
-            raise ValueError(
-                f"dflash trains no draft that predicts from its last token, as a "
-                f"{config.architecture} (DSpark) does; give the configuration of a DFlash draft"
-            )
-        gamma = self.gamma
+        gamma, share = self.gamma, self.total_variation
         if gamma is None:
-            gamma = float(np.interp(config.block, [*GAMMAS], [*GAMMAS.values()]))
+            slots = config.block + config.shift
+            gamma = float(np.interp(slots, [*GAMMAS], [*GAMMAS.values()]))
         return replace(
             self,
             gamma=gamma,
+            total_variation=TOTAL_VARIATION * bool(config.chain) if share is None else share,
+            confidence=self.confidence_weight(config),
             block=config.block,
             mask_id=config.mask_id,
             length=config.max_length,
+            shift=config.shift,
         )
+
+    def confidence_weight(self, config: ModelConfig) -> float:
+        """Return the weight of a draft's confidence head; `ValueError` if it does not fit."""
+        has_head = config.chain is not None and config.chain.predicts_acceptance
+        weight = float(has_head) if self.confidence is None else self.confidence
+        if weight and not has_head:
+            raise ValueError(
+                f"confidence {weight} needs a draft with a confidence head, and this "
+                f"{config.architecture} has none; remove it"
+            )
+        if has_head and not weight:
+            raise ValueError(
+                "confidence 0 would leave the confidence head untrained; give a weight above 0, or "
+                "a draft with enable_confidence_head = false"
+            )
+        return weight
+
+    @property
+    def reads_target(self) -> bool:
+        """Whether the loss reads the target's distributions."""
+        return self.divergence or bool(self.total_variation) or bool(self.confidence)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
         """Build context rows for the target, and block rows for the draft."""
@@ -144,18 +182,19 @@ class DFlash(Objective):
         `tokens i64[S]` are the example; `scored bool[S]` are those used as labels.
         """
         assert self.block and self.length and self.mask_id is not None, "bind the objective first"
+        assert self.shift is not None
         total, steps = len(tokens), np.arange(self.block)
-        slots = anchors[:, None] + steps
-        within = np.minimum(slots, total - 1)
-        labelled = scored[within] & (slots < total) & (steps > 0)
-        fall = np.exp(-(steps - 1) / self.gamma) if self.gamma else np.ones(self.block)
+        slots, order = anchors[:, None] + steps, steps + self.shift
+        predicted = np.minimum(slots + self.shift, total - 1)
+        labelled = scored[predicted] & (slots + self.shift < total) & (order > 0)
+        fall = np.exp(-(order - 1) / self.gamma) if self.gamma else np.ones(self.block)
         weights = np.where(labelled, fall, 0.0)
         ranges = torch.zeros(*slots.shape, 2, 2, dtype=torch.int32)
         ranges[..., 0, 1] = torch.from_numpy(anchors)[:, None]
         ranges[..., 1, :] = torch.tensor([0, self.block]) + total
         ranges[..., 1, :] += torch.arange(len(anchors))[:, None, None] * self.block
-        ids = np.where(steps > 0, self.mask_id, tokens[within])
-        labels = np.where(labelled, tokens[within], UNSCORED)
+        ids = np.where(steps > 0, self.mask_id, tokens[anchors][:, None])
+        labels = np.where(labelled, tokens[predicted], UNSCORED)
         return Rows(
             ids=torch.from_numpy(np.append(tokens, ids)),
             # A block may exceed the draft's maximum length; its rows there are not scored.
@@ -187,7 +226,9 @@ class DFlash(Objective):
             weights = self.dpace_weights(every, scored, len(out.labels))
         hits = torch.zeros_like(out.labels)
         hits[masks] = right.long()
-        accepted = hits.view(-1, self.block or 1)[:, 1:].cumprod(1).sum(1) + 1
+        assert self.shift is not None
+        # After a wrong draft all are rejected, so the true tokens before a slot are those drafted.
+        accepted = hits.view(-1, self.block or 1)[:, 1 - self.shift :].cumprod(1).sum(1) + 1
         return Loss(
             (losses * weights[masks]).sum(),
             {
@@ -203,14 +244,19 @@ class DFlash(Objective):
         draft, target = models.trained, models.others["target"]
         assert isinstance(draft, Draft)
         labels = draft.head_labels(out.labels[masks])
-        scores = draft.head_logits(out.hidden[masks]).float().log_softmax(-1)
+        hidden, previous = out.hidden[masks], out.previous[out.before[masks]]
+        scores = draft_scores(draft, hidden, previous)
         losses = surprise = -scores.gather(1, labels[:, None]).squeeze(1)
         if out.context is not None:
-            with torch.no_grad():
-                logits = target.compute_logits(out.context[out.before[masks]]).float()
-                logits = logits if draft.head_tokens is None else logits[:, draft.head_tokens]
-                targets = logits.log_softmax(-1)
-            losses = F.kl_div(scores, targets, reduction="none", log_target=True).sum(-1)
+            targets = target_scores(draft, target, out.context[out.before[masks]])
+            if self.divergence:
+                losses = F.kl_div(scores, targets, reduction="none", log_target=True).sum(-1)
+            if self.total_variation or self.confidence:
+                distance, share = score_distance(scores, targets), self.total_variation or 0.0
+                losses = (1 - share) * losses + share * distance
+                if self.confidence:
+                    errors = confidence_loss(draft, hidden, previous, distance)
+                    losses = losses + self.confidence * errors
         return losses, surprise, scores.argmax(-1) == labels
 
     def run_models(self, models: Models, rows: Rows) -> DraftPasses:
@@ -237,9 +283,9 @@ class DFlash(Objective):
             hidden = adding_draft_states(draft, text, features, rows.ids[block], positions, attend)
         else:
             hidden = draft(rows.ids[block], positions, attend, context=(features, places))
-        before = ranges[:, 0, 0].to(positions) + positions - 1
-        targets = context if self.divergence else None
-        return DraftPasses(block, rows.labels[block], hidden, before, targets)
+        before = ranges[:, 0, 0].to(positions) + positions - 1 + draft.config.shift
+        targets = context if self.reads_target else None
+        return DraftPasses(block, rows.labels[block], hidden, before, text.ids, targets)
 
     def dpace_weights(self, surprise: Tensor, masks: Tensor, rows: int) -> Tensor:
         """Compute D-PACE's weights `f32[rows]`, from the expected acceptance length.
@@ -259,18 +305,18 @@ class DFlash(Objective):
         self, draft: BlockDraft, target: Transformer, text: Rows
     ) -> tuple[Tensor, Tensor]:
         """Return the draft's features of the context rows, and the target's last states."""
-        reading = FeatureSpec(draft.config.feature_layers, self.divergence)
+        reading = FeatureSpec(draft.config.feature_layers, self.reads_target)
         if self.features:
             return reading.read_states(target, text.ids, text.positions, text.ranges, text.features)
         tokens = target.embedding(text.ids)
         last = tokens
-        if self.divergence:
+        if self.reads_target:
             _, last = reading.read_states(target, text.ids, text.positions, text.ranges)
         return tokens.repeat(1, len(reading.layers)), last
 
     def feature_spec(self, config: ModelConfig) -> FeatureSpec | None:
         """Return the states of the draft's feature layers, if used, and of the target's head."""
-        return FeatureSpec(config.feature_layers, self.divergence) if self.features else None
+        return FeatureSpec(config.feature_layers, self.reads_target) if self.features else None
 
 
 def adding_draft_states(

@@ -1,0 +1,455 @@
+"""Tests of the DFlash objective with DSpark drafts, against the formulas of the paper."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.random import default_rng
+from safetensors.torch import load_file
+from torch import Tensor
+
+from helpers import MASK, causal_model, dense, published
+from outpace import LLM
+from outpace.checkpoints.load import ZOO_FOLDER, load_draft, load_model, translate_config
+from outpace.methods import Autoregressive, DFlash
+from outpace.models.dspark import DSparkDraft
+from outpace.models.transformer import Transformer
+from outpace.training import weights
+from outpace.training.data import Data, Example
+from outpace.training.objective import Loss, Models
+from outpace.training.objectives import DFlash as Objective
+from outpace.training.optim import Optim
+from outpace.training.planner import Planner
+from outpace.training.recipe import load_recipe, train_recipe
+from outpace.training.rows import Rows, pack_documents
+from outpace.training.trainer import Trainer
+
+RANK, BLOCK = 4, 7
+HEADS = {"markov_rank": RANK, "markov_head_type": "vanilla", "enable_confidence_head": True}
+HEADS |= {"confidence_head_with_markov": True}
+NO_HEADS = {"markov_rank": 0, "enable_confidence_head": False}
+VARIANTS = [
+    {},
+    NO_HEADS,
+    {"enable_confidence_head": False},
+    {"confidence_head_with_markov": False},
+    {"markov_rank": 0, "confidence_head_with_markov": False},
+]
+"""All combinations of heads; the second is a DFlash draft of the same authors."""
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """Return a tiny `config.json` for targets of two layers."""
+    return {
+        **published("Qwen3DSparkModel"),
+        "head_dim": 8,
+        "block_size": BLOCK,
+        "mask_token_id": MASK,
+        "target_layer_ids": [0, 1],
+        **HEADS,
+        **changes,
+    }
+
+
+class Pair:
+    """A target and a draft of random weights, with two packed examples."""
+
+    def __init__(self, changes: dict[str, Any] | None = None, **options: Any) -> None:
+        self.target = causal_model()
+        self.draft = weights.build_draft(None, config(**changes or {}), self.target, 0)
+        generator = torch.Generator().manual_seed(1)
+        for parameter in self.draft.parameters():
+            if parameter.dim() == 2:
+                parameter.data = torch.randn(parameter.shape, generator=generator) * 0.4
+        self.objective = Objective(**options).bind(self.draft.config)
+        texts = torch.randint(0, MASK, (2, 20), generator=generator).tolist()
+        self.texts = [(texts[0], 5, [5, 9, 17]), (texts[1][:13], 3, [4, 11])]
+
+    def rows(self) -> Rows:
+        """Return the rows of both examples, with fixed anchors."""
+        return pack_documents(
+            [
+                self.objective.block_rows(
+                    np.array(text), np.arange(len(text)) >= prompt, np.array(anchors)
+                )
+                for text, prompt, anchors in self.texts
+            ]
+        )
+
+    def loss(self) -> Loss:
+        """Return the loss of both examples."""
+        return self.objective.loss(Models(self.draft, {"target": self.target}), self.rows())
+
+    def blocks(self) -> list[tuple[list[int], int, Tensor, Tensor]]:
+        """Return text, anchor, hidden states and the target's logits of each block, run alone."""
+        found = []
+        for text, _, anchors in self.texts:
+            places = torch.arange(len(text))
+            states, captured = self.target.capture_layers(
+                torch.tensor(text), places, dense(causal=True), (0, 1)
+            )
+            features = torch.cat([captured[0], captured[1]], -1)
+            for anchor in anchors:
+                ids = torch.tensor([text[anchor]] + [MASK] * (BLOCK - 1))
+                hidden = self.draft(
+                    ids,
+                    anchor + torch.arange(BLOCK),
+                    dense(causal=False),
+                    context=(features[:anchor], places[:anchor]),
+                )
+                found.append((text, anchor, hidden, self.target.compute_logits(states)))
+        return found
+
+    def step_logits(self, hidden: Tensor, previous: int) -> Tensor:
+        """Return the logits of one row, corrected by the token before its slot."""
+        weight = dict(self.draft.named_parameters())
+        logits = weight["unembedding.weight"] @ hidden
+        if "transition.weight" in weight:
+            before = weight["previous_embedding.weight"][previous]
+            logits = logits + weight["transition.weight"] @ before
+        return logits
+
+    def confidence(self, hidden: Tensor, previous: int) -> Tensor:
+        """Return the output of the confidence head for one row."""
+        weight = dict(self.draft.named_parameters())
+        if self.draft.config.chain.reads_previous:
+            hidden = torch.cat((hidden, weight["previous_embedding.weight"][previous]))
+        return torch.sigmoid(weight["acceptance.weight"][0] @ hidden + weight["acceptance.bias"][0])
+
+    def naive_loss(self, gamma: float, shares: tuple[float, float, float]) -> tuple[Tensor, float]:
+        """Return the loss of equations 9 to 12 of the paper, and the sum of its weights."""
+        total, mass = torch.zeros(()), 0.0
+        for text, anchor, hidden, logits in self.blocks():
+            for k in range(1, min(BLOCK, len(text) - 1 - anchor) + 1):
+                weight = math.exp(-(k - 1) / gamma)
+                previous, label = text[anchor + k - 1], text[anchor + k]
+                draft = self.step_logits(hidden[k - 1], previous).softmax(0)
+                target = logits[anchor + k - 1].softmax(0)
+                distance = (draft - target).abs().sum()
+                terms = [-draft[label].log(), distance]
+                if shares[2]:
+                    rate = 1 - distance.detach() / 2
+                    sure = self.confidence(hidden[k - 1], previous)
+                    terms.append(-rate * sure.log() - (1 - rate) * (1 - sure).log())
+                total = total + weight * sum(a * b for a, b in zip(shares, terms, strict=False))
+                mass += weight
+        return total, mass
+
+
+def shares(changes: dict[str, Any]) -> tuple[float, float, float]:
+    """Return the published weights of the terms for the heads of a draft."""
+    heads = {**HEADS, **changes}
+    has_heads = heads["markov_rank"] > 0 or heads["enable_confidence_head"]
+    token, distance = (0.1, 0.9) if has_heads else (1.0, 0.0)
+    return token, distance, float(heads["enable_confidence_head"])
+
+
+@pytest.mark.parametrize("changes", VARIANTS)
+def test_loss_and_gradients_are_those_of_the_paper(changes: dict[str, Any]) -> None:
+    """Packed blocks equal blocks computed alone, for all combinations of heads."""
+    ours, plain = Pair(changes), Pair(changes)
+    loss = ours.loss()
+    expected, mass = plain.naive_loss(4.0, shares(changes))
+    assert ours.rows().normaliser == pytest.approx(mass, rel=1e-6)
+    assert loss.total.item() == pytest.approx(expected.item(), rel=1e-5)
+    loss.total.backward()
+    expected.backward()
+    names = {name for name, _ in ours.draft.named_parameters()}
+    assert ("transition.weight" in names, "acceptance.bias" in names) == (
+        {**HEADS, **changes}["markov_rank"] > 0,
+        {**HEADS, **changes}["enable_confidence_head"],
+    )
+    for name in names:
+        theirs = plain.draft.get_parameter(name).grad
+        assert theirs is not None and theirs.abs().max() > 0, name
+        torch.testing.assert_close(
+            ours.draft.get_parameter(name).grad, theirs, atol=1e-4, rtol=1e-4
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "gamma", "terms"),
+    [
+        ({"gamma": 2.0}, 2.0, (0.1, 0.9, 1.0)),
+        ({"total_variation": 0.0, "confidence": 0.3}, 4.0, (1.0, 0.0, 0.3)),
+        ({"total_variation": 1.0}, 4.0, (0.0, 1.0, 1.0)),
+    ],
+)
+def test_weights_of_the_terms(
+    options: dict[str, Any], gamma: float, terms: tuple[float, float, float]
+) -> None:
+    pair = Pair(**options)
+    assert pair.loss().total.item() == pytest.approx(
+        pair.naive_loss(gamma, terms)[0].item(), rel=1e-5
+    )
+
+
+def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, parts = Pair(), Pair()
+    whole.loss().total.backward()
+    monkeypatch.setattr("outpace.training.objective.ENTRIES", 7 * whole.draft.config.vocab)
+    parts.loss().total.backward()
+    for name, parameter in whole.draft.named_parameters():
+        ours = parts.draft.get_parameter(name).grad
+        torch.testing.assert_close(ours, parameter.grad, atol=1e-4, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_accepted_is_that_of_drafts_chosen_one_after_another() -> None:
+    """Each draft is read after the draft before it, as in decoding, not after the true token."""
+    pair, lengths, hits = Pair(), [], 0
+    for name in ("fusion.weight", "transition.weight", "unembedding.weight"):
+        pair.draft.get_parameter(name).mul_(0.1)  # so that some drafts are right
+    pair.texts = [(chosen_text(pair, prompt), len(prompt), [4, 6, 10]) for prompt in ([3, 1], [9])]
+    for text, anchor, hidden, _ in pair.blocks():
+        previous, count = text[anchor], 0
+        for k in range(1, min(BLOCK, len(text) - 1 - anchor) + 1):
+            previous = int(pair.step_logits(hidden[k - 1], previous).argmax())
+            if previous != text[anchor + k]:
+                break
+            count += 1
+        lengths.append(count + 1)
+    loss = pair.loss()
+    total, count = loss.metrics["accepted"]
+    assert (float(total), float(count)) == (sum(lengths), len(lengths))
+    assert max(lengths) > 2 and min(lengths) < BLOCK + 1
+    hits = loss.metrics["accuracy"][0]
+    assert hits >= sum(lengths) - len(lengths)
+
+
+def chosen_text(pair: Pair, prompt: list[int]) -> list[int]:
+    """Return a text whose first block after slot 4 is that of the draft, up to two tokens."""
+    text = [*prompt, *default_rng(len(prompt)).integers(0, MASK, 20 - len(prompt)).tolist()]
+    for anchor, right in ((4, 2), (6, 3), (10, 5)):
+        pair.texts = [(text, len(prompt), [anchor])]
+        ((_, _, hidden, _),) = pair.blocks()
+        for k in range(1, right + 1):
+            text[anchor + k] = int(pair.step_logits(hidden[k - 1], text[anchor + k - 1]).argmax())
+    return text
+
+
+def example(prompt: int, response: int) -> Example:
+    """Return tokens that are their own slots."""
+    ids = list(range(prompt + response))
+    return Example(ids[:prompt], ids[prompt:], [False] * response)
+
+
+def test_every_row_of_a_block_predicts_the_slot_after_it() -> None:
+    """The row of the anchor as well; a block may end before its last row, or at the limit."""
+    objective = Objective(anchors=1).bind(translate_config(config()))
+    assert (objective.gamma, objective.total_variation, objective.confidence) == (4.0, 0.9, 1.0)
+    rows = objective.rows(example(3, 9), default_rng(0))
+    anchor = int(rows.ids[12])
+    assert rows.ids[12:].tolist() == [anchor, *[MASK] * (BLOCK - 1)]
+    assert rows.positions[12:].tolist() == list(range(anchor, anchor + BLOCK))
+    seen = [slot if slot < 12 else -100 for slot in range(anchor + 1, anchor + 1 + BLOCK)]
+    assert rows.labels[12:].tolist() == seen
+    fall = [math.exp(-k / 4) * (slot > 0) for k, slot in enumerate(seen)]
+    assert rows.weights[12:].tolist() == pytest.approx(fall)
+    fixed = Objective(fixed=True).bind(translate_config(config()))
+    rows = fixed.rows(example(2, 18), default_rng(0))
+    labels = [label for label in rows.labels.tolist() if label >= 0]
+    assert labels == list(range(3, 20))
+
+
+@pytest.mark.parametrize("options", [{"dpace": True}, {"divergence": True}, {"features": False}])
+def test_other_options_hold(options: dict[str, Any]) -> None:
+    """Each option changes the loss, which stays finite, with gradients everywhere."""
+    plain, other = Pair(), Pair(**options)
+    loss = other.loss().total
+    loss.backward()
+    assert loss.isfinite() and loss.item() != plain.loss().total.item()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in other.draft.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "options", "message"),
+    [
+        (NO_HEADS, {"confidence": 0.5}, "confidence 0.5 needs a draft with a confidence head, and"),
+        ({"enable_confidence_head": False}, {"confidence": 1.0}, "Qwen3DSparkModel has none"),
+        ({}, {"confidence": 0.0}, "confidence 0 would leave the confidence head untrained"),
+        ({}, {"confidence": -1.0}, "confidence must be a number from 0 to 1000000, got -1.0"),
+        ({}, {"total_variation": 1.5}, "total_variation must be a number from 0 to 1, got 1.5"),
+        ({"markov_head_type": "rnn"}, {}, "markov_head_type must be 'vanilla', got 'rnn'"),
+        ({"markov_rank": 0}, {}, "reads the previous token needs a Markov head"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    changes: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
+    """By name, with the value."""
+    with pytest.raises(ValueError, match=message):
+        Objective(**options).bind(translate_config(config(**changes)))
+
+
+def test_a_draft_without_heads_may_learn_the_distance() -> None:
+    """This changes the loss of a plain DFlash draft, which has no share of it by default."""
+    plain = Objective().bind(translate_config(config(**NO_HEADS)))
+    assert (plain.total_variation, plain.confidence, plain.reads_target) == (0.0, 0.0, False)
+    pair = Pair(NO_HEADS, total_variation=0.5)
+    expected, _ = pair.naive_loss(4.0, (0.5, 0.5, 0.0))
+    assert pair.loss().total.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+WIDE = {"vocab_size": 1024, "mask_token_id": 1021, "num_hidden_layers": 1}
+
+
+def trainer(out: Path, target: Transformer, **options: Any) -> Trainer:
+    """Return a trainer of a tiny draft for a tiny target of random weights."""
+    defaults = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2}
+    return Trainer(
+        weights.build_draft(None, config(**WIDE), target, 0),
+        Objective(anchors=4),
+        out=out,
+        tokenizer=ZOO_FOLDER / "vocabulary",
+        others={"target": target},
+        **{**defaults, "data": "story:train", "steps": 16, "decay": 0, **options},
+    )
+
+
+def losses(out: Path) -> list[float]:
+    """Return the losses that a run has logged."""
+    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path, tied: bool) -> None:
+    """Embedding and head are the target's before and after, and are exported."""
+    target = causal_model(vocab_size=1024, tie_word_embeddings=tied)
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    trainer(halves, target).fit(8)
+    run = trainer(halves, target)
+    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    run.fit()
+    trainer(whole, target).fit()
+    assert losses(whole) == losses(halves) and losses(whole)[-1] < 0.9 * losses(whole)[0]
+    head = target.embedding if target.unembedding is None else target.unembedding
+    tables = {"embedding.weight": target.embedding.weight, "unembedding.weight": head.weight}
+    for name, parameter in run.model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name in tables), name
+        assert name not in tables or torch.equal(parameter, tables[name])
+    run.export(tmp_path / "export")
+    loaded = load_draft(tmp_path / "export", target)
+    assert isinstance(loaded, DSparkDraft)
+    found = load_file(tmp_path / "export" / "model.safetensors")
+    assert found["markov_head.markov_w1.weight"].shape == (1024, RANK)
+    again = weights.build_draft(str(tmp_path / "export"), {}, target, 1)
+    assert torch.equal(again.transition.weight, loaded.transition.weight)
+
+
+def test_new_heads_are_random_and_the_bias_is_zero() -> None:
+    """As in the published trainer; the same seed gives the same weights."""
+    target = causal_model(vocab_size=1024)
+    first, same, other = (
+        weights.build_draft(None, config(**WIDE, markov_rank=64), target, n) for n in (0, 0, 1)
+    )
+    assert isinstance(first, DSparkDraft) and first.acceptance.bias.tolist() == [0.0]
+    for name in ("previous_embedding", "transition", "acceptance"):
+        weight = first.get_parameter(f"{name}.weight").detach()
+        assert 0.01 < float(weight.std()) < 0.03
+        assert torch.equal(weight, same.get_parameter(f"{name}.weight"))
+        assert not torch.equal(weight, other.get_parameter(f"{name}.weight"))
+
+
+def test_muon_leaves_the_heads_to_adamw() -> None:
+    """Only matrices between hidden states are updated by it."""
+    target = causal_model(vocab_size=1024)
+    draft = weights.build_draft(None, config(**WIDE), target, 0)
+    weights.mark_trainable(draft)
+    _, muon = Optim(optimizer="muon").build_optimizers(draft)
+    own = {id(p) for group in muon.param_groups for p in group["params"]}
+    names = {name for name, parameter in draft.named_parameters() if id(parameter) in own}
+    assert "fusion.weight" in names
+    assert all(name.startswith(("fusion.", "blocks.")) for name in names)
+
+
+def test_stored_features_train_as_live_ones(tmp_path: Path) -> None:
+    """The target's last states are stored as well, for its distributions."""
+    target, lines = causal_model(vocab_size=1024), tmp_path / "data.jsonl"
+    records = [{"prompt": f"{n} + 1 = ?", "response": f"{n} " * (n % 9 + 3)} for n in range(8)]
+    lines.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    for name, folder in (("live", None), ("stored", str(tmp_path / "features"))):
+        data = Data(path=str(lines), features=folder)
+        trainer(tmp_path / name, target, data=data, steps=4).fit()
+    assert losses(tmp_path / "stored") == pytest.approx(losses(tmp_path / "live"), rel=1e-4)
+    (path,) = (tmp_path / "features").glob("*.safetensors")
+    assert load_file(path)["0"].shape[1] == 3 * 32
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+def test_recomputed_blocks_train_alike_in_bfloat16(tmp_path: Path) -> None:
+    target = causal_model(vocab_size=1024)
+    options: dict[str, Any] = {"steps": 8, "precision": "bf16"}
+    trainer(tmp_path / "kept", target, **options).fit()
+    trainer(tmp_path / "again", target, **options, recompute=True).fit()
+    kept = losses(tmp_path / "kept")
+    assert kept == losses(tmp_path / "again") and kept[-1] < kept[0]
+
+
+ZOO = config(**WIDE, hidden_size=128, target_layer_ids=[0, 2], max_position_embeddings=512)
+RECIPE = f"""
+[model]
+target = "tiny-aux"
+config = {json.dumps(ZOO).replace(": ", " = ").replace("True", "true")}
+[objective]
+name = "dflash"
+anchors = 3
+[data]
+path = "story:train"
+[train]
+steps = 4
+batch = 2
+[held_out]
+path = "story:test"
+every = 2
+examples = 2
+decode = 1
+max_tokens = 8
+"""
+
+
+def test_a_recipe_trains_a_draft_that_decodes_without_loss(tmp_path: Path) -> None:
+    """With validations that decode, and drafts whose length the confidence head sets."""
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    out = tmp_path / "out"
+    train_recipe(tmp_path / "recipe.toml", [f"out={out}"])
+    held = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in held] == [0, 2, 4]
+    assert all(1 <= line["accepted"] <= BLOCK + 1 for line in held)
+    assert held[-1]["loss"] < held[0]["loss"] and held[-1]["tokens_per_forward"] >= 1
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6]]
+    plain = LLM("tiny-aux", Autoregressive())
+    expected = [output.ids for output in plain.generate(prompts, max_tokens=12)]
+    for threshold in (0.0, 0.3, 1.0):
+        method = DFlash(draft=str(out / "export"), confidence_threshold=threshold)
+        outputs = LLM("tiny-aux", method).generate(prompts, max_tokens=12)
+        assert [output.ids for output in outputs] == expected
+
+
+def test_a_plan_counts_what_is_trained(tmp_path: Path) -> None:
+    """The copies of the target's tables are parameters, but not trained."""
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    recipe = load_recipe(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}"])
+    plan = Planner(recipe).build_plan()
+    assert plan.parameters - plan.trained == 2 * 1024 * 128
+    assert plan.peak.total() > 0
+
+
+def test_an_initial_draft_keeps_its_tables(tmp_path: Path) -> None:
+    """A published draft goes on with the embedding and head that it has; here of 8 bits."""
+    target = load_model("tiny-aux")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    small = ["model.quantize=int8", "steps=1"]
+    train_recipe(tmp_path / "recipe.toml", [f"out={tmp_path / 'first'}", *small])
+    again = weights.build_draft(str(tmp_path / "first" / "export"), {}, target, 3)
+    weights.mark_trainable(again)
+    frozen = {name: p for name, p in again.named_parameters() if not p.requires_grad}
+    assert frozen.keys() == {"embedding.weight", "unembedding.weight"}
+    for table in frozen.values():
+        torch.testing.assert_close(table, target.embedding.weight, atol=0.02, rtol=0.02)
