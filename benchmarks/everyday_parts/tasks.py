@@ -22,12 +22,9 @@ QUOTATIONS = (
     "List the five most important facts of the text, each with the sentence that it is taken from.",
     "Answer with quotations only: why did the town move its market, and what did that cost?",
 )
-PROSE = (
-    "Write a short story about a lighthouse keeper who finds a letter.",
-    "Explain to a child how a refrigerator works.",
-    "Describe a walk through a forest in autumn.",
-    "Give advice to somebody who wants to learn to play the piano at the age of forty.",
-)
+PROSE = HERE.parent / "prose.jsonl"
+"""Prompts as lines of MT-Bench."""
+
 PEOPLE = (
     "Anna Berg, 34, lives in Oslo. She works as a carpenter and speaks Norwegian and German.",
     "Luis Ortega is a 58 year old teacher from Quito who speaks Spanish, Quechua and English.",
@@ -71,11 +68,12 @@ def build_tasks(options: argparse.Namespace) -> list[Task]:
     """Tasks of which the data are given, with at most `options.limit` prompts each."""
     code, text = ((HERE / name).read_text("utf-8") for name in ("shelf.txt", "market.txt"))
     edits = [f"{edit} Answer with the whole file.\n\n{fence(code, 'python')}" for edit in EDITS]
+    prose = [str(each.prompt) for each in questions_of("mtbench", options.limit, str(PROSE))]
     people = [f"Give the person as JSON: {person}" for person in PEOPLE]
     tasks = [
         Task(name="rewrite", prompts=edits, max_tokens=700),
         Task(name="quote", prompts=[f"{each}\n\n{text}" for each in QUOTATIONS], max_tokens=200),
-        Task(name="prose", prompts=list(PROSE), max_tokens=200),
+        Task(name="prose", prompts=prose, max_tokens=200),
         Task(name="json", prompts=people, max_tokens=120, schema=PERSON),
     ]
     for name, path, max_tokens in (
