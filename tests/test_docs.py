@@ -61,6 +61,7 @@ MARKED = {
         "start: generate tencent/WeDLM-8B-Instruct",
         "training: data Qwen/Qwen3-4B",
         "training: generate Qwen/Qwen3-4B",
+        "benchmark: reproduce dflash",
         "training-coder: benchmark methods",
         "training-coder: data qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
         "training-coder: examples/code_prompts.py --package",

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.benchmark.side import check_rounds
+from outpace.benchmark.side import Side, check_rounds
 from outpace.benchmark.summary import SideFigures, summarise_sides
 from outpace.cli.draw import console
 from outpace.cli.flags import LOAD_FLAGS, LoadFlags
@@ -28,16 +28,33 @@ from outpace.cli.sides import (
 )
 from outpace.cli.task_flags import TaskFlags
 from outpace.cli.training import run_training
-from outpace.errors import OptionError
+from outpace.evaluation.question import Question
 from outpace.methods.bounds import check_at_least_one
 from outpace.provenance import provenance_record
-from reproduce.figure import SCALES, Figure, Scale, figure_names, find
+from reproduce.figure import Figure, Scale, figure_names, find_at
+from reproduce.given import model_paths, task_files
 from reproduce.page import page
 from reproduce.trained import TRAINED, needed
-from reproduce.verdict import Verdict, judge, published
+from reproduce.verdict import Verdict, judge, judge_texts, published
 
 PAGE = "figures.md"
 """All figures of a folder, for people."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A task of a figure with its questions."""
+
+    figure: Figure
+    scale: str
+    plan: Scale
+    asking: TaskFlags
+    questions: Sequence[Question]
+
+    @property
+    def name(self) -> str:
+        """What its files are called, without their ending."""
+        return self.figure.file(self.scale, self.plan)
 
 
 def reproduce(
@@ -45,12 +62,23 @@ def reproduce(
         str, Argument(help=f"PAPER or PAPER:FIGURE; figures are {', '.join(figure_names())}.")
     ],
     scale: Annotated[
-        str, Option(help="mini: the zoo on a CPU; full: published weights and tasks.")
+        str,
+        Option(
+            help="mini: the zoo on a CPU; small: a small published model with drafts that you "
+            "trained, on a CPU; full: published weights and tasks."
+        ),
     ] = "mini",
     out: Annotated[
         Path, Option(help="Folder of JSON, pictures, a page and samples; a killed run goes on.")
     ] = Path("reproduced"),
-    data: Annotated[str | None, Option(help="File of the task, where it needs one.")] = None,
+    models: Annotated[
+        list[str] | None,
+        Option("--model", help="NAME=PATH of each model that small needs: target, dflash, eagle."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        Option(help="File of the task, where it needs one; of several tasks, TASK=FILE for each."),
+    ] = None,
     shots: Annotated[str | None, Option(help="File of the shots, lines as in --data.")] = None,
     limit: Annotated[int | None, Option(help="Other than the figure's number of problems.")] = None,
     rounds: Annotated[int | None, Option(help="Other than the figure's number of turns.")] = None,
@@ -61,50 +89,56 @@ def reproduce(
     Prints the expected cost first, trains the models that are not published, and then lists which
     of the paper's claims hold.
     """
-    plans = {each: planned(each, scale, limit, rounds) for each in find(figure)}
-    for each, plan in plans.items():
+    plans = [
+        (each, resize(plan, limit, rounds))
+        for each in find_at(figure, scale)
+        for plan in each.scales[scale]
+    ]
+    paths = model_paths(models or (), [plan for _, plan in plans])
+    plans = [(each, plan.with_models(paths)) for each, plan in plans]
+    files = task_files(data or (), [plan for _, plan in plans])
+    for each, plan in plans:
         console.print(needs(each, plan, scale))
-    for each, plan in plans.items():
-        asking = TaskFlags(task=plan.task, protocol=plan.protocol, data=data, shots=shots)
+    parts = [make_part(each, plan, scale, files.get(plan.task), shots) for each, plan in plans]
+    for part in parts:
         with replace_file(out / PAGE) as sheet:
             assert sheet is not None
-            redraw(each, plan, scale, asking, loading, out)
+            redraw(part, loading, out)
             sheet.write_text(page(out), encoding="utf-8")
     console.print(f"all figures of {out} on one page: {out / PAGE}", soft_wrap=True)
 
 
-def planned(figure: Figure, scale: str, limit: int | None, rounds: int | None) -> Scale:
-    """How much of a figure is measured; `ValueError` for an unknown scale or a bad number."""
-    if scale not in SCALES:
-        message = f"scale: unknown scale {scale!r}; known are {', '.join(SCALES)}"
-        raise OptionError("scale", scale, message)
-    given = {"limit": limit, "rounds": rounds}
-    own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    check_at_least_one(**own)
-    return replace(figure.mini if scale == "mini" else figure.full, **own)
+def resize(plan: Scale, limit: int | None, rounds: int | None) -> Scale:
+    """Set the numbers of problems and rounds; by default at most one round per problem."""
+    check_at_least_one(limit=limit, rounds=rounds)
+    problems = limit or plan.limit
+    return replace(plan, limit=problems, rounds=rounds or min(plan.rounds, problems))
 
 
-def redraw(
-    figure: Figure, plan: Scale, scale: str, asking: TaskFlags, loading: LoadFlags, out: Path
-) -> None:
-    """Measure a figure, judge what the paper claims, write figures and picture."""
+def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: str | None) -> Part:
+    """Load the questions of a part; `ValueError` for a bad file, or too few questions."""
+    asking = TaskFlags(task=plan.task, protocol=plan.protocol, data=file, shots=shots)
+    questions = asking.load_questions(plan.limit)
+    check_rounds(len(questions), plan.rounds, plan.batch)
+    return Part(figure=figure, scale=scale, plan=plan, asking=asking, questions=questions)
+
+
+def redraw(part: Part, loading: LoadFlags, out: Path) -> None:
+    """Measure a part, judge what the paper claims, write figures and picture."""
     from reproduce.plot import draw_figure
 
-    name = figure.file(scale)
+    figure, plan, name = part.figure, part.plan, part.name
     with replace_file(out / f"{name}.json") as file, replace_file(out / f"{name}.png") as picture:
         assert file is not None and picture is not None
-        found = measure(plan, asking, loading, out, name)
-        lines = by_line(plan, found)
-        verdicts = [
-            replace(judge(claim, lines), paper=published(figure, claim)) for claim in figure.claims
-        ]
-        points = [dict(point) for point in figure.published()]
-        show(figure, found, verdicts)
+        found = measure(part, loading, out)
+        verdicts = judge_all(part, found)
+        points = [dict(point) for point in figure.published(plan.task)]
+        show(part, found, verdicts)
         written = {
             "provenance": provenance_record(),
             "figure": f"{figure.paper}:{figure.name}",
             "about": figure.about,
-            "scale": scale,
+            "scale": part.scale,
             "rounds": plan.rounds,
             "claims": [asdict(verdict) for verdict in verdicts],
             "trained": needed(plan.every),
@@ -116,18 +150,30 @@ def redraw(
     console.print(f"written: {out / name}.json, {out / name}.png", soft_wrap=True)
 
 
+def judge_all(part: Part, found: Sequence[SideFigures]) -> list[Verdict]:
+    """Judge the claims, and whether all texts are equal where they must be."""
+    figure, plan = part.figure, part.plan
+    lines = by_line(plan, found)
+    verdicts = [
+        replace(judge(claim, lines), paper=published(figure, claim, plan.task))
+        for claim in figure.claims_at(part.scale)
+    ]
+    return [*verdicts, judge_texts(found)] if plan.is_lossless else verdicts
+
+
 def needs(figure: Figure, plan: Scale, scale: str) -> str:
     """What a figure will take, in one line."""
     entries = plan.every
     models = dict.fromkeys(name for entry in entries for name in entry.model_names)
-    tokens = plan.max_tokens or plan.setting().max_tokens
     text = (
         f"{figure.paper}:{figure.name}, {figure.about}: {len(entries)} settings on {plan.limit} "
-        f"problems of {plan.task}, at most {tokens} tokens each, with {', '.join(models)}"
+        f"problems of {plan.task}, at most {plan.longest} tokens each, with {', '.join(models)}"
     )
     if made := needed(entries):
         text += f"; {len(made)} of them it trains first"
-    hours = figure.hours(plan.limit) if scale == "full" else 0.0
+    if plan.seconds:
+        text += f"; on two cores about {plan.seconds / 60:.1f} minutes"
+    hours = figure.published_seconds(plan) / 3600 if scale == "full" else 0.0
     return text + (f"; at the published speeds up to {hours:.1f} hours" if hours else "")
 
 
@@ -143,25 +189,43 @@ def made_in(folder: Path, models: Mapping[str, str]) -> dict[str, str]:
     return exports
 
 
-def measure(
-    plan: Scale, asking: TaskFlags, loading: LoadFlags, out: Path, name: str
-) -> list[SideFigures]:
+def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
     """Figures of all settings, which took turns; `KeyboardInterrupt` where that was ended.
 
     No figure reads the samples of another: only what took turns on a machine can be compared.
     """
-    entries = plan.every
+    plan, entries, samples = part.plan, part.plan.every, out / "samples" / part.name
     most = None if plan.max_tokens is None else str(plan.max_tokens)
     loads = LoadGrid(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
-    questions, samples = asking.load_questions(plan.limit), out / "samples" / name
-    check_rounds(len(questions), plan.rounds, plan.batch)
     shapes = create_shapes(samples / "random", loading)
     shapes.paths |= made_in(out / "trained", needed(entries))
-    sides = list(build_sides(entries, loads, asking, questions, loading, shapes, random=False))
+    sides = list(
+        build_sides(entries, loads, part.asking, part.questions, loading, shapes, random=False)
+    )
     whole, interrupted = run_rounds(sides, plan.rounds, samples)
     if interrupted:
         raise KeyboardInterrupt
-    return summarise_sides(sides, whole)
+    found = summarise_sides(sides, whole)
+    add_published(part, found)
+    if plan.is_lossless:
+        for side, figures in zip(sides, found, strict=True):
+            figures["equal"] = equal_share(side, sides[0])
+    return found
+
+
+def add_published(part: Part, found: Sequence[SideFigures]) -> None:
+    """Add the paper's speed-up and acceptance length of a line to its figures."""
+    for line, figures in zip(part.plan.lines, by_line(part.plan, found), strict=True):
+        if "paper" in line:
+            point = part.figure.point(line["paper"], part.plan.task)
+            for each in figures:
+                each["paper"] = {key: point[key] for key in ("speedup", "acceptance_length")}
+
+
+def equal_share(side: Side, first: Side) -> float:
+    """Share of a side's answers with the same tokens as another's."""
+    mine, its = ([out.ids for turn in each.turns for out in turn.outputs] for each in (side, first))
+    return sum(a == b for a, b in zip(mine, its, strict=True)) / len(mine)
 
 
 def by_line(plan: Scale, found: Sequence[SideFigures]) -> list[list[SideFigures]]:
@@ -170,11 +234,11 @@ def by_line(plan: Scale, found: Sequence[SideFigures]) -> list[list[SideFigures]
     return [list(islice(rest, len(line))) for line in plan.entries()]
 
 
-def show(figure: Figure, found: Sequence[SideFigures], verdicts: Sequence[Verdict]) -> None:
+def show(part: Part, found: Sequence[SideFigures], verdicts: Sequence[Verdict]) -> None:
     """Print what was measured, and what became of the claims."""
     print_names(found)
     console.print(results_table(found))
-    table = Table(title=f"{figure.paper}:{figure.name}", header_style="bold")
+    table = Table(title=part.name, header_style="bold")
     for name in ("claim", "here", "measured", "in the paper"):
         table.add_column(name, overflow="fold")
     for verdict in verdicts:

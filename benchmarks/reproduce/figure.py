@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 from outpace.benchmark.entry import MethodEntry, expand_entries
+from outpace.errors import OptionError
 from outpace.evaluation.protocol import Setting, find_setting, load_settings
 from outpace.evaluation.tasks import TASKS
 
 FOLDER = Path(__file__).parent / "papers"
 PAPERS = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
-SCALES = ("mini", "full")
+BENCHMARKS = FOLDER.parents[1]
+SCALES = ("mini", "small", "full")
 TRENDS = ("rises", "falls", "higher", "lower", "unbeaten")
+GIVEN = "given:"
+"""Prefix of a model whose path the user gives."""
+
 Published = Mapping[str, Any]
 Made = TypeVar("Made")
 
@@ -33,6 +38,7 @@ class Claim:
         than: number of the other line.
         points: the published points that say so, first to last or other to this line, each by
             what tells it apart; none where the paper gives no numbers.
+        scales: the scales that have its lines.
     """
 
     says: str
@@ -41,6 +47,7 @@ class Claim:
     key: str = "tokens_per_forward"
     than: int | None = None
     points: Sequence[Published] = ()
+    scales: Sequence[str] = SCALES
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a trend that is none."""
@@ -48,15 +55,20 @@ class Claim:
             raise ValueError(f"unknown trend {self.trend!r}; known are {', '.join(TRENDS)}")
         if (self.than is None) != (self.trend in TRENDS[:2]):
             raise ValueError(f"{self.says!r} needs {'no' if self.than else 'another'} line: than")
+        if unknown := sorted(set(self.scales) - set(SCALES)):
+            raise ValueError(f"unknown scales {unknown}; known are {', '.join(SCALES)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """How much is measured, on which models.
+    """How much of a task is measured, on which models.
 
     Attributes:
         lines: entries as a file has them: model, adapter, method, options, lists where they are
-            swept.
+            swept, and as `paper` what tells the published point beside them apart.
+        data: files of tasks in `benchmarks`, used unless the user gives another.
+        is_lossless: whether all lines must give the texts of the first one.
+        tokens_per_second: mean speed of the lines on two cores, for the expected time.
     """
 
     task: str
@@ -67,6 +79,9 @@ class Scale:
     batch: int = 1
     max_tokens: int | None = None
     temperature: float | None = None
+    data: Mapping[str, str] = field(default_factory=dict)
+    is_lossless: bool = False
+    tokens_per_second: float | None = None
 
     def __post_init__(self) -> None:
         """Raise `ValueError` for a task or a line that is none."""
@@ -87,6 +102,35 @@ class Scale:
         """The entries of all lines."""
         return [entry for line in self.entries() for entry in line]
 
+    @property
+    def longest(self) -> int:
+        """Most tokens of an answer."""
+        return self.max_tokens or self.setting().max_tokens
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that answers of full length take on two cores; 0 without a mean speed."""
+        tokens = len(self.every) * self.limit * self.longest
+        return tokens / self.tokens_per_second if self.tokens_per_second else 0.0
+
+    @property
+    def given(self) -> dict[str, None]:
+        """The models whose paths the user must give, without their prefix."""
+        names = [name for entry in self.every for name in entry.model_names]
+        return dict.fromkeys(n.removeprefix(GIVEN) for n in names if n.startswith(GIVEN))
+
+    def with_models(self, paths: Mapping[str, str]) -> Scale:
+        """Replace given models by their paths; `OptionError` for a missing one."""
+        if missing := [name for name in self.given if name not in paths]:
+            message = f"--model: give the path of {', '.join(missing)}: --model {missing[0]}=PATH"
+            raise OptionError("model", missing, message)
+        named = {f"{GIVEN}{name}": path for name, path in paths.items()}
+        lines = [
+            {key: named.get(str(value), value) for key, value in line.items()}
+            for line in self.lines
+        ]
+        return replace(self, lines=lines)
+
 
 def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
     """The entries of a line; `ValueError` for one without model or method."""
@@ -96,6 +140,7 @@ def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
             raise ValueError(f"a line needs a {name}: {line}")
     model, method = options.pop("model"), options.pop("method")
     adapter = options.pop("adapter", None)
+    options.pop("paper", None)
     values = {key: value if isinstance(value, list) else [value] for key, value in options.items()}
     yield from expand_entries(model, method, values, adapter)
 
@@ -107,10 +152,10 @@ class Figure:
     Attributes:
         about: what it shows.
         place: how the places of its published points begin.
-        task: of the published points.
+        task: of the published points, where the paper has none of the task that is measured.
         claims: what must show.
-        mini: on the models of the zoo.
-        full: on the published ones.
+        scales: what is measured, task by task: `mini` on the models of the zoo, `full` on the
+            published ones, `small` on a published one that a processor decodes fast.
     """
 
     paper: str
@@ -119,38 +164,44 @@ class Figure:
     place: str
     task: str
     claims: Sequence[Claim]
-    mini: Scale
-    full: Scale
+    scales: Mapping[str, Sequence[Scale]]
 
-    def published(self) -> list[Published]:
+    def published(self, task: str | None = None) -> list[Published]:
         """The points of the paper, with the names of their settings."""
-        return [
-            {"setting": each.name, **point}
-            for each in load_settings(self.paper)
-            if each.task == self.task
-            for point in each.published
-            if str(point["place"]).startswith(self.place)
-        ]
+        points: dict[str, list[Published]] = {}
+        for each in load_settings(self.paper):
+            points.setdefault(each.task, []).extend(
+                {"setting": each.name, **point}
+                for point in each.published
+                if str(point["place"]).startswith(self.place)
+            )
+        return points.get(task or self.task) or points[self.task]
 
-    def file(self, scale: str) -> str:
+    def file(self, scale: str, plan: Scale) -> str:
         """What files of it are called, without their ending."""
-        return f"{self.paper}-{self.name}-{scale}"
+        name = f"{self.paper}-{self.name}-{scale}"
+        return f"{name}-{plan.task}" if len(self.scales[scale]) > 1 else name
 
-    def pair(self, claim: Claim) -> list[Published]:
+    def claims_at(self, scale: str) -> list[Claim]:
+        """The claims about lines that a scale has."""
+        return [claim for claim in self.claims if scale in claim.scales]
+
+    def point(self, marks: Published, task: str | None = None) -> Published:
+        """The published point with some marks; `ValueError` for none or several."""
+        fit = [point for point in self.published(task) if marks.items() <= point.items()]
+        if len(fit) != 1:
+            raise ValueError(f"{len(fit)} published points are {dict(marks)}")
+        return fit[0]
+
+    def pair(self, claim: Claim, task: str | None = None) -> list[Published]:
         """The published points of a claim; `ValueError` for one that is none or several."""
-        found = []
-        for marks in claim.points:
-            fit = [point for point in self.published() if marks.items() <= point.items()]
-            if len(fit) != 1:
-                raise ValueError(f"{claim.says!r}: {len(fit)} published points are {dict(marks)}")
-            found += fit
-        return found
+        return [self.point(marks, task) for marks in claim.points]
 
-    def hours(self, limit: int) -> float:
+    def published_seconds(self, plan: Scale) -> float:
         """What answers of full length take at the published speeds; 0 where none are."""
-        tokens = limit * (self.full.max_tokens or self.full.setting().max_tokens)
+        tokens = plan.limit * plan.longest
         speeds = [point.get("tokens_per_second") for point in self.published()]
-        return sum(tokens / speed for speed in speeds if speed) / 3600
+        return sum(tokens / speed for speed in speeds if speed)
 
 
 def figure_names() -> list[str]:
@@ -175,14 +226,20 @@ def figures(paper: str) -> list[Figure]:
 def read(paper: str, name: str, table: Mapping[str, Any], path: Path) -> Figure:
     """A figure from its table; `ValueError` with file and figure for a bad one."""
     try:
+        rest = {key: value for key, value in table.items() if key not in SCALES}
         parts = {
             "claims": [made(Claim, claim) for claim in table["claims"]],
-            "mini": made(Scale, table["mini"]),
-            "full": made(Scale, table["full"]),
+            "scales": {scale: split_tasks(table[scale]) for scale in SCALES if scale in table},
         }
-        return made(Figure, {**table, "paper": paper, "name": name, **parts})
+        return made(Figure, {**rest, "paper": paper, "name": name, **parts})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {name}: {error}") from error
+
+
+def split_tasks(table: Mapping[str, Any]) -> list[Scale]:
+    """Make a scale for each task of a table, whose `task` may be a list."""
+    tasks = table["task"] if isinstance(table["task"], list) else [table["task"]]
+    return [made(Scale, {**table, "task": task}) for task in tasks]
 
 
 def made(kind: type[Made], table: Mapping[str, Any]) -> Made:
@@ -203,4 +260,18 @@ def find(named: str) -> list[Figure]:
     if not found:
         known = ", ".join(f"{paper}:{figure.name}" for figure in every)
         raise ValueError(f"unknown figure {named!r}; known are {known}")
+    return found
+
+
+def find_at(named: str, scale: str) -> list[Figure]:
+    """Figures of `find` with a scale; `OptionError` with all that have it if there are none."""
+    if scale not in SCALES:
+        message = f"scale: unknown scale {scale!r}; known are {', '.join(SCALES)}"
+        raise OptionError("scale", scale, message)
+    found = [figure for figure in find(named) if scale in figure.scales]
+    if not found:
+        every = (figure for paper in PAPERS for figure in figures(paper))
+        known = ", ".join(f"{each.paper}:{each.name}" for each in every if scale in each.scales)
+        message = f"scale: {named} has no scale {scale}; figures with it are {known}"
+        raise OptionError("scale", scale, message)
     return found

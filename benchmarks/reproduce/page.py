@@ -21,11 +21,12 @@ def page(folder: Path) -> str:
     """
     rows, sections = [], []
     for figure in (figure for paper in PAPERS for figure in figures(paper)):
-        for scale in SCALES:
-            path = folder / f"{figure.file(scale)}.json"
+        for scale, plan in ((s, p) for s in SCALES for p in figure.scales.get(s, ())):
+            path = folder / f"{figure.file(scale, plan)}.json"
             if path.is_file():
                 row, text = read(path)
-                rows.append([f"{figure.paper}:{figure.name}", scale, *row])
+                name = f"{scale}, {plan.task}" if len(figure.scales[scale]) > 1 else scale
+                rows.append([f"{figure.paper}:{figure.name}", name, *row])
                 sections += text
     head = table(("figure", "scale", "claims that hold", "CPU minutes"), rows)
     return "\n\n".join([head, *sections]) + "\n"
@@ -77,6 +78,7 @@ def claimed(claim: Mapping[str, Any]) -> list[str]:
 def measured(result: Mapping[str, Any]) -> list[str]:
     """Headline figures of a setting."""
     error, faster = result["tokens_per_forward_error"], result["faster"]
+    paper = {key: f" (paper {value:.2f})" for key, value in result.get("paper", {}).items()}
     right = "–"
     if result["accuracy"] is not None:
         low, high = (100 * bound for bound in result["interval"])
@@ -86,9 +88,9 @@ def measured(result: Mapping[str, Any]) -> list[str]:
         f"{result['line']} {result['setting']}".rstrip(),
         right,
         f"{result['tokens_per_forward']:.2f}" + ("" if error is None else f" ± {error:.2f}"),
-        f"{result['acceptance_length']:.2f}",
+        f"{result['acceptance_length']:.2f}" + paper.get("acceptance_length", ""),
         f"{result[name]:.0f}",
-        "" if faster is None else f"{faster['ratio']:.2f} ×",
+        "" if faster is None else f"{faster['ratio']:.2f} ×" + paper.get("speedup", ""),
     ]
 
 

@@ -86,9 +86,16 @@ def shown(value: float, key: str) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def published(figure: Figure, claim: Claim) -> str:
+def judge_texts(results: Sequence[ResultRecord]) -> Verdict:
+    """Whether all lines give the texts of the first one."""
+    unequal = {each["line"]: each["equal"] for each in results if each["equal"] < 1}
+    found = "; ".join(f"{line}: {100 * share:.1f} %" for line, share in unequal.items())
+    return Verdict("all texts equal those of the first line", not unequal, found or "all equal")
+
+
+def published(figure: Figure, claim: Claim, task: str | None = None) -> str:
     """What the paper has of a claim, before and after; empty where it gives no numbers."""
-    return " → ".join(pictured(point, claim.key) for point in figure.pair(claim))
+    return " → ".join(pictured(point, claim.key) for point in figure.pair(claim, task))
 
 
 def pictured(point: Published, key: str) -> str:

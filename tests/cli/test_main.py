@@ -863,7 +863,7 @@ def test_the_command_line_is_frozen(outpace):
         | {"--json", "--judge", "--max-reasoning-tokens"}
         | LOADING,
         "reproduce": {
-            *("--scale", "--out", "--data", "--shots", "--limit", "--rounds"),
+            *("--scale", "--out", "--model", "--data", "--shots", "--limit", "--rounds"),
         }
         | LOADING,
         "serve": {

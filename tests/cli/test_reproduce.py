@@ -11,10 +11,17 @@ import pytest
 
 from outpace.cli import reproduce as command
 from outpace.cli.main import main
-from reproduce import trained
+from reproduce import figure, trained
 from reproduce.figure import figure_names
 
 PNG = b"\x89PNG"
+MODELS = ("target=tiny-ar", "dflash=tiny-dflash", "eagle=tiny-eagle")
+SMALL = (
+    *("dflash:table1", "--scale", "small"),
+    *(word for model in MODELS for word in ("--model", model)),
+)
+PROBLEM = {"prompt": "def one():\n    ", "test": "def check(f): pass", "entry_point": "one"}
+QUESTION = {"question": "What is 1 + 1?", "answer": "#### 2"}
 
 
 @pytest.fixture
@@ -56,12 +63,59 @@ def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
     assert {path: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@pytest.fixture
+def short_answers(tmp_path, monkeypatch):
+    """Papers whose small scales have answers of at most 24 tokens."""
+    folder = tmp_path / "papers"
+    folder.mkdir()
+    for path in figure.FOLDER.glob("*.toml"):
+        text = path.read_text().replace("max_tokens = 200", "max_tokens = 24")
+        (folder / path.name).write_text(text)
+    monkeypatch.setattr(figure, "FOLDER", folder)
+
+
+@pytest.mark.slow
+def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, short_answers):
+    """Each beside what the paper has of the line, and with the texts of the target alone."""
+    files = {"humaneval": PROBLEM, "gsm8k": QUESTION, "mtbench": {"turns": ["Begin."]}}
+    data = []
+    for task, line in files.items():
+        (tmp_path / task).write_text(json.dumps(line) + "\n")
+        data += ["--data", f"{task}={tmp_path / task}"]
+    words = ("reproduce", *SMALL, *data, "--limit", 1, "--out", tmp_path)
+    status, out, err = outpace(*words)
+    assert status == 0, err
+    told = " ".join(out.split())
+    assert "6 settings on 1 problems of mtbench, at most 24 tokens each, with tiny-ar, " in told
+    assert told.count("on two cores about") == 3
+    for task in files:
+        written = json.loads((tmp_path / f"dflash-table1-small-{task}.json").read_text())
+        assert (written["scale"], written["rounds"]) == ("small", 1)
+        assert [each["task"] for each in written["results"]] == [task] * 6
+        assert [each["equal"] for each in written["results"]] == [1.0] * 6
+        assert written["claims"][-1]["holds"] and len(written["claims"]) == 4
+        papers = [each.get("paper") for each in written["results"]]
+        assert [number for number, paper in enumerate(papers) if paper] == [1, 3]
+        assert (tmp_path / f"dflash-table1-small-{task}.png").read_bytes().startswith(PNG)
+    text = (tmp_path / "figures.md").read_text()
+    assert "| dflash:table1 | small, mtbench | " in text and "(paper 4.24)" in text
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         (("nobody",), "unknown paper 'nobody'; known are apd, d2f, dflash, wedlm"),
         (("apd:table9",), "unknown figure 'apd:table9'; known are apd:table1"),
-        (("apd", "--scale", "huge"), "unknown scale 'huge'; known are mini, full"),
+        (("apd", "--scale", "huge"), "unknown scale 'huge'; known are mini, small, full"),
+        (("apd", "--scale", "small"), "apd has no scale small; figures with it are dflash:table1"),
+        (("apd:table2", "--model", "target=x"), "this scale names its models; omit it"),
+        ((*SMALL[:3],), "give the path of target, dflash, eagle: --model target=PATH"),
+        ((*SMALL, "--model", "target=x"), "give each of target, dflash, eagle once, as NAME=PATH"),
+        ((*SMALL, "--model", "aux=x"), "give each of target, dflash, eagle once, as NAME=PATH"),
+        ((*SMALL, "--data", "x"), "write TASK=FILE, for each of humaneval, gsm8k, mtbench"),
+        ((*SMALL, "--data", "math500=x"), "tasks here are humaneval, gsm8k, mtbench"),
+        ((*SMALL, "--data", "gsm8k="), "tasks here are humaneval, gsm8k, mtbench"),
+        (SMALL, "set it to HumanEval.jsonl.gz"),
         (("apd:figure2", "--limit", "0"), "limit must be at least 1"),
         (("apd:figure2", "--scale", "full"), "set it to"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from itertools import product
 from shlex import split
 from typing import Any
 
@@ -12,9 +13,20 @@ from outpace.checkpoints.load import zoo_names
 from outpace.training.recipe import load_recipe
 from reproduce import figure as figures_of
 from reproduce import trained
-from reproduce.figure import FOLDER, PAPERS, Claim, Figure, Scale, figures, find, read
+from reproduce.figure import (
+    BENCHMARKS,
+    FOLDER,
+    PAPERS,
+    Claim,
+    Figure,
+    Scale,
+    figures,
+    find,
+    find_at,
+    read,
+)
 from reproduce.trained import needed, words_of
-from reproduce.verdict import NAMES, judge, published
+from reproduce.verdict import NAMES, judge, judge_texts, published
 
 EVERY = [figure for paper in PAPERS for figure in figures(paper)]
 each = pytest.mark.parametrize("figure", EVERY, ids=lambda f: f"{f.paper}:{f.name}")
@@ -47,17 +59,18 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
     """It has published points, and claims about lines that there are; the zoo is enough for it."""
     assert figure.published() and figure.claims
     timed = [point for point in figure.published() if "tokens_per_second" in point]
-    assert (figure.hours(100) > 0) == bool(timed)
-    for scale in (figure.mini, figure.full):
-        lines = scale.entries()
-        assert scale.setting().task == scale.task
-        for claim in figure.claims:
+    (mini,), (full,) = figure.scales["mini"], figure.scales["full"]
+    assert (figure.published_seconds(full) > 0) == bool(timed)
+    for name, plan in ((name, plan) for name, plans in figure.scales.items() for plan in plans):
+        lines = plan.entries()
+        assert plan.setting().task == plan.task and figure.claims_at(name)
+        for claim in figure.claims_at(name):
             mine = lines[claim.line - 1]
             if claim.trend in ("rises", "falls"):
                 assert len(mine) > 1 and all(entry.setting for entry in mine)
             if claim.trend in ("higher", "lower"):
                 assert [e.setting for e in mine] == [e.setting for e in lines[claim.than - 1]]
-    entries = figure.mini.every
+    entries = mini.every
     names = {entry.model for entry in entries}
     names |= {name for entry in entries for name in entry.method.model_names().values()}
     assert names - set(needed(entries)) <= set(zoo_names())
@@ -65,10 +78,11 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
 
 @each
 def test_what_the_paper_has_of_a_claim_agrees_with_it(figure: Figure) -> None:
-    """Two published points, of which the second lies where the claim says."""
-    for claim in figure.claims:
-        points = figure.pair(claim)
-        assert len(points) == (2 if published(figure, claim) else 0)
+    """Two published points, of which the second lies where the claim says, for each task."""
+    tasks = {plan.task for plans in figure.scales.values() for plan in plans}
+    for claim, task in product(figure.claims, tasks):
+        points = figure.pair(claim, task)
+        assert len(points) == (2 if published(figure, claim, task) else 0)
         if points:
             name = next(n for n in NAMES.get(claim.key, (claim.key,)) if n in points[0])
             first, last = (point[name] for point in points)
@@ -79,8 +93,8 @@ def test_what_the_paper_has_of_a_claim_agrees_with_it(figure: Figure) -> None:
 def test_what_trains_models_is_known_and_used() -> None:
     """Each by some figure, and by its words a recipe; the zoo is enough for those of miniatures."""
     names = {
-        scale: {name for figure in EVERY for name in needed(plan(figure).every)}
-        for scale, plan in {"mini": lambda f: f.mini, "full": lambda f: f.full}.items()
+        scale: {name for f in EVERY for plan in f.scales[scale] for name in needed(plan.every)}
+        for scale in ("mini", "full")
     }
     assert not names["mini"] & names["full"]
     table = tomllib.loads(trained.TABLE.read_text())
@@ -93,6 +107,45 @@ def test_what_trains_models_is_known_and_used() -> None:
             assert read.data.path == "story:train" and read.train.steps <= 800
     with pytest.raises(ValueError, match="nothing trains 'nobody'; known are draft, "):
         words_of("trained:nobody")
+
+
+@pytest.mark.parametrize("name", ["dflash:table1", "dflash:sampled"])
+def test_a_small_scale_has_tasks_with_their_own_published_points(name: str) -> None:
+    """Its models are the user's, prose has prompts here, and it takes half an hour at most."""
+    (figure,) = find_at(name, "small")
+    plans = figure.scales["small"]
+    assert [plan.task for plan in plans] == ["humaneval", "gsm8k", "mtbench"]
+    assert [figure.file("small", plan) for plan in plans][0].endswith("-small-humaneval")
+    assert figure.file("mini", *figure.scales["mini"]).endswith("-mini")
+    assert sum(plan.seconds for plan in plans) * 2 <= 30 * 60
+    for plan in plans:
+        assert list(plan.given) == ["target", "dflash", "eagle"] and plan.is_lossless
+        assert all((BENCHMARKS / file).is_file() for file in plan.data.values())
+        paired = [line for line in plan.lines if "paper" in line]
+        assert [figure.point(line["paper"], plan.task)["method"] for line in paired] == [
+            *("DFlash(16)", "EAGLE-3(16)")
+        ]
+    speeds = {figure.point(paired[0]["paper"], plan.task)["speedup"] for plan in plans}
+    assert len(speeds) == 3
+
+
+def test_a_given_model_takes_its_path_in_every_line() -> None:
+    """A missing one is named."""
+    (plan, *_) = find("dflash:table1")[0].scales["small"]
+    paths = {"target": "a.gguf", "dflash": "b", "eagle": "c"}
+    models = [entry.model_names for entry in plan.with_models(paths).every]
+    assert models[:2] == [["a.gguf"], ["a.gguf", "b"]] and not plan.with_models(paths).given
+    with pytest.raises(ValueError, match=r"give the path of eagle: --model eagle=PATH"):
+        plan.with_models({"target": "a", "dflash": "b"})
+
+
+def test_figures_are_found_at_the_scales_that_they_have() -> None:
+    """All of a paper, or what has the scale where the paper has none."""
+    assert [figure.name for figure in find_at("dflash", "small")] == ["table1", "sampled"]
+    assert len(find_at("dflash", "mini")) == 8
+    for name in ("apd", "d2f", "wedlm", "dflash:block"):
+        with pytest.raises(ValueError, match="no scale small; figures with it are dflash:table1, "):
+            find_at(name, "small")
 
 
 def test_published_points_have_their_units() -> None:
@@ -111,6 +164,8 @@ def test_a_claim_names_each_published_point_alone() -> None:
     for points, says in (([{"tokens": 9}], "0 published"), ([{"tokens": 2}], "2 published")):
         with pytest.raises(ValueError, match=says):
             figure.pair(Claim(says="so", line=1, trend="rises", points=points))
+        with pytest.raises(ValueError, match=says):
+            figure.point(*points)
 
 
 @pytest.mark.parametrize(
@@ -147,6 +202,7 @@ TABLE: dict[str, Any] = {
         ({"mini": {"task": "story", "lines": [LINE], "colour": 1}}, "unknown colour; known are"),
         ({"claims": [{**CLAIM, "trend": "soars"}]}, "unknown trend 'soars'"),
         ({"claims": [{**CLAIM, "trend": "higher"}]}, "needs another line"),
+        ({"claims": [{**CLAIM, "scales": ["huge"]}]}, "unknown scales ['huge']; known are mini"),
         ({"claims": [{"line": 1}]}, "says"),
         ({"full": None}, "x.toml: figure1: "),
     ],
@@ -203,6 +259,14 @@ def test_a_line_is_beaten_by_what_is_as_right_and_faster() -> None:
     assert judge(claim("unbeaten", than=2), [mine, other]).holds
     verdict = judge(claim("unbeaten", than=2), [mine, [*other, result("k=3", 90, 21)]])
     assert not verdict.holds and verdict.told == "beaten: a=1 by k=3"
+
+
+def test_texts_are_equal_only_if_all_are() -> None:
+    """A line with other texts is named."""
+    lines = [{"line": "a", "equal": 1.0}, {"line": "b", "equal": 1.0}]
+    assert judge_texts(lines).holds
+    verdict = judge_texts([*lines, {"line": "c", "equal": 0.9}])
+    assert not verdict.holds and verdict.told == "c: 90.0 %"
 
 
 def test_a_scale_names_its_entries() -> None:

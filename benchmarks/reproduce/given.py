@@ -1,0 +1,43 @@
+"""Paths that the user gives: of models by their names in a figure, and of files by task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from outpace.errors import OptionError
+from outpace.evaluation.tasks import TASKS
+from reproduce.figure import BENCHMARKS, Scale
+
+
+def model_paths(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Paths by name, from NAME=PATH; `OptionError` for a model that no plan needs."""
+    known = list(dict.fromkeys(name for plan in plans for name in plan.given))
+    paths: dict[str, str] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not known:
+            message = f"--model {text}: this scale names its models; omit it, or use --scale small"
+            raise OptionError("model", text, message)
+        if name not in known or name in paths or not path:
+            message = f"--model {text}: give each of {', '.join(known)} once, as NAME=PATH"
+            raise OptionError("model", text, message)
+        paths[name] = path
+    return paths
+
+
+def task_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Files by task, from TASK=FILE or a file alone; `OptionError` where tasks do not fit."""
+    tasks = list(dict.fromkeys(plan.task for plan in plans))
+    files = {task: str(BENCHMARKS / name) for plan in plans for task, name in plan.data.items()}
+    for text in texts:
+        task, _, path = text.partition("=")
+        if task not in TASKS:
+            if len(tasks) > 1:
+                message = f"--data {text}: write TASK=FILE, for each of {', '.join(tasks)}"
+                raise OptionError("data", text, message)
+            task, path = tasks[0], text
+        if task not in tasks or not path:
+            message = f"--data {text}: write TASK=FILE; tasks here are {', '.join(tasks)}"
+            raise OptionError("data", text, message)
+        files[task] = path
+    return files
