@@ -36,6 +36,7 @@ from outpace.kernels.packed import find_packed_loop
 from outpace.methods import Method
 from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
+from outpace.models.dflash2 import DFlash2Draft
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 from outpace.models.dspark import DSparkDraft
 from outpace.models.extending import EagleDraft
@@ -217,6 +218,20 @@ def corrected_draft(other: DFlashDraft, *, seed: int = 0) -> DSparkDraft:
     borrowed = {"embedding.weight": target.embedding.weight}
     borrowed["unembedding.weight"] = (target.unembedding or target.embedding).weight
     draft.load_state_dict({**other.state_dict(), **borrowed}, strict=False)
+    return draft.eval().requires_grad_(False)
+
+
+def convolved_draft(other: DFlashDraft, *, seed: int = 0) -> DFlash2Draft:
+    """A draft with random convolutions and a random selector, and the layers of one."""
+    source = {**other.config.source, "architectures": ["DFlash2DraftModel"]}
+    source.pop("auto_map", None)
+    sizes = {"conv_kernel_size": 2, "conv_group_size": 8, "selector_rank": 4, "selector_top_k": 4}
+    source["dflash_config"] = {**source["dflash_config"], **sizes}
+    torch.manual_seed(seed)
+    draft = DFlash2Draft(translate_config(source), *other.lender)
+    for parameter in draft.parameters():
+        torch.nn.init.normal_(parameter, std=0.5)
+    draft.load_state_dict(other.state_dict(), strict=False)
     return draft.eval().requires_grad_(False)
 
 

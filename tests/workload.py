@@ -16,6 +16,7 @@ from helpers import (
     adding_draft,
     block_model,
     causal_model,
+    convolved_draft,
     corrected_draft,
     diffusion_model,
     engine_of,
@@ -73,6 +74,7 @@ def new_models() -> dict[str, Stack]:
         "features": features,
         "added": adding_draft(features),
         "corrected": corrected_draft(features),
+        "convolved": convolved_draft(features),
         **dict(zip(("deep", "states"), extended_pair.__wrapped__(), strict=True)),
     }
 
@@ -92,6 +94,8 @@ KINDS: list[Method] = [
     DFlash(draft="added", tokens=4),
     DFlash(draft="corrected", tokens=3, confidence_threshold=0.3),
     DFlash(draft="corrected", tokens=4, verify="rejection", confidence_threshold=0.5),
+    DFlash(draft="convolved", tokens=4),
+    DFlash(draft="convolved", block=4, tokens=3, verify="rejection"),
     DFlash(draft="added", block=4, tokens=3, verify="rejection"),
     Eagle(draft="states", width=2, depth=3, nodes=8),
     Eagle(draft="states", width=1, depth=2, verify="rejection"),
