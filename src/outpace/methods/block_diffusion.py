@@ -83,7 +83,8 @@ class BlockDiffusion(BlockFilling):
     def slots_needed(self, prompt: int, max_tokens: int) -> int:
         """Return how many slots the text and the further branches of its last block need."""
         branches = self.lookahead or 0
-        return prompt + max_tokens + MAX_TREE_SLOTS * branches // (branches + 1)
+        size = self.block or MAX_TREE_SLOTS // (branches + 1)
+        return prompt + max_tokens + branches * size
 
     @property
     def is_sequential(self) -> bool:
