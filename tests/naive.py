@@ -136,6 +136,7 @@ def apd(
 
 
 Verified = tuple[list[int], list[int]]
+Paths = set[tuple[int, ...]]
 """Output, and the number of tokens accepted by each verification."""
 
 
@@ -243,23 +244,47 @@ def dflash(
 ) -> Verified:
     """Drafts are read from masks after the last token and all earlier features, recomputed."""
 
-    @torch.inference_mode()
     def guess(ids: list[int], most: int) -> list[int]:
-        count, start = min(block - 1, most), len(ids) - 1
-        if not count:
-            return []
-        features = features_of(model, ids[:-1], draft.config.feature_layers)
-        hidden = draft(
-            torch.tensor([ids[-1], *[draft.config.mask_id] * count]),
-            torch.arange(start, start + count + 1),
-            dense(causal=False),
-            context=(features, torch.arange(start)),
-        )
-        logits = draft.compute_logits(hidden[1:])
-        logits[:, draft.config.mask_id] = -torch.inf
-        return logits.argmax(-1).tolist()
+        count = min(block - 1, most)
+        return block_scores(model, draft, ids, count).argmax(-1).tolist() if count else []
 
     return verified(model, prompt, max_tokens, eos, guess)
+
+
+def dflash_tree(
+    model: Transformer,
+    draft: DFlashDraft,
+    prompt: list[int],
+    max_tokens: int,
+    *,
+    block: int,
+    width: int,
+    nodes: int,
+    eos: int | None = None,
+) -> Verified:
+    """A tree is a set of paths, whose tokens are independent of each other in a block."""
+
+    def grown(ids: list[int], levels: int) -> Paths:
+        scores = block_scores(model, draft, ids, levels)
+        return best_paths(lambda path: scores[len(path)], levels, width=width, nodes=nodes)
+
+    return tree_verified(model, prompt, max_tokens, eos, block - 1, grown)
+
+
+@torch.inference_mode()
+def block_scores(model: Transformer, draft: DFlashDraft, ids: list[int], count: int) -> Tensor:
+    """Return log-probabilities `[count, vocab]` of a block's masks after the text."""
+    start = len(ids) - 1
+    features = features_of(model, ids[:-1], draft.config.feature_layers)
+    hidden = draft(
+        torch.tensor([ids[-1], *[draft.config.mask_id] * count]),
+        torch.arange(start, start + count + 1),
+        dense(causal=False),
+        context=(features, torch.arange(start)),
+    )
+    logits = draft.compute_logits(hidden[1:])
+    logits[:, draft.config.mask_id] = -torch.inf
+    return logits.log_softmax(-1)
 
 
 def adding(
@@ -332,30 +357,52 @@ def eagle(
     """A tree is a set of paths, each drafted from the text."""
     layers = draft.config.feature_layers
 
-    def grown(ids: list[int], levels: int) -> set[tuple[int, ...]]:
+    def grown(ids: list[int], levels: int) -> Paths:
         places = torch.arange(len(ids) - 1)
         with torch.inference_mode():
             _, captured = model.capture_layers(
                 torch.tensor(ids[:-1]), places, dense(causal=True), layers
             )
         features = torch.cat([captured[layer] for layer in layers], -1)
-        scores: dict[tuple[int, ...], float] = {(): 0.0}
-        beam: list[tuple[int, ...]] = [()]
-        for _ in range(levels):
-            level = {}
-            for path in beam:
-                best = ahead(draft, features, ids, [*path]).topk(width)
-                for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-                    level[(*path, token)] = scores[path] + value
-            scores |= level
-            beam = sorted(level, key=lambda path: -level[path])[:width]
-        del scores[()]
-        return set(sorted(scores, key=lambda path: -scores[path])[: nodes - 1])
+        return best_paths(
+            lambda path: ahead(draft, features, ids, [*path]), levels, width=width, nodes=nodes
+        )
 
+    most = min(depth + 1, nodes - 1)
+    return tree_verified(model, prompt, max_tokens, eos, most, grown)
+
+
+def best_paths(
+    after: Callable[[tuple[int, ...]], Tensor], levels: int, *, width: int, nodes: int
+) -> Paths:
+    """Return the most probable paths, given log-probabilities of the token after each."""
+    scores: dict[tuple[int, ...], float] = {(): 0.0}
+    beam: list[tuple[int, ...]] = [()]
+    for _ in range(levels):
+        level = {}
+        for path in beam:
+            best = after(path).topk(width)
+            for value, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
+                level[(*path, token)] = scores[path] + value
+        scores |= level
+        beam = sorted(level, key=lambda path: -level[path])[:width]
+    del scores[()]
+    return set(sorted(scores, key=lambda path: -scores[path])[: nodes - 1])
+
+
+def tree_verified(
+    model: Transformer,
+    prompt: list[int],
+    max_tokens: int,
+    eos: int | None,
+    most: int,
+    grown: Callable[[list[int], int], Paths],
+) -> Verified:
+    """Accept the tokens of the model along a path of the tree, of at most `most` levels."""
     ids, limit, kept = list(prompt), len(prompt) + max_tokens, list[int]()
     while len(ids) < limit:
         before = len(ids)
-        levels = min(depth + 1, nodes - 1, limit - before - 1) if kept else 0
+        levels = min(most, limit - before - 1) if kept else 0
         tree, path = grown(ids, levels) if levels else set(), ()
         while path is not None:
             token = int(whole(model, ids, causal=True)[-1].argmax())

@@ -413,6 +413,21 @@ def test_dflash(engine: Engine, draft: str, block: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("block", "width", "nodes"), [(5, 2, 8), (5, 3, 40), (3, 4, 3), (2, 2, 2), (1, 3, 9)]
+)
+def test_dflash_tree(engine: Engine, block: int, width: int, nodes: int) -> None:
+    """Whole and truncated trees."""
+    for prompt in PROMPTS:
+
+        def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
+            shape = {"block": block, "width": width, "nodes": nodes}
+            return naive.dflash_tree(TARGET, FEATURES, prompt, TOKENS, **shape, eos=eos)
+
+        method = DFlash(draft="", block=block, width=width, nodes=nodes, tokens=TOKENS)
+        check_verified(engine, method, {"target": "target", "draft": "features"}, prompt, loop)
+
+
+@pytest.mark.parametrize(
     ("width", "depth", "nodes"), [(1, 1, 2), (1, 3, 9), (2, 3, 8), (4, 2, 16), (3, 4, 3)]
 )
 def test_eagle(engine: Engine, width: int, depth: int, nodes: int) -> None:

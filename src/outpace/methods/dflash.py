@@ -6,15 +6,10 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from torch import Tensor
-from torch.nn import functional as F
-
 from outpace.decoding import (
-    FULL,
     MASKED_DRAFT_KINDS,
     Decoding,
     Dial,
-    Forward,
     OptionError,
     Prediction,
     Request,
@@ -25,11 +20,14 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
+from outpace.decoding.tree import MAX_TREE_SLOTS
+from outpace.methods.block_drafts import draft_block, grow_tree
 from outpace.methods.bounds import check_at_least_one, check_default, check_fraction
 from outpace.methods.copies import LookupOption
 from outpace.methods.features import FeatureBuffer
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
 from outpace.methods.method import DraftLength, Interval, Method, check_length
+from outpace.methods.tree_shape import check_nodes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +41,14 @@ class DFlash(Method):
     `Speculative`. A draft with a confidence head ("DSpark", DeepSeek-AI, 2026) may propose fewer:
     those before the first one that the target would accept with a probability below
     `confidence_threshold`. This does not depend on the token itself, so rejection stays lossless.
+
+    With a `width` above 1, the masks of the block propose a tree (as in SGLang): each level has the
+    most probable continuations of the best nodes before it, and the target verifies the most
+    probable nodes of all. Its tokens are not drawn, so it needs verify="match".
     """
 
     roles = {"draft": MASKED_DRAFT_KINDS}
+    tree_option = "width"
 
     draft: Annotated[str, "name or folder of a draft for this target"]
     block: Annotated[
@@ -60,6 +63,16 @@ class DFlash(Method):
         float,
         "proposals end before one of a lower predicted acceptance; needs a draft that predicts it",
     ] = 0.0
+    width: Annotated[
+        int,
+        Interval(1, 10),
+        "nodes extended per level of a tree, and children of each; 1: a chain",
+    ] = 1
+    nodes: Annotated[
+        int,
+        Interval(2, MAX_TREE_SLOTS + 1),
+        "rows of a tree that are verified, including the last token",
+    ] = 32
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     lookup: LookupOption = False
     fly_window: FlyWindow = FLY_WINDOW
@@ -67,13 +80,18 @@ class DFlash(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(block=self.block)
+        check_at_least_one(block=self.block, width=self.width)
+        check_nodes(self.nodes)
         check_fraction(confidence_threshold=self.confidence_threshold)
         check_length(self.tokens, self.verify)
         check_fly(self.verify, self.fly_window, self.fly_entropy, self.tokens)
         if self.verify == "fly":
             # Its window is a number of drafts, which the confidence head would cut.
             check_default(self, "confidence_threshold", reason="verify='fly'")
+        if self.width > 1:
+            check_default(self, "confidence_threshold", "verify", reason="width, for a tree")
+        else:
+            check_default(self, "nodes", reason="width=1, a chain")
 
     def check_request(self, request: Request) -> None:
         """Raise `ValueError` for a block too short for loose verification, or no confidence."""
@@ -83,6 +101,12 @@ class DFlash(Method):
                 f"confidence_threshold: the draft {self.draft} has no confidence head: omit it"
             )
             raise OptionError("confidence_threshold", threshold, message)
+        if self.width > 1 and request.target.drafts_in_order:
+            message = (
+                f"width must be 1 with the draft {self.draft}, which chooses the tokens of a block "
+                f"one after another, got {self.width}"
+            )
+            raise OptionError("width", self.width, message)
         if self.tokens != "auto":
             drafts = self.cycle_limit(self.block or request.target.block or 1, request.target) - 1
             check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
@@ -96,9 +120,18 @@ class DFlash(Method):
             values=range(1, min(self.cycle_limit(block, target), MAX_PACED_TOKENS) + 1),
             passes=lambda n, kept: [
                 ("draft", min(block, MAX_PACED_TOKENS) + kept, n > 1),
-                ("target", n, 1),
+                # The slots of an accepted branch are not contiguous, so its rows run again.
+                ("target", self.verified_rows(n) + (self.width > 1 < n) * (kept - 1), 1),
             ],
         )
+
+    def slots_needed(self, prompt: int, max_tokens: int) -> int:
+        """Return how many slots the text and a tree after it need."""
+        return prompt + max_tokens + self.nodes * (self.width > 1)
+
+    def verified_rows(self, value: int) -> int:
+        """Return the number of rows that are verified in a cycle of at most `value` tokens."""
+        return value if self.width == 1 or value == 1 else self.nodes
 
     def cycle_limit(self, block: int, target: Target) -> int:
         """Return the most tokens of a cycle, including the one after the drafts."""
@@ -128,6 +161,11 @@ class DFlash(Method):
                 predict=range(n, n + count),
                 read=self.block_read(request),
             )
+            if self.width > 1:
+                drafted_tree = grow_tree(out, self.width)
+                best = drafted_tree.best_nodes(self.nodes - 1)
+                alive = yield from features.verify_nodes(drafted_tree, best, request.sample())
+                continue
             kept = self.confident_drafts(out)
             drafted, guesses = out.tokens[:kept], None if out.logits is None else out.logits[:kept]
             fly = self.fly_window, self.fly_entropy
@@ -137,6 +175,8 @@ class DFlash(Method):
 
     def block_read(self, request: Request) -> Sample:
         """Return how the draft reads a block, with the predicted acceptance if it is used."""
+        if self.width > 1:
+            return Sample(keep=True)
         # Masks are independent of each other's noise, so the most probable tokens fit best.
         read = draft_read(request, self.verify, match=Sample(joint=request.joint_text))
         return (
@@ -150,22 +190,3 @@ class DFlash(Method):
         if not self.confidence_threshold:
             return len(out.tokens)
         return int((out.scores["acceptance"] >= self.confidence_threshold).cumprod().sum())
-
-
-def draft_block(request: Request, features: Tensor, rows: int) -> Forward:
-    """Return a forward of `rows` rows, the last committed token and masks, after `features`.
-
-    A DFlash draft reads the features `[c, f]` of the previous slots as context. A fused one
-    combines them with the tokens of these slots, which are causal rows; the block has no features.
-    """
-    start, num_features = len(request) - 1, features.shape[0]
-    block = [request.ids[start]] + [request.target.mask_id] * (rows - 1)
-    if not request.target.adds_features:
-        return Forward(ids=block, start=start, pattern=FULL, model="draft", context=features)
-    return Forward(
-        ids=[*request.ids[start - num_features : start], *block],
-        start=start - num_features,
-        pattern=(*(1,) * num_features, rows),
-        model="draft",
-        features=F.pad(features, (0, 0, 0, rows)),
-    )

@@ -25,7 +25,7 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.decoding.branches import DraftTree, accepted_path
+from outpace.decoding.branches import DraftTree
 from outpace.decoding.tree import MAX_TREE_SLOTS
 from outpace.methods.bounds import check_at_least_one
 from outpace.methods.copies import LookupOption
@@ -116,7 +116,6 @@ class Eagle(Method):
         """Grow a tree after the last token, accept the branch that agrees with the target."""
         features = FeatureBuffer(request, request.sample(), lookup=self.lookup)
         shape = self.shape(request.target)
-        chain = shape.width == 1
         alive: bool | None = yield from features.decode_plain()
         while alive:
             n = len(request)
@@ -125,32 +124,11 @@ class Eagle(Method):
             if (alive := (yield from features.decode_undrafted(depth))) is not None:
                 continue
             drafted = yield from self.grow_tree(request, features.take_states(), shape.width, depth)
-            ready = features.written_slots
-            rows = drafted.best_nodes(shape.verified_rows(value) - 1)
-            tokens = [drafted.tokens[row] for row in rows]
-            parents = drafted.parent_rows(rows)
-            tree = Tree.from_parents(n - 1, parents)
+            nodes = drafted.best_nodes(shape.verified_rows(value) - 1)
+            tokens = [drafted.tokens[node] for node in nodes]
             fly = self.fly_window, self.fly_entropy
-            out = yield Forward(
-                ids=[*request.ids[ready:], *tokens],
-                start=ready,
-                pattern=CAUSAL if chain else tree,
-                positions=None if chain else tree.positions(ready),
-                predict=[n + mask.bit_count() for mask in tree.ancestor_masks],
-                predict_from=range(n - 1, n + len(tokens)),
-                read=verify_read(request, self.verify, tokens, drafted.draft_logits, fly=fly),
-                features_for="draft",
-                branches=[drafted.path(row) for row in (-1, *rows)] if request.processors else None,
-            )
-            path = accepted_path(parents, tokens, out.tokens)
-            assert out.features is not None
-            features.add_states(out.features[[n - 1 - ready + row for row in path]])
-            features.written_slots = features.stored_slots if chain else n
-            logprobs = out.logprobs
-            alive = request.commit(
-                [out.tokens[row] for row in path],
-                None if logprobs is None else [logprobs[row] for row in path],
-            )
+            read = verify_read(request, self.verify, tokens, drafted.draft_logits, fly=fly)
+            alive = yield from features.verify_nodes(drafted, nodes, read)
 
     def grow_tree(
         self, request: Request, features: Tensor, width: int, levels: int

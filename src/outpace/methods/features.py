@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 import torch
 from torch import Tensor
 
-from outpace.decoding import Forward, Prediction, Read, Request, agreement
+from outpace.decoding import CAUSAL, Forward, Prediction, Read, Request, Tree, agreement
+from outpace.decoding.branches import DraftTree, accepted_path
 from outpace.methods.copies import DRAFT_MATCH, CopyFinder
 from outpace.methods.plain import decode_plain
 
@@ -103,6 +104,40 @@ class FeatureBuffer:
         self.add_states(out.features[self.stored_slots - start :][: accepted + 1])
         self.written_slots = self.stored_slots
         return request.commit(out.tokens[: accepted + 1], out.logprobs)
+
+    def verify_nodes(
+        self, drafted: DraftTree, nodes: Sequence[int], read: Read
+    ) -> Generator[Forward, Prediction, bool]:
+        """Verify nodes of a draft, parents before children, and commit the accepted path.
+
+        The path of a tree is not contiguous in memory, so its rows run again; that of a chain is.
+        Returns whether to continue.
+        """
+        request, n, start = self.request, len(self.request), self.written_slots
+        is_chain = drafted.width == 1
+        tokens = [drafted.tokens[node] for node in nodes]
+        parents = drafted.parent_rows(nodes)
+        tree = Tree.from_parents(n - 1, parents)
+        out = yield Forward(
+            ids=[*request.ids[start:], *tokens],
+            start=start,
+            pattern=CAUSAL if is_chain else tree,
+            positions=None if is_chain else tree.positions(start),
+            predict=[n + mask.bit_count() for mask in tree.ancestor_masks],
+            predict_from=range(n - 1, n + len(tokens)),
+            read=read,
+            features_for="draft",
+            branches=[drafted.path(node) for node in (-1, *nodes)] if request.processors else None,
+        )
+        path = accepted_path(parents, tokens, out.tokens)
+        assert out.features is not None
+        self.add_states(out.features[[n - 1 - start + row for row in path]])
+        self.written_slots = self.stored_slots if is_chain else n
+        logprobs = out.logprobs
+        return request.commit(
+            [out.tokens[row] for row in path],
+            None if logprobs is None else [logprobs[row] for row in path],
+        )
 
     def add_states(self, states: Tensor) -> None:
         """Store hidden states `[c, f]` of the next slots."""
