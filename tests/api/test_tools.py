@@ -138,6 +138,20 @@ def test_choice_of_tools(tools: Any, choice: Any, expected: Any) -> None:
     assert ([f[0] for f in rule["functions"]], rule["free"], rule["single"]) == expected
 
 
+@pytest.mark.parametrize("name", ["none", "auto", "required"])
+def test_function_may_have_the_name_of_a_choice(name: str) -> None:
+    """As an object it selects the function, not the choice."""
+    tools = [*TOOLS, {"type": "function", "function": {"name": name}}]
+    use = read_tool_use(tools, {"type": "function", "function": {"name": name}}, None)
+    assert use is not None
+    rule = json.loads(use.rule)
+    assert ([f[0] for f in rule["functions"]], rule["free"], rule["single"]) == (
+        [name],
+        False,
+        True,
+    )
+
+
 @pytest.mark.parametrize(
     ("param", "options"),
     [

@@ -23,7 +23,6 @@ MAX_LOOSE_TOOLS = 32
 
 FUNCTION_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 NO_PARAMETERS = {"type": "object", "properties": {}}
-TOOL_CHOICES = ("none", "auto", "required")
 
 
 def refuse(param: str, value: object, problem: str) -> NoReturn:
@@ -37,25 +36,27 @@ class ToolUse:
 
     Attributes:
         tools: Declarations for the chat template.
-        choice: `auto`, `required` or the name of a function.
+        choice: `auto` or `required`.
         is_parallel: Whether an answer may have several calls.
+        function: Name of the only function that may be called, or None.
         text: Constraint on an answer without a call, or None.
     """
 
     tools: list[Message]
     choice: str
     is_parallel: bool
+    function: str | None = None
     text: ConstraintRule | None = None
 
     @property
     def rule(self) -> str:
         """Source of the constraint, see `tools_dfa`."""
-        is_named = self.choice not in TOOL_CHOICES
+        is_named = self.function is not None
         declared = [(place, tool["function"]) for place, tool in enumerate(self.tools)]
         functions = [
             (function["name"], place, function["parameters"])
             for place, function in declared
-            if not is_named or function["name"] == self.choice
+            if not is_named or function["name"] == self.function
         ]
         free, single = self.choice == "auto", is_named or not self.is_parallel
         rule = {"functions": functions, "free": free, "single": single, "loose": self.is_loose}
@@ -93,10 +94,10 @@ def read_tool_use(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:
     for place, name in enumerate(names):
         if name in names[:place]:
             refuse(f"tools[{place}].function.name", name, "must not occur twice")
-    name = read_choice(choice, names)
-    if name == "none":
+    word, function = read_choice(choice, names)
+    if word == "none" or not declared:
         return None
-    return ToolUse(declared, name, parallel is not False) if declared else None
+    return ToolUse(declared, word, parallel is not False, function)
 
 
 def read_tool(param: str, tool: Any) -> Message:
@@ -122,22 +123,22 @@ def read_tool(param: str, tool: Any) -> Message:
     return {"type": "function", "function": found}
 
 
-def read_choice(choice: Any, names: Sequence[str]) -> str:
-    """Return `none`, `auto`, `required` or the name of a function."""
+def read_choice(choice: Any, names: Sequence[str]) -> tuple[str, str | None]:
+    """Return `none`, `auto` or `required`, and the name of the function to call or None."""
     match choice:
         case None:
-            return "auto"
+            return "auto", None
         case "none":
-            return "none"
+            return "none", None
         case "auto" | "required":
             if not names:
                 refuse("tool_choice", choice, "needs tools")
-            return str(choice)
+            return str(choice), None
         case {"type": "function", "function": {"name": str(name)}}:
             if name not in names:
                 known = ", ".join(names) or "none"
                 refuse("tool_choice", name, f"must name a function of tools ({known})")
-            return name
+            return "required", name
     refuse("tool_choice", choice, "must be 'none', 'auto', 'required' or a function")
 
 
