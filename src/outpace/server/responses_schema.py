@@ -234,7 +234,7 @@ class ResponsesRequest(StrictModel):
         turn: dict[str, Any] = {}
         for item in self.input:
             if starts_turn(turn, item) and turn:
-                yield turn
+                yield complete_turn(turn)
                 turn = {}
             match item:
                 case MessageItem(role="assistant"):
@@ -251,7 +251,12 @@ class ResponsesRequest(StrictModel):
                     output = join_texts(item.output)
                     yield {"role": "tool", "tool_call_id": item.call_id, "content": output}
         if turn:
-            yield turn if turn.keys() & {"content", "tool_calls"} else {**turn, "content": ""}
+            yield complete_turn(turn)
+
+
+def complete_turn(turn: dict[str, Any]) -> dict[str, Any]:
+    """Return a turn of the assistant, with an empty text if it has thoughts only."""
+    return turn if turn.keys() & {"content", "tool_calls"} else {**turn, "content": ""}
 
 
 def starts_turn(turn: dict[str, Any], item: object) -> bool:
