@@ -164,6 +164,15 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": [QUESTION, {"role": "assistant", "content": [CALL, CALL]}]}),
     ("messages.0.role", {"messages": [{"role": "system", "content": "a"}]}),
     ("messages.0.content.0", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
+    ("messages.0.content.1", {"messages": [{"role": "user", "content": CALLING["content"]}]}),
+    (
+        "messages.0.content.0",
+        {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
+    ),
+    (
+        "messages.1.content.0",
+        {"messages": [QUESTION, {"role": "assistant", "content": [RESULT]}]},
+    ),
     ("stop_sequences.0", {"stop_sequences": [""]}),
     (
         "stop_sequences",

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from outpace.api.options import MAX_ANSWER_TOKENS
 from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
+from outpace.errors import OptionError
 from outpace.server.bounds import BoundedText, Name, ShortText, StrictModel
 from outpace.server.schema import ChatRequest, EmptyList, JsonScalar, MethodExtension, StopString
 from outpace.server.writer import build_chat_request
@@ -77,6 +78,9 @@ ContentBlock = Annotated[
 ]
 
 
+ROLES_OF_BLOCKS = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
+
+
 class TurnMessage(StrictModel):
     """A turn of the conversation."""
 
@@ -142,6 +146,19 @@ class MessagesRequest(StrictModel):
     metadata: Metadata | None = None
     service_tier: Name | None = None
     cache_control: CacheControl = None
+
+    @model_validator(mode="after")
+    def check_blocks(self) -> Self:
+        """Reject blocks that only the other role may have."""
+        for number, message in enumerate(self.messages):
+            blocks = () if isinstance(message.content, str) else message.content
+            for place, block in enumerate(blocks):
+                role = ROLES_OF_BLOCKS.get(block.type, message.role)
+                if message.role != role:
+                    param = f"messages.{number}.content.{place}"
+                    problem = f"only messages of {role} may have a block of type {block.type}"
+                    raise OptionError(param, block.type, f"{param}: {problem}")
+        return self
 
     def to_chat(self, *, can_think: bool) -> ChatRequest:
         """Return the request as a chat; raises `HttpError` for an invalid conversation.
