@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
@@ -20,6 +21,11 @@ class StrictModel(BaseModel):
     """Model with exact types, no unknown fields and finite numbers only."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+def requirement(message: str) -> str:
+    """Return pydantic's message about a value, worded as a requirement."""
+    return re.sub("(Input|String) should", "must", message)
 
 
 def bounded_type(option: DeclaredOption) -> Any:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from outpace.errors import OptionError
+from outpace.server.bounds import requirement
 from outpace.server.http_error import HttpError
 
 UNSUPPORTED_FIELDS = {
@@ -127,7 +128,7 @@ def describe_error(place: tuple[str | int, ...], error: Any, message: str) -> st
         return "'function' is not supported yet; use the role 'tool'"
     if place[-1] == "type":
         return f"{brief(error['input'])} is not supported yet"
-    text = message.removeprefix("Value error, ").replace("Input should", "must")
+    text = requirement(message.removeprefix("Value error, "))
     if error["type"] in ("too_long", "too_short"):
         return text
     return f"{text}, got {brief(error['input'])}"

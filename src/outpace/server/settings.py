@@ -28,7 +28,7 @@ from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS, Method
 from outpace.models.config import ModelConfig
-from outpace.server.bounds import bounded_type
+from outpace.server.bounds import bounded_type, requirement
 from outpace.server.entry_options import SERVE_OPTIONS, ServeOptions
 from outpace.server.logs import LogFormat
 from outpace.server.model_names import name_role_models
@@ -244,7 +244,7 @@ def first_validation_error(error: ValidationError) -> OptionError:
     if first["type"] in ERROR_MESSAGES:
         return OptionError(place, None, f"{place} {ERROR_MESSAGES[first['type']]}")
     cause = first.get("ctx", {}).get("error")
-    problem = first["msg"].replace("Input should", "must") if cause is None else cause
+    problem = requirement(first["msg"]) if cause is None else cause
     if place.endswith("api_key"):
         return OptionError(place, None, f"{place} {problem}")
     value = first["input"]
