@@ -90,6 +90,22 @@ def test_commands_are_valid(command: str) -> None:
     assert "apt-get install" not in command or "--yes" in command
 
 
+def test_user_owns_the_volumes_of_the_server() -> None:
+    """Of a folder that the image lacks, Docker makes root the owner."""
+    service = (DEPLOY / "compose.yaml").read_text().partition("  prometheus:")[0]
+    folders = re.findall(r"- \w+:(/\S+)", service)
+    texts = [f"{each.name} {each.text}" for each in STAGES[-1]]
+    user = texts.index("USER outpace")
+    assert folders
+    assert all(f"RUN mkdir {folder}" in texts[user:] for folder in folders)
+
+
+def test_user_of_the_unit_is_created() -> None:
+    """By a command on the page that describes the unit."""
+    (user,) = re.findall(r"^User=(.+)$", (DEPLOY / "outpace.service").read_text(), re.MULTILINE)
+    assert f"`useradd --system {user}`" in (ROOT / "docs/production.md").read_text()
+
+
 def test_image_is_served_and_checked() -> None:
     """By a user who may not write the programs, at the port and path that the server has."""
     last = {each.name: each.text for each in STAGES[-1]}
