@@ -56,6 +56,7 @@ def test_every_option_says_what_it_is(name: str) -> None:
 
 
 SMOKES = [
+    ("adapters", "--rounds 1 --requests 2 --tokens 4"),
     ("constraints", "--rounds 1 --tokens 40 --batch 2 --methods autoregressive --vocabulary 1500"),
     ("dflash_curve", "--limit 2 --batch 1 2"),
     ("everyday", "--model tiny-ar --limit 1 --only prose"),
