@@ -95,7 +95,7 @@ KINDS: list[Method] = [
     DFlash(draft="corrected", tokens=3, confidence_threshold=0.3),
     DFlash(draft="corrected", tokens=4, verify="rejection", confidence_threshold=0.5),
     DFlash(draft="features", tokens=4, width=2, nodes=6),
-    DFlash(draft="added", tokens=4, width=3, nodes=9, lookup=True),
+    DFlash(draft="added", tokens=4, width=3, nodes=8, lookup=True),
     DFlash(draft="convolved", tokens=4),
     DFlash(draft="convolved", block=4, tokens=3, verify="rejection"),
     DFlash(draft="added", block=4, tokens=3, verify="rejection"),

@@ -301,7 +301,7 @@ def test_dflash_equals_the_plain_draft(
         (dflash(sliding_window_non_causal=1), "non_causal must be true or false.*got 1"),
         (dflash({"layer_types": []}), "layer_types must list the types.*got .."),
         (dflash(speculators_model_type="dspark"), "model_type must be 'dflash', got 'dspark'"),
-        (dflash(architectures=["DFlash2DraftModel"]), "speculators_model_type"),
+        (dflash(architectures=["DFlash2DraftModel"]), "auto_map names .* than DFlash 2"),
         (dflash(architectures=["DSparkDraftModel"]), "DSparkDraftModel is DSpark as SpecForge"),
     ],
 )

@@ -126,9 +126,6 @@ class GraphCache:
         if model.config.delta is not None:
             message = "graphs are not available for models with gated delta layers: omit graphs"
             raise OptionError("graphs", True, message)
-        if model.config.convolution is not None:
-            message = "graphs are not available for drafts with convolutions: omit graphs"
-            raise OptionError("graphs", True, message)
         if model.config.experts:
             message = (
                 "graphs are not available for mixture-of-experts models, which wait for the host"
@@ -166,6 +163,7 @@ class GraphCache:
             or len(batch.ids) not in GRAPH_SIZES
             or batch.context
             or batch.features
+            or self.model.config.convolution is not None
         ):
             return None
         tile = self.backend.work_grid(batch.spans).rows

@@ -27,7 +27,7 @@ from outpace.methods.copies import LookupOption
 from outpace.methods.features import FeatureBuffer
 from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
 from outpace.methods.method import DraftLength, Interval, Method, check_length
-from outpace.methods.tree_shape import check_nodes
+from outpace.methods.tree_shape import check_nodes, check_width
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,7 @@ class DFlash(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(block=self.block, width=self.width)
+        check_width(self.width)
         check_nodes(self.nodes)
         check_fraction(confidence_threshold=self.confidence_threshold)
         check_length(self.tokens, self.verify)
@@ -90,8 +91,6 @@ class DFlash(Method):
             check_default(self, "confidence_threshold", reason="verify='fly'")
         if self.width > 1:
             check_default(self, "confidence_threshold", "verify", reason="width, for a tree")
-        else:
-            check_default(self, "nodes", reason="width=1, a chain")
 
     def check_request(self, request: Request) -> None:
         """Raise `ValueError` for a block too short for loose verification, or no confidence."""

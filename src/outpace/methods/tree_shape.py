@@ -70,3 +70,10 @@ def check_nodes(nodes: int) -> None:
     if not 2 <= nodes <= MAX_TREE_SLOTS + 1:
         message = f"nodes must be between 2 and {MAX_TREE_SLOTS + 1}, got {nodes}"
         raise OptionError("nodes", nodes, message)
+
+
+def check_width(width: int) -> None:
+    """Raise `OptionError` for a level of more nodes than a tree may have."""
+    if width > MAX_TREE_SLOTS:
+        message = f"width must be at most {MAX_TREE_SLOTS}, the size of a mask, got {width}"
+        raise OptionError("width", width, message)

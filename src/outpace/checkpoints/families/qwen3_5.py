@@ -1,4 +1,4 @@
-"""Qwen3.5 and Qwen3.6: gated delta layers beside gated attention; only text is read."""
+"""Qwen3.5, Qwen3.6 and Qwen3.8: gated delta layers beside gated attention; only text is read."""
 
 from __future__ import annotations
 
@@ -38,9 +38,12 @@ QWEN3_5_TEXT = Family(
 QWEN3_5 = replace(
     QWEN3_5_TEXT,
     name="qwen3_5",
-    about="Qwen3.5 and Qwen3.6 (dense), whose text is read",
+    about="Qwen3.5, Qwen3.6 and Qwen3.8 (dense), whose text is read",
     architectures=("Qwen3_5ForConditionalGeneration",),
-    checkpoints=("Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "Qwen/Qwen3.6-27B"),
+    checkpoints=(
+        *("Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "Qwen/Qwen3.6-27B"),
+        "Qwen/Qwen3.8-27B",
+    ),
     ignored=IGNORED | IMAGES,
     names=nest_names(QWEN3_5_TEXT.names),
     gguf=None,
