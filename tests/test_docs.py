@@ -79,6 +79,7 @@ MARKED = {
         "benchmark: reproduce wedlm",
         "benchmark: tune tiny-dream",
         "command-line: train tiny-aux",
+        "methods-blocks: benchmark methods",
         "methods-feature-drafts: benchmark methods",
         "reproduced: reproduce apd",
         "results-diffusion: benchmark methods",
