@@ -21,6 +21,21 @@ def leave_unchanged(part: Weights, name: str, y: Tensor) -> tuple[Tensor, Finish
     return y, lambda out: out
 
 
+def random_layers(matrix: Callable[..., Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of both layers under their published names; `matrix` draws one."""
+    found = {}
+    for layer in range(2):
+        sizes = {"q": (32, 32), "k": (16, 32), "v": (16, 32), "o": (32, 32)}
+        part = {f"self_attn.{name}_proj.weight": matrix(*size) for name, size in sizes.items()}
+        part |= {f"self_attn.{name}_norm.weight": 1 + matrix(8) for name in "qk"}
+        part |= {f"mlp.{name}_proj.weight": matrix(48, 32) for name in ("gate", "up")}
+        part["mlp.down_proj.weight"] = matrix(32, 48)
+        part["input_layernorm.weight"] = 1 + matrix(32)
+        part["post_attention_layernorm.weight"] = 1 + matrix(32)
+        found |= {f"layers.{layer}.{name}": tensor for name, tensor in part.items()}
+    return found
+
+
 def normalise(x: Tensor, weight: Tensor) -> Tensor:
     """Divide by the root of the mean square."""
     return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS)

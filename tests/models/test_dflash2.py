@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers import MASK, VOCAB, causal_model, close, published, run, same_weights
-from naive_draft import EPS, Finish, Weights, naive_hidden
+from naive_draft import EPS, Finish, Weights, naive_hidden, random_layers
 from outpace import LLM
 from outpace.checkpoints.load import load_draft, save_model, translate_config
 from outpace.decoding import FULL, Forward, Prediction, Sample, Sampling
@@ -74,18 +74,12 @@ def tensors(config: dict[str, Any]) -> dict[str, Tensor]:
     }
     taps = own["conv_kernel_size"]
     deltas = 2 * taps * DIM // own["conv_group_size"]
+    found |= random_layers(matrix)
     for layer in range(2):
-        sizes = {"q": (DIM, DIM), "k": (16, DIM), "v": (16, DIM), "o": (DIM, DIM)}
-        part = {f"self_attn.{name}_proj.weight": matrix(*size) for name, size in sizes.items()}
-        part |= {f"self_attn.{name}_norm.weight": 1 + matrix(8) for name in "qk"}
-        part |= {f"mlp.{name}_proj.weight": matrix(48, DIM) for name in ("gate", "up")}
-        part["mlp.down_proj.weight"] = matrix(DIM, 48)
-        part["input_layernorm.weight"] = 1 + matrix(DIM)
-        part["post_attention_layernorm.weight"] = 1 + matrix(DIM)
         for name in ("attention", "mlp"):
-            part[f"{name}_conv.base_kernel"] = matrix(2, taps, DIM)
-            part[f"{name}_conv.kernel_projection.weight"] = matrix(deltas, DIM) / 4
-        found |= {f"layers.{layer}.{name}": tensor for name, tensor in part.items()}
+            prefix = f"layers.{layer}.{name}_conv"
+            found[f"{prefix}.base_kernel"] = matrix(2, taps, DIM)
+            found[f"{prefix}.kernel_projection.weight"] = matrix(deltas, DIM) / 4
     return found
 
 

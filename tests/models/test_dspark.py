@@ -22,7 +22,7 @@ from helpers import (
     run,
     same_weights,
 )
-from naive_draft import naive_hidden
+from naive_draft import naive_hidden, random_layers
 from outpace import LLM
 from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
 from outpace.decoding import FULL, Forward, Prediction, Sample, Sampling
@@ -75,7 +75,7 @@ def tensors(config: dict[str, Any]) -> dict[str, Tensor]:
     def matrix(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator) * 0.4
 
-    dim, width, narrow, mlp = 32, 32, 16, 48
+    dim = 32
     found = {
         "embed_tokens.weight": matrix(VOCAB, dim),
         "lm_head.weight": matrix(VOCAB, dim),
@@ -83,15 +83,7 @@ def tensors(config: dict[str, Any]) -> dict[str, Tensor]:
         "fc.weight": matrix(dim, 2 * dim),
         "hidden_norm.weight": 1 + matrix(dim),
     }
-    for layer in range(2):
-        sizes = {"q": (width, dim), "k": (narrow, dim), "v": (narrow, dim), "o": (dim, width)}
-        part = {f"self_attn.{name}_proj.weight": matrix(*size) for name, size in sizes.items()}
-        part |= {f"self_attn.{name}_norm.weight": 1 + matrix(8) for name in "qk"}
-        part |= {f"mlp.{name}_proj.weight": matrix(mlp, dim) for name in ("gate", "up")}
-        part["mlp.down_proj.weight"] = matrix(dim, mlp)
-        part["input_layernorm.weight"] = 1 + matrix(dim)
-        part["post_attention_layernorm.weight"] = 1 + matrix(dim)
-        found |= {f"layers.{layer}.{name}": tensor for name, tensor in part.items()}
+    found |= random_layers(matrix)
     if rank := config["markov_rank"]:
         found["markov_head.markov_w1.weight"] = matrix(VOCAB, rank)
         found["markov_head.markov_w2.weight"] = matrix(VOCAB, rank) * 3
