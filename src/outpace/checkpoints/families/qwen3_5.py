@@ -40,10 +40,7 @@ QWEN3_5 = replace(
     name="qwen3_5",
     about="Qwen3.5, Qwen3.6 and Qwen3.8 (dense), whose text is read",
     architectures=("Qwen3_5ForConditionalGeneration",),
-    checkpoints=(
-        *("Qwen/Qwen3.5-4B", "Qwen/Qwen3.5-9B", "Qwen/Qwen3.5-27B", "Qwen/Qwen3.6-27B"),
-        "Qwen/Qwen3.8-27B",
-    ),
+    checkpoints=tuple(f"Qwen/Qwen3.{name}" for name in ("5-4B", "5-9B", "5-27B", "6-27B", "8-27B")),
     ignored=IGNORED | IMAGES,
     names=nest_names(QWEN3_5_TEXT.names),
     gguf=None,
