@@ -65,7 +65,7 @@ class Scale:
 
     Attributes:
         lines: entries as a file has them: model, adapter, method, options, lists where they are
-            swept, and as `paper` what tells the published point beside them apart.
+            swept, and as `paper` the fields that identify the published point beside them.
         data: files of tasks in `benchmarks`, used unless the user gives another.
         is_lossless: whether all lines must give the texts of the first one.
         tokens_per_second: mean speed of the lines on two cores, for the expected time.

@@ -85,9 +85,9 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, s
     words = ("reproduce", *SMALL, *data, "--limit", 1, "--out", tmp_path)
     status, out, err = outpace(*words)
     assert status == 0, err
-    told = " ".join(out.split())
-    assert "6 settings on 1 problems of mtbench, at most 24 tokens each, with tiny-ar, " in told
-    assert told.count("on two cores about") == 3
+    printed = " ".join(out.split())
+    assert "6 settings on 1 problems of mtbench, at most 24 tokens each, with tiny-ar, " in printed
+    assert printed.count("on two cores about") == 3
     for task in files:
         written = json.loads((tmp_path / f"dflash-table1-small-{task}.json").read_text())
         assert (written["scale"], written["rounds"]) == ("small", 1)

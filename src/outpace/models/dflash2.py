@@ -6,7 +6,8 @@ wanted, V vocabulary, K candidates.
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -45,15 +46,14 @@ class GroupedConvolution(nn.Module):
         deltas = 2 * self.taps * config.dim // self.group
         self.projection = nn.Linear(config.dim, deltas, bias=False)
 
-    def project_kernels(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the kernels `[T, taps, dim]` before and after, for rows `x [T, dim]`."""
+    def forward(self, x: Tensor, offsets: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run attention or MLP between the two convolutions of rows `x [T, dim]`."""
         deltas = self.projection(x).view(len(x), 2, self.taps, -1)
-        kernels = self.base + deltas.repeat_interleave(self.group, -1)
-        before, after = kernels.unbind(1)
-        return before, after
+        before, after = (self.base + deltas.repeat_interleave(self.group, -1)).unbind(1)
+        return self.mix_rows(after, layer(self.mix_rows(before, x, offsets)), offsets)
 
     def mix_rows(self, kernels: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
-        """Return rows `x [T, dim]` mixed with those before them in their blocks."""
+        """Return rows `x [T, dim]` mixed by kernels `[T, taps, dim]` with those before them."""
         mixed = kernels[:, 0] * x
         for tap in range(1, self.taps):
             earlier = x.roll(tap, 0).where((offsets >= tap)[:, None], 0)
@@ -81,17 +81,16 @@ class ConvolvedBlock(Block):
         """Map rows `x [T, dim]` and return the `wanted` ones; see `Block`."""
         assert self.attention_norm is not None and self.mlp_norm is not None
         assert isinstance(attend, BlockPlaces)
-        y, offsets = self.attention_norm(x), attend.offsets
-        before, after = self.attention_convolution.project_kernels(y)
-        y = self.attention_convolution.mix_rows(before, y, offsets)
-        rows = 0 if context is None else context.shape[0]
-        y = y if context is None else torch.cat((context, y))
-        attended = self.attention(y, cos, sin, attend, None, rows)
-        x = x + self.attention_convolution.mix_rows(after, attended, offsets)
-        y = self.mlp_norm(x)
-        before, after = self.mlp_convolution.project_kernels(y)
-        mapped = self.mlp(self.mlp_convolution.mix_rows(before, y, offsets))
-        x = x + self.mlp_convolution.mix_rows(after, mapped, offsets)
+
+        def attend_rows(y: Tensor) -> Tensor:
+            if context is None:
+                return cast(Tensor, self.attention(y, cos, sin, attend))
+            rows = torch.cat((context, y))
+            return cast(Tensor, self.attention(rows, cos, sin, attend, None, len(context)))
+
+        offsets = attend.offsets
+        x = x + self.attention_convolution(self.attention_norm(x), offsets, attend_rows)
+        x = x + self.mlp_convolution(self.mlp_norm(x), offsets, self.mlp)
         return x if wanted is None else x[wanted]
 
 

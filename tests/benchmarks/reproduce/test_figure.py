@@ -78,7 +78,7 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
 
 @each
 def test_what_the_paper_has_of_a_claim_agrees_with_it(figure: Figure) -> None:
-    """Two published points, of which the second lies where the claim says, for each task."""
+    """Two published points, in the order that the claim states, for each task."""
     tasks = {plan.task for plans in figure.scales.values() for plan in plans}
     for claim, task in product(figure.claims, tasks):
         points = figure.pair(claim, task)
@@ -161,10 +161,10 @@ def test_published_points_have_their_units() -> None:
 def test_a_claim_names_each_published_point_alone() -> None:
     """None or several are an error."""
     (figure,) = find("apd:figure2")
-    for points, says in (([{"tokens": 9}], "0 published"), ([{"tokens": 2}], "2 published")):
-        with pytest.raises(ValueError, match=says):
+    for points, message in (([{"tokens": 9}], "0 published"), ([{"tokens": 2}], "2 published")):
+        with pytest.raises(ValueError, match=message):
             figure.pair(Claim(says="so", line=1, trend="rises", points=points))
-        with pytest.raises(ValueError, match=says):
+        with pytest.raises(ValueError, match=message):
             figure.point(*points)
 
 
