@@ -16,16 +16,33 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from helpers import published, random_model, save_tokenizer, whole
+from helpers import (
+    VOCAB,
+    causal_model,
+    extending_draft,
+    feature_draft,
+    published,
+    random_model,
+    save_tokenizer,
+    whole,
+)
 from outpace import LLM
 from outpace.checkpoints import compress as module
 from outpace.checkpoints import fill
 from outpace.checkpoints.adapter import LowRank, save_adapter
 from outpace.checkpoints.compress import compress_checkpoint
-from outpace.checkpoints.load import CONFIG_FILE, load_config, load_model, save_model
+from outpace.checkpoints.load import (
+    CONFIG_FILE,
+    load_config,
+    load_draft,
+    load_model,
+    save_model,
+)
 from outpace.checkpoints.partial import lock_partial_folder
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD
+from outpace.errors import OptionError
 from outpace.models import int8
+from outpace.models.draft import Draft
 from outpace.models.int8 import Int8Linear, has_int8_products, is_quantized
 from outpace.models.transformer import Transformer
 from prepared import prepared
@@ -85,6 +102,44 @@ def test_a_written_model_has_the_published_format(plain: Path) -> None:
     )
     assert (folder / "tokenizer.json").read_bytes() == (plain / "tokenizer.json").read_bytes()
     assert not list(plain.parent.glob(".*"))
+
+
+@needs_products
+@pytest.mark.parametrize("kind", ["dflash", "eagle3"])
+def test_a_written_draft_equals_one_quantized_on_load(kind: str, tmp_path: Path) -> None:
+    """A copy of the target's embedding is left out; EAGLE-3's head covers ten tokens."""
+    target = causal_model()
+    save_model(target, tmp_path / "target", dtype=torch.float32)
+    if kind == "eagle3":
+        own: Draft = extending_draft(target, vocab_size=VOCAB, draft_vocab_size=10)
+        own.set_head_tokens(torch.arange(3, 23, 2))
+    else:
+        own = feature_draft(target)
+    plain, small = tmp_path / "plain", tmp_path / "small"
+    save_model(own, plain, dtype=torch.float32)
+    copy = {"embed_tokens.weight": target.embedding.weight.clone()}
+    save_file({**load_file(plain / FILE), **copy}, plain / FILE)
+    compress_checkpoint(plain, small, target=tmp_path / "target")
+    assert "embed_tokens.weight" not in load_file(small / FILE)
+    found, wanted = load_draft(small, target), load_draft(plain, target, quantize="int8")
+    assert isinstance(found.fusion, Int8Linear)
+    ours, theirs = found.state_dict(), wanted.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_draft_needs_its_target_and_only_a_draft(plain: Path) -> None:
+    """Nothing is written otherwise."""
+    small = plain.parent / "small"
+    with pytest.raises(OptionError, match="'tiny-dflash' is a draft: give its target too"):
+        compress_checkpoint("tiny-dflash", small)
+    with pytest.raises(OptionError, match="target is only for drafts, and 'tiny-ar' is not one"):
+        compress_checkpoint("tiny-ar", small, target="tiny-ar")
+    with pytest.raises(ValueError, match="the draft was trained for another target"):
+        compress_checkpoint("tiny-dflash", small, target=plain)
+    with pytest.raises(OptionError, match="'tiny-eagle' is a draft that reads the features"):
+        compress_checkpoint("tiny-dflash", small, target="tiny-eagle")
+    assert not small.exists()
 
 
 @needs_products

@@ -887,7 +887,7 @@ def test_the_command_line_is_frozen(outpace):
         | {"--method", "--output", "--held-out", "--exclude", "--batch", "--template"}
         | LOADING,
         "train": {"--processes", "--plan", "--help"},
-        "quantize": {"--to", "--output", "--help"},
+        "quantize": {"--target", "--to", "--output", "--help"},
         "models": {"--help"},
         "methods": {"--help"},
     }

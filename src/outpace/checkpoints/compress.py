@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.checkpoints.fields import shorten
-from outpace.checkpoints.fill import read_part
+from outpace.checkpoints.fill import borrowed_names, read_part, read_tables
 from outpace.checkpoints.gguf.file import is_gguf
 from outpace.checkpoints.load import (
     CONFIG_FILE,
@@ -28,6 +28,7 @@ from outpace.checkpoints.load import (
     open_weights,
     read_published_config,
     resolve_checkpoint,
+    target_config,
     tokenizer_folder,
 )
 from outpace.checkpoints.partial import partial_folder
@@ -38,6 +39,10 @@ from outpace.checkpoints.quantised.compressed import INT8_CODES
 from outpace.checkpoints.stacks import stack_sizes
 from outpace.checkpoints.weights import WEIGHTS_FILE, WEIGHTS_INDEX, CheckpointWeights
 from outpace.decoding.target import DRAFT_KINDS
+from outpace.errors import OptionError
+from outpace.models.config import ModelConfig
+from outpace.models.draft import Draft
+from outpace.models.extending import build_draft_model
 from outpace.models.int8 import QUANTIZABLE_MODULES, quantize_weight
 from outpace.models.transformer import Transformer
 
@@ -67,7 +72,12 @@ def int8_scheme(ignored: list[str]) -> dict[str, Any]:
 
 
 def compress_checkpoint(
-    name: str | Path, folder: str | Path, *, to: str = "int8", progress: LoadProgress | None = None
+    name: str | Path,
+    folder: str | Path,
+    *,
+    target: str | Path | None = None,
+    to: str = "int8",
+    progress: LoadProgress | None = None,
 ) -> Path:
     """Write a model with int8 matrices, and its tokenizer.
 
@@ -76,6 +86,7 @@ def compress_checkpoint(
     Args:
         name: Model to read.
         folder: New or empty folder to write to.
+        target: For a draft, the model that it drafts for. Only its configuration is read.
         to: Format, `int8`.
         progress: Receives the number of written tensors and their total.
 
@@ -83,8 +94,9 @@ def compress_checkpoint(
         The folder.
 
     Raises:
-        ValueError: For a model that is already quantized or is a draft, for a folder that is not
-            empty, and if a file cannot be written; then nothing is written.
+        ValueError: For a model that is already quantized or is a head of its target, for a draft
+            without its target, for a folder that is not empty, and if a file cannot be written;
+            then nothing is written.
     """
     if to not in TARGET_FORMATS:
         raise ValueError(
@@ -94,17 +106,34 @@ def compress_checkpoint(
     config = load_config(origin)
     if not is_gguf(origin) and scheme_of(read_published_config(origin / CONFIG_FILE)) is not None:
         raise ValueError(f"{str(name)!r} is already quantized: give the original checkpoint")
-    if config.kind in DRAFT_KINDS:
-        raise ValueError(f"{str(name)!r} is a draft, which is small: give its target instead")
+    model = build_skeleton(name, config, target)
     if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
         raise ValueError(f"{folder} exists: name a new folder")
     try:
         with partial_folder(folder) as partial:
-            write_checkpoint(origin, partial, progress or ignore_progress)
+            write_checkpoint(origin, model, partial, progress or ignore_progress)
             write_tokenizer(origin, partial)
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{folder} cannot be written: {error}") from error
     return folder
+
+
+def build_skeleton(
+    name: str | Path, config: ModelConfig, target: str | Path | None
+) -> Transformer | Draft:
+    """Build a model without weights; raise `ValueError` unless `target` fits it."""
+    is_draft = config.kind in DRAFT_KINDS
+    if is_draft and config.mtp is not None:
+        raise ValueError(f"{str(name)!r} is part of its target: give the target instead")
+    if is_draft and target is None:
+        raise OptionError("target", None, f"{str(name)!r} is a draft: give its target too")
+    if not is_draft and target is not None:
+        message = f"target is only for drafts, and {str(name)!r} is not one: leave target out"
+        raise OptionError("target", target, message)
+    with torch.device("meta"):
+        if target is None:
+            return Transformer(config)
+        return build_draft_model(config, Transformer(target_config(target)))
 
 
 def write_tokenizer(origin: Path, folder: Path) -> None:
@@ -129,11 +158,11 @@ def files_to_copy(*folders: Path) -> list[Path]:
     return list(found.values())
 
 
-def write_checkpoint(origin: Path, folder: Path, progress: LoadProgress) -> None:
-    """Write weights and `config.json`."""
-    config = load_config(origin)
-    with torch.device("meta"):
-        model = Transformer(config)
+def write_checkpoint(
+    origin: Path, model: Transformer | Draft, folder: Path, progress: LoadProgress
+) -> None:
+    """Write the weights of `model` and `config.json`."""
+    config = model.config
     shapes = {
         source: (size, *parameter.shape[1:])
         for name, parameter in model.named_parameters()
@@ -152,9 +181,10 @@ def write_checkpoint(origin: Path, folder: Path, progress: LoadProgress) -> None
     }
     with ExitStack() as stack:
         weights = open_weights(origin, config, stack)
-        weights.check_names(config, shapes)
+        tables = read_tables(model, weights)
+        weights.check_names(config, {*shapes, *tables, *borrowed_names(model, weights)})
         files: dict[str, list[str]] = {}
-        for name in shapes:
+        for name in (*shapes, *tables):
             file = WEIGHTS_FILE if is_gguf(origin) else weights.tensor_path(name).name
             files.setdefault(file, []).append(name)
         index: dict[str, str] = {}
@@ -162,6 +192,9 @@ def write_checkpoint(origin: Path, folder: Path, progress: LoadProgress) -> None
         for file, names in sorted(files.items()):
             tensors: dict[str, Tensor] = {}
             for name in names:
+                if name in tables:
+                    tensors[name] = tables[name]
+                    continue
                 tensors |= quantize_tensor(weights, name, shapes[name], matrix=name in matrices)
                 done += 1
                 progress(done, len(shapes))

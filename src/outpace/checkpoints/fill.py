@@ -138,16 +138,26 @@ def read_int8_matrix(
 
 def fill_tables(model: Stack, weights: CheckpointWeights, device: torch.device | str) -> set[str]:
     """Give a draft its vocabulary tables; return their published names."""
-    if not isinstance(model, Draft) or model.head_tokens is None:
+    tables = read_tables(model, weights)
+    if not isinstance(model, Draft) or not tables:
         return set()
-    for name, kind in VOCABULARY_TABLES.items():
-        table = weights.read_table(name, tuple(getattr(model, name).shape), kind)
+    for name, table in tables.items():
         model.register_buffer(name, table.to(device))
     try:
         model.check_tables()
     except ValueError as error:
         raise ValueError(f"{weights.folder}: {error}") from error
-    return {*VOCABULARY_TABLES}
+    return {*tables}
+
+
+def read_tables(model: Stack, weights: CheckpointWeights) -> dict[str, Tensor]:
+    """Read the vocabulary tables of a draft by published name; none of other models."""
+    if not isinstance(model, Draft) or model.head_tokens is None:
+        return {}
+    return {
+        name: weights.read_table(name, tuple(getattr(model, name).shape), kind)
+        for name, kind in VOCABULARY_TABLES.items()
+    }
 
 
 def check_borrowed_embedding(model: Stack, weights: CheckpointWeights) -> set[str]:
@@ -161,14 +171,12 @@ def check_borrowed_embedding(model: Stack, weights: CheckpointWeights) -> set[st
     Raises:
         ValueError: If the embeddings differ.
     """
-    if not isinstance(model, Draft) or model.embedding is not None:
+    if not isinstance(model, Draft) or not (copied := borrowed_names(model, weights)):
         return set()
-    (name,) = config_family(model.config).tensor_names("embedding.weight")
-    if name not in weights:
-        return set()
+    (name,) = copied
     lender, size = model.lender[0].embedding, (model.config.vocab, model.config.dim)
     if is_quantized(lender) or lender.num_embeddings != size[0]:
-        return {name}
+        return copied
     for first in range(0, size[0], EMBEDDING_CHUNK_ROWS):
         ids = torch.arange(first, min(first + EMBEDDING_CHUNK_ROWS, size[0]))
         rows = lender(ids.to(lender.weight.device))
@@ -179,7 +187,15 @@ def check_borrowed_embedding(model: Stack, weights: CheckpointWeights) -> set[st
                 "target's embedding, which "
                 "the draft borrows; give the target that the draft was trained for"
             )
-    return {name}
+    return copied
+
+
+def borrowed_names(model: Stack, weights: CheckpointWeights) -> set[str]:
+    """Return the published names of stored tensors that a draft borrows from its target."""
+    if not isinstance(model, Draft) or model.embedding is not None:
+        return set()
+    names = config_family(model.config).tensor_names("embedding.weight")
+    return {name for name in names if name in weights}
 
 
 def read_part(

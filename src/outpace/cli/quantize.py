@@ -16,12 +16,16 @@ from outpace.cli.terminal import exit_on_sigterm, progress_bars
 def quantize(
     model: ModelArgument,
     output: Annotated[Path, Option(help="New folder for the checkpoint.")],
+    target: Annotated[
+        str | None, Option(help="For a draft: the model that it drafts for.", show_default=False)
+    ] = None,
     to: Annotated[str, Option(help="Weight format: int8.")] = "int8",
 ) -> None:
     """Write a model with 8-bit weights, in the published compressed-tensors format.
 
     It loads faster from half the bytes, and generates the same tokens as the original with
-    --quantize int8. A GGUF file becomes a folder that includes the tokenizer.
+    --quantize int8. A GGUF file becomes a folder that includes the tokenizer. A draft needs
+    --target.
     """
     with exit_on_sigterm(), progress_bars() as shown:
         bar = shown.add_task(f"quantizing {model}", total=None)
@@ -29,6 +33,6 @@ def quantize(
         def update_bar(done: int, total: int) -> None:
             shown.update(bar, completed=done, total=total)
 
-        folder = compress_checkpoint(model, output, to=to, progress=update_bar)
+        folder = compress_checkpoint(model, output, target=target, to=to, progress=update_bar)
     size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
     console.print(f"{size / 1e6:.1f} MB of weights in {folder}", style="dim", soft_wrap=True)
