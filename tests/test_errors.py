@@ -36,6 +36,8 @@ def test_renamed_error_keeps_what_its_name_does_not_say() -> None:
     assert str(error) == "messages: messages[2].content: 5 is no text"
     regex = OptionError("regex", "(", "regex: it is malformed")
     assert str(regex.with_param("guided_regex")) == "guided_regex: it is malformed"
+    count = OptionError("max_tokens", 0, "max_tokens must be at least 1")
+    assert str(count.with_param("max_tokens")) == "max_tokens: must be at least 1"
 
 
 def test_prefixed_error_keeps_its_name() -> None:

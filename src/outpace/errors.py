@@ -25,7 +25,7 @@ class OptionError(ValueError):
 
     def with_param(self, param: str) -> Self:
         """Return this error under another name: that of a field, or of a model's role."""
-        message = str(self).removeprefix(f"{self.option}: ")
+        message = str(self).removeprefix(f"{self.option}: ").removeprefix(f"{self.option} ")
         return type(self)(param, self.value, f"{param}: {message}")
 
     def __reduce__(self) -> tuple[type[OptionError], tuple[str, object, str]]:
