@@ -101,7 +101,7 @@ def conversation(*messages: tuple[str, str]) -> dict[str, Any]:
 
 MANY = "".join(f"{{{{1:{letter}}}}}" for letter in "abcdefghi")
 BAD: list[tuple[str, dict[str, Any], str]] = [
-    ("prompt", filling("Tom has."), "cloze must contain a hole"),
+    ("prompt", filling("Tom has."), "prompt: must contain a hole"),
     ("prompt", filling("Tom has {{x}}"), "'{{x}}' is not a hole: write {{8}}"),
     ("prompt", filling("{{8}} is his"), "no text before the first hole"),
     ("prompt", filling("a{{0}}"), "must be a positive integer, got 0"),
@@ -115,7 +115,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("prompt", filling("a" + "{{1}}" * 257), "at most 256 holes are allowed, got 257"),
     ("prompt", filling("a" + MANY), "at most 8 different regular expressions are allowed, got 9"),
     ("prompt", filling([5, 6, 7]), "must be text with outpace.fill, got token ids"),
-    ("prompt", filling(["a{{2}}", "b"]), "cloze must contain a hole"),
+    ("prompt", filling(["a{{2}}", "b"]), "prompt: must contain a hole"),
     ("prompt", filling("{{1:" * 1500), "is not a hole"),
     ("prompt", filling("a{{1:" + "{" * 3000), "is not a hole"),
     (
@@ -127,7 +127,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     (
         "messages",
         conversation(("user", QUESTION), ("assistant", "Tom")),
-        "cloze must contain a hole",
+        "messages: must contain a hole",
     ),
     ("max_tokens", filling(max_tokens=5), "cannot be combined with cloze"),
     ("stop", filling(stop=["x"]), "cannot be combined with cloze"),
