@@ -187,7 +187,7 @@ function finish(began) {
 function report(lane, named) {
   const who = named ? `${lane.name}: ` : "";
   if (lane.fault) {
-    const why = lane.notice.hidden ? `: ${lane.fault.plain}` : ".";
+    const why = lane.notice.hidden ? `: ${lane.fault.message}` : ".";
     return `${who}${lane.fault.status ? "Refused" : `Failed after ${plural(lane.tokens, "token")}`}${why}`;
   }
   if (lane.reason === "stopped") return `${who}Stopped after ${plural(lane.tokens, "token")}.`;
