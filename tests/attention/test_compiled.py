@@ -179,6 +179,26 @@ def test_a_row_is_batch_invariant(dtype: torch.dtype, monkeypatch: pytest.Monkey
 
 
 @needs_loop
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("root", [60, 64, 79])
+def test_a_branch_has_the_bits_of_a_text(dtype: torch.dtype, root: int) -> None:
+    """Keys of other branches between its own do not change the order of its sums."""
+    parents, branch = [-1, -1, 0, 0, 1, *[2] * 12, 16, 17, 3], [0, 2, 16, 17, 18]
+    text, tree = (root, len(branch), "causal"), (root, 20, Tree.from_parents(root, parents))
+    side = Side((14, 2, 64), dtype, [text, tree], 100)
+    first, second = side.spans
+    own, other = (span.pages.physical_slots(100) for span in side.spans)
+    places = torch.tensor(branch)
+    for memory in (side.ours.keys[0], side.ours.values[0]):
+        slots = torch.arange(len(memory))
+        memory[slots[other][:root]] = memory[slots[own][:root]]
+        memory[slots[other][root + places]] = memory[slots[own][root : root + len(branch)]]
+    side.q[second.rows][places] = side.q[first.rows]
+    found = attend(side.ours, side.spans, side.q)
+    assert torch.equal(found[second.rows][places], found[first.rows])
+
+
+@needs_loop
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_invisible_slots_may_be_anything(value: float) -> None:
     """Keys and values of a partly visible page were never written."""

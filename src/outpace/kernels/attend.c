@@ -57,6 +57,11 @@ static inline unsigned seen(const struct pass *pass, long row, long first) {
     return found;
 }
 
+/* Whether a row of a tree sees slots that are not side by side. */
+static inline int is_branch(const struct pass *pass, long row) {
+    return pass->bits && (pass->bits[row] || pass->own[row] > pass->stop[row]);
+}
+
 #include "base.h"
 #include "attend.h"
 #include "end.h"

@@ -78,6 +78,33 @@ INLINE void V(look)(const struct pass *pass, struct V(state) *state, const char 
     }
 }
 
+/* Accumulate the slots from the root's page on that a row of a tree sees, side by side: they are summed
+   as the same tokens are in a text without other branches. */
+INLINE void V(look_along_branch)(const struct pass *pass, struct V(state) *states, const int64_t *pages,
+                                 long row, long heads, long kv_head, long stop) {
+    const long bytes = pass->half ? 2 : 4, length = pass->size * bytes;
+    char keys[PAGE * SIZE * sizeof(float)], values[PAGE * SIZE * sizeof(float)];
+    struct pass packed = *pass;
+    packed.slot = pass->size;
+    const long begin = pass->trunk[row] / PAGE;
+    const long lane = pass->low[row] > begin * PAGE ? pass->low[row] % PAGE : 0;
+    long place = lane;
+    unsigned mask = 0;
+    for (long page = begin; page * PAGE < stop; page++) {
+        const long at = (pages[page] * PAGE * pass->slot + kv_head * pass->head) * bytes;
+        for (unsigned left = seen(pass, row, page * PAGE); left; left &= left - 1) {
+            const long from = at + __builtin_ctz(left) * pass->slot * bytes;
+            __builtin_memcpy(keys + place * length, pass->keys + from, length);
+            __builtin_memcpy(values + place * length, pass->values + from, length);
+            mask |= 1u << place++;
+            if (place < PAGE) continue;
+            for (long head = 0; head < heads; head++) V(look)(&packed, &states[head], keys, values, mask);
+            place = mask = 0;
+        }
+    }
+    for (long head = 0; mask && head < heads; head++) V(look)(&packed, &states[head], keys, values, mask);
+}
+
 /* Attention of rows `first` to `end` of one sequence, for heads `from` to `to` of one key head. */
 INLINE void V(attend_some)(const struct pass *pass, const int64_t *pages, long first, long end,
                            long from, long to, long kv_head) {
@@ -103,11 +130,15 @@ INLINE void V(attend_some)(const struct pass *pass, const int64_t *pages, long f
     for (long page = low / PAGE; page * PAGE < stop; page++) {
         const long at = (pages[page] * PAGE * pass->slot + kv_head * pass->head) * bytes;
         for (long row = first; row < end; row++) {
+            if (is_branch(pass, row) && page >= pass->trunk[row] / PAGE) continue;
             const unsigned mask = seen(pass, row, page * PAGE);
             for (long head = 0; mask && head < heads; head++)
                 V(look)(pass, &states[(row - first) * heads + head], pass->keys + at, pass->values + at, mask);
         }
     }
+    for (long row = first; row < end; row++)
+        if (is_branch(pass, row))
+            V(look_along_branch)(pass, &states[(row - first) * heads], pages, row, heads, kv_head, stop);
     for (long row = first; row < end; row++)
         for (long head = from; head < to; head++) {
             const struct V(state) *state = &states[(row - first) * heads + head - from];
