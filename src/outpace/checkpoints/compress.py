@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.checkpoints.fields import shorten
-from outpace.checkpoints.fill import borrowed_names, read_part, read_tables
+from outpace.checkpoints.fill import borrowed_names, fill_tables, read_part
 from outpace.checkpoints.gguf.file import is_gguf
 from outpace.checkpoints.load import (
     CONFIG_FILE,
@@ -41,10 +41,9 @@ from outpace.checkpoints.weights import WEIGHTS_FILE, WEIGHTS_INDEX, CheckpointW
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.errors import OptionError
 from outpace.models.config import ModelConfig
-from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model
 from outpace.models.int8 import QUANTIZABLE_MODULES, quantize_weight
-from outpace.models.transformer import Transformer
+from outpace.models.transformer import Stack, Transformer
 
 TARGET_FORMATS = ("int8",)
 """Supported formats."""
@@ -118,9 +117,7 @@ def compress_checkpoint(
     return folder
 
 
-def build_skeleton(
-    name: str | Path, config: ModelConfig, target: str | Path | None
-) -> Transformer | Draft:
+def build_skeleton(name: str | Path, config: ModelConfig, target: str | Path | None) -> Stack:
     """Build a model without weights; raise `ValueError` unless `target` fits it."""
     is_draft = config.kind in DRAFT_KINDS
     if is_draft and config.mtp is not None:
@@ -158,9 +155,7 @@ def files_to_copy(*folders: Path) -> list[Path]:
     return list(found.values())
 
 
-def write_checkpoint(
-    origin: Path, model: Transformer | Draft, folder: Path, progress: LoadProgress
-) -> None:
+def write_checkpoint(origin: Path, model: Stack, folder: Path, progress: LoadProgress) -> None:
     """Write the weights of `model` and `config.json`."""
     config = model.config
     shapes = {
@@ -181,7 +176,7 @@ def write_checkpoint(
     }
     with ExitStack() as stack:
         weights = open_weights(origin, config, stack)
-        tables = read_tables(model, weights)
+        tables = {name: getattr(model, name) for name in fill_tables(model, weights, "cpu")}
         weights.check_names(config, {*shapes, *tables, *borrowed_names(model, weights)})
         files: dict[str, list[str]] = {}
         for name in (*shapes, *tables):
@@ -192,12 +187,13 @@ def write_checkpoint(
         for file, names in sorted(files.items()):
             tensors: dict[str, Tensor] = {}
             for name in names:
-                if name in tables:
-                    tensors[name] = tables[name]
-                    continue
-                tensors |= quantize_tensor(weights, name, shapes[name], matrix=name in matrices)
+                tensors |= (
+                    {name: tables[name]}
+                    if name in tables
+                    else quantize_tensor(weights, name, shapes[name], matrix=name in matrices)
+                )
                 done += 1
-                progress(done, len(shapes))
+                progress(done, len(shapes) + len(tables))
             save_file(tensors, folder / file, metadata={"format": "pt"})
             index |= dict.fromkeys(tensors, file)
     text = {**config.source, QUANTIZATION_FIELD: int8_scheme(["lm_head"] if config.tied else [])}

@@ -138,26 +138,16 @@ def read_int8_matrix(
 
 def fill_tables(model: Stack, weights: CheckpointWeights, device: torch.device | str) -> set[str]:
     """Give a draft its vocabulary tables; return their published names."""
-    tables = read_tables(model, weights)
-    if not isinstance(model, Draft) or not tables:
+    if not isinstance(model, Draft) or model.head_tokens is None:
         return set()
-    for name, table in tables.items():
+    for name, kind in VOCABULARY_TABLES.items():
+        table = weights.read_table(name, tuple(getattr(model, name).shape), kind)
         model.register_buffer(name, table.to(device))
     try:
         model.check_tables()
     except ValueError as error:
         raise ValueError(f"{weights.folder}: {error}") from error
-    return {*tables}
-
-
-def read_tables(model: Stack, weights: CheckpointWeights) -> dict[str, Tensor]:
-    """Read the vocabulary tables of a draft by published name; none of other models."""
-    if not isinstance(model, Draft) or model.head_tokens is None:
-        return {}
-    return {
-        name: weights.read_table(name, tuple(getattr(model, name).shape), kind)
-        for name, kind in VOCABULARY_TABLES.items()
-    }
+    return {*VOCABULARY_TABLES}
 
 
 def check_borrowed_embedding(model: Stack, weights: CheckpointWeights) -> set[str]:
