@@ -137,8 +137,10 @@ def test_a_draft_needs_its_target_and_only_a_draft(plain: Path) -> None:
         compress_checkpoint("tiny-ar", small, target="tiny-ar")
     with pytest.raises(ValueError, match="the draft was trained for another target"):
         compress_checkpoint("tiny-dflash", small, target=plain)
-    with pytest.raises(OptionError, match="'tiny-eagle' is a draft that reads the features"):
-        compress_checkpoint("tiny-dflash", small, target="tiny-eagle")
+    for wrong, message in (("tiny-eagle", "'tiny-eagle' is a draft that"), ("x", "no model 'x'")):
+        with pytest.raises(OptionError, match=f"^target: {message}") as caught:
+            compress_checkpoint("tiny-dflash", small, target=wrong)
+        assert caught.value.param == "target"
     assert not small.exists()
 
 

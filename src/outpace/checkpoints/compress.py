@@ -130,7 +130,11 @@ def build_skeleton(name: str | Path, config: ModelConfig, target: str | Path | N
     with torch.device("meta"):
         if target is None:
             return Transformer(config)
-        return build_draft_model(config, Transformer(target_config(target)))
+        try:
+            lender = Transformer(target_config(target))
+        except OptionError as error:
+            raise error.with_param("target") from error
+        return build_draft_model(config, lender)
 
 
 def write_tokenizer(origin: Path, folder: Path) -> None:
