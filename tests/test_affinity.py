@@ -36,7 +36,6 @@ def word(**body: Any) -> str:
     ],
 )
 def test_what_begins_alike_has_one_word(one: dict[str, Any], two: dict[str, Any]) -> None:
-    """In every form of a prompt; on another model it has another one."""
     assert word(model="m", **one) == word(model="m", **two) != ""
     assert word(model="m", **one) != word(model="n", **one)
 
@@ -51,7 +50,6 @@ def test_what_begins_alike_has_one_word(one: dict[str, Any], two: dict[str, Any]
     ],
 )
 def test_what_begins_otherwise_has_another(one: dict[str, Any], two: dict[str, Any]) -> None:
-    """However short it is."""
     assert word(model="m", **one) != word(model="m", **two)
 
 
@@ -60,7 +58,6 @@ def test_what_begins_otherwise_has_another(one: dict[str, Any], two: dict[str, A
     [b"", b"{", b"[]", b"3", b'"prompt"', b"{}", b'{"prompt": null}', b"\xff", b"[" * 10**5],
 )
 def test_what_is_no_request_has_none(body: bytes) -> None:
-    """And is refused by whoever gets it."""
     assert routing_key(body) == ""
 
 
@@ -78,25 +75,21 @@ def test_what_is_no_request_has_none(body: bytes) -> None:
     ],
 )
 def test_what_is_bad_has_some_word(body: dict[str, Any]) -> None:
-    """Of bounded length, and the same each time."""
     assert len(word(**body)) == 32 and word(**body) == word(**body)
 
 
 def test_replicas_share_beginnings_evenly() -> None:
-    """Each has a fifth of them, give or take; and the order does not depend on who lists them."""
     firsts = Counter(rank_replicas(each, NAMES)[0] for each in WORDS)
     assert set(firsts) == set(NAMES) and all(150 < count < 250 for count in firsts.values())
     assert all(rank_replicas(each, NAMES) == rank_replicas(each, NAMES[::-1]) for each in WORDS)
 
 
 def test_order_is_the_same_in_every_process() -> None:
-    """Unlike that of Python's own hashes."""
     assert "".join(rank_replicas("beginning", NAMES)) == "ebadc"
 
 
 @pytest.mark.parametrize("gone", NAMES)
 def test_only_what_was_its_own_moves_when_a_replica_goes(gone: str) -> None:
-    """To the second of each."""
     left = [name for name in NAMES if name != gone]
     for each in WORDS:
         before = rank_replicas(each, NAMES)
@@ -104,7 +97,6 @@ def test_only_what_was_its_own_moves_when_a_replica_goes(gone: str) -> None:
 
 
 def test_own_replica_comes_first_until_it_has_far_more() -> None:
-    """Then the less loaded of the two; others only where neither has room."""
     own, second, *others = rank_replicas("w", NAMES)
     idle = dict.fromkeys(NAMES, 0)
     assert replica_ranks("w", idle, slack=3) == [[own], [second], others]
@@ -115,5 +107,4 @@ def test_own_replica_comes_first_until_it_has_far_more() -> None:
 
 
 def test_without_a_beginning_all_rank_alike() -> None:
-    """For Ray to find the least loaded."""
     assert replica_ranks("", {"a": 5, "b": 0}) == [["a", "b"]]

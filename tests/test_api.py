@@ -76,8 +76,6 @@ OPTIONS += ["adapter", "reasoning_effort", "max_reasoning_tokens", "top_logprobs
 @pytest.mark.parametrize("entry", ["generate", "stream", "submit", "serve"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_odd_options_are_refused_or_answered(llm: LLM, option: str, entry: str) -> None:
-    """Each option of a request; and nothing is left of it."""
-
     def call(value: Any) -> None:
         options: dict[str, Any] = {"max_tokens": 2, option: value}
         if entry == "serve":
@@ -99,13 +97,11 @@ def test_odd_options_are_refused_or_answered(llm: LLM, option: str, entry: str) 
 def test_odd_prompts_are_refused_or_answered(
     llm: LLM, wrap: Callable[[Any], Any], raw: bool
 ) -> None:
-    """Alone and beside a good one."""
     assert only_value_errors(lambda value: llm.generate(wrap(value), max_tokens=2, raw=raw)) > 10
     assert is_idle(llm.engine)
 
 
 def test_odd_messages_are_refused_or_answered(llm: LLM) -> None:
-    """Their roles and contents."""
     for key, other in (("role", "content"), ("content", "role")):
         message = {other: "user"}
         refused = only_value_errors(
@@ -117,7 +113,6 @@ def test_odd_messages_are_refused_or_answered(llm: LLM) -> None:
 
 
 def test_odd_batches_are_refused_or_served(llm: LLM) -> None:
-    """Of `serve`."""
     assert only_value_errors(lambda value: list(llm.serve([([1], {})], batch=value))) > 10
 
 
@@ -128,8 +123,6 @@ LOADING += ["attention", "graphs", "compile", "pace", "adapters"]
 
 @pytest.mark.parametrize("argument", LOADING)
 def test_odd_arguments_are_refused_or_loaded(folder: str, argument: str) -> None:
-    """What is loaded decodes, or says why it cannot."""
-
     def call(value: Any) -> None:
         given: dict[str, Any] = {"model": folder, "cache_gib": 0.001, argument: value}
         llm = LLM(**given)
@@ -147,14 +140,12 @@ def test_odd_arguments_are_refused_or_loaded(folder: str, argument: str) -> None
     ],
 )
 def test_odd_names_of_further_models_are_refused(llm: LLM, make: Callable[[Any], Any]) -> None:
-    """Where the method is made, or where it is used."""
     models = loaded_models(llm)
     refused = only_value_errors(lambda value: llm.generate([1], method=make(value), max_tokens=2))
     assert refused == len(ODD) and loaded_models(llm) == models
 
 
 def test_the_list_above_has_all_options() -> None:
-    """A new one comes here too."""
     from outpace.api.options import Options
 
     assert set(OPTIONS) == set(Options.__annotations__)

@@ -36,7 +36,6 @@ SERVED = {
 
 @pytest.mark.parametrize("words", SERVED)
 def test_what_is_served(words: str) -> None:
-    """Rates, replicas and hours follow from the measured tokens per second."""
     (rate,) = (
         each["tokens per second"]
         for each in results("serve")["overhead"]
@@ -59,7 +58,6 @@ ALONE = {
 
 @pytest.mark.parametrize("words", ALONE)
 def test_what_a_method_saves(words: str) -> None:
-    """Hours for a million tokens, one request at a time."""
     (rate,) = (
         each["tokens_per_second"]
         for each in results("methods")["results"]

@@ -43,7 +43,6 @@ RUNS = [each.text for stage in STAGES for each in stage if each.name == "RUN"]
 
 
 def test_instructions_and_variables_are_known() -> None:
-    """A variable is declared in its stage, or before all of them if `FROM` uses it."""
     known = {"ARG", "CMD", "COPY", "ENTRYPOINT", "ENV", "EXPOSE", "FROM", "HEALTHCHECK", "RUN"}
     assert {each.name for stage in STAGES for each in stage} <= known | {"USER"}
     assert [each.name for each in STAGES[0]] == ["ARG"]
@@ -57,7 +56,6 @@ def test_instructions_and_variables_are_known() -> None:
 
 
 def test_copied_files_exist() -> None:
-    """Those of an earlier stage are in a folder that it made; the context has what pip reads."""
     names: list[str] = []
     for stage in STAGES[1:]:
         names.append(stage[0].text.partition(" AS ")[2])
@@ -83,7 +81,6 @@ def test_copied_files_exist() -> None:
 
 @pytest.mark.parametrize("command", RUNS)
 def test_commands_are_valid(command: str) -> None:
-    """In the shell; each package that pip installs from the source has the extras named."""
     subprocess.run(["sh", "-n", "-c", command], check=True)
     for named in re.findall(r"/source\[(.*?)\]", command):
         assert {*named.split(",")} <= {*PROJECT["project"]["optional-dependencies"]}
@@ -91,7 +88,6 @@ def test_commands_are_valid(command: str) -> None:
 
 
 def test_user_owns_the_volumes_of_the_server() -> None:
-    """Of a folder that the image lacks, Docker makes root the owner."""
     service = (DEPLOY / "compose.yaml").read_text().partition("  prometheus:")[0]
     folders = re.findall(r"- \w+:(/\S+)", service)
     texts = [f"{each.name} {each.text}" for each in STAGES[-1]]
@@ -101,13 +97,11 @@ def test_user_owns_the_volumes_of_the_server() -> None:
 
 
 def test_user_of_the_unit_is_created() -> None:
-    """By a command on the page that describes the unit."""
     (user,) = re.findall(r"^User=(.+)$", (DEPLOY / "outpace.service").read_text(), re.MULTILINE)
     assert f"`useradd --system {user}`" in (ROOT / "docs/production.md").read_text()
 
 
 def test_image_is_served_and_checked() -> None:
-    """By a user who may not write the programs, at the port and path that the server has."""
     last = {each.name: each.text for each in STAGES[-1]}
     assert last["USER"] != "root" and f"useradd --create-home {last['USER']}" in RUNS
     assert json.loads(last["ENTRYPOINT"]) == ["outpace"]

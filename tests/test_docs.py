@@ -177,7 +177,6 @@ def test_snippets_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Those of a page one after the other; tests among them are called, and answers are right."""
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": path.stem}
     for block in blocks(path, "python"):
@@ -213,7 +212,7 @@ LONG_PAGES = ("results-diffusion",)
     [
         pytest.param(
             path,
-            marks=pytest.mark.exhaustive if path.stem in LONG_PAGES else pytest.mark.slow,
+            marks=pytest.mark.nightly if path.stem in LONG_PAGES else pytest.mark.nightly,
             id=path.stem,
         )
         for path in PAGES
@@ -226,7 +225,6 @@ def test_commands_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One after the other, and answer rightly; of a trace the text is looked at too."""
     furnish(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
@@ -253,7 +251,6 @@ def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_marked_commands_are_these() -> None:
-    """A command that is not run is listed."""
     found: dict[str, set[str]] = {mark: set() for mark in MARKED}
     for path in PAGES:
         for mark, words in commands(path):
@@ -305,7 +302,6 @@ def check(words: list[str]) -> None:
 
 
 def test_extras_that_are_named_exist() -> None:
-    """In pages and in what the program says."""
     texts = [path.read_text() for path in (*PAGES, *(ROOT / "src").rglob("*.py"))]
     named_extras = {name for text in texts for name in re.findall(r"outpace\[(\w+)\]", text)}
     assert named_extras and named_extras <= extras()
@@ -313,14 +309,12 @@ def test_extras_that_are_named_exist() -> None:
 
 @pytest.mark.parametrize("name", ["own_method", "own_diffusion"])
 def test_page_on_methods_shows_the_example(name: str) -> None:
-    """Word for word."""
     code = (ROOT / "examples" / f"{name}.py").read_text()
     body = code[code.index("@dataclass") : code.index("\n\n\ndef main")]
     assert any(body in block for block in blocks(ROOT / "docs" / "adding-a-method.md", "python"))
 
 
 def test_recipe_shown_is_one(tmp_path: Path) -> None:
-    """Its sections and keys are known, and so are those that are shown apart."""
     pages = sorted((ROOT / "docs").glob("training*.md"))
     shown = [text for path in pages for text in blocks(path, "toml")]
     (whole,) = (text for text in shown if "[model]" in text)
@@ -337,7 +331,6 @@ def test_recipe_shown_is_one(tmp_path: Path) -> None:
 
 
 def test_data_shown_is_read(tmp_path: Path) -> None:
-    """Both kinds of lines, and to the same tokens."""
     (shown,) = blocks(ROOT / "docs" / "training.md", "json")
     (tmp_path / "shown.jsonl").write_text(shown)
     tokenizer = load_tokenizer(ZOO_TOKENIZER)
@@ -348,7 +341,6 @@ def test_data_shown_is_read(tmp_path: Path) -> None:
 
 @page
 def test_links_lead_somewhere(path: Path) -> None:
-    """To a file of the repository, and to a heading in it."""
     for target in re.findall(r"\]\(([^)\s]+)\)", path.read_text()):
         if target.startswith("https://"):
             continue

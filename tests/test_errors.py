@@ -16,7 +16,6 @@ ERROR = OptionError("messages[2].content", 5, "messages[2].content: 5 is no text
 
 @pytest.mark.parametrize("kind", [OptionError, ContextError])
 def test_error_is_pickled_with_its_name(kind: type[OptionError]) -> None:
-    """As it goes from one process to another."""
     error = pickle.loads(pickle.dumps(kind("top_p", 1.5, "top_p must be at most 1, not 1.5")))
     assert type(error) is kind and isinstance(error, ValueError)
     assert (error.param, error.value) == ("top_p", 1.5)
@@ -25,12 +24,10 @@ def test_error_is_pickled_with_its_name(kind: type[OptionError]) -> None:
 
 @pytest.mark.parametrize("param", ["top_p", "top_p.x", "top_p[3].x", "top_p.x[0]"])
 def test_option_is_the_first_part_of_a_name(param: str) -> None:
-    """Before a dot or a bracket."""
     assert OptionError(param, None, "").option == "top_p"
 
 
 def test_renamed_error_keeps_what_its_name_does_not_say() -> None:
-    """A part of a prompt stays in the text; a bare name and its colon do not stand twice."""
     error = ERROR.with_param("messages")
     assert (error.param, error.value) == ("messages", 5)
     assert str(error) == "messages: messages[2].content: 5 is no text"
@@ -41,7 +38,6 @@ def test_renamed_error_keeps_what_its_name_does_not_say() -> None:
 
 
 def test_prefixed_error_keeps_its_name() -> None:
-    """Where it has one."""
     error = prefix_error("prompts:3", ERROR)
     assert isinstance(error, OptionError) and error.param == ERROR.param
     assert str(error) == f"prompts:3: {ERROR}"
@@ -51,7 +47,6 @@ def test_prefixed_error_keeps_its_name() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_no_option_of_a_method_is_called_as_one_of_a_request(method: str) -> None:
-    """Since the name alone says which of the two is at fault."""
     own = {field.name for field in fields(METHODS[method])}
     assert not own & {
         "prompt",

@@ -24,7 +24,6 @@ NOTEBOOK = ROOT / "examples" / "first_steps.ipynb"
 def test_example_runs(
     path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And answers rightly; of an evaluation two questions will do."""
     questions = run.questions_of
     monkeypatch.setattr(run, "questions_of", lambda task, limit: questions(task, min(limit, 2)))
     monkeypatch.setattr("sys.argv", [str(path)])
@@ -34,9 +33,8 @@ def test_example_runs(
     assert is_right(path.read_text(), printed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_agent_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a model of the zoo, which answers without calls; the server must accept all it sends."""
     from running import serving
     from toolbox import tool_model
 
@@ -49,7 +47,6 @@ def test_agent_runs(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_own_method_gives_the_text_of_one_token_per_forward(temperature: float) -> None:
-    """In fewer forwards."""
     lookup = runpy.run_path(str(ROOT / "examples" / "own_method.py"))["PromptLookup"]
     stories = [problem.question for problem in story_problems("test", 6)]
     llm = LLM("tiny-aux")
@@ -74,7 +71,6 @@ def shown_by(notebook) -> tuple[str, str]:
 
 
 def test_notebook_is_narrow() -> None:
-    """Neither its code nor the figures that it prints are cut at 80 columns."""
     cells = json.loads(NOTEBOOK.read_text())["cells"]
     code = [line for cell in cells if cell["cell_type"] == "code" for line in cell["source"]]
     printed = [
@@ -87,10 +83,9 @@ def test_notebook_is_narrow() -> None:
     assert not [line for line in (*code, *printed) if len(line.rstrip()) > 80]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")  # those of Jupyter's own packages
 def test_notebook_runs(tmp_path: Path) -> None:
-    """From its first cell to its last; the answers are right, as are those that are stored."""
     import nbformat
     from nbclient import NotebookClient
 

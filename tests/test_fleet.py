@@ -45,7 +45,6 @@ def in_one_process(source: Path, target: Path) -> list[dict[str, Any]]:
 
 
 def test_a_copy_answers_as_the_model_does() -> None:
-    """Each with its seed; what does not fit is named, and what is done by then is kept."""
     arguments = {"loading": {"model": "tiny-aux", "cache_gib": 0.25}, "options": OPTIONS}
     copy = ModelCopy(**arguments, batch=2, threads=None)
     questions = [each.question for each in story_problems("test", 3)]
@@ -68,14 +67,12 @@ def test_a_copy_answers_as_the_model_does() -> None:
     ],
 )
 def test_what_cannot_be_copied_is_refused(model: str, loading: Any, named: str) -> None:
-    """Before Ray is started."""
     with pytest.raises(ValueError, match=named):
         Fleet(model, **loading)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_every_line_is_answered_once_though_a_copy_is_killed(tmp_path: Path) -> None:
-    """A thousand, equal to those of one process."""
     source, target = asked(tmp_path / "prompts.jsonl", 1000), tmp_path / "answers.jsonl"
     words = ("generate", "tiny-aux", "--input", str(source), "--output", str(target), *WORDS)
     with running(*words) as program:
@@ -89,9 +86,8 @@ def test_every_line_is_answered_once_though_a_copy_is_killed(tmp_path: Path) -> 
     assert found == in_one_process(source, tmp_path / "expected.jsonl")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
-    """Where it was; a line that does not fit is named, and those beside it are kept."""
     source, target = asked(tmp_path / "prompts.jsonl", 300), tmp_path / "answers.jsonl"
     words = ("generate", "tiny-aux", "--input", str(source), "--output", str(target), *WORDS)
     with running(*words) as program:
@@ -110,9 +106,8 @@ def test_a_run_that_is_killed_goes_on(tmp_path: Path) -> None:
     assert lines(target) == in_one_process(source, tmp_path / "expected.jsonl")
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_evaluation_is_that_of_one_process(tmp_path: Path) -> None:
-    """Every answer, its forwards and what is judged of it; samples of either go on by the other."""
     words = ("evaluate", "tiny-wedlm", "--limit", "30", "--batch", "8")
     kept = ("--samples", str(tmp_path / "samples.jsonl"))
     with running(*words, "--json", str(tmp_path / "many.json"), *kept, "--ray") as program:

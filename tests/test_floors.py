@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from source import MODULES
+from source import MODULES, imported, part
 
 FLOORS = {
     part: set(below.split())
@@ -51,44 +51,21 @@ FLOORS = {
 """What each part of the package may import, itself aside; a new part needs its own line."""
 
 
-def part(module: str) -> str:
-    """Folder or file directly under the package: `engine` of `engine/cache.py`."""
-    return module.split("/")[0].removesuffix(".py")
-
-
-def imported(module: str, tree: ast.Module) -> set[str]:
-    """Parts of the package that a module imports, anywhere in it; a relative import is a fault."""
-    names: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}:{node.lineno} imports relatively"
-            whole = node.module == "outpace"
-            names |= {f"outpace.{a.name}" for a in node.names} if whole else {node.module or ""}
-        elif isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-    ours = (name.split(".") for name in names)
-    return {path[1] if len(path) > 1 else "__init__" for path in ours if path[0] == "outpace"}
-
-
 def upward(module: str, tree: ast.Module) -> set[str]:
     """Parts that a module imports and may not."""
     return imported(module, tree) - FLOORS[part(module)] - {part(module)}
 
 
 def test_arrows_point_down() -> None:
-    """Each import is of its own part, or of one that it may know."""
     found = {module: upward(module, tree) for module, tree in MODULES.items()}
     assert not {module: parts for module, parts in found.items() if parts}
 
 
 def test_every_part_has_its_floor() -> None:
-    """And no line is left over."""
     assert {part(module) for module in MODULES} == set(FLOORS)
 
 
 def test_there_is_no_way_round() -> None:
-    """Following the arrows never comes back."""
-
     def below(name: str) -> set[str]:
         return FLOORS[name].union(*(below(each) for each in FLOORS[name]))
 
@@ -108,5 +85,4 @@ def test_there_is_no_way_round() -> None:
     ],
 )
 def test_an_arrow_that_points_up_is_seen(module: str, line: str) -> None:
-    """However it is written."""
     assert upward(module, ast.parse(line))

@@ -27,7 +27,6 @@ def llm(name: str) -> LLM:
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(("name", "method"), ON_ZOO, ids=repr)
 def test_each_token_has_one(name: str, method: Method, temperature: float) -> None:
-    """Beside a neighbour that wants none, and the tokens stay as they are."""
     options = {"method": method, "temperature": temperature, "seed": 3, "max_tokens": 24}
     (plain,) = llm(name).generate(STORY, **options)
     asked = [(STORY, options), (STORY, {**options, "logprobs": True})]
@@ -42,7 +41,6 @@ def test_each_token_has_one(name: str, method: Method, temperature: float) -> No
 @pytest.mark.parametrize("method", ZOO["tiny-ar"], ids=repr)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_lossless_methods_have_those_of_the_target(method: Method, temperature: float) -> None:
-    """Recomputed in one forward over the whole text, whatever they were drawn from."""
     options = {"temperature": temperature, "top_k": 8, "max_tokens": 20, "logprobs": True}
     (output,) = llm("tiny-ar").generate(STORY, method=method, **options)
     prompt = llm("tiny-ar").text.encode(STORY)
@@ -55,7 +53,6 @@ def test_lossless_methods_have_those_of_the_target(method: Method, temperature: 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize(("name", "method"), ON_ZOO, ids=repr)
 def test_each_token_has_most_probable_ones(name: str, method: Method, temperature: float) -> None:
-    """As many as requested, in falling order, with the chosen one's own log-probability."""
     options = {"method": method, "temperature": temperature, "seed": 3, "max_tokens": 16}
     options["logprobs"] = True
     asked = [(STORY, options), *((STORY, {**options, "top_logprobs": n}) for n in (3, 20))]
@@ -81,7 +78,6 @@ def test_each_token_has_most_probable_ones(name: str, method: Method, temperatur
 
 @pytest.mark.parametrize("method", ZOO["tiny-ar"], ids=repr)
 def test_most_probable_tokens_are_those_of_the_target(method: Method) -> None:
-    """Recomputed in one forward over the whole text."""
     options = {"temperature": 1.0, "max_tokens": 20, "logprobs": True, "top_logprobs": 4}
     (output,) = llm("tiny-ar").generate(STORY, method=method, **options)
     prompt = llm("tiny-ar").text.encode(STORY)
@@ -96,7 +92,6 @@ def test_most_probable_tokens_are_those_of_the_target(method: Method) -> None:
 
 
 def test_banned_tokens_are_left_out() -> None:
-    """Under a constraint, and with fewer tokens than requested."""
     (output,) = llm("tiny-ar").generate(STORY, regex="[ab]", logprobs=True, top_logprobs=20)
     assert output.top_logprobs is not None
     ((first, second),) = output.top_logprobs
@@ -105,7 +100,6 @@ def test_banned_tokens_are_left_out() -> None:
 
 @pytest.mark.parametrize("count", [-1, 21, True, 2.5, "3", None])
 def test_invalid_number_is_named(count: Any) -> None:
-    """And one without log-probabilities."""
     for options in ({"top_logprobs": count, "logprobs": True}, {"top_logprobs": 2}):
         with pytest.raises(OptionError) as caught:
             llm("tiny-ar").generate(STORY, **options)
@@ -113,7 +107,6 @@ def test_invalid_number_is_named(count: Any) -> None:
 
 
 def test_sure_tokens_are_nearly_certain() -> None:
-    """A threshold on the probability is one on its logarithm."""
     (output,) = llm("tiny-wedlm").generate(
         "Count from 10 by 5 up to 99.",
         method=WeDLM(confidence=0.9),
@@ -126,7 +119,6 @@ def test_sure_tokens_are_nearly_certain() -> None:
 
 
 def test_a_stop_string_cuts_them_with_the_tokens() -> None:
-    """One for each token up to the one that completed it."""
     (output,) = llm("tiny-ar").generate(
         STORY, stop="=", temperature=0.0, max_tokens=64, logprobs=True
     )

@@ -140,15 +140,13 @@ every = pytest.mark.parametrize("method", METHODS, ids=str)
 
 @every
 def test_output_follows_the_target(method: Method) -> None:
-    """Chi-square of 5,120 tokens, each behind another, with all that may be set."""
     assert likelihood(pairs(method, FILTERED, FEW), law(FILTERED)) > 0.01
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("sampling", SETTINGS, ids=str)
 @every
 def test_long_output_follows_the_target(method: Method, sampling: Sampling) -> None:
-    """Of 20,480 tokens, in all settings."""
     assert likelihood(pairs(method, sampling, SAMPLES), law(sampling)) > 0.01
 
 
@@ -182,7 +180,6 @@ def stray(parents: list[int], tokens: list[int], target_tokens: list[int]) -> li
 
 @every
 def test_a_wrong_verification_is_seen(method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the shortest of the tests above."""
     if method.verify == "rejection":
         monkeypatch.setattr("outpace.decoding.accept.Rejection", NoResidual)
     elif isinstance(method, Eagle) or (isinstance(method, DFlash) and method.width > 1):

@@ -23,7 +23,6 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasurementFile:
 
 
 def test_entries_are_read_by_later_processes(file: MeasurementFile) -> None:
-    """Entries of the same name are replaced; those of another machine are kept."""
     assert file.read_entry("a") is None
     file.write_entries({"a": [1.5], "b": {"x": 2}})
     file.write_entries({"a": [2.5]})
@@ -41,7 +40,6 @@ def test_entries_are_read_by_later_processes(file: MeasurementFile) -> None:
 def test_the_oldest_entries_are_dropped(
     file: MeasurementFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the file would be too large; a single entry that is too large is not kept."""
     monkeypatch.setattr(measurements, "MAX_BYTES", 1000)
     for number in range(30):
         file.write_entries({f"entry {number}": "x" * 100})
@@ -58,7 +56,6 @@ def test_the_oldest_entries_are_dropped(
 def test_a_broken_file_is_ignored_and_replaced(
     file: MeasurementFile, text: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """With one line of the log."""
     file.path.parent.mkdir()
     file.path.write_bytes(text)
     with caplog.at_level("DEBUG", "outpace.measurements"):
@@ -71,7 +68,6 @@ def test_a_broken_file_is_ignored_and_replaced(
 def test_a_folder_that_cannot_be_used_is_ignored(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A file in its place, a relative path, a share, or a file that is locked."""
     (tmp_path / "outpace").touch()
     monkeypatch.chdir(tmp_path)
     caplog.set_level("DEBUG", "outpace.measurements")
@@ -94,7 +90,6 @@ def test_a_folder_that_cannot_be_used_is_ignored(
 def test_a_network_file_system_is_recognised(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the type of the nearest mount."""
     mounts = f"a / ext4 rw\nb {tmp_path}/far nfs4 rw\nc {tmp_path}/far/near ext4 rw\n"
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: mounts)
     check_place(tmp_path / "m.json")
@@ -107,7 +102,6 @@ def test_a_network_file_system_is_recognised(
 def test_layouts_are_timed_once_per_machine(
     file: MeasurementFile, entry: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Times are those of the file; an entry with other content is measured again."""
     layouts, count = ("rows", "tiles"), len(autotune.TIMED_ROWS)
     found = {name: dict.fromkeys(autotune.TIMED_ROWS, 0.5) for name in layouts}
     calls: list[object] = []
@@ -129,7 +123,6 @@ def test_layouts_are_timed_once_per_machine(
 
 
 def test_the_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the convention of the system, or in the home folder."""
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.delenv("LOCALAPPDATA", raising=False)
     home = Path(os.path.expanduser("~"))

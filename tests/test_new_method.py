@@ -181,9 +181,8 @@ def run(root: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_method_is_added_as_the_page_says(copy: Path) -> None:
-    """Its table names each file that is edited, and no other; the guards and its tests pass."""
     before = files(copy)
     contribute(copy)
     after = files(copy)

@@ -59,16 +59,14 @@ def run(tmp_path: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_other_modules_are_not_optional() -> None:
-    """An import that fails for any other reason fails its test."""
     for name in ("outpace.none", "torch.none", "helpers"):
         assert absent_package(ModuleNotFoundError(name=name)) is None
     assert absent_package(ImportError("matplotlib")) is None
     assert absent_package(None) is None
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_only_what_needs_an_absent_package_is_skipped(tmp_path: Path) -> None:
-    """An absent package skips a test or a file; a module of our own that is missing fails."""
     (tmp_path / "conftest.py").write_text((ROOT / "tests" / "conftest.py").read_text())
     (tmp_path / "test_some.py").write_text(FAILING)
     (tmp_path / "test_file.py").write_text("import triton\n")
@@ -78,9 +76,8 @@ def test_only_what_needs_an_absent_package_is_skipped(tmp_path: Path) -> None:
     assert "triton is not installed" in done.stdout
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_collection_needs_no_optional_package(tmp_path: Path) -> None:
-    """All files, those of the server and of training as well."""
     done = run(tmp_path, "--collect-only", "tests")
     assert done.returncode == 0, done.stdout[-4000:]
     assert "tests/methods/test_naive.py::test_autoregressive" in done.stdout

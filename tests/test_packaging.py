@@ -43,9 +43,8 @@ def wheel(built: Path) -> dict[str, bytes | int]:
         return {**sizes, "metadata": archive.read(name), "wheel": path.stat().st_size}
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_wheel_has_the_zoo_once(wheel: dict[str, bytes | int]) -> None:
-    """Eleven models and one vocabulary, with what else the package reads; no tests."""
     assert sum(name.endswith(".safetensors") for name in wheel) == 11
     assert [name for name in wheel if name.endswith("tokenizer.json")] == [
         "outpace/zoo/vocabulary/tokenizer.json"
@@ -65,9 +64,8 @@ def test_the_wheel_has_the_zoo_once(wheel: dict[str, bytes | int]) -> None:
     assert isinstance(size, int) and size < 36 * 2**20
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_figures_of_papers_need_a_clone(built: Path, tmp_path: Path) -> None:
-    """Which an installed wheel says in one line."""
     (path,) = built.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
         archive.extractall(tmp_path)
@@ -80,9 +78,8 @@ def test_figures_of_papers_need_a_clone(built: Path, tmp_path: Path) -> None:
     assert run.stderr.startswith("outpace: reproduce needs a clone of the repository")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_metadata_say_what_it_is(wheel: dict[str, bytes | int]) -> None:
-    """Pythons, extras by what they give, and the page for the index."""
     text = wheel["metadata"]
     assert isinstance(text, bytes)
     message = HeaderParser().parsestr(text.decode())
@@ -93,9 +90,8 @@ def test_metadata_say_what_it_is(wheel: dict[str, bytes | int]) -> None:
     assert message["Description-Content-Type"] == "text/markdown"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_the_source_distribution_tests_itself(built: Path, tmp_path: Path) -> None:
-    """It has tests, helpers and golden data, and what they look at; some of them are run."""
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
         archive.extractall(tmp_path, filter="data")
@@ -129,11 +125,10 @@ assert torch.equal(bind_tile_product(to_tiles(weight))(x), x @ weight.T)
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.skipif(not has_tile_loop(torch.float32), reason="this machine has no compiled loops")
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
 def test_kernels_build_without_openmp(tmp_path: Path) -> None:
-    """With a compiler that has none; they run on one thread, with any number of threads given."""
     compiler = tmp_path / "compiler"
     compiler.write_text(NO_OPENMP)
     compiler.chmod(0o755)

@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page
 
 from shown import ROOT, contrast
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.nightly
 
 CUT = """() => [...document.querySelectorAll("html, article img, article .md-typeset__table")]
     .filter(each => each.tagName === "HTML"
@@ -59,13 +59,11 @@ def page(browser: Browser, site: Path, name: str, request: pytest.FixtureRequest
 
 
 def test_nothing_is_cut(page: Page, name: str) -> None:
-    """But tables of six columns on a telephone, which scroll."""
     cut = page.evaluate(CUT)
     assert not cut or (name == "about" and all("md-typeset__table" in each for each in cut))
 
 
 def test_all_is_legible(page: Page) -> None:
-    """By the contrast that WCAG 2.1 wants of small print."""
     colours = {tuple(each) for each in page.evaluate(COLOURS, TEXTS)}
     assert len(colours) > 3
     assert not [each for each in colours if contrast(*seen(each)) < 4.5]

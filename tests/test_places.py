@@ -68,7 +68,6 @@ def fields_in(counted: dict[str, Counter[str]], name: str) -> dict[str, int]:
 
 
 def test_request_option_stands_in_few_places(counted: dict[str, Counter[str]]) -> None:
-    """At most four; `method` is also an option of a model, of a server's entry and of an `LLM`."""
     found = {name: fields_in(counted, name) for name in REQUEST_OPTIONS if name != "method"}
     for name, where in found.items():
         print(f"{name}: {sum(where.values())} {where}")
@@ -76,7 +75,6 @@ def test_request_option_stands_in_few_places(counted: dict[str, Counter[str]]) -
 
 
 def test_loading_option_stands_in_few_places(counted: dict[str, Counter[str]]) -> None:
-    """At most four."""
     found = {name: fields_in(counted, name) for name in LOAD_OPTIONS}
     for name, where in found.items():
         print(f"{name}: {sum(where.values())} {where}")

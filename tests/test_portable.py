@@ -86,16 +86,14 @@ def printed(code: str, *words: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_module_is_imported_without_posix() -> None:
-    """As on Windows; what is not installed here fails there as well."""
     before, after = json.loads(printed(MASKED))
     assert after == before
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_answers_are_kept_without_posix(tmp_path: Path) -> None:
-    """One run at a time writes to a file, by the lock that Windows has."""
     source, target = str(tmp_path / "in.jsonl"), str(tmp_path / "out.jsonl")
     code = MASKED.partition("print(json")[0] + USED
     needed = [f"outpace.{name}" for name in ("answers", "provenance", "evaluation.sandbox")]

@@ -40,7 +40,6 @@ def distributions(name: str) -> torch.Tensor:
     ("name", "method"), [pair for pair in ON_ZOO if pair[0] in CAUSAL], ids=repr
 )
 def test_scores_of_a_prompt(name: str, method: Method) -> None:
-    """As in one forward over it; the answer and other requests are as without them."""
     options: dict[str, Any] = {"method": method, "max_tokens": 12, "temperature": 0.7, "seed": 3}
     ids, laws = llm(name).text.encode(STORY), distributions(name)
     asked: Any = [
@@ -72,7 +71,6 @@ def test_scores_of_a_prompt(name: str, method: Method) -> None:
     ("name", "method"), [pair for pair in ON_ZOO if pair[0] in CAUSAL], ids=repr
 )
 def test_an_answer_may_have_no_tokens(name: str, method: Method) -> None:
-    """The scores are the same, from one forward; requests beside it are as without it."""
     options: dict[str, Any] = {"method": method, "temperature": 0.0, "prompt_logprobs": 2}
     asked: Any = [
         (STORY, {**options, "max_tokens": 0, "logprobs": True}),
@@ -92,7 +90,6 @@ def test_an_answer_may_have_no_tokens(name: str, method: Method) -> None:
 
 
 def test_prompt_may_fill_the_context() -> None:
-    """If no token follows; one more is too long."""
     length = llm("tiny-ar").config.max_length
     (output,) = llm("tiny-ar").generate(
         [[5] * length], method=Autoregressive(), max_tokens=0, prompt_logprobs=0
@@ -103,7 +100,6 @@ def test_prompt_may_fill_the_context() -> None:
 
 
 def test_no_tokens_and_no_scores_are_refused() -> None:
-    """There would be nothing to compute."""
     for options in ({}, {"logprobs": True}):
         with pytest.raises(OptionError, match="or 0 with prompt_logprobs, got 0") as caught:
             llm("tiny-ar").generate(STORY, max_tokens=0, **options)
@@ -111,7 +107,6 @@ def test_no_tokens_and_no_scores_are_refused() -> None:
 
 
 def test_one_token_has_no_score() -> None:
-    """Nothing precedes it; a stream computes the same text."""
     (output,) = llm("tiny-ar").generate([[5]], prompt_logprobs=3, max_tokens=4)
     assert output.prompt_logprobs == [None] and output.ids
     text = "".join(llm("tiny-ar").stream([5], prompt_logprobs=3, max_tokens=4))
@@ -119,7 +114,6 @@ def test_one_token_has_no_score() -> None:
 
 
 def test_long_prompts_without_a_prefix_cache() -> None:
-    """Longer than a pass, beside others; equal to those with the cache, in any order."""
     plain = LLM("tiny-ar", prefix_cache=False, max_rows=32)
     prompt = llm("tiny-ar").text.encode(STORY * 6)
     assert len(prompt) > 64
@@ -137,7 +131,6 @@ def test_long_prompts_without_a_prefix_cache() -> None:
     [("tiny-dream", 0), ("tiny-block", 2), ("tiny-ar", 21), ("tiny-ar", -1), ("tiny-ar", 1.5)],
 )
 def test_invalid_value_is_named(name: str, value: Any) -> None:
-    """And so is a model that predicts no prompt."""
     with pytest.raises(OptionError) as caught:
         llm(name).generate(STORY, prompt_logprobs=value)
     assert caught.value.param == "prompt_logprobs"

@@ -31,7 +31,6 @@ def import_order(name: str) -> tuple[bool, bool, str]:
 
 @pytest.mark.parametrize("module", PUBLIC, ids=lambda module: module.__name__)
 def test_public_names_are_listed_and_sorted(module: ModuleType) -> None:
-    """`__all__` is exactly what the module offers, once each name was used."""
     assert all(hasattr(module, name) for name in module.__all__)
     offered = {
         name
@@ -65,7 +64,6 @@ def tell():
 
 
 def test_names_are_known_before_they_are_used() -> None:
-    """And others are not."""
     code = "import outpace; print(set(outpace.__all__) <= set(dir(outpace))); outpace.LLMs"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "True\n"
@@ -97,9 +95,8 @@ async def ask() -> float:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_user_s_program_is_typed(tmp_path: Path) -> None:
-    """With every public name, as strictly as there is; and a wrong name is found."""
     program = PROGRAM.format(
         decoding=", ".join(outpace.decoding.__all__), methods=", ".join(outpace.methods.__all__)
     )
@@ -113,7 +110,6 @@ def test_a_user_s_program_is_typed(tmp_path: Path) -> None:
 
 
 def test_error_of_an_option_is_public() -> None:
-    """The one that everything raises, and without PyTorch."""
     code = """
 import sys
 from outpace import OptionError
@@ -126,13 +122,11 @@ print(OptionError is own, "torch" in sys.modules)
 
 
 def test_version_is_public() -> None:
-    """In the form that packaging wants."""
     assert re.fullmatch(r"\d+\.\d+\.\d+\S*", outpace.__version__)
     assert "__version__" in outpace.__all__
 
 
 def test_every_method_of_the_folder_is_registered() -> None:
-    """Under the name of its file, in order."""
     found = {}
     for path in (ROOT / "methods").glob("*.py"):
         module = import_module(f"outpace.methods.{path.stem}")
@@ -146,7 +140,6 @@ def test_every_method_of_the_folder_is_registered() -> None:
 
 
 def test_every_family_of_the_folder_is_registered() -> None:
-    """Under its own name, with architectures of its own."""
     found = {}
     for path in (ROOT / "checkpoints" / "families").glob("*.py"):
         module = import_module(f"outpace.checkpoints.families.{path.stem}")
@@ -158,7 +151,6 @@ def test_every_family_of_the_folder_is_registered() -> None:
 
 
 def test_every_method_has_its_section_and_its_row_in_the_docs() -> None:
-    """The table of `docs/methods.md` is the registry, in any order."""
     text = (DOCS / "methods.md").read_text()
     known = {spelling: name for name, kind in METHODS.items() for spelling in (name, kind.__name__)}
     cells = re.findall(r"^\|\s*\[?`(\w+)`", text, flags=re.MULTILINE)
@@ -169,7 +161,6 @@ def test_every_method_has_its_section_and_its_row_in_the_docs() -> None:
 
 
 def test_every_public_name_is_in_the_reference() -> None:
-    """The tables of `docs/api.md` list all names; methods have the table of `docs/methods.md`."""
     text = (DOCS / "api.md").read_text()
     listed = set(re.findall(r"`(\w+)`", text))
     training = (ROOT / "training" / "__init__.py").read_text().partition("__all__ = ")[2]
@@ -180,7 +171,6 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_every_family_has_its_row_in_the_docs() -> None:
-    """With its architectures, and the method that decodes its models where none is chosen."""
     text = (DOCS / "models.md").read_text().partition("## Families")[2].partition("\n#")[0]
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| `")]
     assert {row[0].strip("| `") for row in rows} == set(FAMILIES)
@@ -243,19 +233,16 @@ def names_a_family(tree: ast.Module) -> set[str]:
 
 
 def test_families_are_named_in_their_own_folder_only() -> None:
-    """Whatever else a family needs belongs into its file."""
     others = [module for module in MODULES if not module.startswith("checkpoints/families/")]
     found = {module: names_a_family(MODULES[module]) for module in others}
     assert not {module: names for module, names in found.items() if names}.keys() - ELSEWHERE.keys()
 
 
 def test_exceptions_are_still_needed() -> None:
-    """A file that names no family any more leaves the list."""
     assert all(names_a_family(MODULES[module]) for module in ELSEWHERE)
 
 
 def test_a_family_in_code_is_seen_and_one_in_words_is_not() -> None:
-    """Comments and docstrings may explain."""
     assert not names_a_family(ast.parse('"""As Dream does."""\nx = 1  # Llama too'))
     for line in ("is_dream = 1", "x.llama_config", "x = 'Qwen/Qwen3'", "def f(llada): ..."):
         assert names_a_family(ast.parse(line))

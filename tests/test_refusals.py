@@ -69,8 +69,6 @@ MISFITS: dict[str, tuple[dict[str, Any], str]] = {
 def test_a_model_is_not_read_where_something_does_not_fit(
     name: str, reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its configuration alone tells."""
-
     def fail(*args: object) -> None:
         pytest.fail("a tokenizer was read")
 
@@ -82,21 +80,18 @@ def test_a_model_is_not_read_where_something_does_not_fit(
 
 
 def test_another_tokenizer_is_seen_before_weights(reads: list[str], other: str) -> None:
-    """Both tokenizers are read, and nothing else."""
     with pytest.raises(ValueError, match="other has a vocabulary of 4000 tokens and tiny-ar one"):
         LLM("tiny-ar", Speculative(draft=other))
     assert not reads
 
 
 def test_what_fits_is_read(reads: list[str]) -> None:
-    """So that the tests above could fail."""
     with pytest.raises(RuntimeError, match="weights were read"):
         LLM("tiny-ar")
     assert reads == ["weights"]
 
 
 def test_no_model_of_several_is_read_where_one_does_not_fit(reads: list[str]) -> None:
-    """Those in front of it neither, for a race, a comparison and a server."""
     pairs = [("tiny-ar", Speculative(draft="tiny-ar")), ("tiny-ar", WeDLM())]
     with pytest.raises(ValueError, match="WeDLM decodes"):
         flags.LOAD_FLAGS.open_models(pairs)
@@ -126,7 +121,6 @@ def test_no_model_of_several_is_read_where_one_does_not_fit(reads: list[str]) ->
 def test_commands_refuse_first(
     words: list[str], reads: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Options of requests too, in one line."""
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert ended.value.code == 2 and not reads

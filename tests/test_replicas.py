@@ -83,21 +83,18 @@ def passed(handle: Handle, beginning: str = "w", goes: bool = False) -> list[Any
 
 @pytest.mark.parametrize("begun", [[], [HEAD]])
 def test_replica_that_ends_before_its_first_word_is_replaced(begun: list[Any]) -> None:
-    """And nobody sees it."""
     handle = Handle([*begun, ActorDiedError()], [HEAD, HALF, LAST])
     assert passed(handle) == [HEAD, HALF, LAST]
     assert handle.cancelled == 2
 
 
 def test_replica_that_ends_in_the_middle_is_told() -> None:
-    """By an error event, which is the end; no other replica begins anew."""
     *front_of_it, last = passed(Handle([HEAD, HALF, ActorDiedError()]))
     assert front_of_it == [HEAD, HALF] and not last.get("more_body")
     assert json.loads(last["body"].removeprefix(b"data: "))["error"]["type"] == "unavailable_error"
 
 
 def test_replica_that_ends_behind_its_last_word_has_answered() -> None:
-    """Nothing follows."""
     assert passed(Handle([HEAD, LAST, ActorDiedError()])) == [HEAD, LAST]
 
 
@@ -110,21 +107,18 @@ def test_replica_that_ends_behind_its_last_word_has_answered() -> None:
     ],
 )
 def test_what_cannot_be_had_is_a_fault(scripts: list[list[Any]], status: int) -> None:
-    """Which a client may try again."""
     with pytest.raises(HttpError) as refused:
         passed(Handle(*scripts))
     assert refused.value.status == status and refused.value.headers["Retry-After"]
 
 
 def test_client_that_goes_ends_its_request() -> None:
-    """On the replica, too."""
     handle = Handle([HEAD, HALF, None])
     passed(handle, goes=True)
     assert handle.cancelled == 1
 
 
 def test_state_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no replica; prompts wait for one."""
     monkeypatch.setattr(ingress, "STATUS_TIMEOUT", 0.01)
     with pytest.raises(HttpError, match="no replica"):
         passed(Handle([None]), beginning="")
@@ -143,7 +137,6 @@ outpace_seconds_sum 3.5
 
 
 def test_metrics_name_their_replicas() -> None:
-    """Each family once."""
     text = merge_metrics([("one", TEXT), ("two", TEXT)]).decode()
     assert text.count("# TYPE outpace_running gauge") == 1
     for name in ("one", "two"):
@@ -160,7 +153,6 @@ def test_metrics_name_their_replicas() -> None:
     ],
 )
 def test_what_cannot_be_served_is_refused(server: Any, entry: Any, named: str) -> None:
-    """Before Ray is started."""
     models = {"m": Entry(path="tiny-ar", **entry)}
     with pytest.raises(ValueError, match=named):
         application(Config(server=Settings(**server), models=models))
@@ -176,7 +168,6 @@ def test_what_cannot_be_served_is_refused(server: Any, entry: Any, named: str) -
     ],
 )
 def test_what_cannot_run_is_refused(replicas: int, most: int | None, port: int, named: str) -> None:
-    """Before Ray is started, too; -1 is a port in use."""
     with socket.create_server(("127.0.0.1", 0)) as own:
         settings = Settings(port=own.getsockname()[1] if port < 0 else port)
         config = Config(server=settings, models={"m": Entry(path="tiny-ar")})
@@ -244,9 +235,8 @@ def said(events: list[str]) -> str:
     return "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk.get("choices"))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_replicas_answer_as_one_process(served: Served, llm: LLM) -> None:
-    """With the same tokens, whole and streamed, and as many pieces; both of them are asked."""
     expected = [output.text for output in llm.generate(QUESTIONS, raw=True, **CHOSEN)]
     with ThreadPoolExecutor(8) as pool:
         whole = [*pool.map(lambda prompt: served.ask(prompt, **CHOSEN), QUESTIONS)]
@@ -256,9 +246,8 @@ def test_replicas_answer_as_one_process(served: Served, llm: LLM) -> None:
     assert len({answer.headers["x-outpace-replica"] for answer in whole}) == 2
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_text_comes_as_it_is_committed(served: Served) -> None:
-    """Long before the end."""
     times: list[float] = []
     began = time.monotonic()
     events = served.stream(QUESTIONS[0], times, **LONG)
@@ -266,9 +255,8 @@ def test_text_comes_as_it_is_committed(served: Served) -> None:
     assert times[0] - began < (times[-1] - began) / 2
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_prompts_that_begin_alike_land_on_one_replica(served: Served) -> None:
-    """19 of 20 at least, with 8 at a time; and each replica has its part."""
     prompts = [(n, f"{n} {QUESTIONS[n % 16] * 4} {end}") for end in range(10) for n in range(20)]
     with ThreadPoolExecutor(8) as pool:
         answers = pool.map(lambda each: served.ask(each[1], max_tokens=1), prompts)
@@ -281,9 +269,8 @@ def test_prompts_that_begin_alike_land_on_one_replica(served: Served) -> None:
     assert len(set().union(*landed.values())) == 2
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_state_and_refusals_are_those_of_one_process(served: Served) -> None:
-    """Routes, faults and bounds."""
     for path in ("/health", "/ready", "/v1/models/tiny-ar", "/openapi.json", "/"):
         assert httpx2.get(served.url + path).status_code == 200
     assert served.ask("a", n=99).json()["error"]["param"] == "n"
@@ -293,9 +280,8 @@ def test_state_and_refusals_are_those_of_one_process(served: Served) -> None:
     assert httpx2.get(f"{served.url}/health", headers={"Host": "evil.example"}).status_code == 421
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_client_that_goes_leaves_nothing_behind(served: Served) -> None:
-    """Its request ends on its replica."""
     body = {"model": "tiny-ar", "prompt": QUESTIONS[0], "stream": True, **LONG}
     url = f"{served.url}/v1/completions"
     for _ in range(8):
@@ -307,7 +293,7 @@ def test_client_that_goes_leaves_nothing_behind(served: Served) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_replica_that_is_killed_takes_nobody_with_it(served: Served, llm: LLM) -> None:
     """Streams of the other one are whole, its own say that they are not; what had not begun is
     answered by the other. Then there are two again."""
@@ -336,9 +322,8 @@ def test_replica_that_is_killed_takes_nobody_with_it(served: Served, llm: LLM) -
     served.program.until(lambda: len(served.program.actors("ServeReplica:outpace:replicas")) == 2)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_signal_drains(served: Served) -> None:
-    """What is in hand is finished; the status is 0, and no process stays."""
     times: list[float] = []
     with ThreadPoolExecutor(1) as pool:
         stream = pool.submit(served.stream, QUESTIONS[0], times, **{**LONG, "max_tokens": 100})

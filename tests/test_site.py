@@ -13,7 +13,7 @@ import pytest
 
 from shown import ROOT
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 class Page(HTMLParser):
@@ -58,7 +58,6 @@ def site(folder: Path) -> dict[Path, Page]:
 
 
 def test_every_page_is_there(site: dict[Path, Page]) -> None:
-    """Also in the navigation, which is on each of them."""
     names = {path.stem for path in site}
     pages = {path.stem for path in (ROOT / "docs").glob("*.md")} - {"start"}
     assert pages | {"index", "about", "contributing", "changelog"} <= names
@@ -68,7 +67,6 @@ def test_every_page_is_there(site: dict[Path, Page]) -> None:
 
 
 def test_links_hold(site: dict[Path, Page]) -> None:
-    """To a page or file of the site, and to an anchor in it."""
     for path, page in site.items():
         for link in (*page.links, *page.loads):
             parts = urlsplit(link)
@@ -82,7 +80,6 @@ def test_links_hold(site: dict[Path, Page]) -> None:
 
 
 def test_nothing_is_fetched(folder: Path, site: dict[Path, Page]) -> None:
-    """No font, script, style or picture of another host."""
     for page in site.values():
         assert not [load for load in page.loads if urlsplit(load).netloc]
     for path in folder.rglob("*.css"):
@@ -90,7 +87,6 @@ def test_nothing_is_fetched(folder: Path, site: dict[Path, Page]) -> None:
 
 
 def test_the_reference_has_the_docstrings(site: dict[Path, Page]) -> None:
-    """Public names, with their methods."""
     reference = next(page for path, page in site.items() if path.stem == "api")
     for name in (
         "LLM.generate",
@@ -103,6 +99,5 @@ def test_the_reference_has_the_docstrings(site: dict[Path, Page]) -> None:
 
 
 def test_scripts_are_its_own(site: dict[Path, Page]) -> None:
-    """Also those that a page would load later, such as of a search that works on files."""
     for path in site:
         assert not re.findall(r"https?://[^\s\"']+\.m?js\b|unpkg\.com", path.read_text("utf-8"))

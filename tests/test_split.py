@@ -63,7 +63,6 @@ FAMILIES = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_slices_are_the_whole(family: str, tmp_path: Path) -> None:
-    """Of every parameter, however it is published; no row of a vocabulary is lost."""
     model = random_model(FAMILIES[family])
     save_model(model, tmp_path, dtype=torch.float32)
     parts = [load_model(tmp_path, share=ModelShard(rank, 2)) for rank in range(2)]
@@ -125,7 +124,6 @@ def logits(model: Transformer, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_slices_add_up(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To the logits of the whole model; experts, biases and wide norms too."""
     model = random_model(FAMILIES[family])
     save_model(model, tmp_path, dtype=torch.float32)
     parts = [load_model(tmp_path, share=ModelShard(rank, 2)) for rank in range(2)]
@@ -136,14 +134,12 @@ def test_slices_add_up(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_heads_must_divide(tmp_path: Path) -> None:
-    """And what fits is said."""
     save_model(random_model(published()), tmp_path)
     with pytest.raises(ValueError, match="must be one of 1, 2 for .*, got 3"):
         load_model(tmp_path, share=ModelShard(0, 3))
 
 
 def test_a_draft_that_adds_features_is_not_split(tmp_path: Path) -> None:
-    """By what it is; its features are not told to the other processes."""
     target, draft = trained_pair()
     save_model(adding_draft(draft), tmp_path)
     message = "tensor_parallel: DFlashDraftModel, a draft that adds features, cannot be sharded"
@@ -161,22 +157,19 @@ def test_a_draft_that_adds_features_is_not_split(tmp_path: Path) -> None:
     ],
 )
 def test_bad_teams_are_refused(options: dict[str, object], error: str) -> None:
-    """Before any weight is read."""
     with pytest.raises(ValueError, match=error):
         LLM("tiny-ar", **options)  # type: ignore[arg-type]
 
 
 def test_server_splits_one_model() -> None:
-    """Since the other processes work for it until the end."""
     entry = Entry(path="tiny-ar", tensor_parallel=2)
     with pytest.raises(ValueError, match="one must be the only model"):
         Config(models={"one": entry, "two": Entry(path="tiny-aux")}).check_consistency()
     Config(models={"one": entry}).check_consistency()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_answer_like_one(tmp_path: Path) -> None:
-    """By every method, greedily and sampled; and when one fails, the other ends."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     out = tmp_path / "answers.json"

@@ -64,12 +64,11 @@ def found(job: Job) -> tuple[list[int], str | None]:
     return tokens(job), job.request.finish_reason
 
 
-@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("number", "method"), list(enumerate(KINDS)), ids=repr)
 def test_each_token_of_an_answer_ends_it_there(
     number: int, method: Method, temperature: float
 ) -> None:
-    """All of them in one batch: 200 cases over all methods at each temperature."""
     request = Request(
         method=method,
         prompt=LONG[: 9 + 7 * (number % 5)],
@@ -89,16 +88,14 @@ def test_each_token_of_an_answer_ends_it_there(
 def test_stop_ids_of_any_request(
     pace: str, request: Request, stops: frozenset[int], least: int
 ) -> None:
-    """Of any method with any options, also behind a least length and under a pace."""
     free, job = (run((request, stop, least), pace=pace)[0] for stop in (frozenset(), stops))
     assert found(job) == cut(free, stops, least)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @given(requests, st.frozensets(st.integers(0, 23), min_size=1, max_size=3), st.integers(0, 12))
 @settings(max_examples=150)
 def test_stop_ids_of_many_requests(request: Request, stops: frozenset[int], least: int) -> None:
-    """The same, many times; alone and beside the request that goes on."""
     (free,) = run((request, frozenset(), least))
     job, other, _ = run((request, stops, least), (request, frozenset(), least), (request,))
     (lone,) = run((request, stops, least))
@@ -159,20 +156,17 @@ def check_zoo(name: str, method: Method, temperature: float, least: int, share: 
 
 
 def test_stops_of_fast_dllm() -> None:
-    """Where a stop id in the canvas was taken for end-of-sequence."""
     assert check_zoo("tiny-llada", FastDLLM(block=8), 0.0, 0, share=2) > 4
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "method"), ON_ZOO, ids=repr)
 def test_some_stops_of_every_method(name: str, method: Method) -> None:
-    """Strings and ids behind a least length."""
     assert check_zoo(name, method, 0.9, 5, share=5) > 2
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("least", [0, 6])
 @pytest.mark.parametrize(("name", "method"), ON_ZOO, ids=repr)
 def test_stops_of_every_method(name: str, method: Method, least: int) -> None:
-    """Strings and ids from anywhere in the answer, without and with a least length."""
     assert sum(check_zoo(name, method, temperature, least) for temperature in (0.0, 0.9)) > 16

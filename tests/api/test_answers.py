@@ -47,7 +47,6 @@ def prompts(path: Path) -> Path:
 
 
 def test_answers_are_those_of_generate_and_train(llm: LLM, tmp_path: Path) -> None:
-    """Each line is answered once, and training can read the file."""
     target = tmp_path / "new" / "data.jsonl"
     seen: list[tuple[int, int]] = []
     count = answer_file(
@@ -76,7 +75,6 @@ def test_answers_are_those_of_generate_and_train(llm: LLM, tmp_path: Path) -> No
 def test_a_killed_run_goes_on(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bytes
 ) -> None:
-    """Existing answers are kept, and an incomplete line is dropped."""
     source, whole, killed = (tmp_path / name for name in ("prompts", "whole", "killed"))
     options = {"batch": 2, "max_tokens": 48, "temperature": 3.0, "seed": 5}
     answer_file(llm, prompts(source), whole, **options)
@@ -99,7 +97,6 @@ def test_a_killed_run_goes_on(
 
 
 def test_a_cut_answer_does_not_end_in_training(llm: LLM, tmp_path: Path) -> None:
-    """A truncated answer is marked."""
     target = tmp_path / "data.jsonl"
     answer_file(llm, prompts(tmp_path / "prompts"), target, max_tokens=8)
     assert all(record["finish_reason"] == "length" for record in read(target))
@@ -133,7 +130,6 @@ def test_a_cut_answer_does_not_end_in_training(llm: LLM, tmp_path: Path) -> None
 def test_a_bad_line_is_named_before_any_work(
     llm: LLM, tmp_path: Path, line: str, message: str
 ) -> None:
-    """Nothing is written."""
     source = tmp_path / "prompts"
     source.write_text('{"prompt": "x"}\n' + line + '\n{"prompt": "y"}\n')
     with pytest.raises(ValueError, match=message):
@@ -142,7 +138,6 @@ def test_a_bad_line_is_named_before_any_work(
 
 
 def test_a_prompt_without_room_is_named(llm: LLM, tmp_path: Path) -> None:
-    """The error names the line; the engine is unchanged."""
     source = write(tmp_path / "prompts", {"prompt": "x"}, {"prompt": "apples " * 400})
     with pytest.raises(ValueError, match=r"prompts:2: .* is too long"):
         answer_file(llm, source, tmp_path / "out", max_tokens=8)
@@ -150,7 +145,6 @@ def test_a_prompt_without_room_is_named(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
-    """So are unreadable files, identical files and an empty batch."""
     source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
     write(target, {"line": 2, "prompt": "other", "response": "x"})
     with pytest.raises(ValueError, match=r"out:1 answers a different prompt"):
@@ -183,7 +177,6 @@ def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
     ],
 )
 def test_a_foreign_file_is_refused_as_it_stands(llm: LLM, tmp_path: Path, held: bytes) -> None:
-    """Also with any incomplete last line."""
     source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
     target.write_bytes(held)
     with pytest.raises(ValueError, match="out"):
@@ -195,14 +188,12 @@ def test_a_foreign_file_is_refused_as_it_stands(llm: LLM, tmp_path: Path, held: 
 def test_where_nothing_can_be_appended_no_prompt_is_answered(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """For a folder, a device, and a folder that cannot be created."""
     monkeypatch.setattr(llm, "submit", None)
     with pytest.raises((ValueError, OSError), match=r"not a regular file|/proc/none"):
         answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / name)
 
 
 def test_a_file_that_another_run_writes_to_is_refused(llm: LLM, tmp_path: Path) -> None:
-    """The file is unchanged."""
     source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
     with open_for_append(target), pytest.raises(ValueError, match="another run is writing to"):
         answer_file(llm, source, target)
@@ -210,7 +201,6 @@ def test_a_file_that_another_run_writes_to_is_refused(llm: LLM, tmp_path: Path) 
 
 
 def test_a_full_disk_loses_and_doubles_nothing(llm: LLM, tmp_path: Path) -> None:
-    """The next run writes the line that did not fit."""
     source, whole, full = (tmp_path / name for name in ("prompts", "whole", "full"))
     answer_file(llm, prompts(source), whole, max_tokens=8)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -226,7 +216,6 @@ def test_a_full_disk_loses_and_doubles_nothing(llm: LLM, tmp_path: Path) -> None
 
 
 def test_lines_end_at_line_feeds_alone(llm: LLM, tmp_path: Path) -> None:
-    """JSON may contain other characters at which Python splits lines."""
     source, target = tmp_path / "prompts", tmp_path / "out"
     texts = ["one\u2028two", "three\u0085four", "five\u2029six"]
     lines = (json.dumps({"prompt": text}, ensure_ascii=False) for text in texts)
@@ -236,7 +225,6 @@ def test_lines_end_at_line_feeds_alone(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_messages_that_are_none_leave_the_prompt(llm: LLM, tmp_path: Path) -> None:
-    """A line may have both fields, one of them empty."""
     source, target = tmp_path / "prompts", tmp_path / "out"
     write(source, {"prompt": "hi", "messages": None})
     assert answer_file(llm, source, target, max_tokens=4) == 1
@@ -245,14 +233,11 @@ def test_messages_that_are_none_leave_the_prompt(llm: LLM, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("seed", ["abc", None, 1.5])
 def test_a_seed_is_a_whole_number(llm: LLM, tmp_path: Path, seed: Any) -> None:
-    """The line number is added to it."""
     with pytest.raises(ValueError, match="seed must be an integer"):
         answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / "out", seed=seed)
 
 
 def test_a_request_that_is_refused_elsewhere_is_named(tmp_path: Path) -> None:
-    """The error names it even if later ones were taken; earlier answers are kept."""
-
     class Elsewhere:
         name, method = "m", Autoregressive()
 
@@ -271,7 +256,6 @@ ASIDE: Any = {"prompt_tokens": 1, "seconds": 0.0}
 
 
 def test_prompts_are_taken_as_they_are_needed(llm: LLM) -> None:
-    """At most two batches at a time; leaving the loop cancels the rest."""
     taken: list[int] = []
 
     def requests():

@@ -84,8 +84,6 @@ def options_of(number: int, methods: list[Method]) -> dict[str, Any]:
 
 
 def test_many_at_once_are_each_as_alone(llm: LLM, dream: LLM) -> None:
-    """Two models share a thread; requests are generated, streamed and watched."""
-
     async def ask(served: AsyncLLM, number: int, methods: list[Method]) -> Any:
         options, way = options_of(number, methods), number % 3
         if way == 0:
@@ -126,8 +124,6 @@ def test_many_at_once_are_each_as_alone(llm: LLM, dream: LLM) -> None:
 
 
 def test_a_canvas_is_shown_while_it_is_filled(dream: LLM) -> None:
-    """Each hole is filled once, with the token that is committed later."""
-
     async def work() -> None:
         async with serving(dream) as served:
             answer = await served.submit(
@@ -150,8 +146,6 @@ def test_a_canvas_is_shown_while_it_is_filled(dream: LLM) -> None:
 
 
 def test_streams_that_are_left_free_their_pages(llm: LLM) -> None:
-    """Closed, cancelled as tasks, or garbage-collected."""
-
     async def left(served: AsyncLLM, number: int) -> None:
         stream = served.stream(QUESTION, ignore_eos=True, max_tokens=400, seed=number)
         async for _ in stream:
@@ -202,8 +196,6 @@ def fails(request: Request) -> None:
 
 
 def test_a_request_that_fails_fails_alone(llm: LLM) -> None:
-    """Generated or streamed, while others continue."""
-
     async def work() -> list[Any]:
         async with serving(llm) as served:
             streamed = served.stream(QUESTION, method=Own(does=fails))
@@ -224,8 +216,6 @@ def test_a_request_that_fails_fails_alone(llm: LLM) -> None:
 
 
 def test_a_full_queue_refuses(llm: LLM) -> None:
-    """Requests are refused at once, and accepted again when there is room."""
-
     async def work() -> None:
         llm_of_two = LLM("tiny-ar", max_sequences=2)
         async with serving(llm_of_two, max_waiting=1) as served:
@@ -241,8 +231,6 @@ def test_a_full_queue_refuses(llm: LLM) -> None:
 
 
 def test_bad_input_takes_no_place(llm: LLM) -> None:
-    """It is refused before anything is queued."""
-
     async def work() -> None:
         async with serving(llm, max_waiting=0) as served:
             for _ in range(300):
@@ -254,7 +242,6 @@ def test_bad_input_takes_no_place(llm: LLM) -> None:
 
 
 def test_constraints_are_read_aside(llm: LLM) -> None:
-    """Only requests with a new constraint wait; errors are unchanged."""
     slow = "(a|b)*a(a|b){30}"
 
     async def work() -> None:
@@ -281,8 +268,6 @@ def test_constraints_are_read_aside(llm: LLM) -> None:
 
 
 def test_draining_takes_nothing_more(llm: LLM) -> None:
-    """Requests in flight end as usual."""
-
     async def work() -> str:
         async with serving(llm) as served:
             answer = await served.submit(QUESTION)
@@ -296,8 +281,6 @@ def test_draining_takes_nothing_more(llm: LLM) -> None:
 
 @pytest.mark.parametrize("shared", [False, True])
 def test_closing_ends_what_is_in_hand(llm: LLM, shared: bool) -> None:
-    """Pending requests end with an error at once; a shared thread continues."""
-
     async def work() -> None:
         served = AsyncLLM(llm, thread=EngineThread() if shared else None)
         answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=400)
@@ -316,8 +299,6 @@ def test_closing_ends_what_is_in_hand(llm: LLM, shared: bool) -> None:
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
-    """No request waits forever."""
-
     async def work() -> None:
         broken = LLM("tiny-ar")
         served = AsyncLLM(broken)
@@ -338,8 +319,6 @@ def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
 
 
 def test_threads_may_drive_beside_it(llm: LLM) -> None:
-    """`generate` in another thread and requests of an event loop share an engine."""
-
     async def work() -> list[str]:
         async with serving(llm) as served:
             loop = asyncio.get_running_loop()
@@ -352,8 +331,6 @@ def test_threads_may_drive_beside_it(llm: LLM) -> None:
 
 
 def test_a_name_is_served_once(llm: LLM) -> None:
-    """It can be served again after it was removed."""
-
     async def work() -> str:
         thread = EngineThread()
         first = AsyncLLM(llm, thread=thread)
@@ -372,14 +349,11 @@ def test_a_name_is_served_once(llm: LLM) -> None:
 
 
 def test_bounds_of_the_queue() -> None:
-    """A negative length is refused."""
     with pytest.raises(ValueError, match="max_waiting must be at least 0"):
         AsyncLLM(LLM("tiny-aux"), thread=EngineThread(), max_waiting=-1)
 
 
 def test_what_can_wait_rests_by_its_cost() -> None:
-    """Up to a bound; urgent events are sent meanwhile, without effect on the wait."""
-
     def burn(seconds: float) -> None:
         began = time.thread_time()
         while time.thread_time() - began < seconds:
@@ -423,8 +397,6 @@ def test_what_can_wait_rests_by_its_cost() -> None:
 
 
 def test_streams_go_on_beside_one_that_is_watched(llm: LLM) -> None:
-    """A watched request has an event per forward; streams have more than first text and end."""
-
     async def events(served: AsyncLLM, **options: Any) -> int:
         answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=200, **options)
         return len([event async for event in answer])

@@ -83,16 +83,14 @@ def compare(name: str, messages: list[dict[str, str]]) -> None:
 @given(data=st.data())
 @settings(max_examples=12)
 def test_conversations(name: str, data: st.DataObject) -> None:
-    """With every kind of template."""
     compare(name, data.draw(conversations(name)))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", SHAPES)
 @given(data=st.data())
 @settings(max_examples=200)
 def test_many_conversations(name: str, data: st.DataObject) -> None:
-    """With every kind of template."""
     compare(name, data.draw(conversations(name)))
 
 
@@ -108,7 +106,6 @@ def chat(name: str, *texts: str, **variables: object) -> str:
 
 
 def test_old_thoughts_are_dropped_and_thoughts_of_a_user_are_text() -> None:
-    """As Qwen3's template does; tokens of a returned answer stay tokens."""
     found = chat("qwen3", "a", "<think>\nwhy\n</think>\n\nb", "c")
     assert "why" not in found and "think" not in found
     found = chat("qwen3", "a", "x<think>\nwhy\n</think>\n\nb")
@@ -118,7 +115,6 @@ def test_old_thoughts_are_dropped_and_thoughts_of_a_user_are_text() -> None:
 
 
 def test_special_tokens_of_any_message_are_text_wherever_the_template_puts_them() -> None:
-    """In a system text that moves into the last user turn."""
     known = TextCodec("nemo", tokenizer("nemo"))
     messages = [
         {"role": "system", "content": "be [INST] kind"},
@@ -143,7 +139,6 @@ DECIDES = """{%- for m in messages %}{{- '<a>' }}{%- if '<b>' in m.content %}{{-
 def test_a_template_that_looks_for_a_special_token_is_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The token stays text; if this is ambiguous, the error names the message."""
     monkeypatch.setitem(SHAPES, "decides", Shape(DECIDES, ("<a>", "<b>")))
     text = TextCodec("decides", tokenizer("decides"))
     for content in ("hi <a>", "no <b> at all", "<b>, said"):
@@ -171,7 +166,6 @@ WRITTEN = ("<a>", "<b>", "<c>")
 def test_tokens_of_the_template_stay_tokens_beside_what_it_drops(
     written: str, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A template may write a token that it removed from a text."""
     template = f"{{%- for m in messages %}}{{{{- {written} }}}}{{%- endfor %}}"
     name = f"drops {written}"
     monkeypatch.setitem(SHAPES, name, Shape(template, WRITTEN))
@@ -215,9 +209,8 @@ def random_template(draw: Random) -> str:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A template that cuts inside tokens may cause a refusal that names the message."""
     draw = Random(0)
     special, added = ("<s>", "</s>", "<|a|>"), ("<t>", "</t>", "<fim>")
     monkeypatch.setitem(SHAPES, "any", Shape("<s><t>", special, added))
@@ -242,7 +235,6 @@ def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPa
 
 
 def test_text_of_every_private_character_is_refused_or_right() -> None:
-    """These characters are used as markers, and a text may contain all of them."""
     text = TextCodec("nemo", tokenizer("nemo"))
     every = "".join(map(chr, PRIVATE_CODE_POINTS))
     with pytest.raises(ValueError, match="messages.0. contains a special token"):
@@ -252,7 +244,6 @@ def test_text_of_every_private_character_is_refused_or_right() -> None:
 
 
 def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A variable is text; a role must not contain a control token."""
     written = "'<a>' + m.role + (extra or '') + m.content"
     template = f"{{%- for m in messages %}}{{{{- {written} }}}}{{%- endfor %}}"
     monkeypatch.setitem(SHAPES, "variable", Shape(template, ("<a>", "<b>")))
@@ -264,7 +255,6 @@ def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
-    """Also for rendered text: a template that writes 10^8 characters is refused quickly."""
     llm = LLM("tiny-ar")
     with pytest.raises(ValueError, match=r"a prompt of \d+ characters is too long for tiny-ar"):
         llm.generate("x" * 10**8)
@@ -286,7 +276,6 @@ def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
 def test_fields_of_other_types_are_refused_as_the_tokenizer_loads(
     file: str, field: str, value: object, tmp_path: Path
 ) -> None:
-    """The error names the folder."""
     save_tokenizer(tmp_path)
     path = tmp_path / file
     path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
@@ -308,7 +297,6 @@ class Panicking:
 
 
 def test_a_panic_of_the_tokenizers_library_is_a_value_error() -> None:
-    """Other code may catch it; Ctrl-C stays Ctrl-C."""
     text = TextCodec("broken", Panicking())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="broken: the tokenizers library failed: called"):
         text.encode("hi", raw=True)

@@ -48,7 +48,6 @@ def make(llm: LLM, source: Path, folder: Path, **options: Any) -> dict[str, Any]
 
 
 def test_every_prompt_is_answered_once_in_one_of_two_files(llm: LLM, tmp_path: Path) -> None:
-    """Repeated prompts are left out, and each line has answer and fingerprint."""
     source = write_prompts(tmp_path / "prompts.jsonl", [*QUESTIONS, f" {QUESTIONS[0]}  "])
     card = make(llm, source, tmp_path / "data")
     held, trained = (read_lines(tmp_path / "data" / name) for name in ("held.jsonl", "train.jsonl"))
@@ -66,7 +65,6 @@ def test_every_prompt_is_answered_once_in_one_of_two_files(llm: LLM, tmp_path: P
 
 
 def test_an_empty_answer_counts(llm: LLM, tmp_path: Path) -> None:
-    """With no tokens; messages are prompts too."""
     source = tmp_path / "prompts.jsonl"
     message = {"role": "user", "content": QUESTIONS[0]}
     source.write_text(json.dumps({"messages": [message]}) + '\n{"prompt": "?"}\n')
@@ -80,7 +78,6 @@ def test_an_empty_answer_counts(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_prompts_that_exceed_the_context_are_left_out(llm: LLM, tmp_path: Path) -> None:
-    """And counted; the others are answered, and a repeated run has nothing to do."""
     texts = ["How many? " * 100, *QUESTIONS[:3]]
     source, folder = write_prompts(tmp_path / "prompts.jsonl", texts), tmp_path / "data"
     chosen = read_prompt_set([source])
@@ -91,7 +88,6 @@ def test_prompts_that_exceed_the_context_are_left_out(llm: LLM, tmp_path: Path) 
 
 
 def test_an_interrupted_run_continues(llm: LLM, tmp_path: Path) -> None:
-    """Without a line twice, also after prompts were added at the end; the split stays."""
     source = write_prompts(tmp_path / "prompts.jsonl", QUESTIONS[:8])
     whole, folder = tmp_path / "whole", tmp_path / "data"
     make(llm, source, whole)
@@ -108,7 +104,6 @@ def test_an_interrupted_run_continues(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_other_options_and_models_are_rejected_by_name(llm: LLM, tmp_path: Path) -> None:
-    """Before anything is generated."""
     source = write_prompts(tmp_path / "prompts.jsonl", QUESTIONS[:4])
     make(llm, source, tmp_path / "data")
     before = (tmp_path / "data" / "train.jsonl").read_bytes()
@@ -123,7 +118,6 @@ def test_other_options_and_models_are_rejected_by_name(llm: LLM, tmp_path: Path)
 
 
 def test_prompts_that_share_ten_words_with_a_file_are_left_out(tmp_path: Path) -> None:
-    """Whatever their punctuation and case; nine words are no overlap."""
     words = "One two, three four; five six seven eight nine ten eleven."
     test = tmp_path / "test.jsonl"
     test.write_text(json.dumps({"task": {"text": [words]}}) + "\n")
@@ -137,7 +131,6 @@ def test_prompts_that_share_ten_words_with_a_file_are_left_out(tmp_path: Path) -
 
 
 def test_a_text_file_has_one_prompt_per_line(tmp_path: Path) -> None:
-    """Empty lines are none."""
     path = tmp_path / "prompts.txt"
     path.write_text("first\n\n  second \n", "utf-8")
     chosen = read_prompt_set([path])
@@ -146,14 +139,12 @@ def test_a_text_file_has_one_prompt_per_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", [1, -0.1, float("nan"), True, "1"])
 def test_a_bad_share_is_rejected(tmp_path: Path, share: Any) -> None:
-    """By its name."""
     with pytest.raises(OptionError) as caught:
         read_prompt_set([write_prompts(tmp_path / "p.jsonl", QUESTIONS)], held_out=share)
     assert caught.value.param == "held_out"
 
 
 def test_files_without_prompts_are_rejected(tmp_path: Path) -> None:
-    """And excluded files without text."""
     (tmp_path / "empty.txt").write_text("\n \n")
     with pytest.raises(ValueError, match="none of the 0"):
         read_prompt_set([tmp_path / "empty.txt"])

@@ -138,15 +138,14 @@ def ring_of(stream: Stream) -> None:
 @pytest.mark.parametrize(
     ("threads", "odd"),
     [
-        pytest.param(2, False, marks=pytest.mark.slow),
-        pytest.param(4, True, marks=pytest.mark.exhaustive),
+        pytest.param(2, False, marks=pytest.mark.nightly),
+        pytest.param(4, True, marks=pytest.mark.nightly),
     ],
     ids=["two threads", "four threads and strays"],
 )
 def test_threads_get_the_tokens_of_one(
     folders: dict[str, str], methods: dict, name: str, threads: int, odd: bool
 ) -> None:
-    """For 400 requests of all methods, greedy and sampled."""
     each = 400 // threads
     numbers = [list(range(each * n, each * n + each)) for n in range(threads)]
     llm = llm_of(folders, name)
@@ -164,7 +163,6 @@ def test_threads_get_the_tokens_of_one(
 
 
 def test_the_test_above_asks_every_method(methods: dict) -> None:
-    """Every registered method."""
     kinds = {type(method) for some in methods.values() for method in some}
     assert not missing(), missing()
     assert kinds == set(METHODS.values())
@@ -201,7 +199,6 @@ def fail(error: BaseException) -> Callable[[Request], None]:
 def test_a_thread_that_fails_stops_no_other(
     folders: dict[str, str], methods: dict, error: BaseException
 ) -> None:
-    """An exception from a callback may reach whichever thread drives."""
     llm = llm_of(folders, "causal")
     numbers = list(range(40))
     expected = answers(llm_of(folders, "causal"), numbers, methods["causal"])
@@ -236,7 +233,6 @@ def test_a_thread_that_fails_stops_no_other(
 
 
 def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str]) -> None:
-    """Its request ends with an error, the nested one is withdrawn, others continue."""
     llm = llm_of(folders, "causal")
     expected = llm.generate([4, 5], method=Autoregressive(), max_tokens=12)[0].ids
     inner = [
@@ -256,7 +252,6 @@ def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str
 
 
 def test_a_method_may_cancel_and_drop_what_it_does_not_wait_for(folders: dict[str, str]) -> None:
-    """From the driving thread; it takes effect before the next step."""
     llm = llm_of(folders, "causal")
 
     def does(request: Request) -> None:
@@ -276,7 +271,6 @@ def test_a_method_may_cancel_and_drop_what_it_does_not_wait_for(folders: dict[st
 def test_a_loop_left_to_the_collector_cancels_all_that_is_left_of_it(
     folders: dict[str, str],
 ) -> None:
-    """Also if the collector runs inside a step, in the driving thread."""
     llm = llm_of(folders, "causal")
     options = {"max_tokens": 60, "method": Autoregressive()}
     short = {"max_tokens": 1, "method": Autoregressive()}
@@ -296,7 +290,6 @@ def test_a_loop_left_to_the_collector_cancels_all_that_is_left_of_it(
 
 
 def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) -> None:
-    """It may arrive while a thread releases the driver."""
     llm = llm_of(folders, "causal")
     expected = llm.generate([4, 5], method=Autoregressive(), max_tokens=12)[0].ids
     answer = llm.submit([4, 5], method=Autoregressive(), max_tokens=12)
@@ -320,7 +313,6 @@ def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) ->
 
 
 def test_a_thread_that_nobody_wakes_looks_for_itself() -> None:
-    """If the driving thread was interrupted before its notification."""
     driver = Driver(Engine())
     driver.driving_thread = -1  # a thread that is gone
     assert driver.step()

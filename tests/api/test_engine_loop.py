@@ -51,8 +51,6 @@ def played(
 
 
 def test_events_of_a_request_are_whole(llm: LLM) -> None:
-    """Admission first, then ids, text and steps, each once, in any division into events."""
-
     def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, streams=True, logprobs=True), submit(2)]
         yield from until_over(script, 1, 2)
@@ -75,7 +73,6 @@ def test_events_of_a_request_are_whole(llm: LLM) -> None:
 
 
 def test_events_that_can_wait_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First text and end are urgent, as is every forward of a watched request."""
     monkeypatch.setattr(NotificationBudget, "is_due", property(lambda self: False))
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
@@ -89,8 +86,6 @@ def test_events_that_can_wait_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_an_idle_loop_waits(llm: LLM) -> None:
-    """Without limit if there is no request, otherwise not at all."""
-
     def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield []
         yield [submit(1)]
@@ -103,8 +98,6 @@ def test_an_idle_loop_waits(llm: LLM) -> None:
 
 
 def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
-    """Its pages are free by then; an unknown request is ignored."""
-
     def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, ignore_eos=True, max_tokens=400), submit(2)]
         yield []
@@ -127,8 +120,6 @@ def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
 
 
 def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
-    """An error is its only progress; requests of a removed model have none."""
-
     def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, temperature=-1), submit(2)._replace(model="nobody")]
 
@@ -139,7 +130,6 @@ def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
 
 
 def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """New constraints and missing models; other requests do not wait, and the number is limited."""
     llm = LLM("tiny-ar")
     draft = Speculative(draft="tiny-aux", tokens=3)
     gate = Event()
@@ -174,8 +164,6 @@ def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPat
 def test_a_request_that_fails_ends_with_its_error(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if only its text cannot be decoded."""
-
     def broken(answer: Any) -> Any:
         raise UnicodeError("no text")
 
@@ -191,7 +179,6 @@ def test_a_request_that_fails_ends_with_its_error(
 
 
 def test_rests_are_bounded() -> None:
-    """They grow with the cost of a notification, up to a bound."""
     budget = NotificationBudget()
     assert budget.is_due
     budget.add_cost(0.0001)

@@ -82,7 +82,6 @@ def llm(name: str) -> LLM:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("name", "method"), CASES, ids=str)
 def test_holes_are_filled_and_the_rest_stays(name: str, method: Method, temperature: float) -> None:
-    """With every method that can infill, batched as alone."""
     common: Options = {"method": method, "temperature": temperature}
     free: Options = {**common, "max_tokens": 24}
     requests: list[tuple[Any, Options]] = [
@@ -109,7 +108,6 @@ def test_holes_are_filled_and_the_rest_stays(name: str, method: Method, temperat
 
 
 def test_what_stands_right_of_a_hole_is_seen() -> None:
-    """A different text after the hole gives a different filling, unlike with a causal model."""
     for name, method in (("tiny-dream", Diffusion()), ("tiny-wedlm", WeDLM(window=32))):
         found = [
             llm(name).fill(
@@ -122,7 +120,6 @@ def test_what_stands_right_of_a_hole_is_seen() -> None:
 
 
 def test_text_in_front_of_the_first_hole_is_no_hole() -> None:
-    """Alone or as an answer; its tokens belong to the output, not to the prompt."""
     text = llm("tiny-dream").text
     alone = llm("tiny-dream").fill(["Tom has", Hole(2), "."])
     assert alone.prompt_tokens == 0 and alone.ids[:2] == text.encode_plain("Tom has")
@@ -134,7 +131,6 @@ def test_text_in_front_of_the_first_hole_is_no_hole() -> None:
 
 
 def test_special_tokens_in_a_text_stay_text() -> None:
-    """In the middle and at the beginning of a user's text."""
     marks = "<|endoftext|> <|mask|>"
     output = llm("tiny-dream").fill([marks, Hole(2), marks])
     assert output.text == f"{marks}{(output.holes or ())[0]}{marks}"
@@ -142,7 +138,6 @@ def test_special_tokens_in_a_text_stay_text() -> None:
 
 
 def test_holes_have_whole_characters() -> None:
-    """Even with tokens of few bytes, at a temperature that generates anything."""
     for seed in range(8):
         output = llm("tiny-dream").fill(
             ["\u2603", Hole(3), "\u2603", Hole(up_to=4)], temperature=50.0, seed=seed
@@ -151,7 +146,6 @@ def test_holes_have_whole_characters() -> None:
 
 
 def test_what_a_hole_leaves_over_is_no_part_of_the_text() -> None:
-    """For holes of up to a number of tokens; others have exactly this number."""
     output = llm("tiny-dream").fill(["3+4=", Hole(up_to=20, regex=r"[0-9]?"), ".", Hole(3)])
     assert len(output.ids) <= 4 + 1 + 1 + 3 and re.fullmatch(r"3\+4=[0-9]?\..*", output.text, re.S)
     assert llm("tiny-dream").fill(["a", Hole(up_to=5, regex="")]).holes == ("",)
@@ -163,7 +157,6 @@ REFUSED.append(("tiny-wedlm", Autoregressive()))
 
 @pytest.mark.parametrize(("name", "method"), REFUSED, ids=str)
 def test_methods_that_see_nothing_behind_a_hole_are_refused(name: str, method: Method) -> None:
-    """The error lists the methods that can infill."""
     able = "APD, BlockDiffusion, D2F, Diff"
     message = rf"^method: {type(method).__name__}\(.*\) cannot condition on .* unverified: {able}"
     with pytest.raises(ValueError, match=message):
@@ -171,7 +164,6 @@ def test_methods_that_see_nothing_behind_a_hole_are_refused(name: str, method: M
 
 
 def test_all_methods_are_of_one_sort_or_the_other() -> None:
-    """Every method of the workload is tested."""
     able, refused = ({type(method) for _, method in some} for some in (CASES, REFUSED))
     assert not missing(), missing()
     assert able | refused == set(METHODS.values())
@@ -208,7 +200,6 @@ BAD: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("cloze", "message"), BAD, ids=lambda value: str(value)[:50])
 def test_bad_clozes_are_refused_in_time(cloze: Any, message: str) -> None:
-    """With the reason, before any work."""
     model = llm("tiny-dream")
     began = time.process_time()
     with pytest.raises(ValueError, match=re.escape(message)):
@@ -229,7 +220,6 @@ def test_bad_clozes_are_refused_in_time(cloze: Any, message: str) -> None:
     ids=str,
 )
 def test_bad_holes_are_refused(options: dict[str, Any]) -> None:
-    """When they are created."""
     with pytest.raises(ValueError, match="hole"):
         Hole(**options)
 
@@ -248,7 +238,6 @@ def test_bad_holes_are_refused(options: dict[str, Any]) -> None:
     ids=str,
 )
 def test_options_that_a_cloze_has_no_room_for_are_refused(options: Any) -> None:
-    """The error names the option."""
     name = next(iter(options))
     with pytest.raises(ValueError, match=f"^{name} cannot be combined with cloze"):
         llm("tiny-dream").fill(["a", Hole(2)], **options)
@@ -265,13 +254,11 @@ class Lazy(LeftToRight):
 
 
 def test_a_method_that_leaves_holes_is_an_error() -> None:
-    """Whatever the method reports."""
     with pytest.raises(DecodingError, match=r"left holes unfilled from slot [0-9]+ on \(stop\)"):
         llm("tiny-dream").fill(["a", Hole(5)], method=Lazy())
 
 
 def test_whole_canvases_end_where_the_text_ends() -> None:
-    """Even if it is not a whole number of blocks."""
     for parts in (["a", Hole(5)], ["a", Hole(2), " b", Hole(7), " c d"], ["a", Hole(8)]):
         output = llm("tiny-d2f").fill(parts, method=D2F(block=4, canvas=True))
         assert output.finish_reason == "stop" and len(output.ids) == output.given + output.chosen
@@ -282,14 +269,12 @@ def test_whole_canvases_end_where_the_text_ends() -> None:
 
 
 def test_figures_count_what_was_chosen() -> None:
-    """Without fixed tokens and padding."""
     output = llm("tiny-dream").fill(["3+4=", Hole(up_to=9, regex="[0-9]"), ". Ann has", Hole(2)])
     assert output.chosen == 3 and output.figures.startswith(f"3 tokens in {output.forwards} ")
     assert output.tokens_per_forward == 3 / output.forwards
 
 
 def test_two_at_once_are_each_as_alone() -> None:
-    """From several threads."""
     model = llm("tiny-dream")
     clozes: list[InfillParts] = [
         ["Tom has", Hole(n), " apples", Hole(up_to=n), "."] for n in range(1, 6)
@@ -309,7 +294,6 @@ def test_two_at_once_are_each_as_alone() -> None:
 
 
 def test_streams_have_the_text_from_the_first_hole_on() -> None:
-    """As it is committed, and the full text at the end; also with `AsyncLLM`."""
     stream = llm("tiny-dream").stream(QUESTION, cloze=CLOZE)
     pieces = list(stream)
     assert stream.output is not None and stream.output.holes is not None
@@ -326,7 +310,6 @@ def test_streams_have_the_text_from_the_first_hole_on() -> None:
 
 
 def test_a_weight_that_is_no_number_ends_a_cloze() -> None:
-    """As it ends any request; after repair the model works as before."""
     model = llm("tiny-dream")
     before = model.fill(CLOZE, prompt=QUESTION).ids
     weight = model.target.model.norm.weight
@@ -341,7 +324,6 @@ def test_a_weight_that_is_no_number_ends_a_cloze() -> None:
 
 
 def test_a_text_with_braces_is_a_cloze() -> None:
-    """Holes as written on the command line."""
     assert parse_template("a {{8}} b{{..12}}") == ["a ", Hole(8), " b", Hole(up_to=12)]
     assert parse_template(r"{{3:[0-9]{2}[{}a]?}}{{..2:}}") == [
         Hole(3, regex=r"[0-9]{2}[{}a]?"),

@@ -123,7 +123,6 @@ class Failing(Method):
 
 
 def test_answer_to_token_ids_is_the_model_s_own(causal: LLM) -> None:
-    """Greedy, token by token."""
     prompt = [5, 6, 7]
     ids = list(prompt)
     for _ in range(6):
@@ -134,7 +133,6 @@ def test_answer_to_token_ids_is_the_model_s_own(causal: LLM) -> None:
 
 
 def test_output_says_what_became_of_it(diffusion: LLM) -> None:
-    """Numbers of tokens and forwards come from the trace."""
     output = one(diffusion, "hi", max_tokens=40)
     target = [step for step in output.steps if step.model == "target"]
     assert output.forwards == len(target)
@@ -147,7 +145,6 @@ def test_output_says_what_became_of_it(diffusion: LLM) -> None:
 
 
 def test_prompts_of_all_kinds_are_answered_in_order(llm: LLM) -> None:
-    """Strings, messages and token ids, together as alone."""
     prompts = ["hi", [{"role": "user", "content": "you"}], [1, 2, 3], "a longer prompt " * 3]
     together = llm.generate(prompts, max_tokens=16)
     assert [output.ids for output in together] == [
@@ -157,18 +154,15 @@ def test_prompts_of_all_kinds_are_answered_in_order(llm: LLM) -> None:
 
 
 def test_one_prompt_is_one_answer(llm: LLM) -> None:
-    """A string, a list of ids and a list of messages are each one prompt."""
     for prompt in ("hi", [1, 2], [{"role": "user", "content": "hi"}]):
         assert len(llm.generate(prompt, max_tokens=2)) == 1
 
 
 def test_raw_continues_the_text(causal: LLM) -> None:
-    """Without the chat template."""
     assert one(causal, "ab", raw=True).prompt_tokens == 2
 
 
 def test_special_tokens_in_user_text_are_plain_text(diffusion: LLM) -> None:
-    """A user cannot write a mask into the canvas or an end into the chat."""
     answer = diffusion.submit("a<|mask|>b<|im_end|>", max_tokens=1)
     marks = [token for token in answer.job.request.prompt if token >= END]
     diffusion.engine.cancel(answer.job)
@@ -179,32 +173,27 @@ def test_special_tokens_in_user_text_are_plain_text(diffusion: LLM) -> None:
 
 
 def test_mask_and_padding_are_never_said(diffusion: LLM) -> None:
-    """At any temperature."""
     outputs = diffusion.generate([[1], [2], [3]], max_tokens=100, temperature=50.0)
     said = {token for output in outputs for token in output.ids}
     assert len(said) > 50 and MASK not in said and max(said) < END + len(SPECIALS)
 
 
 def test_same_seed_same_text(llm: LLM) -> None:
-    """A different seed gives a different text."""
     first, again, other = (one(llm, "hi", temperature=2.0, seed=s) for s in (1, 1, 2))
     assert first.ids == again.ids != other.ids
 
 
 def test_default_length_is_what_there_is_room_for(causal: LLM) -> None:
-    """At most 256, fewer if the context is shorter."""
     (output,) = causal.generate([1] * 10)
     assert len(output.ids) == causal.config.max_length - 10 == 150
     assert output.finish_reason == "length"
 
 
 def test_end_of_sequence_of_the_tokenizer_ends_the_answer(causal: LLM) -> None:
-    """If the model's configuration has none."""
     assert causal.config.eos == () and causal.eos == {END}
 
 
 def test_end_of_sequence_of_the_model_ends_the_answer(names: Checkpoints, tmp_path: Path) -> None:
-    """Either of two; it is not part of the output."""
     plain = LLM(names["bare"], cache_gib=0.001)
     ids = one(plain, [1, 2]).ids
     eos = max(set(ids), key=ids.index)
@@ -219,7 +208,6 @@ def test_end_of_sequence_of_the_model_ends_the_answer(names: Checkpoints, tmp_pa
 
 
 def test_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
-    """One or many; tokens after it do not count."""
     whole_answer = one(llm, [9, 8])
     mark = whole_answer.text[6:8]
     for stop in (mark, ["never said", mark]):
@@ -232,13 +220,11 @@ def test_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
 
 
 def test_stop_string_ends_the_work_too(causal: LLM) -> None:
-    """No forward runs for text that is discarded."""
     mark = one(causal, [9, 8]).text[3:5]
     assert one(causal, [9, 8], stop=mark, max_tokens=100).forwards < 20
 
 
 def test_stop_strings_need_a_tokenizer(names: Checkpoints) -> None:
-    """As text prompts do."""
     bare = LLM(names["bare"], cache_gib=0.001)
     with pytest.raises(ValueError, match="stop needs a tokenizer"):
         bare.generate([1, 2], stop="x")
@@ -256,7 +242,6 @@ def test_stop_strings_need_a_tokenizer(names: Checkpoints) -> None:
 def test_pieces_are_the_text_of_generate(
     llm: LLM, stop: str, aside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Concatenated, also while a device is asynchronous; the output equals that of `generate`."""
     monkeypatch.setattr(llm.engine, "is_async", aside)
     prompt = [7, 7, 1]
     options = {"stop": one(llm, prompt).text[5:7]} if stop else {}
@@ -275,7 +260,6 @@ def test_pieces_are_the_text_of_generate(
 
 
 def test_streams_run_side_by_side(llm: LLM) -> None:
-    """Each has its own text."""
     prompts = ([1], [2, 3], [4, 5, 6])
     expected = [one(llm, list(prompt), max_tokens=12).text for prompt in prompts]
     streams = [llm.stream(list(prompt), max_tokens=12) for prompt in prompts]
@@ -287,7 +271,6 @@ def test_streams_run_side_by_side(llm: LLM) -> None:
 
 
 def test_closing_a_stream_cancels_its_request(llm: LLM) -> None:
-    """Its memory is free at once; text that was returned is kept."""
     stream = llm.stream([1, 2], max_tokens=100)
     first = next(stream)
     stream.close()
@@ -298,7 +281,6 @@ def test_closing_a_stream_cancels_its_request(llm: LLM) -> None:
 
 
 def test_dropping_a_stream_cancels_its_request(llm: LLM) -> None:
-    """Also one that was never read."""
     for read in (True, False):
         stream = llm.stream([1, 2], max_tokens=100)
         if read:
@@ -314,7 +296,6 @@ def test_dropping_a_stream_cancels_its_request(llm: LLM) -> None:
 
 
 def test_error_of_a_method_is_raised_with_its_name(causal: LLM) -> None:
-    """By `generate` and by `stream`, with nothing left over."""
     with pytest.raises(DecodingError, match=r"Failing\(\) failed at slot 2: out of ideas"):
         causal.generate([1], method=Failing(), max_tokens=5)
     with pytest.raises(DecodingError, match="out of ideas"):
@@ -323,7 +304,6 @@ def test_error_of_a_method_is_raised_with_its_name(causal: LLM) -> None:
 
 
 def test_bad_prompt_among_many_is_refused_before_any_work(llm: LLM) -> None:
-    """Valid prompts of the same call are withdrawn."""
     with pytest.raises(ValueError, match="is outside the vocabulary"):
         llm.generate([[1, 2], [1, END + 4]], max_tokens=4)
     assert idle(llm)
@@ -341,21 +321,18 @@ def test_bad_prompt_among_many_is_refused_before_any_work(llm: LLM) -> None:
     ],
 )
 def test_options_that_cannot_be_are_refused(llm: LLM, options: dict, message: str) -> None:
-    """With the value, and nothing is queued."""
     with pytest.raises(ValueError, match=message):
         llm.generate([1, 2], **options)
     assert idle(llm)
 
 
 def test_no_prompt_has_no_answer(llm: LLM) -> None:
-    """An empty list has no answers; an empty prompt in a list is refused."""
     assert llm.generate([]) == []
     with pytest.raises(ValueError, match="prompt must not be empty"):
         llm.generate([[]])
 
 
 def test_prompt_longer_than_the_model_is_refused(causal: LLM) -> None:
-    """Also if the length of the answer is not set."""
     with pytest.raises(ValueError, match="a prompt of 200 tokens"):
         causal.generate([1] * 200)
 
@@ -364,7 +341,6 @@ def test_prompt_longer_than_the_model_is_refused(causal: LLM) -> None:
 
 
 def test_default_method_follows_the_model(names: Checkpoints) -> None:
-    """Causal models copy, or use a draft on this machine; diffusion models go left to right."""
     bare = LLM(names["bare"], Autoregressive(), cache_gib=0.001)
     select = bare.methods.select_method
     assert select(None) == Autoregressive() and select("auto") == Lookup()
@@ -377,7 +353,6 @@ def test_default_method_follows_the_model(names: Checkpoints) -> None:
 
 
 def test_drafts_on_this_machine_are_looked_for_once(caplog: pytest.LogCaptureFixture) -> None:
-    """Requests that name "auto" use the draft that the model loaded with, and log nothing."""
     caplog.set_level(logging.INFO, "outpace.engine.method_selector")
     llm = LLM("tiny-ar", "lookup", cache_gib=0.01)
     assert not caplog.messages
@@ -387,7 +362,6 @@ def test_drafts_on_this_machine_are_looked_for_once(caplog: pytest.LogCaptureFix
 
 
 def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
-    """The same weights decode token by token without one."""
     with pytest.raises(
         ValueError,
         match="WeDLM decodes causal models that fill masks, .* no mask token: set mask_id",
@@ -402,7 +376,6 @@ def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
 
 
 def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
-    """The window starts before the last token of an answer."""
     llm = LLM(names["bare-masked"], mask_id=MASK, cache_gib=0.001)
     (output,) = llm.generate([[1, 2, 3]])
     assert len(output.ids) == 160 - 3 - 15
@@ -414,7 +387,6 @@ def sampling_of(llm: LLM, method: Method, **options: Any) -> Sampling:
 
 
 def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM) -> None:
-    """Dream's authors sample at 0.2 and 0.95; causal models are greedy."""
     assert sampling_of(causal, Autoregressive()) == Sampling()
     own = sampling_of(diffusion, LeftToRight(), temperature=None)
     assert own == Sampling(temperature=0.2, top_p=0.95)
@@ -423,13 +395,11 @@ def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM
 
 
 def test_a_method_may_have_defaults_of_its_own(diffusion: LLM) -> None:
-    """D2F's authors use no top-p, on any model."""
     assert sampling_of(diffusion, D2F()) == Sampling()
     assert sampling_of(diffusion, D2F(), top_p=0.9) == Sampling(top_p=0.9)
 
 
 def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
-    """While others use the default."""
     plain, tokens = LeftToRight(), 12
     mixed = [
         diffusion.submit([1, 2], max_tokens=tokens),
@@ -443,13 +413,11 @@ def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
 
 
 def test_verifier_is_loaded_once(diffusion: LLM, names: Checkpoints) -> None:
-    """For all requests that name it."""
     pairing = diffusion.pair(diffusion.method)
     assert diffusion.pair(APD(verifier=names["verifier"], ratio=0.1)) is pairing
 
 
 def test_padded_embeddings_of_one_tokenizer_fit_together(diffusion: LLM) -> None:
-    """264 and 272 rows, of which 260 are tokens."""
     pairing = diffusion.pair(diffusion.method)
     verifier = pairing.runners["verifier"]
     assert (diffusion.config.vocab, verifier.config.vocab) == (ROWS, ROWS + 8)
@@ -457,7 +425,6 @@ def test_padded_embeddings_of_one_tokenizer_fit_together(diffusion: LLM) -> None
 
 
 def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoints) -> None:
-    """Its embedding may be shorter than the target's."""
     llm = LLM(
         names["bare-diffusion"], APD(verifier=names["bare-small"], ratio=0.9), cache_gib=0.001
     )
@@ -478,7 +445,6 @@ def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoint
 def test_verifier_that_does_not_fit_is_refused(
     names: Checkpoints, target: str, verifier: str, message: str
 ) -> None:
-    """With the reason, when the `LLM` is created."""
     names = {**names, "nowhere": "./nowhere"}
     with pytest.raises(ValueError, match=message):
         LLM(names[target], APD(verifier=names[verifier]), cache_gib=0.001)
@@ -498,13 +464,11 @@ def test_verifier_that_does_not_fit_is_refused(
 def test_draft_of_another_target_is_refused(
     names: Checkpoints, target: str, draft: str, message: str
 ) -> None:
-    """With the two values that disagree, when the `LLM` is created."""
     with pytest.raises(ValueError, match=message):
         LLM(names[target], DFlash(draft=names[draft]), cache_gib=0.001)
 
 
 def test_draft_of_the_other_kind_is_refused(names: Checkpoints, causal: LLM) -> None:
-    """And a draft that reads features is not a model by itself."""
     method = Speculative(draft=names["bare-draft"])
     with pytest.raises(ValueError, match="a causal model as its draft, but .* reads features"):
         causal.pair(method)
@@ -516,7 +480,6 @@ def test_draft_of_the_other_kind_is_refused(names: Checkpoints, causal: LLM) -> 
 def test_drafts_change_nothing_but_the_forwards(
     names: Checkpoints, causal: LLM, temperature: float
 ) -> None:
-    """The autoregressive text of the same seed, from every verifying method."""
     plain = one(causal, "Hello", temperature=temperature, seed=5)
     for method in (
         DFlash(draft=names["bare-draft"]),
@@ -532,7 +495,6 @@ def test_drafts_change_nothing_but_the_forwards(
 
 
 def test_block_beyond_the_trained_length_warns(names: Checkpoints, causal: LLM) -> None:
-    """The warning names the trained length."""
     method = DFlash(draft=names["bare-draft"], block=9)
     with pytest.warns(UserWarning, match="block 9 is longer than the 5 that .*bare-draft"):
         one(causal, [1, 2], method=method)
@@ -544,13 +506,11 @@ def test_block_beyond_the_trained_length_warns(names: Checkpoints, causal: LLM) 
 def test_method_for_the_other_kind_of_model_is_refused(
     names: Checkpoints, target: str, method: Method
 ) -> None:
-    """When the `LLM` is created."""
     with pytest.raises(ValueError, match=f"{type(method).__name__} decodes"):
         LLM(names[target], method, cache_gib=0.001)
 
 
 def test_dtype_is_named_or_given(names: Checkpoints) -> None:
-    """float32 on a CPU by default."""
     assert LLM(names["bare"], cache_gib=0.001).dtype == torch.float32
     for dtype in ("bfloat16", torch.bfloat16):
         half = LLM(names["bare"], dtype=dtype, cache_gib=0.001)
@@ -561,13 +521,11 @@ def test_dtype_is_named_or_given(names: Checkpoints) -> None:
 
 @pytest.mark.parametrize("dtype", ["float64", "half", ""])
 def test_unknown_dtype_is_refused(names: Checkpoints, dtype: str) -> None:
-    """The error lists the known ones."""
     with pytest.raises(ValueError, match=f"dtype must be one of float32, .*, got '{dtype}'"):
         LLM(names["bare"], dtype=dtype)
 
 
 def test_prompts_that_begin_alike_are_found_unless_that_is_switched_off(names: Checkpoints) -> None:
-    """The same tokens from the same forwards."""
     prompt = list(range(1, 40))
     for on, slots in ((True, 32), (False, 0)):
         llm = LLM(names["bare"], cache_gib=0.001, prefix_cache=on)
@@ -577,7 +535,6 @@ def test_prompts_that_begin_alike_are_found_unless_that_is_switched_off(names: C
 
 
 def test_max_length_limits_prompt_and_answer(names: Checkpoints) -> None:
-    """Together."""
     short = LLM(names["bare"], max_length=20, cache_gib=0.001)
     assert len(short.generate([1] * 15)[0].ids) == 5
     with pytest.raises(ValueError, match="has 20: shorten"):
@@ -585,7 +542,6 @@ def test_max_length_limits_prompt_and_answer(names: Checkpoints) -> None:
 
 
 def test_cache_is_as_large_as_asked(names: Checkpoints) -> None:
-    """In GiB per model."""
     small = LLM(names["bare"], cache_gib=2**-15)
     (usage,) = small.driver.stats.models
     slot = 2 * small.config.layers * small.config.kv_heads * small.config.head_dim * 4
@@ -595,13 +551,11 @@ def test_cache_is_as_large_as_asked(names: Checkpoints) -> None:
 
 
 def test_unknown_model_is_refused() -> None:
-    """The error lists what is accepted."""
     with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
         LLM("no-such-model")
 
 
 def test_adapter_is_merged_into_the_target() -> None:
-    """Answers and name differ from those of the base model."""
     golden = Path(__file__).parents[1] / "golden" / "d2f"
     base, adapter = golden / "dream_tiny", golden / "dream_tiny_lora"
     prompt, options = [3, 1, 4, 1, 5], {"max_tokens": 8, "temperature": 0.0}

@@ -22,7 +22,6 @@ QWEN = MIDDLE_FORMATS[0]
 
 @pytest.mark.parametrize("form", MIDDLE_FORMATS, ids=lambda form: form.prefix)
 def test_tokens_are_found_by_name(form: MiddleFormat) -> None:
-    """All three are needed; of the ends, those of the vocabulary and the three are used."""
     names = [form.prefix, form.suffix, form.middle, form.ends[0], "x"]
     vocabulary = {name: 10 + number for number, name in enumerate(names)}
     found = find_middle_tokens(SimpleNamespace(get_vocab=lambda: vocabulary))  # type: ignore[arg-type]
@@ -35,7 +34,6 @@ def test_tokens_are_found_by_name(form: MiddleFormat) -> None:
 
 
 def test_prompt_and_ends() -> None:
-    """The order of the authors; text never becomes a token; each of the tokens ends an answer."""
     llm = middle_llm()
     tokens, plain = llm.text.middle_tokens, llm.text.encode_plain
     assert tokens is not None
@@ -60,7 +58,6 @@ def test_prompt_and_ends() -> None:
 
 
 def test_suffix_has_no_space_before_it() -> None:
-    """As CodeLlama's tokenizer adds it to the beginning of a text."""
     names = [*"▁☺ab", "▁☺", "☺a", "<unk>"]
     model = models.BPE(
         {name: number for number, name in enumerate(names)}, [("▁", "☺")], unk_token="<unk>"
@@ -85,7 +82,6 @@ CASES = [
 
 @pytest.mark.parametrize(("name", "method"), CASES, ids=str)
 def test_infilled_answer_is_that_of_a_hole(name: str, method: Method | None) -> None:
-    """With the same tokens and log-probabilities; a stream is equal, in a batch too."""
     llm = LLM(name)
     options: Any = {"method": method, "temperature": 0.7, "seed": 2, "logprobs": True}
     filled = llm.fill([PREFIX, Hole(up_to=6), SUFFIX], **options)
@@ -112,7 +108,6 @@ def test_infilled_answer_is_that_of_a_hole(name: str, method: Method | None) -> 
 
 
 def test_stop_string_ends_an_infilled_answer() -> None:
-    """The text is cut before it, and nothing is missing."""
     llm = LLM("tiny-dream")
     options: Any = {"suffix": SUFFIX, "max_tokens": 6, "temperature": 0.7, "seed": 2}
     (whole,) = llm.generate(PREFIX, **options)
@@ -144,7 +139,6 @@ LONG = {"suffix": SUFFIX, "max_tokens": 10**6}
     ],
 )
 def test_invalid_option_is_named(name: str, prompt: Any, param: str, options: Any) -> None:
-    """Before any computation; a model that cannot fill is named, too."""
     with pytest.raises(OptionError) as caught:
         LLM(name).generate([prompt], **options)
     assert caught.value.param == param

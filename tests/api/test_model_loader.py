@@ -84,7 +84,6 @@ def error_of(script: Script, number: int) -> str:
 
 
 def test_a_model_is_loaded_once_while_others_decode(usual: list[int]) -> None:
-    """Two requests wait for one load, and a request to a loaded model does not."""
     gate, loads = Event(), list[int]()
 
     def load_late() -> LLM:
@@ -109,7 +108,6 @@ def test_a_model_is_loaded_once_while_others_decode(usual: list[int]) -> None:
 
 
 def test_an_idle_model_is_unloaded_and_loaded_again(usual: list[int]) -> None:
-    """Its memory is free: the model, its runners with their prefixes, and shared answers."""
     found: list[ref[Any]] = []
 
     def load_noted() -> LLM:
@@ -134,8 +132,6 @@ def test_an_idle_model_is_unloaded_and_loaded_again(usual: list[int]) -> None:
 
 
 def test_a_model_in_use_is_kept(usual: list[int]) -> None:
-    """However long its request takes; the loop waits until the model would be unloaded."""
-
     def play(script: Script, loop: EngineLoop) -> Rounds:
         yield [submit(1, "y", max_tokens=60, ignore_eos=True), submit(2, "z", max_tokens=2)]
         yield from until_over(script, 1, 2)
@@ -149,7 +145,6 @@ def test_a_model_in_use_is_kept(usual: list[int]) -> None:
 
 
 def test_a_failed_load_is_tried_again(usual: list[int], caplog: pytest.LogCaptureFixture) -> None:
-    """By the next request; those that waited get the reason."""
     gate, faults = Event(), [ValueError("x: no tensor"), MemoryError(), OSError(5, "bad disk")]
 
     def load_badly() -> LLM:
@@ -175,7 +170,6 @@ def test_a_failed_load_is_tried_again(usual: list[int], caplog: pytest.LogCaptur
 
 
 def test_a_cancelled_request_does_not_end_the_load(usual: list[int]) -> None:
-    """Nor one that is refused; a load that has not begun is not."""
     gate = Event()
 
     def load_late() -> LLM:
@@ -210,7 +204,6 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch, loops: list[EngineLoop], total
 def test_the_model_idle_longest_makes_room(
     usual: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not one with requests, nor one that is always loaded."""
     loops: list[EngineLoop] = []
     limit_memory(monkeypatch, loops, 4)
 
@@ -232,7 +225,6 @@ def test_the_model_idle_longest_makes_room(
 
 
 def test_a_load_waits_for_models_in_use(usual: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """New requests for them wait for the load, so that it begins."""
     loops: list[EngineLoop] = []
     limit_memory(monkeypatch, loops, 1)
 
@@ -258,7 +250,6 @@ def test_a_load_waits_for_models_in_use(usual: list[int], monkeypatch: pytest.Mo
 def test_a_load_that_nobody_waits_for_holds_nobody_up(
     usual: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After its requests were cancelled, those of the loaded model run."""
     loops: list[EngineLoop] = []
     limit_memory(monkeypatch, loops, 1)
 
@@ -281,8 +272,6 @@ def test_a_load_that_nobody_waits_for_holds_nobody_up(
 
 
 def test_weights_without_room_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With both figures; the caches alone may grow later."""
-
     def never() -> LLM:
         raise AssertionError("it was read")
 
@@ -308,7 +297,6 @@ def test_weights_without_room_are_not_read(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_switches_are_frequent_until_the_last_work_ends() -> None:
-    """In whatever order two threads end."""
     usual = sys.getswitchinterval()
     background, gates = BackgroundWork(), [Event(), Event()]
     threads = [

@@ -59,19 +59,16 @@ def wedlm() -> LLM:
 
 
 def test_options_are_told_once() -> None:
-    """The type-checked options are the validated ones."""
     assert list(get_type_hints(Options)) == list(get_type_hints(RequestOptions))
 
 
 def test_options_of_a_model_are_told_once() -> None:
-    """The parameters of `LLM` have the declared names and defaults."""
     known = inspect.signature(LLM.__init__).parameters.values()
     given = {each.name: each.default for each in known if each.kind is each.KEYWORD_ONLY}
     assert given == {name: option.default for name, option in LOAD_OPTIONS.items()}
 
 
 def test_a_token_ends_the_answer(llm: LLM) -> None:
-    """It is not part of the output, as end-of-sequence is not."""
     (free,) = llm.generate(QUESTION)
     at = 9
     (cut,) = llm.generate(QUESTION, stop_ids=np.array([free.ids[at]]).tolist())
@@ -79,7 +76,6 @@ def test_a_token_ends_the_answer(llm: LLM) -> None:
 
 
 def test_end_of_sequence_may_be_ignored(llm: LLM) -> None:
-    """The answer continues to its limit, and contains it as a token without text."""
     (free,) = llm.generate(QUESTION)
     assert free.finish_reason == "stop"
     (on,) = llm.generate(QUESTION, ignore_eos=True, max_tokens=len(free.ids) + 5)
@@ -101,7 +97,6 @@ def test_end_of_sequence_may_be_ignored(llm: LLM) -> None:
 def test_an_answer_has_its_least_length(
     name: str, method: Method, request: pytest.FixtureRequest
 ) -> None:
-    """With every kind of method."""
     llm = request.getfixturevalue(name)
     (short,) = llm.generate(QUESTION, method=method, max_tokens=64)
     (long,) = llm.generate(QUESTION, method=method, max_tokens=64, min_tokens=60)
@@ -110,7 +105,6 @@ def test_an_answer_has_its_least_length(
 
 
 def test_stop_ids_do_not_count_within_the_least_length(llm: LLM) -> None:
-    """There they are tokens of the answer, without text."""
     (free,) = llm.generate(QUESTION, min_tokens=12)
     end = free.ids[9]
     (on,) = llm.generate(QUESTION, min_tokens=12, stop_ids=[end])
@@ -128,7 +122,6 @@ def test_stop_ids_do_not_count_within_the_least_length(llm: LLM) -> None:
 def test_what_is_lossless_stays_so(
     llm: LLM, method: Method, temperature: float, options: dict[str, Any]
 ) -> None:
-    """Drafted tokens count for the rows after them as they would token by token."""
     common = {"temperature": temperature, "seed": 3, "max_tokens": 48, **options}
     (plain,) = llm.generate(QUESTION, method=Autoregressive(), **common)
     (fast,) = llm.generate(QUESTION, method=method, **common)
@@ -136,7 +129,6 @@ def test_what_is_lossless_stays_so(
 
 
 def test_verified_wedlm_stays_lossless(wedlm: LLM) -> None:
-    """Even with reordered rows."""
     common: Options = {"max_tokens": 48, **PENALTIES}  # type: ignore[typeddict-item]
     (plain,) = wedlm.generate(QUESTION, method=Autoregressive(), **common)
     (fast,) = wedlm.generate(QUESTION, method=WeDLM(verify=True), **common)
@@ -144,7 +136,6 @@ def test_verified_wedlm_stays_lossless(wedlm: LLM) -> None:
 
 
 def test_penalties_change_the_answer(llm: LLM) -> None:
-    """Each of the three."""
     (free,) = llm.generate(QUESTION)
     for name, value in [("presence_penalty", 9), ("frequency_penalty", 9)]:
         (other,) = llm.generate(QUESTION, max_tokens=40, **{name: value})  # type: ignore[misc]
@@ -156,7 +147,6 @@ def test_penalties_change_the_answer(llm: LLM) -> None:
 
 
 def test_a_ban_by_bias_holds_for_every_order(dream: LLM, llm: LLM) -> None:
-    """Also for methods that fill out of order."""
     for one in (llm, dream):
         (free,) = one.generate(QUESTION, max_tokens=32)
         banned = max(set(free.ids), key=free.ids.count)
@@ -165,14 +155,12 @@ def test_a_ban_by_bias_holds_for_every_order(dream: LLM, llm: LLM) -> None:
 
 
 def test_min_p_keeps_the_most_probable(llm: LLM) -> None:
-    """At 1 it is the only candidate at any temperature."""
     (greedy,) = llm.generate(QUESTION)
     (hot,) = llm.generate(QUESTION, temperature=5.0, min_p=1.0, seed=8)
     assert hot.ids == greedy.ids
 
 
 def test_a_batch_of_mixed_options_is_each_alone(llm: LLM) -> None:
-    """Other processors in the batch have no effect."""
     mixed: list[Options] = [
         {},
         {"presence_penalty": 2.0, "temperature": 0.7, "seed": 1},
@@ -193,7 +181,6 @@ def test_a_batch_of_mixed_options_is_each_alone(llm: LLM) -> None:
 )
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_penalties_need_an_order(method: Method, name: str) -> None:
-    """Methods that fill in any order refuse them by name."""
     chosen = RequestOptions.of({name: 0.5})
     with pytest.raises(ValueError, match=f"^{name} needs a method that commits"):
         list(build_processors(chosen, method, 0, frozenset(), 24))
@@ -201,7 +188,6 @@ def test_penalties_need_an_order(method: Method, name: str) -> None:
 
 @pytest.mark.parametrize("method", [Autoregressive(), LeftToRight(), WeDLM(verify=True)], ids=repr)
 def test_penalties_of_methods_with_an_order(method: Method) -> None:
-    """One processor, or none with default values."""
     assert (
         len(list(build_processors(RequestOptions(presence_penalty=1), method, 0, frozenset(), 24)))
         == 1
@@ -231,20 +217,17 @@ def test_penalties_of_methods_with_an_order(method: Method) -> None:
     ],
 )
 def test_what_means_nothing_is_refused(llm: LLM, name: str, value: Any) -> None:
-    """The error names the option, before any work."""
     with pytest.raises(ValueError, match=name):
         llm.submit(QUESTION, **{name: value})
     assert not llm.driver.inbox
 
 
 def test_an_unknown_option_is_refused(llm: LLM) -> None:
-    """The error lists all options."""
     with pytest.raises(ValueError, match="unknown option 'temprature'; options are method, "):
         llm.generate(QUESTION, temprature=1)  # type: ignore[call-arg]
 
 
 def test_the_least_length_lies_below_the_most(llm: LLM) -> None:
-    """The error names both."""
     with pytest.raises(ValueError, match="min_tokens must be at most max_tokens=8, got 9"):
         llm.generate(QUESTION, min_tokens=9, max_tokens=8)
 
@@ -259,7 +242,6 @@ def test_the_least_length_lies_below_the_most(llm: LLM) -> None:
     ids=["method", "pair", "list"],
 )
 def test_a_method_by_its_name(llm: LLM, method: Any) -> None:
-    """With its options, for a request and for a model."""
     (output,) = llm.generate(QUESTION, method=method, max_tokens=24)
     assert {step.model for step in output.steps} == {"target", "draft"}
     known = LLM("tiny-ar", method)
@@ -280,13 +262,11 @@ def test_a_method_by_its_name(llm: LLM, method: Any) -> None:
     ],
 )
 def test_what_names_no_method_is_refused(method: Any, says: str) -> None:
-    """The error lists what exists, also when a model is loaded."""
     with pytest.raises(ValueError, match=says):
         LLM("tiny-dream", method)
 
 
 def test_several_answers_are_those_of_the_next_seeds(llm: LLM) -> None:
-    """One list per prompt."""
     options: Options = {"temperature": 2.0, "max_tokens": 12}
     several = llm.generate([QUESTION, "hi"], n=3, seed=5, **options)
     assert [len(outputs) for outputs in several] == [3, 3]
@@ -301,7 +281,6 @@ def test_several_answers_are_those_of_the_next_seeds(llm: LLM) -> None:
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "2", True, 10**23])
 def test_a_number_of_answers_is_one(llm: LLM, n: Any) -> None:
-    """From 1 to the maximum."""
     with pytest.raises(ValueError, match="n must be an integer from 1 to 65536, got"):
         llm.generate(QUESTION, n=n)
     with pytest.raises(ValueError, match="seed must be an integer"):
@@ -309,12 +288,10 @@ def test_a_number_of_answers_is_one(llm: LLM, n: Any) -> None:
 
 
 def test_no_prompt_has_no_answer(llm: LLM) -> None:
-    """An empty list of prompts has no answers."""
     assert llm.generate([]) == [] == llm.generate([], n=2)
 
 
 def test_tokens_may_stand_in_an_array_or_a_set(llm: LLM) -> None:
-    """Of NumPy or PyTorch too."""
     (free,) = llm.generate(QUESTION)
     end = free.ids[9]
     for stop_ids in (np.array([end]), torch.tensor([end]), {end}, (np.int32(end),), np.int64(end)):

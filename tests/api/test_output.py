@@ -47,7 +47,6 @@ class Reader(HTMLParser):
     ("model", "method"), [("tiny-ar", None), ("tiny-d2f", D2F()), ("tiny-wedlm", WeDLM())]
 )
 def test_pieces_are_what_a_stream_brings(model: str, method: Method | None) -> None:
-    """With the same boundaries, one entry per forward."""
     llm = LLM(model, method)
     stream = llm.stream(STORY, max_tokens=96, temperature=0.0)
     streamed = list(stream)
@@ -60,14 +59,12 @@ def test_pieces_are_what_a_stream_brings(model: str, method: Method | None) -> N
 
 @pytest.mark.parametrize("stop", ["peo", "#", " 64"])
 def test_pieces_end_where_a_stop_string_cuts(stop: str) -> None:
-    """Also within a token."""
     (output,) = LLM("tiny-wedlm").generate(STORY, max_tokens=96, temperature=0.0, stop=stop)
     assert output.finish_reason == "stop" and stop not in output.text
     assert "".join(output.pieces()) == output.text
 
 
 def test_a_notebook_shows_the_text_and_the_figures() -> None:
-    """One colour per forward with text; nothing is fetched or executed."""
     (output,) = LLM("tiny-wedlm").generate(STORY, max_tokens=96, temperature=0.0)
     page = output._repr_html_()
     shown = Reader(page)
@@ -86,7 +83,6 @@ def test_a_notebook_shows_the_text_and_the_figures() -> None:
 def test_pieces_are_legible_on_light_and_on_dark(
     ground: tuple[float, ...], text: tuple[float, ...]
 ) -> None:
-    """The contrast of WCAG 2.1 for small print, on the backgrounds of notebooks."""
     page = render_html(["piece"] * len(PIECE_HUES), "figures")
     grounds = set(re.findall(r"background:hsla\((\d+),(\d+)%,(\d+)%,([.\d]+)\)", page))
     assert len(grounds) == len(PIECE_HUES)
@@ -110,7 +106,6 @@ def test_pieces_are_legible_on_light_and_on_dark(
     ],
 )
 def test_html_in_an_answer_stays_text(text: str) -> None:
-    """As do entities, comments and attributes."""
     shown = Reader(render_html([text, "", text], text))
     assert shown.text == text * 3
     assert shown.tags == ["div", "div", "span", "span", "div"]
@@ -125,7 +120,6 @@ def plain() -> Output:
 
 
 def test_without_a_tokenizer_the_text_is_one_piece() -> None:
-    """As for answers read from a file."""
     assert plain().pieces() == ["a < b"]
     assert Reader(plain()._repr_html_()).text == "a < b" + plain().figures
     assert plain().figures == (
@@ -134,7 +128,6 @@ def test_without_a_tokenizer_the_text_is_one_piece() -> None:
 
 
 def test_copies_leave_the_tokenizer_behind() -> None:
-    """They are equal to the original; pickling has the same effect."""
     (output,) = LLM("tiny-aux").generate(STORY, max_tokens=4)
     for copied in (copy.copy(output), copy.deepcopy(output), pickle.loads(pickle.dumps(output))):
         assert copied == output and copied.codec is None

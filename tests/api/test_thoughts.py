@@ -63,7 +63,6 @@ def feed(form: AnswerFormat, text: str, cut: list[int]) -> tuple[str, str, list[
 
 @every
 def test_stream_equals_whole(form: ThoughtFormat) -> None:
-    """Cut at every place, and in pieces of every length, with calls after the thoughts or not."""
     for calls in (None, CALL_FORMATS[0]):
         parts = AnswerFormat(form, calls)
         for text, (thoughts, answer) in texts(form).items():
@@ -84,7 +83,6 @@ HARMONY = next(form for form in CALL_FORMATS if form.name == "harmony")
 @pytest.mark.parametrize("thoughts", ["", "a\n<|channel|>b"])
 @pytest.mark.parametrize("answer", ["text", "call"])
 def test_calls_of_gpt_oss_follow_thoughts(thoughts: str, answer: str) -> None:
-    """Instead of the final channel; cut at every place."""
     form = CHANNELS.without_preface(HARMONY.preface)
     parts = AnswerFormat(form, HARMONY)
     call = ("f", '{"a": "<|end|>"}')
@@ -103,10 +101,9 @@ def test_calls_of_gpt_oss_follow_thoughts(thoughts: str, answer: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("tiny-ar", None), pytest.param("tiny-dream", Diffusion(), marks=pytest.mark.slow)],
+    [("tiny-ar", None), pytest.param("tiny-dream", Diffusion(), marks=pytest.mark.nightly)],
 )
 def test_answers_of_gpt_oss(name: str, method: Any) -> None:
-    """Thoughts, then a call of a declared function, or a text; a limit of thoughts holds."""
     marks = CHANNELS.required
     more = "{%- if 0 %}" + "{{- '" + "' }}{{- '".join(marks) + "' }}{%- endif %}"
     llm = LLM(tool_model(name, "harmony", more))
@@ -130,7 +127,6 @@ def test_answers_of_gpt_oss(name: str, method: Any) -> None:
 
 @every
 def test_thoughts_arrive_as_they_grow(form: ThoughtFormat) -> None:
-    """Only marks and line breaks wait."""
     parser = AnswerParser(AnswerFormat(form))
     assert not parser.feed(form.begin)
     assert parser.feed("abc").reasoning == "abc"
@@ -143,7 +139,6 @@ def test_thoughts_arrive_as_they_grow(form: ThoughtFormat) -> None:
 
 
 def test_output_has_thoughts() -> None:
-    """As a field and in its message; the text has all parts, and raw prompts have none."""
     llm = thinking_llm("tiny-ar", "open")
     (output,) = llm.generate("Tom has 3 apples.", max_tokens=20, max_reasoning_tokens=5)
     assert output.reasoning and output.content
@@ -169,7 +164,6 @@ def test_output_has_thoughts() -> None:
 
 @pytest.mark.parametrize("form", TEMPLATES)
 def test_effort_reaches_the_template(form: str) -> None:
-    """By its variable, or by that which turns thoughts off."""
     llm = thinking_llm("tiny-ar", form)
 
     def prompt(effort: str | None) -> str:
@@ -190,7 +184,6 @@ def test_effort_reaches_the_template(form: str) -> None:
 
 @pytest.mark.parametrize("form", TEMPLATES)
 def test_thoughts_in_history(form: str) -> None:
-    """In the field that the template names; as text where it names none; else left out."""
     messages = [
         {"role": "user", "content": "a"},
         {"role": "assistant", "content": "b", "reasoning_content": "c"},
@@ -231,14 +224,12 @@ def test_thoughts_in_history(form: str) -> None:
     ],
 )
 def test_invalid_option_is_named(param: str, options: Any) -> None:
-    """Before any computation; a template without thoughts supports neither."""
     with pytest.raises(OptionError, match=param) as caught:
         LLM("tiny-ar").generate("hi", **options)
     assert caught.value.param == param
 
 
 def test_invalid_message_is_named() -> None:
-    """Thoughts are text of the assistant."""
     for message in (
         {"role": "user", "content": "a", "reasoning_content": "b"},
         {"role": "assistant", "content": "a", "reasoning_content": 5},

@@ -41,7 +41,6 @@ def written(form: CallFormat, count: int = 3) -> tuple[str, list[ToolCall]]:
 
 @every
 def test_calls_are_parsed(form: CallFormat) -> None:
-    """After a text where the format allows one; a text alone has no calls."""
     text, calls = written(form)
     assert parse_calls(form, text) == ("", calls)
     assert parse_calls(None, text) == (text, [])
@@ -53,7 +52,6 @@ def test_calls_are_parsed(form: CallFormat) -> None:
 
 @every
 def test_stream_equals_whole(form: CallFormat) -> None:
-    """Cut at every place, and in pieces of every length."""
     whole = ("" if form.leads else "A <to b\n") + written(form)[0]
     expected = parse_calls(form, whole)
     cuts = [[at] for at in range(len(whole))]
@@ -79,7 +77,6 @@ VARIANTS = [(form, variant) for form in CALL_FORMATS for variant in form.variant
 
 @pytest.mark.parametrize(("form", "variant"), VARIANTS, ids=lambda each: repr(each.begin))
 def test_variants_of_a_call(form: CallFormat, variant: CallFormat) -> None:
-    """At the beginning, with a declared name, whole and cut at every place."""
     form = replace(form, names=("f0", "f1", "f2"))
     text, calls = written(variant)
     assert parse_calls(form, text) == ("", calls)
@@ -93,7 +90,6 @@ def test_variants_of_a_call(form: CallFormat, variant: CallFormat) -> None:
 
 @every
 def test_text_after_its_preface(form: CallFormat) -> None:
-    """It is text to the end, even if it contains a call; the preface is not part of it."""
     if not form.preface:
         return
     call = written(form, 1)[0]
@@ -108,7 +104,6 @@ def test_text_after_its_preface(form: CallFormat) -> None:
 
 @every
 def test_unfinished_call_is_no_call(form: CallFormat) -> None:
-    """As in an answer that was cancelled."""
     text, calls = written(form, 1)
     cut = text[: text.index('"b"')]
     assert parse_calls(form, cut) == ("", [])
@@ -128,7 +123,6 @@ def test_unfinished_call_is_no_call(form: CallFormat) -> None:
     ],
 )
 def test_choice_of_tools(tools: Any, choice: Any, expected: Any) -> None:
-    """It selects functions, whether the answer may be text, and whether it is one call."""
     use = read_tool_use(tools, choice, None)
     if expected is None:
         assert use is None
@@ -140,7 +134,6 @@ def test_choice_of_tools(tools: Any, choice: Any, expected: Any) -> None:
 
 @pytest.mark.parametrize("name", ["none", "auto", "required"])
 def test_function_may_have_the_name_of_a_choice(name: str) -> None:
-    """As an object it selects the function, not the choice."""
     tools = [*TOOLS, {"type": "function", "function": {"name": name}}]
     use = read_tool_use(tools, {"type": "function", "function": {"name": name}}, None)
     assert use is not None
@@ -171,14 +164,12 @@ def test_function_may_have_the_name_of_a_choice(name: str) -> None:
     ],
 )
 def test_invalid_option_is_named(param: str, options: Any) -> None:
-    """Before any computation; the last two by the template."""
     with pytest.raises(OptionError, match=r"tool|stop") as caught:
         LLM("tiny-ar").generate("hi", **options)
     assert caught.value.param == param
 
 
 def test_conversation_with_calls() -> None:
-    """Arguments become objects, results get the name of their function."""
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
     messages = validate_prompt(
         [
@@ -195,7 +186,6 @@ def test_conversation_with_calls() -> None:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_calls_and_results_in_a_loop(name: str) -> None:
-    """An answer is a message of the conversation, with the result after it."""
     llm = tool_llm("tiny-ar", name)
     assert llm.text.call_format is FORMATS[name]
     conversation: list[Any] = [{"role": "user", "content": "Tom has 3 apples."}]
@@ -220,7 +210,6 @@ def test_calls_and_results_in_a_loop(name: str) -> None:
 
 
 def test_template_without_calls_has_them_as_text() -> None:
-    """As that of SmolLM3, which also has another name for the tools."""
     template = (
         TEMPLATES["tool_call"]
         .replace("if tools", "if xml_tools")
@@ -248,7 +237,6 @@ def test_template_without_calls_has_them_as_text() -> None:
 
 @pytest.mark.parametrize("template", ["{{ messages[0].content }}", TEMPLATES["args"] + "[CALL_ID]"])
 def test_unknown_format_is_named(template: str) -> None:
-    """For tools, and for a conversation that a template would leave out."""
     llm = LLM("tiny-ar")
     assert llm.text.tokenizer is not None
     llm.text.tokenizer.chat_template = template

@@ -55,7 +55,6 @@ def cut_text(form: AnswerFormat, text: str, stops: list[str]) -> tuple[str, str,
 
 @every
 def test_stop_strings_end_before_a_call(form: CallFormat) -> None:
-    """A call is never cut; a stop string that is complete before its marker ends the text."""
     front = "" if form.leads else "Look:\nso "
     call = form.write_calls([CALL])
     answers = AnswerFormat(calls=form)
@@ -73,7 +72,6 @@ def test_stop_strings_end_before_a_call(form: CallFormat) -> None:
 
 
 def test_stop_strings_after_thoughts_with_a_call() -> None:
-    """The marker of a call in thoughts begins none, so stop strings apply there."""
     form = AnswerFormat(THOUGHT_FORMATS[0], CALL_FORMATS[0])
     call = CALL_FORMATS[0].write_calls([CALL])
     text = f"<think>{CALL_FORMATS[0].marker} a</think>\n\n{call}"
@@ -83,7 +81,6 @@ def test_stop_strings_after_thoughts_with_a_call() -> None:
 
 @pytest.mark.parametrize("name", ["array", "args"])
 def test_call_beside_stop_strings(name: str) -> None:
-    """Alone and streamed: complete, though the stop string occurs in it; without one, cut."""
     llm = tool_llm("tiny-ar", name)
     tokenizer: Any = llm.text.tokenizer
     marker = tokenizer.convert_tokens_to_ids("[TOOL_CALLS]")
@@ -118,7 +115,6 @@ RULES = {
 @every
 @pytest.mark.parametrize("kind", RULES)
 def test_automaton_has_a_text_or_calls(form: CallFormat, kind: str) -> None:
-    """Of a text that matches or calls, and nothing in between."""
     rule, right, wrong = RULES[kind]
     dfa = tools_dfa(source(), form, build_rule_dfa(kind, rule, None))
     assert dfa.num_open == 0
@@ -134,7 +130,6 @@ def test_automaton_has_a_text_or_calls(form: CallFormat, kind: str) -> None:
 
 
 def test_text_with_a_marker_is_no_text() -> None:
-    """Whether in a string of the answer or at its beginning; if every text has one, it is said."""
     hermes, llama = CALL_FORMATS[0], next(f for f in CALL_FORMATS if f.name == "object")
     strings = build_rule_dfa("schema", '{"type": "string"}', None)
     dfa = tools_dfa(source(), hermes, strings)
@@ -156,7 +151,7 @@ def biased(form: str, token: str) -> dict[int, float]:
 CASES: list[Any] = [
     ("tiny-ar", "array", None),
     ("tiny-ar", "object", None),
-    pytest.param("tiny-dream", "tool_call", Diffusion(), marks=pytest.mark.slow),
+    pytest.param("tiny-dream", "tool_call", Diffusion(), marks=pytest.mark.nightly),
     ("tiny-wedlm", "args", None),
 ]
 
@@ -165,7 +160,6 @@ CASES: list[Any] = [
 def test_answer_is_a_text_of_the_schema_or_a_call(
     name: str, form: str, method: Method | None
 ) -> None:
-    """At any temperature, whole and streamed; with a bias towards the marker it is a call."""
     llm = tool_llm(name, form)
     for seed in range(4):
         options: Any = {
@@ -208,7 +202,6 @@ def test_answer_is_a_text_of_the_schema_or_a_call(
     ],
 )
 def test_conflict_is_named(param: str, options: Any) -> None:
-    """With both options."""
     with pytest.raises(OptionError) as caught:
         tool_llm("tiny-ar", "tool_call").generate("hi", tools=TOOLS, **options)
     assert caught.value.param == param

@@ -53,7 +53,6 @@ def picture(given: Output) -> list[str]:
 
 
 def test_a_pipeline_of_blocks() -> None:
-    """The last block is not in the third forward, and the first is cached in the last one."""
     given = output(
         step(0, 6, 0, pattern=(3, 3), holes="3-6"),
         step(2, 7, 1, pattern=(1, 3, 3), holes="3-5 6-9"),
@@ -70,7 +69,6 @@ def test_a_pipeline_of_blocks() -> None:
 
 
 def test_what_was_dropped_is_gone() -> None:
-    """Holes that were never filled, and tokens that no later forward contains."""
     given = output(
         step(0, 9, 0, pattern=(3, 2, 2, 2), holes="3-9"),
         step(2, 7, 1, pattern=(1, 2, 2, 2), holes="4-7 8-9"),
@@ -80,14 +78,12 @@ def test_what_was_dropped_is_gone() -> None:
 
 
 def test_one_token_a_forward() -> None:
-    """Without holes, the forward that committed its token fills a slot."""
     given = output(step(0, 3, 1), step(3, 1, 1), step(4, 1, 1))
     assert picture(given) == ["█  ", "▒█ ", "·▒█"]
     assert block_edges(given) == [] and not is_scattered(given)
 
 
 def test_tokens_that_another_model_checked_belong_to_the_forward_of_the_target() -> None:
-    """As in adaptive parallel decoding; the other tokens become holes again."""
     given = output(
         step(0, 6, 0, holes="3-6"),
         step(0, 5, 2, model="verifier"),
@@ -97,5 +93,4 @@ def test_tokens_that_another_model_checked_belong_to_the_forward_of_the_target()
 
 
 def test_no_forward_at_all() -> None:
-    """If there was no room for a block."""
     assert slot_states(output()).shape == (0, 0)

@@ -23,7 +23,6 @@ ASKED = [(60, 1, "causal"), (9, 16, "causal"), (3, 4, "causal")]
 @pytest.mark.parametrize("pattern", ["causal", TREE])
 @pytest.mark.parametrize("name", BACKEND_NAMES)
 def test_layers_of_two_shapes(name: str, pattern: object) -> None:
-    """For every back end; one that attends to trees by `Dense` does so for all shapes."""
     asked = [*ASKED, (70, 8, pattern)]
     spans = spans_of(asked, SIZE)
     memory = [

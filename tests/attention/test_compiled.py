@@ -76,7 +76,6 @@ class Side:
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_loop_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Run rows of all patterns in one call, trees included, over scattered pages."""
     Side(shape, dtype, MIXED, 140).compare()
 
 
@@ -85,7 +84,6 @@ def test_the_loop_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) 
 def test_instruction_sets_give_the_same_bits(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of sums does not depend on the registers of a processor."""
     found = []
     for loop in filter(has_isa, ATTENTION_LOOPS):
         monkeypatch.setattr(
@@ -102,7 +100,6 @@ def test_instruction_sets_give_the_same_bits(
 def test_for_any_number_of_rows_and_threads(
     rows: int, threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Run one sequence from its first slot and from a later one."""
     monkeypatch.setattr("outpace.attention.compiled.thread_count", lambda work: threads)
     for start in (0, 5, 300):
         Side((14, 2, 64), torch.float32, [(start, rows, "causal")], start + rows).compare()
@@ -112,7 +109,6 @@ def test_for_any_number_of_rows_and_threads(
 @pytest.mark.parametrize("window, causal", [(1, True), (3, False), (70, True), (1000, False)])
 @pytest.mark.parametrize("trees", [True, False])
 def test_layers_follow_their_windows(window: int, causal: bool, trees: bool) -> None:
-    """A window is counted along a tree; only one of the layers has it."""
     asked = [each for each in MIXED if trees or not isinstance(each[2], Tree)]
     side = Side(
         (8, 2, 64),
@@ -128,14 +124,12 @@ def test_layers_follow_their_windows(window: int, causal: bool, trees: bool) -> 
 @needs_loop
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sinks_take_part_of_the_weight(dtype: torch.dtype) -> None:
-    """Use large and small sinks in the dtype of the model."""
     sinks = torch.tensor([-9.0, 0, 1, 2, 3, 8, 20, 80]).to(dtype)
     Side((8, 2, 64), dtype, MIXED, 140).compare(sinks=sinks)
 
 
 @needs_loop
 def test_large_scores_stay_finite() -> None:
-    """Differences of scores exceed float32 powers, and rounding errors are large."""
     side = Side((8, 2, 64), torch.float32, MIXED, 140)
     side.q = side.q * 300
     side.compare(within=5e-4)
@@ -144,7 +138,6 @@ def test_large_scores_stay_finite() -> None:
 @needs_loop
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_nan_stays_in_its_row(dtype: torch.dtype) -> None:
-    """The NaN is also not hidden in its row."""
     side = Side((8, 2, 64), dtype, [(60, 4, "causal"), (9, 2, "full")], 80)
     before = attend(side.ours, side.spans, side.q)
     side.q[1, 3, 7] = torch.nan
@@ -157,7 +150,6 @@ def test_nan_stays_in_its_row(dtype: torch.dtype) -> None:
 @needs_loop
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_row_is_batch_invariant(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Results are bit-identical whatever the other sequences and however the rows are divided."""
     monkeypatch.setattr("outpace.attention.compiled.thread_count", lambda work: 3)
     side = Side((14, 2, 64), dtype, [*MIXED, (0, 40, "causal")], 140)
     whole = attend(side.ours, side.spans, side.q)
@@ -182,7 +174,6 @@ def test_a_row_is_batch_invariant(dtype: torch.dtype, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("root", [60, 64, 79])
 def test_a_branch_has_the_bits_of_a_text(dtype: torch.dtype, root: int) -> None:
-    """Keys of other branches between its own do not change the order of its sums."""
     parents, branch = [-1, -1, 0, 0, 1, *[2] * 12, 16, 17, 3], [0, 2, 16, 17, 18]
     text, tree = (root, len(branch), "causal"), (root, 20, Tree.from_parents(root, parents))
     side = Side((14, 2, 64), dtype, [text, tree], 100)
@@ -201,7 +192,6 @@ def test_a_branch_has_the_bits_of_a_text(dtype: torch.dtype, root: int) -> None:
 @needs_loop
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_invisible_slots_may_be_anything(value: float) -> None:
-    """Keys and values of a partly visible page were never written."""
     asked = [(60, 1, "causal"), (3, 4, 40), (0, 5, (2, 3))]
     side = Side((8, 2, 64), torch.float32, asked, 70)
     before = attend(side.ours, side.spans, side.q)
@@ -214,7 +204,6 @@ def test_invisible_slots_may_be_anything(value: float) -> None:
 
 @needs_loop
 def test_unsupported_tensors_are_refused() -> None:
-    """Errors name the tensor; supported views give the same result as copies."""
     side = Side((8, 2, 64), torch.float32, [(9, 2, "full")], 80)
     for name, q, sinks in (
         ("q", side.q[:1], None),
@@ -247,7 +236,6 @@ def choose(name: str, dtype: torch.dtype = torch.float32, dim: int = 64, page: i
 
 @needs_loop
 def test_auto_prefers_it(caplog: pytest.LogCaptureFixture) -> None:
-    """The log reports the choice; unsupported caches fall back to dense, or raise if requested."""
     with caplog.at_level("INFO", "outpace"):
         assert isinstance(choose("auto"), CompiledAttention) and isinstance(
             choose("compiled"), CompiledAttention
@@ -272,7 +260,6 @@ def test_auto_prefers_it(caplog: pytest.LogCaptureFixture) -> None:
 def test_without_a_compiler_it_is_unavailable(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log reports it once, with the remedy."""
     monkeypatch.setattr(loader, "find_spec", lambda name: None)
     loader.load_library.cache_clear()
     try:
@@ -290,7 +277,6 @@ def test_without_a_compiler_it_is_unavailable(
 
 @needs_loop
 def test_unsupported_windows_use_dense(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the new field."""
     later = make_dataclass("Sight", [("dilation", int, 1)], bases=(AttentionWindow,), frozen=True)
     monkeypatch.setattr("outpace.attention.compiled.AttentionWindow", later)
     keys = torch.empty(16, 1, 16)

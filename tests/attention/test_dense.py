@@ -84,7 +84,6 @@ def attend(
 def test_rows_see_up_to_their_visible_end(
     rows: int, length: int, scattered: bool, data: st.DataObject
 ) -> None:
-    """Slots are contiguous or scattered."""
     q, memory = random(rows, HEADS, DIM), random(2, 2, 40, KEYS, DIM)
     shuffled = torch.randperm(40, generator=torch.Generator().manual_seed(2))[:length].tolist()
     places = shuffled if scattered else list(range(7, 7 + length))
@@ -107,7 +106,6 @@ def test_rows_see_up_to_their_visible_end(
 def test_equally_spaced_sequences_match(
     placed: list[tuple[int, int]], sight: AttentionWindow | None, data: st.DataObject
 ) -> None:
-    """Sequences come in any order, with gaps, causal or full, with few rows."""
     memory = random(2, 2, 8 * 16, KEYS, DIM)
     spans: list[RowSpan] = []
     seen: list[list[int]] = []
@@ -141,7 +139,6 @@ trees = st.lists(st.integers(-1, 5), min_size=1, max_size=6).map(
 def test_tree_rows_see_prefix_and_ancestors(
     grown: list[tuple[list[int], int, int]], sight: AttentionWindow | None, scattered: bool
 ) -> None:
-    """Trees share a call or not, and follow recomputed rows; a window counts visible slots."""
     memory = random(2, 2, 8 * 16, KEYS, DIM)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1)).tolist()
     spans: list[RowSpan] = []
@@ -175,7 +172,6 @@ def test_tree_rows_see_prefix_and_ancestors(
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_tree_rows_may_see_each_other(window: int | None) -> None:
-    """Two masks after a drafted token, and a row that sees the token only; windows count all."""
     memory = random(2, 2, 12, KEYS, DIM)
     tree = Tree(4, (0, 0b111, 0b111, 0b1))
     span = RowSpan(slice(0, 5), 3, 8, tree.visible_ends(3), Memory(list(range(12))), tree)
@@ -188,7 +184,6 @@ def test_tree_rows_may_see_each_other(window: int | None) -> None:
 
 
 def test_masks_include_earlier_forwards() -> None:
-    """Two second-level nodes follow one first-level node of an earlier forward."""
     memory = random(2, 2, 12, KEYS, DIM)
     tree = Tree(4, (0b01, 0b10))
     span = RowSpan(slice(0, 2), 6, 8, tree.visible_ends(6), Memory(list(range(12))), tree)
@@ -199,7 +194,6 @@ def test_masks_include_earlier_forwards() -> None:
 
 
 def test_equally_spaced_sequences_share_a_call() -> None:
-    """Any number of them share it; an isolated sequence has a separate call."""
     near = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(6)]
     far = Memory(list(range(16 * 40, 16 * 41)), stride=16)
     spans = [RowSpan(slice(i, i + 1), 4, 5, None, each) for i, each in enumerate([*near, far])]
@@ -211,7 +205,6 @@ def test_equally_spaced_sequences_share_a_call() -> None:
 
 
 def test_copies_per_call_are_bounded() -> None:
-    """The float64 copy for a call fits into a CPU cache, in any order of sequences."""
     size, order = MAX_COPY_BYTES // (2 * KEYS * DIM * 8) // 2, [3, 0, 4, 1, 2]
     long = [Memory(list(range(size * n, size * (n + 1))), stride=size) for n in order]
     spans = [RowSpan(slice(i, i + 1), size - 1, size, None, each) for i, each in enumerate(long)]
@@ -225,7 +218,6 @@ def test_copies_per_call_are_bounded() -> None:
 
 
 def test_the_last_sequence_has_a_separate_call() -> None:
-    """A longer neighbour sees more slots than exist after it."""
     near = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(2)]
     short = Memory([32, 33], stride=16)
     spans = [RowSpan(slice(i, i + 1), 15, 16, None, each) for i, each in enumerate(near)]
@@ -240,7 +232,6 @@ def test_the_last_sequence_has_a_separate_call() -> None:
 
 
 def test_rows_are_stored_before_attention() -> None:
-    """Each layer has separate memory, each sequence separate slots."""
     memory = torch.zeros(2, 2, 12, KEYS, DIM)
     q, k, v = random(5, HEADS, DIM), random(5, KEYS, DIM, seed=1), random(5, KEYS, DIM, seed=2)
     write = torch.tensor([3, 4, 9, 10, 11])

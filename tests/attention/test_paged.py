@@ -76,21 +76,18 @@ MIXED = [(60, 1, "causal"), (9, 16, "full"), (0, 5, (2, 3)), (3, 4, 40), (130, 3
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_kernel_equals_dense(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Run decode, full and block rows in one launch over scattered pages, some split."""
     compare(shape, dtype, MIXED if shape[0] < 32 else [*MIXED[:2], MIXED[4]], 144)
 
 
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_tree_rows_follow_their_masks(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Some follow causal rows, some see slots of an earlier forward."""
     compare(shape, dtype, [(68, 10, TREE), MIXED[4], (83, 3, FAR), (97, 11, AHEAD), MIXED[2]], 144)
 
 
 @pytest.mark.parametrize("processors", [1, 64])
 @pytest.mark.parametrize("filled", [False, True])
 def test_trees_may_be_split(processors: int, filled: bool) -> None:
-    """Splits also fall between slots of a mask; one tree has no prefix, another a long one."""
     asked = [
         (0, 3, Tree.from_parents(0, [-1, 0, 0])),
         (250, 9, Tree.from_parents(251, [-1, 0, 1, 2, 0, 4, -1, 6])),
@@ -106,7 +103,6 @@ def test_trees_may_be_split(processors: int, filled: bool) -> None:
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_sinks_take_part_of_the_weight(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-    """Sinks are small, dominant or negligible; the batch includes trees and windows."""
     sinks = torch.tensor([-9.0, 0, 1, 2, 3, 8, 80, -torch.inf]).repeat(4)[: shape[0]].to(dtype)
     sights = [AttentionWindow(window=70), AttentionWindow()]
     compare(shape, dtype, [(68, 10, TREE), MIXED[2], MIXED[4]], 144, sights=sights, sinks=sinks)
@@ -115,7 +111,6 @@ def test_sinks_take_part_of_the_weight(shape: tuple[int, int, int], dtype: torch
 @pytest.mark.parametrize("processors", [1, 64])
 @pytest.mark.parametrize("filled", [False, True])
 def test_sinks_count_once_where_keys_are_split(processors: int, filled: bool) -> None:
-    """Sinks have another dtype than the keys."""
     sinks = torch.tensor([0.0, 3.0, -2.0]).bfloat16()
     asked = [
         (500, 2, "causal"),
@@ -132,7 +127,6 @@ def test_sinks_count_once_where_keys_are_split(processors: int, filled: bool) ->
 
 @pytest.mark.parametrize("sinks", [None, torch.tensor([0.0, -3, 50, -torch.inf])])
 def test_a_row_without_keys_gives_zero(sinks: Tensor | None) -> None:
-    """The row is alone, or in a tile that is split because other rows see much."""
     alone, beside = spans_of([(3, 2, 0), (500, 3, "causal")], 512)
     beside.visible_ends = [0, 502, 0]
     dense = DenseAttention([random(1024, 2, 16)], [random(1024, 2, 16)], 4)
@@ -148,7 +142,6 @@ def test_a_row_without_keys_gives_zero(sinks: Tensor | None) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 7, 17, 33, 64])
 def test_kernel_equals_dense_for_any_number_of_rows(rows: int) -> None:
-    """Rows are a prefill, follow a prefix, and are full or in blocks."""
     blocks = (rows,) if rows < 3 else (1, rows - 2, 1)
     asked = [(0, rows, "causal"), (50, rows, "full"), (37, rows, blocks), (90, rows, "causal")]
     compare((4, 2, 16), torch.float32, asked, 160)
@@ -156,14 +149,12 @@ def test_kernel_equals_dense_for_any_number_of_rows(rows: int) -> None:
 
 @pytest.mark.parametrize("processors", [1, 64])
 def test_splitting_changes_nothing(processors: int) -> None:
-    """No item is split, or all long ones into as many parts as possible."""
     asked = [(1000, 2, "causal"), (30, 4, "full"), (500, 1, "causal")]
     compare((4, 1, 32), torch.float32, asked, 1008, processors=processors)
 
 
 @pytest.mark.parametrize("processors", [1, 64])
 def test_padded_work_changes_nothing(processors: int) -> None:
-    """Empty items and merges pad the layers of both windows to powers of two."""
     asked = [(300, 3, "causal"), (30, 4, "full"), (500, 1, "causal")]
     sights = [AttentionWindow(window=70), AttentionWindow()]
     compare(
@@ -180,7 +171,6 @@ def test_padded_work_changes_nothing(processors: int) -> None:
 @pytest.mark.parametrize(("window", "causal"), [(1, True), (5, False), (70, True), (1000, False)])
 @pytest.mark.parametrize("trees", [False, True])
 def test_layers_follow_their_windows(window: int, causal: bool, trees: bool) -> None:
-    """One layer has a causal window, counted along a tree, and the other sees all slots."""
     sights = [AttentionWindow(window=window, causal=causal), AttentionWindow()]
     asked = [*MIXED, (68, 10, TREE), (83, 3, FAR), (97, 11, AHEAD)] if trees else MIXED
     compare((4, 2, 16), torch.float32, asked, 144, sights=sights)
@@ -188,7 +178,6 @@ def test_layers_follow_their_windows(window: int, causal: bool, trees: bool) -> 
 
 @pytest.mark.parametrize("dim", [16, 24, 80, 96])
 def test_heads_of_any_size(dim: int) -> None:
-    """Sizes include those that are not powers of two."""
     compare((3, 1, dim), torch.float32, MIXED[:3], 144)
 
 
@@ -197,7 +186,6 @@ def test_heads_of_any_size(dim: int) -> None:
 )
 @pytest.mark.parametrize("trees", [False, True])
 def test_every_slot_is_read_once(sight: AttentionWindow, split: bool, trees: bool) -> None:
-    """Items of a tile are consecutive, and their unmasked middles hide nothing from any row."""
     spans = spans_of(
         [*MIXED, (68, 10, TREE), (83, 3, FAR), (97, 11, AHEAD)] if trees else MIXED, 144
     )
@@ -222,7 +210,6 @@ def test_every_slot_is_read_once(sight: AttentionWindow, split: bool, trees: boo
 def test_unsupported_fields_use_dense(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A span sets a field that the kernel never reads; the log reports it once."""
     later = make_dataclass("Span", [("leaf", object, None)], bases=(RowSpan,))
     monkeypatch.setattr(paged, "RowSpan", later)
     own = [getattr(spans_of(MIXED[:1], 144)[0], field.name) for field in fields(RowSpan)]
@@ -237,9 +224,8 @@ def test_unsupported_fields_use_dense(
     assert "leaf" in caplog.text
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_kernels_compile_for_a_gpu(tmp_path: Path) -> None:
-    """The GPU need not be present; the shared memory of two programs fits into a multiprocessor."""
     program = Path(__file__).parent / "compiled.py"
     aside = {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
@@ -261,7 +247,6 @@ def choose(name: str, dtype: torch.dtype = torch.float32, **options: bool) -> Ba
 
 
 def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """The device decides unless a name is given."""
     with caplog.at_level(logging.INFO):
         assert isinstance(choose("dense"), DenseAttention)
         assert isinstance(choose("triton"), PagedAttention)
@@ -282,13 +267,11 @@ def test_the_choice_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     ],
 )
 def test_unavailable_back_ends_are_refused(name: str, options: dict, message: str) -> None:
-    """The message names the alternatives."""
     with pytest.raises(ValueError, match=message):
         choose(name, **options)
 
 
 def test_without_triton_or_a_gpu_it_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both errors are raised before a model is loaded."""
     monkeypatch.setattr(paged, "is_interpreted", False)
     with pytest.raises(ValueError, match="it requires a GPU, got cpu"):
         LLM("tiny-ar", attention="triton")
@@ -302,11 +285,10 @@ def test_without_triton_or_a_gpu_it_is_unavailable(monkeypatch: pytest.MonkeyPat
     ("model", "method"),
     [
         ("tiny-ar", Autoregressive()),
-        pytest.param("tiny-dream", APD(verifier="tiny-aux"), marks=pytest.mark.exhaustive),
+        pytest.param("tiny-dream", APD(verifier="tiny-aux"), marks=pytest.mark.nightly),
     ],
 )
 def test_zoo_text_equals_dense(model: str, method: Method) -> None:
-    """Trained models decode greedily, several prompts at a time."""
     texts = []
     for name in ("dense", "triton"):
         llm = LLM(model, method, attention=name, cache_gib=0.01)
@@ -323,13 +305,12 @@ QUICK = KINDS[0], next(method for method in KINDS if isinstance(method, DFlash))
 @pytest.mark.parametrize(
     "method",
     [
-        pytest.param(method, marks=[] if method in QUICK else [pytest.mark.exhaustive])
+        pytest.param(method, marks=[] if method in QUICK else [pytest.mark.nightly])
         for method in KINDS
     ],
     ids=lambda method: type(method).__name__,
 )
 def test_every_method_equals_dense(method: Method) -> None:
-    """Tiny models with windows and context decode two requests together."""
     sampling = Sampling()
     assert decoded(method, "triton", sampling) == decoded(method, "dense", sampling)
 
@@ -348,7 +329,6 @@ def decoded(method: Method, attention: str, sampling: Sampling) -> list[list[int
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_tree_decoding_equals_dense(temperature: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding is sampled and greedy; the reference back end runs none of the kernel's rows."""
     method = next(each for each in KINDS if isinstance(each, Eagle) and each.width > 1)
     sampling = Sampling(temperature=temperature, seed=3)
     wanted = decoded(method, "dense", sampling)
@@ -357,5 +337,4 @@ def test_tree_decoding_equals_dense(temperature: float, monkeypatch: pytest.Monk
 
 
 def test_the_latest_bits() -> None:
-    """The highest bits remain."""
     assert [latest_bits(0b10110, count) for count in range(4)] == [0, 0b10000, 0b10100, 0b10110]

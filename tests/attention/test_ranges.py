@@ -61,19 +61,16 @@ def attention(
 
 
 def test_the_dense_mask_equals_the_ranges() -> None:
-    """Compare entry by entry."""
     ranges = packed()
     assert torch.equal(dense_mask(ranges, len(ranges)), brute(ranges))
 
 
 def test_documents_are_cut_where_no_row_sees_across() -> None:
-    """Blocks stay together with the rows that they see."""
     spans = find_documents(packed())
     assert spans == [(0, 3), (3, 6), (6, 9), (9, 14), (14, 22), (22, 30), (30, 31)]
 
 
 def test_a_row_that_sees_only_later_or_earlier_keys_joins_them() -> None:
-    """No row between them does."""
     ranges = torch.zeros(4, 2, 2, dtype=torch.int32)
     ranges[0, 0] = torch.tensor([1, 2])
     ranges[3, 0] = torch.tensor([2, 3])
@@ -81,7 +78,6 @@ def test_a_row_that_sees_only_later_or_earlier_keys_joins_them() -> None:
 
 
 def test_a_row_of_a_group_sees_to_its_end() -> None:
-    """Groups of one are causal, one group is full."""
     sees = dense_mask(grouped_ranges([2, 3, 1]), 6)
     assert sees.sum(1).tolist() == [2, 2, 5, 5, 5, 6]
     assert torch.equal(grouped_ranges([1, 1, 1]), causal_ranges(3)) and torch.equal(
@@ -90,7 +86,6 @@ def test_a_row_of_a_group_sees_to_its_end() -> None:
 
 
 def test_whole_documents_are_seen_by_their_rows_alone() -> None:
-    """The earlier ranges do not matter."""
     parts = [grouped_ranges([2, 3]), causal_ranges(1), two_ranges()]
     ranges = torch.cat([part + start for part, start in zip(parts, (0, 5, 6), strict=True)])
     assert (
@@ -103,7 +98,6 @@ def test_whole_documents_are_seen_by_their_rows_alone() -> None:
 
 
 def test_neighbours_of_one_length_and_kind_share_a_call() -> None:
-    """Other documents have one call each."""
     pieces = RangesAttention(packed()).batches
     assert [(piece.count, piece.length) for piece in pieces[:3]] == [(2, 3), (1, 3), (1, 5)]
 
@@ -124,7 +118,6 @@ def equal_with_gradients(
 
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
 def test_attention_equals_one_masked_call_and_so_do_gradients(kv_heads: int) -> None:
-    """Any number of heads share a key head."""
     torch.manual_seed(0)
     ranges = packed()
     q = torch.randn(len(ranges), 4, 8, requires_grad=True)
@@ -145,7 +138,6 @@ def blocks(anchors: list[int], context: int, size: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("runs", [[12], [3, 9], [6, 3, 3], [5, 7]])
 def test_attention_over_other_keys_equals_one_masked_call(runs: list[int]) -> None:
-    """The rows are divided into runs in several ways."""
     torch.manual_seed(0)
     ranges = blocks([0, 2, 5, 7], 9, 3)
     q = torch.randn(12, 4, 8, requires_grad=True)
@@ -158,7 +150,6 @@ def test_attention_over_other_keys_equals_one_masked_call(runs: list[int]) -> No
 
 
 def test_a_run_receives_only_visible_keys() -> None:
-    """Short runs receive few invisible keys."""
     ranges = blocks([2, 3, 40, 90], 100, 4)
     one, four = (HullAttention(ranges, runs) for runs in ([16], [4] * 4))
     assert [tuple(piece.mask.shape) for piece in one.batches] == [(16, 90 + 16)]

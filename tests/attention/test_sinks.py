@@ -36,7 +36,6 @@ def with_a_key(*tensors: torch.Tensor, mask: torch.Tensor | None = None) -> torc
 def test_it_is_a_key_without_a_value(
     mask: torch.Tensor | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Scores are computed at once or a few rows at a time."""
     monkeypatch.setattr(sinks, "MAX_SCORES", most)
     q, k, v, sink = rows()
     found = sink_attention(q, k, v, mask, sinks=sink)
@@ -46,7 +45,6 @@ def test_it_is_a_key_without_a_value(
 
 
 def test_rows_may_be_causal() -> None:
-    """Each row sees the keys up to its own."""
     q, k, v, sink = rows()
     k, v = k[:, :, :ROWS], v[:, :, :ROWS]
     mask = torch.ones(ROWS, ROWS, dtype=torch.bool).tril()
@@ -56,7 +54,6 @@ def test_rows_may_be_causal() -> None:
 
 
 def test_extreme_sinks() -> None:
-    """A sink below all scores takes no weight, one above them takes all."""
     q, k, v, sink = rows()
     plain = sink_attention(q, k, v)
     torch.testing.assert_close(sink_attention(q, k, v, sinks=sink - 1e4), plain)
@@ -64,7 +61,6 @@ def test_extreme_sinks() -> None:
 
 
 def test_half_precision_and_gradients() -> None:
-    """Weights are in float32, and all four tensors receive gradients."""
     tensors = [x.clone().requires_grad_() for x in rows()]
     q, k, v, sink = tensors
     sink_attention(q, k, v, MASK, sinks=sink).square().sum().backward()

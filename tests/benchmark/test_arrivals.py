@@ -31,14 +31,11 @@ def test_a_closed_loop_has_as_many_under_way_as_streams(streams, count, most):
 
 
 def test_an_open_loop_does_not_wait_for_answers():
-    """Twenty requests at 500 per second overlap when answers take long."""
     _, most = sent(Poisson(rate=500), 20, 0.5)
     assert most == 20
 
 
 def test_arrivals_of_a_seed_are_the_same_and_as_often_as_said(monkeypatch):
-    """Gaps are exponential: mean and standard deviation are one over the rate."""
-
     def gaps(seed):
         waits, clock = [], [0.0]
 

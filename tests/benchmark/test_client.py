@@ -37,8 +37,6 @@ def clock(monkeypatch):
 
 
 def test_times_are_those_of_the_script(clock):
-    """Sent at 100.0; text after 0.2, 0.5 and 0.6 s, end after 0.75 s."""
-
     async def script(asked, reply):
         reply.start()
         await clock.wait(0.2)
@@ -86,8 +84,6 @@ def test_a_real_clock_shows_no_less_than_the_script_waits():
 
 
 def test_what_is_no_committed_text_is_no_event(clock):
-    """Roles, empty deltas, canvases and comments are not counted."""
-
     async def script(asked, reply):
         reply.start()
         await clock.wait(0.1)

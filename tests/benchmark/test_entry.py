@@ -20,7 +20,6 @@ from outpace.methods import APD, D2F, Autoregressive, LeftToRight
 
 
 def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
-    """The swept option is the setting of each entry."""
     entries = parse_entries("tiny-dream apd verifier=tiny-aux ratio=0,0.5 window=none")
     assert [entry.setting for entry in entries] == ["ratio=0.0", "ratio=0.5"]
     assert {entry.line for entry in entries} == {"tiny-dream apd verifier=tiny-aux window=none"}
@@ -28,7 +27,6 @@ def test_a_sweep_has_an_entry_for_each_value_on_one_line() -> None:
 
 
 def test_of_several_sweeps_the_last_runs_along_a_line() -> None:
-    """Other options separate the lines."""
     options = {"add": [0.1, 1.0], "confidence": [0.7, 0.9], "block": [8]}
     entries = expand_entries("tiny-d2f", "d2f", options)
     assert [(entry.line, entry.setting) for entry in entries] == [
@@ -73,7 +71,6 @@ def test_a_bad_entry_is_named(text: str, message: str) -> None:
     [Autoregressive(), LeftToRight(tokens=2, window=8), APD(verifier="v", lookahead=None)],
 )
 def test_flags_make_a_method_again(method: Autoregressive) -> None:
-    """Defaults are omitted."""
     _, name, *rest = method_flags(method)
     values = {flag[2:].replace("-", "_"): v for flag, v in zip(rest[::2], rest[1::2], strict=True)}
     assert parse_method(name, values) == method
@@ -89,7 +86,6 @@ def test_every_shape_is_a_model(name: str) -> None:
 
 
 def test_an_unknown_shape_is_answered_with_the_known_ones(tmp_path: Path) -> None:
-    """A file is accepted as a shape as well."""
     with pytest.raises(
         ValueError, match=f"unknown shape 'huge'; choose one of {', '.join(SHAPES)}"
     ):
@@ -100,7 +96,6 @@ def test_an_unknown_shape_is_answered_with_the_known_ones(tmp_path: Path) -> Non
 
 
 def test_random_weights_are_written_once_and_decode(tmp_path: Path) -> None:
-    """Roles of a method are resolved as well."""
     shapes = RandomCheckpoints(folder=tmp_path, dtype=torch.float32, device=torch.device("cpu"))
     path = shapes.model_path("random:tiny")
     assert shapes.model_path("random:tiny") == path and shapes.model_path("tiny-ar") == "tiny-ar"

@@ -24,7 +24,6 @@ def test_an_exchange_knows_its_times():
 
 
 def test_what_is_not_defined_is_none():
-    """One token has no time per output token; an empty answer has no time to first text."""
     assert TWO.tpot is None and TWO.gaps == [] and TWO.ttft == pytest.approx(0.3)
     assert SILENT.ttft is None and SILENT.tpot is None and SILENT.gaps == []
 
@@ -41,14 +40,12 @@ def test_figures_of_two_answers():
 
 
 def test_means_of_quotients_weigh_by_length():
-    """Means divide all tokens by all events or forwards; percentiles are over answers."""
     found = compute_figures([ONE, TWO], 2.0, {})
     assert found["tokens_per_event"] == {"mean": 2.5, "p50": 2.0, "p90": 2.8, "p99": 2.98}
     assert found["tokens_per_forward"]["mean"] == 2.5
 
 
 def test_events_of_many_tokens_do_not_flatter():
-    """Eight tokens in one event: the gap is that of events, not of tokens."""
     burst = RequestRecord(began=0.0, ended=0.8, events=[0.4, 0.8], tokens=16)
     found = compute_figures([burst], 0.8, {})
     assert found["gap_ms"]["p50"] == 400

@@ -103,7 +103,7 @@ def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
     assert wide.turns == []
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
     first = [side(llm, "a"), side(llm, "b")]
     running = alternate_turns(first, 3, samples=tmp_path)
@@ -129,7 +129,6 @@ def test_two_runs_do_not_share_their_turns(llm: LLM, tmp_path: Path) -> None:
 
 
 def test_a_ratio_is_the_median_of_the_rounds(llm: LLM) -> None:
-    """The median of tokens per second is not affected by one slow round."""
     mine, its = side(llm), side(llm, "b")
     mine.turns = [turn(20, 1.0), turn(20, 1.0), turn(20, 50.0)]
     its.turns = [turn(10, 1.0)] * 3

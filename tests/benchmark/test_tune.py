@@ -73,7 +73,6 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_bounds_beside_options_are_values_that_options_take(name: str) -> None:
-    """This includes both bounds; numeric defaults are within them."""
     kind = METHODS[name]
     further: Mapping[str, Any] = dict.fromkeys(kind.roles, "m")
     for option in method_options(kind).values():
@@ -96,7 +95,6 @@ def test_bounds_beside_options_are_values_that_options_take(name: str) -> None:
 
 
 def test_given_options_are_not_searched() -> None:
-    """Options without bounds are excluded; a method without any cannot be tuned."""
     assert list(search_space(APD, {"verifier": "v"})) == ["ratio", "window", "lookahead"]
     assert list(search_space(APD, {"verifier": "v", "ratio": 0.5})) == ["window", "lookahead"]
     with pytest.raises(ValueError, match="Autoregressive has no option to tune"):
@@ -114,7 +112,6 @@ def test_the_careful_way_is_one_token_at_a_time(llm: LLM) -> None:
 
 
 def test_the_fastest_that_keeps_the_accuracy_is_found(llm: LLM, scripted: None) -> None:
-    """The defaults are tried first; a trial with too much loss is never the best."""
     found = search(llm)
     found.run_trials(30, lambda record: None)
     first = found.trials[0]

@@ -24,13 +24,11 @@ HERE = Where(device="cpu", dtype=torch.bfloat16, most=TINY)
 
 
 def test_time_that_spans_cover_is_counted_once() -> None:
-    """Where they overlap, hold one another or stand apart."""
     assert covered([]) == 0
     assert covered([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
 
 
 def test_profiled_time_is_that_of_a_kind_of_device() -> None:
-    """On a machine without a GPU that of none."""
     with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
         torch.ones(500, 500) @ torch.ones(500, 500)
     assert 0 < busy(profiler, "CPU") < 60
@@ -39,7 +37,6 @@ def test_profiled_time_is_that_of_a_kind_of_device() -> None:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_floor_is_of_what_a_step_reads(tied: bool) -> None:
-    """Matrices and norms, an embedding where it is the head, keys and values of all sequences."""
     published = {**TARGETS["Qwen3-8B"], "tie_word_embeddings": tied}
     runner = HERE.runner("target", HERE.model(published), 64)
     dim, mlp, layers, size, vocab = 64, 128, 8, 16, 1000
@@ -52,7 +49,6 @@ def test_floor_is_of_what_a_step_reads(tied: bool) -> None:
 
 
 def test_small_shapes_are_those_of_their_families() -> None:
-    """With no size larger than these, and none changed that is smaller."""
     shapes = [*TARGETS.values(), *(published for _, published in FURTHER.values())]
     for published in shapes:
         small, whole = translate_config(shrunk(published, TINY)), translate_config(published)
@@ -64,7 +60,6 @@ def test_small_shapes_are_those_of_their_families() -> None:
 
 
 def test_projections_take_the_published_tokens_per_forward() -> None:
-    """Of the very method, and of no paper that says none."""
     kept = {(case.target, case.name): case.kept for case in CASES if case.kept is not None}
     assert kept == {
         ("Qwen3-8B", "DFlash"): 6.54,
@@ -74,7 +69,6 @@ def test_projections_take_the_published_tokens_per_forward() -> None:
 
 
 def test_bars_judge_what_was_measured() -> None:
-    """A single sequence of Qwen3-8B, and 32 requests of any method."""
     steps = [
         {"shape": shape, "batch": batch, "rows": rows, "share of the floor": 0.9, "step ms": taken}
         for shape in ("Qwen3-8B", "Dream-7B")
@@ -95,7 +89,6 @@ def test_bars_judge_what_was_measured() -> None:
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_logits_that_are_made_again_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many operations as where all fit into memory."""
     found = []
     for entries in (2**26, 30 * 1000):
         monkeypatch.setattr(objective, "ENTRIES", entries)
@@ -110,7 +103,6 @@ def test_logits_that_are_made_again_count_once(monkeypatch: pytest.MonkeyPatch) 
 def test_vllm_runs_in_a_process_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Asked for as many tokens of as many prompts; one that fails is a case left out."""
     (tmp_path / "vllm.py").write_text(
         "import json, pathlib\n"
         "class SamplingParams:\n"
@@ -146,7 +138,6 @@ def run_with(
 
 
 def test_named_parts_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In their own order, each once."""
     order: list[str] = []
 
     def part(name: str) -> Any:
@@ -163,7 +154,6 @@ def test_named_parts_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_unknown_part_is_answered_with_those_that_there_are(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is measured."""
     monkeypatch.setattr(sys, "argv", ["gpu.py", "nobody", "--cpu-smoke"])
     with pytest.raises(SystemExit) as end:
         gpu.main()
@@ -172,8 +162,6 @@ def test_unknown_part_is_answered_with_those_that_there_are(
 
 
 def test_what_fails_ends_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are measured and written, and the program says that it failed."""
-
     def fails(*_: object) -> gpu.Found:
         raise MemoryError("too large")
 
@@ -188,7 +176,6 @@ def test_what_fails_ends_its_part_alone(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_cases_that_do_not_fit_are_counted() -> None:
-    """Once the time is over none is given out."""
     budget = Budget(60)
     assert [*budget.spend("ab")] == ["a", "b"] and 0 < budget.left <= 3600
     over = Budget(0)

@@ -15,7 +15,6 @@ THEIRS = [Timing(2.0, 1.0), Timing(2.0, 1.0), Timing(3.0, 1.0)]
 
 
 def test_costs_are_per_unit_and_ratios_those_of_the_rounds() -> None:
-    """The median of three ratios, times how many more units the first side needed."""
     rows = costs({"theirs": THEIRS, "ours": OURS}, {"theirs": 10, "ours": 5}, "forward")
     assert rows["theirs"]["CPU ratio"] == rows["theirs"]["wall ratio"] == 1
     assert rows["ours"] == {
@@ -30,7 +29,6 @@ def test_costs_are_per_unit_and_ratios_those_of_the_rounds() -> None:
 
 
 def test_sides_take_turns_in_alternating_order() -> None:
-    """After one run of each to warm up; each is as often the first, and the last, of a turn."""
     order: list[str] = []
     sides = {name: (lambda name=name: order.append(name)) for name in "abc"}
     timings = alternate(sides, 6)
@@ -40,7 +38,6 @@ def test_sides_take_turns_in_alternating_order() -> None:
 
 @pytest.mark.parametrize(("at_least", "met"), [(True, [True, False]), (False, [False, True])])
 def test_bars_are_met_on_their_side(at_least: bool, met: list[bool], tmp_path: Path) -> None:
-    """And written with the mark."""
     bars = [Bar(what="x", value=v, limit=2.0, at_least=at_least) for v in (3.0, 1.0)]
     path = tmp_path / "new" / "a.json"
     finish(Namespace(json=path), {"rows": []}, bars)

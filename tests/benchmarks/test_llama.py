@@ -25,7 +25,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("kind", llama.FORMATS)
 def test_what_llama_cpp_is_given_is_the_checkpoint(kind: str, folder: Path) -> None:
-    """As we read it ourselves: every tensor, under its name."""
     ours = load_model(folder).state_dict()
     theirs = load_model(llama.write(folder, kind, folder / f"{kind}.gguf"), plain=True).state_dict()
     assert ours.keys() == theirs.keys()
@@ -36,7 +35,6 @@ def test_what_llama_cpp_is_given_is_the_checkpoint(kind: str, folder: Path) -> N
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_a_step_of_llama_cpp_says_the_same_tokens(rows: int, folder: Path) -> None:
-    """After a prompt, twice, with a step of other rows between."""
     pytest.importorskip("llama_cpp")
     ours = cpu.with_outpace(folder, PROMPT, {"dtype": "float32"})
     path = llama.write(folder, "f32", folder / "steps.gguf")
@@ -48,11 +46,10 @@ def test_a_step_of_llama_cpp_says_the_same_tokens(rows: int, folder: Path) -> No
     assert theirs(ids) == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_is_that_of_the_process_that_loads(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not of the one that measures, which has a large model in memory."""
     monkeypatch.setattr(cpu, "OURS", {"outpace int8": {"quantize": "int8"}})
     ballast = bytearray(10**9)
     rows = cpu.memory(folder)
@@ -64,7 +61,6 @@ def test_memory_is_that_of_the_process_that_loads(
 def test_what_is_missing_is_said_and_the_others_are_measured(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without llama.cpp, by the name of the extra that brings it."""
     monkeypatch.setattr(llama, "available", lambda: "No module named 'llama_cpp'")
     names = [name for name, _ in cpu.sides(folder, PROMPT, ["llama.cpp"])]
     assert names == [] and "outpace[llama]" in capsys.readouterr().out

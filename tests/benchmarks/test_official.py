@@ -75,12 +75,11 @@ TWINS = {
 }
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", TWINS)
 def test_comparison_with_ourselves(
     name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Both sides give the same tokens in as many passes, which each program asserts."""
     program, (twin, sizes) = import_module(name), TWINS[name]
     module = SimpleNamespace(apd_accept_criterion=None)
     monkeypatch.setattr(program, "imported", lambda *_: module)
@@ -98,12 +97,10 @@ def test_comparison_with_ourselves(
 
 
 def test_runs_add_up_their_prompts() -> None:
-    """Tokens of each, passes of all."""
     assert run_over(lambda ids: (ids[::-1], len(ids)), [[1, 2], [3]]) == ([[2, 1], [3]], 3)
 
 
 def test_what_sides_share_is_checked_before_they_are_timed() -> None:
-    """Rows have their place, side, columns and costs, in this order."""
     called: list[str] = []
 
     def side(name: str, passes: int) -> Decode:

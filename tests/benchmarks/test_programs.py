@@ -36,7 +36,6 @@ def run(monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_help_shows_what_is_measured(name: str, run, capsys: pytest.CaptureFixture[str]) -> None:
-    """The text of the file, and options with the right defaults."""
     with pytest.raises(SystemExit) as end:
         run(name, "--help")
     text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
@@ -46,7 +45,6 @@ def test_help_shows_what_is_measured(name: str, run, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
 def test_every_option_says_what_it_is(name: str) -> None:
-    """In its help."""
     calls = [
         node
         for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text()))
@@ -96,14 +94,13 @@ LONG = ("cpu", "forward_cost", "gpu", "quality", "serve", "wedlm_official")
             name,
             words,
             id=name,
-            marks=pytest.mark.exhaustive if name in LONG else pytest.mark.slow,
+            marks=pytest.mark.nightly if name in LONG else pytest.mark.nightly,
         )
         for name, words in SMOKES
     ],
 )
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_smallest_run_writes_its_tables(name: str, words: str, run, tmp_path: Path) -> None:
-    """Rows of figures with their provenance, and a picture where there is one."""
     picture = ["--png", str(tmp_path / "a.png")] if name in CURVES else []
     run(name, *words.split(), "--json", str(tmp_path / "new" / "a.json"), *picture)
     written = json.loads((tmp_path / "new" / "a.json").read_text())
@@ -114,9 +111,8 @@ def test_smallest_run_writes_its_tables(name: str, words: str, run, tmp_path: Pa
     assert bool(picture) == (tmp_path / "a.png").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_training_run_is_judged(run, tmp_path: Path) -> None:
-    """By what its draft would keep, and drawn beside the decoding."""
     draft, out, picture = (tmp_path / name for name in ("run", "a.json", "a.png"))
     words = ["train", "tiny-dflash", "steps=1", "batch=2", "path=story:train", f"out={draft}"]
     subprocess.run([sys.executable, "-m", "outpace", *map(str, words)], check=True)
@@ -128,9 +124,8 @@ def test_a_training_run_is_judged(run, tmp_path: Path) -> None:
     assert picture.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_files_are_measured(run, tmp_path: Path) -> None:
-    """A file of the format that the program writes for llama.cpp."""
     pytest.importorskip("gguf")
     out, shape = tmp_path / "a.json", "from cpu import SHAPES, made\nimport llama, sys\n"
     code = f"{shape}from pathlib import Path\nroot = Path(sys.argv[1])\n"
@@ -144,7 +139,6 @@ def test_files_are_measured(run, tmp_path: Path) -> None:
 
 
 def test_every_program_is_tried() -> None:
-    """Each is in `SMOKES`, in `CLONES`, or in a test for it alone."""
     alone = {"cpu_files", "tool_choice"}
     assert sorted({name for name, _ in SMOKES} | set(CLONES) | alone) == PROGRAMS
     assert {name for name in PROGRAMS if name in CURVES} == set(CURVES)
@@ -152,7 +146,6 @@ def test_every_program_is_tried() -> None:
 
 @pytest.mark.parametrize(("name", "results"), CURVES.items())
 def test_stored_results_are_drawn(name: str, results: str, run, tmp_path: Path) -> None:
-    """Without measuring anything."""
     run(
         name,
         "--draw",
@@ -165,7 +158,6 @@ def test_stored_results_are_drawn(name: str, results: str, run, tmp_path: Path) 
 
 @pytest.mark.parametrize("name", CLONES)
 def test_missing_clone_is_said_in_one_line(name: str, run, tmp_path: Path) -> None:
-    """With the repository to take, before anything is written or measured."""
     with pytest.raises(SystemExit) as end:
         run(name, "--official", str(tmp_path / "nowhere"))
     message = str(end.value)

@@ -15,7 +15,6 @@ from toolbox import tool_model
 
 
 def test_questions_have_two_tools_and_one_answer() -> None:
-    """Each of the two tools is asked for as often; some questions need none."""
     questions = [*tool_choice.read_questions()]
     assert len(questions) == len({each.text for each in questions}) == 50
     places = []
@@ -44,7 +43,6 @@ def test_questions_have_two_tools_and_one_answer() -> None:
 def test_answers_are_judged(
     expected: str, calls: list[str], text: str | None, right: bool, unparsed: bool
 ) -> None:
-    """By all calls, or their absence."""
     message: dict[str, Any] = {"content": text}
     if calls:
         message["tool_calls"] = [{"function": {"name": name}} for name in calls]
@@ -52,9 +50,8 @@ def test_answers_are_judged(
     assert (row["right"], row["unparsed"]) == (right, unparsed)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_servers_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two equal ones answer alike, so the first is right as often."""
     out = tmp_path / "new" / "a.json"
     with serving("--model", f"m={tool_model('tiny-ar', 'tool_call')}") as process:
         words = ["--server", f"a={process.url}", "--server", f"b={process.url}"]

@@ -68,7 +68,6 @@ def queries(model: torch.nn.Module) -> torch.Tensor:
 
 
 def test_update_is_added_to_its_rows_of_a_fused_matrix(base: Path, adapter: Path) -> None:
-    """The scaled product is added there, and nothing elsewhere."""
     plain, merged = load_model(base), load_model(base, adapter=adapter)
     tensors = load_file(adapter / ADAPTER_WEIGHTS)
     delta = 1.5 * tensors[UP] @ tensors[DOWN]
@@ -86,7 +85,6 @@ def test_update_is_added_to_its_rows_of_a_fused_matrix(base: Path, adapter: Path
 
 @pytest.mark.parametrize("family", ["dream", "llada"])
 def test_published_adapters_load(family: str) -> None:
-    """Both families' names load, and the adapter changes the logits."""
     folder = GOLDEN / f"{family}_tiny"
     adapter = GOLDEN / f"{family}_tiny_lora"
     updates = load_adapter(adapter).updates
@@ -96,7 +94,6 @@ def test_published_adapters_load(family: str) -> None:
 
 
 def test_pattern_gives_a_module_its_own_rank_and_alpha(base: Path, adapter: Path) -> None:
-    """A pattern matches the end of a module's name; the first match counts."""
     torch.manual_seed(1)
     down, up = torch.randn(3, 32), torch.randn(32, 3)
     rewrite(adapter, **{DOWN: down, UP: up})
@@ -108,14 +105,12 @@ def test_pattern_gives_a_module_its_own_rank_and_alpha(base: Path, adapter: Path
 
 
 def test_rank_stabilised_scale_divides_by_the_root(adapter: Path) -> None:
-    """With `use_rslora`."""
     change(adapter, use_rslora=True)
     scales = {update.scale for update in load_adapter(adapter).updates.values()}
     assert scales == {3 / math.sqrt(2)}
 
 
 def test_merging_keeps_the_wanted_dtype(base: Path, adapter: Path) -> None:
-    """Updates are added in float32 and stored in the dtype of the model."""
     exact = queries(load_model(base, adapter=adapter))
     rounded = queries(load_model(base, adapter=adapter, dtype=torch.bfloat16))
     assert torch.equal(rounded, exact.bfloat16())
@@ -139,41 +134,35 @@ def test_merging_keeps_the_wanted_dtype(base: Path, adapter: Path) -> None:
 def test_invalid_settings_are_refused(
     adapter: Path, fields: dict[str, object], message: str
 ) -> None:
-    """The message has the field or tensor, and both values."""
     change(adapter, **fields)
     with pytest.raises(ValueError, match=message):
         load_adapter(adapter)
 
 
 def test_unknown_tensor_is_refused(adapter: Path) -> None:
-    """Its update would be lost."""
     rewrite(adapter, **{"base_model.model.lm_head.weight": torch.zeros(2, 2)})
     with pytest.raises(ValueError, match=r"'base_model\.model\.lm_head\.weight' does not belong"):
         load_adapter(adapter)
 
 
 def test_unpaired_matrix_is_refused(adapter: Path) -> None:
-    """The message names the missing half."""
     rewrite(adapter, drop=UP)
     with pytest.raises(ValueError, match=r"no partner '.*q_proj\.lora_B\.weight'"):
         load_adapter(adapter)
 
 
 def test_adapter_of_another_family_is_refused(base: Path) -> None:
-    """None of its names is in the model."""
     with pytest.raises(ValueError, match=r"no 'model\.transformer.*12 of 12 updates are unknown"):
         load_model(base, adapter=GOLDEN / "llada_tiny_lora")
 
 
 def test_adapter_of_another_shape_is_refused(base: Path, adapter: Path) -> None:
-    """The message has both shapes."""
     rewrite(adapter, **{DOWN: torch.zeros(2, 48)})
     with pytest.raises(ValueError, match=r"has shape \(32, 48\), but the weight \(32, 32\)"):
         load_model(base, adapter=adapter)
 
 
 def test_folder_without_an_adapter_is_refused(base: Path, adapter: Path) -> None:
-    """Such as a model, or a configuration alone."""
     with pytest.raises(ValueError, match=r"adapter_config\.json does not exist"):
         load_model(base, adapter=base)
     (adapter / ADAPTER_WEIGHTS).unlink()

@@ -45,7 +45,6 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_updates_have_their_outputs_of_stacked_layers(folder: Path) -> None:
-    """And the scale; all of them together are the merged update."""
     updates = load_adapters({"x": folder}, CONFIG, torch.float32)["x"]
     assert len(updates) == 9  # head, and four layers in each of two blocks
     found = [update.outputs for update in updates["blocks.0.attention.qkv"]]
@@ -81,7 +80,6 @@ def change_tensor(folder: Path, value: float) -> None:
     ],
 )
 def test_invalid_settings_are_refused(folder: Path, fields: dict[str, Any], message: str) -> None:
-    """As for merging; the error names the adapter."""
     change_config(folder, **fields)
     with pytest.raises(OptionError, match=rf"^adapters\.mine: .*{message}") as caught:
         load_adapters({"mine": folder}, CONFIG, torch.float32)
@@ -90,7 +88,6 @@ def test_invalid_settings_are_refused(folder: Path, fields: dict[str, Any], mess
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_updates_that_are_not_finite_are_refused(folder: Path, value: float) -> None:
-    """Also those that only the dtype of the model cannot represent."""
     change_tensor(folder, value)
     with pytest.raises(OptionError, match="must have finite values"):
         load_adapters({"mine": folder}, CONFIG, torch.float32)
@@ -119,14 +116,12 @@ def write_update(folder: Path, name: str, outputs: int, inputs: int) -> Path:
 def test_updates_of_other_modules_are_refused(
     tmp_path: Path, name: str, shape: tuple[int, int], message: str
 ) -> None:
-    """Those of another base, and of modules that are no linear layers."""
     folder = write_update(tmp_path, name, *shape)
     with pytest.raises(OptionError, match=message):
         load_adapters({"mine": folder}, CONFIG, torch.float32)
 
 
 def test_updates_of_experts_are_refused(tmp_path: Path) -> None:
-    """They can be merged; attention of such a model can be adapted."""
     config, expert = translate_config(MOE), "model.layers.0.mlp.experts.1.down_proj.weight"
     write_update(tmp_path / "expert", expert, 32, 16)
     with pytest.raises(OptionError, match="belongs to a mixture of experts, so its update can"):
@@ -151,7 +146,6 @@ def test_updates_of_experts_are_refused(tmp_path: Path) -> None:
 def test_invalid_options_are_refused(
     adapters: Any, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Names, and paths without an adapter."""
     monkeypatch.chdir(tmp_path)
     with pytest.raises(OptionError, match=message) as caught:
         LLM("tiny-ar", adapters=adapters)
@@ -159,7 +153,6 @@ def test_invalid_options_are_refused(
 
 
 def test_nothing_is_loaded_for_an_invalid_adapter(folder: Path, tmp_path: Path) -> None:
-    """The weights of the model are not even there."""
     save_model(causal_model(), tmp_path / "base")
     (tmp_path / "base" / "model.safetensors").unlink()
     change_config(folder, use_dora=True)
@@ -171,7 +164,6 @@ def test_nothing_is_loaded_for_an_invalid_adapter(folder: Path, tmp_path: Path) 
 
 
 def test_unknown_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
-    """The error has the known names."""
     save_model(causal_model(), tmp_path / "base")
     llm = LLM(tmp_path / "base", adapters={"mine": folder, "other": folder}, cache_gib=0.01)
     with pytest.raises(OptionError, match="adapter must be one of mine, other for") as caught:

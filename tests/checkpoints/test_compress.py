@@ -71,7 +71,6 @@ def logits(model: Transformer) -> torch.Tensor:
 
 @needs_products
 def test_a_written_model_equals_one_quantized_on_load(plain: Path) -> None:
-    """Bit by bit, with or without `quantize`; generated text is equal too."""
     folder = compress_checkpoint(plain, plain.parent / "small")
     direct = load_model(plain, quantize="int8")
     for quantize in (None, "int8"):
@@ -86,7 +85,6 @@ def test_a_written_model_equals_one_quantized_on_load(plain: Path) -> None:
 
 
 def test_a_written_model_has_the_published_format(plain: Path) -> None:
-    """Codes and scales have the names of compressed-tensors."""
     folder = compress_checkpoint(plain, plain.parent / "small")
     tensors, before = load_file(folder / FILE), load_file(plain / FILE)
     matrices = {name for name, tensor in before.items() if tensor.dim() == 2}
@@ -107,7 +105,6 @@ def test_a_written_model_has_the_published_format(plain: Path) -> None:
 @needs_products
 @pytest.mark.parametrize("kind", ["dflash", "eagle3"])
 def test_a_written_draft_equals_one_quantized_on_load(kind: str, tmp_path: Path) -> None:
-    """A copy of the target's embedding is left out; EAGLE-3's head covers ten tokens."""
     target = causal_model()
     save_model(target, tmp_path / "target", dtype=torch.float32)
     if kind == "eagle3":
@@ -129,7 +126,6 @@ def test_a_written_draft_equals_one_quantized_on_load(kind: str, tmp_path: Path)
 
 
 def test_a_draft_needs_its_target_and_only_a_draft(plain: Path) -> None:
-    """Nothing is written otherwise."""
     small = plain.parent / "small"
     with pytest.raises(OptionError, match="'tiny-dflash' is a draft: give its target too"):
         compress_checkpoint("tiny-dflash", small)
@@ -146,7 +142,6 @@ def test_a_draft_needs_its_target_and_only_a_draft(plain: Path) -> None:
 
 @needs_products
 def test_stored_codes_are_kept(plain: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are not dequantized and quantized again."""
     folder = compress_checkpoint(plain, plain.parent / "small")
     change = {f"{DOWN}_scale": load_file(folder / FILE)[f"{DOWN}_scale"] * 1.01}
     save_file({**load_file(folder / FILE), **change}, folder / FILE)
@@ -162,7 +157,6 @@ def test_stored_codes_are_kept(plain: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @needs_products
 def test_rows_are_rounded_if_the_file_requests_it(plain: Path) -> None:
-    """Otherwise codes are dequantized, unless int8 is requested."""
     folder = compress_checkpoint(plain, plain.parent / "small")
     config = json.loads((folder / CONFIG_FILE).read_text())
     config[QUANTIZATION_FIELD]["config_groups"]["group_0"]["input_activations"] = None
@@ -173,7 +167,6 @@ def test_rows_are_rounded_if_the_file_requests_it(plain: Path) -> None:
 
 @needs_products
 def test_an_update_is_added_to_dequantized_matrices(plain: Path) -> None:
-    """Matrices changed by an adapter are not those of the file."""
     folder = compress_checkpoint(plain, plain.parent / "small")
     update = {DOWN: LowRank(torch.ones(1, 48), torch.ones(32, 1), 1.0)}
     config = {"peft_type": "LORA", "r": 1, "lora_alpha": 1, "target_modules": ["down_proj"]}
@@ -190,7 +183,6 @@ def test_an_update_is_added_to_dequantized_matrices(plain: Path) -> None:
 def test_without_products_or_for_training_it_is_dequantized(
     plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Codes times scales, in the requested dtype."""
     folder = compress_checkpoint(plain, plain.parent / "small")
     tensors = load_file(folder / FILE)
     wanted = tensors[DOWN].float() * tensors[f"{DOWN}_scale"]
@@ -201,7 +193,6 @@ def test_without_products_or_for_training_it_is_dequantized(
 
 
 def test_shards_stay_shards(plain: Path) -> None:
-    """Each file becomes one file, and the index has the scales too."""
     tensors = load_file(plain / FILE)
     names = sorted(tensors)
     files = {f"part-{n}.safetensors": names[n::2] for n in range(2)}
@@ -222,7 +213,6 @@ def test_shards_stay_shards(plain: Path) -> None:
 
 
 def test_quantized_models_and_existing_folders_are_refused(plain: Path, tmp_path: Path) -> None:
-    """Nothing is quantized twice or overwritten."""
     folder = compress_checkpoint(plain, tmp_path / "small")
     with pytest.raises(ValueError, match="small' is already quantized: give the original"):
         compress_checkpoint(folder, tmp_path / "third")
@@ -243,8 +233,6 @@ def test_quantized_models_and_existing_folders_are_refused(plain: Path, tmp_path
 def test_a_full_disk_leaves_nothing(
     error: Exception, plain: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither the folder nor a part of it."""
-
     def fail(*args: object, **options: object) -> None:
         raise error
 
@@ -255,8 +243,6 @@ def test_a_full_disk_leaves_nothing(
 
 
 def test_ctrl_c_leaves_nothing(plain: Path) -> None:
-    """At any time."""
-
     def interrupt(done: int, total: int) -> None:
         if done == total:
             raise KeyboardInterrupt
@@ -267,7 +253,6 @@ def test_ctrl_c_leaves_nothing(plain: Path) -> None:
 
 
 def test_folders_of_killed_processes_are_removed(plain: Path) -> None:
-    """Except locked folders, folders for other outputs, and unrelated ones."""
     home = plain.parent
     kept = [home / name for name in (".small.7.partial", ".other.8.partial", ".small.partial")]
     for folder in [*kept, home / ".small.9.partial"]:
@@ -296,7 +281,7 @@ main(["quantize", "plain", "--output", "small"])
 """
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("number", "status", "left"),
     [
@@ -308,7 +293,6 @@ main(["quantize", "plain", "--output", "small"])
 def test_signals_that_end_the_command(
     number: signal.Signals, status: int, left: list[str], plain: Path
 ) -> None:
-    """After a signal that can be caught nothing is left; after SIGKILL the next run cleans up."""
     home, pipe = plain.parent, subprocess.PIPE
     command = [sys.executable, "-c", SLOWLY]
     with subprocess.Popen(command, cwd=home, stdout=pipe, stderr=pipe, text=True) as process:
@@ -323,9 +307,8 @@ def test_signals_that_end_the_command(
     assert sorted(path.name for path in home.iterdir()) == ["plain", "small"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_command_on_a_full_disk(tmp_path: Path) -> None:
-    """A real limit gives one line of error, and nothing is left."""
     save_model(random_model(published(hidden_size=256)), tmp_path / "plain")
     limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
     command = prepared(limit, "-m", "outpace", "quantize", "plain", "--output", "small")
@@ -336,7 +319,6 @@ def test_the_command_on_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_not_finite_are_refused(plain: Path) -> None:
-    """As when they are loaded."""
     tensors: dict[str, Any] = load_file(plain / FILE)
     tensors[DOWN][0, 0] = float("nan")
     save_file(tensors, plain / FILE)
@@ -344,10 +326,9 @@ def test_weights_that_are_not_finite_are_refused(plain: Path) -> None:
         compress_checkpoint(plain, plain.parent / "small")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_reads_it(plain: Path) -> None:
-    """With the library compressed-tensors; the matrices are equal bit by bit."""
     from transformers import CompressedTensorsConfig, Qwen2ForCausalLM
 
     folder = compress_checkpoint(plain, plain.parent / "small")

@@ -20,7 +20,6 @@ from outpace.server.settings import make_entry
 
 
 def test_a_draft_of_the_zoo_is_selected() -> None:
-    """The text equals that with the draft's name."""
     llm = LLM("tiny-ar", DFlash(draft="auto"), cache_gib=0.05)
     texts = [
         llm.generate("Tom has 5 coins.", method=method, max_tokens=12, seed=1)[0]
@@ -32,14 +31,12 @@ def test_a_draft_of_the_zoo_is_selected() -> None:
 
 
 def test_a_server_lists_the_selected_draft() -> None:
-    """Requests can use it by that name."""
     found = make_entry("tiny-ar", DFlash(draft="auto"), {}, {})
     assert found.options["draft"] == "tiny-dflash"
     assert found.further == {"tiny-dflash": "tiny-dflash"}
 
 
 def test_the_folder_of_a_target_has_its_name(tmp_path: Path) -> None:
-    """With any parent."""
     shutil.copytree(load.ZOO_FOLDER / "tiny-ar", tmp_path / "Tiny-AR")
     assert known_drafts(tmp_path / "Tiny-AR", "dflash") == ("tiny-dflash",)
 
@@ -47,7 +44,6 @@ def test_the_folder_of_a_target_has_its_name(tmp_path: Path) -> None:
 def test_a_missing_draft_is_named_and_not_downloaded(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Only the cache of the hub's library is read."""
     requests = []
 
     def snapshot(name: str, *, local_files_only: bool = False, **others: object) -> str:
@@ -70,7 +66,6 @@ def test_a_missing_draft_is_named_and_not_downloaded(
 def test_a_draft_in_the_hub_cache_is_selected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """If its folder is complete."""
     monkeypatch.setattr(load, "snapshot_download", lambda name, **others: str(tmp_path))
     assert not load.is_local("z-lab/Qwen3-8B-DFlash-b16")
     (tmp_path / "config.json").write_text("{}")
@@ -86,7 +81,6 @@ def rows(heading: str) -> list[list[str]]:
 
 
 def test_the_page_of_models_lists_published_drafts() -> None:
-    """And which targets are not supported."""
     found = {
         (method.strip("`"), target.removesuffix(" †")): (draft, target.endswith("†"))
         for method, target, draft in rows("Drafts that auto finds")
@@ -99,7 +93,6 @@ def test_the_page_of_models_lists_published_drafts() -> None:
 
 
 def test_the_page_of_models_lists_the_comparisons() -> None:
-    """For every family, with a mark for checkpoints whose configuration is read."""
     read = json.loads((Path(__file__).parent.parent / "golden" / "configs.json").read_text())
     found = {}
     for name, compared, published in rows("What was compared"):
@@ -112,7 +105,6 @@ def test_the_page_of_models_lists_the_comparisons() -> None:
 
 
 def test_drafts_belong_to_methods_with_a_draft() -> None:
-    """Each for one target, under its method."""
     for method, targets in KNOWN_DRAFTS.items():
         assert "draft" in METHODS[method].roles
         assert all("/" in name or (load.ZOO_FOLDER / name).is_dir() for name in targets)

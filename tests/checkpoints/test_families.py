@@ -264,7 +264,6 @@ def reference(model: PreTrainedModel) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Written by `save_pretrained`, loaded by `load_model`."""
     theirs = random_weights(name)
     theirs.save_pretrained(tmp_path)
     ours = whole(load_model(tmp_path), IDS, causal=True)
@@ -274,7 +273,6 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_text_equals_that_of_transformers(name: str, tmp_path: Path) -> None:
-    """Token by token, in a batch, and with drafts of the model's own text."""
     theirs = random_weights(name)
     theirs.save_pretrained(tmp_path)
     llm = LLM(tmp_path, cache_gib=0.01)
@@ -291,7 +289,6 @@ def test_greedy_text_equals_that_of_transformers(name: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen3", "mixtral", "gemma3", "gpt_oss"])
 def test_shards_are_read_as_one(name: str, tmp_path: Path) -> None:
-    """A checkpoint split into many files by `max_shard_size`."""
     theirs = random_weights(name)
     theirs.save_pretrained(tmp_path, max_shard_size="20KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
@@ -301,7 +298,6 @@ def test_shards_are_read_as_one(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3_5_moe", "qwen3_5_moe_text"])
 def test_experts_in_one_tensor_are_equivalent(name: str, tmp_path: Path) -> None:
-    """As in the published checkpoints, which also have tensors for images and further heads."""
     theirs = random_weights(name)
     theirs.save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
@@ -324,7 +320,6 @@ def test_experts_in_one_tensor_are_equivalent(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["qwen2-yarn", "llama-llama3", "llama-linear"])
 def test_old_format_of_rotary_fields_is_equivalent(name: str, tmp_path: Path) -> None:
-    """`rope_theta` and `rope_scaling`, as in checkpoints before transformers 5."""
     random_weights(name).save_pretrained(tmp_path)
     new = whole(load_model(tmp_path), IDS, causal=True)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -337,7 +332,6 @@ def test_old_format_of_rotary_fields_is_equivalent(name: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("scaling", [LINEAR, LLAMA3, YARN], ids=lambda s: s["rope_type"])
 def test_scaling_changes_the_logits(scaling: dict, tmp_path: Path) -> None:
-    """Without its scaling the checkpoint has other logits, so the tests above detect errors."""
     kind = {"linear": "llama-linear", "llama3": "llama-llama3", "yarn": "llama-yarn"}
     theirs = random_weights(kind[scaling["rope_type"]])
     theirs.save_pretrained(tmp_path)
@@ -352,7 +346,6 @@ def test_scaling_changes_the_logits(scaling: dict, tmp_path: Path) -> None:
     "own", [{}, {"beta_fast": 24, "beta_slow": 2}, {"attention_factor": 1.5}], ids=str
 )
 def test_yarn_rotates_large_heads_as_transformers_does(own: dict[str, float]) -> None:
-    """Heads of a published size, whose ramp is many pairs wide."""
     yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, **own}
     config = Qwen3Config(
         head_dim=128, max_position_embeddings=131072, rope_parameters={**yarn, "rope_theta": 1e6}
@@ -366,7 +359,6 @@ def test_yarn_rotates_large_heads_as_transformers_does(own: dict[str, float]) ->
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_close(dtype: torch.dtype, tmp_path: Path) -> None:
-    """Errors have the magnitude that the mantissa implies."""
     random_weights("llama").save_pretrained(tmp_path)
     model = load_model(tmp_path, dtype=dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {dtype}
@@ -376,7 +368,6 @@ def test_half_precision_is_close(dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 def test_every_causal_family_is_compared() -> None:
-    """A new family needs an entry in the table above or a golden test."""
     compared = {name.partition("-")[0] for name in MODELS}
     blocks = {"fast_dllm_v2", "llada2", "sdar", "sdar_moe"}  # tests/models/test_blocks.py
     blocks |= {"a2d_block", "efficient_dlm", "stable_diffcoder"}
@@ -390,7 +381,6 @@ def test_every_causal_family_is_compared() -> None:
 
 
 def test_the_table_of_families_is_the_registry() -> None:
-    """Name, architectures, default method and sampling of each, and no other."""
     text = (Path(__file__).parent.parent.parent / "docs" / "models.md").read_text()
     table = text[text.index("| family |") :].split("\n\n")[0].splitlines()[2:]
     rows = {}

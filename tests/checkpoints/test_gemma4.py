@@ -77,7 +77,6 @@ def written(name: str, folder: Path) -> Gemma4ForCausalLM:
 @pytest.mark.parametrize("rejected", [0, 3])
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_in_the_engine(name: str, rejected: int, tmp_path: Path) -> None:
-    """At prefill and a token at a time, also with tokens after it that are rejected."""
     with torch.inference_mode():
         expected = written(name, tmp_path)(torch.tensor([IDS])).logits[0]
     each = Runner(name, load_model(tmp_path), slots=256)
@@ -97,7 +96,6 @@ def test_logits_in_the_engine(name: str, rejected: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_layers_have_memory_of_their_own_shape(name: str, tmp_path: Path) -> None:
-    """None for layers that share keys; the size of the cache is that of all layers together."""
     written(name, tmp_path)
     each = Runner(name, load_model(tmp_path), slots=256)
     kinds, model = MODELS[name]["layer_types"], MODELS[name]
@@ -123,7 +121,6 @@ def test_layers_have_memory_of_their_own_shape(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 @pytest.mark.parametrize("name", MODELS)
 def test_quantized_together_equals_alone(name: str, quantize: str, tmp_path: Path) -> None:
-    """Of prompts with a common prefix, which the prefix cache holds."""
     written(name, tmp_path)
     prompts = [IDS, IDS[:5], IDS[:20]]
     llm = LLM(tmp_path, cache_gib=0.01, quantize=quantize)
@@ -134,7 +131,6 @@ def test_quantized_together_equals_alone(name: str, quantize: str, tmp_path: Pat
 
 @pytest.mark.parametrize("name", MODELS)
 def test_saved_checkpoint_is_the_same(name: str, tmp_path: Path) -> None:
-    """Each tensor under its name."""
     written(name, tmp_path / "theirs")
     save_model(load_model(tmp_path / "theirs"), tmp_path / "ours", dtype=torch.float32)
     theirs, ours = (load_file(tmp_path / each / "model.safetensors") for each in ("theirs", "ours"))
@@ -144,7 +140,6 @@ def test_saved_checkpoint_is_the_same(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["26B-A4B", "E2B"])
 def test_adapter_of_a_request_equals_a_merged_one(name: str, tmp_path: Path) -> None:
-    """On the matrices that a layer has, beside a request without one."""
     written(name, tmp_path / "base")
     parts = "attention", "mlp.gate_up", "dense", "layer_gate", "projection"
     config = load_config(tmp_path / "base")
@@ -160,7 +155,6 @@ def test_adapter_of_a_request_equals_a_merged_one(name: str, tmp_path: Path) -> 
 
 
 def test_keys_of_layers_that_share_are_not_read(tmp_path: Path) -> None:
-    """Published checkpoints have them; other unknown tensors are refused."""
     written("E2B", tmp_path)
     file = tmp_path / "model.safetensors"
     tensors = load_file(file)
@@ -175,7 +169,6 @@ def test_keys_of_layers_that_share_are_not_read(tmp_path: Path) -> None:
 
 
 def test_published_and_converted_configurations_agree(tmp_path: Path) -> None:
-    """Sizes of global layers in two fields, or by layer as transformers writes them."""
     written("31B", tmp_path)
     file = tmp_path / "config.json"
     before, config = load_model(tmp_path).config, json.loads(file.read_text())
@@ -187,7 +180,6 @@ def test_published_and_converted_configurations_agree(tmp_path: Path) -> None:
 
 
 def test_what_is_not_available(tmp_path: Path) -> None:
-    """Refused by name before any work."""
     written("31B", tmp_path)
     model = load_model(tmp_path)
     with pytest.raises(ValueError, match="tensor_parallel: Gemma4ForCausalLM has layers of diffe"):

@@ -173,7 +173,6 @@ class Written:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_file_equals_its_checkpoint(name: str, tmp_path: Path) -> None:
-    """Configuration, every parameter, and logits are equal to the bit."""
     written = Written(tmp_path, name)
     ours, theirs = load_model(written.write()), load_model(written.folder)
     assert ours.config == theirs.config
@@ -189,7 +188,6 @@ def test_a_file_equals_its_checkpoint(name: str, tmp_path: Path) -> None:
 def test_types_are_dequantized(
     name: str, kind: str, compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As by the library, with the C loop and without; in int8 too."""
     if not compiled:
         monkeypatch.setattr(file_module, "find_packed_loop", lambda: None)
     written = Written(tmp_path, name, TYPES[kind])
@@ -208,7 +206,6 @@ def test_types_are_dequantized(
 def test_chunks_make_the_whole_matrix(
     name: str, kind: str, bits: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Matrices read a few rows at a time are the same, in int8 too."""
     path = Written(tmp_path, name, TYPES[kind]).write()
     wanted = load_model(path, quantize=bits).state_dict()
     monkeypatch.setattr(file_module, "CHUNK_NUMBERS", 200)
@@ -219,7 +216,6 @@ def test_chunks_make_the_whole_matrix(
 
 @pytest.mark.parametrize("bits", [None, "int8"])
 def test_values_that_are_not_finite_are_refused(bits: str | None, tmp_path: Path) -> None:
-    """The message names the tensor, whether or not it is quantized while reading."""
     written = Written(tmp_path, "llama")
     written.tensors["model.layers.1.self_attn.k_proj.weight"][3, 5] = torch.nan
     message = r"tensor 'model.layers.1.self_attn.k_proj.weight' has NaN or infinite values"
@@ -228,7 +224,6 @@ def test_values_that_are_not_finite_are_refused(bits: str | None, tmp_path: Path
 
 
 def test_linear_scaling_is_read(tmp_path: Path) -> None:
-    """By llama.cpp's names."""
     written = Written(tmp_path, "qwen2")
     written.writer.add_rope_scaling_type(RopeScalingType.LINEAR)
     written.writer.add_rope_scaling_factor(4.0)
@@ -247,7 +242,6 @@ def split_file(folder: Path, kind: TYPES = TYPES.F32) -> tuple[list[Path], Path]
 
 @pytest.mark.parametrize("kind", ["F32", "Q8_0"])
 def test_parts_are_read_together(kind: str, tmp_path: Path) -> None:
-    """Whichever is named, in block formats too; the first has the metadata."""
     parts, folder = split_file(tmp_path, TYPES[kind])
     wanted = whole(load_model(folder), IDS, causal=True)
     for path in parts:
@@ -261,7 +255,6 @@ def test_parts_are_read_together(kind: str, tmp_path: Path) -> None:
 
 
 def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    """A missing one, one in the place of another, one of another model, and one with a new name."""
     parts, _ = split_file(tmp_path)
     contents = [path.read_bytes() for path in parts]
     parts[1].unlink()
@@ -411,7 +404,6 @@ def check_same_tokenizer(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("pre", CUTS)
 def test_a_tokenizer_of_merges_equals_the_published_one(pre: str, tmp_path: Path) -> None:
-    """On texts of many scripts, with all special tokens and the chat template."""
     path, published_one = with_tokenizer(tmp_path, pre)
     ours = load_tokenizer(path)
     assert ours is not None and ours.chat_template == CHAT
@@ -419,7 +411,6 @@ def test_a_tokenizer_of_merges_equals_the_published_one(pre: str, tmp_path: Path
 
 
 def test_a_file_can_disable_the_begin_token(tmp_path: Path) -> None:
-    """And enable it, against the default."""
     for pre, begins in (("qwen2", True), ("llama-bpe", False)):
         (tmp_path / pre).mkdir()
         path, theirs = with_tokenizer(tmp_path / pre, pre, add_add_bos_token=begins)
@@ -464,7 +455,6 @@ def by_score(text: str, scores: dict[str, float]) -> list[str]:
 
 @pytest.mark.parametrize("spaced", [True, False])
 def test_a_vocabulary_with_scores_is_merged_by_them(spaced: bool, tmp_path: Path) -> None:
-    """As SentencePiece, with and without a space before the text, and with byte fallback."""
     tokens, scores, kinds = scored()
     written = Written(tmp_path, "llama")
     writer = written.writer
@@ -489,7 +479,6 @@ def test_a_vocabulary_with_scores_is_merged_by_them(spaced: bool, tmp_path: Path
 
 
 def test_user_defined_tokens_are_matched_before_merging(tmp_path: Path) -> None:
-    """The longest first, as Gemma's runs of spaces and lines; an unset prefix is not added."""
     tokens, scores, kinds = scored()
     runs = ["  ", "   ", "\n\n", "<b>"]
     written = Written(tmp_path, "llama")
@@ -513,7 +502,6 @@ def test_user_defined_tokens_are_matched_before_merging(tmp_path: Path) -> None:
 
 
 def test_an_answer_of_a_file_equals_that_of_the_checkpoint(tmp_path: Path) -> None:
-    """From text to text, with model and tokenizer of one file."""
     (tmp_path / "a").mkdir()
     path, theirs = with_tokenizer(tmp_path / "a", "qwen2")
     theirs.save_pretrained(tmp_path / "a" / "plain")
@@ -533,7 +521,6 @@ def test_an_answer_of_a_file_equals_that_of_the_checkpoint(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["qwen2", "llama", "qwen3moe"])
 def test_a_file_becomes_an_int8_folder(name: str, tmp_path: Path) -> None:
-    """It computes what the file computes in int8; matrices are quantized only once."""
     path = Written(tmp_path, name, TYPES.F32 if name == "qwen3moe" else TYPES.Q8_0).write()
     folder = compress_checkpoint(path, tmp_path / "small")
     one, other = load_model(path, quantize="int8"), load_model(folder, quantize="int8")
@@ -545,7 +532,6 @@ def test_a_file_becomes_an_int8_folder(name: str, tmp_path: Path) -> None:
 
 
 def test_a_quantized_file_keeps_its_tokenizer(tmp_path: Path) -> None:
-    """Ids and template are equal; without a folder, training names what to do."""
     path, theirs = with_tokenizer(tmp_path, "qwen2")
     folder = compress_checkpoint(path, tmp_path / "small")
     ours = load_tokenizer(folder)
@@ -559,7 +545,6 @@ def test_a_quantized_file_keeps_its_tokenizer(tmp_path: Path) -> None:
 
 
 def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path) -> None:
-    """At any position, with one line that names the file."""
     sound = Written(tmp_path, "qwen2").write()
     content, path = sound.read_bytes(), tmp_path / "broken.gguf"
     broken = [content[: len(content) * part // 16] for part in range(16)] + [content[:-1]]
@@ -603,10 +588,9 @@ def memory(name: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "count", [90, pytest.param(6000, marks=pytest.mark.exhaustive)], ids=["few", "many"]
+    "count", [90, pytest.param(6000, marks=pytest.mark.nightly)], ids=["few", "many"]
 )
 def test_mutated_files_are_loaded_or_refused(count: int, tmp_path: Path) -> None:
-    """With one line that names the file, within a second and little memory."""
     sound, _ = with_tokenizer(tmp_path, "qwen2")
     content, path = sound.read_bytes(), tmp_path / "broken.gguf"
     header = min(entry.offset for entry in file_module.open_gguf(sound).tensors.values())
@@ -644,7 +628,6 @@ FOREIGN: list[tuple[Callable[[GGUFWriter], Any], str]] = [
 def test_unknown_metadata_are_refused(
     edit: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
 ) -> None:
-    """The message has name and value."""
     written = Written(tmp_path, "qwen2")
     edit(written.writer)
     with pytest.raises(ValueError, match=message):
@@ -653,7 +636,6 @@ def test_unknown_metadata_are_refused(
 
 @pytest.mark.parametrize(("name", "shifts"), [("dream", False), ("llada", True)])
 def test_the_shift_of_a_diffusion_model_is_checked(name: str, shifts: bool, tmp_path: Path) -> None:
-    """A file may state it, and only as the family has it."""
     written = Written(tmp_path, name)
     written.writer.kv_data[0].pop("diffusion.shift_logits", None)
     written.writer.add_diffusion_shift_logits(shifts)
@@ -662,7 +644,6 @@ def test_the_shift_of_a_diffusion_model_is_checked(name: str, shifts: bool, tmp_
 
 
 def test_tensors_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
-    """An additional one, one of another shape, one of an unsupported type, and a missing one."""
     for number, (name, message) in enumerate(
         (
             (
@@ -688,7 +669,6 @@ def test_tensors_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
-    """With the supported ones."""
     path = tmp_path / "other.gguf"
     writer = GGUFWriter(path, "mamba")
     writer.write_header_to_file()
@@ -723,7 +703,6 @@ def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
 def test_unknown_tokenizers_are_refused(
     edit: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
 ) -> None:
-    """By their name in the file."""
     written = Written(tmp_path, "qwen2")
     written.writer.add_token_list([f"t{n}" for n in range(24)])
     edit(written.writer)
@@ -733,14 +712,12 @@ def test_unknown_tokenizers_are_refused(
 
 
 def test_a_file_without_a_tokenizer_has_none(tmp_path: Path) -> None:
-    """Then only token ids work."""
     assert load_tokenizer(Written(tmp_path, "qwen2").write()) is None
 
 
 def test_without_the_library_the_extra_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And nothing else fails."""
     monkeypatch.setitem(sys.modules, "gguf", None)
     (tmp_path / "a.gguf").write_bytes(b"GGUF")
     with pytest.raises(ValueError, match=r"need the extra: pip install 'outpace\[gguf\]'"):
@@ -792,7 +769,6 @@ FILES: dict[str, tuple[str, str, dict[str, str]]] = {
 def test_matrices_keep_their_block_formats(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They equal those of the file to the bit, and products are close to those of float32."""
     model, usual, kinds = FILES[name]
     path = Blocked(tmp_path, model, kinds, usual).write()
     with caplog.at_level("INFO", "outpace.models.packed"):
@@ -821,7 +797,6 @@ def test_matrices_keep_their_block_formats(
 @needs_loops
 @pytest.mark.parametrize("name", ["tied, 4 bits", "as Q4_K_M"])
 def test_a_row_of_a_file_is_batch_invariant(name: str, tmp_path: Path) -> None:
-    """A single layer, with one row and with many."""
     model, usual, kinds = FILES[name]
     path = Blocked(tmp_path, model, kinds, usual).write()
     ours = load_model(path, quantize="native", dtype=torch.bfloat16)
@@ -835,7 +810,6 @@ def test_a_row_of_a_file_is_batch_invariant(name: str, tmp_path: Path) -> None:
 @needs_loops
 @pytest.mark.parametrize("name", ["llama", "qwen3moe"])
 def test_batched_requests_equal_single_ones(name: str, tmp_path: Path) -> None:
-    """In their block formats: ids and log-probabilities, to the bit."""
     llm = LLM(Written(tmp_path, name, TYPES.Q8_0).write())
     assert is_quantized(llm.model)
     prompts = [[5, 3, 1 + n, 4, *range(2 * n)] for n in range(9)]
@@ -848,7 +822,6 @@ def test_batched_requests_equal_single_ones(name: str, tmp_path: Path) -> None:
 
 @needs_loops
 def test_types_without_a_loop_are_dequantized(tmp_path: Path) -> None:
-    """Per matrix; also a matrix with only one tensor of such a type."""
     kinds = {"attn_v": "F16", "ffn_down": "BF16"}
     ours = load_model(Blocked(tmp_path, "llama", kinds, "Q8_0").write(), quantize="native")
     block = ours.blocks[0]
@@ -859,7 +832,6 @@ def test_types_without_a_loop_are_dequantized(tmp_path: Path) -> None:
 
 @needs_loops
 def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
-    """The message names the tensor, one of three in the matrix."""
     path = Written(tmp_path, "llama", TYPES.Q8_0).write()
     entry = file_module.open_gguf(path).tensors["blk.1.attn_k.weight"]
     with path.open("r+b") as file:
@@ -872,7 +844,6 @@ def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
 
 @needs_loops
 def test_a_file_keeps_its_block_formats_by_default(tmp_path: Path) -> None:
-    """A `dtype` requests dequantized matrices; matrices without blocks are unaffected."""
     (tmp_path / "other").mkdir()
     path = Written(tmp_path, "qwen2", TYPES.Q4_0).write()
     other = Written(tmp_path / "other", "qwen2").write()
@@ -885,7 +856,6 @@ def test_a_file_keeps_its_block_formats_by_default(tmp_path: Path) -> None:
 def test_without_loops_a_file_is_dequantized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And the log has one line about it."""
     monkeypatch.setattr("outpace.models.packed.find_packed_loop", lambda: None)
     has_packed_products.cache_clear()
     try:

@@ -28,7 +28,6 @@ def method(kind: str, draft: str | Path) -> Method:
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_a_file_equals_its_folder(kind: str) -> None:
-    """In weights, vocabulary and the target's layers."""
     target = load_model(PAIRS[kind] / "target")
     folder = load_draft(PAIRS[kind] / "draft", target)
     file = load_draft(PAIRS[kind] / "draft.gguf", target)
@@ -42,7 +41,6 @@ def test_a_file_equals_its_folder(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", PAIRS)
 def test_a_file_drafts_as_its_folder(kind: str) -> None:
-    """The same tokens in the same number of forwards."""
     target, outputs = PAIRS[kind] / "target", []
     for name in ("draft", "draft.gguf"):
         llm = LLM(target, method(kind, PAIRS[kind] / name))
@@ -85,7 +83,6 @@ def changed(tmp_path: Path, name: str, edit: Any) -> Path:
 def test_invalid_vocabularies_are_refused(
     name: str, edit: Any, message: str, tmp_path: Path
 ) -> None:
-    """Also parts that this package does not read."""
     target = load_model(PAIRS["eagle"] / "target")
     with pytest.raises(ValueError, match=message) as refusal:
         load_draft(changed(tmp_path, name, edit), target)
@@ -93,7 +90,6 @@ def test_invalid_vocabularies_are_refused(
 
 
 def test_a_draft_needs_its_target() -> None:
-    """It is no model that generates alone."""
     assert load_config(PAIRS["dflash"] / "draft.gguf").kind.name == "DFLASH"
     with pytest.raises(ValueError, match="draft"):
         LLM(PAIRS["dflash"] / "draft.gguf")

@@ -410,7 +410,6 @@ def check_logits(path: Path, model: Any, **options: Any) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """For the model that the file was made of."""
     path, model = write_file(tmp_path / "model.gguf", CASES[name])
     assert load_config(path).family == CASES[name].family
     check_logits(path, model)
@@ -418,7 +417,6 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [name for name in CASES if name != "gpt-oss"])
 def test_an_int8_folder_of_a_file_loads(name: str, tmp_path: Path) -> None:
-    """In transformers' format too: its configuration is of the same model."""
     path, model = write_file(tmp_path / "model.gguf", CASES[name])
     folder = compress_checkpoint(path, tmp_path / "small")
     one, other = load_model(path, quantize="int8"), load_model(folder, quantize="int8")
@@ -429,7 +427,6 @@ def test_an_int8_folder_of_a_file_loads(name: str, tmp_path: Path) -> None:
 
 
 def test_stacked_experts_do_not_become_an_int8_folder(tmp_path: Path) -> None:
-    """The message names them, and nothing is written."""
     path, _ = write_file(tmp_path / "model.gguf", CASES["gpt-oss"])
     with pytest.raises(ValueError, match=r"experts.down_proj' is a stack of matrices, which"):
         compress_checkpoint(path, tmp_path / "small")
@@ -437,7 +434,6 @@ def test_stacked_experts_do_not_become_an_int8_folder(tmp_path: Path) -> None:
 
 
 def test_experts_in_mxfp4_are_exact(tmp_path: Path) -> None:
-    """As published for gpt-oss: four bits with a power of two per block of 32."""
     path, model = write_file(tmp_path / "model.gguf", CASES["gpt-oss"], {"_exps": TYPES.MXFP4})
     check_logits(path, model)
 
@@ -456,7 +452,6 @@ def test_experts_in_mxfp4_are_exact(tmp_path: Path) -> None:
 def test_native_matrices_equal_those_of_the_file(
     name: str, kinds: dict[str, TYPES], tmp_path: Path
 ) -> None:
-    """Rows of experts that alternate and heads in another order included."""
     path, _ = write_file(tmp_path / "model.gguf", CASES[name], kinds)
     ours, plain = load_model(path, quantize="native"), load_model(path)
     found, wanted = ours.state_dict(), plain.state_dict()
@@ -471,7 +466,6 @@ def test_native_matrices_equal_those_of_the_file(
 
 
 def test_alternating_rows_of_two_types_are_dequantized(tmp_path: Path) -> None:
-    """A row's format is that of its matrix."""
     kinds = {"ffn_gate_exps": TYPES.Q8_0, "ffn_up_exps": TYPES.Q4_0}
     path, model = write_file(tmp_path / "model.gguf", CASES["gpt-oss"], kinds)
     check_logits(path, model)
@@ -512,7 +506,6 @@ REFUSED: list[tuple[str, Callable[[GGUFWriter], Any], str]] = [
 
 
 def test_layers_that_predict_several_tokens_are_not_read(tmp_path: Path) -> None:
-    """They follow the model's, which they leave unchanged."""
     case = CASES["qwen3.5"]
 
     def write(writer: GGUFWriter) -> None:
@@ -529,7 +522,6 @@ def test_layers_that_predict_several_tokens_are_not_read(tmp_path: Path) -> None
 def test_what_changes_numbers_and_is_not_read_is_refused(
     name: str, edit: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
 ) -> None:
-    """By its name in the file."""
     case = CASES[name]
 
     def write(writer: GGUFWriter) -> None:

@@ -161,7 +161,6 @@ def refused(path: Path) -> str:
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_wrong_lengths_are_refused(name: str, tmp_path: Path) -> None:
-    """The message names the fault, and nothing is read by that length."""
     content, message = BROKEN[name]
     path = tmp_path / "broken.gguf"
     path.write_bytes(content)
@@ -172,7 +171,6 @@ def test_wrong_lengths_are_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", CODES)
 def test_every_type_of_number_is_read(kind: int, tmp_path: Path) -> None:
-    """As a value and in an array, as by the library that defines the format."""
     value = {7: True, F32: 0.1, 12: 0.1}.get(kind, 7)
     packed = struct.pack("<" + CODES[kind], value)
     path = tmp_path / "numbers.gguf"
@@ -186,7 +184,6 @@ def test_every_type_of_number_is_read(kind: int, tmp_path: Path) -> None:
 
 
 def test_strings_are_read_on_demand(tmp_path: Path) -> None:
-    """Invalid text and a changed file are refused then."""
     path = tmp_path / "strings.gguf"
     words = ["", "a", "\u2581é", "x" * 300]
     odd = array(STRING, [b"\xff"])
@@ -201,7 +198,6 @@ def test_strings_are_read_on_demand(tmp_path: Path) -> None:
 
 
 def test_versions_two_and_three_are_read(tmp_path: Path) -> None:
-    """They differ in byte order only."""
     for version in (2, 3):
         path = tmp_path / f"{version}.gguf"
         path.write_bytes(file([number("a", 5)], [tensor("t", [4, 2], offset=32)], version=version))
@@ -211,7 +207,6 @@ def test_versions_two_and_three_are_read(tmp_path: Path) -> None:
 
 
 def test_tokens_of_another_type_are_refused_at_once(tmp_path: Path) -> None:
-    """For any length; a long array of bytes takes no memory."""
     path = tmp_path / "tokens.gguf"
     many = array(0, [], 80_000_000)
     path.write_bytes(file([ARCHITECTURE, field(TOKENS, ARRAY, many)]))
@@ -228,7 +223,6 @@ def test_tokens_of_another_type_are_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_only_regular_files_are_opened(tmp_path: Path) -> None:
-    """A pipe, a device, a folder or a broken link is refused without blocking."""
     os.mkfifo(tmp_path / "pipe.gguf")
     (tmp_path / "device.gguf").symlink_to("/dev/zero")
     (tmp_path / "nowhere.gguf").symlink_to("missing")

@@ -88,7 +88,6 @@ def kinds(model: nn.Module) -> dict[str, set[int]]:
 def test_published_groups_are_kept_exactly(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """They dequantize to the same bits as before, saved again too, and nothing else is rounded."""
     with caplog.at_level("INFO", "outpace"):
         ours, plain = (
             load_model(write(tmp_path, name), quantize="native"),
@@ -106,7 +105,6 @@ def test_published_groups_are_kept_exactly(
 
 @pytest.mark.parametrize("name", KEPT)
 def test_products_round_rows_only(name: str, tmp_path: Path) -> None:
-    """Each product is close to that of the dequantized matrix, as the logits are."""
     ours, plain = (
         load_model(write(tmp_path, name), quantize="native"),
         load_model(tmp_path / "stored"),
@@ -121,7 +119,6 @@ def test_products_round_rows_only(name: str, tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_4_bits_stays_so_by_default(tmp_path: Path) -> None:
-    """A `dtype` requests dequantized matrices, and `int8` rounds them again."""
     folder = write(tmp_path, "awq")
     assert isinstance(LLM(folder).model.blocks[0].mlp.down, PackedLinear)
     assert not is_quantized(LLM(folder, dtype="float32").model)
@@ -131,7 +128,6 @@ def test_a_checkpoint_of_4_bits_stays_so_by_default(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["awq", "gptq, in order of activations"])
 def test_batched_requests_equal_single_ones(name: str, tmp_path: Path) -> None:
-    """Ids and log-probabilities, to the bit, with any number of rows and threads."""
     llm = LLM(write(tmp_path, name))
     prompts = [[5, 3, 1 + n, 4, *range(2 * n)] for n in range(9)]
     options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": True}
@@ -187,7 +183,6 @@ FALLBACKS: dict[str, tuple[str, dict[str, Any], Any, str, int]] = {
 def test_other_groups_are_dequantized(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As before, and the log has one line with the reason."""
     source, config, edit, reason, count = FALLBACKS[name]
     sixteen = ({**AWQ_CONFIG, "group_size": 16}, awq, {"size": 16})
     folder = write(tmp_path, source or "sixteen", None if source else sixteen, **config)
@@ -205,7 +200,6 @@ def test_other_groups_are_dequantized(
 def test_codes_of_more_than_4_bits_are_dequantized(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Bytes of an unpacked format, which are read as before."""
     form = (compressed("int-quantized", **GROUP), unpacked, {})
     folder = write(tmp_path, "bytes", form)
     assert len(kinds(load_model(folder, quantize="native"))) == 8
@@ -226,7 +220,6 @@ def unpacked(out: int, inputs: int) -> tuple[dict[str, Tensor], Tensor]:
 
 @pytest.mark.parametrize("name", ["gptq, in order of activations", "awq", "packed, asymmetric"])
 def test_invalid_parts_are_refused(name: str, tmp_path: Path) -> None:
-    """By the name of the tensor or of the folder, with one line, as when they are dequantized."""
     folder = write(tmp_path, name, num_hidden_layers=1)
     sound = (folder / FILE).read_bytes()
     parts = [each for each in sorted(load_file(folder / FILE)) if ".mlp.down_proj." in each]
@@ -255,7 +248,6 @@ def test_invalid_parts_are_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5])
 def test_scales_must_be_finite(value: float, tmp_path: Path) -> None:
-    """The message has the tensor."""
     folder = write(tmp_path, "gptq")
     change(folder, scaled(value))
     with pytest.raises(ValueError, match="scales '.*down_proj.scales' must be finite"):
@@ -267,7 +259,6 @@ def test_scales_must_be_finite(value: float, tmp_path: Path) -> None:
 def test_a_model_is_rounded_when_it_is_loaded(
     tied: bool, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Projections to 4 bits, other matrices to 8; it can be saved, and rounds to the same again."""
     plain = random_model(published(**SIZES, tie_word_embeddings=tied))
     save_model(plain, tmp_path / "plain", dtype=torch.float32)
     small = load_model(tmp_path / "plain", quantize="int4", dtype=dtype)
@@ -294,7 +285,6 @@ def test_a_model_is_rounded_when_it_is_loaded(
 
 
 def test_4_bits_as_stored_are_not_rounded_again(tmp_path: Path) -> None:
-    """With `int4`, published groups keep their numbers, and the rest is rounded."""
     folder = write(tmp_path, "packed, asymmetric")
     ours, native = (load_model(folder, quantize=kind) for kind in ("int4", "native"))
     assert isinstance(ours.embedding, PackedEmbedding)
@@ -308,7 +298,6 @@ def test_4_bits_as_stored_are_not_rounded_again(tmp_path: Path) -> None:
 def test_one_matrix_at_a_time_is_unquantized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Loading never has two in float32."""
     from outpace.checkpoints import fill
 
     save_model(random_model(published(**SIZES)), tmp_path)
@@ -334,7 +323,6 @@ def test_one_matrix_at_a_time_is_unquantized(
 
 
 def test_inputs_must_fill_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the matrix, before any weight is read."""
     monkeypatch.setattr("outpace.checkpoints.load.fill_model", lambda *_, **__: pytest.fail("read"))
     save_model(random_model(published()), tmp_path)
     message = "multiples of 32 inputs on a CPU, but blocks.0.mlp.down has 32 outputs of 48 inputs"
@@ -343,7 +331,6 @@ def test_inputs_must_fill_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_weights_that_need_too_large_a_scale_are_refused(tmp_path: Path) -> None:
-    """The message names the matrix."""
     save_model(random_model(published(**SIZES)), tmp_path)
     change(tmp_path, lambda tensors: tensors[DOWN][:1].fill_(1e8))
     with pytest.raises(ValueError, match=r"a scale for blocks.0.mlp.down that exceeds float16"):
@@ -356,7 +343,6 @@ def test_weights_that_need_too_large_a_scale_are_refused(tmp_path: Path) -> None
 def test_without_loops_models_keep_their_dtype(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The log reports it once, for rounded models and for published groups."""
     monkeypatch.setattr("outpace.models.packed.find_packed_loop", lambda: None)
     has_packed_products.cache_clear()
     try:

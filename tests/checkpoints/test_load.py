@@ -48,7 +48,6 @@ def rewrite(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("make", [causal_model, diffusion_model])
 def test_saved_model_loads_unchanged(make, tied: bool, tmp_path: Path) -> None:
-    """Configuration and logits survive the published format."""
     model = make(tie_word_embeddings=tied)
     save_model(model, tmp_path, dtype=torch.float32)
     loaded = load_model(tmp_path)
@@ -60,7 +59,6 @@ def test_saved_model_loads_unchanged(make, tied: bool, tmp_path: Path) -> None:
 
 
 def test_weights_are_written_as_bfloat16_by_default(tmp_path: Path) -> None:
-    """Also in `config.json`."""
     save_model(causal_model(), tmp_path)
     kinds = {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()}
     assert kinds == {torch.bfloat16}
@@ -68,28 +66,23 @@ def test_weights_are_written_as_bfloat16_by_default(tmp_path: Path) -> None:
 
 
 def test_loaded_parameters_have_no_gradients_and_the_dtype(folder: Path) -> None:
-    """Rotary tables too."""
     model = load_model(folder, dtype=torch.bfloat16)
     assert not any(parameter.requires_grad for parameter in model.parameters())
     assert model.cos.dtype == torch.bfloat16
 
 
 def test_max_length_limits_the_rotary_tables(folder: Path) -> None:
-    """Shorter tables give the same logits."""
     model = load_model(folder, max_length=len(IDS))
     assert model.config.max_length == len(model.cos) == len(IDS)
     assert torch.equal(whole(model, IDS, causal=True), whole(load_model(folder), IDS, causal=True))
 
 
 def test_missing_folder_names_the_options() -> None:
-    """The name is neither a folder nor a zoo model nor a hub name."""
     with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
         resolve_checkpoint("no-such-model")
 
 
 def test_hub_failure_names_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a missing network, repository or permission; the hub's message follows."""
-
     def refuse(*args: object, **options: object) -> str:
         raise OSError("offline")
 
@@ -101,14 +94,12 @@ def test_hub_failure_names_the_repository(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_broken_config_names_the_file(folder: Path) -> None:
-    """In addition to the column."""
     (folder / "config.json").write_text('{"architectures": [')
     with pytest.raises(ValueError, match=r"config\.json is not JSON"):
         load_model(folder)
 
 
 def test_shorter_length_is_not_written_back(folder: Path, tmp_path: Path) -> None:
-    """It limits this run, not the checkpoint."""
     model = load_model(folder, max_length=16)
     assert model.config.max_length == len(model.cos) == 16
     save_model(model, tmp_path / "again")
@@ -116,35 +107,30 @@ def test_shorter_length_is_not_written_back(folder: Path, tmp_path: Path) -> Non
 
 
 def test_missing_config_names_the_file(folder: Path) -> None:
-    """A folder of weights only."""
     (folder / "config.json").unlink()
     with pytest.raises(ValueError, match=r"config\.json does not exist"):
         load_model(folder)
 
 
 def test_unknown_architecture_names_it_and_the_known_ones(folder: Path) -> None:
-    """And its file."""
     change(folder, architectures=["MambaForCausalLM"])
     with pytest.raises(ValueError, match=r"config\.json: .*MambaForCausalLM.*Qwen2ForCausalLM"):
         load_model(folder)
 
 
 def test_missing_field_names_it(folder: Path) -> None:
-    """A required field of `config.json`."""
     change(folder, hidden_size=None)
     with pytest.raises(ValueError, match=r"config\.json: field 'hidden_size' is missing"):
         load_model(folder)
 
 
 def test_missing_tensor_names_it(folder: Path) -> None:
-    """With one tensor removed."""
     rewrite(folder, drop=DOWN)
     with pytest.raises(ValueError, match=f"{folder}.*no tensor '{DOWN}'"):
         load_model(folder)
 
 
 def test_wrong_shape_names_tensor_file_and_both_shapes(folder: Path) -> None:
-    """A tensor smaller than in `config.json`."""
     rewrite(folder, **{DOWN: torch.zeros(32, 40)})
     wanted = rf"model\.safetensors: tensor '{DOWN}' has shape \(32, 40\).*\(32, 48\)"
     with pytest.raises(ValueError, match=wanted):
@@ -152,7 +138,6 @@ def test_wrong_shape_names_tensor_file_and_both_shapes(folder: Path) -> None:
 
 
 def test_wrong_number_of_rows_in_a_stacked_tensor_is_refused(folder: Path) -> None:
-    """Parts of a fused matrix are checked one by one, not only their sum."""
     weights = load_file(folder / "model.safetensors")
     key, value = (f"model.layers.0.self_attn.{kind}_proj.weight" for kind in "kv")
     rewrite(
@@ -163,7 +148,6 @@ def test_wrong_number_of_rows_in_a_stacked_tensor_is_refused(folder: Path) -> No
 
 
 def test_pickled_weights_alone_are_refused(folder: Path) -> None:
-    """They are never opened."""
     (folder / "model.safetensors").unlink()
     (folder / "pytorch_model.bin").write_bytes(b"never read")
     with pytest.raises(ValueError, match=r"only pickled weights \(pytorch_model\.bin\)"):
@@ -171,14 +155,12 @@ def test_pickled_weights_alone_are_refused(folder: Path) -> None:
 
 
 def test_missing_weights_are_refused(folder: Path) -> None:
-    """Only a `config.json`."""
     (folder / "model.safetensors").unlink()
     with pytest.raises(ValueError, match=r"has no model\.safetensors"):
         load_model(folder)
 
 
 def test_missing_shard_is_named(folder: Path) -> None:
-    """An index with a missing file."""
     index = {"weight_map": {DOWN: "model-00002-of-00002.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     with pytest.raises(ValueError, match=r"names model-00002-of-00002\.safetensors, which"):
@@ -186,7 +168,6 @@ def test_missing_shard_is_named(folder: Path) -> None:
 
 
 def test_unreadable_weights_are_named(folder: Path) -> None:
-    """A file truncated by a broken download."""
     path = folder / "model.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=r"model\.safetensors is not a readable safetensors"):
@@ -195,7 +176,6 @@ def test_unreadable_weights_are_named(folder: Path) -> None:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_values_that_are_not_finite_are_refused(folder: Path, value: float) -> None:
-    """A single one is enough; the tensor is named."""
     weight = torch.zeros(32, 48)
     weight[3, 5] = value
     rewrite(folder, **{DOWN: weight})
@@ -204,7 +184,6 @@ def test_values_that_are_not_finite_are_refused(folder: Path, value: float) -> N
 
 
 def test_values_too_large_for_a_dtype_are_refused(folder: Path) -> None:
-    """They would become infinite; in a wider dtype they load, even if their sum is large."""
     rewrite(folder, **{DOWN: torch.full((32, 48), 3e38)})
     load_model(folder)
     load_model(folder, dtype=torch.bfloat16)
@@ -213,7 +192,6 @@ def test_values_too_large_for_a_dtype_are_refused(folder: Path) -> None:
 
 
 def test_unused_tensors_are_refused(folder: Path) -> None:
-    """Layers past the last, biases of a family without, scales of quantized weights."""
     change(folder, num_hidden_layers=1)
     with pytest.raises(ValueError, match=r"12 tensors .* such as 'model\.layers\.1\..*supported"):
         load_model(folder)
@@ -228,7 +206,6 @@ def test_unused_tensors_are_refused(folder: Path) -> None:
 
 
 def test_a_tied_head_may_be_stored_as_well(folder: Path) -> None:
-    """If it equals the embedding; some published files have both."""
     change(folder, tie_word_embeddings=True)
     with pytest.raises(ValueError, match=r"1 tensors .* such as 'lm_head\.weight'"):
         load_model(folder)
@@ -238,7 +215,6 @@ def test_a_tied_head_may_be_stored_as_well(folder: Path) -> None:
 
 
 def test_missing_layers_are_refused_before_allocation(folder: Path) -> None:
-    """The last layer is checked first."""
     change(folder, num_hidden_layers=4096)
     with pytest.raises(ValueError, match=r"no tensor 'model\.layers\.4095\."):
         load_model(folder)
@@ -250,7 +226,6 @@ def test_missing_layers_are_refused_before_allocation(folder: Path) -> None:
 def test_too_large_rotary_tables_need_a_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is allocated; 160 positions of 8 numbers here."""
     monkeypatch.setattr(positions, "MAX_ROTARY_ENTRIES", 1279)
     with pytest.raises(ValueError, match=r"tables of 160 positions.*set a smaller max_length"):
         load_model(folder)
@@ -262,7 +237,6 @@ def test_too_large_rotary_tables_need_a_limit(
 
 @pytest.mark.parametrize("index", ["../other.safetensors", "/etc/passwd", "."])
 def test_an_index_names_files_of_its_own_folder(folder: Path, index: str) -> None:
-    """Nothing else is opened."""
     (folder.parent / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": index}}))
     with pytest.raises(ValueError, match=rf"index\.json names {index}, which .* does not have"):
@@ -270,7 +244,6 @@ def test_an_index_names_files_of_its_own_folder(folder: Path, index: str) -> Non
 
 
 def test_a_hub_name_is_looked_up_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For all reads of the folder."""
     requests = []
 
     def download(name: str, **options: object) -> str:
@@ -285,7 +258,6 @@ def test_a_hub_name_is_looked_up_once(folder: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_model_without_all_of_its_parameters_is_not_saved(tmp_path: Path) -> None:
-    """The first difference is named, and nothing is written."""
     model = causal_model()
     model.blocks[0].mlp.down = torch.nn.Identity()
     with pytest.raises(
@@ -297,7 +269,6 @@ def test_a_model_without_all_of_its_parameters_is_not_saved(tmp_path: Path) -> N
 
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="needs oneDNN's layouts")
 def test_packed_parameters_are_written_row_major(tmp_path: Path) -> None:
-    """A processor's layout is not part of a checkpoint."""
     model, plain = causal_model(), causal_model()
     linear = model.blocks[0].mlp.down
     linear.weight = torch.nn.Parameter(linear.weight.detach().to_mkldnn(), requires_grad=False)
@@ -308,39 +279,33 @@ def test_packed_parameters_are_written_row_major(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
-    """Here because a file has its name."""
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=f"{tmp_path}/file/model cannot be written"):
         save_model(causal_model(), tmp_path / "file" / "model")
 
 
 def test_sliding_window_is_refused(folder: Path) -> None:
-    """It would need another attention mask."""
     change(folder, use_sliding_window=True)
     with pytest.raises(ValueError, match="use_sliding_window"):
         load_config(folder)
 
 
 def test_diffusion_model_without_mask_is_refused() -> None:
-    """Decoding needs a mask token."""
     with pytest.raises(ValueError, match="mask_token_id"):
         translate_config(published("DreamModel"))
 
 
 def test_mask_outside_the_vocabulary_is_refused() -> None:
-    """It has no embedding."""
     with pytest.raises(ValueError, match="mask_id 24 is outside the vocabulary of 24"):
         translate_config(published("DreamModel", mask_token_id=24))
 
 
 def test_heads_that_cannot_be_shared_are_refused() -> None:
-    """Query heads must be a multiple of key heads."""
     with pytest.raises(ValueError, match="multiple of 3 key.value heads, got 4"):
         translate_config(published(num_key_value_heads=3))
 
 
 def test_unknown_rotary_scaling_is_refused(folder: Path) -> None:
-    """It would change every logit."""
     change(folder, rope_scaling={"type": "longrope", "factor": 2.0})
     with pytest.raises(ValueError, match="'longrope' is not supported"):
         load_model(folder)
@@ -350,7 +315,6 @@ def test_unknown_rotary_scaling_is_refused(folder: Path) -> None:
     ("field", "eos"), [(None, ()), (7, (7,)), ([7, 9], (7, 9))], ids=["none", "one", "two"]
 )
 def test_end_of_sequence_is_read(field: object, eos: tuple[int, ...]) -> None:
-    """None, one id or a list of them."""
     assert translate_config(published(eos_token_id=field)).eos == eos
 
 
@@ -374,12 +338,10 @@ def generates(folder: Path, content: str) -> Path:
 def test_end_tokens_of_the_generation_config_end_an_answer(
     tmp_path: Path, content: str, eos: tuple[int, ...]
 ) -> None:
-    """In addition to those of the model's configuration."""
     assert load_config(generates(tmp_path / "model", content)).eos == eos
 
 
 @pytest.mark.parametrize("content", ['{"eos_token_id": "x"}', '{"eos_token_id": -1}', "{", "[]"])
 def test_a_broken_generation_config_is_named(tmp_path: Path, content: str) -> None:
-    """By its file."""
     with pytest.raises(ValueError, match="generation_config.json"):
         load_config(generates(tmp_path / "model", content))

@@ -302,7 +302,6 @@ def load_head(folder: Path) -> MTPDraft:
 
 @torch.inference_mode()
 def test_one_step_equals_a_naive_computation(name: str, folder: Path) -> None:
-    """Logits of all rows, from the published tensors and the states of transformers."""
     theirs, tensors = read_pair(name, folder)
     states, embedding = target_states(name, theirs, IDS[:-1]), theirs.get_input_embeddings().weight
     wanted = logits_of(theirs, naive_head(name, tensors, embedding, states, IDS[1:]))
@@ -386,9 +385,8 @@ OPTIONS: list[Method] = [
 ]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_requests_together_equal_each_alone_and_plain(name: str, folder: Path) -> None:
-    """Twenty mixed requests, greedy and sampled, with the prefix cache where there is one."""
     llm = LLM(folder, cache_gib=0.01, max_rows=40)
     text = [(7 * slot * slot + 3 * slot + slot // 5) % (VOCAB - 1) for slot in range(140)]
     given = []
@@ -410,7 +408,6 @@ def test_requests_together_equal_each_alone_and_plain(name: str, folder: Path) -
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_head_is_quantized_as_its_target(quantize: str, tmp_path: Path) -> None:
-    """Drafts of rounded matrices leave the text of the rounded target unchanged."""
     write_model("qwen3_5", tmp_path)
     llm = LLM(tmp_path, quantize=quantize, cache_gib=0.01)
     options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True}
@@ -420,7 +417,6 @@ def test_head_is_quantized_as_its_target(quantize: str, tmp_path: Path) -> None:
 
 
 def test_head_is_loaded_on_selection_and_shares_its_target(tmp_path: Path) -> None:
-    """Plain decoding does not load it; embedding and head are the target's."""
     write_model("glm4_moe", tmp_path)
     llm = LLM(tmp_path, cache_gib=0.01)
     llm.generate([IDS], max_tokens=2)
@@ -437,7 +433,6 @@ def test_head_is_loaded_on_selection_and_shares_its_target(tmp_path: Path) -> No
 
 
 def test_fused_experts_are_equivalent(tmp_path: Path) -> None:
-    """Qwen3.6 publishes the experts of its head in one tensor, Qwen3.5 one by one."""
     write_model("qwen3_5_moe_text", tmp_path / "split")
     tensors = load_file(tmp_path / "split" / "model.safetensors")
     (tmp_path / "fused").mkdir()
@@ -465,7 +460,6 @@ def test_fused_experts_are_equivalent(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_glm_equals_transformers(tmp_path: Path) -> None:
-    """Which runs the head with `use_mtp`, at positions that are one ahead, and relative."""
     write_model("glm4_moe", tmp_path)
     theirs = Glm4MoeForCausalLM.from_pretrained(tmp_path).eval()
     theirs._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2.*"]
@@ -496,7 +490,6 @@ def edit(folder: Path, fields: dict[str, Any], drop: str = "-") -> None:
 
 
 def test_checkpoints_without_a_head_are_refused(tmp_path: Path) -> None:
-    """By name, before weights are read; the target alone loads."""
     with pytest.raises(
         OptionError, match="draft: no published draft of eagle.*give one.*no head for multi"
     ):
@@ -518,7 +511,6 @@ def test_checkpoints_without_a_head_are_refused(tmp_path: Path) -> None:
 
 
 def test_wrong_tensors_of_a_head_are_refused(tmp_path: Path) -> None:
-    """An unknown one, another shape, NaN, and another embedding than the target's."""
     write_model("glm4_moe", tmp_path)
     file = tmp_path / "model.safetensors"
     sound = load_file(file)
@@ -535,7 +527,6 @@ def test_wrong_tensors_of_a_head_are_refused(tmp_path: Path) -> None:
 
 
 def test_server_offers_the_head_where_its_operator_selects_eagle(tmp_path: Path) -> None:
-    """By default, or among the allowed methods; not otherwise, since it takes memory."""
     write_model("mimo", tmp_path)
     path, name = str(tmp_path), f"{tmp_path}#mtp"
     offered = [

@@ -425,7 +425,6 @@ def check(found: dict[str, str], least: int) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_configurations(family: str, tmp_path: Path) -> None:
-    """Every field with wrong values, and fields of other models."""
     save_model(random_model(CONFIGS[family]), tmp_path / "sound", dtype=torch.float32)
     content = json.loads((tmp_path / "sound" / "config.json").read_text())
     found = outcomes(
@@ -439,7 +438,6 @@ def test_configurations(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_fields_that_change_the_model(family: str, tmp_path: Path) -> None:
-    """None is ignored."""
     save_model(random_model(CONFIGS[family]), tmp_path / "sound", dtype=torch.float32)
     partial = family in ("glm4_moe", "llada2") or "linear_attention" in str(CONFIGS[family])
     own = {"partial_rotary_factor"} if partial else set()  # which is its usual one, or its value
@@ -454,7 +452,6 @@ def test_fields_that_change_the_model(family: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("family", CONFIGS)
 def test_weights(family: str, tmp_path: Path) -> None:
-    """Tensors that are not of the model, and invalid files."""
     save_model(random_model(CONFIGS[family]), tmp_path / "sound", dtype=torch.float32)
     mutations = [*tensor_mutations("model.safetensors"), *index_mutations()]
     found = outcomes(tmp_path / "sound", tmp_path, iter(mutations), load_model)
@@ -462,7 +459,6 @@ def test_weights(family: str, tmp_path: Path) -> None:
 
 
 def test_drafts(tmp_path: Path) -> None:
-    """Configuration and weights of a draft, with its valid target."""
     target = random_model(CONFIGS["qwen3"])
     changes = {"num_target_layers": 2, "is_causal": False, "sliding_window": 8, **EXTRA}
     changes |= {"layer_types": ["sliding_attention", "full_attention"], "use_sliding_window": True}
@@ -476,7 +472,6 @@ def test_drafts(tmp_path: Path) -> None:
 
 
 def test_eagle_drafts(tmp_path: Path) -> None:
-    """Configuration and weights of a draft, with its valid target."""
     target = random_model(CONFIGS["llama"])
     save_model(
         extending_draft(target, vocab_size=target.config.vocab, draft_vocab_size=20),
@@ -491,10 +486,9 @@ def test_eagle_drafts(tmp_path: Path) -> None:
     check(found, 100)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_drafts_of_speculators(kind: str, tmp_path: Path) -> None:
-    """Nested and duplicate fields, vocabulary tables, and a separate head and embedding."""
     target = random_model(CONFIGS["llama"])
     layer = {**target.config.source, "num_hidden_layers": 1, "model_type": "qwen3"}
     for name in ("architectures", "rope_scaling", "mlp_bias", "attention_bias", "eos_token_id"):
@@ -523,7 +517,6 @@ def test_drafts_of_speculators(kind: str, tmp_path: Path) -> None:
 
 
 def test_adapters(tmp_path: Path) -> None:
-    """Configuration and weights of an adapter, on a valid base model."""
     save_model(random_model(CONFIGS["qwen2"]), tmp_path / "base", dtype=torch.float32)
     torch.manual_seed(0)
     update = LowRank(torch.randn(2, 32), torch.randn(32, 2), 1.5)
@@ -570,7 +563,6 @@ def use_tokenizer(folder: Path) -> None:
 
 
 def test_tokenizers(tmp_path: Path) -> None:
-    """Files of a tokenizer; a chat template is only checked when it is rendered."""
     save_model(random_model(CONFIGS["dream"]), tmp_path / "sound")
     save_tokenizer(tmp_path / "sound")
     mutations = tokenizer_mutations(tmp_path / "sound")
@@ -579,6 +571,5 @@ def test_tokenizers(tmp_path: Path) -> None:
 
 
 def test_every_family_is_mutated() -> None:
-    """Drafts have separate tests."""
     drafts = {"dflash", "dflash2", "dflash_speculator", "dspark", "eagle", "eagle_speculator"}
     assert CONFIGS.keys() | drafts == FAMILIES.keys()

@@ -52,7 +52,6 @@ def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @pytest.mark.parametrize("scale", [0, 1, 126, 127, 130, 251])
 def test_every_byte_matches_the_definition(scale: int) -> None:
-    """To the last bit, in bfloat16 as in float32."""
     blocks = torch.arange(256, dtype=torch.uint8).view(16, 1, 16)
     found = dequantize_blocks(blocks, torch.full((16, 1), scale, dtype=torch.uint8))
     expected = torch.tensor([by_hand(byte, scale) for byte in range(256)]).view(16, 32)
@@ -61,7 +60,6 @@ def test_every_byte_matches_the_definition(scale: int) -> None:
 
 
 def test_it_equals_transformers() -> None:
-    """Entry by entry of a stack, which transformers transposes."""
     torch.manual_seed(0)
     blocks, scales = packed(3, 24, 2)
     theirs = convert_moe_packed_tensors(blocks, scales, dtype=torch.bfloat16)
@@ -94,7 +92,6 @@ def written(folder: Path) -> GptOssForCausalLM:
 
 
 def test_a_checkpoint_equals_the_model(tmp_path: Path) -> None:
-    """Logits and greedy text; written again, it is the same unquantized."""
     theirs = written(tmp_path / "packed")
     ours = load_model(tmp_path / "packed")
     with torch.inference_mode():
@@ -131,7 +128,6 @@ def test_a_checkpoint_equals_the_model(tmp_path: Path) -> None:
 def test_invalid_tensors_are_refused(
     part: str, change: object, message: str, tmp_path: Path
 ) -> None:
-    """By their name in the file."""
     written(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     name = EXPERTS.format(1, "gate_up") + part

@@ -27,7 +27,6 @@ from outpace.checkpoints.name import distinct_name, name_of, short_title
 def test_files_and_folders_have_the_name_of_their_last_part(
     path: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For absolute and relative paths."""
     made = tmp_path / path
     (made if path.endswith("/") else made.parent).mkdir(parents=True, exist_ok=True)
     (tmp_path / "a" / "b").mkdir(parents=True, exist_ok=True)
@@ -39,7 +38,6 @@ def test_files_and_folders_have_the_name_of_their_last_part(
 
 
 def test_current_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A symbolic link has its own name."""
     (tmp_path / "own").mkdir()
     (tmp_path / "link.gguf").symlink_to(tmp_path / "own" / "blob")
     (tmp_path / "own" / "blob").touch()
@@ -51,19 +49,16 @@ def test_current_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("name", ["tiny-ar", "Qwen/Qwen3-0.6B", "nowhere.gguf"])
 def test_other_names_are_unchanged(name: str) -> None:
-    """Names of the hub and of the zoo."""
     assert name_of(name) == short_title(name) == name
 
 
 def test_equal_names_are_numbered() -> None:
-    """By a free number."""
     assert distinct_name("x", {}) == "x"
     assert distinct_name("x", {"x"}) == "x-2"
     assert distinct_name("x", {"x", "x-2", "x-4"}) == "x-3"
 
 
 def test_titles_have_no_absolute_paths(tmp_path: Path) -> None:
-    """Neither of a model nor of an adapter; relative paths are unchanged."""
     assert short_title(f"{tmp_path}/base + {tmp_path}/lora") == "base + lora"
     assert short_title(f"Qwen/Qwen3-0.6B + {tmp_path}/x.gguf") == "Qwen/Qwen3-0.6B + x"
     assert short_title("runs/base") == "runs/base"

@@ -11,7 +11,6 @@ from outpace.cli import flags
 
 
 def test_loading_reports_progress() -> None:
-    """By parameter, in bytes of the file, and only within the block."""
     reports: list[tuple[int, int]] = []
     with report_load_progress(lambda done, total: reports.append((done, total))):
         model = load_model("tiny-ar")
@@ -25,8 +24,6 @@ def test_loading_reports_progress() -> None:
 
 
 def test_a_callback_may_stop_loading() -> None:
-    """As Ctrl-C does; the callback is not called afterwards."""
-
     def end(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -36,7 +33,6 @@ def test_a_callback_may_stop_loading() -> None:
 
 
 def test_the_terminal_shows_it_for_large_models() -> None:
-    """In GiB; a small model shows none."""
     reports: list[str] = []
     flags.report_progress(reports.append, 2**26, 2**27)
     flags.report_progress(reports.append, 2**30, 15 * 2**30)

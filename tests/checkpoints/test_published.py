@@ -38,7 +38,6 @@ YARN = {"factor": 4.0, "original_max_position_embeddings": 4096}
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_published_configuration_is_read(name: str) -> None:
-    """Every field is accepted, and sizes and masks are correct."""
     published = CONFIGS[name]
     config = translate_config(published)
     for part in ("transformer_layer_config", "text_config"):
@@ -67,14 +66,12 @@ def test_published_configuration_is_read(name: str) -> None:
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_published_configuration_is_refused(name: str) -> None:
-    """By a field that changes the computation."""
     with pytest.raises(ValueError, match=rf"^config\.json: {REFUSED[name]}"):
         translate_config(PUBLISHED[name])
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_other_remote_code_is_refused(name: str) -> None:
-    """For any architecture; so are two architectures."""
     published = CONFIGS[name]
     for key in ("AutoModel", "AutoModelForCausalLM", "AutoConfig", "", "AutoModelForOther"):
         for value in ("modeling_other.Other", "some/model--modeling_other.Other", 5):
@@ -87,7 +84,6 @@ def test_other_remote_code_is_refused(name: str) -> None:
 
 
 def test_a_model_with_the_architecture_of_another_is_refused() -> None:
-    """Such as ReFusion, a mask-filling model with the architecture Qwen3."""
     code = {"AutoModelForCausalLM": "modeling_plan.PlanForCausalLM"}
     with pytest.raises(ValueError, match="something else than Qwen3 .dense.: .*, remove auto_map"):
         translate_config({**PUBLISHED["Qwen3-8B"], "auto_map": code})
@@ -100,7 +96,6 @@ def test_a_model_with_the_architecture_of_another_is_refused() -> None:
 
 @pytest.mark.parametrize("name", [name for name in CONFIGS if "auto_map" in PUBLISHED[name]])
 def test_remote_code_of_a_family_is_accepted(name: str) -> None:
-    """In the checkpoint or in another repository; code of tokenizers is not used."""
     published = CONFIGS[name]
     there = {key: f"some/model--{value}" for key, value in published["auto_map"].items()}
     there["AutoTokenizer"] = ["tokenization_other.Slow", None]
@@ -111,14 +106,12 @@ def test_remote_code_of_a_family_is_accepted(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["Llama-3.2-1B", "Qwen3-8B", "LLaDA2.1-mini", "Kimi-K25-eagle3"])
 def test_dropout_and_generation_fields_are_ignored(name: str) -> None:
-    """Seed-Coder's Llama has `resid_pdrop`; old files have generation settings."""
     more = {"resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1, "hidden_dropout": 0.1}
     more |= {"max_length": 20, "num_beams": 1, "temperature": 1.0, "top_k": 50, "top_p": 1.0}
     assert translate_config({**PUBLISHED[name], **more}) == translate_config(PUBLISHED[name])
 
 
 def test_partial_rotary_factor_may_be_repeated() -> None:
-    """By transformers 5 among the rotary fields."""
     published = PUBLISHED["LLaDA2.1-mini"]
     nested = {"rope_type": "default", "rope_theta": 600000, "partial_rotary_factor": 0.5}
     changes = {"rope_parameters": nested, "rope_theta": None, "rope_scaling": None}
@@ -133,7 +126,6 @@ def test_partial_rotary_factor_may_be_repeated() -> None:
 def test_an_unknown_architecture_is_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before tokenizer and weights are read or downloaded."""
     (tmp_path / "config.json").write_text('{"architectures": ["NewForCausalLM"]}')
     (tmp_path / "tokenizer.json").write_text("broken")
     (tmp_path / "model.safetensors").write_text("broken")
@@ -155,7 +147,6 @@ def test_an_unknown_architecture_is_refused_first(
 @pytest.mark.parametrize("method", QUANTISED)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_quantized_checkpoint_has_the_same_configuration(name: str, method: str) -> None:
-    """Storage of weights is not part of a configuration; other schemes are refused by name."""
     published = {**CONFIGS[name], "quantization_config": QUANTISED[method]}
     config = translate_config(published)
     assert config == translate_config(CONFIGS[name]) and "quantization_config" not in config.source
@@ -242,7 +233,6 @@ def test_quantized_checkpoint_has_the_same_configuration(name: str, method: str)
 def test_other_models_of_a_format_are_refused(
     name: str, fields: dict[str, Any], message: str
 ) -> None:
-    """The message has field and value."""
     published = CONFIGS[name]
     changed = {**published, **fields}
     if "text_config" in published:
@@ -265,13 +255,11 @@ def test_other_models_of_a_format_are_refused(
     ],
 )
 def test_scaling_is_read_or_refused(scaling: dict[str, Any], message: str) -> None:
-    """By its type, or by one of its fields."""
     with pytest.raises(ValueError, match=message):
         translate_config({**CONFIGS["Qwen2-0.5B"], "rope_scaling": scaling})
 
 
 def test_neutral_values_are_accepted() -> None:
-    """Null, false, empty, or the only supported value."""
     published = CONFIGS["Qwen3-0.6B"]
     neutral = {"quantization_config": None, "num_experts": None, "a_later_field": False}
     neutral |= {"partial_rotary_factor": 1, "hidden_act": "silu", "some_layers": []}

@@ -145,7 +145,6 @@ def write(folder: Path, name: str, **config: Any) -> Path:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_format_is_read_as_it_is_defined(name: str, tmp_path: Path) -> None:
-    """To the last bit, in single and in stacked matrices; saved again it is not quantized."""
     model, plain = load_model(write(tmp_path, name)), load_model(tmp_path / "plain")
     for ours, theirs in zip(model.named_parameters(), plain.named_parameters(), strict=True):
         assert torch.equal(ours[1], theirs[1]), ours[0]
@@ -161,7 +160,6 @@ SCALES |= dict.fromkeys(("int8 channel", "int4 packed", "float8 block"), "weight
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.5])
 @pytest.mark.parametrize("name", SCALES)
 def test_scales_must_be_finite(name: str, value: float, tmp_path: Path) -> None:
-    """The message has the tensor and its extremes."""
     folder, scales = write(tmp_path, name), DOWN.replace("weight", SCALES[name])
     change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(value))
     with pytest.raises(ValueError, match=rf"{FILE}: scales '{scales}' must be finite"):
@@ -170,7 +168,6 @@ def test_scales_must_be_finite(name: str, value: float, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", SCALES)
 def test_a_group_of_zeros_may_have_scale_zero(name: str, tmp_path: Path) -> None:
-    """But not all groups."""
     folder, scales = write(tmp_path, name), DOWN.replace("weight", SCALES[name])
     change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(0))
     assert not load_model(folder).blocks[0].mlp.down.weight[-1, -1]
@@ -198,7 +195,6 @@ def edits(name: str) -> Iterator[tuple[str, Callable[[dict[str, Tensor]], Any]]]
 
 @pytest.mark.parametrize("name", ["fp8", "gptq mixed", "awq", "int8 asymmetric", "int4 mixed"])
 def test_invalid_parts_are_refused(name: str, tmp_path: Path) -> None:
-    """By the name of the tensor or of the folder, with one line."""
     folder = write(tmp_path, name)
     sound = (folder / FILE).read_bytes()
     for kind, edit in edits(name):
@@ -212,7 +208,6 @@ def test_invalid_parts_are_refused(name: str, tmp_path: Path) -> None:
 
 
 def test_group_indices_out_of_range_are_refused(tmp_path: Path) -> None:
-    """Of the stored group of an input."""
     for name, end in (("gptq mixed", "g_idx"), ("int4 mixed", "weight_g_idx")):
         for value in (-1, 3):
             folder = write(tmp_path / f"{name}{value}", name)
@@ -222,7 +217,6 @@ def test_group_indices_out_of_range_are_refused(tmp_path: Path) -> None:
 
 
 def test_zero_biases_are_ignored(tmp_path: Path) -> None:
-    """Writers of GPTQ add one to every matrix; any other bias is refused."""
     folder, bias = write(tmp_path, "gptq 4"), DOWN.replace("weight", "bias")
     change(folder, lambda tensors: tensors.update({bias: torch.zeros(32)}))
     load_model(folder)
@@ -232,7 +226,6 @@ def test_zero_biases_are_ignored(tmp_path: Path) -> None:
 
 
 def test_activation_scales_are_ignored(tmp_path: Path) -> None:
-    """Activations are not quantized with them."""
     folder = write(tmp_path, "fp8 whole")
     more = {DOWN.replace("weight", "input_scale"): torch.ones(())}
     change(folder, lambda tensors: tensors.update(more))
@@ -240,7 +233,6 @@ def test_activation_scales_are_ignored(tmp_path: Path) -> None:
 
 
 def test_a_scheme_without_quantized_weights_is_refused(tmp_path: Path) -> None:
-    """Configuration and weights contradict each other."""
     folder = write(tmp_path, "fp8")
     (tmp_path / "plain" / CONFIG_FILE).write_text((folder / CONFIG_FILE).read_text())
     with pytest.raises(
@@ -250,7 +242,6 @@ def test_a_scheme_without_quantized_weights_is_refused(tmp_path: Path) -> None:
 
 
 def test_excluded_modules_are_not_quantized(tmp_path: Path) -> None:
-    """Such as the head here."""
     model = load_model(write(tmp_path, "int4 packed"))
     head = load_file(tmp_path / "plain" / FILE)["lm_head.weight"]
     assert torch.equal(model.get_parameter("unembedding.weight"), head)
@@ -308,7 +299,6 @@ REFUSED: list[tuple[Any, str]] = [
 
 @pytest.mark.parametrize(("scheme", "message"), REFUSED, ids=range(len(REFUSED)))
 def test_unsupported_schemes_are_refused(scheme: Any, message: str) -> None:
-    """The message has the field, its value, and what is supported."""
     if not message:
         assert scheme_of({QUANTIZATION_FIELD: None}) is None
         return
@@ -316,11 +306,10 @@ def test_unsupported_schemes_are_refused(scheme: Any, message: str) -> None:
         translate_config({**published(), QUANTIZATION_FIELD: scheme})
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.filterwarnings("ignore")
 def test_packing_equals_the_library(bits: int, tmp_path: Path) -> None:
-    """Codes packed by compressed-tensors unpack to the same values."""
     compressors = pytest.importorskip("compressed_tensors.compressors")
     torch.manual_seed(bits)
     half = 2 ** (bits - 1)

@@ -114,7 +114,6 @@ def perplexity(model: Any, ids: list[int], begin: list[int]) -> float:
 
 
 def test_logits_equal_those_of_transformers(published: Published) -> None:
-    """In float32, for every token of a page."""
     found = whole(published.plain.model, published.ids, causal=True)
     with torch.inference_mode():
         wanted = published.theirs(torch.tensor([published.ids])).logits[0]
@@ -122,7 +121,6 @@ def test_logits_equal_those_of_transformers(published: Published) -> None:
 
 
 def test_greedy_text_equals_that_of_transformers(published: Published) -> None:
-    """In float32."""
     for start in (40, 100):
         prompt = published.ids[:start]
         (found,) = published.plain.generate(
@@ -140,7 +138,6 @@ def test_greedy_text_equals_that_of_transformers(published: Published) -> None:
 
 
 def test_chat_template_and_end_tokens_equal_those_of_transformers(published: Published) -> None:
-    """The prompt of a conversation, and where an answer ends."""
     ours, theirs = published.plain, published.their_tokenizer
     assert ours.eos == {theirs.eos_token_id}
     assert ours.text.tokenizer.chat_template == theirs.chat_template
@@ -172,7 +169,6 @@ os._exit(0)
 
 @pytest.mark.skipif("xllamacpp" in ABSENT, reason="xllamacpp is not installed")
 def test_tokens_equal_those_of_llama_cpp(published: Published) -> None:
-    """On texts of many scripts; llama.cpp does not compose accents, as Qwen's tokenizer does."""
     texts = [normalize("NFC", text) for text in [*TEXTS, PROSE, Path(__file__).read_text()]]
     run = subprocess.run(
         [sys.executable, "-c", TOKENIZE, str(published.path)],
@@ -208,7 +204,6 @@ def file_matrices(path: Path) -> dict[str, Tensor]:
 
 @needs_packed_loops
 def test_native_products_equal_exact_ones_of_rounded_rows(published: Published) -> None:
-    """Matrices are those of the file to the bit; only rows are rounded, to 8 bits."""
     model = published.native.model
     wanted = file_matrices(published.path)
     first = model.blocks[0]
@@ -234,7 +229,6 @@ def test_native_products_equal_exact_ones_of_rounded_rows(published: Published) 
 
 @needs_packed_loops
 def test_perplexity_in_native_bits_is_that_of_float32(published: Published) -> None:
-    """Within half a percent."""
     tokenizer = published.plain.text.tokenizer
     begin = tokenizer("").input_ids
     ids = tokenizer(LICENSE.read_text(), add_special_tokens=False).input_ids
@@ -268,7 +262,6 @@ os._exit(0)
 @needs_packed_loops
 @pytest.mark.skipif("llama_cpp" in ABSENT, reason="llama_cpp is not installed")
 def test_perplexity_in_native_bits_is_that_of_llama_cpp(published: Published) -> None:
-    """At most half a percent worse, and rarely better: it rounds rows in larger blocks."""
     tokenizer = published.native.text.tokenizer
     begin = tokenizer("").input_ids
     ids = tokenizer(LICENSE.read_text(), add_special_tokens=False).input_ids

@@ -134,7 +134,6 @@ def texts(folder: Path, method: Method) -> list[Any]:
 
 
 def test_eagle_equals_the_plain_draft(target: Transformer, tmp_path: Path) -> None:
-    """Weights, fields and text; it is saved with its own names."""
     plain = extending_draft(target, vocab_size=VOCAB, draft_vocab_size=len(SOME))
     for name, table in tables(SOME).items():
         plain.register_buffer(name, table)
@@ -202,7 +201,6 @@ def official(config: dict[str, Any], part: dict[str, Tensor], features: Tensor) 
 def test_eagle_follows_its_fields(
     kind: str, own: bool, residual: bool, before: bool, target: Transformer, tmp_path: Path
 ) -> None:
-    """Every option that the format adds to the plain one, in any batch."""
     choices = {"norm_before_residual": residual, "norm_before_fc": before}
     config = {
         **eagle({"model_type": kind}, draft_vocab_size=len(SOME)),
@@ -239,7 +237,6 @@ def test_eagle_follows_its_fields(
 def test_dflash_equals_the_plain_draft(
     tokens: list[int], windows: str, target: Transformer, tmp_path: Path
 ) -> None:
-    """With the library's copy of rows of the target's head, and both kinds of windows."""
     layer: dict[str, Any] = {}
     if windows != "full":
         kinds = ["sliding_attention", "full_attention"]
@@ -306,13 +303,11 @@ def test_dflash_equals_the_plain_draft(
     ],
 )
 def test_unsupported_fields_are_refused(config: dict[str, Any], message: str) -> None:
-    """By the name of the field."""
     with pytest.raises(ValueError, match=rf"^config\.json: .*({message})"):
         translate_config(config)
 
 
 def test_fields_may_be_repeated() -> None:
-    """If they are equal; ignored fields may differ."""
     changes = {"hidden_size": 32, "sliding_window": None, "transformers_version": "4", "dtype": "x"}
     layer = {"transformers_version": "5", "dtype": "y", "sliding_window": None}
     assert translate_config(eagle(layer, **changes)) == translate_config(eagle())
@@ -322,7 +317,6 @@ def test_fields_may_be_repeated() -> None:
 
 
 def test_another_embedding_than_the_targets_is_refused(target: Transformer, tmp_path: Path) -> None:
-    """If the draft borrows the target's."""
     save_model(extending_draft(target), tmp_path / "plain", dtype=torch.float32)
     tensors = translated(target, tmp_path / "plain")
     tensors["embed_tokens.weight"][-1, -1] += 0.25
@@ -335,7 +329,6 @@ def test_another_embedding_than_the_targets_is_refused(target: Transformer, tmp_
 
 @torch.inference_mode()
 def test_a_draft_of_a_reduced_vocabulary_is_trained(target: Transformer, tmp_path: Path) -> None:
-    """With the tables of its checkpoint, or with those of a new draft."""
     made = build_draft_model(translate_config(dflash(draft_vocab_size=len(SOME))), target)
     for name, table in tables(SOME).items():
         made.register_buffer(name, table)

@@ -46,7 +46,6 @@ def dream(tmp_path: Path) -> Path:
 
 
 def test_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
-    """Then only token ids work."""
     save_model(causal_model(), tmp_path)
     assert load_tokenizer(tmp_path) is None
 
@@ -54,8 +53,6 @@ def test_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
 def test_remote_class_is_read_without_its_code(
     dream: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Dream's tokenizer is Qwen2's; there is no prompt to trust its code."""
-
     def refuse(*args: object, **options: object) -> None:
         raise AssertionError("remote code was asked for")
 
@@ -71,7 +68,6 @@ def test_remote_class_is_read_without_its_code(
 
 
 def test_remote_class_splits_digits_and_keeps_specials(dream: Path) -> None:
-    """As Qwen2: each digit is a token, and a special token is one unless it is plain text."""
     tokenizer = load_tokenizer(dream)
     assert tokenizer is not None
     assert len(tokenizer("12").input_ids) == 2
@@ -80,7 +76,6 @@ def test_remote_class_splits_digits_and_keeps_specials(dream: Path) -> None:
 
 
 def test_dream_has_its_chat_template_when_none_is_published(dream: Path) -> None:
-    """ChatML with the short system prompt."""
     tokenizer = load_tokenizer(dream)
     assert tokenizer is not None
     text = tokenizer.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
@@ -94,7 +89,6 @@ def test_dream_has_its_chat_template_when_none_is_published(dream: Path) -> None
 
 
 def test_published_chat_template_is_kept(tmp_path: Path) -> None:
-    """The family's template is only a default."""
     save_model(diffusion_model(vocab_size=260, mask_token_id=257), tmp_path)
     save_tokenizer(tmp_path)
     tokenizer = load_tokenizer(tmp_path)
@@ -102,7 +96,6 @@ def test_published_chat_template_is_kept(tmp_path: Path) -> None:
 
 
 def test_family_without_a_template_adds_none(tmp_path: Path) -> None:
-    """A base model has no template."""
     save_model(causal_model(vocab_size=260), tmp_path)
     save_tokenizer(tmp_path, chat=None)
     tokenizer = load_tokenizer(tmp_path)
@@ -127,7 +120,6 @@ def test_family_without_a_template_adds_none(tmp_path: Path) -> None:
     ],
 )
 def test_broken_tokenizer_is_named(tmp_path: Path, file: str, content: str, message: str) -> None:
-    """For any error of the library."""
     save_tokenizer(tmp_path)
     (tmp_path / file).write_text(content)
     with pytest.raises(ValueError, match=message):

@@ -39,7 +39,6 @@ def serve(capsys):
 
 
 def test_levels_are_measured_and_written_with_provenance(serve, tmp_path):
-    """One level per concurrency, in a table and in JSON."""
     path, picture = tmp_path / "new" / "a.json", tmp_path / "a.png"
     with ScriptedServer(answer) as server:
         status, out, _ = serve(
@@ -67,7 +66,6 @@ def test_levels_are_measured_and_written_with_provenance(serve, tmp_path):
 
 
 def test_requests_are_openai_s_and_no_prompt_comes_twice(serve):
-    """Without a method, the field `outpace` is absent."""
     with ScriptedServer(answer) as server:
         words = ("--max-tokens", "32", "--temperature", "0", "--ignore-eos", "--seed", "5")
         assert serve(server.url, *SMALL, *words)[0] == 0
@@ -81,7 +79,6 @@ def test_requests_are_openai_s_and_no_prompt_comes_twice(serve):
 
 
 def test_a_method_is_asked_for_with_the_options_that_were_given(serve):
-    """In the field `outpace`."""
     with ScriptedServer(answer) as server:
         words = ("--method", "apd", "--ratio", "0.5", "--window", "none", "--endpoint")
         assert serve(server.url, *SMALL, *words, "completions")[0] == 0
@@ -91,7 +88,6 @@ def test_a_method_is_asked_for_with_the_options_that_were_given(serve):
 
 
 def test_prompts_come_from_a_file_in_random_order(serve, tmp_path):
-    """Of JSON lines."""
     path = tmp_path / "prompts.jsonl"
     path.write_text("".join(json.dumps({"prompt": f"p{n}"}) + "\n" for n in range(5)))
     with ScriptedServer(answer) as server:
@@ -101,7 +97,6 @@ def test_prompts_come_from_a_file_in_random_order(serve, tmp_path):
 
 
 def test_an_open_loop_sends_at_its_rate(serve, tmp_path):
-    """Requests per second."""
     path = tmp_path / "a.json"
     with ScriptedServer(answer) as server:
         words = ("--rate", "20,100", "--requests", "20", "--output", str(path))
@@ -114,7 +109,6 @@ def test_an_open_loop_sends_at_its_rate(serve, tmp_path):
 
 
 def test_failures_are_counted_by_kind(serve, tmp_path):
-    """In the table and in JSON."""
     path = tmp_path / "a.json"
 
     async def script(asked, reply):
@@ -137,7 +131,6 @@ def test_failures_are_counted_by_kind(serve, tmp_path):
 
 
 def test_where_every_request_fails_the_status_says_so(serve, tmp_path):
-    """With the kinds of failures."""
     path = tmp_path / "a.json"
 
     async def script(asked, reply):
@@ -150,7 +143,6 @@ def test_where_every_request_fails_the_status_says_so(serve, tmp_path):
 
 
 def test_the_key_is_nowhere_to_be_read(serve, tmp_path, monkeypatch):
-    """Neither in the output nor in the provenance."""
     path = tmp_path / "a.json"
     monkeypatch.setattr(sys, "argv", ["outpace", "--api-key", "sesame", "--x=sesame"])
     with ScriptedServer(answer) as server:
@@ -191,7 +183,6 @@ async def no_usage(asked, reply):
     ],
 )
 def test_a_server_that_cannot_be_measured_is_one_line(serve, tmp_path, script, says):
-    """And no file is written."""
     with ScriptedServer(script) as server:
         status, _, err = serve(server.url, *SMALL, "--output", str(tmp_path / "a.json"))
         assert len(server.asked) == 1
@@ -200,7 +191,6 @@ def test_a_server_that_cannot_be_measured_is_one_line(serve, tmp_path, script, s
 
 
 def test_several_models_have_to_be_chosen_from(serve):
-    """The error lists them."""
     with ScriptedServer(answer, models=("one", "two")) as server:
         status, _, err = serve(server.url, *SMALL)
         assert (status, err) == (2, "outpace: --model is required: the server has one, two\n")
@@ -232,14 +222,12 @@ def test_several_models_have_to_be_chosen_from(serve):
     ],
 )
 def test_bad_input_is_one_line_and_status_2(serve, words, says):
-    """Before any request."""
     status, _, err = serve(*words)
     assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1 and says in err
 
 
 @pytest.mark.parametrize("text", ["", "\n", "[]", '{"prompt": ""}', "{", '{"other": 1}'])
 def test_a_file_without_prompts_is_refused(serve, tmp_path, text):
-    """With its name."""
     path = tmp_path / "prompts.jsonl"
     path.write_text(text)
     status, _, err = serve("http://x", "--model", "m", "--prompts", str(path))
@@ -247,7 +235,6 @@ def test_a_file_without_prompts_is_refused(serve, tmp_path, text):
 
 
 def test_messages_are_no_completion(serve, tmp_path):
-    """They need the chat endpoint."""
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}))
     words = ("--model", "m", "--prompts", str(path), "--endpoint", "completions")
@@ -258,7 +245,6 @@ def test_messages_are_no_completion(serve, tmp_path):
 
 
 def test_without_its_library_the_extra_is_named(serve, monkeypatch):
-    """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     for name in [name for name in sys.modules if name.startswith("outpace.benchmark.client")]:
         monkeypatch.delitem(sys.modules, name)
@@ -266,9 +252,8 @@ def test_without_its_library_the_extra_is_named(serve, monkeypatch):
     assert status == 2 and "pip install 'outpace[load]'" in err and err.count("\n") == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_writes_what_is_there(tmp_path):
-    """While some requests of a level are complete and others are running."""
     path, picture = tmp_path / "a.json", tmp_path / "a.png"
 
     async def script(asked, reply):
@@ -291,10 +276,8 @@ def test_ctrl_c_writes_what_is_there(tmp_path):
     assert picture.exists() and b"tokens per second" in out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_c_before_the_first_answer_writes_nothing(tmp_path):
-    """And the exit status is that of an interrupt."""
-
     async def script(asked, reply):
         program.send_signal(signal.SIGINT)
         reply.start()
@@ -310,7 +293,6 @@ def test_ctrl_c_before_the_first_answer_writes_nothing(tmp_path):
 
 
 def test_options_of_methods_do_not_hide_flags():
-    """A method's option with the name of a flag could never be set."""
     from inspect import signature
 
     from outpace.cli.benchmark import benchmark_serve

@@ -55,7 +55,6 @@ def conversation(llm: LLM, **options: Any) -> ChatSession:
 
 
 def test_each_answer_has_its_figures(chat: Run) -> None:
-    """Tokens per forward and per second."""
     status, out, err = chat("tiny-aux", STORY, "", "And now?", flags=("--max-tokens", "96"))
     assert (status, err) == (0, "")
     assert "#### 26\n" in out
@@ -63,7 +62,6 @@ def test_each_answer_has_its_figures(chat: Run) -> None:
 
 
 def test_the_page_shows_what_is_said(chat: Run) -> None:
-    """Except for speed and line breaks."""
     page = ROOT / "docs" / "chat.md"
     (shown,) = re.findall(r"^> (.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
     words = shlex.split(blocks(page, "sh")[0].splitlines()[0])
@@ -76,7 +74,6 @@ def test_the_page_shows_what_is_said(chat: Run) -> None:
 
 
 def test_the_model_sees_what_was_said(llm: LLM) -> None:
-    """The common prefix is computed once."""
     talk = conversation(llm, min_tokens=8)
     talk.handle_line("/method autoregressive")
     saved = llm.engine.prefix_stats.slots
@@ -93,7 +90,6 @@ def test_the_model_sees_what_was_said(llm: LLM) -> None:
 
 
 def test_another_method_decodes_what_follows(llm: LLM) -> None:
-    """Without arguments, the methods are listed."""
     talk = conversation(llm)
     talk.handle_line("/method autoregressive")
     talk.handle_line(STORY)
@@ -103,7 +99,6 @@ def test_another_method_decodes_what_follows(llm: LLM) -> None:
 
 
 def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    """Side by side; the conversation is unchanged."""
     talk = conversation(llm)
     talk.handle_line(STORY)
     earlier = list(talk.messages)
@@ -133,20 +128,17 @@ def test_a_race_answers_the_same_again(llm: LLM, capsys: pytest.CaptureFixture[s
 def test_what_cannot_be_is_said_and_the_talk_goes_on(
     chat: Run, line: str, expected_message: str
 ) -> None:
-    """In a line on standard error, without effect."""
     status, out, err = chat("tiny-aux", line, STORY, flags=("--max-tokens", "96"))
     assert status == 0 and "#### 26\n" in out
     assert expected_message in err and err.count("\n") == 1
 
 
 def test_a_race_needs_a_method(chat: Run) -> None:
-    """The error requests one."""
     _, _, err = chat("tiny-aux", STORY, "/race", flags=("--max-tokens", "8"))
     assert "/race needs a method" in err
 
 
 def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
-    """Later lines are not read."""
     status, out, err = chat("tiny-wedlm", "/help", "/method", "/exit", STORY)
     assert (status, err) == (0, "")
     for word in ("/method", "/race", "/reset", "/help", "/exit", "Ctrl-C"):
@@ -161,7 +153,6 @@ def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
 def test_ctrl_c_ends_an_answer_and_keeps_what_is_there(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing is left over in the engine, and the next answer works."""
     talk = conversation(llm, ignore_eos=True)
     talk.handle_line("/method autoregressive")
     step, count = llm.driver.step, 0
@@ -186,7 +177,6 @@ def test_ctrl_c_ends_an_answer_and_keeps_what_is_there(
 
 
 def test_a_model_without_a_template_is_refused(chat: Run, tmp_path: Any) -> None:
-    """The error names the command that works without one."""
     status, _, err = chat("tiny-dflash", STORY)
     assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1
 
@@ -230,9 +220,8 @@ CONTROL = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 """Makes the input the controlling terminal, so that Ctrl-C is delivered."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_conversation_at_a_terminal() -> None:
-    """Spinner, prompt, colours; Ctrl-C ends an answer, then the conversation."""
     with terminal("chat", "tiny-aux", "--ignore-eos", "--max-tokens", "400") as talk:
         begun = talk("", "> ")
         assert "loading PyTorch" in begun and "loading tiny-aux" in begun
@@ -249,7 +238,7 @@ LONG = "x" * 6000
 """More than a terminal keeps of a line in its canonical mode."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "paste",
     [
@@ -258,7 +247,6 @@ LONG = "x" * 6000
     ],
 )
 def test_pasted_lines_are_one_message(paste: str) -> None:
-    """Also while the model loads; a command after them is separate."""
     with terminal("chat", "tiny-aux") as talk:
         talk("", "loading PyTorch")
         for _ in range(2):
@@ -272,7 +260,6 @@ def test_pasted_lines_are_one_message(paste: str) -> None:
 
 
 def test_an_answer_that_is_cut_says_by_what(chat: Run) -> None:
-    """By the flag, or by the context."""
     _, out, _ = chat("tiny-aux", STORY, flags=("--max-tokens", "8"))
     assert out.endswith("(length)\n(cut at 8 tokens: increase --max-tokens)\n")
     _, out, _ = chat("tiny-aux", STORY, flags=("--max-length", "64", "--ignore-eos"))
@@ -280,7 +267,6 @@ def test_an_answer_that_is_cut_says_by_what(chat: Run) -> None:
 
 
 def test_a_method_is_shown_as_it_is_typed(chat: Run) -> None:
-    """With the options that differ from the default."""
     lines = ("/method", "/method wedlm verify=true entropy=0.8", "/method")
     _, out, _ = chat("tiny-wedlm", *lines)
     assert out.splitlines()[::2] == ["wedlm", "wedlm entropy=0.8 verify=true"]
@@ -288,10 +274,9 @@ def test_a_method_is_shown_as_it_is_typed(chat: Run) -> None:
     assert out.splitlines()[::2] == ["autoregressive", "wedlm"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("command", ["generate", "trace"])
 def test_a_terminal_of_16_colours_is_asked_for_no_other(command: str) -> None:
-    """Without black, white, yellow and cyan, which are illegible on some backgrounds."""
     with terminal(command, "tiny-wedlm", STORY, kind="linux") as talk:
         shown = talk("", "(stop)")
     codes = set(re.findall(r"\x1b\[(?:1;)?([39]\d)m", shown))
@@ -299,19 +284,17 @@ def test_a_terminal_of_16_colours_is_asked_for_no_other(command: str) -> None:
     assert "38;5" not in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_ctrl_d_ends_a_conversation() -> None:
-    """Without a message."""
     with terminal("chat", "tiny-aux") as talk:
         talk("", "> ")
         shown = talk("\x04", "never")
         assert "outpace" not in shown and "Traceback" not in shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seconds", [0.3, 0.8, 1.5, 2.5])
 def test_ctrl_c_while_it_loads_is_one_line(seconds: float) -> None:
-    """At any moment."""
     with terminal("generate", "tiny-aux", STORY, "--ignore-eos", "--max-tokens", "400") as talk:
         time.sleep(seconds)
         shown = talk("\x03", "never")

@@ -12,7 +12,6 @@ from outpace.constraint.thoughts import THOUGHT_FORMATS
 
 
 def test_thoughts_are_dim_and_apart() -> None:
-    """Cut at every place; control characters are replaced."""
     answer = "<think>\nHm\x1b, 7\n</think>\n\nSo 8.\n9"
     for at in range(len(answer)):
         painter, shown = AnswerPainter(AnswerFormat(THOUGHT_FORMATS[0])), Text()

@@ -39,25 +39,21 @@ def pipeline() -> Output:
 
 
 def test_a_line_shows_the_edges_of_blocks() -> None:
-    """A line that is too long omits its oldest slots."""
     assert [line.plain for line in slot_lines(pipeline(), 20)] == ["███│", "▒▒▒│███"]
     assert [line.plain for line in slot_lines(pipeline(), 6)] == ["███│", "…▒│███"]
 
 
 def test_no_forward_at_all() -> None:
-    """If there was no room for a block."""
     none = Output(text="", ids=[], finish_reason="length", steps=[], prompt_tokens=3, seconds=0.0)
     assert list(slot_lines(none, 9)) == []
 
 
 def test_the_legend_names_all_cells() -> None:
-    """Except the blank one."""
     assert all(cell in cell_legend().plain for cell in STATE_CELLS if cell != " ")
 
 
 @pytest.mark.parametrize("name", STEP_COLOURS)
 def test_colours_are_legible_on_white_and_on_black(name: str) -> None:
-    """WCAG 2.1 requires a contrast of 3 for large text and 4.5 for small text."""
     assert worst(name) > 3.7
 
 
@@ -93,7 +89,6 @@ def few(monkeypatch: pytest.MonkeyPatch) -> Console:
 
 
 def test_sixteen_colours_are_legible_however_they_are_mixed(few: Console) -> None:
-    """On white and on black; no other colours are used."""
     show_pieces(few, (f"piece {number} " for number in range(9)))
     few.print(*slot_lines(pipeline(), 20), cell_legend())
     written = few.file.getvalue()  # type: ignore[attr-defined]
@@ -107,20 +102,17 @@ def test_sixteen_colours_are_legible_however_they_are_mixed(few: Console) -> Non
 
 
 def test_neighbours_differ_in_few_colours_as_in_many(few: Console) -> None:
-    """Also where the colours repeat."""
     named = [step_colour(step) for step in range(9)]
     assert all(one != other for one, other in pairwise(named))
     assert not set(named) & set(STEP_COLOURS)
 
 
 def test_no_text_of_a_model_commands_the_terminal() -> None:
-    """Such as clearing it or renaming its window; lines and tabs stay."""
     (piece,) = colour_pieces(["\x1b[2Ja\tb\n\x9b\x07\x7f"])
     assert piece.plain == "␛[2Ja\tb\n\ufffd␇\ufffd"
 
 
 def test_what_is_new_is_in_sight() -> None:
-    """With any amount of earlier text, at any width of the terminal."""
     llm: Any = SimpleNamespace(text=SimpleNamespace(tokenizer=None))
     steps = [Step("target", 2, 1, 3, 3, 0.0, "causal") for _ in range(9)]
     output = Output(

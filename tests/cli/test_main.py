@@ -41,7 +41,6 @@ def outpace(capsys):
 
 
 def test_generate_streams_an_answer_and_one_line_of_statistics(outpace):
-    """To standard output."""
     status, out, _ = outpace("generate", "tiny-aux", STORY, "--max-tokens", "96")
     assert status == 0
     assert "#### " in out
@@ -49,7 +48,6 @@ def test_generate_streams_an_answer_and_one_line_of_statistics(outpace):
 
 
 def test_generate_takes_the_flags_of_its_method(outpace):
-    """Those of the method in `--method`."""
     status, out, _ = outpace(
         *("generate", "tiny-dream", STORY, "--max-tokens", "64", "--temperature", "0"),
         *("--method", "apd", "--verifier", "tiny-aux", "--ratio", "0.5", "--window", "none"),
@@ -60,7 +58,6 @@ def test_generate_takes_the_flags_of_its_method(outpace):
 
 
 def test_generate_takes_what_the_answer_must_be(outpace, tmp_path):
-    """Each kind of constraint."""
     (tmp_path / "schema.json").write_text('{"type": "integer", "minimum": 7, "maximum": 9}')
     (tmp_path / "rule.lark").write_text("start: /[pq]/")
     for flags, known in (
@@ -74,7 +71,6 @@ def test_generate_takes_what_the_answer_must_be(outpace, tmp_path):
 
 
 def test_generate_fills_the_holes_of_a_text(outpace):
-    """Alone, or as the answer to a prompt."""
     for prompt in ((), (STORY,)):
         args = ("generate", "tiny-dream", *prompt, "--fill", "Tom has {{2}} or {{..9:[0-9]+}}.")
         status, out, _ = outpace(*args)
@@ -86,14 +82,12 @@ def test_generate_fills_the_holes_of_a_text(outpace):
 
 
 def test_same_seed_same_text(outpace):
-    """A different seed gives a different text."""
     args = ("generate", "tiny-dream", STORY, "--max-tokens", "24", "--temperature", "4")
     texts = [outpace(*args, "--seed", s)[1].partition("24 tokens")[0] for s in ("1", "1", "2")]
     assert texts[0] == texts[1] != texts[2]
 
 
 def test_generate_answers_a_file_as_training_data(outpace, tmp_path):
-    """The same command resumes."""
     source, target = tmp_path / "prompts.jsonl", tmp_path / "data.jsonl"
     source.write_text(json.dumps({"prompt": STORY}) + "\n")
     args = ("generate", "tiny-aux", "--input", str(source), "--output", str(target))
@@ -104,7 +98,6 @@ def test_generate_answers_a_file_as_training_data(outpace, tmp_path):
 
 
 def test_help_shows_the_flags_of_the_named_method_only(outpace):
-    """And those of the command."""
     _, out, _ = outpace("generate", "--method", "apd", "--help")
     assert "--ratio" in out and "--verifier" in out
     _, out, _ = outpace("generate", "--method", "left_to_right", "--help")
@@ -112,7 +105,6 @@ def test_help_shows_the_flags_of_the_named_method_only(outpace):
 
 
 def test_trace_shows_every_forward_with_its_holes(outpace):
-    """One line each."""
     status, out, _ = outpace(
         *("trace", "tiny-dream", STORY, "--max-tokens", "32"),
         *("--method", "apd", "--verifier", "tiny-aux"),
@@ -122,7 +114,6 @@ def test_trace_shows_every_forward_with_its_holes(outpace):
 
 
 def test_trace_draws_the_pipeline_of_a_method_with_blocks(outpace, tmp_path):
-    """In the terminal and as a picture."""
     path = tmp_path / "new" / "trace.png"
     status, out, _ = outpace(
         *("trace", "tiny-dream", STORY, "--max-tokens", "32", "--method", "d2f"),
@@ -134,7 +125,6 @@ def test_trace_draws_the_pipeline_of_a_method_with_blocks(outpace, tmp_path):
 
 
 def test_a_picture_without_matplotlib_names_the_extra(outpace, tmp_path, monkeypatch):
-    """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     monkeypatch.delitem(sys.modules, "outpace.benchmark.plots", raising=False)
     status, _, err = outpace("trace", "tiny-aux", "x", "--png", str(tmp_path / "trace.png"))
@@ -142,7 +132,6 @@ def test_a_picture_without_matplotlib_names_the_extra(outpace, tmp_path, monkeyp
 
 
 def test_evaluate_writes_headline_metrics_with_provenance(outpace, tmp_path):
-    """In a table and in JSON."""
     path = tmp_path / "result.json"
     status, out, _ = outpace(
         *("evaluate", "tiny-aux", "--task", "story", "--limit", "8", "--batch", "4"),
@@ -157,7 +146,6 @@ def test_evaluate_writes_headline_metrics_with_provenance(outpace, tmp_path):
 
 
 def test_evaluate_reads_gsm8k_from_a_file(outpace, tmp_path):
-    """In its published format."""
     path = tmp_path / "test.jsonl"
     path.write_text(json.dumps({"question": STORY, "answer": "5*7-9 = 26\n#### 26"}) + "\n")
     status, out, _ = outpace("evaluate", "tiny-aux", "--task", "gsm8k", "--data", str(path))
@@ -165,7 +153,6 @@ def test_evaluate_reads_gsm8k_from_a_file(outpace, tmp_path):
 
 
 def test_evaluate_asks_lines_of_ones_own_and_keeps_each_answer(outpace, tmp_path):
-    """With a scoring rule."""
     data, json_path = tmp_path / "mine.jsonl", tmp_path / "result.json"
     data.write_text(json.dumps({"question": STORY, "answer": "26"}) + "\n")
     words = (
@@ -196,7 +183,6 @@ def gsm8k(path, lines=9):
 
 
 def test_evaluate_asks_as_a_paper_does(outpace, tmp_path):
-    """With a protocol."""
     data, out = gsm8k(tmp_path / "test.jsonl"), tmp_path / "result.json"
     status, _, err = outpace(
         *("evaluate", "tiny-dream", "--task", "gsm8k", "--protocol", "d2f:dream", "--data", data),
@@ -215,7 +201,6 @@ def test_evaluate_asks_as_a_paper_does(outpace, tmp_path):
 
 
 def test_a_killed_evaluation_goes_on(outpace, tmp_path):
-    """From its samples."""
     samples = tmp_path / "samples.jsonl"
     words = ("evaluate", "tiny-aux", "--limit", "3", "--samples", str(samples))
     assert outpace(*words)[0] == 0
@@ -228,7 +213,6 @@ def test_a_killed_evaluation_goes_on(outpace, tmp_path):
 
 
 def test_report_compares_runs(outpace, tmp_path):
-    """With differences and the Pareto front."""
     slow, fast, png = (str(tmp_path / name) for name in ("slow.json", "fast.json", "front.png"))
     plain = ("tiny-ar", "--method", "autoregressive")
     outpace("evaluate", *plain, "--limit", "4", "--json", slow)
@@ -246,7 +230,6 @@ def test_report_compares_runs(outpace, tmp_path):
 
 
 def test_cut_answers_are_counted(outpace, tmp_path):
-    """Below the table and in JSON, by all commands that score; others are not reported."""
     path, whole = tmp_path / "cut.json", tmp_path / "whole.json"
     status, out, _ = outpace(
         *("evaluate", "tiny-aux", "--limit", "3", "--max-tokens", "8", "--json", str(path))
@@ -272,7 +255,6 @@ def test_cut_answers_are_counted(outpace, tmp_path):
 
 
 def test_reports_of_another_schema_are_refused(outpace, tmp_path):
-    """With the missing field."""
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"provenance": {}, "results": [{"task": "story"}]}))
     status, _, err = outpace("report", str(path))
@@ -281,13 +263,11 @@ def test_reports_of_another_schema_are_refused(outpace, tmp_path):
 
 
 def test_evaluate_can_do_without_the_prefix_cache(outpace):
-    """With `--no-prefix-cache`."""
     words = ("evaluate", "tiny-aux", "--limit", "2", "--no-prefix-cache")
     assert outpace(*words)[0] == 0
 
 
 def test_race_compares_methods_on_the_same_problems(outpace):
-    """In one table."""
     entries = ("tiny-dream left_to_right tokens=4", "tiny-dream apd verifier=tiny-aux ratio=0.5")
     status, out, _ = outpace("race", "--limit", "2", "--entry", entries[0], "--entry", entries[1])
     assert status == 0
@@ -295,13 +275,11 @@ def test_race_compares_methods_on_the_same_problems(outpace):
 
 
 def test_race_takes_a_prompt(outpace):
-    """Without accuracy."""
     status, out, _ = outpace("race", STORY, "--entry", "tiny-aux autoregressive")
     assert status == 0 and "accuracy" not in out
 
 
 def test_models_and_methods_are_listed(outpace):
-    """All of them."""
     _, out, _ = outpace("models")
     assert "tiny-dream" in out and "DreamModel" in out
     assert re.search(r"tiny-dflash\s+│ dflash\s+│ 0.94M", out)
@@ -456,7 +434,6 @@ def test_models_and_methods_are_listed(outpace):
     ],
 )
 def test_bad_input_is_one_line_and_status_2(outpace, args, message):
-    """On standard error."""
     status, _, err = outpace(*args)
     assert status == 2
     assert err.startswith("outpace: ") and err.count("\n") == 1 and message in err
@@ -466,7 +443,6 @@ def test_bad_input_is_one_line_and_status_2(outpace, args, message):
     "args", [("train",), ("serve", "--config"), ("evaluate", "tiny-aux", "--protocol")]
 )
 def test_a_file_of_too_many_levels_is_refused(outpace, tmp_path, args):
-    """With its name."""
     path = tmp_path / "deep.toml"
     path.write_text("a = " + "[" * 5000)
     status, _, err = outpace(*args, str(path))
@@ -488,7 +464,6 @@ UNWRITABLE = [".", "/dev/full", "/proc/none/out", "/proc/version/out"]
 def test_where_nothing_can_be_written_nothing_is_computed(
     outpace, tmp_path, monkeypatch, args, name
 ):
-    """For a folder, a device, and a folder that cannot be created."""
     monkeypatch.setattr(LoadFlags, LoadFlags.open_model.__name__, None)
     status, _, err = outpace(*args, str(tmp_path / name))
     assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1
@@ -497,7 +472,6 @@ def test_where_nothing_can_be_written_nothing_is_computed(
 
 @pytest.mark.parametrize("held", [None, "as it was"])
 def test_a_failed_evaluation_leaves_its_output_as_it_was(outpace, tmp_path, held):
-    """Neither an incomplete nor an empty file remains."""
     path = tmp_path / "result.json"
     if held is not None:
         path.write_text(held)
@@ -508,14 +482,12 @@ def test_a_failed_evaluation_leaves_its_output_as_it_was(outpace, tmp_path, held
 
 @pytest.mark.parametrize("name", ["new/result.json", "new/er/result.json", f"new/{'x' * 300}"])
 def test_a_failed_evaluation_leaves_no_folder(outpace, tmp_path, name):
-    """Except one that existed."""
     args = ("evaluate", "tiny-aux", "--limit", "1", "--max-tokens", "99999")
     assert outpace(*args, "--json", str(tmp_path / name))[0] == 2
     assert not [*tmp_path.iterdir()]
 
 
 def test_a_link_stays_one(outpace, tmp_path):
-    """Its target is replaced."""
     path, link = tmp_path / "result.json", tmp_path / "link"
     path.write_text("old")
     link.symlink_to(path)
@@ -526,8 +498,6 @@ def test_a_link_stays_one(outpace, tmp_path):
 
 @pytest.mark.parametrize("place", ["inside", "outside"])
 def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
-    """Inside a command, and before it."""
-
     def interrupt(*args, **options):
         raise KeyboardInterrupt
 
@@ -539,7 +509,6 @@ def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
 
 
 def test_a_method_that_fails_is_one_line_and_status_1(outpace, tmp_path):
-    """As with finite weights that are too large to compute with."""
     folder = tmp_path / "model"
     shutil.copytree(ZOO_FOLDER / "tiny-aux", folder)
     shutil.copytree(ZOO_TOKENIZER, folder, dirs_exist_ok=True)
@@ -576,10 +545,9 @@ INTERRUPTIBLE = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_
 MAIN = "from outpace.cli.main import main"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("seconds", [0.01, 0.03, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0])
 def test_an_interrupt_while_modules_load_is_one_line(seconds, tmp_path):
-    """From the beginning of `main`; Python's own start cannot be guarded."""
     words = ("generate", "tiny-aux", STORY, "--ignore-eos", "--max-tokens", "400", "--n", "60")
     with started(tmp_path, "", *words) as process:
         time.sleep(seconds)
@@ -594,7 +562,6 @@ def test_an_interrupt_while_modules_load_is_one_line(seconds, tmp_path):
     ],
 )
 def test_no_interrupt_is_lost(line, tmp_path):
-    """Wherever it arrives."""
     code = f"""
 import weakref
 from outpace.cli import app
@@ -612,7 +579,6 @@ app.{app.build_app.__name__} = build
 
 
 def test_nothing_is_loaded_before_an_interrupt_is_caught():
-    """Other than Python's own modules."""
     code = f"import sys; known = {{*sys.modules}}; {MAIN}; print(*{{*sys.modules}} - known)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     ours = {
@@ -624,7 +590,6 @@ def test_nothing_is_loaded_before_an_interrupt_is_caught():
 
 
 def test_a_reader_that_leaves_is_no_error():
-    """As in `outpace methods | head -1`."""
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "outpace", "methods"]
@@ -634,7 +599,6 @@ def test_a_reader_that_leaves_is_no_error():
 
 
 def test_a_full_disk_is_one_line_and_status_2():
-    """For standard output; the error is printed once."""
     with open("/dev/full", "w") as full:
         command = [sys.executable, "-m", "outpace", "--version"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -644,15 +608,12 @@ def test_a_full_disk_is_one_line_and_status_2():
 
 @pytest.mark.parametrize("command", ["generate", "chat"])
 def test_a_closed_input_is_named(outpace, monkeypatch, command):
-    """As with a shell's `<&-`."""
     monkeypatch.setattr("sys.stdin", None)
     status, _, err = outpace(command, "tiny-aux", *(["-"] if command == "generate" else []))
     assert status == 2 and "standard input is closed" in err
 
 
 def test_an_error_of_several_lines_is_put_on_one(outpace, monkeypatch):
-    """Such as that of a template or configuration file; control characters are escaped."""
-
     def refuse(*args, **options):
         raise ValueError("one\n  two\r\nthree \x1b[2J")
 
@@ -662,14 +623,12 @@ def test_an_error_of_several_lines_is_put_on_one(outpace, monkeypatch):
 
 @pytest.mark.parametrize("words", [(), ("-h",), ("--help",), ("generate", "-h")])
 def test_no_command_is_a_question_for_help(outpace, words):
-    """The help is printed."""
     status, out, err = outpace(*words)
     assert status == 0 and "Usage: outpace" in out and not err
     assert "--help" in out and "<bool>" not in out
 
 
 def test_the_help_lists_all_commands_with_their_first_sentence(outpace):
-    """The first sentence of each command's own help."""
     _, out, _ = outpace("--help")
     for name, place in COMMANDS.items():
         module, _, function = place.partition(":")
@@ -678,11 +637,10 @@ def test_the_help_lists_all_commands_with_their_first_sentence(outpace):
 
 
 def test_the_version_is_told(outpace):
-    """And nothing else."""
     assert outpace("--version") == (0, f"outpace {package.__version__}\n", "")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("words", "known"),
     [
@@ -695,7 +653,6 @@ def test_the_version_is_told(outpace):
     ],
 )
 def test_a_shell_completes_words(words, known):
-    """Commands, flags, flags of a method, methods and models."""
     environment = {
         **os.environ,
         "_OUTPACE_COMPLETE": "complete_bash",
@@ -708,7 +665,6 @@ def test_a_shell_completes_words(words, known):
 
 
 def test_standard_input_may_be_the_prompt(outpace, monkeypatch):
-    """Without its last newline."""
     args = ("generate", "tiny-aux", "--max-tokens", "96")
     _, typed, _ = outpace(*args, STORY)
     monkeypatch.setattr("sys.stdin", io.StringIO(f"{STORY}\n"))
@@ -721,7 +677,6 @@ def test_standard_input_may_be_the_prompt(outpace, monkeypatch):
 
 
 def test_several_answers_and_what_is_known_of_their_tokens(outpace):
-    """Each with its seed, log-probabilities and figures."""
     args = ("generate", "tiny-aux", STORY, "--max-tokens", "4", "--temperature", "1")
     plain = ("--method", "autoregressive")
     status, out, _ = outpace(*args, *plain, "--n", "2", "--seed", "3", "--logprobs")
@@ -731,7 +686,6 @@ def test_several_answers_and_what_is_known_of_their_tokens(outpace):
 
 
 def test_flags_of_a_request_reach_it(outpace):
-    """Stop conditions, bans and penalties."""
     args = ("generate", "tiny-aux", STORY, "--max-tokens", "96")
     _, free, _ = outpace(*args, "--logprobs")
     tokens = re.findall(r"^ +-?\d+\.\d{4} +(\d+)", free, re.MULTILINE)
@@ -747,7 +701,6 @@ def test_flags_of_a_request_reach_it(outpace):
 
 
 def test_a_template_has_its_variables(outpace, tmp_path):
-    """Booleans, numbers and text; a system prompt comes first."""
     folder = tmp_path / "model"
     shutil.copytree(ZOO_FOLDER / "tiny-aux", folder)
     shutil.copytree(ZOO_TOKENIZER, folder, dirs_exist_ok=True)
@@ -766,7 +719,6 @@ def test_a_template_has_its_variables(outpace, tmp_path):
 
 
 def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
-    """With length, mask and memory."""
     found = {}
 
     class Told:
@@ -783,7 +735,6 @@ def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
 
 
 def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypatch):
-    """Without a terminal, with lines of progress."""
     monkeypatch.setattr(terminal, "REPORT_INTERVAL", 0.0)
     source, target = tmp_path / "prompts.jsonl", tmp_path / "data.jsonl"
     source.write_text(f"{json.dumps({'prompt': STORY})}\n" * 3)
@@ -798,7 +749,6 @@ def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypa
 
 
 def test_help_does_not_contradict_itself(outpace):
-    """Each default is shown once."""
     for words, message in (
         (("generate",), "rest of the context; 256 for diffusion"),
         (("race",), "[default: 128]"),
@@ -814,7 +764,6 @@ def test_help_does_not_contradict_itself(outpace):
 
 
 def test_the_list_of_methods_is_whole_at_any_width(outpace, monkeypatch):
-    """Each option with its accepted values."""
     for columns in ("60", "80", "120"):
         monkeypatch.setenv("COLUMNS", columns)
         _, out, _ = outpace("methods")
@@ -826,14 +775,12 @@ def test_the_list_of_methods_is_whole_at_any_width(outpace, monkeypatch):
 
 
 def test_text_is_shown_as_it_is(outpace):
-    """Neither markup nor emoji names are interpreted."""
     args = ("race", "[/b] :smile:", "--entry", "tiny-aux autoregressive", "--max-tokens", "2")
     status, out, _ = outpace(*args)
     assert status == 0 and "[/b] :smile:" in out
 
 
 def test_the_command_line_is_frozen(outpace):
-    """A new flag is a decision: it is added here and to the documentation."""
     assert {name: flags(outpace(name, "--help")[1]) for name in COMMANDS} == {
         "generate": SAMPLING
         | ENDING
@@ -926,9 +873,8 @@ def flags(text):
     return set(re.findall(r"^│ \*?\s*(--[a-z-]+)", text, re.MULTILINE))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_recipes_are_listed_and_shown(outpace, tmp_path):
-    """With the text of the file."""
     status, out, _ = outpace("recipes")
     assert status == 0 and "tiny-ar" in out and "qwen3-4b-dflash" in out
     status, out, _ = outpace("recipes", "show", "tiny-aux")

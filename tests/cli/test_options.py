@@ -8,7 +8,6 @@ from outpace.methods import APD, DFlash, LeftToRight, Speculative
 
 
 def test_texts_become_the_types_of_the_fields():
-    """For each type of field."""
     values = {"verifier": "tiny-aux", "ratio": "0.25", "window": "none", "coupling": "argmax"}
     expected = APD(verifier="tiny-aux", ratio=0.25, window=None, coupling="argmax")
     assert parse_method("apd", values) == expected
@@ -16,7 +15,6 @@ def test_texts_become_the_types_of_the_fields():
 
 @pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("Auto", "auto"), ("3", 3)])
 def test_a_number_or_a_word(text, value):
-    """For options that accept both."""
     method = parse_method("speculative", {"draft": "tiny-aux", "tokens": text})
     assert method == Speculative(draft="tiny-aux", tokens=value)
     values = {"draft": "d", "block": "none", "verify": "rejection", "tokens": "4"}
@@ -25,13 +23,11 @@ def test_a_number_or_a_word(text, value):
 
 
 def test_neither_the_number_nor_the_word_is_named():
-    """The error lists what is accepted."""
     with pytest.raises(ValueError, match="tokens must be int or auto, got 'some'"):
         parse_method("speculative", {"draft": "tiny-aux", "tokens": "some"})
 
 
 def test_defaults_are_those_of_the_method():
-    """For options that are not set."""
     assert parse_method("left_to_right", {}) == LeftToRight()
 
 
@@ -45,13 +41,11 @@ def test_defaults_are_those_of_the_method():
     ],
 )
 def test_wrong_values_are_named(values, says):
-    """The error names the option and the value."""
     with pytest.raises(ValueError, match=says):
         parse_method("left_to_right", values)
 
 
 def test_the_method_is_found_wherever_it_stands():
-    """Among the arguments."""
     assert find_method_name(["generate", "m", "--method", "apd", "p"]) == "apd"
     assert find_method_name(["generate", "--method=apd"]) == "apd"
     assert find_method_name(["generate", "m", "p"]) is None

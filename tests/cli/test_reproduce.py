@@ -37,9 +37,8 @@ def outpace(capsys):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_figure_is_redrawn_beside_the_published_points(outpace, tmp_path):
-    """With the paper's claims checked."""
     words = ("reproduce", "wedlm:streaming", "--limit", 2, "--rounds", 1, "--out", tmp_path)
     status, out, err = outpace(*words)
     assert status == 0, err
@@ -74,9 +73,8 @@ def short_answers(tmp_path, monkeypatch):
     monkeypatch.setattr(figure, "FOLDER", folder)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, short_answers):
-    """Each beside what the paper has of the line, and with the texts of the target alone."""
     files = {"humaneval": PROBLEM, "gsm8k": QUESTION, "mtbench": {"turns": ["Begin."]}}
     data = []
     for task, line in files.items():
@@ -121,13 +119,11 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, s
     ],
 )
 def test_figures_that_cannot_be_drawn_are_one_line(outpace, words, says, tmp_path):
-    """On standard error."""
     status, _, err = outpace("reproduce", *words, "--out", tmp_path)
     assert status == 2 and says in err and err.count("\n") == 1
 
 
 def test_a_full_figure_says_first_what_it_takes(outpace, tmp_path):
-    """Before any work."""
     _, out, _ = outpace("reproduce", "apd:figure3", "--scale", "full", "--out", tmp_path)
     said = " ".join(out.split())
     assert "5 settings on 500 problems of gsm8k, at most 256 tokens each" in said
@@ -136,7 +132,6 @@ def test_a_full_figure_says_first_what_it_takes(outpace, tmp_path):
 
 
 def test_a_page_that_cannot_be_written_is_found_before_the_work(outpace, tmp_path):
-    """With its name."""
     (tmp_path / "figures.md").mkdir()
     status, _, err = outpace("reproduce", "wedlm:streaming", "--limit", "2", "--out", tmp_path)
     assert status == 2 and "figures.md is not a regular file" in err
@@ -144,15 +139,13 @@ def test_a_page_that_cannot_be_written_is_found_before_the_work(outpace, tmp_pat
 
 
 def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
-    """It is listed with the models."""
     _, out, _ = outpace("reproduce", "d2f:tables", "--scale", "full", "--out", tmp_path)
     said = " ".join(out.split())
     assert "with Dream-org/Dream-v0-Base-7B, SJTU-Deng-Lab/D2F_Dream_Base_7B_Lora;" in said
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_models_that_nobody_ships_are_trained_first(outpace, tmp_path, monkeypatch):
-    """Once: the same command resumes with them, and other figures use them."""
     table = tmp_path / "trained.toml"
     names = ("draft", "draft-1-layer", "draft-3-layers", "draft-first-feature", "draft-1-feature")
     words = "tiny-dflash data.path=story:train data.plain=true steps=2 batch=2 anchors=2"
@@ -189,7 +182,6 @@ def without_clone(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("words", [(), ("apd",), ("apd:figure3", "--scale", "full", "--limit", 2)])
 def test_without_a_clone_one_line_names_it(outpace, without_clone, words):
-    """With any arguments."""
     status, out, err = outpace("reproduce", *words)
     assert status == 2 and not out and err.count("\n") == 1
     assert "reproduce needs a clone of the repository" in err
@@ -198,7 +190,6 @@ def test_without_a_clone_one_line_names_it(outpace, without_clone, words):
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_without_a_clone_says_what_is_needed(outpace, without_clone, flag):
-    """A clone of the repository."""
     status, out, err = outpace("reproduce", flag)
     told = " ".join(out.split())
     assert status == 0 and not err
@@ -206,7 +197,6 @@ def test_help_without_a_clone_says_what_is_needed(outpace, without_clone, flag):
 
 
 def test_help_lists_every_figure(outpace):
-    """All 29 of them."""
     status, out, _ = outpace("reproduce", "--help")
     told = re.sub(r"[\s│]+", " ", out)
     assert status == 0 and len(figure_names()) == 29
@@ -214,7 +204,6 @@ def test_help_lists_every_figure(outpace):
 
 
 def test_a_clone_is_found_by_its_path_alone():
-    """Without its folder on the path, and without other programs in it shadowing modules."""
     code = (
         "import sys\n"
         "from outpace.cli.reproduce import reproduce\n"

@@ -71,20 +71,17 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_bad_input_is_one_line(
     words: list[str], named: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It names the input."""
     assert named in refused([*words, *(["--port", "0"] if "--port" not in words else [])], capsys)
 
 
 def test_windows_is_refused_in_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before anything is imported or loaded."""
     monkeypatch.delattr(signal, "pthread_sigmask")
     assert "needs Linux or macOS" in refused(["tiny-ar"], capsys)
 
 
 def test_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is loaded."""
     with socket.create_server(("127.0.0.1", 0)) as own:
         port = str(own.getsockname()[1])
         assert port in refused(["--port", port], capsys)
@@ -105,7 +102,6 @@ def test_missing_extra_is_one_line(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With the command that installs it."""
     for name in [name for name in sys.modules if name.startswith(ours)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, theirs, None)
@@ -113,7 +109,6 @@ def test_missing_extra_is_one_line(
 
 
 def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """All of them; the exit status is that of the run."""
     served: list[Service] = []
 
     def run(service: Service, own: Any) -> int:

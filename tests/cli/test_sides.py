@@ -29,9 +29,8 @@ def outpace(capsys):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
-    """In a table and in JSON."""
     path, picture = tmp_path / "new" / "a.json", tmp_path / "a.png"
     status, out, err = outpace(
         *("benchmark", "methods", *PAIR, "--limit", 4, "--rounds", 2, "--max-tokens", 16),
@@ -52,9 +51,8 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     assert "against run 1" in out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_loads_are_crossed(outpace, tmp_path):
-    """Every combination of lengths and batches."""
     path, picture = tmp_path / "a.json", tmp_path / "a.png"
     status, _, err = outpace(
         *("benchmark", "methods", "tiny-aux autoregressive", "--batch", "1,2", "--limit", 4),
@@ -72,9 +70,8 @@ def test_loads_are_crossed(outpace, tmp_path):
     assert picture.read_bytes().startswith(PNG)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
-    """And no accuracy."""
     path, picture = tmp_path / "a.json", tmp_path / "a.png"
     status, out, err = outpace(
         *("benchmark", "methods", "random:tiny autoregressive"),
@@ -127,7 +124,6 @@ def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
     ],
 )
 def test_bad_input_is_one_line(outpace, words, says, tmp_path):
-    """On standard error."""
     path = tmp_path / "a.json"
     status, _, err = outpace("benchmark", "methods", *words, "--json", path)
     assert status == 2 and says in err and err.count("\n") == 1
@@ -135,7 +131,6 @@ def test_bad_input_is_one_line(outpace, words, says, tmp_path):
 
 
 def test_a_line_of_data_without_a_field_is_named(outpace, tmp_path):
-    """With file and line number."""
     path = tmp_path / "test.jsonl"
     path.write_text(
         json.dumps({"question": "How many?", "answer": "#### 3"}) + '\n{"question": 1}\n'
@@ -145,9 +140,8 @@ def test_a_line_of_data_without_a_field_is_named(outpace, tmp_path):
     assert status == 2 and f"{path}:2: question must be a text, got 1" in err
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupt_keeps_whole_rounds_and_the_same_command_goes_on(tmp_path):
-    """From the folder of samples."""
     path, samples = tmp_path / "a.json", tmp_path / "samples"
     command = [sys.executable, "-m", "outpace", "benchmark", "methods", *PAIR, "--limit", "60"]
     command += ["--rounds", "20", "--json", str(path), "--samples", str(samples)]

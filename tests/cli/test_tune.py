@@ -29,9 +29,8 @@ def outpace(capsys):
     return run
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
-    """For the fastest setting."""
     pytest.importorskip("optuna")
     path, picture, samples = tmp_path / "a.json", tmp_path / "a.png", tmp_path / "a.jsonl"
     words = (
@@ -75,20 +74,17 @@ def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
     ],
 )
 def test_bad_searches_are_one_line(outpace, words, says):
-    """On standard error."""
     pytest.importorskip("optuna")
     status, _, err = outpace("tune", "tiny-dream", *words)
     assert status == 2 and says in err and err.count("\n") == 1
 
 
 def test_options_of_methods_do_not_hide_flags_of_tune():
-    """A method's option with the name of a flag could never be set."""
     flags = set(signature(expand_groups(tune)).parameters)
     assert not {name for kind in METHODS.values() for name in kind.__dataclass_fields__} & flags
 
 
 def test_a_missing_optuna_names_the_extra(outpace, monkeypatch):
-    """With the command that installs it."""
     monkeypatch.setitem(sys.modules, "optuna", None)
     monkeypatch.delitem(sys.modules, "outpace.benchmark.tune", raising=False)
     status, _, err = outpace("tune", "tiny-dream", "--method", "left_to_right")

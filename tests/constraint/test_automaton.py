@@ -46,7 +46,6 @@ def vocabulary(count: int, seed: int) -> list[bytes | None]:
 
 @pytest.mark.parametrize("name", DFAS)
 def test_tokens_follow_their_bytes(name: str) -> None:
-    """Compare from each state, including where no answer follows."""
     dfa, texts = DFAS[name], vocabulary(600, seed=1)
     automaton = TokenAutomaton(dfa, Vocabulary(texts), frozenset({EOS}))
     for token, text in enumerate(texts):
@@ -63,7 +62,6 @@ def test_tokens_follow_their_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("name", DFAS)
 def test_bundles_contain_all_transitions(name: str) -> None:
-    """Each transition occurs once."""
     automaton = TokenAutomaton(DFAS[name], Vocabulary(vocabulary(400, seed=2)), frozenset({EOS}))
     found = np.full_like(automaton.table, -1)
     for source, target, bundle in zip(*automaton.pairs, automaton.pair_bundles, strict=True):
@@ -76,7 +74,6 @@ def test_bundles_contain_all_transitions(name: str) -> None:
 
 @pytest.mark.parametrize("name", DFAS)
 def test_the_length_of_the_shortest_answer(name: str) -> None:
-    """Compare with a search from the accepting states."""
     automaton = TokenAutomaton(DFAS[name], Vocabulary(vocabulary(400, seed=3)), frozenset({EOS}))
     sets, within = StateSets(automaton), automaton.accepts
     for left in range(sets.max_distance + 1):

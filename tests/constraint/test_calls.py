@@ -30,7 +30,6 @@ def source(**changes: Any) -> str:
 
 @every
 def test_automaton_accepts_calls(form: CallFormat) -> None:
-    """All of a conversation's, or one; nothing else."""
     several, single = tools_dfa(source(), form), tools_dfa(source(single=True), form)
     for call in CALLS:
         text = form.write_calls([call]).encode()
@@ -46,7 +45,6 @@ def test_automaton_accepts_calls(form: CallFormat) -> None:
 
 @every
 def test_free_text_has_no_marker(form: CallFormat) -> None:
-    """Every text without it is accepted, in which calls may follow; the states say which is one."""
     dfa = tools_dfa(source(free=True), form)
     call = form.write_calls(CALLS[:1])
     marker, front = form.marker, form.marker[:-1]
@@ -67,7 +65,6 @@ VARIANTS = [(form, variant) for form in CALL_FORMATS for variant in form.variant
 
 @pytest.mark.parametrize(("form", "variant"), VARIANTS, ids=lambda each: repr(each.begin))
 def test_variant_of_a_call(form: CallFormat, variant: CallFormat) -> None:
-    """Only at the beginning, and only with the name of a function; any other text is free."""
     dfa = tools_dfa(source(free=True, loose=True), form)
     call = variant.write_calls(CALLS[:1])
     for text in (call, form.write_calls(CALLS[:1]), "hi " + form.write_calls(CALLS[:1])):
@@ -109,7 +106,6 @@ GEMMA = (
     ],
 )
 def test_format_of_a_template(template: Any, name: str | None) -> None:
-    """By the marks that it describes."""
     found = find_call_format(template)
     assert (found and found.name) == name
 
@@ -192,20 +188,18 @@ def check_required(form: str, name: str, method: Method, temperature: float, num
 
 @pytest.mark.parametrize(("name", "method"), CASES[::5], ids=str)
 def test_required_calls_validate(name: str, method: Method) -> None:
-    """A few schemas, formats in turn."""
     for number in range(4):
         form = CALL_FORMATS[number % len(CALL_FORMATS)].name
         check_required(form, name, method, number % 2, 7 * number)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize(("name", "method"), CASES, ids=str)
 @every
 def test_all_required_calls_validate(
     form: CallFormat, name: str, method: Method, temperature: float
 ) -> None:
-    """Each of forty schemas, with every method and format."""
     assert len(SCHEMAS) == 40
     for number in range(40):
         check_required(form.name, name, method, temperature, number)
@@ -214,7 +208,6 @@ def test_all_required_calls_validate(
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize(("name", "method"), CASES[::6], ids=str)
 def test_text_is_as_without_tools(name: str, method: Method, temperature: float) -> None:
-    """Where a model calls none, for the same prompt; also the reason of the end."""
     llm = tool_llm(name, "tool_call")
     ids = llm.text.encode("Tom has 3 apples and buys 4 more. How many apples does Tom have?")
     options: Options = {"method": method, "temperature": temperature, "seed": 5, "max_tokens": 24}

@@ -116,7 +116,6 @@ def free(made: InfillConstraint, text: list[int], slot: int) -> set[int]:
 
 @pytest.mark.parametrize("case", cases(120, seed=0), ids=str)
 def test_allowed_tokens_of_a_slot(case: Case) -> None:
-    """They are those of all contents of the hole; only fixed tokens are allowed after it."""
     text = [0] * BEGIN + case[2] + [2]
     for place in places_of(case):
         assert free(cloze(case), text, BEGIN + place) == allowed(completions(case), place)
@@ -125,7 +124,6 @@ def test_allowed_tokens_of_a_slot(case: Case) -> None:
 
 @pytest.mark.parametrize("case", cases(80, seed=1), ids=str)
 def test_allowed_tokens_from_left_to_right(case: Case) -> None:
-    """For a left-to-right method, later tokens in the hole are only proposals."""
     pattern, padded, canvas = case
     text = [0] * BEGIN + canvas + [2]
     for place in range(len(canvas)):
@@ -147,7 +145,6 @@ def filled(case: Case, places: list[int], logits: Tensor, **sampling: Any) -> tu
 
 @pytest.mark.parametrize("case", cases(120, seed=2), ids=str)
 def test_greedy_slots_take_the_most_probable_contents(case: Case) -> None:
-    """Only predicted slots count; the others still need a token."""
     rng = Random(len(case[2]))
     holes = places_of(case)
     if not holes:
@@ -168,7 +165,6 @@ DRAWN: list[Case] = [
 
 @pytest.mark.parametrize("case", DRAWN, ids=str)
 def test_samples_have_the_exact_distribution(case: Case) -> None:
-    """The distribution is that of all contents that fit."""
     places = places_of(case)
     logits = random_logits(len(places), seed=5)
     expected = law(completions(case), dict(zip(places, logits / 0.9, strict=True)))
@@ -241,7 +237,6 @@ def jobs_of(method: Method, temperature: float) -> list[tuple[tuple[Case, ...], 
 def test_every_method_keeps_the_text_and_fills_each_hole(
     method: Method, temperature: float
 ) -> None:
-    """Contents are allowed, and fixed tokens never appear as masks."""
     for chosen, job in jobs_of(method, temperature):
         if job.error is not None:
             raise job.error
@@ -256,7 +251,6 @@ def test_every_method_keeps_the_text_and_fills_each_hole(
 
 
 def test_tokens_outside_the_template_are_not_committed() -> None:
-    """They differ from a fixed token, or from the allowed contents of a hole."""
     for tokens, slot in (([0, 0, 0, 5], 5), ([0, 1], 3), ([0, 0, 5, 2], 4)):
         made = cloze(("a{3}", False, [HOLE] * 3))
         request = Request(prompt=[0, 0], max_tokens=4, constraint=made)
@@ -274,7 +268,6 @@ def test_tokens_outside_the_template_are_not_committed() -> None:
 
 @pytest.mark.parametrize("case", cases(80, seed=6), ids=str)
 def test_forced_tokens_are_in_all_contents_of_the_hole(case: Case) -> None:
-    """They have no padding, and none follow after the last hole."""
     pattern, padded, canvas = case
     made = cloze((pattern, padded, [HOLE] * len(canvas)), both=False)
     whole = contents(pattern, padded, len(canvas))
@@ -289,6 +282,5 @@ def test_forced_tokens_are_in_all_contents_of_the_hole(case: Case) -> None:
 
 
 def test_a_hole_that_is_too_long_for_its_regex_is_refused() -> None:
-    """The error is raised before all places are visited."""
     with pytest.raises(TooLargeError, match="too large for 1000000000 tokens"):
         language("a*", False).automaton.can_finish(10**9)

@@ -41,13 +41,11 @@ def pieces() -> PreTrainedTokenizerFast:
 
 
 def test_pieces_are_text_or_bytes() -> None:
-    """Marks are spaces; special tokens and rows without a token have no bytes."""
     expected = [None, b"\n", b"\xc3", b" a", b"\xc3\xa9", b"b", None, None]
     assert token_bytes(pieces(), 8) == expected
 
 
 def test_a_tokenizer_without_bytes_is_refused() -> None:
-    """A model without a tokenizer or an end-of-sequence token is refused too."""
     with pytest.raises(ValueError, match="^regex: its tokenizer is neither byte-level nor falls"):
         Compiler(words(), None).build_constraint(("regex", "a"), **GIVEN)
     with pytest.raises(ValueError, match="^regex: the model has no tokenizer"):
@@ -57,13 +55,11 @@ def test_a_tokenizer_without_bytes_is_refused() -> None:
 
 
 def test_unspellable_texts_are_refused() -> None:
-    """The available room does not matter."""
     with pytest.raises(ValueError, match="^regex: no text of the model's tokens matches it"):
         Compiler(pieces(), None).build_constraint(("regex", "xyz"), **GIVEN)
 
 
 def test_llguidance_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the package to install, and other constraints work."""
     monkeypatch.setitem(sys.modules, "llguidance", None)
     one = Compiler(pieces(), None)
     with pytest.raises(
@@ -74,7 +70,6 @@ def test_llguidance_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Recent rules stay within the memory limit and are not compiled again."""
     one = Compiler(pieces(), None)
     one.build_constraint(("regex", "b"), **GIVEN)
     first = next(iter(one.compiled_rules.values()))
@@ -87,7 +82,6 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_without_wait_a_rule_is_not_compiled() -> None:
-    """Compiled rules are shared; invalid ones raise in both modes."""
     one = Compiler(pieces(), None)
     with pytest.raises(NotCompiledError):
         one.build_constraint(("regex", "b"), wait=False, **GIVEN)
@@ -101,7 +95,6 @@ def test_without_wait_a_rule_is_not_compiled() -> None:
 
 
 def test_a_cached_constraint_does_not_wait() -> None:
-    """Another rule is compiled meanwhile."""
     one = Compiler(pieces(), None)
     first = one.build_constraint(("regex", "b"), **GIVEN)
     with one.compile_lock:
@@ -110,7 +103,6 @@ def test_a_cached_constraint_does_not_wait() -> None:
 
 
 def test_a_canvas_of_whole_blocks_limits_the_answer() -> None:
-    """Its method leaves slots at the end unused."""
     (output,) = LLM("tiny-dream").generate(
         "How many?", regex="x{20}", max_tokens=20, method=D2F(block=16, canvas=True)
     )
@@ -118,7 +110,6 @@ def test_a_canvas_of_whole_blocks_limits_the_answer() -> None:
 
 
 def test_a_free_neighbour_is_served_while_others_are_refused() -> None:
-    """A refused request takes no time of the engine."""
     llm = LLM("tiny-dream", Diffusion(steps=8, canvas=True))
     answer = llm.submit("How many?", max_tokens=16)
     began = time.process_time()
@@ -151,7 +142,6 @@ class Careless(Method):
 
 
 def test_violating_a_constraint_fails_the_request() -> None:
-    """The error contains the token and its slot."""
     llm = LLM("tiny-dream")
     with pytest.raises(DecodingError, match="token .* at slot .* violates the constraint"):
         llm.generate("Go", regex="(ab|ba){3}|(cd|dc){3}", max_tokens=8, method=Careless())

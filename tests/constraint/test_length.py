@@ -119,18 +119,16 @@ def check_length(name: str, method: Method, temperature: float, schemas: list[An
     assert answered == len(schemas)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 @pytest.mark.parametrize(("name", "method"), CASES, ids=str)
 def test_answers_end_in_time(name: str, method: Method, temperature: float) -> None:
-    """Use sixty schemas."""
     assert len(SCHEMAS) >= 60
     check_length(name, method, temperature, SCHEMAS)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0.0, 2.0])
 @pytest.mark.parametrize("case", range(0, len(CASES), 4))
 def test_some_answers_end_in_time(case: int, temperature: float) -> None:
-    """Use some schemas with some methods."""
     check_length(*CASES[case], temperature, SCHEMAS[case % 10 :: 10])

@@ -58,10 +58,9 @@ def fulfils(text: str, rule: Options) -> bool:
     return text in (rule["choices"] or ())
 
 
-@pytest.mark.parametrize("temperature", [0.8, pytest.param(0.0, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("temperature", [0.8, pytest.param(0.0, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("name", "method"), CASES, ids=str)
 def test_answers_are_complete(name: str, method: Method, temperature: float) -> None:
-    """Use every method; a batch gives the same answers as each request alone."""
     common: Options = {"method": method, "max_tokens": 48, "temperature": temperature}
     requests: list[tuple[str, Options]] = [
         (QUESTION, {**common, **rule, "seed": seed})  # type: ignore[typeddict-item]
@@ -129,18 +128,16 @@ def same_as_autoregressive(name: str, method: MethodSpec, count: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [*LOSSLESS, *(pytest.param(*case, marks=pytest.mark.slow) for case in COPYING)],
+    [*LOSSLESS, *(pytest.param(*case, marks=pytest.mark.nightly) for case in COPYING)],
     ids=str,
 )
 def test_lossless_methods_stay_lossless(name: str, method: MethodSpec) -> None:
-    """Use each kind of constraint and penalty, at any temperature."""
     same_as_autoregressive(name, method, 20)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize(("name", "method"), [*LOSSLESS, *COPYING], ids=str)
 def test_many_lossless_requests(name: str, method: MethodSpec) -> None:
-    """Use three hundred requests."""
     same_as_autoregressive(name, method, 300)
 
 
@@ -153,7 +150,6 @@ def test_many_lossless_requests(name: str, method: MethodSpec) -> None:
 def test_grammars_are_followed_from_left_to_right(
     name: str, method: Method, temperature: float
 ) -> None:
-    """An answer that ends by itself is derived by the grammar, and a truncated one is marked."""
     outputs = llm(name).generate(
         [QUESTION] * 3, method=method, grammar=LARK, max_tokens=12, temperature=temperature
     )
@@ -167,7 +163,6 @@ def test_grammars_are_followed_from_left_to_right(
 
 
 def test_a_grammar_requires_left_to_right_decoding() -> None:
-    """The message names the suitable methods."""
     with pytest.raises(ValueError, match="^grammar: a grammar is not supported by methods that"):
         llm("tiny-dream").generate(QUESTION, grammar=LARK, method=D2F())
 
@@ -175,7 +170,6 @@ def test_a_grammar_requires_left_to_right_decoding() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 5.0])
 @pytest.mark.parametrize("schema", ["{ }", '{"type": "object", "maxProperties": 1}'])
 def test_a_schema_in_a_grammar_has_bounded_white_space(schema: str, temperature: float) -> None:
-    """This holds even if nothing else is probable."""
     (output,) = llm("tiny-ar").generate(
         QUESTION, grammar=f"start: %json {schema}", max_tokens=40, temperature=temperature, seed=2
     )
@@ -202,7 +196,6 @@ LONG: list[dict[str, Any]] = [
     ids=str,
 )
 def test_large_counts_from_left_to_right(name: str, method: Method, temperature: float) -> None:
-    """The matcher of llguidance counts in addition to the automaton; answers end in time."""
     for schema in LONG:
         (output,) = llm(name).generate(
             QUESTION, schema=schema, method=method, temperature=temperature, max_tokens=50, seed=1
@@ -211,7 +204,6 @@ def test_large_counts_from_left_to_right(name: str, method: Method, temperature:
 
 
 def test_a_large_count_is_exact() -> None:
-    """The last character is the last allowed one."""
     schema = {"type": "string", "maxLength": 6000, "minLength": 1}
     model = llm("tiny-ar")
     holds = model.compiler.build_constraint(
@@ -230,8 +222,6 @@ def test_a_large_count_is_exact() -> None:
 
 
 def test_a_pydantic_model_is_a_schema() -> None:
-    """The model parses its answers."""
-
     class Person(BaseModel):
         name: str
         age: int
@@ -242,7 +232,6 @@ def test_a_pydantic_model_is_a_schema() -> None:
 
 
 def test_too_long_answers_are_refused() -> None:
-    """The message has both numbers; answers that just fit are accepted."""
     for name in ("tiny-ar", "tiny-dream"):
         with pytest.raises(
             ValueError, match=r"^regex: the shortest answer takes 12 tokens, but max_tokens=11$"
@@ -253,7 +242,6 @@ def test_too_long_answers_are_refused() -> None:
 
 
 def test_far_too_long_rules_are_not_compiled() -> None:
-    """To build the automaton of 4,000 arbitrary characters would take longer."""
     long, model = r"[\s\S]{4000}", llm("tiny-dream")
     message = "its shortest text has 400. characters, but there is room for 16 tokens of 9 bytes"
     begun = time.process_time()
@@ -368,7 +356,6 @@ def refused(name: str, options: Any, message: str) -> None:
 
 @pytest.mark.parametrize(("options", "message"), BAD, ids=[each[1] for each in BAD])
 def test_bad_input_is_refused_in_time(options: Any, message: str) -> None:
-    """Schemas come in all forms."""
     refused("tiny-ar", options, message)
 
 
@@ -376,18 +363,15 @@ def test_bad_input_is_refused_in_time(options: Any, message: str) -> None:
     ("options", "message"), BAD_FOR_CANVASES, ids=[each[1] for each in BAD_FOR_CANVASES]
 )
 def test_bad_input_of_canvases_is_refused_in_time(options: Any, message: str) -> None:
-    """This includes unsupported constraints."""
     refused("tiny-dream", {"method": FastDLLM(), **options}, message)
 
 
 def test_other_too_large_schemas_are_refused() -> None:
-    """The reason is the same for every method."""
     for name in ("tiny-ar", "tiny-dream"):
         refused(name, {"schema": {"maxProperties": 10**9}}, "^schema: it is too large: more than")
 
 
 def test_repeats_of_empty_texts_are_empty() -> None:
-    """The count does not matter."""
     began = time.process_time()
     (output,) = llm("tiny-ar").generate(QUESTION, regex="(?:){999999999}x(?:){2,999999999}")
     assert output.text == "x" and time.process_time() - began < 6
@@ -395,7 +379,6 @@ def test_repeats_of_empty_texts_are_empty() -> None:
 
 @pytest.mark.parametrize(("name", "method"), [CASES[0], ("tiny-dream", FastDLLM(block=16))])
 def test_special_stop_ids_change_no_constrained_answer(name: str, method: Method) -> None:
-    """They have no text, so answers do not contain them; end-of-sequence is unaffected."""
     model = llm(name)
     special = sorted(model.text.silent_ids - {model.config.mask_id})
     assert not model.eos >= set(special)
@@ -409,7 +392,6 @@ def test_special_stop_ids_change_no_constrained_answer(name: str, method: Method
 def test_stop_ids_end_constrained_answers_of_a_model_without_an_end(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing else can end them."""
     model = llm("tiny-ar")
     (end,) = model.eos
     common: Options = {"max_tokens": 80, **RULES[1]}
@@ -427,7 +409,6 @@ def test_stop_ids_end_constrained_answers_of_a_model_without_an_end(
     ids=str,
 )
 def test_choices_may_begin_alike(name: str, method: Method) -> None:
-    """One choice is empty, and texts between them are no answers, whatever the temperature."""
     choices = ["", "a", "ab", "abcd", "Tom", "Tom has"]
     options: Options = {"method": method, "choices": choices, "temperature": 30.0, "top_p": 1.0}
     asked = ((QUESTION, {**options, "max_tokens": 12, "seed": seed}) for seed in range(120))
@@ -437,7 +418,6 @@ def test_choices_may_begin_alike(name: str, method: Method) -> None:
 
 
 def test_a_constraint_is_compiled_once() -> None:
-    """Later uses take it as it is: compiling takes far more than 10 ms."""
     model = llm("tiny-ar")
     model.generate([1, 2], schema=SCHEMA, max_tokens=40)
     began = time.process_time()

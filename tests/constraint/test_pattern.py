@@ -50,7 +50,6 @@ def accepts(dfa: Dfa, text: bytes) -> bool:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 def test_an_automaton_is_a_full_match(pattern: str) -> None:
-    """Use arbitrary texts."""
     rng, dfa = Random(0), Dfa.from_pattern(pattern)
     texts = [
         "",
@@ -64,7 +63,6 @@ def test_an_automaton_is_a_full_match(pattern: str) -> None:
 @given(low=st.integers(0, 0x10FFFF), size=st.integers(0, 5000))
 @settings(max_examples=100, deadline=None)
 def test_spans_of_characters_are_their_bytes(low: int, size: int) -> None:
-    """Each character occurs once."""
     spans = list(exclude_range([(low, min(low + size, 0x10FFFF))], SURROGATES))
     ways = [way for span in spans for way in utf8_ranges(*span)]
     for span in spans:
@@ -88,7 +86,6 @@ def test_spans_of_characters_are_their_bytes(low: int, size: int) -> None:
 @given(low=st.none() | st.integers(-300, 300), high=st.none() | st.integers(-300, 300))
 @settings(max_examples=200, deadline=None)
 def test_integers_between_bounds(low: int | None, high: int | None) -> None:
-    """Each integer has one spelling."""
     match = re.compile(integer_pattern(low, high)).fullmatch
     for number in range(-1100, 1100):
         inside = (low is None or low <= number) and (high is None or number <= high)
@@ -134,7 +131,6 @@ SCHEMAS: tuple[Any, ...] = (
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=str)
 def test_accepted_texts_are_valid(schema: Any) -> None:
-    """Accepted texts are JSON that the schema accepts, formats included."""
     rng, found = Random(0), 0
     dfa = schema_dfa(schema)
     formats = jsonschema.Draft202012Validator.FORMAT_CHECKER
@@ -177,7 +173,6 @@ def test_accepted_texts_are_valid(schema: Any) -> None:
     ids=str,
 )
 def test_unsupported_keywords_are_named(schema: Any, what: str) -> None:
-    """The message has one line and contains the place."""
     with pytest.raises(UnsupportedError, match=re.escape(what)) as caught:
         schema_dfa(schema)
     assert "\n" not in str(caught.value)
@@ -199,7 +194,6 @@ def test_unsupported_keywords_are_named(schema: Any, what: str) -> None:
     ids=["root", "branch", "property", "definition", "pattern", "others", "names", "item"],
 )
 def test_other_keywords_are_refused_by_name(name: str, inside: Any, at: str) -> None:
-    """They are standard or unknown, at any place."""
     with pytest.raises(
         UnsupportedError, match=f"^{re.escape(f'{name} at {at} is not supported: ')}"
     ):
@@ -207,7 +201,6 @@ def test_other_keywords_are_refused_by_name(name: str, inside: Any, at: str) -> 
 
 
 def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
-    """It lists unsupported constructs and their alternatives."""
     page = (Path(__file__).parents[2] / "docs" / "constraints.md").read_text()
     (table,) = re.findall(r"\| not supported \| instead \|\n\|---\|---\|\n((?:\|.*\n)+)", page)
     rows = [re.split(r" ?(?<!\\)\| ?", line) for line in table.replace("`", "").splitlines()]
@@ -217,7 +210,6 @@ def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
 
 
 def test_many_small_variants_are_too_large() -> None:
-    """Each variant is small."""
     schema: dict[str, Any] = {"type": "string"}
     for _ in range(6):
         schema = {"type": "object", "properties": dict.fromkeys("abcdefgh", schema)}
@@ -226,7 +218,6 @@ def test_many_small_variants_are_too_large() -> None:
 
 
 def test_a_tree_of_texts_has_no_others() -> None:
-    """Try all texts over their letters."""
     texts = ["", "a", "ab", "abc", "c\u00e9", "cc"]
     dfa = Dfa.from_texts(texts)
     every = ("".join(each) for n in range(5) for each in product("abc\u00e9", repeat=n))
@@ -236,7 +227,6 @@ def test_a_tree_of_texts_has_no_others() -> None:
 def test_ambiguous_sets_are_accepted(
     recwarn: pytest.WarningsRecorder,
 ) -> None:
-    """They have the meaning of this version of Python, without a warning."""
     assert Dfa.from_pattern("[[a]b]").accepts.any()
     schema = {"type": "string", "pattern": "[a||b]"}
     assert schema_dfa(schema).accepts.any()

@@ -99,7 +99,6 @@ def filled(
 
 @pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(150, seed=0))
 def test_allowed_tokens_of_a_hole(pattern: str, canvas: list[int], room: int) -> None:
-    """They are those of all completions, given the tokens on both sides."""
     found = [*completions(pattern, canvas, room)]
     for place in holes_of(canvas):
         row = torch.zeros(1, SIZE)
@@ -109,7 +108,6 @@ def test_allowed_tokens_of_a_hole(pattern: str, canvas: list[int], room: int) ->
 
 @pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(100, seed=1))
 def test_allowed_tokens_from_left_to_right(pattern: str, canvas: list[int], room: int) -> None:
-    """For a left-to-right method, tokens after a slot are only proposals."""
     for place in range(len(canvas)):
         found = [*completions(pattern, [*canvas[:place], HOLE], room)] if place < room else []
         row = torch.zeros(1, SIZE)
@@ -122,7 +120,6 @@ def test_allowed_tokens_from_left_to_right(pattern: str, canvas: list[int], room
 def test_greedy_holes_take_the_most_probable_completion(
     pattern: str, canvas: list[int], room: int
 ) -> None:
-    """Only predicted holes count; the others still need a token."""
     rng = Random(len(canvas))
     holes = holes_of(canvas)
     places = holes[: rng.randint(1, len(holes))] if holes else []
@@ -166,11 +163,10 @@ def drawn_as_enumerated(
 
 @pytest.mark.parametrize(("pattern", "canvas", "room"), DRAWN)
 def test_samples_have_the_exact_distribution(pattern: str, canvas: list[int], room: int) -> None:
-    """Most samples fit at once."""
     assert drawn_as_enumerated(pattern, canvas, room, 1500, temperature=0.9) > LIKELY
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("pattern", "canvas", "room", "temperature"),
     [(*drawn, (0.7, 1.5)[n % 2]) for n, drawn in enumerate(DRAWN)],
@@ -178,14 +174,12 @@ def test_samples_have_the_exact_distribution(pattern: str, canvas: list[int], ro
 def test_many_samples_have_the_exact_distribution(
     pattern: str, canvas: list[int], room: int, temperature: float
 ) -> None:
-    """Use twenty thousand samples."""
     found = drawn_as_enumerated(pattern, canvas, room, 20_000, temperature=temperature)
     assert found > LIKELY
 
 
 @pytest.mark.parametrize("sampling", [{"top_p": 0.05}, {"top_k": 1}, {"min_p": 1.0}])
 def test_truncation_may_leave_nothing_that_fits(sampling: dict[str, Any]) -> None:
-    """Then the whole distribution is used; otherwise the truncated one."""
     logits = torch.zeros(2, SIZE)
     logits[0, 0], logits[1, 1] = 5, 5
     for seed in range(30):
@@ -201,7 +195,6 @@ def test_truncation_may_leave_nothing_that_fits(sampling: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(("pattern", "canvas", "room"), canvases(60, seed=3))
 def test_forced_tokens_are_in_all_answers(pattern: str, canvas: list[int], room: int) -> None:
-    """They continue up to a place with two choices, or an end."""
     front = canvas[: (holes_of(canvas) or [len(canvas)])[0]]
     found = constraint(pattern, room).forced_tokens([0] * BEGIN + front)
     for token in [*found, None]:
@@ -216,7 +209,6 @@ def test_forced_tokens_are_in_all_answers(pattern: str, canvas: list[int], room:
 
 
 def test_cleared_sets_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The memory limit changes no answer."""
     monkeypatch.setattr(reach, "MAX_SET_BYTES", 200)
     for case in canvases(20, seed=4):
         test_allowed_tokens_of_a_hole(*case)
@@ -286,7 +278,6 @@ METHODS: list[Method] = [
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_every_choice_of_a_method(method: Method, temperature: float) -> None:
-    """Choices are allowed, greedy ones the best, and all answers complete."""
     make = {WeDLM: masked_model, BlockDiffusion: block_model}.get(type(method), diffusion_model)
     engine = engine_of(("target", make(seed=3, vocab_size=SIZE, mask_token_id=HOLE)))
     pairing = Pairing.from_runners({"target": runner(engine, "target")})

@@ -59,7 +59,7 @@ CASES: list[tuple[str, Method]] = [
 ]
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda case: str(CASES[case]))
 def test_answers_of_suites_are_valid(case: int, temperature: float) -> None:

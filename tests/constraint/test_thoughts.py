@@ -28,7 +28,6 @@ SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required"
 
 @every
 def test_answer_follows_thoughts(form: ThoughtFormat) -> None:
-    """Or stands alone; up to two line breaks between them belong to neither."""
     dfa = add_thoughts(Dfa.from_pattern("[0-9]+"), form)
     after = [form.end, form.end + "\n", form.end + "\n\n"]
     thoughts = ["", "a", "é\n\n", form.end[:-1], form.end[:3] * 3, form.begin, "7"]
@@ -48,7 +47,6 @@ def test_answer_follows_thoughts(form: ThoughtFormat) -> None:
 
 @every
 def test_prompt_may_begin_or_end_thoughts(form: ThoughtFormat) -> None:
-    """Then the answer continues, or has none."""
     opened = form.after_prompt(f"x{form.begin}\n")
     assert opened is not None and opened.begin == ""
     dfa = add_thoughts(Dfa.from_pattern("[0-9]+"), opened)
@@ -62,7 +60,6 @@ def test_prompt_may_begin_or_end_thoughts(form: ThoughtFormat) -> None:
 
 @every
 def test_free_text_follows_thoughts(form: ThoughtFormat) -> None:
-    """And may be cut off, but never within thoughts."""
     dfa = add_thoughts(free_text_dfa(), form)
     texts = ["", "a", "\n\n\n", form.end, "{"]
     for text in texts:
@@ -74,7 +71,6 @@ def test_free_text_follows_thoughts(form: ThoughtFormat) -> None:
 
 
 def test_template_describes_format() -> None:
-    """By its marks."""
     for name, template in TEMPLATES.items():
         found = find_thought_format(template)
         assert found is not None and found.name == ("channels" if name == "channels" else "think")
@@ -104,7 +100,6 @@ def hold(model: str, method: Method | None, form: str, most: int | None, **optio
 @pytest.mark.parametrize("form", TEMPLATES)
 @pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-block", "tiny-wedlm"])
 def test_thoughts_end_in_time(model: str, form: str) -> None:
-    """With each family's method, if they begin by a bias or in the prompt."""
     llm = thinking_llm(model, form)
     assert llm.text.tokenizer is not None
     token = llm.text.tokenizer.convert_tokens_to_ids(MARKS[form][0])
@@ -121,16 +116,14 @@ ALONE = [
 """Further models have the vocabulary of the zoo, without the marks."""
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("model", "method"), ALONE, ids=str)
 def test_every_method_ends_thoughts(model: str, method: Method) -> None:
-    """In time, and with an answer."""
     for form, temperature in (("open", 0), ("channels", 1)):
         hold(model, method, form, 6, temperature=temperature)
 
 
 def test_limit_without_constraint() -> None:
-    """Text follows the thoughts, which the limit ends; without one they go on."""
     llm = thinking_llm("tiny-ar", "open")
     limits: list[int | None] = [0, 3, 10, None]
     texts = []
@@ -145,7 +138,6 @@ def test_limit_without_constraint() -> None:
 
 
 def test_shortest_answer_fits_after_thoughts() -> None:
-    """An answer that is too long for its limit is refused before any computation."""
     llm = thinking_llm("tiny-ar", "open")
     with pytest.raises(ValueError, match="the shortest answer takes"):
         llm.generate(QUESTION, max_tokens=3, regex="[a-z]{20}")
@@ -154,7 +146,6 @@ def test_shortest_answer_fits_after_thoughts() -> None:
 
 
 def test_grammar_cannot_follow_open_thoughts() -> None:
-    """It holds from the first token where the prompt does not begin thoughts."""
     pytest.importorskip("llguidance")
     grammar = 'start: "7" "8"'
     (output,) = thinking_llm("tiny-ar", "think").generate(QUESTION, grammar=grammar)

@@ -23,7 +23,6 @@ TOKENS = st.lists(st.integers(0, 3), max_size=8)
     ],
 )
 def test_leading_run_that_agrees(drafted: list[int], tokens: list[int], kept: int) -> None:
-    """The run ends at the first difference, or at the end of the shorter list."""
     assert agreement(drafted, tokens) == kept
 
 

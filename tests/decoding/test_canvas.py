@@ -85,7 +85,6 @@ def test_prefix_before_first_hole_is_committed() -> None:
 
 
 def test_slots_after_end_of_sequence_are_dropped() -> None:
-    """The first end-of-sequence counts, wherever the last filled one is."""
     seq = Request(prompt=[9], max_tokens=6, eos=frozenset([9]))
     canvas = Canvas(seq.prompt, mask_id=0)
     canvas.append_slots(6)
@@ -105,7 +104,6 @@ def test_last_block_may_be_shorter() -> None:
 
 
 def test_log_probabilities_stay_with_their_slots() -> None:
-    """Fill holes in any order, from any entry of a prediction."""
     request = Request(prompt=[1, 2], max_tokens=4, logprobs=True, target=Target(mask_id=0))
     canvas = Canvas.from_request(request)
     canvas.append_slots(4)
@@ -123,7 +121,6 @@ def test_log_probabilities_stay_with_their_slots() -> None:
 
 
 def test_scores_are_stored_only_on_request() -> None:
-    """Without `logprobs` there are none."""
     request = Request(prompt=[1], max_tokens=1)
     canvas = Canvas.from_request(request)
     canvas.append_slots(1)
@@ -132,7 +129,6 @@ def test_scores_are_stored_only_on_request() -> None:
 
 
 def test_replaced_tokens_are_those_that_differ() -> None:
-    """With their log-probabilities; holes stay."""
     canvas = Canvas([1, 2], mask_id=0)
     canvas.append_slots(3)
     canvas.fill_slots([2, 3], [5, 6])

@@ -65,20 +65,17 @@ def said(reads: list[Fly], logits: list[Tensor]) -> list[list[int]]:
     ],
 )
 def test_the_rule(drafted: list[int], target: list[int | None], tokens: list[int]) -> None:
-    """With window 2; otherwise the target's token is taken."""
     logits = torch.tensor([row(token) for token in target])
     assert said([loose(drafted)], [logits]) == [tokens]
 
 
 @pytest.mark.parametrize(("entropy", "kept"), [(DOUBT - 1e-4, True), (DOUBT + 1e-4, False)])
 def test_the_gate_opens_at_the_entropy(entropy: float, kept: bool) -> None:
-    """The entropy threshold is inclusive."""
     logits = torch.tensor([row(), row(1), row(2), row(4)])
     assert (said([loose([3, 1, 2], entropy=entropy)], [logits])[0][0] == 3) is kept
 
 
 def test_entropy_covers_top_three_unnormalised() -> None:
-    """For probabilities 1/2, 1/4, 1/8, 1/8: 1/2 log 2 + 1/4 log 4 + 1/8 log 8."""
     logits = torch.tensor([[0.5, 0.125, 0.25, 0.125]]).log() + 7
     torch.testing.assert_close(top_entropy(logits), torch.tensor([1.375 * log(2)]))
     torch.testing.assert_close(top_entropy(torch.zeros(1, 2)), torch.tensor([log(2)]))
@@ -86,14 +83,12 @@ def test_entropy_covers_top_three_unnormalised() -> None:
 
 
 def test_banned_draft_is_never_accepted() -> None:
-    """Even at the highest entropy of the target."""
     logits = torch.tensor([row(), row(1), row(2), row(4)])
     logits[0, 3] = BANNED_LOGIT
     assert said([loose([3, 1, 2], entropy=0)], [logits]) == [[0, 1, 2, 4]]
 
 
 def test_nan_stays_visible() -> None:
-    """The logit of the chosen token is NaN, which the engine detects."""
     logits = torch.tensor([row(), row(1), row(2), row(4)])
     logits[0, 2] = float("nan")
     (tokens,) = said([loose([3, 1, 2])], [logits])
@@ -101,7 +96,6 @@ def test_nan_stays_visible() -> None:
 
 
 def test_scores_are_those_of_accepted_tokens() -> None:
-    """Scores of the target at temperature 1."""
     read = loose([3, 1, 2], scores=("logprob",))
     logits = torch.tensor([row(), row(1), row(2), row(4)])
     readout = Fly.make_reader([read], [range(4)], CPU)(logits, slice(0, 4))
@@ -130,7 +124,6 @@ cases = st.tuples(
 @given(st.lists(cases, min_size=1, max_size=4), st.sampled_from([0.0, 1.0]))
 @settings(max_examples=150)
 def test_batched_reads_follow_the_rule_separately(cases, temperature: float) -> None:
-    """Greedy and sampled, with few and many drafts that mostly match."""
     reads, rows, expected = [], [], []
     for count, window, entropy, seed in cases:
         noise = torch.Generator().manual_seed(seed)

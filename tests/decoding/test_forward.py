@@ -16,46 +16,38 @@ PLAIN = Forward(ids=ROWS, start=10)
 
 
 def test_end_is_the_slot_after_the_rows() -> None:
-    """It is also the default number of visible slots."""
     assert (PLAIN.end, PLAIN.num_visible) == (15, 15)
     assert replace(PLAIN, pattern=FULL, visible_end=20).num_visible == 20
 
 
 def test_causal_rows_see_up_to_themselves() -> None:
-    """The default pattern."""
     assert PLAIN.visible_ends() == [11, 12, 13, 14, 15]
 
 
 def test_full_rows_see_all_rows() -> None:
-    """Every slot below the end is visible."""
     assert replace(PLAIN, pattern=FULL).visible_ends() == [15] * 5
 
 
 def test_full_rows_see_up_to_visible_end() -> None:
-    """Slots after the rows, filled by an earlier forward, are visible."""
     assert replace(PLAIN, pattern=FULL, visible_end=20).visible_ends() == [20] * 5
 
 
 def test_visible_end_is_ignored_by_causal_rows() -> None:
-    """A causal row never sees later slots."""
     reaching = replace(PLAIN, visible_end=20)
     assert reaching.visible_ends() == [11, 12, 13, 14, 15]
     assert reaching.num_visible == 15
 
 
 def test_blocks_see_to_their_own_end() -> None:
-    """The pattern gives the lengths of consecutive blocks."""
     assert replace(PLAIN, pattern=(2, 3)).visible_ends() == [12, 12, 15, 15, 15]
 
 
 def test_visible_end_extends_only_the_last_block() -> None:
-    """Slots after the rows come after the earlier blocks too."""
     assert replace(PLAIN, pattern=(2, 3), visible_end=18).visible_ends() == [12, 12, 18, 18, 18]
 
 
 @given(st.integers(0, 50), st.integers(1, 12))
 def test_causal_is_blocks_of_one_and_full_is_one_block(start: int, rows: int) -> None:
-    """One integer per row describes the mask."""
     forward = Forward(ids=[0] * rows, start=start)
     singles, single = replace(forward, pattern=(1,) * rows), replace(forward, pattern=(rows,))
     assert forward.visible_ends() == singles.visible_ends()
@@ -64,7 +56,6 @@ def test_causal_is_blocks_of_one_and_full_is_one_block(start: int, rows: int) ->
 
 @given(st.integers(0, 50), st.lists(st.integers(1, 5), min_size=1, max_size=6))
 def test_a_row_sees_itself_and_never_a_later_block(start: int, lengths: list[int]) -> None:
-    """For any blocks."""
     forward = Forward(ids=[0] * sum(lengths), start=start, pattern=tuple(lengths))
     stops = forward.visible_ends()
     first = start
@@ -75,30 +66,25 @@ def test_a_row_sees_itself_and_never_a_later_block(start: int, lengths: list[int
 
 
 def test_previous_row_predicts_with_shift_one() -> None:
-    """Causal models and Dream: row p - 1 predicts slot p."""
     assert replace(PLAIN, predict=[11, 15]).predicted_rows(shift=1) == [0, 4]
 
 
 def test_own_row_predicts_without_shift() -> None:
-    """LLaDA: row p predicts slot p."""
     assert replace(PLAIN, predict=[10, 14]).predicted_rows(shift=0) == [0, 4]
 
 
 def test_next_slot_is_predicted_by_default() -> None:
-    """The last row predicts it."""
     assert list(PLAIN.predicted_rows(shift=1)) == [4]
     assert list(PLAIN.predicted_slots()) == [15]
 
 
 def test_default_needs_shift_one() -> None:
-    """The slot after the last row has no row."""
     for shift in (0, 2):
         with pytest.raises(ValueError, match="only a model with shift 1 predicts: list the slots"):
             PLAIN.predicted_rows(shift)
 
 
 def test_nothing_may_be_predicted() -> None:
-    """Such a forward only fills the cache."""
     nothing = replace(PLAIN, predict=())
     assert nothing.predicted_rows(shift=1) == []
     assert list(nothing.predicted_slots()) == []
@@ -108,14 +94,12 @@ def test_nothing_may_be_predicted() -> None:
     ("shift", "slot", "row"), [(1, 10, 9), (1, 16, 15), (0, 9, 9), (0, 15, 15)]
 )
 def test_slot_without_its_row_raises(shift: int, slot: int, row: int) -> None:
-    """The message names the row and the slots of the forward."""
     wanted = f"slot {slot} is predicted by the row of slot {row}, .* holds slots 10 to 14"
     with pytest.raises(ValueError, match=wanted):
         replace(PLAIN, predict=[11, slot]).predicted_rows(shift)
 
 
 def test_predicting_rows_may_be_given() -> None:
-    """As slots that hold them, one for each wanted slot, for any shift."""
     named = replace(PLAIN, predict=[30, 12, 12], predict_from=[14, 11, 12])
     for shift in (0, 1):
         assert named.predicted_rows(shift) == [4, 1, 2]
@@ -131,7 +115,6 @@ def test_predicting_rows_may_be_given() -> None:
     ],
 )
 def test_given_rows_must_exist(rows: list[int], message: str) -> None:
-    """One for each wanted slot."""
     with pytest.raises(ValueError, match=message):
         replace(PLAIN, predict=[30, 12], predict_from=rows).predicted_rows(shift=1)
 
@@ -142,7 +125,6 @@ def check(forward: Forward, *, vocab: int = 8, slots: int = 40, written: int = 1
 
 
 def test_rows_may_follow_or_overwrite_written_slots() -> None:
-    """No rollback is needed."""
     check(PLAIN)
     check(replace(PLAIN, start=0))
     check(replace(PLAIN, start=35), written=35)
@@ -169,18 +151,15 @@ def test_rows_may_follow_or_overwrite_written_slots() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_forward_that_cannot_run_is_refused(forward: Forward, message: str) -> None:
-    """The message names the problem."""
     with pytest.raises(ValueError, match=message):
         check(forward)
 
 
 def test_patterns_have_names() -> None:
-    """Methods write CAUSAL and FULL."""
     assert PLAIN.pattern == CAUSAL != FULL
 
 
 def test_context_fills_the_slots_before_the_rows() -> None:
-    """It must follow the written slots."""
     with_features = replace(PLAIN, model="draft", context=torch.zeros(4, 6))
     assert (with_features.first_slot, with_features.start, with_features.end) == (6, 10, 15)
     assert with_features.visible_ends() == PLAIN.visible_ends()

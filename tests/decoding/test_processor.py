@@ -8,14 +8,12 @@ from outpace.decoding.processor import BANNED_LOGIT, MinTokens, Penalties, Token
 
 
 def test_a_bias_is_added() -> None:
-    """To the columns of its tokens, in every row."""
     logits = torch.zeros(2, 4)
     TokenBias({1: 2.5, 3: -4})(logits, [5, 6], [])
     assert logits.tolist() == [[0, 2.5, 0, -4]] * 2
 
 
 def test_an_answer_does_not_end_early() -> None:
-    """From the given slot on it may end."""
     logits = torch.zeros(3, 4)
     MinTokens(frozenset((1, 2)), 6)(logits, [5, 6, 4], [])
     never = torch.tensor(BANNED_LOGIT).item()
@@ -23,7 +21,6 @@ def test_an_answer_does_not_end_early() -> None:
 
 
 def test_penalties_count_earlier_tokens() -> None:
-    """Two penalties count the answer, the third prompt and answer, row by row."""
     text = [0, 1, 2, 2, 3]  # the first two are the prompt
     logits = torch.tensor([[1.0, -1.0, 4.0, 4.0]] * 3)
     Penalties(begin=2, presence=0.5, frequency=0.25)(logits, [2, 4, 5], text)
@@ -34,7 +31,6 @@ def test_penalties_count_earlier_tokens() -> None:
 
 
 def test_penalties_keep_bans() -> None:
-    """Banned logits stay finite and the lowest."""
     logits = torch.tensor([[BANNED_LOGIT, 1.0]])
     Penalties(begin=0, presence=1e4, frequency=1e4, repetition=1e4)(logits, [3], [0, 0, 0])
     assert logits.isfinite().all() and logits[0, 0] <= BANNED_LOGIT

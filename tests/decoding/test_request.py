@@ -16,48 +16,41 @@ def sequence(max_tokens: int = 5) -> Request:
 
 
 def test_new_sequence_is_its_prompt() -> None:
-    """The request copies the caller's list."""
     seq = sequence()
     assert (seq.ids, len(seq), seq.tokens, seq.limit) == ([1, 2, 3], 3, [], 8)
     assert seq.commit([4]) and seq.prompt == [1, 2, 3]
 
 
 def test_committed_tokens_are_output() -> None:
-    """More may follow."""
     seq = sequence()
     assert seq.commit([4, 5])
     assert (seq.ids, seq.tokens, seq.finish_reason) == ([1, 2, 3, 4, 5], [4, 5], None)
 
 
 def test_end_of_sequence_is_not_output() -> None:
-    """Tokens after it are not output either."""
     seq = sequence()
     assert not seq.commit([4, EOS, 5])
     assert (seq.tokens, seq.finish_reason) == ([4], "stop")
 
 
 def test_limit_truncates() -> None:
-    """Exactly at the last token that fits."""
     seq = sequence()
     assert not seq.commit([4, 4, 4, 4, 4, 4])
     assert (seq.tokens, seq.finish_reason) == ([4] * 5, "length")
 
 
 def test_end_of_sequence_after_the_limit_is_ignored() -> None:
-    """The answer ends at the limit."""
     seq = sequence(max_tokens=1)
     assert not seq.commit([4, EOS])
     assert seq.finish_reason == "length"
 
 
 def test_end_of_sequence_in_the_prompt_does_not_count() -> None:
-    """It does not end the answer."""
     seq = Request(prompt=[EOS, EOS], max_tokens=5, eos=frozenset([EOS]))
     assert seq.commit([4])
 
 
 def test_nothing_is_added_to_an_ended_sequence() -> None:
-    """Nor to a cancelled one."""
     seq = sequence()
     seq.finish_reason = "cancelled"
     assert not seq.commit([4])
@@ -65,14 +58,12 @@ def test_nothing_is_added_to_an_ended_sequence() -> None:
 
 
 def test_empty_commit_changes_nothing() -> None:
-    """A forward may accept no token."""
     seq = sequence()
     assert seq.commit([]) and seq.tokens == []
 
 
 @given(st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=8), st.integers(1, 12))
 def test_commit_sizes_do_not_matter(groups: list[list[int]], max_tokens: int) -> None:
-    """The output is the tokens up to end-of-sequence or the limit."""
     seq = sequence(max_tokens)
     for group in groups:
         seq.commit(group)
@@ -84,7 +75,6 @@ def test_commit_sizes_do_not_matter(groups: list[list[int]], max_tokens: int) ->
 
 
 def test_read_carries_the_sampling_of_the_request() -> None:
-    """Including the noise of a step."""
     seq = Request(prompt=[1], max_tokens=2, sampling=Sampling(temperature=0.5, seed=3))
     read = seq.sample(4, keep=True, scores=("entropy",))
     assert (read.sampling, read.step, read.keep) == (seq.sampling, 4, True)

@@ -65,14 +65,12 @@ def test_confidence_needs_no_history() -> None:
 
 
 def test_certain_are_slots_of_a_low_entropy() -> None:
-    """That of 0.9 and 0.1 is 0.325."""
     logits = logits_of([0.9, 0.1, 0.0], [0.5, 0.5, 0.0])
     assert predict(LowEntropy(0.33), [4, 5], logits) == [True, False]
     assert predict(LowEntropy(0.32), [4, 5], logits) == [False, False]
 
 
 def test_stable_are_slots_that_hardly_changed_twice() -> None:
-    """A change, or a forward without the slot, begins anew."""
     history, calm, other = Stability(0.01), [0.7, 0.2, 0.1], [0.2, 0.7, 0.1]
     assert predict(history, [4, 5], logits_of(calm, calm)) == [False, False]
     assert predict(history, [4, 5], logits_of(calm, other)) == [False, False]
@@ -82,7 +80,6 @@ def test_stable_are_slots_that_hardly_changed_twice() -> None:
 
 
 def test_divergence_is_that_from_the_last_prediction() -> None:
-    """The sum of p log(p / q), where a banned token counts nothing."""
     history = Stability(1.0)
     predict(history, [7], logits_of([0.5, 0.5, 0.0]))
     out = read([history.read(PLAIN, [7])], [[7]], logits_of([0.9, 0.1, 0.0]), 1)
@@ -91,7 +88,6 @@ def test_divergence_is_that_from_the_last_prediction() -> None:
 
 
 def test_credit_boosts_what_was_most_probable_before() -> None:
-    """By 0.7 log(1 + credit), which decays by 0.8 and grows by p to the power of 0.2."""
     history = Credit()
     predict(history, [2], logits_of([0.6, 0.3, 0.1]))
     predict(history, [2], logits_of([0.6, 0.3, 0.1]))
@@ -120,7 +116,6 @@ def test_log_probabilities_are_those_without_credit() -> None:
 @pytest.mark.parametrize("rule", ["entropy", "klass", "credit"])
 @pytest.mark.parametrize("chunk", [1, 3, 9])
 def test_reads_are_the_same_alone_and_together(rule: str, chunk: int) -> None:
-    """With different slots, histories and sampling, in chunks of any size."""
     random = torch.Generator().manual_seed(0)
     samplings = [Sampling(), Sampling(temperature=0.8, seed=3), Sampling(temperature=1.2, top_k=4)]
     reads, slots, rows, alone = [], [[3, 4, 6], [9], [1, 2, 3, 4, 5]], [], []

@@ -62,7 +62,6 @@ SAMPLINGS = [
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_draws_follow_the_distribution(sampling: Sampling) -> None:
-    """Chi-square test of 24,000 draws over a vocabulary of 12."""
     assert chi_square(many(sampling), law(sampling)) > LIKELY
 
 
@@ -82,7 +81,6 @@ def test_chi_square_detects_a_wrong_distribution(drawn: Sampling, wrong: Samplin
 
 
 def test_distribution_holds_over_seeds_and_steps() -> None:
-    """Not only over the slots of one request."""
     half = Sampling(temperature=1.0, top_p=0.9)
     seeds = [Sample(sampling=Sampling(temperature=1.0, top_p=0.9, seed=s)) for s in range(DRAWS)]
     steps = [Sample(sampling=half, step=step) for step in range(DRAWS)]
@@ -93,7 +91,6 @@ def test_distribution_holds_over_seeds_and_steps() -> None:
 
 
 def test_draws_of_neighbouring_slots_are_independent() -> None:
-    """Pairs follow the product distribution."""
     fair = torch.zeros(4)
     tokens = many(Sampling(temperature=1.0), fair)
     pairs = tokens[::2] * 4 + tokens[1::2]
@@ -101,7 +98,6 @@ def test_draws_of_neighbouring_slots_are_independent() -> None:
 
 
 def test_zero_temperature_takes_the_most_probable() -> None:
-    """The first of equals."""
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 1.0]])
     read = Sample.make_reader([GREEDY], [[4, 5]], CPU)
     assert read(logits, slice(0, 2)).tokens.tolist() == [1, 0]
@@ -112,7 +108,6 @@ def test_zero_temperature_takes_the_most_probable() -> None:
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_fast_argmax_equals_torch(columns: int, dtype: torch.dtype) -> None:
-    """With ties, NaNs, slices and banned tokens."""
     torch.manual_seed(columns)
     wide = torch.randn(40, columns + 3).to(dtype)
     wide[:8] = wide[:8].round()  # many are equal
@@ -126,7 +121,6 @@ def test_fast_argmax_equals_torch(columns: int, dtype: torch.dtype) -> None:
 
 
 def test_low_temperature_equals_greedy() -> None:
-    """Without a special case."""
     logits = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
     for temperature in (1e-4, 1e-30):
         for cut in ({}, {"top_p": 0.9}, {"top_k": 3}):
@@ -139,7 +133,6 @@ rows = st.lists(st.integers(-30, 30), min_size=2, max_size=20, unique=True)
 
 @given(rows, st.integers(1, 25))
 def test_top_k_keeps_the_k_largest(values: list[int], k: int) -> None:
-    """Compare with sorting."""
     logits = torch.tensor([values]) / 8
     kept = keep_top_k(logits, torch.tensor([k]), min(k, len(values)))
     largest = set(sorted(values, reverse=True)[:k])
@@ -148,7 +141,6 @@ def test_top_k_keeps_the_k_largest(values: list[int], k: int) -> None:
 
 
 def test_top_k_keeps_ties_and_each_row_has_its_own() -> None:
-    """Ties survive; a row without a limit keeps all tokens."""
     logits = torch.tensor([[1.0, 2.0, 1.0, 0.0]] * 3)
     kept = keep_top_k(logits, torch.tensor([2, 1, 2**31]), 4).isfinite()
     assert kept.tolist() == [
@@ -161,7 +153,6 @@ def test_top_k_keeps_ties_and_each_row_has_its_own() -> None:
 @given(rows, st.integers(1, 100), st.integers(0, 2**32))
 @settings(max_examples=200)
 def test_nucleus_equals_sorting(values: list[int], percent: int, seed: int) -> None:
-    """The arg-max of the noise over the tokens that a sort and a running sum keep."""
     logits, top_p = torch.tensor([values]) / 8, percent / 100
     noised = logits + gumbel_from_keys(torch.tensor([seed]), len(values))
     ranked, order = logits.double().sort(descending=True)
@@ -178,7 +169,6 @@ def test_nucleus_equals_sorting(values: list[int], percent: int, seed: int) -> N
 
 
 def test_nucleus_keeps_the_token_that_crosses_the_edge() -> None:
-    """Half of the mass is above the second token, all of it above the third."""
     logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
     noised = torch.tensor([[0.0, 1.0, 2.0]])
     assert int(nucleus_argmax(logits, noised, torch.tensor([0.6]))) == 1
@@ -187,7 +177,6 @@ def test_nucleus_keeps_the_token_that_crosses_the_edge() -> None:
 
 
 def test_tokens_that_hold_top_p_exactly_do_not_close_the_nucleus() -> None:
-    """Only a mass above `top_p` excludes a token, in both implementations."""
     chances, top_p = torch.tensor([[0.5, 0.25, 0.125, 0.125]]), torch.tensor([0.5])
     logits = chances.log()
     assert torch.equal(logits.softmax(-1), chances)
@@ -198,7 +187,6 @@ def test_tokens_that_hold_top_p_exactly_do_not_close_the_nucleus() -> None:
 
 @given(st.integers(0, 2**32), st.floats(0.01, 30), st.integers(1, 100))
 def test_wide_nucleus_equals_sorting(seed: int, spread: float, percent: int) -> None:
-    """Within the few most probable tokens or beyond, mixed in one batch."""
     logits = torch.randn(3, 300, generator=torch.Generator().manual_seed(seed)) * spread
     logits[1] *= 20
     kept = keep_top_p(logits, torch.full((3,), percent / 100)).isfinite()
@@ -227,7 +215,6 @@ requests = st.lists(
 
 @given(requests, st.integers(1, 7))
 def test_neighbours_and_chunks_change_no_draw(batch: list[tuple], chunk: int) -> None:
-    """Noise depends on (seed, slot, step), not on batch position or chunks."""
     slots = [range(first, first + count) for _, first, count, _ in batch]
     reads = [Sample(sampling=sampling, step=step) for sampling, *_, step in batch]
     total = sum(map(len, slots))
@@ -245,8 +232,6 @@ def test_neighbours_and_chunks_change_no_draw(batch: list[tuple], chunk: int) ->
 
 @given(st.integers(0, 10**6), st.integers(0, 1000), st.integers(0, 1000))
 def test_seed_step_and_slot_all_change_the_noise(seed: int, step: int, slot: int) -> None:
-    """Nothing else changes it."""
-
     def keys(seed: int, step: int, slots: list[int]) -> list[int]:
         return slot_noise_keys([Sampling(seed=seed)], [step], [slots]).tolist()
 
@@ -262,19 +247,16 @@ def test_seed_step_and_slot_all_change_the_noise(seed: int, step: int, slot: int
 
 @given(st.integers(0, 61), st.integers(0, 2**62 - 1))
 def test_every_bit_of_a_key_changes_its_noise(bit: int, key: int) -> None:
-    """In all columns except a few."""
     noise, other = gumbel_from_keys(torch.tensor([key, key ^ (1 << bit)]), 12)
     assert int((noise == other).sum()) <= 1
 
 
 def test_noise_of_a_column_does_not_depend_on_the_vocabulary() -> None:
-    """Two models with one tokenizer share the noise, padded or not."""
     keys = slot_noise_keys([Sampling(seed=1)], [2], [range(50)])
     assert torch.equal(gumbel_from_keys(keys, 30), gumbel_from_keys(keys, 40)[:, :30])
 
 
 def test_noise_is_finite_and_of_the_right_size() -> None:
-    """Mean 0.5772 and variance pi^2 / 6 of the standard Gumbel distribution."""
     keys = slot_noise_keys([Sampling()], [0], [range(2000)])
     noise = gumbel_from_keys(keys, 100).double()
     assert bool(noise.isfinite().all())
@@ -283,13 +265,11 @@ def test_noise_is_finite_and_of_the_right_size() -> None:
 
 
 def test_noise_is_finite_at_the_largest_of_all_words() -> None:
-    """A single token left by top-k must win, so its noise must not be minus infinity."""
     key = torch.tensor([354322316450070530])  # its first column is the word 2 ** 32 - 1
     assert bool(gumbel_from_keys(key, 3).isfinite().all())
 
 
 def test_scores_are_those_of_the_raw_logits() -> None:
-    """At any temperature: probability, entropy in nats, margin."""
     logits = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.1, 0.8]]).log() + 3
     read = Sample(
         sampling=Sampling(temperature=0.5, top_k=1), scores=("confidence", "entropy", "margin")
@@ -324,7 +304,6 @@ def test_drawn_scores_use_the_sampling_distribution(sampling: Sampling) -> None:
 
 
 def test_row_without_truncation_keeps_its_tail() -> None:
-    """Next to a truncated row."""
     logits = torch.randn(20, 40, generator=torch.Generator().manual_seed(0)).exp() * 2
     cut = LogitTruncation.from_requests([Sampling(top_p=0.5), *[Sampling()] * 19], [[0]] * 20, CPU)
     kept = cut(logits, slice(0, 20)).isfinite().sum(-1)
@@ -332,14 +311,12 @@ def test_row_without_truncation_keeps_its_tail() -> None:
 
 
 def test_entropy_counts_impossible_tokens_as_nothing() -> None:
-    """A banned mask has probability zero."""
     read = Sample.make_reader([Sample(scores=("entropy",))], [[0]], CPU)
     out = read(torch.tensor([[1.0, 1.0, -1e30]]), slice(0, 1))
     assert float(out.scores["entropy"][0]) == pytest.approx(np.log(2), abs=1e-6)
 
 
 def test_only_requested_scores_are_computed() -> None:
-    """Each is another pass over the vocabulary."""
     read = Sample.make_reader([GREEDY, Sample(scores=("margin",))], [[0], [0]], CPU)
     assert set(read(torch.zeros(2, 5), slice(0, 2)).scores) == {"margin"}
 
@@ -357,7 +334,6 @@ def test_only_requested_scores_are_computed() -> None:
     ],
 )
 def test_invalid_settings_are_refused(options: dict, message: str) -> None:
-    """The message has the value."""
     with pytest.raises(ValueError, match=message):
         Sampling(**options)
 
@@ -373,5 +349,4 @@ def test_invalid_settings_are_refused(options: dict, message: str) -> None:
     ],
 )
 def test_plain_settings_sample_the_model_distribution(options: dict, plain: bool) -> None:
-    """Their scores are those of the raw logits."""
     assert Sampling(**options).is_plain == plain

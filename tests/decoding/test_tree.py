@@ -18,7 +18,6 @@ def check(forward: Forward, **options) -> None:
 
 
 def test_rows_before_the_root_are_causal() -> None:
-    """Positions are the numbers of visible slots."""
     tree = Tree.from_parents(7, [-1, 0, 0, 2, -1])
     assert tree.ancestor_masks == (0b0, 0b1, 0b1, 0b101, 0b0)
     assert tree.visible_ends(5) == [6, 7, 7, 7, 7, 7, 7]
@@ -54,14 +53,12 @@ def test_rows_before_the_root_are_causal() -> None:
     ],
 )
 def test_invalid_trees_are_refused(changes: dict, message: str) -> None:
-    """The message has the numbers."""
     with pytest.raises(ValueError, match=message):
         check(replace(PLAIN, **changes), slots=99, written=90)
 
 
 @pytest.mark.parametrize("features", [None, torch.zeros(3, 6), torch.zeros(4, 5)])
 def test_features_match_rows_and_width(features: torch.Tensor | None) -> None:
-    """Required by drafts that combine them, and refused by others."""
     forward = replace(PLAIN, features=torch.zeros(4, 6), model="draft")
     check(forward, widths=(6, 2))
     with pytest.raises(ValueError, match="for 4 rows, but draft needs 6 or 2"):

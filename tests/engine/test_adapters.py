@@ -100,7 +100,6 @@ def answer(llm: LLM, requests: Sequence[tuple[list[int], str | None]], **options
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_eight_adapters_in_a_batch_are_each_as_merged(folders: Path, kind: str) -> None:
-    """In float32: equal tokens, and log-probabilities to rounding; without one, equal bits."""
     llm, paths = adapted(folders, kind), {None: None, **adapters_of(folders, kind)}
     requests = [(PROMPTS[number % 4], name) for number, name in enumerate(paths)]
     merged = {
@@ -119,7 +118,6 @@ def test_eight_adapters_in_a_batch_are_each_as_merged(folders: Path, kind: str) 
 
 @pytest.mark.parametrize("kind", MODELS)
 def test_answers_do_not_depend_on_their_company(folders: Path, kind: str) -> None:
-    """Nor on the rows of a pass: equal bits alone, with others of the adapter, and with all."""
     names = [None, *adapters_of(folders, kind)]
     requests = [(prompt, name) for name in names for prompt in PROMPTS[:2]]
     for method in METHODS[kind]:
@@ -132,7 +130,6 @@ def test_answers_do_not_depend_on_their_company(folders: Path, kind: str) -> Non
 
 
 def test_prompts_longer_than_a_chunk_of_an_mlp(tmp_path: Path) -> None:
-    """Rows are counted from the begin of each chunk."""
     model = causal_model(max_position_embeddings=1024, **SIZES)
     save_model(model, tmp_path / "model", dtype=torch.float32)
     paths = {
@@ -153,7 +150,6 @@ def test_prompts_longer_than_a_chunk_of_an_mlp(tmp_path: Path) -> None:
 
 
 def test_prefix_cache_separates_adapters(folders: Path) -> None:
-    """Pages of one adapter are found by requests of the same one only."""
     prompt = list(range(1, 21)) * 3
     requests: list[tuple[list[int], str | None]] = [
         (prompt, name) for name in ("a2", None, "a6", "a2", None, "a6")
@@ -191,7 +187,6 @@ def drafts(folders: Path) -> Mapping[str, Method]:
 def test_methods_with_drafts_are_lossless_to_the_adapted_model(
     folders: Path, drafts: Mapping[str, Method], draft: str
 ) -> None:
-    """The adapter applies to the target only, also where the base drafts for it."""
     llm, prompt = adapted(folders), list(range(1, 21)) * 2
     requests = [(prompt, name) for name in (None, "a2", "a6", None, "a1", "a2")]
     for temperature in (0.0, 0.8):
@@ -203,7 +198,6 @@ def test_methods_with_drafts_are_lossless_to_the_adapted_model(
 
 
 def test_lookup_shares_answers_of_one_adapter_only(folders: Path) -> None:
-    """An answer is copied by requests of its adapter; others copy nothing of it."""
     llm, method = adapted(folders), Lookup(shared=True, tokens=4, match=1)
     answer(llm, [(PROMPTS[0], "a2")], method=method)
     stores = {name: llm.pair(method, name).answers for name in (None, "a2", "a6")}
@@ -213,7 +207,6 @@ def test_lookup_shares_answers_of_one_adapter_only(folders: Path) -> None:
 
 
 def test_controllers_of_draft_lengths_are_those_of_an_adapter(folders: Path) -> None:
-    """Acceptance differs by adapter."""
     llm = adapted(folders, pace="auto")
     paces = {
         name: llm.prepare(PROMPTS[0], method=Lookup(), adapter=name).job.request.pace
@@ -224,7 +217,6 @@ def test_controllers_of_draft_lengths_are_those_of_an_adapter(folders: Path) -> 
 
 @pytest.mark.parametrize("options", [{"quantize": "int8"}, {"dtype": "bfloat16"}])
 def test_other_base_weights(folders: Path, options: dict[str, str]) -> None:
-    """Base rows keep their bits; adapted rows equal those of any company."""
     llm = adapted(folders, **options)
     requests: list[tuple[list[int], str | None]] = [
         (PROMPTS[0], None),
@@ -247,7 +239,6 @@ def layers_of(model: nn.Module) -> list[AdaptedLinear]:
 
 
 def test_update_is_added_to_the_rows_of_its_adapter(folders: Path) -> None:
-    """Over a base of 8 bits, whose own products are unchanged."""
     llm = adapted(folders, quantize="int8")
     layer = llm.model.blocks[0].attention.out
     assert isinstance(layer, AdaptedLinear)
@@ -266,7 +257,6 @@ def test_update_is_added_to_the_rows_of_its_adapter(folders: Path) -> None:
 
 
 def test_unpacking_restores_the_base(folders: Path) -> None:
-    """With its weights, so that a model with adapters can be saved."""
     llm, plain = adapted(folders), LLM(folders / "causal", cache_gib=0.01)
     assert len(layers_of(llm.model)) == 9
     saved = llm.model.state_dict()
@@ -280,7 +270,6 @@ def test_unpacking_restores_the_base(folders: Path) -> None:
 
 
 def test_cancelled_requests_leave_others_unchanged(folders: Path) -> None:
-    """In the middle of their answers."""
     llm, options = adapted(folders), {"max_tokens": 20, "ignore_eos": True}
     (alone,) = llm.generate(PROMPTS[0], adapter="a6", **options)
     answers = [llm.submit(PROMPTS[0], adapter=name, **options) for name in ("a1", "a6", None, "a2")]

@@ -24,7 +24,6 @@ def cache(pages: int = 8) -> PagedCache:
 
 
 def test_size_is_rounded_up_to_whole_pages() -> None:
-    """Reservations are too."""
     small = PagedCache(CONFIG, PAGE_SIZE + 1, dtype=torch.float32, device=torch.device("cpu"))
     assert len(small) == 2 * PAGE_SIZE
     assert small.keys[0].shape == (2 * PAGE_SIZE, CONFIG.kv_heads, CONFIG.head_dim)
@@ -33,7 +32,6 @@ def test_size_is_rounded_up_to_whole_pages() -> None:
 
 
 def test_reserve_fails_without_memory() -> None:
-    """And allocates nothing."""
     memory = cache(2)
     assert memory.reserve(PAGE_SIZE) is not None
     assert memory.reserve(PAGE_SIZE + 1) is None
@@ -41,7 +39,6 @@ def test_reserve_fails_without_memory() -> None:
 
 
 def test_contiguous_pages_are_preferred() -> None:
-    """Their slots are a view, not a copy."""
     memory = cache(8)
     tables = [memory.reserve(PAGE_SIZE) for _ in range(8)]
     for index in (0, 2, 5, 6):
@@ -52,7 +49,6 @@ def test_contiguous_pages_are_preferred() -> None:
 
 
 def test_tables_are_aligned_where_possible() -> None:
-    """On a grid, or at multiples of the next power of two, so that many are one strided view."""
     memory = cache(64)
     tables = [memory.reserve(size * PAGE_SIZE) for size in (3, 1, 20, 8, 3, 1, 3, 2, 4, 8)]
     assert [table.pages[0] for table in tables if table] == [0, 16, 32, 8, 4, 3, 20, 18, 24, 56]
@@ -71,7 +67,6 @@ def test_tables_are_aligned_where_possible() -> None:
 
 
 def test_unwritten_memory_is_zero() -> None:
-    """Attention may read it, and must not find NaNs."""
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         memory = PagedCache(
             CONFIG, 4 * PAGE_SIZE, dtype=dtype, device=torch.device("cpu")
@@ -80,7 +75,6 @@ def test_unwritten_memory_is_zero() -> None:
 
 
 def test_nan_pages_are_erased() -> None:
-    """With their names; shared pages stay."""
     memory = cache(4)
     first, second = memory.reserve(2 * PAGE_SIZE), memory.reserve(PAGE_SIZE)
     assert first and second
@@ -94,7 +88,6 @@ def test_nan_pages_are_erased() -> None:
 
 
 def test_scattered_pages_are_the_last_resort() -> None:
-    """Slot by slot."""
     memory = cache(4)
     tables = [memory.reserve(PAGE_SIZE) for _ in range(4)]
     for table in tables[::2]:
@@ -107,7 +100,6 @@ def test_scattered_pages_are_the_last_resort() -> None:
 
 @given(st.lists(st.one_of(st.integers(1, 5 * PAGE_SIZE), st.integers(-9, -1)), max_size=40))
 def test_no_page_is_held_twice(turns: list[int]) -> None:
-    """A positive number reserves slots, a negative one frees a table."""
     memory = cache(8)
     held: list[PageTable] = []
     for turn in turns:
@@ -123,7 +115,6 @@ def test_no_page_is_held_twice(turns: list[int]) -> None:
 
 
 def test_budget_counts_keys_and_values_of_all_layers() -> None:
-    """In bytes of the dtype."""
     slot = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2
     assert cache_slots(CONFIG, torch.bfloat16, 10 * slot + slot - 1) == 10
     with pytest.raises(
@@ -134,14 +125,12 @@ def test_budget_counts_keys_and_values_of_all_layers() -> None:
 
 
 def test_too_much_memory_is_refused() -> None:
-    """Before any allocation, naming the option."""
     for slots in (2**50, 2**70):
         with pytest.raises(ValueError, match="no memory for .* GiB .* a smaller cache_gib"):
             PagedCache(CONFIG, slots, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_oldest_pages_are_reused_first() -> None:
-    """Contiguous where possible, and scattered otherwise."""
     for order, expected in (((4, 5, 6, 0, 1, 2, 3), [4, 5]), ((4, 6, 0, 2), [4, 6])):
         memory = cache(7)
         tables = [memory.reserve(PAGE_SIZE) for _ in range(7)]
@@ -156,7 +145,6 @@ def test_oldest_pages_are_reused_first() -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_is_taken_as_it_is_written() -> None:
-    """One token takes a few kilobytes in each layer and head, not a huge page of 2 MiB."""
     huge_pages = Path("/sys/kernel/mm/transparent_hugepage/enabled")
     if huge_pages.exists() and "[always]" in huge_pages.read_text():
         pytest.skip("this system maps huge pages everywhere")

@@ -67,7 +67,6 @@ def alone(number: int) -> list[int]:
 
 
 def test_requests_together_have_the_text_of_each_alone() -> None:
-    """With drafts that are rejected, and prompts in parts."""
     engine = engine_of(*MODELS.items(), max_rows=40)
     jobs = [submit(engine, method, number) for method, number in REQUESTS]
     finish(engine)
@@ -82,7 +81,6 @@ def test_requests_together_have_the_text_of_each_alone() -> None:
 def test_a_pass_that_fails_in_the_middle_runs_again(
     call: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some layers have moved on, others have not: the text is the same."""
     plain, calls = cpu.run_recurrent, 0
 
     def fail_once(*given: Any) -> Any:
@@ -103,7 +101,6 @@ def test_a_pass_that_fails_in_the_middle_runs_again(
 
 
 def test_rows_of_a_batch_have_the_logits_of_the_whole_text() -> None:
-    """Those of PyTorch's form, to rounding."""
     texts = [TEXT[number : number + 30 + number] for number in range(5)]
     for text, found in zip(texts, logits_of(texts), strict=True):
         torch.testing.assert_close(found, whole(PLAIN, text, causal=True), atol=2e-4, rtol=2e-4)
@@ -128,7 +125,6 @@ def logits_of(texts: list[list[int]]) -> list[torch.Tensor]:
 
 
 def test_packing_is_reversible() -> None:
-    """Layers of other sizes keep PyTorch's form."""
     model, other = hybrid_model(**SIZES), hybrid_model()
     pack_model(model)
     pack_model(other)

@@ -92,7 +92,6 @@ def machine(request: pytest.FixtureRequest) -> str:
     "rows", [1, 2, 33, MIN_PADDED_ROWS + 1, MLP_CHUNK_ROWS + 1, 2 * MLP_CHUNK_ROWS]
 )
 def test_results_are_unchanged(machine: str, bidirectional: bool, rows: int) -> None:
-    """For few rows and many, head included."""
     plain = model(bidirectional=bidirectional)
     laid_out = copy.deepcopy(plain)
     pack_model(laid_out)
@@ -102,7 +101,6 @@ def test_results_are_unchanged(machine: str, bidirectional: bool, rows: int) -> 
 
 
 def test_many_rows_share_kernels() -> None:
-    """A row has the same bits among any number of rows up to the next multiple."""
     weight, rows = to_blocks(torch.randn(96, 64)), torch.randn(MIN_PADDED_ROWS + ROW_MULTIPLE, 64)
     product = bind_product(weight)
     whole = product(rows)
@@ -128,7 +126,6 @@ needs_both = pytest.mark.skipif(
 def test_noise_chooses_no_layout(
     blocks: float, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another layout must take less than seven tenths of the usual one's time."""
     fake(monkeypatch, tiles=1.0, blocks=blocks)
     assert autotune.choose_layout(torch.ones(MIN_TIMED_ELEMENTS // 64, 64)) == wanted
     assert (
@@ -154,8 +151,6 @@ def test_batch_dependent_layout_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """However fast; tiles are used, or plain rows where a matrix does not fill tiles."""
-
     def bind_dependent(weight: Tensor, *rest: Tensor | None) -> RowProduct:
         product = bind_product(weight, *rest)
         wrong = 1 + 2**-20 if weight.is_mkldnn else 1
@@ -174,7 +169,6 @@ def test_batch_dependent_layout_is_not_used(
 
 
 def test_layouts_are_timed_once_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """For each shape, dtype and number of threads; a single layout is not timed."""
     weight = torch.ones(384, 208)
     with caplog.at_level("INFO", "outpace"):
         chosen = [autotune.choose_layout(weight) for _ in range(3)]
@@ -188,8 +182,6 @@ def test_layouts_are_timed_once_and_logged(caplog: pytest.LogCaptureFixture) -> 
 def test_without_blocks_models_keep_their_layout(
     dtype: torch.dtype, fault: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a processor or a PyTorch build without them, with the same results."""
-
     def missing(weight: torch.Tensor) -> torch.Tensor:
         raise fault
 
@@ -210,7 +202,6 @@ def test_without_blocks_models_keep_their_layout(
 @pytest.mark.parametrize("shape", [(192, 192), (1152, 896), (896, 4864), (320, 64)])
 @pytest.mark.parametrize("name", ["tiles", "blocks", "chosen"])
 def test_rows_are_batch_invariant(name: str, dtype: torch.dtype, shape: tuple[int, int]) -> None:
-    """Bit by bit, among any number of rows, in every layout."""
     torch.manual_seed(0)
     weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], 300))
     threads = torch.get_num_threads()
@@ -234,7 +225,7 @@ def test_rows_are_batch_invariant(name: str, dtype: torch.dtype, shape: tuple[in
         torch.set_num_threads(threads)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "isa, have",
     [
@@ -246,7 +237,6 @@ def test_rows_are_batch_invariant(name: str, dtype: torch.dtype, shape: tuple[in
     ],
 )
 def test_chosen_layouts_are_batch_invariant(isa: str, have: str) -> None:
-    """Full shapes, with the kernels that oneDNN has for each instruction set."""
     run = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "chosen.py"), have],
         env={**os.environ, "ONEDNN_MAX_CPU_ISA": isa, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -258,7 +248,6 @@ def test_chosen_layouts_are_batch_invariant(isa: str, have: str) -> None:
 
 @pytest.mark.skipif(not tiles.has_tile_loop(torch.float32), reason="this machine has no tiles")
 def test_tiled_matrices_are_batch_invariant() -> None:
-    """With AVX512 neither small matrices nor bfloat16 are left to PyTorch."""
     for dtype in DTYPES:
         for shape in ((16, 2), (64, 64), (640, 192), (1152, 896)):
             assert autotune.choose_layout(torch.ones(shape, dtype=dtype)) != "rows"
@@ -307,7 +296,6 @@ def test_a_tied_head(
 def test_a_layout_is_undone(
     dtype: torch.dtype, vocab: int, tied: bool, machine: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The original modules, hooks and bits are restored."""
     monkeypatch.setattr(tiles, "TILED_LOOKUP_BYTES", 2048 * 192 * dtype.itemsize)
     plain = model(bidirectional=False, vocab=vocab, tied=tied).to(dtype)
     laid_out = copy.deepcopy(plain)
@@ -332,7 +320,6 @@ def test_a_layout_is_undone(
 
 
 def test_a_model_that_decodes_can_be_saved(machine: str, tmp_path: Path) -> None:
-    """Every tensor, bit by bit, in any layout."""
     plain = model(bidirectional=False, vocab=1024, tied=True)
     plain.config = replace(plain.config, source=published(**SIZES))
     laid_out = copy.deepcopy(plain)
@@ -347,7 +334,6 @@ def test_a_model_that_decodes_can_be_saved(machine: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("scale", [1e-4, 1.0, 1e3])
 def test_direct_norm_equals_the_norm(dtype: torch.dtype, scale: float) -> None:
-    """For small numbers and large ones."""
     torch.manual_seed(0)
     norm = torch.nn.RMSNorm(96, 1e-5).requires_grad_(False)
     torch.nn.init.normal_(norm.weight)

@@ -57,7 +57,6 @@ def asked(method: Method) -> list[Asked]:
 def test_requests_together_equal_each_alone_in_half_precision(
     method: Method, dtype: torch.dtype
 ) -> None:
-    """Greedy and sampled; where rounding decides between two tokens, one in six may differ."""
     engine, batch = engine_in(dtype), asked(method)
     jobs = []
     for turn in range(3):
@@ -79,7 +78,6 @@ def test_requests_together_equal_each_alone_in_half_precision(
 
 @each_half
 def test_logits_are_read_in_float32(dtype: torch.dtype) -> None:
-    """By processors, by every kind of read, and by methods that keep them."""
     each = Runner("tiny", halved(dtype)["diffusion"], slots=8 * PAGE_SIZE)
     seen: list[Tensor] = []
 
@@ -111,7 +109,6 @@ def test_logits_are_read_in_float32(dtype: torch.dtype) -> None:
 def test_kernel_reads_logits_of_any_dtype(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same result as in float32; the mask is banned in any dtype."""
     seen: list[Tensor] = []
 
     def look(logits: Tensor, *rest: Any) -> Any:
@@ -137,7 +134,6 @@ def test_kernel_reads_logits_of_any_dtype(
 @each_half
 @pytest.mark.parametrize("name", ["diffusion", "unshifted", "causal", "near", "rich"])
 def test_logits_are_near_those_of_float32(name: str, dtype: torch.dtype) -> None:
-    """Within rounding, which in bfloat16 is eight times that of float16."""
     found = []
     for models in (halved(dtype), new_models()):
         each = Runner(name, models[name], slots=8 * PAGE_SIZE)
@@ -158,7 +154,6 @@ def test_logits_are_near_those_of_float32(name: str, dtype: torch.dtype) -> None
 )
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_log_probabilities_are_batch_invariant(dtype: str) -> None:
-    """Of a model with small matrices only, alone and among requests of other lengths."""
     llm = LLM("tiny-aux", dtype=dtype, prefix_cache=False)
     prompts = [list(range(3, 3 + count)) for count in (2, 5, 17, 60, 3, 9)]
     chosen: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "logprobs": True}

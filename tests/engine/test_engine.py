@@ -62,7 +62,6 @@ class Scripted(Method):
 
 
 def test_trace_has_every_forward() -> None:
-    """Rows and visible slots of prefill and steps."""
     _, _, steps = alone(Request(method=AR, prompt=(3, 1, 4, 1), max_tokens=3))
     assert [(step.start, step.rows, step.seen) for step in steps] == [
         (0, 4, 4),
@@ -72,7 +71,6 @@ def test_trace_has_every_forward() -> None:
 
 
 def test_trace_has_masks_and_holes_of_every_forward() -> None:
-    """Blocks by length, holes by slot; a mask token of the prompt is not a hole."""
     request = Request(method=D2F(block=2, confidence=0.0), prompt=(3, MASK, 4), max_tokens=3)
     _, _, steps = alone(request)
     assert [(step.pattern, step.holes) for step in steps] == [
@@ -84,7 +82,6 @@ def test_trace_has_masks_and_holes_of_every_forward() -> None:
 
 
 def test_trace_has_accepted_tokens_and_model() -> None:
-    """The accepted tokens are all tokens."""
     output, _, steps = alone(Request(method=VERIFIED, max_tokens=20))
     assert sum(step.kept for step in steps) == len(output)
     assert {step.model for step in steps} == {"target", "verifier"}
@@ -92,7 +89,6 @@ def test_trace_has_accepted_tokens_and_model() -> None:
 
 
 def test_trace_shares_out_the_time_of_a_request() -> None:
-    """Each pass is counted once."""
     engine = new_engine()
     job = Request(method=VERIFIED, max_tokens=20).submit(engine)
     finish(engine)
@@ -101,7 +97,6 @@ def test_trace_shares_out_the_time_of_a_request() -> None:
 
 
 def test_trace_has_the_time_of_split_prefills() -> None:
-    """The sum of their passes."""
     engine = new_engine(max_rows=3)
     job = Request(method=AR, prompt=(1,) * 30, max_tokens=1).submit(engine)
     finish(engine)
@@ -111,7 +106,6 @@ def test_trace_has_the_time_of_split_prefills() -> None:
 
 
 def test_listener_is_called_for_tokens_and_the_end() -> None:
-    """Once per forward that committed tokens, and once at the end."""
     heard = []
     engine = new_engine()
     job = Request(method=VERIFIED, max_tokens=20).submit(
@@ -127,7 +121,6 @@ def test_listener_is_called_for_tokens_and_the_end() -> None:
 def test_listeners_are_called_while_a_device_works(
     aside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After the launch of the next pass, before its result; on a CPU directly."""
     told: list[str] = []
     engine = new_engine()
     assert not engine.is_async
@@ -151,7 +144,6 @@ def test_listeners_are_called_while_a_device_works(
 
 @pytest.mark.parametrize("method", [AR, VERIFIED, APD(verifier="causal")], ids=repr)
 def test_callbacks_do_not_depend_on_timing(method: Method) -> None:
-    """A request that cancels itself keeps its tokens, though it was scheduled."""
     asked = [Request(method=method, prompt=(3, 1, 4)), Request(method=method, max_tokens=7)]
     heard = []
     for aside in (False, True):
@@ -180,7 +172,6 @@ def listened(engine: Engine, asked: Sequence[Request]) -> list[list[list[int]]]:
 
 
 def test_one_pass_serves_all_waiting_jobs() -> None:
-    """Ten requests of one kind take as many passes as one."""
     engine = new_engine()
     target = runner(engine, "causal")
     sizes: list[int] = []
@@ -191,7 +182,6 @@ def test_one_pass_serves_all_waiting_jobs() -> None:
 
 
 def test_drafts_run_before_the_target() -> None:
-    """A late request catches up: all are drafted before the target runs once for both."""
     engine = new_engine()
     order: list[tuple[str, int]] = []
     for each in engine.runners:
@@ -207,7 +197,6 @@ def test_drafts_run_before_the_target() -> None:
 
 
 def test_long_prefill_does_not_block_others() -> None:
-    """Its rest waits after the others in every pass."""
     engine = new_engine(max_rows=5)
     long = Request(method=AR, prompt=(1,) * 60, max_tokens=1).submit(engine)
     short = Request(method=AR, prompt=(2,), max_tokens=4).submit(engine)
@@ -222,7 +211,6 @@ def test_long_prefill_does_not_block_others() -> None:
 
 
 def test_requests_wait_for_memory_in_order() -> None:
-    """Three of 32 slots each in a cache that holds one of them."""
     engine = new_engine(slots=3 * PAGE_SIZE)
     batch = [Request(method=AR, prompt=(i + 1,) * 20, max_tokens=12) for i in range(3)]
     ended: list[int] = []
@@ -239,7 +227,6 @@ def test_requests_wait_for_memory_in_order() -> None:
 
 
 def test_a_small_request_does_not_overtake_a_large_one() -> None:
-    """First come, first served."""
     engine = new_engine(slots=3 * PAGE_SIZE)
     sizes = (20, 20, 1)
     jobs = [Request(method=AR, prompt=(1,) * n, max_tokens=4).submit(engine) for n in sizes]
@@ -249,7 +236,6 @@ def test_a_small_request_does_not_overtake_a_large_one() -> None:
 
 
 def test_memory_is_reserved_in_all_models_or_in_none() -> None:
-    """A full verifier does not hold back memory of the target."""
     engine = new_engine(slots=3 * PAGE_SIZE)
     verifier = runner(engine, "causal")
     held = verifier.reserve(3 * PAGE_SIZE)
@@ -263,7 +249,6 @@ def test_memory_is_reserved_in_all_models_or_in_none() -> None:
 
 
 def test_number_of_running_requests_is_limited() -> None:
-    """Others queue."""
     engine = new_engine(max_sequences=2)
     jobs = [Request(method=AR, max_tokens=3).submit(engine) for _ in range(5)]
     running = []
@@ -276,7 +261,6 @@ def test_number_of_running_requests_is_limited() -> None:
 
 
 def test_cancelling_a_queued_request_removes_it() -> None:
-    """It never runs."""
     engine = new_engine(max_sequences=1)
     first, second = (Request(method=AR).submit(engine) for _ in range(2))
     engine.step()
@@ -290,7 +274,6 @@ def test_cancelling_a_queued_request_removes_it() -> None:
 @pytest.mark.parametrize("method", [AR, LTR, VERIFIED], ids=lambda m: type(m).__name__)
 @pytest.mark.parametrize("turns", [1, 2, 5])
 def test_cancelling_a_running_request_frees_its_pages_at_once(method: Method, turns: int) -> None:
-    """Whatever it waits for; the other request continues."""
     engine = new_engine()
     heard: list[str | None] = []
     request = Request(method=method, max_tokens=30)
@@ -305,7 +288,6 @@ def test_cancelling_a_running_request_frees_its_pages_at_once(method: Method, tu
 
 
 def test_cancelling_a_split_prefill_drops_the_rest() -> None:
-    """The rest of the forward never runs."""
     engine = new_engine(max_rows=5)
     job = Request(method=AR, prompt=(1,) * 30).submit(engine)
     engine.step()
@@ -314,7 +296,6 @@ def test_cancelling_a_split_prefill_drops_the_rest() -> None:
 
 
 def test_cancelling_from_the_listener_keeps_tokens() -> None:
-    """Stop strings use this."""
     engine = new_engine()
 
     def stop(seq: Tokens) -> None:
@@ -328,7 +309,6 @@ def test_cancelling_from_the_listener_keeps_tokens() -> None:
 
 
 def test_one_listener_may_cancel_another_request() -> None:
-    """Even one in the same pass."""
     engine = new_engine()
     jobs: list[Job] = []
 
@@ -344,7 +324,6 @@ def test_one_listener_may_cancel_another_request() -> None:
 
 
 def test_cancelling_what_has_ended_changes_nothing() -> None:
-    """The finish reason stays."""
     engine = new_engine()
     job = Request(method=AR, max_tokens=2).submit(engine)
     finish(engine)
@@ -370,7 +349,6 @@ def fails_alone(method: Method) -> DecodingError:
 
 @pytest.mark.parametrize("good", [0, 1, 3])
 def test_error_in_a_method_fails_its_request_alone(good: int) -> None:
-    """With the name of the method and its slot, before its first forward or later."""
     error = fails_alone(Scripted(good=good, error="this went wrong"))
     assert "Scripted(" in str(error) and f"at slot {5 + good}" in str(error)
     assert "this went wrong" in str(error)
@@ -379,7 +357,6 @@ def test_error_in_a_method_fails_its_request_alone(good: int) -> None:
 
 @pytest.mark.parametrize("good", [0, 2])
 def test_method_that_returns_too_early_fails(good: int) -> None:
-    """Its request had not ended."""
     assert "returned before the request had ended" in str(fails_alone(Scripted(good=good)))
 
 
@@ -401,7 +378,6 @@ BAD_FORWARDS = {
 
 @pytest.mark.parametrize("kind", BAD_FORWARDS)
 def test_forward_that_cannot_run_fails_its_request_alone(kind: str) -> None:
-    """The engine finds it before the pass in which it would affect others."""
     forward, message = BAD_FORWARDS[kind]
     error = fails_alone(Scripted(good=1, forwards=(forward,)))
     with pytest.raises(DecodingError, match=message):
@@ -409,14 +385,12 @@ def test_forward_that_cannot_run_fails_its_request_alone(kind: str) -> None:
 
 
 def test_reading_a_slot_never_written_is_a_value_error() -> None:
-    """As the cause of the request's error."""
     error = fails_alone(Scripted(good=1, forwards=(Forward(ids=[1], start=8),)))
     assert isinstance(error.__cause__, ValueError)
     assert "start at slot 8, but only 5 slots have been written" in str(error.__cause__)
 
 
 def test_error_in_a_pass_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The engine is in its earlier state afterwards."""
     engine = new_engine()
     jobs = [Request(method=AR).submit(engine) for _ in range(2)]
 
@@ -436,7 +410,6 @@ def test_error_in_a_pass_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> 
 def test_out_of_memory_ends_the_newest(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The others continue, and no more are admitted; a pass of one ends that one."""
     engine = new_engine()
     asked = [Request(method=AR, prompt=(3, n)) for n in range(1, 6)]
     jobs = [each.submit(engine) for each in asked]
@@ -460,7 +433,6 @@ def test_out_of_memory_ends_the_newest(
 
 
 def test_a_lost_device_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The queued ones too; nothing is erased, since the device does not answer."""
     engine = new_engine(max_sequences=2)
     jobs = [Request(method=VERIFIED).submit(engine) for _ in range(4)]
     engine.step()
@@ -480,7 +452,6 @@ def test_a_lost_device_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_failed_request_makes_room_for_the_next() -> None:
-    """Also where memory is short."""
     engine = new_engine(slots=2 * PAGE_SIZE)
     failing = Request(method=Scripted(error="no"), prompt=(1,) * 10, max_tokens=20)
     waiting = Request(method=AR, prompt=(1,) * 10, max_tokens=20)
@@ -502,7 +473,6 @@ def refuse(request: Request, message: str, engine: Engine | None = None) -> None
 
 
 def test_empty_prompt_is_refused() -> None:
-    """There is nothing to predict from."""
     refuse(Request(method=AR, prompt=()), "prompt is empty")
 
 
@@ -513,20 +483,17 @@ def test_answer_without_tokens_is_refused(count: int) -> None:
 
 @pytest.mark.parametrize("token", [-1, VOCAB])
 def test_prompt_outside_the_vocabulary_is_refused(token: int) -> None:
-    """The message has token, model and vocabulary size."""
     message = f"prompt token {token} is outside the vocabulary of causal, .* {VOCAB} tokens"
     refuse(Request(method=AR, prompt=(1, token)), message)
 
 
 def test_prompt_outside_the_vocabulary_of_another_role_is_refused() -> None:
-    """The verifier reads it too."""
     small = causal_model(vocab_size=10)
     engine = engine_of(("diffusion", MODELS["diffusion"]), ("causal", small))
     refuse(Request(method=VERIFIED, prompt=(12,)), "vocabulary of causal, which has 10", engine)
 
 
 def test_request_longer_than_the_model_is_refused() -> None:
-    """The message has both lengths and a remedy."""
     message = r"prompt of 100 tokens and max_tokens=61 need 161 slots, but causal has 160: shorten"
     refuse(Request(method=AR, prompt=(1,) * 100, max_tokens=61), message)
     longest = Request(method=AR, prompt=(1,) * 100, max_tokens=60)
@@ -534,12 +501,10 @@ def test_request_longer_than_the_model_is_refused() -> None:
 
 
 def test_request_longer_than_the_cache_is_refused() -> None:
-    """It would wait forever."""
     refuse(Request(method=AR, prompt=(1,) * 40), "causal has 48", new_engine(slots=48))
 
 
 def test_methods_refuse_the_other_kind_of_model() -> None:
-    """In both directions."""
     engine = new_engine()
     for method, target in ((AR, "diffusion"), (LTR, "causal")):
         name = type(method).__name__
@@ -549,6 +514,5 @@ def test_methods_refuse_the_other_kind_of_model() -> None:
 
 @pytest.mark.parametrize("limits", [{"max_rows": 0}, {"max_sequences": 0}])
 def test_engine_that_could_run_nothing_is_refused(limits: dict[str, int]) -> None:
-    """The message names the limit."""
     with pytest.raises(ValueError, match=f"{next(iter(limits))} must be .* at least 1, got 0"):
         Engine(**limits)

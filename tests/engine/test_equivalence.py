@@ -47,7 +47,6 @@ SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
 
 
 def test_every_registered_method_is_in_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In all of its parts; the message names the missing ones and where."""
     assert not missing(), missing()
 
     class New(Method):
@@ -67,7 +66,6 @@ def test_every_registered_method_is_in_the_workload(monkeypatch: pytest.MonkeyPa
 @given(st.lists(requests, min_size=2, max_size=5))
 @settings(max_examples=40)
 def test_requests_together_equal_each_alone(batch: list[Request]) -> None:
-    """Tokens, finish reason and trace, at any arrival."""
     engine = new_engine()
     assert serve(engine, batch) == [alone(request) for request in batch]
     assert pages_in_use(engine) == 0
@@ -76,14 +74,12 @@ def test_requests_together_equal_each_alone(batch: list[Request]) -> None:
 @given(st.lists(requests, min_size=1, max_size=4), st.sampled_from([1, 5, 13]))
 @settings(max_examples=25)
 def test_split_prefills_change_nothing(batch: list[Request], max_rows: int) -> None:
-    """A pass of few rows splits long causal forwards, which the trace does not show."""
     assert serve(new_engine(max_rows=max_rows), batch) == [alone(request) for request in batch]
 
 
 @given(requests)
 @settings(max_examples=40)
 def test_engine_equals_the_literal_implementation(request: Request) -> None:
-    """One sequence, no pages, no batch: the same tokens by the same forwards."""
     seq = request.sequence()
     models = {role: MODELS[name] for role, name in request.roles.items()}
     forwards = literal.decode(request.method, seq, models)
@@ -93,7 +89,6 @@ def test_engine_equals_the_literal_implementation(request: Request) -> None:
 
 
 def test_a_hundred_mixed_requests_equal_each_alone() -> None:
-    """All methods arriving at random, in a cache that holds few of them at a time."""
     rng = Random(0)
     batch = [random_request(rng) for _ in range(100)]
     engine = new_engine(slots=400, max_rows=64)
@@ -102,7 +97,7 @@ def test_a_hundred_mixed_requests_equal_each_alone() -> None:
     assert {type(request.method) for request in batch} == set(METHODS.values())
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_a_thousand_mixed_requests_equal_each_alone_and_token_by_token() -> None:
     """In one batch; lossless methods give the autoregressive output of their target.
 
@@ -141,7 +136,6 @@ def lossless(method: Method) -> bool:
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
 def test_split_prompt_gives_the_same_tokens(method) -> None:
-    """66 tokens of a causal model in passes of 5 rows, with another request between them."""
     request = Request(method=method, prompt=LONG, sampling=SAMPLED)
     other = Request(method=Autoregressive(), max_tokens=20)
     engine = new_engine(max_rows=5)
@@ -165,7 +159,6 @@ def spy(runner, passes: list[int]) -> None:
 
 
 def test_bidirectional_forwards_are_never_split() -> None:
-    """A forward of more than `max_rows` runs whole."""
     request = Request(method=LeftToRight(), prompt=LONG, max_tokens=2)
     engine = new_engine(max_rows=5)
     passes: list[int] = []
@@ -176,7 +169,6 @@ def test_bidirectional_forwards_are_never_split() -> None:
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
 def test_scattered_pages_change_nothing(method) -> None:
-    """Attention finds the same keys."""
     request = Request(method=method, prompt=LONG, max_tokens=20, sampling=SAMPLED)
     engine = engine_of(*MODELS.items(), slots=16 * PAGE_SIZE)
     for each in engine.runners:
@@ -192,7 +184,6 @@ def test_scattered_pages_change_nothing(method) -> None:
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
 def test_stale_memory_changes_nothing(method) -> None:
-    """Pages contain data of earlier requests."""
     request = Request(method=method, prompt=LONG[:20], max_tokens=20, sampling=SAMPLED)
     engine = new_engine(slots=3 * PAGE_SIZE)
     for each in engine.runners:
@@ -201,7 +192,6 @@ def test_stale_memory_changes_nothing(method) -> None:
 
 
 def test_both_kinds_of_drafts_serve_one_target() -> None:
-    """In one batch, and again from its cache; masks of a prompt are ordinary tokens."""
     mask = MODELS["added"].config.mask_id
     batch = [
         Request(method=DFlash(draft=draft, tokens=4), prompt=prompt, sampling=sampling)
@@ -218,7 +208,6 @@ def test_both_kinds_of_drafts_serve_one_target() -> None:
 
 
 def test_same_seed_same_text_and_another_seed_another() -> None:
-    """For the same prompt in one batch."""
     first = Request(method=KINDS[2], sampling=Sampling(temperature=2.0, seed=1), max_tokens=20)
     second = Request(method=KINDS[2], sampling=Sampling(temperature=2.0, seed=2), max_tokens=20)
     a, b, c = serve(new_engine(), [first, second, first])
@@ -226,7 +215,6 @@ def test_same_seed_same_text_and_another_seed_another() -> None:
 
 
 def test_adaptive_lengths_change_no_token() -> None:
-    """On any machine; requests of a method share its controller."""
     adaptive = [Speculative(draft="near"), DFlash(draft="features"), DFlash(draft="added")]
     batch = [
         Request(

@@ -57,7 +57,6 @@ def states(model: Stack, rows: int) -> torch.Tensor:
 @pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_layer_of_any_form_is_captured_whole(form: str) -> None:
-    """Once for one row and once for all other numbers of rows."""
     torch.manual_seed(0)
     model = Transformer(replace(SMALL, **FORMS[form])).eval().requires_grad_(False)
     wanted = {rows: states(model, rows) for rows in (7, 1, 16, 33)}
@@ -74,7 +73,6 @@ def test_a_layer_of_any_form_is_captured_whole(form: str) -> None:
 def test_compiled_layers_give_the_same_tokens(
     method: Method, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of drafts and verifiers as well, and with recorded passes."""
     monkeypatch.setattr(runner, "pack_model", lambda model: unpack_model(model))
     for model in MODELS.values():
         unpack_model(model)  # a matrix in blocks cannot be copied
@@ -101,11 +99,10 @@ def test_compiled_layers_give_the_same_tokens(
     assert decode(True) == decode(False)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of PyTorch's own modules
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler of C++")
 def test_compiled_model_is_the_same() -> None:
-    """It can be restored."""
     model = load_model("tiny-ar", dtype=torch.float32, device=CPU)
     unpack_model(model)
     wanted = {rows: states(model, rows) for rows in (5, 1, 18)}
@@ -129,13 +126,11 @@ def test_compiled_model_is_the_same() -> None:
 def test_unavailable_compilation_is_refused(
     wanted: object, device: torch.device, processes: int, message: str
 ) -> None:
-    """Before a model is loaded."""
     with pytest.raises(ValueError, match=message):
         check_compilation(wanted, device, processes)  # type: ignore[arg-type]
 
 
 def test_layers_that_wait_for_the_host_are_refused() -> None:
-    """A CPU too, by the name of the option."""
     config = replace(SMALL, experts=4, experts_per_row=2)
     with pytest.raises(ValueError, match="mixture-of-experts models, which wait for the host"):
         compile_layers(Transformer(config))
@@ -144,6 +139,5 @@ def test_layers_that_wait_for_the_host_are_refused() -> None:
 
 
 def test_nothing_is_compiled_by_default() -> None:
-    """Nor checked."""
     check_compilation(False, CPU, 4)
     assert not any(isinstance(module, FusedBlock) for module in MODELS["causal"].modules())

@@ -32,8 +32,8 @@ QUICK = [next(method for method in KINDS if isinstance(method, kind)) for kind i
 def marks(method: Method) -> list[pytest.MarkDecorator]:
     """One case of each kind is not marked slow."""
     if method not in QUICK:
-        return [pytest.mark.exhaustive]
-    return [pytest.mark.slow] if isinstance(method, Eagle) else []
+        return [pytest.mark.nightly]
+    return [pytest.mark.nightly] if isinstance(method, Eagle) else []
 
 
 def decode(method: Method, record: Again | None, slots: int = 32 * PAGE_SIZE) -> list[list[int]]:
@@ -57,14 +57,12 @@ def decode(method: Method, record: Again | None, slots: int = 32 * PAGE_SIZE) ->
     ids=lambda method: type(method).__name__,
 )
 def test_recorded_passes_give_the_same_tokens(method: Method) -> None:
-    """Of every method, with replays and padding."""
     record = Again()
     assert decode(method, record) == decode(method, None)
     assert record.replayed >= record.recorded > 0
 
 
 def test_a_shape_is_recorded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same prompts record nothing more, unless all graphs except one were dropped."""
     record, engine = Again(), Engine()
     for role, model in MODELS.items():
         engine.add_runner(
@@ -102,7 +100,6 @@ def passes(model: Transformer, record: Again | None) -> list[torch.Tensor]:
 
 
 def test_sinks_are_part_of_a_graph() -> None:
-    """A replayed graph reads them from the same memory."""
     model = causal_model(seed=1)
     for block in model.blocks:
         block.attention.sinks = torch.nn.Parameter(random(4), requires_grad=False)
@@ -114,7 +111,6 @@ def test_sinks_are_part_of_a_graph() -> None:
 
 
 def test_tree_passes_have_separate_graphs() -> None:
-    """With equally many rows and slots; they are replayed for other trees."""
     record = Again()
     found = passes(MODELS["causal"], record)
     torch.testing.assert_close(found, passes(MODELS["causal"], None))
@@ -124,7 +120,6 @@ def test_tree_passes_have_separate_graphs() -> None:
 
 
 def test_padding_takes_no_memory_from_requests() -> None:
-    """A cache of two requests has room for two, and keeps both."""
     record = Again()
     runner = Runner(
         "target", MODELS["causal"], slots=2 * PAGE_SIZE, attention="triton", record=record
@@ -142,7 +137,6 @@ def test_padding_takes_no_memory_from_requests() -> None:
 
 
 def test_passes_with_features_are_not_recorded() -> None:
-    """Nor prompts longer than the longest graph."""
     record = Again()
     method = next(method for method in KINDS if isinstance(method, DFlash))
     engine = Engine()
@@ -166,13 +160,11 @@ def test_passes_with_features_are_not_recorded() -> None:
 def test_unavailable_graphs_are_refused(
     graphs: object, device: torch.device, processes: int, message: str
 ) -> None:
-    """Before a model is loaded."""
     with pytest.raises(ValueError, match=message):
         make_recorder(graphs, device, processes)  # type: ignore[arg-type]
 
 
 def test_without_the_kernel_there_are_no_graphs() -> None:
-    """With another back end, or where the kernel is not available."""
     for attention in ("dense", "auto", "compiled"):
         with pytest.raises(ValueError, match="graphs requires attention='triton'"):
             Runner("a", MODELS["causal"], slots=PAGE_SIZE, attention=attention, record=Again())
@@ -181,6 +173,5 @@ def test_without_the_kernel_there_are_no_graphs() -> None:
 
 
 def test_no_graphs_is_the_default() -> None:
-    """It needs no GPU."""
     assert make_recorder(False, CPU, 4) is None
     assert callable(CudaGraphRecorder.__call__)

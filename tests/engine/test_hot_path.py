@@ -53,7 +53,6 @@ print(len(calls) / {TOKENS}, len(set(calls)))
     not tiles.has_tile_loop(torch.float32), reason="other processors run more of PyTorch's kernels"
 )
 def test_a_further_token_takes_few_calls_and_files() -> None:
-    """One request of a small model, without noise, in a separate process."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     calls, files = (float(each) for each in done.stdout.split())

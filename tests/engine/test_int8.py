@@ -79,15 +79,13 @@ def alone(request: Request, bits: int = 8) -> Result:
 
 
 def test_packed_models_stay_quantised() -> None:
-    """Drafts too, which use the head of their target."""
     engine = small_engine()
     assert all(is_quantized(each.model) for each in engine.runners)
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_mixed_requests_equal_each_alone(count: int, bits: int) -> None:
-    """Tokens, finish reasons and traces of all methods, with split prefills."""
     rng = Random(0)
     batch = [random_request(rng) for _ in range(count)]
     engine = small_engine(bits, slots=4 * count, max_rows=max(64, count // 4))
@@ -98,7 +96,6 @@ def test_mixed_requests_equal_each_alone(count: int, bits: int) -> None:
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
 def test_pages_and_cuts_change_nothing(method: Method) -> None:
-    """Rows of a prompt in passes of five, next to another request."""
     sampling = Sampling(temperature=1.5, top_p=0.9, seed=3)
     request = Request(method=method, prompt=PROMPT * 3, sampling=sampling)
     other = Request(method=Autoregressive(), max_tokens=20)
@@ -108,7 +105,6 @@ def test_pages_and_cuts_change_nothing(method: Method) -> None:
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("begin", range(0, 18, 3))
 def test_verified_text_is_that_of_the_quantised_model(begin: int, bits: int) -> None:
-    """For any draft and any number of verified rows."""
     prompt = PROMPT[begin : begin + 4]
     for target, methods in (
         ("causal", [Speculative(draft="near", tokens=3), WeDLM(entropy=2.0, verify=True)]),
@@ -126,7 +122,6 @@ def test_verified_text_is_that_of_the_quantised_model(begin: int, bits: int) -> 
 
 
 def test_attention_is_the_same_in_any_call() -> None:
-    """To the last bit of float32: rows in one call, one by one, and next to other requests."""
     engine = small_engine()
     backend = runner(engine, "causal").backend
     seen: dict[str, list[Tensor]] = {}
@@ -158,6 +153,5 @@ def test_attention_is_the_same_in_any_call() -> None:
 
 
 def test_a_verifier_of_8_bits_checks_a_target_of_8_bits() -> None:
-    """Both are quantised, and both run."""
     _, _, steps = alone(Request(method=APD(verifier="causal", ratio=0.6)))
     assert {step.model for step in steps} == {"target", "verifier"}

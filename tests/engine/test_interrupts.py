@@ -130,16 +130,14 @@ def interrupt(points: list[int], made: Callable[[], Engine] = small_engine) -> N
             raise AssertionError(f"interrupted in {trace.where}: {error}") from error
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupt_at_any_line_harms_one_request_at_most(total: int) -> None:
-    """At some of the lines."""
     interrupt(Random(0).sample(range(1, total + 1), 25))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(6))
 def test_interrupts_at_many_lines_harm_one_request_at_most(total: int, part: int) -> None:
-    """At more of them, spread evenly."""
     step = total // 300
     interrupt(list(range(1 + part * step // 6, total, step))[part::6])
 
@@ -159,13 +157,12 @@ CALLED = {
 FUNCTIONS = [name for name in vars(Engine) if not name.startswith("__") and name not in CALLED]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_an_interrupt_around_each_function_of_the_engine(
     name: str, before: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In its first, fifth and thirtieth call, before or after its body."""
     for count in (1, 5, 30):
         with monkeypatch.context() as patch:
             calls = spoil(patch, Engine, name, count, before)
@@ -195,7 +192,6 @@ def spoil(patch: pytest.MonkeyPatch, owner: type, name: str, count: int, before:
 
 
 def test_interrupts_one_after_the_other(total: int) -> None:
-    """Also while the engine recovers."""
     rng = Random(1)
     for _ in range(8):
         engine = small_engine()
@@ -235,7 +231,6 @@ class Raising(Method):
 def test_base_exception_in_a_method_ends_its_request_alone(
     after: int, error: type[BaseException]
 ) -> None:
-    """It leaves the step; the next one continues."""
     engine = small_engine()
     batch = [*BATCH[:5], Request(method=Raising(after=after, error=error)), *BATCH[5:]]
     jobs = serve(engine, batch)
@@ -249,7 +244,6 @@ def test_base_exception_in_a_method_ends_its_request_alone(
 def test_an_exception_in_a_listener_harms_its_own_request_at_most(
     error: type[BaseException], at: int
 ) -> None:
-    """Whether it leaves the step or not."""
     engine, heard = small_engine(), [0]
 
     def listener(request: Tokens) -> None:
@@ -272,9 +266,8 @@ def test_an_exception_in_a_listener_harms_its_own_request_at_most(
     assert error is not RuntimeError or "a listener fails" in str(jobs[3].error)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_cancelling_before_recovery_frees_memory(total: int) -> None:
-    """As a loop does after an interrupt."""
     for at in Random(2).sample(range(1, total + 1), 15):
         engine, trace = small_engine(), Trace(at)
         jobs = [request.submit(engine) for request in BATCH]
@@ -295,7 +288,6 @@ def test_cancelling_before_recovery_frees_memory(total: int) -> None:
 
 @pytest.mark.parametrize("steps", [0, 5], ids=["waiting", "running"])
 def test_interrupted_cancellation_harms_no_other(steps: int) -> None:
-    """At any line: nothing waits for the unfinished one."""
     at, trace = 0, Trace(1)
     while trace.where or not at:
         engine, at = new_engine(), at + 1
@@ -318,7 +310,6 @@ def test_interrupted_cancellation_harms_no_other(steps: int) -> None:
 
 
 def test_job_cancelled_before_queueing_never_runs() -> None:
-    """As where both are in the inbox of a driver."""
     engine = new_engine()
     job = BATCH[0].submit(engine)
     engine.cancel(job)
@@ -370,9 +361,8 @@ print("well")
 """
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_ctrl_c_at_random_moments_of_generate() -> None:
-    """Sixty real interrupts, with an open stream that is rarely affected."""
     process = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         capture_output=True,

@@ -155,7 +155,6 @@ def beside(
 @pytest.mark.parametrize("target", ["causal", "diffusion"])
 @pytest.mark.parametrize("kind", BAD)
 def test_a_malformed_forward_ends_its_request_alone(kind: str, target: str) -> None:
-    """For any content, with greedy and sampled requests in its passes."""
     given = BAD[kind]
     asks = (
         Forward(**{**GOOD, "predict": [6], "predict_from": [5], **given})
@@ -179,7 +178,6 @@ def test_a_malformed_forward_ends_its_request_alone(kind: str, target: str) -> N
     ],
 )
 def test_non_generator_ends_its_request_alone(decode: Any) -> None:
-    """With the name of its method."""
     kind = type("Odd", (Method,), {"decode": decode})
     job = beside(new_engine(), kind())
     assert isinstance(job.error, DecodingError) and "Odd" in str(job.error)
@@ -200,7 +198,6 @@ class Stubborn(Method):
 
 
 def test_a_generator_that_cannot_be_closed_ends_alone() -> None:
-    """Its memory is freed."""
     assert isinstance(beside(new_engine(), Stubborn()).error, DecodingError)
 
 
@@ -233,7 +230,6 @@ def ask(engine: Engine, prompt: Sequence[int], count: int = 12, seed: int = 0) -
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("max_rows", [7, 2048])
 def test_nan_logits_end_their_request_alone(value: float, max_rows: int) -> None:
-    """Concurrent and later requests are unaffected."""
     prompts = [[1, 2, 3], [4] * 40, [5, 6] * 20, [7], [8] * 30]
     expected = []
     for seed, prompt in enumerate(prompts):
@@ -258,7 +254,6 @@ def test_nan_logits_end_their_request_alone(value: float, max_rows: int) -> None
 
 
 def test_nan_pages_do_not_affect_other_requests() -> None:
-    """Another request's attention reads the page at weight zero."""
     engine = poisoned(float("nan"))
     runner(engine, "causal").cache.reference_counts[32:] += 1  # so that the last one finds no grid
     jobs = [ask(engine, [1] * 33), ask(engine, [3] * 49, count=15), ask(engine, [2])]
@@ -280,7 +275,6 @@ def test_nan_pages_do_not_affect_other_requests() -> None:
 
 
 def test_nan_weight_ends_every_request() -> None:
-    """Of all methods; once it is repaired, the model answers as before."""
     engine = new_engine()
     weights = {name: model.norm.weight for name, model in MODELS.items()}
     kept = {name: weight.clone() for name, weight in weights.items()}

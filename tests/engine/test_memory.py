@@ -31,7 +31,6 @@ def limit_group(folder: Path, limit: str, used: int, files: int) -> None:
 
 
 def test_available_memory_is_the_least(system: Path) -> None:
-    """Of the computer, and of the limits of the group and its parents."""
     assert memory.available_bytes(CPU) == 3 * 2**20
     (system / "cgroup").write_text("1:name=systemd:/other\n0::/a/b\n")
     assert memory.available_bytes(CPU) == 3 * 2**20
@@ -43,11 +42,9 @@ def test_available_memory_is_the_least(system: Path) -> None:
 
 
 def test_unknown_memory_is_none(system: Path) -> None:
-    """As on systems other than Linux."""
     (system / "meminfo").unlink()
     assert memory.available_bytes(CPU) is None
 
 
 def test_memory_is_released_on_this_system() -> None:
-    """Without an error."""
     memory.release_memory()

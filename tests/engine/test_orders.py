@@ -59,7 +59,6 @@ def submit(engine: Engine, number: int, method: Method) -> Job:
 
 
 def test_sixty_mixed_requests_over_all_orders_and_caches_equal_each_alone() -> None:
-    """Both shifts, prompts and canvases of all lengths, greedy and sampled."""
     kinds = methods()
     assert len(kinds) > 40
     batch = [kinds[number % len(kinds)] for number in range(60)]

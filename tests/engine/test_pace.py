@@ -99,7 +99,6 @@ def dials(results) -> list[int]:
 @pytest.mark.parametrize("row", [0.0, 20.0], ids=["free rows", "dear rows"])
 @pytest.mark.parametrize("method", LOSSLESS, ids=repr)
 def test_lossless_methods_give_autoregressive_text(method: Method, row: float) -> None:
-    """Greedy and sampled, at any chosen length, which depends on the cost of rows."""
     engine = new_engine(pace="auto")
     Clock(engine, row)
     requests = batch(method, 4)
@@ -114,7 +113,6 @@ def test_lossless_methods_give_autoregressive_text(method: Method, row: float) -
 
 @pytest.mark.parametrize("seed", range(4))
 def test_methods_in_one_engine_come_and_go(seed: int) -> None:
-    """Each has a controller, while others end, are cancelled, and take time."""
     rng, engine = Random(seed), new_engine(pace="auto", max_sequences=6)
     Clock(engine, rng.choice([0.0, 3.0, 20.0]))
     methods = [*LOSSLESS, APD(verifier="causal", window=1, lookahead=9, least=1)]
@@ -139,7 +137,6 @@ def test_methods_in_one_engine_come_and_go(seed: int) -> None:
 
 @pytest.mark.parametrize("method", LOSSLESS, ids=repr)
 def test_pace_off_uses_the_options(method: Method) -> None:
-    """The trace has no chosen length."""
     engine = new_engine()
     Clock(engine, 20.0)
     requests = batch(method, 2, max_tokens=12)
@@ -150,7 +147,6 @@ def test_pace_off_uses_the_options(method: Method) -> None:
 
 @pytest.mark.parametrize("count", [3, 6])
 def test_admitted_requests_are_counted_before_they_start(count: int) -> None:
-    """So the first cycle of each is chosen for all of them."""
     engine, loads = new_engine(pace="auto"), []
     for each in batch(APD(verifier="causal", window=4, lookahead=9, least=1), count):
         each.submit(engine)
@@ -162,7 +158,6 @@ def test_admitted_requests_are_counted_before_they_start(count: int) -> None:
 
 
 def test_lossy_lengths_stay_within_bounds() -> None:
-    """A lookahead, and a window that is not verified."""
     for method, least, most in (
         (APD(verifier="causal", window=4, lookahead=9, least=2), 2, 9),
         (WeDLM(window=8, entropy=0.2, least=3), 3, 8),
@@ -188,7 +183,6 @@ def test_lossy_lengths_stay_within_bounds() -> None:
     ids=repr,
 )
 def test_lossy_lengths_are_fixed_without_bounds(method: Method) -> None:
-    """The same tokens and trace as without a controller."""
     engine = new_engine(pace="auto")
     Clock(engine, 20.0)
     requests = batch(method, 2, max_tokens=12)
@@ -197,7 +191,6 @@ def test_lossy_lengths_are_fixed_without_bounds(method: Method) -> None:
 
 
 def test_a_decision_recovers_when_the_load_falls() -> None:
-    """Rows of many requests are expensive together; those of one are almost free."""
     engine = new_engine(pace="auto")
     Clock(engine, 20.0, free=4)
     method = Speculative(draft="causal", tokens=4)  # it is its own draft: everything is accepted
@@ -209,13 +202,11 @@ def test_a_decision_recovers_when_the_load_falls() -> None:
 
 @pytest.mark.parametrize("pace", ["on", "", None, 1, True])
 def test_another_word_is_refused(pace) -> None:
-    """Before anything is loaded."""
     with pytest.raises(ValueError, match="pace must be 'off' or 'auto', got"):
         Engine(pace=pace)
 
 
 def test_number_of_controllers_is_bounded() -> None:
-    """With methods whose options differ from request to request."""
     engine = new_engine(pace="auto")
     for number in range(MAX_CONTROLLERS + 10):
         method = WeDLM(window=4, entropy=1 + number / 1000, verify=True)
@@ -224,7 +215,6 @@ def test_number_of_controllers_is_bounded() -> None:
 
 
 def test_huge_options_end_as_soon_as_small_ones() -> None:
-    """The options give the least length; the most is bounded."""
     for method in (
         Speculative(draft="near", tokens=10**30),
         WeDLM(window=8, entropy=2.0, least=2),

@@ -98,7 +98,6 @@ def smaller(folders: dict[str, str]) -> list[tuple[str, Method, Method]]:
 def test_a_smaller_embedding_bounds_its_own_requests_alone(
     folders: dict[str, str], case: int
 ) -> None:
-    """Others are unchanged: before, after and at the same time."""
     target, plain, method = smaller(folders)[case]
     options = {"temperature": 30.0, "max_tokens": 30}
     expected = ids(said(LLM(folders[target], plain, cache_gib=0.01), PROMPTS))
@@ -127,7 +126,6 @@ def test_a_smaller_embedding_bounds_its_own_requests_alone(
 def test_a_prompt_that_the_smaller_one_cannot_read_is_refused_there_alone(
     folders: dict[str, str], case: int
 ) -> None:
-    """The refusal changes nothing for the others."""
     target, plain, method = smaller(folders)[case]
     llm = LLM(folders[target], plain, cache_gib=0.01)
     expected = ids(said(llm, PROMPTS))
@@ -139,7 +137,6 @@ def test_a_prompt_that_the_smaller_one_cannot_read_is_refused_there_alone(
 
 
 def test_end_of_sequence_may_exceed_the_smaller_vocabulary(folders: dict[str, str]) -> None:
-    """It still ends the answers of all other pairings."""
     llm = LLM(folders["causal"], cache_gib=0.01)
     plain = ids(said(llm, COMMON))
     end = next(token for answer in plain for token in answer if token >= SMALL)
@@ -176,7 +173,6 @@ def counted(patch: pytest.MonkeyPatch, owner: Any, name: str, calls: list[str]) 
 def test_a_pairing_is_made_once_and_then_looked_up(
     folders: dict[str, str], target: str, method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second request compares no vocabularies, reads no file and checks no kinds."""
     from outpace.api import further
     from outpace.api import llm as module
 
@@ -217,7 +213,6 @@ def test_a_pairing_is_made_once_and_then_looked_up(
 def test_what_is_refused_leaves_nothing_loaded(
     folders: dict[str, str], target: str, method: Any, message: str
 ) -> None:
-    """No model, memory or pairing; a second attempt is refused in the same way."""
     llm = LLM(folders[target], cache_gib=0.01)
     models, pairings = loaded_models(llm), dict(llm.pairings)
     expected = ids(said(llm, PROMPTS))
@@ -262,7 +257,6 @@ def default(llm: LLM, prompt: int = 24, **options: Any) -> int:
 
 
 def test_default_answer_fills_the_context(long: dict[str, str]) -> None:
-    """Of one request, in all models of its method, without an end-of-sequence."""
     llm = of_slots(long["causal"], 4096)
     assert default(llm, requests=1) == 1000
     draft = Speculative(draft=long["short"])
@@ -272,7 +266,6 @@ def test_default_answer_fills_the_context(long: dict[str, str]) -> None:
 
 
 def test_default_answers_share_the_cache(long: dict[str, str]) -> None:
-    """All prompts of a call run together, with any memory, and none is refused."""
     llm = of_slots(long["causal"], 4096)
     assert default(llm) == max(4096 // ASSUMED_CONCURRENCY, 24 + DEFAULT_CANVAS_TOKENS) - 24
     assert default(llm, requests=4) == 1000
@@ -297,14 +290,12 @@ class Watching(Autoregressive):
 
 
 def test_default_leaves_room_for_all_that_an_operator_allows(long: dict[str, str]) -> None:
-    """`max_sequences` bounds the requests that share a cache."""
     assert default(of_slots(long["causal"], 2048, max_sequences=2)) == 1000
     assert default(of_slots(long["causal"], 2048, max_sequences=4)) == 512 - 24
 
 
 @pytest.mark.parametrize("slots", [512, 128, 48])
 def test_default_fits_into_a_small_cache(long: dict[str, str], slots: int) -> None:
-    """For any number of requests; a prompt that is too long is refused."""
     llm = of_slots(long["causal"], slots)
     assert default(llm, requests=64) == min(slots - 24, DEFAULT_CANVAS_TOKENS)
     with pytest.raises(ValueError, match=f"need {slots + 1} slots, but .* has {slots}: shorten"):
@@ -313,14 +304,12 @@ def test_default_fits_into_a_small_cache(long: dict[str, str], slots: int) -> No
 
 @pytest.mark.parametrize("method", [LeftToRight(), D2F(block=8)], ids=repr)
 def test_default_canvas_of_a_diffusion_model_is_fixed(long: dict[str, str], method: Method) -> None:
-    """Its length changes the text, so it must not depend on load or memory."""
     llm = of_slots(long["diffusion"], 8192, method)
     assert {default(llm, requests=n) for n in (1, 7, 64)} == {DEFAULT_CANVAS_TOKENS}
     assert default(llm, 1000) == 24
 
 
 def test_default_leaves_room_for_slots_of_the_method(long: dict[str, str]) -> None:
-    """A window that opens after the last token needs some."""
     method = WeDLM(window=16)
     llm = of_slots(long["masked"], 4096, method)
     answer = default(llm, requests=1)
@@ -328,6 +317,5 @@ def test_default_leaves_room_for_slots_of_the_method(long: dict[str, str]) -> No
 
 
 def test_default_reaches_min_tokens(long: dict[str, str]) -> None:
-    """The answer is not cut off before the earliest end."""
     llm = of_slots(long["diffusion"], 8192)
     assert default(llm, min_tokens=300) == 300

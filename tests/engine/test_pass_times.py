@@ -38,7 +38,6 @@ def only_controller(llm: LLM) -> Pace:
 
 
 def test_a_later_model_starts_from_stored_times(file: MeasurementFile) -> None:
-    """They are stored when a model is dropped; texts are equal."""
     first = new_llm()
     (plain,) = first.generate(QUESTION, method=Autoregressive(), max_tokens=60)
     (cold,) = first.generate(QUESTION, max_tokens=60)
@@ -55,7 +54,6 @@ def test_a_later_model_starts_from_stored_times(file: MeasurementFile) -> None:
 
 
 def test_roles_share_the_times_of_a_model(file: MeasurementFile) -> None:
-    """A draft that was never a draft before starts without stored times."""
     llm = new_llm()
     llm.generate(QUESTION, max_tokens=60)
     llm.engine.controllers.store_times()
@@ -66,7 +64,6 @@ def test_roles_share_the_times_of_a_model(file: MeasurementFile) -> None:
 
 
 def test_times_depend_on_the_shape_and_not_on_the_weights(file: MeasurementFile) -> None:
-    """And on formats; not on names."""
     llm = new_llm()
     again, packed = new_llm(), LLM("tiny-ar", "lookup", quantize="int8", cache_gib=0.01)
     names = [entry_name(each.target) for each in (llm, again, packed)]
@@ -86,7 +83,6 @@ def test_times_depend_on_the_shape_and_not_on_the_weights(file: MeasurementFile)
     ids=str,
 )
 def test_invalid_times_are_left_out(entry: object, file: MeasurementFile) -> None:
-    """A controller then starts as without any."""
     assert read_points(entry) == {}
     llm = new_llm()
     file.write_entries({entry_name(llm.target): entry})
@@ -96,7 +92,6 @@ def test_invalid_times_are_left_out(entry: object, file: MeasurementFile) -> Non
 
 
 def test_valid_times_beside_invalid_ones_are_used() -> None:
-    """Rows and seconds, by load and by half powers of two of the rows."""
     entry = {"0": {"0": [1, 0.5], "6": [8.2, 0.75], "9": None}, "4": {"8": [16.0, 2.0]}}
     assert read_points(json.loads(json.dumps(entry))) == {
         0: {0: (1, 0.5), 6: (8.2, 0.75)},
@@ -104,9 +99,8 @@ def test_valid_times_beside_invalid_ones_are_used() -> None:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_times_are_stored_at_exit(file: MeasurementFile) -> None:
-    """Of a program that drops nothing."""
     code = f"""
 from outpace import LLM
 llm = LLM("tiny-ar", "lookup", cache_gib=0.01)

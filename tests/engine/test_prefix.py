@@ -87,7 +87,7 @@ def rows_of(engine: Engine, name: str = "causal") -> list[int]:
     return passes
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("method", "share"),
     [
@@ -97,7 +97,6 @@ def rows_of(engine: Engine, name: str = "causal") -> list[int]:
     ids=lambda value: value if isinstance(value, bool) else type(value).__name__,
 )
 def test_200_prompts_with_common_prefixes(method: Method, share: bool) -> None:
-    """Arriving at random, cached and recomputed: the same tokens and traces."""
     rng = Random(7)
     stems = [tuple(rng.randint(1, VOCAB - 2) for _ in range(size)) for size in (20, 33, 48, 70)]
     batch = [
@@ -123,7 +122,6 @@ def test_200_prompts_with_common_prefixes(method: Method, share: bool) -> None:
 @both_ways
 @each_kind
 def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, share: bool) -> None:
-    """With the same tokens; window and proposals are computed."""
     for length in (15, 16, 17, 32, 63):
         engine = engine_with(share=share)
         request = Request(method=method, prompt=LONG[:length], max_tokens=8)
@@ -145,7 +143,6 @@ def test_a_second_identical_prompt_computes_less_than_a_page(method: Method, sha
     ids=lambda method: type(method).__name__,
 )
 def test_target_skips_only_rows_that_its_draft_has(share: bool, method: Method) -> None:
-    """Another method has filled the target's pages before the draft read any of them."""
     engine, plain = (engine_with(share=share, on=on) for on in (True, False))
     request = Request(method=method, prompt=LONG, max_tokens=8)
     name = request.roles["target"]
@@ -162,7 +159,6 @@ def test_target_skips_only_rows_that_its_draft_has(share: bool, method: Method) 
 
 @both_ways
 def test_answers_are_found_by_the_next_turn(share: bool) -> None:
-    """The next prompt of a conversation contains the committed answer."""
     engine = engine_with(share=share)
     method = Autoregressive()
     (answer, *_), *_ = serve(engine, [Request(method=method, prompt=LONG[:20], max_tokens=40)])
@@ -173,7 +169,6 @@ def test_answers_are_found_by_the_next_turn(share: bool) -> None:
 
 
 def test_a_long_prompt_finds_what_ran_while_it_waited() -> None:
-    """Its second part, split by `max_rows`, and a second request after it."""
     request = Request(method=Autoregressive(), prompt=LONG, max_tokens=3)
     engine = engine_with(share=False, max_rows=len(LONG))
     passes = rows_of(engine)
@@ -183,8 +178,6 @@ def test_a_long_prompt_finds_what_ran_while_it_waited() -> None:
 
 
 def test_a_page_that_its_owner_writes_again_is_not_found() -> None:
-    """A method runs its prompt once more with another token in it."""
-
     class Again(Method):
         def decode(self, seq: Tokens) -> Decoding:
             yield Forward(ids=seq.ids, start=0)
@@ -202,7 +195,6 @@ def test_a_page_that_its_owner_writes_again_is_not_found() -> None:
 
 
 def test_shared_page_is_copied_on_write() -> None:
-    """The writer gets a copy, the other table keeps the page."""
     cache = small_cache(4)
     prefix = PrefixCache(cache, share=True)
     ids = list(range(1, 20))
@@ -217,8 +209,6 @@ def test_shared_page_is_copied_on_write() -> None:
 
 
 def test_without_a_page_to_write_to_only_that_request_fails() -> None:
-    """Others hold the memory, and continue."""
-
     class Rewrite(Method):
         def decode(self, seq: Tokens) -> Decoding:
             out = yield Forward(ids=seq.ids, start=0)
@@ -244,8 +234,6 @@ def test_without_a_page_to_write_to_only_that_request_fails() -> None:
 
 @both_ways
 def test_cancelled_and_failed_requests_free_their_pages(share: bool) -> None:
-    """What they computed can still be found."""
-
     class Broken(Method):
         def decode(self, seq: Tokens) -> Decoding:
             yield Forward(ids=seq.ids, start=0)
@@ -264,7 +252,6 @@ def test_cancelled_and_failed_requests_free_their_pages(share: bool) -> None:
 
 
 def test_a_failed_pass_leaves_nothing_to_be_found() -> None:
-    """Its partial writes are not registered."""
     engine = engine_with(share=False)
     each = runner(engine, "causal")
     capture = each.model.capture_layers
@@ -277,7 +264,6 @@ def test_a_failed_pass_leaves_nothing_to_be_found() -> None:
 
 
 def test_prefix_cache_is_optional_and_causal() -> None:
-    """It serves causal rows, and drafts that read their features."""
     engine = new_engine()
     assert runner(engine, "diffusion").prefix_cache is None
     assert all(
@@ -287,7 +273,6 @@ def test_prefix_cache_is_optional_and_causal() -> None:
 
 
 def test_names_are_salted() -> None:
-    """Two caches name the same text differently, so collisions cannot be constructed."""
     first, second = (PrefixCache(small_cache(1)) for _ in range(2))
     assert first.hash_page([], LONG[:PAGE_SIZE]) == first.hash_page([], LONG[:PAGE_SIZE])
     assert first.hash_page([], LONG[:PAGE_SIZE]) != second.hash_page([], LONG[:PAGE_SIZE])
@@ -295,7 +280,6 @@ def test_names_are_salted() -> None:
 
 
 def test_masks_and_moved_rows_are_not_cached() -> None:
-    """Nor anything after them."""
     prefix = PrefixCache(small_cache(1), mask_id=MASK)
     assert prefix.cacheable_text(Forward(ids=[1, 2, 3], start=0)) == [1, 2, 3]
     assert prefix.cacheable_text(Forward(ids=[1, MASK, 3], start=0)) == [1]
@@ -303,7 +287,6 @@ def test_masks_and_moved_rows_are_not_cached() -> None:
 
 
 def test_blocks_are_text_as_a_whole() -> None:
-    """Each entry encodes its row's view; a block with a mask or a wider view is excluded."""
     prefix = PrefixCache(small_cache(1), mask_id=MASK)
     far = 1 << TOKEN_BITS
     first = [1 + 2 * far, 2 + far, 3]
@@ -319,7 +302,6 @@ def test_blocks_are_text_as_a_whole() -> None:
 
 @both_ways
 def test_a_block_longer_than_a_page_is_found_by_all_of_it(share: bool) -> None:
-    """If the second page of a block of 32 differs, so do the keys of its first page."""
     models = {"wide": block_model(seed=3, block_size=32)}
 
     def served(prompt: tuple[int, ...], engine: Engine) -> tuple[list[int], int]:
@@ -345,7 +327,6 @@ def test_a_block_longer_than_a_page_is_found_by_all_of_it(share: bool) -> None:
 
 
 def test_rows_that_saw_changed_tokens_are_dropped() -> None:
-    """The first rows of a block whose last ones are overwritten."""
     prefix = PrefixCache(small_cache(4))
     table = reserved(prefix.cache, 40)
     whole = Forward(ids=list(range(1, 33)), start=0, pattern=(24, 8))

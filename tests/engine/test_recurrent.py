@@ -105,10 +105,9 @@ def is_lossless(method: Method) -> bool:
     return getattr(method, "verify", "match") == "match"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("max_rows", [2048, 13], ids=["whole", "split"])
 def test_requests_together_equal_each_alone(max_rows: int) -> None:
-    """Twenty of all methods, also with prefills in parts; lossless ones equal plain decoding."""
     engine = new_engine(max_rows=max_rows)
     given = [(method, number) for number, method in zip(range(20), cycle(METHODS), strict=False)]
     jobs = [submit(engine, method, number) for method, number in given]
@@ -123,7 +122,6 @@ def test_requests_together_equal_each_alone(max_rows: int) -> None:
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(0, 12)), min_size=1, max_size=8))
 @settings(max_examples=8)
 def test_any_split_of_a_text_gives_the_same_logits(parts: list[tuple[int, int]]) -> None:
-    """Each forward ends with rejected tokens, and the next one starts before them."""
     each = Runner("tiny", TARGET, slots=512)
     table = each.reserve(len(TEXT) + 20)
     assert table is not None
@@ -153,7 +151,6 @@ def test_any_split_of_a_text_gives_the_same_logits(parts: list[tuple[int, int]])
     ],
 )
 def test_forwards_that_it_cannot_run_are_refused(forward: Forward, message: str) -> None:
-    """By name, before anything is computed."""
     each = Runner("tiny", TARGET, slots=512)
     table = each.reserve(100)
     assert table is not None
@@ -177,7 +174,6 @@ def run_settled(each: Runner, forward: Forward, table: Any, settled: int) -> lis
 def test_a_pass_that_fails_in_the_middle_runs_again(
     call: int, error: type[BaseException], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some layers have moved on, others have not: the text is the same."""
     plain, calls = DeltaState.extend, 0
 
     def extend(self: DeltaState, *given: Any) -> Any:
@@ -204,7 +200,6 @@ def test_a_pass_that_fails_in_the_middle_runs_again(
 
 
 def test_admission_waits_for_states() -> None:
-    """A cache for the states of two sequences runs one speculating request at a time."""
     config = TARGET.config
     size = state_bytes(config, torch.float32)
     sizes = share_budget(config, torch.float32, 4 * size, 50)
@@ -225,7 +220,6 @@ def test_admission_waits_for_states() -> None:
 
 
 def test_state_memory_is_what_a_sequence_holds() -> None:
-    """While it decodes: the states, and the rows after them."""
     each = Runner("tiny", TARGET, slots=512)
     table = each.reserve(100)
     assert table is not None
@@ -242,13 +236,11 @@ def test_state_memory_is_what_a_sequence_holds() -> None:
 
 
 def test_keys_are_stored_for_attention_only() -> None:
-    """The cache has one layer."""
     each = Runner("tiny", TARGET, slots=64)
     assert len(each.cache.keys) == 1 and TARGET.config.layers == 3
 
 
 def test_methods_and_options_that_need_attention_are_refused(tmp_path: Path) -> None:
-    """At the door, by name."""
     target, draft = str(tmp_path / "target"), str(tmp_path / "draft")
     save_model(hybrid_model(seed=1), target)
     save_model(extending_draft(hybrid_model(seed=1)), draft)
@@ -291,7 +283,6 @@ def ask(engine: Engine, prompt: list[int], method: Method | None = None) -> tupl
 
 
 def test_a_prompt_continues_at_the_last_state_of_its_prefix() -> None:
-    """At the last page end of a prompt, or where it parts from the one before it."""
     cached, plain = prefix_runner(), prefix_runner(prefix_cache=False)
     other = [(slot * 5 + 2) % VOCAB for slot in range(40)]
     for prompt, skipped in [
@@ -314,9 +305,8 @@ def test_a_prompt_continues_at_the_last_state_of_its_prefix() -> None:
     assert ask(cached, following) == (ask(plain, following)[0], 96)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_every_method_continues_at_cached_states() -> None:
-    """Requests with the same prompt, one after another and together, have its text."""
     engine = new_engine()
     numbers = [3, 8]
     for repeat in range(2):
@@ -332,7 +322,6 @@ def test_every_method_continues_at_cached_states() -> None:
 
 
 def test_states_of_pages_have_the_room_of_further_sequences() -> None:
-    """The least recently used is dropped for a newer one, or for a running request."""
     engine = prefix_runner(sequences=3)
     cache = engine.runners[0].cache
     prompts = [[number, *TEXT[:39]] for number in range(4)]
@@ -353,7 +342,6 @@ def test_states_of_pages_have_the_room_of_further_sequences() -> None:
 
 
 def test_states_are_dropped_with_their_pages() -> None:
-    """A page that is written anew has lost its name, and its states."""
     engine = prefix_runner(slots=256)
     cache = engine.runners[0].cache
     for number in range(9):
@@ -364,7 +352,6 @@ def test_states_are_dropped_with_their_pages() -> None:
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_projections_are_packed_and_quantized(quantize: str | None, tmp_path: Path) -> None:
-    """Those of the mixer as all others, and its gates in float32; together equals alone."""
     sizes = dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim"), 16)
     model = hybrid_model(seed=1, intermediate_size=64, **sizes)  # multiples of a block's 32
     save_model(model, tmp_path, dtype=torch.float32)

@@ -79,7 +79,6 @@ def forward_runs(draw) -> list[Forward]:
 @given(st.lists(forward_runs(), min_size=1, max_size=3))
 @settings(max_examples=80)
 def test_any_forwards_equal_the_literal_implementation(runs: list[list[Forward]]) -> None:
-    """Masks, views, positions, overwritten slots; several sequences in one pass."""
     runner = new_runner(read_rows=4)
     tables = [table_of(runner) for _ in runs]
     memories = [Memory(CAUSAL_MODEL) for _ in runs]
@@ -126,7 +125,6 @@ def draft_runs(draw) -> list[Forward]:
 def test_blocks_after_features_equal_the_literal(
     draft: DFlashDraft, runs: list[list[Forward]]
 ) -> None:
-    """Any length of context, overwritten blocks, several sequences."""
     runner = new_runner(draft)
     tables = [table_of(runner) for _ in runs]
     memories = [Memory(draft) for _ in runs]
@@ -145,7 +143,6 @@ def test_blocks_after_features_equal_the_literal(
 
 
 def test_each_forward_gets_the_features_that_it_wants() -> None:
-    """Different layers, another order, none: in one pass."""
     runner = new_runner()
     layers = [(0, 1), (), (1,), (1, 0), (0, 1)]
     forwards = [Forward(ids=[3 + n, 4, 5][: 1 + n % 3], start=0) for n in range(5)]
@@ -161,7 +158,6 @@ def test_each_forward_gets_the_features_that_it_wants() -> None:
 
 
 def test_predictions_come_back_in_the_order_of_the_forwards() -> None:
-    """With tokens, scores, logits, or nothing."""
     runner = new_runner()
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     reads = [
@@ -190,7 +186,6 @@ def test_predictions_come_back_in_the_order_of_the_forwards() -> None:
 
 
 def test_reads_of_different_types_share_a_pass() -> None:
-    """Each gets its rows, in any order."""
     runner = new_runner(vocab=VOCAB - 1)
     opposite = torch.full((2, VOCAB), 0.0).index_fill(1, torch.tensor([11]), 1e6)
     mixture = Mixture(guess=opposite, ratio=0.5, sampling=Sampling(), step=0)
@@ -206,7 +201,6 @@ def test_reads_of_different_types_share_a_pass() -> None:
 
 
 def test_a_pass_that_reads_nothing_predicts_nothing() -> None:
-    """Such as the first part of a split prefill."""
     runner = new_runner()
     (prediction,) = run(runner, [Forward(ids=[1, 2], start=0, predict=())], [table_of(runner)])
     assert prediction.tokens == []
@@ -214,7 +208,6 @@ def test_a_pass_that_reads_nothing_predicts_nothing() -> None:
 
 @pytest.mark.parametrize("read_rows", [1, 2, 5])
 def test_reading_few_rows_at_a_time_changes_nothing(read_rows: int) -> None:
-    """Logits of a large vocabulary are never entirely in memory."""
     read = Sample(
         sampling=Sampling(temperature=1.0, seed=4), keep=True, scores=("confidence", "entropy")
     )
@@ -234,7 +227,6 @@ def test_reading_few_rows_at_a_time_changes_nothing(read_rows: int) -> None:
 
 
 def test_mask_is_never_generated() -> None:
-    """Not even if the model prefers it; its logit stays finite."""
     model = diffusion_model(seed=1)
     model.unembedding.weight[MASK] = 100 * model.unembedding.weight[:MASK].sum(0)
     runner = new_runner(model)
@@ -246,7 +238,6 @@ def test_mask_is_never_generated() -> None:
 
 
 def test_padding_rows_are_never_generated() -> None:
-    """A tokenizer with fewer tokens than the embedding has rows."""
     runner = new_runner(vocab=10)
     forwards = [Forward(ids=[token], start=0, read=KEPT) for token in range(VOCAB)]
     out = run(runner, forwards, [table_of(runner, 1) for _ in forwards])
@@ -255,7 +246,6 @@ def test_padding_rows_are_never_generated() -> None:
 
 
 def test_written_slots_are_recorded() -> None:
-    """The furthest ever, not the last."""
     runner = new_runner()
     table = table_of(runner)
     run(runner, [Forward(ids=[1, 2, 3], start=0)], [table])
@@ -264,7 +254,6 @@ def test_written_slots_are_recorded() -> None:
 
 
 def test_time_in_the_model_is_counted() -> None:
-    """To separate host and model time."""
     runner = new_runner()
     run(runner, [Forward(ids=[1], start=0)], [table_of(runner)])
     assert runner.seconds > 0
@@ -281,7 +270,6 @@ def test_time_in_the_model_is_counted() -> None:
     ids=["greedy", "sampled", "rejection"],
 )
 def test_nan_logits_raise(bad: float, read: Sample) -> None:
-    """So do rows of minus infinity only."""
     runner = new_runner()
     head = runner.compute_logits
 
@@ -298,7 +286,6 @@ def test_nan_logits_raise(bad: float, read: Sample) -> None:
 
 @pytest.mark.parametrize("read_rows", [1, 3, 256])
 def test_processors_change_the_rows_of_their_own_request(read_rows: int) -> None:
-    """In chunks of any size, before the read."""
     runner, seen = new_runner(read_rows=read_rows), []
 
     def only(logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
@@ -315,7 +302,6 @@ def test_processors_change_the_rows_of_their_own_request(read_rows: int) -> None
 
 
 def test_log_probabilities_are_those_of_the_raw_logits() -> None:
-    """For any sampling options."""
     runner = new_runner()
     sampling = Sampling(temperature=0.5, top_k=3, seed=1)
     for drawn in (False, True):
@@ -339,6 +325,5 @@ def test_log_probabilities_are_those_of_the_raw_logits() -> None:
     ],
 )
 def test_rows_are_read_in_chunks(counts: list[int], whole: bool, edges: list[int]) -> None:
-    """Of four; a read that needs all rows is not split."""
     found = list(split_chunks(counts, 4, whole=whole))
     assert found == [slice(begin, end) for begin, end in pairwise(edges)]

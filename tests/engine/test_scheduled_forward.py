@@ -29,7 +29,6 @@ def feed_of(forward: Forward, written: int = 100) -> ScheduledForward:
 
 @given(st.integers(1, 12), st.booleans(), st.data())
 def test_split_forward_is_equal_in_two_parts(rows: int, moved: bool, data: st.DataObject) -> None:
-    """Ids, slots and positions are preserved; only the second part is read."""
     ids = list(range(rows))
     places = [2 * row + 5 for row in ids] if moved else None
     wanted = sorted(data.draw(st.sets(st.integers(4, 3 + rows), max_size=3)))
@@ -48,8 +47,6 @@ def test_split_forward_is_equal_in_two_parts(rows: int, moved: bool, data: st.Da
 
 
 def test_forwards_are_split_where_no_row_sees_across() -> None:
-    """Anywhere if causal, between blocks, never if full; before the wanted rows."""
-
     def parts(most: int, **change: Any) -> int:
         return feed_of(Forward(ids=[1] * 6, start=3, **change)).find_split(most)
 
@@ -61,7 +58,6 @@ def test_forwards_are_split_where_no_row_sees_across() -> None:
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 2), st.data())
 def test_split_blocks_keep_their_view(blocks: list[int], more: int, data: st.DataObject) -> None:
-    """Even within a block whose first rows are cached."""
     reach = 3 + sum(blocks) + more if more else None
     forward = Forward(ids=[1] * sum(blocks), start=3, pattern=tuple(blocks), visible_end=reach)
     whole = feed_of(forward)
@@ -77,7 +73,6 @@ def test_split_blocks_keep_their_view(blocks: list[int], more: int, data: st.Dat
 
 
 def test_holes_are_runs_of_masks_after_committed_tokens() -> None:
-    """A mask token of a prompt is a token."""
     feed = feed_of(Forward(ids=[9, 1, 9, 9, 2, 9], start=4))
     assert feed.mask_runs(9, 0) == (range(4, 5), range(6, 8), range(9, 10))
     assert feed.mask_runs(9, 7) == (range(7, 8), range(9, 10))
@@ -87,7 +82,6 @@ def test_holes_are_runs_of_masks_after_committed_tokens() -> None:
 
 
 def test_scheduled_forward_is_a_copy() -> None:
-    """A method may pass the growing list of its request."""
     ids = [1, 2, 3]
     feed = feed_of(Forward(ids=ids, start=0))
     ids.append(4)
@@ -110,6 +104,5 @@ def test_scheduled_forward_is_a_copy() -> None:
     ids=str,
 )
 def test_invalid_forwards_are_refused(wrong: dict[str, Any]) -> None:
-    """Before they affect other requests of the pass."""
     with pytest.raises((ValueError, TypeError)):
         feed_of(Forward(**{"ids": [1], "start": 1, **wrong}))

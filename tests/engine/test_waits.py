@@ -115,7 +115,6 @@ SETTINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.9, top_k=9, min_p=0.01
 def test_a_pass_waits_only_for_its_result(
     method: Method, sampled: Sampling, passes: list[tuple[list[str], int]]
 ) -> None:
-    """For any method, greedy and sampled."""
     engine = new_engine()
     jobs = [Request(method=method, sampling=each).submit(engine) for each in (sampled, Sampling())]
     finish(engine)
@@ -128,7 +127,6 @@ def test_a_pass_waits_only_for_its_result(
 def test_planning_the_kernel_waits_for_nothing(
     passes: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its inputs are computed on the host, and copied with the batch."""
     monkeypatch.setattr(LayerLaunch, "__call__", lambda self, q, *_: torch.zeros_like(q))
     engine = Engine()
     for name, model in MODELS.items():
@@ -152,14 +150,12 @@ def test_planning_the_kernel_waits_for_nothing(
     ],
 )
 def test_waits_are_detected(look: Callable[[Tensor], object]) -> None:
-    """Each of these would stop the host."""
     with Waits() as waits:
         look(torch.arange(3))
     assert waits.found
 
 
 def test_copies_are_counted() -> None:
-    """Either way."""
     with Copies() as copies:
         torch.arange(3).tolist()
         torch.arange(3).cpu()

@@ -50,14 +50,12 @@ def write(path: Path, *results: Any) -> Path:
 
 
 def test_equal_runs_do_not_differ() -> None:
-    """The p-value is 1."""
     run = result([True, False] * 20, [30] * 40)
     for each in bootstrap_differences(run, run).values():
         assert (each.value, each.low, each.high, each.p) == (0, 0, 0, 1)
 
 
 def test_paired_test_is_more_sensitive() -> None:
-    """Five better and none worse of a hundred is significant."""
     first = [True] * 60 + [False] * 40
     other = [True] * 66 + [False] * 34
     found = bootstrap_differences(result(first, [30] * 100), result(other, [40] * 100))
@@ -67,7 +65,6 @@ def test_paired_test_is_more_sensitive() -> None:
 
 
 def test_false_positive_rate() -> None:
-    """Equal distributions differ significantly in about one of twenty runs."""
     rng = np.random.default_rng(1)
     found = [
         bootstrap_differences(
@@ -80,7 +77,6 @@ def test_false_positive_rate() -> None:
 
 
 def test_different_questions_are_an_error() -> None:
-    """The message names both files."""
     first = result([True], [3])
     for other in (result([True], [3], questions="r"), result([True] * 2, [3] * 2, file="b.json")):
         with pytest.raises(ValueError, match="a.json and .* answer different questions"):
@@ -88,14 +84,12 @@ def test_different_questions_are_an_error() -> None:
 
 
 def test_unjudged_results_have_no_accuracy() -> None:
-    """And no AUP."""
     run = result([True], [3], accuracy=None)
     assert set(bootstrap_differences(run, run)) == {"tokens_per_forward"}
     assert accuracy_under_parallelism([run]) == {}
 
 
 def test_fronts_compare_the_same_questions() -> None:
-    """As do areas."""
     slow = result([True, True], [10, 10])
     fast = result([True, False], [30, 30], method="X(a=2)")
     worse = result([True, False], [20, 20])
@@ -117,7 +111,6 @@ def test_fronts_compare_the_same_questions() -> None:
     ],
 )
 def test_other_schemas_are_rejected(tmp_path: Path, held: str, expected_message: str) -> None:
-    """The message names both versions."""
     path = tmp_path / "a.json"
     path.write_text(held)
     with pytest.raises(ValueError, match=expected_message):
@@ -125,7 +118,6 @@ def test_other_schemas_are_rejected(tmp_path: Path, held: str, expected_message:
 
 
 def test_results_have_their_file(tmp_path: Path) -> None:
-    """For messages."""
     path = write(tmp_path / "b.json", result([True], [3]))
     assert [each["file"] for each in read_results([path, path])] == ["b.json"] * 2
 
@@ -150,7 +142,6 @@ def test_results_have_their_file(tmp_path: Path) -> None:
 def test_invalid_figures_are_named(
     tmp_path: Path, name: str, value: Any, expected_message: str
 ) -> None:
-    """With their value and the requirement."""
     path = write(tmp_path / "a.json", {**result([True], [3]), name: value})
     with pytest.raises(ValueError, match=re.escape(expected_message)):
         read_results([path])

@@ -55,7 +55,6 @@ metric_list:
 def test_without_the_harness_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one line."""
     for name in [name for name in sys.modules if name.split(".")[0] == "lm_eval"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "lm_eval", None)
@@ -91,7 +90,6 @@ def additions(folder: Path, kind: str, more: str) -> Path:
 
 
 def test_likelihoods_equal_the_harness(harness: Any) -> None:
-    """Within 1e-3 on the same weights, also for texts longer than the context."""
     from lm_eval.models.huggingface import HFLM
 
     theirs = HFLM(
@@ -120,7 +118,6 @@ def test_likelihoods_equal_the_harness(harness: Any) -> None:
 
 
 def test_answers_equal_the_method(harness: Any) -> None:
-    """With the task's stop strings, length and temperature."""
     llm = LLM("tiny-ar")
     ours = harness.OutpaceHarness(llm, batch_size=3, max_tokens=24)
     given: list[dict[str, Any]] = [
@@ -144,7 +141,6 @@ def test_answers_equal_the_method(harness: Any) -> None:
 
 
 def test_long_contexts_are_truncated(harness: Any) -> None:
-    """A length that leaves no room is an error."""
     ours = harness.OutpaceHarness(LLM("tiny-ar"))
     (text,) = ours.generate_until(
         instances("generate_until", (" ".join(STORIES) * 9, {"max_gen_toks": 4}))
@@ -155,7 +151,6 @@ def test_long_contexts_are_truncated(harness: Any) -> None:
 
 
 def test_interrupted_run_resumes(harness: Any, tmp_path: Path) -> None:
-    """Stored results are reused; duplicate requests run once."""
     path = tmp_path / "samples.jsonl"
     asked = instances("generate_until", *((story, {"max_gen_toks": 8}) for story in STORIES * 2))
     scored = instances("loglikelihood", *((story, " 7") for story in STORIES))
@@ -175,7 +170,6 @@ def test_interrupted_run_resumes(harness: Any, tmp_path: Path) -> None:
 
 
 def test_arguments_are_assigned(harness: Any) -> None:
-    """To model, method, its options and the adapter; the harness's default device is ignored."""
     made = harness.OutpaceHarness.create_from_arg_string(
         "model=tiny-dream,method=d2f,block=16,seed=3,draws=5",
         {"batch_size": 4, "device": "cuda:7", "max_batch_size": None},
@@ -195,7 +189,6 @@ def test_arguments_are_assigned(harness: Any) -> None:
 
 
 def test_model_is_registered(harness: Any) -> None:
-    """After the import of this module."""
     from lm_eval.api.registry import get_model
 
     assert get_model("outpace") is harness.OutpaceHarness
@@ -205,9 +198,9 @@ def test_model_is_registered(harness: Any) -> None:
 @pytest.mark.parametrize(
     ("model", "kind", "more"),
     [
-        pytest.param("tiny-ar", "generate_until", GENERATE, marks=pytest.mark.slow),
-        pytest.param("tiny-ar", "multiple_choice", CHOOSE, marks=pytest.mark.exhaustive),
-        pytest.param("tiny-dream", "multiple_choice", CHOOSE, marks=pytest.mark.exhaustive),
+        pytest.param("tiny-ar", "generate_until", GENERATE, marks=pytest.mark.nightly),
+        pytest.param("tiny-ar", "multiple_choice", CHOOSE, marks=pytest.mark.nightly),
+        pytest.param("tiny-dream", "multiple_choice", CHOOSE, marks=pytest.mark.nightly),
     ],
 )
 def test_custom_task(
@@ -218,7 +211,6 @@ def test_custom_task(
     kind: str,
     more: str,
 ) -> None:
-    """From a local file, with its results next to our metrics."""
     folder, out = additions(tmp_path, kind, more), tmp_path / "out.json"
     with pytest.raises(SystemExit) as ended:
         main(
@@ -237,10 +229,9 @@ def test_custom_task(
     assert "additions" in printed.out
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unknown tasks, flags that do not go together."""
     for words, expected_message in (
         (
             ["--tasks", "gsm8k_cott"],

@@ -26,7 +26,6 @@ def read(llm: LLM, method: Any, ids: list[int]) -> float:
 
 @pytest.mark.parametrize("name", ["tiny-ar", "tiny-wedlm"])
 def test_causal_model(name: str) -> None:
-    """The sum over rows; equal in batches and with the prefix cache."""
     llm = LLM(name)
     ids = llm.text.encode(TEXT, raw=True)
     logits = whole(load_model(name), ids, causal=True)[:-1, : llm.text.vocab_size].clone()
@@ -47,7 +46,6 @@ def test_causal_model(name: str) -> None:
 
 
 def test_greedy_continuation_is_detected() -> None:
-    """And other continuations are not."""
     llm = LLM("tiny-ar")
     prompt = llm.text.encode(TEXT)
     (output,) = llm.generate([prompt], max_tokens=8, temperature=0)
@@ -58,7 +56,6 @@ def test_greedy_continuation_is_detected() -> None:
 
 
 def test_empty_continuation_has_probability_one() -> None:
-    """No row is read."""
     for name, kind in (("tiny-ar", CausalLikelihood), ("tiny-dream", MonteCarloLikelihood)):
         llm = LLM(name)
         ids = llm.text.encode(TEXT, raw=True)
@@ -69,12 +66,11 @@ def test_empty_continuation_has_probability_one() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("tiny-dream", marks=pytest.mark.slow),
-        pytest.param("tiny-llada", marks=pytest.mark.exhaustive),
+        pytest.param("tiny-dream", marks=pytest.mark.nightly),
+        pytest.param("tiny-llada", marks=pytest.mark.nightly),
     ],
 )
 def test_diffusion_model(name: str) -> None:
-    """The estimate of many draws approaches the mean over all masks of three tokens."""
     llm, model = LLM(name), load_model(name)
     ids = llm.text.encode(TEXT, raw=True)[:14]
     slots, mask = range(len(ids) - 3, len(ids)), llm.config.mask_id
@@ -98,7 +94,6 @@ def test_diffusion_model(name: str) -> None:
 
 
 def test_numbers_of_masks_are_spread_evenly() -> None:
-    """As by LLaDA's authors: equally often if the draws allow it."""
     masks = list(MonteCarloLikelihood(known=7, draws=20).draw_masks(5))
     counts = sorted(len(slots) for slots in masks)
     assert counts == [n for n in range(1, 6) for _ in range(4)]
@@ -117,12 +112,10 @@ def test_numbers_of_masks_are_spread_evenly() -> None:
     ],
 )
 def test_invalid_options_are_rejected(kind: Any, options: dict[str, Any]) -> None:
-    """As for any method."""
     with pytest.raises(ValueError, match="must be"):
         kind(**options)
 
 
 def test_other_kinds_are_rejected() -> None:
-    """A bidirectional model has no left-to-right likelihood in one forward."""
     with pytest.raises(ValueError, match="Likelihood decodes causal models"):
         LLM("tiny-dream").generate([[1, 2, 3]], method=CausalLikelihood(known=1), max_tokens=1)

@@ -46,7 +46,6 @@ DIFFUSION = output(
 
 
 def test_accepted_lengths() -> None:
-    """Without prefills; tokens committed by other models' passes count for the target's forward."""
     assert metrics.accepted_lengths(SPECULATIVE) == [3, 1]
     assert metrics.accepted_lengths(DIFFUSION) == [2, 1]
     assert metrics.accepted_lengths(output(tokens=0)) == []
@@ -54,7 +53,6 @@ def test_accepted_lengths() -> None:
 
 
 def test_histogram_and_positions() -> None:
-    """Over all forwards."""
     counts = metrics.acceptance_histogram([SPECULATIVE, DIFFUSION])
     assert counts == [0, 2, 1, 1]
     assert metrics.acceptance_by_position(counts) == [1.0, 0.5, 0.25]
@@ -62,7 +60,6 @@ def test_histogram_and_positions() -> None:
 
 
 def test_fed_rows() -> None:
-    """Without those of the prompt."""
     assert metrics.count_fed_rows(SPECULATIVE) == 8 and metrics.count_fed_rows(DIFFUSION) == 10
     assert metrics.count_fed_rows(SPECULATIVE, "draft") == 2
     assert metrics.token_row_ratio([SPECULATIVE, DIFFUSION]) == pytest.approx(8 / 18)
@@ -72,7 +69,6 @@ def test_fed_rows() -> None:
 
 
 def test_first_text_comes_with_the_first_token() -> None:
-    """Whichever model's pass commits it."""
     assert metrics.first_text_seconds(SPECULATIVE) == 0.5
     assert metrics.first_text_seconds(DIFFUSION) == 1.5
 
@@ -82,12 +78,10 @@ def test_first_text_comes_with_the_first_token() -> None:
     [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (0, 0, 0.0, 1.0)],
 )
 def test_wilson(right: int, count: int, low: float, high: float) -> None:
-    """Compared with published values."""
     assert metrics.wilson_interval(right, count) == pytest.approx((low, high), abs=1e-4)
 
 
 def test_ratio_error_equals_spread() -> None:
-    """The mean error over many runs equals the spread of their ratios."""
     rng = np.random.default_rng(0)
     ratios, errors = [], []
     for _ in range(400):
@@ -100,7 +94,6 @@ def test_ratio_error_equals_spread() -> None:
 
 
 def test_area_under_accuracy() -> None:
-    """By hand: 1 × 80, then a trapezium; low points count less or not at all."""
     assert metrics.area_under_parallelism([(1.0, 0.8)], 0.8) == pytest.approx(80)
     assert metrics.area_under_parallelism([(3.0, 0.8), (1.0, 0.8)], 0.8) == pytest.approx(
         80 + 2 * 80
@@ -115,19 +108,16 @@ def test_area_under_accuracy() -> None:
 
 
 def test_front() -> None:
-    """Equal points do not dominate each other."""
     points = [(1.0, 0.9), (2.0, 0.8), (1.5, 0.8), (2.0, 0.8), (3.0, 0.1)]
     assert metrics.pareto_front(points) == [0, 1, 3, 4]
 
 
 def test_percentile() -> None:
-    """0 without values."""
     assert metrics.quantile_value([3.0, 1.0, 2.0], 0.5) == 2.0
     assert metrics.quantile_value([], 0.5) == 0.0
 
 
 def test_accepted_lengths_of_a_real_trace() -> None:
-    """They add up to the answer, without the token of the prefill."""
     llm = LLM("tiny-ar", DFlash(draft="tiny-dflash", tokens=7))
     outputs = llm.generate([str(q.prompt) for q in questions_of("story", 3)], max_tokens=64)
     for each in outputs:

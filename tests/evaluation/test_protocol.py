@@ -44,13 +44,11 @@ def data(tmp_path: Path) -> str:
 
 
 def test_every_file_is_a_protocol() -> None:
-    """And every protocol has a file."""
     assert sorted(path.stem for path in PROTOCOL_FOLDER.glob("*.toml")) == list(PROTOCOLS)
 
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_protocols_are_complete(name: str) -> None:
-    """Methods exist, settings have names, figures have a place in the paper."""
     found = load_settings(name)
     assert len({(each.task, each.name) for each in found}) == len(found)
     for each in found:
@@ -68,7 +66,6 @@ def test_protocols_are_complete(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_protocols_state_unknowns(name: str) -> None:
-    """And differences from the authors' runs."""
     import tomllib
 
     table = tomllib.loads((PROTOCOL_FOLDER / f"{name}.toml").read_text())
@@ -77,7 +74,6 @@ def test_protocols_state_unknowns(name: str) -> None:
 
 
 def test_methods_have_the_settings_of_their_papers() -> None:
-    """As far as the tables give them."""
     assert find_setting("gsm8k", "d2f:llada").build_method() == D2F(
         block=64, add=0.7, activate=0.95, confidence=0.9
     )
@@ -88,14 +84,12 @@ def test_methods_have_the_settings_of_their_papers() -> None:
 
 
 def test_zero_shot_question_is_a_user_message(data: str) -> None:
-    """Any last number is its answer."""
     (question,) = find_setting("gsm8k").load_questions(data, 1, None)
     assert question.prompt == "What is 0 + 1?"
     assert question.judge_answer("It is $1.") is True and question.judge_answer("#### 2") is False
 
 
 def test_raw_shots_are_one_text(data: str) -> None:
-    """As D2F evaluates Dream, and WeDLM all of its models."""
     (question,) = find_setting("gsm8k", "d2f:dream").load_questions(data, 1, data)
     text = question.prompt
     assert isinstance(text, str) and text.startswith(
@@ -108,7 +102,6 @@ def test_raw_shots_are_one_text(data: str) -> None:
 
 
 def test_shots_may_be_turns_of_a_conversation(data: str) -> None:
-    """As D2F evaluates LLaDA."""
     (question,) = find_setting("gsm8k", "d2f:llada").load_questions(data, 1, data)
     roles = [message["role"] for message in question.prompt]  # type: ignore[index]
     assert roles == ["user", "assistant"] * 4 + ["user"]
@@ -116,7 +109,6 @@ def test_shots_may_be_turns_of_a_conversation(data: str) -> None:
 
 
 def test_a_system_prompt_is_a_message(data: str) -> None:
-    """As in APD."""
     (question,) = find_setting("gsm8k", "apd:ratio-0.7").load_questions(data, 1, None)
     assert question.prompt == [
         {"role": "system", "content": "You are a helpful assistant."},
@@ -125,7 +117,6 @@ def test_a_system_prompt_is_a_message(data: str) -> None:
 
 
 def test_held_out_shots_are_not_questions(tmp_path: Path) -> None:
-    """Dream takes them from the file of the questions."""
     path = tmp_path / "cd4.jsonl"
     lines = [{"input": f"{n},2,3,4,9", "output": f"{n}+2=1"} for n in range(10)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -140,7 +131,6 @@ def test_held_out_shots_are_not_questions(tmp_path: Path) -> None:
 
 
 def test_published_puzzle_as_sheet(tmp_path: Path) -> None:
-    """With the zoo's prompt; eight shots remain the default."""
     path = tmp_path / "sudoku.jsonl"
     board = "4000\n3104\n1030\n0000"
     path.write_text(json.dumps({"input": board, "output": "4213\n3124\n1432\n2341"}) + "\n")
@@ -153,7 +143,6 @@ def test_published_puzzle_as_sheet(tmp_path: Path) -> None:
 
 
 def test_shots_need_a_file(data: str) -> None:
-    """With enough lines."""
     with pytest.raises(ValueError, match="--shots: .* needs 8 shots in this protocol; set a file"):
         find_setting("gsm8k", "d2f:dream").load_questions(data, 1, None)
     Path(data).write_text(json.dumps(GSM8K[0]) + "\n")
@@ -162,7 +151,6 @@ def test_shots_need_a_file(data: str) -> None:
 
 
 def test_unnecessary_shots_are_rejected(data: str) -> None:
-    """Instead of being ignored."""
     with pytest.raises(ValueError, match="no shots in this protocol; omit it"):
         find_setting("gsm8k").load_questions(data, 1, data)
     with pytest.raises(ValueError, match="its own shots"):
@@ -170,7 +158,6 @@ def test_unnecessary_shots_are_rejected(data: str) -> None:
 
 
 def test_options_override_the_paper() -> None:
-    """Except for None."""
     found = find_setting("gsm8k", "d2f:dream")
     options = found.request_options({"max_tokens": 7, "temperature": None})
     assert options["max_tokens"] == 7 and options["temperature"] == 0.0 and options["raw"] is True
@@ -196,13 +183,11 @@ def test_options_override_the_paper() -> None:
     ],
 )
 def test_unknown_names_list_the_valid_ones(task: str, protocol: str, expected_message: str) -> None:
-    """Tasks, protocols and settings."""
     with pytest.raises(ValueError, match=expected_message):
         find_setting(task, protocol)
 
 
 def test_harness_only_tasks_are_rejected() -> None:
-    """The message has the harness's name of the task."""
     with pytest.raises(ValueError, match="use --tasks gpqa_main_generative_n_shot"):
         find_setting("gpqa", "apd:ratio-0.7").load_questions(None, 1, None)
 
@@ -211,8 +196,6 @@ def test_harness_only_tasks_are_rejected() -> None:
 def test_unavailable_judges_raise_early(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before any answer is decoded."""
-
     def missing() -> None:
         raise OSError("not here")
 
@@ -222,7 +205,6 @@ def test_unavailable_judges_raise_early(
 
 
 def test_custom_protocol(tmp_path: Path, data: str) -> None:
-    """A file in the same format."""
     path = tmp_path / "mine.toml"
     path.write_text('[tasks.gsm8k]\ntemplate = "{question}!"\nscore = "strict"\n')
     (question,) = find_setting("gsm8k", str(path)).load_questions(data, 1, None)
@@ -245,7 +227,6 @@ def test_custom_protocol(tmp_path: Path, data: str) -> None:
 def test_invalid_protocols_are_rejected(
     tmp_path: Path, data: str, text: str, expected_message: str
 ) -> None:
-    """The message names the problem."""
     path = tmp_path / "mine.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=expected_message):
@@ -253,14 +234,12 @@ def test_invalid_protocols_are_rejected(
 
 
 def test_template_fields() -> None:
-    """Mathematical braces are unchanged."""
     asked = Setting(task="gsm8k", template="{question} \\boxed{} {0}", score="strict")
     assert asked.build_prompt({"question": "1 {answer}"}, []) == "1 {answer} \\boxed{} {0}"
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "math500", "humaneval", "mbpp", "mtbench"])
 def test_answers_of_published_tasks_have_room(task: str) -> None:
-    """Causal models end by themselves; diffusion models have a canvas of fixed length."""
     asked = find_setting(task)
     assert asked.request_options({})["max_tokens"] == asked.max_tokens >= 1024
     for method in (LeftToRight(), D2F()):
@@ -271,7 +250,6 @@ def test_answers_of_published_tasks_have_room(task: str) -> None:
 
 @pytest.mark.parametrize("field", ["max_tokens", "canvas"])
 def test_lengths_are_positive(tmp_path: Path, field: str) -> None:
-    """Others are rejected."""
     path = tmp_path / "mine.toml"
     path.write_text(f'[tasks.gsm8k]\ntemplate = "{{question}}"\n{field} = 0\n')
     with pytest.raises(

@@ -40,7 +40,6 @@ def report(*verdicts: bool | None) -> EvaluationReport:
 
 
 def test_headline_metrics_pool_all_answers() -> None:
-    """Longer answers have more weight."""
     made = report(True, False)
     assert made.accuracy == 0.5
     assert made.standard_error == pytest.approx(math.sqrt(0.25 / 2))
@@ -49,7 +48,6 @@ def test_headline_metrics_pool_all_answers() -> None:
 
 
 def test_unjudged_answers_have_only_speed() -> None:
-    """And no accuracy."""
     summary = report(None, None).to_record()
     assert summary["accuracy"] is None and summary["interval"] is None
     assert summary["tokens_per_forward"] == 2.0
@@ -57,7 +55,6 @@ def test_unjudged_answers_have_only_speed() -> None:
 
 
 def test_report_is_json() -> None:
-    """Also for a single answer, which has no error."""
     summary = report(True).to_record()
     assert json.loads(json.dumps(summary, allow_nan=False)) == summary
     assert summary["tokens_per_forward_error"] is None
@@ -69,7 +66,6 @@ def test_report_is_json() -> None:
 
 
 def test_batch_size_changes_only_time() -> None:
-    """Answers are in the order of the questions."""
     llm = LLM("tiny-aux")
     questions = questions_of("story", 6)
     one = evaluate(llm, questions, batch=1, max_tokens=96)
@@ -90,7 +86,6 @@ def counted(report: EvaluationReport) -> dict[str, Any]:
 
 
 def test_resumed_run_has_the_same_metrics(tmp_path: Path) -> None:
-    """After a kill between two answers or within a line."""
     llm, questions = LLM("tiny-aux", "autoregressive"), questions_of("story", 6)
     options = {"task": "story", "batch": 2, "max_tokens": 64, "temperature": 0.7, "seed": 3}
     whole = evaluate(llm, questions, **options)  # type: ignore[arg-type]
@@ -132,7 +127,6 @@ def test_resumed_run_has_the_same_metrics(tmp_path: Path) -> None:
 def test_other_runs_are_rejected(
     tmp_path: Path, changed: dict[str, Any], expected_message: str
 ) -> None:
-    """The file remains unchanged."""
     llm, questions = LLM("tiny-aux"), questions_of("story", 2)
     path = tmp_path / "samples.jsonl"
     options = {"task": "story", "batch": 2, "max_tokens": 16, "seed": 3}
@@ -154,7 +148,6 @@ def test_other_runs_are_rejected(
     ],
 )
 def test_foreign_files_are_rejected(tmp_path: Path, held: bytes, expected_message: str) -> None:
-    """And remain unchanged."""
     path = tmp_path / "samples.jsonl"
     path.write_bytes(held)
     with pytest.raises(ValueError, match=expected_message):
@@ -163,7 +156,6 @@ def test_foreign_files_are_rejected(tmp_path: Path, held: bytes, expected_messag
 
 
 def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
-    """The second is rejected before it decodes."""
     path = tmp_path / "samples.jsonl"
     with (
         resume_samples(path, {"task": "x"}) as samples,
@@ -175,7 +167,6 @@ def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
 
 
 def test_invalid_line_is_named(tmp_path: Path) -> None:
-    """For example, after manual edits."""
     path, llm = tmp_path / "samples.jsonl", LLM("tiny-aux")
     questions = questions_of("story", 1)
     evaluate(llm, questions, samples=path, max_tokens=4)
@@ -185,14 +176,12 @@ def test_invalid_line_is_named(tmp_path: Path) -> None:
 
 
 def test_empty_questions_are_rejected() -> None:
-    """Before decoding."""
     with pytest.raises(ValueError, match="questions must not be empty"):
         evaluate(LLM("tiny-aux"), [])
     assert Question("?", "7", "strict").judge_answer("#### 7") is True
 
 
 def test_held_out_problems_are_disjoint() -> None:
-    """From training problems and from each other."""
     seen = {question.prompt for question in questions_of("story", 50)}
     unseen = {question.prompt for question in questions_of("story-unseen", 50)}
     assert len(seen) > 45 and not seen & unseen
@@ -206,13 +195,11 @@ def test_held_out_problems_are_disjoint() -> None:
     ],
 )
 def test_invalid_tasks_are_rejected(task: str, limit: int, expected_message: str) -> None:
-    """The message lists the valid ones."""
     with pytest.raises(ValueError, match=expected_message):
         questions_of(task, limit)
 
 
 def test_lengths_of_a_protocol_are_cut_to_the_context() -> None:
-    """By the longest prompt and the method's extra slots; shorter limits remain."""
     llm = LLM("tiny-wedlm", max_length=300)
     questions = questions_of("story", 6)
     longest = max(len(llm.text.encode(question.prompt)) for question in questions)

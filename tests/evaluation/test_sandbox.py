@@ -91,14 +91,12 @@ WRITES = {
 
 @pytest.mark.parametrize("program", HARMLESS.values(), ids=HARMLESS)
 def test_computation_passes(program: str) -> None:
-    """Without a reason."""
     assert run_sandboxed(program) == sandbox.Verdict(True)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("program", HARMFUL.values(), ids=HARMFUL)
 def test_forbidden_actions_fail(program: str) -> None:
-    """In time, with a one-line reason, and without remaining processes."""
     began = time.monotonic()
     verdict = run_sandboxed(program, SHORT)
     assert not verdict.passed and verdict.reason and len(verdict.reason) < 300
@@ -108,7 +106,6 @@ def test_forbidden_actions_fail(program: str) -> None:
 
 @pytest.mark.parametrize("program", WRITES.values(), ids=WRITES)
 def test_files_are_unchanged(program: str, tmp_path: Path) -> None:
-    """None is created or modified."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("old")
     old.chmod(0o600)
@@ -118,13 +115,11 @@ def test_files_are_unchanged(program: str, tmp_path: Path) -> None:
 
 
 def test_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Except for variables that Python sets."""
     monkeypatch.setenv("A_SECRET", "x")
     assert run_sandboxed("import os\nassert set(os.environ) <= {'LC_CTYPE'}").passed
 
 
 def test_root_is_not_required() -> None:
-    """Unprivileged processes are sandboxed in the same way."""
     script = """
 from pathlib import Path
 from outpace.evaluation.sandbox import run_sandboxed
@@ -139,7 +134,6 @@ for program in ("import socket\\nsocket.socket()", "import os\\nos.fork()", "ope
 
 
 def test_program_dies_with_its_parent() -> None:
-    """At any moment."""
     script = (
         "from outpace.evaluation.sandbox import run_sandboxed\n"
         "run_sandboxed('import time\\ntime.sleep(99)')"
@@ -158,7 +152,6 @@ def test_program_dies_with_its_parent() -> None:
 
 
 def test_orphaned_program_does_not_start() -> None:
-    """If the parent exits before the death signal is set."""
     job = {"program": "pass", "token": "x", "seconds": 9, "memory": 1 << 28}
     command = [sys.executable, "-I", "-B", str(sandbox.JAIL_SCRIPT)]
     for parent, expected_message in (
@@ -199,7 +192,6 @@ def children() -> list[int]:
 
 
 def test_missing_seccomp_raises(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error names the requirement."""
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
     sandbox.check_sandbox.cache_clear()
     with pytest.raises(OSError, match="seccomp.*here: darwin"):
@@ -218,13 +210,11 @@ def test_missing_seccomp_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_invalid_limits_are_rejected(limits: dict[str, float], expected_message: str) -> None:
-    """With the value."""
     with pytest.raises(ValueError, match=expected_message):
         SandboxLimits(**limits)  # type: ignore[arg-type]
 
 
 def test_other_syscalls_are_blocked() -> None:
-    """By number, including other calling conventions."""
     machine = platform.machine()
     known = {
         *jail.ALLOWED_SYSCALLS[machine],
@@ -245,14 +235,12 @@ for call in [*range(600), *range(2**30, 2**30 + 600)]:
 
 @pytest.mark.parametrize("flags", ["O_WRONLY", "O_RDWR", "O_CREAT", "O_TRUNC"])
 def test_opening_for_writing_is_blocked(flags: str) -> None:
-    """For each flag, alone and combined."""
     for more in ("0", "os.O_DIRECTORY", "os.O_CLOEXEC", "os.O_APPEND"):
         verdict = run_sandboxed(f"import os\nos.open('/', os.{flags} | {more})")
         assert verdict.reason.startswith("PermissionError"), verdict
 
 
 def test_filters_are_well_formed() -> None:
-    """Eight bytes per instruction, no jump out of range, and a final refusal."""
     for machine in jail.ALLOWED_SYSCALLS:
         code = list(jail.filter_instructions(machine))
         assert {len(each) for each in code} == {8}
@@ -272,7 +260,6 @@ def test_filters_are_well_formed() -> None:
     ],
 )
 def test_reason_is_one_printable_line(raised: str, expected_message: str) -> None:
-    """Whatever a program raises."""
     reason = run_sandboxed(f"raise Exception('{raised}')").reason
     assert reason == expected_message and len(reason) <= sandbox.MAX_REASON_CHARACTERS
     assert reason.encode().decode().isprintable()

@@ -29,13 +29,11 @@ def judged(rules: dict[str, str], answer: str, reference: Any) -> str:
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_numbers.WILD))
 def test_numbers(reference: str, answer: str, right: str) -> None:
-    """As by GSM8K, lm-eval and WeDLM."""
     assert judged(NUMBERS, answer, reference) == right
 
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_numbers.WILD))
 def test_numbers_equal_the_harness(reference: str, answer: str, right: str) -> None:
-    """With its own filters and comparison."""
     extraction = pytest.importorskip("lm_eval.filters.extraction", reason="needs lm-eval")
     metrics = pytest.importorskip("lm_eval.api.metrics")
     filters = {
@@ -54,26 +52,22 @@ def test_numbers_equal_the_harness(reference: str, answer: str, right: str) -> N
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_expressions.WILD))
 def test_expressions_as_text(reference: str, answer: str, right: str) -> None:
-    """As by WeDLM."""
     assert SCORERS["boxed"](answer, reference) is ("b" in right)
 
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_expressions.WILD))
 def test_expressions_by_value(reference: str, answer: str, right: str) -> None:
-    """As by math-verify."""
     pytest.importorskip("math_verify", reason="needs math-verify")
     assert SCORERS["equal"](answer, f"\\boxed{{{reference}}}") is ("e" in right)
 
 
 def test_expressions_need_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message names the extra to install."""
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
     with pytest.raises(ValueError, match=r"pip install 'outpace\[evaluate\]'"):
         SCORERS["equal"]("\\boxed{1}", "\\boxed{1}")
 
 
 def test_expressions_are_compared_in_the_main_thread_only() -> None:
-    """Elsewhere the library's time limits fail, and every answer would be wrong."""
     pytest.importorskip("math_verify", reason="needs math-verify")
     with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="main thread only"):
         pool.submit(SCORERS["equal"], "\\boxed{1}", "1").result()
@@ -81,7 +75,6 @@ def test_expressions_are_compared_in_the_main_thread_only() -> None:
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_plans.COUNTDOWN))
 def test_countdown(reference: str, answer: str, right: bool) -> None:
-    """As by Dream's authors."""
     assert SCORERS["countdown"](answer, reference) is right
 
 
@@ -89,17 +82,15 @@ def test_countdown(reference: str, answer: str, right: bool) -> None:
     "answer", ["1+2**3=9", "1+9**9**9**9=0", "1+__import__('os').getpid()=2", "1+" + "(" * 999]
 )
 def test_countdown_executes_nothing(answer: str) -> None:
-    """Unlike the published scorer."""
     assert SCORERS["countdown"](answer, "1,2,3,9") is False
 
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_plans.SUDOKU))
 def test_sudoku(reference: str, answer: str, right: bool) -> None:
-    """As by Dream's authors."""
     assert SCORERS["sudoku"](answer, reference) is right
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("rules", "reference", "answers"),
     [
@@ -111,7 +102,6 @@ def test_sudoku(reference: str, answer: str, right: bool) -> None:
 def test_programs(
     rules: dict[str, str], reference: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As extracted by lm-eval, Dream and WeDLM; all are run."""
     quick = partial(sandbox.run_sandboxed, limits=sandbox.SandboxLimits(seconds=5))
     monkeypatch.setattr(sandbox, "run_sandboxed", quick)
     wrong = {a: right for a, right in answers if judged(rules, a, reference) != right}
@@ -119,7 +109,6 @@ def test_programs(
 
 
 def test_every_rule_has_sixty_answers() -> None:
-    """Correct and incorrect ones."""
     columns: list[list[bool]] = [
         [letter in right for _, _, right in pairs(wild_numbers.WILD)] for letter in NUMBERS
     ]
@@ -136,7 +125,6 @@ def test_every_rule_has_sixty_answers() -> None:
 
 
 def test_tables_are_compared_exactly() -> None:
-    """Except for surrounding white space."""
     right = [" 1 2 3\n", "1 2 3"]
     wrong = ["1 2", "1 2 3 4", "1  2 3", ""]
     assert [SCORERS["exact"](answer, "1 2 3") for answer in right + wrong] == [True] * 2 + [
@@ -145,5 +133,4 @@ def test_tables_are_compared_exactly() -> None:
 
 
 def test_speed_questions_have_no_verdict() -> None:
-    """None instead of true or false."""
     assert SCORERS["none"]("anything", None) is None

@@ -34,7 +34,6 @@ def file_of(path: Path, *lines: object) -> str:
 
 
 def test_every_published_task_is_tested() -> None:
-    """All others are generated."""
     assert set(LINES) | MADE == set(TASKS)
 
 
@@ -47,7 +46,6 @@ def judged_anywhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("task", LINES)
 def test_valid_line_becomes_a_question(tmp_path: Path, task: str) -> None:
-    """With the plain protocol, which needs only the file."""
     path = file_of(tmp_path / "data.jsonl", *[LINES[task]] * 10)
     question = questions_of(task, 1, path)[0]
     first = next(iter(LINES[task].values()))
@@ -57,7 +55,6 @@ def test_valid_line_becomes_a_question(tmp_path: Path, task: str) -> None:
 
 @pytest.mark.parametrize("task", LINES)
 def test_a_missing_field_is_named(tmp_path: Path, task: str) -> None:
-    """With file and line."""
     for field in TASKS[task].texts + TASKS[task].lists:  # type: ignore[attr-defined]
         for wrong in (None, "", 7, []):
             bad = {**LINES[task], field: wrong}
@@ -77,7 +74,6 @@ def test_a_missing_field_is_named(tmp_path: Path, task: str) -> None:
     ],
 )
 def test_invalid_line_is_named(tmp_path: Path, line: str, expected_message: str) -> None:
-    """Before decoding."""
     path = tmp_path / "data.jsonl"
     path.write_text(f"{json.dumps(LINES['gsm8k'])}\n{line}\n")
     with pytest.raises(ValueError, match=expected_message):
@@ -85,7 +81,6 @@ def test_invalid_line_is_named(tmp_path: Path, line: str, expected_message: str)
 
 
 def test_lines_end_only_at_line_feeds(tmp_path: Path) -> None:
-    """JSON may contain other characters at which Python splits lines."""
     path = tmp_path / "data.jsonl"
     line = json.dumps(LINES["gsm8k"])
     path.write_text(line.replace("+", "\u2028") + "\n" + line + "\n", encoding="utf-8")
@@ -95,7 +90,6 @@ def test_lines_end_only_at_line_feeds(tmp_path: Path) -> None:
 
 
 def test_a_file_may_be_compressed(tmp_path: Path) -> None:
-    """A file with the wrong suffix is an error."""
     path = tmp_path / "data.jsonl.gz"
     path.write_bytes(gzip.compress(json.dumps(LINES["gsm8k"]).encode()))
     assert len(questions_of("gsm8k", 9, str(path))) == 1
@@ -106,7 +100,6 @@ def test_a_file_may_be_compressed(tmp_path: Path) -> None:
 
 
 def test_file_is_required(tmp_path: Path) -> None:
-    """Generated tasks do not accept one."""
     for path in (None, str(tmp_path)):
         with pytest.raises(
             ValueError, match="no file of the task at .*set it to test.jsonl of GSM8K"
@@ -117,7 +110,6 @@ def test_file_is_required(tmp_path: Path) -> None:
 
 
 def test_math_answer_from_solution(tmp_path: Path) -> None:
-    """Without a boxed result, the line is invalid."""
     solution = {"problem": "1 + 1?", "solution": "It is $\\boxed{2}$."}
     path = file_of(tmp_path / "data.jsonl", solution)
     assert questions_of("math500", 1, path)[0].reference == "2"
@@ -127,7 +119,6 @@ def test_math_answer_from_solution(tmp_path: Path) -> None:
 
 
 def test_generated_answers_are_correct() -> None:
-    """By the rules of the plain protocol."""
     for task in MADE:
         for question, line in zip(
             questions_of(task, 20), TASKS[task].load_lines(None, 20), strict=True
@@ -147,7 +138,6 @@ def test_generated_answers_are_correct() -> None:
 def test_own_lines_are_judged(
     tmp_path: Path, judge: str, answer: str, right: list[str], wrong: list[str]
 ) -> None:
-    """By their answer field."""
     path = file_of(tmp_path / "mine.jsonl", {"question": "?", "answer": answer})
     (question,) = questions_of(f"own-{judge}", 9, path)
     assert all(question.judge_answer(text) for text in right)
@@ -166,7 +156,6 @@ def test_own_lines_are_judged(
 def test_invalid_references_are_named(
     tmp_path: Path, judge: str, answer: str, expected_message: str
 ) -> None:
-    """Before a model is loaded."""
     lines = [{"question": "?", "answer": text} for text in ("7", answer)]
     with pytest.raises(ValueError, match=expected_message):
         questions_of(f"own-{judge}", 9, file_of(tmp_path / "mine.jsonl", *lines))

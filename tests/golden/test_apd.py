@@ -260,14 +260,12 @@ def kept_by_iteration(job: Job) -> list[int]:
 
 
 def test_every_case_is_here() -> None:
-    """71 cases in 14 groups; each is a test of its own below, and none can be skipped."""
     assert Counter(case["group"] for case in CASES) == GROUPS
     assert len(CASES) == sum(GROUPS.values()) == 71
 
 
 @pytest.mark.parametrize("case", CASES, ids=[f"{case['id']}-{case['group']}" for case in CASES])
 def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> None:
-    """Window, proposals, targets, acceptance and output of every iteration."""
     job, recorded = replay(engine, case)
     official, ours = case["trace"], recorded.iterations
     if case["group"] == "prompt_contains_eos":
@@ -309,7 +307,6 @@ GREEDY = [
 
 @pytest.mark.parametrize("case", KEPT_LOGITS, ids=[case["id"] for case in KEPT_LOGITS])
 def test_logits_of_masks_equal_the_official_ones(engine: Engine, case: dict[str, Any]) -> None:
-    """First, second and last mask of each iteration, with keys kept by the window."""
     _, recorded = replay(engine, case)
     assert len(KEPT_LOGITS) == 3
     for index, turn in enumerate(recorded.iterations):
@@ -321,7 +318,6 @@ def test_logits_of_masks_equal_the_official_ones(engine: Engine, case: dict[str,
 
 @pytest.mark.parametrize("case", WITHOUT_WINDOW, ids=[case["id"] for case in WITHOUT_WINDOW])
 def test_window_matters(engine: Engine, case: dict[str, Any]) -> None:
-    """The same request without its window is another text, the one of the official code."""
     job, _ = replay(engine, case, windowed=False)
     assert len(WITHOUT_WINDOW) == 7
     assert job.request.tokens == expected_tokens(case, "output_ids_without_W")
@@ -329,7 +325,6 @@ def test_window_matters(engine: Engine, case: dict[str, Any]) -> None:
 
 
 def test_greedy_cases_as_a_user_runs_them_all_in_one_batch(engine: Engine) -> None:
-    """No recorder, no changed read: the methods as they stand, 46 requests at a time."""
     assert len(GREEDY) == 46
     jobs = [submit(engine, official_method(case["params"]), case) for case in GREEDY]
     finish(engine)
@@ -345,7 +340,6 @@ def test_greedy_cases_as_a_user_runs_them_all_in_one_batch(engine: Engine) -> No
 
 @pytest.mark.parametrize("index", range(3))
 def test_logits_of_target_and_verifier(engine: Engine, index: int) -> None:
-    """Raw logits of whole canvases, bidirectional and causal."""
     case = DATA["logits"][index]
     target, verifier = runner(engine, "model").model, runner(engine, "verifier").model
     torch.testing.assert_close(

@@ -142,7 +142,6 @@ def states(case: dict[str, Any], recorded: Recorded) -> list[list[list[Any]]]:
 
 
 def test_every_case_is_here() -> None:
-    """22 of each family, with and without shift; each is a test of its own below."""
     assert Counter(case["family"] for case in CASES) == {"dream": 22, "llada": 22}
     assert len(set(NAMES)) == 44
     assert sum(case["n_forward"] for case in CASES) == sum(len(case["steps"]) for case in CASES)
@@ -150,7 +149,6 @@ def test_every_case_is_here() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> None:
-    """States, inputs, commits, accepted tokens and output of every step."""
     recorded = Recorded(method=method_of(case))
     job = submit(engine, recorded, case)
     finish(engine)

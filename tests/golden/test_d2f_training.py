@@ -65,7 +65,6 @@ def batch(case: dict[str, Any], student: Transformer, **options: Any) -> tuple[D
 
 @pytest.mark.parametrize("case", GOLDEN["schedule"])
 def test_schedule(case: dict[str, Any]) -> None:
-    """The share of each block from the uniform draws, sample by sample."""
     for (first,), rises, expected in zip(case["u0"], case["u_inc"], case["p"], strict=True):
         np.testing.assert_allclose(
             D2F().block_fractions(first, np.array(rises)), expected, atol=1e-6
@@ -74,7 +73,6 @@ def test_schedule(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_noise_and_ranges(case: dict[str, Any]) -> None:
-    """Masked ids, the share that weighs each, and who sees whom."""
     given = tensors(case)
     _, parts = batch(case, load_model(FOLDER / case["model"]))
     for sample, rows in enumerate(parts):
@@ -91,7 +89,6 @@ def test_noise_and_ranges(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_of_student_and_teacher(case: dict[str, Any]) -> None:
-    """Block-causal with the adapter, everything visible without it."""
     given, models = tensors(case), models_of(case)
     if "student_logits" not in given:
         pytest.skip("its logits were not recorded")
@@ -109,7 +106,6 @@ def test_logits_of_student_and_teacher(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_gradients(case: dict[str, Any]) -> None:
-    """Of distillation with two gradients and their norm, and of the true tokens."""
     models = models_of(case)
     objective, parts = batch(case, models.trained)
     rows = pack_documents(parts)
@@ -142,7 +138,6 @@ def gradients_of(student: Transformer) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_optimizer_steps(case: dict[str, Any]) -> None:
-    """The loss before each of three steps, and after the last."""
     models = models_of(case)
     objective, parts = batch(case, models.trained)
     rows = pack_documents(parts)
@@ -160,5 +155,4 @@ def test_optimizer_steps(case: dict[str, Any]) -> None:
 
 
 def test_every_case_is_here() -> None:
-    """Eight trainings and four schedules."""
     assert (len(GOLDEN["cases"]), len(GOLDEN["schedule"])) == (8, 4)

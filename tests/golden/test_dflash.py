@@ -54,7 +54,6 @@ def clipped(lengths: Sequence[int], wanted: int) -> list[int]:
 @pytest.mark.filterwarnings("ignore:block")
 @pytest.mark.parametrize(("pair", "case"), cases("cases.json", "cases"))
 def test_greedy_decode(pair: str, case: Case) -> None:
-    """Output and acceptance lengths, for all kinds of prompts, budgets, blocks and stops."""
     engine = engine_of(*models(pair).items())
     job = enter(
         engine,
@@ -125,7 +124,6 @@ def request(pair: str, case: Case) -> Keyed:
 
 @pytest.mark.parametrize(("pair", "case"), cases("sampling.json", "keyed"))
 def test_sampling_with_numbers_keyed_by_position(pair: str, case: Case) -> None:
-    """Greedy drafts, a sampled target: the autoregressive output, accepted as recorded."""
     for method in (DFlash(draft=""), Autoregressive()):
         seq = request(pair, case)
         forwards = literal.decode(method, seq, models(pair))
@@ -138,7 +136,6 @@ def test_sampling_with_numbers_keyed_by_position(pair: str, case: Case) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_drafts_of_every_block(pair: str) -> None:
-    """What each verification is fed; the last block is shortened to the budget."""
     (case,) = (c.values[1] for c in cases("cases.json", "cases") if c.id == f"{pair}-len12")
     draft = models(pair)["draft"].config
     target = Target(mask_id=draft.mask_id, block=draft.block)

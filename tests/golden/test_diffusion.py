@@ -150,7 +150,6 @@ def dream_sampling(case: dict[str, Any]) -> Sampling:
 
 @pytest.mark.parametrize("case", DREAM_ONE, ids=lambda case: case["id"])
 def test_dream(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Canvas after each step, and the counts of the schedule."""
     params, name = case["params"], case["id"]
     if case["has_injected_uniform"]:
         numbers = EXPECTED["dream"][f"{name}_uniform"].numpy()
@@ -172,7 +171,6 @@ def test_dream(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("case", DREAM_MANY, ids=lambda case: case["id"])
 def test_dream_padded_batch(engine: Engine, case: dict[str, Any]) -> None:
-    """The official batch is padded to its longest prompt; ours are three requests."""
     method, length = dream(case["params"]), case["params"]["max_new_tokens"]
     jobs = [
         submit(engine, "dream", method, prompt, length, dream_sampling(case))
@@ -184,7 +182,6 @@ def test_dream_padded_batch(engine: Engine, case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", DREAM["schedule"], ids=lambda c: f"{c['masks']}-{c['steps']}")
 def test_dream_schedule(case: dict[str, Any]) -> None:
-    """To the last token, which float64 would miss."""
     assert timestep_counts(case["masks"], case["steps"], case["eps"]) == case["counts"]
 
 
@@ -211,7 +208,6 @@ def llada(params: dict[str, Any]) -> Method:
 
 @pytest.mark.parametrize("case", LLADA_ONE, ids=lambda case: case["id"])
 def test_llada(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Canvas before each forward, and the last one."""
     params, prompt = case["params"], case["prompt"]
     noise = None
     if "injected_uniform" in case:
@@ -244,7 +240,6 @@ def test_llada(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("case", LLADA_MANY, ids=lambda case: case["id"])
 def test_llada_padded_batch(engine: Engine, case: dict[str, Any]) -> None:
-    """Positions of the official batch count the padding; attention sees only their distances."""
     rows = zip(case["input_ids"], case["attention_mask"], strict=True)
     prompts = [ids[mask.index(1) :] for ids, mask in rows]
     method, length = llada(case["params"]), case["params"]["gen_length"]
@@ -254,6 +249,5 @@ def test_llada_padded_batch(engine: Engine, case: dict[str, Any]) -> None:
 
 
 def test_all_public_cases_are_here() -> None:
-    """By kind."""
     assert (len(DREAM_ONE), len(DREAM_MANY), len(DREAM["schedule"])) == (22, 2, 33)
     assert (len(LLADA_ONE), len(LLADA_MANY)) == (22, 1)

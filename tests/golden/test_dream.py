@@ -25,12 +25,10 @@ def model() -> Transformer:
 
 @pytest.mark.parametrize("case", [c for c in CASES if not c["padding"]], ids=lambda c: c["id"])
 def test_logits_of_a_canvas(model: Transformer, case: dict) -> None:
-    """Raw logits, not shifted."""
     close(whole(model, case["input_ids"], causal=False), EXPECTED[case["id"]])
 
 
 def test_logits_of_a_padded_batch(model: Transformer) -> None:
-    """Our rows need no padding: each row of the official batch is its canvas run alone."""
     (case,) = (c for c in CASES if c["padding"])
     batch = zip(case["input_ids"], case["attention_mask"], EXPECTED[case["id"]], strict=True)
     for ids, mask, official in batch:
@@ -41,5 +39,4 @@ def test_logits_of_a_padded_batch(model: Transformer) -> None:
 
 
 def test_every_case_is_here() -> None:
-    """Four logits."""
     assert len(CASES) == 4

@@ -115,7 +115,6 @@ def paths(tokens: Sequence[int], parents: Sequence[int]) -> set[tuple[int, ...]]
 
 @pytest.mark.parametrize(("pair", "case"), cases())
 def test_greedy_decode(pair: str, case: Case) -> None:
-    """Output, number of forwards, accepted lengths, and every tree."""
     method, job = decoded(pair, case)
     assert job.error is None
     output = case["output_ids"][case["prompt_length"] :]
@@ -142,7 +141,6 @@ def test_greedy_decode(pair: str, case: Case) -> None:
 
 @pytest.mark.parametrize(("pair", "case"), cases())
 def test_drafts_of_the_first_tree(pair: str, case: Case) -> None:
-    """Logits of each level, over what the draft may say."""
     verify = "rejection" if case["params"]["top_k"] == 1 else "match"
     method, _ = decoded(pair, case, verify=verify)
     second = [i for i, (forward, _) in enumerate(method.log) if forward.model == "target"][1]
@@ -156,7 +154,6 @@ def test_drafts_of_the_first_tree(pair: str, case: Case) -> None:
 
 @pytest.mark.parametrize(("pair", "case"), cases("chain_d5", "tree_k10_t60_d7"))
 def test_what_goes_from_target_to_draft(pair: str, case: Case) -> None:
-    """Logits and features of the prompt, and the draft's states behind it."""
     method, _ = decoded(pair, case)
     (_, prefill), (_, first), *_ = method.log
     golden, name = expected(pair), case["id"]
@@ -171,7 +168,6 @@ def test_what_goes_from_target_to_draft(pair: str, case: Case) -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_saved_draft_loads_as_it_was(pair: str, tmp_path: Path) -> None:
-    """Under the published names, its tables among them."""
     target, _ = models(pair)
     draft = load_draft(GOLDEN / pair / "draft", target)
     save_model(draft, tmp_path, dtype=torch.float32)

@@ -45,7 +45,6 @@ def submit(engine: Engine, case: dict[str, Any], method: Method) -> Job:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> None:
-    """Slots fed, and the canvas before each forward."""
     method = Watched(method=official(case["params"]))
     job = submit(engine, case, method)
     finish(engine)
@@ -60,7 +59,6 @@ def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> N
 
 
 def test_all_cases_in_one_batch(engine: Engine) -> None:
-    """Blocks, caches and models side by side."""
     jobs = [submit(engine, case, official(case["params"])) for case in CASES]
     finish(engine)
     for job, case in zip(jobs, CASES, strict=True):
@@ -68,7 +66,6 @@ def test_all_cases_in_one_batch(engine: Engine) -> None:
 
 
 def test_cases_are_of_all_kinds() -> None:
-    """Caches and rules of both families, with several tokens a forward."""
     kinds = {(case["model"], case["params"]["cache"]) for case in CASES}
     caches = (None, "prefix", "dual")
     assert kinds >= {("llada/model", cache) for cache in caches}

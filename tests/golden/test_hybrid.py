@@ -21,7 +21,6 @@ CASES = json.loads((FOLDER / "cases.json").read_text())
 
 @pytest.mark.parametrize("name", CASES)
 def test_logits_of_a_whole_text(name: str) -> None:
-    """In one pass; the text has more rows than a chunk."""
     case, expected = CASES[name], load_file(FOLDER / name / "expected.safetensors")
     ours = whole(load_model(FOLDER / name), case["ids"], causal=True)
     close(ours[:: case["every"]], expected["whole"])
@@ -30,7 +29,6 @@ def test_logits_of_a_whole_text(name: str) -> None:
 @pytest.mark.parametrize("rejected", [0, 3])
 @pytest.mark.parametrize("name", CASES)
 def test_logits_step_by_step(name: str, rejected: int) -> None:
-    """A token at a time, also with tokens after it that are rejected."""
     case, expected = CASES[name], load_file(FOLDER / name / "expected.safetensors")
     each = Runner(name, load_model(FOLDER / name), slots=256)
     table = each.reserve(120)

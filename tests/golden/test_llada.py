@@ -24,14 +24,12 @@ CONFIG = json.loads((FOLDER / "model" / "config.json").read_text())
     "case", [c for c in CASES if "attention_mask" not in c], ids=lambda c: c["id"]
 )
 def test_logits_of_a_canvas(case: dict[str, Any]) -> None:
-    """Row p is slot p's; one model with as many key heads as heads, one with fewer."""
     model = load_model(FOLDER / case["model"])
     close(whole(model, case["input_ids"], causal=False), EXPECTED[case["id"]])
     assert (model.config.shift, model.config.mask_id, model.config.eos) == (0, 310, (300,))
 
 
 def test_logits_of_a_padded_batch() -> None:
-    """Each row of the official batch is its canvas run alone, although its positions are not."""
     (case,) = (c for c in CASES if "attention_mask" in c)
     model = load_model(FOLDER / case["model"])
     batch = zip(case["input_ids"], case["attention_mask"], EXPECTED[case["id"]], strict=True)
@@ -43,13 +41,11 @@ def test_logits_of_a_padded_batch() -> None:
 
 @pytest.mark.parametrize("name", ["model", "model_gqa"])
 def test_saved_model_has_the_published_names(name: str, tmp_path: Path) -> None:
-    """Tensor by tensor what was loaded."""
     save_model(load_model(FOLDER / name), tmp_path, dtype=torch.float32)
     same_weights(tmp_path, FOLDER / name)
 
 
 def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
-    """With `weight_tying` there is no tensor of the head."""
     save_model(load_model(FOLDER / "model"), tmp_path, dtype=torch.float32)
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "weight_tying": True}))
     tensors = load_file(tmp_path / "model.safetensors")
@@ -62,7 +58,6 @@ def test_tied_head_is_the_embedding(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_rotation_is_in_float32_where_the_config_says_so(exact: bool) -> None:
-    """In bfloat16 the tables stay exact, and only then."""
     config = translate_config({**CONFIG, "rope_full_precision": exact})
     assert config.rope.float32 is exact
     model = load_model(FOLDER / "model", dtype=torch.bfloat16)
@@ -72,7 +67,6 @@ def test_rotation_is_in_float32_where_the_config_says_so(exact: bool) -> None:
 
 
 def test_biases_count_where_the_config_has_them(tmp_path: Path) -> None:
-    """Those of query, key and value, which OLMo's format has: of zero nothing changes."""
     model = Transformer(translate_config({**CONFIG, "include_qkv_bias": True}))
     model.load_state_dict(load_model(FOLDER / "model").state_dict(), strict=False)
     biases = [block.attention.qkv.bias for block in model.blocks]
@@ -90,7 +84,6 @@ def test_biases_count_where_the_config_has_them(tmp_path: Path) -> None:
 
 
 def test_end_of_turn_ends_an_answer_too() -> None:
-    """Where the vocabulary has it; the tiny one has not."""
     sizes = {"vocab_size": 126464, "embedding_size": 126464, "eos_token_id": 126081}
     assert translate_config({**CONFIG, **sizes}).eos == (126081, 126348)
 
@@ -112,13 +105,11 @@ def test_end_of_turn_ends_an_answer_too() -> None:
 def test_what_only_others_of_the_format_have_is_refused(
     field: str, value: object, message: str
 ) -> None:
-    """Field and value are named."""
     with pytest.raises(ValueError, match=message):
         translate_config({**CONFIG, field: value})
 
 
 def test_chat_is_the_published_one(tmp_path: Path) -> None:
-    """Begin of text once, trimmed messages, and the assistant's header."""
     save_tokenizer(tmp_path, chat=None)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     tokenizer = load_tokenizer(tmp_path)

@@ -115,7 +115,6 @@ def submit(engine: Engine, method: Method, case: dict[str, Any], **sampling: Any
 
 
 def test_every_case_is_here() -> None:
-    """21 runs: greedy in three ways, or drawn."""
     assert Counter(names(CASES)).most_common(1)[0][1] == 1
     assert Counter(case["kind"] for case in CASES) == {"argmax": 14, "topk1": 5, "sampled": 2}
     assert len(GREEDY) == 17 and len(EXPECTED) == len(FILE["logits"]) + 2
@@ -126,7 +125,6 @@ def test_every_case_is_here() -> None:
 
 @pytest.mark.parametrize("case", FILE["logits"], ids=names(FILE["logits"]))
 def test_logits_of_one_forward(engine: Engine, case: dict[str, Any]) -> None:
-    """All rows in blocks from slot 0, the last one shorter."""
     ids, block = case["input_ids"], case["block_length"]
     target = runner(engine, "sdar")
     forward = Forward(
@@ -146,7 +144,6 @@ def test_logits_of_one_forward(engine: Engine, case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=names(CASES))
 def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> None:
-    """Input, holes and fills of every forward, logits where recorded, and the whole text."""
     replayed = Replayed(method=official(case["params"]), case=case)
     job = submit(engine, replayed, case)
     finish(engine)
@@ -194,7 +191,6 @@ def test_greedy_cases_all_in_one_batch(engine: Engine, canvas: bool) -> None:
 
 
 def test_a_quota_beyond_the_masks_overwrites_nothing(engine: Engine) -> None:
-    """The official code draws among tokens that are fixed; here only holes are filled."""
     for case in FILE["quirks"]:
         job = submit(engine, official(case["params"]), case)
         finish(engine)

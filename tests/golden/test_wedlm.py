@@ -158,7 +158,6 @@ def steps(turns: list[tuple[Forward, Prediction]], prompt: int) -> Iterator[Case
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_streaming_decode_step_by_step(engine: Engine, case: Case) -> None:
-    """Rows, positions, entropies, choices; as many forwards of as many rows."""
     method = Recorded(method=streaming(case, eager=False))
     job = submit(engine, case, method, max_tokens=case["params"]["max_tokens"])
     finish(engine)
@@ -177,7 +176,6 @@ def test_streaming_decode_step_by_step(engine: Engine, case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_eager_decode_has_the_same_tokens_and_fewer_forwards(engine: Engine, case: Case) -> None:
-    """The last forward of the authors' only stores keys that nobody reads."""
     job = submit(engine, case, streaming(case), max_tokens=case["params"]["max_tokens"])
     finish(engine)
     assert tokens(job) == visible(case)
@@ -185,7 +183,6 @@ def test_eager_decode_has_the_same_tokens_and_fewer_forwards(engine: Engine, cas
 
 
 def test_batch_equals_each_alone(engine: Engine) -> None:
-    """Five requests with settings of their own, three at a time."""
     engine.max_sequences = STREAMS["batch"]["max_num_seqs"]
     cases = with_variant(STREAMS["batch"])
     jobs = [
@@ -201,7 +198,6 @@ def test_batch_equals_each_alone(engine: Engine) -> None:
     "case", [c for c in STREAMS["single"] if "stop" in c["params"]], ids=lambda c: c["name"]
 )
 def test_stop_string_ends_the_answer(case: Case) -> None:
-    """The authors keep the string; the text here ends in front of it."""
     llm = LLM(FOLDER / case["variant"], streaming(case))
     (stop,) = case["params"]["stop"]
     options = {"max_tokens": case["params"]["max_tokens"], "stop": stop}
@@ -218,7 +214,6 @@ def blockwise(case: Case) -> WeDLM:
 
 @pytest.mark.parametrize("case", [c for c in BLOCKS if "steps" in c], ids=lambda case: case["name"])
 def test_block_decode_step_by_step(engine: Engine, case: Case) -> None:
-    """One window after another; their temperature sharpens the confidence and draws nothing."""
     read = Sharpened(temperature=case["temperature"], scores=("confidence",))
     method = Recorded(method=blockwise(case), read=read)
     job = submit(engine, case, method, eos=frozenset())
@@ -233,7 +228,6 @@ def test_block_decode_step_by_step(engine: Engine, case: Case) -> None:
     "case", [c for c in BLOCKS if "sequences" in c], ids=lambda case: case["name"]
 )
 def test_block_decode_of_a_batch(engine: Engine, case: Case) -> None:
-    """Their padding is on the right, where it follows the output as well."""
     pad = case["pad_token_id"]
     steps = 0
     for ids, sequence in zip(case["input_ids"], case["sequences"], strict=True):
@@ -250,7 +244,6 @@ def test_block_decode_of_a_batch(engine: Engine, case: Case) -> None:
 @pytest.mark.parametrize("case", TOKENS, ids=lambda case: case["variant"])
 @pytest.mark.parametrize("method", [Autoregressive(), WeDLM(verify=True)], ids=["plain", "verify"])
 def test_token_by_token(engine: Engine, case: Case, method: Method) -> None:
-    """The rows of tokens predict the next one, as in any causal model."""
     job = submit(engine, case, method, eos=frozenset())
     finish(engine)
     assert tokens(job) == case["output_ids"]
@@ -260,14 +253,12 @@ LOGITS = torch.tensor(SAMPLER["entropy"]["logits"])
 
 
 def test_entropy_is_that_of_raw_logits_in_nats() -> None:
-    """Row by row."""
     ours = token_scores(LOGITS, LOGITS.argmax(-1), {"entropy"})["entropy"]
     torch.testing.assert_close(ours, torch.tensor(SAMPLER["entropy"]["entropy"]), atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("case", SAMPLER["select"], ids=lambda case: str(case["threshold"]))
 def test_choice_of_holes(case: Case) -> None:
-    """By entropy and the distance to the first of them."""
     holes = case["mask_indices"]
     method = WeDLM(entropy=case["threshold"], penalty=case["penalty"])
     canvas = Canvas([], MASK)
@@ -294,7 +285,6 @@ def test_law_of_a_sample(case: Case) -> None:
 
 
 def test_no_case_is_left_out() -> None:
-    """As many as the authors' code was run on."""
     assert len(CASES) == 20 + 5 + 2
     assert (len(BLOCKS), len(TOKENS), len(SAMPLER["select"]), len(SAMPLER["filters"])) == (
         12,

@@ -23,7 +23,6 @@ EXPECTED = load_file(FOLDER / "forward.safetensors")
 @pytest.mark.parametrize("order", ["plain", "reordered"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["variant"])
 def test_logits_of_a_window(case: dict[str, Any], order: str) -> None:
-    """In the order of positions, and with the known tokens first."""
     model = load_model(FOLDER / case["variant"])
     moved = order == "reordered"
     ids = case["reordered_ids"] if moved else case["ids"]
@@ -35,7 +34,6 @@ def test_logits_of_a_window(case: dict[str, Any], order: str) -> None:
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen25"])
 def test_saved_model_has_the_published_names(name: str, tmp_path: Path) -> None:
-    """Tensor by tensor what was loaded; code that the format names is not looked for."""
     save_model(load_model(FOLDER / name), tmp_path, dtype=torch.float32)
     same_weights(tmp_path, FOLDER / name)
     assert "auto_map" in json.loads((tmp_path / "config.json").read_text())
@@ -58,20 +56,17 @@ def config(**fields: Any) -> dict[str, Any]:
 def test_queries_are_normed_where_they_have_no_bias(
     fields: dict[str, bool], bias: bool, norm: bool
 ) -> None:
-    """Unless `qk_norm` says otherwise; the output has no bias in any shape."""
     ours = translate_config(config(**fields))
     assert (ours.qkv_bias, ours.qk_norm, ours.out_bias) == (bias, norm, False)
     assert (ours.shift, ours.kind) == (1, Kind.causal_kind(ours.mask_id))
 
 
 def test_head_size_is_what_it_says() -> None:
-    """Or the width shared among the heads."""
     assert translate_config(config(head_dim=24)).head_dim == 24
     assert translate_config(config(head_dim=None)).head_dim == 8
 
 
 def test_mask_is_the_named_token_or_that_of_the_published_models(tmp_path: Path) -> None:
-    """A small vocabulary without a name has none, unless one is given."""
     assert translate_config(config(mask_token_id=5)).mask_id == 5
     assert translate_config(config(vocab_size=151936)).mask_id == 151665
     assert translate_config(config()).mask_id is None
@@ -83,6 +78,5 @@ def test_mask_is_the_named_token_or_that_of_the_published_models(tmp_path: Path)
 
 
 def test_sliding_windows_are_refused() -> None:
-    """As everywhere."""
     with pytest.raises(ValueError, match="use_sliding_window"):
         translate_config(config(use_sliding_window=True))

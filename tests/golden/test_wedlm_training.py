@@ -98,7 +98,6 @@ def gradients(model: Transformer) -> dict[str, float]:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_rows(case: Case) -> None:
-    """Ids, positions and what each row sees, but for rows that nothing scores or sees."""
     ours, places = rows(case), kept(case)
     dropped = sorted(set(range(len(case["packed_input_ids"]))) - set(places))
     official = np.array([list(map(int, line)) for line in case["attn_mask_rows"]], dtype=bool)
@@ -117,7 +116,6 @@ def test_rows(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_counts(case: Case) -> None:
-    """A block masks its share of the tokens that are learnt, rounded to even."""
     for sample in samples(case):
         for block in range(sample["blocks"][-1] + 1):
             inside = sample["blocks"] == block
@@ -128,7 +126,6 @@ def test_counts(case: Case) -> None:
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_losses_and_gradients(case: Case) -> None:
-    """Logits of masks, both losses and their mean, and the norm of every gradient."""
     model = load_model(FOLDER / case["variant"]).requires_grad_(True)
     packed, chosen = rows(case), objective(case)
     hidden = model(packed.ids, packed.positions, RangesAttention(packed.ranges))
@@ -156,7 +153,6 @@ def test_losses_and_gradients(case: Case) -> None:
     "packed", TALKS["packed"], ids=lambda packed: packed["num_learnable_im_end"]
 )
 def test_examples(packed: dict[str, Any], tmp_path: Path) -> None:
-    """Tokens and labels of conversations that fit; a cut one has no end here."""
     tokenizer = load_tokenizer(FOLDER / "qwen3")
     ends = max(packed["num_learnable_im_end"] - 1, 0)
     compared = 0

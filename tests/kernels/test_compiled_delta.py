@@ -34,7 +34,6 @@ def is_same(state: DeltaState, other: DeltaState) -> bool:
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_text_has_the_output_of_the_rule(name: str) -> None:
-    """Whole, and in steps of one row, with the same bits; the states too."""
     layer = LAYERS[name]
     wanted, states = by_definition(layer)
     (whole,), (after,) = run_layer(layer, [(None, 0, ROWS)], settled=ROWS - 1)
@@ -76,7 +75,6 @@ STEPS = st.lists(
 def test_sequences_together_have_the_bits_of_each_alone(
     texts: list[list[tuple[int, int, int]]],
 ) -> None:
-    """With drafts that are rejected, whatever is kept beside the state."""
     (whole,), _ = run_layer(SMALL, [(None, 0, ROWS)])
     plans = [walk(steps) for steps in texts]
     states: list[DeltaState | None] = [None] * len(plans)
@@ -99,7 +97,6 @@ def test_sequences_together_have_the_bits_of_each_alone(
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_every_loop_and_number_of_threads_gives_the_same_bits(name: str) -> None:
-    """Of a prefill, and of a few rows after it."""
     layer, given_threads = LAYERS[name], torch.get_num_threads()
     found = []
     try:
@@ -119,7 +116,6 @@ def test_every_loop_and_number_of_threads_gives_the_same_bits(name: str) -> None
 
 @pytest.mark.parametrize("slots", [[16, 48], [17], [2], [20], [21, 60]])
 def test_copies_continue_as_the_text_itself(slots: list[int]) -> None:
-    """They are the states before the slots, with the inputs of the convolution alone."""
     (whole,), _ = run_layer(SMALL, [(None, 0, ROWS)])
     first = 16 if slots[0] >= 20 else 0
     state = None if not first else run_layer(SMALL, [(None, 0, first)])[1][0].states[-1]
@@ -137,7 +133,6 @@ def test_copies_continue_as_the_text_itself(slots: list[int]) -> None:
 
 
 def test_states_of_earlier_passes_do_not_change() -> None:
-    """A pass that fails runs again from them."""
     _, (before,) = run_layer(SMALL, [(None, 0, 20)], 15)
     state = before.states[-1]
     names = "state", "inputs", "keys", "values", "decay"
@@ -148,7 +143,6 @@ def test_states_of_earlier_passes_do_not_change() -> None:
 
 
 def test_rows_that_are_not_finite_stay_in_their_sequence() -> None:
-    """Nor do rows before them change; a complete decay forgets all before it."""
     (whole,), _ = run_layer(SMALL, [(None, 0, ROWS)])
     for value in (torch.nan, torch.inf, 1e30):
         mixed = SMALL.mixed.clone()
@@ -175,7 +169,6 @@ def test_rows_that_are_not_finite_stay_in_their_sequence() -> None:
 
 
 def test_layers_without_a_loop_are_named() -> None:
-    """By the sizes of heads, the length of the convolution, and the dtype."""
     assert has_delta_loop((4, 128, 128), 4, torch.float32)
     for shape, taps, dtype in [
         ((4, 24, 32), 4, torch.float32),

@@ -34,7 +34,7 @@ ARM_COMPILER, ARM_EMULATOR = "aarch64-linux-gnu-gcc", "qemu-aarch64"
 EVEX_VNNI = '-DAVX_VNNI_TARGET="avx2,fma,f16c,avx512vl,avx512vnni"'
 """The instruction of AVX-VNNI on 256 bits as AVX512 encodes it."""
 
-pytestmark = [pytest.mark.slow, needs_packed_loops]
+pytestmark = [pytest.mark.nightly, needs_packed_loops]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,6 @@ def arm_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_arm_gives_the_same_bits(arm_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products in tiles and in blocks, packing, rounding, attention and recurrence, emulated."""
     monkeypatch.setattr(tiles, "find_loop", tiles.find_loop)
     monkeypatch.setattr(attention, "load_library", attention.load_library)
     isa = Isa.NEON
@@ -67,7 +66,6 @@ def test_arm_gives_the_same_bits(arm_program: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_arm_without_dot_products_has_no_loops(arm_program: Path) -> None:
-    """The program ends before its first call."""
     command = [ARM_EMULATOR, "-cpu", "cortex-a57", arm_program, str(int(Isa.NEON))]
     assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60).returncode == 3
 
@@ -88,7 +86,6 @@ def evex_library(tmp_path_factory: pytest.TempPathFactory) -> CDLL:
 
 
 def test_avx_vnni_gives_the_same_bits(evex_library: CDLL, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products of int8 in tiles, and of each block format, for all numbers of rows."""
     monkeypatch.setattr(loader, "find_spec", lambda _: SimpleNamespace(origin=evex_library._name))
     library = loader.load_library.__wrapped__()
     int8 = next(loop for loop in tiles.TILE_LOOPS[torch.int8] if loop.isa is Isa.AVX_VNNI)

@@ -57,7 +57,6 @@ def noisy(samplings: Sequence[Sampling], slots: Sequence[Sequence[int]]) -> Nois
 def test_tokens_and_scores_equal_the_reference(
     vocab: int, count: int, dtype: torch.dtype, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Greedy and sampled, with every filter, for rows of one and of several blocks."""
     monkeypatch.setattr(read, "MAX_REDRAWS", tl.constexpr(turns))
     slots = [range(count)] * len(SAMPLINGS)
     rows, each = slice(0, count * len(SAMPLINGS)), noisy(SAMPLINGS, slots)
@@ -77,7 +76,6 @@ def test_tokens_and_scores_equal_the_reference(
 def test_scores_of_the_sampling_distribution_equal_the_reference(
     vocab: int, block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With raw ones in one group, in chunks, and with filters at temperature 0 too."""
     cold = [Sampling(top_p=0.6), Sampling(top_k=1), Sampling(min_p=0.2, top_k=5)]
     reads = [
         Sample(sampling=each, score_as_drawn=drawn, scores=NAMES)
@@ -108,7 +106,6 @@ def fill(keys, out, WIDTH: tl.constexpr):
 
 
 def test_noise_equals_the_reference_to_the_bit() -> None:
-    """Integers and uniform numbers; logarithms may differ by rounding."""
     keys = slot_noise_keys([Sampling(seed=7)], [3], [range(4)])
     out = torch.empty(4, 64)
     fill[4,](keys, out, WIDTH=64)
@@ -119,7 +116,6 @@ def test_noise_equals_the_reference_to_the_bit() -> None:
 def test_filters_accept_the_tokens_of_the_reference(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For flat rows, where most first samples are rejected: by redrawing or by the threshold."""
     monkeypatch.setattr(read, "MAX_REDRAWS", tl.constexpr(turns))
     samplings = [
         Sampling(temperature=1e4, top_p=0.3, seed=1),
@@ -148,7 +144,6 @@ def bounds(logits, tops, settings, out, vocab, BLOCK: tl.constexpr):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_thresholds_equal_the_reference(dtype: torch.dtype) -> None:
-    """To the token, with ties, zeros of both signs, and constant rows."""
     cuts = [
         *({"top_p": 0.1}, {"top_p": 0.6}, {"top_p": 0.999}, {"top_k": 1}, {"top_k": 7}),
         *({"min_p": 0.1}, {"top_k": 39}, {"top_p": 0.7, "top_k": 9, "min_p": 0.05}),
@@ -178,7 +173,6 @@ def test_thresholds_equal_the_reference(dtype: torch.dtype) -> None:
 
 
 def test_a_view_of_rows_is_read_in_place() -> None:
-    """Columns past the vocabulary are not read."""
     wide = logits_of(4, 40)
     wide[:, 30:] = 50.0
     view = wide[1:3, :30]
@@ -190,7 +184,6 @@ def test_a_view_of_rows_is_read_in_place() -> None:
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_nan_and_infinity_are_selected(value: float, temperature: float) -> None:
-    """So the engine detects them."""
     logits = logits_of(2, 9)
     logits[0, 6] = value
     each = noisy([Sampling(temperature=temperature)], [range(2)])
@@ -202,7 +195,6 @@ def test_nan_and_infinity_are_selected(value: float, temperature: float) -> None
 def test_a_mixture_equals_the_reference(
     ratio: float, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For vocabularies of two lengths; at its ends it is exactly one of the two."""
     sampled = Sampling(temperature=temperature, top_p=0.9, seed=3)
     guess, logits = logits_of(3, 30, seed=1), logits_of(3, 26, seed=2)
     reads = [Mixture(guess=guess, ratio=ratio, sampling=sampled, step=1)]
@@ -227,7 +219,6 @@ def test_a_mixture_equals_the_reference(
 def test_reads_use_the_kernel_if_possible(
     fields: dict[str, Any], calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the same results."""
     counted = []
 
     def count(*given: Any) -> Any:

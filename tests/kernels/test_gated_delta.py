@@ -56,7 +56,6 @@ def extend(state: DeltaState, given: tuple[Tensor, ...], part: slice) -> tuple[T
 )
 @settings(max_examples=40)
 def test_any_order_of_steps_gives_the_rule(steps: list[tuple[int, int, int]], decay: float) -> None:
-    """Rows are added, some are dropped again, and some become part of the state."""
     given_rows = rows(decay=decay)
     output, *states = by_definition(*given_rows)
     state = blank()
@@ -74,7 +73,6 @@ def test_any_order_of_steps_gives_the_rule(steps: list[tuple[int, int, int]], de
 
 
 def test_a_row_does_not_read_later_ones() -> None:
-    """Its output is finite where later rows are not."""
     q, k, v, decay, beta = rows()
     v = v.clone()
     v[:, 5:] = torch.inf
@@ -83,7 +81,6 @@ def test_a_row_does_not_read_later_ones() -> None:
 
 
 def test_a_complete_decay_forgets() -> None:
-    """A row after it has the output of a first row; nothing overflows."""
     q, k, v, decay, beta = rows()
     decay = decay.clone()
     decay[:, 7] = -1e30
@@ -95,7 +92,6 @@ def test_a_complete_decay_forgets() -> None:
 
 @pytest.mark.parametrize("cut", [1, 2, 3, 9])
 def test_the_convolution_is_causal_and_continues(cut: int) -> None:
-    """It equals PyTorch's, whole or in two parts."""
     torch.manual_seed(0)
     inputs, weight = torch.randn(12, SIZE), torch.randn(SIZE, 1, TAPS)
     padded = F.pad(inputs.T, (TAPS - 1, 0))

@@ -65,7 +65,6 @@ def least_error(plain: Tensor, *, search: bool = True) -> Tensor:
 
 
 def test_a_block_has_its_definition() -> None:
-    """Scale, zero point, and codes of two inputs per byte."""
     codes = torch.arange(64, dtype=torch.uint8).remainder(16).view(1, 64)
     scale = torch.tensor([[0.5, 2.0]], dtype=torch.float16)
     blocks = build_int4_blocks(codes, scale, torch.tensor([[3, 15]], dtype=torch.uint8))
@@ -77,7 +76,6 @@ def test_a_block_has_its_definition() -> None:
 
 
 def test_rounding_finds_the_least_error_of_all_pairs() -> None:
-    """In each block, whatever the number of threads; min and max alone are worse."""
     plain, threads = weights(600, 224), torch.get_num_threads()
     wanted = least_error(plain)
     try:
@@ -94,7 +92,6 @@ def test_rounding_finds_the_least_error_of_all_pairs() -> None:
 
 
 def test_a_weight_is_within_a_step_of_its_code() -> None:
-    """Half a step between the codes' ends; zero is exact."""
     plain = weights()
     plain[:, ::5] = 0
     scale, zero, codes = parts(quantize_blocks(plain, "INT4"))
@@ -106,7 +103,6 @@ def test_a_weight_is_within_a_step_of_its_code() -> None:
 
 @pytest.mark.parametrize("name", BLOCK_BYTES)
 def test_special_blocks(name: str) -> None:
-    """Zeros, one sign, and numbers below the smallest scale are finite; larger ones are refused."""
     plain = torch.zeros(4, 64)
     plain[1], plain[2] = 0.25, -0.25
     plain[3] = 1e-9
@@ -119,7 +115,6 @@ def test_special_blocks(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLOCK_BYTES)
 def test_chunks_and_dtypes_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each row is rounded alone; bfloat16 is rounded from float32."""
     plain = weights().bfloat16()
     whole = quantize_blocks(plain.float(), name)
     monkeypatch.setattr(int4, "QUANTIZE_CHUNK", 100)
@@ -128,7 +123,6 @@ def test_chunks_and_dtypes_change_nothing(name: str, monkeypatch: pytest.MonkeyP
 
 
 def test_8_bits_are_within_half_a_step() -> None:
-    """With a scale per 32 inputs."""
     plain = weights()
     packed = pack_blocks([quantize_blocks(plain, "Q8_0")], "Q8_0")
     assert packed is not None
@@ -138,7 +132,6 @@ def test_8_bits_are_within_half_a_step() -> None:
 
 
 def test_products_are_those_of_the_rounded_matrix() -> None:
-    """Up to the rounding of rows to 8 bits."""
     plain, x = weights(), torch.randn(7, 96)
     packed = pack_blocks(
         [quantize_blocks(plain[:16], "INT4"), quantize_blocks(plain[16:], "INT4")], "INT4"

@@ -21,7 +21,6 @@ from outpace.kernels.loader import Isa, has_isa, load_library, log_missing_instr
 def test_missing_instructions_are_logged_once(
     present: list[Isa], line: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The line names what is used instead; without any loops it is a warning."""
     with caplog.at_level("INFO", "outpace.kernels.loader"):
         log_missing_instructions(present)
     assert len(caplog.records) == (line is not None)
@@ -31,7 +30,6 @@ def test_missing_instructions_are_logged_once(
 
 @pytest.mark.skipif(load_library() is None, reason="the kernels were not compiled")
 def test_instruction_sets_include_those_they_need() -> None:
-    """One of them on a processor, with all that its loops need."""
     assert not has_isa(Isa.AVX512) or has_isa(Isa.AVX2)
     for isa in (Isa.AVX512_VNNI, Isa.AVX512_BF16):
         assert not has_isa(isa) or has_isa(Isa.AVX512)

@@ -39,7 +39,6 @@ def random_rows(count: int, inputs: int, seed: int = 1) -> Tensor:
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 @pytest.mark.parametrize("size", SIZES)
 def test_packing_is_lossless(name: str, size: tuple[int, int]) -> None:
-    """Unpacked rows have the bits of the published format."""
     outputs, inputs = size[0], size[1] * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     blocks = random_blocks(name, outputs, inputs)
     found = unpack_rows(pack_blocks(name, blocks), torch.arange(outputs))
@@ -47,7 +46,6 @@ def test_packing_is_lossless(name: str, size: tuple[int, int]) -> None:
 
 
 def test_every_float16_is_a_scale() -> None:
-    """Also subnormal ones; NaN and infinity are refused."""
     every = np.arange(2**16, dtype=np.uint16).reshape(-1, 1, 1).view(np.uint8)
     blocks = np.concatenate((every, np.full((2**16, 1, 32), 1, np.uint8)), -1)
     finite = np.isfinite(every.reshape(-1, 2).copy().view(np.float16))[:, 0]
@@ -63,7 +61,6 @@ def test_every_float16_is_a_scale() -> None:
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q5_1", "Q4_K", "Q5_K"])
 def test_a_minimum_that_is_not_finite_is_refused(name: str) -> None:
-    """As a scale is."""
     blocks = random_blocks(name, 1, 256)
     blocks[0, -1, 2:4] = np.array([np.inf], np.float16).view(np.uint8)
     assert pack_matrix([rows_of(name, blocks)], 256) is None
@@ -72,7 +69,6 @@ def test_a_minimum_that_is_not_finite_is_refused(name: str) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_products_have_the_bits_of_the_plain_loop(name: str, loop: Isa) -> None:
-    """For all sizes, with and without a bias, and for any number of rows."""
     for number, (outputs, times) in enumerate(SIZES):
         inputs = times * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
         blocks, x = random_blocks(name, outputs, inputs, number), random_rows(7, inputs, number)
@@ -89,7 +85,6 @@ def test_products_have_the_bits_of_the_plain_loop(name: str, loop: Isa) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_the_largest_codes_do_not_overflow(name: str, loop: Isa) -> None:
-    """All bits of all codes set or clear, with rows of the largest codes of either sign."""
     inputs = 2 * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     x = torch.cat([torch.full((1, inputs), sign) for sign in (-1.0, 1.0)])
     x = torch.cat((x, x[:1] * torch.tensor([-1.0, 1.0]).repeat(inputs // 2)))
@@ -112,7 +107,6 @@ def test_the_largest_codes_do_not_overflow(name: str, loop: Isa) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_a_row_is_batch_invariant(name: str, loop: Isa) -> None:
-    """The first and last of 256 rows, among fewer rows and with any number of threads."""
     inputs = 3 * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     product = bind_packed_product(pack_blocks(name, random_blocks(name, 80, inputs)), loop=loop)
     x, threads = random_rows(256, inputs), torch.get_num_threads()
@@ -128,7 +122,6 @@ def test_a_row_is_batch_invariant(name: str, loop: Isa) -> None:
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_parts_are_independent(loop: Isa) -> None:
-    """One product with matrices of several formats equals separate products."""
     names = ("Q4_K", "Q6_K", "INT4", "Q8_0", "Q4_K", "Q5_1")
     blocks = [random_blocks(name, 9 + 16 * n, 512) for n, name in enumerate(names)]
     pairs = list(zip(names, blocks, strict=True))
@@ -144,7 +137,6 @@ def test_parts_are_independent(loop: Isa) -> None:
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", BLOCK_FORMATS)
 def test_rows_that_are_not_finite_do_not_affect_others(name: str, loop: Isa) -> None:
-    """A row with an infinity or NaN becomes NaN, others do not; the largest numbers are finite."""
     inputs = 2 * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     product = bind_packed_product(pack_blocks(name, random_blocks(name, 16, inputs)), loop=loop)
     largest = torch.finfo(torch.float32).max
@@ -160,7 +152,6 @@ def test_rows_that_are_not_finite_do_not_affect_others(name: str, loop: Isa) -> 
 
 
 def test_inputs_may_be_in_another_order() -> None:
-    """Rows are reordered before the product, and the matrix after it is dequantized."""
     blocks, order = random_blocks("INT4", 33, 96), torch.randperm(96)
     matrix = pack_matrix([rows_of("INT4", blocks)], 96, order)
     assert matrix is not None
@@ -174,7 +165,6 @@ def test_inputs_may_be_in_another_order() -> None:
 
 
 def test_invalid_arguments_are_refused() -> None:
-    """The loop does not check its pointers."""
     packed = pack_blocks("Q4_0", random_blocks("Q4_0", 16, 64))
     product = bind_packed_product(packed)
     for rows in (torch.zeros(1, 32), torch.zeros(1, 64, dtype=torch.float64)):

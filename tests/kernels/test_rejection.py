@@ -101,7 +101,6 @@ def test_tokens_and_scores_equal_the_reference(
     kernels: Kernels,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """All settings in one group, with vocabularies of two lengths and rows of several blocks."""
     kept: list[bool] = []
     if vocab > 1000:
         monkeypatch.setattr(fused, "BLOCK_COLUMNS", 4096)
@@ -118,7 +117,6 @@ def test_tokens_and_scores_equal_the_reference(
 
 
 def test_a_group_is_read_in_chunks(kernels: Kernels) -> None:
-    """Of any size; each row uses its own draft logits."""
     logits, reads = case(40, 40)
     kernels(True)
     whole = verified(reads, logits).tokens
@@ -127,7 +125,6 @@ def test_a_group_is_read_in_chunks(kernels: Kernels) -> None:
 
 
 def test_views_are_read_in_place(kernels: Kernels) -> None:
-    """Columns past the vocabulary are not read, and columns need not be contiguous."""
     logits, reads = case(40, 40)
     kernels(True)
     whole = verified(reads, logits)
@@ -138,12 +135,11 @@ def test_views_are_read_in_place(kernels: Kernels) -> None:
     check_same(verified(turned, logits.T.contiguous().T), whole)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("cut", [{}, {"top_p": 0.8, "min_p": 0.02}], ids=str)
 def test_tokens_follow_the_distribution_of_the_target(
     cut: dict[str, float], kernels: Kernels
 ) -> None:
-    """For any draft: a chi-square test over keys, which the draft's distribution fails."""
     count, chosen = 300, Sampling(temperature=1.3, seed=5, **cut)
     target = torch.tensor([[1.0, 0.0, 2.0, -1.0, 0.5, 1.5, -4.0, 0.0]])
     guess = torch.tensor([[2.0, 1.0, 0.0, -1.0, 0.5, 1.0, -1.0, 2.0]])
@@ -161,7 +157,6 @@ def test_tokens_follow_the_distribution_of_the_target(
 
 
 def test_a_draft_of_the_same_distribution_is_accepted(kernels: Kernels) -> None:
-    """The sums are equal bit for bit, with any filter."""
     logits, reads = case(60, 60)
     own = logits[torch.arange(len(logits)) % 3 != 2]
     kernels(False)
@@ -178,7 +173,6 @@ def test_a_draft_of_the_same_distribution_is_accepted(kernels: Kernels) -> None:
 
 @pytest.mark.parametrize("draft", [1, 30], ids=["outside", "longer"])
 def test_an_empty_residual_samples_the_target(draft: int, kernels: Kernels) -> None:
-    """If both distributions are equal, and neither has the draft token."""
     logits = torch.tensor([[3.0, -5.0, 2.9, 2.8]]).repeat(21, 1)
     guess = torch.cat((logits[1:], torch.full((20, 30), -1e30)), 1)
     read = Rejection(
@@ -195,7 +189,6 @@ def test_an_empty_residual_samples_the_target(draft: int, kernels: Kernels) -> N
 @pytest.mark.filterwarnings("ignore:divide by zero:RuntimeWarning")
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 def test_nan_and_infinity_are_selected(value: float, kernels: Kernels) -> None:
-    """In the target; in the draft they select the target's most probable token."""
     logits, reads = case(20, 20)
     logits[1::3, 6] = value
     for read in reads[::2]:
@@ -208,7 +201,6 @@ def test_nan_and_infinity_are_selected(value: float, kernels: Kernels) -> None:
 
 
 def test_a_method_generates_the_same_text(kernels: Kernels) -> None:
-    """With a greedy request, and with an unfiltered one."""
     found, method = [], Speculative(draft="near", tokens=4, verify="rejection")
     for fits in (False, True):
         kernels(fits)

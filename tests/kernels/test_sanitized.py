@@ -32,9 +32,8 @@ def preloaded() -> str:
     return found
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_the_loops_are_clean(preloaded: str, tmp_path: Path) -> None:
-    """For all sizes, dtypes, rows, heads, sinks, trees, windows and page tables of the program."""
     library = tmp_path / "loops.so"
     flags = ("-O1", "-g1", "-fopenmp", "-fPIC", "-shared", *CHECKS)
     build = ["gcc", *flags, "-o", str(library), *map(str, SOURCES)]

@@ -30,7 +30,6 @@ def looped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
 def test_a_product_of_tiles_is_exact(
     looped: torch.dtype, shape: tuple[int, int], rows: int
 ) -> None:
-    """Within the rounding of its dtype, for any number of rows, with and without a bias."""
     dtype = looped
     torch.manual_seed(rows)
     weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], rows))
@@ -53,7 +52,6 @@ def test_a_product_of_tiles_is_exact(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_only_matrices_of_whole_tiles_are_tiled(dtype: torch.dtype) -> None:
-    """All others keep their layout."""
     for shape in (
         (8, 64),
         (17, 64),
@@ -68,7 +66,6 @@ def test_only_matrices_of_whole_tiles_are_tiled(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_nan_and_infinity_stay_in_their_row(looped: torch.dtype, value: float) -> None:
-    """And are not hidden there."""
     weight, x = torch.randn(32, 64).to(looped), torch.randn(3, 64).to(looped)
     x[1, 5] = value
     found = bind_product(tiles.to_tiles(weight))(x)
@@ -78,7 +75,6 @@ def test_nan_and_infinity_stay_in_their_row(looped: torch.dtype, value: float) -
 
 
 def test_rows_are_batch_invariant_in_any_loop(looped: torch.dtype) -> None:
-    """With any number of threads and rows per tile."""
     weight, x = (torch.randn(n, 770).to(looped) for n in (176, 300))
     laid = tiles.to_tiles(weight)
     product = bind_product(laid)
@@ -88,7 +84,6 @@ def test_rows_are_batch_invariant_in_any_loop(looped: torch.dtype) -> None:
 
 
 def test_views_are_multiplied_correctly(looped: torch.dtype) -> None:
-    """Rows, bias and matrix that are not contiguous, and overlapping rows."""
     weight, x, bias = torch.randn(64, 32).to(looped), torch.randn(32, 6).to(looped), torch.randn(32)
     laid = tiles.to_tiles(weight[::2])
     for rows in (x.T, x.T[1:4:2], x[:, :1].T.expand(5, -1), x.T.reshape(2, 3, 32)):
@@ -103,7 +98,6 @@ def test_views_are_multiplied_correctly(looped: torch.dtype) -> None:
     not tiles.has_tile_loop(torch.int8), reason="this machine has no tiles of 8 bits"
 )
 def test_invalid_arguments_are_refused() -> None:
-    """By name, before they are read."""
     x, bias = torch.ones(3, 64), torch.ones(32)
     whole, eight = (
         tiles.to_tiles(torch.ones(32, 64)),
@@ -147,7 +141,6 @@ def test_invalid_arguments_are_refused() -> None:
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.int8])
 @pytest.mark.parametrize("inputs", [1, 2, 4, 8])
 def test_tiles_are_a_copy(dtype: torch.dtype, inputs: int) -> None:
-    """For any number of inputs."""
     weight = torch.ones(32, inputs, dtype=dtype)
     if not tiles.can_tile(weight):
         pytest.skip(f"{inputs} inputs of {dtype} do not fill tiles here")
@@ -158,7 +151,6 @@ def test_tiles_are_a_copy(dtype: torch.dtype, inputs: int) -> None:
 
 @pytest.mark.parametrize("loop", tiles.TILE_LOOPS[torch.int8], ids=lambda loop: loop.isa.name)
 def test_int8_loops_are_exact(loop: tiles.TileLoop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the largest codes of either sign, a bias, and any number of rows."""
     if not has_isa(loop.isa):
         pytest.skip(f"this machine has no {loop.isa.name}")
     monkeypatch.setattr(tiles, "find_loop", lambda dtype: loop)
@@ -178,7 +170,6 @@ def test_int8_loops_are_exact(loop: tiles.TileLoop, monkeypatch: pytest.MonkeyPa
 def test_instruction_sets_give_the_same_bits(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The order of sums does not depend on the registers of a processor."""
     weight, x = torch.randn(80, 1030).to(dtype), torch.randn(19, 1030).to(dtype)
     found = []
     for loop in tiles.TILE_LOOPS[dtype]:

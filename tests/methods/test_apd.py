@@ -69,7 +69,6 @@ def shape(forward: Forward) -> tuple[str, int, list[int], list[int]]:
 
 
 def test_propose_all_then_check_all() -> None:
-    """One pass per model; the first proposal is not verified, since it is always accepted."""
     forwards = script(APD(verifier="v"), sequence(3), [guess(4, 5, 6), [5, 6]])
     assert [shape(forward) for forward in forwards] == [
         ("target", 0, [1, 2, 3, MASK, MASK, MASK], [3, 4, 5]),
@@ -79,7 +78,6 @@ def test_propose_all_then_check_all() -> None:
 
 
 def test_leading_agreement_is_accepted() -> None:
-    """The next cycle starts after it; the verifier runs the tokens that it does not hold."""
     seq = sequence()
     forwards = script(
         APD(verifier="v", window=None),
@@ -97,7 +95,6 @@ def test_leading_agreement_is_accepted() -> None:
 
 
 def test_wholly_accepted_lookahead_leaves_its_last_token_to_the_verifier() -> None:
-    """It was proposed, but no row of the verifier held it."""
     forwards = script(
         APD(verifier="v", lookahead=3),
         sequence(),
@@ -108,14 +105,12 @@ def test_wholly_accepted_lookahead_leaves_its_last_token_to_the_verifier() -> No
 
 
 def test_single_hole_needs_no_verifier() -> None:
-    """Its proposal is always accepted."""
     forwards = script(APD(verifier="v", lookahead=1), sequence(2), [guess(4), guess(5)])
     assert [forward.model for forward in forwards] == ["target", "target"]
 
 
 @pytest.mark.parametrize(("shift", "masks"), [(1, []), (0, [MASK])])
 def test_length_one_uses_no_mask(shift: int, masks: list[int]) -> None:
-    """The row of the last token predicts it; with shift 0 a mask's row does."""
     pace = PaceController(Dial(values=[1], passes=lambda value, _: [("target", value, 1)]))
     method = APD(verifier="v", window=1, lookahead=1, least=1)
     target = Target(shift=shift, mask_id=MASK)
@@ -132,7 +127,6 @@ def test_length_one_uses_no_mask(shift: int, masks: list[int]) -> None:
 
 @pytest.mark.parametrize("window", [1, 3])
 def test_length_range_counts_recomputed_rows(window: int) -> None:
-    """The last group, the window before it, and the masks."""
     method = APD(verifier="v", window=window, lookahead=3, least=1)
     said = [guess(4, 5, 6), [5, 6], guess(7, 8, 9), [8, 9]]
     forwards = script(method, sequence(), said)
@@ -143,14 +137,12 @@ def test_length_range_counts_recomputed_rows(window: int) -> None:
 
 
 def test_masks_are_used_without_a_controller() -> None:
-    """For any `least`."""
     method = APD(verifier="v", window=1, lookahead=1, least=1)
     forwards = script(method, sequence(2), [guess(4), guess(5)])
     assert [list(forward.ids) for forward in forwards] == [[1, 2, 3, MASK], [4, MASK]]
 
 
 def test_window_keeps_keys_of_older_tokens() -> None:
-    """The last group and `window - 1` tokens before it are recomputed."""
     answers = [guess(4, 5), [5], guess(6, 7), [7], guess(8, 9), [9]]
     forwards = script(APD(verifier="v", window=2, lookahead=2), sequence(), answers)
     targets = [forward for forward in forwards if forward.model == "target"]
@@ -162,14 +154,12 @@ def test_window_keeps_keys_of_older_tokens() -> None:
 
 
 def test_end_of_sequence_ends_the_answer() -> None:
-    """Accepted tokens after it are dropped."""
     seq = sequence(eos=frozenset([5]))
     script(APD(verifier="v"), seq, [guess(4, 5, 6, 7, 8, 9), [5, 6, 7, 8, 9]])
     assert (seq.tokens, seq.finish_reason) == ([4], "stop")
 
 
 def test_paper_coupling_checks_with_the_noise_of_the_proposal() -> None:
-    """The same sampling at the same step; the released code takes the arg-max instead."""
     sampling = Sampling(temperature=0.9, top_p=0.8, seed=3)
     answers = [guess(4, 5, 6, 7, 8, 9), [0, 0, 0, 0, 0], guess(5, 6, 7, 8, 9), [6, 7, 8, 9]]
     for coupling, expected in (("gumbel", sampling), ("argmax", Sampling())):
@@ -195,7 +185,6 @@ def test_paper_coupling_checks_with_the_noise_of_the_proposal() -> None:
     ],
 )
 def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    """The message has the value."""
     with refuses(param):
         APD(verifier="v", **options)
 
@@ -221,7 +210,6 @@ def random_logits(seed: int, rows: int, vocab: int = 12) -> Tensor:
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_ratio_one_accepts_everything(sampling: Sampling) -> None:
-    """At any temperature, top-p and top-k: both distributions, and so both samples, are equal."""
     marginal, verifier = random_logits(0, 500), random_logits(1, 500)
     proposed = proposals(marginal, sampling, range(500))
     assert torch.equal(targets(marginal, verifier, 1.0, sampling, range(500)), proposed)
@@ -231,7 +219,6 @@ def test_ratio_one_accepts_everything(sampling: Sampling) -> None:
 @pytest.mark.parametrize("ratio", [0.0, 0.3, 0.7, 0.95])
 @pytest.mark.parametrize("temperature", [0.5, 1.0])
 def test_rejection_rate_is_within_the_paper_bounds(ratio: float, temperature: float) -> None:
-    """P(x != y) is between the total variation of both distributions and twice that."""
     marginal, verifier = random_logits(2, 1), random_logits(3, 1)
     sampling = Sampling(temperature=temperature, seed=7)
     slots = range(DRAWS)
@@ -248,7 +235,6 @@ def test_rejection_rate_is_within_the_paper_bounds(ratio: float, temperature: fl
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_ratio_zero_checks_with_the_verifier_alone(sampling: Sampling) -> None:
-    """The targets are the verifier's own samples."""
     marginal, verifier = random_logits(4, 300), random_logits(5, 300)
     own = proposals(verifier, sampling, range(300))
     assert torch.equal(targets(marginal, verifier, 0.0, sampling, range(300)), own)
@@ -256,7 +242,6 @@ def test_ratio_zero_checks_with_the_verifier_alone(sampling: Sampling) -> None:
 
 @pytest.mark.parametrize(("ours", "theirs"), [(12, 10), (10, 12)])
 def test_vocabularies_are_cut_to_the_shorter(ours: int, theirs: int) -> None:
-    """Further columns are not tokens of both."""
     marginal, verifier = random_logits(6, 50, ours), random_logits(7, 50, theirs)
     drawn = targets(marginal, verifier, 0.4, Sampling(), range(50))
     expected = (0.4 * marginal[:, :10] + 0.6 * verifier[:, :10]).argmax(-1)
@@ -273,7 +258,6 @@ rounds = st.lists(
 @given(rounds, st.integers(1, 8))
 @settings(max_examples=60)
 def test_neighbours_and_chunks_change_no_target(batch: list[tuple], chunk: int) -> None:
-    """Mixtures of many requests are read together, in chunks."""
     slots = [range(first, first + count) for _, _, first, count in batch]
     guesses = [random_logits(10 + i, len(wanted)) for i, wanted in enumerate(slots)]
     checked = [random_logits(20 + i, len(wanted)) for i, wanted in enumerate(slots)]
@@ -311,7 +295,6 @@ def submit(engine: Engine, method: APD, sampling: Sampling, max_tokens: int = 24
 def test_ratio_one_takes_the_whole_lookahead_in_the_engine(
     engine: Engine, sampling: Sampling
 ) -> None:
-    """Eight tokens per forward for any verifier."""
     job = submit(engine, APD(verifier="v", ratio=1.0, lookahead=8, window=4), sampling)
     finish(engine)
     assert len(tokens(job)) == 24
@@ -319,7 +302,6 @@ def test_ratio_one_takes_the_whole_lookahead_in_the_engine(
 
 
 def test_ratio_zero_keeps_only_what_the_verifier_would_decode(engine: Engine) -> None:
-    """Every accepted token except the first of a group is the verifier's own."""
     checked = 0
     for lookahead in (2, 5, 30):
         job = submit(engine, APD(verifier="v", ratio=0.0, lookahead=lookahead), Sampling(), 60)
@@ -335,14 +317,13 @@ def test_ratio_zero_keeps_only_what_the_verifier_would_decode(engine: Engine) ->
     assert checked > 10
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options", [{"temperature": 2.5}, {"temperature": 4.0, "top_p": 0.8}], ids=str
 )
 def test_first_token_follows_the_marginal_of_the_diffusion_model(
     engine: Engine, options: dict
 ) -> None:
-    """It is always accepted, so it follows the target's distribution."""
     method = APD(verifier="v", ratio=0.3)
     jobs = [
         submit(engine, method, Sampling(seed=seed, **options), max_tokens=3) for seed in range(4000)

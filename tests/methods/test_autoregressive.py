@@ -17,14 +17,12 @@ def test_prefill_then_one_row_per_forward() -> None:
 
 
 def test_it_stops_at_end_of_sequence() -> None:
-    """Without another forward."""
     seq = Request(prompt=[1], max_tokens=9, eos=frozenset([7]))
     assert len(script(Autoregressive(), seq, [[4], [7]])) == 2
     assert (seq.tokens, seq.finish_reason) == ([4], "stop")
 
 
 def test_every_forward_is_read_with_the_sampling_of_the_request() -> None:
-    """Slots differ, so all forwards use one step."""
     seq = Request(prompt=[1], max_tokens=2, sampling=Sampling(temperature=0.7, seed=5))
     forwards = script(Autoregressive(), seq, [[4], [5]])
     assert [forward.read for forward in forwards] == [seq.sample()] * 2

@@ -39,7 +39,6 @@ def sequence(max_tokens: int = 6, **fields: Any) -> Request:
 
 
 def test_full_block_runs_once_more_with_the_next() -> None:
-    """The end of the prompt shares a block with the answer; the last block is shorter."""
     seq = sequence()
     forwards = script(
         BlockDiffusion(),
@@ -64,7 +63,6 @@ def test_full_block_runs_once_more_with_the_next() -> None:
 
 
 def test_shifted_model_predicts_first_hole_alone() -> None:
-    """At any confidence; then the block runs, and row p - 1 predicts slot p."""
     seq = sequence(8, shift=1, prompt=[1, 2, 3, 1])
     answers = [
         predicted("5", "-"),
@@ -86,7 +84,6 @@ def test_shifted_model_predicts_first_hole_alone() -> None:
 
 
 def test_quotas_of_steps() -> None:
-    """Eight slots in three forwards are 3, 3 and 2, from the first one of the block on."""
     whole = sequence(8, block=8, prompt=[1] * 8)
     answers = [
         predicted("11111111", "-*+-----"),
@@ -112,7 +109,6 @@ def test_quotas_of_steps() -> None:
 
 
 def test_other_choices() -> None:
-    """Left to right, by an entropy budget, and part by part."""
     left = sequence(2)
     script(BlockDiffusion(threshold=None, order="left_to_right"), left, [[7, 8], [9]])
     assert left.tokens == [7, 9]
@@ -140,7 +136,6 @@ def test_other_choices() -> None:
 
 
 def test_an_answer_ends_with_its_last_token_or_with_the_block() -> None:
-    """The holes before an end-of-sequence are filled in either case."""
     answers = [predicted("4507", "--+-"), predicted("456", "*--"), predicted("56", "*-")]
     seq = sequence(8, prompt=[1] * 4)
     script(BlockDiffusion(), seq, answers)
@@ -152,7 +147,6 @@ def test_an_answer_ends_with_its_last_token_or_with_the_block() -> None:
 
 
 def test_one_forward_verifies_and_drafts_where_rows_predict_the_next_slot() -> None:
-    """Drafts after a wrong one are dropped; the last slot is not drafted."""
     seq = sequence(9, shift=1, prompt=[1, 2, 3])
     answers = [
         predicted("4567", "-++-"),
@@ -173,7 +167,6 @@ def test_one_forward_verifies_and_drafts_where_rows_predict_the_next_slot() -> N
 
 
 def test_masks_verify_where_rows_predict_their_own_slot() -> None:
-    """Each sees the drafts before it; a block of masks after all drafts sees itself."""
     seq = sequence(12, prompt=[1, 2])
     decoding = BlockDiffusion(verify=True).decode(seq)
     prompt = as_it_stands(next(decoding))
@@ -197,7 +190,6 @@ def test_masks_verify_where_rows_predict_their_own_slot() -> None:
 
 
 def test_drafts_shorten_near_the_limit() -> None:
-    """So that the masks that verify them fit below it."""
     seq = sequence(6, prompt=[1])
     decoding = BlockDiffusion(verify=True, threshold=None).decode(seq)
     forward = next(decoding)
@@ -210,7 +202,6 @@ def test_drafts_shorten_near_the_limit() -> None:
 
 
 def test_edited_block_is_committed_once_nothing_changes() -> None:
-    """The prompt is never replaced; the last forward of a block has written its final keys."""
     seq = sequence(6, prompt=[1, 2])
     answers: list[Prediction | list[int]] = [
         predicted("45", "+-"),
@@ -233,7 +224,6 @@ def test_edited_block_is_committed_once_nothing_changes() -> None:
 
 
 def test_edits_of_a_block_end() -> None:
-    """After 16 forwards without holes; then the block runs once more with the next."""
     seq = sequence(5, prompt=[1, 2, 3])
     answers = [predicted("4", "+"), *(predicted(str(5 + turn % 2), "+") for turn in range(16))]
     answers += [predicted("1234", "++++"), predicted("1234", "++++")]
@@ -243,7 +233,6 @@ def test_edits_of_a_block_end() -> None:
 
 
 def test_first_slot_of_a_block_is_not_edited_by_a_shifted_model() -> None:
-    """Its row belongs to the block before, which no longer changes; it runs again for the next."""
     seq = sequence(6, shift=1, prompt=[1, 2, 3, 1])
     answers = [
         predicted("5", "-"),
@@ -268,7 +257,6 @@ def test_first_slot_of_a_block_is_not_edited_by_a_shifted_model() -> None:
 
 
 def test_most_confident_branch_continues() -> None:
-    """All run in one forward, each sees itself; the next holes are read from the same forward."""
     seq = sequence(8, prompt=[1] * 4)
     decoding = BlockDiffusion(lookahead=2).decode(seq)
     assert shape(as_it_stands(next(decoding))) == (0, "1111____", (4, 4), [4, 5, 6, 7])
@@ -287,7 +275,6 @@ def test_most_confident_branch_continues() -> None:
 
 
 def test_anchor_continues_where_no_branch_is_more_confident() -> None:
-    """In a model of shift 1, the row before a hole predicts it."""
     seq = sequence(8, shift=1, prompt=[1] * 4)
     decoding = BlockDiffusion(lookahead=1).decode(seq)
     next(decoding)
@@ -307,7 +294,6 @@ def test_anchor_continues_where_no_branch_is_more_confident() -> None:
 
 @pytest.mark.parametrize(("size", "most"), [(2, 30), (4, 14), (8, 6), (31, 1)])
 def test_branches_of_a_block_fit_into_one_forward(size: int, most: int) -> None:
-    """At most 63 rows; the message has the largest number for this block length."""
     BlockDiffusion(lookahead=most).check_request(sequence(block=size))
     with pytest.raises(
         OptionError, match=f"^lookahead must be at most {most} with blocks of {size}"
@@ -317,13 +303,11 @@ def test_branches_of_a_block_fit_into_one_forward(size: int, most: int) -> None:
 
 
 def test_long_blocks_have_no_branches() -> None:
-    """Two branches of 32 tokens are more rows than a forward holds."""
     with pytest.raises(OptionError, match="^lookahead must be None with blocks of 32"):
         BlockDiffusion(lookahead=1).check_request(sequence(block=32))
 
 
 def test_processors_see_the_text_of_each_branch() -> None:
-    """Up to the slot; also where nothing is committed before the block is full."""
     texts: list[tuple[int, list[int]]] = []
 
     def record(logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
@@ -343,7 +327,6 @@ def test_processors_see_the_text_of_each_branch() -> None:
 
 
 def test_fixed_tokens_are_not_holes() -> None:
-    """A block of fixed tokens only runs with the next one."""
     given = {6: 7, 7: 7, 9: 8}
     seq = sequence(6, fixed_tokens=given)
     forwards = script(BlockDiffusion(), seq, [predicted("456", "+++")])
@@ -352,7 +335,6 @@ def test_fixed_tokens_are_not_holes() -> None:
 
 
 def test_unused_scores_are_not_computed() -> None:
-    """Each costs a pass over the vocabulary."""
     for options, scores in [
         ({}, ("confidence",)),
         ({"threshold": None}, ("confidence",)),
@@ -409,13 +391,11 @@ def test_unused_scores_are_not_computed() -> None:
     ],
 )
 def test_bad_options_are_refused(options: dict[str, Any], param: str) -> None:
-    """By name and value."""
     with refuses(param):
         BlockDiffusion(**options)
 
 
 def test_huge_options_are_refused_or_harmless() -> None:
-    """A huge number of steps, or a block longer than the text."""
     engine = engine_of(("blocks", block_model(seed=1)))
     target = {"target": runner(engine, "blocks")}
     for method in (BlockDiffusion(steps=10**9), BlockDiffusion(block=10**6, part=10**6)):
@@ -426,7 +406,6 @@ def test_huge_options_are_refused_or_harmless() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_verified_drafts_count_for_penalties(shift: int) -> None:
-    """As they would token by token, at any temperature."""
     engine = engine_of(("blocks", block_model(seed=1 + shift, shift=shift)))
     target = {"target": runner(engine, "blocks")}
     for seed, temperature in enumerate((0.0, 0.0, 0.7, 1.5)):
@@ -449,7 +428,6 @@ def test_verified_drafts_count_for_penalties(shift: int) -> None:
 
 
 def test_same_seed_same_text() -> None:
-    """Noise is a function of seed, slot and step."""
     engine = engine_of(("blocks", block_model(seed=1)))
     target, texts = {"target": runner(engine, "blocks")}, []
     for seed in (1, 1, 2):

@@ -55,7 +55,6 @@ def test_the_pipeline() -> None:
 
 
 def test_row_before_the_first_hole_runs() -> None:
-    """Where a block begins with a hole and everything before it is cached."""
     answers = [predicted("45", "++"), predicted("67", "-*"), predicted("6", "-")]
     forwards = script(D2F(block=2, add=1.0), sequence(4), answers)
     assert [shape(forward) for forward in forwards] == [
@@ -66,7 +65,6 @@ def test_row_before_the_first_hole_runs() -> None:
 
 
 def test_full_blocks_after_the_last_hole_wait() -> None:
-    """No hole sees them until another block follows."""
     answers = [
         predicted("456", "*--"),
         predicted("56789", "*-+++"),
@@ -78,14 +76,12 @@ def test_full_blocks_after_the_last_hole_wait() -> None:
 
 
 def test_last_block_is_the_remainder() -> None:
-    """Five tokens are two, two and one."""
     answers = [predicted("45", "++"), predicted("67", "++"), predicted("8", "-")]
     forwards = script(D2F(block=2), sequence(5), answers)
     assert [forward.pattern for forward in forwards] == [(3, 2), (2, 2), (2, 1)]
 
 
 def test_a_block_longer_than_the_answer_is_cut() -> None:
-    """There are no slots after the limit."""
     (forward,) = script(D2F(block=64), sequence(2), [predicted("45", "++")])
     assert shape(forward) == (0, "123__", (3, 2), [3, 4])
 
@@ -98,7 +94,6 @@ ENDING = [
 
 
 def test_end_of_sequence_drops_later_blocks() -> None:
-    """No block is appended, and the request ends once everything before it is filled."""
     seq = sequence(40)
     answers = [*ENDING, predicted("723", "*--"), predicted("23", "-*"), predicted("2", "-")]
     forwards = script(D2F(block=4), seq, answers)
@@ -112,7 +107,6 @@ def test_end_of_sequence_drops_later_blocks() -> None:
 
 
 def test_canvas_is_filled_after_end_of_sequence() -> None:
-    """Only appending ends; the text is the same, and committed at once."""
     seq = sequence(40)
     answers = [*ENDING, predicted("723234", "*+++--"), predicted("34", "+-"), predicted("4", "-")]
     forwards = script(D2F(block=4, canvas=True), seq, answers)
@@ -126,7 +120,6 @@ def test_canvas_is_filled_after_end_of_sequence() -> None:
 
 @pytest.mark.parametrize(("max_tokens", "length"), [(9, 8), (8, 8), (7, 4), (3, 0)])
 def test_a_canvas_has_whole_blocks_only(max_tokens: int, length: int) -> None:
-    """It is empty, without any forward, where no block fits."""
     seq = sequence(max_tokens)
     forwards = []
     decoding = D2F(block=4, canvas=True).decode(seq)
@@ -155,7 +148,6 @@ def first_choice(method: D2F, answer: Prediction) -> list[int]:
 
 
 def test_threshold_is_exclusive() -> None:
-    """Where no token is above it, the leftmost of the best is accepted."""
     answer = predicted("4567", "-*+*")
     assert first_choice(D2F(block=4, confidence=0.4), answer) == [4, 5, 6]
     assert first_choice(D2F(block=4, confidence=0.5), answer) == [5]
@@ -163,7 +155,6 @@ def test_threshold_is_exclusive() -> None:
 
 
 def test_order_ranks_below_the_threshold() -> None:
-    """By confidence, margin or entropy, only where no token is above the threshold."""
     ranks = {"margin": [0.1, 0.2, 0.4, 0.3], "entropy": [0.7, 0.8, 0.9, 0.2]}
     for order, slot in (("confidence", 4), ("margin", 5), ("entropy", 6)):
         method = D2F(block=4, order=order)
@@ -175,7 +166,6 @@ def test_order_ranks_below_the_threshold() -> None:
 
 @pytest.mark.parametrize(("add", "activate"), [(0.3, 0.3), (0.30001, 0.30001), (0.3, 0.4)])
 def test_share_threshold_is_inclusive(add: float, activate: float) -> None:
-    """Three of ten are 0.3."""
     decoding = D2F(block=10, add=add, activate=activate).decode(sequence(20))
     next(decoding)
     second = decoding.send(predicted("4567891234", "+++-------"))
@@ -186,7 +176,6 @@ def test_share_threshold_is_inclusive(add: float, activate: float) -> None:
 
 
 def test_noise_is_fresh_in_every_forward() -> None:
-    """By the step of the read."""
     seq = sequence(2, sampling=Sampling(temperature=1.0))
     forwards = script(D2F(), seq, [predicted("45", "+-"), predicted("5", "-")])
     assert [forward.read for forward in forwards] == [
@@ -200,7 +189,6 @@ def fed(forward: Forward) -> tuple[int, list[int], object, object]:
 
 
 def test_length_one_uses_no_mask() -> None:
-    """The row of the last token predicts it; uncached slots run first."""
     method = D2F(block=4, add=0.5, least=1)
     dial = method.length_range(Target(shift=1, mask_id=MASK), auto=True)
     assert dial is not None and dial.values == (1, 64)
@@ -235,7 +223,6 @@ def test_length_one_uses_no_mask() -> None:
     ],
 )
 def test_fixed_length_without_shift(method: D2F, target: dict[str, Any]) -> None:
-    """Nor without `least`, or with a whole canvas."""
     asked = {"shift": 1, "mask_id": MASK, **target}
     assert method.length_range(Target(**asked), auto=True) is None
     assert D2F(least=1).length_range(Target(shift=1, mask_id=MASK), auto=False) is None
@@ -253,6 +240,5 @@ def test_fixed_length_without_shift(method: D2F, target: dict[str, Any]) -> None
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, Any], param: str) -> None:
-    """The message has the value and the allowed ones."""
     with refuses(param):
         D2F(**options)

@@ -55,7 +55,6 @@ def drafted(seq: Request) -> list[Forward]:
 
 
 def test_block_of_masks_and_features_of_accepted_rows() -> None:
-    """Features of the prompt, then of all accepted rows except the last token."""
     seq = sequence()
     forwards = drafted(seq)
     drafts, checks = forwards[1::2], forwards[2::2]
@@ -77,7 +76,6 @@ def test_block_of_masks_and_features_of_accepted_rows() -> None:
 
 
 def test_fewer_tokens_than_the_block_are_read_and_verified() -> None:
-    """The draft still sees its whole block."""
     seq = sequence(max_tokens=5)
     answers = [seen([8], 3), [9], seen([9, 10], 2), [11], seen([11, 12], 2)]
     forwards = script(DFlash(draft="", tokens=1), seq, answers)
@@ -86,20 +84,17 @@ def test_fewer_tokens_than_the_block_are_read_and_verified() -> None:
 
 
 def test_block_of_one_is_autoregressive() -> None:
-    """So is the last token of a budget; the draft does not run."""
     answers = [seen([8], 3), seen([9], 1), seen([10], 1)]
     forwards = script(DFlash(draft="", block=1), sequence(max_tokens=3), answers)
     assert [(f.model, list(f.ids)) for f in forwards[1:]] == [("target", [8]), ("target", [9])]
 
 
 def test_first_token_may_be_the_last() -> None:
-    """No draft for a budget of one, or after an end-of-sequence."""
     for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
         assert len(script(DFlash(draft="", tokens=3), sequence(**options), [seen([8], 3)])) == 1
 
 
 def test_match_samples_the_target_and_not_the_draft() -> None:
-    """With the noise of the request at every step."""
     warm = Sampling(temperature=1.0, seed=7)
     answers = [seen([8], 3), [9, 10, 11], seen([9, 10, 11, 12], 4)]
     seq = sequence(max_tokens=5, sampling=warm)
@@ -109,7 +104,6 @@ def test_match_samples_the_target_and_not_the_draft() -> None:
 
 
 def test_rejection_takes_the_logits_of_the_block() -> None:
-    """They were drawn with separate noise."""
     warm = Sampling(temperature=1.0, seed=7)
     guess = one_hot([9, 10, 11])
     answers = [
@@ -126,7 +120,6 @@ def test_rejection_takes_the_logits_of_the_block() -> None:
 
 
 def test_drafts_end_before_an_uncertain_one() -> None:
-    """None may be left; rejection gets the logits of the others only."""
     scores = {"acceptance": np.array([0.9, 0.5, 0.4, 0.9], dtype=np.float32)}
     guess = one_hot([9, 10, 11, 12])
     sure = Prediction(tokens=[9, 10, 11, 12], scores=scores, logits=guess)
@@ -153,7 +146,6 @@ def test_drafts_end_before_an_uncertain_one() -> None:
 
 
 def test_block_beyond_the_trained_one_warns() -> None:
-    """The warning names both lengths."""
     with pytest.warns(UserWarning, match="block 5 is longer than the 4 that near was trained"):
         script(DFlash(draft="near", block=5), sequence(max_tokens=1), [seen([8], 3)])
 
@@ -173,14 +165,12 @@ def test_block_beyond_the_trained_one_warns() -> None:
     ],
 )
 def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    """The message has the value."""
     with refuses(param):
         DFlash(draft="", **options)
 
 
 @pytest.mark.parametrize("options", [{}, {"block": 4}], ids=str)
 def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> None:
-    """A block of four slots has three drafts."""
     method = DFlash(draft="", tokens=9, verify="fly", fly_window=3, **options)
     with refuses("fly_window"):
         method.check_request(sequence())
@@ -188,7 +178,6 @@ def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> N
 
 
 def test_fused_draft_runs_the_text_too() -> None:
-    """Causal rows of new text with features; masks have none."""
     seq = sequence(adds_features=True)
     forwards = drafted(seq)
     drafts = forwards[1::2]
@@ -210,7 +199,6 @@ def test_fused_draft_runs_the_text_too() -> None:
 
 @pytest.mark.parametrize("adding", [False, True])
 def test_a_prompt_of_one_token(*, adding: bool) -> None:
-    """Its features are the only ones."""
     seq = sequence(prompt=[5], max_tokens=5, adds_features=adding)
     answers = [seen([8], 1), [9, 10, 11], seen([9, 10, 11, 12], 4)]
     _, draft, _ = script(DFlash(draft="", tokens=3), seq, answers)

@@ -56,7 +56,6 @@ def sure(*said: tuple[int, float]) -> Prediction:
 
 
 def test_best_holes_of_the_whole_canvas_are_filled() -> None:
-    """The output is the part before the first hole."""
     seq = sequence()
     forwards = script(
         Diffusion(order="confidence", steps=3, eps=0),
@@ -78,7 +77,6 @@ def test_best_holes_of_the_whole_canvas_are_filled() -> None:
 
 
 def test_blocks_are_filled_one_after_the_other() -> None:
-    """Later blocks are visible, but not predicted."""
     forwards = script(
         Diffusion(order="left_to_right", steps=4, block=4),
         sequence(),
@@ -90,7 +88,6 @@ def test_blocks_are_filled_one_after_the_other() -> None:
 
 
 def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
-    """Slots after an end-of-sequence are neither filled nor run."""
     seq = sequence()
     forwards = script(
         Diffusion(order="confidence", steps=6),
@@ -107,7 +104,6 @@ def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
 
 
 def test_a_fixed_canvas_is_filled_to_its_end() -> None:
-    """The answer is cut afterwards."""
     seq = sequence(4)
     ended = sure((5, 0.2), (EOS, 0.9), (6, 0.1), (6, 0.3))
     rest = [sure((5, 0.2), (6, 0.1), (6, 0.3)), sure((5, 0.2), (6, 0.1)), sure((6, 0.1))]
@@ -117,14 +113,12 @@ def test_a_fixed_canvas_is_filled_to_its_end() -> None:
 
 
 def test_steps_that_fill_nothing_take_no_forward() -> None:
-    """Dream's schedule of four tokens in eight steps has some."""
     answers = [sure(*[(4, 0.5)] * count) for count in (4, 3, 2)]
     forwards = script(Diffusion(order="confidence", steps=8, eps=1e-3), sequence(4), answers)
     assert [forward.read.step for forward in forwards] == [5, 6, 7]
 
 
 def test_defaults_come_from_the_model() -> None:
-    """Order, block, schedule and basis of the confidence."""
     native = {"order": "margin", "block": 2, "eps": 0.05, "score_as_drawn": True}
     answers = [
         Prediction(tokens=[4] * n, scores={"margin": np.ones(n, np.float32)}) for n in (2, 2)
@@ -136,7 +130,6 @@ def test_defaults_come_from_the_model() -> None:
 
 
 def test_checkpoints_set_the_authors_defaults() -> None:
-    """Dream has a schedule and scores, LLaDA blocks and a prompt of masks."""
     dream, llada, causal = (
         make_target({"target": load_config(name)})
         for name in ("tiny-dream", "tiny-llada", "tiny-ar")
@@ -148,13 +141,11 @@ def test_checkpoints_set_the_authors_defaults() -> None:
 
 @pytest.mark.parametrize("order", ["random", "origin", "left_to_right"])
 def test_orders_without_scores_request_none(order: str) -> None:
-    """They would only cost time."""
     decoding = Diffusion(order=order, steps=2).decode(sequence())
     assert next(decoding).read.scores == ()
 
 
 def test_random_orders_differ_by_seed_and_not_by_neighbours(engine: Engine) -> None:
-    """`origin` draws each hole independently, so the number differs too."""
     for order in ("random", "origin"):
         method = Diffusion(order=order, steps=4)
         jobs = [submit(engine, method, Sampling(seed=seed)) for seed in (1, 2, 1)]
@@ -165,7 +156,6 @@ def test_random_orders_differ_by_seed_and_not_by_neighbours(engine: Engine) -> N
 
 
 def test_drawn_order_is_the_best_one_at_a_low_temperature(engine: Engine) -> None:
-    """It differs at a high temperature."""
     orders = [Diffusion(order="entropy", steps=6, order_temperature=t) for t in (0, 1e-4, 10)]
     jobs = [submit(engine, method, Sampling()) for method in orders]
     finish(engine)
@@ -193,7 +183,6 @@ def submit(engine: Engine, method: Diffusion, sampling: Sampling, name: str = "s
 
 @pytest.mark.parametrize("temperature", [1.0, 3.0])
 def test_first_token_follows_the_model_distribution(engine: Engine, temperature: float) -> None:
-    """LLaDA's noise and Dream's draw are the same distribution."""
     method = Diffusion(order="left_to_right", steps=1)
     jobs = [
         submit(engine, method, Sampling(temperature=temperature, seed=seed), "unshifted")
@@ -207,7 +196,6 @@ def test_first_token_follows_the_model_distribution(engine: Engine, temperature:
 
 
 def test_guidance_runs_a_prompt_of_masks_first() -> None:
-    """The second forward of each step moves its logits away from those of the first."""
     seq = sequence(2, null_prompt=True)
     null = one_hot([4, 5])
     answers = [
@@ -232,7 +220,6 @@ def test_guidance_runs_a_prompt_of_masks_first() -> None:
 
 
 def test_ends_may_come_last_or_never() -> None:
-    """`last` applies to all ends of an answer, `never` to its padding."""
     for ends, never, last in (("never", (7,), ()), ("last", (), (7, 8))):
         seq = sequence(eos=frozenset([7, 8]), padding=(7,))
         read = next(Diffusion(ends=ends).decode(seq)).read
@@ -254,7 +241,6 @@ def random_logits(seed: int, rows: int) -> Tensor:
 
 
 def test_guided_logits_are_those_of_the_paper() -> None:
-    """Moved away from the null prompt by 1 + guidance; unchanged at 0."""
     logits, null = random_logits(0, 50), random_logits(1, 50)
     for guidance in (0.0, 0.7, 3.0):
         said, scores = moved(logits, range(50), null=null, guidance=guidance)
@@ -266,7 +252,6 @@ def test_guided_logits_are_those_of_the_paper() -> None:
 
 
 def test_holes_that_end_the_answer_rank_last() -> None:
-    """Other confidences exclude the ends."""
     logits = random_logits(2, 200)
     plain, _ = moved(logits, range(200))
     said, scores = moved(logits, range(200), last=(4, 5))
@@ -283,7 +268,6 @@ def test_holes_that_end_the_answer_rank_last() -> None:
 
 
 def test_banned_tokens_are_never_drawn() -> None:
-    """At any temperature; the others keep their proportions."""
     logits = random_logits(3, 1).expand(6000, -1)
     sampling = Sampling(temperature=1.0, seed=5)
     said, _ = moved(logits, range(6000), sampling=sampling, never=(0, 1, 2))
@@ -301,7 +285,6 @@ batches = st.lists(st.tuples(kinds, st.integers(1, 6), st.booleans()), min_size=
 @given(batches, st.integers(1, 8))
 @settings(max_examples=50)
 def test_neighbours_and_chunks_move_no_logits(batch: list[tuple], chunk: int) -> None:
-    """Reads of many requests run together, in chunks."""
     reads, slots, logits = [], [], []
     for index, (kind, count, warm) in enumerate(batch):
         null = random_logits(100 + index, count) if "guidance" in kind else None
@@ -333,13 +316,11 @@ def test_neighbours_and_chunks_move_no_logits(batch: list[tuple], chunk: int) ->
     ],
 )
 def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    """The message has the value and the allowed ones."""
     with refuses(param):
         Diffusion(**options)
 
 
 def test_guidance_needs_a_model_that_was_trained_for_it(engine: Engine) -> None:
-    """Refused before any work."""
     runners = {"target": runner(engine, "shifted")}
     message = "guidance must be 0, got 0.5: it needs a model that was trained on prompts"
     with pytest.raises(ValueError, match=message):
@@ -358,7 +339,6 @@ def test_guidance_needs_a_model_that_was_trained_for_it(engine: Engine) -> None:
     ],
 )
 def test_blocks_share_steps(steps: int, block: int, max_tokens: int, counts: list[int]) -> None:
-    """Any number of steps among any number of blocks, the first ones with more."""
     method = Diffusion(order="left_to_right", steps=steps, block=block, eps=0.0)
     seq, filled = sequence(max_tokens), []
     decoding = method.decode(seq)
@@ -375,7 +355,6 @@ def test_blocks_share_steps(steps: int, block: int, max_tokens: int, counts: lis
 def test_valid_options_fill_everything(
     max_tokens: int, block: int, steps: int, canvas: bool
 ) -> None:
-    """Any predictions, in no more forwards than steps, or one per block."""
     method = Diffusion(order="left_to_right", block=block, steps=steps, canvas=canvas)
     seq = sequence(max_tokens)
     decoding, answer, count = method.decode(seq), None, 0

@@ -44,7 +44,6 @@ def sequence(**options) -> Request:
 
 
 def test_tree_grows_by_level_and_branch_runs_again() -> None:
-    """Two levels of two nodes, four of them verified; the second child of the second wins."""
     seq = sequence(eos=frozenset([7]))
     answers = [
         seen([8], 3),
@@ -78,7 +77,6 @@ def test_tree_grows_by_level_and_branch_runs_again() -> None:
 
 
 def test_a_beam_keeps_the_likeliest_of_a_whole_level() -> None:
-    """States follow the beam, and each node sees its own path."""
     seq = sequence(max_tokens=9, eos=frozenset([0]))
     answers = [
         seen([8], 3),
@@ -98,7 +96,6 @@ def test_a_beam_keeps_the_likeliest_of_a_whole_level() -> None:
 
 
 def test_chain_is_causal() -> None:
-    """One token after the other; accepted tokens stay in their slots."""
     seq = sequence(max_tokens=7)
     answers = [
         seen([8], 3),
@@ -127,7 +124,6 @@ def test_chain_is_causal() -> None:
 
 
 def test_nothing_is_drafted_where_nothing_is_left() -> None:
-    """The last token of a budget needs a single row; the first may be the last."""
     answers = [seen([8], 3), seen([9], 1)]
     assert len(script(Eagle(draft=""), sequence(max_tokens=2), answers)) == 2
     for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
@@ -136,7 +132,6 @@ def test_nothing_is_drafted_where_nothing_is_left() -> None:
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_match_reads_the_target_with_its_own_noise(width: int) -> None:
-    """A chain is drafted with it too; a tree does not depend on noise."""
     warm = Sampling(temperature=1.0, seed=7)
     seq = sequence(max_tokens=3, sampling=warm)
     answers = [seen([8], 3), said([{1: 0.6, 2: 0.4}], rows=3), seen([1, 2, 3], 3)]
@@ -146,7 +141,6 @@ def test_match_reads_the_target_with_its_own_noise(width: int) -> None:
 
 
 def test_rejection_takes_the_logits_of_a_chain() -> None:
-    """Level by level."""
     warm = Sampling(temperature=1.0, seed=7)
     levels = [
         Prediction(tokens=[n], logits=one_hot([n]), features=torch.zeros(3, OWN)) for n in (1, 2)
@@ -159,7 +153,6 @@ def test_rejection_takes_the_logits_of_a_chain() -> None:
 
 
 def test_slots_after_the_text() -> None:
-    """Only a tree needs them."""
     assert Eagle(draft="", width=1).slots_needed(10, 20) == 30
     assert Eagle(draft="").slots_needed(10, 20) == 30 + 70
     assert Eagle(draft="", depth=2).slots_needed(10, 20) == 30 + 60
@@ -180,7 +173,6 @@ def test_slots_after_the_text() -> None:
 def test_default_sizes_follow_the_target(
     options: dict, target: dict, size: tuple[int, int]
 ) -> None:
-    """A chain where only a chain can be verified, a short one of a head trained for few tokens."""
     shape = Eagle(**options).shape(Target(**target))
     assert (shape.width, shape.depth) == size
     dial = Eagle(**options).length_range(Target(**target), auto=True)
@@ -188,7 +180,6 @@ def test_default_sizes_follow_the_target(
 
 
 def test_processors_get_the_branch_of_each_row() -> None:
-    """In the draft and in the target, and only with processors."""
     answers = [seen([8], 3), said([{1: 0.6, 2: 0.4}], rows=3), seen([1, 2, 3], 3)]
     processors = (lambda logits, slots, text: None,)
     for given, expected in (((), [None] * 3), (processors, [None, [[]], [[], [1], [2]]])):
@@ -216,6 +207,5 @@ def test_processors_get_the_branch_of_each_row() -> None:
     ],
 )
 def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    """The message has the value."""
     with refuses(param):
         Eagle(draft="", **options)

@@ -89,7 +89,6 @@ M = MASK
     ids=str,
 )
 def test_cache_mode_sets_start_and_visible_end(cache: str | None, expected: list) -> None:
-    """Each block begins with everything; then the block and the rest, or the block only."""
     seq = sequence()
     forwards = script(FastDLLM(cache=cache, block=3), seq, ANSWERS)
     assert [shape(forward) for forward in forwards] == expected
@@ -99,7 +98,6 @@ def test_cache_mode_sets_start_and_visible_end(cache: str | None, expected: list
 
 @pytest.mark.parametrize("cache", ["prefix", "dual"])
 def test_refresh_of_a_shifted_model_fills_first_token(cache: str) -> None:
-    """At any confidence: no later forward has the row that predicts it."""
     answers = [sure((4, 0.1)), sure((5, 0.9), (6, 0.95)), sure((7, 0.2)), sure((8, 1.0), (7, 1.0))]
     forwards = script(FastDLLM(cache=cache, block=3), sequence(shift=1), answers)
     assert [list(forward.predict) for forward in forwards] == [[3], [4, 5], [6], [7, 8]]
@@ -107,13 +105,11 @@ def test_refresh_of_a_shifted_model_fills_first_token(cache: str) -> None:
 
 
 def test_shifted_model_without_cache() -> None:
-    """Every forward has all rows."""
     forwards = script(FastDLLM(cache=None, block=3), sequence(shift=1), ANSWERS)
     assert [list(forward.predict) for forward in forwards] == [[3, 4, 5], [3, 5], [6, 7, 8], [7, 8]]
 
 
 def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
-    """Later blocks never run."""
     seq = sequence(9)
     answers = [sure((4, 0.3), (EOS, 0.95), (6, 0.5)), sure((4, 0.4))]
     forwards = script(FastDLLM(block=3), seq, answers)
@@ -125,7 +121,6 @@ def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
 
 
 def test_a_fixed_canvas_is_filled_to_its_end() -> None:
-    """Block after block, though the first one has ended the answer."""
     seq = sequence(4)
     answers = [sure((4, 1.0), (EOS, 1.0)), sure((6, 1.0), (7, 1.0))]
     forwards = script(FastDLLM(block=2, canvas=True), seq, answers)
@@ -145,7 +140,6 @@ def test_a_fixed_canvas_is_filled_to_its_end() -> None:
     ids=str,
 )
 def test_rules_of_confidence(options: dict, taken: list[int]) -> None:
-    """A threshold, a factor, or the best one only."""
     answer = sure((4, 0.5), (5, 0.8), (6, 0.7), (7, 0.4))
     decoding = FastDLLM(**options).decode(sequence(4))
     assert next(decoding).read.scores == ("confidence",)
@@ -157,7 +151,6 @@ def test_rules_of_confidence(options: dict, taken: list[int]) -> None:
 
 
 def test_budget_uses_entropy() -> None:
-    """Holes are filled while their entropies, without the largest, are within it."""
     entropy = np.array([0.3, 0.1, 2.0, 0.2], dtype=np.float32)
     decoding = FastDLLM(budget=0.25).decode(sequence(4))
     assert next(decoding).read.scores == ("entropy",)
@@ -166,7 +159,6 @@ def test_budget_uses_entropy() -> None:
 
 
 def test_blocks_are_those_of_the_model_or_of_32_tokens() -> None:
-    """The first and the last may be shorter."""
     for own, block in ((8, 8), (None, 32)):
         forward = next(FastDLLM().decode(sequence(40, block=own)))
         assert list(forward.predict) == list(range(3, 3 + block))
@@ -174,7 +166,6 @@ def test_blocks_are_those_of_the_model_or_of_32_tokens() -> None:
 
 
 def test_confidence_basis_depends_on_the_family() -> None:
-    """Raw logits, or the sampling distribution."""
     for drawn in (False, True):
         forward = next(FastDLLM().decode(sequence(score_as_drawn=drawn)))
         assert forward.read.score_as_drawn is drawn
@@ -201,7 +192,6 @@ def test_confidence_basis_depends_on_the_family() -> None:
     ],
 )
 def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    """The message has the value and the allowed ones."""
     with refuses(param):
         FastDLLM(**options)
 
@@ -214,7 +204,6 @@ def engine() -> Engine:
 
 @pytest.mark.parametrize("block", [4, 24])
 def test_cache_needs_no_extra_forward(engine: Engine, block: int) -> None:
-    """One token each, or all at once."""
     for threshold, count in ((None, 24), (1e-9, 24 // block)):
         for cache in (None, "prefix", "dual"):
             method = FastDLLM(threshold=threshold, cache=cache, block=block)
@@ -231,7 +220,6 @@ def test_cache_needs_no_extra_forward(engine: Engine, block: int) -> None:
 def test_every_forward_fills_and_the_canvas_ends(
     max_tokens: int, block: int, shift: int, data: st.DataObject
 ) -> None:
-    """For any confidences."""
     cache = data.draw(st.sampled_from([None, "prefix", "dual"]))
     rule = data.draw(st.sampled_from([{}, {"threshold": None}, {"factor": 1.0}]))
     seq, count = sequence(max_tokens, shift=shift), 0

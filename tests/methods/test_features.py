@@ -66,7 +66,6 @@ class Scripted(PaceController):
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize("method", METHODS, ids=repr)
 def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bool) -> None:
-    """Common prefixes, greedy and sampled, with prefills split into short passes."""
     engine = new_engine(max_rows=11)
     for each in engine.runners:
         if each.prefix_cache is not None:
@@ -96,7 +95,6 @@ def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bo
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_recurrent_target_stores_all_states(plan: str) -> None:
-    """Its text cannot run again, so every forward starts where the last one ended."""
     target = hybrid_model(seed=1)
     models = {
         "target": target,
@@ -123,7 +121,6 @@ def seen(tokens: list[int], rows: int | None = None) -> Prediction:
 
 
 def test_missing_states_run_again_with_the_last_token() -> None:
-    """Two tokens without a draft, one that catches up, a draft."""
     pace = Scripted([SETTLED, DRAFT, DRAFT, PLAIN, DRAFT])
     request = request_of(prompt=[5, 6, 7], max_tokens=8, mask_id=99, block=4, pace=pace)
     answers = [

@@ -21,7 +21,6 @@ def shape(forward: Forward) -> tuple[int, list[int], list[int]]:
 
 
 def test_whole_canvas_and_one_token_by_default() -> None:
-    """All masks up to the limit, and everything is recomputed."""
     seq = sequence(max_tokens=3)
     forwards = script(LeftToRight(), seq, [[4], [5], [6]])
     assert [shape(forward) for forward in forwards] == [
@@ -34,13 +33,11 @@ def test_whole_canvas_and_one_token_by_default() -> None:
 
 
 def test_last_group_is_the_remainder() -> None:
-    """Two and two and one."""
     forwards = script(LeftToRight(tokens=2), sequence(), [[4, 4], [5, 5], [6]])
     assert [shape(forward)[2] for forward in forwards] == [[3, 4], [5, 6], [7]]
 
 
 def test_lookahead_limits_the_masks() -> None:
-    """Never beyond the limit."""
     forwards = script(LeftToRight(lookahead=2), sequence(max_tokens=3), [[4], [5], [6]])
     assert [shape(forward)[1][3:] for forward in forwards] == [
         [MASK, MASK],
@@ -50,7 +47,6 @@ def test_lookahead_limits_the_masks() -> None:
 
 
 def test_window_recomputes_last_group_and_older_tokens() -> None:
-    """`window - 1` tokens before the last group; the first forward fills everything."""
     forwards = script(
         LeftToRight(tokens=2, window=2, lookahead=2), sequence(6), [[4, 5], [6, 7], [8, 9]]
     )
@@ -62,20 +58,17 @@ def test_window_recomputes_last_group_and_older_tokens() -> None:
 
 
 def test_window_of_one_keeps_the_predicting_row() -> None:
-    """The shifted model needs it."""
     forwards = script(LeftToRight(window=1), sequence(2), [[4], [5]])
     assert shape(forwards[1]) == (3, [4, MASK], [4])
 
 
 def test_end_of_sequence_ends_the_answer() -> None:
-    """In the middle of a group."""
     seq = request_of(prompt=[1], max_tokens=9, mask_id=MASK, eos=frozenset([7]))
     script(LeftToRight(tokens=3), seq, [[4, 7, 5]])
     assert (seq.tokens, seq.finish_reason) == ([4], "stop")
 
 
 def test_noise_is_fresh_in_every_forward() -> None:
-    """By the step of the read."""
     seq = request_of(prompt=[1], max_tokens=2, mask_id=MASK, sampling=Sampling(temperature=1.0))
     forwards = script(LeftToRight(), seq, [[4], [5]])
     assert [forward.read for forward in forwards] == [seq.sample(0), seq.sample(1)]
@@ -91,6 +84,5 @@ def test_noise_is_fresh_in_every_forward() -> None:
     ],
 )
 def test_invalid_options_are_refused(options: dict[str, int], param: str) -> None:
-    """The message has the value and the allowed ones."""
     with refuses(param):
         LeftToRight(**options)

@@ -27,7 +27,6 @@ def fed(forwards: list[Forward]) -> list[tuple[int, list[int]]]:
 
 
 def test_a_copy_is_proposed_where_the_end_repeats() -> None:
-    """Rejected tokens are overwritten; elsewhere one row runs."""
     request = request_of(prompt=[1, 2, 3, 4, 1], max_tokens=6)
     answers = [[2], [3, 9, 9], [5], [6]]
     forwards = script(Lookup(tokens=2, match=2), request, [*answers, [7]])
@@ -43,7 +42,6 @@ def test_a_copy_is_proposed_where_the_end_repeats() -> None:
 
 
 def test_a_copy_fits_the_limit() -> None:
-    """The last token of an answer is not drafted, since the model predicts it in any case."""
     request = request_of(prompt=[1, 2, 3, 4, 1, 2], max_tokens=3)
     forwards = script(Lookup(tokens=8), request, [[3], [4, 1]])
     assert request.tokens == [3, 4, 1]
@@ -51,7 +49,6 @@ def test_a_copy_fits_the_limit() -> None:
 
 
 def test_end_of_sequence_ends_within_a_copy() -> None:
-    """The copied tokens after it are dropped."""
     request = request_of(prompt=[1, 2, 3, 4, 1, 2], max_tokens=9, eos=frozenset([4]))
     script(Lookup(tokens=3), request, [[3], [4, 1, 2]])
     assert (request.tokens, request.finish_reason) == ([3], "stop")
@@ -74,13 +71,11 @@ def test_end_of_sequence_ends_within_a_copy() -> None:
     ],
 )
 def test_copied_tokens(text: list[int], copy: list[int]) -> None:
-    """As many as repeat, at least one."""
     assert CopyFinder(1).find_copy(text, 4) == copy
 
 
 @given(text=st.lists(st.integers(0, 2), min_size=1, max_size=31), match=st.integers(1, 4))
 def test_a_growing_text_is_searched_like_a_new_one(text: list[int], match: int) -> None:
-    """Token by token, as in the paper's plain search."""
     grown = CopyFinder(match)
     for count in range(1, len(text) + 1):
         assert grown.find_copy(text[:count], 3) == CopyFinder(match).find_copy(text[:count], 3)
@@ -89,7 +84,6 @@ def test_a_growing_text_is_searched_like_a_new_one(text: list[int], match: int) 
 @pytest.mark.parametrize("match", [1, 2])
 @pytest.mark.parametrize("tokens", [1, 3, 8])
 def test_equals_the_plain_loop(tokens: int, match: int) -> None:
-    """Compare tokens and the number that each forward accepts."""
     model = causal_model(seed=1)
     engine = engine_of(("causal", model), slots=2048)
     for prompt in [*PROMPTS, [3, 1, 4] * 4]:
@@ -102,7 +96,6 @@ def test_equals_the_plain_loop(tokens: int, match: int) -> None:
 
 
 def test_answers_of_earlier_requests_are_copied() -> None:
-    """With `shared`, where the text itself repeats less than three tokens."""
     store = AnswerStore()
     for shared in (True, False, True):
         request = request_of(prompt=[5, 6, 7], max_tokens=6, shared_answers=store)
@@ -116,7 +109,6 @@ def test_answers_of_earlier_requests_are_copied() -> None:
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_repeated_question_takes_few_forwards(temperature: float) -> None:
-    """With `shared`; the text is that of plain decoding, and another model has no answers."""
     llm = LLM("tiny-ar", Lookup(tokens=8, shared=True), cache_gib=0.01)
     options: Options = {"max_tokens": 40, "temperature": temperature, "seed": 5}
     question = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
@@ -128,9 +120,8 @@ def test_a_repeated_question_takes_few_forwards(temperature: float) -> None:
     assert again.generate(question, **options)[0].forwards == outputs[0].forwards
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_five_hundred_requests_with_shared_answers_equal_plain_decoding() -> None:
-    """In batches, at both temperatures, with penalties and schemas; answers are copied."""
     llm = LLM("tiny-ar", Lookup(tokens=8, shared=True), cache_gib=0.05)
     people = [f"Tom has {n} apples and buys {n % 7} more. How many?" for n in range(63)]
     number = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
@@ -154,7 +145,6 @@ def test_five_hundred_requests_with_shared_answers_equal_plain_decoding() -> Non
 
 
 def test_an_answer_that_was_cut_is_shared() -> None:
-    """As by a stop string; and a copy does not go on in the next answer."""
     store = AnswerStore()
     request = request_of(prompt=[1], max_tokens=9, shared_answers=store)
     decoding = Lookup(shared=True).decode(request)
@@ -172,7 +162,6 @@ def test_an_answer_that_was_cut_is_shared() -> None:
     ids=st.lists(st.integers(0, 2), min_size=1, max_size=12),
 )
 def test_shared_answers_are_bounded_and_found(answers: list[list[int]], ids: list[int]) -> None:
-    """A copy is the continuation of a part of an answer; two parts are kept."""
     store = AnswerStore(part_tokens=32)
     for answer in answers:
         store.add_answer(answer)
@@ -194,13 +183,11 @@ def test_shared_answers_are_bounded_and_found(answers: list[list[int]], ids: lis
     [({"tokens": 0}, "tokens"), ({"tokens": 1.5}, "tokens"), ({"match": 0}, "match")],
 )
 def test_bad_options_are_refused(options: dict[str, object], param: str) -> None:
-    """By name."""
     with refuses(param):
         Lookup(**options)  # type: ignore[arg-type]
 
 
 def test_a_search_is_quick_and_small() -> None:
-    """At 8,192 tokens of a repeating text: 50 microseconds and 64 bytes per token."""
     rng = Random(0)
     text = [rng.randrange(300) for _ in range(4096)] * 2
     seconds = []

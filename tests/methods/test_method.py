@@ -22,7 +22,6 @@ from outpace.methods import (
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_options_are_frozen_and_keyword_only(kind: type[Method]) -> None:
-    """Their fields are the flags of the command line."""
     assert is_dataclass(kind)
     assert all(option.kw_only for option in fields(kind))
     method = kind(**dict.fromkeys(kind.roles, "other"))
@@ -33,7 +32,6 @@ def test_options_are_frozen_and_keyword_only(kind: type[Method]) -> None:
 
 @pytest.mark.parametrize("kind", METHODS.values(), ids=METHODS)
 def test_roles_are_text_fields_that_name_models(kind: type[Method]) -> None:
-    """The engine loads these models."""
     named = get_type_hints(kind)
     assert all(named[role] is str for role in kind.roles)
     method = kind(**dict.fromkeys(kind.roles, "other"))
@@ -41,12 +39,10 @@ def test_roles_are_text_fields_that_name_models(kind: type[Method]) -> None:
 
 
 def test_memory_of_a_request_is_prompt_and_answer() -> None:
-    """By default there are no further slots."""
     assert Autoregressive().slots_needed(prompt=7, max_tokens=5) == 12
 
 
 def test_methods_list_their_target_kinds() -> None:
-    """Diffusion models, in blocks or not, or causal ones."""
     assert all(kind.target_kinds == (Kind.DIFFUSION,) for kind in (APD, LeftToRight))
     assert D2F.target_kinds == (Kind.DIFFUSION, Kind.BLOCK)
     assert Autoregressive.target_kinds == CAUSAL_KINDS

@@ -97,7 +97,6 @@ def engine() -> Engine:
 
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 def test_autoregressive(engine: Engine, prompt: list[int]) -> None:
-    """With and without an end-of-sequence."""
     expected = naive.autoregressive(CAUSAL, prompt, TOKENS)
     assert run(engine, Autoregressive(), prompt, None, target="causal") == expected
     eos = newest(expected)
@@ -113,7 +112,6 @@ def test_autoregressive(engine: Engine, prompt: list[int]) -> None:
 def test_left_to_right(
     engine: Engine, count: int, window: int | None, lookahead: int | None
 ) -> None:
-    """Vary tokens, window and lookahead."""
     method = LeftToRight(tokens=count, window=window, lookahead=lookahead)
     options = {"tokens": count, "window": window, "lookahead": lookahead}
     for prompt in PROMPTS:
@@ -134,7 +132,6 @@ def test_left_to_right(
     ],
 )
 def test_apd(engine: Engine, ratio: float, window: int | None, lookahead: int | None) -> None:
-    """Vary ratio, window and lookahead; at temperature 0 both couplings are equal."""
     options = {"ratio": ratio, "window": window, "lookahead": lookahead}
     roles = {"target": "diffusion", "verifier": "verifier"}
     methods = [APD(verifier="", coupling=kind, **options) for kind in ("gumbel", "argmax")]
@@ -150,7 +147,6 @@ def test_apd(engine: Engine, ratio: float, window: int | None, lookahead: int | 
 
 @pytest.mark.parametrize("ratio", [0.0, 0.5])
 def test_apd_cuts_vocabularies_to_the_shorter(engine: Engine, ratio: float) -> None:
-    """The verifier's embedding ends before the padding and the mask of the target."""
     method = APD(verifier="", ratio=ratio, window=4)
     roles = {"target": "padded", "verifier": "small"}
     for prompt in PROMPTS:
@@ -181,13 +177,11 @@ def compare(engine: Engine, method: Method, options: dict, **more: object) -> No
     ],
 )
 def test_diffusion(engine: Engine, order: str, steps: int, block: int, eps: float) -> None:
-    """Vary orders, numbers of steps, blocks and both schedules."""
     options = {"order": order, "steps": steps, "block": block, "eps": eps}
     compare(engine, Diffusion(**options), options)
 
 
 def test_diffusion_with_guidance(engine: Engine) -> None:
-    """Where the family was trained on prompts of masks."""
     options = {"order": "confidence", "steps": 8, "block": 8, "guidance": 1.5}
     expected = naive.diffusion(UNSHIFTED, PROMPTS[1], TOKENS, **options)
     assert run(engine, Diffusion(**options), PROMPTS[1], None, target="unshifted") == expected
@@ -213,7 +207,6 @@ def test_diffusion_with_guidance(engine: Engine) -> None:
 @pytest.mark.parametrize("block", [4, 16])
 @pytest.mark.parametrize("cache", [None, "prefix", "dual"])
 def test_fast_dllm(engine: Engine, rule: dict, block: int, cache: str | None) -> None:
-    """Vary rules, blocks and caches."""
     options = {**rule, "block": block, "cache": cache}
     compare(engine, FastDLLM(**options), options)
 
@@ -248,7 +241,6 @@ def test_fast_dllm(engine: Engine, rule: dict, block: int, cache: str | None) ->
     ids=str,
 )
 def test_block_diffusion(engine: Engine, name: str, options: dict) -> None:
-    """Vary rules, quotas and parts, with and without a shift, with and without the canvas."""
     for prompt in [*PROMPTS, [3, 1, 4, 1], [5, 9, 2, 6, 5, 3, 5, 8]]:
         expected = naive.block_diffusion(BLOCKS[name], prompt, TOKENS, **options)
         eos = newest(expected)
@@ -269,7 +261,6 @@ def test_block_diffusion(engine: Engine, name: str, options: dict) -> None:
 def test_verified_block_diffusion_has_blocks_of_one(
     engine: Engine, name: str, options: dict
 ) -> None:
-    """Token for token, at any temperature; each verification accepts what its loop does."""
     target = {"target": runner(engine, name)}
     for prompt in [*PROMPTS, [3, 1, 4, 1], [5, MASK, 2, MASK]]:
         plain = naive.block_diffusion(BLOCKS[name], prompt, TOKENS, block=1)
@@ -296,7 +287,6 @@ def test_verified_block_diffusion_has_blocks_of_one(
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("canvas", [False, True])
 def test_d2f_on_the_blocks_of_a_model(engine: Engine, name: str, canvas: bool) -> None:
-    """Counted from slot 0; the end of the prompt shares one with the answer."""
     for options in (
         {"confidence": 0.3},
         {"confidence": 0.6, "add": 0.5, "order": "margin"},
@@ -329,7 +319,6 @@ def test_d2f_on_the_blocks_of_a_model(engine: Engine, name: str, canvas: bool) -
     ids=str,
 )
 def test_wedlm(engine: Engine, options: dict, block: bool, clip: bool) -> None:
-    """Vary window, choice of holes, streaming and blocks, eager or late."""
     methods = [WeDLM(**options, block=block, clip=clip, eager=eager) for eager in (True, False)]
     for prompt in [*PROMPTS, [5, MASK, 2, MASK]]:
         expected = naive.wedlm(MASKED, prompt, TOKENS, **options, block=block, clip=clip)
@@ -343,7 +332,6 @@ def test_wedlm(engine: Engine, options: dict, block: bool, clip: bool) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"window": 1}, {"entropy": 2.0, "block": True}], ids=str)
 def test_verified_wedlm_is_autoregressive(engine: Engine, options: dict) -> None:
-    """Token for token, at any window."""
     for prompt in [*PROMPTS, [5, MASK, 2, MASK]]:
         expected = naive.autoregressive(MASKED, prompt, TOKENS)
         eos = newest(expected)
@@ -354,7 +342,6 @@ def test_verified_wedlm_is_autoregressive(engine: Engine, options: dict) -> None
 
 
 def test_comparison_has_long_and_short_runs(engine: Engine) -> None:
-    """Otherwise it would show little."""
     kept = set()
     for ratio in (0.4, 0.8):
         job = enter(
@@ -372,7 +359,6 @@ def test_comparison_has_long_and_short_runs(engine: Engine) -> None:
 @pytest.mark.parametrize("count", [1, 2, 5, 20])
 @pytest.mark.parametrize("draft", ["near", "verifier"])
 def test_speculative(engine: Engine, count: int, draft: str) -> None:
-    """With a draft close to the target, and the target itself."""
     model = {"near": NEAR, "verifier": VERIFIER}[draft]
     for prompt in PROMPTS:
 
@@ -385,7 +371,6 @@ def test_speculative(engine: Engine, count: int, draft: str) -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 5])
 def test_speculative_with_copies(engine: Engine, count: int) -> None:
-    """A copy replaces the draft where three tokens repeat."""
     for prompt in [*PROMPTS, [3, 1, 4] * 4]:
 
         def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
@@ -400,7 +385,6 @@ def test_speculative_with_copies(engine: Engine, count: int) -> None:
 @pytest.mark.parametrize("block", [1, 2, 4, 5])
 @pytest.mark.parametrize("draft", ["features", "added"])
 def test_dflash(engine: Engine, draft: str, block: int) -> None:
-    """Blocks up to the trained one, of both kinds of DFlash drafts."""
     for prompt in PROMPTS:
 
         def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
@@ -416,7 +400,6 @@ def test_dflash(engine: Engine, draft: str, block: int) -> None:
     ("block", "width", "nodes"), [(5, 2, 8), (5, 3, 40), (3, 4, 3), (2, 2, 2), (1, 3, 9)]
 )
 def test_dflash_tree(engine: Engine, block: int, width: int, nodes: int) -> None:
-    """Whole and truncated trees."""
     for prompt in PROMPTS:
 
         def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
@@ -431,7 +414,6 @@ def test_dflash_tree(engine: Engine, block: int, width: int, nodes: int) -> None
     ("width", "depth", "nodes"), [(1, 1, 2), (1, 3, 9), (2, 3, 8), (4, 2, 16), (3, 4, 3)]
 )
 def test_eagle(engine: Engine, width: int, depth: int, nodes: int) -> None:
-    """Chains, trees, and truncated trees."""
     for prompt in PROMPTS:
 
         def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
@@ -470,7 +452,6 @@ def test_d2f(
     max_tokens: int,
     eos: int | None,
 ) -> None:
-    """Vary prompts, blocks, limits and thresholds; a mask in a prompt is a token."""
     weights = {"diffusion": DIFFUSION, "unshifted": UNSHIFTED}[model]
     expected = naive.d2f(weights, prompt, max_tokens, **options, eos=eos)
     job = enter(
@@ -488,5 +469,4 @@ def test_d2f(
 
 
 def test_every_method_has_a_naive_loop() -> None:
-    """A new method needs one."""
     assert all(callable(getattr(naive, name)) for name in METHODS)

@@ -65,13 +65,11 @@ FLOATS = [
 
 
 def test_every_method_has_cases() -> None:
-    """The message names the missing ones and where to add them."""
     assert not missing(), missing()
 
 
 @pytest.mark.parametrize(("method", "name"), CASES)
 def test_odd_values_are_refused_by_name_or_work(method: Method, name: str) -> None:
-    """When the method is created or the request submitted, never later."""
     for value in ODD:
         try:
             changed = replace(method, **{name: value})
@@ -120,7 +118,6 @@ NUMPY: dict[type, tuple[type[np.generic], ...]] = {
 
 @pytest.mark.parametrize(("method", "name"), TYPED)
 def test_numpy_values_become_plain(method: Method, name: str) -> None:
-    """Converted on creation, so that its repr and results are the same."""
     value = getattr(method, name)
     if value is None:
         option = method_options(type(method))[name]
@@ -140,7 +137,6 @@ def test_numpy_values_become_plain(method: Method, name: str) -> None:
 
 @pytest.mark.parametrize(("method", "name"), FLOATS)
 def test_numbers_out_of_bounds_are_refused(method: Method, name: str) -> None:
-    """By name: infinite ones, and those that would overflow the logits."""
     for value in HUGE:
         with pytest.raises(ValueError, match=f"^{name} must be a number of at most 10000"):
             replace(method, **{name: value})
@@ -149,7 +145,6 @@ def test_numbers_out_of_bounds_are_refused(method: Method, name: str) -> None:
 @pytest.mark.parametrize(("method", "name"), FLOATS)
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_largest_and_least_numbers_work(method: Method, name: str, temperature: float) -> None:
-    """Where an option accepts them."""
     accepted = 0
     for value in (10_000, 1e4, 1.0, 1e-30, 1e-45, 5e-324, 0.0, np.float32(0.5)):
         try:
@@ -166,7 +161,6 @@ def test_the_largest_and_least_numbers_work(method: Method, name: str, temperatu
 @pytest.mark.parametrize("ratio", [0, 1])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_integer_ratios_are_accepted(ratio: int, temperature: float) -> None:
-    """The ends of the documented range."""
     sampling = Sampling(temperature=temperature, seed=3)
     whole, number = (
         alone(Request(method=APD(verifier="causal", ratio=value), sampling=sampling))
@@ -178,7 +172,6 @@ def test_integer_ratios_are_accepted(ratio: int, temperature: float) -> None:
 @pytest.mark.parametrize("steps", [129, 10**9, 2**31, 10**30])
 @pytest.mark.parametrize("order", ["entropy", "origin"])
 def test_a_schedule_ends(steps: int, order: HoleOrder) -> None:
-    """It has at most 16 steps per token."""
     finest, finer = (
         alone(Request(method=Diffusion(steps=each, order=order, eps=1e-3), max_tokens=8))
         for each in (128, steps)
@@ -196,7 +189,6 @@ BAD = [
 
 @pytest.mark.parametrize("given", BAD, ids=lambda given: str(given)[:40])
 def test_invalid_sampling_is_refused(given: dict) -> None:
-    """The message names the option."""
     with pytest.raises(ValueError, match=next(iter(given))):
         Sampling(**given)
 
@@ -230,7 +222,6 @@ BLOCKS: list[Method] = [
 
 @pytest.mark.parametrize("method", BLOCKS, ids=repr)
 def test_an_answer_may_be_of_any_length(method: Method) -> None:
-    """Shorter than a block, or not a multiple of it; batched as alone."""
     lengths = range(1, 2 * 6 + 2)
     engine = new_engine()
     on = "blocks" if isinstance(method, BlockDiffusion) else None

@@ -26,7 +26,6 @@ def fed(forwards: list[Forward]) -> list[tuple[str, int, list[int]]]:
 
 
 def test_drafts_are_accepted_up_to_the_first_mismatch() -> None:
-    """The rejected one is overwritten in both caches; the last drafts fit the budget."""
     seq = sequence(max_tokens=7)
     answers = [[8], [9], [10], [11], [9, 10, 12, 13], [20], [14], [20, 15, 16]]
     forwards = script(Speculative(draft="", tokens=3), seq, answers + [[16]])
@@ -47,7 +46,6 @@ def test_drafts_are_accepted_up_to_the_first_mismatch() -> None:
 
 
 def test_all_drafts_accepted_add_one_token() -> None:
-    """The draft has not run its own last token, which runs with the next."""
     seq = sequence(eos=frozenset([12]))
     answers = [[8], [9], [10], [9, 10, 11], [12], [13], [12, 13, 14]]
     forwards = script(Speculative(draft="", tokens=2), seq, answers)
@@ -60,20 +58,17 @@ def test_all_drafts_accepted_add_one_token() -> None:
 
 
 def test_first_token_may_be_the_last() -> None:
-    """No draft for a budget of one, or after an end-of-sequence."""
     for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
         assert len(script(Speculative(draft="", tokens=2), sequence(**options), [[8]])) == 1
 
 
 def test_match_reads_all_with_the_noise_of_the_request() -> None:
-    """Draft and target alike, at every step."""
     seq = sequence(max_tokens=3, sampling=WARM)
     forwards = script(Speculative(draft="", tokens=1), seq, [[8], [9], [9, 10]])
     assert [forward.read for forward in forwards] == [Sample(sampling=WARM)] * 3
 
 
 def test_rejection_drafts_with_separate_noise() -> None:
-    """The target gets the logits of all drafts."""
     seq = sequence(max_tokens=4, sampling=WARM)
     first, second = one_hot([9]), one_hot([10])
     answers = [
@@ -91,7 +86,6 @@ def test_rejection_drafts_with_separate_noise() -> None:
 
 
 def test_loose_verification_uses_its_read() -> None:
-    """The target's read has window and entropy."""
     seq = sequence(max_tokens=5, sampling=WARM)
     answers = [[8], [9], [10], [11], [9, 10, 11, 12]]
     method = Speculative(draft="", tokens=3, verify="fly", fly_window=2, fly_entropy=0.5)
@@ -120,6 +114,5 @@ def test_loose_verification_uses_its_read() -> None:
     ],
 )
 def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    """The message has the value."""
     with refuses(param):
         Speculative(draft="", **options)

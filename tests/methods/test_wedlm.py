@@ -45,7 +45,6 @@ def shape(forward: Forward) -> tuple[int, list[int], list[int], list[int]]:
 
 
 def test_prompt_and_window_are_one_forward() -> None:
-    """Only the masks' rows are read; they predict their own slots."""
     forward = next(WeDLM(window=3).decode(sequence()))
     assert shape(forward) == (0, [1, 2, MASK, MASK, MASK], [0, 1, 2, 3, 4], [2, 3, 4])
     assert forward.predicted_rows(shift=1) == [2, 3, 4]
@@ -53,7 +52,6 @@ def test_prompt_and_window_are_one_forward() -> None:
 
 
 def test_filled_tokens_precede_masks_at_their_positions() -> None:
-    """The window grows with the prefix, which stays in the cache."""
     seq = sequence()
     decoding = WeDLM(window=4).decode(seq)
     next(decoding)
@@ -92,7 +90,6 @@ def test_filled_tokens_precede_masks_at_their_positions() -> None:
 def test_holes_of_low_entropy_are_filled(
     options: dict, entropy: list[float], filled: list[int]
 ) -> None:
-    """By entropy and distance below the threshold, or by confidence; at least one."""
     decoding = WeDLM(window=4, **options).decode(sequence())
     next(decoding)
     forward = decoding.send(said(4, 5, 6, 7, entropy=entropy))
@@ -101,7 +98,6 @@ def test_holes_of_low_entropy_are_filled(
 
 
 def test_a_late_answer_is_the_same_one_forward_later() -> None:
-    """A token is emitted with the forward that stores its final key."""
     seq = sequence(max_tokens=3)
     forwards = script(WeDLM(window=2, eager=False), seq, [said(4, 5), said(6, 7), said(8, 9)])
     assert [forward.start for forward in forwards] == [0, 2, 4]
@@ -112,7 +108,6 @@ def test_a_late_answer_is_the_same_one_forward_later() -> None:
 
 
 def test_a_block_opens_once_the_last_one_is_full() -> None:
-    """Stop and wait."""
     decoding = WeDLM(window=3, block=True).decode(sequence())
     next(decoding)
     forward = decoding.send(said(4, 5, 6, entropy=[SURE, TORN, SURE]))
@@ -122,7 +117,6 @@ def test_a_block_opens_once_the_last_one_is_full() -> None:
 
 
 def test_length_one_uses_no_mask() -> None:
-    """Token by token from the last row, once no hole is left; then a window again."""
     method = WeDLM(window=4, least=1)
     dial = method.length_range(Target(mask_id=MASK), auto=True)
     assert dial is not None and [dial.passes(value, 1)[0][1] for value in (1, 2, 4)] == [1, 3, 5]
@@ -142,13 +136,11 @@ def test_length_one_uses_no_mask() -> None:
 
 
 def test_window_of_one_has_a_mask_without_a_controller() -> None:
-    """As in the paper."""
     for least in (None, 1):
         assert shape(next(WeDLM(window=1, least=least).decode(sequence())))[1] == [1, 2, MASK]
 
 
 def test_slots_after_the_limit_open_unless_clipped() -> None:
-    """The model was trained with them; memory is reserved for them."""
     for clip, masks in ((False, 4), (True, 3)):
         method = WeDLM(window=4, clip=clip)
         forward = next(method.decode(sequence(max_tokens=3)))
@@ -158,14 +150,12 @@ def test_slots_after_the_limit_open_unless_clipped() -> None:
 
 
 def test_end_of_sequence_ends_it_where_the_prefix_reaches_it() -> None:
-    """Filled tokens after it are dropped."""
     seq = sequence(eos=frozenset([7]))
     script(WeDLM(window=3), seq, [said(4, 7, 5)])
     assert (seq.tokens, seq.finish_reason) == ([4], "stop")
 
 
 def test_verified_tokens_are_the_autoregressive_ones() -> None:
-    """Tokens' rows are read too: they verify the prefix and predict one more token."""
     seq = sequence()
     decoding = WeDLM(window=4, verify=True).decode(seq)
     forward = next(decoding)
@@ -209,7 +199,6 @@ def test_wrong_guess_is_replaced_and_the_rest_dropped() -> None:
     ids=str,
 )
 def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    """The message has the value."""
     with refuses(param):
         WeDLM(**options)
 
@@ -222,7 +211,6 @@ def engine() -> Engine:
 
 
 def test_a_model_without_a_mask_is_refused(engine: Engine) -> None:
-    """Before anything runs."""
     with pytest.raises(
         ValueError, match="plain is a causal model that has no mask token: set mask_id"
     ):
@@ -230,7 +218,6 @@ def test_a_model_without_a_mask_is_refused(engine: Engine) -> None:
 
 
 def test_a_window_that_does_not_fit_is_refused(engine: Engine) -> None:
-    """Slots after the answer count, where they are opened."""
     runners = {"target": runner(engine, "masked")}
     wanted = r"need 202 slots with WeDLM\(window=200.*, but masked has 160"
     with pytest.raises(ValueError, match=wanted):
@@ -241,7 +228,6 @@ def test_a_window_that_does_not_fit_is_refused(engine: Engine) -> None:
 
 
 def test_requests_that_exceed_the_memory_wait() -> None:
-    """Windows are reserved too, so memory never runs short later."""
     engine = engine_of(("masked", masked_model(seed=1)), slots=64)
     runners = {"target": runner(engine, "masked")}
     jobs = [
@@ -253,7 +239,7 @@ def test_requests_that_exceed_the_memory_wait() -> None:
     assert len({tuple(tokens(job)) for job in jobs}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "options",
     [{"temperature": 0.7}, {"temperature": 1.5, "top_p": 0.9}, {"temperature": 3.0, "top_k": 6}],
@@ -262,7 +248,6 @@ def test_requests_that_exceed_the_memory_wait() -> None:
 def test_verified_samples_are_the_autoregressive_ones_of_the_same_seed(
     engine: Engine, options: dict
 ) -> None:
-    """At any temperature, since noise depends on seed and slot; guesses share it."""
     runners = {"target": runner(engine, "masked")}
     kept = set()
     for seed in range(20):
@@ -278,7 +263,6 @@ def test_verified_samples_are_the_autoregressive_ones_of_the_same_seed(
 
 
 def test_settings_above_fill_out_of_order_and_in_long_runs(engine: Engine) -> None:
-    """Otherwise the comparisons with naive loops would show little."""
     runners = {"target": runner(engine, "masked")}
     job = enter(engine, WeDLM(entropy=1.5), [3, 1, 4], runners=runners, max_tokens=80)
     finish(engine)

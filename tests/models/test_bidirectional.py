@@ -95,7 +95,6 @@ def write_fields(folder: Path, fields: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Also after saving and loading again."""
     theirs = written(name, tmp_path)
     ours, config = load_model(tmp_path), load_config(tmp_path)
     assert config.family == name.partition("-")[0] and config.kind is Kind.DIFFUSION
@@ -110,7 +109,6 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 def test_greedy_text_equals_that_of_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Blocks of masks filled by confidence, in a batch, by the default method of the family."""
     theirs = written(name, tmp_path)
     llm = LLM(tmp_path, cache_gib=0.01)
     assert type(llm.method) is Diffusion
@@ -130,7 +128,6 @@ def test_greedy_text_equals_that_of_transformers(
 
 
 def test_masks_of_published_vocabularies(tmp_path: Path) -> None:
-    """The authors' code adds the mask token after those of the tokenizer."""
     for fields, vocab, mask in [
         ({**A2D_QWEN2, **DENSE}, 151_936, 151_665),
         ({**A2D_QWEN3, **DENSE}, 151_936, 151_669),
@@ -145,7 +142,6 @@ def test_masks_of_published_vocabularies(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", OMITTED)
 def test_omitted_block_lengths_follow_from_the_name(name: str, tmp_path: Path) -> None:
-    """In a folder of any case and in the hub's cache, unless the file has one."""
     fields = {**A2D_QWEN3, **DENSE, "vocab_size": 151_936}
     cached = tmp_path / f"models--dllm-hub--{name}" / "snapshots" / "abc"
     cached.mkdir(parents=True)
@@ -182,7 +178,6 @@ def test_omitted_block_lengths_follow_from_the_name(name: str, tmp_path: Path) -
 def test_unsupported_fields_are_refused(
     name: str, fields: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    """The message contains name and value."""
     own = {**DENSE, **MODELS[name][2]} if name != "llada_moe" else LLADA_MOE
     write_fields(tmp_path, {**own, "mask_token_id": MASK, **fields})
     with pytest.raises(ValueError, match=words):

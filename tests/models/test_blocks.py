@@ -168,7 +168,6 @@ def renamed(path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Texts end with a shorter block; checkpoints have shards and tied or separate heads."""
     theirs = written(name, tmp_path)
     ours, config = load_model(tmp_path), load_config(tmp_path)
     assert config.family == name.partition("-")[0] and config.kind is Kind.BLOCK
@@ -188,7 +187,6 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 def test_greedy_text_equals_that_of_transformers(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decode block by block through the cache, together with another request."""
     theirs = written(name, tmp_path)
     llm = LLM(tmp_path, cache_gib=0.01)
     prompts = [IDS[:37], IDS[:5]]
@@ -202,7 +200,6 @@ def test_greedy_text_equals_that_of_transformers(
 
 
 def test_unsupported_fields_are_refused(tmp_path: Path) -> None:
-    """The message contains name and value."""
     written("llada2", tmp_path)
 
     def changed(**fields: Any) -> None:
@@ -233,7 +230,6 @@ def test_unsupported_fields_are_refused(tmp_path: Path) -> None:
 
 
 def test_equivalent_fields_are_accepted(tmp_path: Path) -> None:
-    """Half of each head rotates, the router is in float32; any kernel may run the experts."""
     written("llada2", tmp_path)
     plain = load_config(tmp_path)
     later = {"rotary_dim": 8, "router_dtype": "fp32", "_moe_implementation": "fused"}
@@ -244,7 +240,6 @@ def test_equivalent_fields_are_accepted(tmp_path: Path) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("quantize", [None, "int8"])
 def test_the_router_is_in_float32(quantize: str | None, tmp_path: Path) -> None:
-    """It is float32 in any layout, never int8; sums of experts are rounded once."""
     written("llada2", tmp_path)
     model = load_model(tmp_path, dtype=torch.bfloat16, quantize=quantize)
     experts = next(part for part in model.modules() if isinstance(part, Experts))
@@ -279,7 +274,6 @@ def test_the_router_is_in_float32(quantize: str | None, tmp_path: Path) -> None:
 
 
 def test_a_missing_block_length_is_required(tmp_path: Path) -> None:
-    """The published config.json of SDAR omits it, and its models differ in it."""
     written("sdar", tmp_path)
     published = json.loads((tmp_path / "config.json").read_text())
     del published["block_size"]

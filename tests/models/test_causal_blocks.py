@@ -91,7 +91,6 @@ def written(name: str, folder: Path) -> PreTrainedModel:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
-    """Causal rows alone, and before a block; also after saving and loading again."""
     theirs = written(name, tmp_path)
     ours, config = load_model(tmp_path), load_config(tmp_path)
     assert (config.family, config.kind, config.shift) == (name, Kind.CAUSAL_BLOCK, 1)
@@ -112,7 +111,6 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
 def test_greedy_text_equals_that_of_transformers(
     name: str, threshold: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the default method through the cache, together with another request."""
     theirs = written(name, tmp_path)
     llm = LLM(tmp_path, cache_gib=0.01)
     assert type(llm.method) is BlockDiffusion
@@ -133,10 +131,9 @@ def test_greedy_text_equals_that_of_transformers(
     assert threshold is None or min(output.forwards for output in outputs) < 18
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", MODELS)
 def test_lossless_methods_give_autoregressive_text(name: str, tmp_path: Path) -> None:
-    """The model verifies itself, or takes drafts, at any temperature."""
     written(name, tmp_path)
     llm = LLM(tmp_path, cache_gib=0.02)
     prompts = [IDS[:37], IDS[:5], IDS[:16]]
@@ -156,7 +153,6 @@ def test_lossless_methods_give_autoregressive_text(name: str, tmp_path: Path) ->
 
 
 def test_verified_drafts_are_the_models_own(tmp_path: Path) -> None:
-    """Masks draft their own slots: a model that repeats a token accepts whole blocks."""
     written("nemotron_diffusion", tmp_path)
     path = tmp_path / "model.safetensors"
     tensors = load_file(path)
@@ -178,7 +174,6 @@ def test_verified_drafts_are_the_models_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_options_without_effect_are_refused(name: str, tmp_path: Path) -> None:
-    """Before any forward, naming the option."""
     written(name, tmp_path)
     llm = LLM(tmp_path, cache_gib=0.01)
     with pytest.raises(ValueError, match="edit cannot be used with a causal model"):
@@ -205,7 +200,6 @@ def test_options_without_effect_are_refused(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("mask_shift", [0, 1])
 def test_templates_need_masks_that_predict_their_own_slot(mask_shift: int) -> None:
-    """Others see no text after a hole."""
     target = Target(mask_id=MASK, block=4, mask_shift=mask_shift)
     request = Request(prompt=[1, 2], max_tokens=4, target=target, is_infill=True)
     if not mask_shift:
@@ -229,7 +223,6 @@ def test_templates_need_masks_that_predict_their_own_slot(mask_shift: int) -> No
 def test_unsupported_fields_of_sdlm_are_refused(
     fields: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    """The message contains name and value."""
     (tmp_path / "config.json").write_text(json.dumps({**published(), **SIZES, **SDLM}))
     assert load_config(tmp_path).kind is Kind.CAUSAL_BLOCK
     change_fields(tmp_path, fields)
@@ -256,7 +249,6 @@ def test_unsupported_fields_of_sdlm_are_refused(
 def test_unsupported_fields_of_nemotron_are_refused(
     fields: dict[str, Any], words: str, tmp_path: Path
 ) -> None:
-    """The message contains name and value; queries beyond the first training are not scaled."""
     config = {**Ministral3Config(**SIZES, head_dim=16, rope_parameters=YARN).to_dict(), **NEMOTRON}
     (tmp_path / "config.json").write_text(json.dumps({**config, "sliding_window": None}))
     assert load_config(tmp_path).max_length == 128 < config["max_position_embeddings"]

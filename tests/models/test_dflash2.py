@@ -178,7 +178,6 @@ def random_blocks() -> list[tuple[Tensor, int, int]]:
 def test_block_equals_the_published_code(
     tmp_path: Path, changes: dict[str, Any], read_rows: int
 ) -> None:
-    """Together in one pass, in chunks or not: the path and the scores of all candidates."""
     target = causal_model()
     draft = load_draft(write(tmp_path / "draft", **changes), target)
     assert isinstance(draft, DFlash2Draft)
@@ -200,7 +199,6 @@ def check_scores(found: Prediction, steps: list[dict[int, float]]) -> None:
 
 
 def test_rejection_draws_a_path(tmp_path: Path) -> None:
-    """Each draft is drawn from the scores after the drawn candidate before it."""
     target = causal_model()
     draft = load_draft(write(tmp_path / "draft"), target)
     weights = load_file(tmp_path / "draft" / "model.safetensors")
@@ -213,7 +211,6 @@ def test_rejection_draws_a_path(tmp_path: Path) -> None:
 
 
 def test_more_candidates_than_tokens(tmp_path: Path) -> None:
-    """All tokens are candidates then."""
     draft = load_draft(write(tmp_path / "draft", selector_top_k=VOCAB + 5), causal_model())
     (found,) = draft_blocks(draft, random_blocks()[:1])
     assert found.logits is not None
@@ -221,7 +218,6 @@ def test_more_candidates_than_tokens(tmp_path: Path) -> None:
 
 
 def test_neighbour_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
-    """A convolution does not see the rows of another sequence, whatever they are."""
     draft = load_draft(write(tmp_path / "draft"), causal_model())
     first, second = random_blocks()[:2]
     with pytest.raises(ArithmeticError):
@@ -261,7 +257,6 @@ PROMPTS = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8, 9, 7, 9], [2]]
 def test_decoding_equals_plain_decoding(
     pair: tuple[Path, Path], changes: dict[str, Any], options: dict[str, Any], quantize: Any
 ) -> None:
-    """With noise, penalties, few tokens and shorter blocks, alone and together, in 8 bits too."""
     options = {"max_tokens": 20, **options}
     found = []
     for method in (DFlash(draft=str(pair[1]), **changes), Autoregressive()):
@@ -273,14 +268,12 @@ def test_decoding_equals_plain_decoding(
 
 
 def test_saved_draft_is_the_same(tmp_path: Path) -> None:
-    """Under the published names."""
     source = write(tmp_path / "draft")
     save_model(load_draft(source, causal_model()), tmp_path / "saved", dtype=torch.float32)
     same_weights(tmp_path / "saved", source)
 
 
 def test_published_configuration() -> None:
-    """The fields of z-lab/Qwen3.8-27B-DFlash2."""
     config = translate_config(
         {
             "architectures": ["DFlash2DraftModel"],
@@ -339,14 +332,12 @@ def test_published_configuration() -> None:
     ],
 )
 def test_other_fields_are_refused(changes: dict[str, Any], message: str) -> None:
-    """By name, with the value."""
     with pytest.raises(ValueError, match=message):
         translate_config(fields(**changes))
 
 
 @pytest.mark.parametrize("name", SIZES)
 def test_missing_sizes_are_refused(name: str) -> None:
-    """A draft needs both parts."""
     config = fields()
     del config["dflash_config"][name]
     with pytest.raises(ValueError, match=f"field 'dflash_config.{name}' is missing"):
@@ -356,7 +347,6 @@ def test_missing_sizes_are_refused(name: str) -> None:
 def test_unfit_weights_processes_and_training_are_refused(
     tmp_path: Path, pair: tuple[Path, Path]
 ) -> None:
-    """A missing tensor, several processes, acceptance that it does not predict, and training."""
     config, found = fields(), tensors(fields())
     del found["layers.1.mlp_conv.base_kernel"]
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -60,7 +60,6 @@ def case(pair: Path, name: str) -> dict[str, Any]:
 
 @torch.inference_mode()
 def test_features_of_the_target(pair: Path, draft: DFlashDraft) -> None:
-    """Compare hidden states of the prompt and their fusion."""
     trace, prompt = load_file(pair / "trace.safetensors"), case(pair, "len12")["prompt"]
     (target,) = draft.lender
     causal = torch.ones(len(prompt), len(prompt), dtype=torch.bool).tril()
@@ -77,7 +76,6 @@ def test_features_of_the_target(pair: Path, draft: DFlashDraft) -> None:
 
 @torch.inference_mode()
 def test_logits_of_a_block(pair: Path, draft: DFlashDraft) -> None:
-    """Compare all rows of the first block, and the keys of its context."""
     trace, decode = load_file(pair / "trace.safetensors"), case(pair, "len12")
     features = trace["block0.features"]
     positions = trace["block0.position_ids"].flatten()
@@ -100,7 +98,6 @@ def test_logits_of_a_block(pair: Path, draft: DFlashDraft) -> None:
 
 @torch.inference_mode()
 def test_logits_of_training_rows(pair: Path, draft: DFlashDraft) -> None:
-    """Many blocks each see their own part of one sequence's features."""
     golden = load_file(pair / "training.safetensors")
     width, row = golden["features"].shape[1], 0
     positions = golden["position_ids"][row]
@@ -115,7 +112,6 @@ def test_logits_of_training_rows(pair: Path, draft: DFlashDraft) -> None:
 
 
 def test_saved_draft_loads_unchanged(pair: Path, draft: DFlashDraft, tmp_path: Path) -> None:
-    """The file has published names and neither embedding nor head."""
     save_model(draft, tmp_path, dtype=torch.float32)
     theirs, ours = (load_file(f / "model.safetensors") for f in (pair / "draft", tmp_path))
     assert theirs.keys() == ours.keys() and len(ours) == 11 * draft.config.layers + 3
@@ -157,7 +153,6 @@ def config(**changes: Any) -> dict[str, Any]:
     ],
 )
 def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
-    """Fields may be nested or not, old or new, a number or a formula."""
     assert translate_config(config(**changes)) == translate_config(config())
 
 
@@ -172,7 +167,6 @@ def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
     ],
 )
 def test_default_layers_are_spread(depth: int, layers: int, expected: tuple[int, ...]) -> None:
-    """They range from the second to the third-to-last."""
     fields = {"num_target_layers": depth, "num_hidden_layers": layers}
     found = translate_config(config(**fields, dflash_config={"mask_token_id": 23}))
     assert isinstance(found, ModelConfig) and found.feature_layers == expected
@@ -196,7 +190,6 @@ def test_default_layers_are_spread(depth: int, layers: int, expected: tuple[int,
 def test_sliding_layers_are_causal_by_default(
     changes: dict[str, Any], expected: tuple[AttentionWindow, ...]
 ) -> None:
-    """This is how they are trained and served."""
     kinds = ["sliding_attention", "full_attention"]
     found = translate_config(config(layer_types=kinds, sliding_window=6, **changes))
     assert isinstance(found, ModelConfig) and found.sights == expected
@@ -240,7 +233,6 @@ def test_sliding_layers_are_causal_by_default(
     ],
 )
 def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str) -> None:
-    """The message names the field that makes them another kind."""
     with pytest.raises(ValueError, match=message):
         translate_config(config(**changes))
 
@@ -254,7 +246,6 @@ def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str
     ],
 )
 def test_draft_of_another_target_is_refused(changes: dict[str, int], message: str) -> None:
-    """The message contains both values."""
     found = translate_config(config())
     assert isinstance(found, ModelConfig)
     with pytest.raises(ValueError, match=message):
@@ -262,7 +253,6 @@ def test_draft_of_another_target_is_refused(changes: dict[str, int], message: st
 
 
 def test_layers_beyond_the_target_are_refused() -> None:
-    """The configuration does not contain the depth of the target."""
     found = translate_config(config(num_target_layers=None))
     assert isinstance(found, ModelConfig)
     DFlashDraft(found, causal_model(**TARGET))
@@ -273,7 +263,6 @@ def test_layers_beyond_the_target_are_refused() -> None:
 
 
 def test_draft_and_model_are_not_interchangeable(pair: Path, draft: DFlashDraft) -> None:
-    """Each error names the actual kind."""
     with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
         load_model(pair / "draft")
     with pytest.raises(ValueError, match="is not a draft that reads features.* Qwen3ForCausalLM"):
@@ -281,7 +270,6 @@ def test_draft_and_model_are_not_interchangeable(pair: Path, draft: DFlashDraft)
 
 
 def test_a_fused_draft_is_recognised(draft: DFlashDraft) -> None:
-    """One field determines its kind and its features."""
     found = translate_config(config(dflash_config={**NESTED, "input_fusion": True}))
     plain = translate_config(config())
     assert (plain.kind, plain.feature_widths) == (Kind.DFLASH, ())
@@ -292,7 +280,6 @@ def test_a_fused_draft_is_recognised(draft: DFlashDraft) -> None:
 
 @torch.inference_mode()
 def test_features_of_zeros_add_nothing(draft: DFlashDraft) -> None:
-    """A row without features is its token's embedding, whatever the weights."""
     adding = adding_draft(draft)
     adding.feature_norm.weight.add_(3)
     ids = torch.tensor([3, 1, 4])
@@ -305,7 +292,6 @@ def test_features_of_zeros_add_nothing(draft: DFlashDraft) -> None:
 
 
 def test_saved_fused_draft_loads_unchanged(draft: DFlashDraft, tmp_path: Path) -> None:
-    """The file has the field and the distinct name of its feature norm."""
     adding = adding_draft(draft)
     save_model(adding, tmp_path, dtype=torch.float32)
     published_ = json.loads((tmp_path / "config.json").read_text())
@@ -322,7 +308,6 @@ def test_saved_fused_draft_loads_unchanged(draft: DFlashDraft, tmp_path: Path) -
 def test_weights_of_another_draft_are_refused(
     draft: DFlashDraft, tmp_path: Path, *, adds: bool
 ) -> None:
-    """The configuration disagrees with the weights, or there is one norm too many."""
     save_model(adding_draft(draft) if adds else draft, tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     content["dflash_config"]["input_fusion"] = not adds

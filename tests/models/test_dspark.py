@@ -181,7 +181,6 @@ VARIANTS = [
 def test_block_equals_the_published_code(
     tmp_path: Path, changes: dict[str, Any], read_rows: int
 ) -> None:
-    """Together in one pass, in chunks or not: tokens, logits and predicted acceptance."""
     draft = load_draft(write(tmp_path / "draft", **changes), causal_model())
     assert isinstance(draft, DSparkDraft) == (draft.config.chain is not None)
     weights = load_file(tmp_path / "draft" / "model.safetensors")
@@ -235,7 +234,6 @@ PENALTIES = {"frequency_penalty": 0.7, "repetition_penalty": 1.2}
 def test_decoding_equals_plain_decoding(
     pair: tuple[Path, Path], changes: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    """With noise, penalties, few tokens and shorter drafts, alone and together."""
     method = DFlash(draft=str(pair[1]), **changes)
     assert answers(pair, method, **options) == answers(pair, Autoregressive(), **options)
 
@@ -278,7 +276,6 @@ def target_states(target: Any, ids: list[int]) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize("threshold", [0.0, 0.3, 0.6, 1.0])
 def test_length_of_drafts_equals_a_naive_loop(pair: tuple[Path, Path], threshold: float) -> None:
-    """Each cycle verifies the drafts before the first one that is not sure enough."""
     method = DFlash(draft=str(pair[1]), tokens=BLOCK, confidence_threshold=threshold)
     output = LLM(pair[0], method).generate(PROMPTS[0], max_tokens=16)[0]
     steps = [(step.model, step.rows) for step in output.steps]
@@ -291,7 +288,6 @@ def test_length_of_drafts_equals_a_naive_loop(pair: tuple[Path, Path], threshold
 
 
 def test_rejection_draws_from_the_corrected_logits(pair: tuple[Path, Path]) -> None:
-    """Each draft is drawn from the distribution after the drawn token before it."""
     draft = load_draft(pair[1], causal_model())
     weights = load_file(pair[1] / "model.safetensors")
     warm = Sampling(temperature=1.0, seed=11)
@@ -309,7 +305,6 @@ def test_rejection_draws_from_the_corrected_logits(pair: tuple[Path, Path]) -> N
 
 
 def test_constraint_holds_token_by_token(pair: tuple[Path, Path]) -> None:
-    """Processors of a slot see the tokens drafted before it."""
     draft = load_draft(pair[1], causal_model())
     seen: list[tuple[list[int], list[int]]] = []
 
@@ -358,13 +353,11 @@ def some(table: PageTable | None) -> PageTable:
     ],
 )
 def test_other_fields_are_refused(changes: dict[str, Any], message: str) -> None:
-    """By name, with the value."""
     with pytest.raises(ValueError, match=message):
         translate_config(fields(**changes))
 
 
 def test_unfit_weights_and_targets_are_refused(tmp_path: Path, pair: tuple[Path, Path]) -> None:
-    """A missing or unknown tensor, another target, and several processes."""
     config, found = fields(), tensors(fields())
     bias = found.pop("confidence_head.proj.bias")
     gate = {"confidence_head.proj.bias": bias, "markov_head.gate_proj.weight": torch.ones(6, 38)}
@@ -384,7 +377,6 @@ def test_unfit_weights_and_targets_are_refused(tmp_path: Path, pair: tuple[Path,
 
 
 def test_draft_is_saved_in_its_format(tmp_path: Path, pair: tuple[Path, Path]) -> None:
-    """With all of its tensors, in the published names."""
     save_model(load_draft(pair[1], causal_model()), tmp_path / "again", dtype=torch.float32)
     same_weights(tmp_path / "again", pair[1])
     config = json.loads((tmp_path / "again" / "config.json").read_text())
@@ -392,7 +384,6 @@ def test_draft_is_saved_in_its_format(tmp_path: Path, pair: tuple[Path, Path]) -
 
 
 def test_confidence_needs_a_head(tmp_path: Path, pair: tuple[Path, Path]) -> None:
-    """A draft without one is refused by the option, before anything runs."""
     draft = write(tmp_path / "draft", enable_confidence_head=False)
     llm = LLM(pair[0], DFlash(draft=str(draft), confidence_threshold=0.5))
     with refuses("confidence_threshold"):

@@ -31,7 +31,6 @@ LISTED = "eagle_aux_hidden_state_layer_ids"
     ],
 )
 def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
-    """Fields may be nested or not, and layers counted by outputs or by inputs."""
     ours, theirs = translate_config(published_eagle(**changes)), translate_config(published_eagle())
     assert ours.feature_layers == theirs.feature_layers == (0, 1)
     assert ours.family == "eagle" and ours.kind is Kind.EAGLE and ours.shift == 2
@@ -39,7 +38,6 @@ def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
 
 
 def test_published_fields() -> None:
-    """The fields are those of a draft for Qwen3-8B; the target's depth determines the layers."""
     published = {
         "architectures": ["LlamaForCausalLMEagle3"],
         "attention_bias": False,
@@ -100,13 +98,11 @@ def test_published_fields() -> None:
     ],
 )
 def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str) -> None:
-    """The message names the field that makes them another kind."""
     with pytest.raises(ValueError, match=message):
         translate_config(published_eagle(**changes))
 
 
 def test_a_model_without_a_draft_vocabulary_is_llama() -> None:
-    """The architecture is that of Llama."""
     fields = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}
     assert translate_config(published_eagle(**fields, eagle_config=None)).family == "llama"
 
@@ -128,7 +124,6 @@ def test_a_model_without_a_draft_vocabulary_is_llama() -> None:
 def test_draft_of_another_target_is_refused(
     changes: dict[str, Any], target: dict[str, int], message: str
 ) -> None:
-    """The message contains both values."""
     config = translate_config(published_eagle(**changes))
     with pytest.raises(ValueError, match=message):
         EagleDraft(config, causal_model(**target))
@@ -160,7 +155,6 @@ def swapped(tensors: dict[str, Tensor]) -> None:
     ],
 )
 def test_invalid_weights_are_refused(change: Any, message: str, tmp_path: Path) -> None:
-    """The message names the tensor."""
     tensors = load_file(PAIR / "draft" / "model.safetensors")
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
@@ -170,7 +164,6 @@ def test_invalid_weights_are_refused(change: Any, message: str, tmp_path: Path) 
 
 
 def test_a_draft_of_all_tokens_has_no_tables(tmp_path: Path) -> None:
-    """Neither memory nor file contains them."""
     target = causal_model()
     draft = extending_draft(target)
     assert draft.head_tokens is None and draft.compute_logits(torch.ones(1, 32)).shape == (1, VOCAB)
@@ -180,6 +173,5 @@ def test_a_draft_of_all_tokens_has_no_tables(tmp_path: Path) -> None:
 
 
 def test_draft_and_model_are_not_interchangeable() -> None:
-    """Each error names the actual kind."""
     with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
         load_model(PAIR / "draft")

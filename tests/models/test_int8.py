@@ -79,7 +79,6 @@ def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.mark.parametrize("rows", [1, 2, 5, 16, 17, 40, 300])
 @pytest.mark.parametrize("shape", [(16, 8), (48, 36), (1152, 896), (64, 4864)])
 def test_layouts_give_the_same_bits(each: str, shape: tuple[int, int], rows: int) -> None:
-    """Compare integer layouts with and without a bias, for any codes and number of rows."""
     torch.manual_seed(rows)
     codes = torch.randint(-128, 128, shape, dtype=torch.int8)
     scale, bias = torch.rand(shape[0]), torch.randn(shape[0])
@@ -95,7 +94,6 @@ def test_layouts_give_the_same_bits(each: str, shape: tuple[int, int], rows: int
 
 
 def test_the_longest_sums_do_not_overflow(each: str) -> None:
-    """Codes are the largest of either sign; one more unit of inputs is refused."""
     longest = tiles.MAX_INT8_INPUTS // 4 * 4
     codes = torch.full((16, longest), -128, dtype=torch.int8)
     codes[1::2] = 127
@@ -121,7 +119,6 @@ def test_the_longest_sums_do_not_overflow(each: str) -> None:
 def test_sizes_without_a_fast_layout_work(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Here oneDNN saturates int8 sums, and 37 outputs do not fill tiles."""
     monkeypatch.setattr(matmul, "has_layout", lambda name, dtype: name == "tiles")
     layer, x = linear(out=37, bias=True), torch.randn(3, 96)
     own = quantised(layer)
@@ -133,7 +130,6 @@ def test_sizes_without_a_fast_layout_work(
 @needs_products
 @pytest.mark.parametrize("width", [32, 48, 96, 97])
 def test_a_product_equals_integer_arithmetic(width: int) -> None:
-    """There is a scale per row and per output, whatever the sizes."""
     layer = linear(width=width, out=37)
     x = torch.randn(5, width) * torch.tensor([1, 1e-6, 1e6, 3, 0.1])[:, None]
     torch.testing.assert_close(quantised(layer)(x), literal(x, layer), rtol=1e-6, atol=0)
@@ -142,7 +138,6 @@ def test_a_product_equals_integer_arithmetic(width: int) -> None:
 @needs_products
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_product_is_close_to_that_of_the_weights(dtype: torch.dtype) -> None:
-    """The error is that of int8 on both sides, in the dtype of the rows."""
     layer, x = linear(width=896, out=640, bias=True), torch.randn(33, 896)
     found = quantised(layer)(x.to(dtype))
     assert found.dtype == dtype
@@ -153,7 +148,6 @@ def test_a_product_is_close_to_that_of_the_weights(dtype: torch.dtype) -> None:
 @needs_products
 @pytest.mark.parametrize("shape", [(32, 48), (192, 1024), (4864, 896)])
 def test_a_row_is_batch_invariant(each: str, shape: tuple[int, int]) -> None:
-    """Results are bit-identical whatever the other rows, their size and number."""
     layer = quantised(linear(width=shape[0], out=shape[1]))
     x = torch.randn(65, shape[0])
     whole = layer(x)
@@ -166,7 +160,6 @@ def test_a_row_is_batch_invariant(each: str, shape: tuple[int, int]) -> None:
 @needs_products
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_nan_stays_in_its_row(each: str, value: float) -> None:
-    """The NaN is also not hidden in its row."""
     layer, x = quantised(linear(bias=True)), torch.randn(3, 96)
     alone = layer(x[:1])
     x[1, 5] = value
@@ -177,7 +170,6 @@ def test_nan_stays_in_its_row(each: str, value: float) -> None:
 
 @needs_products
 def test_zero_rows_and_empty_input(each: str) -> None:
-    """Zero rows give the bias; there may be no rows at all."""
     layer = linear(bias=True)
     own = quantised(layer)
     found = own(torch.stack((torch.zeros(96), torch.full((96,), 1e-40))))
@@ -186,7 +178,6 @@ def test_zero_rows_and_empty_input(each: str) -> None:
 
 
 def test_codes_are_bounded_integers() -> None:
-    """Their scales reproduce the numbers to half a step."""
     torch.manual_seed(0)
     for x in (torch.randn(9, 64), torch.zeros(2, 64), torch.full((1, 64), -3.0)):
         codes, scale = quantize_rows(x)
@@ -199,7 +190,6 @@ def test_codes_are_bounded_integers() -> None:
 
 @needs_products
 def test_an_embedding_and_its_head_are_one_matrix() -> None:
-    """It is looked up row by row, and used as a factor."""
     table = Embedding(50, 32).requires_grad_(False)
     own = quantize_module(table, torch.bfloat16)
     assert isinstance(own, Int8Embedding)
@@ -216,7 +206,6 @@ def test_an_embedding_and_its_head_are_one_matrix() -> None:
     not has_layout("tiles", torch.int8), reason="this machine has no tiles of 8 bits"
 )
 def test_a_large_embedding_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are looked up in the tiles of its head and are equal."""
     monkeypatch.setattr(tiles, "TILED_LOOKUP_BYTES", 64 * 32)
     monkeypatch.setattr(autotune, "available_layouts", lambda codes: ("tiles",))
     for tokens in (64, 48):
@@ -234,7 +223,6 @@ def test_a_large_embedding_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_quantized_model_can_be_saved(tied: bool, dtype: torch.dtype, tmp_path: Path) -> None:
-    """All matrices are quantized; the saved ones are dequantized and quantize to the same codes."""
     plain = random_model(published(tie_word_embeddings=tied))
     save_model(plain, tmp_path / "plain", dtype=torch.float32)
     small = load_model(tmp_path / "plain", quantize="int8", dtype=dtype)
@@ -266,8 +254,6 @@ def test_without_products_models_keep_their_dtype(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """The operator is missing, or it saturates sums, as without VNNI; the log reports it once."""
-
     def other(codes: Tensor, *_: Tensor) -> Tensor:
         if fault is not None:
             raise fault
@@ -288,7 +274,6 @@ def test_without_products_models_keep_their_dtype(
 
 @pytest.mark.parametrize("value", [float("nan"), 1e300])
 def test_non_finite_weights_are_refused(value: float, tmp_path: Path) -> None:
-    """The error is raised before quantization."""
     save_model(random_model(published()), tmp_path)
     tensors = {name: each.double() for name, each in load_file(tmp_path / FILE).items()}
     tensors["model.layers.1.mlp.down_proj.weight"][2, 3] = value

@@ -109,7 +109,6 @@ def reduced(model: nn.Module) -> set[str]:
 
 @pytest.mark.parametrize("value", ["int3", "INT8", "", 8, ["int8"]])
 def test_unknown_formats_are_refused(value: object, tmp_path: Path) -> None:
-    """The message lists the supported ones."""
     save_model(random_model(published()), tmp_path)
     with pytest.raises(ValueError, match="quantize must be one of native, fp8, int8, int4, got .*"):
         load_model(tmp_path, quantize=value)  # type: ignore[arg-type]
@@ -119,7 +118,6 @@ def test_unknown_formats_are_refused(value: object, tmp_path: Path) -> None:
     ("quantize", "device"), [("fp8", "cpu"), ("int4", "meta"), ("int8", "meta"), ("fp8", "meta")]
 )
 def test_other_devices_are_refused(quantize: str, device: str, tmp_path: Path) -> None:
-    """The message lists the formats of each device."""
     save_model(random_model(published()), tmp_path)
     fit = "omit it, or use native or int8 or int4 on cpu, fp8 or int8 or int4 on cuda"
     with pytest.raises(ValueError, match=f"{quantize}' is not supported on {device}; {fit}"):
@@ -127,7 +125,6 @@ def test_other_devices_are_refused(quantize: str, device: str, tmp_path: Path) -
 
 
 def test_an_llm_refuses_before_it_loads_the_model() -> None:
-    """The model need not exist."""
     with pytest.raises(ValueError, match="quantize='fp8' is not supported on cpu"):
         LLM("nowhere", device="cpu", quantize="fp8")
 
@@ -135,7 +132,6 @@ def test_an_llm_refuses_before_it_loads_the_model() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
 def test_other_dtypes_are_refused(quantize: str, dtype: torch.dtype) -> None:
-    """This holds on a GPU; a CPU supports any dtype."""
     check_quantize("int8", "cpu", dtype)
     with pytest.raises(ValueError, match="requires bfloat16, got float(32|16); omit dtype"):
         check_quantize(quantize, GPU, dtype)
@@ -147,7 +143,6 @@ def test_other_dtypes_are_refused(quantize: str, dtype: torch.dtype) -> None:
 def test_older_gpus_are_refused(
     quantize: str, found: tuple[int, int], needed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The requested device counts, not the current one."""
     asked: list[torch.device] = []
 
     def capability(device: torch.device) -> tuple[int, int]:
@@ -162,7 +157,6 @@ def test_older_gpus_are_refused(
 
 
 def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its device type is cuda."""
     monkeypatch.setattr(torch.version, "hip", "6.4")
     with pytest.raises(ValueError, match="not supported on ROCm; omit it"):
         check_quantize("int8", GPU, BF16)
@@ -172,7 +166,6 @@ def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_torchao_the_extra_is_named(
     quantize: str, capable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A CPU does not need it."""
     for name in ("torchao", "torchao.quantization"):
         monkeypatch.setitem(sys.modules, name, None)
     check_quantize("int8", "cpu", BF16)
@@ -181,7 +174,6 @@ def test_without_torchao_the_extra_is_named(
 
 
 def test_projections_of_layers_are_selected() -> None:
-    """This includes drafts, but no embedding, head, fusion or router."""
     target, names = causal_model(), {f"blocks.{n}.{each}" for n in (0, 1) for each in PROJECTIONS}
     assert set(layer_projections(target).values()) == names
     assert set(layer_projections(feature_draft(target)).values()) == names
@@ -223,7 +215,6 @@ def test_shapes_that_torchao_skips_are_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The error is raised before any weight is read."""
     monkeypatch.setattr(low_bits, "torchao_config", lambda quantize: None)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(load, "fill_model", lambda *_, **__: pytest.fail("weights are read"))
@@ -233,13 +224,11 @@ def test_shapes_that_torchao_skips_are_refused(
 
 
 def test_torchao_is_not_used_on_a_cpu() -> None:
-    """There `int8` has separate products."""
     assert build_quantizer(causal_model(), "int8", "cpu") is None
     assert build_quantizer(causal_model(), None, "cuda") is None
 
 
 def test_torchao_settings_are_explicit(capable: None) -> None:
-    """Its defaults have changed between versions."""
     quantization = pytest.importorskip("torchao.quantization", reason="needs the extra quantize")
     rows = quantization.PerRow()
     fp8, int8, int4 = map(torchao_config, ("fp8", "int8", "int4"))
@@ -260,7 +249,6 @@ def test_torchao_settings_are_explicit(capable: None) -> None:
 def test_only_projections_are_quantized(
     quantize: str, mixture: bool, gpu: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are quantized one by one while loading, so that at most one is unquantized."""
     plain = random_model(published_mixture() if mixture else published(), std=0.1)
     save_model(plain, tmp_path)
     models: list[Stack] = []
@@ -304,7 +292,6 @@ def codes(values: Tensor, quantize: str) -> Tensor:
 def test_products_are_those_of_rounded_matrices(
     quantize: str, biased: bool, rows: int, gpu: None
 ) -> None:
-    """The tolerance is that of bfloat16; `fp8` also rounds the rows, each by a scale of the row."""
     model = causal_model()
     narrow = build_quantizer(model, quantize, GPU)
     assert narrow is not None
@@ -330,7 +317,6 @@ def test_products_are_those_of_rounded_matrices(
 
 @pytest.mark.parametrize("quantize", ["int8", "fp8"])
 def test_products_need_no_synchronisation(quantize: str, gpu: None) -> None:
-    """They run on the meta device, so CUDA graphs can record them."""
     with torch.device("meta"):
         model, rows = causal_model().to(BF16), torch.empty(3, 32, dtype=BF16)
     narrow = build_quantizer(model, quantize, GPU)
@@ -362,7 +348,6 @@ def test_int4_is_packed(gpu: None) -> None:
 
 
 def test_a_matrix_that_torchao_skips_is_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason does not matter."""
     monkeypatch.setitem(low_bits.SHAPE_MULTIPLES, "fp8", (1, 1))
     model = causal_model(intermediate_size=40).to(BF16)
     narrow = build_quantizer(model, "fp8", GPU)
@@ -385,7 +370,6 @@ def test_a_matrix_that_torchao_skips_is_refused(gpu: None, monkeypatch: pytest.M
 def test_quantized_models_of_a_method_answer(
     quantize: str, model: str, method: Method, gpu: None
 ) -> None:
-    """Drafts and verifiers are quantized too, and all still give the trained answers."""
     own = LLM(model, method, device="cpu", dtype="bfloat16", quantize=quantize, cache_gib=0.1)
     assert len(loaded_models(own)) == (1 if isinstance(method, Autoregressive) else 2)
     for each in own.runners.values():

@@ -18,7 +18,6 @@ def freeze(norm: torch.nn.Module) -> torch.nn.Sequential:
 
 
 def test_a_frozen_model_uses_direct_norms() -> None:
-    """All norms are replaced, and no parameter requires a gradient."""
     torch.manual_seed(0)
     model = causal_model().requires_grad_(True)
     before = whole(model, list(range(9)), causal=True)
@@ -31,7 +30,6 @@ def test_a_frozen_model_uses_direct_norms() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_offset_norm(dtype: torch.dtype) -> None:
-    """It is trained, frozen and packed, in float32 until its last rounding."""
     torch.manual_seed(0)
     config = translate_config(
         published(
@@ -60,7 +58,6 @@ def test_the_offset_norm(dtype: torch.dtype) -> None:
 
 
 def test_its_formula_is_bit_identical() -> None:
-    """Losses with a teacher or a target depend on it."""
     norm, x = torch.nn.RMSNorm(192, 1e-6), torch.randn(50, 192) * 3
     torch.nn.init.normal_(norm.weight)
     size = torch.linalg.vector_norm(x, 2, -1, True).hypot_(torch.tensor([(1e-6 * 192) ** 0.5]))

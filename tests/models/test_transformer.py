@@ -12,7 +12,6 @@ from outpace import LLM
 
 @pytest.mark.parametrize("wanted", [[], [4], [0, 2, 2]])
 def test_wanted_rows_are_those_of_the_whole(wanted: list[int]) -> None:
-    """Wanted rows equal those of a full forward."""
     model = LLM("tiny-ar").model
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -8,14 +8,12 @@ from outpace.pacing.acceptance import AVERAGED_CYCLES, PRIOR, Acceptance
 
 
 def test_without_a_cycle_the_prior_counts() -> None:
-    """One certain token, and each draft with the prior's rate."""
     acceptance = Acceptance(nested=True)
     assert acceptance.expected_tokens(1) == 1
     assert acceptance.expected_tokens(4) == pytest.approx(1 + PRIOR + PRIOR**2 + PRIOR**3)
 
 
 def test_rates_are_per_position() -> None:
-    """First drafts are always accepted, second ones in every other cycle, third ones never."""
     acceptance = Acceptance(nested=True)
     for _ in range(200):
         acceptance.record_cycle(4, 2)
@@ -25,7 +23,6 @@ def test_rates_are_per_position() -> None:
 
 
 def test_a_change_is_followed() -> None:
-    """Within a few times the averaged cycles; immediately after a reset."""
     slow, quick = Acceptance(nested=True), Acceptance(nested=True)
     for each in (slow, quick):
         for _ in range(300):
@@ -41,7 +38,6 @@ def test_a_change_is_followed() -> None:
 
 
 def test_windows_that_were_never_tried_are_judged_by_longer_ones() -> None:
-    """Even if a shorter one is nearer, which has no data on further tokens."""
     acceptance = Acceptance(nested=False)
     for _ in range(64):
         acceptance.record_cycle(16, 10)
@@ -56,7 +52,6 @@ def test_windows_that_were_never_tried_are_judged_by_longer_ones() -> None:
 
 
 def test_cycles_may_commit_nothing() -> None:
-    """As in a window whose first hole stays open."""
     acceptance = Acceptance(nested=False)
     for _ in range(100):
         acceptance.record_cycle(4, 0)

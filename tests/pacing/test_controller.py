@@ -96,7 +96,6 @@ MACHINES = {
 
 @pytest.mark.parametrize("name", MACHINES)
 def test_speed_is_close_to_the_best_fixed_length(name: str) -> None:
-    """Over 300 cycles, exploration included, and closer in the long run."""
     machine = MACHINES[name]
     pace = machine.pace()
     first, rest = machine.run(pace, 300), machine.run(pace, 2000)
@@ -105,14 +104,12 @@ def test_speed_is_close_to_the_best_fixed_length(name: str) -> None:
 
 @pytest.mark.parametrize("chance", [0.0, 0.1, 0.3])
 def test_a_bad_draft_costs_at_most_three_percent(chance: float) -> None:
-    """Over the answers to six prompts of 160 tokens, the first cycles included."""
     machine = Machine(chance=chance, draft=33.0, once=False, target=lambda rows: 98 + 5 * rows)
     values = machine.run(machine.pace(9), 960)
     assert machine.share(values, best=1) > 0.97
 
 
 def test_the_first_cycles_measure_drafts_and_plain_decoding() -> None:
-    """The longest draft until its passes are warm, then plain cycles."""
     machine = Machine(chance=0.9)
     values = machine.run(machine.pace(), 40)
     assert values[:WARM_CYCLES] == [MOST] * WARM_CYCLES and set(
@@ -122,7 +119,6 @@ def test_the_first_cycles_measure_drafts_and_plain_decoding() -> None:
 
 
 def test_draft_length_follows_cost_and_quality() -> None:
-    """Both extremes are found within 20 cycles."""
     cheap = Machine(chance=0.95, target=lambda rows: 10.0, draft=0.1)
     dear = Machine(chance=0.3, target=lambda rows: 10.0 * rows)
     assert set(cheap.run(cheap.pace(), 60)[20:]) == {MOST}
@@ -136,7 +132,6 @@ def starts(values: list[int], plain: bool) -> list[int]:
 
 @pytest.mark.parametrize(("chance", "plain"), [(0.7, True), (0.0, False)])
 def test_trials_become_rare_and_never_end(chance: float, plain: bool) -> None:
-    """Of plain decoding where drafts pay off, of drafts where they do not; intervals double."""
     machine = Machine(chance=chance)
     values = machine.run(machine.pace(), 8 * MAX_PATIENCE)
     begins = [at for at in starts(values, plain) if at > 20]
@@ -148,7 +143,6 @@ def test_trials_become_rare_and_never_end(chance: float, plain: bool) -> None:
 
 
 def test_plain_trials_are_rare_where_drafts_are_far_faster() -> None:
-    """The first one comes after the longest interval, and they never end."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     values = machine.run(machine.pace(), 4 * MAX_PATIENCE)
     begins = [at for at in starts(values, plain=True) if at > 20]
@@ -156,7 +150,6 @@ def test_plain_trials_are_rare_where_drafts_are_far_faster() -> None:
 
 
 def test_plain_passes_between_copies_replace_trials() -> None:
-    """A method that often proposes nothing measures them all the time."""
     machine = Machine(chance=0.8)
     pace, values = machine.pace(), []
     for _ in range(60):
@@ -172,7 +165,6 @@ def test_plain_passes_between_copies_replace_trials() -> None:
 
 
 def test_stored_costs_spare_the_first_trials() -> None:
-    """The first cycles draft at the best length; loads without stored costs are tried."""
     machine = Machine(chance=0.7)
     before = machine.pace()
     machine.run(before, 200)
@@ -188,7 +180,6 @@ def test_stored_costs_spare_the_first_trials() -> None:
 
 
 def test_stored_costs_of_another_day_are_corrected() -> None:
-    """Drafting that paid off then is left by the next trial, and the other way around."""
     slow = Machine(chance=0.6, target=lambda rows: 40.0)
     quick = Machine(chance=0.6, target=lambda rows: 10.0 if rows == 1 else 40.0)
     for past, now, is_plain in ((slow, quick, True), (quick, slow, False)):
@@ -199,7 +190,6 @@ def test_stored_costs_of_another_day_are_corrected() -> None:
 
 
 def test_a_draft_that_becomes_good_is_found_and_one_that_becomes_bad_is_left() -> None:
-    """By the next trial, and within 200 cycles even after a perfect draft."""
     good, bad = Machine(chance=1.0), Machine(chance=0.0)
     pace = bad.pace()
     assert bad.run(pace, 500)[-1] == 1
@@ -208,7 +198,6 @@ def test_a_draft_that_becomes_good_is_found_and_one_that_becomes_bad_is_left() -
 
 
 def test_plain_passes_that_become_cheaper_are_noticed() -> None:
-    """A poor draft pays off while a plain pass is as slow as a long one."""
     dear = Machine(chance=0.5, target=lambda rows: 40.0)
     cheap = Machine(chance=0.5, target=lambda rows: 10.0 if rows == 1 else 40.0)
     pace = dear.pace()
@@ -217,7 +206,6 @@ def test_plain_passes_that_become_cheaper_are_noticed() -> None:
 
 
 def test_plain_passes_count_once_they_are_warm() -> None:
-    """The first ones after drafts are slower than later ones."""
     machine = Machine(chance=0.9)
     pace = machine.pace()
     values = machine.run(pace, 30)
@@ -231,7 +219,6 @@ def test_plain_passes_count_once_they_are_warm() -> None:
 
 
 def test_a_plain_trial_that_is_interrupted_goes_on_until_enough_ran_in_a_row() -> None:
-    """A prefill slows the passes after it; if prefills never end, the trial does."""
     machine = Machine(chance=0.9)
     for interruptions in (1, MIN_PATIENCE):
         pace = machine.pace()
@@ -246,7 +233,6 @@ def test_a_plain_trial_that_is_interrupted_goes_on_until_enough_ran_in_a_row() -
 
 
 def test_choice_is_stable_between_equals() -> None:
-    """Drafts that save a thirtieth change nothing except in trials."""
     good, fair, poor = (
         Machine(chance=1.0, target=lambda rows, two=two: 10.0 if rows == 1 else two)
         for two in (10.0, 17.3, 40.0)
@@ -260,7 +246,6 @@ def test_choice_is_stable_between_equals() -> None:
 
 
 def test_choice_is_stable_under_noise() -> None:
-    """One slow pass in twenty, ten times slower."""
     machine = Machine(chance=0.9, spikes=0.05)
     assert len(starts(machine.run(machine.pace(), 2000), plain=True)) <= 6
     machine = Machine(chance=0.1, spikes=0.05)
@@ -268,7 +253,6 @@ def test_choice_is_stable_under_noise() -> None:
 
 
 def test_choice_depends_on_the_load() -> None:
-    """Sixteen requests fill the machine, one does not."""
     alone = Machine(chance=0.9)
     many = Machine(chance=0.9, target=lambda rows: 16 * rows, draft=20.0)
     pace = alone.pace()
@@ -278,7 +262,6 @@ def test_choice_depends_on_the_load() -> None:
 
 
 def test_new_load_is_tried_immediately() -> None:
-    """Even if drafts did not pay off under the last one."""
     alone = Machine(chance=0.9)
     many = Machine(chance=0.9, target=lambda rows: 16 * rows, draft=20.0)
     pace = alone.pace()
@@ -288,7 +271,6 @@ def test_new_load_is_tried_immediately() -> None:
 
 
 def test_similar_request_counts_share_a_state() -> None:
-    """Within a factor of the square root of two of a power of two."""
     machine = Machine()
     pace = machine.pace()
     for requests in (1, 2, 3, 5, 6, 46, 64, 90):
@@ -297,7 +279,6 @@ def test_similar_request_counts_share_a_state() -> None:
 
 
 def test_new_load_starts_from_the_nearest() -> None:
-    """Afterwards it has separate measurements."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
     machine.run(pace, 50, requests=4)
@@ -330,7 +311,6 @@ def one_pass(value: int, _: float) -> list[tuple[str, float, int]]:
 
 
 def test_windows_are_judged_by_their_own_tokens() -> None:
-    """A small window may commit less, or more, than the beginning of a large one."""
     assert windows({1: 1, 5: 2, 9: 9}, 300).count(9) > 260
     values = windows({1: 1, 4: 4, 8: 8, 16: 9}, 500)
     assert values[200:].count(8) > 250
@@ -339,14 +319,12 @@ def test_windows_are_judged_by_their_own_tokens() -> None:
 
 
 def test_a_window_that_promises_far_less_is_never_tried() -> None:
-    """Nor another nested draft length, which a longer one measures too."""
     assert not {2, 4} & set(windows({1: 1, 2: 2, 4: 4, 16: 16}, 500))
     machine = Machine(chance=1.0, target=lambda rows: 10.0)
     assert set(machine.run(machine.pace(), 500)) == {1, MOST}
 
 
 def test_long_prefills_do_not_affect_short_passes() -> None:
-    """They count among passes of similar length."""
     plain, read = Machine().pace(), Machine().pace()
     for pace in (plain, read):
         Machine().run(pace, 50)
@@ -358,7 +336,6 @@ def test_long_prefills_do_not_affect_short_passes() -> None:
 
 
 def test_one_request_tries_for_all() -> None:
-    """Where plain decoding is best, one of eight requests drafts from time to time."""
     machine, pace = Machine(chance=0.0), Machine(chance=0.0).pace()
     machine.run(pace, 20, requests=8)
     askers, tries = [object() for _ in range(8)], []
@@ -372,7 +349,6 @@ def test_one_request_tries_for_all() -> None:
 
 
 def test_a_trial_goes_on_with_the_next_request_where_one_runs_at_a_time() -> None:
-    """A request that ends does not end the trial."""
     machine = Machine(chance=0.0)
     pace = machine.pace()
     machine.run(pace, 40)
@@ -382,7 +358,6 @@ def test_a_trial_goes_on_with_the_next_request_where_one_runs_at_a_time() -> Non
 
 
 def test_backlog_must_pay_off() -> None:
-    """A request that is about to end, or begins with a long prompt, decodes plainly."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
     machine.run(pace, 50)
@@ -395,7 +370,6 @@ def test_backlog_must_pay_off() -> None:
 
 
 def test_backlog_cost_ignores_the_first_pass() -> None:
-    """It may take a hundred times as long, which would prevent any later measurement."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
     pace.record_pass("target", 150, 30.0)
@@ -405,7 +379,6 @@ def test_backlog_cost_ignores_the_first_pass() -> None:
 
 
 def test_drafting_pauses_until_a_trial_is_due() -> None:
-    """Once a trial confirmed that drafts do not pay off; another load resets this."""
     machine, good = Machine(chance=0.0), Machine(chance=0.95, target=lambda rows: 10.0)
     pace, other = machine.pace(), good.pace()
     settled = []
@@ -424,7 +397,6 @@ def test_drafting_pauses_until_a_trial_is_due() -> None:
 
 
 def test_all_propose_or_none_does() -> None:
-    """A pass waits for the slowest, so all backlogs are compared with all remaining tokens."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     short, long = (0, 60, 0), (5000, 60, 0)  # unread slots, remaining tokens, lost slots
 
@@ -444,7 +416,6 @@ def test_all_propose_or_none_does() -> None:
 
 
 def test_request_with_large_backlog_decodes_plainly() -> None:
-    """It waits for the others in any case, but its backlog costs too much."""
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
     machine.run(pace, 50, requests=8)
@@ -455,8 +426,6 @@ def test_request_with_large_backlog_decodes_plainly() -> None:
 
 
 def test_who_proposes_nothing_need_not_ask_again_until_a_trial_is_due() -> None:
-    """Or until another load; a new request gets a length."""
-
     class Asked(PaceController):
         times = 0
 
@@ -489,13 +458,11 @@ def test_who_proposes_nothing_need_not_ask_again_until_a_trial_is_due() -> None:
 
 
 def test_a_single_value_stays() -> None:
-    """For any seconds of passes."""
     machine = Machine()
     assert set(machine.run(machine.pace(1), 100)) == {1}
 
 
 def test_bounds_are_respected() -> None:
-    """No other number is ever chosen."""
     for least, most in ((3, 7), (1, 2), (5, 5), (4, 60)):
         machine = Machine(chance=0.99)
         values = halving_values(least, most)
@@ -506,7 +473,6 @@ def test_bounds_are_respected() -> None:
 
 @pytest.mark.parametrize(("tokens", "kept"), [([4, 5, 9], 3), ([4, 5, 6, 7, 8], 4)])
 def test_the_last_cycle_counts_too(tokens: list[int], kept: int) -> None:
-    """A request that ends reports its last cycle, end-of-sequence included."""
     reports: list[tuple[int, int]] = []
 
     class Recorded(PaceController):
@@ -524,7 +490,6 @@ def test_the_last_cycle_counts_too(tokens: list[int], kept: int) -> None:
 
 
 def test_halving_values_rise() -> None:
-    """From the least to the most, each at most twice the one before or the next."""
     assert halving_values(4, 16) == [4, 8, 16] and halving_values(1, 16) == [1, 2, 4, 8, 16]
     assert (
         halving_values(3, 16) == [3, 4, 8, 16]

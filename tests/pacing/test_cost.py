@@ -25,7 +25,6 @@ def add_twice(cost: PassCost, rows: int, seconds: float) -> None:
 
 
 def test_cost_is_interpolated() -> None:
-    """Proportional below the measured lengths, constant above them: the best case."""
     cost = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
     assert [cost.seconds_at(rows) for rows in (1, 2, 3, 10, 16, 64)] == pytest.approx(
         [2.5, 5, 6, 13, 19, 19]
@@ -35,13 +34,11 @@ def test_cost_is_interpolated() -> None:
 
 
 def test_more_rows_never_take_less() -> None:
-    """A pass that took longer than longer ones was disturbed."""
     cost = cost_of((2, 8.0), (4, 6.0), (8, 9.0))
     assert [cost.seconds_at(rows) for rows in (2, 3, 4, 8)] == pytest.approx([6, 6, 6, 9])
 
 
 def test_outliers_count_little() -> None:
-    """The fastest of the first passes counts, later ones at most one and a half times the mean."""
     assert cost_of((8, 90.0), (8, 10.0), (8, 90.0)).seconds_at(8) == 10
     assert cost_of(*[(8, 10.0)] * 9, (8, 1e9)).seconds_at(8) == pytest.approx(
         10 * (10 + OUTLIER_FACTOR) / 11
@@ -56,13 +53,11 @@ def test_outliers_count_little() -> None:
 
 
 def test_costs_that_change_are_followed() -> None:
-    """Within some hundred passes."""
     cost = cost_of(*[(8, 10.0)] * 200, *[(8, 15.0)] * 300)
     assert cost.seconds_at(8) == pytest.approx(15, rel=0.02)
 
 
 def test_priors_are_shifted_by_measurements() -> None:
-    """Host time per request is added for any rows; measurements are unchanged."""
     there = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
     here = there.as_prior()
     assert [here.seconds_at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])

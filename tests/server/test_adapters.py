@@ -51,7 +51,6 @@ def client(entries: dict[str, Entry]) -> Iterator[TestClient]:
 
 
 def test_models_and_adapters_are_listed(client: TestClient) -> None:
-    """With the adapter's name, and no path."""
     listed = client.get("/v1/models")
     assert [each["id"] for each in listed.json()["data"]] == NAMES
     assert "very-secret" not in listed.text
@@ -64,7 +63,6 @@ def test_models_and_adapters_are_listed(client: TestClient) -> None:
 def test_answer_is_that_of_the_adapter(
     client: TestClient, entries: dict[str, Entry], model: str
 ) -> None:
-    """As in Python with a merged one; the model in the reply is the one asked for."""
     base, _, adapter = model.partition(":")
     path = None if not adapter else (entries[base].adapters or {})[adapter]
     llm = LLM(base, adapter=path, cache_gib=0.02)
@@ -78,7 +76,6 @@ def test_answer_is_that_of_the_adapter(
 
 
 def test_answers_of_adapters_differ(client: TestClient) -> None:
-    """So that the tests above mean something."""
     texts = [
         ask(client, completion("How many?", model=model, **SHORT))["choices"][0]["text"]
         for model in NAMES[:3]
@@ -88,7 +85,6 @@ def test_answers_of_adapters_differ(client: TestClient) -> None:
 
 @pytest.mark.parametrize("name", ["tiny-ar:x", "tiny-ar:", ":loud", "tiny-dream:loud", "loud"])
 def test_unknown_adapter_is_an_unknown_model(client: TestClient, name: str) -> None:
-    """The error has the known names."""
     error = refused(client, completion(model=name), 404)
     assert error["param"] == "model" and error["code"] == "model_not_found"
     assert all(known in error["message"] for known in NAMES)
@@ -96,7 +92,6 @@ def test_unknown_adapter_is_an_unknown_model(client: TestClient, name: str) -> N
 
 
 def test_metrics_count_requests_of_adapters_apart(client: TestClient) -> None:
-    """The engine, which they share, is counted once."""
     ask(client, completion(model="tiny-ar:calm", **SHORT))
     text = client.get("/metrics").text
     assert 'outpace_requests_total{method="lookup",model="tiny-ar:calm",result="answered"}' in text
@@ -108,7 +103,6 @@ def test_metrics_count_requests_of_adapters_apart(client: TestClient) -> None:
 
 
 def test_adapters_are_configured(tmp_path: Path) -> None:
-    """In a file and on the command line; existing paths are absolute."""
     (tmp_path / "serve.toml").write_text(
         '[models.m]\npath = "tiny-ar"\nadapters = { a = "here", b = "owner/name" }\n'
     )
@@ -119,7 +113,6 @@ def test_adapters_are_configured(tmp_path: Path) -> None:
 
 
 def test_ambiguous_names_are_refused() -> None:
-    """An adapter may not be named as another model."""
     entry = Entry(path="tiny-ar", adapters={"b": "x"})
     with pytest.raises(ValueError, match="a:b is also the name of a model: rename one"):
         Config(models={"a": entry, "a:b": Entry(path="tiny-aux")}).check_consistency()

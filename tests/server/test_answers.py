@@ -28,7 +28,6 @@ def chosen(method: str) -> dict[str, Any]:
 
 @every
 def test_stream_equals_whole_answer(client: TestClient, model: str, method: str) -> None:
-    """Text only grows; usage and statistics are equal."""
     body = chat(model=model, outpace=chosen(method), **SHORT)
     whole = ask(client, body)
     chunks = events(client, body | {"stream_options": {"include_usage": True}})
@@ -44,7 +43,6 @@ def test_stream_equals_whole_answer(client: TestClient, model: str, method: str)
 
 
 def test_answer_equals_library(client: TestClient) -> None:
-    """Same prompt, seed and options give the same text and counts."""
     (output,) = LLM("tiny-ar", "autoregressive").generate(QUESTION, temperature=0.8, seed=3)
     plain = {"method": "autoregressive"}
     answer = ask(client, chat(temperature=0.8, seed=3, outpace=plain))
@@ -59,14 +57,12 @@ def test_answer_equals_library(client: TestClient) -> None:
 
 
 def test_completion_continues_raw_text(client: TestClient) -> None:
-    """A prompt formatted by the template gives the answer of the chat."""
     said = ask(client, chat(seed=1))["choices"][0]["message"]["content"]
     assert ask(client, completion(seed=1))["choices"][0]["text"] == said
     assert ANSWER in said
 
 
 def test_completion_accepts_texts_and_tokens(client: TestClient, service: Service) -> None:
-    """Several prompts give the same answers as each alone."""
     ids = service.models["tiny-ar"].text.encode(QUESTION + "\n", raw=True)
     alone = ask(client, completion(**SHORT))
     both = ask(client, completion([QUESTION + "\n"] * 2, **SHORT))
@@ -80,7 +76,6 @@ def test_completion_accepts_texts_and_tokens(client: TestClient, service: Servic
 
 
 def test_choices_have_consecutive_seeds(client: TestClient) -> None:
-    """Choice i has the text of seed + i; the prompt is counted once."""
     body = chat(temperature=1.5, max_tokens=24)
     many = ask(client, body | {"seed": 7, "n": 3})
     texts = [choice["message"]["content"] for choice in many["choices"]]
@@ -94,7 +89,6 @@ def test_choices_have_consecutive_seeds(client: TestClient) -> None:
 
 
 def test_random_seed_is_reported(client: TestClient) -> None:
-    """The reported seed reproduces the text; other requests have other seeds."""
     body = chat(temperature=1.5, max_tokens=24)
     first, second = ask(client, body), ask(client, body)
     assert first["outpace"]["seed"] != second["outpace"]["seed"]
@@ -108,7 +102,6 @@ def test_random_seed_is_reported(client: TestClient) -> None:
 
 @pytest.mark.parametrize("stop", ["=", ["####", "="]])
 def test_stop_ends_the_text(client: TestClient, stop: Any) -> None:
-    """The text ends before the stop string, whole or streamed."""
     (choice,) = ask(client, chat(stop=stop))["choices"]
     assert choice["message"]["content"] == "First 60-39"
     assert choice["finish_reason"] == "stop"
@@ -117,14 +110,12 @@ def test_stop_ends_the_text(client: TestClient, stop: Any) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_limit_has_two_names(client: TestClient, name: str) -> None:
-    """Both names have the same effect."""
     answer = ask(client, chat(**{name: 3}))
     assert answer["usage"]["completion_tokens"] == 3
     assert answer["choices"][0]["finish_reason"] == "length"
 
 
 def test_content_may_come_in_parts(client: TestClient) -> None:
-    """Parts are joined; `developer` means `system`."""
     parts = [{"type": "text", "text": part} for part in (QUESTION[:9], QUESTION[9:])]
     whole, parted = ask(client, chat(**SHORT)), ask(client, chat(parts, **SHORT))
     assert whole["choices"] == parted["choices"]
@@ -133,7 +124,6 @@ def test_content_may_come_in_parts(client: TestClient) -> None:
 
 
 def test_assistant_messages_are_accepted(client: TestClient) -> None:
-    """Clients return assistant messages with all fields."""
     message = ask(client, chat(**SHORT))["choices"][0]["message"]
     messages = [*chat()["messages"], message, {"role": "user", "content": QUESTION}]
     assert ask(client, {"model": "tiny-ar", "messages": messages, "max_tokens": 4})["choices"]
@@ -141,7 +131,6 @@ def test_assistant_messages_are_accepted(client: TestClient) -> None:
 
 @pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-wedlm"])
 def test_top_logprobs(client: TestClient, model: str) -> None:
-    """Whole and streamed, in chats and completions, as in the library."""
     fields: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
     (output,) = LLM(model).generate(QUESTION, **fields, logprobs=True, top_logprobs=3)
     assert output.top_logprobs is not None
@@ -164,7 +153,6 @@ def test_top_logprobs(client: TestClient, model: str) -> None:
 
 @pytest.mark.parametrize("model", ["tiny-ar", "tiny-llada"])
 def test_logprobs_equal_library(client: TestClient, model: str) -> None:
-    """For each token, whole or streamed, in both APIs' formats."""
     (output,) = LLM(model).generate(QUESTION, max_tokens=24, temperature=0.0, logprobs=True)
     assert output.logprobs is not None
     body = chat(model=model, max_tokens=24, temperature=0, logprobs=True)
@@ -189,7 +177,6 @@ def test_logprobs_equal_library(client: TestClient, model: str) -> None:
 
 
 def test_offsets_count_characters(service: Service) -> None:
-    """Tokens that share a character share its offset; invalid bytes end at the same place."""
     model = service.models["tiny-ar"]
     text = "a\u00e9 \U0001f426\u2603 b"
     ids = model.text.encode(text, raw=True)
@@ -207,7 +194,6 @@ def test_offsets_count_characters(service: Service) -> None:
 
 @every
 def test_trace_accounts_for_every_forward(client: TestClient, model: str, method: str) -> None:
-    """Streamed steps equal those of the whole answer, and accepted tokens add up."""
     body = chat(model=model, max_tokens=16, seed=1, outpace=chosen(method) | {"trace": True})
     whole = ask(client, body)
     chunks = events(client, body)
@@ -228,7 +214,6 @@ def test_trace_accounts_for_every_forward(client: TestClient, model: str, method
 
 
 def test_method_options_are_applied(client: TestClient) -> None:
-    """They are checked against limits and reported in the reply."""
     options = {"tokens": 4}
     extra = {"method": "left_to_right", "options": options}
     answer = ask(client, chat(model="tiny-dream", max_tokens=16, outpace=extra))
@@ -237,7 +222,6 @@ def test_method_options_are_applied(client: TestClient) -> None:
 
 
 def test_harmless_fields_change_nothing(client: TestClient) -> None:
-    """Fields that clients send by default, and neutral values."""
     plain = ask(client, chat(**SHORT))
     harmless = {
         "user": "me",
@@ -256,7 +240,6 @@ def test_harmless_fields_change_nothing(client: TestClient) -> None:
 
 
 def test_concurrent_models_are_independent(client: TestClient) -> None:
-    """Each model gives its own answer."""
     for model in ("tiny-ar", "tiny-aux", "tiny-wedlm"):
         (output,) = LLM(model).generate(QUESTION, max_tokens=24)
         (choice,) = ask(client, chat(model=model, max_tokens=24))["choices"]

@@ -13,7 +13,6 @@ TEXT = "<think>so</think>yes"
 
 @pytest.mark.parametrize("cut", range(len(TEXT) + 1))
 def test_only_the_final_end_is_the_last(cut: int) -> None:
-    """Also where one piece has the end of the thoughts and all of the text."""
     parser = BlockParser(AnswerFormat(thoughts=THOUGHT_FORMATS[0]))
     changes = [*parser.feed(TEXT[:cut], final=False), *parser.feed(TEXT[cut:], final=True)]
     ends = [(change.block.kind, change.is_last) for change in changes if change.change == "end"]

@@ -113,12 +113,11 @@ def send_hostile(client: TestClient, body: dict[str, Any]) -> int:
 @pytest.mark.parametrize(
     "count",
     [
-        pytest.param(100, marks=pytest.mark.slow),
-        pytest.param(3000, marks=pytest.mark.exhaustive),
+        pytest.param(100, marks=pytest.mark.nightly),
+        pytest.param(3000, marks=pytest.mark.nightly),
     ],
 )
 def test_hostile_fields_beside_a_neighbour(client: TestClient, count: int) -> None:
-    """Each is answered or refused by name; a usual request beside them never changes."""
     expected, rng, over = ask(client, NEIGHBOUR)["choices"], Random(count), Event()
 
     def ask_neighbour() -> int:
@@ -174,12 +173,11 @@ def describe_choice(choice: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("count", "seed"),
     [
-        pytest.param(60, 0, marks=pytest.mark.slow),
-        *(pytest.param(100, seed, marks=pytest.mark.exhaustive) for seed in range(1, 6)),
+        pytest.param(60, 0, marks=pytest.mark.nightly),
+        *(pytest.param(100, seed, marks=pytest.mark.nightly) for seed in range(1, 6)),
     ],
 )
 def test_streams_equal_wholes(client: TestClient, count: int, seed: int) -> None:
-    """Of random requests, cut after any number of tokens; both are refused alike."""
     rng, answered = Random(seed), 0
     seen: dict[str, Callable[[dict[str, Any]], bool]] = {
         "echo": lambda body: body.get("echo", False),

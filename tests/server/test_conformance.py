@@ -19,10 +19,9 @@ OLD = ROOT / ".venv" / "openai2"
 
 @pytest.mark.parametrize(
     "release",
-    [pytest.param(2, marks=pytest.mark.exhaustive), pytest.param(3, marks=pytest.mark.slow)],
+    [pytest.param(2, marks=pytest.mark.nightly), pytest.param(3, marks=pytest.mark.nightly)],
 )
 def test_client_is_served(release: int) -> None:
-    """All calls of `conformance.py` succeed."""
     env = dict(os.environ)
     if release == 2:
         assert OLD.exists(), "no second release of the client: run `make .venv/openai2`"

@@ -42,7 +42,6 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_commands_arrive_in_order(
     pair: tuple[socket.socket, socket.socket],
 ) -> None:
-    """Byte by byte, or together."""
     ours, theirs = pair
     connection = EngineConnection(theirs)
     commands = [
@@ -61,7 +60,6 @@ def test_commands_arrive_in_order(
 
 
 def test_heartbeats_are_sent(pair: tuple[socket.socket, socket.socket]) -> None:
-    """An empty message after each idle interval."""
     ours, theirs = pair
     connection = EngineConnection(theirs)
     began = time.monotonic()
@@ -72,7 +70,6 @@ def test_heartbeats_are_sent(pair: tuple[socket.socket, socket.socket]) -> None:
 
 
 def test_closed_connection_raises(pair: tuple[socket.socket, socket.socket]) -> None:
-    """For receiving and for sending."""
     ours, theirs = pair
     connection = EngineConnection(theirs)
     connection.sent = time.monotonic()
@@ -86,7 +83,6 @@ def test_closed_connection_raises(pair: tuple[socket.socket, socket.socket]) -> 
 
 
 def test_progress_round_trip(pair: tuple[socket.socket, socket.socket]) -> None:
-    """Progress with its steps, and engine statistics."""
     ours, theirs = pair
     (output,) = LLM("tiny-aux").generate([[5, 6, 7]], max_tokens=4)
     progress = RequestProgress(3, steps=output.steps)
@@ -106,7 +102,6 @@ def test_progress_round_trip(pair: tuple[socket.socket, socket.socket]) -> None:
 def test_errors_keep_their_type(
     pair: tuple[socket.socket, socket.socket], kind: type[Exception]
 ) -> None:
-    """Client errors keep type and cause; others become `RuntimeError`."""
     ours, theirs = pair
 
     class Own(Exception):

@@ -67,10 +67,9 @@ def fulfils(text: str, given: dict[str, Any]) -> bool:
     return text in given["structured_outputs"]["choice"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_answers_match_constraints(client: TestClient, model: str, method: str) -> None:
-    """Whole and streamed, in chats and completions, with a seed per choice."""
     for temperature, (_, given) in enumerate(ASKED):
         common = {"model": model, "max_tokens": 40, "temperature": temperature / 2, "seed": 3}
         common |= {"outpace": {"method": method}, **given}
@@ -100,7 +99,6 @@ def test_answers_match_constraints(client: TestClient, model: str, method: str) 
 def test_fields_equal_library_options(
     client: TestClient, option: str, given: dict[str, Any]
 ) -> None:
-    """The same answer as with the library's options."""
     (value,) = given.values()
     if "structured_outputs" in given:
         (value,) = value.values()
@@ -124,14 +122,11 @@ def test_fields_equal_library_options(
 )
 @pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-wedlm"])
 def test_json_object_gives_an_object(client: TestClient, model: str, given: dict[str, Any]) -> None:
-    """And nothing else."""
     (choice,) = ask(client, chat(model=model, max_tokens=32, temperature=0.8, **given))["choices"]
     assert isinstance(json.loads(choice["message"]["content"]), dict)
 
 
 def test_official_client_parses_pydantic_models(openai: OpenAI) -> None:
-    """Including definitions."""
-
     class Pet(BaseModel):
         name: str
         legs: int
@@ -269,7 +264,6 @@ def test_invalid_constraints_are_rejected_quickly(
 
 @pytest.mark.parametrize("number", ["NaN", "1e999", "-1e999"])
 def test_non_finite_numbers_are_rejected(client: TestClient, number: str) -> None:
-    """In the raw JSON as well as from Python clients."""
     body = json.dumps(chat(**formatted({"minimum": "HERE"}))).replace('"HERE"', number)
     response = client.post("/v1/chat/completions", content=body)
     assert response.status_code == 400
@@ -278,7 +272,6 @@ def test_non_finite_numbers_are_rejected(client: TestClient, number: str) -> Non
 
 @pytest.mark.parametrize("depth", [200, 100_000])
 def test_deeply_nested_bodies_are_rejected(client: TestClient, depth: int) -> None:
-    """Before a schema in them is compiled."""
     schema = '{"items":' * depth + "{}" + "}" * depth
     body = json.dumps(chat(**formatted({"items": "HERE"}))).replace('"HERE"', schema)
     response = client.post("/v1/chat/completions", content=body)
@@ -287,7 +280,6 @@ def test_deeply_nested_bodies_are_rejected(client: TestClient, depth: int) -> No
 
 
 def test_too_small_limits_name_both_numbers(client: TestClient) -> None:
-    """The smallest sufficient limit works."""
     body = chat(model="tiny-dream", guided_regex="x{12}|[xy]{30,}")
     error = refused(client, body | {"max_tokens": 11})
     assert "takes 12 tokens, but max_tokens=11" in error["message"]
@@ -296,7 +288,6 @@ def test_too_small_limits_name_both_numbers(client: TestClient) -> None:
 
 
 def test_recursive_schemas_are_bounded(client: TestClient) -> None:
-    """Three levels deep, as documented."""
     for model in ("tiny-ar", "tiny-dream"):
         body = chat(model=model, max_tokens=24, temperature=0.8, **formatted(RECURSIVE))
         text = ask(client, body)["choices"][0]["message"]["content"]
@@ -306,8 +297,6 @@ def test_recursive_schemas_are_bounded(client: TestClient) -> None:
 def test_too_complex_grammar_fails_request(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an error that names the field, whole or streamed."""
-
     def fail(self: GrammarConstraint, *_: Any) -> bool:
         raise TooLargeError("the grammar is too complex: too many states")
 
@@ -323,7 +312,6 @@ def test_too_complex_grammar_fails_request(
 
 
 def test_slow_constraint_delays_no_other(service: Service) -> None:
-    """Neither unconstrained nor cached requests wait; the event loop stays responsive."""
     known = {"guided_regex": "[a-f]{4}"}
 
     async def run() -> tuple[list[str], list[float]]:
@@ -353,7 +341,6 @@ def test_slow_constraint_delays_no_other(service: Service) -> None:
 def test_waiting_constraints_are_limited(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Cached constraints do not wait."""
     body = chat(guided_regex="[a-e]{3}", max_tokens=8)
     ask(client, body)
     monkeypatch.setattr(engine_loop, "MAX_COMPILING_REQUESTS", 0)
@@ -375,13 +362,10 @@ def test_waiting_constraints_are_limited(
     ids=["regex", "holes"],
 )
 def test_choices_share_a_new_constraint(client: TestClient, body: Any) -> None:
-    """The choices of one request do not exceed the limit by themselves."""
     assert len(ask(client, body)["choices"]) == len(body["prompt"])
 
 
 def test_disconnect_during_compilation(service: Service) -> None:
-    """The next constraint is compiled."""
-
     async def run() -> None:
         app = build_server_app(service)
         gone = Call(app, chat(guided_regex=f"x{SLOW}"))
@@ -469,12 +453,10 @@ def attack(client: TestClient, count: int, seed: int, reading: list[float]) -> N
 
 @PYTHON_WARNS
 def test_some_hostile_constraints(client: TestClient, reading: list[float]) -> None:
-    """Random schemas, expressions and grammars."""
     attack(client, 120, seed=0, reading=reading)
 
 
 @PYTHON_WARNS
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_many_hostile_constraints(client: TestClient, reading: list[float]) -> None:
-    """Thousands of them."""
     attack(client, 3000, seed=1, reading=reading)

@@ -26,7 +26,6 @@ REQUESTS = [
 
 @pytest.mark.parametrize("words", REQUESTS, ids=lambda words: words[1].rpartition("/v1/")[2])
 def test_requests_are_answered(words: list[str], client: TestClient) -> None:
-    """By the zoo as served by `outpace serve`."""
     _, address, *rest = words
     route = address.removeprefix("http://127.0.0.1:8000")
     if not rest:
@@ -42,7 +41,6 @@ def test_requests_are_answered(words: list[str], client: TestClient) -> None:
 def test_official_client_example(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Unchanged except for the address."""
     anthropic = pytest.importorskip("anthropic")
     code = "".join(blocks(PAGE, "py"))
 
@@ -64,7 +62,6 @@ def test_official_client_example(
 
 
 def test_settings_are_read(tmp_path: Path) -> None:
-    """Every key of the file that is shown."""
     (shown,) = blocks(SETTINGS, "toml")
     (tmp_path / "serve.toml").write_text(shown)
     config = build_config(tmp_path / "serve.toml", {}, {"port": 8001})

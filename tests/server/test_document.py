@@ -30,7 +30,6 @@ CHECKS = (
 
 
 def test_document_names_every_route_and_field(client: TestClient) -> None:
-    """With the error object for every error."""
     document = client.get("/openapi.json").json()
     schemas = document["components"]["schemas"]
     for kind in REQUEST_MODELS:
@@ -43,10 +42,9 @@ def test_document_names_every_route_and_field(client: TestClient) -> None:
             assert "422" not in operation["responses"], path
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_document_matches_server() -> None:
-    """For valid and invalid generated requests; answers are short."""
     models = {
         name: entry.model_copy(update={"max_tokens": 4}) for name, entry in zoo_entries().items()
     }

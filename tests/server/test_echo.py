@@ -29,7 +29,6 @@ def joined(chunks: list[dict[str, Any]], index: int) -> dict[str, list[Any]]:
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_echo_with_every_method(client: TestClient, model: str, method: str) -> None:
-    """The text is the prompt and the answer; scores of the prompt are those of causal models."""
     options = {"model": model, "max_tokens": 6, "seed": 2, "outpace": {"method": method}}
     plain = ask(client, completion(PROMPT, n=2, **options))
     body = completion(PROMPT, n=2, echo=True, **options)
@@ -64,7 +63,6 @@ def test_echo_with_every_method(client: TestClient, model: str, method: str) -> 
 
 
 def test_echo_of_several_prompts(client: TestClient, service: Service) -> None:
-    """Each before its own answers; token ids become text; the official client reads them."""
     llm: LLM = service.client.loop.models["tiny-ar"].llm
     ids = llm.text.encode(PROMPT, raw=True)
     official = OpenAI(
@@ -93,7 +91,6 @@ def test_echo_of_several_prompts(client: TestClient, service: Service) -> None:
 
 @pytest.mark.parametrize("method", [method for model, method in PAIRS if model == "tiny-ar"])
 def test_given_text_is_scored(client: TestClient, method: str) -> None:
-    """Without an answer, whole and streamed, as a harness of evaluations asks for it."""
     official = OpenAI(
         base_url=f"{URL}/v1", api_key="none", http_client=client, max_retries=0
     ).completions
@@ -125,7 +122,6 @@ def test_given_text_is_scored(client: TestClient, method: str) -> None:
 def test_prompt_logprobs_have_the_form_of_vllm(
     client: TestClient, service: Service, count: int
 ) -> None:
-    """A list with null first, then objects by token id: per choice, or once in a chat."""
     llm: LLM = service.client.loop.models["tiny-ar"].llm
     body = completion(PROMPT, prompt_logprobs=count, max_tokens=2, n=2)
     asked = chat(prompt_logprobs=count, max_tokens=2)
@@ -173,6 +169,5 @@ def test_prompt_logprobs_have_the_form_of_vllm(
     ],
 )
 def test_invalid_field_is_named(client: TestClient, param: str, body: dict[str, Any]) -> None:
-    """Two fields that exclude each other are both in the message."""
     error = refused(client, body)
     assert error["param"] == param, error

@@ -23,7 +23,7 @@ from asking import chat
 from outpace.measurements import MeasurementFile
 from running import Process, ended, serving, stream_to
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 LONG = {"model": "tiny-aux", "stream": True, "max_tokens": 450, "ignore_eos": True}
 
@@ -106,7 +106,6 @@ METHODS = [
 def test_answers_equal_in_process(
     zoo: Process, client: TestClient, model: str, method: str, extra: dict[str, Any]
 ) -> None:
-    """Whole and streamed, with trace and log-probabilities."""
     asked: dict[str, Any] = {
         "model": model,
         "max_tokens": 24,
@@ -151,7 +150,6 @@ def test_answers_equal_in_process(
     ],
 )
 def test_errors_equal_in_process(zoo: Process, client: TestClient, more: dict[str, Any]) -> None:
-    """Same status, message and field."""
     # Not the default method, whose number of forwards depends on time.
     body = chat(**{"seed": 1, "outpace": {"method": "autoregressive"}, **more})
     path = "/v1/chat/completions"
@@ -160,7 +158,6 @@ def test_errors_equal_in_process(zoo: Process, client: TestClient, more: dict[st
 
 
 def test_engine_process_does_not_import_http() -> None:
-    """FastAPI is not imported."""
     code = "import sys, outpace.server.engine_process; print('fastapi' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
@@ -168,7 +165,6 @@ def test_engine_process_does_not_import_http() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_server_exits_with_engine_process(own: Process, number: int) -> None:
-    """Waiting requests get an error; the exit status is not 0."""
     lines: list[str] = []
     reader = stream_to(own, lines, chat(**LONG))
     os.kill(engine_of(own), number)
@@ -181,7 +177,6 @@ def test_server_exits_with_engine_process(own: Process, number: int) -> None:
 
 
 def test_stopped_engine_counts_as_hanging() -> None:
-    """Waiting requests get an error; the exit status is not 0."""
     with serving("tiny-aux", "--cache-gib", "0.1", "--step-seconds", "1.5") as process:
         engine = engine_of(process)
         lines: list[str] = []
@@ -195,7 +190,6 @@ def test_stopped_engine_counts_as_hanging() -> None:
 
 
 def test_suspension_is_not_silence() -> None:
-    """Pending requests continue after Ctrl-Z and a resume."""
     with serving("tiny-aux", "--cache-gib", "0.1", "--step-seconds", "1") as process:
         lines: list[str] = []
         reader = stream_to(process, lines, chat(**LONG))
@@ -211,7 +205,6 @@ def test_suspension_is_not_silence() -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_engine_process_exits_with_server(own: Process, number: int) -> None:
-    """However the server ends, also during a step."""
     engine = engine_of(own)
     reader = stream_to(own, [], chat(**LONG))
     own.process.send_signal(number)
@@ -222,7 +215,6 @@ def test_engine_process_exits_with_server(own: Process, number: int) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_signal_during_loading(number: int) -> None:
-    """A signal before the models are loaded ends both processes."""
     command = [sys.executable, "-m", "outpace", "serve", "--port", "0"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
@@ -238,7 +230,6 @@ def test_signal_during_loading(number: int) -> None:
 
 
 def test_ctrl_c_in_a_terminal_drains() -> None:
-    """Both processes get the signal; pending requests are answered."""
     with serving("tiny-aux", "--cache-gib", "0.1") as process:
         lines: list[str] = []
         reader = stream_to(process, lines, chat(**LONG))
@@ -250,7 +241,6 @@ def test_ctrl_c_in_a_terminal_drains() -> None:
 
 
 def test_many_disconnects_leave_nothing(aux: Process) -> None:
-    """At any moment of their requests."""
     body = json.dumps(chat(**LONG)).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     for number in range(500):
@@ -264,7 +254,6 @@ def test_many_disconnects_leave_nothing(aux: Process) -> None:
 
 
 def test_stalled_client_delays_no_other(aux: Process) -> None:
-    """Other streams continue."""
     body = json.dumps(chat(**{**LONG, "n": 8, "outpace": {"trace": True}})).encode()
     head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n"
     with socket.socket() as own:
@@ -279,7 +268,6 @@ def test_stalled_client_delays_no_other(aux: Process) -> None:
 
 
 def test_two_servers_are_independent(aux: Process, own: Process) -> None:
-    """One continues after the other has ended."""
     os.kill(engine_of(own), signal.SIGKILL)
     assert own.process.wait(10) == 1
     body = chat(model="tiny-aux")
@@ -287,7 +275,6 @@ def test_two_servers_are_independent(aux: Process, own: Process) -> None:
 
 
 def test_load_error_is_one_line(tmp_path: Path) -> None:
-    """The line names the model."""
     (tmp_path / "x.toml").write_text("[models.x]\npath = 'tiny-aux'\nlimits = { none = [1, 2] }\n")
     command = [sys.executable, "-m", "outpace", "serve", "--port", "0", "--config"]
     done = subprocess.run([*command, str(tmp_path / "x.toml")], capture_output=True, text=True)
@@ -300,7 +287,6 @@ def test_load_error_is_one_line(tmp_path: Path) -> None:
 def test_times_of_passes_are_stored_when_the_server_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the next server, whose first answer then starts from them."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with serving("tiny-aux", "--cache-gib", "0.1") as process:
         stream_to(process, [], chat(model="tiny-aux", stream=True, max_tokens=60)).join()

@@ -56,7 +56,6 @@ VALUES = {
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_listed_fields_are_accepted(client: TestClient, model: str, method: str) -> None:
-    """And all others are rejected."""
     listed = client.get(f"/v1/models/{model}").json()["outpace"]["methods"][method]
     for field, value in VALUES.items():
         outer, _, inner = field.partition(".")
@@ -75,7 +74,6 @@ def test_listed_fields_are_accepted(client: TestClient, model: str, method: str)
 
 
 def test_every_field_is_in_the_table() -> None:
-    """Except prompts and ignored fields."""
     known = {*COMMON_FIELDS, *SPECIAL_FIELDS}
     own = {f"outpace.{name}" for name in Extension.model_fields}
     asked = set(ChatRequest.model_fields) & set(CompletionRequest.model_fields) | own
@@ -83,7 +81,6 @@ def test_every_field_is_in_the_table() -> None:
 
 
 def test_documentation_has_the_table() -> None:
-    """Each field, and the methods that support it."""
     page = PAGE.read_text()
     groups = {"all": "all", **dict(re.findall(r"^- \*(\w+)\*: ([\w, ]+)$", page, re.MULTILINE))}
     rows = re.findall(r"^\| `([\w.]+)` \| (\w+) \|", page, re.MULTILINE)
@@ -100,7 +97,6 @@ def test_documentation_has_the_table() -> None:
 
 
 def test_documented_bounds_are_the_declared_ones() -> None:
-    """If the table has bounds."""
     rows = re.findall(r"^\| `(\w+)` \| [\w, ]+ \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
     meanings = dict(rows)
     stated = {}
@@ -114,7 +110,6 @@ def test_documented_bounds_are_the_declared_ones() -> None:
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_options_are_listed_with_their_help(client: TestClient, model: str, method: str) -> None:
-    """The same options as in the tables of the documentation."""
     listed = client.get(f"/v1/models/{model}").json()["outpace"]["methods"][method]
     name = METHODS[method].__name__
     text = "\n".join(page.read_text() for page in sorted(PAGE.parent.glob("methods-*.md")))
@@ -128,7 +123,6 @@ def test_options_are_listed_with_their_help(client: TestClient, model: str, meth
 
 
 def test_documentation_lists_the_options_of_a_model() -> None:
-    """Those that the example has not."""
     listed_names = re.search(
         r"A model also has\n(.*?), as `LLM` has them", SETTINGS.read_text(), re.DOTALL
     )
@@ -138,7 +132,6 @@ def test_documentation_lists_the_options_of_a_model() -> None:
 
 
 def test_documented_settings_are_read(tmp_path: Path) -> None:
-    """Key by key."""
     page = SETTINGS.read_text()
     (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (tmp_path / "serve.toml").write_text(shown)
@@ -149,7 +142,6 @@ def test_documented_settings_are_read(tmp_path: Path) -> None:
 
 
 def test_template_variables_are_those_of_the_template(client: TestClient) -> None:
-    """Models accept only the variables of their own chat template."""
     for name in ("enable_thinking", "messages", "tools", "add_generation_prompt", "x" * 200):
         error = refused(client, chat(chat_template_kwargs={name: True}))
         assert error["param"] == "chat_template_kwargs"

@@ -35,7 +35,6 @@ def locked(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestCl
 
 
 def test_every_route_requires_the_key(locked: TestClient) -> None:
-    """Existing and unknown paths, with every method."""
     document = locked.get("/openapi.json", headers={"authorization": RIGHT}).json()
     paths = [*document["paths"], "/openapi.json", "/docs", "/nothing", "/health/"]
     assert len(paths) > 8
@@ -57,7 +56,6 @@ def test_every_route_requires_the_key(locked: TestClient) -> None:
     ],
 )
 def test_wrong_keys_are_rejected(locked: TestClient, header: bytes) -> None:
-    """In any form."""
     response = locked.get("/v1/models", headers={"authorization": header})
     assert response.status_code == 401
     assert response.json()["error"]["type"] == "authentication_error"
@@ -65,14 +63,12 @@ def test_wrong_keys_are_rejected(locked: TestClient, header: bytes) -> None:
 
 
 def test_right_key_is_accepted(locked: TestClient) -> None:
-    """The scheme is case-insensitive."""
     for header in (RIGHT, RIGHT.replace(b"Bearer", b"bearer")):
         response = locked.get("/v1/models", headers={"authorization": header})
         assert response.status_code == 200
 
 
 def test_large_body_is_rejected(client: TestClient) -> None:
-    """By its declared length or by the bytes received."""
     body = json.dumps(chat("x" * MAX_BODY_BYTES)).encode()
 
     def pieces() -> Iterator[bytes]:
@@ -88,7 +84,6 @@ def test_large_body_is_rejected(client: TestClient) -> None:
 
 
 def test_slow_body_times_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The deadline applies to the whole body."""
     app = guarded(service, monkeypatch, read_seconds=0.2).app
     sent: list[Any] = []
 
@@ -115,7 +110,6 @@ def test_slow_body_times_out(service: Service, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_page_policy(client: TestClient) -> None:
-    """Only inline code runs, and other origins cannot read answers."""
     response = client.get("/", headers={"origin": "http://elsewhere"})
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy
@@ -129,8 +123,6 @@ def test_page_policy(client: TestClient) -> None:
 def test_internal_errors_reveal_nothing(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No traceback, no path; the next request is answered."""
-
     def fail(*_: Any) -> None:
         raise RuntimeError("/secret/place")
 
@@ -153,7 +145,6 @@ ELSEWHERE = [
 
 @pytest.mark.parametrize("host", [*HERE, *ELSEWHERE])
 def test_foreign_hosts_are_rejected(client: TestClient, host: str) -> None:
-    """On all routes, against DNS rebinding."""
     headers = {"host": host.encode("latin-1")}
     for method, path in (("GET", "/"), ("GET", "/health"), ("POST", "/v1/completions")):
         response = client.request(method, path, headers=headers, json={})  # type: ignore[arg-type]
@@ -165,7 +156,6 @@ def test_foreign_hosts_are_rejected(client: TestClient, host: str) -> None:
 
 @pytest.mark.parametrize("host", [*HERE, *ELSEWHERE[:-1], "null"])
 def test_foreign_origins_are_rejected(client: TestClient, host: str) -> None:
-    """Requests without an origin are not from a page."""
     origin = b"null" if host == "null" else b"http://" + host.encode("latin-1")
     headers: Any = {"origin": origin}
     for path in ("/v1/completions", "/v1/chat/completions", "/nothing"):
@@ -178,6 +168,5 @@ def test_foreign_origins_are_rejected(client: TestClient, host: str) -> None:
 def test_public_servers_accept_any_host(
     service: Service, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
-    """Servers with a key, --insecure, or a public address."""
     with guarded(service, monkeypatch, **given) as client:
         assert client.get("/health", headers={"host": "evil.example"}).status_code == 200

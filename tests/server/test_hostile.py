@@ -129,13 +129,11 @@ ALONE = len(VALUES) * sum(map(len, FIELDS.values()))
 
 
 def test_some_hostile_requests(client: TestClient, service: Service) -> None:
-    """Requests with several invalid values."""
     assert attacks(client, service, 300, seed=0, skip=ALONE) == {200, 400}
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_many_hostile_requests(client: TestClient, service: Service) -> None:
-    """Every invalid value in every field, and thousands of others."""
     assert ALONE > 3000
     assert attacks(client, service, ALONE + 2500, seed=1) <= {200, 400, 404}
 
@@ -145,7 +143,6 @@ def test_many_hostile_requests(client: TestClient, service: Service) -> None:
 )
 @pytest.mark.parametrize("make", [chat, completion])
 def test_prompt_of_two_megabytes(client: TestClient, make: Any, text: str) -> None:
-    """Rejected by its length, before tokenization."""
     body = make(text)
     response = client.post(route(body), json=body)
     assert response.status_code == 400
@@ -157,6 +154,5 @@ def test_prompt_of_two_megabytes(client: TestClient, make: Any, text: str) -> No
     "text", [t for t in TEXTS if t.strip() and t.isprintable() and len(t) < 250]
 )
 def test_user_text_is_literal(client: TestClient, text: str) -> None:
-    """No special tokens, templates or paths are interpreted."""
     answer = ask(client, chat(text, max_tokens=2))
     assert answer["usage"]["completion_tokens"] <= 2

@@ -37,7 +37,6 @@ def filling(prompt: Any = TEXT, *, model: str = "tiny-dream", **fields: Any) -> 
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_infilling_methods_fill_holes(client: TestClient, model: str, method: str) -> None:
-    """Whole and streamed, in completions and chats; other methods are rejected."""
     common = {"model": model, "seed": 5, "temperature": 0.7, "n": 2, "outpace": {"method": method}}
     body = filling(**common)
     conversation = chat(TEXT) | common | {"outpace": {"method": method, **FILL}}
@@ -65,7 +64,6 @@ def test_infilling_methods_fill_holes(client: TestClient, model: str, method: st
 
 
 def test_infilling_equals_library(client: TestClient, service: Service) -> None:
-    """Alone, after a conversation, and for several prompts."""
     llm: LLM = service.client.loop.models["tiny-dream"].llm
     options: Any = {"temperature": 0.6, "top_p": 0.9, "seed": 3}
     alone = llm.fill(PARTS, **options)
@@ -84,7 +82,6 @@ def test_infilling_equals_library(client: TestClient, service: Service) -> None:
 
 
 def test_stream_counts_only_hole_tokens(client: TestClient) -> None:
-    """In every event, with the canvas."""
     body = filling(seed=2, outpace={"method": "fast_dllm", "trace": True, "provisional": True})
     found = [chunk["outpace"] for chunk in events(client, body) if "outpace" in chunk]
     counts = [each["tokens"] for each in found if "tokens" in each]
@@ -152,7 +149,6 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
 def test_invalid_templates_are_rejected_quickly(
     client: TestClient, field: str, body: dict[str, Any], expected_message: str, stream: bool
 ) -> None:
-    """The error names the field; no stream begins."""
     began = time.process_time()
     error = refused(client, body | {"stream": stream})
     assert time.process_time() - began < 6
@@ -160,7 +156,6 @@ def test_invalid_templates_are_rejected_quickly(
 
 
 def test_operator_limits_hole_tokens() -> None:
-    """The limit of tokens applies to all holes together."""
     entry = zoo_entries()["tiny-dream"].model_copy(update={"max_tokens": 6})
     service = Service.load(Config(models={"tiny-dream": entry}))
     with TestClient(build_server_app(service), URL) as client:
@@ -173,7 +168,6 @@ def test_operator_limits_hole_tokens() -> None:
 
 
 def test_methods_list_the_fill_field(client: TestClient) -> None:
-    """Only methods that can infill list it."""
     for model in json.loads(client.get("/v1/models").text)["data"]:
         for name, method in model["outpace"]["methods"].items():
             assert ("outpace.fill" in method["fields"]) == (name in ABLE)

@@ -70,7 +70,6 @@ def loaded(client: TestClient) -> dict[str, bool]:
 
 
 def test_first_request_loads_the_model(client: TestClient) -> None:
-    """Its answer is that of a loaded model, streamed too; the server is ready before."""
     assert loaded(client) == {"slow": False, "fast": True}
     assert client.get("/ready").status_code == client.get("/health").status_code == 200
     answer = text_of(events(client, BODY))
@@ -82,7 +81,6 @@ def test_first_request_loads_the_model(client: TestClient) -> None:
 
 
 def test_an_unknown_model_or_bad_field_loads_nothing(client: TestClient) -> None:
-    """Nor does the conversion of a prompt to token ids."""
     refused(client, BODY | {"model": "other"}, 404)
     refused(client, BODY | {"top_p": 7})
     refused(client, BODY | {"outpace": {"method": "d2f"}})
@@ -95,7 +93,6 @@ def test_an_unknown_model_or_bad_field_loads_nothing(client: TestClient) -> None
 def test_a_failed_load_is_503_with_its_reason(
     client: TestClient, folder: Path, stream: bool
 ) -> None:
-    """Without the path; the next request loads the model."""
     weights = folder / "model.safetensors"
     weights.rename(folder / "elsewhere")
     error = refused(client, BODY | {"stream": stream}, 503)
@@ -108,7 +105,6 @@ def test_a_failed_load_is_503_with_its_reason(
 def test_a_server_that_stops_ends_waiting_requests(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With an error, as all others."""
     gate = Event()
     monkeypatch.setattr(models, "load_served_model", lambda entry: gate.wait(60))
     request = service.models["slow"].engine.submit("Hello")
@@ -155,7 +151,6 @@ def quantize_strangely(folder: Path) -> None:
 def test_files_are_checked_at_the_start(
     folder: Path, damage: Callable[[Path], None], named: str
 ) -> None:
-    """Those of the model, and those of further models."""
     damage(folder)
     own = str(folder)
     with pytest.raises(ValueError, match=f"^model slow: .*{named}"):
@@ -186,13 +181,11 @@ def test_files_are_checked_at_the_start(
     ],
 )
 def test_options_are_checked_at_the_start(given: dict[str, Any], named: str) -> None:
-    """The error names the model."""
     with pytest.raises(ValueError, match=f"^model slow: .*{named}"):
         served(slow=Entry(path="tiny-aux", **given))
 
 
 def test_memory_is_measured_as_it_is_loaded() -> None:
-    """The target and further models."""
     entry = Entry(path="tiny-ar", lazy=True, cache_gib=0.02, further={"aux": "tiny-aux"}, keep="2h")
     model = models.make_lazy_model(entry, lambda: models.load_served_model(entry))
     llm = model.load()
@@ -206,9 +199,8 @@ def test_memory_is_measured_as_it_is_loaded() -> None:
     assert model.cache_bytes == pytest.approx(caches, rel=0.1) and model.keep_seconds == 7200
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_server_process_loads_and_unloads() -> None:
-    """It listens first, unloads the idle model, and answers waiting requests when it ends."""
     words = ("--lazy", "--keep", "1s", "--cache-gib", "0.1", "--drain-seconds", "60")
     with serving("--model", "slow=tiny-aux", *words) as process:
         assert "slow: causal model, lookup, loaded when requested\n" in process.log

@@ -28,7 +28,6 @@ CONTEXT = 512
 def test_default_length_fills_the_context(
     client: TestClient, model: str, prompt: int, wanted: int
 ) -> None:
-    """The default canvas for diffusion models."""
     quick = {"method": "diffusion", "options": {"steps": 4}} if model == "tiny-dream" else {}
     asked = completion([5] * prompt, model=model, ignore_eos=True, outpace=quick)
     answer = ask(client, asked)
@@ -37,7 +36,6 @@ def test_default_length_fills_the_context(
 
 
 def test_default_length_ends_at_eos(client: TestClient) -> None:
-    """Equal to the answer with the largest limit."""
     answer = ask(client, chat(seed=1))
     assert answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"] == ask(client, chat(seed=1, max_tokens=300))["choices"]
@@ -55,7 +53,6 @@ def bounded() -> Iterator[TestClient]:
 
 
 def test_operator_limits_answers(bounded: TestClient) -> None:
-    """With and without `max_tokens`; near the context end they are shorter."""
     for prompt, wanted in ((5, 40), (CONTEXT - 41, 40), (CONTEXT - 39, 39), (CONTEXT - 3, 3)):
         answer = ask(bounded, completion([5] * prompt, ignore_eos=True))
         assert answer["usage"]["completion_tokens"] == wanted

@@ -46,7 +46,6 @@ def lines(log: io.StringIO) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_request_is_one_line(client: TestClient, log: io.StringIO, stream: bool) -> None:
-    """With the id that the client receives, the model and the tokens."""
     response = client.post("/v1/chat/completions", json=chat(max_tokens=6, stream=stream))
     (line,) = lines(log)
     assert response.headers["x-request-id"] == line["request_id"]
@@ -70,7 +69,6 @@ def test_a_request_is_one_line(client: TestClient, log: io.StringIO, stream: boo
 def test_valid_ids_of_clients_are_kept(
     client: TestClient, log: io.StringIO, sent: str, is_kept: bool
 ) -> None:
-    """Others are replaced."""
     response = client.get("/health", headers={"x-request-id": sent})
     number = response.headers["x-request-id"]
     assert (number == sent) is is_kept and re.fullmatch(r"[\w.-]{1,64}", number)
@@ -80,7 +78,6 @@ def test_valid_ids_of_clients_are_kept(
 def test_refused_requests_and_paths_are_logged_on_one_line(
     client: TestClient, log: io.StringIO
 ) -> None:
-    """Line breaks of a path stay encoded."""
     assert client.post("/v1/completions", json=completion(n=0)).status_code == 400
     client.get("/v1/models/a%0Ab%22?x=1")
     refused, unknown = lines(log)
@@ -89,7 +86,6 @@ def test_refused_requests_and_paths_are_logged_on_one_line(
 
 
 def test_errors_have_a_traceback_and_the_request(log: io.StringIO) -> None:
-    """As fields of one line."""
     try:
         raise RuntimeError("no\nway")
     except RuntimeError:
@@ -103,7 +99,6 @@ def test_errors_have_a_traceback_and_the_request(log: io.StringIO) -> None:
     [({"verbose": False}, logging.WARNING), ({"verbose": True}, logging.INFO)],
 )
 def test_text_logs_requests_if_verbose(options: dict[str, bool], level: int) -> None:
-    """JSON always does."""
     before = logging.getLogger("outpace.server").level, ACCESS_LOG.level
     start_log(**options)
     assert ACCESS_LOG.level == level
@@ -122,7 +117,6 @@ def served_commands() -> list[list[str]]:
 
 
 def test_commands_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each flag of the files exists, with such a value."""
     from outpace.server import settings
 
     seen: list[dict[str, Any]] = []
@@ -140,7 +134,6 @@ def test_commands_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_dashboard_reads_metrics_that_exist(service: Service) -> None:
-    """And the served models load by their settings."""
     known = set(re.findall(r"^# TYPE (\w+)", ServerMetrics(service.models).render().decode(), re.M))
     text = (DEPLOY / "grafana" / "dashboard.json").read_text()
     panels = json.loads(text)["panels"]

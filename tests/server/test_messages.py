@@ -70,7 +70,6 @@ REQUESTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("request_body", REQUESTS, ids=range(len(REQUESTS)))
 def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -> None:
-    """Blocks by their events, and the reason of the end."""
     whole = ask(served, request_body)
     start, *rest, end, stop = events(served, request_body)
     assert start["message"]["content"] == [] and stop == {"type": "message_stop"}
@@ -101,7 +100,6 @@ def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -
 
 
 def test_reason_of_the_end(served: TestClient) -> None:
-    """A limit, a stop sequence, a call, or the model."""
     reasons = [(ask(served, each)["stop_reason"]) for each in REQUESTS[4:8]]
     assert reasons == ["stop_sequence", "max_tokens", "tool_use", "tool_use"]
     message = ask(served, REQUESTS[4])
@@ -110,7 +108,6 @@ def test_reason_of_the_end(served: TestClient) -> None:
 
 
 def test_loop_with_official_client(client: Any) -> None:
-    """The message goes back with results of its calls, and thoughts are part of it."""
     fields = {"max_tokens": 200, "tools": DECLARED}
     first = client.messages.create(
         model="tools", messages=[QUESTION], tool_choice=ANY, extra_body={"seed": 4}, **fields
@@ -141,7 +138,6 @@ def test_loop_with_official_client(client: Any) -> None:
 
 
 def test_official_error(client: Any) -> None:
-    """Its class is by the status, and the message names the field."""
     import anthropic
 
     with pytest.raises(anthropic.BadRequestError, match=r"thinking\.budget_tokens: "):
@@ -200,7 +196,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 def test_invalid_field_is_named(
     served: TestClient, param: str, fields: dict[str, Any], stream: bool
 ) -> None:
-    """By its own name, in Anthropic's form, before any computation."""
     answer = served.post(PATH, json=body(**{"stream": stream, **fields}))
     assert answer.status_code == 400, answer.text
     assert set(answer.json()) == {"type", "error"} and answer.json()["type"] == "error"
@@ -209,9 +204,8 @@ def test_invalid_field_is_named(
     assert error["message"].startswith(f"{param}:"), error
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.nightly)])
 def test_hostile_requests(served: TestClient, count: int) -> None:
-    """Each is answered or refused by name, and a usual request is as before."""
     result = {"role": "user", "content": [RESULT | {"content": "7"}, {"type": "text", "text": "b"}]}
     tools = [DECLARED[0] | {"input_schema": WEATHER}]
     bodies = [

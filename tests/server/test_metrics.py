@@ -25,7 +25,6 @@ def scrape(client: TestClient) -> Samples:
 
 
 def test_counters_add_up(client: TestClient) -> None:
-    """For whole and streamed answers, by model and method."""
     body = chat(model="tiny-dream", max_tokens=16, outpace={"method": "apd"})
     ask(client, body)
     before = scrape(client)
@@ -59,7 +58,6 @@ def test_counters_add_up(client: TestClient) -> None:
 
 
 def test_gauges_of_an_idle_server(client: TestClient) -> None:
-    """No running or waiting requests, all pages free."""
     samples = scrape(client)
     assert samples[("outpace_waiting", "tiny-ar")] == samples[("outpace_running", "tiny-ar")] == 0
     for role in ("target", "draft"):
@@ -69,7 +67,6 @@ def test_gauges_of_an_idle_server(client: TestClient) -> None:
 
 
 def test_prefix_cache_is_counted(client: TestClient) -> None:
-    """Rows of a repeated prompt."""
     key = ("outpace_prefix_rows_spared_total", "tiny-aux", "target")
     ask(client, chat(model="tiny-aux", max_tokens=2))
     before = scrape(client)[key]
@@ -78,7 +75,6 @@ def test_prefix_cache_is_counted(client: TestClient) -> None:
 
 
 def test_acceptance_counters_match_trace() -> None:
-    """A perfect draft is accepted entirely; a verifier judges all but the first token."""
     prompt = "Copy: 11 12 13 14 15"
     same = LLM("tiny-aux", Speculative(draft="tiny-aux", tokens=4))
     (output,) = same.generate(prompt, max_tokens=21)

@@ -23,7 +23,6 @@ SECRET = "very-secret"
 
 
 def test_command_line_names_models(tmp_path: Path) -> None:
-    """By their files, with a number if ambiguous; explicit names take precedence."""
     paths = [tmp_path / place / "model.gguf" for place in "abc"]
     for path in paths:
         path.parent.mkdir()
@@ -47,7 +46,6 @@ def test_command_line_names_models(tmp_path: Path) -> None:
 
 
 def test_models_of_a_method_have_unique_names(tmp_path: Path) -> None:
-    """Also among the further models."""
     for place in "ab":
         (tmp_path / place / "small").mkdir(parents=True)
     mine, other = (str(tmp_path / place / "small") for place in "ab")
@@ -110,7 +108,6 @@ WRONG: list[dict[str, Any]] = [
 
 
 def test_no_client_sees_a_path(hidden: tuple[TestClient, Service]) -> None:
-    """In no answer, error, list, document or metric."""
     client, service = hidden
     seen = []
     for model in service.models:
@@ -133,7 +130,6 @@ def test_no_client_sees_a_path(hidden: tuple[TestClient, Service]) -> None:
 
 
 def test_names_replace_paths(hidden: tuple[TestClient, Service]) -> None:
-    """Also for path prefixes and relative paths."""
     client, service = hidden
     asked = completion([10**6]) | {"model": "here"}
     message = client.post(route(asked), json=asked).json()["error"]["message"]

@@ -39,7 +39,6 @@ class Elements(HTMLParser):
 
 
 def test_policy_allows_the_code_of_the_page_only() -> None:
-    """The hashes of the policy are those of what a parser finds between the tags."""
     page = PlaygroundPage()
     elements = Elements(page.text)
     assert all(address.startswith("data:") for address in elements.addresses)
@@ -53,7 +52,6 @@ def test_policy_allows_the_code_of_the_page_only() -> None:
 
 
 def test_scripts_never_parse_markup() -> None:
-    """Text of models, of links and of errors becomes nodes, by `textContent` and `append`."""
     parsing = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|setHTML|DOMParser|eval\("
     assert len(OWN_SCRIPTS) > 9
     assert not [each for each in OWN_SCRIPTS if re.search(parsing, each)]

@@ -126,13 +126,11 @@ def llm() -> LLM:
 
 
 def test_every_option_has_a_case() -> None:
-    """Including new ones."""
     assert {each.option for each in CASES} == {f.name for f in fields(RequestOptions)} - {"cloze"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.option}-{case.value!r}")
 def test_error_of_an_option_names_it(llm: LLM, client: TestClient, case: Case) -> None:
-    """With its value in Python, and at the beginning of the message."""
     more = {"max_tokens": 8} if case.option == "min_tokens" else {}
     with pytest.raises(OptionError) as error:
         llm.generate("hi", **{**more, case.option: case.value})
@@ -146,7 +144,6 @@ def test_error_of_an_option_names_it(llm: LLM, client: TestClient, case: Case) -
 
 @pytest.mark.parametrize("cloze", CLOZES, ids=lambda cloze: cloze[1])
 def test_error_of_a_hole_names_it(client: TestClient, cloze: tuple[Any, str, str]) -> None:
-    """By its index."""
     parts, param, text = cloze
     dream = LLM("tiny-dream", cache_gib=0.1)
     with pytest.raises(OptionError) as error:
@@ -160,7 +157,6 @@ def test_error_of_a_hole_names_it(client: TestClient, cloze: tuple[Any, str, str
 def test_error_of_a_prompt_names_its_part(
     llm: LLM, client: TestClient, prompt: tuple[Any, str, dict[str, Any], str]
 ) -> None:
-    """The message and its part, or the token."""
     given, param, body, field = prompt
     with pytest.raises(OptionError) as error:
         llm.prepare(given)
@@ -169,7 +165,6 @@ def test_error_of_a_prompt_names_its_part(
 
 
 def test_context_errors(llm: LLM, client: TestClient) -> None:
-    """The same type in Python, and the same code over HTTP."""
     length = llm.config.max_length
     for prompt, max_tokens, param in [(5, length, "max_tokens"), (length, 1, "prompt")]:
         with pytest.raises(ContextError) as error:
@@ -180,7 +175,6 @@ def test_context_errors(llm: LLM, client: TestClient) -> None:
 
 
 def test_errors_of_the_engine_process_keep_param() -> None:
-    """Without the value, which may not be picklable."""
     for kind in (OptionError, ContextError):
         error = portable_error(kind("regex", object(), "regex: it is malformed"))
         assert type(error) is kind and isinstance(error, OptionError)

@@ -19,7 +19,7 @@ from outpace.api.trace import STATE_FILLED, STATE_FULL, block_edges, slot_states
 from outpace.methods import APD, D2F, METHODS, DFlash, Diffusion, FastDLLM, Speculative, WeDLM
 from toolbox import TOOLS, tool_model
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.nightly
 
 ZOO = (
     "At the zoo 3 birds eat 12 apples each. There were 23 apples and Nina brings 28 more. "
@@ -761,7 +761,6 @@ RENDER = """(text) => {
 
 @pytest.mark.parametrize("text", ["_a*" * 8000, "> - " * 8000, "- a\n" * 30_000])
 def test_slow_markdown_is_shown_as_it_is(visit, text):
-    """Within half a second; the emphasis alone would take a minute."""
     shown, count, took = visit().evaluate(RENDER, text)
     assert shown == text and count == 0 and took < 3000
 

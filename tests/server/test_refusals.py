@@ -160,7 +160,6 @@ INSIDE: list[tuple[str, dict[str, Any]]] = [
     ],
 )
 def test_field_is_named(client: TestClient, field: str, body: dict[str, Any]) -> None:
-    """The message begins with the invalid field."""
     error = refused(client, body)
     assert error["type"] == "invalid_request_error"
     assert error["param"].split(".")[0] == field
@@ -169,7 +168,6 @@ def test_field_is_named(client: TestClient, field: str, body: dict[str, Any]) ->
 
 @pytest.mark.parametrize(("param", "body"), INSIDE)
 def test_nested_field_is_named(client: TestClient, param: str, body: dict[str, Any]) -> None:
-    """By its dotted path."""
     error = refused(client, body)
     assert error["param"] == param
     assert "/" not in error["message"].replace("/etc/passwd", "").replace("../x", "")
@@ -177,7 +175,6 @@ def test_nested_field_is_named(client: TestClient, param: str, body: dict[str, A
 
 @pytest.mark.parametrize("field", ["functions", "function_call", "audio", "prediction"])
 def test_unsupported_features_are_named(client: TestClient, field: str) -> None:
-    """The message advises to omit the field and does not repeat its value."""
     for value in FIELDS[field]:
         message = refused(client, chat(**{field: value}))["message"]
         assert re.fullmatch(rf"{field}: .*not supported yet; leave the field out", message)
@@ -195,7 +192,6 @@ CALL = {"id": "x", "type": "function", "function": {"name": "y", "arguments": "{
     ],
 )
 def test_deprecated_calls_are_named(client: TestClient, param: str, message: Any) -> None:
-    """No errors that only follow from them."""
     messages = [{"role": "user", "content": "x"}, message, {"role": "user", "content": "y"}]
     error = refused(client, chat() | {"messages": messages})
     assert error["param"] == param
@@ -214,14 +210,12 @@ def test_deprecated_calls_are_named(client: TestClient, param: str, message: Any
     ],
 )
 def test_neutral_fields_are_accepted(client: TestClient, fields: dict[str, Any]) -> None:
-    """The answer is the same without them."""
     usual = {"seed": 1, "max_tokens": 8, "temperature": 2}
     wanted, answer = ask(client, chat(**usual)), ask(client, chat(**usual, **fields))
     assert answer["choices"] == wanted["choices"]
 
 
 def test_assistant_messages_of_clients(client: TestClient) -> None:
-    """With all fields that OpenAI's clients send."""
     sent = {"role": "assistant", "content": "12", "tool_calls": [], "refusal": None, "audio": None}
     messages = [{"role": "user", "content": "x"}, sent, {"role": "user", "content": "y"}]
     assert ask(client, chat(max_tokens=2) | {"messages": messages})
@@ -229,7 +223,6 @@ def test_assistant_messages_of_clients(client: TestClient) -> None:
 
 @pytest.mark.parametrize("prompt", [["a"] * 65, [[5]] * 65, ["a"] * 2000])
 def test_limit_of_prompts_is_named(client: TestClient, prompt: Any) -> None:
-    """For prompts of each type."""
     message = refused(client, completion(prompt))["message"]
     assert message == f"prompt: must have at most 64 entries, got {len(prompt)}"
 
@@ -241,7 +234,6 @@ def test_limit_of_prompts_is_named(client: TestClient, prompt: Any) -> None:
 def test_too_many_choices_are_rejected(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, body: Any, param: str
 ) -> None:
-    """A retry would not help; the maximum number is answered."""
     engine = service.models["tiny-aux"].engine
     count = (body.get("n") or 1) * (len(body["prompt"]) if "prompt" in body else 1)
     asked = body | {"model": "tiny-aux", "max_tokens": 1}
@@ -266,7 +258,6 @@ def test_too_many_choices_are_rejected(
 )
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
 def test_invalid_json_is_rejected(client: TestClient, path: str, body: bytes) -> None:
-    """Deeply nested, truncated, in other encodings."""
     response = client.post(path, content=body)
     assert response.status_code == 400
     assert response.json()["error"]["message"]
@@ -287,7 +278,6 @@ def test_invalid_json_is_rejected(client: TestClient, path: str, body: bytes) ->
     ids=lambda body: str(body[:24]),
 )
 def test_complex_bodies_are_rejected_quickly(client: TestClient, body: bytes) -> None:
-    """Parsing them would block the event loop."""
     began = time.process_time()
     response = client.post("/v1/completions", content=body)
     assert response.status_code == 400
@@ -295,19 +285,16 @@ def test_complex_bodies_are_rejected_quickly(client: TestClient, body: bytes) ->
 
 
 def test_text_may_have_any_characters(client: TestClient) -> None:
-    """Complexity limits ignore string contents."""
     error = refused(client, completion('[{,:"\\' * 60_000))
     assert error["code"] == "context_length_exceeded"
 
 
 def test_quoted_values_are_encodable(client: TestClient) -> None:
-    """For any quoted text."""
     for text in ("\U0001f600" * 40, "\x00", "é\u2028"):
         assert refused(client, chat(model=text), status=404)["param"] == "model"
 
 
 def test_unknown_model_and_path(client: TestClient) -> None:
-    """With the error object."""
     error = refused(client, chat(model="x"), status=404)
     assert (error["type"], error["param"]) == ("not_found_error", "model")
     assert (error["code"], "tiny-ar" in error["message"]) == ("model_not_found", True)
@@ -340,7 +327,6 @@ def full(service: Service, monkeypatch: pytest.MonkeyPatch) -> Iterator[Service]
 
 
 def test_full_queue_sets_retry_after(client: TestClient, full: Service) -> None:
-    """A stream is rejected before it begins."""
     for stream in (False, True):
         body = chat(model="tiny-aux", stream=stream)
         response = client.post("/v1/chat/completions", json=body)
@@ -353,7 +339,6 @@ def test_full_queue_sets_retry_after(client: TestClient, full: Service) -> None:
 def test_draining_server_is_unavailable(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New requests are rejected; the server is healthy but not ready."""
     monkeypatch.setattr(service, "is_draining", True)
     assert refused(client, chat(), status=503)["type"] == "unavailable_error"
     assert client.get("/ready").status_code == 503
@@ -365,5 +350,4 @@ def test_draining_server_is_unavailable(
 
 
 def test_normal_request_succeeds_afterwards(client: TestClient) -> None:
-    """After all invalid requests."""
     assert ask(client, chat(QUESTION, max_tokens=2))["usage"]["completion_tokens"] == 2

@@ -73,8 +73,6 @@ async def until(condition: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("more", [{"stream": True}, {"stream": True, "n": 3}, {}, {"n": 3}])
 def test_disconnect_ends_request(service: Service, more: dict[str, Any]) -> None:
-    """Its pages are released, and other answers are unaffected."""
-
     async def run() -> list[Call]:
         app = build_server_app(service)
         goes, stays = Call(app, LONG | more), Call(app, LONG | {"seed": 1, "max_tokens": 60})
@@ -96,8 +94,6 @@ def test_disconnect_ends_request(service: Service, more: dict[str, Any]) -> None
 
 
 def test_aborted_requests_get_an_error(service: Service) -> None:
-    """As the last event of a stream, or as the response."""
-
     async def run() -> tuple[Call, Call]:
         app = build_server_app(service)
         stream, whole = Call(app, LONG | {"stream": True}), Call(app, LONG)
@@ -134,7 +130,6 @@ WORKING = D2F.decode
 def test_failing_method_fails_only_its_request(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, n: int
 ) -> None:
-    """The error has the request id of the log and no internals."""
     body = chat(model="tiny-d2f", max_tokens=16, n=n, outpace={"method": "d2f"})
     with monkeypatch.context() as patched:
         patched.setattr(D2F, "decode", broken)
@@ -161,7 +156,6 @@ def test_failing_method_fails_only_its_request(
 def test_health_of_hanging_or_dead_engine(
     client: TestClient, service: Service, monkeypatch: pytest.MonkeyPatch, engine: dict[str, Any]
 ) -> None:
-    """No request is accepted."""
     if engine["heartbeat"]:
         engine["heartbeat"] += time.monotonic()
     monkeypatch.setattr(

@@ -77,7 +77,6 @@ REQUESTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("request_body", REQUESTS, ids=range(len(REQUESTS)))
 def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -> None:
-    """Items by their events, which also contain the whole response."""
     whole = ask(served, request_body)
     first, *rest, last = events(served, request_body)
     assert first["type"] == "response.created" and first["response"]["output"] == []
@@ -111,7 +110,6 @@ def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -
 
 
 def test_loop_with_official_client(client: OpenAI) -> None:
-    """Output items are input items of the next request, with results of calls."""
     create: Any = client.responses.create
     fields = {"model": "tools", "max_output_tokens": 200, "tools": DECLARED, "temperature": 0}
     first = create(input=QUESTION, tool_choice="required", **fields)
@@ -132,7 +130,6 @@ def test_loop_with_official_client(client: OpenAI) -> None:
 
 
 def test_stream_with_official_client(client: OpenAI) -> None:
-    """The client joins the events to the same response."""
     arguments: Any = {"input": QUESTION, "temperature": 0, "max_output_tokens": 200}
     for more in ({"model": "plain"}, {"model": "tools", "tools": DECLARED}):
         choice: Any = {"tool_choice": "required"} if "tools" in more else {}
@@ -153,7 +150,6 @@ THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "
 
 
 def test_items_become_messages(served: TestClient) -> None:
-    """Thoughts, text and calls of a turn are one message of the chat."""
     from outpace.server.responses_schema import ResponsesRequest
 
     text = {"role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}
@@ -171,7 +167,6 @@ def test_items_become_messages(served: TestClient) -> None:
 
 @pytest.mark.parametrize("after", [[], ["user"], ["thought"], ["thought", "user"]])
 def test_turn_of_thoughts_only(served: TestClient, after: list[str]) -> None:
-    """As an answer is that `max_output_tokens` cut off in its thoughts."""
     items = {"user": {"role": "user", "content": "a"}, "thought": THOUGHT}
     turns = [items[name] for name in ("user", "thought", *after)]
     ask(served, body("think", input=turns, max_output_tokens=5))
@@ -215,16 +210,14 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 def test_invalid_field_is_named(
     served: TestClient, param: str, fields: dict[str, Any], stream: bool
 ) -> None:
-    """By its own name, before any computation."""
     answer = served.post(PATH, json=body(**{"stream": stream, **fields}))
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == param, error
     assert error["message"].startswith(param), error
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.nightly)])
 def test_hostile_requests(served: TestClient, count: int) -> None:
-    """Each is answered or refused by name, and a usual request is as before."""
     tools = [DECLARED[0] | {"parameters": WEATHER}]
     conversation = [{"role": "user", "content": "a"}, THOUGHT, CALL, RESULT]
     bodies = [body(model, max_output_tokens=9) for model in ("open", "plain")]

@@ -24,7 +24,7 @@ from outpace.server import settings
 from outpace.server.protocol import MAX_HEADER_BYTES
 from running import Process, ended, serving, stream_to
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,6 @@ LONG = chat(max_tokens=400, ignore_eos=True, model="tiny-ar")
 
 
 def test_log_names_models_and_address(zoo: Process) -> None:
-    """Address, loading, models, and finally the listening line."""
     names = [*settings.zoo_entries()]
     first, *lines, last = zoo.log[: 2 * len(names) + 2]
     assert re.fullmatch(rf"outpace \S+ at {zoo.url}: loading {len(names)} models\n", first)
@@ -60,7 +59,6 @@ def test_log_names_models_and_address(zoo: Process) -> None:
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_openai_streams_every_method(openai: OpenAI, model: str, method: str) -> None:
-    """The same text as whole answers."""
     asked: Any = {
         "model": model,
         "messages": [{"role": "user", "content": QUESTION}],
@@ -78,7 +76,6 @@ def test_openai_streams_every_method(openai: OpenAI, model: str, method: str) ->
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_disconnect_frees_pages(zoo: Process, stream: bool) -> None:
-    """Within one step, also before the first text."""
     with httpx2.Client() as client, pytest.raises(httpx2.TimeoutException):
         path = f"{zoo.url}/v1/chat/completions"
         with client.stream("POST", path, json=LONG | {"stream": stream}, timeout=0.3) as got:
@@ -91,7 +88,6 @@ def test_disconnect_frees_pages(zoo: Process, stream: bool) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("wait", [0.0, 0.3])
 def test_closed_socket_is_detected(zoo: Process, stream: bool, wait: float) -> None:
-    """Although it first looks like a half-closed connection."""
     before = counted(zoo, "gone")
     asked = LONG | {"stream": stream, "n": 8, "max_tokens": 450}
     with socket.create_connection(("127.0.0.1", zoo.port)) as own:
@@ -109,7 +105,6 @@ def counted(process: Process, result: str) -> float:
 
 
 def test_disconnect_with_pipelined_requests(zoo: Process) -> None:
-    """The first request is aborted as well."""
     asked = {"model": "tiny-ar", "prompt": QUESTION, "max_tokens": 400, "ignore_eos": True, "n": 8}
     with deaf(zoo, posting(asked | {"stream": True}) * 2) as own:
         assert own.recv(64).startswith(b"HTTP/1.1 200 ")
@@ -117,7 +112,6 @@ def test_disconnect_with_pipelined_requests(zoo: Process) -> None:
 
 
 def test_many_disconnects_leave_nothing(zoo: Process) -> None:
-    """At any moment; remaining clients get unchanged text."""
     data = posting(LONG | {"stream": True, "seed": 3}, "chat/completions")
     alone = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(seed=3)).json()
     for number in range(200):
@@ -144,7 +138,6 @@ LARGE = {
 @pytest.mark.parametrize("shape", LARGE)
 @pytest.mark.parametrize("piece", [2**20, 40_000, 5000])
 def test_headers_are_limited(zoo: Process, shape: str, piece: int) -> None:
-    """For any kind of header, in pieces of any size."""
     for size in (1000, MAX_HEADER_BYTES - 100, MAX_HEADER_BYTES + 100, 130_000, 2**20):
         path = b"/health?" + b"y" * (size if shape == "address" else 0)
         head = b"GET %s HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n" % path
@@ -155,7 +148,6 @@ def test_headers_are_limited(zoo: Process, shape: str, piece: int) -> None:
 
 
 def test_endless_headers_are_rejected(zoo: Process) -> None:
-    """Also pipelined, and as trailers of a body."""
     first = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     answer = zoo.raw(b"GET / HTTP/1.1\r\nx: " + b"y" * 2**20, piece=2**16)
     assert answer.startswith(b"HTTP/1.1 431 ") or not answer
@@ -169,7 +161,6 @@ def test_endless_headers_are_rejected(zoo: Process) -> None:
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_half_closed_client_gets_its_answer(zoo: Process, version: bytes, stream: bool) -> None:
-    """The same answer as others."""
     body = chat(seed=3, stream=stream)
     url = f"{zoo.url}/v1/chat/completions"
     wanted = told(httpx2.post(url, json=body, timeout=30).content, stream)
@@ -192,7 +183,6 @@ def told(body: bytes, stream: bool) -> str:
 
 
 def test_half_closed_pipelined_requests(zoo: Process) -> None:
-    """In order; an incomplete request is ignored."""
     get = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
     asked = posting(chat(max_tokens=3), "chat/completions")
     answer = zoo.raw(asked + get + posting({"model": "x", "prompt": "y"}), half=True)
@@ -205,27 +195,23 @@ def test_half_closed_pipelined_requests(zoo: Process) -> None:
     "data", [b"\x16\x03\x01", b"GET\r\n\r\n", b"\x00" * 100, b"PRI * HTTP/2.0\r\n\r\n"]
 )
 def test_invalid_http_is_rejected(zoo: Process, data: bytes) -> None:
-    """And the connection is closed."""
     answer = zoo.raw(data + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ") and b'"type": "invalid_request_error"' in answer
 
 
 def test_chunked_body_is_counted(zoo: Process) -> None:
-    """Independent of declared lengths, and before it is complete."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
     answer = zoo.raw(head + b"10000\r\n%s\r\n" % (b" " * 2**16) * 40)
     assert b" 413 " in answer.split(b"\r\n")[0]
 
 
 def test_smuggled_requests_are_rejected(zoo: Process) -> None:
-    """Two lengths are an error."""
     head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 5\r\n"
     for more in (b"content-length: 6\r\n", b"transfer-encoding: chunked\r\n"):
         assert zoo.raw(head + more + b"\r\n0\r\n\r\n").startswith(b"HTTP/1.1 400 ")
 
 
 def test_slow_client_is_disconnected(zoo: Process, tmp_path: Path) -> None:
-    """Before its first byte, within headers, within the body."""
     (tmp_path / "x.toml").write_text(
         "[server]\nread_seconds = 0.5\n[models.x]\npath = 'tiny-aux'\ncache_gib = 0.1\n"
     )
@@ -238,7 +224,6 @@ def test_slow_client_is_disconnected(zoo: Process, tmp_path: Path) -> None:
 
 
 def test_stalled_reader_is_disconnected(tmp_path: Path) -> None:
-    """For streams, whole answers and pages; slow readers are not affected."""
     (tmp_path / "x.toml").write_text(
         "[server]\nread_seconds = 1\n[models.x]\npath = 'tiny-aux'\ncache_gib = 0.1\n"
     )
@@ -305,7 +290,6 @@ async def posted(process: Process, bodies: list[dict[str, Any]]) -> list[tuple[A
 
 
 def test_concurrent_streams_equal_single_ones(zoo: Process) -> None:
-    """For all methods together."""
     bodies = [
         chat(model=model, stream=True, max_tokens=24, seed=seed, outpace={"method": method})
         for model, method in PAIRS
@@ -327,7 +311,6 @@ def said(text: str) -> str:
 
 
 def test_excess_requests_are_rejected(tmp_path: Path) -> None:
-    """Admitted ones are answered; of several choices all are, or none."""
     (tmp_path / "x.toml").write_text(
         "[server]\nmax_waiting = 4\n[models.x]\npath = 'tiny-aux'\nmax_sequences = 4\n"
     )
@@ -350,7 +333,6 @@ def test_excess_requests_are_rejected(tmp_path: Path) -> None:
 
 
 def test_first_signal_drains(zoo: Process) -> None:
-    """Pending requests are answered, new ones rejected; the status is 0."""
     with serving("tiny-aux", "--drain-seconds", "20") as process:
         lines: list[str] = []
         body = chat(model="tiny-aux", stream=True, max_tokens=450, ignore_eos=True, n=4)
@@ -365,7 +347,6 @@ def test_first_signal_drains(zoo: Process) -> None:
 
 
 def test_drain_timeout(zoo: Process) -> None:
-    """Remaining streams end with an error event."""
     with serving("tiny-aux", "--drain-seconds", "0") as process:
         lines: list[str] = []
         body = chat(model="tiny-aux", stream=True, max_tokens=450, ignore_eos=True)
@@ -378,7 +359,6 @@ def test_drain_timeout(zoo: Process) -> None:
 
 
 def test_second_signal_exits_at_once(zoo: Process) -> None:
-    """Whatever is pending."""
     with serving("tiny-aux", "--drain-seconds", "60") as process:
         body = chat(model="tiny-aux", stream=True, max_tokens=450, ignore_eos=True, n=8)
         stream_to(process, [], body)
@@ -393,7 +373,6 @@ ADDRESS = "http://127.0.0.1:8000"
 
 
 def test_verbose_log() -> None:
-    """After the address, in the engine process, with the operator's limits."""
     with serving("tiny-aux", "--verbose", "--max-tokens", "5") as process:
         assert process.log[0].startswith("outpace ")
         assert any(line.startswith(("torch.", "attention on ")) for line in process.log)
@@ -403,7 +382,6 @@ def test_verbose_log() -> None:
 
 
 def test_documented_requests_are_answered(zoo: Process) -> None:
-    """Those for curl."""
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("curl ")]
     assert len(lines) == 3
     for line in lines:
@@ -415,7 +393,6 @@ def test_documented_requests_are_answered(zoo: Process) -> None:
 
 
 def test_documented_client_works(zoo: Process, capsys: pytest.CaptureFixture[str]) -> None:
-    """Unchanged except for the port."""
     blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
     for code in blocks:
         exec(compile(code.replace(ADDRESS, zoo.url), "server.md", "exec"), {})
@@ -424,6 +401,5 @@ def test_documented_client_works(zoo: Process, capsys: pytest.CaptureFixture[str
 
 
 def test_answer_is_correct(zoo: Process) -> None:
-    """After all other tests."""
     response = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(), timeout=30)
     assert ANSWER in response.json()["choices"][0]["message"]["content"]

@@ -46,7 +46,6 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_file_is_read(tmp_path: Path) -> None:
-    """Command-line flags override it."""
     config = read_config(written(tmp_path, WHOLE))
     assert config.server.port == 8001
     assert config.models["story"].options == {"verifier": "small", "ratio": 0.5}
@@ -87,20 +86,17 @@ def test_file_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_unknown_keys_and_bad_values_are_named(tmp_path: Path, line: str, named: str) -> None:
-    """By their dotted path."""
     with pytest.raises(ValueError, match=named):
         read_config(written(tmp_path, line))
 
 
 def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    """As is a folder."""
     for path in (tmp_path, tmp_path / "x.toml"):
         with pytest.raises(ValueError, match="set it to a TOML file"):
             read_config(path)
 
 
 def test_method_of_the_command_line_names_its_models() -> None:
-    """Requests may select them."""
     made = make_entry("tiny-dream", APD(verifier="tiny-aux", ratio=0.5), {}, {"dtype": None})
     assert made.method == "apd"
     assert made.options["ratio"] == 0.5
@@ -108,7 +104,6 @@ def test_method_of_the_command_line_names_its_models() -> None:
 
 
 def test_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
-    """Its path is not revealed."""
     (tmp_path / "small").mkdir()
     made = make_entry("tiny-dream", APD(verifier=str(tmp_path / "small")), {}, {})
     assert made.options["verifier"] == "small"
@@ -117,7 +112,6 @@ def test_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org", ""])
 def test_public_addresses_require_a_key(host: str, tmp_path: Path) -> None:
-    """Or --insecure."""
     with pytest.raises(ValueError, match="--insecure"):
         Settings(host=host).check_access()
     Settings(host=host, insecure=True).check_access()
@@ -127,7 +121,6 @@ def test_public_addresses_require_a_key(host: str, tmp_path: Path) -> None:
 
 
 def test_key_comes_from_a_file(tmp_path: Path) -> None:
-    """Without its line end; an empty file is an error."""
     (tmp_path / "key").write_text("secret\n")
     assert Settings(api_key_file=str(tmp_path / "key")).read_key() == b"secret"
     (tmp_path / "empty").write_text("\n")
@@ -140,7 +133,6 @@ def test_key_comes_from_a_file(tmp_path: Path) -> None:
 
 
 def test_zoo_is_the_default() -> None:
-    """Drafts are further models."""
     config = build_config(None, {}, {})
     assert config.models == zoo_entries()
     drafts = {name for name in zoo_names() if load_config(name).kind in DRAFT_KINDS}
@@ -149,7 +141,6 @@ def test_zoo_is_the_default() -> None:
 
 
 def test_zoo_models_have_their_best_methods(service: Service) -> None:
-    """As measured in docs/results.md."""
     shown, _ = service.find_model("tiny-d2f").find_method_choice(None).create({})
     assert shown == D2F(add=0.5, confidence=0.98)
     assert service.find_model("tiny-d2f").describe(0)["outpace"]["method"] == "d2f"
@@ -184,14 +175,12 @@ def loaded(**given: Any) -> Service:
     ],
 )
 def test_invalid_models_are_rejected_early(given: dict[str, Any], named: str) -> None:
-    """Before listening; the error names the model."""
     with pytest.raises(ValueError, match=named) as caught:
         loaded(**given)
     assert str(caught.value).startswith("model x: ")
 
 
 def test_operator_limits_requests(tmp_path: Path) -> None:
-    """Methods, options and tokens."""
     path = written(tmp_path, WHOLE)
     model = Service.load(read_config(path)).models["story"]
     assert list(model.methods) == ["apd", "left_to_right"]
@@ -211,6 +200,5 @@ def test_operator_limits_requests(tmp_path: Path) -> None:
 
 
 def test_key_is_not_revealed(tmp_path: Path) -> None:
-    """Even if its type is wrong."""
     with pytest.raises(ValueError, match=r"server.api_key must be a valid string$"):
         read_config(written(tmp_path, "[server]\napi_key = 123456"))

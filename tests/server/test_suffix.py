@@ -31,7 +31,6 @@ def middle_client() -> Iterator[TestClient]:
 
 
 def test_own_tokens_equal_the_library(middle_client: TestClient) -> None:
-    """With the official client; the tokens of the prompt are counted and listed."""
     openai = pytest.importorskip("openai")
     address = f"{URL}/v1"
     official: OpenAI = openai.OpenAI(
@@ -57,7 +56,6 @@ def test_own_tokens_equal_the_library(middle_client: TestClient) -> None:
 def test_infilling_methods_fill_before_a_suffix(
     client: TestClient, model: str, method: str
 ) -> None:
-    """The text of a hole, whole and streamed; other methods are refused by the model's name."""
     common = {"model": model, "seed": 5, "temperature": 0.7, "logprobs": 0}
     body = completion(PREFIX, suffix=SUFFIX, max_tokens=5, outpace={"method": method}, **common)
     if method not in ABLE:
@@ -97,7 +95,6 @@ def test_infilling_methods_fill_before_a_suffix(
     ],
 )
 def test_invalid_field_is_named(client: TestClient, param: str, fields: dict[str, Any]) -> None:
-    """Before any text, streamed or not."""
     body = {"model": "tiny-dream", "prompt": PREFIX, "suffix": SUFFIX, **fields}
     for stream in (False, True):
         assert refused(client, body | {"stream": stream})["param"] == param

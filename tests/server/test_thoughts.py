@@ -60,7 +60,6 @@ def joined(chunks: list[dict[str, Any]], index: int) -> dict[str, str]:
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("model", MODELS)
 def test_stream_equals_whole(thinking_client: TestClient, model: str, temperature: int) -> None:
-    """Thoughts and text, with a schema and without."""
     for more in ({}, {"response_format": FORMAT}):
         body = thinking(model, temperature=temperature, n=2, **more)
         chunks = events(thinking_client, body)
@@ -77,9 +76,8 @@ def test_stream_equals_whole(thinking_client: TestClient, model: str, temperatur
                 assert message["reasoning_content"]
 
 
-@pytest.mark.parametrize("count", [30, pytest.param(500, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [30, pytest.param(500, marks=pytest.mark.nightly)])
 def test_streams_equal_wholes(thinking_client: TestClient, count: int) -> None:
-    """Of random requests."""
     rng = Random(count)
     for number in range(count):
         more: dict[str, Any] = {"response_format": FORMAT} if rng.random() < 0.4 else {}
@@ -93,7 +91,6 @@ def test_streams_equal_wholes(thinking_client: TestClient, count: int) -> None:
 
 
 def test_official_client(thinking_client: TestClient) -> None:
-    """It has the thoughts as an extra field, and sends them back."""
     openai = pytest.importorskip("openai")
     client: OpenAI = openai.OpenAI(
         base_url=f"{URL}/v1", api_key="none", http_client=thinking_client, max_retries=0
@@ -114,7 +111,6 @@ def test_official_client(thinking_client: TestClient) -> None:
 
 
 def test_effort_and_model_description(thinking_client: TestClient) -> None:
-    """The effort changes the prompt; `GET /v1/models` has the format."""
     count = {
         effort: ask(thinking_client, thinking("channels", reasoning_effort=effort))["usage"]
         for effort in ("low", "xhigh")
@@ -149,13 +145,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 def test_invalid_field_is_named(
     thinking_client: TestClient, param: str, fields: dict[str, Any]
 ) -> None:
-    """Before any computation."""
     error = refused(thinking_client, thinking(**fields))
     assert error["param"] == param, error
 
 
 def test_completions_have_no_thoughts(thinking_client: TestClient) -> None:
-    """A raw text is continued as it is."""
     body = {"model": "open", "prompt": "Tom\n<think>\n", "max_tokens": 5}
     assert ask(thinking_client, body)["choices"][0]["text"]
     for name, value in (("max_reasoning_tokens", 5), ("reasoning_effort", "low")):

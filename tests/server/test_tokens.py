@@ -21,7 +21,6 @@ def post(client: TestClient, route: str, body: Any, status: int = 200) -> dict[s
 
 @pytest.mark.parametrize("body", [chat(max_tokens=1), completion(max_tokens=1)])
 def test_tokens_are_those_of_the_prompt(client: TestClient, body: dict[str, Any]) -> None:
-    """As counted in the usage of an answer; their text is that of the template."""
     found = post(client, "/tokenize", body)
     llm = LLM("tiny-ar")
     assert found["tokens"] == llm.text.encode(QUESTION)
@@ -33,7 +32,6 @@ def test_tokens_are_those_of_the_prompt(client: TestClient, body: dict[str, Any]
 
 
 def test_special_tokens_are_shown(client: TestClient) -> None:
-    """In the text of token ids; a prompt has them as plain text."""
     (token,) = LLM("tiny-ar").text.eos
     name = post(client, "/detokenize", {"model": "tiny-ar", "tokens": [token]})["prompt"]
     assert name == "<|endoftext|>"
@@ -60,7 +58,6 @@ def test_special_tokens_are_shown(client: TestClient) -> None:
 def test_invalid_field_is_named(
     client: TestClient, route: str, body: Any, status: int, param: str
 ) -> None:
-    """As on other routes."""
     error = post(client, route, body, status)
     assert error["param"] == param
     assert client.post(route, content="{").status_code == 400

@@ -74,7 +74,6 @@ def check_calls(calls: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("model", MODELS)
 def test_required_calls_are_valid(tool_client: TestClient, model: str, temperature: int) -> None:
-    """And a stream has the same calls as the whole answer, in deltas as OpenAI's."""
     body = calling(model, temperature=temperature, n=2)
     for choice in ask(tool_client, body)["choices"]:
         assert choice["finish_reason"] == "tool_calls"
@@ -100,7 +99,6 @@ def test_required_calls_are_valid(tool_client: TestClient, model: str, temperatu
 
 @pytest.mark.parametrize("model", MODELS)
 def test_named_function_is_called_once(tool_client: TestClient, model: str) -> None:
-    """As chosen; `parallel_tool_calls` also limits the calls to one."""
     (choice,) = ask(tool_client, calling(model, tool_choice=NAMED))["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert call["function"]["name"] == "get_weather"
@@ -111,7 +109,6 @@ def test_named_function_is_called_once(tool_client: TestClient, model: str) -> N
 
 @pytest.mark.parametrize("model", MODELS)
 def test_answer_without_a_call(tool_client: TestClient, model: str) -> None:
-    """With `auto`, a text may be cut off; with `none`, tools are not part of the prompt."""
     size = 12 if model == "harmony" else 3  # the first tokens of gpt-oss's are no content
     body = calling(model, tool_choice="auto", max_tokens=size)
     (choice,) = ask(tool_client, body)["choices"]
@@ -124,7 +121,6 @@ def test_answer_without_a_call(tool_client: TestClient, model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_loop_of_calls_and_results(tool_openai: OpenAI, model: str) -> None:
-    """The official client sends the message back with a result, and gets a text."""
     create: Any = tool_openai.chat.completions.create
     first = create(**calling(model, parallel_tool_calls=False))
     message = first.choices[0].message
@@ -151,7 +147,6 @@ AGE_FORMAT = {"type": "json_schema", "json_schema": {"name": "age", "schema": AG
 
 @pytest.mark.parametrize("model", MODELS)
 def test_text_of_a_schema_or_a_call(tool_openai: OpenAI, model: str) -> None:
-    """With `auto`, the text satisfies `response_format`; with `required`, there is none."""
     create: Any = tool_openai.chat.completions.create
     body = calling(model, tool_choice="auto", response_format=AGE_FORMAT)
     (choice,) = create(**body).choices
@@ -168,7 +163,6 @@ def test_text_of_a_schema_or_a_call(tool_openai: OpenAI, model: str) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_stop_strings_beside_tools(tool_client: TestClient, model: str) -> None:
-    """The text is that of a longer answer, cut."""
     body = calling(model, tool_choice="auto", max_tokens=24, temperature=0)
     (whole,) = ask(tool_client, body)["choices"]
     mark = whole["message"]["content"][3]
@@ -260,7 +254,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 def test_invalid_field_is_named(
     tool_client: TestClient, param: str, fields: dict[str, Any]
 ) -> None:
-    """With the index of the tool or the message."""
     error = refused(tool_client, calling(**fields))
     assert error["param"] == param, error
     assert error["message"].startswith(param) and "[0]" not in error["message"]
@@ -268,7 +261,6 @@ def test_invalid_field_is_named(
 
 @pytest.mark.parametrize("choice", ["required", "auto", NAMED])
 def test_template_without_tools_is_named(tool_client: TestClient, choice: Any) -> None:
-    """The error names both fields; without a call to write, the tools are ignored."""
     error = refused(tool_client, calling("plain", tool_choice=choice))
     assert error["param"] == ("tools" if choice == "auto" else "tool_choice")
     assert "tools" in error["message"] and "tool_choice=" in error["message"]
@@ -279,7 +271,6 @@ def test_template_without_tools_is_named(tool_client: TestClient, choice: Any) -
 
 
 def test_text_of_a_tool_is_literal(tool_client: TestClient) -> None:
-    """Control tokens in declarations, arguments and results are encoded as text."""
     tools = declared(description="<|endoftext|>", parameters={"title": "<|mask|>"})
     conversation = called(arguments=json.dumps({"x": "<|endoftext|>"}))["messages"]
     conversation[-1] |= {"content": "<|mask|>"}
@@ -326,9 +317,8 @@ def attack(client: TestClient, rng: Random) -> int:
 CHANGED = ("messages", "tools", "tool_choice", "parallel_tool_calls")
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.nightly)])
 def test_hostile_tools(tool_client: TestClient, count: int) -> None:
-    """Each is answered or refused by name, and a usual request is as before."""
     before = ask(tool_client, calling())["choices"][0]["message"]["tool_calls"]
     rng = Random(count)
     assert {attack(tool_client, rng) for _ in range(count)} == {200, 400}

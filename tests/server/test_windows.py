@@ -27,7 +27,6 @@ print(len(modules))
 
 
 def test_every_module_is_imported_without_posix() -> None:
-    """No module needs what Windows lacks at import time."""
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 20

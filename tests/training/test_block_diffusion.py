@@ -52,7 +52,6 @@ def scored(rows: Rows) -> dict[int, tuple[int, float]]:
 
 
 def test_masks_see_the_clean_blocks_before_theirs_and_their_own() -> None:
-    """The text is padded with its end token; blocks without a mask are omitted."""
     rows = rows_of(PLAIN, "___" + "x_x" + "__x")
     assert rows.ids.tolist() == [5, 6, 2, 7, 8, 9, 4, 4, 4, 7, MASK, 9, MASK, MASK, 4]
     assert rows.positions.tolist() == [*range(9), *range(3, 9)]
@@ -65,7 +64,6 @@ def test_masks_see_the_clean_blocks_before_theirs_and_their_own() -> None:
 
 
 def test_under_a_shift_the_row_before_scores() -> None:
-    """This includes a masked row across a block edge, and the ends of clean blocks."""
     rows = rows_of(replace(PLAIN, shift=1), "___" + "__x" + "_xx")
     assert rows.ids.tolist()[9:] == [MASK, MASK, 9, MASK, 4, 4]
     assert scored(rows) == {2: (7, 1.0), 5: (4, 1.0), 9: (8, 2.0), 11: (4, 2.0)}
@@ -75,7 +73,6 @@ def test_under_a_shift_the_row_before_scores() -> None:
 
 
 def test_a_complement_masks_what_the_other_stream_does_not() -> None:
-    """Every token is predicted once, with equal weights."""
     objective = replace(PLAIN, weighting="uniform", complement=True, mark_weight=3.0)
     rows = rows_of(replace(objective, end_weight=0.5), "xxx" + "_xx" + "xx_")
     assert rows.ids.tolist()[9:] == [MASK, 8, 9, 4, 4, MASK, 7, MASK, MASK, MASK, MASK, 4]
@@ -107,7 +104,6 @@ def test_the_mass_is_what_weights_add_up_to_on_average() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_the_loss_is_that_of_each_block_alone(shift: int) -> None:
-    """The loss equals that of decoding: clean blocks, followed by one with masks."""
     model = block_model(seed=1, shift=shift)
     objective = BlockDiffusion(block=3, ahead=0.0).bind(model.config)
     rows = rows_of(objective, "xxx" + "x_x" + "x__")
@@ -138,7 +134,6 @@ def blocks_of(length: int, size: int) -> Attend:
 
 
 def test_it_takes_what_it_must_know_from_the_model() -> None:
-    """Shift and mask come from the model; one without blocks is rejected by name."""
     bound = BlockDiffusion().bind(block_model(shift=1).config)
     assert (bound.block, bound.shift, bound.mask_id) == (8, 1, MASK)
     assert BlockDiffusion(block=2).bind(block_model().config).block == 2

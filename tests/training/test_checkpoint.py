@@ -98,7 +98,6 @@ def test_a_damaged_checkpoint_is_passed_over(
     reason: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """The previous checkpoint leads to the same weights; one line gives path and reason."""
     damage(run / "checkpoints" / LATER)
     trainer(run, **EACH).fit()
     skipped = [
@@ -127,7 +126,6 @@ def test_a_checkpoint_of_another_model_changes_nothing(run: Path) -> None:
 
 
 def test_only_the_one_before_is_kept(run: Path) -> None:
-    """All other checkpoints are deleted; foreign folders stay."""
     folder = run / "checkpoints"
     shutil.copytree(folder / LATER, folder / "step-00000007")
     (folder / "step-mine").mkdir()
@@ -138,7 +136,6 @@ def test_only_the_one_before_is_kept(run: Path) -> None:
 
 @pytest.mark.parametrize("text", [None, "", "{}", "[]", '{"settings": 5}', '{"settings"', "\0"])
 def test_a_damaged_description_is_named(run: Path, text: str | None) -> None:
-    """The settings of the run cannot be checked without it."""
     (run / "run.json").unlink()
     if text is not None:
         (run / "run.json").write_text(text)
@@ -176,7 +173,6 @@ time.sleep(600)
 
 
 def test_a_second_trainer_in_a_folder_is_refused(run: Path) -> None:
-    """The lock holds in this and other processes until the first trainer ends or dies."""
     with lock_folder(run), pytest.raises(ValueError, match="another process is training in"):
         trainer(run, **EACH).fit()
     before, command = metrics(run), [sys.executable, "-c", HOLD, str(run / LOCK_FILE)]
@@ -200,7 +196,6 @@ def test_processes_are_not_started_in_a_folder_that_is_taken(tmp_path: Path) -> 
 
 
 def test_a_full_disk_does_no_harm(run: Path) -> None:
-    """One line names the file; with free space the run resumes to the same weights."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     half = (run / "checkpoints" / LATER / MODEL_FILE).stat().st_size // 2
     again = trainer(run, **{**EACH, "steps": 3})
@@ -216,7 +211,6 @@ def test_a_full_disk_does_no_harm(run: Path) -> None:
 
 
 def test_a_description_that_cannot_be_written_stays(run: Path) -> None:
-    """The old file remains, so that the run can resume."""
     before = (run / "run.json").read_text()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     again = trainer(run, **EACH)

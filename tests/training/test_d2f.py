@@ -36,7 +36,6 @@ def noisy(objective: D2F, draws: list[float], shares: tuple[float, ...] = (0.5, 
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_blocks_see_the_prompt_what_is_before_them_and_themselves(shift: int) -> None:
-    """A hole is weighted by the inverse of its block's fraction; the last block is short."""
     rows = noisy(replace(PLAIN, shift=shift), [0.9, 0.4, 0.6, 0.6, 0.7])
     assert rows.ids.tolist() == [5, 6, 7, MASK, 9, 4, MASK]
     sees = dense_mask(rows.ranges, len(rows)).sum(1).tolist()
@@ -46,7 +45,6 @@ def test_blocks_see_the_prompt_what_is_before_them_and_themselves(shift: int) ->
 
 
 def test_shares_rise_and_keep_their_bounds() -> None:
-    """The first fraction is uniform between the bounds; the last is halfway to the upper one."""
     rng = np.random.default_rng(0)
     drawn = np.array([D2F().block_fractions(rng.random(), rng.random(4)) for _ in range(2000)])
     assert bool((np.diff(drawn) >= 0).all())
@@ -57,7 +55,6 @@ def test_shares_rise_and_keep_their_bounds() -> None:
 
 
 def test_without_order_each_block_has_a_share_of_its_own() -> None:
-    """All fractions are uniform between the bounds."""
     rng, objective = np.random.default_rng(0), D2F(monotone=False)
     drawn = np.array([objective.block_fractions(rng.random(), rng.random(4)) for _ in range(2000)])
     assert drawn.shape == (2000, 5) and drawn.min() >= 0.2 and drawn.max() <= 0.7
@@ -66,7 +63,6 @@ def test_without_order_each_block_has_a_share_of_its_own() -> None:
 
 
 def test_one_hole_is_always_scored() -> None:
-    """It is the token whose draw was closest to its fraction."""
     assert list(scored(noisy(PLAIN, [0.9, 0.8, 0.7, 0.99, 0.9]))) == [3]
     bare = replace(PLAIN, shift=1)
     answer = Response.without_padding(np.array([7, 8]))
@@ -75,7 +71,6 @@ def test_one_hole_is_always_scored() -> None:
 
 
 def test_blocks_of_padding_may_be_left_out() -> None:
-    """They are masked but not scored, unlike the block in which the answer ends."""
     padded = replace(PLAIN, canvas=(9, 9), noise=(1.0, 1.0))
     every, some = (
         replace(padded, end_blocks=kept).rows(EXAMPLE, np.random.default_rng(0))
@@ -97,7 +92,6 @@ def test_easy_examples_mask_what_is_not_marked_less() -> None:
 
 
 def test_marked_tokens_weigh_more() -> None:
-    """The weights enter both the loss and its normaliser."""
     objective = replace(PLAIN, mark_weight=3.0, noise=(1.0, 1.0))
     rows = objective.rows(EXAMPLE, np.random.default_rng(0))
     assert [w for _, w in scored(rows).values()] == [1, 3, 1, 3, 1] and rows.normaliser == 9
@@ -105,7 +99,6 @@ def test_marked_tokens_weigh_more() -> None:
 
 @pytest.mark.parametrize("hard", [0.0, 0.25, 1.0])
 def test_holes_learn_a_mixture_of_teacher_and_truth(hard: float) -> None:
-    """The teacher attends to all noisy tokens; without a teacher the targets are the labels."""
     student, teacher = diffusion_model(seed=1), diffusion_model(seed=2)
     objective = replace(PLAIN, hard=hard)
     parts = [objective.rows(EXAMPLE, np.random.default_rng(seed)) for seed in range(3)]
@@ -116,7 +109,6 @@ def test_holes_learn_a_mixture_of_teacher_and_truth(hard: float) -> None:
 
 
 def test_in_reverse_the_student_diverges_from_the_teacher() -> None:
-    """The divergence is zero for equal distributions, and finite for a certain teacher."""
     student, teacher = diffusion_model(seed=1), diffusion_model(seed=2)
     objective = replace(PLAIN, reverse=True)
     rows = objective.rows(EXAMPLE, np.random.default_rng(0))
@@ -166,7 +158,6 @@ def masked(mask: torch.Tensor) -> Attend:
 
 
 def test_shift_and_mask_come_from_the_model() -> None:
-    """A causal model, or one too short for a block, is rejected."""
     assert D2F().bind(diffusion_model().config) == D2F(shift=1, mask_id=MASK)
     with pytest.raises(ValueError, match="needs a diffusion model, and Qwen2ForCausalLM"):
         D2F().bind(causal_model().config)

@@ -131,7 +131,6 @@ def test_a_response_ends_in_the_token_that_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n \n", ""])
 def test_lines_end_at_newlines_alone(tmp_path: Path, end: str) -> None:
-    """Other characters at which `splitlines` splits may occur in a JSON string."""
     texts = ["a\u2028b", "a\u2029b", "a\x85b", "a\x7fb"]
     records = [json.dumps({"prompt": "?", "response": x}, ensure_ascii=False) for x in texts]
     newline = "\r\n" if end == "\r\n" else "\n"
@@ -208,7 +207,6 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, object], message
 
 
 def test_all_lines_are_looked_at(tmp_path: Path) -> None:
-    """This includes lines that are not drawn first; the invalid one is named."""
     good = {"prompt": "1+1", "response": "2"}
     path = lines(tmp_path / "a", *[good] * 300, {"prompt": "1+1"})
     examples = Examples(Data(path=path), TOKENIZER, seed=1)
@@ -230,7 +228,6 @@ def test_fields_may_have_other_names(tmp_path: Path) -> None:
 
 
 def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Data sets are named by repository, configuration and split; errors name the row."""
     records = [{"prompt": "1+1", "response": str(n)} for n in range(4)]
     asked = []
 
@@ -249,7 +246,6 @@ def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_data_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The message is one line; so is that for a missing library."""
     with pytest.raises(ValueError, match="no data set at 'hub:/absent/set'"):
         Examples(Data(path="hub:/absent/set"), TOKENIZER)
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -258,7 +254,6 @@ def test_a_data_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
-    """The template here requires alternating roles."""
     tokenizer = load_tokenizer(ZOO_FOLDER / "vocabulary")
     tokenizer.chat_template = (
         "{% if messages[0].role != 'user' %}{{ raise_exception('begin with the user') }}{% endif %}"

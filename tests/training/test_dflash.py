@@ -110,7 +110,6 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 def test_rows_are_those_of_the_published_trainer(name: str) -> None:
-    """Ids, positions, labels and weights of every valid block are equal."""
     pair = Pair(name)
     tensors, size = pair.tensors, pair.draft.config.block
     for row, rows in enumerate(pair.parts()):
@@ -155,7 +154,6 @@ def test_mask_is_that_of_the_published_trainer(
     [("decay", {}), ("uniform", {"gamma": 0.0}), ("dpace", {"dpace": True, "alpha": 0.5})],
 )
 def test_losses_and_gradients(name: str, kind: str, options: dict[str, Any]) -> None:
-    """Both equal the published trainer's, for each weighting of rows."""
     pair = Pair(name, **options)
     facts = pair.facts[kind]
     loss, mass = pair.loss()
@@ -187,7 +185,6 @@ def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_loss_with_a_sliding_layer() -> None:
-    """The layer limits the context to a window, and is causal within a block."""
     pair = Pair("pair_a")
     sights = (AttentionWindow(window=6, causal=True), AttentionWindow())
     pair.draft.config = replace(pair.draft.config, sights=sights)
@@ -260,7 +257,6 @@ def masked(seen: Tensor) -> Attend:
 
 
 def test_a_draft_that_adds_features_learns_what_it_decodes(name: str) -> None:
-    """Losses and gradients of packed examples equal those of separate blocks."""
     ours, plain = Adding(name), Adding(name)
     loss, _ = ours.loss()
     expected = plain.by_hand()
@@ -276,7 +272,6 @@ def test_a_draft_that_adds_features_learns_what_it_decodes(name: str) -> None:
 
 @pytest.mark.parametrize("options", [{"dpace": True}, {"divergence": True}, {"features": False}])
 def test_options_hold_for_a_draft_that_adds_features(options: dict[str, Any]) -> None:
-    """Each option changes the loss, which stays finite, with gradients everywhere."""
     plain, other = Adding("pair_a"), Adding("pair_a", **options)
     loss = other.loss()[0].total
     loss.backward()
@@ -285,7 +280,6 @@ def test_options_hold_for_a_draft_that_adds_features(options: dict[str, Any]) ->
 
 
 def test_a_sliding_layer_of_a_draft_that_adds_features() -> None:
-    """Windows of the text's own rows limit attention as in decoding."""
     pair = Adding("pair_a")
     wide, narrow = (AttentionWindow(window=size, causal=True) for size in (1000, 3))
     losses = []
@@ -296,7 +290,6 @@ def test_a_sliding_layer_of_a_draft_that_adds_features() -> None:
 
 
 def test_ten_steps_of_the_optimizer(name: str) -> None:
-    """Losses, gradient norms and the final weights are equal."""
     pair = Pair(name)
     (optimizer,) = Optim(optimizer="adamw", betas=(0.9, 0.999), weight_decay=0).build_optimizers(
         pair.draft
@@ -333,7 +326,6 @@ def anchors(rows: Rows, size: int = 5) -> list[int]:
 
 
 def test_anchors_are_drawn_anew_from_the_response() -> None:
-    """The last token is excluded, since nothing follows it."""
     objective, rng = bound(anchors=4), default_rng(0)
     draws = [anchors(objective.rows(example(7, 9), rng)) for _ in range(200)]
     assert all(len(set(draw)) == 4 and draw == sorted(draw) for draw in draws)
@@ -355,7 +347,6 @@ def test_fixed_blocks_lie_side_by_side() -> None:
 
 
 def test_weights_fall_by_block_size() -> None:
-    """Decays are published or interpolated; padding has weight 0."""
     gammas = {}
     for size in (4, 8, 9, 10, 16, 32):
         draft = replace(Pair("pair_b").draft.config, block=size)
@@ -368,7 +359,6 @@ def test_weights_fall_by_block_size() -> None:
 
 
 def test_a_block_ends_where_the_draft_does() -> None:
-    """Its last rows stay at the last position and are not scored."""
     objective = replace(bound(anchors=1), length=10)
     rows = objective.block_rows(np.arange(10), np.arange(10) > 2, np.array([7]))
     assert rows.positions[10:].tolist() == [7, 8, 9, 9, 9]
@@ -376,7 +366,6 @@ def test_a_block_ends_where_the_draft_does() -> None:
 
 
 def test_divergence_is_that_of_the_target() -> None:
-    """The target's distribution is that of the row before the mask's slot."""
     pair = Pair("pair_a", divergence=True)
     rows = pair.parts()[0]
     loss = pair.objective.loss(pair.models, rows)
@@ -406,7 +395,6 @@ def test_divergence_is_that_of_the_target() -> None:
 
 
 def test_without_features_the_draft_reads_tokens_only() -> None:
-    """Token embeddings replace hidden states; the target's layers have no influence."""
     with_features, without = Pair("pair_a"), Pair("pair_a", features=False)
     before = [pair.loss()[0].total.item() for pair in (with_features, without)]
     for pair in (with_features, without):
@@ -490,7 +478,6 @@ def losses(out: Path) -> list[float]:
 
 
 def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
-    """The target is unchanged and not exported."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     trainer(halves, steps=16, decay=0).fit(8)
     run = trainer(halves, steps=16, decay=0)
@@ -516,7 +503,6 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 def test_a_draft_that_adds_features_trains_and_is_exported(tmp_path: Path, precision: str) -> None:
-    """This includes recomputed blocks, bit by bit."""
     options: dict[str, Any] = {"steps": 12, "decay": 0, "precision": precision}
     run = trainer(tmp_path / "kept", FUSED, **options)
     run.fit()
@@ -582,7 +568,6 @@ def test_a_recipe_names_the_target(tmp_path: Path) -> None:
 
 
 def test_answers_of_another_model_are_rejected_by_name(tmp_path: Path) -> None:
-    """Of another target, unless that is allowed, and of another tokenizer or chat template."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     data = tmp_path / "data.jsonl"
     own = Fingerprint.of("tiny-aux", load_tokenizer("tiny-aux"), {}).as_record()

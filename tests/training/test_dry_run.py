@@ -51,8 +51,8 @@ def processes(path: Path, count: int) -> list[int]:
 @pytest.mark.parametrize(
     "objective",
     [
-        pytest.param("sft", marks=pytest.mark.exhaustive),
-        pytest.param("dflash", marks=pytest.mark.slow),
+        pytest.param("sft", marks=pytest.mark.nightly),
+        pytest.param("dflash", marks=pytest.mark.nightly),
     ],
 )
 def test_a_plan_says_what_a_run_allocates(objective: str, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_a_plan_says_what_a_run_allocates(objective: str, tmp_path: Path) -> Non
 
 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("objective", memory.MODELS)
 @pytest.mark.parametrize("recompute", ["true", "false"])
 @pytest.mark.parametrize("precision", ["no", "bf16"])
@@ -74,7 +74,7 @@ def test_every_objective(
     assert planned(path) == pytest.approx(memory.allocated(path), rel=CLOSE)
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 @pytest.mark.parametrize("objective", memory.MODELS)
 @pytest.mark.parametrize("precision", ["no", "bf16"])
 @pytest.mark.parametrize("recompute", ["true", "false"])

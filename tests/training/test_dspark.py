@@ -152,7 +152,6 @@ def shares(changes: dict[str, Any]) -> tuple[float, float, float]:
 
 @pytest.mark.parametrize("changes", VARIANTS)
 def test_loss_and_gradients_are_those_of_the_paper(changes: dict[str, Any]) -> None:
-    """Packed blocks equal blocks computed alone, for all combinations of heads."""
     ours, plain = Pair(changes), Pair(changes)
     loss = ours.loss()
     expected, mass = plain.naive_loss(4.0, shares(changes))
@@ -202,7 +201,6 @@ def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @torch.no_grad()
 def test_accepted_is_that_of_drafts_chosen_one_after_another() -> None:
-    """Each draft is read after the draft before it, as in decoding, not after the true token."""
     pair, lengths, hits = Pair(), [], 0
     for name in ("fusion.weight", "transition.weight", "unembedding.weight"):
         pair.draft.get_parameter(name).mul_(0.1)  # so that some drafts are right
@@ -241,7 +239,6 @@ def example(prompt: int, response: int) -> Example:
 
 
 def test_every_row_of_a_block_predicts_the_slot_after_it() -> None:
-    """The row of the anchor as well; a block may end before its last row, or at the limit."""
     objective = Objective(anchors=1).bind(translate_config(config()))
     assert (objective.gamma, objective.total_variation, objective.confidence) == (4.0, 0.9, 1.0)
     rows = objective.rows(example(3, 9), default_rng(0))
@@ -260,7 +257,6 @@ def test_every_row_of_a_block_predicts_the_slot_after_it() -> None:
 
 @pytest.mark.parametrize("options", [{"dpace": True}, {"divergence": True}, {"features": False}])
 def test_other_options_hold(options: dict[str, Any]) -> None:
-    """Each option changes the loss, which stays finite, with gradients everywhere."""
     plain, other = Pair(), Pair(**options)
     loss = other.loss().total
     loss.backward()
@@ -283,13 +279,11 @@ def test_other_options_hold(options: dict[str, Any]) -> None:
 def test_what_does_not_fit_is_refused(
     changes: dict[str, Any], options: dict[str, Any], message: str
 ) -> None:
-    """By name, with the value."""
     with pytest.raises(ValueError, match=message):
         Objective(**options).bind(translate_config(config(**changes)))
 
 
 def test_a_draft_without_heads_may_learn_the_distance() -> None:
-    """This changes the loss of a plain DFlash draft, which has no share of it by default."""
     plain = Objective().bind(translate_config(config(**NO_HEADS)))
     assert (plain.total_variation, plain.confidence, plain.reads_target) == (0.0, 0.0, False)
     pair = Pair(NO_HEADS, total_variation=0.5)
@@ -320,7 +314,6 @@ def losses(out: Path) -> list[float]:
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path, tied: bool) -> None:
-    """Embedding and head are the target's before and after, and are exported."""
     target = causal_model(vocab_size=1024, tie_word_embeddings=tied)
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     trainer(halves, target).fit(8)
@@ -344,7 +337,6 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path, tied: bool) -> N
 
 
 def test_new_heads_are_random_and_the_bias_is_zero() -> None:
-    """As in the published trainer; the same seed gives the same weights."""
     target = causal_model(vocab_size=1024)
     first, same, other = (
         weights.build_draft(None, config(**WIDE, markov_rank=64), target, n) for n in (0, 0, 1)
@@ -358,7 +350,6 @@ def test_new_heads_are_random_and_the_bias_is_zero() -> None:
 
 
 def test_muon_leaves_the_heads_to_adamw() -> None:
-    """Only matrices between hidden states are updated by it."""
     target = causal_model(vocab_size=1024)
     draft = weights.build_draft(None, config(**WIDE), target, 0)
     weights.mark_trainable(draft)
@@ -370,7 +361,6 @@ def test_muon_leaves_the_heads_to_adamw() -> None:
 
 
 def test_stored_features_train_as_live_ones(tmp_path: Path) -> None:
-    """The target's last states are stored as well, for its distributions."""
     target, lines = causal_model(vocab_size=1024), tmp_path / "data.jsonl"
     records = [{"prompt": f"{n} + 1 = ?", "response": f"{n} " * (n % 9 + 3)} for n in range(8)]
     lines.write_text("".join(f"{json.dumps(record)}\n" for record in records))
@@ -415,7 +405,6 @@ max_tokens = 8
 
 
 def test_a_recipe_trains_a_draft_that_decodes_without_loss(tmp_path: Path) -> None:
-    """With validations that decode, and drafts whose length the confidence head sets."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     out = tmp_path / "out"
     train_recipe(tmp_path / "recipe.toml", [f"out={out}"])
@@ -433,7 +422,6 @@ def test_a_recipe_trains_a_draft_that_decodes_without_loss(tmp_path: Path) -> No
 
 
 def test_a_plan_counts_what_is_trained(tmp_path: Path) -> None:
-    """The copies of the target's tables are parameters, but not trained."""
     (tmp_path / "recipe.toml").write_text(RECIPE)
     recipe = load_recipe(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}"])
     plan = Planner(recipe).build_plan()
@@ -442,7 +430,6 @@ def test_a_plan_counts_what_is_trained(tmp_path: Path) -> None:
 
 
 def test_an_initial_draft_keeps_its_tables(tmp_path: Path) -> None:
-    """A published draft goes on with the embedding and head that it has; here of 8 bits."""
     target = load_model("tiny-aux")
     (tmp_path / "recipe.toml").write_text(RECIPE)
     small = ["model.quantize=int8", "steps=1"]

@@ -79,7 +79,6 @@ def by_hand(draft: EagleDraft, objective: Eagle3, example: Example) -> tuple[flo
 def test_loss_is_that_of_drafts_step_by_step(
     whole_vocabulary: bool, computed_once: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Packed texts equal separate ones, with logits in chunks; distributions may not fit."""
     monkeypatch.setattr("outpace.training.objective.ENTRIES", 3 * VOCAB)
     if not computed_once:
         monkeypatch.setattr("outpace.training.objectives.eagle3.ENTRIES", 3 * VOCAB)
@@ -101,7 +100,6 @@ def test_loss_is_that_of_drafts_step_by_step(
 
 
 def test_mass_is_what_the_weights_sum_to() -> None:
-    """Each step scores the rest of the response."""
     objective = Eagle3(tokens=3, discount=0.5)
     rows = objective.rows(EXAMPLES[0], default_rng(0))
     assert rows.labels.tolist() == [UNSCORED, 1, 5, 9, 2, 6, UNSCORED, UNSCORED]
@@ -111,7 +109,6 @@ def test_mass_is_what_the_weights_sum_to() -> None:
 
 
 def test_recomputing_changes_nothing() -> None:
-    """This holds although each step stores keys for later ones."""
     gradients: list[list[Tensor]] = []
     for again in (False, True):
         draft = new_draft(whole_vocabulary=True)
@@ -169,7 +166,6 @@ def trainer(out: Path, **options: Any) -> Trainer:
 
 
 def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
-    """The export includes the vocabulary tables; the target is unchanged."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     trainer(halves, steps=12, decay=0).fit(6)
     run = trainer(halves, steps=12, decay=0)

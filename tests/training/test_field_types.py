@@ -70,7 +70,6 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_number_has_bounds_that_hold(
     recipe: Path, section: str, name: str, bounds: Any, length: int
 ) -> None:
-    """Messages name section and field for recipes, and the field in Python."""
     assert isinstance(bounds, Bounds), f"{section}.{name} has none"
     kind, where = KINDS[section], section if section in SECTIONS else "objective"
     path = NEEDED.get(section)

@@ -49,7 +49,6 @@ def adapted(out: Path, held_out: HeldOut | None) -> Trainer:
 
 
 def test_a_look_leaves_the_training_as_it_was(tmp_path: Path) -> None:
-    """Losses and weights are equal bit by bit, with dropout and decoding."""
     held = HeldOut(**HELD, decode=2, max_tokens=16)
     adapted(tmp_path / "without", None).fit()
     adapted(tmp_path / "with", held).fit()
@@ -67,8 +66,6 @@ def test_a_look_leaves_the_training_as_it_was(tmp_path: Path) -> None:
 
 
 def test_what_is_looked_at_is_the_same_each_time(tmp_path: Path) -> None:
-    """This includes a resumed run, which drops the lines of repeated steps."""
-
     def held(out: Path) -> Trainer:
         return trainer(out, "DreamModel", steps=6, save_every=3, held_out=HeldOut(**HELD))
 
@@ -83,7 +80,6 @@ def test_what_is_looked_at_is_the_same_each_time(tmp_path: Path) -> None:
 
 
 def test_a_good_model_is_found_to_be_one(tmp_path: Path) -> None:
-    """Judging by number accepts more answers than exact comparison."""
     held = HeldOut(**{**HELD, "examples": 4}, decode=4, judge="number", method=PLAIN)
     run = Trainer(
         "tiny-ar", SFT(), data="story:train", out=tmp_path, held_out=held, steps=1, batch=1, lr=1e-9
@@ -127,16 +123,14 @@ def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_name_is_not_decoded(tmp_path: Path) -> None:
-    """An adapter needs the name of its base; a full model does not."""
     with pytest.raises(ValueError, match="decode needs models given by name or folder"):
         trainer(tmp_path, adapter=LoRA(), held_out=HeldOut(**HELD, decode=1))
     trainer(tmp_path, held_out=HeldOut(**HELD, decode=1, max_tokens=8), steps=1).fit()
     assert math.isfinite(looks(tmp_path)[-1]["tokens_per_forward"])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
-    """Two processes share the examples, with the result of one."""
     recipe = tmp_path / "recipe.toml"
     recipe.write_text(RECIPE + '[held_out]\npath = "story:test"\nexamples = 5\nevery = 1\n')
     assert load_recipe(recipe, ["path=table:train", "every=7"]).held_out == HeldOut(
@@ -151,7 +145,6 @@ def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
 
 
 def test_a_command_says_how_an_export_is_decoded(tmp_path: Path) -> None:
-    """This covers exports alone, as adapter and as draft."""
     commands = [
         ExportDecoder(method={}).build_command(Path("a b"), "What?"),
         ExportDecoder(method={"name": "d2f", "block": 8}, base="tiny-dream").build_command(
@@ -181,8 +174,6 @@ def test_the_last_line_is_the_command(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 def test_the_best_export_is_kept(tmp_path: Path) -> None:
-    """The last one if the loss falls, the first if it only rises; another figure is rejected."""
-
     def fit(name: str, lr: float, best: str) -> tuple[Path, list[float]]:
         out, held = tmp_path / name, HeldOut(**HELD, best=best)
         run = trainer(out, steps=4, held_out=held, lr=lr, warmup=0)

@@ -33,7 +33,6 @@ READING = FeatureSpec((0, 1, 2), last=True)
 
 
 def test_features_of_packed_examples_are_those_of_each_alone() -> None:
-    """For examples longer than a chunk too; and those of decoding."""
     target = hybrid_model(seed=1)
     texts = [torch.arange(n * n, n * n + length) % VOCAB for n, length in enumerate((1, 70, 9, 3))]
     starts = torch.tensor([0, *map(len, texts[:-1])]).cumsum(0)
@@ -50,7 +49,6 @@ def test_features_of_packed_examples_are_those_of_each_alone() -> None:
 
 
 def test_rows_that_are_not_causal_are_an_error() -> None:
-    """Recurrent layers cannot run them."""
     with pytest.raises(AssertionError, match="causal rows"):
         READING.read_states(hybrid_model(), torch.arange(4), torch.arange(4), full_ranges(4))
 
@@ -70,7 +68,6 @@ EAGLE_DRAFT = published_eagle(vocab_size=1024, draft_vocab_size=1024)
 def test_a_draft_of_such_a_target_trains(
     objective: Objective, draft: dict[str, Any], precision: str, data: str, tmp_path: Path
 ) -> None:
-    """On features that are computed, and on stored ones with the same loss."""
     found = []
     for name, features in (("live", None), ("stored", str(tmp_path / "features"))):
         target = hybrid_model(seed=1, vocab_size=1024)
@@ -94,12 +91,11 @@ def test_a_draft_of_such_a_target_trains(
     assert found[0] == pytest.approx(found[1], rel=1e-4 if precision == "no" else 1e-2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("quantize", ["native", "int8"])
 def test_a_recipe_with_such_a_target_is_planned_and_runs(
     quantize: str, data: str, tmp_path: Path
 ) -> None:
-    """The target is loaded from a folder; the plan has counted its work."""
     save_model(hybrid_model(seed=1, vocab_size=1024), tmp_path / "target")
     words = [
         f"model.target={tmp_path / 'target'}",
@@ -119,7 +115,6 @@ def test_a_recipe_with_such_a_target_is_planned_and_runs(
 
 
 def test_such_a_model_itself_is_not_trained(data: str, tmp_path: Path) -> None:
-    """It is named, with what to do instead."""
     given = Data(path=data)
     with pytest.raises(ValueError, match="cannot be trained.*a draft with this one as its target"):
         Trainer(

@@ -34,7 +34,6 @@ def handlers() -> list[object]:
 def test_the_first_is_noted_and_the_second_ends(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two signals at once, as from a terminal and a launcher, count as one."""
     printed: list[str] = []
     before = handlers()
     with catch_signals(printed.append) as signalled:

@@ -69,7 +69,6 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 
 @slides
 def test_packed_texts(sights: tuple[AttentionWindow, ...]) -> None:
-    """Windows count from the start of each text, regardless of packed neighbours."""
     model = seeing(causal_model(), sights)
     parts = [SFT().rows(example(2, n, n), np.random.default_rng(0)) for n in (3, 9, 9, 6)]
     ours = hidden_states(model, pack_documents(parts)).split([5, 8, 11, 11])
@@ -91,7 +90,6 @@ SINKS = {"num_local_experts": 3, "num_experts_per_tok": 2}
     [("Gemma3ForCausalLM", GEMMA), ("GptOssForCausalLM", SINKS), ("Olmo3ForCausalLM", {})],
 )
 def test_published_models_see_as_they_decode(architecture: str, fields: dict[str, Any]) -> None:
-    """This covers windows, angles and sinks of packed texts; all used parameters get gradients."""
     model = random_model(published(architecture, **SLIDES, **fields)).requires_grad_(True)
     parts = [SFT().rows(example(2, n, n), np.random.default_rng(0)) for n in (3, 9)]
     hidden = hidden_states(model, pack_documents(parts))
@@ -105,7 +103,6 @@ def test_published_models_see_as_they_decode(architecture: str, fields: dict[str
 
 @slides
 def test_a_text_all_of_which_is_seen(sights: tuple[AttentionWindow, ...]) -> None:
-    """A window hides distant earlier rows, never later ones."""
     model, objective = seeing(diffusion_model(), sights), MDLM(shift=1, mask_id=MASK)
     rows = objective.rows(example(4, 8), np.random.default_rng(0))
     same(hidden_states(model, rows), *decoded(model, (rows, slice(None), 0, FULL)))
@@ -133,7 +130,6 @@ def whole_text(length: int) -> Tensor:
 
 @slides
 def test_short_suffixes_behind_one_clean_copy(sights: tuple[AttentionWindow, ...]) -> None:
-    """Windows count from the slots that a suffix stands for, not from its rows."""
     model = seeing(diffusion_model(), sights)
     objective = MDLM(anchored=1.0, scored=1.0, anchors=3, shift=1, mask_id=MASK)
     rows = objective.rows(example(4, 12), np.random.default_rng(1))
@@ -150,7 +146,6 @@ def test_short_suffixes_behind_one_clean_copy(sights: tuple[AttentionWindow, ...
 
 @slides
 def test_masks_behind_what_is_known_of_their_block(sights: tuple[AttentionWindow, ...]) -> None:
-    """Windows count slots, which differ from positions after reordering."""
     model = seeing(masked_model(), sights)
     objective = WeDLM(block=6, ratios=(0.4, 0.8)).bind(model.config)
     rows = objective.rows(example(4, 14), np.random.default_rng(2))
@@ -167,7 +162,6 @@ def test_masks_behind_what_is_known_of_their_block(sights: tuple[AttentionWindow
 
 @pytest.mark.parametrize("window", [1, 2, 3, 7, 100, 2**40])
 def test_two_ranges_are_one_line_of_keys(window: int) -> None:
-    """Both ranges end at most at the row itself or at the document's end."""
     lines = [[0, 1, 2, 6, 7, 8], [3, 6, 7], [6, 7]]
     ranges = torch.tensor([[[0, 3], [6, 9]], [[3, 4], [6, 8]], [[0, 0], [6, 8]]])
     own = torch.tensor([7, 6, 7])

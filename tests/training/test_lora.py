@@ -29,7 +29,6 @@ def trained(model: torch.nn.Module) -> set[str]:
 
 
 def test_attention_is_adapted_by_default_and_nothing_else_is_trained() -> None:
-    """There are four published matrices per layer, with two tensors each."""
     model = lora.attach_adapter(causal_model(), LoRA(rank=2))
     leaves = {lora.matrix_name(name) for name in lora.collect_updates(model)}
     assert leaves == {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -38,7 +37,6 @@ def test_attention_is_adapted_by_default_and_nothing_else_is_trained() -> None:
 
 
 def test_updates_start_at_nothing() -> None:
-    """The model's outputs equal those of its base, for any seed."""
     base = causal_model()
     expected = whole(base, IDS, causal=True)
     assert torch.equal(
@@ -61,7 +59,6 @@ def test_targets_choose_parts_of_a_fused_matrix() -> None:
 
 
 def test_head_and_layer_may_share_a_published_name() -> None:
-    """Some formats name the last matrix like those of layers."""
     model = lora.attach_adapter(
         load_model(GOLDEN / "llada_tiny"), LoRA(rank=2, targets=("ff_out",))
     )
@@ -121,7 +118,6 @@ def base(tmp_path: Path) -> Path:
 
 
 def test_teacher_is_the_base_and_shares_its_weights(tmp_path: Path, base: Path) -> None:
-    """It is unchanged and takes no additional memory."""
     trainer = run(tmp_path / "out", base)
     teacher = trainer.loss_module.models.others["teacher"]
     assert teacher.embedding.weight is trainer.model.embedding.weight
@@ -143,7 +139,6 @@ def test_teacher_of_a_full_training_is_a_copy(tmp_path: Path, base: Path) -> Non
 
 
 def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
-    """Merged into its base, it equals the trained model."""
     trainer = run(tmp_path / "out", base)
     trainer.fit()
     trainer.export(tmp_path / "export")
@@ -159,7 +154,6 @@ def test_export_is_an_adapter_of_the_base(tmp_path: Path, base: Path) -> None:
 
 
 def test_checkpoint_has_the_updates_alone(tmp_path: Path, base: Path) -> None:
-    """A run resumes from them to the same result."""
     for name in ("whole", "halves"):
         run(tmp_path / name, base).fit()
     shutil.rmtree(tmp_path / "halves" / "checkpoints" / "step-00000004")

@@ -113,7 +113,6 @@ def test_a_short_suffix_ends_before_the_canvas_does() -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_anchored_rows_share_one_clean_copy(shift: int) -> None:
-    """Keys visible to a suffix do not depend on its masked tokens."""
     objective = replace(PLAIN, shift=shift, anchored=1.0, anchors=2, shortest=2, longest=2)
     # Two starts, at response slots 0 and 1; neither on purpose on a mark; then two masks each.
     rows = rows_of(objective, EXAMPLE, 0.0, 0.5, 0, 0.5, 1, 0.5, 0.0, 0.0)
@@ -137,7 +136,6 @@ def test_anchored_rows_share_one_clean_copy(shift: int) -> None:
 
 
 def test_what_an_anchored_row_scores_does_not_reach_it() -> None:
-    """Changing a token to be predicted leaves the logits of its rows unchanged."""
     objective = MDLM(shift=1, mask_id=MASK, anchored=1.0, anchors=3, scored=0.5)
     torch.manual_seed(0)
     model = Transformer(translate_config(published("DreamModel", mask_token_id=MASK)))
@@ -181,7 +179,6 @@ def test_a_shifted_model_is_never_asked_for_slot_zero() -> None:
 
 
 def test_shift_and_mask_come_from_the_model() -> None:
-    """A model without a mask is rejected."""
     config = translate_config(published("DreamModel", mask_token_id=MASK))
     assert MDLM().bind(config) == MDLM(shift=1, mask_id=MASK)
     with pytest.raises(ValueError, match="needs a mask token"):

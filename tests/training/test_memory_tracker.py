@@ -23,7 +23,6 @@ def frequent_switches() -> Iterator[None]:
 
 
 def test_live_bytes_and_their_peak() -> None:
-    """Views share a storage, and an in-place operation allocates none."""
     with MemoryTracker() as memory:
         first = torch.zeros(2, 8)
         second = first + 1
@@ -36,7 +35,6 @@ def test_live_bytes_and_their_peak() -> None:
 
 @pytest.mark.usefixtures("frequent_switches")
 def test_another_thread_may_free_tensors() -> None:
-    """As threads of torch.distributed do; every byte is subtracted once."""
     tensors: SimpleQueue[torch.Tensor | None] = SimpleQueue()
 
     def free_tensors() -> None:

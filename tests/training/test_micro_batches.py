@@ -41,14 +41,12 @@ def spread(made: MicroBatches, step: int) -> float:
 
 
 def test_examples_go_to_processes_in_turn() -> None:
-    """Micro-batches have equal sizes by default."""
     made = portions(2, batch=8, accumulation=2)
     assert numbers(made, 0) == [[0, 2], [4, 6], [1, 3], [5, 7]]
     assert numbers(made, 3)[0] == [24, 26]
 
 
 def test_balance_evens_what_is_fed_together() -> None:
-    """Every example occurs once, and the batch need not be divisible."""
     turns, balanced = (portions(3, batch=50, accumulation=2, balance=b) for b in (False, True))
     for step in range(5):
         assert sorted(sum(numbers(balanced, step), [])) == [*range(50 * step, 50 * step + 50)]
@@ -56,7 +54,6 @@ def test_balance_evens_what_is_fed_together() -> None:
 
 
 def test_a_step_of_tokens_has_as_many() -> None:
-    """There is at most one example in excess, for any number of processes."""
     for processes, balance in ((1, False), (2, True), (4, False)):
         made, at = portions(processes, tokens=2000, balance=balance), 0
         for step in range(8):
@@ -98,7 +95,6 @@ def test_tokens_are_planned_as_the_examples_that_hold_them() -> None:
 
 
 def test_balance_and_portions_train_alike(tmp_path: Path) -> None:
-    """The loss is normalised over all tokens of a step, for one micro-batch or four."""
     runs = {
         "one": {},
         "four": {"accumulation": 4},

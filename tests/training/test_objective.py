@@ -54,7 +54,6 @@ def seen(architecture: str, wanted: Objective) -> Seen:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_few_rows_at_a_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss and gradient are equal."""
     whole = seen(*CASES[name])
     monkeypatch.setattr(objective, "ENTRIES", 7 * VOCAB)
     cut = seen(*CASES[name])

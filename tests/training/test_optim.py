@@ -16,7 +16,6 @@ SHAPES = ("linear", "cosine")
 
 
 def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
-    """The rate is close to zero in the last step."""
     optim = Optim(lr=1.0, warmup=4, decay=0.5)
     rates = [round(optim.learning_rate(step, 20), 3) for step in range(20)]
     assert rates[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
@@ -26,7 +25,6 @@ def test_the_rate_rises_stays_and_falls_to_nothing() -> None:
 
 
 def test_muon_takes_the_matrices_of_the_blocks_only() -> None:
-    """AdamW has the rest, with no weight decay for vectors."""
     model = Transformer(translate_config(published()))
     adamw, muon = Optim(optimizer="muon").build_optimizers(model)
     assert isinstance(adamw, AdamW) and isinstance(muon, Muon)
@@ -47,7 +45,6 @@ def test_frozen_models_and_unknown_optimizers_are_refused() -> None:
 
 
 def test_a_cosine_falls_as_far_as_it_is_told() -> None:
-    """The curve is flat at both ends; half of the decay is at half of the steps."""
     optim = Optim(lr=1.0, warmup=0, decay=1.0, schedule="cosine", least=0.1)
     rates = [optim.learning_rate(step, 1000) for step in range(1000)]
     assert sorted(rates, reverse=True) == rates

@@ -35,7 +35,6 @@ def fill(pipeline: Pipeline, state: Rows, sure: dict[int, float]) -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_blocks_are_appended_forced_and_filled(shift: int) -> None:
-    """One response of two blocks and a short one are filled step by step."""
     rows = hidden(10, list(range(1, 22)) + [1] * 4, shift=shift)
     pipeline = Pipeline(rows, shift)
     state = pipeline.append_blocks()
@@ -77,7 +76,6 @@ def test_responses_do_not_wait_for_each_other() -> None:
 
 
 def test_of_equal_holes_the_leftmost_is_filled() -> None:
-    """A single response equals decoding."""
     pipeline = Pipeline(hidden(4, [1, 2, 3, 4]), 1)
     pipeline.append_blocks()
     pipeline.fill_holes(torch.tensor([0.25, 0.5, 0.5, 0.5]), 0.5)
@@ -85,7 +83,6 @@ def test_of_equal_holes_the_leftmost_is_filled() -> None:
 
 
 def test_the_loss_is_the_mean_of_the_states() -> None:
-    """A state's loss weights a hole by the inverse of its block's masked fraction."""
     model = diffusion_model(seed=3)
     rows = hidden(4, [1, 2, 3, 4, 5], [6, 7, 8])
     objective = D2F(block=4, hard=1.0, unroll=3, confidence=1.0, shift=1, mask_id=MASK)
@@ -106,7 +103,6 @@ def test_the_loss_is_the_mean_of_the_states() -> None:
 
 
 def test_rows_of_an_unrolled_example_are_all_holes() -> None:
-    """The number of forwards is that of `unroll`, or fewer if all holes are filled."""
     objective = D2F(block=4, hard=1.0, unroll=50, shift=1, mask_id=MASK)
     example = Example(prompt=[5, 6], response=[7, 8, 9], marks=[False] * 3)
     rows = objective.rows(example, np.random.default_rng(0))

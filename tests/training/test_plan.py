@@ -173,14 +173,13 @@ LARGE = {name for name in recipes.recipe_names() if not name.startswith("tiny-")
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.exhaustive if name in LARGE else pytest.mark.slow)
+        pytest.param(name, marks=pytest.mark.nightly if name in LARGE else pytest.mark.nightly)
         for name in recipes.recipe_names()
     ],
 )
 def test_every_recipe_has_a_plan(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No weights are loaded, and recipes fit on the card that they name."""
     monkeypatch.setattr(weights, "CheckpointWeights", None)
     recipe = load_recipe(name, words(name, tmp_path))
     made = plan_recipe(recipe)
@@ -194,7 +193,6 @@ def test_every_recipe_has_a_plan(
 
 
 def test_memory_is_that_of_the_weights_and_their_update(tmp_path: Path) -> None:
-    """Bytes per weight: four each for weight and gradient, eight for AdamW, four for Muon."""
     size = load_config("tiny-aux").vocab
     adamw, muon = (
         plan_recipe(load_recipe("tiny-aux", [f"optimizer={name}"])) for name in ("adamw", "muon")
@@ -206,14 +204,13 @@ def test_memory_is_that_of_the_weights_and_their_update(tmp_path: Path) -> None:
     assert adamw.checkpoint == 12 * adamw.trained
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def activation_bytes(plan: Plan) -> float:
     """Bytes of a device that only passes use."""
     return sum(plan.peak[use] for use in (ACTIVATIONS, LOGITS, COMMUNICATION))
 
 
 def test_memory_falls_with_portions_and_recomputation() -> None:
-    """Activations shrink; recomputation increases the time."""
     whole, fourths, again = (
         plan_recipe(load_recipe("tiny-ar", more))
         for more in ([], ["accumulation=4"], ["recompute=true"])
@@ -230,7 +227,6 @@ def test_memory_falls_with_portions_and_recomputation() -> None:
 
 
 def test_frozen_weights_count_as_they_are(tmp_path: Path) -> None:
-    """A target counts in the dtype in which it is loaded."""
     more = words("tiny-dflash", tmp_path)
     plain = plan_recipe(load_recipe("tiny-dflash", more))
     half = plan_recipe(load_recipe("tiny-dflash", [*more, "dtype=bfloat16", "precision=bf16"]))
@@ -249,7 +245,6 @@ def test_processes_share_the_work() -> None:
 
 
 def test_other_numbers_of_devices_are_planned() -> None:
-    """The micro-batch size is kept; devices without examples are omitted."""
     lines = dict(
         Planner(load_recipe("tiny-aux", ["batch=16", "accumulation=4"])).compare_devices(1)
     )
@@ -259,9 +254,8 @@ def test_other_numbers_of_devices_are_planned() -> None:
     assert odd["on 8"] == "this batch cannot be divided; --processes 8 shows what to change"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.nightly
 def test_steps_of_tokens_are_planned() -> None:
-    """The batch is estimated from mean lengths; devices without examples are named."""
     planner = Planner(load_recipe("tiny-aux", ["tokens=4096", "balance=true", "accumulation=4"]))
     made = planner.build_plan()
     assert made.train.batch % 4 == 0
@@ -272,7 +266,6 @@ def test_steps_of_tokens_are_planned() -> None:
 
 
 def test_a_plan_describes_the_processor() -> None:
-    """The text has memory and a time at a measured rate; a larger run does not fit."""
     made = plan_recipe(load_recipe("tiny-aux"))
     text = describe_processor(made)
     assert "of memory is enough; at least " in text and text.endswith("measured")
@@ -282,7 +275,6 @@ def test_a_plan_describes_the_processor() -> None:
 
 
 def test_cards_are_filled_in_the_order_of_their_size() -> None:
-    """Part of a card is reserved; a plan that fits on none reports it."""
     made = plan_recipe(load_recipe("tiny-aux"))
     sizes = {20e9: 24, 23e9: 80, 73e9: 80, 75e9: 141, 140e9: None}
     for size, card in sizes.items():
@@ -292,7 +284,6 @@ def test_cards_are_filled_in_the_order_of_their_size() -> None:
 
 
 def test_what_processes_share_is_less_on_each() -> None:
-    """Weights, gradients and optimizer states shrink; communication buffers are added."""
     alone, beside, shared = (
         plan_recipe(load_recipe("tiny-aux", more), number)
         for more, number in (([], 1), ([], 4), (["shard=true"], 4))
@@ -305,7 +296,6 @@ def test_what_processes_share_is_less_on_each() -> None:
 
 @pytest.mark.parametrize("begun", ["model.init=tiny-aux", None])
 def test_a_target_is_for_drafts(begun: str | None) -> None:
-    """A target with another kind of model is rejected by plan and training."""
     words = ["model.target=tiny-ar", *([begun] if begun else [])]
     with pytest.raises(
         ValueError, match="target needs a draft that reads features, got Qwen2ForCausalLM"

@@ -12,7 +12,6 @@ from runs import trainer
 
 
 def test_the_next_one_is_begun() -> None:
-    """Each step is computed once, in another thread; nothing follows the last."""
     made: list[int] = []
     begun = {n: threading.Event() for n in range(12)}
 

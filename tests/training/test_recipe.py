@@ -33,7 +33,6 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def test_a_recipe_names_everything_else_by_default(recipe: Path) -> None:
-    """The default folder has the name of the file."""
     read_back = load_recipe(recipe)
     assert read_back.objective == SFT() and read_back.out == "runs/mine"
     assert read_back.train.steps == 10 and read_back.train.batch == 32
@@ -94,7 +93,7 @@ def test_processes_that_do_not_fit_are_refused(recipe: Path) -> None:
         train_recipe(recipe, processes=3)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_process_that_fails_ends_all_and_says_why(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -118,7 +117,6 @@ def test_the_recipes_of_the_project_are_read(path: Path) -> None:
 def test_a_recipe_of_ones_own_comes_before_one_of_the_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unknown name is answered with the list of recipes."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny-ar").write_text(RECIPE)
     assert load_recipe("tiny-ar").train.steps == 10
@@ -177,7 +175,6 @@ def test_values_of_another_type_are_refused(recipe: Path, override: str, message
 
 
 def test_whole_numbers_are_numbers(recipe: Path) -> None:
-    """Lists of lengths are accepted as well."""
     read = load_recipe(
         recipe, ["optim.lr=1", "decay=0", "data.path=[a, b]".replace("a, b", "'a', 'b'")]
     )

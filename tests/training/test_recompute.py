@@ -26,7 +26,6 @@ def test_recomputing_changes_no_loss(tmp_path: Path, architecture: str, precisio
 
 
 def test_nor_do_dropout_and_a_teacher(tmp_path: Path) -> None:
-    """Dropout masks are equal in the recomputation."""
     for name, again in (("kept", False), ("again", True)):
         torch.manual_seed(5)
         Trainer(
@@ -103,7 +102,6 @@ max_tokens = 16
 def test_what_looks_on_may_be_in_bfloat16(
     tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Trained weights stay in float32, and the loss equals that of float32 up to rounding."""
     recipe = tmp_path / "mine.toml"
     recipe.write_text(text)
     half = load_recipe(recipe, [f"out={tmp_path / 'half'}"]).build_trainer()

@@ -27,7 +27,6 @@ def test_each_row_scores_the_next_token_of_the_response() -> None:
 
 
 def test_prompt_and_marked_tokens_weigh_what_the_options_say() -> None:
-    """The normaliser is their sum."""
     rows = SFT(prompt_weight=0.5, mark_weight=2.0).rows(EXAMPLE, np.random.default_rng(0))
     assert rows.labels.tolist() == [6, 7, 8, 9, -100]
     assert rows.weights.tolist() == [0.5, 1, 2, 1, 0]
@@ -44,6 +43,5 @@ def test_a_model_whose_rows_score_themselves_is_refused() -> None:
 @pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
 @pytest.mark.parametrize("objective", [SFT, MDLM, D2F, WeDLM])
 def test_weights_that_are_none_are_refused(objective: type[Objective], weight: float) -> None:
-    """Otherwise the normaliser would be invalid."""
     with pytest.raises(ValueError, match=f"mark_weight must be a number from 0 .*, got {weight}"):
         objective(mark_weight=weight)

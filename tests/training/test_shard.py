@@ -29,19 +29,16 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def test_parts_have_names() -> None:
-    """A single process uses the names without part numbers."""
     assert part_name("model.safetensors", 0, 1) == "model.safetensors"
     assert part_name("model.safetensors", 1, 12) == "model-00002-of-00012.safetensors"
 
 
 def test_only_unrolled_decoding_is_uneven() -> None:
-    """Its number of forwards differs between processes, which deadlocks sharded ones."""
     assert D2F().has_fixed_forwards and not D2F(unroll=4).has_fixed_forwards
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_that_share_train_like_one(tmp_path: Path) -> None:
-    """This holds for every objective, and each resumes from checkpoints of the other."""
     for name, trainer in trainers(tmp_path / "one", steps=LATER):
         trainer.fit(STEPS)
         if name in BEGUN:

@@ -82,7 +82,6 @@ def test_stored_features_train_as_live_ones(
 
 
 def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only missing files are computed, and no file is partial."""
     data(tmp_path / "data.jsonl")
     left = 1
 
@@ -119,7 +118,6 @@ def test_a_disk_without_room_is_named_before_anything_is_written(
 
 
 def test_other_features_are_refused(tmp_path: Path) -> None:
-    """This covers another target, other data, other layers, and foreign folders."""
     data(tmp_path / "data.jsonl", 8)
     drafting(tmp_path, "run").fit(1)
     other = causal_model(**TARGET)
@@ -147,7 +145,6 @@ def test_other_features_are_refused(tmp_path: Path) -> None:
 
 
 def test_added_records_only_add_features(tmp_path: Path) -> None:
-    """Full files stay; the last one, which has room, is computed again."""
     data(tmp_path / "data.jsonl", 33)
     drafting(tmp_path, "first").fit(1)
     full, last = sorted((tmp_path / "features").glob("*.safetensors"))
@@ -217,7 +214,6 @@ def test_what_cannot_be_stored_is_refused(
 
 
 def test_a_plan_says_how_large_they_are(tmp_path: Path) -> None:
-    """The planned size equals that of the files without headers."""
     path = data(tmp_path / "data.jsonl", 64)
     words = [f"data.path={path}", f"data.features={tmp_path / 'features'}", f"out={tmp_path}"]
     recipe = load_recipe("tiny-dflash", [*words, "steps=1", "batch=2"])
@@ -233,7 +229,6 @@ def test_a_plan_says_how_large_they_are(tmp_path: Path) -> None:
 
 
 def test_a_plan_counts_one_pass_of_the_target(tmp_path: Path) -> None:
-    """In one epoch the work is that of live features; in four, the target reads no more."""
     path = data(tmp_path / "data.jsonl", 64)
     plans = {}
     for steps in (32, 128):

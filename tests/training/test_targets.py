@@ -78,7 +78,6 @@ def train(folder: Path, name: str, out: str, steps: int = 4, **changes: Any) -> 
 def test_losses_are_those_of_the_dequantized_target(
     name: str, quantize: str, tmp_path: Path
 ) -> None:
-    """To the rounding of products to 8 bits; and an unbroken run equals a resumed one exactly."""
     target = load_target("tiny-aux", torch.float32, quantize)
     assert is_quantized(target)
     plain = load_model("tiny-aux")
@@ -97,7 +96,6 @@ def test_losses_are_those_of_the_dequantized_target(
 
 @needs_int8
 def test_a_file_of_8_bits_is_multiplied_as_it_is(tmp_path: Path) -> None:
-    """By default; with `none` it is dequantized."""
     folder = compress_checkpoint("tiny-aux", tmp_path / "int8")
     native = train(tmp_path, "dflash", "native", 2, **{"model.target": folder})
     plain_options = {"model.target": folder, "model.quantize": "none"}
@@ -107,7 +105,6 @@ def test_a_file_of_8_bits_is_multiplied_as_it_is(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["own head", "eagle"])
 def test_a_new_draft_covers_the_most_frequent_tokens(name: str, tmp_path: Path) -> None:
-    """Its head starts with the target's rows, and the tables are those of the run's first start."""
     settings = recipe(tmp_path, name, "out")
     trainer = settings.build_trainer()
     draft, examples = trainer.model, trainer.examples
@@ -128,7 +125,6 @@ def test_a_new_draft_covers_the_most_frequent_tokens(name: str, tmp_path: Path) 
 
 
 def test_a_token_that_the_head_does_not_cover_has_no_loss(tmp_path: Path) -> None:
-    """It counts as rejected, and under D-PACE as improbable as can be."""
     for dpace in ("false", "true"):
         out = f"dpace-{dpace}"
         changes = {"dpace": dpace, "model.config.draft_vocab_size": 4, "train.batch": 2}
@@ -151,13 +147,11 @@ def test_a_token_that_the_head_does_not_cover_has_no_loss(tmp_path: Path) -> Non
     ],
 )
 def test_bad_formats_are_rejected(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
-    """By name, before a model is loaded."""
     with pytest.raises(ValueError, match=message):
         recipe(tmp_path, "dflash", "out", **changes)
 
 
 def test_a_damaged_table_of_tokens_is_rejected(tmp_path: Path) -> None:
-    """And one of another size."""
     settings = recipe(tmp_path, "eagle", "out")
     settings.build_trainer().close()
     path = tmp_path / "out" / "draft_tokens.json"
@@ -176,7 +170,6 @@ def test_a_damaged_table_of_tokens_is_rejected(tmp_path: Path) -> None:
 def test_a_plan_has_the_bytes_of_the_quantized_target(
     name: str, quantize: str, tmp_path: Path
 ) -> None:
-    """Within 3 %: those of its parameters, and of a head that is dequantized."""
     folder = compress_checkpoint("tiny-aux", tmp_path / "int8") if quantize == "native" else None
     changes = {"model.quantize": quantize, "model.target": folder or "tiny-aux"}
     settings = recipe(tmp_path, name, "out", **changes)

@@ -46,7 +46,6 @@ def test_a_tracker_that_is_missing_is_named(
 
 @pytest.mark.parametrize("where", ["weight", "loss"])
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, where: str) -> None:
-    """Nothing is saved; the last checkpoint is of an earlier step."""
     trainer(tmp_path, steps=4, log_every=10, save_every=2).fit(2)
     run = trainer(tmp_path, steps=20, log_every=10, save_every=2)
     update = run.train_step
@@ -66,7 +65,6 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, where: str) -> No
 
 
 def test_a_terminal_has_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It shows loss, speed and remaining time, and disappears at the end."""
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=100, highlight=False)
     monkeypatch.setattr(report, "Console", lambda **options: terminal)

@@ -32,7 +32,6 @@ def test_twenty_steps_lower_the_loss(tmp_path: Path, architecture: str, precisio
 
 
 def test_going_on_from_a_checkpoint_reaches_the_same_weights(tmp_path: Path) -> None:
-    """Weights, optimizer states and log lines are equal bit by bit."""
     trainer(tmp_path / "whole", steps=8, log_every=3).fit()
     trainer(tmp_path / "halves", steps=8, log_every=3).fit()
     shutil.rmtree(tmp_path / "halves" / "checkpoints" / "step-00000008")
@@ -49,7 +48,6 @@ def test_going_on_from_a_checkpoint_reaches_the_same_weights(tmp_path: Path) -> 
 
 
 def test_epochs_are_steps(tmp_path: Path) -> None:
-    """Endless data has no epochs."""
     assert Loop(batch=4, epochs=2.5).with_epochs(10).steps == 7
     assert Loop(steps=9, batch=4).with_epochs(None).steps == 9
     path = tmp_path / "data.jsonl"
@@ -76,7 +74,6 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path) -> N
 
 
 def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    """Changing the number of steps is allowed."""
     trainer(tmp_path, steps=4).fit()
     with pytest.raises(ValueError, match=r"optim.lr 0.01 \(now 0.02\)"):
         trainer(tmp_path, steps=4, lr=2e-2)
@@ -116,7 +113,7 @@ def test_a_model_in_memory_needs_a_tokenizer(tmp_path: Path) -> None:
         Trainer(model, SFT(), data="story:train", out=tmp_path, loop=Loop())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_killed_run_goes_on_to_the_same_metrics(tmp_path: Path) -> None:
     recipe, options = tmp_path / "recipe.toml", ["log_every=3", "save_every=4"]
     recipe.write_text(RECIPE)
@@ -133,9 +130,8 @@ def test_a_killed_run_goes_on_to_the_same_metrics(tmp_path: Path) -> None:
     assert metrics(tmp_path / "whole") == metrics(tmp_path / "killed")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """Losses and the size of gradients are equal."""
     recipe, options = tmp_path / "recipe.toml", ["steps=3", "clip=0"]
     recipe.write_text(RECIPE)
     for name, processes in (("pair", 2), ("one", 1)):
@@ -176,11 +172,11 @@ def interrupted_run(tmp_path: Path, number: signal.Signals, *more: str) -> tuple
 @pytest.mark.parametrize(
     ("number", "last", "more"),
     [
-        pytest.param(signal.SIGINT, "interrupted", (), marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, "terminated", ("--processes", "2"), marks=pytest.mark.slow),
-        pytest.param(signal.SIGTERM, "terminated", (), marks=pytest.mark.exhaustive),
+        pytest.param(signal.SIGINT, "interrupted", (), marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, "terminated", ("--processes", "2"), marks=pytest.mark.nightly),
+        pytest.param(signal.SIGTERM, "terminated", (), marks=pytest.mark.nightly),
         pytest.param(
-            *(signal.SIGINT, "interrupted", ("--processes", "2")), marks=pytest.mark.exhaustive
+            *(signal.SIGINT, "interrupted", ("--processes", "2")), marks=pytest.mark.nightly
         ),
     ],
 )

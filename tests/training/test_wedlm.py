@@ -80,7 +80,6 @@ def test_every_mask_counts_alike_in_a_uniform_loss() -> None:
 def test_a_block_masks_exactly_its_share(
     tokens: int, given_: int, block: int, aligned: bool, per_block: bool, seed: int
 ) -> None:
-    """Counts are rounded as by `round`; prompt tokens are never masked."""
     objective = replace(PLAIN, block=block, per_block=per_block)
     total = tokens + given_
     blocks = (np.arange(total) + (0 if aligned else block // 2)) // block
@@ -100,7 +99,6 @@ def test_a_block_masks_exactly_its_share(
 def test_rows_score_each_mask_on_the_token_of_its_position(
     seed: int, aligned: bool, sizes: list[int], ends: int
 ) -> None:
-    """Masked streams share a clean one; rows do not attend to later blocks or masks."""
     objective = replace(PLAIN, aligned=aligned, ends=ends, block=tuple(sizes))
     rows = objective.rows(EXAMPLE, np.random.default_rng(seed))
     text = [*EXAMPLE.prompt, *EXAMPLE.response, *[9] * ends]
@@ -125,7 +123,6 @@ def test_rows_score_each_mask_on_the_token_of_its_position(
 
 
 def test_what_a_mask_scores_does_not_reach_it() -> None:
-    """Changing a masked token leaves the hidden state of its row unchanged."""
     objective = replace(PLAIN, block=(1, 2, 3))
     model = random_model(CONFIG)
     for seed in range(6):
@@ -154,7 +151,6 @@ def test_ends_stand_behind_a_response_that_ends_as_far_as_the_model_knows() -> N
 
 @pytest.mark.parametrize("weighting", ["normalised", "inverse", "uniform"])
 def test_the_loss_is_the_mean_of_masks_and_of_next_tokens(weighting: str) -> None:
-    """Each mean is over its own weights, or over the response tokens."""
     objective = replace(PLAIN, weighting=weighting, ar_weight=0.5)
     model = random_model(CONFIG)
     text = next_token_rows(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 1.0, 1.0]))
@@ -185,7 +181,6 @@ def test_a_batch_without_a_mask_learns_the_text() -> None:
 
 
 def test_mask_and_length_come_from_the_model() -> None:
-    """A model without a mask, or one that is not causal, is rejected."""
     config = translate_config(CONFIG)
     assert WeDLM().bind(config) == WeDLM(mask_id=MASK, length=160)
     with pytest.raises(ValueError, match="has no mask token"):

@@ -29,7 +29,6 @@ def test_a_causal_checkpoint_is_adapted_to_a_diffusion_model(tmp_path: Path) -> 
 
 
 def test_without_the_shift_queries_look_from_the_slot_before() -> None:
-    """Queries at positions 1, 2, … equal those of 0, 1, … before; keys are unchanged."""
     model = Transformer(translate_config({**published("DreamModel", mask_token_id=1)}))
     for parameter in model.blocks[0].attention.qkv.parameters():
         torch.nn.init.normal_(parameter)
@@ -51,7 +50,6 @@ def test_without_the_shift_queries_look_from_the_slot_before() -> None:
 
 
 def test_a_format_that_spells_its_config_otherwise_takes_a_whole_one(tmp_path: Path) -> None:
-    """All weights except queries are unchanged."""
     run = trainer(tmp_path, "DreamModel", steps=1)
     run.export(tmp_path / "export")
     table = tomllib.loads((recipes.RECIPES_FOLDER / "tiny-llada.toml").read_text())["model"][

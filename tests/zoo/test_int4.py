@@ -61,7 +61,6 @@ def prompts(count: int) -> list[str]:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_mixed_requests_equal_each_alone(name: str) -> None:
-    """Of all methods in one batch, greedy and sampled; drafts and verifiers have 4 bits too."""
     llm = small(name)
     requests = [
         (prompt, {**GREEDY, "method": method, "temperature": 0.7 * (number % 2), "seed": number})
@@ -84,7 +83,6 @@ def test_mixed_requests_equal_each_alone(name: str) -> None:
 
 
 def test_verified_text_is_that_of_the_model_alone() -> None:
-    """Greedy, token by token, of the same matrices."""
     llm = small("tiny-ar")
     alone = llm.generate(prompts(6), method=Autoregressive(), **GREEDY)
     for method in VERIFIED:
@@ -95,7 +93,6 @@ def test_verified_text_is_that_of_the_model_alone() -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_models_solve_held_out_problems(name: str) -> None:
-    """Four of six at least, where float32 solves five or six."""
     questions = questions_of("story", 6)
     options: dict[str, Any] = {"method": METHODS[name][0], "max_tokens": 128, "temperature": 0}
     assert evaluate(small(name), questions, batch=6, **options).correct_count >= 4

@@ -31,14 +31,12 @@ ONE = LeftToRight(window=16, lookahead=16)
     ids=str,
 )
 def test_a_model_solves_held_out_problems(name: str, method: Method) -> None:
-    """Five of six at least; over hundreds it is more than nine in ten."""
     questions = questions_of("story", 6)
     report = evaluate(LLM(name), questions, batch=6, method=method, max_tokens=128, temperature=0)
     assert report.correct_count >= 5
 
 
 def test_sheets_are_planned_in_any_order_and_not_by_the_verifier() -> None:
-    """Of a dozen: in any order, left to right with few masks in sight, by the causal model."""
     questions = questions_of("sudoku-sheet", 12)
     planned, guessed, verifier = (
         evaluate(
@@ -54,7 +52,6 @@ def test_sheets_are_planned_in_any_order_and_not_by_the_verifier() -> None:
 
 
 def test_the_model_without_a_shift_is_what_its_recipe_makes() -> None:
-    """LLaDA's format, the zoo's tokenizer."""
     recipe = tomllib.loads((recipes.RECIPES_FOLDER / "tiny-llada.toml").read_text())
     written = json.loads((ZOO_FOLDER / "tiny-llada" / "config.json").read_text())
     assert written == {**recipe["model"]["config"], "torch_dtype": "bfloat16"}
@@ -67,7 +64,6 @@ def test_the_model_without_a_shift_is_what_its_recipe_makes() -> None:
 
 
 def test_all_models_share_one_vocabulary(tmp_path: Path) -> None:
-    """By name, by path and through a link; a copy elsewhere is a folder like any other."""
     assert [path.parent.name for path in ZOO_FOLDER.rglob("tokenizer.json")] == ["vocabulary"]
     shared = load_tokenizer(ZOO_TOKENIZER)
     (tmp_path / "link").symlink_to(ZOO_FOLDER / "tiny-ar")

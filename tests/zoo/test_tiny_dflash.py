@@ -8,7 +8,6 @@ from outpace.methods import Autoregressive, DFlash
 
 
 def test_the_draft_of_the_zoo_gives_the_same_text_in_a_fraction_of_the_passes() -> None:
-    """Most of a block is kept."""
     stories = [problem.question for problem in story_problems("test", 12)]
     llm = LLM("tiny-ar", max_length=256)
     plain = llm.generate(stories, method=Autoregressive(), max_tokens=128)

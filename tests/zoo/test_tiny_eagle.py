@@ -20,7 +20,6 @@ from outpace.methods import Autoregressive, Eagle
 def test_the_draft_of_the_zoo_gives_the_same_text_in_a_fraction_of_the_passes(
     method: Eagle, least: float
 ) -> None:
-    """Several tokens per verification."""
     stories = [problem.question for problem in story_problems("test", 6)]
     llm = LLM("tiny-ar", max_length=256)
     plain = llm.generate(stories, method=Autoregressive(), max_tokens=100)

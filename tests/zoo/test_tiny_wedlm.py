@@ -17,7 +17,6 @@ def llm() -> LLM:
 
 @pytest.mark.parametrize("task", ["story", "table"])
 def test_it_solves_problems_in_few_forwards(llm: LLM, task: str) -> None:
-    """Held-out ones; several tokens per forward."""
     method = WeDLM(entropy=0.2, penalty=0.0)
     options = {"max_tokens": 128, "temperature": 0.0}
     report = evaluate(llm, questions_of(task, 30), task=task, batch=30, method=method, **options)
@@ -26,7 +25,6 @@ def test_it_solves_problems_in_few_forwards(llm: LLM, task: str) -> None:
 
 
 def test_verified_text_is_that_of_its_own_next_tokens(llm: LLM) -> None:
-    """Whatever the masks say, in a fraction of the forwards."""
     stories = [question.prompt for question in questions_of("story", 12)]
     plain = llm.generate(stories, method=Autoregressive(), max_tokens=128)
     fast = llm.generate(stories, method=WeDLM(verify=True), max_tokens=128)

@@ -50,13 +50,11 @@ def result(setting: str, right: int, tokens: int, seconds: float = 1.0) -> dict[
 
 
 def test_every_file_is_a_paper() -> None:
-    """And the other way round."""
     assert sorted(path.stem for path in FOLDER.glob("*.toml")) == sorted(PAPERS)
 
 
 @each
 def test_a_figure_can_be_drawn(figure: Figure) -> None:
-    """It has published points, and claims about lines that there are; the zoo is enough for it."""
     assert figure.published() and figure.claims
     timed = [point for point in figure.published() if "tokens_per_second" in point]
     (mini,), (full,) = figure.scales["mini"], figure.scales["full"]
@@ -78,7 +76,6 @@ def test_a_figure_can_be_drawn(figure: Figure) -> None:
 
 @each
 def test_what_the_paper_has_of_a_claim_agrees_with_it(figure: Figure) -> None:
-    """Two published points, in the order that the claim states, for each task."""
     tasks = {plan.task for plans in figure.scales.values() for plan in plans}
     for claim, task in product(figure.claims, tasks):
         points = figure.pair(claim, task)
@@ -91,7 +88,6 @@ def test_what_the_paper_has_of_a_claim_agrees_with_it(figure: Figure) -> None:
 
 
 def test_what_trains_models_is_known_and_used() -> None:
-    """Each by some figure, and by its words a recipe; the zoo is enough for those of miniatures."""
     names = {
         scale: {name for f in EVERY for plan in f.scales[scale] for name in needed(plan.every)}
         for scale in ("mini", "full")
@@ -111,7 +107,6 @@ def test_what_trains_models_is_known_and_used() -> None:
 
 @pytest.mark.parametrize("name", ["dflash:table1", "dflash:sampled"])
 def test_a_small_scale_has_tasks_with_their_own_published_points(name: str) -> None:
-    """Its models are the user's, prose has prompts here, and it takes half an hour at most."""
     (figure,) = find_at(name, "small")
     plans = figure.scales["small"]
     assert [plan.task for plan in plans] == ["humaneval", "gsm8k", "mtbench"]
@@ -130,7 +125,6 @@ def test_a_small_scale_has_tasks_with_their_own_published_points(name: str) -> N
 
 
 def test_a_given_model_takes_its_path_in_every_line() -> None:
-    """A missing one is named."""
     (plan, *_) = find("dflash:table1")[0].scales["small"]
     paths = {"target": "a.gguf", "dflash": "b", "eagle": "c"}
     models = [entry.model_names for entry in plan.with_models(paths).every]
@@ -140,7 +134,6 @@ def test_a_given_model_takes_its_path_in_every_line() -> None:
 
 
 def test_figures_are_found_at_the_scales_that_they_have() -> None:
-    """All of a paper, or what has the scale where the paper has none."""
     assert [figure.name for figure in find_at("dflash", "small")] == ["table1", "sampled"]
     assert len(find_at("dflash", "mini")) == 8
     for name in ("apd", "d2f", "wedlm", "dflash:block"):
@@ -149,7 +142,6 @@ def test_figures_are_found_at_the_scales_that_they_have() -> None:
 
 
 def test_published_points_have_their_units() -> None:
-    """And where the paper has none, there is nothing."""
     (figure,) = find("apd:figure2")
     more, right = figure.claims
     assert published(figure, more) == ""
@@ -159,7 +151,6 @@ def test_published_points_have_their_units() -> None:
 
 
 def test_a_claim_names_each_published_point_alone() -> None:
-    """None or several are an error."""
     (figure,) = find("apd:figure2")
     for points, message in (([{"tokens": 9}], "0 published"), ([{"tokens": 2}], "2 published")):
         with pytest.raises(ValueError, match=message):
@@ -176,7 +167,6 @@ def test_a_claim_names_each_published_point_alone() -> None:
     ],
 )
 def test_what_is_unknown_is_answered_with_what_is_known(name: str, says: str) -> None:
-    """Papers and figures."""
     with pytest.raises(ValueError, match=says):
         find(name)
 
@@ -208,7 +198,6 @@ TABLE: dict[str, Any] = {
     ],
 )
 def test_a_bad_figure_is_named_with_its_file(change: dict[str, Any], says: str) -> None:
-    """And what is wrong with it."""
     assert read("apd", "figure1", TABLE, FOLDER / "x.toml").name == "figure1"
     with pytest.raises(ValueError, match="x.toml: figure1: ") as caught:
         read("apd", "figure1", {**TABLE, **change}, FOLDER / "x.toml")
@@ -221,7 +210,6 @@ def claim(trend: str, key: str = "tokens_per_forward", than: int | None = None) 
 
 
 def test_trends_hold_beyond_chance_alone() -> None:
-    """A point more of accuracy is chance, forty are not."""
     line = [result("a=1", 90, 10), result("a=2", 70, 20), result("a=3", 50, 30)]
     assert judge(claim("rises"), [line]).holds
     assert not judge(claim("falls"), [line]).holds
@@ -233,7 +221,6 @@ def test_trends_hold_beyond_chance_alone() -> None:
 
 
 def test_seconds_must_move_by_more_than_noise() -> None:
-    """They have no interval."""
     line = [result("a=1", 90, 10, 1.0), result("a=2", 90, 10, 0.97)]
     assert not judge(claim("rises", "speed"), [line]).holds
     line[1] = result("a=2", 90, 10, 0.9)
@@ -241,7 +228,6 @@ def test_seconds_must_move_by_more_than_noise() -> None:
 
 
 def test_a_line_is_compared_with_another_at_each_setting() -> None:
-    """One that fails is enough."""
     mine = [result("a=1", 90, 20), result("a=2", 90, 30)]
     other = [result("a=1", 90, 10), result("a=2", 90, 20)]
     assert judge(claim("higher", than=2), [mine, other]).holds
@@ -254,7 +240,6 @@ def test_a_line_is_compared_with_another_at_each_setting() -> None:
 
 
 def test_a_line_is_beaten_by_what_is_as_right_and_faster() -> None:
-    """Who beats whom is said."""
     mine, other = [result("a=1", 90, 20)], [result("k=1", 95, 10), result("k=2", 80, 30)]
     assert judge(claim("unbeaten", than=2), [mine, other]).holds
     verdict = judge(claim("unbeaten", than=2), [mine, [*other, result("k=3", 90, 21)]])
@@ -262,7 +247,6 @@ def test_a_line_is_beaten_by_what_is_as_right_and_faster() -> None:
 
 
 def test_texts_are_equal_only_if_all_are() -> None:
-    """A line with other texts is named."""
     lines = [{"line": "a", "equal": 1.0}, {"line": "b", "equal": 1.0}]
     assert judge_texts(lines).holds
     verdict = judge_texts([*lines, {"line": "c", "equal": 0.9}])
@@ -270,7 +254,6 @@ def test_texts_are_equal_only_if_all_are() -> None:
 
 
 def test_a_scale_names_its_entries() -> None:
-    """Line by line."""
     scale = Scale(task="story", lines=[LINE, {**LINE, "method": "speculative", "draft": "d"}])
     assert [[entry.name for entry in line] for line in scale.entries()] == [
         ["tiny-ar autoregressive"],
@@ -280,7 +263,6 @@ def test_a_scale_names_its_entries() -> None:
 
 
 def test_a_line_may_have_an_adapter_of_its_own() -> None:
-    """Samples with it and without are kept apart by the name of the entry."""
     ((plain,), (merged,)) = Scale(task="story", lines=[LINE, {**LINE, "adapter": "a/b"}]).entries()
     assert (plain.adapter, merged.adapter) == (None, "a/b")
     assert merged.name == "tiny-ar+a/b autoregressive" and merged.model == "tiny-ar"

@@ -50,7 +50,6 @@ def write(folder: Path, name: str, **change: Any) -> None:
 
 
 def test_a_page_counts_claims_and_lists_results(tmp_path: Path) -> None:
-    """In the order of the papers; other files are not looked at."""
     write(tmp_path, "wedlm-entropy-mini")
     write(tmp_path, "apd-figure3-mini")
     (tmp_path / "other.json").write_text("{")
@@ -65,7 +64,6 @@ def test_a_page_counts_claims_and_lists_results(tmp_path: Path) -> None:
 
 
 def test_a_page_has_a_section_for_each_task_with_the_published_figures(tmp_path: Path) -> None:
-    """Beside those measured, where the paper has them."""
     paper = {"speedup": 5.15, "acceptance_length": 6.54}
     results = [RESULT, {**RESULT, "faster": {"ratio": 1.5}, "paper": paper}]
     for task in ("gsm8k", "mtbench", "story"):
@@ -80,7 +78,6 @@ def test_a_page_has_a_section_for_each_task_with_the_published_figures(tmp_path:
 
 
 def test_a_page_says_how_models_were_made(tmp_path: Path) -> None:
-    """Those that nobody ships."""
     write(tmp_path, "dflash-depth-mini", trained={"trained:a": "tiny-a x=1", "trained:b": "tiny-b"})
     told = (
         "\n\n- `trained:a`: `outpace train tiny-a x=1`\n- `trained:b`: `outpace train tiny-b`\n\n"
@@ -89,7 +86,6 @@ def test_a_page_says_how_models_were_made(tmp_path: Path) -> None:
 
 
 def test_the_documentation_has_the_stored_results() -> None:
-    """The overview in the repository; the site adds all tables."""
     text = (ROOT / "docs" / "reproduced.md").read_text()
     made = page(ROOT / "benchmarks" / "results")
     assert made.count("## ") >= 10 and "of another version" not in made
@@ -98,14 +94,12 @@ def test_the_documentation_has_the_stored_results() -> None:
 
 
 def test_a_figure_measured_by_the_clock_says_so(tmp_path: Path) -> None:
-    """As on a GPU."""
     write(tmp_path, "apd-figure3-full", results=[{**RESULT, "clock": "wall"}])
     text = page(tmp_path)
     assert "| tokens per second |" in text and "| 300 |" in text and "scale full" in text
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    """The others stay on the page."""
     write(tmp_path, "apd-figure3-mini")
     for name, text in (("apd-figure2", "{"), ("apd-figure4", "[]"), ("d2f-table3", "[" * 9**5)):
         (tmp_path / f"{name}-mini.json").write_text(text)

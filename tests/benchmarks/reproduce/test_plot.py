@@ -35,7 +35,6 @@ RESULT: dict[str, Any] = {
 def test_published_points_have_the_axes_that_they_can(
     name: str, axes: tuple[str, str], tmp_path: Path
 ) -> None:
-    """What the paper has two figures of is drawn, and the same height here."""
     (figure,) = find(name)
     points = [dict(point) for point in figure.published()]
     assert axes_of(points) == axes

@@ -19,6 +19,5 @@ CASES = [(problems, split) for problems, splits in SPLITS.items() for split in s
 
 @pytest.mark.parametrize(("problems", "split"), CASES)
 def test_problems_depend_only_on_their_index(problems: Callable[..., Any], split: str) -> None:
-    """And on the seed."""
     assert problems(split, 10)[6:] == problems(split, 4, start=6)
     assert problems(split, 10) != problems(split, 10, seed=1)

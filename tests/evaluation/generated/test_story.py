@@ -49,7 +49,6 @@ def assert_true_equation(left: str, op: str, right: str, result: str, repeated: 
 
 @pytest.mark.parametrize("split", STORY_SPLITS.names)
 def test_steps_are_correct_equations(split: str) -> None:
-    """In every split; the last one gives the result."""
     for problem in story_problems(split, 500):
         equations = EQUATION.findall(problem.answer)
         assert 2 <= len(equations) <= 4
@@ -62,7 +61,6 @@ def test_steps_are_correct_equations(split: str) -> None:
 
 @pytest.mark.parametrize("split", STORY_SPLITS.names)
 def test_operands_are_derivable(split: str) -> None:
-    """From the question or earlier steps."""
     for problem in story_problems(split, 500):
         known = set(re.findall(r"\d+", problem.question)) | {"2"}  # for "half", "twice"
         for left, _, right, result, _ in EQUATION.findall(problem.answer):
@@ -72,7 +70,6 @@ def test_operands_are_derivable(split: str) -> None:
 
 @pytest.mark.parametrize("split", STORY_SPLITS.names)
 def test_text_is_filled_and_well_formed(split: str) -> None:
-    """No placeholder remains, and questions end with a question mark."""
     for problem in story_problems(split, 500):
         assert not re.search(r"[{}]|  |\b[01] ", problem.question + problem.answer)
         assert problem.question.endswith("?")
@@ -80,7 +77,6 @@ def test_text_is_filled_and_well_formed(split: str) -> None:
 
 
 def test_equations_are_few_enough_to_learn() -> None:
-    """For any number of problems."""
     equations = {
         found for p in story_problems("train", 5000) for found in EQUATION.findall(p.answer)
     }
@@ -88,7 +84,6 @@ def test_equations_are_few_enough_to_learn() -> None:
 
 
 def test_splits_share_no_question() -> None:
-    """For many problems."""
     train = {problem.question for problem in story_problems("train", 20_000)}
     test = {problem.question for problem in story_problems("test", 300)}
     unseen = {problem.question for problem in story_problems("unseen", 300)}
@@ -97,7 +92,6 @@ def test_splits_share_no_question() -> None:
 
 
 def test_problems_stay_the_same() -> None:
-    """Published measurements depend on them."""
     assert story_problems("train", 1) == [
         Problem(
             question=(
@@ -113,7 +107,6 @@ def test_problems_stay_the_same() -> None:
 
 
 def test_drills_are_correct_equations() -> None:
-    """Six to eight of them."""
     rng = Random(0)
     for _ in range(100):
         line = draw_drill(rng)
@@ -125,7 +118,6 @@ def test_drills_are_correct_equations() -> None:
 
 
 def test_invalid_arguments_are_rejected() -> None:
-    """The message lists the splits."""
     with pytest.raises(ValueError, match="'dev': choose one of train, test, unseen"):
         story_problems("dev", 1)
     with pytest.raises(ValueError, match="negative"):
@@ -137,7 +129,6 @@ def test_invalid_arguments_are_rejected() -> None:
 def test_vocabulary_is_full_with_the_special_tokens_last(
     tokenizer: PreTrainedTokenizerBase,
 ) -> None:
-    """Including end and mask."""
     assert len(tokenizer) == 1024
     assert tokenizer.convert_tokens_to_ids(list(SPECIAL_TOKENS)) == [1020, 1021, 1022, 1023]
     assert tokenizer.eos_token_id == tokenizer.pad_token_id == 1020
@@ -148,7 +139,6 @@ def test_vocabulary_is_full_with_the_special_tokens_last(
 def test_prompt_and_answer_tokenize_separately(
     split: str, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    """Into the same tokens as both together."""
     for problem in story_problems(split, 100):
         prompt, answer = problem.question + "\n", problem.answer + tokenizer.eos_token
         apart = tokenizer(prompt).input_ids + tokenizer(answer).input_ids
@@ -159,7 +149,6 @@ def test_prompt_and_answer_tokenize_separately(
 
 
 def test_plain_answers_have_one_wording_and_the_same_result() -> None:
-    """The first wording of each sentence."""
     pairs = list(
         zip(story_problems("train", 200), story_problems("train", 200, plain=True), strict=True)
     )
@@ -169,14 +158,12 @@ def test_plain_answers_have_one_wording_and_the_same_result() -> None:
 
 
 def test_digits_are_single_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
-    """And any text round-trips byte for byte."""
     assert tokenizer.tokenize("4096") == list("4096")
     text = "Zoë — 12×3\n\t<x> 日本"
     assert tokenizer.decode(tokenizer(text).input_ids) == text
 
 
 def test_chat_template_is_the_training_format(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Character by character."""
     chat = [{"role": "user", "content": "How many?"}]
     assert tokenizer.apply_chat_template(chat, tokenize=False) == "How many?\n"
     chat += [{"role": "assistant", "content": "#### 2"}, {"role": "user", "content": "Why?"}]
@@ -185,7 +172,6 @@ def test_chat_template_is_the_training_format(tokenizer: PreTrainedTokenizerBase
 
 
 def test_a_built_vocabulary_is_saved_and_loaded(tmp_path: Path) -> None:
-    """With `transformers`."""
     built = build_tokenizer(story_texts(200), vocab=300)
     save_tokenizer(built, tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
@@ -194,13 +180,11 @@ def test_a_built_vocabulary_is_saved_and_loaded(tmp_path: Path) -> None:
 
 
 def test_too_little_text_is_an_error() -> None:
-    """The message names the size reached."""
     with pytest.raises(ValueError, match="vocab=1024"):
         build_tokenizer(["too short"])
 
 
 def test_questions_are_printed_as_prompts(capsys: pytest.CaptureFixture[str]) -> None:
-    """One JSON line each."""
     main(["train", "3"])
     lines = capsys.readouterr().out.splitlines()
     expected = [{"prompt": problem.question} for problem in story_problems("train", 3)]

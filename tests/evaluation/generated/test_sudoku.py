@@ -59,7 +59,6 @@ def puzzles_of(made: list[Problem]) -> list[str]:
 
 
 def test_grids_are_complete() -> None:
-    """Compared with brute force."""
     tried = fillings([[0] * 4 for _ in range(4)])
     assert sorted(all_grids()) == sorted(tuple(sum(board, [])) for board in tried)
     assert len(all_grids()) == 288
@@ -67,14 +66,12 @@ def test_grids_are_complete() -> None:
 
 @pytest.mark.parametrize("split", SUDOKU_SPLITS.names)
 def test_solutions_are_unique(split: str) -> None:
-    """By brute force."""
     for problem in sudoku_problems(split, 100):
         for board, solved in puzzles(problem):
             assert fillings(board) == [solved] != [board]
 
 
 def test_sizes_are_uniform() -> None:
-    """One to four puzzles with four to ten given cells."""
     sheets = [puzzles(problem) for problem in sudoku_problems("train", 2000)]
     sizes = Counter(map(len, sheets))
     assert set(sizes) == set(range(1, MAX_PUZZLES_PER_SHEET + 1)) and min(sizes.values()) > 400
@@ -85,7 +82,6 @@ def test_sizes_are_uniform() -> None:
 
 
 def test_splits_share_no_puzzle() -> None:
-    """Not only no sheet."""
     train = puzzles_of(sudoku_problems("train", 5000))
     test = puzzles_of(sudoku_problems("test", 100))
     assert not set(train) & set(test)
@@ -93,14 +89,12 @@ def test_splits_share_no_puzzle() -> None:
 
 
 def test_problems_stay_the_same() -> None:
-    """Published measurements depend on them."""
     asked = "0000\n4302\n2000\n0124\n\n0401\n3142\n0203\n0304"
     solved = "1243\n4312\n2431\n3124\n\n2431\n3142\n4213\n1324"
     assert sudoku_problems("test", 1, start=2) == [Problem(f"Solve:\n{asked}", solved)]
 
 
 def test_prompts_and_answers_are_short() -> None:
-    """One token per digit and line; the longest sheets fit the task's limit."""
     with as_file(files("outpace.zoo") / "vocabulary") as folder:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     lengths = set()
@@ -113,7 +107,6 @@ def test_prompts_and_answers_are_short() -> None:
 
 
 def test_sheets_are_judged_as_a_whole() -> None:
-    """Every puzzle in order and no others; spaces are ignored, as in the published rule."""
     problem = next(each for each in sudoku_problems("train", 30) if each.answer.count("\n\n") == 2)
     reference = sheet_text(problem.question)
     first, second, third = problem.answer.split("\n\n")
@@ -135,14 +128,12 @@ def test_sheets_are_judged_as_a_whole() -> None:
 
 
 def test_hard_puzzles_occur() -> None:
-    """Four given cells are the minimum."""
     rng = Random(0)
     fewest = min(sum(cell > 0 for cell in draw_puzzle("train", rng)[0]) for _ in range(50))
     assert fewest == 4
 
 
 def test_invalid_arguments_are_rejected() -> None:
-    """The message lists the splits."""
     with pytest.raises(ValueError, match="'unseen': choose one of train, test"):
         sudoku_problems("unseen", 1)
     with pytest.raises(ValueError, match="negative"):

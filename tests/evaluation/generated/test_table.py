@@ -31,28 +31,24 @@ def solved(question: str) -> str:
 
 @pytest.mark.parametrize("split", TABLE_SPLITS.names)
 def test_answers_are_correct(split: str) -> None:
-    """And no question is its own answer."""
     for problem in table_problems(split, 1000):
         assert problem.answer == solved(problem.question) != problem.question
 
 
 @pytest.mark.parametrize("split", TABLE_SPLITS.names)
 def test_numbers_have_one_or_two_digits(split: str) -> None:
-    """In answers; none is below one."""
     for problem in table_problems(split, 1000):
         numbers = [int(number) for number in re.findall(r"\d+", problem.answer)]
         assert min(numbers) >= 1 and max(numbers) <= 99
 
 
 def test_kinds_are_uniform() -> None:
-    """Counting, copying and filling."""
     kinds = Counter(problem.question.split()[0] for problem in table_problems("train", 3000))
     assert set(kinds) == {"Count", "Copy:", "Fill"}
     assert min(kinds.values()) > 800
 
 
 def test_splits_share_no_question() -> None:
-    """For many problems."""
     train = {problem.question for problem in table_problems("train", 20_000)}
     test = {problem.question for problem in table_problems("test", 500)}
     assert not train & test
@@ -60,13 +56,11 @@ def test_splits_share_no_question() -> None:
 
 
 def test_problems_stay_the_same() -> None:
-    """Published measurements depend on them."""
     numbers = "58 56 12 65 94 37 52 47"
     assert table_problems("test", 1, start=5) == [Problem(f"Copy: {numbers}", numbers)]
 
 
 def test_prompts_and_answers_are_short() -> None:
-    """Short enough for the zoo's models."""
     with as_file(files("outpace.zoo") / "vocabulary") as folder:
         tokenizer = AutoTokenizer.from_pretrained(folder)
     for split in TABLE_SPLITS.names:
@@ -79,7 +73,6 @@ def test_prompts_and_answers_are_short() -> None:
 
 
 def test_invalid_arguments_are_rejected() -> None:
-    """The message lists the splits."""
     with pytest.raises(ValueError, match="'unseen': choose one of train, test"):
         table_problems("unseen", 1)
     with pytest.raises(ValueError, match="negative"):
