@@ -1,7 +1,9 @@
+SHELL := bash
+.SHELLFLAGS := -eo pipefail -c
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo quick test slow exhaustive browser check docs gallery clean
+.PHONY: demo near test nightly mutants check docs gallery clean
 
 # The release of torch that the tests run with; `pip install .` alone takes any from 2.9 on.
 .venv/core: pyproject.toml setup.py $(wildcard src/outpace/*/*.[ch])
@@ -10,45 +12,41 @@ BIN := .venv/bin
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
-.venv/test: .venv/core
-	$(BIN)/pip install --quiet --editable '.[test]'
-	touch $@
-
 .venv/dev: .venv/core
 	$(BIN)/pip install --quiet --editable '.[dev]'
+	touch $@
+
+# Ray, and a release of OpenAI's client beside that of the development extra.
+.venv/nightly: .venv/dev
+	$(BIN)/pip install --quiet --editable '.[dev,ray]'
+	$(BIN)/pip install --quiet --target .venv/openai2 'openai>=2,<3'
 	touch $@
 
 demo: .venv/core
 	$(BIN)/outpace race
 
-# Units of what decodes, and every method together against alone. They need one process only.
-QUICK := $(addprefix tests/,decoding methods pacing) \
-	$(addprefix tests/engine/test_,cache.py engine.py feed.py orders.py runner.py) \
-	tests/models/test_transformer.py tests/constraint/test_automaton.py \
-	tests/engine/test_equivalence.py::test_scattered_pages_change_nothing
-LONGER := $(addprefix tests/methods/test_,features.py naive.py options.py)
-
-quick: .venv/test
-	$(BIN)/python -m pytest -q -m "not slow and not exhaustive" $(LONGER:%=--ignore=%) $(QUICK)
-
 # Each process runs torch on one thread.
-TOGETHER := -n auto --maxprocesses 4 --dist worksteal
+TESTS := $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist worksteal
+
+# Tests of the packages that differ from the commit SINCE, by default the last, and of those above.
+near: .venv/dev
+	$(BIN)/python tests/near.py $(SINCE) | xargs --no-run-if-empty $(TESTS)
+
+COVERED := decoding methods engine attention constraint api server
 
 test: .venv/dev
-	$(BIN)/python -m pytest -q $(TOGETHER) -m "not slow and not exhaustive and not browser"
+	$(TESTS) --cov --cov-report=
+	@for package in $(COVERED); do \
+	    total=$$($(BIN)/coverage report --include="src/outpace/$$package/*" --format=total); \
+	    echo "$$package: $$total % of lines covered"; \
+	    [ $$total -ge 93 ] || { echo "$$package: 93 % are required"; exit 1; }; \
+	done
 
-# A release of OpenAI's client beside that of the development extra.
-.venv/openai2: .venv/dev
-	$(BIN)/pip install --quiet --target $@ 'openai>=2,<3'
+nightly: .venv/nightly
+	$(TESTS) --nightly
 
-slow: .venv/dev
-	$(BIN)/python -m pytest -q $(TOGETHER) -m slow
-
-exhaustive: .venv/dev .venv/openai2
-	$(BIN)/python -m pytest -q $(TOGETHER) -m exhaustive
-
-browser: .venv/dev
-	$(BIN)/python -m pytest -q $(TOGETHER) -m browser $$(grep -rl 'mark\.browser' tests)
+mutants: .venv/dev
+	$(BIN)/python tests/mutants.py
 
 check: .venv/dev
 	$(BIN)/ruff format --check .
