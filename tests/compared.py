@@ -23,12 +23,12 @@ def check_verified(
     method: Method,
     roles: Mapping[str, str],
     prompt: list[int],
-    loop: Callable[[int | None], naive.Verified],
+    loop: Callable[..., naive.Verified],
 ) -> None:
     """Compare tokens and the number that each verification accepts with those of a loop.
 
     `roles` are names of the engine's models: the target, and a draft where the method has one.
-    `loop` gets an end-of-sequence token, or None. The output is that of the target alone.
+    `loop` gets `eos`, an end-of-sequence token or None. The output is that of the target alone.
     """
     runners = {role: runner(engine, name) for role, name in roles.items()}
     target = runners["target"].model
@@ -38,5 +38,5 @@ def check_verified(
         job = enter(engine, method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
         finish(engine)
         accepted = [step.kept for step in job.request.trace if step.model == "target"]
-        assert (tokens(job), accepted) == loop(eos)
+        assert (tokens(job), accepted) == loop(eos=eos)
         assert tokens(job) == naive.autoregressive(target, prompt, TOKENS, eos)

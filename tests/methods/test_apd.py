@@ -39,7 +39,6 @@ from outpace.engine.engine import Engine, Job
 from outpace.methods import APD
 from outpace.methods.apd import Mixture
 from outpace.pacing.controller import PaceController
-from refusal import refuses
 
 CPU = torch.device("cpu")
 DRAWS = 20_000
@@ -171,22 +170,6 @@ def test_paper_coupling_checks_with_the_noise_of_the_proposal() -> None:
         assert (proposed.sampling, proposed.step, proposed.keep) == (sampling, 1, True)
         assert (checked.sampling, checked.step) == (expected, 1)
         assert torch.equal(checked.guess, one_hot([6, 7, 8, 9]))
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"ratio": -0.1}, "ratio"),
-        ({"ratio": 1.1}, "ratio"),
-        ({"ratio": float("nan")}, "ratio"),
-        ({"window": 0}, "window"),
-        ({"lookahead": 0}, "lookahead"),
-        ({"coupling": "none"}, "coupling"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    with refuses(param):
-        APD(verifier="v", **options)
 
 
 def proposals(logits: Tensor, sampling: Sampling, slots: range, step: int = 0) -> Tensor:

@@ -24,7 +24,6 @@ from helpers import (
 from outpace.decoding import OptionError, Prediction, Request, Sampling, Tree
 from outpace.decoding.processor import Penalties
 from outpace.methods import BlockDiffusion
-from refusal import refuses
 
 EOS = 0
 
@@ -332,76 +331,6 @@ def test_fixed_tokens_are_not_holes() -> None:
     forwards = script(BlockDiffusion(), seq, [predicted("456", "+++")])
     assert [shape(forward) for forward in forwards] == [(0, "12312377_8__", (4, 4, 4), [8, 10, 11])]
     assert (seq.tokens, seq.finish_reason) == ([7, 7, 4, 8, 5, 6], "length")
-
-
-def test_unused_scores_are_not_computed() -> None:
-    for options, scores in [
-        ({}, ("confidence",)),
-        ({"threshold": None}, ("confidence",)),
-        ({"threshold": None, "order": "left_to_right"}, ()),
-        ({"order": "left_to_right"}, ("confidence",)),
-        ({"budget": 1.0}, ("confidence", "entropy")),
-        ({"budget": 1.0, "order": "margin"}, ("margin", "entropy")),
-        ({"order": "entropy"}, ("confidence", "entropy")),
-    ]:
-        read = next(BlockDiffusion(**options).decode(sequence())).read
-        assert read.scores == scores and read.score_as_drawn
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"block": 0}, "block"),
-        ({"part": -1}, "part"),
-        ({"steps": 0}, "steps"),
-        ({"steps": 2.5}, "steps"),
-        ({"threshold": 1.5}, "threshold"),
-        ({"threshold": float("nan")}, "threshold"),
-        ({"threshold": "high"}, "threshold"),
-        ({"budget": -1.0}, "budget"),
-        ({"budget": float("nan")}, "budget"),
-        ({"order": "random"}, "order"),
-        ({"canvas": 1}, "canvas"),
-        ({"verify": 1}, "verify"),
-        ({"verify": True, "budget": 1.0}, "budget"),
-        ({"verify": True, "steps": 2}, "steps"),
-        ({"verify": True, "order": "margin"}, "order"),
-        ({"verify": True, "part": 2}, "part"),
-        ({"verify": True, "canvas": True}, "canvas"),
-        ({"verify": True, "rule": "klass"}, "rule"),
-        ({"verify": True, "edit": 0.5}, "edit"),
-        ({"edit": 1.5}, "edit"),
-        ({"edit": float("nan")}, "edit"),
-        ({"edit": 0.5, "canvas": True}, "canvas"),
-        ({"edit": 0.5, "rule": "credit"}, "rule"),
-        ({"edit": 0.5, "lookahead": 1}, "lookahead"),
-        ({"verify": True, "lookahead": 1}, "lookahead"),
-        ({"lookahead": 0}, "lookahead"),
-        ({"lookahead": 1.5}, "lookahead"),
-        ({"lookahead": 1, "part": 2}, "part"),
-        ({"lookahead": 1, "order": "left_to_right"}, "order"),
-        ({"rule": "sure"}, "rule"),
-        ({"rule": "klass", "threshold": None}, "threshold"),
-        ({"rule": "credit", "budget": 1.0}, "budget"),
-        ({"rule": "klass", "frechet_margin": 0.5}, "frechet_margin"),
-        ({"rule": "frechet", "frechet_margin": 1.5}, "frechet_margin"),
-        ({"rule": "klass", "klass_divergence": float("nan")}, "klass_divergence"),
-        ({"rule": "klass", "klass_divergence": -1.0}, "klass_divergence"),
-        ({"klass_divergence": 0.5}, "klass_divergence"),
-    ],
-)
-def test_bad_options_are_refused(options: dict[str, Any], param: str) -> None:
-    with refuses(param):
-        BlockDiffusion(**options)
-
-
-def test_huge_options_are_refused_or_harmless() -> None:
-    engine = engine_of(("blocks", block_model(seed=1)))
-    target = {"target": runner(engine, "blocks")}
-    for method in (BlockDiffusion(steps=10**9), BlockDiffusion(block=10**6, part=10**6)):
-        job = enter(engine, method, [5, 3], runners=target, max_tokens=6)
-        finish(engine)
-        assert len(tokens(job)) == 6
 
 
 @pytest.mark.parametrize("shift", [0, 1])

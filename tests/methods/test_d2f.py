@@ -10,7 +10,6 @@ from blocks import predicted, shape
 from helpers import MASK, Turned, request_of, script
 from outpace.decoding import FULL, Decoding, Forward, Prediction, Request, Sampling, Target
 from outpace.methods import D2F
-from refusal import refuses
 
 EOS = 0
 
@@ -226,19 +225,3 @@ def test_fixed_length_without_shift(method: D2F, target: dict[str, Any]) -> None
     asked = {"shift": 1, "mask_id": MASK, **target}
     assert method.length_range(Target(**asked), auto=True) is None
     assert D2F(least=1).length_range(Target(shift=1, mask_id=MASK), auto=False) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"least": 2}, "least"),
-        ({"block": 0}, "block"),
-        ({"add": -0.1}, "add"),
-        ({"activate": 1.5}, "activate"),
-        ({"confidence": float("nan")}, "confidence"),
-        ({"order": "best"}, "order"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict[str, Any], param: str) -> None:
-    with refuses(param):
-        D2F(**options)

@@ -150,25 +150,6 @@ def test_block_beyond_the_trained_one_warns() -> None:
         script(DFlash(draft="near", block=5), sequence(max_tokens=1), [seen([8], 3)])
 
 
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"block": 0}, "block"),
-        ({"tokens": 0}, "tokens"),
-        ({"verify": "hope"}, "verify"),
-        ({"verify": "rejection"}, "tokens"),
-        ({"verify": "fly", "tokens": 4}, "fly_window"),
-        ({"verify": "fly", "tokens": 9, "confidence_threshold": 0.5}, "confidence_threshold"),
-        ({"confidence_threshold": -0.1}, "confidence_threshold"),
-        ({"confidence_threshold": 1.5}, "confidence_threshold"),
-        ({"confidence_threshold": float("nan")}, "confidence_threshold"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    with refuses(param):
-        DFlash(draft="", **options)
-
-
 @pytest.mark.parametrize("options", [{}, {"block": 4}], ids=str)
 def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> None:
     method = DFlash(draft="", tokens=9, verify="fly", fly_window=3, **options)

@@ -35,7 +35,6 @@ from outpace.engine.pairing import make_target
 from outpace.engine.stats import Stats
 from outpace.methods import Diffusion
 from outpace.methods.diffusion import AdjustedSample
-from refusal import refuses
 
 CPU = torch.device("cpu")
 EOS = 9
@@ -301,23 +300,6 @@ def test_neighbours_and_chunks_move_no_logits(batch: list[tuple], chunk: int) ->
     ]
     for pick in (lambda out: out.tokens, lambda out: out.scores["confidence"]):
         assert torch.equal(torch.cat([*map(pick, together)]), torch.cat([*map(pick, alone)]))
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"order": "best"}, "order"),
-        ({"steps": 0}, "steps"),
-        ({"block": 0}, "block"),
-        ({"eps": 1.0}, "eps"),
-        ({"order_temperature": -1.0}, "order_temperature"),
-        ({"guidance": -1}, "guidance"),
-        ({"ends": "first"}, "ends"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    with refuses(param):
-        Diffusion(**options)
 
 
 def test_guidance_needs_a_model_that_was_trained_for_it(engine: Engine) -> None:

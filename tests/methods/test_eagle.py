@@ -12,7 +12,6 @@ from helpers import one_hot, request_of, script
 from outpace.decoding import CAUSAL, Prediction, Request, Sample, Sampling, Target, Tree
 from outpace.decoding.accept import Rejection
 from outpace.methods import Eagle
-from refusal import refuses
 
 WIDE, OWN = 3, 1
 
@@ -186,26 +185,3 @@ def test_processors_get_the_branch_of_each_row() -> None:
         seq = sequence(max_tokens=3, processors=given)
         forwards = script(Eagle(draft="", width=2), seq, answers)
         assert [forward.branches for forward in forwards] == expected
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"width": 0}, "width"),
-        ({"depth": 0}, "depth"),
-        ({"depth": True}, "depth"),
-        ({"width": 2.0}, "width"),
-        ({"nodes": 1}, "nodes"),
-        ({"nodes": 65}, "nodes"),
-        ({"width": 10**9}, "width"),
-        ({"width": 8, "depth": 9}, "width"),
-        ({"verify": "rejection", "width": 2}, "verify"),
-        ({"verify": "fly", "width": 10}, "verify"),
-        ({"verify": "fly", "width": 1, "depth": 5}, "fly_window"),
-        ({"verify": "fly", "width": 1, "nodes": 7}, "fly_window"),
-        ({"verify": "hope"}, "verify"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    with refuses(param):
-        Eagle(draft="", **options)

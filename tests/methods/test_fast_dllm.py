@@ -21,7 +21,6 @@ from helpers import (
 from outpace.decoding import FULL, Forward, Prediction, Request
 from outpace.engine.engine import Engine
 from outpace.methods import FastDLLM
-from refusal import refuses
 
 EOS = 9
 
@@ -169,31 +168,6 @@ def test_confidence_basis_depends_on_the_family() -> None:
     for drawn in (False, True):
         forward = next(FastDLLM().decode(sequence(score_as_drawn=drawn)))
         assert forward.read.score_as_drawn is drawn
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"threshold": 0.0}, "threshold"),
-        ({"threshold": 1.1}, "threshold"),
-        ({"threshold": float("nan")}, "threshold"),
-        ({"factor": 0.0}, "factor"),
-        ({"budget": -0.1}, "budget"),
-        ({"factor": 1.0, "budget": 1.0}, "factor"),
-        ({"rule": "frechet", "factor": 1.0}, "factor"),
-        ({"rule": "entropy", "budget": 1.0}, "budget"),
-        ({"rule": "entropy", "entropy_limit": -1.0}, "entropy_limit"),
-        ({"entropy_limit": 0.3}, "entropy_limit"),
-        ({"rule": "credit", "budget": 1.0}, "budget"),
-        ({"rule": "klass", "threshold": None}, "threshold"),
-        ({"frechet_margin": 0.5}, "frechet_margin"),
-        ({"cache": "both"}, "cache"),
-        ({"block": 0}, "block"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    with refuses(param):
-        FastDLLM(**options)
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
 from helpers import MASK, request_of, script
 from outpace.decoding import FULL, Forward, Request, Sampling
 from outpace.methods import LeftToRight
-from refusal import refuses
 
 
 def sequence(max_tokens: int = 5) -> Request:
@@ -72,17 +69,3 @@ def test_noise_is_fresh_in_every_forward() -> None:
     seq = request_of(prompt=[1], max_tokens=2, mask_id=MASK, sampling=Sampling(temperature=1.0))
     forwards = script(LeftToRight(), seq, [[4], [5]])
     assert [forward.read for forward in forwards] == [seq.sample(0), seq.sample(1)]
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"tokens": 0}, "tokens"),
-        ({"window": 0}, "window"),
-        ({"lookahead": -1}, "lookahead"),
-        ({"tokens": 4, "lookahead": 3}, "lookahead"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict[str, int], param: str) -> None:
-    with refuses(param):
-        LeftToRight(**options)

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from random import Random
 from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import naive
-from compared import PROMPTS, TOKENS, check_verified
-from helpers import causal_model, engine_of, request_of, script
+from helpers import request_of, script
 from outpace import LLM
 from outpace.api.options import Options
 from outpace.decoding import Forward, Prediction
 from outpace.methods import Lookup
 from outpace.methods.copies import AnswerStore, CopyFinder
-from refusal import refuses
 
 
 def fed(forwards: list[Forward]) -> list[tuple[int, list[int]]]:
@@ -79,20 +74,6 @@ def test_a_growing_text_is_searched_like_a_new_one(text: list[int], match: int) 
     grown = CopyFinder(match)
     for count in range(1, len(text) + 1):
         assert grown.find_copy(text[:count], 3) == CopyFinder(match).find_copy(text[:count], 3)
-
-
-@pytest.mark.parametrize("match", [1, 2])
-@pytest.mark.parametrize("tokens", [1, 3, 8])
-def test_equals_the_plain_loop(tokens: int, match: int) -> None:
-    model = causal_model(seed=1)
-    engine = engine_of(("causal", model), slots=2048)
-    for prompt in [*PROMPTS, [3, 1, 4] * 4]:
-
-        def loop(eos: int | None, prompt: list[int] = prompt) -> naive.Verified:
-            return naive.lookup(model, prompt, TOKENS, tokens=tokens, match=match, eos=eos)
-
-        method = Lookup(tokens=tokens, match=match)
-        check_verified(engine, method, {"target": "causal"}, prompt, loop)
 
 
 def test_answers_of_earlier_requests_are_copied() -> None:
@@ -176,30 +157,3 @@ def test_shared_answers_are_bounded_and_found(answers: list[list[int]], ids: lis
     ]
     assert len(copied) <= 5 and -1 not in copied
     assert not copied or any(end[-len(copied) :] == copied for end in ends)
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [({"tokens": 0}, "tokens"), ({"tokens": 1.5}, "tokens"), ({"match": 0}, "match")],
-)
-def test_bad_options_are_refused(options: dict[str, object], param: str) -> None:
-    with refuses(param):
-        Lookup(**options)  # type: ignore[arg-type]
-
-
-def test_a_search_is_quick_and_small() -> None:
-    rng = Random(0)
-    text = [rng.randrange(300) for _ in range(4096)] * 2
-    seconds = []
-    for _ in range(3):  # The quickest counts: other work on the machine slows the rest.
-        copies, ids = CopyFinder(1), text[:64]
-        copies.find_copy(ids, 12)
-        began = time.process_time()
-        for token in text[64:]:
-            ids.append(token)
-            copies.find_copy(ids, 12)
-        seconds.append((time.process_time() - began) / len(ids))
-    assert min(seconds) < 50e-6
-    sizes = [each.heads.itemsize * len(each.heads) for each in copies.indexes]
-    sizes += [each.previous.itemsize * len(each.previous) for each in copies.indexes]
-    assert sum(sizes) < 64 * len(ids)

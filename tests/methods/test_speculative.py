@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 
 from helpers import one_hot, request_of, script
@@ -10,7 +9,6 @@ from outpace.decoding import Forward, Prediction, Request, Sample, Sampling
 from outpace.decoding.accept import Rejection
 from outpace.decoding.fly import Fly
 from outpace.methods import Speculative
-from refusal import refuses
 
 WARM = Sampling(temperature=1.0, seed=7)
 
@@ -94,25 +92,3 @@ def test_loose_verification_uses_its_read() -> None:
     assert [forward.read for forward in forwards[:4]] == [Sample(sampling=WARM)] * 4
     read = Fly(drafted=(9, 10, 11), window=2, entropy=0.5, sampling=WARM)
     assert forwards[4].read == read
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"tokens": 0}, "tokens"),
-        ({"tokens": "many"}, "tokens"),
-        ({"verify": "hope"}, "verify"),
-        ({"verify": "rejection"}, "tokens"),
-        ({"verify": "fly"}, "tokens"),
-        ({"verify": "fly", "tokens": 6}, "fly_window"),
-        ({"verify": "fly", "tokens": 8, "fly_window": 0}, "fly_window"),
-        ({"verify": "fly", "tokens": 8, "fly_entropy": -0.1}, "fly_entropy"),
-        ({"verify": "fly", "tokens": 8, "fly_entropy": 1.1}, "fly_entropy"),
-        ({"verify": "fly", "tokens": 8, "fly_entropy": float("nan")}, "fly_entropy"),
-        ({"fly_window": 2}, "fly_window"),
-        ({"verify": "rejection", "tokens": 8, "fly_entropy": 0.4}, "fly_entropy"),
-    ],
-)
-def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    with refuses(param):
-        Speculative(draft="", **options)

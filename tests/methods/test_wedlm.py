@@ -22,7 +22,6 @@ from outpace.decoding import CAUSAL, Forward, Prediction, Request, Sampling, Tar
 from outpace.engine.engine import Engine
 from outpace.engine.stats import Stats
 from outpace.methods import Autoregressive, WeDLM
-from refusal import refuses
 
 SURE, TORN = 0.0, 2.0
 
@@ -184,23 +183,6 @@ def test_wrong_guess_is_replaced_and_the_rest_dropped() -> None:
     forward = decoding.send(said(4, 9, 6, 7, 8, 8))
     assert seq.tokens == [3, 4, 9]
     assert shape(forward) == (4, [9, MASK, MASK, MASK], [4, 5, 6, 7], [5, 6, 7])
-
-
-@pytest.mark.parametrize(
-    ("options", "param"),
-    [
-        ({"window": 0}, "window"),
-        ({"entropy": -0.1}, "entropy"),
-        ({"entropy": float("nan")}, "entropy"),
-        ({"penalty": -1.0}, "penalty"),
-        ({"confidence": 0.0}, "confidence"),
-        ({"confidence": 1.1}, "confidence"),
-    ],
-    ids=str,
-)
-def test_invalid_options_are_refused(options: dict, param: str) -> None:
-    with refuses(param):
-        WeDLM(**options)
 
 
 @pytest.fixture(scope="module")
