@@ -64,25 +64,30 @@ def run_layer(
     return [*out.split([end - begin for _, begin, end in parts])], states
 
 
-def by_definition(layer: Layer) -> tuple[Tensor, list[Tensor]]:
-    """Return the output `[T, H, V]` of a loop over the rows, and the state before each."""
-    mixed, decay, beta = (part.double() for part in (layer.mixed, layer.decay, layer.beta))
-    padded = F.pad(mixed.T, (layer.taps - 1, 0))
-    convolved = F.conv1d(padded[None], layer.weight.double(), groups=mixed.shape[1])[0].T
+def split_heads(layer: Layer, convolved: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return scaled queries and normalised keys `[T, H, K]`, and values `[T, H, V]`."""
     width = layer.key_heads * layer.key
-    q, k, v = F.silu(convolved).split([width, width, layer.heads * layer.value], -1)
+    q, k, v = convolved.split([width, width, layer.heads * layer.value], -1)
     each = layer.heads // layer.key_heads
     q, k = (
         (part / (part.square().sum(-1, keepdim=True) + 1e-6).sqrt()).repeat_interleave(each, 1)
         for part in (part.unflatten(1, (layer.key_heads, -1)) for part in (q, k))
     )
-    v = v.unflatten(1, (layer.heads, -1))
+    return q * layer.key**-0.5, k, v.unflatten(1, (layer.heads, -1))
+
+
+def by_definition(layer: Layer) -> tuple[Tensor, list[Tensor]]:
+    """Return the output `[T, H, V]` of a loop over the rows, and the state before each."""
+    mixed, decay, beta = (part.double() for part in (layer.mixed, layer.decay, layer.beta))
+    padded = F.pad(mixed.T, (layer.taps - 1, 0))
+    convolved = F.conv1d(padded[None], layer.weight.double(), groups=mixed.shape[1])[0].T
+    q, k, v = split_heads(layer, F.silu(convolved))
     state = torch.zeros(layer.shape, dtype=torch.float64)
     outputs, states = [], [state]
     for row in range(ROWS):
         state = state * decay[row, :, None, None].exp()
         error = v[row] - torch.einsum("hk,hkv->hv", k[row], state)
         state = state + torch.einsum("hk,hv->hkv", k[row], beta[row, :, None] * error)
-        outputs.append(torch.einsum("hk,hkv->hv", q[row], state) * layer.key**-0.5)
+        outputs.append(torch.einsum("hk,hkv->hv", q[row], state))
         states.append(state)
     return torch.stack(outputs), states

@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.nightly, needs_packed_loops]
 def arm_program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Build the program that makes recorded calls."""
     if not (shutil.which(ARM_COMPILER) and shutil.which(ARM_EMULATOR)):
-        pytest.skip(f"needs {ARM_COMPILER} and {ARM_EMULATOR}")
+        pytest.skip("no emulator: apt-get install gcc-aarch64-linux-gnu qemu-user")
     if has_isa(Isa.NEON):
         pytest.skip("this machine runs the loops of Arm itself")
     program = tmp_path_factory.mktemp("arm") / "emulated"
@@ -65,16 +65,11 @@ def test_arm_gives_the_same_bits(arm_program: Path, monkeypatch: pytest.MonkeyPa
     assert not differing(calls, run.stdout)
 
 
-def test_arm_without_dot_products_has_no_loops(arm_program: Path) -> None:
-    command = [ARM_EMULATOR, "-cpu", "cortex-a57", arm_program, str(int(Isa.NEON))]
-    assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=60).returncode == 3
-
-
 @pytest.fixture(scope="module")
 def evex_library(tmp_path_factory: pytest.TempPathFactory) -> CDLL:
     """Build the loops of AVX-VNNI with the same instruction of AVX512."""
     if (gcc := shutil.which("gcc")) is None:
-        pytest.skip("there is no gcc")
+        pytest.skip("no gcc: apt-get install gcc")
     if not has_isa(Isa.AVX512_VNNI):
         pytest.skip("this machine has no AVX512-VNNI")
     path = tmp_path_factory.mktemp("evex") / "loops.so"

@@ -76,7 +76,8 @@ def test_products_have_the_bits_of_the_plain_loop(name: str, loop: Isa) -> None:
         bias = torch.linspace(-1, 1, outputs)
         packed = pack_blocks(name, blocks)
         for count in (0, 1, 2, 3, 4, 5, 7):
-            found = bind_packed_product(packed, loop=loop)(x[:count])
+            # A copy: a sanitizer then notices reads past its end.
+            found = bind_packed_product(packed, loop=loop)(x[:count].clone())
             assert np.array_equal(found.numpy(), wanted[:count])
         added = bind_packed_product(packed, bias, loop)(x)
         assert np.array_equal(added.numpy(), wanted + bias.numpy())
@@ -168,18 +169,16 @@ def test_invalid_arguments_are_refused() -> None:
     packed = pack_blocks("Q4_0", random_blocks("Q4_0", 16, 64))
     product = bind_packed_product(packed)
     for rows in (torch.zeros(1, 32), torch.zeros(1, 64, dtype=torch.float64)):
-        with pytest.raises(ValueError, match=r"x must be float32\[\.\.\., 64\]"):
+        with pytest.raises(ValueError, match="^x"):
             product(rows)
     with pytest.raises(ValueError, match="bias"):
         bind_packed_product(packed, torch.zeros(15))
-    with pytest.raises(ValueError, match="must be below 16, got 0 to 16"):
-        unpack_rows(packed, torch.tensor([0, 16]))
-    with pytest.raises(ValueError, match="got -1 to"):
-        unpack_rows(packed, torch.tensor([-1]))
-    with pytest.raises(ValueError, match="32 inputs in blocks of type 12"):
-        pack_matrix([FormatRows(BLOCK_FORMATS["Q4_K"], np.zeros(1, np.uint64))], 32)
-    with pytest.raises(ValueError, match="32 inputs in blocks of type 99"):
-        pack_matrix([FormatRows(99, np.zeros(1, np.uint64))], 32)
+    for numbers in ([0, 16], [-1]):
+        with pytest.raises(ValueError, match=str(numbers[-1])):
+            unpack_rows(packed, torch.tensor(numbers))
+    for kind in (BLOCK_FORMATS["Q4_K"], 99):
+        with pytest.raises(ValueError, match=f"type {kind}"):
+            pack_matrix([FormatRows(kind, np.zeros(1, np.uint64))], 32)
     missing = next(isa for isa in Isa if isa not in LOOPS)
-    with pytest.raises(ValueError, match="loop must be one of .*got"):
+    with pytest.raises(ValueError, match="^loop"):
         bind_packed_product(packed, loop=missing)
