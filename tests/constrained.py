@@ -62,6 +62,8 @@ CASES: list[Case] = [
 ]
 CASES += further(CASES)
 """Every registered method, some with several options."""
+FIRST = [*{type(method): (name, method) for name, method in reversed(CASES)}.values()]
+"""The first case of each method."""
 
 _loaded: dict[str, LLM] = {}
 
