@@ -6,7 +6,7 @@ from math import log
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -41,27 +41,15 @@ def said(reads: list[Fly], logits: list[Tensor]) -> list[list[int]]:
 @pytest.mark.parametrize(
     ("drafted", "target", "tokens"),
     [
-        pytest.param(
-            [3, 1, 2], [None, 1, 2, 4], [3, 1, 2, 4], id="uncertain, and agreeing after it"
-        ),
-        pytest.param([3, 1, 2], [0, 1, 2, 4], [0, 1, 2, 4], id="sure of another"),
-        pytest.param([3, 3, 2, 2], [None, 0, 2, 2, 1], [0, 0, 2, 2, 1], id="the next differs"),
-        pytest.param([3, 1, 3, 2], [None, 1, 0, 2, 1], [0, 1, 0, 2, 1], id="the last differs"),
-        pytest.param([3, 1], [None, 1, 2], [0, 1, 2], id="too few after it"),
-        pytest.param([1, 3, 1, 2], [1, None, 1, 2, 4], [1, 3, 1, 2, 4], id="not the first"),
-        pytest.param(
-            [3, 1, 3, 1, 2],
-            [None, 1, None, 1, 2, 4],
-            [0, 1, 3, 1, 2, 4],
-            id="a loose one does not count as agreeing",
-        ),
-        pytest.param(
-            [3, 1, 2, 4, 1, 2],
-            [None, 1, 2, None, 1, 2, 3],
-            [3, 1, 2, 4, 1, 2, 3],
-            id="two of them",
-        ),
-        pytest.param([0, 3, 3], [None, 1, 2, 4], [0, 1, 2, 4], id="none is loose"),
+        ([3, 1, 2], [None, 1, 2, 4], [3, 1, 2, 4]),
+        ([3, 1, 2], [0, 1, 2, 4], [0, 1, 2, 4]),  # the target is certain of another
+        ([3, 3, 2, 2], [None, 0, 2, 2, 1], [0, 0, 2, 2, 1]),  # the next one differs
+        ([3, 1, 3, 2], [None, 1, 0, 2, 1], [0, 1, 0, 2, 1]),  # the last of the window differs
+        ([3, 1], [None, 1, 2], [0, 1, 2]),  # too few follow
+        ([1, 3, 1, 2], [1, None, 1, 2, 4], [1, 3, 1, 2, 4]),
+        # A loosely accepted draft does not count as agreeing.
+        ([3, 1, 3, 1, 2], [None, 1, None, 1, 2, 4], [0, 1, 3, 1, 2, 4]),
+        ([3, 1, 2, 4, 1, 2], [None, 1, 2, None, 1, 2, 3], [3, 1, 2, 4, 1, 2, 3]),
     ],
 )
 def test_the_rule(drafted: list[int], target: list[int | None], tokens: list[int]) -> None:
@@ -75,31 +63,14 @@ def test_the_gate_opens_at_the_entropy(entropy: float, kept: bool) -> None:
     assert (said([loose([3, 1, 2], entropy=entropy)], [logits])[0][0] == 3) is kept
 
 
-def test_entropy_covers_top_three_unnormalised() -> None:
+def test_entropy_covers_the_top_three_and_no_banned_token() -> None:
     logits = torch.tensor([[0.5, 0.125, 0.25, 0.125]]).log() + 7
     torch.testing.assert_close(top_entropy(logits), torch.tensor([1.375 * log(2)]))
     torch.testing.assert_close(top_entropy(torch.zeros(1, 2)), torch.tensor([log(2)]))
     assert top_entropy(torch.tensor([[0.0, BANNED_LOGIT, BANNED_LOGIT, BANNED_LOGIT]])) == 0
-
-
-def test_banned_draft_is_never_accepted() -> None:
-    logits = torch.tensor([row(), row(1), row(2), row(4)])
-    logits[0, 3] = BANNED_LOGIT
-    assert said([loose([3, 1, 2], entropy=0)], [logits]) == [[0, 1, 2, 4]]
-
-
-def test_nan_stays_visible() -> None:
-    logits = torch.tensor([row(), row(1), row(2), row(4)])
-    logits[0, 2] = float("nan")
-    (tokens,) = said([loose([3, 1, 2])], [logits])
-    assert logits[0, tokens[0]].isnan()
-
-
-def test_scores_are_those_of_accepted_tokens() -> None:
-    read = loose([3, 1, 2], scores=("logprob",))
-    logits = torch.tensor([row(), row(1), row(2), row(4)])
-    readout = Fly.make_reader([read], [range(4)], CPU)(logits, slice(0, 4))
-    torch.testing.assert_close(readout.scores["logprob"][0], torch.tensor(-log(5)))
+    banned = torch.tensor([row(), row(1), row(2), row(4)])
+    banned[0, 3] = BANNED_LOGIT
+    assert said([loose([3, 1, 2], entropy=0)], [banned]) == [[0, 1, 2, 4]]
 
 
 def by_the_rule(drafted: list[int], tokens: list[int], logits: Tensor, read: Fly) -> list[int]:
@@ -122,7 +93,6 @@ cases = st.tuples(
 
 
 @given(st.lists(cases, min_size=1, max_size=4), st.sampled_from([0.0, 1.0]))
-@settings(max_examples=150)
 def test_batched_reads_follow_the_rule_separately(cases, temperature: float) -> None:
     reads, rows, expected = [], [], []
     for count, window, entropy, seed in cases:

@@ -1,4 +1,4 @@
-"""Orders: the chosen holes, their order, and ties."""
+"""Orders, schedules and rules: the chosen holes, their order, and ties."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from helpers import chi_square
-from outpace.decoding import Prediction
+from outpace.decoding import Prediction, Sample
+from outpace.decoding.blocks import select_block_holes
+from outpace.decoding.forward import FloatArray
 from outpace.decoding.order import (
     above_threshold,
-    even_counts,
     perturb_scores,
     rank_descending,
     rank_scores,
@@ -24,24 +26,33 @@ from outpace.decoding.order import (
     top_holes,
     within_budget,
     within_factor,
+    within_frechet,
 )
+from outpace.decoding.rules import Credit, HoleHistory, LowEntropy, Stability
+from outpace.decoding.sampling import Readout
 
 SCORES = np.array([0.2, 0.9, 0.5, 0.9], dtype=np.float32)
+PLAIN = Sample(scores=("confidence",))
 
 
-def test_ranked_prefers_the_left_one_of_equals() -> None:
+def numbers(*values: float) -> FloatArray:
+    return np.array(values, dtype=np.float32)
+
+
+def test_the_left_one_of_equals_comes_first() -> None:
     assert rank_descending(SCORES).tolist() == [1, 3, 2, 0]
-
-
-def test_top_holes_returns_at_most_all() -> None:
     assert top_holes(SCORES).tolist() == [1]
     assert top_holes(SCORES, 3).tolist() == [1, 3, 2]
     assert sorted(top_holes(SCORES, 9)) == [0, 1, 2, 3]
 
 
-def test_above_is_strict() -> None:
+def test_thresholds() -> None:
     assert above_threshold(SCORES, 0.5).tolist() == [1, 3]
     assert above_threshold(SCORES, 0.9).tolist() == []
+    assert reaching_threshold(SCORES, 0.95).tolist() == [1]
+    assert reaching_threshold(SCORES, 0.9).tolist() == [1, 3]
+    assert reaching_threshold(SCORES, 0.5).tolist() == [1, 3, 2]
+    assert reaching_threshold(numbers(1.0, 1.0, 0.2), 1.0).tolist() == [0, 1]
 
 
 def test_rank_prefers_low_entropy() -> None:
@@ -50,38 +61,20 @@ def test_rank_prefers_low_entropy() -> None:
     assert rank_descending(rank_scores(out, "entropy")).tolist() == [0, 1]
 
 
-confidences = st.lists(st.floats(0, 1, width=32), min_size=1, max_size=40).map(
-    lambda values: np.array(values, dtype=np.float32)
-)
-entropies = st.lists(st.floats(0, 8, width=32), min_size=1, max_size=40).map(
-    lambda values: np.array(values, dtype=np.float32)
-)
-
-
-def test_reaching_threshold_returns_at_least_the_best() -> None:
-    assert reaching_threshold(SCORES, 0.95).tolist() == [1]
-    assert reaching_threshold(SCORES, 0.9).tolist() == [1, 3]
-    assert reaching_threshold(SCORES, 0.5).tolist() == [1, 3, 2]
-    assert reaching_threshold(np.array([1.0, 1.0, 0.2], dtype=np.float32), 1.0).tolist() == [0, 1]
-
-
 def test_factor_demands_more_of_larger_groups() -> None:
-    sure = np.array([0.5, 0.7, 0.1, 0.8, 0.1], dtype=np.float32)
+    sure = numbers(0.5, 0.7, 0.1, 0.8, 0.1)
     # The second best must reach 1 - f / 3, the third 1 - f / 4.
     assert within_factor(sure, 0.8).tolist() == [3]
     assert within_factor(sure, 0.95).tolist() == [3, 1]
     assert within_factor(sure, 1.9).tolist() == [3, 1]
     assert within_factor(sure, 2.1).tolist() == [3, 1, 0]
-
-
-def test_factor_leaves_no_single_hole() -> None:
-    sure = np.array([0.9, 0.1], dtype=np.float32)
-    assert within_factor(sure, 0.5).tolist() == [0, 1]
-    assert within_factor(sure[:1], 0.5).tolist() == [0]
+    # A single remaining hole is filled too.
+    assert within_factor(numbers(0.9, 0.1), 0.5).tolist() == [0, 1]
+    assert within_factor(numbers(0.9), 0.5).tolist() == [0]
 
 
 def test_budget_counts_all_entropies_but_the_largest() -> None:
-    entropy = np.array([0.3, 0.1, 2.0, 0.2], dtype=np.float32)
+    entropy = numbers(0.3, 0.1, 2.0, 0.2)
     assert within_budget(-entropy, entropy, 0.0).tolist() == [1]
     assert within_budget(-entropy, entropy, 0.11).tolist() == [1, 3]
     assert within_budget(-entropy, entropy, 0.31).tolist() == [1, 3, 0]
@@ -90,19 +83,9 @@ def test_budget_counts_all_entropies_but_the_largest() -> None:
     assert within_budget(entropy, entropy, 0.31).tolist() == [2, 0]
 
 
-@given(confidences, st.floats(0.01, 1), st.floats(0.1, 4))
-def test_confident_orders_take_a_nonempty_prefix(
-    scores: np.ndarray, threshold: float, weight: float
-) -> None:
-    order = rank_descending(scores).tolist()
-    for chosen in (
-        reaching_threshold(scores, threshold).tolist(),
-        within_factor(scores, weight).tolist(),
-    ):
-        assert 1 <= len(chosen) <= len(order)
-        assert chosen == order[: len(chosen)]
-    for rest in reaching_threshold(scores, threshold)[1:]:
-        assert scores[rest] >= np.float32(threshold)
+entropies = st.lists(st.floats(0, 8, width=32), min_size=1, max_size=40).map(
+    lambda values: np.array(values, dtype=np.float32)
+)
 
 
 @given(entropies, st.floats(0, 5))
@@ -134,26 +117,14 @@ def test_perturbed_scores_draw_holes_by_their_weight() -> None:
     assert chi_square(torch.tensor(drawn), law) > 1e-3
 
 
-@given(st.integers(1, 300), st.integers(1, 300))
-def test_even_counts_add_up_and_hardly_differ(holes: int, steps: int) -> None:
-    counts = even_counts(holes, steps)
-    assert (len(counts), sum(counts)) == (steps, holes)
-    assert max(counts) - min(counts) <= 1 and counts == sorted(counts, reverse=True)
-
-
 @given(st.integers(1, 300), st.integers(1, 300), st.sampled_from([1e-5, 1e-3, 0.05, 0.5]))
 def test_counts_of_timesteps_add_up(holes: int, steps: int, eps: float) -> None:
     counts = timestep_counts(holes, steps, eps)
     assert (len(counts), sum(counts)) == (steps, holes)
     assert min(counts) >= 0
     assert [count for count, _ in step_schedule(holes, steps, eps)] == counts
-
-
-@given(st.integers(1, 300), st.sampled_from([0.0, 1e-3, 0.5]))
-def test_shares_grow_to_one(steps: int, eps: float) -> None:
     falls = timestep_shares(steps, eps)
-    assert falls[-1] == 1 and (falls > 0).all() and (falls <= 1).all()
-    assert (np.diff(falls[:-1]) >= -1e-6).all()
+    assert falls[-1] == 1 and (falls > 0).all() and (np.diff(falls[:-1]) >= -1e-6).all()
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7, 64])
@@ -163,3 +134,102 @@ def test_even_share_is_one_over_remaining_steps(steps: int) -> None:
     assert [share for _, share in step_schedule(10, steps, 0.0)] == pytest.approx(
         expected, rel=1e-5
     )
+
+
+def test_confident_holes_of_a_block_are_filled_together() -> None:
+    confidence, ranks = numbers(0.5, 0.91, 0.95, 0.9), numbers(9, 8, 1, 7)
+    for active in (False, True):
+        assert select_block_holes(confidence, ranks, 0.9, is_active=active).tolist() == [1, 2]
+
+
+def test_active_block_fills_best_hole() -> None:
+    confidence, ranks = numbers(0.5, 0.6, 0.4, 0.4), numbers(1, 2, 3, 3)
+    assert select_block_holes(confidence, ranks, 0.9, is_active=True).tolist() == [2]
+    assert select_block_holes(confidence, ranks, 0.9, is_active=False).tolist() == []
+    assert select_block_holes(numbers(), numbers(), 0.9, is_active=True).tolist() == []
+
+
+def test_a_margin_replaces_the_threshold() -> None:
+    confidence = numbers(0.9, 0.7, 0.95)
+    for margin, chosen in ((0.1, [2, 0, 1]), (0.6, [2, 0]), (0.8, [2]), (0.95, [])):
+        found = select_block_holes(confidence, confidence, 0.0, is_active=False, margin=margin)
+        assert found.tolist() == chosen
+    found = select_block_holes(confidence, confidence, 0.0, is_active=True, margin=0.95)
+    assert found.tolist() == [2]
+
+
+def logits_of(*rows: list[float]) -> Tensor:
+    """Return logits whose probabilities are these."""
+    return torch.tensor(rows).log()
+
+
+def read(history: HoleHistory, holes: list[int], logits: Tensor, sample: Sample = PLAIN) -> Readout:
+    own = history.read(sample, holes)
+    reader = type(own).make_reader([own], [holes], torch.device("cpu"))
+    return reader(logits, slice(0, len(logits)))
+
+
+def predict(history: HoleHistory, holes: list[int], logits: Tensor) -> list[bool]:
+    """Read some holes alone, and record the prediction."""
+    out = read(history, holes, logits)
+    scores = {name: score.numpy().astype(np.float32) for name, score in out.scores.items()}
+    return history.record(
+        holes, Prediction(tokens=out.tokens.tolist(), scores=scores, logits=logits)
+    ).tolist()
+
+
+@pytest.mark.parametrize(
+    ("confidence", "margin", "chosen"),
+    [
+        ([0.9, 0.9, 0.9], 0.55, [0, 1, 2]),  # 1 - 4 * 0.1 = 0.6
+        ([0.9, 0.9, 0.9], 0.65, [0, 1]),
+        ([0.6, 1.0, 0.9], 0.0, [1, 2, 0]),  # 1 - 0.5 - 0.4 = 0.1
+        ([0.6, 1.0, 0.9], 0.25, [1, 2]),
+        ([0.1, 0.2], 0.0, [1]),
+        ([0.5], 1.0, [0]),
+    ],
+)
+def test_frechet_takes_the_longest_certain_prefix(
+    confidence: list[float], margin: float, chosen: list[int]
+) -> None:
+    assert within_frechet(np.array(confidence, dtype=np.float32), margin).tolist() == chosen
+
+
+def test_certain_are_slots_of_a_low_entropy() -> None:
+    logits = logits_of([0.9, 0.1, 0.0], [0.5, 0.5, 0.0])
+    assert predict(LowEntropy(0.33), [4, 5], logits) == [True, False]
+    assert predict(LowEntropy(0.32), [4, 5], logits) == [False, False]
+
+
+def test_stable_are_slots_that_hardly_changed_twice() -> None:
+    history, calm, other = Stability(0.01), [0.7, 0.2, 0.1], [0.2, 0.7, 0.1]
+    assert predict(history, [4, 5], logits_of(calm, calm)) == [False, False]
+    assert predict(history, [4, 5], logits_of(calm, other)) == [False, False]
+    assert predict(history, [4, 5], logits_of(calm, other)) == [True, False]
+    assert predict(history, [5], logits_of(other)) == [True]
+    assert predict(history, [4, 5], logits_of(calm, other)) == [False, True]
+
+
+def test_divergence_is_that_from_the_last_prediction() -> None:
+    history = Stability(1.0)
+    predict(history, [7], logits_of([0.5, 0.5, 0.0]))
+    out = read(history, [7], logits_of([0.9, 0.1, 0.0]))
+    expected = 0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)
+    assert out.scores["divergence"].tolist() == pytest.approx([expected], abs=1e-6)
+
+
+def test_credit_boosts_what_was_most_probable_before() -> None:
+    history = Credit()
+    predict(history, [2], logits_of([0.6, 0.3, 0.1]))
+    predict(history, [2], logits_of([0.6, 0.3, 0.1]))
+    logits = logits_of([0.44, 0.46, 0.1])
+    out = read(history, [2], logits)
+    credit = np.array([0.6**0.2 * (0.8 + 0.64), 0.46**0.2, 0])
+    fused = np.array([0.44, 0.46, 0.1]) * (1 + credit) ** 0.7
+    assert out.tokens.tolist() == [0]
+    assert out.scores["confidence"].tolist() == pytest.approx([fused[0] / fused.sum()], rel=1e-5)
+    assert (out.scores["top_token"].item(), out.scores["top_probability"].item()) == (
+        1,
+        pytest.approx(0.46),
+    )
+    assert logits.exp().tolist()[0] == pytest.approx([0.44, 0.46, 0.1])  # unchanged

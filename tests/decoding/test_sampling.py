@@ -1,4 +1,4 @@
-"""Logits to tokens and scores: distributions, filters, and noise independent of the batch."""
+"""Logits to tokens and scores: processors, distributions, filters, and noise per slot."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -15,27 +15,22 @@ from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
 from outpace.decoding.argmax import MIN_STRIDED_COLUMNS, argmax_tokens
 from outpace.decoding.noise import gumbel_from_keys
+from outpace.decoding.processor import BANNED_LOGIT, MinTokens, Penalties, TokenBias
 from outpace.decoding.sampling import slot_noise_keys
-from outpace.decoding.truncation import LogitTruncation, keep_top_k, keep_top_p, nucleus_argmax
+from outpace.decoding.truncation import keep_top_k, keep_top_p, nucleus_argmax
+from refusal import refuses
 
 CPU = torch.device("cpu")
 LOGITS = torch.tensor([2.0, 1.5, 1.0, 0.9, 0.5, 0.0, -0.3, -0.5, -1.0, -1.2, -2.0, -4.0])
 DRAWS = 24_000
 LIKELY = 1e-3
-
-
-def draw(
-    logits: Tensor, sampling: Sampling, slots: range, *, step: int = 0, chunk: int = 10**6
-) -> Tensor:
-    """Return tokens that one request draws from logits `[r, V]` of these slots."""
-    read = Sample.make_reader([Sample(sampling=sampling, step=step)], [slots], CPU)
-    rows = [slice(i, min(i + chunk, len(slots))) for i in range(0, len(slots), chunk)]
-    return torch.cat([read(logits[part], part).tokens for part in rows])
+NAN = float("nan")
 
 
 def many(sampling: Sampling, logits: Tensor = LOGITS) -> Tensor:
     """Draw from the same logits at many slots."""
-    return draw(logits.expand(DRAWS, -1), sampling, range(DRAWS))
+    read = Sample.make_reader([Sample(sampling=sampling)], [range(DRAWS)], CPU)
+    return read(logits.expand(DRAWS, -1), slice(0, DRAWS)).tokens
 
 
 def law(sampling: Sampling, logits: Tensor = LOGITS) -> Tensor:
@@ -45,6 +40,7 @@ def law(sampling: Sampling, logits: Tensor = LOGITS) -> Tensor:
     mass = ranked.softmax(-1)
     outside = mass.cumsum(-1) - mass > sampling.top_p
     outside[sampling.top_k or len(mass) :] = True
+    outside |= mass < sampling.min_p * mass[0]
     mass[outside] = 0
     return torch.zeros_like(mass).scatter(-1, order, mass / mass.sum())
 
@@ -57,27 +53,13 @@ SAMPLINGS = [
     Sampling(temperature=0.8, top_p=0.9, seed=4),
     Sampling(temperature=1.0, top_k=4, seed=5),
     Sampling(temperature=1.3, top_k=6, top_p=0.8, seed=6),
+    Sampling(temperature=1.0, min_p=0.2, seed=7),
 ]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
 def test_draws_follow_the_distribution(sampling: Sampling) -> None:
     assert chi_square(many(sampling), law(sampling)) > LIKELY
-
-
-@pytest.mark.parametrize(
-    ("drawn", "wrong"),
-    [
-        (Sampling(temperature=1.0), Sampling(temperature=1.1)),
-        (Sampling(temperature=1.0), Sampling(temperature=1.0, top_p=0.97)),
-        (Sampling(temperature=1.0, top_p=0.7), Sampling(temperature=1.0, top_p=0.8)),
-        (Sampling(temperature=1.0, top_k=4), Sampling(temperature=1.0, top_k=5)),
-        (Sampling(temperature=0.6), Sampling(temperature=0.36)),
-    ],
-    ids=str,
-)
-def test_chi_square_detects_a_wrong_distribution(drawn: Sampling, wrong: Sampling) -> None:
-    assert chi_square(many(drawn), law(wrong)) < LIKELY
 
 
 def test_distribution_holds_over_seeds_and_steps() -> None:
@@ -97,12 +79,6 @@ def test_draws_of_neighbouring_slots_are_independent() -> None:
     assert chi_square(pairs, torch.full((16,), 1 / 16)) > LIKELY
 
 
-def test_zero_temperature_takes_the_most_probable() -> None:
-    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 2.0, 1.0]])
-    read = Sample.make_reader([GREEDY], [[4, 5]], CPU)
-    assert read(logits, slice(0, 2)).tokens.tolist() == [1, 0]
-
-
 @pytest.mark.parametrize(
     "columns", [5, MIN_STRIDED_COLUMNS - 1, MIN_STRIDED_COLUMNS, MIN_STRIDED_COLUMNS + 1]
 )
@@ -120,24 +96,9 @@ def test_fast_argmax_equals_torch(columns: int, dtype: torch.dtype) -> None:
         assert torch.equal(argmax_tokens(logits), logits.argmax(-1))
 
 
-def test_low_temperature_equals_greedy() -> None:
-    logits = torch.randn(200, 12, generator=torch.Generator().manual_seed(0))
-    for temperature in (1e-4, 1e-30):
-        for cut in ({}, {"top_p": 0.9}, {"top_k": 3}):
-            cold = draw(logits, Sampling(temperature=temperature, **cut), range(200))
-            assert torch.equal(cold, logits.argmax(-1))
-
-
-rows = st.lists(st.integers(-30, 30), min_size=2, max_size=20, unique=True)
-
-
-@given(rows, st.integers(1, 25))
-def test_top_k_keeps_the_k_largest(values: list[int], k: int) -> None:
-    logits = torch.tensor([values]) / 8
-    kept = keep_top_k(logits, torch.tensor([k]), min(k, len(values)))
-    largest = set(sorted(values, reverse=True)[:k])
-    expected = [v / 8 if v in largest else -np.inf for v in values]
-    assert kept[0].tolist() == expected
+def test_lowest_temperature_equals_greedy() -> None:
+    for cut in ({}, {"top_p": 0.9}, {"top_k": 3}):
+        assert set(many(Sampling(temperature=1e-30, **cut)).tolist()) == {0}
 
 
 def test_top_k_keeps_ties_and_each_row_has_its_own() -> None:
@@ -148,32 +109,6 @@ def test_top_k_keeps_ties_and_each_row_has_its_own() -> None:
         [False, True, False, False],
         [True, True, True, True],
     ]
-
-
-@given(rows, st.integers(1, 100), st.integers(0, 2**32))
-@settings(max_examples=200)
-def test_nucleus_equals_sorting(values: list[int], percent: int, seed: int) -> None:
-    logits, top_p = torch.tensor([values]) / 8, percent / 100
-    noised = logits + gumbel_from_keys(torch.tensor([seed]), len(values))
-    ranked, order = logits.double().sort(descending=True)
-    mass = ranked.softmax(-1)
-    above = mass.cumsum(-1) - mass
-
-    def best(edge: float) -> int:
-        inside = torch.zeros(1, len(values), dtype=torch.bool).scatter(-1, order, above <= edge)
-        return int(noised.masked_fill(~inside, -torch.inf).argmax())
-
-    # Where a sum meets the bound to the last bit, both results are correct.
-    chosen = int(nucleus_argmax(logits, noised, torch.tensor([top_p])))
-    assert chosen in {best(top_p - 1e-6), best(top_p + 1e-6)}
-
-
-def test_nucleus_keeps_the_token_that_crosses_the_edge() -> None:
-    logits = torch.tensor([[0.5, 0.3, 0.2]]).log()
-    noised = torch.tensor([[0.0, 1.0, 2.0]])
-    assert int(nucleus_argmax(logits, noised, torch.tensor([0.6]))) == 1
-    assert int(nucleus_argmax(logits, noised, torch.tensor([0.4]))) == 0
-    assert int(nucleus_argmax(logits, noised, torch.tensor([1.0]))) == 2
 
 
 def test_tokens_that_hold_top_p_exactly_do_not_close_the_nucleus() -> None:
@@ -197,37 +132,6 @@ def test_wide_nucleus_equals_sorting(seed: int, spread: float, percent: int) -> 
         inside = kept[row].nonzero().squeeze(-1).tolist()
         assert max(least, 1) <= len(inside) <= max(most, 1)
         assert set(inside) == set(order[row, : len(inside)].tolist())
-
-
-settings_of_a_request = st.builds(
-    Sampling,
-    temperature=st.sampled_from([0.0, 0.3, 1.0, 1.5]),
-    top_p=st.sampled_from([0.5, 0.9, 1.0]),
-    top_k=st.sampled_from([None, 1, 3, 50]),
-    seed=st.integers(-5, 2**40),
-)
-requests = st.lists(
-    st.tuples(settings_of_a_request, st.integers(0, 60), st.integers(0, 9), st.integers(0, 4)),
-    min_size=1,
-    max_size=6,
-)
-
-
-@given(requests, st.integers(1, 7))
-def test_neighbours_and_chunks_change_no_draw(batch: list[tuple], chunk: int) -> None:
-    slots = [range(first, first + count) for _, first, count, _ in batch]
-    reads = [Sample(sampling=sampling, step=step) for sampling, *_, step in batch]
-    total = sum(map(len, slots))
-    logits = torch.randn(total, 12, generator=torch.Generator().manual_seed(0))
-    read = Sample.make_reader(reads, slots, CPU)
-    parts = [slice(i, min(i + chunk, total)) for i in range(0, total, chunk)]
-    together = [token for part in parts for token in read(logits[part], part).tokens.tolist()]
-    alone, first = [], 0
-    for (sampling, *_, step), wanted in zip(batch, slots, strict=True):
-        own = logits[first : first + len(wanted)]
-        alone += draw(own, sampling, wanted, step=step).tolist() if len(wanted) else []
-        first += len(wanted)
-    assert together == alone
 
 
 @given(st.integers(0, 10**6), st.integers(0, 1000), st.integers(0, 1000))
@@ -260,13 +164,10 @@ def test_noise_is_finite_and_of_the_right_size() -> None:
     keys = slot_noise_keys([Sampling()], [0], [range(2000)])
     noise = gumbel_from_keys(keys, 100).double()
     assert bool(noise.isfinite().all())
+    largest = torch.tensor([354322316450070530])  # its first column is the word 2 ** 32 - 1
+    assert bool(gumbel_from_keys(largest, 3).isfinite().all())
     assert abs(float(noise.mean()) - 0.57722) < 0.01
     assert abs(float(noise.var()) - np.pi**2 / 6) < 0.03
-
-
-def test_noise_is_finite_at_the_largest_of_all_words() -> None:
-    key = torch.tensor([354322316450070530])  # its first column is the word 2 ** 32 - 1
-    assert bool(gumbel_from_keys(key, 3).isfinite().all())
 
 
 def test_scores_are_those_of_the_raw_logits() -> None:
@@ -280,6 +181,11 @@ def test_scores_are_those_of_the_raw_logits() -> None:
     assert out.scores["confidence"].tolist() == pytest.approx([0.5, 0.8], abs=1e-5)
     assert out.scores["entropy"].tolist() == pytest.approx(entropy, abs=1e-5)
     assert out.scores["margin"].tolist() == pytest.approx([0.2, 0.7], abs=1e-5)
+    only = Sample.make_reader([GREEDY, Sample(scores=("entropy",))], [[0], [0]], CPU)
+    # A banned token adds nothing to the entropy.
+    out = only(torch.tensor([[1.0, 1.0, -1e30]] * 2), slice(0, 2))
+    assert out.scores.keys() == {"entropy"}
+    assert out.scores["entropy"].tolist() == pytest.approx([np.log(2)] * 2, abs=1e-6)
 
 
 @pytest.mark.parametrize("sampling", [*SAMPLINGS, Sampling(top_k=3), Sampling(top_p=0.5)], ids=str)
@@ -303,50 +209,46 @@ def test_drawn_scores_use_the_sampling_distribution(sampling: Sampling) -> None:
     )
 
 
-def test_row_without_truncation_keeps_its_tail() -> None:
-    logits = torch.randn(20, 40, generator=torch.Generator().manual_seed(0)).exp() * 2
-    cut = LogitTruncation.from_requests([Sampling(top_p=0.5), *[Sampling()] * 19], [[0]] * 20, CPU)
-    kept = cut(logits, slice(0, 20)).isfinite().sum(-1)
-    assert kept[0] < 40 and kept[1:].tolist() == [40] * 19
-
-
-def test_entropy_counts_impossible_tokens_as_nothing() -> None:
-    read = Sample.make_reader([Sample(scores=("entropy",))], [[0]], CPU)
-    out = read(torch.tensor([[1.0, 1.0, -1e30]]), slice(0, 1))
-    assert float(out.scores["entropy"][0]) == pytest.approx(np.log(2), abs=1e-6)
-
-
-def test_only_requested_scores_are_computed() -> None:
-    read = Sample.make_reader([GREEDY, Sample(scores=("margin",))], [[0], [0]], CPU)
-    assert set(read(torch.zeros(2, 5), slice(0, 2)).scores) == {"margin"}
-
-
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("param", "values"),
     [
-        ({"temperature": -0.1}, "temperature .* got -0.1"),
-        ({"temperature": 1e-38}, "temperature .* got 1e-38"),
-        ({"temperature": float("inf")}, "temperature .* got inf"),
-        ({"temperature": float("nan")}, "temperature .* got nan"),
-        ({"top_p": 0.0}, "top_p .* got 0.0"),
-        ({"top_p": 1.01}, "top_p .* got 1.01"),
-        ({"top_k": 0}, "top_k .* got 0"),
+        ("temperature", [10**400, float("inf"), NAN, -0.1, 1e-38, "x", []]),
+        ("top_p", [None, 0, 1.01, -1, NAN, "x", True, []]),
+        ("top_k", [10**20, NAN, 0, -1, 1.5, "x", True, []]),
+        ("min_p", [-0.1, 1.5, NAN, "x"]),
+        ("seed", [None, "abc", NAN, -0.5, 1.5, True, []]),
     ],
 )
-def test_invalid_settings_are_refused(options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Sampling(**options)
+def test_invalid_settings_are_refused(param: str, values: list[object]) -> None:
+    for value in values:
+        with refuses(param):
+            Sampling(**{param: value})
 
 
-@pytest.mark.parametrize(
-    ("options", "plain"),
-    [
-        ({}, True),
-        ({"temperature": 1.0, "seed": 3}, True),
-        ({"temperature": 0.5}, False),
-        ({"top_p": 0.9}, False),
-        ({"top_k": 3}, False),
-    ],
-)
-def test_plain_settings_sample_the_model_distribution(options: dict, plain: bool) -> None:
-    assert Sampling(**options).is_plain == plain
+def test_a_bias_is_added() -> None:
+    logits = torch.zeros(2, 4)
+    TokenBias({1: 2.5, 3: -4})(logits, [5, 6], [])
+    assert logits.tolist() == [[0, 2.5, 0, -4]] * 2
+
+
+def test_an_answer_does_not_end_early() -> None:
+    logits = torch.zeros(3, 4)
+    MinTokens(frozenset((1, 2)), 6)(logits, [5, 6, 4], [])
+    never = torch.tensor(BANNED_LOGIT).item()
+    assert logits.tolist() == [[0, never, never, 0], [0] * 4, [0, never, never, 0]]
+
+
+def test_penalties_count_earlier_tokens() -> None:
+    text = [0, 1, 2, 2, 3]  # the first two are the prompt
+    logits = torch.tensor([[1.0, -1.0, 4.0, 4.0]] * 3)
+    Penalties(begin=2, presence=0.5, frequency=0.25)(logits, [2, 4, 5], text)
+    assert logits.tolist() == [[1, -1, 4, 4], [1, -1, 3.0, 4], [1, -1, 3.0, 3.25]]
+    logits = torch.tensor([[1.0, -1.0, 4.0, 4.0]] * 2)
+    Penalties(begin=2, repetition=2.0)(logits, [2, 5], text)
+    assert logits.tolist() == [[0.5, -2, 4, 4], [0.5, -2, 2, 2]]
+
+
+def test_penalties_keep_bans() -> None:
+    logits = torch.tensor([[BANNED_LOGIT, 1.0]])
+    Penalties(begin=0, presence=1e4, frequency=1e4, repetition=1e4)(logits, [3], [0, 0, 0])
+    assert logits.isfinite().all() and logits[0, 0] <= BANNED_LOGIT
