@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -17,13 +17,9 @@ from outpace.attention.batch import AttentionBatch, RowSpan
 from outpace.attention.dense import MAX_COPY_BYTES, DenseAttention, GroupCall, SequenceCall
 from outpace.decoding.tree import Tree
 from outpace.models.config import AttentionWindow
+from spans import random
 
 HEADS, KEYS, DIM = 4, 2, 8
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    """Return reproducible random numbers."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def first(pair: tuple[int, int]) -> int:
@@ -80,7 +76,6 @@ def attend(
 
 
 @given(st.integers(1, 6), st.integers(6, 12), st.booleans(), st.data())
-@settings(max_examples=50)
 def test_rows_see_up_to_their_visible_end(
     rows: int, length: int, scattered: bool, data: st.DataObject
 ) -> None:
@@ -102,7 +97,6 @@ def test_rows_see_up_to_their_visible_end(
     st.sampled_from([None, AttentionWindow(window=3), AttentionWindow(causal=True)]),
     st.data(),
 )
-@settings(max_examples=80)
 def test_equally_spaced_sequences_match(
     placed: list[tuple[int, int]], sight: AttentionWindow | None, data: st.DataObject
 ) -> None:
@@ -135,7 +129,6 @@ trees = st.lists(st.integers(-1, 5), min_size=1, max_size=6).map(
     st.sampled_from([None, AttentionWindow(window=3), AttentionWindow(causal=True)]),
     st.booleans(),
 )
-@settings(max_examples=80)
 def test_tree_rows_see_prefix_and_ancestors(
     grown: list[tuple[list[int], int, int]], sight: AttentionWindow | None, scattered: bool
 ) -> None:
@@ -170,38 +163,29 @@ def test_tree_rows_see_prefix_and_ancestors(
     torch.testing.assert_close(attend(memory, spans, q, sight), expected)
 
 
-@pytest.mark.parametrize("window", [None, 3])
-def test_tree_rows_may_see_each_other(window: int | None) -> None:
-    memory = random(2, 2, 12, KEYS, DIM)
-    tree = Tree(4, (0, 0b111, 0b111, 0b1))
-    span = RowSpan(slice(0, 5), 3, 8, tree.visible_ends(3), Memory(list(range(12))), tree)
-    q = random(5, HEADS, DIM)
-    seen = [[0, 1, 2, 3], [0, 1, 2, 3, 4], *[[0, 1, 2, 3, 4, 5, 6]] * 2, [0, 1, 2, 3, 4, 7]]
-    seen = [row if window is None else row[-window:] for row in seen]
-    sight = None if window is None else AttentionWindow(window=window)
-    expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
-    torch.testing.assert_close(attend(memory, [span], q, sight), expected)
-
-
-def test_masks_include_earlier_forwards() -> None:
-    memory = random(2, 2, 12, KEYS, DIM)
-    tree = Tree(4, (0b01, 0b10))
-    span = RowSpan(slice(0, 2), 6, 8, tree.visible_ends(6), Memory(list(range(12))), tree)
-    q = random(2, HEADS, DIM)
-    seen = [[0, 1, 2, 3, 4, 6], [0, 1, 2, 3, 5, 7]]
-    expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
-    torch.testing.assert_close(attend(memory, [span], q), expected)
-
-
-def test_equally_spaced_sequences_share_a_call() -> None:
-    near = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(6)]
-    far = Memory(list(range(16 * 40, 16 * 41)), stride=16)
-    spans = [RowSpan(slice(i, i + 1), 4, 5, None, each) for i, each in enumerate([*near, far])]
-    memory = random(2, 2, 16 * 41, KEYS, DIM)
-    calls = DenseAttention(list(memory[0]), list(memory[1]), HEADS).plan_calls(
-        spans, AttentionWindow()
-    )
-    assert [type(call) for call in calls] == [GroupCall, SequenceCall]
+@pytest.mark.parametrize("window", [2, 3, 12])
+@pytest.mark.parametrize(
+    ("tree", "text", "seen"),
+    [
+        # Three rows see each other.
+        (
+            Tree(4, (0, 0b111, 0b111, 0b1)),
+            3,
+            [[0, 1, 2, 3], [0, 1, 2, 3, 4], *[[0, 1, 2, 3, 4, 5, 6]] * 2, [0, 1, 2, 3, 4, 7]],
+        ),
+        # Masks include rows of earlier forwards.
+        (Tree(4, (0b01, 0b10)), 6, [[0, 1, 2, 3, 4, 6], [0, 1, 2, 3, 5, 7]]),
+    ],
+)
+def test_tree_rows_follow_their_masks(
+    tree: Tree, text: int, seen: list[list[int]], window: int
+) -> None:
+    memory, q = random(2, 2, 12, KEYS, DIM), random(8 - text, HEADS, DIM)
+    rows = slice(0, 8 - text)
+    span = RowSpan(rows, text, 8, tree.visible_ends(text), Memory(list(range(12))), tree)
+    expected = by_hand(q, memory[0, 1], memory[1, 1], [row[-window:] for row in seen])
+    found = attend(memory, [span], q, AttentionWindow(window=window))
+    torch.testing.assert_close(found, expected)
 
 
 def test_copies_per_call_are_bounded() -> None:

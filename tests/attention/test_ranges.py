@@ -29,15 +29,8 @@ def two_ranges() -> torch.Tensor:
 
 def packed() -> torch.Tensor:
     """Concatenate documents of several kinds and lengths."""
-    parts = [
-        causal_ranges(3),
-        causal_ranges(3),
-        full_ranges(3),
-        full_ranges(5),
-        two_ranges(),
-        two_ranges(),
-        causal_ranges(1),
-    ]
+    parts = [causal_ranges(3), causal_ranges(3), full_ranges(3), full_ranges(5)]
+    parts += [two_ranges(), two_ranges(), causal_ranges(1)]
     starts = torch.tensor([0, *[len(part) for part in parts[:-1]]]).cumsum(0)
     return torch.cat([part + int(start) for part, start in zip(parts, starts, strict=True)])
 
@@ -88,11 +81,8 @@ def test_a_row_of_a_group_sees_to_its_end() -> None:
 def test_whole_documents_are_seen_by_their_rows_alone() -> None:
     parts = [grouped_ranges([2, 3]), causal_ranges(1), two_ranges()]
     ranges = torch.cat([part + start for part, start in zip(parts, (0, 5, 6), strict=True)])
-    assert (
-        find_documents(document_ranges(ranges))
-        == find_documents(ranges)
-        == [(0, 5), (5, 6), (6, 14)]
-    )
+    for each in (ranges, document_ranges(ranges)):
+        assert find_documents(each) == [(0, 5), (5, 6), (6, 14)]
     sees = dense_mask(document_ranges(ranges), len(ranges))
     assert torch.equal(sees, torch.block_diag(*(torch.ones(n, n) for n in (5, 1, 8))).bool())
 
