@@ -8,7 +8,7 @@ import pytest
 
 from blocks import predicted, shape
 from helpers import MASK, Turned, request_of, script
-from outpace.decoding import FULL, Decoding, Forward, Prediction, Request, Sampling, Target
+from outpace.decoding import FULL, Forward, Prediction, Request, Sampling, Target
 from outpace.methods import D2F
 
 EOS = 0
@@ -53,16 +53,6 @@ def test_the_pipeline() -> None:
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 5, 7, 7, 3, 5, 2], "length")
 
 
-def test_row_before_the_first_hole_runs() -> None:
-    answers = [predicted("45", "++"), predicted("67", "-*"), predicted("6", "-")]
-    forwards = script(D2F(block=2, add=1.0), sequence(4), answers)
-    assert [shape(forward) for forward in forwards] == [
-        (0, "123__", (3, 2), [3, 4]),
-        (3, "45__", (2, 2), [5, 6]),
-        (4, "5_7", (1, 2), [5]),
-    ]
-
-
 def test_full_blocks_after_the_last_hole_wait() -> None:
     answers = [
         predicted("456", "*--"),
@@ -72,17 +62,6 @@ def test_full_blocks_after_the_last_hole_wait() -> None:
     assert shape(forwards[2]) == (3, "45_", (3,), [5])
     forwards = script(D2F(block=3, add=0.3), sequence(9), [*answers, predicted("6123", "-+++")])
     assert shape(forwards[2]) == (3, "45_789___", (3, 3, 3), [5, 9, 10, 11])
-
-
-def test_last_block_is_the_remainder() -> None:
-    answers = [predicted("45", "++"), predicted("67", "++"), predicted("8", "-")]
-    forwards = script(D2F(block=2), sequence(5), answers)
-    assert [forward.pattern for forward in forwards] == [(3, 2), (2, 2), (2, 1)]
-
-
-def test_a_block_longer_than_the_answer_is_cut() -> None:
-    (forward,) = script(D2F(block=64), sequence(2), [predicted("45", "++")])
-    assert shape(forward) == (0, "123__", (3, 2), [3, 4])
 
 
 ENDING = [
@@ -105,39 +84,6 @@ def test_end_of_sequence_drops_later_blocks() -> None:
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 6, 7, 1, 2], "stop")
 
 
-def test_canvas_is_filled_after_end_of_sequence() -> None:
-    seq = sequence(40)
-    answers = [*ENDING, predicted("723234", "*+++--"), predicted("34", "+-"), predicted("4", "-")]
-    forwards = script(D2F(block=4, canvas=True), seq, answers)
-    assert [shape(forward) for forward in forwards][3:] == [
-        (3, "456_1_0_1___", (4, 4, 4), [6, 8, 10, 12, 13, 14]),
-        (3, "4567120312__", (4, 4, 4), [13, 14]),
-        (11, "123_", (4,), [14]),
-    ]
-    assert (seq.tokens, seq.finish_reason) == ([4, 5, 6, 7, 1, 2], "stop")
-
-
-@pytest.mark.parametrize(("max_tokens", "length"), [(9, 8), (8, 8), (7, 4), (3, 0)])
-def test_a_canvas_has_whole_blocks_only(max_tokens: int, length: int) -> None:
-    seq = sequence(max_tokens)
-    forwards = []
-    decoding = D2F(block=4, canvas=True).decode(seq)
-    answer = None
-    while forward := next_of(decoding, answer):
-        forwards.append(forward)
-        answer = predicted("4" * len(forward.predict), "+" * len(forward.predict))
-    assert len(forwards) == length // 4
-    assert (seq.tokens, seq.finish_reason) == ([4] * length, "length")
-
-
-def next_of(decoding: Decoding, answer: Prediction | None) -> Forward | None:
-    """Return the next forward, if there is one."""
-    try:
-        return next(decoding) if answer is None else decoding.send(answer)
-    except StopIteration:
-        return None
-
-
 def first_choice(method: D2F, answer: Prediction) -> list[int]:
     """Return the slots that a forward over four holes fills."""
     decoding = method.decode(sequence(4))
@@ -151,16 +97,6 @@ def test_threshold_is_exclusive() -> None:
     assert first_choice(D2F(block=4, confidence=0.4), answer) == [4, 5, 6]
     assert first_choice(D2F(block=4, confidence=0.5), answer) == [5]
     assert first_choice(D2F(block=4, confidence=1.0), predicted("4567", "-+-+")) == [4]
-
-
-def test_order_ranks_below_the_threshold() -> None:
-    ranks = {"margin": [0.1, 0.2, 0.4, 0.3], "entropy": [0.7, 0.8, 0.9, 0.2]}
-    for order, slot in (("confidence", 4), ("margin", 5), ("entropy", 6)):
-        method = D2F(block=4, order=order)
-        assert first_choice(method, predicted("4567", "-*--", **ranks)) == [slot]
-        assert first_choice(method, predicted("4567", "+---", **ranks)) == [3]
-        read = next(method.decode(sequence())).read
-        assert set(read.scores) == {"confidence", order} and read.score_as_drawn
 
 
 @pytest.mark.parametrize(("add", "activate"), [(0.3, 0.3), (0.30001, 0.30001), (0.3, 0.4)])

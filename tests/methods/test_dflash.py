@@ -75,25 +75,6 @@ def test_block_of_masks_and_features_of_accepted_rows() -> None:
     assert all(f.features_for == "draft" and f.context is None for f in [forwards[0], *checks])
 
 
-def test_fewer_tokens_than_the_block_are_read_and_verified() -> None:
-    seq = sequence(max_tokens=5)
-    answers = [seen([8], 3), [9], seen([9, 10], 2), [11], seen([11, 12], 2)]
-    forwards = script(DFlash(draft="", tokens=1), seq, answers)
-    assert [len(forward.ids) for forward in forwards] == [3, 4, 2, 2, 2]
-    assert [len(forward.predicted_slots()) for forward in forwards[1::2]] == [1, 1]
-
-
-def test_block_of_one_is_autoregressive() -> None:
-    answers = [seen([8], 3), seen([9], 1), seen([10], 1)]
-    forwards = script(DFlash(draft="", block=1), sequence(max_tokens=3), answers)
-    assert [(f.model, list(f.ids)) for f in forwards[1:]] == [("target", [8]), ("target", [9])]
-
-
-def test_first_token_may_be_the_last() -> None:
-    for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
-        assert len(script(DFlash(draft="", tokens=3), sequence(**options), [seen([8], 3)])) == 1
-
-
 def test_match_samples_the_target_and_not_the_draft() -> None:
     warm = Sampling(temperature=1.0, seed=7)
     answers = [seen([8], 3), [9, 10, 11], seen([9, 10, 11, 12], 4)]
@@ -146,7 +127,7 @@ def test_drafts_end_before_an_uncertain_one() -> None:
 
 
 def test_block_beyond_the_trained_one_warns() -> None:
-    with pytest.warns(UserWarning, match="block 5 is longer than the 4 that near was trained"):
+    with pytest.warns(UserWarning, match="block 5"):
         script(DFlash(draft="near", block=5), sequence(max_tokens=1), [seen([8], 3)])
 
 
@@ -176,12 +157,3 @@ def test_fused_draft_runs_the_text_too() -> None:
     ]
     assert [list(f.predicted_slots()) for f in drafts[:2]] == [[4, 5, 6], [7, 8, 9]]
     assert all(f.model == "draft" and f.context is None for f in drafts)
-
-
-@pytest.mark.parametrize("adding", [False, True])
-def test_a_prompt_of_one_token(*, adding: bool) -> None:
-    seq = sequence(prompt=[5], max_tokens=5, adds_features=adding)
-    answers = [seen([8], 1), [9, 10, 11], seen([9, 10, 11, 12], 4)]
-    _, draft, _ = script(DFlash(draft="", tokens=3), seq, answers)
-    assert (draft.first_slot, draft.end) == (0, 5)
-    assert list(draft.predicted_slots()) == [2, 3, 4]

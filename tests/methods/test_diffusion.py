@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers import (
@@ -28,13 +25,11 @@ from helpers import (
     unshifted_model,
     whole,
 )
-from outpace.checkpoints.load import load_config
-from outpace.decoding import FULL, Prediction, Request, Sample, Sampling, Target
+from outpace.decoding import FULL, Prediction, Request, Sample, Sampling
 from outpace.engine.engine import Engine
-from outpace.engine.pairing import make_target
-from outpace.engine.stats import Stats
 from outpace.methods import Diffusion
 from outpace.methods.diffusion import AdjustedSample
+from refusal import refuses
 
 CPU = torch.device("cpu")
 EOS = 9
@@ -75,17 +70,6 @@ def test_best_holes_of_the_whole_canvas_are_filled() -> None:
     assert (seq.tokens, seq.finish_reason) == ([4, 5, 6, 7, 8, 7], "length")
 
 
-def test_blocks_are_filled_one_after_the_other() -> None:
-    forwards = script(
-        Diffusion(order="left_to_right", steps=4, block=4),
-        sequence(),
-        [Prediction(tokens=[4, 5, 6, 7]), Prediction(tokens=[6, 7])]
-        + [Prediction(tokens=[4, 5]), Prediction(tokens=[5])],
-    )
-    assert [list(forward.predict) for forward in forwards] == [[3, 4, 5, 6], [5, 6], [7, 8], [8]]
-    assert {len(forward.ids) for forward in forwards} == {9}
-
-
 def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
     seq = sequence()
     forwards = script(
@@ -100,15 +84,6 @@ def test_an_answer_ends_once_all_before_its_end_is_filled() -> None:
     )
     assert [len(forward.ids) for forward in forwards] == [9, 7, 6, 6]
     assert (seq.tokens, seq.finish_reason) == ([4, 5], "stop")
-
-
-def test_a_fixed_canvas_is_filled_to_its_end() -> None:
-    seq = sequence(4)
-    ended = sure((5, 0.2), (EOS, 0.9), (6, 0.1), (6, 0.3))
-    rest = [sure((5, 0.2), (6, 0.1), (6, 0.3)), sure((5, 0.2), (6, 0.1)), sure((6, 0.1))]
-    forwards = script(Diffusion(order="confidence", canvas=True), seq, [ended, *rest])
-    assert {len(forward.ids) for forward in forwards} == {7}
-    assert (seq.tokens, seq.finish_reason) == ([5], "stop")
 
 
 def test_steps_that_fill_nothing_take_no_forward() -> None:
@@ -126,22 +101,6 @@ def test_defaults_come_from_the_model() -> None:
     assert [list(forward.predict) for forward in forwards] == [[3, 4], [5, 6]]
     assert [forward.read.step for forward in forwards] == [2, 5]
     assert {(f.read.scores, f.read.score_as_drawn) for f in forwards} == {(("margin",), True)}
-
-
-def test_checkpoints_set_the_authors_defaults() -> None:
-    dream, llada, causal = (
-        make_target({"target": load_config(name)})
-        for name in ("tiny-dream", "tiny-llada", "tiny-ar")
-    )
-    assert (dream.order, dream.eps, dream.score_as_drawn) == ("entropy", 1e-3, True)
-    assert (llada.order, llada.block, llada.null_prompt, llada.shift) == ("confidence", 32, True, 0)
-    assert replace(causal, padding=()) == Target()
-
-
-@pytest.mark.parametrize("order", ["random", "origin", "left_to_right"])
-def test_orders_without_scores_request_none(order: str) -> None:
-    decoding = Diffusion(order=order, steps=2).decode(sequence())
-    assert next(decoding).read.scores == ()
 
 
 def test_random_orders_differ_by_seed_and_not_by_neighbours(engine: Engine) -> None:
@@ -180,12 +139,11 @@ def submit(engine: Engine, method: Diffusion, sampling: Sampling, name: str = "s
     )
 
 
-@pytest.mark.parametrize("temperature", [1.0, 3.0])
-def test_first_token_follows_the_model_distribution(engine: Engine, temperature: float) -> None:
-    method = Diffusion(order="left_to_right", steps=1)
+def test_first_token_follows_the_model_distribution(engine: Engine) -> None:
+    method, temperature = Diffusion(order="left_to_right", steps=1), 3.0
     jobs = [
         submit(engine, method, Sampling(temperature=temperature, seed=seed), "unshifted")
-        for seed in range(1500)
+        for seed in range(1000)
     ]
     finish(engine)
     logits = whole(UNSHIFTED, PROMPT + [MASK] * 12, causal=False)[len(PROMPT)].clone()
@@ -275,39 +233,9 @@ def test_banned_tokens_are_never_drawn() -> None:
     assert chi_square(said, law.softmax(-1)) > 1e-3
 
 
-kinds = st.sampled_from(
-    [{}, {"never": (3,)}, {"last": (1, 2, 4)}, {"guidance": 1.0}, {"guidance": 2.0, "last": (7,)}]
-)
-batches = st.lists(st.tuples(kinds, st.integers(1, 6), st.booleans()), min_size=1, max_size=5)
-
-
-@given(batches, st.integers(1, 8))
-@settings(max_examples=50)
-def test_neighbours_and_chunks_move_no_logits(batch: list[tuple], chunk: int) -> None:
-    reads, slots, logits = [], [], []
-    for index, (kind, count, warm) in enumerate(batch):
-        null = random_logits(100 + index, count) if "guidance" in kind else None
-        sampling = Sampling(temperature=0.8 if warm else 0.0, seed=index)
-        reads.append(AdjustedSample(sampling=sampling, null=null, scores=("confidence",), **kind))
-        slots.append(range(index, index + count))
-        logits.append(random_logits(index, count))
-    joined, read = torch.cat(logits), AdjustedSample.make_reader(reads, slots, CPU)
-    parts = [slice(i, min(i + chunk, len(joined))) for i in range(0, len(joined), chunk)]
-    together = [read(joined[part], part) for part in parts]
-    alone = [
-        AdjustedSample.make_reader([each], [own], CPU)(rows, slice(0, len(own)))
-        for each, own, rows in zip(reads, slots, logits, strict=True)
-    ]
-    for pick in (lambda out: out.tokens, lambda out: out.scores["confidence"]):
-        assert torch.equal(torch.cat([*map(pick, together)]), torch.cat([*map(pick, alone)]))
-
-
-def test_guidance_needs_a_model_that_was_trained_for_it(engine: Engine) -> None:
-    runners = {"target": runner(engine, "shifted")}
-    message = "guidance must be 0, got 0.5: it needs a model that was trained on prompts"
-    with pytest.raises(ValueError, match=message):
-        enter(engine, Diffusion(guidance=0.5), PROMPT, runners=runners, max_tokens=32)
-    assert not Stats.from_engine(engine).waiting
+def test_guidance_needs_a_model_that_was_trained_for_it() -> None:
+    with refuses("guidance"):
+        Diffusion(guidance=0.5).check_request(sequence())
 
 
 @pytest.mark.parametrize(
@@ -331,21 +259,3 @@ def test_blocks_share_steps(steps: int, block: int, max_tokens: int, counts: lis
             forward = decoding.send(Prediction(tokens=[5] * len(forward.predict)))
         filled.append(len(seq) - before)
     assert filled == counts
-
-
-@given(st.integers(1, 40), st.integers(1, 12), st.integers(1, 40), st.booleans())
-def test_valid_options_fill_everything(
-    max_tokens: int, block: int, steps: int, canvas: bool
-) -> None:
-    method = Diffusion(order="left_to_right", block=block, steps=steps, canvas=canvas)
-    seq = sequence(max_tokens)
-    decoding, answer, count = method.decode(seq), None, 0
-    while seq.finish_reason is None:
-        try:
-            forward = next(decoding) if answer is None else decoding.send(answer)
-        except StopIteration:
-            break
-        count += 1
-        answer = Prediction(tokens=[5] * len(forward.predict))
-    assert seq.tokens == [5] * max_tokens
-    assert count <= max(steps, -(-max_tokens // block))

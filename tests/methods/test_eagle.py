@@ -122,13 +122,6 @@ def test_chain_is_causal() -> None:
     assert [f.predict for f in forwards[1:4]] == [[4], [5], [6]]
 
 
-def test_nothing_is_drafted_where_nothing_is_left() -> None:
-    answers = [seen([8], 3), seen([9], 1)]
-    assert len(script(Eagle(draft=""), sequence(max_tokens=2), answers)) == 2
-    for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
-        assert len(script(Eagle(draft=""), sequence(**options), [seen([8], 3)])) == 1
-
-
 @pytest.mark.parametrize("width", [1, 2])
 def test_match_reads_the_target_with_its_own_noise(width: int) -> None:
     warm = Sampling(temperature=1.0, seed=7)

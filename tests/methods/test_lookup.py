@@ -36,19 +36,6 @@ def test_a_copy_is_proposed_where_the_end_repeats() -> None:
     assert list(forwards[1].predicted_slots()) == [6, 7, 8]
 
 
-def test_a_copy_fits_the_limit() -> None:
-    request = request_of(prompt=[1, 2, 3, 4, 1, 2], max_tokens=3)
-    forwards = script(Lookup(tokens=8), request, [[3], [4, 1]])
-    assert request.tokens == [3, 4, 1]
-    assert fed(forwards)[1] == (6, [3, 4])
-
-
-def test_end_of_sequence_ends_within_a_copy() -> None:
-    request = request_of(prompt=[1, 2, 3, 4, 1, 2], max_tokens=9, eos=frozenset([4]))
-    script(Lookup(tokens=3), request, [[3], [4, 1, 2]])
-    assert (request.tokens, request.finish_reason) == ([3], "stop")
-
-
 @pytest.mark.parametrize(
     ("text", "copy"),
     [

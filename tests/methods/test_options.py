@@ -31,22 +31,61 @@ from workload import KINDS, Request, alone, missing, new_engine, result
 
 NAN = float("nan")
 FLY = {"verify": "fly", "tokens": 8}
-REFUSED = [
-    (APD, "ratio", {"ratio": -0.1}),
-    (APD, "ratio", {"ratio": 1.1}),
-    (APD, "window", {"window": 0}),
-    (APD, "lookahead", {"lookahead": 0}),
-    (APD, "coupling", {"coupling": "none"}),
+OUT_OF_RANGE: dict[type[Method], dict[str, list]] = {
+    APD: {"ratio": [-0.1, 1.1], "window": [0], "lookahead": [0], "coupling": ["none"]},
+    LeftToRight: {"tokens": [0], "window": [0], "lookahead": [-1]},
+    Lookup: {"tokens": [0], "match": [0]},
+    Speculative: {"tokens": [0, "many"], "verify": ["hope"]},
+    DFlash: {
+        "block": [0],
+        "tokens": [0],
+        "confidence_threshold": [-0.1, 1.5],
+        "width": [10**9],
+        "nodes": [65],
+    },
+    Eagle: {"width": [0, 2.0], "depth": [0, True], "nodes": [1, 65]},
+    D2F: {
+        "block": [0],
+        "add": [-0.1],
+        "activate": [1.5],
+        "confidence": [NAN],
+        "order": ["best"],
+        "least": [2],
+    },
+    BlockDiffusion: {
+        "block": [0],
+        "part": [-1],
+        "steps": [0],
+        "threshold": [1.5],
+        "budget": [-1.0],
+        "canvas": [1],
+        "edit": [1.5],
+        "lookahead": [0],
+    },
+    WeDLM: {"window": [0], "entropy": [-0.1], "penalty": [-1.0], "confidence": [0.0, 1.1]},
+    Diffusion: {
+        "order": ["best"],
+        "steps": [0],
+        "block": [0],
+        "eps": [1.0],
+        "order_temperature": [-1.0],
+        "guidance": [-1],
+        "ends": ["first"],
+    },
+    FastDLLM: {
+        "threshold": [0.0, 1.1],
+        "factor": [0.0],
+        "budget": [-0.1],
+        "cache": ["both"],
+        "block": [0],
+    },
+}
+FLY = {"verify": "fly", "tokens": 8}
+UNUSED_BY_VERIFY = {"budget": 1.0, "steps": 2, "order": "margin", "part": 2, "canvas": True}
+UNUSED_BY_VERIFY |= {"rule": "klass", "edit": 0.5, "lookahead": 1}
+CONFLICTS = [
     (APD, "least", {"least": 9, "lookahead": 8}),
-    (LeftToRight, "tokens", {"tokens": 0}),
-    (LeftToRight, "window", {"window": 0}),
-    (LeftToRight, "lookahead", {"lookahead": -1}),
     (LeftToRight, "lookahead", {"tokens": 4, "lookahead": 3}),
-    (Lookup, "tokens", {"tokens": 0}),
-    (Lookup, "match", {"match": 0}),
-    (Speculative, "tokens", {"tokens": 0}),
-    (Speculative, "tokens", {"tokens": "many"}),
-    (Speculative, "verify", {"verify": "hope"}),
     (Speculative, "tokens", {"verify": "rejection"}),
     (Speculative, "tokens", {"verify": "fly"}),
     (Speculative, "fly_window", {"verify": "fly", "tokens": 6}),
@@ -55,54 +94,16 @@ REFUSED = [
     (Speculative, "fly_entropy", {**FLY, "fly_entropy": 1.1}),
     (Speculative, "fly_window", {"fly_window": 2}),
     (Speculative, "fly_entropy", {"verify": "rejection", "tokens": 8, "fly_entropy": 0.4}),
-    (DFlash, "block", {"block": 0}),
-    (DFlash, "tokens", {"tokens": 0}),
     (DFlash, "tokens", {"verify": "rejection"}),
     (DFlash, "fly_window", {"verify": "fly", "tokens": 4}),
     (DFlash, "confidence_threshold", {**FLY, "confidence_threshold": 0.5}),
-    (DFlash, "confidence_threshold", {"confidence_threshold": -0.1}),
-    (DFlash, "confidence_threshold", {"confidence_threshold": 1.5}),
     (DFlash, "verify", {"width": 2, "verify": "rejection", "tokens": 4}),
-    (DFlash, "width", {"width": 10**9}),
-    (DFlash, "nodes", {"nodes": 65}),
-    (Eagle, "width", {"width": 0}),
-    (Eagle, "width", {"width": 2.0}),
-    (Eagle, "depth", {"depth": 0}),
-    (Eagle, "depth", {"depth": True}),
-    (Eagle, "nodes", {"nodes": 1}),
-    (Eagle, "nodes", {"nodes": 65}),
     (Eagle, "width", {"width": 8, "depth": 9}),
     (Eagle, "verify", {"verify": "rejection", "width": 2}),
     (Eagle, "verify", {"verify": "fly", "width": 10}),
     (Eagle, "fly_window", {"verify": "fly", "width": 1, "depth": 5}),
     (Eagle, "fly_window", {"verify": "fly", "width": 1, "nodes": 7}),
-    (D2F, "block", {"block": 0}),
-    (D2F, "add", {"add": -0.1}),
-    (D2F, "activate", {"activate": 1.5}),
-    (D2F, "confidence", {"confidence": NAN}),
-    (D2F, "order", {"order": "best"}),
-    (D2F, "least", {"least": 2}),
-    (BlockDiffusion, "block", {"block": 0}),
-    (BlockDiffusion, "part", {"part": -1}),
-    (BlockDiffusion, "steps", {"steps": 0}),
-    (BlockDiffusion, "threshold", {"threshold": 1.5}),
-    (BlockDiffusion, "budget", {"budget": -1.0}),
-    (BlockDiffusion, "canvas", {"canvas": 1}),
-    (BlockDiffusion, "edit", {"edit": 1.5}),
-    (BlockDiffusion, "lookahead", {"lookahead": 0}),
-    *(
-        (BlockDiffusion, name, {"verify": True, name: value})
-        for name, value in {
-            "budget": 1.0,
-            "steps": 2,
-            "order": "margin",
-            "part": 2,
-            "canvas": True,
-            "rule": "klass",
-            "edit": 0.5,
-            "lookahead": 1,
-        }.items()
-    ),
+    *((BlockDiffusion, name, {"verify": True, name: v}) for name, v in UNUSED_BY_VERIFY.items()),
     (BlockDiffusion, "canvas", {"edit": 0.5, "canvas": True}),
     (BlockDiffusion, "rule", {"edit": 0.5, "rule": "credit"}),
     (BlockDiffusion, "lookahead", {"edit": 0.5, "lookahead": 1}),
@@ -114,34 +115,23 @@ REFUSED = [
     (BlockDiffusion, "frechet_margin", {"rule": "frechet", "frechet_margin": 1.5}),
     (BlockDiffusion, "klass_divergence", {"rule": "klass", "klass_divergence": -1.0}),
     (BlockDiffusion, "klass_divergence", {"klass_divergence": 0.5}),
-    (WeDLM, "window", {"window": 0}),
-    (WeDLM, "entropy", {"entropy": -0.1}),
-    (WeDLM, "penalty", {"penalty": -1.0}),
-    (WeDLM, "confidence", {"confidence": 0.0}),
-    (WeDLM, "confidence", {"confidence": 1.1}),
     (WeDLM, "least", {"least": 2, "verify": True}),
-    (Diffusion, "order", {"order": "best"}),
-    (Diffusion, "steps", {"steps": 0}),
-    (Diffusion, "block", {"block": 0}),
-    (Diffusion, "eps", {"eps": 1.0}),
-    (Diffusion, "order_temperature", {"order_temperature": -1.0}),
-    (Diffusion, "guidance", {"guidance": -1}),
-    (Diffusion, "ends", {"ends": "first"}),
-    (FastDLLM, "threshold", {"threshold": 0.0}),
-    (FastDLLM, "threshold", {"threshold": 1.1}),
-    (FastDLLM, "factor", {"factor": 0.0}),
-    (FastDLLM, "budget", {"budget": -0.1}),
     (FastDLLM, "factor", {"factor": 1.0, "budget": 1.0}),
     (FastDLLM, "factor", {"rule": "frechet", "factor": 1.0}),
-    (FastDLLM, "budget", {"rule": "entropy", "budget": 1.0}),
     (FastDLLM, "entropy_limit", {"rule": "entropy", "entropy_limit": -1.0}),
-    (FastDLLM, "cache", {"cache": "both"}),
-    (FastDLLM, "block", {"block": 0}),
 ]
 
 
-@pytest.mark.parametrize(("kind", "param", "options"), REFUSED)
-def test_invalid_options_are_refused(kind: type[Method], param: str, options: dict) -> None:
+@pytest.mark.parametrize("kind", OUT_OF_RANGE)
+def test_values_out_of_range_are_refused(kind: type[Method]) -> None:
+    for name, values in OUT_OF_RANGE[kind].items():
+        for value in values:
+            with refuses(name):
+                kind(**dict.fromkeys(kind.roles, "other"), **{name: value})
+
+
+@pytest.mark.parametrize(("kind", "param", "options"), CONFLICTS)
+def test_options_in_conflict_are_refused(kind: type[Method], param: str, options: dict) -> None:
     with refuses(param):
         kind(**dict.fromkeys(kind.roles, "other"), **options)
 

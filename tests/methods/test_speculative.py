@@ -55,11 +55,6 @@ def test_all_drafts_accepted_add_one_token() -> None:
     ]
 
 
-def test_first_token_may_be_the_last() -> None:
-    for options in ({"max_tokens": 1}, {"eos": frozenset([8])}):
-        assert len(script(Speculative(draft="", tokens=2), sequence(**options), [[8]])) == 1
-
-
 def test_match_reads_all_with_the_noise_of_the_request() -> None:
     seq = sequence(max_tokens=3, sampling=WARM)
     forwards = script(Speculative(draft="", tokens=1), seq, [[8], [9], [9, 10]])

@@ -15,12 +15,10 @@ from helpers import (
     masked_model,
     request_of,
     runner,
-    script,
     tokens,
 )
 from outpace.decoding import CAUSAL, Forward, Prediction, Request, Sampling, Target
 from outpace.engine.engine import Engine
-from outpace.engine.stats import Stats
 from outpace.methods import Autoregressive, WeDLM
 
 SURE, TORN = 0.0, 2.0
@@ -96,25 +94,6 @@ def test_holes_of_low_entropy_are_filled(
     assert [slot for slot in range(2, 6) if slot in known] == filled
 
 
-def test_a_late_answer_is_the_same_one_forward_later() -> None:
-    seq = sequence(max_tokens=3)
-    forwards = script(WeDLM(window=2, eager=False), seq, [said(4, 5), said(6, 7), said(8, 9)])
-    assert [forward.start for forward in forwards] == [0, 2, 4]
-    assert (seq.tokens, seq.finish_reason) == ([4, 5, 6], "length")
-    seq = sequence(max_tokens=3)
-    assert len(script(WeDLM(window=2), seq, [said(4, 5), said(6, 7)])) == 2
-    assert seq.tokens == [4, 5, 6]
-
-
-def test_a_block_opens_once_the_last_one_is_full() -> None:
-    decoding = WeDLM(window=3, block=True).decode(sequence())
-    next(decoding)
-    forward = decoding.send(said(4, 5, 6, entropy=[SURE, TORN, SURE]))
-    assert shape(forward) == (2, [4, 6, MASK], [2, 4, 3], [3])
-    forward = decoding.send(said(5))
-    assert shape(forward) == (3, [5, 6, MASK, MASK, MASK], [3, 4, 5, 6, 7], [5, 6, 7])
-
-
 def test_length_one_uses_no_mask() -> None:
     method = WeDLM(window=4, least=1)
     dial = method.length_range(Target(mask_id=MASK), auto=True)
@@ -134,11 +113,6 @@ def test_length_one_uses_no_mask() -> None:
     assert seq.tokens == [4, 5, 6, 7] and not seq.canvas
 
 
-def test_window_of_one_has_a_mask_without_a_controller() -> None:
-    for least in (None, 1):
-        assert shape(next(WeDLM(window=1, least=least).decode(sequence())))[1] == [1, 2, MASK]
-
-
 def test_slots_after_the_limit_open_unless_clipped() -> None:
     for clip, masks in ((False, 4), (True, 3)):
         method = WeDLM(window=4, clip=clip)
@@ -146,12 +120,6 @@ def test_slots_after_the_limit_open_unless_clipped() -> None:
         assert list(forward.ids) == [1, 2] + [MASK] * masks
     sizes = {"clip": True}, {}, {"eager": False}, {"verify": True}
     assert [WeDLM(window=4, **size).slots_needed(2, 3) for size in sizes] == [5, 8, 12, 5]
-
-
-def test_end_of_sequence_ends_it_where_the_prefix_reaches_it() -> None:
-    seq = sequence(eos=frozenset([7]))
-    script(WeDLM(window=3), seq, [said(4, 7, 5)])
-    assert (seq.tokens, seq.finish_reason) == ([4], "stop")
 
 
 def test_verified_tokens_are_the_autoregressive_ones() -> None:
@@ -193,47 +161,24 @@ def engine() -> Engine:
 
 
 def test_a_model_without_a_mask_is_refused(engine: Engine) -> None:
-    with pytest.raises(
-        ValueError, match="plain is a causal model that has no mask token: set mask_id"
-    ):
+    with pytest.raises(ValueError, match="mask_id"):
         enter(engine, WeDLM(), [1], runners={"target": runner(engine, "plain")}, max_tokens=2)
 
 
 def test_a_window_that_does_not_fit_is_refused(engine: Engine) -> None:
     runners = {"target": runner(engine, "masked")}
-    wanted = r"need 202 slots with WeDLM\(window=200.*, but masked has 160"
-    with pytest.raises(ValueError, match=wanted):
+    with pytest.raises(ValueError, match="202 slots"):
         enter(engine, WeDLM(window=200), [1], runners=runners, max_tokens=2)
     job = enter(engine, WeDLM(window=200, clip=True), [1], runners=runners, max_tokens=2)
     finish(engine)
     assert len(tokens(job)) == 2
 
 
-def test_requests_that_exceed_the_memory_wait() -> None:
-    engine = engine_of(("masked", masked_model(seed=1)), slots=64)
-    runners = {"target": runner(engine, "masked")}
-    jobs = [
-        enter(engine, WeDLM(window=16), [1, 2, 3], runners=runners, max_tokens=20) for _ in range(3)
-    ]
-    engine.step()
-    assert Stats.from_engine(engine).waiting == 2
-    finish(engine)
-    assert len({tuple(tokens(job)) for job in jobs}) == 1
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "options",
-    [{"temperature": 0.7}, {"temperature": 1.5, "top_p": 0.9}, {"temperature": 3.0, "top_k": 6}],
-    ids=str,
-)
-def test_verified_samples_are_the_autoregressive_ones_of_the_same_seed(
-    engine: Engine, options: dict
-) -> None:
+def test_verified_samples_are_the_autoregressive_ones_of_the_same_seed(engine: Engine) -> None:
     runners = {"target": runner(engine, "masked")}
     kept = set()
-    for seed in range(20):
-        sampling = Sampling(seed=seed, **options)
+    for seed in range(4):
+        sampling = Sampling(temperature=1.5, top_p=0.9, seed=seed)
         both = [
             enter(engine, method, [3, 1, 4], runners=runners, max_tokens=30, sampling=sampling)
             for method in (Autoregressive(), WeDLM(window=8, entropy=2.0, verify=True))
@@ -242,12 +187,3 @@ def test_verified_samples_are_the_autoregressive_ones_of_the_same_seed(
         assert tokens(both[0]) == tokens(both[1])
         kept |= {step.kept for step in both[1].request.trace}
     assert max(kept) > 1
-
-
-def test_settings_above_fill_out_of_order_and_in_long_runs(engine: Engine) -> None:
-    runners = {"target": runner(engine, "masked")}
-    job = enter(engine, WeDLM(entropy=1.5), [3, 1, 4], runners=runners, max_tokens=80)
-    finish(engine)
-    assert len(tokens(job)) == 80
-    kept = {step.kept for step in job.request.trace}
-    assert {0, 1, 2} <= kept and max(kept) > 3
