@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import product
 
 import torch
 from torch import Tensor
-
-from outpace.constraint.automaton import TokenAutomaton
-from outpace.constraint.dfa import Dfa
-from outpace.constraint.regular import TokenLanguage
-from outpace.constraint.vocabulary import Vocabulary
 
 TEXTS = ("a", "b", "c", "ab", "bc", "aa")
 SIZE, EOS, HOLE = 8, 6, 7
@@ -27,15 +22,6 @@ PATTERNS = (
 
 
 @cache
-def language(pattern: str) -> TokenLanguage:
-    """What a pattern matches, in these tokens."""
-    texts = [text.encode() for text in TEXTS] + [None, None]
-    return TokenLanguage(
-        TokenAutomaton(Dfa.from_pattern(pattern), Vocabulary(texts), frozenset({EOS}))
-    )
-
-
-@cache
 def answers(pattern: str, room: int) -> list[tuple[int, ...]]:
     """All answers in `room` places: up to an end-of-sequence, or as long as there is room."""
     found: list[tuple[int, ...]] = []
@@ -45,15 +31,6 @@ def answers(pattern: str, room: int) -> list[tuple[int, ...]]:
             if match("".join([TEXTS[token] for token in tokens])):
                 found.append(tokens if length == room else (*tokens, EOS))
     return found
-
-
-def completions(pattern: str, canvas: Sequence[int], room: int) -> Iterator[tuple[int | None, ...]]:
-    """What the first places of a canvas may become; None where anything may stand."""
-    for answer in answers(pattern, room):
-        whole = [*answer, *[None] * (room - len(answer))][: len(canvas)]
-        pairs = zip(canvas, whole, strict=True)
-        if all(known in (HOLE, token) or token is None for known, token in pairs):
-            yield tuple(whole)
 
 
 def allowed(found: Sequence[tuple[int | None, ...]], place: int) -> set[int]:

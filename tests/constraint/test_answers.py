@@ -14,7 +14,7 @@ import pytest
 import torch
 from pydantic import BaseModel
 
-from constrained import CASES, CAUSAL, DIFFUSION, FIRST, llm
+from constrained import CASES, CAUSAL, DIFFUSION, FIRST, SCHEMAS, llm
 from outpace.api.options import Options
 from outpace.constraint.compiler import RuleKey
 from outpace.constraint.dfa import Dfa
@@ -272,50 +272,6 @@ def test_choices_may_begin_alike(name: str, method: Method) -> None:
     assert found == set(choices) or not method.is_sequential
 
 
-OPEN: dict[str, Any] = {"type": "object"}
-NODE = {"type": "object", "properties": {"c": {"$ref": "#/$defs/n"}, "v": {"type": "null"}}}
-TAGGED = [
-    {"type": "object", "properties": {"t": {"const": "x"}, "n": {}}, "required": ["t"]},
-    {"type": "object", "properties": {"t": {"const": "y"}, "m": OPEN}, "required": ["t", "m"]},
-]
-SCHEMAS: list[Any] = [
-    OPEN,
-    {},
-    {"type": "string"},
-    {"type": "number"},
-    {"type": ["integer", "number"], "minimum": 0, "maximum": 3},
-    {"type": "number", "exclusiveMinimum": -0.5, "exclusiveMaximum": 0.25},
-    {"type": "integer", "multipleOf": 7, "minimum": 100},
-    {"not": {"enum": [1, "a", None, True]}},
-    {"type": "string", "minLength": 3},
-    {"type": "string", "maxLength": 40},
-    {"type": "string", "pattern": r"\w\s\w", "maxLength": 30},
-    {"type": "string", "format": "uri"},
-    {"type": "string", "format": "date-time"},
-    {"type": "string", "format": "ipv6"},
-    {"patternProperties": {"^x": {"type": "integer"}, "y$": {"minimum": 1}}, "minProperties": 1},
-    {"type": "object", "maxProperties": 2},
-    {"type": "object", "propertyNames": {"pattern": "^[a-z]+$"}, "minProperties": 1},
-    {
-        "type": "object",
-        "properties": {"a": {"type": "integer"}, "b": {"type": "string"}, "c": {}},
-        "dependentRequired": {"a": ["b", "c"]},
-        "minProperties": 1,
-    },
-    {"type": "object", "properties": dict.fromkeys("abcdefghijkl", {}), "maxProperties": 3},
-    {"type": "object", "properties": {f"name {n}": {"type": "number"} for n in range(60)}},
-    {"type": "array", "items": {"enum": ["red", "blue", 1]}, "uniqueItems": True, "minItems": 2},
-    {"type": "array", "prefixItems": [{"const": 1}], "items": {"type": "boolean"}, "minItems": 3},
-    {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}, "maxItems": 9},
-    {"oneOf": TAGGED},
-    {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, OPEN]},
-    {"allOf": [TAGGED[0], {"properties": {"n": {"type": "string"}}, "required": ["n"]}]},
-    {"$ref": "#/$defs/n", "$defs": {"n": NODE}},
-    {"enum": [{"a": [1, 2]}, "text", 3.5, None]},
-    *(each["schema"] for each in SUITE),
-]
-
-
 def expressions() -> list[str]:
     """Return the first hundred supported expressions of CPython's tests, alphabetically."""
     tests = pytest.importorskip("test.re_tests", reason="apt-get install libpython3-testsuite")
@@ -356,7 +312,7 @@ def fit_blocks(method: Method, room: int) -> tuple[Method, int]:
 def test_answers_end_within_twice_the_shortest_length(case: int, temperature: float) -> None:
     name, method = CASES[case]
     rules: list[tuple[Options, str]] = [
-        *(({"schema": schema}, json.dumps(schema)) for schema in SCHEMAS),
+        *(({"schema": schema}, json.dumps(schema)) for schema in [*SCHEMAS, *SUITE]),
         *(({"regex": pattern}, pattern) for pattern in expressions()),
     ]
     # Every sixth rule, and different ones for the next method.

@@ -61,18 +61,6 @@ def test_tokens_follow_their_bytes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DFAS)
-def test_bundles_contain_all_transitions(name: str) -> None:
-    automaton = TokenAutomaton(DFAS[name], Vocabulary(vocabulary(400, seed=2)), frozenset({EOS}))
-    found = np.full_like(automaton.table, -1)
-    for source, target, bundle in zip(*automaton.pairs, automaton.pair_bundles, strict=True):
-        _, places = automaton.bundle_spans.pairs_of(np.array([bundle]))
-        kinds = automaton.bundle_classes[places]
-        assert (found[source, kinds] == -1).all() and len(set(kinds)) == len(kinds)
-        found[source, kinds] = target
-    assert (found == automaton.table).all()
-
-
-@pytest.mark.parametrize("name", DFAS)
 def test_the_length_of_the_shortest_answer(name: str) -> None:
     automaton = TokenAutomaton(DFAS[name], Vocabulary(vocabulary(400, seed=3)), frozenset({EOS}))
     sets, within = StateSets(automaton), automaton.accepts

@@ -19,6 +19,7 @@ from outpace.constraint.thoughts import (
     free_text_dfa,
 )
 from outpace.methods import Method
+from refusal import refuses
 from thinking import ENDS, MARKS, TEMPLATES, thinking_llm
 
 every = pytest.mark.parametrize("form", THOUGHT_FORMATS, ids=lambda form: form.name)
@@ -79,7 +80,9 @@ def test_template_describes_format() -> None:
         assert find_thought_format(template) is None
 
 
-def hold(model: str, method: Method | None, form: str, most: int | None, **options: Any) -> None:
+def check_thoughts(
+    model: str, method: Method | None, form: str, most: int | None, **options: Any
+) -> None:
     """Assert that thoughts end in time, and that an answer follows that the schema allows."""
     llm = thinking_llm(model, form)
     usual: Options = {"max_tokens": 40, "method": method, "schema": SCHEMA, "seed": 5}
@@ -97,17 +100,23 @@ def hold(model: str, method: Method | None, form: str, most: int | None, **optio
     assert output.reasoning in before
 
 
-@pytest.mark.parametrize("form", TEMPLATES)
-@pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-block", "tiny-wedlm"])
+@pytest.mark.parametrize(
+    ("model", "form"),
+    [
+        ("tiny-ar", "think"),
+        ("tiny-dream", "open"),
+        ("tiny-block", "channels"),
+        ("tiny-wedlm", "open"),
+    ],
+)
 def test_thoughts_end_in_time(model: str, form: str) -> None:
     llm = thinking_llm(model, form)
     assert llm.text.tokenizer is not None
     token = llm.text.tokenizer.convert_tokens_to_ids(MARKS[form][0])
     assert isinstance(token, int)
-    for most in (0, 5):
-        hold(model, None, form, most, temperature=1)
-    for most in (9, None):
-        hold(model, None, form, most, temperature=0, logit_bias={token: 8})
+    check_thoughts(model, None, form, 0, temperature=1)
+    for most in (5, None):
+        check_thoughts(model, None, form, most, temperature=0, logit_bias={token: 8})
 
 
 ALONE = [
@@ -120,7 +129,7 @@ ALONE = [
 @pytest.mark.parametrize(("model", "method"), ALONE, ids=str)
 def test_every_method_ends_thoughts(model: str, method: Method) -> None:
     for form, temperature in (("open", 0), ("channels", 1)):
-        hold(model, method, form, 6, temperature=temperature)
+        check_thoughts(model, method, form, 6, temperature=temperature)
 
 
 def test_limit_without_constraint() -> None:
@@ -134,23 +143,22 @@ def test_limit_without_constraint() -> None:
         assert output.text.startswith(output.reasoning)
     assert texts[0].startswith("</think>") and len(set(texts)) == 4
     (long,) = llm.generate(QUESTION, max_tokens=40, max_reasoning_tokens=10**6)
-    assert "</think>" in long.text  # thoughts end before the answer is cut off
+    assert "</think>" in long.text  # thoughts end before the answer reaches its limit
 
 
 def test_shortest_answer_fits_after_thoughts() -> None:
     llm = thinking_llm("tiny-ar", "open")
-    with pytest.raises(ValueError, match="the shortest answer takes"):
+    with refuses("regex"):
         llm.generate(QUESTION, max_tokens=3, regex="[a-z]{20}")
     (output,) = llm.generate(QUESTION, max_tokens=30, regex="[a-z]{20}")
     assert len(output.content) == 20 and output.finish_reason == "stop"
 
 
 def test_grammar_cannot_follow_open_thoughts() -> None:
-    pytest.importorskip("llguidance")
     grammar = 'start: "7" "8"'
     (output,) = thinking_llm("tiny-ar", "think").generate(QUESTION, grammar=grammar)
     assert output.text == output.content == "78"
     for form, most in (("open", None), ("think", 5)):
         llm = thinking_llm("tiny-ar", form)
-        with pytest.raises(ValueError, match="a grammar cannot follow thoughts"):
+        with refuses("grammar"):
             llm.generate(QUESTION, grammar=grammar, max_reasoning_tokens=most)
