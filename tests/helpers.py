@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
 from math import inf
@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from outpace import LLM
 from outpace.attention.batch import RowSpan
 from outpace.checkpoints.load import load_draft, load_model, translate_config
-from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Target
+from outpace.decoding import Decoding, Forward, Prediction, Request, Target
 from outpace.engine.cache import PageTable
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job, Listener
@@ -412,7 +412,7 @@ def enter(
 ) -> Job:
     """Pair a method with its models and queue a request."""
     kinds = {role: (each.name, each.config.kind) for role, each in runners.items()}
-    check_kinds(type(method), kinds)
+    check_kinds(type(method.method if isinstance(method, Recorded) else method), kinds)
     pairing = Pairing.from_runners(runners)
     return engine.enqueue(
         engine.make_job(method, pairing.make_request(prompt, **options), pairing, listener)
@@ -443,25 +443,31 @@ def script(method: Method, seq: Request, answers: list[Prediction | list[int]]) 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watched(Method):
-    """A method of diffusion models whose forwards are written down."""
-
-    target_kinds = (Kind.DIFFUSION,)
+class Recorded(Method):
+    """A method whose forwards and predictions are recorded; `change` replaces forwards first."""
 
     method: Method
-    forwards: list[Forward] = field(default_factory=list)
+    change: Callable[[Forward], Forward] = staticmethod(lambda forward: forward)
+    turns: list[tuple[Forward, Prediction]] = field(default_factory=list)
 
-    def decode(self, seq: Request) -> Decoding:
-        """Pass on what the method asks for."""
-        decoding = self.method.decode(seq)
-        forward = next(decoding)
+    @property
+    def forwards(self) -> list[Forward]:
+        return [forward for forward, _ in self.turns]
+
+    def slots_needed(self, prompt: int, max_tokens: int) -> int:
+        return self.method.slots_needed(prompt, max_tokens)
+
+    def decode(self, request: Request) -> Decoding:
+        decoding, out = self.method.decode(request), None
         while True:
-            self.forwards.append(as_it_stands(forward))
-            answer = yield forward
             try:
-                forward = decoding.send(answer)
+                forward = next(decoding) if out is None else decoding.send(out)
             except StopIteration:
                 return
+            forward = self.change(forward)
+            kept = as_it_stands(forward)
+            out = yield forward
+            self.turns.append((kept, out))
 
 
 def as_it_stands(forward: Forward) -> Forward:

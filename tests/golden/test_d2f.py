@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_right
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import as_it_stands, engine_of, enter, finish, runner, tokens
+from helpers import Recorded, engine_of, enter, finish, runner, tokens
 from outpace.checkpoints.load import load_model
-from outpace.decoding import Decoding, Forward, Kind, Prediction, Request, Sampling
+from outpace.decoding import Forward, Sampling
 from outpace.engine.engine import Engine, Job
 from outpace.methods import D2F, Method
 
@@ -30,36 +30,17 @@ NAMES = [case["id"] for case in CASES]
 ORDERS = {"default": "confidence", "margin_confidence": "margin", "neg_entropy": "entropy"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Recorded(Method):
-    """Runs a method, and writes down what it asks and gets."""
+def keep_logits(forward: Forward) -> Forward:
+    return replace(forward, read=replace(forward.read, keep=True))
 
-    target_kinds = (Kind.DIFFUSION,)
 
-    method: Method
-    asked: list[Forward] = field(default_factory=list)
-    got: list[Prediction] = field(default_factory=list)
-
-    def decode(self, seq: Request) -> Decoding:
-        """Pass on the method's forwards."""
-        decoding = self.method.decode(seq)
-        answer = None
-        while True:
-            try:
-                forward = next(decoding) if answer is None else decoding.send(answer)
-            except StopIteration:
-                return
-            self.asked.append(as_it_stands(forward))
-            answer = yield replace(forward, read=replace(forward.read, keep=True))
-            self.got.append(answer)
-
-    def accepted(self) -> list[list[list[int]]]:
-        """Slot and token of what each forward filled: what the next one no longer asks for."""
-        holes = [list(forward.predict) for forward in self.asked] + [[]]
-        return [
-            [[slot, token] for slot, token in zip(now, out.tokens, strict=True) if slot not in then]
-            for now, then, out in zip(holes, holes[1:], self.got, strict=False)
-        ]
+def accepted(recorded: Recorded) -> list[list[list[int]]]:
+    """Slot and token of what each forward filled: what the next one no longer predicts."""
+    holes = [list(forward.predict) for forward in recorded.forwards] + [[]]
+    return [
+        [[slot, token] for slot, token in zip(now, out.tokens, strict=True) if slot not in then]
+        for now, then, (_, out) in zip(holes, holes[1:], recorded.turns, strict=False)
+    ]
 
 
 def method_of(case: dict[str, Any], *, canvas: bool = True) -> D2F:
@@ -120,7 +101,7 @@ def states(case: dict[str, Any], recorded: Recorded) -> list[list[list[Any]]]:
     params, prompt = case["params"], len(case["prompt_ids"])
     block, rows = params["block_size"], []
     count, cached = 0, 0
-    for forward in recorded.asked:
+    for forward in recorded.forwards:
         holes = Counter((slot - prompt) // block + 1 for slot in forward.predict)
         count = max(count, *holes)
         left = [holes[index] for index in range(count + 1)]
@@ -149,13 +130,13 @@ def test_every_case_is_here() -> None:
 
 @pytest.mark.parametrize("case", CASES, ids=NAMES)
 def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> None:
-    recorded = Recorded(method=method_of(case))
+    recorded = Recorded(method=method_of(case), change=keep_logits)
     job = submit(engine, recorded, case)
     finish(engine)
     assert tokens(job) == text(case)
-    steps, asked = case["steps"], recorded.asked
+    steps, asked = case["steps"], recorded.forwards
     assert len(asked) == len(job.request.trace) == len(steps) == case["n_forward"]
-    assert recorded.accepted() == [step["accepted"] for step in steps]
+    assert accepted(recorded) == [step["accepted"] for step in steps]
     assert states(case, recorded) == [step["states"] for step in steps]
     prompt, block = len(case["prompt_ids"]), case["params"]["block_size"]
     filled = dict(zip(range(prompt), case["prompt_ids"], strict=True))
@@ -186,15 +167,15 @@ def test_logits_of_the_first_forward(engine: Engine, case: dict[str, Any]) -> No
     Float32 alone moves logits of these weights by some 1e-4 (up to 6e-4) from those of float64,
     the official ones as well as ours.
     """
-    recorded = Recorded(method=method_of(case))
+    recorded = Recorded(method=method_of(case), change=keep_logits)
     submit(engine, recorded, case)
     finish(engine)
     family, name = case["id"].split("/")
     expected = load_file(FOLDER / f"{family}_decode_logits.safetensors")[f"{name}.step0"][0]
     shift = runner(engine, model_of(case)).config.shift
-    expected = expected[[slot - shift for slot in recorded.asked[0].predict]]
+    expected = expected[[slot - shift for slot in recorded.forwards[0].predict]]
     said = torch.arange(expected.shape[-1]) != case["mask_token_id"]  # which is never said here
-    logits = recorded.got[0].logits
+    logits = recorded.turns[0][1].logits
     torch.testing.assert_close(logits[:, said], expected[:, said], atol=1e-3, rtol=0)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import cycle
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,9 +14,9 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from helpers import engine_of, enter, finish, runner, tokens
+from helpers import Recorded, engine_of, enter, finish, runner, tokens
 from outpace.checkpoints.load import load_model
-from outpace.decoding import Decoding, Forward, Kind, Request, Sampling
+from outpace.decoding import Forward, Sampling
 from outpace.decoding.order import timestep_counts
 from outpace.decoding.sampling import GroupReader, Read, Readout, token_scores
 from outpace.engine.engine import Engine, Job
@@ -27,44 +28,6 @@ EXPECTED = {n: load_file(FOLDER / n / "expected.safetensors") for n in ("dream",
 MASK, EOT = DREAM["mask_token_id"], LLADA["eot_token_id"]
 GREEDY, NEVER = Sampling(), frozenset[int]()
 ORDERS = {"maskgit_plus": "confidence", "topk_margin": "margin", "low_confidence": "confidence"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Replay(Method):
-    """Runs a method and writes down its canvases; may read with another read."""
-
-    target_kinds = (Kind.DIFFUSION,)
-
-    method: Method
-    uniforms: Tensor | None = None
-    canvases: list[list[int]] = field(default_factory=list)
-
-    def decode(self, seq: Request) -> Decoding:
-        """Pass on the method's forwards, and at last what it has committed."""
-        decoding, answer = self.method.decode(seq), None
-        while True:
-            try:
-                forward = next(decoding) if answer is None else decoding.send(answer)
-            except StopIteration:
-                break
-            if list(forward.ids[: len(seq.prompt)]) == seq.prompt:
-                self.canvases.append([*seq.prompt, *forward.ids[len(seq.prompt) :]])
-            answer = yield self.official(forward)
-        self.canvases.append(list(seq.ids))
-        return
-
-    def official(self, forward: Forward) -> Forward:
-        """The forward, with the case's noise where it has any."""
-        if self.uniforms is None:
-            return forward
-        own = self.uniforms[(len(self.canvases) - 1) % len(self.uniforms)]
-        assert forward.predict is not None
-        read = AuthorsNoise(
-            scores=forward.read.scores,
-            temperature=forward.read.sampling.temperature,
-            uniforms=own[list(forward.predict)],
-        )
-        return replace(forward, read=read)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +48,28 @@ class AuthorsNoise(Read):
             return Readout(chosen, token_scores(logits, chosen, set(own.scores)))
 
         return read
+
+
+def with_noise(uniforms: Tensor) -> Callable[[Forward], Forward]:
+    """Return a function that lets each forward read with the next numbers of a case."""
+    numbers = cycle(uniforms)
+
+    def change(forward: Forward) -> Forward:
+        assert forward.predict is not None
+        read = AuthorsNoise(
+            scores=forward.read.scores,
+            temperature=forward.read.sampling.temperature,
+            uniforms=next(numbers)[list(forward.predict)],
+        )
+        return replace(forward, read=read)
+
+    return change
+
+
+def canvases(method: Recorded, job: Job) -> list[list[int]]:
+    """Return the inputs of all forwards with the prompt, and the final text."""
+    prompt, inputs = job.request.prompt, [list(forward.ids) for forward in method.forwards]
+    return [ids for ids in inputs if ids[: len(prompt)] == prompt] + [job.request.ids]
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +143,7 @@ def test_dream(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
     else:
         counts = timestep_counts(params["max_new_tokens"], params["steps"], params.get("eps", 1e-3))
         assert counts == case["transfer_counts"]
-    method = Replay(method=dream(params))
+    method = Recorded(method=dream(params))
     job = submit(
         engine, "dream", method, case["prompt"], params["max_new_tokens"], dream_sampling(case)
     )
@@ -166,7 +151,7 @@ def test_dream(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
     assert job.request.prompt + tokens(job) == case["output_ids"]
     start = case["prompt"] + [MASK] * params["max_new_tokens"]
     history = EXPECTED["dream"][f"{name}_history"].tolist()
-    assert changes(method.canvases) == changes([start, *history])
+    assert changes(canvases(method, job)) == changes([start, *history])
 
 
 @pytest.mark.parametrize("case", DREAM_MANY, ids=lambda case: case["id"])
@@ -217,7 +202,9 @@ def test_llada(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
         monkeypatch.setattr(diffusion, "slot_uniforms", luck)
     eos = {"logits_eos_inf": [300], "confidence_eos_eot_inf": [300, EOT], "head_edit": [300]}
     ends = frozenset(id for name, ids in eos.items() if name in {*params, *case} for id in ids)
-    method = Replay(method=llada(params), uniforms=noise if params["temperature"] else None)
+    method = Recorded(method=llada(params))
+    if params["temperature"]:
+        method = replace(method, change=with_noise(noise))
     job = submit(
         engine,
         "edited" if "head_edit" in case else case["model"],
@@ -229,7 +216,7 @@ def test_llada(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
     )
     finish(engine)
     history = EXPECTED["llada"][f"{case['id']}_history"].tolist()
-    assert method.canvases[: case["num_forwards"]] == history[:-1]
+    assert canvases(method, job)[: case["num_forwards"]] == history[:-1]
     expected = case["output_ids"][len(prompt) :]
     cut = next((index for index, token in enumerate(expected) if token in ends), len(expected))
     left = expected.index(MASK) if MASK in expected else len(expected)

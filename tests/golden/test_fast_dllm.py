@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from helpers import Watched, engine_of, enter, finish, runner, tokens
+from helpers import Recorded, engine_of, enter, finish, runner, tokens
 from outpace.checkpoints.load import load_model
 from outpace.engine.engine import Engine, Job
 from outpace.methods import FastDLLM, Method
@@ -45,7 +45,7 @@ def submit(engine: Engine, case: dict[str, Any], method: Method) -> Job:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["id"])
 def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> None:
-    method = Watched(method=official(case["params"]))
+    method = Recorded(method=official(case["params"]))
     job = submit(engine, case, method)
     finish(engine)
     assert case["prompt"] + tokens(job) == case["output_ids"]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,10 +18,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import engine_of, enter, finish, runner, tokens
+from helpers import Recorded, engine_of, enter, finish, runner, tokens
 from outpace import LLM
 from outpace.checkpoints.load import load_model
-from outpace.decoding import Canvas, Decoding, Forward, Prediction, Read, Request, Sampling
+from outpace.decoding import Canvas, Forward, Prediction, Read, Sampling
 from outpace.decoding.sampling import GroupReader, Readout, token_scores
 from outpace.decoding.truncation import LogitTruncation
 from outpace.engine.engine import Engine, Job
@@ -52,33 +52,6 @@ CASES = {
 def engine() -> Engine:
     """Both shapes of the published models."""
     return engine_of(*((name, load_model(FOLDER / name)) for name in ("qwen3", "qwen25")))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recorded(Method):
-    """A method, with what it asked and what it was told; `read` replaces that of its forwards."""
-
-    method: Method
-    read: Read | None = None
-    turns: list[tuple[Forward, Prediction]] = field(default_factory=list)
-
-    def slots_needed(self, prompt: int, max_tokens: int) -> int:
-        """Those of the method."""
-        return self.method.slots_needed(prompt, max_tokens)
-
-    def decode(self, seq: Request) -> Decoding:
-        """Pass everything on."""
-        decoding = self.method.decode(seq)
-        forward = next(decoding)
-        while True:
-            if self.read is not None:
-                forward = replace(forward, read=self.read)
-            answer = yield forward
-            self.turns.append((forward, answer))
-            try:
-                forward = decoding.send(answer)
-            except StopIteration:
-                return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,13 +188,13 @@ def blockwise(case: Case) -> WeDLM:
 @pytest.mark.parametrize("case", [c for c in BLOCKS if "steps" in c], ids=lambda case: case["name"])
 def test_block_decode_step_by_step(engine: Engine, case: Case) -> None:
     read = Sharpened(temperature=case["temperature"], scores=("confidence",))
-    method = Recorded(method=blockwise(case), read=read)
+    method = Recorded(method=blockwise(case), change=lambda forward: replace(forward, read=read))
     job = submit(engine, case, method, eos=frozenset())
     finish(engine)
     assert tokens(job) == case["output_ids"]
-    masked = [list(forward.predicted_slots()) for forward, _ in method.turns]
+    masked = [list(forward.predicted_slots()) for forward in method.forwards]
     assert masked == [step["masked"] for step in case["steps"]]
-    assert [forward.end for forward, _ in method.turns] == [s["seq_len"] for s in case["steps"]]
+    assert [forward.end for forward in method.forwards] == [s["seq_len"] for s in case["steps"]]
 
 
 @pytest.mark.parametrize(
