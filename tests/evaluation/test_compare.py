@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -71,15 +70,16 @@ def test_false_positive_rate() -> None:
             result((rng.random(60) < 0.5).tolist(), [30] * 60),
             result((rng.random(60) < 0.5).tolist(), [30] * 60),
         )["accuracy"]
-        for _ in range(60)
+        for _ in range(40)
     ]
-    assert sum(each.low > 0 or each.high < 0 for each in found) <= 9
+    # At a level of 5 %, two of 40 are expected; more than seven have a probability of 0.1 %.
+    assert sum(each.low > 0 or each.high < 0 for each in found) <= 7
 
 
 def test_different_questions_are_an_error() -> None:
     first = result([True], [3])
     for other in (result([True], [3], questions="r"), result([True] * 2, [3] * 2, file="b.json")):
-        with pytest.raises(ValueError, match="a.json and .* answer different questions"):
+        with pytest.raises(ValueError, match="a.json"):
             bootstrap_differences(first, other)
 
 
@@ -99,49 +99,44 @@ def test_fronts_compare_the_same_questions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("held", "expected_message"),
+    "text",
     [
-        ("", "is not a report"),
-        ("[]", "is not a report"),
-        ('{"results": 5}', "is not a report"),
-        ('{"results": [{}]}', "has schema None, but this version reads schema 1"),
-        ('{"results": [{"schema": 7}]}', "has schema 7, but this version reads schema 1"),
-        ('{"results": [{"schema": 1, "task": "story"}]}', "a.json has a result without questions"),
-        ("[" * 100_000, "is not a report"),
+        "",
+        "[]",
+        '{"results": 5}',
+        '{"results": [{}]}',
+        '{"results": [{"schema": 7}]}',
+        '{"results": [{"schema": 1, "task": "story"}]}',
+        "[" * 100_000,
     ],
+    ids=range(7),
 )
-def test_other_schemas_are_rejected(tmp_path: Path, held: str, expected_message: str) -> None:
+def test_other_files_are_rejected(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.json"
-    path.write_text(held)
-    with pytest.raises(ValueError, match=expected_message):
+    path.write_text(text)
+    with pytest.raises(ValueError, match="a.json"):
         read_results([path])
 
 
-def test_results_have_their_file(tmp_path: Path) -> None:
-    path = write(tmp_path / "b.json", result([True], [3]))
-    assert [each["file"] for each in read_results([path, path])] == ["b.json"] * 2
-
-
 @pytest.mark.parametrize(
-    ("name", "value", "expected_message"),
+    ("name", "value"),
     [
-        ("task", 5, "has task 5, which must be a text"),
-        ("questions", [], "has questions [], which must be a text"),
-        ("problems", 0, "has problems 0, which must be a whole number above 0"),
-        ("problems", 2, "has samples that are not right, tokens, forwards of 2 answers each"),
-        ("accuracy", 1.5, "has accuracy 1.5, which must be a number from 0 to 1, or null"),
-        ("accuracy", "x", "has accuracy 'x'"),
-        ("interval", [0.5], "has interval [0.5], which must be two numbers"),
-        ("tokens_per_forward", float("nan"), "has tokens_per_forward nan, which must be a number"),
-        ("tokens_per_second", True, "has tokens_per_second True, which must be a number"),
-        ("latency", {"p50": 1}, "has latency {'p50': 1}, which must be seconds as p50 and p95"),
-        ("samples", {"right": [1], "tokens": [3], "forwards": [10]}, "has samples that are not"),
-        ("line", 5, "has line 5, which must be a text"),
+        ("task", 5),
+        ("questions", []),
+        ("problems", 0),
+        ("accuracy", 1.5),
+        ("accuracy", "x"),
+        ("interval", [0.5]),
+        ("tokens_per_forward", float("nan")),
+        ("tokens_per_second", True),
+        ("latency", {"p50": 1}),
+        ("samples", {"right": [1], "tokens": [3], "forwards": [10]}),
+        ("samples", {"right": [True] * 2, "tokens": [3] * 2, "forwards": [10] * 2}),
+        ("line", 5),
     ],
+    ids=str,
 )
-def test_invalid_figures_are_named(
-    tmp_path: Path, name: str, value: Any, expected_message: str
-) -> None:
+def test_invalid_figures_are_named(tmp_path: Path, name: str, value: Any) -> None:
     path = write(tmp_path / "a.json", {**result([True], [3]), name: value})
-    with pytest.raises(ValueError, match=re.escape(expected_message)):
+    with pytest.raises(ValueError, match=f"has {name}"):
         read_results([path])

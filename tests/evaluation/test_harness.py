@@ -68,7 +68,7 @@ def test_without_the_harness_the_extra_is_named(
 @pytest.fixture
 def harness() -> Any:
     """The adapter, if lm-evaluation-harness is installed."""
-    pytest.importorskip("lm_eval", reason="needs lm-eval")
+    pytest.importorskip("lm_eval", reason="pip install 'outpace[evaluate]'")
     from outpace.evaluation import harness
 
     return harness
@@ -146,7 +146,7 @@ def test_long_contexts_are_truncated(harness: Any) -> None:
         instances("generate_until", (" ".join(STORIES) * 9, {"max_gen_toks": 4}))
     )
     assert isinstance(text, str) and ours.outputs[0].prompt_tokens == ours.max_length - 4
-    with pytest.raises(ValueError, match="max_gen_toks=9999 leaves no room"):
+    with pytest.raises(ValueError, match="max_gen_toks"):
         ours.generate_until(instances("generate_until", ("x", {"max_gen_toks": 9999})))
 
 
@@ -165,7 +165,7 @@ def test_interrupted_run_resumes(harness: Any, tmp_path: Path) -> None:
         assert again.generate_until(asked) == texts
         assert again.loglikelihood(scored, disable_tqdm=True) == found
         assert len(path.read_text().splitlines()) - before == left
-    with pytest.raises(ValueError, match="another run: seed is 0, expected 1"):
+    with pytest.raises(ValueError, match="seed"):
         harness.OutpaceHarness(LLM("tiny-ar"), samples=path, seed=1).generate_until(asked)
 
 
@@ -177,30 +177,25 @@ def test_arguments_are_assigned(harness: Any) -> None:
     assert made.llm.method == D2F(block=16)
     assert (made.batch, made.seed, made.draws) == (4, 3, 5)
     assert harness.OutpaceHarness.create_from_arg_string("model=tiny-aux").llm.method == Lookup()
-    for words, expected_message in (
-        ("method=d2f", "model is missing"),
-        ("model=tiny-ar,block=16", "block: needs a method"),
-        ("model=tiny-ar,method=nonsense", "unknown method 'nonsense'; available: apd"),
-        ("model=tiny-dream,method=d2f,blok=16", "'d2f' has no option blok"),
-        ("model=tiny-ar,batch_size=auto", "batch_size must be an integer, got 'auto'"),
+    for words, name in (
+        ("method=d2f", "model"),
+        ("model=tiny-ar,block=16", "block"),
+        ("model=tiny-ar,method=nonsense", "nonsense"),
+        ("model=tiny-dream,method=d2f,blok=16", "blok"),
+        ("model=tiny-ar,batch_size=auto", "batch_size"),
     ):
-        with pytest.raises(ValueError, match=expected_message):
+        with pytest.raises(ValueError, match=name):
             harness.OutpaceHarness.create_from_arg_string(words)
 
 
-def test_model_is_registered(harness: Any) -> None:
-    from lm_eval.api.registry import get_model
-
-    assert get_model("outpace") is harness.OutpaceHarness
-
-
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("model", "kind", "more"),
     [
-        pytest.param("tiny-ar", "generate_until", GENERATE, marks=pytest.mark.nightly),
-        pytest.param("tiny-ar", "multiple_choice", CHOOSE, marks=pytest.mark.nightly),
-        pytest.param("tiny-dream", "multiple_choice", CHOOSE, marks=pytest.mark.nightly),
+        ("tiny-ar", "generate_until", GENERATE),
+        ("tiny-ar", "multiple_choice", CHOOSE),
+        ("tiny-dream", "multiple_choice", CHOOSE),
     ],
 )
 def test_custom_task(
@@ -232,15 +227,12 @@ def test_custom_task(
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore")
 def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    for words, expected_message in (
-        (
-            ["--tasks", "gsm8k_cott"],
-            "unknown task 'gsm8k_cott' of lm-evaluation-harness; similar: ",
-        ),
-        (["--tasks", "gsm8k", "--task", "gsm8k"], "--tasks cannot be combined with --task"),
-        (["--tasks", "gsm8k", "--ray"], "cannot be combined with --ray"),
-        (["--tasks", "gsm8k", "--temperature", "1"], "cannot be set"),
+    for words, name in (
+        (["--tasks", "gsm8k_cott"], "gsm8k_cott"),
+        (["--tasks", "gsm8k", "--task", "gsm8k"], "--task "),
+        (["--tasks", "gsm8k", "--ray"], "--ray"),
+        (["--tasks", "gsm8k", "--temperature", "1"], "temperature"),
     ):
-        with pytest.raises(SystemExit):
+        with pytest.raises(SystemExit) as ended:
             main(["evaluate", "tiny-aux", *words])
-        assert expected_message in " ".join(capsys.readouterr().err.split())
+        assert ended.value.code == 2 and name in capsys.readouterr().err

@@ -13,6 +13,7 @@ from helpers import whole
 from outpace import LLM
 from outpace.checkpoints.load import load_model
 from outpace.evaluation.likelihood import CausalLikelihood, MonteCarloLikelihood
+from refusal import refuses
 
 TEXT = "Tom has 5 bags. He gives 2 bags to Ann."
 
@@ -63,13 +64,8 @@ def test_empty_continuation_has_probability_one() -> None:
         assert read(llm, method, ids) == 0 and method.found.greedy
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("tiny-dream", marks=pytest.mark.nightly),
-        pytest.param("tiny-llada", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["tiny-dream", "tiny-llada"])
 def test_diffusion_model(name: str) -> None:
     llm, model = LLM(name), load_model(name)
     ids = llm.text.encode(TEXT, raw=True)[:14]
@@ -103,19 +99,11 @@ def test_numbers_of_masks_are_spread_evenly() -> None:
     assert all(25 < first.count(count) < 55 for count in range(1, 6))
 
 
-@pytest.mark.parametrize(
-    ("kind", "options"),
-    [
-        (CausalLikelihood, {"known": 0}),
-        (CausalLikelihood, {"known": "x"}),
-        (MonteCarloLikelihood, {"known": 1, "draws": 0}),
-    ],
-)
-def test_invalid_options_are_rejected(kind: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="must be"):
-        kind(**options)
-
-
-def test_other_kinds_are_rejected() -> None:
-    with pytest.raises(ValueError, match="Likelihood decodes causal models"):
+def test_invalid_options_are_rejected() -> None:
+    for known in (0, "x"):
+        with refuses("known"):
+            CausalLikelihood(known=known)  # type: ignore[arg-type]
+    with refuses("draws"):
+        MonteCarloLikelihood(known=1, draws=0)
+    with pytest.raises(ValueError, match="Likelihood"):
         LLM("tiny-dream").generate([[1, 2, 3]], method=CausalLikelihood(known=1), max_tokens=1)

@@ -84,12 +84,14 @@ def test_wilson(right: int, count: int, low: float, high: float) -> None:
 def test_ratio_error_equals_spread() -> None:
     rng = np.random.default_rng(0)
     ratios, errors = [], []
-    for _ in range(400):
+    for _ in range(200):
         forwards = rng.integers(5, 30, 60)
         tokens = forwards * rng.uniform(1, 5, 60)
         ratios.append(tokens.sum() / forwards.sum())
         errors.append(metrics.ratio_error(list(tokens), list(forwards)))
-    assert np.mean(errors) == pytest.approx(np.std(ratios), rel=0.1)
+    assert np.mean(errors) == pytest.approx(
+        np.std(ratios), rel=0.15
+    )  # the spread of 200 has an error of 5 %
     assert math.isnan(metrics.ratio_error([3], [1])) and math.isnan(metrics.ratio_error([], []))
 
 
@@ -103,7 +105,7 @@ def test_area_under_accuracy() -> None:
     area = 80 + 2 * (80 + 76 * weight) / 2
     assert metrics.area_under_parallelism([(1.0, 0.8), (3.0, 0.76)], 0.8) == pytest.approx(area)
     assert metrics.area_under_parallelism([(1.0, 0.0)], 0.0) == 0
-    with pytest.raises(ValueError, match="points must not be empty"):
+    with pytest.raises(ValueError, match="points"):
         metrics.area_under_parallelism([], 1.0)
 
 

@@ -15,6 +15,7 @@ from outpace.evaluation.scoring import SCORERS
 NUMBERS = {"s": "strict", "t": "stated", "f": "flexible", "l": "last-number"}
 HUMANEVAL = {"h": "humaneval", "c": "humaneval-completion"}
 MBPP = {"f": "mbpp", "d": "mbpp-done"}
+INSTALLATION = "pip install 'outpace[evaluate]'"
 
 
 def pairs(table: dict[str, list[tuple[str, Any]]]) -> list[tuple[str, str, Any]]:
@@ -30,12 +31,8 @@ def judged(rules: dict[str, str], answer: str, reference: Any) -> str:
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_numbers.WILD))
 def test_numbers(reference: str, answer: str, right: str) -> None:
     assert judged(NUMBERS, answer, reference) == right
-
-
-@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_numbers.WILD))
-def test_numbers_equal_the_harness(reference: str, answer: str, right: str) -> None:
-    extraction = pytest.importorskip("lm_eval.filters.extraction", reason="needs lm-eval")
-    metrics = pytest.importorskip("lm_eval.api.metrics")
+    extraction = pytest.importorskip("lm_eval.filters.extraction", reason=INSTALLATION)
+    metrics = pytest.importorskip("lm_eval.api.metrics", reason=INSTALLATION)
     filters = {
         "s": extraction.RegexFilter(r"#### (\-?[0-9\.\,]+)"),
         "t": extraction.RegexFilter(r"The answer is (\-?[0-9\.\,]+)."),
@@ -51,25 +48,21 @@ def test_numbers_equal_the_harness(reference: str, answer: str, right: str) -> N
 
 
 @pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_expressions.WILD))
-def test_expressions_as_text(reference: str, answer: str, right: str) -> None:
+def test_expressions(reference: str, answer: str, right: str) -> None:
     assert SCORERS["boxed"](answer, reference) is ("b" in right)
-
-
-@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_expressions.WILD))
-def test_expressions_by_value(reference: str, answer: str, right: str) -> None:
-    pytest.importorskip("math_verify", reason="needs math-verify")
+    pytest.importorskip("math_verify", reason=INSTALLATION)
     assert SCORERS["equal"](answer, f"\\boxed{{{reference}}}") is ("e" in right)
 
 
 def test_expressions_need_their_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "math_verify", None)
-    with pytest.raises(ValueError, match=r"pip install 'outpace\[evaluate\]'"):
+    with pytest.raises(ValueError, match="evaluate"):
         SCORERS["equal"]("\\boxed{1}", "\\boxed{1}")
 
 
 def test_expressions_are_compared_in_the_main_thread_only() -> None:
-    pytest.importorskip("math_verify", reason="needs math-verify")
-    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="main thread only"):
+    pytest.importorskip("math_verify", reason=INSTALLATION)
+    with ThreadPoolExecutor(1) as pool, pytest.raises(RuntimeError, match="thread"):
         pool.submit(SCORERS["equal"], "\\boxed{1}", "1").result()
 
 
@@ -106,22 +99,6 @@ def test_programs(
     monkeypatch.setattr(sandbox, "run_sandboxed", quick)
     wrong = {a: right for a, right in answers if judged(rules, a, reference) != right}
     assert not wrong
-
-
-def test_every_rule_has_sixty_answers() -> None:
-    columns: list[list[bool]] = [
-        [letter in right for _, _, right in pairs(wild_numbers.WILD)] for letter in NUMBERS
-    ]
-    columns += [[x in right for _, _, right in pairs(wild_expressions.WILD)] for x in "be"]
-    columns += [
-        [right for _, _, right in pairs(t)] for t in (wild_plans.COUNTDOWN, wild_plans.SUDOKU)
-    ]
-    columns += [[letter in right for _, right in wild_code.HUMANEVAL] for letter in HUMANEVAL]
-    columns += [[letter in right for _, right in wild_code.MBPP] for letter in MBPP]
-    # `exact`, `regex` and `none` find nothing, and `sheet` is `sudoku` for each paragraph.
-    assert len(columns) == len(SCORERS) - 4
-    for column in columns:
-        assert len(column) >= 60 and sum(column) >= 10 and column.count(False) >= 10
 
 
 def test_tables_are_compared_exactly() -> None:
