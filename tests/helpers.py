@@ -53,7 +53,6 @@ needs_packed_loops = pytest.mark.skipif(
 
 
 def published(architecture: str = "Qwen2ForCausalLM", **changes: Any) -> dict[str, Any]:
-    """A tiny `config.json`."""
     return {
         "architectures": [architecture],
         "vocab_size": VOCAB,
@@ -70,7 +69,6 @@ def published(architecture: str = "Qwen2ForCausalLM", **changes: Any) -> dict[st
 
 
 def published_llada(**changes: Any) -> dict[str, Any]:
-    """A tiny `config.json` in the format of LLaDA."""
     return {
         "architectures": ["LLaDAModelLM"],
         "block_type": "llama",
@@ -107,12 +105,10 @@ def random_model(config: dict[str, Any], *, seed: int = 0, std: float = 0.5) -> 
 
 
 def causal_model(*, seed: int = 0, **changes: Any) -> Transformer:
-    """A tiny autoregressive model."""
     return random_model(published(**changes), seed=seed)
 
 
 def published_hybrid(**changes: Any) -> dict[str, Any]:
-    """A tiny `config.json` of a model with gated delta layers before and after attention."""
     sizes = {
         "num_hidden_layers": 3,
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -136,13 +132,11 @@ def hybrid_model(*, seed: int = 0, **changes: Any) -> Transformer:
 
 
 def diffusion_model(*, seed: int = 0, **changes: Any) -> Transformer:
-    """A tiny bidirectional model with a mask token."""
     fields = {"mask_token_id": MASK, **changes}
     return random_model(published("DreamModel", **fields), seed=seed)
 
 
 def masked_model(*, seed: int = 0, **changes: Any) -> Transformer:
-    """A tiny causal model that fills masks as well."""
     fields = {"mask_token_id": MASK, **changes}
     return random_model(published("WeDLMForCausalLM", **fields), seed=seed)
 
@@ -173,7 +167,6 @@ def unshifted_model(*, seed: int = 0) -> Transformer:
 
 
 def published_draft(**changes: Any) -> dict[str, Any]:
-    """A tiny `config.json` of a draft for models of two layers."""
     return {
         **published("DFlashDraftModel"),
         "head_dim": 8,
@@ -184,7 +177,6 @@ def published_draft(**changes: Any) -> dict[str, Any]:
 
 
 def feature_draft(target: Transformer, *, seed: int = 0, **changes: Any) -> DFlashDraft:
-    """A tiny draft of random weights that reads the features of `target`."""
     torch.manual_seed(seed)
     draft = DFlashDraft(translate_config(published_draft(**changes)), target)
     for parameter in draft.parameters():
@@ -239,12 +231,10 @@ GOLDEN = Path(__file__).parent / "golden"
 
 
 def close(ours: Tensor, official: Tensor, tolerance: float = 2e-4) -> None:
-    """Equal to the tolerance of the golden vectors."""
     torch.testing.assert_close(ours, official, atol=tolerance, rtol=0)
 
 
 def same_weights(ours: Path, theirs: Path) -> None:
-    """Two checkpoints have the same tensors under the same names."""
     ours_by_name, theirs_by_name = (load_file(f / "model.safetensors") for f in (ours, theirs))
     assert ours_by_name.keys() == theirs_by_name.keys()
     for name, official in theirs_by_name.items():
@@ -253,7 +243,6 @@ def same_weights(ours: Path, theirs: Path) -> None:
 
 @cache
 def trained_pair(name: str = "pair_b") -> tuple[Transformer, DFlashDraft]:
-    """A tiny target and a feature draft that was trained for it."""
     target = load_model(GOLDEN / "dflash" / name / "target")
     draft = load_draft(GOLDEN / "dflash" / name / "draft", target)
     assert isinstance(draft, DFlashDraft)
@@ -293,7 +282,6 @@ def beside(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, window: int) -> Tenso
 
 @cache
 def extended_pair(name: str = "llama") -> tuple[Transformer, EagleDraft]:
-    """A tiny target and a draft that extends its features, trained for it."""
     target = load_model(GOLDEN / "eagle" / name / "target")
     draft = load_draft(GOLDEN / "eagle" / name / "draft", target)
     assert isinstance(draft, EagleDraft)
@@ -301,7 +289,6 @@ def extended_pair(name: str = "llama") -> tuple[Transformer, EagleDraft]:
 
 
 def published_eagle(**changes: Any) -> dict[str, Any]:
-    """A tiny `config.json` of a draft that extends features, for models of two layers."""
     return {
         **published("LlamaForCausalLMEagle3"),
         "num_hidden_layers": 1,
@@ -337,7 +324,6 @@ def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
 
 
 def engine_of(*models: tuple[str, Transformer], slots: int = 2048, **limits: int) -> Engine:
-    """An engine with a runner for each named model; the first is the target."""
     engine = Engine(**limits)
     for name, model in models:
         engine.add_runner(Runner(name, model, slots=slots))
@@ -345,7 +331,6 @@ def engine_of(*models: tuple[str, Transformer], slots: int = 2048, **limits: int
 
 
 def runner(engine: Engine, name: str) -> Runner:
-    """The runner of that name."""
     return next(runner for runner in engine.runners if runner.name == name)
 
 
@@ -365,17 +350,14 @@ def tokens(job: Job) -> list[int]:
 
 
 def pages_in_use(engine: Engine) -> int:
-    """Pages that some request holds."""
     return Stats.from_engine(engine).held_pages
 
 
 def is_idle(engine: Engine) -> bool:
-    """Whether no request waits, runs or holds memory."""
     return Stats.from_engine(engine).is_idle
 
 
 def loaded_models(llm: LLM) -> list[str]:
-    """Names of the models that are loaded."""
     return [usage.name for usage in llm.driver.stats.models]
 
 
@@ -422,7 +404,6 @@ def enter(
 def feeds(
     runner: Runner, forwards: Sequence[Forward], tables: Sequence[PageTable]
 ) -> list[ScheduledForward]:
-    """Forwards as a model is fed them."""
     pairs = zip(forwards, tables, strict=True)
     return [
         ScheduledForward.from_forward(forward, table, runner.config) for forward, table in pairs
@@ -476,7 +457,6 @@ def as_it_stands(forward: Forward) -> Forward:
 
 
 def ends(decoding: Decoding, answer: Prediction) -> bool:
-    """Whether a method returns on this answer."""
     try:
         decoding.send(answer)
     except StopIteration:
@@ -540,12 +520,9 @@ def save_tokenizer(
 
 
 class Turned(PaceController):
-    """A pace of which the test says what it decides."""
-
     now = 1
 
     def choose_length(
         self, request: object = None, behind: int = 0, left: float = inf, lost: int = 0
     ) -> int:
-        """What the test says."""
         return self.now

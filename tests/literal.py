@@ -99,7 +99,6 @@ def decode(method: Method, seq: Request, models: Mapping[str, Stack]) -> list[Fo
 
 
 def feature_layers(forward: Forward, models: Mapping[str, Stack]) -> Layers:
-    """Return the layers whose hidden states a forward requests."""
     if forward.features_for is None:
         return ()
     return (0,) if forward.model == "draft" else models[forward.features_for].config.feature_layers

@@ -222,7 +222,6 @@ class Request:
         return target
 
     def submit(self, engine: Engine, listener: Callable[[Tokens], None] | None = None) -> Job:
-        """Queue the request."""
         return enter(
             engine,
             self.method,
@@ -259,7 +258,6 @@ BATCH = [
 
 
 def new_engine(*, slots: int = 2048, **limits: int) -> Engine:
-    """Return an engine of all models."""
     return engine_of(*MODELS.items(), slots=slots, **limits)
 
 

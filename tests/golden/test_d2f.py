@@ -44,7 +44,6 @@ def accepted(recorded: Recorded) -> list[list[list[int]]]:
 
 
 def method_of(case: dict[str, Any], *, canvas: bool = True) -> D2F:
-    """The method that the official parameters name."""
     params = case["params"]
     return D2F(
         block=params["block_size"],
@@ -57,13 +56,11 @@ def method_of(case: dict[str, Any], *, canvas: bool = True) -> D2F:
 
 
 def model_of(case: dict[str, Any]) -> str:
-    """Name of a case's model and adapter."""
     return case["adapter"] or case["model"]
 
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """Both models alone and with their adapters, with room for all cases at a time."""
     pairs = {model_of(case): (case["model"], case["adapter"]) for case in CASES}
     models = [
         (name, load_model(FOLDER / model, adapter=FOLDER / adapter if adapter else None))
@@ -73,7 +70,6 @@ def engine() -> Engine:
 
 
 def submit(engine: Engine, method: Method, case: dict[str, Any]) -> Job:
-    """Queue a case."""
     params = case["params"]
     return enter(
         engine,

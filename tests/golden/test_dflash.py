@@ -40,7 +40,6 @@ def cases(file: str, kind: str) -> list[Any]:
 
 @cache
 def models(pair: str) -> dict[str, Transformer | DFlashDraft]:
-    """Target and draft."""
     target = load_model(GOLDEN / pair / "target")
     return {"target": target, "draft": load_draft(GOLDEN / pair / "draft", target)}
 
@@ -88,7 +87,6 @@ class InverseLaw(Sample):
     def make_reader(
         cls, reads: Sequence[Self], slots: Sequence[Sequence[int]], device: torch.device
     ) -> GroupReader:
-        """Reader of one sequence."""
         ((own,), (wanted,)) = reads, slots
         numbers = torch.tensor([[own.uniforms[slot]] for slot in wanted], dtype=torch.float64)
 
@@ -101,17 +99,13 @@ class InverseLaw(Sample):
 
 @dataclass(slots=True, kw_only=True)
 class Keyed(Request):
-    """A request that draws its tokens at given numbers."""
-
     uniforms: tuple[float, ...] = ()
 
     def sample(self, step: int = 0, **options: Any) -> Sample:
-        """The same numbers at every step."""
         return InverseLaw(sampling=self.sampling, uniforms=self.uniforms)
 
 
 def request(pair: str, case: Case) -> Keyed:
-    """A case for the loop without an engine."""
     draft = models(pair)["draft"].config
     return Keyed(
         prompt=case["prompt"],

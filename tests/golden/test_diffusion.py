@@ -39,7 +39,6 @@ class AuthorsNoise(Read):
 
     @classmethod
     def make_reader(cls, reads: Sequence[Self], slots: Any, device: torch.device) -> GroupReader:
-        """Reader of the rows of one read."""
         (own,) = reads
 
         def read(logits: Tensor, rows: slice) -> Readout:

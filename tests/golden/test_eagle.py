@@ -31,7 +31,6 @@ ORDERED = 1e-4
 
 
 def cases(*ids: str) -> list[Any]:
-    """What is recorded of both pairs, with a name."""
     return [
         pytest.param(pair, case, id=f"{pair}-{case['id']}")
         for pair in PAIRS
@@ -42,7 +41,6 @@ def cases(*ids: str) -> list[Any]:
 
 @cache
 def models(pair: str) -> tuple[Transformer, EagleDraft]:
-    """Target and draft."""
     target = load_model(GOLDEN / pair / "target")
     draft = load_draft(GOLDEN / pair / "draft", target)
     assert isinstance(draft, EagleDraft)
@@ -51,13 +49,11 @@ def models(pair: str) -> tuple[Transformer, EagleDraft]:
 
 @cache
 def expected(pair: str) -> dict[str, Tensor]:
-    """Recorded tensors."""
     return load_file(GOLDEN / pair / "expected.safetensors")
 
 
 @cache
 def engine_of_pair(pair: str) -> Engine:
-    """Return an engine for all cases of a pair."""
     target, draft = models(pair)
     return engine_of(("target", target), ("draft", draft))
 
@@ -87,7 +83,6 @@ def hung(forward: Forward, rows: int) -> list[int]:
 
 
 def paths(tokens: Sequence[int], parents: Sequence[int]) -> set[tuple[int, ...]]:
-    """A tree as the paths from its root to each of its nodes."""
     found: list[tuple[int, ...]] = []
     for token, parent in zip(tokens, parents, strict=True):
         found.append((*(found[parent] if parent >= 0 else ()), token))
@@ -140,7 +135,6 @@ def test_drafts_of_the_first_chain(pair: str, case: Case) -> None:
 
 
 def compare_first_draft(pair: str, case: Case, method: Recorded) -> None:
-    """Compare the logits of the levels of the first draft."""
     second = [i for i, forward in enumerate(method.forwards) if forward.model == "target"][1]
     levels = [out.logits for _, out in method.turns[1:second]]
     assert len(levels) == min(case["params"]["depth"] + 1, case["params"]["total_token"] - 1)

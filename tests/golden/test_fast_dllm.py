@@ -21,12 +21,10 @@ MASK = 310
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """All checkpoints, with room for all cases at a time."""
     return engine_of(*((name, load_model(FOLDER / name)) for name in MODELS), slots=4000)
 
 
 def official(params: dict[str, Any]) -> FastDLLM:
-    """The method that the authors' parameters name."""
     rule = {name: params[name] for name in ("threshold", "factor") if name in params}
     return FastDLLM(cache=params["cache"], block=params["block_length"], canvas=True, **rule)
 

@@ -112,7 +112,6 @@ def test_chat_is_the_published_one(tmp_path: Path) -> None:
 
 
 def config(**fields: Any) -> dict[str, Any]:
-    """A tiny `config.json` of the format."""
     return published("WeDLMForCausalLM", **fields)
 
 

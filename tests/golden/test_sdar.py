@@ -37,12 +37,10 @@ SAID = torch.arange(320) != FILE["mask_token_id"]
 
 
 def names(cases: list[dict[str, Any]]) -> list[str]:
-    """Of the cases, for their tests."""
     return [case["id"] for case in cases]
 
 
 def official(params: dict[str, Any], **options: Any) -> BlockDiffusion:
-    """The method that the official parameters name."""
     strategy = params["remasking_strategy"]
     return BlockDiffusion(
         block=params["block_length"],
@@ -59,7 +57,6 @@ def room(case: dict[str, Any]) -> int:
 
 
 def stops(case: dict[str, Any]) -> frozenset[int]:
-    """Tokens that end the answer."""
     return frozenset(case["params"]["stopping_criteria_idx"] or ())
 
 
@@ -81,7 +78,6 @@ class Replayed(Method):
     got: list[Prediction] = field(default_factory=list)
 
     def decode(self, seq: Request) -> Decoding:
-        """Pass on what the method asks for, and what the official run drew."""
         decoding = self.method.decode(seq)
         forward = next(decoding)
         for step in self.case["trace"]:
@@ -97,12 +93,10 @@ class Replayed(Method):
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """The tiny checkpoint, with room for all cases at a time."""
     return engine_of(("sdar", load_model(FOLDER / "model")), slots=2000)
 
 
 def submit(engine: Engine, method: Method, case: dict[str, Any], **sampling: Any) -> Job:
-    """Queue a case."""
     return enter(
         engine,
         method,

@@ -37,7 +37,6 @@ Case = dict[str, Any]
 
 
 def with_variant(group: Case) -> list[Case]:
-    """The sequences of a group, which share a model."""
     return [{**case, "variant": group["variant"]} for case in group["sequences"]]
 
 
@@ -50,7 +49,6 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """Both shapes of the published models."""
     return engine_of(*((name, load_model(FOLDER / name)) for name in ("qwen3", "qwen25")))
 
 
@@ -62,7 +60,6 @@ class Sharpened(Read):
 
     @classmethod
     def make_reader(cls, reads: list[Self], slots: Any, device: torch.device) -> GroupReader:
-        """Reader of the rows of one read."""
         (own,) = reads
 
         def read(logits: Tensor, rows: slice) -> Readout:
@@ -73,7 +70,6 @@ class Sharpened(Read):
 
 
 def submit(engine: Engine, case: Case, method: Method, **options: Any) -> Job:
-    """Queue a case."""
     stops = frozenset([EOS, *case.get("params", {}).get("stop_token_ids", [])])
     return enter(
         engine,
@@ -85,7 +81,6 @@ def submit(engine: Engine, case: Case, method: Method, **options: Any) -> Job:
 
 
 def streaming(case: Case, **options: Any) -> WeDLM:
-    """The method with the settings of a case."""
     params = case["params"]
     return WeDLM(
         window=case["window"],
