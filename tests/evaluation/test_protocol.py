@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from outpace.evaluation.protocol import (
-    PROTOCOL_FOLDER,
     PROTOCOLS,
     Setting,
     find_setting,
@@ -43,10 +42,6 @@ def data(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_every_file_is_a_protocol() -> None:
-    assert sorted(path.stem for path in PROTOCOL_FOLDER.glob("*.toml")) == list(PROTOCOLS)
-
-
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_protocols_are_complete(name: str) -> None:
     found = load_settings(name)
@@ -62,15 +57,6 @@ def test_protocols_are_complete(name: str) -> None:
             assert set(figure) <= FIGURES | PLACES | OPTIONS
             assert all(v > 0 for key, v in figure.items() if key not in PLACES)
             assert 0 < figure.get("accuracy", 1) <= 100
-
-
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_protocols_state_unknowns(name: str) -> None:
-    import tomllib
-
-    table = tomllib.loads((PROTOCOL_FOLDER / f"{name}.toml").read_text())
-    assert table["title"] and table["source"]
-    assert bool(table["unknown"]) is bool(table["deviations"]) is (name != "plain")
 
 
 def test_methods_have_the_settings_of_their_papers() -> None:
@@ -126,7 +112,7 @@ def test_held_out_shots_are_not_questions(tmp_path: Path) -> None:
     assert text.startswith("Given 5 numbers") and text.endswith("\n\nInput: 8,2,3,4,9\nOutput: ")
     assert "\n\nInput: 7,2,3,4,9\nOutput: 7+2=1\n\n" in text
     path.write_text(json.dumps(lines[0]) + "\n")
-    with pytest.raises(ValueError, match="8 shots and a question need more lines than the 1 of"):
+    with pytest.raises(ValueError, match="shots"):
         find_setting("countdown").load_questions(str(path), 5, None)
 
 
@@ -142,19 +128,17 @@ def test_published_puzzle_as_sheet(tmp_path: Path) -> None:
     assert find_setting("sudoku").shots == 8
 
 
-def test_shots_need_a_file(data: str) -> None:
-    with pytest.raises(ValueError, match="--shots: .* needs 8 shots in this protocol; set a file"):
-        find_setting("gsm8k", "d2f:dream").load_questions(data, 1, None)
+def test_missing_and_unnecessary_shots_are_rejected(data: str) -> None:
+    for task, protocol, given in (
+        ("gsm8k", "d2f:dream", None),
+        ("gsm8k", "plain", data),
+        ("countdown", "plain", data),
+    ):
+        with pytest.raises(ValueError, match="shots"):
+            find_setting(task, protocol).load_questions(data, 1, given)
     Path(data).write_text(json.dumps(GSM8K[0]) + "\n")
-    with pytest.raises(ValueError, match="8 shots and a question need more"):
+    with pytest.raises(ValueError, match="shots"):
         find_setting("gsm8k", "d2f:dream").load_questions(data, 1, data)
-
-
-def test_unnecessary_shots_are_rejected(data: str) -> None:
-    with pytest.raises(ValueError, match="no shots in this protocol; omit it"):
-        find_setting("gsm8k").load_questions(data, 1, data)
-    with pytest.raises(ValueError, match="its own shots"):
-        find_setting("countdown").load_questions(data, 1, data)
 
 
 def test_options_override_the_paper() -> None:
@@ -168,27 +152,23 @@ def test_options_override_the_paper() -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "protocol", "expected_message"),
+    ("task", "protocol", "valid"),
     [
-        ("nonsense", "plain", "unknown task 'nonsense'; choose from countdown, gsm8k"),
-        ("gsm8k", "nonsense", "unknown protocol 'nonsense'; choose from apd, d2f, dflash"),
-        (
-            "gsm8k",
-            "d2f",
-            "several settings of gsm8k; choose from d2f:dream, d2f:dream-512, d2f:llada",
-        ),
-        ("gsm8k", "d2f:nonsense", "d2f has no setting 'nonsense' of gsm8k; choose from d2f:dream"),
-        ("gsm8k", "plain:x", "plain has no setting 'x' of gsm8k; choose from plain$"),
-        ("sudoku", "d2f", "d2f has no task 'sudoku'; choose from gsm8k, mbpp, humaneval, math"),
+        ("nonsense", "plain", "gsm8k"),
+        ("gsm8k", "nonsense", "dflash"),
+        ("gsm8k", "d2f", "d2f:llada"),
+        ("gsm8k", "d2f:nonsense", "d2f:dream"),
+        ("gsm8k", "plain:x", "plain$"),
+        ("sudoku", "d2f", "humaneval"),
     ],
 )
-def test_unknown_names_list_the_valid_ones(task: str, protocol: str, expected_message: str) -> None:
-    with pytest.raises(ValueError, match=expected_message):
+def test_unknown_names_list_the_valid_ones(task: str, protocol: str, valid: str) -> None:
+    with pytest.raises(ValueError, match=valid):
         find_setting(task, protocol)
 
 
-def test_harness_only_tasks_are_rejected() -> None:
-    with pytest.raises(ValueError, match="use --tasks gpqa_main_generative_n_shot"):
+def test_tasks_of_the_harness_are_named() -> None:
+    with pytest.raises(ValueError, match="gpqa_main_generative_n_shot"):
         find_setting("gpqa", "apd:ratio-0.7").load_questions(None, 1, None)
 
 
@@ -197,10 +177,10 @@ def test_unavailable_judges_raise_early(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing() -> None:
-        raise OSError("not here")
+        raise OSError("absent")
 
     monkeypatch.setitem(NEEDED, find_setting(task).score, missing)
-    with pytest.raises(OSError, match="not here"):
+    with pytest.raises(OSError, match="absent"):
         find_setting(task).load_questions(str(tmp_path / "none"), 1, None)
 
 
@@ -212,24 +192,24 @@ def test_custom_protocol(tmp_path: Path, data: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected_message"),
+    ("text", "name"),
     [
-        ("[tasks", "is not a valid protocol"),
-        ("title = 'x'", "is not a valid protocol: 'tasks'"),
-        ("[tasks.gsm8k]\nshoots = 3", "gsm8k: unknown fields shoots"),
-        ("[tasks.gsm8k]\nscore = 'nonsense'", "unknown score 'nonsense'; choose from boxed"),
-        ("[tasks.other]\ntemplate = 'x'", "unknown task 'other'"),
-        ("[tasks.gsm8k]\nraw = true\nsystem = 'x'", "raw cannot be combined with system or turns"),
-        ("[tasks.gsm8k]\ntemplate = 'x'\nshots = 3", "need a text as shot"),
-        ("[tasks.gsm8k]\ntemplate = '{answr}'\nscore = 'strict'", "no text in field answr"),
+        ("[tasks", "mine.toml"),
+        ("title = 'x'", "tasks"),
+        ("[tasks.gsm8k]\nshoots = 3", "shoots"),
+        ("[tasks.gsm8k]\nscore = 'nonsense'", "nonsense"),
+        ("[tasks.other]\ntemplate = 'x'", "other"),
+        ("[tasks.gsm8k]\nraw = true\nsystem = 'x'", "system"),
+        ("[tasks.gsm8k]\ntemplate = 'x'\nshots = 3", "shot"),
+        ("[tasks.gsm8k]\ntemplate = '{answr}'\nscore = 'strict'", "answr"),
+        ("[tasks.gsm8k]\ntemplate = 'x'\nmax_tokens = 0", "max_tokens"),
+        ("[tasks.gsm8k]\ntemplate = 'x'\ncanvas = 0", "canvas"),
     ],
 )
-def test_invalid_protocols_are_rejected(
-    tmp_path: Path, data: str, text: str, expected_message: str
-) -> None:
+def test_invalid_protocols_are_rejected(tmp_path: Path, data: str, text: str, name: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(ValueError, match=expected_message):
+    with pytest.raises(ValueError, match=name):
         find_setting("gsm8k", str(path)).load_questions(data, 1, None)
 
 
@@ -246,13 +226,3 @@ def test_answers_of_published_tasks_have_room(task: str) -> None:
         assert asked.request_options({"method": method})["max_tokens"] == asked.canvas in (256, 512)
     assert asked.request_options({"method": WeDLM()})["max_tokens"] == asked.max_tokens
     assert asked.request_options({"method": D2F(), "max_tokens": 7})["max_tokens"] == 7
-
-
-@pytest.mark.parametrize("field", ["max_tokens", "canvas"])
-def test_lengths_are_positive(tmp_path: Path, field: str) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(f'[tasks.gsm8k]\ntemplate = "{{question}}"\n{field} = 0\n')
-    with pytest.raises(
-        ValueError, match=f"mine.toml is not a valid protocol: {field} must be at least 1"
-    ):
-        load_settings(str(path))

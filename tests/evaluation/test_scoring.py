@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from evaluation import wild_code, wild_expressions, wild_numbers, wild_plans
 from outpace.evaluation import sandbox
 from outpace.evaluation.scoring import SCORERS
+
+ANSWERS = json.loads((Path(__file__).parent / "answers.json").read_text())
+"""Answers as models write them, each with its verdict: letters of the rules that accept it."""
 
 NUMBERS = {"s": "strict", "t": "stated", "f": "flexible", "l": "last-number"}
 HUMANEVAL = {"h": "humaneval", "c": "humaneval-completion"}
@@ -18,7 +22,7 @@ MBPP = {"f": "mbpp", "d": "mbpp-done"}
 INSTALLATION = "pip install 'outpace[evaluate]'"
 
 
-def pairs(table: dict[str, list[tuple[str, Any]]]) -> list[tuple[str, str, Any]]:
+def pairs(table: dict[str, list[list[Any]]]) -> list[tuple[str, str, Any]]:
     """Reference, answer and verdict of each line."""
     return [(reference, *line) for reference, lines in table.items() for line in lines]
 
@@ -28,7 +32,7 @@ def judged(rules: dict[str, str], answer: str, reference: Any) -> str:
     return "".join(letter for letter in rules if SCORERS[rules[letter]](answer, reference))
 
 
-@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_numbers.WILD))
+@pytest.mark.parametrize(("reference", "answer", "right"), pairs(ANSWERS["numbers"]))
 def test_numbers(reference: str, answer: str, right: str) -> None:
     assert judged(NUMBERS, answer, reference) == right
     extraction = pytest.importorskip("lm_eval.filters.extraction", reason=INSTALLATION)
@@ -47,7 +51,7 @@ def test_numbers(reference: str, answer: str, right: str) -> None:
         assert bool(matched["exact_match"]) is (letter in right)
 
 
-@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_expressions.WILD))
+@pytest.mark.parametrize(("reference", "answer", "right"), pairs(ANSWERS["expressions"]))
 def test_expressions(reference: str, answer: str, right: str) -> None:
     assert SCORERS["boxed"](answer, reference) is ("b" in right)
     pytest.importorskip("math_verify", reason=INSTALLATION)
@@ -66,7 +70,7 @@ def test_expressions_are_compared_in_the_main_thread_only() -> None:
         pool.submit(SCORERS["equal"], "\\boxed{1}", "1").result()
 
 
-@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_plans.COUNTDOWN))
+@pytest.mark.parametrize(("reference", "answer", "right"), pairs(ANSWERS["countdown"]))
 def test_countdown(reference: str, answer: str, right: bool) -> None:
     assert SCORERS["countdown"](answer, reference) is right
 
@@ -78,27 +82,20 @@ def test_countdown_executes_nothing(answer: str) -> None:
     assert SCORERS["countdown"](answer, "1,2,3,9") is False
 
 
-@pytest.mark.parametrize(("reference", "answer", "right"), pairs(wild_plans.SUDOKU))
+@pytest.mark.parametrize(("reference", "answer", "right"), pairs(ANSWERS["sudoku"]))
 def test_sudoku(reference: str, answer: str, right: bool) -> None:
     assert SCORERS["sudoku"](answer, reference) is right
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("rules", "reference", "answers"),
-    [
-        (HUMANEVAL, wild_code.PROBLEM, wild_code.HUMANEVAL),
-        (MBPP, wild_code.TASK, wild_code.MBPP),
-    ],
-    ids=["humaneval", "mbpp"],
-)
+@pytest.mark.parametrize("step", [8, pytest.param(1, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize(("task", "rules"), [("humaneval", HUMANEVAL), ("mbpp", MBPP)])
 def test_programs(
-    rules: dict[str, str], reference: Any, answers: Any, monkeypatch: pytest.MonkeyPatch
+    task: str, rules: dict[str, str], step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     quick = partial(sandbox.run_sandboxed, limits=sandbox.SandboxLimits(seconds=5))
     monkeypatch.setattr(sandbox, "run_sandboxed", quick)
-    wrong = {a: right for a, right in answers if judged(rules, a, reference) != right}
-    assert not wrong
+    reference, answers = ANSWERS[task]["reference"], ANSWERS[task]["answers"][::step]
+    assert not {a: right for a, right in answers if judged(rules, a, reference) != right}
 
 
 def test_tables_are_compared_exactly() -> None:
