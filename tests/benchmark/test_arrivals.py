@@ -31,7 +31,7 @@ def test_a_closed_loop_has_as_many_under_way_as_streams(streams, count, most):
 
 
 def test_an_open_loop_does_not_wait_for_answers():
-    _, most = sent(Poisson(rate=500), 20, 0.5)
+    _, most = sent(Poisson(rate=1e6), 20, 0.1)
     assert most == 20
 
 
@@ -53,22 +53,20 @@ def test_arrivals_of_a_seed_are_the_same_and_as_often_as_said(monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(asyncio, "sleep", sleep)
             patch.setattr(asyncio, "get_running_loop", Loop)
-            asyncio.run(Poisson(rate=4, seed=seed).send_all([{}] * 4000, ask))
+            asyncio.run(Poisson(rate=4, seed=seed).send_all([{}] * 1500, ask))
         return waits
 
     first = gaps(1)
     assert first == gaps(1) != gaps(2)
-    assert statistics.mean(first) == pytest.approx(0.25, rel=0.05)
-    assert statistics.stdev(first) == pytest.approx(0.25, rel=0.05)
+    # The mean of 1500 exponential gaps has a standard error of 2.6 %.
+    assert statistics.mean(first) == pytest.approx(0.25, rel=0.1)
+    assert statistics.stdev(first) == pytest.approx(0.25, rel=0.1)
 
 
-@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
-def test_a_bad_rate_is_refused(rate):
-    with pytest.raises(ValueError, match="rate must be"):
-        Poisson(rate=rate)
-
-
-@pytest.mark.parametrize("concurrency", [0, -3, 10**9])
-def test_a_bad_concurrency_is_refused(concurrency):
-    with pytest.raises(ValueError, match="concurrency must be 1 to"):
-        ClosedLoop(concurrency=concurrency)
+def test_bad_options_are_refused():
+    for rate in (0, -1, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="rate"):
+            Poisson(rate=rate)
+    for concurrency in (0, -3, 10**9):
+        with pytest.raises(ValueError, match="concurrency"):
+            ClosedLoop(concurrency=concurrency)

@@ -4,7 +4,6 @@ import asyncio
 import json
 import socket
 import sys
-import time
 
 import pytest
 from hypothesis import given
@@ -56,31 +55,6 @@ def test_times_are_those_of_the_script(clock):
     assert found.gaps == pytest.approx([0.3, 0.1])  # three chunks in one write are one event
     assert found.e2e == pytest.approx(0.75)
     assert found.tpot == pytest.approx(0.055)
-
-
-def test_a_slow_head_is_waited_for_from_the_moment_of_sending(clock):
-    async def script(asked, reply):
-        await clock.wait(0.3)
-        reply.start()
-        reply.text("a")
-        reply.finish(1)
-
-    with ScriptedServer(script) as server:
-        found = ask(server)
-    assert found.ttft == pytest.approx(0.3) and found.tpot is None
-
-
-def test_a_real_clock_shows_no_less_than_the_script_waits():
-    async def script(asked, reply):
-        reply.start()
-        await asyncio.sleep(0.1)
-        reply.text("a")
-        await asyncio.sleep(0.1)
-        reply.finish(1)
-
-    with ScriptedServer(script) as server:
-        found = ask(server)
-    assert found.ttft > 0.098 and found.e2e > 0.196
 
 
 def test_what_is_no_committed_text_is_no_event(clock):
@@ -157,7 +131,7 @@ async def failed(asked, reply):
 async def hung(asked, reply):
     reply.start()
     reply.text("half")
-    await asyncio.sleep(1.5)
+    await asyncio.sleep(0.6)
 
 
 async def no_stream(asked, reply):
@@ -196,7 +170,7 @@ async def no_http(asked, reply):
 )
 def test_errors_have_their_kind_and_keep_what_came(script, kind, text, message):
     with ScriptedServer(script) as server:
-        found = ask(server, timeout=0.5)
+        found = ask(server, timeout=0.3)
     assert (found.error, found.text) == (kind, text) and message in found.error_message
     assert found.ended >= found.began
 
@@ -222,22 +196,20 @@ def test_a_request_that_is_cancelled_closes_its_connection():
         while not reply.writer.transport.is_closing():
             reply.raw(b": more\n\n")
             await asyncio.sleep(0.01)
-        gone.append(time.perf_counter())
+        gone.append(True)
 
     async def run(server):
         async with Client(server.url) as client:
             task = asyncio.create_task(client.send_request(CHAT))
-            await asyncio.sleep(0.2)
+            while not server.asked:
+                await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.wait([task])
-            left = time.perf_counter()
-            while not gone and time.perf_counter() < left + 20:
+            while not gone:
                 await asyncio.sleep(0.01)
-            return left
 
     with ScriptedServer(script) as server:
-        left = asyncio.run(run(server))
-    assert gone and gone[0] >= left
+        asyncio.run(run(server))
 
 
 def test_the_key_is_sent_and_a_redirect_is_not_followed():
@@ -265,26 +237,22 @@ def test_an_address_may_end_in_v1(url, base):
     assert Client(url).url == base
 
 
+URLS = ["", "localhost:8000", "ftp://x", "http://", "http://x:port", "http://x:99999"]
+URLS += ["http://x:0", "http://user:word@x", "http://x?key=1", "http://[::1", "/etc/passwd"]
+
+
 @pytest.mark.parametrize(
-    "url",
-    ["", "localhost:8000", "ftp://x", "http://", "http://x:port", "http://x:99999", "http://x:0"]
-    + ["http://user:word@x", "http://x?key=1", "http://[::1", "/etc/passwd"],
+    ("name", "values"),
+    [
+        ("address", [{"url": url} for url in URLS]),
+        ("ASCII", [{"key": key} for key in ("", " ", "a\nb", "schlüssel")]),
+        ("timeout", [{"timeout": seconds} for seconds in (0, -1, float("nan"), float("inf"))]),
+    ],
 )
-def test_what_is_no_address_is_refused(url):
-    with pytest.raises(ValueError, match="address"):
-        Client(url)
-
-
-@pytest.mark.parametrize("key", ["", " ", "a\nb", "schlüssel"])
-def test_what_is_no_key_is_refused(key):
-    with pytest.raises(ValueError, match="ASCII"):
-        Client("http://x", key)
-
-
-@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf")])
-def test_what_is_no_time_is_refused(seconds):
-    with pytest.raises(ValueError, match="timeout"):
-        Client("http://x", timeout=seconds)
+def test_bad_options_are_refused(name, values):
+    for each in values:
+        with pytest.raises(ValueError, match=name):
+            Client(**{"url": "http://x", **each})
 
 
 WORDS = ["choices", "delta", "message", "content", "text", "usage", "completion_tokens"]

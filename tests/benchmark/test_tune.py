@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("optuna")
+pytest.importorskip("optuna", reason="pip install 'outpace[tune]'")
 
 from outpace import LLM
 from outpace.benchmark import tune
@@ -97,9 +97,9 @@ def test_bounds_beside_options_are_values_that_options_take(name: str) -> None:
 def test_given_options_are_not_searched() -> None:
     assert list(search_space(APD, {"verifier": "v"})) == ["ratio", "window", "lookahead"]
     assert list(search_space(APD, {"verifier": "v", "ratio": 0.5})) == ["window", "lookahead"]
-    with pytest.raises(ValueError, match="Autoregressive has no option to tune"):
+    with pytest.raises(ValueError, match="Autoregressive"):
         search_space(Autoregressive, {})
-    with pytest.raises(ValueError, match="no option to tune besides tokens, window, lookahead"):
+    with pytest.raises(ValueError, match="tokens, window, lookahead"):
         search_space(LeftToRight, {"tokens": 1, "window": 1, "lookahead": 1})
     assert default_parameters(search_space(LeftToRight, {})) == {"tokens": 1}
 
@@ -161,7 +161,7 @@ def test_options_that_do_not_go_together_are_the_worst(llm: LLM, scripted: None)
     found.run_trials(12, lambda record: None)
     refused = [record for record in found.trials if "error" in record]
     assert refused and all(record["value"] == INVALID_VALUE for record in refused)
-    assert "lookahead must be at least tokens=" in refused[0]["error"]
+    assert "lookahead" in refused[0]["error"]
     assert found.best_trials(1)
 
 
