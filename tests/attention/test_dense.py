@@ -27,14 +27,18 @@ def first(pair: tuple[int, int]) -> int:
     return pair[0]
 
 
-def by_hand(q: Tensor, keys: Tensor, values: Tensor, seen: list[list[int]]) -> Tensor:
+def by_hand(
+    q: Tensor, keys: Tensor, values: Tensor, seen: list[list[int]], sinks: Tensor | None = None
+) -> Tensor:
     """Attend with each row and head alone over the slots visible to the row."""
     out = torch.empty_like(q)
+    sinks = torch.full((HEADS,), -torch.inf) if sinks is None else sinks
     for row, slots in enumerate(seen):
         for head in range(HEADS):
             k = keys[slots, head * KEYS // HEADS]
             v = values[slots, head * KEYS // HEADS]
-            out[row, head] = (k @ q[row, head] / DIM**0.5).softmax(0) @ v
+            scores = torch.cat((k @ q[row, head] / DIM**0.5, sinks[head, None]))
+            out[row, head] = scores.softmax(0)[:-1] @ v
     return out
 
 
@@ -66,13 +70,17 @@ def batch(spans: list[RowSpan], write: Sequence[int]) -> AttentionBatch:
 
 
 def attend(
-    memory: Tensor, spans: list[RowSpan], q: Tensor, sight: AttentionWindow | None = None
+    memory: Tensor,
+    spans: list[RowSpan],
+    q: Tensor,
+    sight: AttentionWindow | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend in the last layer over the stored keys, without writing new ones."""
     sights = [AttentionWindow(), sight] if sight else []
     backend = DenseAttention(list(memory[0]), list(memory[1]), HEADS, sights)
     none = q.new_zeros(0, KEYS, DIM)
-    return backend.plan_pass(batch(spans, []))(1, q, none, none)
+    return backend.plan_pass(batch(spans, []))(1, q, none, none, sinks)
 
 
 @given(st.integers(1, 6), st.integers(6, 12), st.booleans(), st.data())
@@ -95,10 +103,14 @@ def test_rows_see_up_to_their_visible_end(
         st.tuples(st.integers(0, 7), st.integers(1, 3)), min_size=2, max_size=6, unique_by=first
     ),
     st.sampled_from([None, AttentionWindow(window=3), AttentionWindow(causal=True)]),
+    st.sampled_from([None, torch.tensor([0.0, -3.0, 2.0, 9.0])]),
     st.data(),
 )
 def test_equally_spaced_sequences_match(
-    placed: list[tuple[int, int]], sight: AttentionWindow | None, data: st.DataObject
+    placed: list[tuple[int, int]],
+    sight: AttentionWindow | None,
+    sinks: Tensor | None,
+    data: st.DataObject,
 ) -> None:
     memory = random(2, 2, 8 * 16, KEYS, DIM)
     spans: list[RowSpan] = []
@@ -115,8 +127,8 @@ def test_equally_spaced_sequences_match(
             last = own + 1 if causal or (sight and sight.causal) else end
             seen.append([place * 16 + slot for slot in range(max(least, 0), last)])
     q = random(spans[-1].rows.stop, HEADS, DIM)
-    expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
-    torch.testing.assert_close(attend(memory, spans, q, sight), expected)
+    expected = by_hand(q, memory[0, 1], memory[1, 1], seen, sinks)
+    torch.testing.assert_close(attend(memory, spans, q, sight, sinks), expected)
 
 
 trees = st.lists(st.integers(-1, 5), min_size=1, max_size=6).map(
