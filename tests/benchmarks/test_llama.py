@@ -35,7 +35,7 @@ def test_what_llama_cpp_is_given_is_the_checkpoint(kind: str, folder: Path) -> N
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_a_step_of_llama_cpp_says_the_same_tokens(rows: int, folder: Path) -> None:
-    pytest.importorskip("llama_cpp")
+    pytest.importorskip("llama_cpp", reason="pip install 'outpace[llama]'")
     ours = cpu.with_outpace(folder, PROMPT, {"dtype": "float32"})
     path = llama.write(folder, "f32", folder / "steps.gguf")
     theirs = llama.stepper(path, PROMPT, 32)
@@ -56,11 +56,3 @@ def test_memory_is_that_of_the_process_that_loads(
     del ballast
     assert [row["side"] for row in rows] == ["outpace int8", cpu.WRITTEN]
     assert all(0.05 < row["of them before loading"] <= row["peak GB"] < 0.9 for row in rows)
-
-
-def test_what_is_missing_is_said_and_the_others_are_measured(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(llama, "available", lambda: "No module named 'llama_cpp'")
-    names = [name for name, _ in cpu.sides(folder, PROMPT, ["llama.cpp"])]
-    assert names == [] and "outpace[llama]" in capsys.readouterr().out

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from checkpoints import TINY_AR, TINY_AUX, dream, load, wedlm
-from official import Decode, compare, ours, run_over
+from official import Decode, compare, ours
 from outpace.api.options import Options
 from outpace.methods import APD, D2F, DFlash, WeDLM
 
@@ -96,10 +96,6 @@ def test_comparison_with_ourselves(
     assert all(row["side"] for rows in tables.values() for row in rows)
 
 
-def test_runs_add_up_their_prompts() -> None:
-    assert run_over(lambda ids: (ids[::-1], len(ids)), [[1, 2], [3]]) == ([[2, 1], [3]], 3)
-
-
 def test_what_sides_share_is_checked_before_they_are_timed() -> None:
     called: list[str] = []
 
@@ -115,7 +111,7 @@ def test_what_sides_share_is_checked_before_they_are_timed() -> None:
         ("ours", 3, 6),
     ]
     called.clear()
-    with pytest.raises(AssertionError, match=r"{'block': 4}: the outputs of ours differ"):
+    with pytest.raises(AssertionError, match="ours"):
         compare(*given, same=["ours"])
     assert called == ["official", "official", "ours", "ours"]
     assert len(compare(*given, same=["ours"], shared=lambda result: len(result[0]))) == 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import subprocess
 import sys
@@ -14,12 +13,8 @@ import pytest
 FOLDER = Path(__file__).parent.parent.parent / "benchmarks"
 PROGRAMS = sorted(path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text())
 CLONES = [name for name in PROGRAMS if name.endswith("_official")]
-CURVES = {
-    "everyday": "everyday",
-    "methods": "methods",
-    "orders": "orders",
-}
-"""Programs that draw, and the results from which they do."""
+CURVES = ("everyday", "methods", "orders")
+"""Programs that draw."""
 
 
 @pytest.fixture
@@ -35,22 +30,10 @@ def run(monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_help_shows_what_is_measured(name: str, run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_program_can_be_imported_and_has_help(name: str, run) -> None:
     with pytest.raises(SystemExit) as end:
         run(name, "--help")
-    text = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text()))
-    assert end.value.code == 0 and text is not None
-    assert text in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.py")))
-def test_every_option_says_what_it_is(name: str) -> None:
-    calls = [
-        node
-        for node in ast.walk(ast.parse((FOLDER / f"{name}.py").read_text()))
-        if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "add_argument"
-    ]
-    assert all(any(given.arg == "help" for given in call.keywords) for call in calls)
+    assert end.value.code == 0
 
 
 SMOKES = [
@@ -70,35 +53,17 @@ SMOKES = [
     ("pace", "--rounds 1 --tokens 4 --batch 1 2 --only Speculative"),
     ("pace", "--rounds 1 --tokens 4 --prompts 2 --model tiny-ar --draft tiny-aux --fixed 2"),
     ("orders", "--limit 1 --max-tokens 32 --settings half,one,factor"),
-    (
-        "serve",
-        "--rounds 1 --requests 4 --streams 4 --cuts 4 --seconds 1 --minutes 0.2",
-    ),
+    ("serve", "--rounds 1 --requests 4 --streams 4 --cuts 4 --seconds 1 --minutes 0.2"),
     ("wedlm_official", "--rounds 1 --tokens 8"),
 ]
-TABLES = {
-    "gpu": {
-        *("card", "attention", "reads", "equality", "steps", "prefill", "cycles", "projected"),
-        *("training", "paced", "zoo", "answers"),
-    },
+GPU_TABLES = {
+    *("card", "attention", "reads", "equality", "steps", "prefill", "cycles", "projected"),
+    *("training", "paced", "zoo", "answers"),
 }
-"""Those of which none may be empty."""
-LONG = ("cpu", "forward_cost", "gpu", "quality", "serve", "wedlm_official")
-"""Those that take a minute."""
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        pytest.param(
-            name,
-            words,
-            id=name,
-            marks=pytest.mark.nightly if name in LONG else pytest.mark.nightly,
-        )
-        for name, words in SMOKES
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize(("name", "words"), SMOKES)
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 def test_smallest_run_writes_its_tables(name: str, words: str, run, tmp_path: Path) -> None:
     picture = ["--png", str(tmp_path / "a.png")] if name in CURVES else []
@@ -107,7 +72,7 @@ def test_smallest_run_writes_its_tables(name: str, words: str, run, tmp_path: Pa
     assert written.pop("provenance")["outpace"]
     assert all(bar["limit"] is not None for bar in written.pop("bars"))
     assert written and any(rows and rows[0] for rows in written.values())
-    assert TABLES.get(name, set()) <= {title for title, rows in written.items() if rows}
+    assert name != "gpu" or {title for title, rows in written.items() if rows} >= GPU_TABLES
     assert bool(picture) == (tmp_path / "a.png").exists()
 
 
@@ -126,7 +91,6 @@ def test_a_training_run_is_judged(run, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_files_are_measured(run, tmp_path: Path) -> None:
-    pytest.importorskip("gguf")
     out, shape = tmp_path / "a.json", "from cpu import SHAPES, made\nimport llama, sys\n"
     code = f"{shape}from pathlib import Path\nroot = Path(sys.argv[1])\n"
     code += "llama.write(made(SHAPES['tiny'], root), 'q8_0', root / 'a.gguf')"
@@ -138,28 +102,20 @@ def test_files_are_measured(run, tmp_path: Path) -> None:
     assert all(row[name] > 0 for name in ("load s", "prompt ms", "1 rows ms", "32 rows ms"))
 
 
-def test_every_program_is_tried() -> None:
-    alone = {"cpu_files", "tool_choice"}
-    assert sorted({name for name, _ in SMOKES} | set(CLONES) | alone) == PROGRAMS
-    assert {name for name in PROGRAMS if name in CURVES} == set(CURVES)
+def test_every_program_is_run() -> None:
+    others = {"cpu_files", "tool_choice"}
+    assert sorted({name for name, _ in SMOKES} | set(CLONES) | others) == PROGRAMS
 
 
-@pytest.mark.parametrize(("name", "results"), CURVES.items())
-def test_stored_results_are_drawn(name: str, results: str, run, tmp_path: Path) -> None:
-    run(
-        name,
-        "--draw",
-        str(FOLDER / "results" / f"{results}.json"),
-        "--png",
-        str(tmp_path / "a.png"),
-    )
+@pytest.mark.parametrize("name", CURVES)
+def test_stored_results_are_drawn(name: str, run, tmp_path: Path) -> None:
+    results = str(FOLDER / "results" / f"{name}.json")
+    run(name, "--draw", results, "--png", str(tmp_path / "a.png"))
     assert (tmp_path / "a.png").stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name", CLONES)
-def test_missing_clone_is_said_in_one_line(name: str, run, tmp_path: Path) -> None:
-    with pytest.raises(SystemExit) as end:
+def test_a_missing_clone_is_named(name: str, run, tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="--official") as end:
         run(name, "--official", str(tmp_path / "nowhere"))
-    message = str(end.value)
-    assert "nowhere" in message and "--official takes a clone of" in message
-    assert "\n" not in message
+    assert end.value.code

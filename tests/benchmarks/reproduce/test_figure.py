@@ -11,10 +11,8 @@ import pytest
 
 from outpace.checkpoints.load import zoo_names
 from outpace.training.recipe import load_recipe
-from reproduce import figure as figures_of
 from reproduce import trained
 from reproduce.figure import (
-    BENCHMARKS,
     FOLDER,
     PAPERS,
     Claim,
@@ -47,10 +45,6 @@ def result(setting: str, right: int, tokens: int, seconds: float = 1.0) -> dict[
         "clock": "cpu",
         "samples": {"right": verdicts, "tokens": [tokens] * 100, "forwards": [10] * 100},
     }
-
-
-def test_every_file_is_a_paper() -> None:
-    assert sorted(path.stem for path in FOLDER.glob("*.toml")) == sorted(PAPERS)
 
 
 @each
@@ -101,27 +95,8 @@ def test_what_trains_models_is_known_and_used() -> None:
         if f"trained:{name}" in names["mini"]:
             assert {read.model.init, read.model.target} <= {None, *zoo_names()}
             assert read.data.path == "story:train" and read.train.steps <= 800
-    with pytest.raises(ValueError, match="nothing trains 'nobody'; known are draft, "):
+    with pytest.raises(ValueError, match="nobody"):
         words_of("trained:nobody")
-
-
-@pytest.mark.parametrize("name", ["dflash:table1", "dflash:sampled"])
-def test_a_small_scale_has_tasks_with_their_own_published_points(name: str) -> None:
-    (figure,) = find_at(name, "small")
-    plans = figure.scales["small"]
-    assert [plan.task for plan in plans] == ["humaneval", "gsm8k", "mtbench"]
-    assert [figure.file("small", plan) for plan in plans][0].endswith("-small-humaneval")
-    assert figure.file("mini", *figure.scales["mini"]).endswith("-mini")
-    assert sum(plan.seconds for plan in plans) * 2 <= 30 * 60
-    for plan in plans:
-        assert list(plan.given) == ["target", "dflash", "eagle"] and plan.is_lossless
-        assert all((BENCHMARKS / file).is_file() for file in plan.data.values())
-        paired = [line for line in plan.lines if "paper" in line]
-        assert [figure.point(line["paper"], plan.task)["method"] for line in paired] == [
-            *("DFlash(16)", "EAGLE-3(16)")
-        ]
-    speeds = {figure.point(paired[0]["paper"], plan.task)["speedup"] for plan in plans}
-    assert len(speeds) == 3
 
 
 def test_a_given_model_takes_its_path_in_every_line() -> None:
@@ -129,16 +104,8 @@ def test_a_given_model_takes_its_path_in_every_line() -> None:
     paths = {"target": "a.gguf", "dflash": "b", "eagle": "c"}
     models = [entry.model_names for entry in plan.with_models(paths).every]
     assert models[:2] == [["a.gguf"], ["a.gguf", "b"]] and not plan.with_models(paths).given
-    with pytest.raises(ValueError, match=r"give the path of eagle: --model eagle=PATH"):
+    with pytest.raises(ValueError, match="eagle=PATH"):
         plan.with_models({"target": "a", "dflash": "b"})
-
-
-def test_figures_are_found_at_the_scales_that_they_have() -> None:
-    assert [figure.name for figure in find_at("dflash", "small")] == ["table1", "sampled"]
-    assert len(find_at("dflash", "mini")) == 8
-    for name in ("apd", "d2f", "wedlm", "dflash:block"):
-        with pytest.raises(ValueError, match="no scale small; figures with it are dflash:table1, "):
-            find_at(name, "small")
 
 
 def test_published_points_have_their_units() -> None:
@@ -152,23 +119,16 @@ def test_published_points_have_their_units() -> None:
 
 def test_a_claim_names_each_published_point_alone() -> None:
     (figure,) = find("apd:figure2")
-    for points, message in (([{"tokens": 9}], "0 published"), ([{"tokens": 2}], "2 published")):
-        with pytest.raises(ValueError, match=message):
-            figure.pair(Claim(says="so", line=1, trend="rises", points=points))
-        with pytest.raises(ValueError, match=message):
-            figure.point(*points)
-
-
-@pytest.mark.parametrize(
-    ("name", "says"),
-    [
-        ("nobody", "unknown paper 'nobody'; known are apd, d2f, dflash, wedlm"),
-        ("apd:figure9", "unknown figure 'apd:figure9'; known are apd:table1, apd:table2"),
-    ],
-)
-def test_what_is_unknown_is_answered_with_what_is_known(name: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        find(name)
+    for point in ({"tokens": 9}, {"tokens": 2}):  # no point has nine tokens, two have two
+        with pytest.raises(ValueError, match="published"):
+            figure.pair(Claim(says="so", line=1, trend="rises", points=[point]))
+        with pytest.raises(ValueError, match="published"):
+            figure.point(point)
+    for name in ("nobody", "apd:figure9"):
+        with pytest.raises(ValueError, match=name):
+            find(name)
+    with pytest.raises(ValueError, match="small"):
+        find_at("wedlm", "small")
 
 
 LINE = {"model": "tiny-ar", "method": "autoregressive"}
@@ -184,24 +144,23 @@ TABLE: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    "change",
     [
-        ({"mini": {"task": "chess", "lines": [LINE]}}, "unknown task 'chess'"),
-        ({"mini": {"task": "story", "lines": [{"model": "m"}]}}, "a line needs a method"),
-        ({"mini": {"task": "story", "lines": [{**LINE, "x": 1}]}}, "has no option x"),
-        ({"mini": {"task": "story", "lines": [LINE], "colour": 1}}, "unknown colour; known are"),
-        ({"claims": [{**CLAIM, "trend": "soars"}]}, "unknown trend 'soars'"),
-        ({"claims": [{**CLAIM, "trend": "higher"}]}, "needs another line"),
-        ({"claims": [{**CLAIM, "scales": ["huge"]}]}, "unknown scales ['huge']; known are mini"),
-        ({"claims": [{"line": 1}]}, "says"),
-        ({"full": None}, "x.toml: figure1: "),
+        {"mini": {"task": "chess", "lines": [LINE]}},
+        {"mini": {"task": "story", "lines": [{"model": "m"}]}},
+        {"mini": {"task": "story", "lines": [{**LINE, "x": 1}]}},
+        {"mini": {"task": "story", "lines": [LINE], "colour": 1}},
+        {"claims": [{**CLAIM, "trend": "soars"}]},
+        {"claims": [{**CLAIM, "trend": "higher"}]},
+        {"claims": [{**CLAIM, "scales": ["huge"]}]},
+        {"claims": [{"line": 1}]},
+        {"full": None},
     ],
 )
-def test_a_bad_figure_is_named_with_its_file(change: dict[str, Any], says: str) -> None:
+def test_a_bad_figure_is_named_with_its_file(change: dict[str, Any]) -> None:
     assert read("apd", "figure1", TABLE, FOLDER / "x.toml").name == "figure1"
-    with pytest.raises(ValueError, match="x.toml: figure1: ") as caught:
+    with pytest.raises(ValueError, match="x.toml: figure1: "):
         read("apd", "figure1", {**TABLE, **change}, FOLDER / "x.toml")
-    assert says in str(caught.value)
 
 
 def claim(trend: str, key: str = "tokens_per_forward", than: int | None = None) -> Claim:
@@ -213,8 +172,7 @@ def test_trends_hold_beyond_chance_alone() -> None:
     line = [result("a=1", 90, 10), result("a=2", 70, 20), result("a=3", 50, 30)]
     assert judge(claim("rises"), [line]).holds
     assert not judge(claim("falls"), [line]).holds
-    verdict = judge(claim("falls", "accuracy"), [line])
-    assert verdict.holds and verdict.told.startswith("a=1 to a=3: 90.0 % → 50.0 %, 95 % -")
+    assert judge(claim("falls", "accuracy"), [line]).holds
     flat = [result("a=1", 90, 10), result("a=2", 89, 10)]
     assert not judge(claim("falls", "accuracy"), [flat]).holds
     assert not judge(claim("rises"), [flat]).holds
@@ -233,33 +191,20 @@ def test_a_line_is_compared_with_another_at_each_setting() -> None:
     assert judge(claim("higher", than=2), [mine, other]).holds
     assert not judge(claim("lower", than=2), [mine, other]).holds
     other[1] = result("a=2", 90, 30)
-    verdict = judge(claim("higher", than=2), [mine, other])
-    assert not verdict.holds and "a=2: 3 → 3" in verdict.told
-    alone = [[result("", 90, 20)], [result("", 90, 10)]]
-    assert judge(claim("higher", than=2), alone).told.startswith("1 → 2, 95 % ")
+    assert not judge(claim("higher", than=2), [mine, other]).holds
 
 
 def test_a_line_is_beaten_by_what_is_as_right_and_faster() -> None:
     mine, other = [result("a=1", 90, 20)], [result("k=1", 95, 10), result("k=2", 80, 30)]
     assert judge(claim("unbeaten", than=2), [mine, other]).holds
-    verdict = judge(claim("unbeaten", than=2), [mine, [*other, result("k=3", 90, 21)]])
-    assert not verdict.holds and verdict.told == "beaten: a=1 by k=3"
+    faster = [*other, result("k=3", 90, 21)]
+    assert not judge(claim("unbeaten", than=2), [mine, faster]).holds
 
 
 def test_texts_are_equal_only_if_all_are() -> None:
     lines = [{"line": "a", "equal": 1.0}, {"line": "b", "equal": 1.0}]
     assert judge_texts(lines).holds
-    verdict = judge_texts([*lines, {"line": "c", "equal": 0.9}])
-    assert not verdict.holds and verdict.told == "c: 90.0 %"
-
-
-def test_a_scale_names_its_entries() -> None:
-    scale = Scale(task="story", lines=[LINE, {**LINE, "method": "speculative", "draft": "d"}])
-    assert [[entry.name for entry in line] for line in scale.entries()] == [
-        ["tiny-ar autoregressive"],
-        ["tiny-ar speculative draft=d"],
-    ]
-    assert figures_of.line_of
+    assert not judge_texts([*lines, {"line": "c", "equal": 0.9}]).holds
 
 
 def test_a_line_may_have_an_adapter_of_its_own() -> None:
