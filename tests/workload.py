@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 from hypothesis import strategies as st
@@ -31,7 +31,8 @@ from helpers import (
 )
 from outpace.decoding import MASKED_DRAFT_KINDS, Kind, Sampling, Step
 from outpace.decoding import Request as Tokens
-from outpace.decoding.target import HoleOrder
+from outpace.decoding.rules import Rule
+from outpace.decoding.target import HoleOrder, Rank
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
 from outpace.engine.pairing import make_target
@@ -293,296 +294,156 @@ def serve(engine: Engine, requests: Sequence[Request]) -> list[Result]:
     return [result(jobs[index]) for index in range(len(requests))]
 
 
-optional = st.one_of(st.none(), st.integers(1, 8))
-verify = st.sampled_from(["match", "rejection"])
-loosely = {
-    "verify": st.just("fly"),
-    "fly_window": st.integers(1, 2),
-    "fly_entropy": st.sampled_from([0.0, 0.3, 1.0]),
-}
-STRATEGIES: dict[type[Method], st.SearchStrategy[Method]] = {
-    Autoregressive: st.just(Autoregressive()),
-    LeftToRight: st.one_of(
-        st.builds(LeftToRight, tokens=st.integers(1, 3), window=optional, lookahead=st.none()),
-        st.builds(LeftToRight, window=optional, lookahead=optional),
-    ),
-    APD: st.builds(
-        APD,
-        verifier=st.just("causal"),
-        ratio=st.sampled_from([0.0, 0.4, 0.8, 1.0]),
-        window=optional,
-        lookahead=optional,
-        coupling=st.sampled_from(["gumbel", "argmax"]),
-    ),
-    BlockDiffusion: st.one_of(
-        st.builds(
-            BlockDiffusion,
-            threshold=st.sampled_from([None, 0.4, 0.9]),
-            budget=st.sampled_from([None, None, 1.0]),
-            steps=optional,
-            order=st.sampled_from(["confidence", "margin", "entropy", "left_to_right"]),
-            part=optional,
-            canvas=st.booleans(),
-        ),
-        st.builds(
-            BlockDiffusion,
-            threshold=st.sampled_from([0.2, 0.6]),
-            steps=optional,
-            rule=st.sampled_from(["entropy", "frechet", "klass", "credit"]),
-            canvas=st.booleans(),
-        ),
-        st.builds(
-            BlockDiffusion,
-            threshold=st.sampled_from([None, 0.2, 0.6]),
-            steps=optional,
-            part=optional,
-            edit=st.sampled_from([0.0, 0.2, 0.6]),
-        ),
-        st.builds(
-            BlockDiffusion,
-            threshold=st.sampled_from([0.2, 0.6]),
-            steps=optional,
-            order=st.sampled_from(["confidence", "margin", "entropy"]),
-            rule=st.sampled_from(["confidence", "entropy", "frechet", "klass", "credit"]),
-            canvas=st.booleans(),
-            lookahead=st.sampled_from([1, 2, 6]),
-        ),
-        st.builds(
-            BlockDiffusion,
-            threshold=st.sampled_from([None, 0.2, 0.9]),
-            block=optional,
-            verify=st.just(True),
-        ),
-    ),
-    D2F: st.builds(
-        D2F,
-        block=optional,
-        add=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
-        activate=st.sampled_from([0.0, 0.5, 1.0]),
-        confidence=st.sampled_from([0.3, 0.6, 0.9]),
-        order=st.sampled_from(["confidence", "margin", "entropy"]),
-        canvas=st.booleans(),
-        rule=st.sampled_from(["confidence", "entropy", "frechet", "klass", "credit"]),
-    ),
-    Lookup: st.builds(Lookup, tokens=st.integers(1, 8), match=st.integers(1, 3)),
-    Speculative: st.one_of(
-        st.builds(
-            Speculative,
-            draft=st.sampled_from(["near", "causal"]),
-            tokens=st.integers(1, 6),
-            verify=verify,
-        ),
-        st.builds(
-            Speculative,
-            draft=st.sampled_from(["near", "causal"]),
-            tokens=st.integers(3, 6),
-            **loosely,
-        ),
-    ),
-    DFlash: st.one_of(
-        st.builds(
-            DFlash,
-            draft=st.sampled_from(["features", "added"]),
-            block=st.integers(1, 5),
-            tokens=st.integers(1, 5),
-            verify=verify,
-        ),
-        st.builds(
-            DFlash,
-            draft=st.sampled_from(["features", "added"]),
-            block=st.integers(4, 5),
-            tokens=st.integers(3, 5),
-            **loosely,
-        ),
-    ),
-    Eagle: st.one_of(
-        st.builds(
-            Eagle,
-            draft=st.just("states"),
-            width=st.integers(1, 4),
-            depth=st.integers(1, 4),
-            nodes=st.integers(2, 16),
-        ),
-        st.builds(
-            Eagle,
-            draft=st.just("states"),
-            width=st.just(1),
-            depth=st.integers(1, 4),
-            verify=st.just("rejection"),
-        ),
-        st.builds(
-            Eagle, draft=st.just("states"), width=st.just(1), depth=st.integers(2, 4), **loosely
-        ),
-    ),
-    WeDLM: st.builds(
-        WeDLM,
-        window=st.integers(1, 9),
-        entropy=st.sampled_from([None, 0.5, 2.0]),
-        confidence=st.sampled_from([None, 0.5]),
-        block=st.booleans(),
-        clip=st.booleans(),
-        eager=st.booleans(),
-        verify=st.booleans(),
-    ),
-    Diffusion: st.builds(
-        Diffusion,
-        order=st.sampled_from([None, *get_args(HoleOrder)]),
-        steps=st.sampled_from([None, 1, 4, 12, 60]),
-        block=st.sampled_from([None, 1, 4]),
-        eps=st.sampled_from([None, 0.0, 1e-3]),
-        order_temperature=st.sampled_from([0.0, 0.7]),
-        guidance=st.sampled_from([0.0, 0.0, 1.5]),
-        ends=st.sampled_from(["free", "last", "never"]),
-        canvas=st.booleans(),
-    ),
-    FastDLLM: st.one_of(
-        st.builds(FastDLLM, threshold=st.sampled_from([None, 0.4, 0.9]), block=optional),
-        st.builds(
-            FastDLLM,
-            factor=st.sampled_from([None, 1.5]),
-            cache=st.sampled_from([None, "prefix", "dual"]),
-            block=optional,
-            canvas=st.booleans(),
-        ),
-        st.builds(
-            FastDLLM,
-            threshold=st.sampled_from([0.2, 0.6]),
-            rule=st.sampled_from(["entropy", "frechet", "klass", "credit"]),
-            cache=st.sampled_from([None, "prefix", "dual"]),
-            block=optional,
-        ),
-        st.builds(
-            FastDLLM,
-            budget=st.sampled_from([0.0, 1.0]),
-            cache=st.sampled_from([None, "prefix", "dual"]),
-        ),
-    ),
-}
-"""Every registered method with random options."""
-
-methods = st.sampled_from(list(STRATEGIES)).flatmap(STRATEGIES.__getitem__)
-samplings = st.builds(
-    Sampling,
-    temperature=st.sampled_from([0.0, 0.7, 2.0]),
-    top_p=st.sampled_from([1.0, 0.9]),
-    top_k=st.sampled_from([None, 5]),
-    seed=st.integers(0, 99),
-)
+SIZES = (None, *range(1, 9))
+RULES: tuple[Rule, ...] = ("confidence", "entropy", "frechet", "klass", "credit")
+RANKS: tuple[Rank, ...] = get_args(Rank)
 
 
-def runs(request: Request) -> bool:
-    """Return whether the options of a method fit its limit of tokens."""
-    try:
-        request.method.check_request(request.sequence())
-    except ValueError:
-        return False
-    return True
+def random_verification(rng: Random, *, loosely: bool = True) -> dict[str, Any]:
+    """Return a rule of verification; loose verification needs drafts after its window."""
+    verify = rng.choice(["match", "match", "rejection", *["fly"] * loosely])
+    if verify != "fly":
+        return {"verify": verify}
+    entropy = rng.choice([0.0, 0.3, 1.0])
+    return {"verify": verify, "fly_window": rng.randint(1, 2), "fly_entropy": entropy}
 
 
-requests = st.builds(
-    Request,
-    method=methods,
-    prompt=st.lists(st.integers(1, VOCAB - 2), min_size=1, max_size=40).map(tuple),
-    max_tokens=st.integers(1, 20),
-    sampling=samplings,
-    arrives=st.integers(0, 12),
-).filter(runs)
+def random_block_diffusion(rng: Random) -> BlockDiffusion:
+    options: dict[str, Any] = {
+        "threshold": rng.choice([0.2, 0.4, 0.6, 0.9]),
+        "steps": rng.choice(SIZES),
+        "order": rng.choice(RANKS),
+    }
+    match rng.randrange(5):
+        case 0:
+            options["threshold"] = rng.choice([None, 0.4])
+            options["order"] = rng.choice([*RANKS, "left_to_right"])
+            options |= {"budget": rng.choice([None, 1.0]), "part": rng.choice(SIZES)}
+            options["canvas"] = rng.random() < 0.5
+        case 1:
+            options |= {"rule": rng.choice(RULES), "canvas": rng.random() < 0.5}
+        case 2:
+            options |= {"edit": rng.choice([0.0, 0.2, 0.6]), "part": rng.choice(SIZES)}
+        case 3:
+            options |= {"lookahead": rng.choice([1, 2, 6]), "rule": rng.choice(RULES)}
+            options["canvas"] = rng.random() < 0.5
+        case _:
+            options = {"threshold": rng.choice([None, 0.2, 0.9]), "block": rng.choice(SIZES)}
+            options["verify"] = True
+    return BlockDiffusion(**options)
+
+
+def random_eagle(rng: Random) -> Eagle:
+    width = rng.choice([1, 2, 4])
+    shape = {"width": width, "depth": rng.randint(1 + (width == 1), 4), "nodes": rng.randint(2, 16)}
+    if width == 1:
+        shape["nodes"] = 16
+    verify = random_verification(rng) if width == 1 else {}
+    return Eagle(draft="states", **shape, **verify, lookup=rng.random() < 0.5)
+
+
+def random_fast_dllm(rng: Random) -> FastDLLM:
+    options: dict[str, Any] = {
+        "cache": rng.choice([None, "prefix", "dual"]),
+        "block": rng.choice(SIZES),
+        "canvas": rng.random() < 0.5,
+    }
+    match rng.randrange(4):
+        case 0:
+            options["factor"] = 1.5
+        case 1:
+            options["budget"] = rng.choice([0.0, 1.0])
+        case 2:
+            options["threshold"] = rng.choice([None, 0.4, 0.9])
+        case _:
+            options |= {"rule": rng.choice(RULES), "threshold": rng.choice([0.2, 0.6])}
+    return FastDLLM(**options)
+
 
 RANDOM: dict[type[Method], Callable[[Random], Method]] = {
     Autoregressive: lambda rng: Autoregressive(),
-    LeftToRight: lambda rng: LeftToRight(tokens=rng.randint(1, 3), window=rng.choice([None, 1, 5])),
+    LeftToRight: lambda rng: LeftToRight(
+        tokens=rng.randint(1, 3), window=rng.choice(SIZES), lookahead=rng.choice([None, 3, 8])
+    ),
     APD: lambda rng: APD(
         verifier="causal",
-        ratio=rng.choice([0.0, 0.5, 0.9]),
-        window=rng.choice([None, 1, 6]),
-        lookahead=rng.choice([None, 3, 9]),
+        ratio=rng.choice([0.0, 0.4, 0.8, 1.0]),
+        window=rng.choice(SIZES),
+        lookahead=rng.choice(SIZES),
         coupling=rng.choice(["gumbel", "argmax"]),
     ),
-    Lookup: lambda rng: Lookup(tokens=rng.randint(1, 8), match=rng.randint(1, 2)),
+    Lookup: lambda rng: Lookup(tokens=rng.randint(1, 8), match=rng.randint(1, 3)),
     Speculative: lambda rng: Speculative(
-        draft="near", tokens=rng.randint(1, 6), lookup=rng.choice([False, True])
+        draft=rng.choice(["near", "causal"]),
+        tokens=rng.randint(3, 6),
+        lookup=rng.random() < 0.5,
+        **random_verification(rng),
     ),
     DFlash: lambda rng: DFlash(
         draft=rng.choice(["features", "added"]),
         block=rng.randint(2, 5),
-        tokens=4,
-        lookup=rng.choice([False, True]),
+        tokens=rng.randint(3, 5),
+        lookup=rng.random() < 0.5,
+        **random_verification(rng),
     ),
-    BlockDiffusion: lambda rng: (
-        BlockDiffusion(
-            threshold=rng.choice([None, 0.4]),
-            budget=rng.choice([None, 1.0]),
-            steps=rng.choice([None, 2]),
-            order=rng.choice(["confidence", "entropy", "left_to_right"]),
-            part=rng.choice([None, 3]),
-            canvas=rng.choice([False, True]),
-        )
-        if rng.random() < 0.5
-        else BlockDiffusion(verify=True, threshold=rng.choice([None, 0.2]))
-        if rng.random() < 0.5
-        else BlockDiffusion(
-            rule=rng.choice(["entropy", "frechet", "klass", "credit"]), threshold=0.3
-        )
-        if rng.random() < 0.6
-        else BlockDiffusion(edit=rng.choice([0.0, 0.3]), threshold=0.3)
-        if rng.random() < 0.5
-        else BlockDiffusion(lookahead=rng.choice([1, 3, 6]), threshold=0.4)
-    ),
-    Eagle: lambda rng: Eagle(
-        draft="states",
-        width=rng.choice([1, 2, 4]),
-        depth=rng.randint(1, 4),
-        nodes=rng.randint(2, 16),
-        lookup=rng.choice([False, True]),
-    ),
+    BlockDiffusion: random_block_diffusion,
+    Eagle: random_eagle,
     D2F: lambda rng: D2F(
-        block=rng.choice([None, rng.randint(1, 8)]),
-        add=rng.choice([0.0, 0.1, 1.0]),
+        block=rng.choice(SIZES),
+        add=rng.choice([0.0, 0.1, 0.5, 1.0]),
+        activate=rng.choice([0.0, 0.5, 1.0]),
         confidence=rng.choice([0.3, 0.6, 0.9]),
-        order=rng.choice(["confidence", "margin", "entropy"]),
-        rule=rng.choice(["confidence", "entropy", "frechet", "klass", "credit"]),
+        order=rng.choice(RANKS),
+        canvas=rng.random() < 0.5,
+        rule=rng.choice(RULES),
     ),
-    WeDLM: lambda rng: WeDLM(window=rng.randint(1, 9), entropy=2.0, verify=rng.random() < 0.3),
+    WeDLM: lambda rng: WeDLM(
+        window=rng.randint(1, 9),
+        entropy=rng.choice([None, 0.5, 2.0]),
+        confidence=rng.choice([None, 0.5]),
+        block=rng.random() < 0.5,
+        clip=rng.random() < 0.5,
+        eager=rng.random() < 0.5,
+        verify=rng.random() < 0.5,
+    ),
     Diffusion: lambda rng: Diffusion(
         order=rng.choice([None, *get_args(HoleOrder)]),
-        block=rng.choice([None, 1]),
+        steps=rng.choice([None, 1, 4, 12, 60]),
+        block=rng.choice([None, 1, 4]),
+        eps=rng.choice([None, 0.0, 1e-3]),
         order_temperature=rng.choice([0.0, 0.7]),
-        guidance=rng.choice([0.0, 1.5]),
+        guidance=rng.choice([0.0, 0.0, 1.5]),
         ends=rng.choice(["free", "last", "never"]),
+        canvas=rng.random() < 0.5,
     ),
-    FastDLLM: lambda rng: (
-        FastDLLM(
-            threshold=rng.choice([None, 0.4]),
-            budget=rng.choice([None, 1.0]),
-            cache=rng.choice([None, "prefix", "dual"]),
-            block=rng.choice([None, 1]),
-        )
-        if rng.random() < 0.6
-        else FastDLLM(
-            rule=rng.choice(["entropy", "frechet", "klass", "credit"]),
-            threshold=0.3,
-            cache=rng.choice([None, "prefix", "dual"]),
-            block=rng.choice([None, 6]),
-        )
-    ),
+    FastDLLM: random_fast_dllm,
 }
 """Every registered method with options from a random state."""
 
 
-def random_request(rng: Random) -> Request:
+def random_request(rng: Random, latest: int = 60) -> Request:
     """Return a request of any kind, determined by the state of `rng`."""
-    return Request(
-        method=RANDOM[rng.choice(list(RANDOM))](rng),
-        prompt=tuple(rng.randint(1, VOCAB - 2) for _ in range(rng.randint(1, 30))),
-        max_tokens=rng.randint(1, 24),
-        sampling=Sampling(
-            temperature=rng.choice([0.0, 0.5, 1.5]),
-            top_p=rng.choice([1.0, 0.8]),
-            top_k=rng.choice([None, 4]),
-            seed=rng.randint(0, 9),
-        ),
-        arrives=rng.randint(0, 60),
-    )
+    while True:
+        request = Request(
+            method=RANDOM[rng.choice(list(RANDOM))](rng),
+            prompt=tuple(rng.randint(1, VOCAB - 2) for _ in range(rng.randint(1, 40))),
+            max_tokens=rng.randint(1, 24),
+            sampling=Sampling(
+                temperature=rng.choice([0.0, 0.7, 2.0]),
+                top_p=rng.choice([1.0, 0.9]),
+                top_k=rng.choice([None, 5]),
+                seed=rng.randint(0, 99),
+            ),
+            arrives=rng.randint(0, latest),
+        )
+        try:
+            request.method.check_request(request.sequence())
+        except ValueError:  # the options do not fit the target or the limit of tokens
+            continue
+        return request
+
+
+requests = st.randoms(use_true_random=False).map(lambda rng: random_request(rng, latest=12))
 
 
 def missing() -> str:
@@ -590,7 +451,6 @@ def missing() -> str:
     parts = {
         "KINDS": {type(method) for method in KINDS},
         "ZOO": {type(method) for _, method in ON_ZOO},
-        "STRATEGIES": set(STRATEGIES),
         "RANDOM": set(RANDOM),
     }
     return "; ".join(

@@ -57,7 +57,6 @@ def test_every_registered_method_is_in_the_workload(monkeypatch: pytest.MonkeyPa
     assert missing().split("; ") == [
         "KINDS of tests/workload.py has no New: add one",
         "ZOO of tests/workload.py has no New: add one",
-        "STRATEGIES of tests/workload.py has no New: add one",
         "RANDOM of tests/workload.py has no WeDLM: add one",
         "RANDOM of tests/workload.py has no New: add one",
     ]
