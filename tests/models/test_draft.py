@@ -17,7 +17,7 @@ from helpers import adding_draft, causal_model, published
 from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
 from outpace.decoding import Kind
 from outpace.models.attention import Attend
-from outpace.models.config import AttentionWindow, ModelConfig
+from outpace.models.config import AttentionWindow
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "dflash"
@@ -169,103 +169,85 @@ def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
 def test_default_layers_are_spread(depth: int, layers: int, expected: tuple[int, ...]) -> None:
     fields = {"num_target_layers": depth, "num_hidden_layers": layers}
     found = translate_config(config(**fields, dflash_config={"mask_token_id": 23}))
-    assert isinstance(found, ModelConfig) and found.feature_layers == expected
+    assert found.feature_layers == expected
 
 
 @pytest.mark.parametrize(
-    ("changes", "expected"),
+    ("changes", "is_causal"),
     [
-        ({}, (AttentionWindow(window=6, causal=True), AttentionWindow())),
-        ({"is_causal": False}, (AttentionWindow(window=6), AttentionWindow())),
-        (
-            {"is_causal": True},
-            (AttentionWindow(window=6, causal=True), AttentionWindow(causal=True)),
-        ),
-        (
-            {"dflash_config": {**NESTED, "causal": False}},
-            (AttentionWindow(window=6), AttentionWindow()),
-        ),
+        ({}, (True, False)),
+        ({"is_causal": False}, (False, False)),
+        ({"is_causal": True}, (True, True)),
+        ({"dflash_config": {**NESTED, "causal": False}}, (False, False)),
     ],
 )
 def test_sliding_layers_are_causal_by_default(
-    changes: dict[str, Any], expected: tuple[AttentionWindow, ...]
+    changes: dict[str, Any], is_causal: tuple[bool, bool]
 ) -> None:
     kinds = ["sliding_attention", "full_attention"]
     found = translate_config(config(layer_types=kinds, sliding_window=6, **changes))
-    assert isinstance(found, ModelConfig) and found.sights == expected
+    sliding, full = is_causal
+    assert found.sights == (
+        AttentionWindow(window=6, causal=sliding),
+        AttentionWindow(causal=full),
+    )
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "field"),
     [
-        ({"dflash_config": {**NESTED, "projector_type": "dspark"}}, "projector_type is 'dspark'"),
-        ({"dflash_config": {**NESTED, "selector_rank": 256}}, "selector_rank is 256"),
-        ({"dflash_config": {**NESTED, "use_swa": True}}, "use_swa is True"),
-        ({"dflash_config": {**NESTED, "conv_kernel_size": 2}}, "conv_kernel_size is 2"),
-        (
-            {"architectures": ["LiLiCorrDraftModel"]},
-            "LiLiCorrDraftModel is LiLiCorr: .* of its candidates, wh",
-        ),
-        (
-            {"architectures": ["LiLiCorrDraftModel"]},
-            "LiLiCorrDraftModel is LiLiCorr: .* families df",
-        ),
-        (
-            {"architectures": ["XPressDraftModel"]},
-            "XPressDraftModel is XPress: .* a refiner, which",
-        ),
-        ({"architectures": ["Qwen3XPressModel"]}, "Qwen3XPressModel is XPress: .* not supported"),
+        ({"dflash_config": {**NESTED, "projector_type": "dspark"}}, "projector_type"),
+        ({"dflash_config": {**NESTED, "selector_rank": 256}}, "selector_rank"),
+        ({"dflash_config": {**NESTED, "use_swa": True}}, "use_swa"),
+        ({"dflash_config": {**NESTED, "conv_kernel_size": 2}}, "conv_kernel_size"),
+        ({"architectures": ["LiLiCorrDraftModel"]}, "LiLiCorrDraftModel"),
+        ({"architectures": ["XPressDraftModel"]}, "XPressDraftModel"),
+        ({"architectures": ["Qwen3XPressModel"]}, "Qwen3XPressModel"),
         *(
-            (
-                {"dflash_config": {**NESTED, "input_fusion": wrong}},
-                "dflash_config.input_fusion must be true or false, got",
-            )
+            ({"dflash_config": {**NESTED, "input_fusion": wrong}}, "dflash_config.input_fusion")
             for wrong in (1, 0, "true", [], {}, 1.0)
         ),
-        ({"input_fusion": True}, "input_fusion is True, which is not supported"),
-        ({"draft_vocab_size": 12}, "draft_vocab_size must be .*got 12"),
-        ({"is_neox_style": False}, "is_neox_style must be True"),
-        ({"output_multiplier": 0.5}, "output_multiplier must be 1.0"),
-        ({"layer_types": ["full_attention", "linear"]}, "layer_types has 'linear'"),
-        ({"dflash_config": {"target_layer_ids": [1, 5]}}, "'mask_token_id' is missing"),
-        ({"dflash_config": {"mask_token_id": 24}}, "mask_id 24 .* vocabulary of 24"),
+        ({"input_fusion": True}, "input_fusion"),
+        ({"draft_vocab_size": 12}, "draft_vocab_size"),
+        ({"is_neox_style": False}, "is_neox_style"),
+        ({"output_multiplier": 0.5}, "output_multiplier"),
+        ({"layer_types": ["full_attention", "linear"]}, "layer_types"),
+        ({"dflash_config": {"target_layer_ids": [1, 5]}}, "mask_token_id"),
+        ({"dflash_config": {"mask_token_id": 24}}, "mask_id"),
         ({"num_target_layers": None, "dflash_config": {"mask_token_id": 2}}, "num_target_layers"),
     ],
 )
-def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
         translate_config(config(**changes))
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "target", "value"),
     [
-        ({"hidden_size": 48}, "hidden size is 32, the target's is 48"),
-        ({"vocab_size": 30}, "vocabulary is 24, the target's is 30"),
-        ({"num_hidden_layers": 5}, "depth of the target is 8, the target's is 5"),
+        ({}, {"hidden_size": 48}, "48"),
+        ({}, {"vocab_size": 30}, "30"),
+        ({}, {"num_hidden_layers": 5}, "5"),
+        ({"num_target_layers": None}, {"num_hidden_layers": 4}, "layer 5"),
+        ({"feature_layers": (-1, 5)}, {}, "layer -1"),
     ],
 )
-def test_draft_of_another_target_is_refused(changes: dict[str, int], message: str) -> None:
-    found = translate_config(config())
-    assert isinstance(found, ModelConfig)
-    with pytest.raises(ValueError, match=message):
-        DFlashDraft(found, causal_model(**TARGET | changes))
-
-
-def test_layers_beyond_the_target_are_refused() -> None:
-    found = translate_config(config(num_target_layers=None))
-    assert isinstance(found, ModelConfig)
-    DFlashDraft(found, causal_model(**TARGET))
-    with pytest.raises(ValueError, match="reads layer 5 of its target, which has 4 layers"):
-        DFlashDraft(found, causal_model(**TARGET | {"num_hidden_layers": 4}))
-    with pytest.raises(ValueError, match="reads layer -1"):
-        DFlashDraft(replace(found, feature_layers=(-1, 5)), causal_model(**TARGET))
+def test_draft_of_another_target_is_refused(
+    changes: dict[str, Any], target: dict[str, int], value: str
+) -> None:
+    layers = {name: changes[name] for name in changes if name == "feature_layers"}
+    other = {name: changes[name] for name in changes if name not in layers}
+    found = replace(translate_config(config(**other)), **layers)
+    with pytest.raises(ValueError, match=value):
+        DFlashDraft(found, causal_model(**TARGET | target))
+    DFlashDraft(translate_config(config(**other)), causal_model(**TARGET))
 
 
 def test_draft_and_model_are_not_interchangeable(pair: Path, draft: DFlashDraft) -> None:
-    with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
-        load_model(pair / "draft")
-    with pytest.raises(ValueError, match="is not a draft that reads features.* Qwen3ForCausalLM"):
+    for folder in (pair / "draft", GOLDEN.parent / "eagle" / "llama" / "draft"):
+        with pytest.raises(ValueError, match="draft"):
+            load_model(folder)
+    with pytest.raises(ValueError, match="Qwen3ForCausalLM"):
         load_draft(pair / "target", *draft.lender)
 
 
@@ -313,12 +295,10 @@ def test_weights_of_another_draft_are_refused(
     content["dflash_config"]["input_fusion"] = not adds
     (tmp_path / "config.json").write_text(json.dumps(content))
     own, other = ("feature_norm", "hidden_norm") if adds else ("hidden_norm", "feature_norm")
-    with pytest.raises(
-        ValueError, match=f"not of the model that .* describes, such as '{own}.weight'"
-    ):
+    with pytest.raises(ValueError, match=f"'{own}.weight'"):
         load_draft(tmp_path, *draft.lender)
     tensors = load_file(tmp_path / "model.safetensors")
     del tensors[f"{own}.weight"]
     save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=f"no tensor '{other}.weight' in its weights"):
+    with pytest.raises(ValueError, match=f"'{other}.weight'"):
         load_draft(tmp_path, *draft.lender)

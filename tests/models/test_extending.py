@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers import GOLDEN, VOCAB, causal_model, extended_pair, extending_draft, published_eagle
-from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
+from outpace.checkpoints.load import load_draft, save_model, translate_config
 from outpace.decoding import Kind
 from outpace.models.extending import EagleDraft, default_feature_layers
 
@@ -74,31 +74,31 @@ def test_published_fields() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "field"),
     [
-        ({"num_hidden_layers": 2}, "num_hidden_layers must be 1, got 2"),
-        ({"draft_vocab_size": VOCAB + 1}, "draft_vocab_size 25 exceeds the vocabulary of 24"),
-        ({"attention_bias": True}, "attention_bias must be False, got True"),
-        ({"norm_before_residual": 1}, "norm_before_residual must be true or false, got 1"),
-        ({"norm_before_fc": "yes"}, "norm_before_fc must be true or false, got 'yes'"),
-        ({"fc_norm": True}, "fc_norm is True, which is not supported"),
-        ({"norm_output": True}, "norm_output is True, which is not supported"),
-        ({LISTED: [1, 3]}, f"eagle_config.{LISTED} and {LISTED} have different values"),
-        ({"target_hidden_size": 64}, "target_hidden_size must be 32, got 64"),
-        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state must be True"),
-        ({"eagle_config": {"layers": 3}}, "eagle_config.layers is 3, which is not supported"),
-        ({"eagle_config": {LISTED: [1, 1]}}, "several distinct layers"),
-        ({"eagle_config": {LISTED: [1]}}, "several distinct layers"),
-        ({"eagle_config": {LISTED: ["1"]}}, "must be a whole number"),
-        ({"eagle_config": 3}, "eagle_config must be an object, got 3"),
-        ({"sliding_window": 8}, "sliding_window is 8"),
-        ({"architectures": ["Eagle3Speculator"]}, "eagle_config is .*, which is not supported"),
-        ({"architectures": ["Eagle3Speculators"]}, "architectures .* is not supported"),
-        ({"hidden_act": "gelu"}, "hidden_act must be .silu., got"),
+        ({"num_hidden_layers": 2}, "num_hidden_layers"),
+        ({"draft_vocab_size": VOCAB + 1}, "draft_vocab_size"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"norm_before_residual": 1}, "norm_before_residual"),
+        ({"norm_before_fc": "yes"}, "norm_before_fc"),
+        ({"fc_norm": True}, "fc_norm"),
+        ({"norm_output": True}, "norm_output"),
+        ({LISTED: [1, 3]}, LISTED),
+        ({"target_hidden_size": 64}, "target_hidden_size"),
+        ({"eagle_config": {"use_aux_hidden_state": False}}, "use_aux_hidden_state"),
+        ({"eagle_config": {"layers": 3}}, "eagle_config.layers"),
+        ({"eagle_config": {LISTED: [1, 1]}}, LISTED),
+        ({"eagle_config": {LISTED: [1]}}, LISTED),
+        ({"eagle_config": {LISTED: ["1"]}}, LISTED),
+        ({"eagle_config": 3}, "eagle_config"),
+        ({"sliding_window": 8}, "sliding_window"),
+        ({"architectures": ["Eagle3Speculator"]}, "eagle_config"),
+        ({"architectures": ["Eagle3Speculators"]}, "architectures"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
-def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
         translate_config(published_eagle(**changes))
 
 
@@ -108,24 +108,20 @@ def test_a_model_without_a_draft_vocabulary_is_llama() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "target", "message"),
+    ("changes", "target", "value"),
     [
-        (
-            {"hidden_size": 48, "num_attention_heads": 6},
-            {},
-            "hidden size is 48, the target's is 32",
-        ),
-        ({"vocab_size": 30}, {}, "vocabulary is 30, the target's is 24"),
-        ({"eagle_config": {LISTED: [0, 2]}}, {}, "reads layer 2 of its target, which has 2"),
-        ({"eagle_config": None, LISTED: [0, 1]}, {}, "reads layer -1"),
-        ({"eagle_config": None}, {"num_hidden_layers": 6}, "must list .* target of 6 layers"),
+        ({"hidden_size": 48, "num_attention_heads": 6}, {}, "48"),
+        ({"vocab_size": 30}, {}, "30"),
+        ({"eagle_config": {LISTED: [0, 2]}}, {}, "layer 2"),
+        ({"eagle_config": None, LISTED: [0, 1]}, {}, "layer -1"),
+        ({"eagle_config": None}, {"num_hidden_layers": 6}, LISTED),
     ],
 )
 def test_draft_of_another_target_is_refused(
-    changes: dict[str, Any], target: dict[str, int], message: str
+    changes: dict[str, Any], target: dict[str, int], value: str
 ) -> None:
     config = translate_config(published_eagle(**changes))
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=value):
         EagleDraft(config, causal_model(**target))
 
 
@@ -135,31 +131,28 @@ def swapped(tensors: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "name"),
     [
-        (lambda t: t.pop("d2t"), "no tensor 'd2t'"),
-        (lambda t: t.pop("t2d"), "no tensor 't2d'"),
-        (lambda t: t["d2t"].add_(400), "d2t contains tokens outside the vocabulary of 320"),
-        (lambda t: t["d2t"].sub_(400), "d2t contains tokens outside the vocabulary of 320"),
-        (swapped, r"d2t must list 160 tokens \(draft_vocab_size\), got 159"),
-        (lambda t: t["t2d"].logical_not_(), "t2d must list the same tokens as d2t"),
-        (lambda t: t.update(t2d=t["t2d"].long()), "'t2d' holds I64"),
-        (lambda t: t.update(d2t=t["d2t"].float()), "'d2t' holds F32"),
-        (lambda t: t.update(d2t=t["d2t"][:9].clone()), r"'d2t' has shape \(9,\)"),
-        (
-            lambda t: t.update({"embed_tokens.weight": torch.zeros(320, 64)}),
-            "'embed_tokens.weight'",
-        ),
-        (lambda t: t.update({"midlayer.self_attn.q_proj.bias": torch.zeros(64)}), "q_proj.bias'"),
-        (lambda t: t["fc.weight"].fill_(torch.nan), "'fc.weight' has NaN"),
+        (lambda t: t.pop("d2t"), "d2t"),
+        (lambda t: t.pop("t2d"), "t2d"),
+        (lambda t: t["d2t"].add_(400), "d2t"),
+        (lambda t: t["d2t"].sub_(400), "d2t"),
+        (swapped, "d2t"),
+        (lambda t: t["t2d"].logical_not_(), "t2d"),
+        (lambda t: t.update(t2d=t["t2d"].long()), "t2d"),
+        (lambda t: t.update(d2t=t["d2t"].float()), "d2t"),
+        (lambda t: t.update(d2t=t["d2t"][:9].clone()), "d2t"),
+        (lambda t: t.update({"embed_tokens.weight": torch.zeros(320, 64)}), "embed_tokens.weight"),
+        (lambda t: t.update({"midlayer.self_attn.q_proj.bias": torch.zeros(64)}), "q_proj.bias"),
+        (lambda t: t["fc.weight"].fill_(torch.nan), "fc.weight"),
     ],
 )
-def test_invalid_weights_are_refused(change: Any, message: str, tmp_path: Path) -> None:
+def test_invalid_weights_are_refused(change: Any, name: str, tmp_path: Path) -> None:
     tensors = load_file(PAIR / "draft" / "model.safetensors")
     change(tensors)
     save_file(tensors, tmp_path / "model.safetensors")
     shutil.copy(PAIR / "draft" / "config.json", tmp_path)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=name):
         load_draft(tmp_path, extended_pair()[0])
 
 
@@ -170,8 +163,3 @@ def test_a_draft_of_all_tokens_has_no_tables(tmp_path: Path) -> None:
     save_model(draft, tmp_path, dtype=torch.float32)
     assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
     assert load_draft(tmp_path, target).config == draft.config
-
-
-def test_draft_and_model_are_not_interchangeable() -> None:
-    with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
-        load_model(PAIR / "draft")

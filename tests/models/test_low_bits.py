@@ -28,6 +28,7 @@ from outpace.checkpoints import fill, load
 from outpace.checkpoints.load import load_model, save_model
 from outpace.checkpoints.weights import CheckpointWeights
 from outpace.engine import runner
+from outpace.errors import OptionError
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
 from outpace.models import low_bits
@@ -40,9 +41,11 @@ from outpace.models.low_bits import (
     torchao_config,
 )
 from outpace.models.transformer import Stack
+from refusal import refuses
 
 GPU = torch.device("cuda")
 BF16 = torch.bfloat16
+MISSING = "no torchao: pip install 'outpace[quantize]'"
 PROJECTIONS = ("attention.qkv", "attention.out", "mlp.gate_up", "mlp.down")
 MIXTURE = {
     "num_experts": 6,
@@ -62,7 +65,7 @@ def capable(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def gpu(capable: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Load models as for a GPU, through torchao, but on the CPU."""
-    api = pytest.importorskip("torchao.quantization.quant_api", reason="needs the extra quantize")
+    api = pytest.importorskip("torchao.quantization.quant_api", reason=MISSING)
     monkeypatch.setattr(api, "_check_hardware_support", lambda granularity: None)
     filled, here = load.build_model, fill.fill_model
     monkeypatch.setattr(
@@ -107,70 +110,74 @@ def reduced(model: nn.Module) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("value", ["int3", "INT8", "", 8, ["int8"]])
-def test_unknown_formats_are_refused(value: object, tmp_path: Path) -> None:
-    save_model(random_model(published()), tmp_path)
-    with pytest.raises(ValueError, match="quantize must be one of native, fp8, int8, int4, got .*"):
-        load_model(tmp_path, quantize=value)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize(
-    ("quantize", "device"), [("fp8", "cpu"), ("int4", "meta"), ("int8", "meta"), ("fp8", "meta")]
+    ("quantize", "device", "dtype", "found"),
+    [
+        *((value, "cpu", BF16, (9, 0)) for value in ("int3", "INT8", "", 8, ["int8"], "fp8")),
+        *((value, "meta", BF16, (9, 0)) for value in ("int4", "int8", "fp8")),
+        *((value, GPU, torch.float32, (9, 0)) for value in ("int4", "int8", "fp8")),
+        ("int8", GPU, torch.float16, (9, 0)),
+        ("fp8", "cuda:1", BF16, (8, 6)),
+        ("int4", "cuda:1", BF16, (7, 5)),
+    ],
 )
-def test_other_devices_are_refused(quantize: str, device: str, tmp_path: Path) -> None:
-    save_model(random_model(published()), tmp_path)
-    fit = "omit it, or use native or int8 or int4 on cpu, fp8 or int8 or int4 on cuda"
-    with pytest.raises(ValueError, match=f"{quantize}' is not supported on {device}; {fit}"):
-        load_model(tmp_path, quantize=quantize, device=device, dtype=BF16)
-
-
-def test_an_llm_refuses_before_it_loads_the_model() -> None:
-    with pytest.raises(ValueError, match="quantize='fp8' is not supported on cpu"):
-        LLM("nowhere", device="cpu", quantize="fp8")
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
-def test_other_dtypes_are_refused(quantize: str, dtype: torch.dtype) -> None:
-    check_quantize("int8", "cpu", dtype)
-    with pytest.raises(ValueError, match="requires bfloat16, got float(32|16); omit dtype"):
-        check_quantize(quantize, GPU, dtype)
-
-
-@pytest.mark.parametrize(
-    ("quantize", "found", "needed"), [("fp8", (8, 6), "8.9"), ("int4", (7, 5), "8.0")]
-)
-def test_older_gpus_are_refused(
-    quantize: str, found: tuple[int, int], needed: str, monkeypatch: pytest.MonkeyPatch
+def test_other_formats_devices_and_dtypes_are_refused(
+    quantize: Any,
+    device: Any,
+    dtype: torch.dtype,
+    found: tuple[int, int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[torch.device] = []
-
     def capability(device: torch.device) -> tuple[int, int]:
-        asked.append(device)
+        assert device in (GPU, torch.device("cuda:1"))
         return found
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
-    one = "{}.{}".format(*found)
-    with pytest.raises(ValueError, match=f"capability {needed}, but cuda:1 has {one}; .*'int8'"):
-        check_quantize(quantize, "cuda:1", BF16)
-    assert asked == [torch.device("cuda:1")]
-
-
-def test_rocm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.version, "hip", "6.4")
-    with pytest.raises(ValueError, match="not supported on ROCm; omit it"):
-        check_quantize("int8", GPU, BF16)
+    with refuses("quantize"):
+        check_quantize(quantize, device, dtype)
+    if device == "cpu":
+        with refuses("quantize"):  # before it reads the folder
+            LLM("nowhere", device=device, quantize=quantize)
+    for own in (torch.float32, torch.float16):
+        check_quantize("int8", "cpu", own)
 
 
 @pytest.mark.parametrize("quantize", ["fp8", "int8", "int4"])
-def test_without_torchao_the_extra_is_named(
+def test_rocm_and_a_missing_torchao_are_refused(
     quantize: str, capable: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    with monkeypatch.context() as rocm, refuses("quantize"):
+        rocm.setattr(torch.version, "hip", "6.4")
+        check_quantize(quantize, GPU, BF16)
     for name in ("torchao", "torchao.quantization"):
         monkeypatch.setitem(sys.modules, name, None)
     check_quantize("int8", "cpu", BF16)
-    with pytest.raises(ValueError, match=r"on a GPU requires: pip install 'outpace\[quantize\]'"):
+    with refuses("quantize"):
         check_quantize(quantize, GPU, BF16)
+
+
+@pytest.mark.parametrize(
+    ("quantize", "changes", "matrix"),
+    [
+        ("fp8", {"intermediate_size": 40}, "mlp.down"),
+        ("fp8", {"hidden_size": 40}, "blocks.0.attention.qkv"),
+        ("int4", {}, "blocks.0.attention.qkv"),
+    ],
+)
+def test_shapes_that_torchao_skips_are_refused(
+    quantize: str,
+    changes: dict[str, int],
+    matrix: str,
+    capable: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(low_bits, "torchao_config", lambda quantize: None)
+    monkeypatch.setattr(load, "fill_model", lambda *_, **__: pytest.fail("weights are read"))
+    save_model(random_model(published(**changes)), tmp_path)
+    with pytest.raises(OptionError, match=matrix) as refused:
+        load_model(tmp_path, quantize=quantize, device="cuda", dtype=BF16)
+    assert refused.value.param == "quantize"
 
 
 def test_projections_of_layers_are_selected() -> None:
@@ -192,44 +199,13 @@ def test_projections_of_layers_are_selected() -> None:
     assert all(isinstance(module, nn.Linear) for module in layer_projections(mixture))
 
 
-@pytest.mark.parametrize(
-    ("quantize", "changes", "message"),
-    [
-        (
-            "fp8",
-            {"intermediate_size": 40},
-            "of 16 and of 16, .*mlp.down has 32 .* 40 inputs",
-        ),
-        ("fp8", {"hidden_size": 40}, "blocks.0.attention.qkv has 80 outputs of 40 inputs"),
-        (
-            "int4",
-            {},
-            "of 1 and of 64, but .*qkv has 64 outputs of 32 inputs; .*int8",
-        ),
-    ],
-)
-def test_shapes_that_torchao_skips_are_refused(
-    quantize: str,
-    changes: dict[str, int],
-    message: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(low_bits, "torchao_config", lambda quantize: None)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(load, "fill_model", lambda *_, **__: pytest.fail("weights are read"))
-    save_model(random_model(published(**changes)), tmp_path)
-    with pytest.raises(ValueError, match=f"{tmp_path.name}: .*{message}"):
-        load_model(tmp_path, quantize=quantize, device="cuda", dtype=BF16)
-
-
 def test_torchao_is_not_used_on_a_cpu() -> None:
     assert build_quantizer(causal_model(), "int8", "cpu") is None
     assert build_quantizer(causal_model(), None, "cuda") is None
 
 
 def test_torchao_settings_are_explicit(capable: None) -> None:
-    quantization = pytest.importorskip("torchao.quantization", reason="needs the extra quantize")
+    quantization = pytest.importorskip("torchao.quantization", reason=MISSING)
     rows = quantization.PerRow()
     fp8, int8, int4 = map(torchao_config, ("fp8", "int8", "int4"))
     assert type(fp8) is quantization.Float8DynamicActivationFloat8WeightConfig
@@ -352,21 +328,26 @@ def test_a_matrix_that_torchao_skips_is_refused(gpu: None, monkeypatch: pytest.M
     model = causal_model(intermediate_size=40).to(BF16)
     narrow = build_quantizer(model, "fp8", GPU)
     assert narrow is not None
-    with pytest.raises(ValueError, match="torchao skipped blocks.1.mlp.down for .*'fp8'"):
+    with refuses("quantize"):
         narrow(model.blocks[1].mlp.down)
 
 
 @pytest.mark.parametrize(
-    ("model", "method"),
+    ("quantize", "model", "method"),
     [
-        ("tiny-ar", Autoregressive()),
-        ("tiny-ar", DFlash(draft="tiny-dflash")),
-        ("tiny-ar", Eagle(draft="tiny-eagle")),
-        ("tiny-dream", APD(verifier="tiny-aux")),
+        ("int8", "tiny-ar", DFlash(draft="tiny-dflash")),
+        *(
+            pytest.param(quantize, model, method, marks=pytest.mark.nightly)
+            for quantize in ("int8", "fp8")
+            for model, method in (
+                ("tiny-ar", Autoregressive()),
+                ("tiny-ar", Eagle(draft="tiny-eagle")),
+                ("tiny-dream", APD(verifier="tiny-aux")),
+            )
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-@pytest.mark.parametrize("quantize", ["int8", "fp8"])
 def test_quantized_models_of_a_method_answer(
     quantize: str, model: str, method: Method, gpu: None
 ) -> None:

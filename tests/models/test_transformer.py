@@ -1,26 +1,76 @@
-"""Test which rows the transformer returns."""
+"""Test the direct norms of frozen models on a CPU, and the rows that a model returns."""
 
 from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
-from torch.nn import functional as F
 
-from outpace import LLM
+from helpers import causal_model, dense, published, whole
+from outpace.checkpoints.load import translate_config
+from outpace.models.norm import DirectNorm, DirectOffsetNorm, OffsetNorm, build_norm, freeze_model
+
+
+def freeze(norm: torch.nn.Module) -> torch.nn.Sequential:
+    """Return a frozen model that consists of a norm."""
+    model = torch.nn.Sequential(norm)
+    freeze_model(model)
+    return model
+
+
+def test_a_frozen_model_uses_direct_norms() -> None:
+    torch.manual_seed(0)
+    model = causal_model().requires_grad_(True)
+    before = whole(model, list(range(9)), causal=True)
+    freeze_model(model)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.RMSNorm)]
+    assert len(norms) > 2 and {type(norm) for norm in norms} == {DirectNorm}
+    assert not any(parameter.requires_grad for parameter in model.parameters())
+    torch.testing.assert_close(whole(model, list(range(9)), causal=True), before)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_offset_norm(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    config = translate_config(
+        published(
+            "Gemma3ForCausalLM",
+            rms_norm_eps=1e-5,
+            head_dim=8,
+            hidden_activation="gelu_pytorch_tanh",
+            query_pre_attn_scalar=8,
+            rope_local_base_freq=1e4,
+            sliding_window=4,
+        )
+    )
+    own = build_norm(config).to(dtype)
+    assert type(own) is OffsetNorm and not own.weight.any()
+    torch.nn.init.normal_(own.weight)
+    x = (torch.randn(50, 32) * 3).to(dtype)
+    exact = x.double() * (x.double().square().mean(-1, keepdim=True) + 1e-5).rsqrt()
+    exact = (exact * (1 + own.weight.detach().double())).to(dtype)
+    tolerance = {"atol": 1e-5, "rtol": 1e-5} if dtype == torch.float32 else {}
+    torch.testing.assert_close(own(x), exact, **tolerance)
+    own.weight.requires_grad_(False)
+    (frozen,) = freeze(own)
+    assert type(frozen) is DirectOffsetNorm
+    torch.testing.assert_close(frozen(x), exact, **tolerance)
+    assert frozen(x).dtype == dtype
+
+
+def test_its_formula_is_bit_identical() -> None:
+    norm, x = torch.nn.RMSNorm(192, 1e-6), torch.randn(50, 192) * 3
+    torch.nn.init.normal_(norm.weight)
+    size = torch.linalg.vector_norm(x, 2, -1, True).hypot_(torch.tensor([(1e-6 * 192) ** 0.5]))
+    scaled = x * norm.weight.detach()
+    expected = torch.addcdiv(torch.tensor([0.0]), scaled, size, value=192**0.5)
+    (frozen,) = freeze(norm)
+    assert torch.equal(frozen(x), expected)
 
 
 @pytest.mark.parametrize("wanted", [[], [4], [0, 2, 2]])
+@torch.inference_mode()
 def test_wanted_rows_are_those_of_the_whole(wanted: list[int]) -> None:
-    model = LLM("tiny-ar").model
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        return out[0].transpose(0, 1)
-
-    ids, positions = torch.arange(5), torch.arange(5)
-    with torch.inference_mode():
-        whole = model(ids, positions, attend)
-        part = model(ids, positions, attend, torch.tensor(wanted, dtype=torch.int64))
-    torch.testing.assert_close(part, whole[wanted], atol=1e-5, rtol=1e-5)
+    model, rows, attend = causal_model(), torch.arange(5), dense(causal=True)
+    every = model(rows, rows, attend)
+    part = model(rows, rows, attend, torch.tensor(wanted, dtype=torch.int64))
+    torch.testing.assert_close(part, every[wanted], atol=1e-5, rtol=1e-5)
