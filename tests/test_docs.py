@@ -1,8 +1,8 @@
-"""The documentation shows only what works: commands, snippets, recipes, links.
+"""Commands, snippets, recipes and links of the documentation work.
 
 A command that is not run here has a mark after it, or above it for all that follow in its block:
 `# hub` (downloads weights or data, or reads a file of the user), `# long` (minutes or hours),
-`# ray` (needs that extra), `# serves` (until it is stopped).
+`# ray` (needs that extra), `# serves` (until it is stopped). The parser must accept it.
 """
 
 from __future__ import annotations
@@ -33,125 +33,26 @@ PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]
-MARKED = {
-    "hub": {
-        "README: chat qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-        "README: generate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-        "README: install torch",
-        "chat: chat Dream-org/Dream-v0-Instruct-7B",
-        "chat: chat Qwen/Qwen3-0.6B",
-        "chat: chat qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-        "evaluation: -m outpace.evaluation.harness",
-        "evaluation: evaluate Dream-org/Dream-v0-Base-7B",
-        "evaluation: evaluate tiny-ar",
-        "gpu: generate Qwen/Qwen3-8B",
-        "laptop: generate qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-        "measurements: evaluate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-        "models: generate Qwen/Qwen3.5-4B",
-        "models: generate Dream-org/Dream-v0-Base-7B",
-        "models: generate qwen2.5-0.5b-instruct-q8_0.gguf",
-        "models: quantize qwen2.5-0.5b-instruct-q8_0.gguf",
-        "scale: --nproc-per-node 2",
-        "scale: generate Qwen/Qwen3-8B",
-        "start: generate Dream-org/Dream-v0-Base-7B",
-        "start: generate Dream-org/Dream-v0-Instruct-7B",
-        "start: generate GSAI-ML/LLaDA-8B-Instruct",
-        "start: generate Qwen/Qwen3-8B",
-        "start: generate qwen2.5-coder-1.5b-instruct-q4_k_m.gguf",
-        "start: generate tencent/WeDLM-8B-Instruct",
-        "training: data Qwen/Qwen3-4B",
-        "training: generate Qwen/Qwen3-4B",
-        "benchmark: reproduce dflash",
-        "training-coder: benchmark methods",
-        "training-coder: data qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-        "training-coder: examples/code_prompts.py --package",
-        "training-coder: generate qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
-        "training-coder: train qwen2.5-coder-0.5b-dflash",
-        "training-coder: train qwen2.5-coder-0.5b-eagle",
-        "training-smollm2: data smollm2-135m-instruct-q4_1.gguf",
-        "training-smollm2: examples/code_prompts.py --package",
-        "training-smollm2: generate smollm2-135m-instruct-q4_1.gguf",
-        "training-smollm2: quantize runs/smollm2-135m-dflash/best",
-        "training-smollm2: reproduce dflash:table1",
-        "training-smollm2: train smollm2-135m-dflash",
-        "training-smollm2: train smollm2-135m-eagle",
-        "training-published: train llada-8b-d2f",
-        "training-published: train qwen2.5-0.5b-dream",
-        "training-published: train qwen2.5-7b-wedlm",
-        "training: train qwen3-4b-dflash",
-    },
-    "long": {
-        "benchmark: benchmark methods",
-        "benchmark: reproduce apd:figure3",
-        "benchmark: reproduce wedlm",
-        "benchmark: tune tiny-dream",
-        "command-line: train tiny-aux",
-        "methods-blocks: benchmark methods",
-        "methods-feature-drafts: benchmark methods",
-        "reproduced: reproduce apd",
-        "results-diffusion: benchmark methods",
-        "results: reproduce dflash:table1",
-        "training: train tiny-ar",
-        "training: train tiny-aux",
-        "training-zoo: -m outpace.evaluation.generated.story",
-        "training-zoo: -p runs/tiny-dflash",
-        "training-zoo: evaluate runs/tiny-dream/export",
-        "training-zoo: generate tiny-ar",
-        "training-zoo: train tiny-ar",
-        "training-zoo: train tiny-aux",
-        "training-zoo: train tiny-aux-sudoku",
-        "training-zoo: train tiny-d2f-noise",
-        "training-zoo: train tiny-d2f",
-        "training-zoo: train tiny-dflash",
-        "training-zoo: train tiny-dream",
-        "training-zoo: train tiny-dream-sudoku",
-        "training-zoo: train tiny-eagle",
-        "training-zoo: train tiny-llada",
-        "training-zoo: train tiny-block",
-        "training-zoo: train tiny-wedlm-wordings",
-        "training-zoo: train tiny-wedlm",
-    },
-    "ray": {
-        "scale: evaluate tiny-ar",
-        "scale: generate tiny-ar",
-    },
-    "serves": {
-        "README: serve",
-        "capacity: benchmark serve",
-        "load: benchmark serve",
-        "load: serve",
-        "models: serve Qwen/Qwen3-0.6B",
-        "operating: serve --config",
-        "scale: --nproc-per-node 2",
-        "scale: serve Qwen/Qwen3-8B",
-        "scale: serve tiny-ar",
-        "server: serve",
-        "server: serve --model",
-        "server: serve tiny-dream",
-    },
-}
-"""Commands that are not run, by their mark: page and first words. The server's are asked in
-`tests/server/test_docs.py`."""
-
+MARKS = ("hub", "long", "ray", "serves")
 BRIEF = {
     "benchmark": ["--limit", "2", "--rounds", "2"],
     "evaluate": ["--limit", "2"],
     "race": ["--limit", "2"],
 }
-"""What is added to a command so that it ends soon."""
+"""Options that shorten a command."""
 
 page = pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
 
 
 def commands(path: Path) -> Iterator[tuple[str, list[str]]]:
-    """Lines of a page's shell blocks: the mark, and the words."""
+    """Yield the mark and the words of each command in a page's shell blocks."""
     for block in blocks(path, "sh"):
         above = ""
         for line in block.splitlines():
             match = re.fullmatch(r"(.*?)\s*(?:# (\w+))?", line)
             assert match is not None
             code, mark = match.groups()
-            assert mark is None or mark in MARKED, f"{path.name}: no mark {mark!r}: {line}"
+            assert mark is None or mark in MARKS, f"{path.name}: no mark {mark!r}: {line}"
             if code:
                 yield mark or above, shlex.split(code)
             else:
@@ -159,18 +60,25 @@ def commands(path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def headings(path: Path) -> set[str]:
-    """Anchors of a page's headings, as GitHub makes them."""
+    """Return the anchors of a page's headings on GitHub."""
     titles = re.findall(r"^#+ (.*)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def extras() -> set[str]:
-    """Names of the extras of the package."""
+    """Return the names of the package's extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return set(project["optional-dependencies"])
 
 
-@page
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=[pytest.mark.nightly] * (path.stem == "training"))
+        for path in PAGES
+        if blocks(path, "python")
+    ],
+)
 def test_snippets_run(
     path: Path,
     tmp_path: Path,
@@ -186,8 +94,8 @@ def test_snippets_run(
     assert is_right("".join(blocks(path, "python")), capsys.readouterr().out)
 
 
-def furnish(folder: Path) -> None:
-    """What the commands of the pages read, beside what those before them write."""
+def write_inputs(folder: Path) -> None:
+    """Write the files that commands of the pages read and no other command writes."""
     lines = [{"prompt": "Tom has 5 bags of 4 apples."}, {"prompt": "Amy has 3 hats."}]
     (folder / "prompts.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     (folder / "mine.jsonl").write_text("\n".join(blocks(ROOT / "docs/evaluation.md", "json")))
@@ -203,18 +111,10 @@ def furnish(folder: Path) -> None:
     )
 
 
-LONG_PAGES = ("results-diffusion",)
-"""Pages whose commands take minutes."""
-
-
 @pytest.mark.parametrize(
     "path",
     [
-        pytest.param(
-            path,
-            marks=pytest.mark.nightly if path.stem in LONG_PAGES else pytest.mark.nightly,
-            id=path.stem,
-        )
+        pytest.param(path, marks=[pytest.mark.nightly] * (path.stem != "README"), id=path.stem)
         for path in PAGES
         if any(not mark for mark, _ in commands(path))
     ],
@@ -225,24 +125,24 @@ def test_commands_run(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    furnish(tmp_path)
+    write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hub"))
     monkeypatch.setattr("sys.stdin", io.StringIO("Tom has 3 apples and buys 4 more.\n"))
     for mark, (program, *words) in commands(path):
         if mark or program != "outpace":
             continue
-        printed = told(words, capsys)
+        printed = run_command(words, capsys)
         if not any(word.endswith("?") for word in words):
             continue
         if words[0] == "trace":
             words = words[: words.index("--png")] if "--png" in words else words
-            printed = told(["generate", *words[1:]], capsys)
+            printed = run_command(["generate", *words[1:]], capsys)
         assert is_right(" ".join(words), printed), words
 
 
-def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """What a command prints; it must succeed."""
+def run_command(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """Return what a command prints; it must succeed."""
     with pytest.raises(SystemExit) as ended:
         main([*words, *BRIEF.get(words[0], ())])
     shown = capsys.readouterr()
@@ -250,19 +150,8 @@ def told(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return shown.out
 
 
-def test_marked_commands_are_these() -> None:
-    found: dict[str, set[str]] = {mark: set() for mark in MARKED}
-    for path in PAGES:
-        for mark, words in commands(path):
-            if mark:
-                found[mark].add(f"{path.stem}: {' '.join(words[1:3])}")
-    assert found == MARKED
-
-
 @page
 def test_commands_are_accepted(path: Path) -> None:
-    """Those that are not run too: every `outpace` has such a command, flags and method, every
-    `make` such a target, every `pip` such an extra."""
     targets = re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for _, (program, *words) in commands(path):
         match program:
@@ -284,7 +173,7 @@ def test_commands_are_accepted(path: Path) -> None:
 
 
 def check(words: list[str]) -> None:
-    """Parse a command as it will be, down to its method, racers and recipe."""
+    """Parse a command, with its method, entries and recipe."""
     command: Any = build_app()
     while hasattr(command, "commands"):
         name, *words = words

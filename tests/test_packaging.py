@@ -17,6 +17,8 @@ import torch
 from outpace.kernels.tiles import has_tile_loop
 from shown import ROOT
 
+pytestmark = pytest.mark.nightly
+
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -43,7 +45,6 @@ def wheel(built: Path) -> dict[str, bytes | int]:
         return {**sizes, "metadata": archive.read(name), "wheel": path.stat().st_size}
 
 
-@pytest.mark.nightly
 def test_the_wheel_has_the_zoo_once(wheel: dict[str, bytes | int]) -> None:
     assert sum(name.endswith(".safetensors") for name in wheel) == 11
     assert [name for name in wheel if name.endswith("tokenizer.json")] == [
@@ -64,7 +65,6 @@ def test_the_wheel_has_the_zoo_once(wheel: dict[str, bytes | int]) -> None:
     assert isinstance(size, int) and size < 36 * 2**20
 
 
-@pytest.mark.nightly
 def test_figures_of_papers_need_a_clone(built: Path, tmp_path: Path) -> None:
     (path,) = built.glob("*.whl")
     with zipfile.ZipFile(path) as archive:
@@ -75,10 +75,8 @@ def test_figures_of_papers_need_a_clone(built: Path, tmp_path: Path) -> None:
         capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert run.returncode == 2 and run.stderr.count("\n") == 1
-    assert run.stderr.startswith("outpace: reproduce needs a clone of the repository")
 
 
-@pytest.mark.nightly
 def test_metadata_say_what_it_is(wheel: dict[str, bytes | int]) -> None:
     text = wheel["metadata"]
     assert isinstance(text, bytes)
@@ -90,7 +88,6 @@ def test_metadata_say_what_it_is(wheel: dict[str, bytes | int]) -> None:
     assert message["Description-Content-Type"] == "text/markdown"
 
 
-@pytest.mark.nightly
 def test_the_source_distribution_tests_itself(built: Path, tmp_path: Path) -> None:
     (path,) = built.glob("*.tar.gz")
     with tarfile.open(path) as archive:
@@ -101,7 +98,7 @@ def test_the_source_distribution_tests_itself(built: Path, tmp_path: Path) -> No
             for p in (ROOT / folder).rglob(f"*.{kind}")}  # fmt: skip
     theirs = {p.relative_to(root) for p in root.rglob("*") if p.is_file()}
     assert not ours - theirs
-    some = ["tests/decoding/test_canvas.py", "tests/golden/test_apd.py", "tests/test_size.py"]
+    some = ["tests/decoding/test_canvas.py", "tests/golden/test_apd.py", "tests/test_floors.py"]
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *some],
         cwd=root, env={"PYTHONPATH": str(root / "src"), "PATH": ""},
@@ -125,26 +122,17 @@ assert torch.equal(bind_tile_product(to_tiles(weight))(x), x @ weight.T)
 """
 
 
-@pytest.mark.nightly
-@pytest.mark.skipif(not has_tile_loop(torch.float32), reason="this machine has no compiled loops")
-@pytest.mark.skipif(shutil.which("gcc") is None, reason="there is no gcc")
+@pytest.mark.skipif(not has_tile_loop(torch.float32), reason="this processor has no compiled loops")
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="apt-get install gcc")
 def test_kernels_build_without_openmp(tmp_path: Path) -> None:
     compiler = tmp_path / "compiler"
     compiler.write_text(NO_OPENMP)
     compiler.chmod(0o755)
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE", "src"):
         (tmp_path / name).symlink_to(ROOT / name)
-    command = [
-        sys.executable,
-        "setup.py",
-        "build_ext",
-        "--build-lib",
-        "lib",
-        "--build-temp",
-        "temp",
-    ]
+    words = ["setup.py", "build_ext", "--build-lib", "lib", "--build-temp", "temp"]
     run = subprocess.run(
-        command, cwd=tmp_path, env={**os.environ, "CC": str(compiler)},
+        [sys.executable, *words], cwd=tmp_path, env={**os.environ, "CC": str(compiler)},
         capture_output=True, text=True, timeout=500,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr

@@ -43,31 +43,28 @@ def test_public_names_are_listed_and_sorted(module: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    "command", ["import outpace", "from outpace.cli.main import main; main(['--help'])"]
+    "command",
+    ["from outpace import OptionError", "from outpace.cli.main import main; main(['--help'])"],
 )
-def test_what_takes_seconds_is_not_loaded_for_nothing(command: str) -> None:
-    """PyTorch and transformers, for a name and for the list of commands.
-
-    Either of the two takes more than the limit.
-    """
+def test_heavy_packages_are_loaded_only_when_used(command: str) -> None:
     code = f"""
-import atexit, sys, time
+import atexit, sys
 @atexit.register
-def tell():
+def print_loaded():
     heavy = {{"torch", "transformers", "numpy"}} & set(sys.modules)
-    print(sorted(heavy), time.process_time(), file=sys.stderr)
+    print(sorted(heavy), file=sys.stderr)
 {command}
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded, seconds = done.stderr.rsplit(maxsplit=1)
-    assert loaded == "[]" and float(seconds) < 2
+    assert done.stderr == "[]\n"
 
 
-def test_names_are_known_before_they_are_used() -> None:
-    code = "import outpace; print(set(outpace.__all__) <= set(dir(outpace))); outpace.LLMs"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+def test_names_are_listed_before_they_are_loaded() -> None:
+    code = "import outpace; print(set(outpace.__all__) <= set(dir(outpace)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "True\n"
-    assert "AttributeError: module 'outpace' has no attribute 'LLMs'" in done.stderr
+    with pytest.raises(AttributeError, match="LLMs"):
+        outpace.LLMs  # noqa: B018
 
 
 PROGRAM = """
@@ -107,23 +104,6 @@ def test_a_user_s_program_is_typed(tmp_path: Path) -> None:
     found = [line for line in done.stdout.splitlines() if "error:" in line]
     assert len(found) == 1, done.stdout
     assert found[0].startswith("wrong.py:2: ") and 'no attribute "LLMs"' in found[0]
-
-
-def test_error_of_an_option_is_public() -> None:
-    code = """
-import sys
-from outpace import OptionError
-from outpace.errors import OptionError as own
-print(OptionError is own, "torch" in sys.modules)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "True False\n"
-    assert outpace.OptionError is outpace.decoding.OptionError
-
-
-def test_version_is_public() -> None:
-    assert re.fullmatch(r"\d+\.\d+\.\d+\S*", outpace.__version__)
-    assert "__version__" in outpace.__all__
 
 
 def test_every_method_of_the_folder_is_registered() -> None:
@@ -235,14 +215,4 @@ def names_a_family(tree: ast.Module) -> set[str]:
 def test_families_are_named_in_their_own_folder_only() -> None:
     others = [module for module in MODULES if not module.startswith("checkpoints/families/")]
     found = {module: names_a_family(MODULES[module]) for module in others}
-    assert not {module: names for module, names in found.items() if names}.keys() - ELSEWHERE.keys()
-
-
-def test_exceptions_are_still_needed() -> None:
-    assert all(names_a_family(MODULES[module]) for module in ELSEWHERE)
-
-
-def test_a_family_in_code_is_seen_and_one_in_words_is_not() -> None:
-    assert not names_a_family(ast.parse('"""As Dream does."""\nx = 1  # Llama too'))
-    for line in ("is_dream = 1", "x.llama_config", "x = 'Qwen/Qwen3'", "def f(llada): ..."):
-        assert names_a_family(ast.parse(line))
+    assert {module for module, names in found.items() if names} == ELSEWHERE.keys()
