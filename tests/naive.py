@@ -34,6 +34,16 @@ def autoregressive(
     return ids[len(prompt) :]
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor, hidden: Tensor | None = None) -> Tensor:
+    """Return the attention of rows `[q, H, D]` to keys `[k, h, D]`, except where `hidden`."""
+    share = q.shape[1] // k.shape[1]
+    k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
+    weights = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
+    if hidden is not None:
+        weights = weights.masked_fill(hidden, -torch.inf)
+    return torch.einsum("hqk,khd->qhd", weights.softmax(-1), v)
+
+
 class Kept:
     """Keys and values of a canvas, from the last time that each token was computed."""
 
@@ -53,10 +63,7 @@ class Kept:
                     for old, new in zip(held, (k, v), strict=True)
                 )
             self.layers[layer] = k, v
-            share = q.shape[1] // k.shape[1]
-            k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
-            weights = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
-            return torch.einsum("hqk,khd->qhd", weights.softmax(-1), v)
+            return attention(q, k, v)
 
         ids, positions = torch.tensor(canvas[left:right]), torch.arange(left, right)
         logits = self.model.compute_logits(self.model(ids, positions, attend))
@@ -225,6 +232,7 @@ def lookup(
     return verified(model, prompt, max_tokens, eos, guess)
 
 
+@torch.inference_mode()
 def features_of(model: Transformer, ids: list[int], layers: tuple[int, ...]) -> Tensor:
     """Return hidden states of a text, those of some layers concatenated."""
     _, captured = model.capture_layers(
@@ -305,15 +313,11 @@ def adding(
             return []
         features = features_of(model, ids[:-1], draft.config.feature_layers)
         rows = torch.tensor([*ids, *[draft.config.mask_id] * count])
-        seen = torch.ones(len(rows), len(rows), dtype=torch.bool).tril()
-        seen[start:] = True
+        hidden_slots = torch.ones(len(rows), len(rows), dtype=torch.bool).triu(1)
+        hidden_slots[start:] = False
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            share = q.shape[1] // k.shape[1]
-            k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
-            weights = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
-            weights = weights.masked_fill(~seen, -torch.inf)
-            return torch.einsum("hqk,khd->qhd", weights.softmax(-1), v)
+            return attention(q, k, v, hidden_slots)
 
         hidden = draft.embed_tokens(rows)
         hidden[:start] += draft.fuse_features(features)
@@ -358,12 +362,7 @@ def eagle(
     layers = draft.config.feature_layers
 
     def grown(ids: list[int], levels: int) -> Paths:
-        places = torch.arange(len(ids) - 1)
-        with torch.inference_mode():
-            _, captured = model.capture_layers(
-                torch.tensor(ids[:-1]), places, dense(causal=True), layers
-            )
-        features = torch.cat([captured[layer] for layer in layers], -1)
+        features = features_of(model, ids[:-1], layers)
         return best_paths(
             lambda path: ahead(draft, features, ids, [*path]), levels, width=width, nodes=nodes
         )
@@ -422,10 +421,7 @@ def by_block(model: Transformer, canvas: list[int], ends: list[int]) -> Tensor:
     hidden = torch.arange(len(canvas)) >= torch.tensor(stops)[:, None]
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        share = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(share, 1), v.repeat_interleave(share, 1)
-        weights = torch.einsum("qhd,khd->hqk", q, k) / q.shape[-1] ** 0.5
-        return torch.einsum("hqk,khd->qhd", weights.masked_fill(hidden, -torch.inf).softmax(-1), v)
+        return attention(q, k, v, hidden)
 
     logits = model.compute_logits(
         model(torch.tensor(canvas), torch.arange(len(canvas)), attend)
@@ -503,12 +499,8 @@ def block_diffusion(
             sure: list[int] = []
             if budget is not None:
                 spent = [float(entropy[index]) for index in first]
-                count = 1
-                while (
-                    count < len(first)
-                    and sum(spent[: count + 1]) - max(spent[: count + 1]) <= budget
-                ):
-                    count += 1
+                shared = [sum(spent[:n]) - max(spent[:n]) for n in range(1, len(first) + 1)]
+                count = max(sum(each <= budget for each in shared), 1)
                 sure = first[:count]
             elif rule == "frechet":
                 sure = together(best.tolist(), frechet_margin)
