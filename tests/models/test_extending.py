@@ -37,38 +37,19 @@ def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
     assert ours.feature_widths == (64, 32) and ours.rope.theta == 10_000
 
 
-def test_published_fields() -> None:
-    published = {
-        "architectures": ["LlamaForCausalLMEagle3"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
+def test_fields_without_effect_are_accepted() -> None:
+    plain = {
         "bos_token_id": 151643,
-        "draft_vocab_size": 32000,
-        "eos_token_id": 151645,
-        "head_dim": 128,
-        "hidden_act": "silu",
-        "hidden_size": 4096,
         "initializer_range": 0.02,
-        "intermediate_size": 12288,
-        "max_position_embeddings": 40960,
         "max_window_layers": 36,
-        "model_type": "llama",
-        "num_attention_heads": 32,
-        "num_hidden_layers": 1,
-        "num_key_value_heads": 8,
-        "rms_norm_eps": 1e-6,
         "rope_scaling": None,
-        "rope_theta": 1000000,
         "sliding_window": None,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
         "transformers_version": "4.53.1",
         "use_cache": True,
         "use_sliding_window": False,
-        "vocab_size": 151936,
     }
-    config = translate_config(published)
-    assert (config.draft_vocab, config.feature_layers, config.head_dim) == (32000, (), 128)
+    config = translate_config(published_eagle(**plain, draft_vocab_size=12, eagle_config=None))
+    assert (config.draft_vocab, config.feature_layers) == (12, ())
     assert default_feature_layers(36) == (1, 17, 32) and default_feature_layers(94) == (1, 46, 90)
     assert default_feature_layers(7) == (1, 2, 3)
 

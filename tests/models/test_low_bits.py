@@ -38,7 +38,6 @@ from outpace.models.low_bits import (
     build_quantizer,
     check_quantize,
     layer_projections,
-    torchao_config,
 )
 from outpace.models.transformer import Stack
 from refusal import refuses
@@ -202,22 +201,6 @@ def test_projections_of_layers_are_selected() -> None:
 def test_torchao_is_not_used_on_a_cpu() -> None:
     assert build_quantizer(causal_model(), "int8", "cpu") is None
     assert build_quantizer(causal_model(), None, "cuda") is None
-
-
-def test_torchao_settings_are_explicit(capable: None) -> None:
-    quantization = pytest.importorskip("torchao.quantization", reason=MISSING)
-    rows = quantization.PerRow()
-    fp8, int8, int4 = map(torchao_config, ("fp8", "int8", "int4"))
-    assert type(fp8) is quantization.Float8DynamicActivationFloat8WeightConfig
-    assert [*fp8.granularity] == [rows, rows]
-    assert (fp8.activation_dtype, fp8.weight_dtype) == (torch.float8_e4m3fn,) * 2
-    assert type(int8) is quantization.Int8WeightOnlyConfig
-    assert (int8.granularity, int8.version) == (rows, 2)
-    assert type(int4) is quantization.Int4WeightOnlyConfig
-    assert (int4.group_size, int4.int4_packing_format) == (INT4_GROUP_SIZE, "tile_packed_to_4d")
-    assert not any(each.set_inductor_config for each in (fp8, int8, int4))
-    for quantize in ("fp8", "int8", "int4"):
-        check_quantize(quantize, GPU, BF16)
 
 
 @pytest.mark.parametrize("quantize", ["int8", "fp8"])
