@@ -45,6 +45,7 @@ def test_rows_see_up_to_an_end(pattern: Pattern, visible_end: int | None, ends: 
 def test_rows_before_the_root_are_causal() -> None:
     tree = Tree.from_parents(7, [-1, 0, 0, 2, -1])
     assert tree.ancestor_masks == (0b0, 0b1, 0b1, 0b101, 0b0)
+    assert Tree.from_parents(7, [-1, 0, 1, 2]).ancestor_masks == (0, 0b1, 0b11, 0b111)
     assert tree.visible_ends(5) == [6, 7, 7, 7, 7, 7, 7]
     assert tree.positions(5) == [5, 6, 7, 8, 8, 9, 7]
     assert Tree(4, (0b11, 0b101)).positions(8) == [6, 6]
