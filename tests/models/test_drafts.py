@@ -1,8 +1,10 @@
-"""Compare the DFlash draft with its authors' code, and test what does not load."""
+"""Compare the DFlash draft with its authors' code, and test which DFlash and EAGLE drafts load."""
 
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +15,24 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from helpers import adding_draft, causal_model, published
+from helpers import (
+    GOLDEN,
+    VOCAB,
+    adding_draft,
+    causal_model,
+    extended_pair,
+    extending_draft,
+    published,
+    published_eagle,
+)
 from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
 from outpace.decoding import Kind
 from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
 from outpace.models.draft import DFlashDraft, DFlashFusedDraft
+from outpace.models.extending import build_draft_model, default_feature_layers
 
-GOLDEN = Path(__file__).parent.parent / "golden" / "dflash"
+EAGLE = GOLDEN / "eagle" / "llama"
 PAIRS = ["pair_a", "pair_b"]
 
 
@@ -43,7 +55,7 @@ def seeing(mask: Tensor | None) -> Attend:
 @pytest.fixture(scope="module", params=PAIRS)
 def pair(request: pytest.FixtureRequest) -> Path:
     """Return the folder of a target and its draft."""
-    return GOLDEN / request.param
+    return GOLDEN / "dflash" / request.param
 
 
 @pytest.fixture(scope="module")
@@ -119,11 +131,11 @@ def test_saved_draft_loads_unchanged(pair: Path, draft: DFlashDraft, tmp_path: P
     assert load_draft(tmp_path, *draft.lender).config == draft.config
 
 
-TARGET = {"hidden_size": 32, "vocab_size": 24, "num_hidden_layers": 8}
+LISTED = "eagle_aux_hidden_state_layer_ids"
 NESTED = {"mask_token_id": 23, "target_layer_ids": [1, 5]}
 
 
-def config(**changes: Any) -> dict[str, Any]:
+def dflash_fields(**changes: Any) -> dict[str, Any]:
     """Return a small published draft configuration."""
     fields = {
         **published("DFlashDraftModel"),
@@ -142,7 +154,7 @@ def config(**changes: Any) -> dict[str, Any]:
         {"block_size": None, "dflash_config": {**NESTED, "block_size": 4}},
         {"dflash_config": None, **NESTED},
         {"dflash_config": {"mask_token_id": 23}},
-        {"dflash_config": {"mask_token_id": 23}, "eagle_aux_hidden_state_layer_ids": [2, 6]},
+        {"dflash_config": {"mask_token_id": 23}, LISTED: [2, 6]},
         {"rope_theta": None, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
         {"dflash_config": {**NESTED, "causal": False}},
         {"is_causal": False, "layer_types": ["full_attention"] * 2, "sliding_window": None},
@@ -152,8 +164,8 @@ def config(**changes: Any) -> dict[str, Any]:
         {"dflash_config": {**NESTED, "input_fusion": None}},
     ],
 )
-def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
-    assert translate_config(config(**changes)) == translate_config(config())
+def test_spellings_of_one_dflash_configuration(changes: dict[str, Any]) -> None:
+    assert translate_config(dflash_fields(**changes)) == translate_config(dflash_fields())
 
 
 @pytest.mark.parametrize(
@@ -166,7 +178,7 @@ def test_spellings_of_one_configuration(changes: dict[str, Any]) -> None:
 )
 def test_default_layers_are_spread(depth: int, layers: int, expected: tuple[int, ...]) -> None:
     fields = {"num_target_layers": depth, "num_hidden_layers": layers}
-    found = translate_config(config(**fields, dflash_config={"mask_token_id": 23}))
+    found = translate_config(dflash_fields(**fields, dflash_config={"mask_token_id": 23}))
     assert found.feature_layers == expected
 
 
@@ -183,7 +195,7 @@ def test_sliding_layers_are_causal_by_default(
     changes: dict[str, Any], is_causal: tuple[bool, bool]
 ) -> None:
     kinds = ["sliding_attention", "full_attention"]
-    found = translate_config(config(layer_types=kinds, sliding_window=6, **changes))
+    found = translate_config(dflash_fields(layer_types=kinds, sliding_window=6, **changes))
     sliding, full = is_causal
     assert found.sights == (
         AttentionWindow(window=6, causal=sliding),
@@ -192,57 +204,96 @@ def test_sliding_layers_are_causal_by_default(
 
 
 @pytest.mark.parametrize(
-    ("changes", "field"),
+    ("make", "changes", "field"),
     [
-        ({"dflash_config": {**NESTED, "projector_type": "dspark"}}, "projector_type"),
-        ({"dflash_config": {**NESTED, "selector_rank": 256}}, "selector_rank"),
-        ({"dflash_config": {**NESTED, "use_swa": True}}, "use_swa"),
-        ({"dflash_config": {**NESTED, "conv_kernel_size": 2}}, "conv_kernel_size"),
-        ({"architectures": ["LiLiCorrDraftModel"]}, "LiLiCorrDraftModel"),
-        ({"architectures": ["XPressDraftModel"]}, "XPressDraftModel"),
-        ({"architectures": ["Qwen3XPressModel"]}, "Qwen3XPressModel"),
+        (
+            dflash_fields,
+            {"dflash_config": {**NESTED, "projector_type": "dspark"}},
+            "projector_type",
+        ),
+        (dflash_fields, {"dflash_config": {**NESTED, "selector_rank": 256}}, "selector_rank"),
+        (dflash_fields, {"dflash_config": {**NESTED, "use_swa": True}}, "use_swa"),
+        (dflash_fields, {"dflash_config": {**NESTED, "conv_kernel_size": 2}}, "conv_kernel_size"),
+        (dflash_fields, {"architectures": ["LiLiCorrDraftModel"]}, "LiLiCorrDraftModel"),
+        (dflash_fields, {"architectures": ["XPressDraftModel"]}, "XPressDraftModel"),
+        (dflash_fields, {"architectures": ["Qwen3XPressModel"]}, "Qwen3XPressModel"),
         *(
-            ({"dflash_config": {**NESTED, "input_fusion": wrong}}, "dflash_config.input_fusion")
+            (
+                dflash_fields,
+                {"dflash_config": {**NESTED, "input_fusion": wrong}},
+                "dflash_config.input_fusion",
+            )
             for wrong in (1, "true", {})
         ),
-        ({"input_fusion": True}, "input_fusion"),
-        ({"draft_vocab_size": 12}, "draft_vocab_size"),
-        ({"is_neox_style": False}, "is_neox_style"),
-        ({"output_multiplier": 0.5}, "output_multiplier"),
-        ({"layer_types": ["full_attention", "linear"]}, "layer_types"),
-        ({"dflash_config": {"target_layer_ids": [1, 5]}}, "mask_token_id"),
-        ({"dflash_config": {"mask_token_id": 24}}, "mask_id"),
-        ({"num_target_layers": None, "dflash_config": {"mask_token_id": 2}}, "num_target_layers"),
+        (dflash_fields, {"input_fusion": True}, "input_fusion"),
+        (dflash_fields, {"draft_vocab_size": 12}, "draft_vocab_size"),
+        (dflash_fields, {"is_neox_style": False}, "is_neox_style"),
+        (dflash_fields, {"output_multiplier": 0.5}, "output_multiplier"),
+        (dflash_fields, {"layer_types": ["full_attention", "linear"]}, "layer_types"),
+        (dflash_fields, {"dflash_config": {"target_layer_ids": [1, 5]}}, "mask_token_id"),
+        (dflash_fields, {"dflash_config": {"mask_token_id": 24}}, "mask_id"),
+        (
+            dflash_fields,
+            {"num_target_layers": None, "dflash_config": {"mask_token_id": 2}},
+            "num_target_layers",
+        ),
+        (published_eagle, {"num_hidden_layers": 2}, "num_hidden_layers"),
+        (published_eagle, {"draft_vocab_size": VOCAB + 1}, "draft_vocab_size"),
+        (published_eagle, {"attention_bias": True}, "attention_bias"),
+        (published_eagle, {"norm_before_residual": 1}, "norm_before_residual"),
+        (published_eagle, {"norm_before_fc": "yes"}, "norm_before_fc"),
+        (published_eagle, {"fc_norm": True}, "fc_norm"),
+        (published_eagle, {"norm_output": True}, "norm_output"),
+        (published_eagle, {LISTED: [1, 3]}, LISTED),
+        (published_eagle, {"target_hidden_size": 64}, "target_hidden_size"),
+        (
+            published_eagle,
+            {"eagle_config": {"use_aux_hidden_state": False}},
+            "use_aux_hidden_state",
+        ),
+        (published_eagle, {"eagle_config": {"layers": 3}}, "eagle_config.layers"),
+        (published_eagle, {"eagle_config": {LISTED: [1, 1]}}, LISTED),
+        (published_eagle, {"eagle_config": {LISTED: [1]}}, LISTED),
+        (published_eagle, {"eagle_config": {LISTED: ["1"]}}, LISTED),
+        (published_eagle, {"eagle_config": 3}, "eagle_config"),
+        (published_eagle, {"sliding_window": 8}, "sliding_window"),
+        (published_eagle, {"architectures": ["Eagle3Speculator"]}, "eagle_config"),
+        (published_eagle, {"architectures": ["Eagle3Speculators"]}, "architectures"),
+        (published_eagle, {"hidden_act": "gelu"}, "hidden_act"),
     ],
 )
-def test_other_kinds_of_drafts_are_refused(changes: dict[str, Any], field: str) -> None:
+def test_other_kinds_of_drafts_are_refused(
+    make: Callable[..., dict[str, Any]], changes: dict[str, Any], field: str
+) -> None:
     with pytest.raises(ValueError, match=field):
-        translate_config(config(**changes))
+        translate_config(make(**changes))
 
 
 @pytest.mark.parametrize(
-    ("changes", "target", "value"),
+    ("fields", "target", "value"),
     [
-        ({}, {"hidden_size": 48}, "48"),
-        ({}, {"vocab_size": 30}, "30"),
-        ({}, {"num_hidden_layers": 5}, "5"),
-        ({"num_target_layers": None}, {"num_hidden_layers": 4}, "layer 5"),
-        ({"feature_layers": (-1, 5)}, {}, "layer -1"),
+        (dflash_fields(), {"hidden_size": 48}, "48"),
+        (dflash_fields(), {"vocab_size": 30}, "30"),
+        (dflash_fields(), {"num_hidden_layers": 5}, "5"),
+        (dflash_fields(num_target_layers=None), {"num_hidden_layers": 4}, "layer 5"),
+        (published_eagle(hidden_size=48, num_attention_heads=6), {}, "48"),
+        (published_eagle(vocab_size=30), {}, "30"),
+        (published_eagle(eagle_config={LISTED: [0, 2]}), {}, "layer 2"),
+        (published_eagle(**{"eagle_config": None, LISTED: [0, 1]}), {}, "layer -1"),
+        (published_eagle(eagle_config=None), {"num_hidden_layers": 6}, LISTED),
     ],
 )
 def test_draft_of_another_target_is_refused(
-    changes: dict[str, Any], target: dict[str, int], value: str
+    fields: dict[str, Any], target: dict[str, int], value: str
 ) -> None:
-    layers = {name: changes[name] for name in changes if name == "feature_layers"}
-    other = {name: changes[name] for name in changes if name not in layers}
-    found = replace(translate_config(config(**other)), **layers)
+    config = translate_config(fields)
+    depth = {"num_hidden_layers": 8} if config.kind is Kind.DFLASH else {}
     with pytest.raises(ValueError, match=value):
-        DFlashDraft(found, causal_model(**TARGET | target))
-    DFlashDraft(translate_config(config(**other)), causal_model(**TARGET))
+        build_draft_model(config, causal_model(**depth | target))
 
 
 def test_draft_and_model_are_not_interchangeable(pair: Path, draft: DFlashDraft) -> None:
-    for folder in (pair / "draft", GOLDEN.parent / "eagle" / "llama" / "draft"):
+    for folder in (pair / "draft", EAGLE / "draft"):
         with pytest.raises(ValueError, match="draft"):
             load_model(folder)
     with pytest.raises(ValueError, match="Qwen3ForCausalLM"):
@@ -250,8 +301,8 @@ def test_draft_and_model_are_not_interchangeable(pair: Path, draft: DFlashDraft)
 
 
 def test_a_fused_draft_is_recognised(draft: DFlashDraft) -> None:
-    found = translate_config(config(dflash_config={**NESTED, "input_fusion": True}))
-    plain = translate_config(config())
+    found = translate_config(dflash_fields(dflash_config={**NESTED, "input_fusion": True}))
+    plain = translate_config(dflash_fields())
     assert (plain.kind, plain.feature_widths) == (Kind.DFLASH, ())
     assert (found.kind, found.feature_widths) == (Kind.DFLASH_FUSED, (64,))
     assert replace(found, kind=Kind.DFLASH) == plain
@@ -300,3 +351,82 @@ def test_weights_of_another_draft_are_refused(
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ValueError, match=f"'{other}.weight'"):
         load_draft(tmp_path, *draft.lender)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architectures": ["LlamaForCausalLM"]},
+        {"eagle_config": {LISTED: [0, 1], "use_aux_hidden_state": True}},
+        {"eagle_config": None, LISTED: [1, 2]},
+        {"tie_word_embeddings": True, "mlp_bias": False, "target_hidden_size": 32},
+        {"attention_bias": False, "eos_token_id": [1, 2], "norm_before_residual": False},
+    ],
+)
+def test_spellings_of_one_eagle_configuration(changes: dict[str, Any]) -> None:
+    ours, theirs = translate_config(published_eagle(**changes)), translate_config(published_eagle())
+    assert ours.feature_layers == theirs.feature_layers == (0, 1)
+    assert ours.family == "eagle" and ours.kind is Kind.EAGLE and ours.shift == 2
+    assert ours.feature_widths == (64, 32) and ours.rope.theta == 10_000
+
+
+def test_fields_without_effect_are_accepted() -> None:
+    plain = {
+        "bos_token_id": 151643,
+        "initializer_range": 0.02,
+        "max_window_layers": 36,
+        "rope_scaling": None,
+        "sliding_window": None,
+        "transformers_version": "4.53.1",
+        "use_cache": True,
+        "use_sliding_window": False,
+    }
+    config = translate_config(published_eagle(**plain, draft_vocab_size=12, eagle_config=None))
+    assert (config.draft_vocab, config.feature_layers) == (12, ())
+    assert default_feature_layers(36) == (1, 17, 32) and default_feature_layers(94) == (1, 46, 90)
+    assert default_feature_layers(7) == (1, 2, 3)
+
+
+def test_a_model_without_a_draft_vocabulary_is_llama() -> None:
+    fields = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}
+    assert translate_config(published_eagle(**fields, eagle_config=None)).family == "llama"
+
+
+def swapped(tensors: dict[str, Tensor]) -> None:
+    """Make the first two tokens of `d2t` equal."""
+    tensors["d2t"][1] = tensors["d2t"][0] - 1
+
+
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        (lambda t: t.pop("d2t"), "d2t"),
+        (lambda t: t.pop("t2d"), "t2d"),
+        (lambda t: t["d2t"].add_(400), "d2t"),
+        (lambda t: t["d2t"].sub_(400), "d2t"),
+        (swapped, "d2t"),
+        (lambda t: t["t2d"].logical_not_(), "t2d"),
+        (lambda t: t.update(t2d=t["t2d"].long()), "t2d"),
+        (lambda t: t.update(d2t=t["d2t"].float()), "d2t"),
+        (lambda t: t.update(d2t=t["d2t"][:9].clone()), "d2t"),
+        (lambda t: t.update({"embed_tokens.weight": torch.zeros(320, 64)}), "embed_tokens.weight"),
+        (lambda t: t.update({"midlayer.self_attn.q_proj.bias": torch.zeros(64)}), "q_proj.bias"),
+        (lambda t: t["fc.weight"].fill_(torch.nan), "fc.weight"),
+    ],
+)
+def test_invalid_weights_are_refused(change: Any, name: str, tmp_path: Path) -> None:
+    tensors = load_file(EAGLE / "draft" / "model.safetensors")
+    change(tensors)
+    save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copy(EAGLE / "draft" / "config.json", tmp_path)
+    with pytest.raises(ValueError, match=name):
+        load_draft(tmp_path, extended_pair()[0])
+
+
+def test_a_draft_of_all_tokens_has_no_tables(tmp_path: Path) -> None:
+    target = causal_model()
+    draft = extending_draft(target)
+    assert draft.head_tokens is None and draft.compute_logits(torch.ones(1, 32)).shape == (1, VOCAB)
+    save_model(draft, tmp_path, dtype=torch.float32)
+    assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
+    assert load_draft(tmp_path, target).config == draft.config
