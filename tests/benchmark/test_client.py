@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outpace.benchmark import sse
 from outpace.benchmark.client import Client, RequestError, record_text
 from outpace.benchmark.load_figures import compute_figures
 from outpace.benchmark.request_record import RequestRecord
+from outpace.benchmark.sse import EventReader
 from scripted import Clock, ScriptedServer
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}
@@ -274,3 +276,26 @@ def test_whatever_a_server_says_is_figures_or_a_fault(chunks):
         exchange.error = fault.kind
     assert exchange.error in (None, "failed", "malformed")
     assert json.dumps(compute_figures([exchange], 9.0, {"ttft": 1.0}), allow_nan=False)
+
+
+STREAM = (
+    b': ping\r\n\r\ndata: {"a": "\xc3\xa9"}\n\nevent: x\ndata:b\r\n\r\nid: 3\n\ndata: [DONE]\n\n'
+)
+EVENTS = [b'{"a": "\xc3\xa9"}', b"b", b"[DONE]"]
+
+
+@given(st.sets(st.integers(0, len(STREAM))))
+def test_cut_anywhere(cuts):
+    ends = sorted({0, *cuts, len(STREAM)})
+    reader, found = EventReader(), []
+    for begin, end in zip(ends, ends[1:], strict=False):
+        found += reader.read_chunk(STREAM[begin:end])
+    assert found == EVENTS and reader.incomplete_line == b""
+
+
+def test_a_line_without_end_is_refused(monkeypatch):
+    monkeypatch.setattr(sse, "MAX_LINE_BYTES", 10)
+    reader = EventReader()
+    assert reader.read_chunk(b"data: 1234") == []
+    with pytest.raises(ValueError, match="10 bytes"):
+        reader.read_chunk(b"5")

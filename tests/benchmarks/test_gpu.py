@@ -11,13 +11,11 @@ import pytest
 import torch
 
 import gpu
-from gpu_parts import answers, training
-from gpu_parts.device import Card, Setup, Where, shrunk
+from gpu_parts.device import Where, shrunk
 from gpu_parts.shapes import EAGLE, FURTHER, TARGETS, TINY
 from gpu_parts.steps import FLOOR, SIXTEEN, covered, cycle_bars, floor_bars, moved, weights
 from harness import Budget
 from outpace.checkpoints.load import translate_config
-from outpace.training import objective
 
 HERE = Where(device="cpu", dtype=torch.bfloat16, most=TINY)
 
@@ -68,46 +66,6 @@ def test_bars_judge_what_was_measured() -> None:
     ]
     (bar,) = cycle_bars(cycles)
     assert bar.what == "Dream-7B, APD, 32 requests: time outside kernels" and not bar.met
-
-
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-def test_logits_that_are_made_again_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = []
-    for entries in (2**26, 30 * 1000):
-        monkeypatch.setattr(objective, "ENTRIES", entries)
-        monkeypatch.setattr(training, "ENTRIES", entries)
-        monkeypatch.setattr(training, "timed", lambda run, **_: 1.0)
-        setup = Setup(HERE, Card(copied=1, multiplied=1), Budget(1))
-        row = training.trained(setup, training.TINY_SIZES, "Qwen3-8B")
-        found.append(row[training.LIKE])
-    assert found[0] == found[1] > 1e6
-
-
-def test_vllm_runs_in_a_process_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "vllm.py").write_text(
-        "import json, pathlib\n"
-        "class SamplingParams:\n"
-        "    def __init__(self, max_tokens, **_): assert max_tokens == 4\n"
-        "class LLM:\n"
-        "    def __init__(self, model, max_model_len, max_num_seqs, **options):\n"
-        "        config = json.loads(pathlib.Path(model, 'config.json').read_text())\n"
-        "        assert config['model_type'] == 'qwen3' and options['load_format'] == 'dummy'\n"
-        "        assert (max_model_len, max_num_seqs) == (20, 2)\n"
-        "        print('a log')\n"
-        "    def generate(self, prompts, options, use_tqdm):\n"
-        "        assert all(len(each['prompt_token_ids']) == 16 for each in prompts)\n"
-    )
-    where, budget = Where(device="cuda", dtype=torch.bfloat16, most=TINY), Budget(1)
-    assert answers.with_vllm(HERE, answers.TINY_SIZES, budget) == []
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    found = answers.with_vllm(where, answers.TINY_SIZES, budget)
-    assert [batch for batch, _ in found] == [1, 2] and budget.left_out == 0
-    (tmp_path / "vllm.py").write_text("raise RuntimeError('no memory')\n")
-    assert answers.with_vllm(where, answers.TINY_SIZES, budget) == [] and budget.left_out == 1
-    assert "no memory" in capsys.readouterr().out
 
 
 def run_with(

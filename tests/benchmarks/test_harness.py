@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from harness import Bar, Timing, alternate, costs, finish
+from official import Decode, compare
 
 OURS = [Timing(1.0, 2.0), Timing(2.0, 2.0), Timing(9.0, 2.0)]
 THEIRS = [Timing(2.0, 1.0), Timing(2.0, 1.0), Timing(3.0, 1.0)]
@@ -42,3 +44,24 @@ def test_bars_are_met_on_their_side(at_least: bool, met: list[bool], tmp_path: P
     path = tmp_path / "new" / "a.json"
     finish(Namespace(json=path), {"rows": []}, bars)
     assert [bar["met"] for bar in json.loads(path.read_text())["bars"]] == met
+
+
+def test_what_sides_share_is_checked_before_they_are_timed() -> None:
+    called: list[str] = []
+
+    def side(name: str, passes: int) -> Decode:
+        return lambda ids: (called.append(name) or ids * passes, passes)
+
+    decodes = {"official": side("official", 6), "ours": side("ours", 3)}
+    given: Any = ({"block": 4}, decodes, [[1], [2]], 2, "step")
+    rows = compare(*given, columns=lambda result, timings: {"tokens": len(result[0][0])})
+    assert [list(row)[:4] for row in rows] == [["block", "side", "tokens", "steps"]] * 2
+    assert [(row["side"], row["tokens"], row["steps"]) for row in rows] == [
+        ("official", 6, 12),
+        ("ours", 3, 6),
+    ]
+    called.clear()
+    with pytest.raises(AssertionError, match="ours"):
+        compare(*given, same=["ours"])
+    assert called == ["official", "official", "ours", "ours"]
+    assert len(compare(*given, same=["ours"], shared=lambda result: len(result[0]))) == 2

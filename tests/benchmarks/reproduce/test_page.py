@@ -63,20 +63,6 @@ def test_a_page_counts_claims_and_lists_results(tmp_path: Path) -> None:
     assert "revision 0.1.0: `outpace reproduce apd`" in text
 
 
-def test_a_page_has_a_section_for_each_task_with_the_published_figures(tmp_path: Path) -> None:
-    paper = {"speedup": 5.15, "acceptance_length": 6.54}
-    results = [RESULT, {**RESULT, "faster": {"ratio": 1.5}, "paper": paper}]
-    for task in ("gsm8k", "mtbench", "story"):
-        write(tmp_path, "dflash-table1-small", results=results)
-        (tmp_path / "dflash-table1-small.json").rename(
-            tmp_path / f"dflash-table1-small-{task}.json"
-        )
-    text = page(tmp_path)
-    assert text.count("## dflash:table1") == 2
-    assert "| dflash:table1 | small, gsm8k | 1 of 2 | 3.0 |" in text
-    assert "| 1.00 (paper 6.54) | 500 | 1.50 × (paper 5.15) |" in text
-
-
 def test_the_documentation_has_the_stored_results() -> None:
     text = (ROOT / "docs" / "reproduced.md").read_text()
     made = page(ROOT / "benchmarks" / "results")
