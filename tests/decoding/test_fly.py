@@ -26,7 +26,6 @@ def row(token: int | None = None) -> list[float]:
 
 
 def loose(drafted: list[int], window: int = 2, entropy: float = 0.3, **given) -> Fly:
-    """Return a read of some drafts."""
     return Fly(drafted=tuple(drafted), window=window, entropy=entropy, **given)
 
 

@@ -16,7 +16,6 @@ BRANCHED = Forward(ids=[1, 2, 3, 4], start=5, pattern=Tree(7, (0, 1)))
 
 
 def check(forward: Forward, **changes) -> None:
-    """Check a forward against a small model and memory."""
     sizes = {"vocab": 8, "length": 100, "slots": 40, "written": 10}
     forward.check_bounds(**sizes | changes)
 

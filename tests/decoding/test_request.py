@@ -14,7 +14,6 @@ EOS = 9
 
 
 def sequence(**options) -> Request:
-    """Return a request with a prompt of three tokens."""
     fields = {"prompt": [1, 2, 3], "max_tokens": 5, "eos": frozenset([EOS])}
     return Request(**fields | options)
 

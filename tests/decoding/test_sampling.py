@@ -28,7 +28,6 @@ NAN = float("nan")
 
 
 def many(sampling: Sampling, logits: Tensor = LOGITS) -> Tensor:
-    """Draw from the same logits at many slots."""
     read = Sample.make_reader([Sample(sampling=sampling)], [range(DRAWS)], CPU)
     return read(logits.expand(DRAWS, -1), slice(0, DRAWS)).tokens
 

@@ -8,17 +8,10 @@ from torch import Tensor
 
 from helpers import (
     MASK,
-    causal_model,
     chi_square,
-    diffusion_model,
-    engine_of,
-    enter,
-    finish,
     one_hot,
     request_of,
-    runner,
     script,
-    tokens,
 )
 from outpace.decoding import (
     CAUSAL,
@@ -31,7 +24,6 @@ from outpace.decoding import (
     Sampling,
     Target,
 )
-from outpace.engine.engine import Engine, Job
 from outpace.methods import APD
 from outpace.methods.apd import Mixture
 from outpace.pacing.controller import PaceController
@@ -48,7 +40,6 @@ SAMPLINGS = [
 
 
 def sequence(max_tokens: int = 6, **options: object) -> Request:
-    """Return a request with a prompt of three tokens."""
     return request_of(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **options)
 
 
@@ -160,7 +151,6 @@ def targets(
 
 
 def random_logits(seed: int, rows: int, vocab: int = 12) -> Tensor:
-    """Return logits of a small vocabulary."""
     return 2 * torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed))
 
 
@@ -189,29 +179,3 @@ def test_rejection_rate_is_within_the_paper_bounds(ratio: float, temperature: fl
     error = 3 * (0.25 / DRAWS) ** 0.5
     assert variation - error <= rejected <= 2 * variation + error
     assert chi_square(y, q[0]) > 1e-3
-
-
-DIFFUSION, VERIFIER = diffusion_model(seed=1), causal_model(seed=1)
-PROMPT = [3, 1, 4, 1, 5, 9]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Engine:
-    """Return an engine with a target and a verifier."""
-    return engine_of(("target", DIFFUSION), ("verifier", VERIFIER), slots=8192)
-
-
-def submit(engine: Engine, method: APD, sampling: Sampling, max_tokens: int = 24) -> Job:
-    """Queue the prompt."""
-    runners = {role: runner(engine, role) for role in ("target", "verifier")}
-    return enter(engine, method, PROMPT, runners=runners, max_tokens=max_tokens, sampling=sampling)
-
-
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-def test_ratio_one_takes_the_whole_lookahead_in_the_engine(
-    engine: Engine, sampling: Sampling
-) -> None:
-    job = submit(engine, APD(verifier="v", ratio=1.0, lookahead=8, window=4), sampling)
-    finish(engine)
-    assert len(tokens(job)) == 24
-    assert [step.kept for step in job.request.trace if step.model == "verifier"] == [8, 8, 8]

@@ -30,7 +30,6 @@ EOS = 0
 
 
 def sequence(max_tokens: int = 6, **fields: Any) -> Request:
-    """Return a request with a prompt of six tokens, for a model with blocks of four."""
     given = {"shift": 0, "block": 4, "is_block_causal": True, **fields}
     prompt = given.pop("prompt", [1, 2, 3, 1, 2, 3])
     return request_of(

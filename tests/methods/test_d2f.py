@@ -15,7 +15,6 @@ EOS = 0
 
 
 def sequence(max_tokens: int = 8, **fields: Any) -> Request:
-    """Return a request with a prompt of three tokens."""
     return request_of(
         prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, eos=frozenset([EOS]), **fields
     )

@@ -19,7 +19,6 @@ MASK = 99
 
 
 def sequence(**options) -> Request:
-    """Return a prompt of three tokens for a draft that was trained with blocks of four."""
     return request_of(
         **{"prompt": [5, 6, 7], "max_tokens": 12, "mask_id": MASK, "block": 4} | options
     )
@@ -31,7 +30,6 @@ def seen(tokens: list[int], rows: int) -> Prediction:
 
 
 def column(context: Tensor | None) -> list[float]:
-    """Return the row numbers in features."""
     assert context is not None
     return context[:, 0].tolist()
 

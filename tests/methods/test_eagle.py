@@ -32,13 +32,11 @@ def said(laws: list[dict[int, float]], rows: int = 0, begin: float = 0.0) -> Pre
 
 
 def column(features: Tensor | None) -> list[float]:
-    """Return the row numbers in features."""
     assert features is not None
     return features[:, 0].tolist()
 
 
 def sequence(**options) -> Request:
-    """Return a prompt of three tokens."""
     return request_of(**{"prompt": [5, 6, 7], "max_tokens": 12} | options)
 
 

@@ -17,7 +17,6 @@ EOS = 9
 
 
 def sequence(max_tokens: int = 6, **options: object) -> Request:
-    """Return a request with a prompt of three tokens, by default for shift 0."""
     fields = {"eos": frozenset([EOS]), "shift": 0, **options}
     return request_of(prompt=[1, 2, 3], max_tokens=max_tokens, mask_id=MASK, **fields)
 

@@ -41,11 +41,10 @@ def test_a_copy_is_proposed_where_the_end_repeats() -> None:
     [
         ([1, 2, 3, 9, 2, 3, 8, 1, 2, 3], [9, 2, 3]),  # the longest match, not the latest
         ([1, 7, 1, 8, 1, 8, 1], [8, 1, 8]),
-        (
-            [5, 1, 7, 6, 1, 8, 9, 1, 7, 3, 1],
-            [7],
-        ),  # among equal ones, the most frequent next token
-        ([5, 1, 7, 6, 1, 8, 9, 1], [8]),  # then the latest
+        # Among equal ones, the most frequent next token, then the latest place.
+        ([5, 1, 7, 6, 1, 8, 9, 1, 7, 3, 1], [7]),
+        ([5, 1, 7, 6, 1, 8, 9, 1], [8]),
+        ([1, 2, 3, 4, 1, 2, 3, 5, 1, 2], [3, 5]),
         ([1, 2, 3], []),
         ([1], []),
         ([4, 4, 4], [4, 4]),  # which repeats

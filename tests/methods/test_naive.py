@@ -71,7 +71,6 @@ PADDED.unembedding.weight[VOCAB - 2 :] = 0  # padding rows
 
 
 def run(engine: Engine, method, prompt: list[int], eos: int | None, **roles: str) -> list[int]:
-    """Return the tokens of one request."""
     runners = {role: runner(engine, name) for role, name in roles.items()}
     ends = frozenset() if eos is None else frozenset([eos])
     job = enter(engine, method, prompt, runners=runners, max_tokens=TOKENS, eos=ends)
@@ -81,7 +80,6 @@ def run(engine: Engine, method, prompt: list[int], eos: int | None, **roles: str
 
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """Return an engine with a runner for each model."""
     return engine_of(
         ("causal", CAUSAL),
         ("masked", MASKED),

@@ -14,7 +14,6 @@ WARM = Sampling(temperature=1.0, seed=7)
 
 
 def sequence(**options) -> Request:
-    """Return a prompt of three tokens."""
     return request_of(**{"prompt": [5, 6, 7], "max_tokens": 12, **options})
 
 

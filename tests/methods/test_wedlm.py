@@ -25,7 +25,6 @@ SURE, TORN = 0.0, 2.0
 
 
 def sequence(max_tokens: int = 12, **options: object) -> Request:
-    """Return a request with a prompt of two tokens."""
     return request_of(prompt=[1, 2], max_tokens=max_tokens, mask_id=MASK, **options)
 
 
@@ -143,19 +142,8 @@ def test_verified_tokens_are_the_autoregressive_ones() -> None:
     assert list(forward.predict[:5]) == [5, 6, 7, 8, 9]
 
 
-def test_wrong_guess_is_replaced_and_the_rest_dropped() -> None:
-    seq = sequence()
-    decoding = WeDLM(window=3, verify=True).decode(seq)
-    next(decoding)
-    decoding.send(said(3, 4, 5))
-    forward = decoding.send(said(4, 9, 6, 7, 8, 8))
-    assert seq.tokens == [3, 4, 9]
-    assert shape(forward) == (4, [9, MASK, MASK, MASK], [4, 5, 6, 7], [5, 6, 7])
-
-
 @pytest.fixture(scope="module")
 def engine() -> Engine:
-    """Return an engine with a model with a mask and one without."""
     models = ("masked", masked_model(seed=1)), ("plain", causal_model(seed=1))
     return engine_of(*models, slots=8192)
 
