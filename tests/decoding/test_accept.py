@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from helpers import chi_square
-from outpace.decoding import Sampling, agreement
+from outpace.decoding import Sample, Sampling, agreement
 from outpace.decoding.accept import Rejection
 from outpace.decoding.branches import DraftTree, accepted_path
 
-DRAWS = 20_000
+CPU, DRAWS = torch.device("cpu"), 20_000
+SLOTS = range(0, 2 * DRAWS, 2)
 
 
 @pytest.mark.parametrize(
@@ -35,8 +36,8 @@ def verify(drafted: Tensor, p: Tensor, q: Tensor, sampling: Sampling) -> Tensor:
         Rejection(drafted=(token,), guess=q.log()[None], sampling=sampling)
         for token in drafted.tolist()
     ]
-    slots = [range(2 * index, 2 * index + 2) for index in range(len(reads))]
-    reader = Rejection.make_reader(reads, slots, torch.device("cpu"))
+    slots = [range(slot, slot + 2) for slot in SLOTS]
+    reader = Rejection.make_reader(reads, slots, CPU)
     logits = p.log().expand(2 * len(reads), -1)
     return reader(logits, slice(0, len(logits))).tokens.view(-1, 2)
 
@@ -48,11 +49,11 @@ def test_rejection_gives_the_law_of_the_target(top_k: int | None) -> None:
     if top_k:
         kept_p[3] = kept_q[0] = 0
     kept_p, kept_q = kept_p / kept_p.sum(), kept_q / kept_q.sum()
-    drafted = torch.multinomial(
-        kept_q, DRAWS, replacement=True, generator=torch.Generator().manual_seed(0)
-    )
-    tokens = verify(drafted, p, q, Sampling(temperature=1.0, top_k=top_k, seed=1))
-    # Bounds of 1e-3 on fixed seeds: every draw is a function of the seed.
+    sampling = Sampling(temperature=1.0, top_k=top_k, seed=1)
+    # As a draft draws, with the noise of step 1 at the same slots.
+    draft = Sample.make_reader([Sample(sampling=sampling, step=1)], [SLOTS], CPU)
+    drafted = draft(q.log().expand(DRAWS, -1), slice(0, DRAWS)).tokens
+    tokens = verify(drafted, p, q, sampling)
     assert chi_square(tokens[:, 0], kept_p) > 1e-3
     assert chi_square(tokens[:, 1], kept_p) > 1e-3
     accepted = float((tokens[:, 0] == drafted).float().mean())
