@@ -32,12 +32,12 @@ INT4_SIZES = (32, 19)
 
 
 def places(name: str) -> list[int]:
-    """Where the bytes of a block have float16."""
+    """Return the places of float16 numbers in the bytes of a block."""
     return [208] if name == "Q6_K" else [0, 2] if name in MINIMA else [0]
 
 
 def random_blocks(name: str, outputs: int, inputs: int, seed: int = 0) -> Bytes:
-    """Bytes `[out, blocks, size]` of a matrix: any codes, and scales of a usual size."""
+    """Return bytes `[out, blocks, size]` of a matrix: any codes, and scales of a usual size."""
     rng = np.random.default_rng(seed)
     numbers, size = INT4_SIZES if name == "INT4" else GGML_QUANT_SIZES[GGMLQuantizationType[name]]
     blocks = rng.integers(0, 256, (outputs, inputs // numbers, size), np.uint8)
@@ -50,12 +50,12 @@ def random_blocks(name: str, outputs: int, inputs: int, seed: int = 0) -> Bytes:
 
 
 def rows_of(name: str, blocks: Bytes) -> FormatRows:
-    """The same rows by their addresses."""
+    """Return the same rows by their addresses."""
     return FormatRows(BLOCK_FORMATS[name], np.array([row.ctypes.data for row in blocks], np.uint64))
 
 
 def pack_blocks(name: str, blocks: Bytes) -> PackedMatrix:
-    """A matrix in tiles."""
+    """Pack a matrix."""
     packed = pack_matrix(
         [rows_of(name, blocks)], blocks.shape[1] * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     )
@@ -64,7 +64,7 @@ def pack_blocks(name: str, blocks: Bytes) -> PackedMatrix:
 
 
 def dequantized(name: str, blocks: Bytes) -> Floats:
-    """The matrix `[out, in]` as the library `gguf` reads it, or as INT4 is defined."""
+    """Return the matrix `[out, in]` as the library `gguf` reads it, or as INT4 is defined."""
     if name == "INT4":
         scale = blocks[..., :2].copy().view(np.float16).astype(np.float32)
         codes = np.concatenate((blocks[..., 3:] & 15, blocks[..., 3:] >> 4), -1)
@@ -75,7 +75,7 @@ def dequantized(name: str, blocks: Bytes) -> Floats:
 
 
 def parts_of(name: str, blocks: Bytes) -> tuple[NDArray[np.int64], Floats, Floats]:
-    """Codes `[out, in]`, scales and minima `[out, in / 16]` of a matrix."""
+    """Return codes `[out, in]`, scales and minima `[out, in / 16]` of a matrix."""
     plain = blocks.copy()
     for number, place in enumerate(places(name)):
         one = np.array([0 if number else 1], np.float16).view(np.uint8)
@@ -88,7 +88,7 @@ def parts_of(name: str, blocks: Bytes) -> tuple[NDArray[np.int64], Floats, Float
         scale = scale * blocks[..., SUB_SCALES[name]].view(np.int8)
         minimum = np.zeros_like(scale)
     elif name in SUB_SCALES:
-        # A scale of 1 and a minimum of nought in each eighth.
+        # A scale of 1 and a minimum of 0 in each eighth.
         plain[..., SUB_SCALES[name]] = [*[1] * 4, *[0] * 4, *[1] * 4]
         own = blocks[..., SUB_SCALES[name]].reshape(-1, 12)
         scales, minima = quants.Q4_K.get_scale_min(own)
@@ -104,21 +104,21 @@ def parts_of(name: str, blocks: Bytes) -> tuple[NDArray[np.int64], Floats, Float
 
 
 def rounded(x: Floats) -> tuple[NDArray[np.int64], Floats]:
-    """Codes `[T, blocks, 32]` of rows, and the scale `[T, blocks]` of each block."""
+    """Return codes `[T, blocks, 32]` of rows, and the scale `[T, blocks]` of each block."""
     blocks = x.reshape(len(x), -1, PACKED_BLOCK)
     scale = np.maximum(np.abs(blocks).max(-1), np.float32(1e-30)) / np.float32(127)
     return np.rint(blocks / scale[..., None]).astype(np.int64), scale
 
 
 def fused(a: Any, b: Any, c: Floats) -> Floats:
-    """`a * b + c`, rounded once."""
+    """Return `a * b + c`, rounded once."""
     wide = np.multiply(a, b, dtype=np.longdouble) + c.astype(np.longdouble)
     sums: Floats = wide.astype(np.float32)
     return sums
 
 
 def multiplied(name: str, blocks: Bytes, x: Floats) -> Floats:
-    """Rows `[T, out]`: whole numbers in a block, then float32 from the first block to the last."""
+    """Return rows `[T, out]`, summed in integers in a block, then in float32 over the blocks."""
     codes, scale, minimum = parts_of(name, blocks)
     own, step = rounded(x)
     total = np.zeros((len(x), len(codes)), np.float32)

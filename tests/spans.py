@@ -1,4 +1,4 @@
-"""What a back end attends with: sequences whose pages lie anywhere, and what their rows see."""
+"""Rows of sequences with scattered pages, and a pass of a back end over them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from outpace.engine.cache import PAGE_SIZE, PageTable
 TREE = Tree.from_parents(70, [-1, -1, 0, 1, 2, 2, 0, 6])
 FAR = Tree(20, (1 << 40 | 5, 1 << 62 | 1 << 40, 7))
 AHEAD = Tree(100, (0, 1, *[0b11111] * 3, 0, 1, 0b11))
-"""Rows of slots 70 to 77, 83 to 85 and 100 to 107; the last bit that there is is among theirs.
+"""Rows of slots 70 to 77, 83 to 85 and 100 to 107; the second uses the last bit of a mask.
 
 In the third, three rows see each other."""
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    """Numbers that are the same every time."""
+    """Return reproducible random numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def scattered(count: int, size: int, seed: int) -> list[PageTable]:
-    """Tables of `size` slots whose pages lie anywhere; the last one's lie side by side."""
+    """Return tables of `size` slots with scattered pages, contiguous only in the last one."""
     each = -(-size // PAGE_SIZE)
     order = np.random.default_rng(seed).permutation((count - 1) * each).tolist()
     pages = [order[n * each : n * each + each] for n in range(count - 1)]
@@ -35,7 +35,10 @@ def scattered(count: int, size: int, seed: int) -> list[PageTable]:
 
 
 def spans_of(asked: Sequence[tuple[int, int, object]], size: int, seed: int = 0) -> list[RowSpan]:
-    """Spans of (start, rows, pattern): "causal", "full", a reach, lengths of blocks, or a tree."""
+    """Return spans of (start, rows, pattern).
+
+    A pattern is "causal", "full", a visible end, lengths of blocks, or a tree.
+    """
     spans, begin = [], 0
     for (start, rows, pattern), table in zip(asked, scattered(len(asked), size, seed), strict=True):
         end, tree = start + rows, None
@@ -63,7 +66,7 @@ def attend(
     layer: int = 0,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """What a back end makes of queries over what stands in the cache."""
+    """Attend with queries over the cache of a back end, without new keys."""
     numbers = [torch.from_numpy(each) for each in backend.plan_arrays(spans)]
     none = torch.zeros(0, dtype=torch.int64)
     nothing = q.new_zeros(0, *backend.keys[0].shape[1:])

@@ -73,29 +73,14 @@ def attend(
     memory: Tensor,
     spans: list[RowSpan],
     q: Tensor,
-    sight: AttentionWindow | None = None,
+    window: AttentionWindow | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend in the last layer over the stored keys, without writing new ones."""
-    sights = [AttentionWindow(), sight] if sight else []
+    sights = [AttentionWindow(), window] if window else []
     backend = DenseAttention(list(memory[0]), list(memory[1]), HEADS, sights)
     none = q.new_zeros(0, KEYS, DIM)
     return backend.plan_pass(batch(spans, []))(1, q, none, none, sinks)
-
-
-@given(st.integers(1, 6), st.integers(6, 12), st.booleans(), st.data())
-def test_rows_see_up_to_their_visible_end(
-    rows: int, length: int, scattered: bool, data: st.DataObject
-) -> None:
-    q, memory = random(rows, HEADS, DIM), random(2, 2, 40, KEYS, DIM)
-    shuffled = torch.randperm(40, generator=torch.Generator().manual_seed(2))[:length].tolist()
-    places = shuffled if scattered else list(range(7, 7 + length))
-    stops = sorted(
-        data.draw(st.lists(st.integers(1, length), min_size=rows - 1, max_size=rows - 1))
-    )
-    span = RowSpan(slice(0, rows), length - rows, length, [*stops, length], Memory(places))
-    expected = by_hand(q, memory[0, 1], memory[1, 1], [places[:s] for s in [*stops, length]])
-    torch.testing.assert_close(attend(memory, [span], q), expected)
 
 
 @given(
@@ -106,29 +91,32 @@ def test_rows_see_up_to_their_visible_end(
     st.sampled_from([None, torch.tensor([0.0, -3.0, 2.0, 9.0])]),
     st.data(),
 )
-def test_equally_spaced_sequences_match(
+def test_rows_see_up_to_their_visible_end(
     placed: list[tuple[int, int]],
-    sight: AttentionWindow | None,
+    window: AttentionWindow | None,
     sinks: Tensor | None,
     data: st.DataObject,
 ) -> None:
     memory = random(2, 2, 8 * 16, KEYS, DIM)
+    order = torch.randperm(16, generator=torch.Generator().manual_seed(2)).tolist()
     spans: list[RowSpan] = []
     seen: list[list[int]] = []
     for place, rows in placed:
         start = data.draw(st.integers(0, 16 - rows))
-        causal, begin = data.draw(st.booleans()), spans[-1].rows.stop if spans else 0
+        scattered, begin = data.draw(st.booleans()), spans[-1].rows.stop if spans else 0
         end = start + rows
-        pages = Memory(list(range(place * 16, place * 16 + 16)), stride=16)
-        stops = None if causal else [end] * rows
+        slots = [place * 16 + slot for slot in (order if scattered else range(16))]
+        pages = Memory(slots, stride=0 if scattered else 16)
+        ends = st.lists(st.integers(1, end), min_size=rows - 1, max_size=rows - 1)
+        stops = data.draw(st.none() | ends.map(lambda ends, end=end: [*sorted(ends), end]))
         spans.append(RowSpan(slice(begin, begin + rows), start, end, stops, pages))
-        for own in range(start, end):
-            least = 0 if sight is None or sight.window is None else own - sight.window + 1
-            last = own + 1 if causal or (sight and sight.causal) else end
-            seen.append([place * 16 + slot for slot in range(max(least, 0), last)])
+        for own, stop in zip(range(start, end), stops or range(start + 1, end + 1), strict=True):
+            least = 0 if window is None or window.window is None else own - window.window + 1
+            last = min(stop, own + 1) if window and window.causal else stop
+            seen.append(slots[max(least, 0) : last])
     q = random(spans[-1].rows.stop, HEADS, DIM)
     expected = by_hand(q, memory[0, 1], memory[1, 1], seen, sinks)
-    torch.testing.assert_close(attend(memory, spans, q, sight, sinks), expected)
+    torch.testing.assert_close(attend(memory, spans, q, window, sinks), expected)
 
 
 trees = st.lists(st.integers(-1, 5), min_size=1, max_size=6).map(
@@ -142,7 +130,7 @@ trees = st.lists(st.integers(-1, 5), min_size=1, max_size=6).map(
     st.booleans(),
 )
 def test_tree_rows_see_prefix_and_ancestors(
-    grown: list[tuple[list[int], int, int]], sight: AttentionWindow | None, scattered: bool
+    grown: list[tuple[list[int], int, int]], window: AttentionWindow | None, scattered: bool
 ) -> None:
     memory = random(2, 2, 8 * 16, KEYS, DIM)
     order = torch.randperm(16, generator=torch.Generator().manual_seed(1)).tolist()
@@ -168,11 +156,11 @@ def test_tree_rows_see_prefix_and_ancestors(
         for row, parent in enumerate(parents):
             above.append([*(above[parent] if parent >= 0 else []), trunk + row])
             shown.append([*range(trunk), *above[-1]])
-        window = 16 if sight is None or sight.window is None else sight.window
-        seen += [[slots[slot] for slot in row[-window:]] for row in shown]
+        count = 16 if window is None or window.window is None else window.window
+        seen += [[slots[slot] for slot in row[-count:]] for row in shown]
     q = random(spans[-1].rows.stop, HEADS, DIM)
     expected = by_hand(q, memory[0, 1], memory[1, 1], seen)
-    torch.testing.assert_close(attend(memory, spans, q, sight), expected)
+    torch.testing.assert_close(attend(memory, spans, q, window), expected)
 
 
 @pytest.mark.parametrize("window", [2, 3, 12])

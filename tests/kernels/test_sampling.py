@@ -138,10 +138,10 @@ def test_filters_accept_the_tokens_of_the_reference(
     monkeypatch.setattr(read, "MAX_REDRAWS", tl.constexpr(redraws))
     cuts = ({"top_p": 0.3}, {"top_k": 2}, {"min_p": 0.9999})
     samplings = [Sampling(temperature=1e4, seed=seed, **cut) for seed, cut in enumerate(cuts)]
-    each, plain = noisy(samplings, [range(4)] * 3), random_logits(1, 60)
+    each, plain = noisy(samplings, [range(2)] * 3), random_logits(1, 60)
     for logits in (plain, plain.round(), plain.sign()):  # ties, too
-        rows = logits.repeat(12, 1)
-        assert torch.equal(each.read_fused(rows, slice(0, 12))[0], each(rows, slice(0, 12)))
+        rows = logits.repeat(6, 1)
+        assert torch.equal(each.read_fused(rows, slice(0, 6))[0], each(rows, slice(0, 6)))
 
 
 def test_a_view_of_rows_is_read_in_place() -> None:
@@ -272,7 +272,7 @@ def test_verified_tokens_and_scores_equal_the_reference(
 
 
 def test_chunks_and_views_change_nothing(kernels: Kernels) -> None:
-    logits, reads = random_drafts(40, 40, FEW)
+    logits, reads = random_drafts(40, 40, FEW[1:])
     kernels(True)
     whole = verify(reads, logits)
     parts = [verify(reads, logits, slice(n, n + 4)).tokens for n in range(0, len(logits), 4)]
@@ -284,13 +284,12 @@ def test_chunks_and_views_change_nothing(kernels: Kernels) -> None:
     check_same(verify(turned, logits.T.contiguous().T), whole)
 
 
-@pytest.mark.parametrize("draft", [1, 14], ids=["outside", "longer"])
-def test_an_empty_residual_samples_the_target(draft: int, kernels: Kernels) -> None:
+def test_an_empty_residual_samples_the_target(kernels: Kernels) -> None:
     logits = torch.tensor([[3.0, -5.0, 2.9, 2.8]]).repeat(11, 1)
     guess = torch.cat((logits[1:], torch.full((10, 30), -1e30)), 1)
-    read = Rejection(
-        drafted=(draft,) * 10, guess=guess, sampling=Sampling(temperature=1.0, top_k=3, seed=2)
-    )
+    # The first draft is outside of the distribution, the second of the vocabulary.
+    sampled = Sampling(temperature=1.0, top_k=3, seed=2)
+    read = Rejection(drafted=(1, 14) * 5, guess=guess, sampling=sampled)
     kernels(False)
     wanted = verify([read], logits).tokens
     kernels(True)
