@@ -1,13 +1,19 @@
-"""Test the direct norms of frozen models on a CPU, and the rows that a model returns."""
+"""Test parts of models: direct norms, returned rows, delta layers and prediction heads."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import pytest
 import torch
 
-from helpers import causal_model, dense, published, whole
+from helpers import causal_model, dense, hybrid_model, published, whole
 from outpace.checkpoints.load import translate_config
+from outpace.kernels.gated_delta import DeltaState, SequenceRows
+from outpace.models.config import MTPHead
+from outpace.models.mtp import mtp_config
 from outpace.models.norm import DirectNorm, DirectOffsetNorm, OffsetNorm, build_norm, freeze_model
+from outpace.models.transformer import BEFORE_NORM
 
 
 def freeze(norm: torch.nn.Module) -> torch.nn.Sequential:
@@ -74,3 +80,33 @@ def test_wanted_rows_are_those_of_the_whole(wanted: list[int]) -> None:
     every = model(rows, rows, attend)
     part = model(rows, rows, attend, torch.tensor(wanted, dtype=torch.int64))
     torch.testing.assert_close(part, every[wanted], atol=1e-5, rtol=1e-5)
+
+
+@torch.inference_mode()
+def test_copies_of_delta_states_continue_as_the_text() -> None:
+    layer, slots = hybrid_model().blocks[0].attention, [16, 64, 100, 128, 140]
+    torch.manual_seed(0)
+    parts = layer.project_rows(torch.randn(200, 32))
+    mixed, beta, decay = parts[0], parts[2], parts[3]
+
+    def run(state: DeltaState | None, first: int, end: int, copied: list[int]) -> tuple:
+        rows = SequenceRows(state, slice(0, end - first), end, copied)
+        given = (part[first:end] for part in (mixed, decay, beta))
+        out, (states,) = layer.run_sequences(*given, [rows])
+        return out, states.copies
+
+    whole, _ = run(None, 0, 200, [])
+    _, copies = run(None, 0, 140, slots)
+    assert [copy.start for copy in copies] == slots
+    for copy in copies:
+        torch.testing.assert_close(run(copy, copy.start, 200, [])[0], whole[copy.start :])
+
+
+def test_a_prediction_head_reads_the_states_of_its_family() -> None:
+    target = translate_config(published())
+    for is_before, layer in ((True, BEFORE_NORM), (False, target.layers - 1)):
+        head = MTPHead(before_norm=is_before)
+        assert mtp_config(replace(target, mtp=head)).feature_layers == (layer,)
+    for other in (None, MTPHead(count=2)):
+        with pytest.raises(ValueError, match="MTP"):
+            mtp_config(replace(target, mtp=other))
