@@ -129,6 +129,13 @@ def test_block_beyond_the_trained_one_warns() -> None:
         script(DFlash(draft="near", block=5), sequence(max_tokens=1), [seen([8], 3)])
 
 
+def test_options_need_a_draft_that_supports_them() -> None:
+    with refuses("confidence_threshold"):
+        DFlash(draft="", confidence_threshold=0.5).check_request(sequence())
+    with refuses("width"):
+        DFlash(draft="", width=2).check_request(sequence(drafts_in_order=True))
+
+
 @pytest.mark.parametrize("options", [{}, {"block": 4}], ids=str)
 def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> None:
     method = DFlash(draft="", tokens=9, verify="fly", fly_window=3, **options)
