@@ -6,7 +6,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import enter, finish, runner, tokens
@@ -84,7 +84,6 @@ def test_each_token_of_an_answer_ends_it_there(
 
 @pytest.mark.parametrize("pace", ["off", "auto"])
 @given(requests, st.frozensets(st.integers(0, 23), max_size=3), st.integers(0, 12))
-@settings(max_examples=12)
 def test_stop_ids_of_any_request(
     pace: str, request: Request, stops: frozenset[int], least: int
 ) -> None:
@@ -94,7 +93,6 @@ def test_stop_ids_of_any_request(
 
 @pytest.mark.nightly
 @given(requests, st.frozensets(st.integers(0, 23), min_size=1, max_size=3), st.integers(0, 12))
-@settings(max_examples=150)
 def test_stop_ids_of_many_requests(request: Request, stops: frozenset[int], least: int) -> None:
     (free,) = run((request, frozenset(), least))
     job, other, _ = run((request, stops, least), (request, frozenset(), least), (request,))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import resource
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers import is_idle
 from outpace import LLM, Output
-from outpace.api.answers import InvalidRequestError, answer_file, iterate_answers, open_for_append
+from outpace.api.answers import InvalidRequestError, answer_file
 from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
 from outpace.evaluation.generated.story import story_problems
 from outpace.methods import Autoregressive
@@ -69,6 +67,7 @@ def test_answers_are_those_of_generate_and_train(llm: LLM, tmp_path: Path) -> No
     assert trained == set(texts) and all(examples[n].ended for n in range(9))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "torn", [b"", b"{", b'{"line": 9, "mess', b'{"line": 5, "prompt": "%b", "resp']
 )
@@ -137,13 +136,6 @@ def test_a_bad_line_is_named_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_prompt_without_room_is_named(llm: LLM, tmp_path: Path) -> None:
-    source = write(tmp_path / "prompts", {"prompt": "x"}, {"prompt": "apples " * 400})
-    with pytest.raises(ValueError, match=r"prompts:2: .* is too long"):
-        answer_file(llm, source, tmp_path / "out", max_tokens=8)
-    assert is_idle(llm.engine)
-
-
 def test_answers_to_other_prompts_are_refused(llm: LLM, tmp_path: Path) -> None:
     source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
     write(target, {"line": 2, "prompt": "other", "response": "x"})
@@ -184,22 +176,6 @@ def test_a_foreign_file_is_refused_as_it_stands(llm: LLM, tmp_path: Path, held: 
     assert target.read_bytes() == held
 
 
-@pytest.mark.parametrize("name", [".", "/dev/full", "/proc/none/out"])
-def test_where_nothing_can_be_appended_no_prompt_is_answered(
-    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    monkeypatch.setattr(llm, "submit", None)
-    with pytest.raises((ValueError, OSError), match=r"not a regular file|/proc/none"):
-        answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / name)
-
-
-def test_a_file_that_another_run_writes_to_is_refused(llm: LLM, tmp_path: Path) -> None:
-    source, target = prompts(tmp_path / "prompts"), tmp_path / "out"
-    with open_for_append(target), pytest.raises(ValueError, match="another run is writing to"):
-        answer_file(llm, source, target)
-    assert answer_file(llm, source, target, max_tokens=4) == 9
-
-
 def test_a_full_disk_loses_and_doubles_nothing(llm: LLM, tmp_path: Path) -> None:
     source, whole, full = (tmp_path / name for name in ("prompts", "whole", "full"))
     answer_file(llm, prompts(source), whole, max_tokens=8)
@@ -213,28 +189,6 @@ def test_a_full_disk_loses_and_doubles_nothing(llm: LLM, tmp_path: Path) -> None
     assert full.stat().st_size == whole.stat().st_size // 2 and not llm.driver.stats.running
     answer_file(llm, source, full, max_tokens=8)
     assert read(full) == read(whole)
-
-
-def test_lines_end_at_line_feeds_alone(llm: LLM, tmp_path: Path) -> None:
-    source, target = tmp_path / "prompts", tmp_path / "out"
-    texts = ["one\u2028two", "three\u0085four", "five\u2029six"]
-    lines = (json.dumps({"prompt": text}, ensure_ascii=False) for text in texts)
-    source.write_text("\r\n".join(lines), encoding="utf-8")
-    assert answer_file(llm, source, target, max_tokens=4) == 3
-    assert [record["prompt"] for record in read(target)] == texts
-
-
-def test_messages_that_are_none_leave_the_prompt(llm: LLM, tmp_path: Path) -> None:
-    source, target = tmp_path / "prompts", tmp_path / "out"
-    write(source, {"prompt": "hi", "messages": None})
-    assert answer_file(llm, source, target, max_tokens=4) == 1
-    assert read(target)[0]["prompt"] == "hi"
-
-
-@pytest.mark.parametrize("seed", ["abc", None, 1.5])
-def test_a_seed_is_a_whole_number(llm: LLM, tmp_path: Path, seed: Any) -> None:
-    with pytest.raises(ValueError, match="seed must be an integer"):
-        answer_file(llm, prompts(tmp_path / "prompts"), tmp_path / "out", seed=seed)
 
 
 def test_a_request_that_is_refused_elsewhere_is_named(tmp_path: Path) -> None:
@@ -253,17 +207,3 @@ def test_a_request_that_is_refused_elsewhere_is_named(tmp_path: Path) -> None:
 
 
 ASIDE: Any = {"prompt_tokens": 1, "seconds": 0.0}
-
-
-def test_prompts_are_taken_as_they_are_needed(llm: LLM) -> None:
-    taken: list[int] = []
-
-    def requests():
-        for number in range(9):
-            taken.append(number)
-            yield f"prompt {number}", QUESTIONS[number], {"max_tokens": 4 + number}
-
-    first = list(islice(iterate_answers(llm, requests(), batch=2), 1))
-    assert first[0][0] == 0 and len(taken) <= 5
-    assert is_idle(llm.engine)
-    assert llm.engine.max_sequences == 256

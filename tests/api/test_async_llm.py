@@ -6,26 +6,18 @@ import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from helpers import is_idle, pages_in_use
+from helpers import is_idle
 from outpace import LLM, AsyncLLM
 from outpace.api.engine_client import DrainingError, EngineDiedError
-from outpace.api.engine_loop import (
-    MAX_NOTIFICATION_DELAY,
-    MAX_NOTIFICATION_SHARE,
-    NotificationBudget,
-)
-from outpace.api.engine_messages import QueueFullError, RequestProgress
-from outpace.api.engine_thread import DELIVERY_HOPS, EngineThread, deliver_progress
-from outpace.api.pending_request import PendingRequest
+from outpace.api.engine_messages import QueueFullError
+from outpace.api.engine_thread import EngineThread
 from outpace.decoding import Decoding, Forward, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import APD, D2F, Autoregressive, Diffusion, LeftToRight, Method, Speculative
@@ -241,32 +233,6 @@ def test_bad_input_takes_no_place(llm: LLM) -> None:
     run(work())
 
 
-def test_constraints_are_read_aside(llm: LLM) -> None:
-    slow = "(a|b)*a(a|b){30}"
-
-    async def work() -> None:
-        async with serving(llm) as served:
-            known = await served.generate(QUESTION, regex="[a-c]{2}", max_tokens=8)
-            over: list[str] = []
-
-            async def ask(name: str, **options: Any) -> None:
-                try:
-                    await served.generate(QUESTION, max_tokens=4, **options)
-                except ValueError as error:
-                    assert str(error).startswith("regex: it is too large")
-                over.append(name)
-
-            await asyncio.gather(
-                ask("slow", regex=slow), ask("free"), ask("known", regex="[a-c]{2}")
-            )
-            assert over[-1] == "slow"
-            (alone,) = llm.generate(QUESTION, regex="[a-c]{2}", max_tokens=8)
-            assert known.ids == alone.ids
-            assert not served.thread.loop.compiling and not served.requests
-
-    run(work())
-
-
 def test_draining_takes_nothing_more(llm: LLM) -> None:
     async def work() -> str:
         async with serving(llm) as served:
@@ -277,24 +243,6 @@ def test_draining_takes_nothing_more(llm: LLM) -> None:
             return (await answer.output()).text
 
     assert run(work()) == llm.generate(QUESTION)[0].text
-
-
-@pytest.mark.parametrize("shared", [False, True])
-def test_closing_ends_what_is_in_hand(llm: LLM, shared: bool) -> None:
-    async def work() -> None:
-        served = AsyncLLM(llm, thread=EngineThread() if shared else None)
-        answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=400)
-        served.close()
-        with suppress(EngineDiedError):
-            assert (await answer.output()).finish_reason == "cancelled"
-        await served.drained()
-        with pytest.raises(DrainingError if shared else EngineDiedError):
-            await served.submit(QUESTION)
-        served.thread.close()
-        served.thread.thread.join(LIMIT)
-
-    run(work())
-    assert pages_in_use(llm.engine) == 0
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
@@ -316,95 +264,3 @@ def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
         served.close()
 
     run(work())
-
-
-def test_threads_may_drive_beside_it(llm: LLM) -> None:
-    async def work() -> list[str]:
-        async with serving(llm) as served:
-            loop = asyncio.get_running_loop()
-            ask = partial(llm.generate, QUESTION)
-            plain = [loop.run_in_executor(None, ask) for _ in range(4)]
-            outputs = await asyncio.gather(*(served.generate(QUESTION) for _ in range(8)))
-            return [output.text for output in [*outputs, *sum(await asyncio.gather(*plain), [])]]
-
-    assert set(run(work())) == {llm.generate(QUESTION)[0].text}
-
-
-def test_a_name_is_served_once(llm: LLM) -> None:
-    async def work() -> str:
-        thread = EngineThread()
-        first = AsyncLLM(llm, thread=thread)
-        with pytest.raises(ValueError, match="'tiny-ar' is already served"):
-            AsyncLLM(llm, thread=thread)
-        first.close()
-        while llm.name in thread.loop.models:
-            await asyncio.sleep(0.001)
-        async with serving(llm, thread=thread) as again:
-            text = (await again.generate(QUESTION)).text
-            assert first.running == first.waiting == again.running == 0
-            thread.close()
-        return text
-
-    assert run(work()) == llm.generate(QUESTION)[0].text
-
-
-def test_bounds_of_the_queue() -> None:
-    with pytest.raises(ValueError, match="max_waiting must be at least 0"):
-        AsyncLLM(LLM("tiny-aux"), thread=EngineThread(), max_waiting=-1)
-
-
-def test_what_can_wait_rests_by_its_cost() -> None:
-    def burn(seconds: float) -> None:
-        began = time.thread_time()
-        while time.thread_time() - began < seconds:
-            pass
-
-    async def rest(budget: NotificationBudget, cost: float, *, urgent: bool) -> float:
-        """Seconds of rest after progress whose reader computes for so long."""
-        model: Any = SimpleNamespace(requests=set(), client=SimpleNamespace(requests={}))
-        request = PendingRequest(model, 0)
-
-        async def read() -> None:
-            await request.wait_until_admitted()
-            burn(cost)
-
-        reader = asyncio.create_task(read())
-        await asyncio.sleep(0)
-        charge = None if urgent else budget.add_cost
-        deliver_progress(request.loop, [(request, RequestProgress(0))], charge)
-        await reader
-        for _ in range(DELIVERY_HOPS):
-            await asyncio.sleep(0)
-        return budget.resumes_at - time.monotonic()
-
-    async def work() -> None:
-        budget = NotificationBudget()
-        assert (
-            await rest(budget, MAX_NOTIFICATION_DELAY * MAX_NOTIFICATION_SHARE * 4, urgent=True)
-            <= 0
-            and budget.is_due
-        )
-        assert (
-            await rest(budget, MAX_NOTIFICATION_DELAY * MAX_NOTIFICATION_SHARE / 5, urgent=False)
-            > 0
-            and not budget.is_due
-        )
-        most = await rest(budget, MAX_NOTIFICATION_DELAY * MAX_NOTIFICATION_SHARE * 4, urgent=False)
-        assert 0 < most <= MAX_NOTIFICATION_DELAY
-        assert 0 < await rest(budget, 0, urgent=True) <= most
-
-    run(work())
-
-
-def test_streams_go_on_beside_one_that_is_watched(llm: LLM) -> None:
-    async def events(served: AsyncLLM, **options: Any) -> int:
-        answer = await served.submit(QUESTION, ignore_eos=True, max_tokens=200, **options)
-        return len([event async for event in answer])
-
-    async def work() -> list[int]:
-        async with serving(llm) as served:
-            many = (events(served, streams=True, seed=seed) for seed in range(4))
-            return await asyncio.gather(events(served, watched=True), *many)
-
-    watched, *others = run(work())
-    assert watched >= 100 and min(others) > 3

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from chats import SHAPES, Shape, control, expected, tokenizer
-from helpers import save_tokenizer
-from outpace import LLM
-from outpace.api.codec import PRIVATE_CODE_POINTS
 from outpace.api.text import TextCodec
-from outpace.checkpoints.fields import convert_panics
-from outpace.checkpoints.load import load_tokenizer
 
 FRAGMENTS = [
     *(
@@ -81,16 +74,7 @@ def compare(name: str, messages: list[dict[str, str]]) -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 @given(data=st.data())
-@settings(max_examples=12)
 def test_conversations(name: str, data: st.DataObject) -> None:
-    compare(name, data.draw(conversations(name)))
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", SHAPES)
-@given(data=st.data())
-@settings(max_examples=200)
-def test_many_conversations(name: str, data: st.DataObject) -> None:
     compare(name, data.draw(conversations(name)))
 
 
@@ -234,15 +218,6 @@ def test_random_templates_never_give_a_wrong_prompt(monkeypatch: pytest.MonkeyPa
     assert right > 3 * refused > 0
 
 
-def test_text_of_every_private_character_is_refused_or_right() -> None:
-    text = TextCodec("nemo", tokenizer("nemo"))
-    every = "".join(map(chr, PRIVATE_CODE_POINTS))
-    with pytest.raises(ValueError, match="messages.0. contains a special token"):
-        text.encode_chat([{"role": "user", "content": every + "[INST]"}], {})
-    messages = [{"role": "user", "content": every[9:] + "[INST]"}]
-    assert text.encode_chat(messages, {}) == expected("nemo", messages)
-
-
 def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) -> None:
     written = "'<a>' + m.role + (extra or '') + m.content"
     template = f"{{%- for m in messages %}}{{{{- {written} }}}}{{%- endfor %}}"
@@ -252,55 +227,3 @@ def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) 
     assert text.tokenizer.convert_tokens_to_ids("<b>") not in ids
     with pytest.raises(ValueError, match="must not contain a special token"):
         text.encode_chat([{"role": "<a>", "content": "hi"}], {})
-
-
-def test_text_that_cannot_fit_is_refused_before_it_is_tokenized() -> None:
-    llm = LLM("tiny-ar")
-    with pytest.raises(ValueError, match=r"a prompt of \d+ characters is too long for tiny-ar"):
-        llm.generate("x" * 10**8)
-    assert llm.text.tokenizer is not None
-    llm.text.tokenizer.chat_template = "{{ 'x' * 10**8 }}"
-    with pytest.raises(ValueError, match="a prompt of 100000000 characters is too long"):
-        llm.generate("hi")
-
-
-@pytest.mark.parametrize(
-    ("file", "field", "value"),
-    [
-        ("tokenizer_config.json", "model_max_length", "x"),
-        ("tokenizer_config.json", "model_max_length", []),
-        ("tokenizer_config.json", "chat_template", 3),
-        ("tokenizer_config.json", "chat_template", [3]),
-    ],
-)
-def test_fields_of_other_types_are_refused_as_the_tokenizer_loads(
-    file: str, field: str, value: object, tmp_path: Path
-) -> None:
-    save_tokenizer(tmp_path)
-    path = tmp_path / file
-    path.write_text(json.dumps({**json.loads(path.read_text()), field: value}))
-    with pytest.raises(ValueError, match=re.escape(str(tmp_path))):
-        load_tokenizer(tmp_path)
-
-
-class Panicking:
-    """A tokenizer whose Rust library panics."""
-
-    added_tokens_decoder: dict[int, object] = {}
-    chat_template = None
-
-    def __call__(self, *given: object, **named: object) -> None:
-        """Panic."""
-        raise type("PanicException", (BaseException,), {})("called `unwrap` on a `None` value")
-
-    decode = __call__
-
-
-def test_a_panic_of_the_tokenizers_library_is_a_value_error() -> None:
-    text = TextCodec("broken", Panicking())  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="broken: the tokenizers library failed: called"):
-        text.encode("hi", raw=True)
-    with pytest.raises(ValueError, match="broken: the tokenizers library failed"):
-        text.decode([1])
-    with pytest.raises(KeyboardInterrupt), convert_panics("x"):
-        raise KeyboardInterrupt

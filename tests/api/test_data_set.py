@@ -12,7 +12,6 @@ from outpace import LLM
 from outpace.api.data_set import make_data, read_prompt_set
 from outpace.api.overlap import OverlapIndex
 from outpace.checkpoints.fingerprint import Fingerprint
-from outpace.errors import OptionError
 from outpace.evaluation.generated.story import story_problems
 
 QUESTIONS = [problem.question for problem in story_problems("test", 12)]
@@ -62,19 +61,6 @@ def test_every_prompt_is_answered_once_in_one_of_two_files(llm: LLM, tmp_path: P
     assert counts["answers"] == len(trained)
     cut = sum(output.finish_reason == "length" for output in outputs)
     assert counts["truncated"] + card["files"]["held.jsonl"]["truncated"] == cut
-
-
-def test_an_empty_answer_counts(llm: LLM, tmp_path: Path) -> None:
-    source = tmp_path / "prompts.jsonl"
-    message = {"role": "user", "content": QUESTIONS[0]}
-    source.write_text(json.dumps({"messages": [message]}) + '\n{"prompt": "?"}\n')
-    options: Any = {"max_tokens": 8, "stop": [" ", "a", "e", "1", "\n", "#"]}
-    chosen = read_prompt_set([source])
-    card = make_data(llm, fingerprint(llm), chosen, tmp_path / "data", **options)
-    counts = card["files"]["train.jsonl"]
-    assert counts["answers"] == 2 and counts["tokens"] <= 16
-    (chat, _) = read_lines(tmp_path / "data" / "train.jsonl")
-    assert chat["messages"][0] == message and chat["messages"][1]["role"] == "assistant"
 
 
 def test_prompts_that_exceed_the_context_are_left_out(llm: LLM, tmp_path: Path) -> None:
@@ -128,20 +114,6 @@ def test_prompts_that_share_ten_words_with_a_file_are_left_out(tmp_path: Path) -
     assert [*chosen.training.values()] == texts[2:]
     assert chosen.overlapping == {str(test): 2}
     assert OverlapIndex([test]).find_overlap([{"content": f"{QUESTIONS[0]} {words}"}]) == test
-
-
-def test_a_text_file_has_one_prompt_per_line(tmp_path: Path) -> None:
-    path = tmp_path / "prompts.txt"
-    path.write_text("first\n\n  second \n", "utf-8")
-    chosen = read_prompt_set([path])
-    assert chosen.training == {f"{path}:1": "first", f"{path}:3": "second"}
-
-
-@pytest.mark.parametrize("share", [1, -0.1, float("nan"), True, "1"])
-def test_a_bad_share_is_rejected(tmp_path: Path, share: Any) -> None:
-    with pytest.raises(OptionError) as caught:
-        read_prompt_set([write_prompts(tmp_path / "p.jsonl", QUESTIONS)], held_out=share)
-    assert caught.value.param == "held_out"
 
 
 def test_files_without_prompts_are_rejected(tmp_path: Path) -> None:

@@ -16,14 +16,12 @@ import torch
 
 from helpers import MASK
 from outpace import LLM
-from outpace.api.driver import Driver
 from outpace.api.stream import Stream
 from outpace.checkpoints.load import save_model
 from outpace.decoding import Decoding, Forward, Request
-from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError
-from outpace.methods import METHODS, Autoregressive, Method
-from workload import KINDS, MODELS, missing
+from outpace.methods import Autoregressive, Method
+from workload import KINDS, MODELS
 from workload import Request as Workload
 
 LIMIT = 120
@@ -162,14 +160,6 @@ def test_threads_get_the_tokens_of_one(
     assert found == expected
 
 
-def test_the_test_above_asks_every_method(methods: dict) -> None:
-    kinds = {type(method) for some in methods.values() for method in some}
-    assert not missing(), missing()
-    assert kinds == set(METHODS.values())
-    used = {type(asked(n, methods[name])[1]["method"]) for name in methods for n in range(200)}
-    assert used == kinds
-
-
 @dataclass(frozen=True, kw_only=True)
 class Own(Method):
     """A method that calls a function after a few tokens."""
@@ -195,6 +185,7 @@ def fail(error: BaseException) -> Callable[[Request], None]:
     return does
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("error", [RuntimeError("no"), KeyboardInterrupt(), SystemExit()])
 def test_a_thread_that_fails_stops_no_other(
     folders: dict[str, str], methods: dict, error: BaseException
@@ -232,6 +223,7 @@ def test_a_thread_that_fails_stops_no_other(
     assert idle(llm)
 
 
+@pytest.mark.nightly
 def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str]) -> None:
     llm = llm_of(folders, "causal")
     expected = llm.generate([4, 5], method=Autoregressive(), max_tokens=12)[0].ids
@@ -249,23 +241,6 @@ def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str
         assert beside.build_output().ids == expected
         gc.collect()
         assert idle(llm)
-
-
-def test_a_method_may_cancel_and_drop_what_it_does_not_wait_for(folders: dict[str, str]) -> None:
-    llm = llm_of(folders, "causal")
-
-    def does(request: Request) -> None:
-        streams = [llm.stream([n + 1], max_tokens=9, method=Autoregressive()) for n in range(4)]
-        streams[0].close()
-        llm.driver.cancel(streams[1].answer.job)
-        rest = llm.serve([([1, 2], {"max_tokens": 9, "method": Autoregressive()})])
-        ring: list[Any] = [rest, streams[2]]
-        ring.append(ring)
-        del rest, ring, streams
-        gc.collect()
-
-    (output,) = llm.generate([1, 2, 3], method=Own(does=does), max_tokens=9)
-    assert len(output.ids) == 9 and idle(llm)
 
 
 def test_a_loop_left_to_the_collector_cancels_all_that_is_left_of_it(
@@ -310,11 +285,3 @@ def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) ->
         return answer.build_output().ids
 
     assert together(wait, wait) == [expected, expected]
-
-
-def test_a_thread_that_nobody_wakes_looks_for_itself() -> None:
-    driver = Driver(Engine())
-    driver.driving_thread = -1  # a thread that is gone
-    assert driver.step()
-    driver.driving_thread = None
-    assert not driver.step()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from threading import Event
 from typing import Any
 
 import pytest
@@ -12,21 +10,17 @@ import pytest
 from helpers import pages_in_use
 from looped import PROMPT, Script, submit, until_over
 from outpace import LLM
-from outpace.api import engine_loop
-from outpace.api.background import BackgroundWork
-from outpace.api.engine_loop import EngineLoop, NotificationBudget
+from outpace.api.engine_loop import EngineLoop
 from outpace.api.engine_messages import (
     CancelCommand,
     ConnectionEndedError,
     EngineCommand,
     InspectCommand,
-    QueueFullError,
     RequestProgress,
 )
 from outpace.api.pending_answer import PendingAnswer
 from outpace.decoding import Step
 from outpace.engine.job import DecodingError
-from outpace.methods import Speculative
 
 
 @pytest.fixture(scope="module")
@@ -72,31 +66,6 @@ def test_events_of_a_request_are_whole(llm: LLM) -> None:
     assert len(script.of(2)) == 2  # what is not streamed has one event
 
 
-def test_events_that_can_wait_do(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(NotificationBudget, "is_due", property(lambda self: False))
-
-    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
-        yield [submit(1, streams=True, ignore_eos=True), submit(2, watched=True, ignore_eos=True)]
-        yield from until_over(script, 1, 2)
-
-    script, _ = played(llm, play)
-    assert len(script.of(1)) == 3  # admitted, first text, end
-    assert len(script.of(2)) >= 24
-    assert not any(script.charged[:-1])  # urgent messages are free
-
-
-def test_an_idle_loop_waits(llm: LLM) -> None:
-    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
-        yield []
-        yield [submit(1)]
-        yield from until_over(script, 1)
-        yield []
-
-    script, _ = played(llm, play)
-    assert script.waits[:2] == [None, None] and script.waits[-1] is None
-    assert set(script.waits[2:-2]) == {0}
-
-
 def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
     def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, ignore_eos=True, max_tokens=400), submit(2)]
@@ -129,38 +98,6 @@ def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
     assert isinstance(refusal.error, ValueError) and "temperature" in str(refusal.error)
 
 
-def test_what_takes_time_is_read_by_another_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    llm = LLM("tiny-ar")
-    draft = Speculative(draft="tiny-aux", tokens=3)
-    gate = Event()
-
-    def read(background: BackgroundWork, prepare: Callable[[], object]) -> object:
-        assert gate.wait(60)
-        return prepare()
-
-    monkeypatch.setattr(BackgroundWork, BackgroundWork.run.__name__, read)
-
-    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
-        yield [submit(1, regex="[a-c]{2}"), submit(2, method=draft), submit(3)]
-        yield from until_over(script, 3)
-        assert set(loop.compiling) == {1, 2} and not script.of(1) and not script.of(2)
-        gate.set()
-        yield from until_over(script, 1, 2)
-        yield [submit(4, regex="[a-c]{2}", method=draft)]
-        assert not loop.compiling
-        yield from until_over(script, 4)
-        gate.clear()
-        yield [submit(5, regex="[a-d]{2}"), CancelCommand(5, "x")]
-        assert not loop.compiling and not script.of(5)
-        gate.set()
-        monkeypatch.setattr(engine_loop, "MAX_COMPILING_REQUESTS", 0)
-        yield [submit(6, regex="[a-e]{2}")]
-
-    script, _ = played(llm, play)
-    refusal = script.of(6)[-1].error
-    assert isinstance(refusal, QueueFullError) and "constraints wait to be compiled" in str(refusal)
-
-
 def test_a_request_that_fails_ends_with_its_error(
     llm: LLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -176,17 +113,3 @@ def test_a_request_that_fails_ends_with_its_error(
 
     script, _ = played(llm, play)
     assert isinstance(script.of(1)[-1].error, UnicodeError | DecodingError)
-
-
-def test_rests_are_bounded() -> None:
-    budget = NotificationBudget()
-    assert budget.is_due
-    budget.add_cost(0.0001)
-    assert 0 < budget.resumes_at - time.monotonic() <= 0.0001 / engine_loop.MAX_NOTIFICATION_SHARE
-    budget.add_cost(60)
-    assert (
-        0.9 * engine_loop.MAX_NOTIFICATION_DELAY
-        < budget.resumes_at - time.monotonic()
-        <= engine_loop.MAX_NOTIFICATION_DELAY
-    )
-    assert not budget.is_due

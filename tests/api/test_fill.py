@@ -11,15 +11,11 @@ from typing import Any
 import pytest
 
 from outpace import LLM, AsyncLLM, Hole
-from outpace.api.infill import parse_template
 from outpace.api.options import Options
 from outpace.constraint.cloze import InfillParts
-from outpace.decoding import Decoding, Request
-from outpace.engine.job import DecodingError
 from outpace.methods import (
     APD,
     D2F,
-    METHODS,
     Autoregressive,
     BlockDiffusion,
     Diffusion,
@@ -28,7 +24,7 @@ from outpace.methods import (
     Method,
     WeDLM,
 )
-from workload import ON_ZOO, further, missing
+from workload import ON_ZOO, further
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 CLOZE: InfillParts = [
@@ -79,6 +75,7 @@ def llm(name: str) -> LLM:
     return _loaded[name]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(("name", "method"), CASES, ids=str)
 def test_holes_are_filled_and_the_rest_stays(name: str, method: Method, temperature: float) -> None:
@@ -119,36 +116,11 @@ def test_what_stands_right_of_a_hole_is_seen() -> None:
         assert len({output.holes for output in found}) > 1
 
 
-def test_text_in_front_of_the_first_hole_is_no_hole() -> None:
-    text = llm("tiny-dream").text
-    alone = llm("tiny-dream").fill(["Tom has", Hole(2), "."])
-    assert alone.prompt_tokens == 0 and alone.ids[:2] == text.encode_plain("Tom has")
-    answer = llm("tiny-dream").fill(["Tom has", Hole(2), "."], prompt=QUESTION)
-    assert answer.prompt_tokens == len(text.encode(QUESTION))
-    assert answer.text.startswith("Tom has") and answer.text.endswith(".")
-    front = llm("tiny-dream").fill([Hole(2), " apples", Hole(1)], prompt=[1, 2, 3])
-    assert front.prompt_tokens == 3 and front.text == f"{front.holes[0]} apples{front.holes[1]}"
-
-
 def test_special_tokens_in_a_text_stay_text() -> None:
     marks = "<|endoftext|> <|mask|>"
     output = llm("tiny-dream").fill([marks, Hole(2), marks])
     assert output.text == f"{marks}{(output.holes or ())[0]}{marks}"
     assert not {1020, 1021} & set(output.ids)
-
-
-def test_holes_have_whole_characters() -> None:
-    for seed in range(8):
-        output = llm("tiny-dream").fill(
-            ["\u2603", Hole(3), "\u2603", Hole(up_to=4)], temperature=50.0, seed=seed
-        )
-        assert "\ufffd" not in output.text and len(output.holes or ()) == 2
-
-
-def test_what_a_hole_leaves_over_is_no_part_of_the_text() -> None:
-    output = llm("tiny-dream").fill(["3+4=", Hole(up_to=20, regex=r"[0-9]?"), ".", Hole(3)])
-    assert len(output.ids) <= 4 + 1 + 1 + 3 and re.fullmatch(r"3\+4=[0-9]?\..*", output.text, re.S)
-    assert llm("tiny-dream").fill(["a", Hole(up_to=5, regex="")]).holes == ("",)
 
 
 REFUSED = [(name, method) for name, method in ON_ZOO if not method.sees_ahead]
@@ -161,12 +133,6 @@ def test_methods_that_see_nothing_behind_a_hole_are_refused(name: str, method: M
     message = rf"^method: {type(method).__name__}\(.*\) cannot condition on .* unverified: {able}"
     with pytest.raises(ValueError, match=message):
         llm(name).fill(["a", Hole(2), "b"], method=method)
-
-
-def test_all_methods_are_of_one_sort_or_the_other() -> None:
-    able, refused = ({type(method) for _, method in some} for some in (CASES, REFUSED))
-    assert not missing(), missing()
-    assert able | refused == set(METHODS.values())
 
 
 BAD: list[tuple[Any, str]] = [
@@ -224,40 +190,6 @@ def test_bad_holes_are_refused(options: dict[str, Any]) -> None:
         Hole(**options)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_tokens": 5},
-        {"stop": "x"},
-        {"stop_ids": [5]},
-        {"ignore_eos": True},
-        {"min_tokens": 2},
-        {"regex": "a"},
-        {"schema": {}},
-    ],
-    ids=str,
-)
-def test_options_that_a_cloze_has_no_room_for_are_refused(options: Any) -> None:
-    name = next(iter(options))
-    with pytest.raises(ValueError, match=f"^{name} cannot be combined with cloze"):
-        llm("tiny-dream").fill(["a", Hole(2)], **options)
-
-
-class Lazy(LeftToRight):
-    """A method that ends before the last slot."""
-
-    def decode(self, request: Request) -> Decoding:
-        """Yield no forward."""
-        request.max_tokens -= 1
-        yield from super().decode(request)
-        request.max_tokens += 1
-
-
-def test_a_method_that_leaves_holes_is_an_error() -> None:
-    with pytest.raises(DecodingError, match=r"left holes unfilled from slot [0-9]+ on \(stop\)"):
-        llm("tiny-dream").fill(["a", Hole(5)], method=Lazy())
-
-
 def test_whole_canvases_end_where_the_text_ends() -> None:
     for parts in (["a", Hole(5)], ["a", Hole(2), " b", Hole(7), " c d"], ["a", Hole(8)]):
         output = llm("tiny-d2f").fill(parts, method=D2F(block=4, canvas=True))
@@ -266,12 +198,6 @@ def test_whole_canvases_end_where_the_text_ends() -> None:
     assert len(free.ids) <= 4
     output = llm("tiny-dream").fill(["a", Hole(5)], method=Diffusion(block=4, canvas=True))
     assert output.chosen == 5
-
-
-def test_figures_count_what_was_chosen() -> None:
-    output = llm("tiny-dream").fill(["3+4=", Hole(up_to=9, regex="[0-9]"), ". Ann has", Hole(2)])
-    assert output.chosen == 3 and output.figures.startswith(f"3 tokens in {output.forwards} ")
-    assert output.tokens_per_forward == 3 / output.forwards
 
 
 def test_two_at_once_are_each_as_alone() -> None:
@@ -307,33 +233,3 @@ def test_streams_have_the_text_from_the_first_hole_on() -> None:
             model.close()
 
     assert asyncio.run(ask()) == stream.output.text
-
-
-def test_a_weight_that_is_no_number_ends_a_cloze() -> None:
-    model = llm("tiny-dream")
-    before = model.fill(CLOZE, prompt=QUESTION).ids
-    weight = model.target.model.norm.weight
-    kept = weight.clone()
-    try:
-        weight[0] = float("nan")
-        with pytest.raises(DecodingError, match="not finite numbers"):
-            model.fill(CLOZE, prompt=QUESTION)
-    finally:
-        weight.copy_(kept)
-    assert model.fill(CLOZE, prompt=QUESTION).ids == before
-
-
-def test_a_text_with_braces_is_a_cloze() -> None:
-    assert parse_template("a {{8}} b{{..12}}") == ["a ", Hole(8), " b", Hole(up_to=12)]
-    assert parse_template(r"{{3:[0-9]{2}[{}a]?}}{{..2:}}") == [
-        Hole(3, regex=r"[0-9]{2}[{}a]?"),
-        Hole(up_to=2, regex=""),
-    ]
-    for text in ("a {{x}} {{3}}", "{{3", "{{-1}}{{3}}", "{{1.5}}", "{{3:{}"):
-        with pytest.raises(ValueError, match=r"is not a hole: write \{\{8\}\}"):
-            parse_template(text)
-    for text in ("", "abc", "{3}"):
-        with pytest.raises(ValueError, match="cloze must contain a hole"):
-            parse_template(text)
-    with pytest.raises(ValueError, match="must be a positive integer, got 0"):
-        parse_template("{{0}}")

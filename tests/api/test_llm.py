@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import torch
 
 from helpers import (
     END,
-    SPECIALS,
     causal_model,
     diffusion_model,
     feature_draft,
@@ -25,17 +23,14 @@ from outpace import LLM, Output
 from outpace.api.options import RequestOptions
 from outpace.checkpoints.load import save_model
 from outpace.decoding import Decoding, Forward, Request, Sampling
-from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.job import DecodingError
 from outpace.methods import (
     APD,
-    D2F,
     Autoregressive,
     DFlash,
     LeftToRight,
     Lookup,
     Method,
-    Speculative,
     WeDLM,
 )
 
@@ -153,15 +148,6 @@ def test_prompts_of_all_kinds_are_answered_in_order(llm: LLM) -> None:
     assert idle(llm)
 
 
-def test_one_prompt_is_one_answer(llm: LLM) -> None:
-    for prompt in ("hi", [1, 2], [{"role": "user", "content": "hi"}]):
-        assert len(llm.generate(prompt, max_tokens=2)) == 1
-
-
-def test_raw_continues_the_text(causal: LLM) -> None:
-    assert one(causal, "ab", raw=True).prompt_tokens == 2
-
-
 def test_special_tokens_in_user_text_are_plain_text(diffusion: LLM) -> None:
     answer = diffusion.submit("a<|mask|>b<|im_end|>", max_tokens=1)
     marks = [token for token in answer.job.request.prompt if token >= END]
@@ -170,27 +156,6 @@ def test_special_tokens_in_user_text_are_plain_text(diffusion: LLM) -> None:
     assert marks == [token for token in plain.job.request.prompt if token >= END]
     assert MASK not in marks
     diffusion.engine.cancel(plain.job)
-
-
-def test_mask_and_padding_are_never_said(diffusion: LLM) -> None:
-    outputs = diffusion.generate([[1], [2], [3]], max_tokens=100, temperature=50.0)
-    said = {token for output in outputs for token in output.ids}
-    assert len(said) > 50 and MASK not in said and max(said) < END + len(SPECIALS)
-
-
-def test_same_seed_same_text(llm: LLM) -> None:
-    first, again, other = (one(llm, "hi", temperature=2.0, seed=s) for s in (1, 1, 2))
-    assert first.ids == again.ids != other.ids
-
-
-def test_default_length_is_what_there_is_room_for(causal: LLM) -> None:
-    (output,) = causal.generate([1] * 10)
-    assert len(output.ids) == causal.config.max_length - 10 == 150
-    assert output.finish_reason == "length"
-
-
-def test_end_of_sequence_of_the_tokenizer_ends_the_answer(causal: LLM) -> None:
-    assert causal.config.eos == () and causal.eos == {END}
 
 
 def test_end_of_sequence_of_the_model_ends_the_answer(names: Checkpoints, tmp_path: Path) -> None:
@@ -217,21 +182,6 @@ def test_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
         assert output.ids == whole_answer.ids[: len(output.ids)]
         assert len(output.ids) < len(whole_answer.ids)
     assert idle(llm)
-
-
-def test_stop_string_ends_the_work_too(causal: LLM) -> None:
-    mark = one(causal, [9, 8]).text[3:5]
-    assert one(causal, [9, 8], stop=mark, max_tokens=100).forwards < 20
-
-
-def test_stop_strings_need_a_tokenizer(names: Checkpoints) -> None:
-    bare = LLM(names["bare"], cache_gib=0.001)
-    with pytest.raises(ValueError, match="stop needs a tokenizer"):
-        bare.generate([1, 2], stop="x")
-    with pytest.raises(ValueError, match="has no tokenizer: give the prompt as token ids"):
-        bare.generate("hi")
-    assert one(bare, [1, 2]).text == ""
-    assert len(one(bare, [1, 2]).ids) == 24
 
 
 # Streams.
@@ -280,6 +230,7 @@ def test_closing_a_stream_cancels_its_request(llm: LLM) -> None:
     assert stream.output.text == first + "".join(rest)
 
 
+@pytest.mark.nightly
 def test_dropping_a_stream_cancels_its_request(llm: LLM) -> None:
     for read in (True, False):
         stream = llm.stream([1, 2], max_tokens=100)
@@ -326,17 +277,6 @@ def test_options_that_cannot_be_are_refused(llm: LLM, options: dict, message: st
     assert idle(llm)
 
 
-def test_no_prompt_has_no_answer(llm: LLM) -> None:
-    assert llm.generate([]) == []
-    with pytest.raises(ValueError, match="prompt must not be empty"):
-        llm.generate([[]])
-
-
-def test_prompt_longer_than_the_model_is_refused(causal: LLM) -> None:
-    with pytest.raises(ValueError, match="a prompt of 200 tokens"):
-        causal.generate([1] * 200)
-
-
 # Models.
 
 
@@ -350,15 +290,6 @@ def test_default_method_follows_the_model(names: Checkpoints) -> None:
     assert LLM(names["bare-diffusion"], cache_gib=0.001).method == LeftToRight()
     masked = LLM(names["bare-masked"], mask_id=MASK, cache_gib=0.001)
     assert masked.method == WeDLM() and masked.config.mask_id == MASK
-
-
-def test_drafts_on_this_machine_are_looked_for_once(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO, "outpace.engine.method_selector")
-    llm = LLM("tiny-ar", "lookup", cache_gib=0.01)
-    assert not caplog.messages
-    outputs = llm.generate(["hi", "you", "hi"], method="auto", max_tokens=9)
-    assert all("draft" in {step.model for step in output.steps} for output in outputs)
-    assert len(caplog.messages) == 1 and "drafts by tiny-dflash" in caplog.text
 
 
 def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
@@ -375,12 +306,6 @@ def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
         LLM(names["bare-masked"], mask_id=999)
 
 
-def test_default_length_leaves_room_for_a_window(names: Checkpoints) -> None:
-    llm = LLM(names["bare-masked"], mask_id=MASK, cache_gib=0.001)
-    (output,) = llm.generate([[1, 2, 3]])
-    assert len(output.ids) == 160 - 3 - 15
-
-
 def sampling_of(llm: LLM, method: Method, **options: Any) -> Sampling:
     """Return the sampling parameters of a request with these options."""
     return RequestOptions.of(options).build_sampling(llm.methods.default_sampling(method))
@@ -394,11 +319,6 @@ def test_sampling_is_that_of_the_family_unless_given(causal: LLM, diffusion: LLM
     assert given == Sampling(top_k=7, seed=3)
 
 
-def test_a_method_may_have_defaults_of_its_own(diffusion: LLM) -> None:
-    assert sampling_of(diffusion, D2F()) == Sampling()
-    assert sampling_of(diffusion, D2F(), top_p=0.9) == Sampling(top_p=0.9)
-
-
 def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
     plain, tokens = LeftToRight(), 12
     mixed = [
@@ -410,18 +330,6 @@ def test_a_request_may_choose_its_method(diffusion: LLM) -> None:
     parallel, serial = (answer.build_output() for answer in mixed)
     assert serial.forwards == len(serial.ids) >= len(parallel.ids) > parallel.forwards
     assert serial.ids == one(diffusion, [1, 2], max_tokens=tokens, method=plain).ids
-
-
-def test_verifier_is_loaded_once(diffusion: LLM, names: Checkpoints) -> None:
-    pairing = diffusion.pair(diffusion.method)
-    assert diffusion.pair(APD(verifier=names["verifier"], ratio=0.1)) is pairing
-
-
-def test_padded_embeddings_of_one_tokenizer_fit_together(diffusion: LLM) -> None:
-    pairing = diffusion.pair(diffusion.method)
-    verifier = pairing.runners["verifier"]
-    assert (diffusion.config.vocab, verifier.config.vocab) == (ROWS, ROWS + 8)
-    assert verifier.vocab == diffusion.target.vocab == pairing.vocab == 260
 
 
 def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoints) -> None:
@@ -468,32 +376,6 @@ def test_draft_of_another_target_is_refused(
         LLM(names[target], DFlash(draft=names[draft]), cache_gib=0.001)
 
 
-def test_draft_of_the_other_kind_is_refused(names: Checkpoints, causal: LLM) -> None:
-    method = Speculative(draft=names["bare-draft"])
-    with pytest.raises(ValueError, match="a causal model as its draft, but .* reads features"):
-        causal.pair(method)
-    with pytest.raises(ValueError, match="is a draft that reads the features of a target"):
-        LLM(names["bare-draft"])
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_drafts_change_nothing_but_the_forwards(
-    names: Checkpoints, causal: LLM, temperature: float
-) -> None:
-    plain = one(causal, "Hello", temperature=temperature, seed=5)
-    for method in (
-        DFlash(draft=names["bare-draft"]),
-        Speculative(draft=names["causal"], tokens=4),
-        Speculative(draft=names["verifier"]),
-    ):
-        output = one(causal, "Hello", method=method, temperature=temperature, seed=5)
-        assert output.ids == plain.ids
-        drafted = any(step.model == "draft" for step in output.steps)
-        assert drafted or method.tokens == "auto"  # on a busy machine drafting may not pay
-        if method.draft == names["causal"]:
-            assert output.tokens_per_forward > 3
-
-
 def test_block_beyond_the_trained_length_warns(names: Checkpoints, causal: LLM) -> None:
     method = DFlash(draft=names["bare-draft"], block=9)
     with pytest.warns(UserWarning, match="block 9 is longer than the 5 that .*bare-draft"):
@@ -510,21 +392,6 @@ def test_method_for_the_other_kind_of_model_is_refused(
         LLM(names[target], method, cache_gib=0.001)
 
 
-def test_dtype_is_named_or_given(names: Checkpoints) -> None:
-    assert LLM(names["bare"], cache_gib=0.001).dtype == torch.float32
-    for dtype in ("bfloat16", torch.bfloat16):
-        half = LLM(names["bare"], dtype=dtype, cache_gib=0.001)
-        assert half.target.model.embedding.weight.dtype == torch.bfloat16
-        assert half.target.cache.memories[0].dtype == torch.bfloat16
-        assert len(one(half, [1, 2], max_tokens=3).ids) == 3
-
-
-@pytest.mark.parametrize("dtype", ["float64", "half", ""])
-def test_unknown_dtype_is_refused(names: Checkpoints, dtype: str) -> None:
-    with pytest.raises(ValueError, match=f"dtype must be one of float32, .*, got '{dtype}'"):
-        LLM(names["bare"], dtype=dtype)
-
-
 def test_prompts_that_begin_alike_are_found_unless_that_is_switched_off(names: Checkpoints) -> None:
     prompt = list(range(1, 40))
     for on, slots in ((True, 32), (False, 0)):
@@ -539,20 +406,6 @@ def test_max_length_limits_prompt_and_answer(names: Checkpoints) -> None:
     assert len(short.generate([1] * 15)[0].ids) == 5
     with pytest.raises(ValueError, match="has 20: shorten"):
         short.generate([1] * 15, max_tokens=6)
-
-
-def test_cache_is_as_large_as_asked(names: Checkpoints) -> None:
-    small = LLM(names["bare"], cache_gib=2**-15)
-    (usage,) = small.driver.stats.models
-    slot = 2 * small.config.layers * small.config.kv_heads * small.config.head_dim * 4
-    assert 0 <= usage.total_pages * PAGE_SIZE * slot - 2**15 < PAGE_SIZE * slot
-    with pytest.raises(ValueError, match="slots, but .* has"):
-        small.generate([1] * 200)
-
-
-def test_unknown_model_is_refused() -> None:
-    with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
-        LLM("no-such-model")
 
 
 def test_adapter_is_merged_into_the_target() -> None:

@@ -7,13 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers
-from transformers import PreTrainedTokenizerFast
 
 from middles import middle_llm
 from outpace import LLM, Hole, OptionError
-from outpace.api.codec import SharedTokenizer
-from outpace.api.middle import MIDDLE_FORMATS, MiddleFormat, encode_inner, find_middle_tokens
+from outpace.api.middle import MIDDLE_FORMATS, MiddleFormat, find_middle_tokens
 from outpace.methods import Diffusion, LeftToRight, Method, WeDLM
 
 PREFIX, SUFFIX = "Tom has 3+4=<<3+4=", ">>7 apples."
@@ -55,21 +52,6 @@ def test_prompt_and_ends() -> None:
         assert output.ids == [] and output.finish_reason == "stop"
     (output,) = llm.generate(PREFIX, suffix=SUFFIX, regex="[0-9]{2}", max_tokens=5)
     assert len(output.text) == 2 and output.text.isdigit()
-
-
-def test_suffix_has_no_space_before_it() -> None:
-    names = [*"▁☺ab", "▁☺", "☺a", "<unk>"]
-    model = models.BPE(
-        {name: number for number, name in enumerate(names)}, [("▁", "☺")], unk_token="<unk>"
-    )
-    backend = Tokenizer(model)
-    backend.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    codec = SharedTokenizer("x", PreTrainedTokenizerFast(tokenizer_object=backend))
-    assert codec.encode_plain("ab") == [0, 2, 3]
-    assert encode_inner(codec, "ab") == [2, 3] and encode_inner(codec, " b") == [0, 3]
-    assert encode_inner(codec, "") == []
 
 
 CASES = [

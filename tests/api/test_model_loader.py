@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator
-from threading import Event, Thread
+from threading import Event
 from typing import Any
 from weakref import ref
 
@@ -15,10 +14,8 @@ import torch
 from looped import PROMPT, Script, submit, until_over
 from outpace import LLM
 from outpace.api import model_loader
-from outpace.api.background import SWITCH_INTERVAL, BackgroundWork
 from outpace.api.engine_loop import EngineLoop
 from outpace.api.engine_messages import (
-    CancelCommand,
     ConnectionEndedError,
     EngineCommand,
     InspectCommand,
@@ -169,29 +166,6 @@ def test_a_failed_load_is_tried_again(usual: list[int], caplog: pytest.LogCaptur
     assert "y cannot be loaded: x: no tensor" in caplog.text and "OSError" in caplog.text
 
 
-def test_a_cancelled_request_does_not_end_the_load(usual: list[int]) -> None:
-    gate = Event()
-
-    def load_late() -> LLM:
-        assert gate.wait(60)
-        return load()
-
-    def never() -> LLM:
-        raise AssertionError("it is not requested")
-
-    def play(script: Script, loop: EngineLoop) -> Rounds:
-        yield [submit(1, "y"), submit(2, "y", temperature=-1)]
-        yield [CancelCommand(1, "y"), submit(3, "z"), CancelCommand(3, "z"), CancelCommand(9, "z")]
-        gate.set()
-        yield from until(lambda: "y" in loop.models)
-        yield [submit(4, "y"), CancelCommand(1, "y")]
-        yield from until_over(script, 4, 2)
-        assert not loop.loader.waiting and not script.of(1) and not script.of(3)
-
-    script, _ = played(play, y=lazy(load_late), z=lazy(never))
-    assert script.ids(4) == usual and isinstance(script.of(2)[0].error, ValueError)
-
-
 def limit_memory(monkeypatch: pytest.MonkeyPatch, loops: list[EngineLoop], total: int) -> None:
     """Let models of a GiB fill the memory as they are loaded."""
 
@@ -201,6 +175,7 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch, loops: list[EngineLoop], total
     monkeypatch.setattr(model_loader, "available_bytes", available)
 
 
+@pytest.mark.nightly
 def test_the_model_idle_longest_makes_room(
     usual: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +199,7 @@ def test_the_model_idle_longest_makes_room(
     played(play, x=load(), **{name: lazy(weights=GIB) for name in "abcde"})
 
 
+@pytest.mark.nightly
 def test_a_load_waits_for_models_in_use(usual: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     loops: list[EngineLoop] = []
     limit_memory(monkeypatch, loops, 1)
@@ -245,30 +221,6 @@ def test_a_load_waits_for_models_in_use(usual: list[int], monkeypatch: pytest.Mo
 
     script, _ = played(play, **{name: lazy(weights=GIB) for name in "ab"})
     assert script.ids(2) == script.ids(3) == script.ids(4) == usual
-
-
-def test_a_load_that_nobody_waits_for_holds_nobody_up(
-    usual: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loops: list[EngineLoop] = []
-    limit_memory(monkeypatch, loops, 1)
-
-    def play(script: Script, loop: EngineLoop) -> Rounds:
-        loops.append(loop)
-        yield [submit(1, "a", max_tokens=400, ignore_eos=True)]
-        yield from until(lambda: bool(script.of(1)))
-        yield [submit(2, "b")]
-        yield []
-        yield [submit(3, "a")]
-        assert not script.of(3)
-        yield [CancelCommand(2, "b")]
-        yield from until_over(script, 3)
-        assert not script.over(1) and set(loop.models) == {"a"}
-        yield [CancelCommand(1, "a")]
-        yield from until_over(script, 1)
-
-    script, _ = played(play, **{name: lazy(weights=GIB) for name in "ab"})
-    assert script.ids(3) == usual
 
 
 def test_weights_without_room_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -294,21 +246,3 @@ def test_weights_without_room_are_not_read(monkeypatch: pytest.MonkeyPatch) -> N
     message = "y cannot be loaded: its weights need 2.50 GiB of memory, and 2.00 GiB are available"
     assert error_of(script, 1) == message
     assert set(loop.models) == {"z"} and script.over(2)
-
-
-def test_switches_are_frequent_until_the_last_work_ends() -> None:
-    usual = sys.getswitchinterval()
-    background, gates = BackgroundWork(), [Event(), Event()]
-    threads = [
-        Thread(target=background.run, args=(lambda gate=gate: gate.wait(60),)) for gate in gates
-    ]
-    for thread in threads:
-        thread.start()
-    for gate, thread in zip(gates, threads, strict=True):
-        assert sys.getswitchinterval() == pytest.approx(SWITCH_INTERVAL)
-        gate.set()
-        thread.join()
-    assert sys.getswitchinterval() == usual
-    with pytest.raises(ZeroDivisionError):
-        background.run(lambda: 1 // 0)
-    assert sys.getswitchinterval() == usual

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import colorsys
 import copy
 import pickle
-import re
 from html.parser import HTMLParser
 
 import pytest
 
 from outpace import LLM, Output
-from outpace.api.display import PIECE_HUES, render_html
+from outpace.api.display import render_html
 from outpace.decoding import Step
 from outpace.methods import D2F, Method, WeDLM
-from shown import contrast
 
 STORY = (
     "Omar counts 60 people on the boat. Then 39 of them get off and 43 others get on. "
@@ -64,37 +61,6 @@ def test_pieces_end_where_a_stop_string_cuts(stop: str) -> None:
     assert "".join(output.pieces()) == output.text
 
 
-def test_a_notebook_shows_the_text_and_the_figures() -> None:
-    (output,) = LLM("tiny-wedlm").generate(STORY, max_tokens=96, temperature=0.0)
-    page = output._repr_html_()
-    shown = Reader(page)
-    assert shown.text == output.text + output.figures
-    assert shown.tags.count("span") == sum(1 for piece in output.pieces() if piece) > 3
-    assert set(shown.tags) == {"div", "span"}
-    assert len(set(re.findall(r"hsla\((\d+),", page))) == min(
-        shown.tags.count("span"), len(PIECE_HUES)
-    )
-
-
-@pytest.mark.parametrize(
-    ("ground", "text"),
-    [((1.0, 1.0, 1.0), (0.13, 0.13, 0.13)), ((0.07, 0.07, 0.07), (1.0, 1.0, 1.0))],
-)
-def test_pieces_are_legible_on_light_and_on_dark(
-    ground: tuple[float, ...], text: tuple[float, ...]
-) -> None:
-    page = render_html(["piece"] * len(PIECE_HUES), "figures")
-    grounds = set(re.findall(r"background:hsla\((\d+),(\d+)%,(\d+)%,([.\d]+)\)", page))
-    assert len(grounds) == len(PIECE_HUES)
-    for hue, saturation, lightness, share in grounds:
-        light, full = int(lightness) / 100, int(saturation) / 100
-        mixed = colorsys.hls_to_rgb(int(hue) / 360, light, full)
-        under = [
-            float(share) * a + (1 - float(share)) * b for a, b in zip(mixed, ground, strict=True)
-        ]
-        assert contrast(under, text) > 4.5
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -116,14 +82,6 @@ def plain() -> Output:
     step = Step("target", 0, 3, 3, 2, 0.5)
     return Output(
         text="a < b", ids=[1, 2], finish_reason="length", steps=[step], prompt_tokens=1, seconds=0.5
-    )
-
-
-def test_without_a_tokenizer_the_text_is_one_piece() -> None:
-    assert plain().pieces() == ["a < b"]
-    assert Reader(plain()._repr_html_()).text == "a < b" + plain().figures
-    assert plain().figures == (
-        "2 tokens in 1 forwards: 2.00 tokens per forward, 4 tokens per second (length)"
     )
 
 

@@ -80,25 +80,6 @@ def test_stream_equals_whole(form: ThoughtFormat) -> None:
 HARMONY = next(form for form in CALL_FORMATS if form.name == "harmony")
 
 
-@pytest.mark.parametrize("thoughts", ["", "a\n<|channel|>b"])
-@pytest.mark.parametrize("answer", ["text", "call"])
-def test_calls_of_gpt_oss_follow_thoughts(thoughts: str, answer: str) -> None:
-    form = CHANNELS.without_preface(HARMONY.preface)
-    parts = AnswerFormat(form, HARMONY)
-    call = ("f", '{"a": "<|end|>"}')
-    expected: tuple[str, str, list[Any]] = thoughts, "b <|channel|>", []
-    text = HARMONY.preface + "b <|channel|>"
-    if answer == "call":
-        expected, text = (thoughts, "", [call]), HARMONY.write_calls([call])
-    if thoughts:
-        text = form.begin + thoughts + form.end + text
-    whole = parse_answer(parts, text)
-    assert (whole.reasoning, whole.text, whole.calls) == expected
-    for at in range(1, len(text)):
-        assert feed(parts, text, [at]) == expected, at
-    assert feed(parts, text, [*range(1, len(text))]) == expected
-
-
 @pytest.mark.parametrize(
     ("name", "method"),
     [("tiny-ar", None), pytest.param("tiny-dream", Diffusion(), marks=pytest.mark.nightly)],
@@ -123,19 +104,6 @@ def test_answers_of_gpt_oss(name: str, method: Any) -> None:
     marker = llm.text.tokenizer.convert_tokens_to_ids("<|channel|>")  # type: ignore[union-attr]
     (plain,) = llm.generate("hi", max_tokens=30, logit_bias={marker: 1.0})
     assert plain.tool_calls == []
-
-
-@every
-def test_thoughts_arrive_as_they_grow(form: ThoughtFormat) -> None:
-    parser = AnswerParser(AnswerFormat(form))
-    assert not parser.feed(form.begin)
-    assert parser.feed("abc").reasoning == "abc"
-    assert not parser.feed("\n")
-    assert parser.feed("d").reasoning == "\nd"
-    assert not parser.feed(form.end[:2])
-    assert parser.feed("x").reasoning == form.end[:2] + "x"
-    assert not parser.feed(form.end)
-    assert parser.feed("\n\ny").text == "y"
 
 
 def test_output_has_thoughts() -> None:

@@ -88,28 +88,6 @@ def test_variants_of_a_call(form: CallFormat, variant: CallFormat) -> None:
         assert parser.calls == calls
 
 
-@every
-def test_text_after_its_preface(form: CallFormat) -> None:
-    if not form.preface:
-        return
-    call = written(form, 1)[0]
-    for text in ("", "a b", form.marker, call, form.preface, "x" + call):
-        whole = form.preface + text
-        assert parse_calls(form, whole) == (text, [])
-        for at in range(len(whole)):
-            parser = CallParser(form)
-            pieces = [parser.feed(whole[:at])[0], parser.feed(whole[at:])[0], parser.finish()]
-            assert "".join(pieces) == parser.text == text and not parser.calls
-
-
-@every
-def test_unfinished_call_is_no_call(form: CallFormat) -> None:
-    text, calls = written(form, 1)
-    cut = text[: text.index('"b"')]
-    assert parse_calls(form, cut) == ("", [])
-    assert parse_calls(form, text.removesuffix(form.end)) == ("", calls)
-
-
 @pytest.mark.parametrize(
     ("tools", "choice", "expected"),
     [
@@ -130,19 +108,6 @@ def test_choice_of_tools(tools: Any, choice: Any, expected: Any) -> None:
     assert use is not None
     rule = json.loads(use.rule)
     assert ([f[0] for f in rule["functions"]], rule["free"], rule["single"]) == expected
-
-
-@pytest.mark.parametrize("name", ["none", "auto", "required"])
-def test_function_may_have_the_name_of_a_choice(name: str) -> None:
-    tools = [*TOOLS, {"type": "function", "function": {"name": name}}]
-    use = read_tool_use(tools, {"type": "function", "function": {"name": name}}, None)
-    assert use is not None
-    rule = json.loads(use.rule)
-    assert ([f[0] for f in rule["functions"]], rule["free"], rule["single"]) == (
-        [name],
-        False,
-        True,
-    )
 
 
 @pytest.mark.parametrize(
@@ -207,32 +172,6 @@ def test_calls_and_results_in_a_loop(name: str) -> None:
     assert second.content and second.message == {"role": "assistant", "content": second.content}
     form = llm.text.call_format
     assert form is not None and second.text == form.preface + second.content
-
-
-def test_template_without_calls_has_them_as_text() -> None:
-    template = (
-        TEMPLATES["tool_call"]
-        .replace("if tools", "if xml_tools")
-        .replace("in tools", "in xml_tools")
-    )
-    begin, end = (
-        template.index("{%- elif m.role == 'assistant' and"),
-        template.index("{%- elif m.role == 'assistant' %}"),
-    )
-    llm = LLM("tiny-ar")
-    assert llm.text.tokenizer is not None
-    llm.text.tokenizer.chat_template = template[:begin] + template[end:]
-    call = {"type": "function", "function": {"name": "stop", "arguments": {"é": 1}}}
-    messages: list[Any] = [
-        {"role": "user", "content": "a"},
-        {"role": "assistant", "content": "b", "tool_calls": [call, call]},
-        {"role": "tool", "name": "stop", "content": "c"},
-    ]
-    use = read_tool_use(TOOLS, None, None)
-    text = llm.text.decode(llm.text.encode(messages, tools=use))
-    one = '<tool_call>\n{"name": "stop", "arguments": {"é": 1}}\n</tool_call>'
-    assert text.startswith("<tools>get_weatherstop</tools>")
-    assert text.endswith(f"a\nb\n{one}\n{one}\nstop: c\n")
 
 
 @pytest.mark.parametrize("template", ["{{ messages[0].content }}", TEMPLATES["args"] + "[CALL_ID]"])

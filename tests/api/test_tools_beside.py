@@ -18,7 +18,6 @@ from outpace.constraint.algebra import dfa_accepts
 from outpace.constraint.call_automata import tools_dfa
 from outpace.constraint.calls import CALL_FORMATS, CallFormat
 from outpace.constraint.compiler import build_rule_dfa
-from outpace.constraint.thoughts import THOUGHT_FORMATS
 from outpace.methods import Diffusion, Method
 from toolbox import SCHEMAS, TOOLS, tool_llm
 
@@ -69,14 +68,6 @@ def test_stop_strings_end_before_a_call(form: CallFormat) -> None:
     if form.preface:
         text = form.preface + "a,b"
         assert cut_text(answers, text, [","]) == (form.preface + "a",) * 2 + (",",)
-
-
-def test_stop_strings_after_thoughts_with_a_call() -> None:
-    form = AnswerFormat(THOUGHT_FORMATS[0], CALL_FORMATS[0])
-    call = CALL_FORMATS[0].write_calls([CALL])
-    text = f"<think>{CALL_FORMATS[0].marker} a</think>\n\n{call}"
-    assert cut_text(form, text, [" a"])[2] == " a"
-    assert cut_text(form, text, [","]) == (text, text, None)
 
 
 @pytest.mark.parametrize("name", ["array", "args"])

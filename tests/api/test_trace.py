@@ -68,15 +68,6 @@ def test_a_pipeline_of_blocks() -> None:
     assert block_edges(given) == [3, 6, 9] and is_scattered(given)
 
 
-def test_what_was_dropped_is_gone() -> None:
-    given = output(
-        step(0, 9, 0, pattern=(3, 2, 2, 2), holes="3-9"),
-        step(2, 7, 1, pattern=(1, 2, 2, 2), holes="4-7 8-9"),
-        step(3, 2, 1, pattern=(2,), holes="4-5"),
-    )
-    assert picture(given) == ["█░░░█░", "▒░░░▒░", "▒█    "]
-
-
 def test_one_token_a_forward() -> None:
     given = output(step(0, 3, 1), step(3, 1, 1), step(4, 1, 1))
     assert picture(given) == ["█  ", "▒█ ", "·▒█"]
@@ -90,7 +81,3 @@ def test_tokens_that_another_model_checked_belong_to_the_forward_of_the_target()
         step(2, 6, 3, holes="5-8"),
     )
     assert picture(given) == ["██░  ", "▒▒███"]
-
-
-def test_no_forward_at_all() -> None:
-    assert slot_states(output()).shape == (0, 0)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 from adapting import write_adapter
 from helpers import (
@@ -24,7 +23,6 @@ from outpace import LLM
 from outpace.api.output import Output
 from outpace.checkpoints.load import save_model
 from outpace.engine.adapters import AdaptedMLP
-from outpace.engine.cpu import unpack_model
 from outpace.kernels import tiles
 from outpace.methods import (
     Autoregressive,
@@ -39,7 +37,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from outpace.models.adapted import AdaptedLinear
 from outpace.models.transformer import Transformer
 
 pytestmark = pytest.mark.skipif(
@@ -213,60 +210,6 @@ def test_controllers_of_draft_lengths_are_those_of_an_adapter(folders: Path) -> 
         for name in (None, "a1", "a2")
     }
     assert len({id(pace) for pace in paces.values()}) == 3 and None not in paces.values()
-
-
-@pytest.mark.parametrize("options", [{"quantize": "int8"}, {"dtype": "bfloat16"}])
-def test_other_base_weights(folders: Path, options: dict[str, str]) -> None:
-    llm = adapted(folders, **options)
-    requests: list[tuple[list[int], str | None]] = [
-        (PROMPTS[0], None),
-        (PROMPTS[1], "a2"),
-        (PROMPTS[2], "a6"),
-    ]
-    together = answer(llm, requests)
-    plain = LLM(folders / "causal", cache_gib=0.01, **options)
-    assert answer(plain, requests[:1]) == together[:1]
-    for number, request in enumerate(requests):
-        assert answer(llm, [request]) == [together[number]]
-    exact = answer(adapted(folders), requests)
-    ((_, ours), (_, theirs)) = together[1], exact[1]
-    assert ours[0] == pytest.approx(theirs[0], abs=0.5)
-
-
-def layers_of(model: nn.Module) -> list[AdaptedLinear]:
-    """Adapted layers of a model."""
-    return [each for each in model.modules() if isinstance(each, AdaptedLinear)]
-
-
-def test_update_is_added_to_the_rows_of_its_adapter(folders: Path) -> None:
-    llm = adapted(folders, quantize="int8")
-    layer = llm.model.blocks[0].attention.out
-    assert isinstance(layer, AdaptedLinear)
-    base = layer.original[0]
-    torch.manual_seed(0)
-    x = torch.randn(6, 64)
-    layer.rows.assign_runs([("a2", 1), (None, 2), ("a0", 1), ("a2", 2)])
-    expected: Tensor = base(x)
-    for name, rows in {"a2": [0, 4, 5], "a0": [3]}.items():
-        for outputs, down, up in layer.products[name]:
-            expected[rows, outputs] += up(down(x[rows]))
-    with torch.inference_mode():
-        assert torch.equal(layer(x), expected)
-        layer.rows.assign_runs([])
-        assert torch.equal(layer(x), base(x))
-
-
-def test_unpacking_restores_the_base(folders: Path) -> None:
-    llm, plain = adapted(folders), LLM(folders / "causal", cache_gib=0.01)
-    assert len(layers_of(llm.model)) == 9
-    saved = llm.model.state_dict()
-    for name, weight in plain.model.state_dict().items():
-        assert torch.equal(saved[name], weight)
-    for model in (llm.model, plain.model):
-        unpack_model(model)
-    assert not layers_of(llm.model) and type(llm.model.blocks[0].mlp.down) is nn.Linear
-    for ours, theirs in zip(llm.model.parameters(), plain.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)
 
 
 def test_cancelled_requests_leave_others_unchanged(folders: Path) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from helpers import published
 from outpace.checkpoints.load import translate_config
-from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable, cache_slots
+from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
 
 CONFIG = translate_config(published())
 
@@ -21,31 +21,6 @@ CONFIG = translate_config(published())
 def cache(pages: int = 8) -> PagedCache:
     """Return a small cache."""
     return PagedCache(CONFIG, pages * PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu"))
-
-
-def test_size_is_rounded_up_to_whole_pages() -> None:
-    small = PagedCache(CONFIG, PAGE_SIZE + 1, dtype=torch.float32, device=torch.device("cpu"))
-    assert len(small) == 2 * PAGE_SIZE
-    assert small.keys[0].shape == (2 * PAGE_SIZE, CONFIG.kv_heads, CONFIG.head_dim)
-    table = small.reserve(3)
-    assert table is not None and (len(table.pages), table.size, len(table.slots)) == (1, 3, 3)
-
-
-def test_reserve_fails_without_memory() -> None:
-    memory = cache(2)
-    assert memory.reserve(PAGE_SIZE) is not None
-    assert memory.reserve(PAGE_SIZE + 1) is None
-    assert memory.reserve(PAGE_SIZE) is not None
-
-
-def test_contiguous_pages_are_preferred() -> None:
-    memory = cache(8)
-    tables = [memory.reserve(PAGE_SIZE) for _ in range(8)]
-    for index in (0, 2, 5, 6):
-        memory.release(tables[index])
-    table = memory.reserve(2 * PAGE_SIZE)
-    assert table is not None and table.pages == [5, 6] and not table.stride
-    assert table.physical_slots(20) == slice(5 * PAGE_SIZE, 5 * PAGE_SIZE + 20)
 
 
 def test_tables_are_aligned_where_possible() -> None:
@@ -87,17 +62,6 @@ def test_nan_pages_are_erased() -> None:
     assert kept == [False, True, True]
 
 
-def test_scattered_pages_are_the_last_resort() -> None:
-    memory = cache(4)
-    tables = [memory.reserve(PAGE_SIZE) for _ in range(4)]
-    for table in tables[::2]:
-        memory.release(table)
-    table = memory.reserve(2 * PAGE_SIZE)
-    assert table is not None and table.pages == [0, 2] and table.stride == 0
-    expected = [*range(PAGE_SIZE), *range(2 * PAGE_SIZE, 2 * PAGE_SIZE + 4)]
-    assert list(table.physical_slots(PAGE_SIZE + 4)) == expected
-
-
 @given(st.lists(st.one_of(st.integers(1, 5 * PAGE_SIZE), st.integers(-9, -1)), max_size=40))
 def test_no_page_is_held_twice(turns: list[int]) -> None:
     memory = cache(8)
@@ -112,22 +76,6 @@ def test_no_page_is_held_twice(turns: list[int]) -> None:
             memory.release(held.pop(turn % len(held)))
         pages = [page for table in held for page in table.pages]
         assert len(pages) == len(set(pages)) == 8 - memory.free_pages.sum()
-
-
-def test_budget_counts_keys_and_values_of_all_layers() -> None:
-    slot = 2 * CONFIG.layers * CONFIG.kv_heads * CONFIG.head_dim * 2
-    assert cache_slots(CONFIG, torch.bfloat16, 10 * slot + slot - 1) == 10
-    with pytest.raises(
-        ValueError,
-        match=f"less than the {slot} of one token's keys and values: give a larger cache_gib",
-    ):
-        cache_slots(CONFIG, torch.bfloat16, slot - 1)
-
-
-def test_too_much_memory_is_refused() -> None:
-    for slots in (2**50, 2**70):
-        with pytest.raises(ValueError, match="no memory for .* GiB .* a smaller cache_gib"):
-            PagedCache(CONFIG, slots, dtype=torch.float32, device=torch.device("cpu"))
 
 
 def test_oldest_pages_are_reused_first() -> None:

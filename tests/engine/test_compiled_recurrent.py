@@ -22,13 +22,12 @@ from helpers import (
 )
 from outpace.decoding import Forward, Sampling
 from outpace.engine import cpu
-from outpace.engine.cpu import CpuGatedDelta, pack_model, unpack_model
+from outpace.engine.cpu import pack_model
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
 from outpace.engine.runner import Runner
 from outpace.kernels.compiled_delta import find_delta_loop
 from outpace.methods import Autoregressive, DFlash, Lookup, Method, Speculative
-from outpace.models.gated_delta import GatedDelta
 
 pytestmark = pytest.mark.skipif(find_delta_loop() is None, reason="there is no compiled loop")
 
@@ -122,13 +121,3 @@ def logits_of(texts: list[list[int]]) -> list[torch.Tensor]:
             assert found.logits is not None
             own.append(found.logits)
     return [torch.cat(own) for own in rows]
-
-
-def test_packing_is_reversible() -> None:
-    model, other = hybrid_model(**SIZES), hybrid_model()
-    pack_model(model)
-    pack_model(other)
-    assert type(model.blocks[0].attention) is CpuGatedDelta
-    assert not isinstance(other.blocks[0].attention, CpuGatedDelta)
-    unpack_model(model)
-    assert type(model.blocks[0].attention) is GatedDelta

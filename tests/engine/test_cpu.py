@@ -20,7 +20,6 @@ from outpace.checkpoints.load import save_model
 from outpace.decoding import Kind
 from outpace.engine.cpu import (
     MLP_CHUNK_ROWS,
-    CpuLinear,
     SeparateHead,
     TiledEmbedding,
     pack_model,
@@ -31,10 +30,8 @@ from outpace.kernels.autotune import MIN_TIMED_ELEMENTS, TIMED_ROWS, is_batch_in
 from outpace.kernels.matmul import (
     LAYOUTS,
     MIN_PADDED_ROWS,
-    ROW_MULTIPLE,
     bind_product,
     has_layout,
-    to_blocks,
 )
 from outpace.kernels.tiles import RowProduct
 from outpace.models.config import ModelConfig
@@ -100,15 +97,6 @@ def test_results_are_unchanged(machine: str, bidirectional: bool, rows: int) -> 
     torch.testing.assert_close(after, before, atol=1e-4, rtol=1e-4)
 
 
-def test_many_rows_share_kernels() -> None:
-    weight, rows = to_blocks(torch.randn(96, 64)), torch.randn(MIN_PADDED_ROWS + ROW_MULTIPLE, 64)
-    product = bind_product(weight)
-    whole = product(rows)
-    for count in range(MIN_PADDED_ROWS + 1, MIN_PADDED_ROWS + ROW_MULTIPLE):
-        some = product(rows[:count])
-        assert torch.equal(some, whole[:count])
-
-
 def fake(monkeypatch: pytest.MonkeyPatch, **times: float) -> None:
     """Set the time of each layout for any number of rows."""
     found = {name: dict.fromkeys(TIMED_ROWS, time) for name, time in times.items()}
@@ -168,36 +156,6 @@ def test_batch_dependent_layout_is_not_used(
     assert autotune.choose_layout(weight) == "rows"
 
 
-def test_layouts_are_timed_once_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    weight = torch.ones(384, 208)
-    with caplog.at_level("INFO", "outpace"):
-        chosen = [autotune.choose_layout(weight) for _ in range(3)]
-    lines = [r.message for r in caplog.records if "384 x 208, micro" in r.message]
-    assert len(lines) == (len(matmul.available_layouts(weight)) > 1) and len(set(chosen)) == 1
-    assert all("blocks" in line and "tiles" in line and "(1, 4, 16, 64)" in line for line in lines)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("fault", [AttributeError("no such operator"), RuntimeError("no avx512")])
-def test_without_blocks_models_keep_their_layout(
-    dtype: torch.dtype, fault: Exception, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(weight: torch.Tensor) -> torch.Tensor:
-        raise fault
-
-    monkeypatch.setitem(matmul.LAYOUTS, "blocks", missing)  # type: ignore[arg-type]
-    monkeypatch.setattr(tiles, "has_tile_loop", lambda dtype: False)
-    has_layout.cache_clear()
-    plain = model(bidirectional=False, tied=True).to(dtype)
-    laid_out = copy.deepcopy(plain)
-    pack_model(laid_out)
-    has_layout.cache_clear()
-    assert not any(isinstance(m, CpuLinear | SeparateHead) for m in laid_out.modules())
-    assert laid_out.embedding.weight.stride(0) == 1
-    before, after = (whole(m, [3, 1, 4], causal=True) for m in (plain, laid_out))
-    torch.testing.assert_close(after, before, atol=1e-3, rtol=2e-2)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(192, 192), (1152, 896), (896, 4864), (320, 64)])
 @pytest.mark.parametrize("name", ["tiles", "blocks", "chosen"])
@@ -244,13 +202,6 @@ def test_chosen_layouts_are_batch_invariant(isa: str, have: str) -> None:
     )  # fmt: skip
     assert run.returncode == 0, run.stdout + run.stderr
     assert "bfloat16" in run.stdout and "blocks torch.bfloat16" not in run.stdout
-
-
-@pytest.mark.skipif(not tiles.has_tile_loop(torch.float32), reason="this machine has no tiles")
-def test_tiled_matrices_are_batch_invariant() -> None:
-    for dtype in DTYPES:
-        for shape in ((16, 2), (64, 64), (640, 192), (1152, 896)):
-            assert autotune.choose_layout(torch.ones(shape, dtype=dtype)) != "rows"
 
 
 @pytest.mark.parametrize("bidirectional", [True, False])

@@ -10,15 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import MASK, engine_of, feeds, finish, pages_in_use, runner, tokens
+from helpers import engine_of, feeds, finish, pages_in_use, runner, tokens
 from outpace import LLM
 from outpace.attention import compiled
-from outpace.decoding import Forward, Sample, Sampling, sampling
+from outpace.decoding import Forward, Sample, Sampling
 from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
 from outpace.kernels import tiles
-from outpace.kernels.fused import read_rows
 from outpace.methods import Method
 from outpace.models.transformer import Stack
 from workload import KINDS, new_models
@@ -52,6 +51,7 @@ def asked(method: Method) -> list[Asked]:
     ]
 
 
+@pytest.mark.sampled
 @each_half
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
 def test_requests_together_equal_each_alone_in_half_precision(
@@ -103,48 +103,6 @@ def test_logits_are_read_in_float32(dtype: torch.dtype) -> None:
     picked = law[torch.arange(2), outs[1].tokens]
     assert outs[1].logprobs == pytest.approx(picked.tolist(), abs=1e-6)
     assert outs[1].scores["entropy"] == pytest.approx(-(law.exp() * law).sum(-1), abs=1e-5)
-
-
-@each_half
-def test_kernel_reads_logits_of_any_dtype(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Tensor] = []
-
-    def look(logits: Tensor, *rest: Any) -> Any:
-        seen.append(logits.clone())
-        return read_rows(logits, *rest)
-
-    each, found = Runner("tiny", halved(dtype)["diffusion"], slots=8 * PAGE_SIZE), []
-    monkeypatch.setattr(sampling, "read_rows", look)
-    ask = Sample(scores=("confidence", "entropy"), sampling=Sampling(temperature=0.7, seed=1))
-    for exact in (True, False):
-        monkeypatch.setattr(sampling, "runs_triton", lambda device, exact=exact: not exact)
-        each.uses_float32, table = exact, each.reserve(8)
-        assert table is not None
-        forward = Forward(ids=[1, 2, 3], start=0, predict=[1, 2, 3], read=ask)
-        found += each.run_pass(feeds(each, [forward], [table]))
-    assert [logits.dtype for logits in seen] == [dtype]
-    assert seen[0].isfinite().all() and (seen[0].argmin(-1) == MASK).all()
-    assert found[0].tokens == found[1].tokens
-    for name, expected in found[0].scores.items():
-        assert found[1].scores[name] == pytest.approx(expected, abs=1e-5)
-
-
-@each_half
-@pytest.mark.parametrize("name", ["diffusion", "unshifted", "causal", "near", "rich"])
-def test_logits_are_near_those_of_float32(name: str, dtype: torch.dtype) -> None:
-    found = []
-    for models in (halved(dtype), new_models()):
-        each = Runner(name, models[name], slots=8 * PAGE_SIZE)
-        table = each.reserve(8)
-        assert table is not None
-        ask = Forward(ids=[1, 2, 3, 4], start=0, predict=[2, 3], read=Sample(keep=True))
-        (out,) = each.run_pass(feeds(each, [ask], [table]))
-        assert out.logits is not None
-        found.append(out.logits[out.logits > -1e29])
-    error = (found[0] - found[1]).norm() / found[1].norm()
-    assert 0 < error < (0.06 if dtype == torch.bfloat16 else 0.01)
 
 
 @pytest.mark.skipif(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ import torch
 
 from helpers import (
     MASK,
-    VOCAB,
     causal_model,
     engine_of,
     enter,
@@ -81,28 +79,12 @@ def test_trace_has_masks_and_holes_of_every_forward() -> None:
     assert all(step.pattern == CAUSAL and step.holes == () for step in steps)
 
 
-def test_trace_has_accepted_tokens_and_model() -> None:
-    output, _, steps = alone(Request(method=VERIFIED, max_tokens=20))
-    assert sum(step.kept for step in steps) == len(output)
-    assert {step.model for step in steps} == {"target", "verifier"}
-    assert all(step.kept == 0 for step in steps[:-1] if step.model == "target")
-
-
 def test_trace_shares_out_the_time_of_a_request() -> None:
     engine = new_engine()
     job = Request(method=VERIFIED, max_tokens=20).submit(engine)
     finish(engine)
     seconds = [step.seconds for step in job.request.trace]
     assert min(seconds) > 0 and sum(seconds) <= job.ended - job.began
-
-
-def test_trace_has_the_time_of_split_prefills() -> None:
-    engine = new_engine(max_rows=3)
-    job = Request(method=AR, prompt=(1,) * 30, max_tokens=1).submit(engine)
-    finish(engine)
-    (step,) = job.request.trace
-    assert 0 < step.seconds <= job.ended - job.began
-    assert (step.rows, step.kept) == (30, 1)
 
 
 def test_listener_is_called_for_tokens_and_the_end() -> None:
@@ -140,35 +122,6 @@ def test_listeners_are_called_while_a_device_works(
         told.clear()
     assert steps == (["r", "hr", "hr", "hrh"] if aside else ["rh", "rh", "rh", "rh"])
     assert result(job) == alone(Request(method=AR, max_tokens=4)) and not engine.pending_callbacks
-
-
-@pytest.mark.parametrize("method", [AR, VERIFIED, APD(verifier="causal")], ids=repr)
-def test_callbacks_do_not_depend_on_timing(method: Method) -> None:
-    asked = [Request(method=method, prompt=(3, 1, 4)), Request(method=method, max_tokens=7)]
-    heard = []
-    for aside in (False, True):
-        engine = new_engine()
-        engine.is_async = aside
-        heard.append(listened(engine, asked))
-        assert pages_in_use(engine) == 0
-    assert heard[0] == heard[1]
-
-
-def listened(engine: Engine, asked: Sequence[Request]) -> list[list[list[int]]]:
-    """Return what the listener of each request receives; the second one cancels its own."""
-    jobs: list[Job] = []
-    heard: list[list[list[int]]] = [[] for _ in asked]
-
-    def listen(seq: Tokens, number: int) -> None:
-        heard[number].append(list(seq.tokens))
-        if number == 1 and len(seq.tokens) >= 3:
-            engine.cancel(jobs[1])
-
-    jobs += [each.submit(engine, partial(listen, number=n)) for n, each in enumerate(asked)]
-    finish(engine)
-    assert jobs[1].request.finish_reason == "cancelled" and jobs[1].is_finished
-    assert result(jobs[0]) == alone(asked[0])
-    return heard
 
 
 def test_one_pass_serves_all_waiting_jobs() -> None:
@@ -226,15 +179,6 @@ def test_requests_wait_for_memory_in_order() -> None:
     assert pages_in_use(engine) == 0
 
 
-def test_a_small_request_does_not_overtake_a_large_one() -> None:
-    engine = new_engine(slots=3 * PAGE_SIZE)
-    sizes = (20, 20, 1)
-    jobs = [Request(method=AR, prompt=(1,) * n, max_tokens=4).submit(engine) for n in sizes]
-    engine.step()
-    assert [job in engine.running for job in jobs] == [True, False, False]
-    finish(engine)
-
-
 def test_memory_is_reserved_in_all_models_or_in_none() -> None:
     engine = new_engine(slots=3 * PAGE_SIZE)
     verifier = runner(engine, "causal")
@@ -246,15 +190,6 @@ def test_memory_is_reserved_in_all_models_or_in_none() -> None:
     verifier.release(held)
     finish(engine)
     assert tokens(job)
-
-
-def test_number_of_running_requests_is_limited() -> None:
-    engine = new_engine(max_sequences=2)
-    jobs = [Request(method=AR, max_tokens=3).submit(engine) for _ in range(5)]
-    running = []
-    while engine.step():
-        running.append(Stats.from_engine(engine).running)
-    assert max(running) == 2 and all(job.has_ended for job in jobs)
 
 
 # Cancellation.
@@ -323,14 +258,6 @@ def test_one_listener_may_cancel_another_request() -> None:
     assert is_idle(engine)
 
 
-def test_cancelling_what_has_ended_changes_nothing() -> None:
-    engine = new_engine()
-    job = Request(method=AR, max_tokens=2).submit(engine)
-    finish(engine)
-    engine.cancel(job)
-    assert job.request.finish_reason == "length"
-
-
 # Errors.
 
 
@@ -355,11 +282,6 @@ def test_error_in_a_method_fails_its_request_alone(good: int) -> None:
     assert isinstance(error.__cause__, RuntimeError)
 
 
-@pytest.mark.parametrize("good", [0, 2])
-def test_method_that_returns_too_early_fails(good: int) -> None:
-    assert "returned before the request had ended" in str(fails_alone(Scripted(good=good)))
-
-
 BAD_FORWARDS = {
     "start": (Forward(ids=[1, 2], start=9), "only 5 slots have been written"),
     "visible_end": (
@@ -382,12 +304,6 @@ def test_forward_that_cannot_run_fails_its_request_alone(kind: str) -> None:
     error = fails_alone(Scripted(good=1, forwards=(forward,)))
     with pytest.raises(DecodingError, match=message):
         raise error
-
-
-def test_reading_a_slot_never_written_is_a_value_error() -> None:
-    error = fails_alone(Scripted(good=1, forwards=(Forward(ids=[1], start=8),)))
-    assert isinstance(error.__cause__, ValueError)
-    assert "start at slot 8, but only 5 slots have been written" in str(error.__cause__)
 
 
 def test_error_in_a_pass_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -451,16 +367,6 @@ def test_a_lost_device_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> Non
     assert "device is lost" in str(late.error)
 
 
-def test_failed_request_makes_room_for_the_next() -> None:
-    engine = new_engine(slots=2 * PAGE_SIZE)
-    failing = Request(method=Scripted(error="no"), prompt=(1,) * 10, max_tokens=20)
-    waiting = Request(method=AR, prompt=(1,) * 10, max_tokens=20)
-    failing.submit(engine)
-    job = waiting.submit(engine)
-    finish(engine)
-    assert result(job) == alone(waiting)
-
-
 # Requests that could never run.
 
 
@@ -470,21 +376,6 @@ def refuse(request: Request, message: str, engine: Engine | None = None) -> None
     with pytest.raises(ValueError, match=message):
         request.submit(engine)
     assert not Stats.from_engine(engine).waiting
-
-
-def test_empty_prompt_is_refused() -> None:
-    refuse(Request(method=AR, prompt=()), "prompt is empty")
-
-
-@pytest.mark.parametrize("count", [0, -3])
-def test_answer_without_tokens_is_refused(count: int) -> None:
-    refuse(Request(method=AR, max_tokens=count), f"max_tokens must be at least 1, got {count}")
-
-
-@pytest.mark.parametrize("token", [-1, VOCAB])
-def test_prompt_outside_the_vocabulary_is_refused(token: int) -> None:
-    message = f"prompt token {token} is outside the vocabulary of causal, .* {VOCAB} tokens"
-    refuse(Request(method=AR, prompt=(1, token)), message)
 
 
 def test_prompt_outside_the_vocabulary_of_another_role_is_refused() -> None:

@@ -14,7 +14,6 @@ from torch._dynamo.utils import counters
 
 from again import Again
 from helpers import causal_model, finish, tokens
-from outpace import LLM
 from outpace.attention.ranges import RangesAttention, causal_ranges
 from outpace.checkpoints.load import load_model
 from outpace.engine import runner
@@ -54,6 +53,7 @@ def states(model: Stack, rows: int) -> torch.Tensor:
         return model(ids, torch.arange(rows), RangesAttention(causal_ranges(rows)))
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("form", FORMS)
 def test_a_layer_of_any_form_is_captured_whole(form: str) -> None:
@@ -67,6 +67,7 @@ def test_a_layer_of_any_form_is_captured_whole(form: str) -> None:
     assert counters["stats"]["unique_graphs"] == 2 * 2 * kinds
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("graphs", [False, True], ids=["launched", "recorded"])
 @pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
@@ -128,16 +129,3 @@ def test_unavailable_compilation_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         check_compilation(wanted, device, processes)  # type: ignore[arg-type]
-
-
-def test_layers_that_wait_for_the_host_are_refused() -> None:
-    config = replace(SMALL, experts=4, experts_per_row=2)
-    with pytest.raises(ValueError, match="mixture-of-experts models, which wait for the host"):
-        compile_layers(Transformer(config))
-    with pytest.raises(ValueError, match="compile requires a CUDA device"):
-        LLM("tiny-ar", compile=True)
-
-
-def test_nothing_is_compiled_by_default() -> None:
-    check_compilation(False, CPU, 4)
-    assert not any(isinstance(module, FusedBlock) for module in MODELS["causal"].modules())

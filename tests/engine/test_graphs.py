@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import pytest
 import torch
 
 from again import Again
-from helpers import causal_model, finish, run, tokens
-from outpace import LLM
+from helpers import finish, run, tokens
 from outpace.decoding import CAUSAL, Forward, Sample
 from outpace.decoding.tree import Tree
 from outpace.engine import graphs
 from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
-from outpace.engine.graphs import GRAPH_SIZES, SCRATCH_SLOTS, CudaGraphRecorder, make_recorder
+from outpace.engine.graphs import GRAPH_SIZES, SCRATCH_SLOTS, make_recorder
 from outpace.engine.runner import Runner
 from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
 from outpace.models.transformer import Transformer
-from spans import random
 from workload import KINDS, MODELS, Request
 
 pytest.importorskip("triton")
@@ -51,6 +47,7 @@ def decode(method: Method, record: Again | None, slots: int = 32 * PAGE_SIZE) ->
     return [tokens(job) for job in jobs]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "method",
     [pytest.param(method, marks=marks(method)) for method in KINDS],
@@ -99,26 +96,6 @@ def passes(model: Transformer, record: Again | None) -> list[torch.Tensor]:
     return found
 
 
-def test_sinks_are_part_of_a_graph() -> None:
-    model = causal_model(seed=1)
-    for block in model.blocks:
-        block.attention.sinks = torch.nn.Parameter(random(4), requires_grad=False)
-    record = Again()
-    found = passes(model, record)
-    torch.testing.assert_close(found, passes(model, None))
-    without = passes(causal_model(seed=1), None)
-    assert not any(torch.allclose(a, b) for a, b in zip(found, without, strict=True))
-
-
-def test_tree_passes_have_separate_graphs() -> None:
-    record = Again()
-    found = passes(MODELS["causal"], record)
-    torch.testing.assert_close(found, passes(MODELS["causal"], None))
-    assert record.recorded == 2 and record.replayed == 4
-    assert torch.equal(found[0], found[3])
-    assert not any(torch.allclose(a, b) for a, b in combinations(found[:3], 2))
-
-
 def test_padding_takes_no_memory_from_requests() -> None:
     record = Again()
     runner = Runner(
@@ -162,16 +139,3 @@ def test_unavailable_graphs_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         make_recorder(graphs, device, processes)  # type: ignore[arg-type]
-
-
-def test_without_the_kernel_there_are_no_graphs() -> None:
-    for attention in ("dense", "auto", "compiled"):
-        with pytest.raises(ValueError, match="graphs requires attention='triton'"):
-            Runner("a", MODELS["causal"], slots=PAGE_SIZE, attention=attention, record=Again())
-    with pytest.raises(ValueError, match="CUDA device"):
-        LLM("tiny-ar", graphs=True)
-
-
-def test_no_graphs_is_the_default() -> None:
-    assert make_recorder(False, CPU, 4) is None
-    assert callable(CudaGraphRecorder.__call__)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,7 +21,6 @@ from outpace.decoding import Request as Tokens
 from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.engine import Engine
 from outpace.engine.job import DecodingError, Job
-from outpace.engine.stats import Stats
 from outpace.methods import Method
 from workload import BATCH, Request, alone, new_engine, result
 
@@ -131,66 +129,13 @@ def interrupt(points: list[int], made: Callable[[], Engine] = small_engine) -> N
 
 
 @pytest.mark.nightly
-def test_an_interrupt_at_any_line_harms_one_request_at_most(total: int) -> None:
-    interrupt(Random(0).sample(range(1, total + 1), 25))
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("part", range(6))
 def test_interrupts_at_many_lines_harm_one_request_at_most(total: int, part: int) -> None:
     step = total // 300
     interrupt(list(range(1 + part * step // 6, total, step))[part::6])
 
 
-CALLED = {
-    "make_job",
-    "enqueue",
-    "cancel",
-    "fail_job",
-    "handle_failure",
-    "recover",
-    "prefix_stats",
-    "add_runner",
-}
-"""Functions that a step calls only after an error."""
-
-FUNCTIONS = [name for name in vars(Engine) if not name.startswith("__") and name not in CALLED]
-
-
 @pytest.mark.nightly
-@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
-@pytest.mark.parametrize("name", FUNCTIONS)
-def test_an_interrupt_around_each_function_of_the_engine(
-    name: str, before: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for count in (1, 5, 30):
-        with monkeypatch.context() as patch:
-            calls = spoil(patch, Engine, name, count, before)
-            engine = small_engine()
-            jobs = serve(engine, BATCH)
-        assert calls[0]
-        assert harmed(engine, jobs, BATCH) <= 1
-
-
-def spoil(patch: pytest.MonkeyPatch, owner: type, name: str, count: int, before: bool) -> list[int]:
-    """Interrupt the n-th call of a function."""
-    calls = [0]
-    plain = vars(owner)[name]
-    function = getattr(plain, "__func__", plain)
-
-    def spoiled(*given: Any, **named: Any) -> Any:
-        calls[0] += 1
-        if calls[0] == count and before:
-            raise Interrupt
-        value = function(*given, **named)
-        if calls[0] == count:
-            raise Interrupt
-        return value
-
-    patch.setattr(owner, name, staticmethod(spoiled) if function is not plain else spoiled)
-    return calls
-
-
 def test_interrupts_one_after_the_other(total: int) -> None:
     rng = Random(1)
     for _ in range(8):
@@ -226,6 +171,7 @@ class Raising(Method):
             request.commit(out.tokens)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("error", [SystemExit, Interrupt])
 @pytest.mark.parametrize("after", [0, 1, 3])
 def test_base_exception_in_a_method_ends_its_request_alone(
@@ -239,6 +185,7 @@ def test_base_exception_in_a_method_ends_its_request_alone(
     assert harmed(engine, jobs, batch) == 0
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("error", [RuntimeError, Interrupt, SystemExit])
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_an_exception_in_a_listener_harms_its_own_request_at_most(
@@ -307,66 +254,3 @@ def test_interrupted_cancellation_harms_no_other(steps: int) -> None:
         assert [result(job) for job in jobs[::2]] == [alone(request) for request in BATCH[:3:2]]
         assert jobs[1].has_ended, trace.where
     assert at > 5
-
-
-def test_job_cancelled_before_queueing_never_runs() -> None:
-    engine = new_engine()
-    job = BATCH[0].submit(engine)
-    engine.cancel(job)
-    assert engine.enqueue(job) is job and not Stats.from_engine(engine).waiting
-    assert not engine.step() and not job.request.trace
-
-
-PROGRAM = """
-import os
-import signal
-import sys
-from random import Random
-from threading import Timer
-
-from outpace import LLM
-from outpace.engine.job import DecodingError
-from outpace.methods import Speculative
-
-rng = Random(0)
-llm = LLM("tiny-ar", cache_gib=0.05)
-method = Speculative(draft="tiny-aux", tokens=3)
-asked = {"method": method, "stop": "never said", "max_tokens": 60, "temperature": 0.7, "seed": 3}
-expected = llm.generate("Ben has three apples", **asked)[0].text
-prompts = ["Anna has two pears", "How many", "What is left"] * 3
-harmed = 0
-for number in range(60):
-    stream = llm.stream("Ben has three apples", **asked)
-    text, interrupted = next(stream), 0
-    timer = Timer(rng.uniform(0, 0.1), os.kill, (os.getpid(), signal.SIGINT))
-    try:
-        timer.start()
-        while True:
-            llm.generate(prompts, max_tokens=40, stop="never said")
-    except KeyboardInterrupt:
-        interrupted += 1
-    try:
-        text += "".join(stream)
-    except DecodingError as error:  # where the method of the stream itself was interrupted
-        assert isinstance(error.__cause__, KeyboardInterrupt), (number, error)
-        harmed += 1
-    else:
-        assert text == expected == stream.output.text, (number, text)
-    assert llm.generate("Ben has three apples", **asked)[0].text == expected
-    llm.driver.step()
-    assert llm.driver.stats.is_idle, (number, llm.driver.stats)
-    assert llm.driver.driver is None
-assert harmed <= 10, harmed
-print("well")
-"""
-
-
-@pytest.mark.nightly
-def test_ctrl_c_at_random_moments_of_generate() -> None:
-    process = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert process.stdout == "well\n", process.stderr[-1500:]

@@ -8,7 +8,6 @@ import pytest
 
 from helpers import enter, finish, runner, tokens
 from outpace.decoding import Sampling
-from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.engine.controllers import MAX_CONTROLLERS
 from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
@@ -111,6 +110,7 @@ def test_lossless_methods_give_autoregressive_text(method: Method, row: float) -
         assert later.count(1) > 0.5 * len(later)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(4))
 def test_methods_in_one_engine_come_and_go(seed: int) -> None:
     rng, engine = Random(seed), new_engine(pace="auto", max_sequences=6)
@@ -133,28 +133,6 @@ def test_methods_in_one_engine_come_and_go(seed: int) -> None:
     ]
     assert len(answered) > 10
     assert [found for found, _ in answered] == plain([request for _, request in answered])
-
-
-@pytest.mark.parametrize("method", LOSSLESS, ids=repr)
-def test_pace_off_uses_the_options(method: Method) -> None:
-    engine = new_engine()
-    Clock(engine, 20.0)
-    requests = batch(method, 2, max_tokens=12)
-    results = serve(engine, requests)
-    assert results == [alone(each) for each in requests]
-    assert not dials(results) and not engine.controllers
-
-
-@pytest.mark.parametrize("count", [3, 6])
-def test_admitted_requests_are_counted_before_they_start(count: int) -> None:
-    engine, loads = new_engine(pace="auto"), []
-    for each in batch(APD(verifier="causal", window=4, lookahead=9, least=1), count):
-        each.submit(engine)
-    (pace,) = engine.controllers.values()
-    value = pace.choose_length
-    pace.choose_length = lambda *asked: loads.append(pace.requests) or value(*asked)
-    engine.admit_jobs()
-    assert loads == [count] * count
 
 
 def test_lossy_lengths_stay_within_bounds() -> None:
@@ -200,26 +178,9 @@ def test_a_decision_recovers_when_the_load_falls() -> None:
     assert min(few[-1]) > 1
 
 
-@pytest.mark.parametrize("pace", ["on", "", None, 1, True])
-def test_another_word_is_refused(pace) -> None:
-    with pytest.raises(ValueError, match="pace must be 'off' or 'auto', got"):
-        Engine(pace=pace)
-
-
 def test_number_of_controllers_is_bounded() -> None:
     engine = new_engine(pace="auto")
     for number in range(MAX_CONTROLLERS + 10):
         method = WeDLM(window=4, entropy=1 + number / 1000, verify=True)
         engine.cancel(Request(method=method).submit(engine))
     assert len(engine.controllers) == MAX_CONTROLLERS
-
-
-def test_huge_options_end_as_soon_as_small_ones() -> None:
-    for method in (
-        Speculative(draft="near", tokens=10**30),
-        WeDLM(window=8, entropy=2.0, least=2),
-        APD(verifier="causal", window=10**30, lookahead=10**30, least=2),
-    ):
-        engine = new_engine(pace="auto")
-        found = dials(serve(engine, batch(method, 1)))
-        assert 1 <= min(found) <= max(found) <= MAX_PACED_TOKENS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -21,11 +20,10 @@ from helpers import (
     save_tokenizer,
 )
 from outpace import LLM, Output
-from outpace.api.text import TextCodec
 from outpace.checkpoints.load import load_config, save_model
 from outpace.decoding import Decoding, Request
 from outpace.engine.cache import PAGE_SIZE
-from outpace.engine.pairing import ASSUMED_CONCURRENCY, DEFAULT_CANVAS_TOKENS, Pairing
+from outpace.engine.pairing import ASSUMED_CONCURRENCY, DEFAULT_CANVAS_TOKENS
 from outpace.methods import (
     APD,
     D2F,
@@ -34,7 +32,6 @@ from outpace.methods import (
     LeftToRight,
     Method,
     Speculative,
-    WeDLM,
 )
 
 ROWS, SMALL = 264, 200
@@ -136,65 +133,6 @@ def test_a_prompt_that_the_smaller_one_cannot_read_is_refused_there_alone(
     assert is_idle(llm.engine)
 
 
-def test_end_of_sequence_may_exceed_the_smaller_vocabulary(folders: dict[str, str]) -> None:
-    llm = LLM(folders["causal"], cache_gib=0.01)
-    plain = ids(said(llm, COMMON))
-    end = next(token for answer in plain for token in answer if token >= SMALL)
-    llm.eos = frozenset([end])
-    before = said(llm, COMMON)
-    assert "stop" in {output.finish_reason for output in before}
-    said(llm, COMMON, method=Speculative(draft=folders["small"], tokens=3))
-    after = said(llm, COMMON)
-    assert ids(after) == ids(before)
-    assert [o.finish_reason for o in after] == [o.finish_reason for o in before]
-
-
-def counted(patch: pytest.MonkeyPatch, owner: Any, name: str, calls: list[str]) -> None:
-    """Record each call of a function."""
-    plain = vars(owner)[name]
-    function: Callable[..., Any] = getattr(plain, "__func__", plain)
-
-    def noted(*given: Any, **named: Any) -> Any:
-        calls.append(name)
-        return function(*given, **named)
-
-    patch.setattr(owner, name, classmethod(noted) if function is not plain else noted)
-
-
-@pytest.mark.parametrize(
-    ("target", "method"),
-    [
-        ("texted-causal", lambda names: Speculative(draft=names["texted-same"], tokens=3)),
-        ("causal", lambda names: DFlash(draft=names["draft"], tokens=3)),
-        ("causal", lambda names: Autoregressive()),
-        ("diffusion", lambda names: APD(verifier=names["same"])),
-    ],
-)
-def test_a_pairing_is_made_once_and_then_looked_up(
-    folders: dict[str, str], target: str, method: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from outpace.api import further
-    from outpace.api import llm as module
-
-    calls: list[str] = []
-    for owner in (further, module):
-        for name in ("load_config", "load_model", "load_draft", "load_tokenizer", "check_models"):
-            if name in vars(owner):
-                counted(monkeypatch, owner, name, calls)
-    for owner, name in ((TextCodec, "check_same_tokens"), (Pairing, "from_runners")):
-        counted(monkeypatch, owner, name, calls)
-    llm = LLM(folders[target], cache_gib=0.01)
-    llm.generate([1, 2], method=method(folders), max_tokens=4)
-    assert calls.count("check_same_tokens") == isinstance(method(folders), Speculative | APD)
-    assert {"load_model", "check_models", "from_runners"} <= set(calls)
-    calls.clear()
-    models = loaded_models(llm)
-    for tokens in (1, 2):
-        llm.generate([[1, 2], [3]], method=method(folders), max_tokens=tokens)
-        list(llm.stream([1, 2], method=method(folders), max_tokens=tokens))
-    assert calls == [] and loaded_models(llm) == models
-
-
 @pytest.mark.parametrize(
     ("target", "method", "message"),
     [
@@ -256,15 +194,6 @@ def default(llm: LLM, prompt: int = 24, **options: Any) -> int:
     return llm.prepare([1] * prompt, **options).job.request.max_tokens
 
 
-def test_default_answer_fills_the_context(long: dict[str, str]) -> None:
-    llm = of_slots(long["causal"], 4096)
-    assert default(llm, requests=1) == 1000
-    draft = Speculative(draft=long["short"])
-    assert default(llm, requests=1, method=draft) == 700 - 24
-    (output,) = LLM(long["causal"], max_length=300).generate([1] * 24)
-    assert (len(output.ids), output.finish_reason) == (276, "length")
-
-
 def test_default_answers_share_the_cache(long: dict[str, str]) -> None:
     llm = of_slots(long["causal"], 4096)
     assert default(llm) == max(4096 // ASSUMED_CONCURRENCY, 24 + DEFAULT_CANVAS_TOKENS) - 24
@@ -294,28 +223,8 @@ def test_default_leaves_room_for_all_that_an_operator_allows(long: dict[str, str
     assert default(of_slots(long["causal"], 2048, max_sequences=4)) == 512 - 24
 
 
-@pytest.mark.parametrize("slots", [512, 128, 48])
-def test_default_fits_into_a_small_cache(long: dict[str, str], slots: int) -> None:
-    llm = of_slots(long["causal"], slots)
-    assert default(llm, requests=64) == min(slots - 24, DEFAULT_CANVAS_TOKENS)
-    with pytest.raises(ValueError, match=f"need {slots + 1} slots, but .* has {slots}: shorten"):
-        default(llm, slots)
-
-
 @pytest.mark.parametrize("method", [LeftToRight(), D2F(block=8)], ids=repr)
 def test_default_canvas_of_a_diffusion_model_is_fixed(long: dict[str, str], method: Method) -> None:
     llm = of_slots(long["diffusion"], 8192, method)
     assert {default(llm, requests=n) for n in (1, 7, 64)} == {DEFAULT_CANVAS_TOKENS}
     assert default(llm, 1000) == 24
-
-
-def test_default_leaves_room_for_slots_of_the_method(long: dict[str, str]) -> None:
-    method = WeDLM(window=16)
-    llm = of_slots(long["masked"], 4096, method)
-    answer = default(llm, requests=1)
-    assert method.slots_needed(24, answer) == 1024
-
-
-def test_default_reaches_min_tokens(long: dict[str, str]) -> None:
-    llm = of_slots(long["diffusion"], 8192)
-    assert default(llm, min_tokens=300) == 300

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ import pytest
 from outpace import LLM
 from outpace.decoding import Pace
 from outpace.engine.pass_times import PassTimes, entry_name, read_points
-from outpace.measurements import MeasurementFile, machine_name
+from outpace.measurements import MeasurementFile
 from outpace.methods import Autoregressive, Lookup, Speculative
 
 QUESTION = "Tom has 3 apples and buys 4 more. " * 3
@@ -63,13 +60,6 @@ def test_roles_share_the_times_of_a_model(file: MeasurementFile) -> None:
     assert len({entry_name(runner) for runner in pairing.runners.values()}) == 2
 
 
-def test_times_depend_on_the_shape_and_not_on_the_weights(file: MeasurementFile) -> None:
-    llm = new_llm()
-    again, packed = new_llm(), LLM("tiny-ar", "lookup", quantize="int8", cache_gib=0.01)
-    names = [entry_name(each.target) for each in (llm, again, packed)]
-    assert names[0] == names[1] != names[2]
-
-
 @pytest.mark.parametrize(
     "entry",
     [
@@ -89,23 +79,3 @@ def test_invalid_times_are_left_out(entry: object, file: MeasurementFile) -> Non
     (output,) = llm.generate(QUESTION, max_tokens=30)
     (plain,) = llm.generate(QUESTION, method=Autoregressive(), max_tokens=30)
     assert output.ids == plain.ids
-
-
-def test_valid_times_beside_invalid_ones_are_used() -> None:
-    entry = {"0": {"0": [1, 0.5], "6": [8.2, 0.75], "9": None}, "4": {"8": [16.0, 2.0]}}
-    assert read_points(json.loads(json.dumps(entry))) == {
-        0: {0: (1, 0.5), 6: (8.2, 0.75)},
-        4: {8: (16.0, 2.0)},
-    }
-
-
-@pytest.mark.nightly
-def test_times_are_stored_at_exit(file: MeasurementFile) -> None:
-    code = f"""
-from outpace import LLM
-llm = LLM("tiny-ar", "lookup", cache_gib=0.01)
-llm.generate({QUESTION!r}, max_tokens=40)
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-    names = [name.removeprefix(machine_name()) for name in file.read_entries()]
-    assert sum(name.startswith("passes ") for name in names) == 1

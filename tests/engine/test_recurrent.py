@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -120,7 +120,6 @@ def test_requests_together_equal_each_alone(max_rows: int) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 90), st.integers(0, 12)), min_size=1, max_size=8))
-@settings(max_examples=8)
 def test_any_split_of_a_text_gives_the_same_logits(parts: list[tuple[int, int]]) -> None:
     each = Runner("tiny", TARGET, slots=512)
     table = each.reserve(len(TEXT) + 20)
@@ -217,27 +216,6 @@ def test_admission_waits_for_states() -> None:
         most = max(most, len(engine.running))
     assert most == 1 and engine.runners[0].cache.num_tables == 0
     assert [tokens(job) for job in jobs] == [alone(Autoregressive(), n) for n in range(4)]
-
-
-def test_state_memory_is_what_a_sequence_holds() -> None:
-    each = Runner("tiny", TARGET, slots=512)
-    table = each.reserve(100)
-    assert table is not None
-    run_settled(each, Forward(ids=TEXT[:50], start=0), table, 49)
-    for start in range(50, 80):
-        run_settled(each, Forward(ids=TEXT[start : start + 1], start=start), table, start)
-        parts = [
-            getattr(state, name).nbytes
-            for states in table.states.values()
-            for state in states
-            for name in ("state", "inputs", "keys", "values", "decay")
-        ]
-        assert sum(parts) <= state_bytes(TARGET.config, torch.float32)
-
-
-def test_keys_are_stored_for_attention_only() -> None:
-    each = Runner("tiny", TARGET, slots=64)
-    assert len(each.cache.keys) == 1 and TARGET.config.layers == 3
 
 
 def test_methods_and_options_that_need_attention_are_refused(tmp_path: Path) -> None:
@@ -339,15 +317,6 @@ def test_states_of_pages_have_the_room_of_further_sequences() -> None:
     tables = [cache.reserve(16) for _ in range(3)]
     assert all(tables) and not cache.states_by_name and cache.reserve(16) is None
     assert not cache.has_state_room
-
-
-def test_states_are_dropped_with_their_pages() -> None:
-    engine = prefix_runner(slots=256)
-    cache = engine.runners[0].cache
-    for number in range(9):
-        ask(engine, [number, *TEXT[:45]])
-    assert 1 < len(cache.states_by_name) < 9
-    assert cache.states_by_name.keys() <= cache.pages_by_name.keys()
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])

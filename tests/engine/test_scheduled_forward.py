@@ -81,13 +81,6 @@ def test_holes_are_runs_of_masks_after_committed_tokens() -> None:
     assert moved.mask_runs(9, 0) == (range(5, 6), range(7, 8))
 
 
-def test_scheduled_forward_is_a_copy() -> None:
-    ids = [1, 2, 3]
-    feed = feed_of(Forward(ids=ids, start=0))
-    ids.append(4)
-    assert feed.ids == [1, 2, 3] and list(feed.rows) == [2]
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -12,14 +12,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import finish, tokens
-from outpace.attention.paged import LayerLaunch, PagedAttention
 from outpace.decoding import Sampling, accept, sampling, truncation
-from outpace.engine.engine import Engine
 from outpace.engine.readout import LaunchedPass
 from outpace.engine.runner import Runner
 from outpace.kernels.fused import SCORES, DraftRows, SamplingTensors
-from outpace.methods import APD, Method, apd
-from workload import KINDS, MODELS, Request, new_engine
+from outpace.methods import Method, apd
+from workload import KINDS, Request, new_engine
 
 aten = torch.ops.aten
 COUNTED = {
@@ -110,6 +108,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
 SETTINGS = [Sampling(), Sampling(temperature=0.8, top_p=0.9, top_k=9, min_p=0.01, seed=1)]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("sampled", SETTINGS, ids=["greedy", "drawn"])
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)
 def test_a_pass_waits_only_for_its_result(
@@ -122,41 +121,3 @@ def test_a_pass_waits_only_for_its_result(
     assert passes
     assert {tuple(found) for found, _ in passes} == {()}
     assert max(count for _, count in passes) == 1
-
-
-def test_planning_the_kernel_waits_for_nothing(
-    passes: list[tuple[list[str], int]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(LayerLaunch, "__call__", lambda self, q, *_: torch.zeros_like(q))
-    engine = Engine()
-    for name, model in MODELS.items():
-        engine.add_runner(Runner(name, model, slots=2048, attention="triton"))
-    assert all(isinstance(each.backend, PagedAttention) for each in engine.runners)
-    job = Request(method=APD(verifier="causal", window=4, lookahead=9)).submit(engine)
-    finish(engine)
-    assert tokens(job)
-    assert {tuple(found) for found, _ in passes} == {()}
-
-
-@pytest.mark.parametrize(
-    "look",
-    [
-        lambda x: x[0].item(),
-        lambda x: bool((x > 0).any()),
-        lambda x: x.nonzero(),
-        lambda x: x[x > 0],
-        lambda x: x.masked_select(x > 0),
-        lambda x: x.unique(),
-    ],
-)
-def test_waits_are_detected(look: Callable[[Tensor], object]) -> None:
-    with Waits() as waits:
-        look(torch.arange(3))
-    assert waits.found
-
-
-def test_copies_are_counted() -> None:
-    with Copies() as copies:
-        torch.arange(3).tolist()
-        torch.arange(3).cpu()
-    assert copies.count == 2

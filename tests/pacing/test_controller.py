@@ -12,13 +12,10 @@ import pytest
 from outpace.decoding import Request
 from outpace.decoding.dial import Dial, halving_values
 from outpace.pacing.controller import (
-    START_MARGIN,
-    STAY_MARGIN,
     TRIAL_CYCLES,
-    WARM_CYCLES,
     PaceController,
 )
-from outpace.pacing.load import MAX_PATIENCE, MIN_PATIENCE
+from outpace.pacing.load import MAX_PATIENCE
 
 MOST = 16
 
@@ -109,15 +106,6 @@ def test_a_bad_draft_costs_at_most_three_percent(chance: float) -> None:
     assert machine.share(values, best=1) > 0.97
 
 
-def test_the_first_cycles_measure_drafts_and_plain_decoding() -> None:
-    machine = Machine(chance=0.9)
-    values = machine.run(machine.pace(), 40)
-    assert values[:WARM_CYCLES] == [MOST] * WARM_CYCLES and set(
-        values[WARM_CYCLES : WARM_CYCLES + TRIAL_CYCLES]
-    ) == {1}
-    assert min(values[WARM_CYCLES + TRIAL_CYCLES :]) > 5
-
-
 def test_draft_length_follows_cost_and_quality() -> None:
     cheap = Machine(chance=0.95, target=lambda rows: 10.0, draft=0.1)
     dear = Machine(chance=0.3, target=lambda rows: 10.0 * rows)
@@ -128,55 +116,6 @@ def test_draft_length_follows_cost_and_quality() -> None:
 def starts(values: list[int], plain: bool) -> list[int]:
     """Return the cycles at which plain decoding, or drafting, begins."""
     return [at for at, (a, b) in enumerate(pairwise(values), 1) if (a == 1) != plain == (b == 1)]
-
-
-@pytest.mark.parametrize(("chance", "plain"), [(0.7, True), (0.0, False)])
-def test_trials_become_rare_and_never_end(chance: float, plain: bool) -> None:
-    machine = Machine(chance=chance)
-    values = machine.run(machine.pace(), 8 * MAX_PATIENCE)
-    begins = [at for at in starts(values, plain) if at > 20]
-    gaps = [later - earlier for earlier, later in pairwise(begins)]
-    assert begins[0] < MIN_PATIENCE + 30 and gaps[0] > 1.5 * MIN_PATIENCE
-    assert all(later > 1.5 * earlier for earlier, later in pairwise(gaps[:3]))
-    assert gaps[-1] == pytest.approx(MAX_PATIENCE, rel=0.05) and len(gaps) > 8
-    assert sum((value == 1) == plain for value in values) < 0.02 * len(values)
-
-
-def test_plain_trials_are_rare_where_drafts_are_far_faster() -> None:
-    machine = Machine(chance=0.95, target=lambda rows: 10.0)
-    values = machine.run(machine.pace(), 4 * MAX_PATIENCE)
-    begins = [at for at in starts(values, plain=True) if at > 20]
-    assert MAX_PATIENCE - 100 < begins[0] < MAX_PATIENCE + 100 and len(begins) in (3, 4)
-
-
-def test_plain_passes_between_copies_replace_trials() -> None:
-    machine = Machine(chance=0.8)
-    pace, values = machine.pace(), []
-    for _ in range(60):
-        for _ in range(6):
-            pace.record_pass("target", 1, machine.target(1))
-        values += machine.run(pace, 6)
-    assert values[:WARM_CYCLES] == [MOST] * WARM_CYCLES and 1 not in values
-    for _ in range(60):
-        for _ in range(6):
-            pace.record_pass("target", 1, 1.0)
-        values += machine.run(pace, 6)
-    assert set(values[-20:]) == {1}
-
-
-def test_stored_costs_spare_the_first_trials() -> None:
-    machine = Machine(chance=0.7)
-    before = machine.pace()
-    machine.run(before, 200)
-    later = PaceController(before.dial, before.measured_costs)
-    values = machine.run(later, MIN_PATIENCE)
-    assert 1 not in values and machine.share(values) > 0.93
-    assert later.measured_costs[0]["target"].keys() >= before.measured_costs[0]["target"].keys()
-    many = machine.run(later, 40, requests=8)
-    assert many[:TRIAL_CYCLES].count(1) == TRIAL_CYCLES
-    bad = Machine(chance=0.0)
-    values = bad.run(PaceController(before.dial, before.measured_costs), 40)
-    assert values.count(1) > 30
 
 
 def test_stored_costs_of_another_day_are_corrected() -> None:
@@ -205,46 +144,6 @@ def test_plain_passes_that_become_cheaper_are_noticed() -> None:
     assert cheap.run(pace, 600)[-100:].count(1) >= 100 - TRIAL_CYCLES
 
 
-def test_plain_passes_count_once_they_are_warm() -> None:
-    machine = Machine(chance=0.9)
-    pace = machine.pace()
-    values = machine.run(pace, 30)
-    assert values[-1] > 1
-    known = pace.load.costs["target"].seconds_at(1)
-    for _ in range(WARM_CYCLES):
-        pace.record_pass("target", 1, 100.0)
-    assert pace.load.costs["target"].seconds_at(1) == known
-    pace.record_pass("target", 1, 100.0)
-    assert pace.load.costs["target"].seconds_at(1) > known
-
-
-def test_a_plain_trial_that_is_interrupted_goes_on_until_enough_ran_in_a_row() -> None:
-    machine = Machine(chance=0.9)
-    for interruptions in (1, MIN_PATIENCE):
-        pace = machine.pace()
-        machine.run(pace, WARM_CYCLES + 1)  # the last of them is the first plain one
-        for _ in range(interruptions):
-            values = machine.run(pace, 4)
-            pace.record_pass("target", 100, 100.0)
-        values = machine.run(pace, 40)
-        assert max(values) > 1 and (
-            interruptions > 1 or values[:TRIAL_CYCLES] == [1] * TRIAL_CYCLES
-        )
-
-
-def test_choice_is_stable_between_equals() -> None:
-    good, fair, poor = (
-        Machine(chance=1.0, target=lambda rows, two=two: 10.0 if rows == 1 else two)
-        for two in (10.0, 17.3, 40.0)
-    )
-    assert STAY_MARGIN < fair.speed(2) / fair.speed(1) < START_MARGIN
-    drafting, plain = good.pace(2), poor.pace(2)
-    good.run(drafting, 40)
-    poor.run(plain, 40)
-    assert len(starts(fair.run(drafting, 1000)[100:], plain=True)) <= 4
-    assert fair.run(plain, 1000)[100:].count(2) <= 4 * TRIAL_CYCLES
-
-
 def test_choice_is_stable_under_noise() -> None:
     machine = Machine(chance=0.9, spikes=0.05)
     assert len(starts(machine.run(machine.pace(), 2000), plain=True)) <= 6
@@ -268,31 +167,6 @@ def test_new_load_is_tried_immediately() -> None:
     many.run(pace, 500, requests=64)
     assert sum(value > 5 for value in alone.run(pace, 50)) > 30
     assert set(pace.loads) == {0, 6}
-
-
-def test_similar_request_counts_share_a_state() -> None:
-    machine = Machine()
-    pace = machine.pace()
-    for requests in (1, 2, 3, 5, 6, 46, 64, 90):
-        machine.run(pace, 1, requests=requests)
-    assert set(pace.loads) == {0, 1, 2, 3, 6}
-
-
-def test_new_load_starts_from_the_nearest() -> None:
-    machine = Machine(chance=0.95, target=lambda rows: 10.0)
-    pace = machine.pace()
-    machine.run(pace, 50, requests=4)
-    known = pace.load.costs["target"].seconds_at(4 * MOST)
-    pace.set_requests(8)
-    assert pace.load.costs["target"].seconds_at(4 * MOST) == known and not pace.load.is_measured(
-        pace.expected_passes(MOST)
-    )
-    Machine(chance=0.95, target=lambda rows: 30.0).run(pace, 50, requests=8)
-    assert pace.load.is_measured(pace.expected_passes(MOST)) and pace.load.costs[
-        "target"
-    ].seconds_at(8 * MOST) == pytest.approx(30)
-    pace.set_requests(4)
-    assert pace.load.costs["target"].seconds_at(4 * MOST) == known
 
 
 def windows(tokens: dict[int, int], cycles: int) -> list[int]:
@@ -348,15 +222,6 @@ def test_one_request_tries_for_all() -> None:
     assert TRIAL_CYCLES <= len(tries) <= 4 * TRIAL_CYCLES and set(tries) == {0}
 
 
-def test_a_trial_goes_on_with_the_next_request_where_one_runs_at_a_time() -> None:
-    machine = Machine(chance=0.0)
-    pace = machine.pace()
-    machine.run(pace, 40)
-    while pace.choose_length(object()) == 1:
-        machine.run(pace, 1)
-    assert pace.choose_length(object()) > 1
-
-
 def test_backlog_must_pay_off() -> None:
     machine = Machine(chance=0.95, target=lambda rows: 10.0)
     pace = machine.pace()
@@ -367,33 +232,6 @@ def test_backlog_must_pay_off() -> None:
         pace.choose_length(None, 10, 100, 5) == MOST
         and pace.choose_length(None, 10, 100, 10**6) == 1
     )
-
-
-def test_backlog_cost_ignores_the_first_pass() -> None:
-    machine = Machine(chance=0.95, target=lambda rows: 10.0)
-    pace = machine.pace()
-    pace.record_pass("target", 150, 30.0)
-    pace.record_pass("draft", 150, 3000.0)
-    machine.run(pace, 50)
-    assert pace.choose_length(None, 150, 160) == MOST
-
-
-def test_drafting_pauses_until_a_trial_is_due() -> None:
-    machine, good = Machine(chance=0.0), Machine(chance=0.95, target=lambda rows: 10.0)
-    pace, other = machine.pace(), good.pace()
-    settled = []
-    for _ in range(200):
-        machine.run(pace, 1, requests=8)
-        settled.append(pace.skips_drafting(0, 100))
-    first = settled.index(True)
-    assert MIN_PATIENCE < first < 2 * MIN_PATIENCE and all(settled[first:])
-    while pace.skips_drafting(0, 100):
-        machine.run(pace, 1, requests=8)
-    assert max(machine.run(pace, TRIAL_CYCLES, requests=8)) > 1
-    pace.set_requests(1)
-    assert not pace.skips_drafting(0, 100)
-    good.run(other, 300)
-    assert not other.skips_drafting(0, 1) and other.skips_drafting(100, 1)
 
 
 def test_all_propose_or_none_does() -> None:
@@ -423,38 +261,6 @@ def test_request_with_large_backlog_decodes_plainly() -> None:
     assert [pace.choose_length(None, 0, 10**6) for _ in range(7)] == [MOST] * 7
     assert pace.choose_length(None, 10**4, 5) == 1
     assert [pace.choose_length(None, 0, 10**6) for _ in range(7)] == [MOST] * 7
-
-
-def test_who_proposes_nothing_need_not_ask_again_until_a_trial_is_due() -> None:
-    class Asked(PaceController):
-        times = 0
-
-        def choose_length(self, *args: object) -> int:
-            type(self).times += 1
-            return super().choose_length(*args)  # type: ignore[arg-type]
-
-    machine = Machine(chance=0.0)
-    pace = Asked(machine.pace().dial)
-    machine.run(pace, 100)
-    old, new = (Request(prompt=[1], max_tokens=10**4, pace=pace) for _ in range(2))
-
-    def cycles(request: Request, count: int) -> int:
-        before = Asked.times
-        for _ in range(count):
-            assert request.choose_length(MOST) == 1
-            pace.record_pass("target", 1, machine.target(1))
-        return Asked.times - before
-
-    assert cycles(old, 40) == 1
-    assert cycles(new, 1) == 1
-    pace.set_requests(2)
-    assert cycles(old, 1) == 1
-    values = set()
-    for _ in range(600):
-        values.add(old.choose_length(MOST))
-        old.ids.append(1)
-        pace.record_pass("target", 2, machine.target(1))
-    assert max(values) > 1
 
 
 def test_a_single_value_stays() -> None:
@@ -487,13 +293,3 @@ def test_the_last_cycle_counts_too(tokens: list[int], kept: int) -> None:
     request.choose_length(8)
     assert not request.commit(tokens)
     assert reports == [(8, 1), (8, kept)]
-
-
-def test_halving_values_rise() -> None:
-    assert halving_values(4, 16) == [4, 8, 16] and halving_values(1, 16) == [1, 2, 4, 8, 16]
-    assert (
-        halving_values(3, 16) == [3, 4, 8, 16]
-        and halving_values(7, 7) == [7]
-        and halving_values(6, 7) == [6, 7]
-    )
-    assert halving_values(16, 10**400) == [16, 32, 64] and halving_values(100, 10**400) == [100]

@@ -18,12 +18,6 @@ def cost_of(*passes: tuple[int, float]) -> PassCost:
     return cost
 
 
-def add_twice(cost: PassCost, rows: int, seconds: float) -> None:
-    """Add a slow first pass and one that counts."""
-    cost.record_pass(rows, 3 * seconds)
-    cost.record_pass(rows, seconds)
-
-
 def test_cost_is_interpolated() -> None:
     cost = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
     assert [cost.seconds_at(rows) for rows in (1, 2, 3, 10, 16, 64)] == pytest.approx(
@@ -55,24 +49,3 @@ def test_outliers_count_little() -> None:
 def test_costs_that_change_are_followed() -> None:
     cost = cost_of(*[(8, 10.0)] * 200, *[(8, 15.0)] * 300)
     assert cost.seconds_at(8) == pytest.approx(15, rel=0.02)
-
-
-def test_priors_are_shifted_by_measurements() -> None:
-    there = cost_of((2, 5.0), (4, 7.0), (16, 19.0))
-    here = there.as_prior()
-    assert [here.seconds_at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
-    assert here.seconds_per_row == pytest.approx(19 / 16)
-    assert not any(here.covers(rows) for rows in (2, 4, 16))
-    add_twice(here, 4, 10.0)
-    assert [here.seconds_at(rows) for rows in (2, 4, 16)] == pytest.approx([8, 10, 22])
-    assert here.covers(4) and not here.covers(2)
-    assert [there.seconds_at(rows) for rows in (2, 4, 16)] == pytest.approx([5, 7, 19])
-    add_twice(here, 16, 30.0)
-    assert [here.seconds_at(rows) for rows in (2, 4, 16)] == pytest.approx([10, 10, 30])
-    quick = there.as_prior()
-    add_twice(quick, 16, 1.0)
-    assert quick.seconds_at(2) == 0
-    add_twice(quick, 2, 0.5)
-    assert [quick.seconds_at(rows) for rows in (2, 4)] == pytest.approx(
-        [0.5, 0.5]
-    )  # no less than measured here
