@@ -9,7 +9,6 @@ import sys
 import pytest
 
 from outpace.cli.main import main
-from outpace.methods import METHODS
 from scripted import ScriptedServer
 
 SMALL = ("--concurrency", "2", "--requests", "6", "--warmup", "3")
@@ -78,24 +77,7 @@ def test_requests_are_openai_s_and_no_prompt_comes_twice(serve):
     assert all(body == same | {"stream_options": {"include_usage": True}} for body in bodies)
 
 
-def test_a_method_is_asked_for_with_the_options_that_were_given(serve):
-    with ScriptedServer(answer) as server:
-        words = ("--method", "apd", "--ratio", "0.5", "--window", "none", "--endpoint")
-        assert serve(server.url, *SMALL, *words, "completions")[0] == 0
-        assert {asked.path for asked in server.asked} == {"/v1/completions"}
-        asked = {"method": "apd", "options": {"ratio": 0.5, "window": None}}
-        assert all(each.body["outpace"] == asked for each in server.asked)
-
-
-def test_prompts_come_from_a_file_in_random_order(serve, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text("".join(json.dumps({"prompt": f"p{n}"}) + "\n" for n in range(5)))
-    with ScriptedServer(answer) as server:
-        assert serve(server.url, *SMALL, "--prompts", str(path))[0] == 0
-        found = [asked.body["messages"][0]["content"] for asked in server.asked]
-    assert sorted(found[:5]) == sorted(found[5:]) == [f"p{n}" for n in range(5)]
-
-
+@pytest.mark.nightly
 def test_an_open_loop_sends_at_its_rate(serve, tmp_path):
     path = tmp_path / "a.json"
     with ScriptedServer(answer) as server:
@@ -190,14 +172,7 @@ def test_a_server_that_cannot_be_measured_is_one_line(serve, tmp_path, script, s
     assert list(tmp_path.iterdir()) == []
 
 
-def test_several_models_have_to_be_chosen_from(serve):
-    with ScriptedServer(answer, models=("one", "two")) as server:
-        status, _, err = serve(server.url, *SMALL)
-        assert (status, err) == (2, "outpace: --model is required: the server has one, two\n")
-        assert serve(server.url, *SMALL, "--model", "two")[0] == 0
-        assert server.asked[-1].body["model"] == "two"
-
-
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -224,24 +199,6 @@ def test_several_models_have_to_be_chosen_from(serve):
 def test_bad_input_is_one_line_and_status_2(serve, words, says):
     status, _, err = serve(*words)
     assert status == 2 and err.startswith("outpace: ") and err.count("\n") == 1 and says in err
-
-
-@pytest.mark.parametrize("text", ["", "\n", "[]", '{"prompt": ""}', "{", '{"other": 1}'])
-def test_a_file_without_prompts_is_refused(serve, tmp_path, text):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(text)
-    status, _, err = serve("http://x", "--model", "m", "--prompts", str(path))
-    assert status == 2 and err.count("\n") == 1 and f"{path}:1" in err
-
-
-def test_messages_are_no_completion(serve, tmp_path):
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"messages": [{"role": "user", "content": "x"}]}))
-    words = ("--model", "m", "--prompts", str(path), "--endpoint", "completions")
-    assert "needs endpoint chat" in serve("http://x", *words)[2]
-    with ScriptedServer(answer) as server:
-        assert serve(server.url, *SMALL, "--prompts", str(path))[0] == 0
-        assert server.asked[0].body["messages"] == [{"role": "user", "content": "x"}]
 
 
 def test_without_its_library_the_extra_is_named(serve, monkeypatch):
@@ -274,29 +231,3 @@ def test_ctrl_c_writes_what_is_there(tmp_path):
         written["interrupted"] and 20 <= level["completed"] < 40 and 1 <= level["unfinished"] <= 4
     )
     assert picture.exists() and b"tokens per second" in out
-
-
-@pytest.mark.nightly
-def test_ctrl_c_before_the_first_answer_writes_nothing(tmp_path):
-    async def script(asked, reply):
-        program.send_signal(signal.SIGINT)
-        reply.start()
-        await asyncio.sleep(0.5)
-
-    with ScriptedServer(script) as server:
-        command = [sys.executable, "-m", "outpace", "benchmark", "serve", server.url]
-        command += ["--output", str(tmp_path / "a.json")]
-        program = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        _, err = program.communicate(timeout=60)
-    assert program.returncode == 130 and err == b"outpace: interrupted\n"
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_options_of_methods_do_not_hide_flags():
-    from inspect import signature
-
-    from outpace.cli.benchmark import benchmark_serve
-    from outpace.cli.options import expand_groups
-
-    flags = set(signature(expand_groups(benchmark_serve)).parameters)
-    assert not {name for kind in METHODS.values() for name in kind.__dataclass_fields__} & flags

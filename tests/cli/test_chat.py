@@ -7,7 +7,6 @@ import os
 import pty
 import re
 import select
-import shlex
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -23,7 +22,6 @@ from outpace.cli.chat import ChatSession
 from outpace.cli.main import main
 from outpace.methods import Autoregressive, WeDLM
 from prepared import prepared
-from shown import ROOT, blocks
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 Run = Callable[..., tuple[int, str, str]]
@@ -59,18 +57,6 @@ def test_each_answer_has_its_figures(chat: Run) -> None:
     assert (status, err) == (0, "")
     assert "#### 26\n" in out
     assert len(re.findall(r"[\d.]+ tokens per forward, \d+ tokens per second", out)) == 2
-
-
-def test_the_page_shows_what_is_said(chat: Run) -> None:
-    page = ROOT / "docs" / "chat.md"
-    (shown,) = re.findall(r"^> (.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL)
-    words = shlex.split(blocks(page, "sh")[0].splitlines()[0])
-    asked, mark, _ = shown.partition("?")
-    message = " ".join(asked.split()) + mark
-    status, out, err = chat(words[2], message, flags=tuple(words[3:]))
-    assert (status, err) == (0, "")
-    found = [re.sub(r"\d+ tokens per second", "", text) for text in (message + out, shown)]
-    assert "".join(found[0].split()) == "".join(found[1].split())
 
 
 def test_the_model_sees_what_was_said(llm: LLM) -> None:
@@ -136,18 +122,6 @@ def test_what_cannot_be_is_said_and_the_talk_goes_on(
 def test_a_race_needs_a_method(chat: Run) -> None:
     _, _, err = chat("tiny-aux", STORY, "/race", flags=("--max-tokens", "8"))
     assert "/race needs a method" in err
-
-
-def test_exit_ends_it_and_help_shows_what_there_is(chat: Run) -> None:
-    status, out, err = chat("tiny-wedlm", "/help", "/method", "/exit", STORY)
-    assert (status, err) == (0, "")
-    for word in ("/method", "/race", "/reset", "/help", "/exit", "Ctrl-C"):
-        assert word in out
-    assert (
-        "methods of tiny-wedlm: auto, autoregressive, dflash, eagle, lookup, speculative, wedlm\n"
-        in out
-    )
-    assert "tokens per" not in out
 
 
 def test_ctrl_c_ends_an_answer_and_keeps_what_is_there(
@@ -232,64 +206,6 @@ def test_a_conversation_at_a_terminal() -> None:
         assert "> " in following or "> " in talk("", "> ")
         time.sleep(1)  # until it listens
         assert "outpace: interrupted" in talk("\x03", "interrupted")
-
-
-LONG = "x" * 6000
-"""More than a terminal keeps of a line in its canonical mode."""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    "paste",
-    [
-        f"\x1b[200~Explain:\n\tdef f(a):\n{LONG}\n\x1b[201~\r",
-        f"Explain:\n{LONG}\nreturn\r",
-    ],
-)
-def test_pasted_lines_are_one_message(paste: str) -> None:
-    with terminal("chat", "tiny-aux") as talk:
-        talk("", "loading PyTorch")
-        for _ in range(2):
-            shown = talk(paste, "shorten one")  # there is no room for it
-            (size,) = re.findall(r"a prompt of (\d+) tokens", shown)
-            assert int(size) > 6000 and "tokens per forward" not in shown
-            time.sleep(1)  # until it listens
-        shown = talk("/help\r", "/race NAME")
-        assert "/help" in shown.partition("/method")[0]  # what is typed is seen
-        talk("/exit\r", "never")
-
-
-def test_an_answer_that_is_cut_says_by_what(chat: Run) -> None:
-    _, out, _ = chat("tiny-aux", STORY, flags=("--max-tokens", "8"))
-    assert out.endswith("(length)\n(cut at 8 tokens: increase --max-tokens)\n")
-    _, out, _ = chat("tiny-aux", STORY, flags=("--max-length", "64", "--ignore-eos"))
-    assert re.search(r"\(cut at \d+ tokens: increase --max-length .* the context is full\)", out)
-
-
-def test_a_method_is_shown_as_it_is_typed(chat: Run) -> None:
-    lines = ("/method", "/method wedlm verify=true entropy=0.8", "/method")
-    _, out, _ = chat("tiny-wedlm", *lines)
-    assert out.splitlines()[::2] == ["wedlm", "wedlm entropy=0.8 verify=true"]
-    _, out, _ = chat("tiny-wedlm", "/method autoregressive", "/method", "/method auto", "/method")
-    assert out.splitlines()[::2] == ["autoregressive", "wedlm"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("command", ["generate", "trace"])
-def test_a_terminal_of_16_colours_is_asked_for_no_other(command: str) -> None:
-    with terminal(command, "tiny-wedlm", STORY, kind="linux") as talk:
-        shown = talk("", "(stop)")
-    codes = set(re.findall(r"\x1b\[(?:1;)?([39]\d)m", shown))
-    assert {"94", "91"} <= codes <= {"94", "91", "35", "32"}  # the spinner is green
-    assert "38;5" not in shown
-
-
-@pytest.mark.nightly
-def test_ctrl_d_ends_a_conversation() -> None:
-    with terminal("chat", "tiny-aux") as talk:
-        talk("", "> ")
-        shown = talk("\x04", "never")
-        assert "outpace" not in shown and "Traceback" not in shown
 
 
 @pytest.mark.nightly

@@ -1,6 +1,5 @@
 """Commands as typed by a user, with the embedded models."""
 
-import importlib
 import io
 import json
 import os
@@ -15,14 +14,10 @@ from contextlib import contextmanager
 
 import pytest
 
-import outpace as package
 from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER
-from outpace.cli import app, terminal
-from outpace.cli.app import BENCHMARK_COMMANDS, COMMANDS
+from outpace.cli import app
 from outpace.cli.flags import LoadFlags
 from outpace.cli.main import main
-from outpace.methods import METHODS
-from outpace.methods.options import method_options
 
 STORY = "Tom has 5 bags with 7 apples in each bag. He gives 9 apples to Ann. How many are left?"
 
@@ -57,19 +52,6 @@ def test_generate_takes_the_flags_of_its_method(outpace):
     assert per_forward > 1.5
 
 
-def test_generate_takes_what_the_answer_must_be(outpace, tmp_path):
-    (tmp_path / "schema.json").write_text('{"type": "integer", "minimum": 7, "maximum": 9}')
-    (tmp_path / "rule.lark").write_text("start: /[pq]/")
-    for flags, known in (
-        (("--schema", str(tmp_path / "schema.json")), "789"),
-        (("--regex", "[xyz]"), "xyz"),
-        (("--choices", "v", "--choices", "w"), "vw"),
-        (("--grammar", str(tmp_path / "rule.lark")), "pq"),
-    ):
-        status, out, _ = outpace("generate", "tiny-dream", STORY, "--max-tokens", "4", *flags)
-        assert status == 0 and out[0] in known and out[1] == "\n"
-
-
 def test_generate_fills_the_holes_of_a_text(outpace):
     for prompt in ((), (STORY,)):
         args = ("generate", "tiny-dream", *prompt, "--fill", "Tom has {{2}} or {{..9:[0-9]+}}.")
@@ -97,13 +79,6 @@ def test_generate_answers_a_file_as_training_data(outpace, tmp_path):
         assert json.loads(line)["response"].endswith("#### 26")
 
 
-def test_help_shows_the_flags_of_the_named_method_only(outpace):
-    _, out, _ = outpace("generate", "--method", "apd", "--help")
-    assert "--ratio" in out and "--verifier" in out
-    _, out, _ = outpace("generate", "--method", "left_to_right", "--help")
-    assert "--lookahead" in out and "--ratio" not in out
-
-
 def test_trace_shows_every_forward_with_its_holes(outpace):
     status, out, _ = outpace(
         *("trace", "tiny-dream", STORY, "--max-tokens", "32"),
@@ -111,17 +86,6 @@ def test_trace_shows_every_forward_with_its_holes(outpace):
     )
     assert status == 0
     assert "target" in out and "verifier" in out and "░" in out
-
-
-def test_trace_draws_the_pipeline_of_a_method_with_blocks(outpace, tmp_path):
-    path = tmp_path / "new" / "trace.png"
-    status, out, _ = outpace(
-        *("trace", "tiny-dream", STORY, "--max-tokens", "32", "--method", "d2f"),
-        *("--block", "8", "--confidence", "0.5", "--temperature", "0", "--png", str(path)),
-    )
-    assert status == 0
-    assert "│" in out and "░ hole" in out and "cached" in out
-    assert path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_picture_without_matplotlib_names_the_extra(outpace, tmp_path, monkeypatch):
@@ -152,29 +116,6 @@ def test_evaluate_reads_gsm8k_from_a_file(outpace, tmp_path):
     assert status == 0 and "100.0%" in out
 
 
-def test_evaluate_asks_lines_of_ones_own_and_keeps_each_answer(outpace, tmp_path):
-    data, json_path = tmp_path / "mine.jsonl", tmp_path / "result.json"
-    data.write_text(json.dumps({"question": STORY, "answer": "26"}) + "\n")
-    words = (
-        "evaluate",
-        "tiny-aux",
-        "--method",
-        "autoregressive",
-        "--data",
-        str(data),
-        "--judge",
-        "number",
-    )
-    status, out, err = outpace(*words, "--json", str(json_path))
-    assert status == 0, err
-    assert "100.0%" in out and "20.7%–100.0%" in out
-    (line,) = map(json.loads, (tmp_path / "result.answers.jsonl").read_text().splitlines())
-    assert line["question"] == STORY and line["reference"] == "26" and line["right"] is True
-    assert line["answer"].endswith("#### 26") and line["tokens"] == line["forwards"] - 1
-    (result,) = json.loads(json_path.read_text())["results"]
-    assert result["task"] == "own-number"
-
-
 def gsm8k(path, lines=9):
     """Return a file that repeats one problem."""
     line = json.dumps({"question": STORY, "answer": "5*7-9 = 26\n#### 26"})
@@ -182,24 +123,7 @@ def gsm8k(path, lines=9):
     return str(path)
 
 
-def test_evaluate_asks_as_a_paper_does(outpace, tmp_path):
-    data, out = gsm8k(tmp_path / "test.jsonl"), tmp_path / "result.json"
-    status, _, err = outpace(
-        *("evaluate", "tiny-dream", "--task", "gsm8k", "--protocol", "d2f:dream", "--data", data),
-        *("--num-shots", "0", "--limit", "1", "--max-tokens", "32", "--json", str(out)),
-    )
-    assert status == 0, err
-    (result,) = json.loads(out.read_text())["results"]
-    assert result["protocol"] == "d2f:dream"
-    assert "block=32, add=0.1, activate=0.95, confidence=0.9" in result["method"]
-    status, _, err = outpace(
-        *("evaluate", "tiny-dream", "--task", "gsm8k", "--protocol", "d2f:dream", "--data", data),
-        *("--num-shots", "1", "--shots", data, "--limit", "1", "--max-tokens", "8"),
-        *("--method", "left_to_right"),
-    )
-    assert status == 0, err
-
-
+@pytest.mark.nightly
 def test_a_killed_evaluation_goes_on(outpace, tmp_path):
     samples = tmp_path / "samples.jsonl"
     words = ("evaluate", "tiny-aux", "--limit", "3", "--samples", str(samples))
@@ -212,6 +136,7 @@ def test_a_killed_evaluation_goes_on(outpace, tmp_path):
     assert status == 2 and "answers of another run: options is" in err
 
 
+@pytest.mark.nightly
 def test_report_compares_runs(outpace, tmp_path):
     slow, fast, png = (str(tmp_path / name) for name in ("slow.json", "fast.json", "front.png"))
     plain = ("tiny-ar", "--method", "autoregressive")
@@ -229,54 +154,12 @@ def test_report_compares_runs(outpace, tmp_path):
         assert file.read(4) == b"\x89PNG"
 
 
-def test_cut_answers_are_counted(outpace, tmp_path):
-    path, whole = tmp_path / "cut.json", tmp_path / "whole.json"
-    status, out, _ = outpace(
-        *("evaluate", "tiny-aux", "--limit", "3", "--max-tokens", "8", "--json", str(path))
-    )
-    warning = (
-        "3 of 3 answers were truncated at 8 tokens and scored as they are: increase --max-tokens"
-    )
-    assert status == 0 and warning in " ".join(out.split())
-    (result,) = json.loads(path.read_text())["results"]
-    assert (result["unfinished"], result["cut_at"]) == (3, 8)
-    status, out, _ = outpace("evaluate", "tiny-aux", "--limit", "3", "--json", str(whole))
-    assert status == 0 and "truncated" not in out
-    (result,) = json.loads(whole.read_text())["results"]
-    assert (result["unfinished"], result["cut_at"]) == (0, None)
-    out = " ".join(outpace("report", str(whole), str(path))[1].split())
-    assert f"run 2: {warning}" in out and "run 1: " not in out
-    path.write_text(path.read_text().replace('"cut_at": 8', '"cut_at": "x"'))
-    assert "has cut_at 'x', which must be a number or null" in outpace("report", str(path))[2]
-    race = ("race", "--limit", "1", "--entry", "tiny-aux autoregressive", "--max-tokens", "8")
-    assert "1 of 1 answers were truncated at 8 tokens and scored" in " ".join(
-        outpace(*race)[1].split()
-    )
-
-
-def test_reports_of_another_schema_are_refused(outpace, tmp_path):
-    path = tmp_path / "old.json"
-    path.write_text(json.dumps({"provenance": {}, "results": [{"task": "story"}]}))
-    status, _, err = outpace("report", str(path))
-    assert status == 2
-    assert "old.json has schema None, but this version reads schema 1" in err
-
-
-def test_evaluate_can_do_without_the_prefix_cache(outpace):
-    words = ("evaluate", "tiny-aux", "--limit", "2", "--no-prefix-cache")
-    assert outpace(*words)[0] == 0
-
-
+@pytest.mark.nightly
 def test_race_compares_methods_on_the_same_problems(outpace):
     entries = ("tiny-dream left_to_right tokens=4", "tiny-dream apd verifier=tiny-aux ratio=0.5")
     status, out, _ = outpace("race", "--limit", "2", "--entry", entries[0], "--entry", entries[1])
     assert status == 0
     assert "left_to_right tokens=4" in out and "ratio=0.5" in out and "accuracy" in out
-
-
-def test_race_takes_a_prompt(outpace):
-    status, out, _ = outpace("race", STORY, "--entry", "tiny-aux autoregressive")
-    assert status == 0 and "accuracy" not in out
 
 
 def test_models_and_methods_are_listed(outpace):
@@ -290,6 +173,7 @@ def test_models_and_methods_are_listed(outpace):
     assert "autoregressive" in out and "--lookahead" in out
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("args", "message"),
     [
@@ -439,16 +323,6 @@ def test_bad_input_is_one_line_and_status_2(outpace, args, message):
     assert err.startswith("outpace: ") and err.count("\n") == 1 and message in err
 
 
-@pytest.mark.parametrize(
-    "args", [("train",), ("serve", "--config"), ("evaluate", "tiny-aux", "--protocol")]
-)
-def test_a_file_of_too_many_levels_is_refused(outpace, tmp_path, args):
-    path = tmp_path / "deep.toml"
-    path.write_text("a = " + "[" * 5000)
-    status, _, err = outpace(*args, str(path))
-    assert status == 2 and err.startswith(f"outpace: {path} is no") and err.count("\n") == 1
-
-
 UNWRITABLE = [".", "/dev/full", "/proc/none/out", "/proc/version/out"]
 
 
@@ -478,22 +352,6 @@ def test_a_failed_evaluation_leaves_its_output_as_it_was(outpace, tmp_path, held
     args = ("evaluate", "tiny-aux", "--limit", "1", "--max-tokens", "99999", "--json", str(path))
     assert outpace(*args)[0] == 2
     assert [each.read_text() for each in tmp_path.iterdir()] == ([] if held is None else [held])
-
-
-@pytest.mark.parametrize("name", ["new/result.json", "new/er/result.json", f"new/{'x' * 300}"])
-def test_a_failed_evaluation_leaves_no_folder(outpace, tmp_path, name):
-    args = ("evaluate", "tiny-aux", "--limit", "1", "--max-tokens", "99999")
-    assert outpace(*args, "--json", str(tmp_path / name))[0] == 2
-    assert not [*tmp_path.iterdir()]
-
-
-def test_a_link_stays_one(outpace, tmp_path):
-    path, link = tmp_path / "result.json", tmp_path / "link"
-    path.write_text("old")
-    link.symlink_to(path)
-    args = ("evaluate", "tiny-aux", "--limit", "1", "--max-tokens", "4", "--json", str(link))
-    assert outpace(*args)[0] == 0
-    assert link.is_symlink() and json.loads(path.read_text())["results"]
 
 
 @pytest.mark.parametrize("place", ["inside", "outside"])
@@ -554,41 +412,7 @@ def test_an_interrupt_while_modules_load_is_one_line(seconds, tmp_path):
         process.send_signal(signal.SIGINT)
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        "exec('raise KeyboardInterrupt')",  # of which Python makes an end by the signal
-        "weakref.finalize(set(), interrupt)\n    while True: pass",  # where nothing can be raised
-    ],
-)
-def test_no_interrupt_is_lost(line, tmp_path):
-    code = f"""
-import weakref
-from outpace.cli import app
-
-def interrupt():
-    raise KeyboardInterrupt
-
-def build():
-    {line}
-
-app.{app.build_app.__name__} = build
-"""
-    with started(tmp_path, code, "--help"):
-        pass
-
-
-def test_nothing_is_loaded_before_an_interrupt_is_caught():
-    code = f"import sys; known = {{*sys.modules}}; {MAIN}; print(*{{*sys.modules}} - known)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    ours = {
-        "outpace",
-        "outpace.version",
-        *(f"outpace.cli{each}" for each in ("", ".exit", ".main")),
-    }
-    assert set(done.stdout.split()) <= {*ours, "__future__"}
-
-
+@pytest.mark.nightly
 def test_a_reader_that_leaves_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)
@@ -606,62 +430,11 @@ def test_a_full_disk_is_one_line_and_status_2():
     assert done.stderr == "outpace: standard output: [Errno 28] No space left on device\n"
 
 
-@pytest.mark.parametrize("command", ["generate", "chat"])
-def test_a_closed_input_is_named(outpace, monkeypatch, command):
-    monkeypatch.setattr("sys.stdin", None)
-    status, _, err = outpace(command, "tiny-aux", *(["-"] if command == "generate" else []))
-    assert status == 2 and "standard input is closed" in err
-
-
-def test_an_error_of_several_lines_is_put_on_one(outpace, monkeypatch):
-    def refuse(*args, **options):
-        raise ValueError("one\n  two\r\nthree \x1b[2J")
-
-    monkeypatch.setattr(LoadFlags, LoadFlags.open_model.__name__, refuse)
-    assert outpace("generate", "tiny-aux", "x")[2] == "outpace: one two three \\x1b[2J\n"
-
-
 @pytest.mark.parametrize("words", [(), ("-h",), ("--help",), ("generate", "-h")])
 def test_no_command_is_a_question_for_help(outpace, words):
     status, out, err = outpace(*words)
     assert status == 0 and "Usage: outpace" in out and not err
     assert "--help" in out and "<bool>" not in out
-
-
-def test_the_help_lists_all_commands_with_their_first_sentence(outpace):
-    _, out, _ = outpace("--help")
-    for name, place in COMMANDS.items():
-        module, _, function = place.partition(":")
-        about = getattr(importlib.import_module(module), function).__doc__.split()
-        assert re.search(rf"│ {name}\s+{re.escape(about[0])} {re.escape(about[1])}", out)
-
-
-def test_the_version_is_told(outpace):
-    assert outpace("--version") == (0, f"outpace {package.__version__}\n", "")
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("words", "known"),
-    [
-        ("outpace gen", "generate"),
-        ("outpace benchmark s", "serve"),
-        ("outpace generate --min-", "--min-tokens"),
-        ("outpace generate --method ap", "apd"),
-        ("outpace generate --method apd --veri", "--verifier"),
-        ("outpace generate tiny-dr", "tiny-dream"),
-    ],
-)
-def test_a_shell_completes_words(words, known):
-    environment = {
-        **os.environ,
-        "_OUTPACE_COMPLETE": "complete_bash",
-        "COMP_WORDS": words,
-        "COMP_CWORD": str(len(words.split()) - 1),
-    }
-    command = [sys.executable, "-m", "outpace"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert known in done.stdout.split(), done.stderr
 
 
 def test_standard_input_may_be_the_prompt(outpace, monkeypatch):
@@ -674,15 +447,6 @@ def test_standard_input_may_be_the_prompt(outpace, monkeypatch):
         monkeypatch.setattr("sys.stdin", held)
         status, _, err = outpace(*args, "-")
         assert status == 2 and ("empty" in err or "standard input is not UTF-8" in err)
-
-
-def test_several_answers_and_what_is_known_of_their_tokens(outpace):
-    args = ("generate", "tiny-aux", STORY, "--max-tokens", "4", "--temperature", "1")
-    plain = ("--method", "autoregressive")
-    status, out, _ = outpace(*args, *plain, "--n", "2", "--seed", "3", "--logprobs")
-    assert status == 0 and out.count("tokens in 4 forwards") == 2
-    assert out.startswith("seed 3\n") and "\nseed 4\n" in out
-    assert len(re.findall(r"^ +-?\d+\.\d{4} +\d+  '", out, re.MULTILINE)) == 8
 
 
 def test_flags_of_a_request_reach_it(outpace):
@@ -732,140 +496,6 @@ def test_a_model_is_loaded_as_the_flags_say(outpace, monkeypatch):
         *("--cache-gib", "0.5"),
     )
     assert found["mask_id"] == 0 and found["max_length"] == 64 and found["cache_gib"] == 0.5
-
-
-def test_a_file_of_prompts_ends_with_count_and_speed(outpace, tmp_path, monkeypatch):
-    monkeypatch.setattr(terminal, "REPORT_INTERVAL", 0.0)
-    source, target = tmp_path / "prompts.jsonl", tmp_path / "data.jsonl"
-    source.write_text(f"{json.dumps({'prompt': STORY})}\n" * 3)
-    args = ("generate", "tiny-aux", "--input", str(source), "--output", str(target))
-    status, out, err = outpace(*args, "--batch", "1")
-    assert status == 0 and re.search(r"answers: 2 of 3, \d:\d\d:\d\d left\n", err)
-    assert re.fullmatch(
-        rf"3 answers in {re.escape(str(target))}: \d+ tokens in [\d.]+ s, "
-        r"\d+ tokens per second\n",
-        out,
-    )
-
-
-def test_help_does_not_contradict_itself(outpace):
-    for words, message in (
-        (("generate",), "rest of the context; 256 for diffusion"),
-        (("race",), "[default: 128]"),
-        (("evaluate",), "by protocol"),
-    ):
-        text = " ".join(outpace(*words, "--help")[1].replace("│", " ").split())
-        (found,) = re.findall(r"--max-tokens <int> (.*?) --temperature", text)
-        assert (
-            message in found
-            and found.count("default") == 1
-            and "256" not in found.replace(message, "")
-        )
-
-
-def test_the_list_of_methods_is_whole_at_any_width(outpace, monkeypatch):
-    for columns in ("60", "80", "120"):
-        monkeypatch.setenv("COLUMNS", columns)
-        _, out, _ = outpace("methods")
-        assert "…" not in out
-        for name, kind in METHODS.items():
-            assert re.search(rf"^{name}$", out, re.MULTILINE)
-            for option in method_options(kind):
-                assert f"--{option.replace('_', '-')} " in out
-
-
-def test_text_is_shown_as_it_is(outpace):
-    args = ("race", "[/b] :smile:", "--entry", "tiny-aux autoregressive", "--max-tokens", "2")
-    status, out, _ = outpace(*args)
-    assert status == 0 and "[/b] :smile:" in out
-
-
-def test_the_command_line_is_frozen(outpace):
-    assert {name: flags(outpace(name, "--help")[1]) for name in COMMANDS} == {
-        "generate": SAMPLING
-        | ENDING
-        | DRESSING
-        | {"--method", "--input", "--output", "--batch", "--raw", "--n", "--logprobs", "--fill"}
-        | {"--schema", "--regex", "--choices", "--grammar", "--ray", "--replicas"}
-        | {"--reasoning-effort"}
-        | LOADING,
-        "chat": SAMPLING | ENDING | DRESSING | {"--method", "--reasoning-effort"} | LOADING,
-        "race": SAMPLING | ENDING | {"--entry", "--limit", "--template", "--json"} | LOADING,
-        "trace": SAMPLING
-        | ENDING
-        | DRESSING
-        | {"--method", "--raw", "--png", "--reasoning-effort"}
-        | LOADING,
-        "evaluate": SAMPLING
-        | ENDING
-        | DRESSING
-        | {"--method", "--task", "--data", "--limit", "--batch", "--no-prefix-cache"}
-        | {"--protocol", "--shots", "--num-shots", "--samples", "--judge"}
-        | {"--tasks", "--include", "--chat", "--draws", "--json", "--ray", "--replicas"}
-        | LOADING,
-        "report": {"--png", "--help"},
-        "tune": SAMPLING
-        | {"--method", "--max-loss", "--against", "--by", "--trials", "--limit", "--batch"}
-        | {"--task", "--protocol", "--data", "--shots", "--num-shots", "--samples", "--png"}
-        | {"--json", "--judge", "--max-reasoning-tokens"}
-        | LOADING,
-        "reproduce": {
-            *("--scale", "--out", "--model", "--data", "--shots", "--limit", "--rounds"),
-        }
-        | LOADING,
-        "serve": {
-            "--model",
-            "--config",
-            "--method",
-            "--further",
-            "--max-tokens",
-            "--verbose",
-            "--host",
-            "--port",
-            "--max-waiting",
-            "--replicas",
-            "--max-replicas",
-        }
-        | {"--api-key", "--api-key-file", "--insecure", "--drain-seconds", "--step-seconds"}
-        | {"--log-format", "--lazy", "--keep", "--adapters"}
-        | LOADING,
-        "data": SAMPLING
-        | ENDING
-        | {"--method", "--output", "--held-out", "--exclude", "--batch", "--template"}
-        | LOADING,
-        "train": {"--processes", "--plan", "--help"},
-        "quantize": {"--target", "--to", "--output", "--help"},
-        "models": {"--help"},
-        "methods": {"--help"},
-    }
-    assert {
-        name: flags(outpace("benchmark", name, "--help")[1]) for name in BENCHMARK_COMMANDS
-    } == {
-        "methods": {
-            *("--batch", "--prompt-length", "--max-tokens", "--ignore-eos", "--temperature"),
-            *("--seed", "--rounds", "--limit", "--samples", "--json", "--png", "--help"),
-            *("--task", "--protocol", "--data", "--judge", "--shots", "--num-shots"),
-        }
-        | LOADING,
-        "serve": {
-            *("--model", "--method", "--endpoint", "--prompts", "--max-tokens", "--temperature"),
-            *("--ignore-eos", "--seed", "--concurrency", "--rate", "--requests", "--warmup"),
-            *("--api-key", "--timeout", "--goodput", "--output", "--png", "--help"),
-        },
-    }
-
-
-SAMPLING = {
-    *("--max-tokens", "--temperature", "--top-p", "--top-k", "--min-p", "--seed"),
-    *("--presence-penalty", "--frequency-penalty", "--repetition-penalty", "--logit-bias"),
-}
-ENDING = {"--stop", "--stop-id", "--ignore-eos", "--min-tokens", "--max-reasoning-tokens"}
-DRESSING = {"--system", "--template"}
-LOADING = {
-    *("--adapter", "--dtype", "--quantize", "--device", "--max-length", "--mask-id"),
-    *("--cache-gib", "--tensor-parallel", "--attention", "--graphs", "--compile"),
-    *("--pace", "--help"),
-}
 
 
 def flags(text):

@@ -4,7 +4,7 @@ import pytest
 
 from outpace.cli.app import find_method_name
 from outpace.cli.options import parse_method
-from outpace.methods import APD, DFlash, LeftToRight, Speculative
+from outpace.methods import APD, DFlash, Speculative
 
 
 def test_texts_become_the_types_of_the_fields():
@@ -20,15 +20,6 @@ def test_a_number_or_a_word(text, value):
     values = {"draft": "d", "block": "none", "verify": "rejection", "tokens": "4"}
     expected = DFlash(draft="d", block=None, verify="rejection", tokens=4)
     assert parse_method("dflash", values) == expected
-
-
-def test_neither_the_number_nor_the_word_is_named():
-    with pytest.raises(ValueError, match="tokens must be int or auto, got 'some'"):
-        parse_method("speculative", {"draft": "tiny-aux", "tokens": "some"})
-
-
-def test_defaults_are_those_of_the_method():
-    assert parse_method("left_to_right", {}) == LeftToRight()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 
@@ -12,7 +11,6 @@ import pytest
 from outpace.cli import reproduce as command
 from outpace.cli.main import main
 from reproduce import figure, trained
-from reproduce.figure import figure_names
 
 PNG = b"\x89PNG"
 MODELS = ("target=tiny-ar", "dflash=tiny-dflash", "eagle=tiny-eagle")
@@ -99,6 +97,7 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, s
     assert "| dflash:table1 | small, mtbench | " in text and "(paper 4.24)" in text
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -121,21 +120,6 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, s
 def test_figures_that_cannot_be_drawn_are_one_line(outpace, words, says, tmp_path):
     status, _, err = outpace("reproduce", *words, "--out", tmp_path)
     assert status == 2 and says in err and err.count("\n") == 1
-
-
-def test_a_full_figure_says_first_what_it_takes(outpace, tmp_path):
-    _, out, _ = outpace("reproduce", "apd:figure3", "--scale", "full", "--out", tmp_path)
-    said = " ".join(out.split())
-    assert "5 settings on 500 problems of gsm8k, at most 256 tokens each" in said
-    assert "with Dream-org/Dream-v0-Instruct-7B, Qwen/Qwen2.5-0.5B" in said
-    assert "at the published speeds up to 3.7 hours" in said
-
-
-def test_a_page_that_cannot_be_written_is_found_before_the_work(outpace, tmp_path):
-    (tmp_path / "figures.md").mkdir()
-    status, _, err = outpace("reproduce", "wedlm:streaming", "--limit", "2", "--out", tmp_path)
-    assert status == 2 and "figures.md is not a regular file" in err
-    assert not (tmp_path / "samples").exists()
 
 
 def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
@@ -188,21 +172,7 @@ def test_without_a_clone_one_line_names_it(outpace, without_clone, words):
     assert "pip install --editable ." in err
 
 
-@pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_help_without_a_clone_says_what_is_needed(outpace, without_clone, flag):
-    status, out, err = outpace("reproduce", flag)
-    told = " ".join(out.split())
-    assert status == 0 and not err
-    assert "This needs a clone of the repository" in told and "pip install --editable ." in told
-
-
-def test_help_lists_every_figure(outpace):
-    status, out, _ = outpace("reproduce", "--help")
-    told = re.sub(r"[\s│]+", " ", out)
-    assert status == 0 and len(figure_names()) == 29
-    assert f"figures are {', '.join(figure_names())}." in told
-
-
+@pytest.mark.nightly
 def test_a_clone_is_found_by_its_path_alone():
     code = (
         "import sys\n"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -32,6 +30,7 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "serve_until_signal", lambda service, own: 9)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "named"),
     [
@@ -74,19 +73,6 @@ def test_bad_input_is_one_line(
     assert named in refused([*words, *(["--port", "0"] if "--port" not in words else [])], capsys)
 
 
-def test_windows_is_refused_in_one_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delattr(signal, "pthread_sigmask")
-    assert "needs Linux or macOS" in refused(["tiny-ar"], capsys)
-
-
-def test_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as own:
-        port = str(own.getsockname()[1])
-        assert port in refused(["--port", port], capsys)
-
-
 @pytest.mark.parametrize(
     ("words", "ours", "theirs", "extra"),
     [
@@ -108,6 +94,7 @@ def test_missing_extra_is_one_line(
     assert f"pip install 'outpace[{extra}]'" in refused(words, capsys)
 
 
+@pytest.mark.nightly
 def test_flags_reach_the_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     served: list[Service] = []
 

@@ -51,47 +51,6 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     assert "against run 1" in out
 
 
-@pytest.mark.nightly
-def test_loads_are_crossed(outpace, tmp_path):
-    path, picture = tmp_path / "a.json", tmp_path / "a.png"
-    status, _, err = outpace(
-        *("benchmark", "methods", "tiny-aux autoregressive", "--batch", "1,2", "--limit", 4),
-        *("--prompt-length", "8,300", "--max-tokens", "4,8", "--ignore-eos", "--rounds", 1),
-        *("--json", path, "--png", picture),
-    )
-    assert status == 0, err
-    found = json.loads(path.read_text())["results"]
-    loads = [(each["prompt_length"], each["max_tokens"], each["batch"]) for each in found]
-    assert loads == [(p, m, b) for p in (8, 300) for m in (4, 8) for b in (1, 2)]
-    for each in found:
-        assert each["accuracy"] is None and each["task"] == ""
-        assert each["prompt_tokens"] == each["prompt_length"]
-        assert each["samples"]["tokens"] == [each["max_tokens"]] * 4
-    assert picture.read_bytes().startswith(PNG)
-
-
-@pytest.mark.nightly
-def test_random_weights_show_what_forwards_cost(outpace, tmp_path):
-    path, picture = tmp_path / "a.json", tmp_path / "a.png"
-    status, out, err = outpace(
-        *("benchmark", "methods", "random:tiny autoregressive"),
-        *("random:tiny speculative draft=random:tiny tokens=3", "--limit", 2, "--rounds", 2),
-        *("--max-tokens", 6, "--prompt-length", 9, "--json", path, "--png", picture),
-    )
-    assert status == 0, err
-    assert (
-        "is meaningless" in out.replace("\n", " ") and "accuracy" not in out.partition("weights")[0]
-    )
-    written = json.loads(path.read_text())
-    assert "results" not in written
-    first, second = written["costs"]
-    assert first["model"] == "random:tiny" and "random:tiny" in second["method"]
-    assert set(second["ms_per_pass"]) == {"target", "draft"}
-    assert picture.read_bytes().startswith(PNG)
-    status, _, err = outpace("report", path)
-    assert status == 2 and "is not a report" in err
-
-
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -128,16 +87,6 @@ def test_bad_input_is_one_line(outpace, words, says, tmp_path):
     status, _, err = outpace("benchmark", "methods", *words, "--json", path)
     assert status == 2 and says in err and err.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_line_of_data_without_a_field_is_named(outpace, tmp_path):
-    path = tmp_path / "test.jsonl"
-    path.write_text(
-        json.dumps({"question": "How many?", "answer": "#### 3"}) + '\n{"question": 1}\n'
-    )
-    words = ("tiny-ar autoregressive", "--task", "gsm8k", "--data", path)
-    status, _, err = outpace("benchmark", "methods", *words)
-    assert status == 2 and f"{path}:2: question must be a text, got 1" in err
 
 
 @pytest.mark.nightly

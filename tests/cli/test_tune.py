@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import sys
-from inspect import signature
 
 import pytest
 
 from outpace.cli.main import main
-from outpace.cli.options import expand_groups
-from outpace.cli.tune import tune
-from outpace.methods import METHODS
 
 PNG = b"\x89PNG"
 
@@ -55,6 +50,7 @@ def test_tune_prints_a_command_line_that_is_one(outpace, tmp_path):
     assert status == 0, err
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -77,15 +73,3 @@ def test_bad_searches_are_one_line(outpace, words, says):
     pytest.importorskip("optuna")
     status, _, err = outpace("tune", "tiny-dream", *words)
     assert status == 2 and says in err and err.count("\n") == 1
-
-
-def test_options_of_methods_do_not_hide_flags_of_tune():
-    flags = set(signature(expand_groups(tune)).parameters)
-    assert not {name for kind in METHODS.values() for name in kind.__dataclass_fields__} & flags
-
-
-def test_a_missing_optuna_names_the_extra(outpace, monkeypatch):
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    monkeypatch.delitem(sys.modules, "outpace.benchmark.tune", raising=False)
-    status, _, err = outpace("tune", "tiny-dream", "--method", "left_to_right")
-    assert status == 2 and "pip install 'outpace[tune]'" in err

@@ -75,14 +75,6 @@ def test_answer_is_that_of_the_adapter(
     assert client.post("/tokenize", json=chat("x", model=model)).json()["count"] > 1
 
 
-def test_answers_of_adapters_differ(client: TestClient) -> None:
-    texts = [
-        ask(client, completion("How many?", model=model, **SHORT))["choices"][0]["text"]
-        for model in NAMES[:3]
-    ]
-    assert len({*texts}) == 3
-
-
 @pytest.mark.parametrize("name", ["tiny-ar:x", "tiny-ar:", ":loud", "tiny-dream:loud", "loud"])
 def test_unknown_adapter_is_an_unknown_model(client: TestClient, name: str) -> None:
     error = refused(client, completion(model=name), 404)
@@ -110,9 +102,3 @@ def test_adapters_are_configured(tmp_path: Path) -> None:
     assert config.models["m"].adapters == {"a": "here", "b": "owner/name"}
     made = make_entry("tiny-ar", None, {}, {"adapters": dict([parse_pair(f"a={tmp_path}")])})
     assert made.load_options()["adapters"] == {"a": str(tmp_path)}
-
-
-def test_ambiguous_names_are_refused() -> None:
-    entry = Entry(path="tiny-ar", adapters={"b": "x"})
-    with pytest.raises(ValueError, match="a:b is also the name of a model: rename one"):
-        Config(models={"a": entry, "a:b": Entry(path="tiny-aux")}).check_consistency()

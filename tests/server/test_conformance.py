@@ -24,7 +24,7 @@ OLD = ROOT / ".venv" / "openai2"
 def test_client_is_served(release: int) -> None:
     env = dict(os.environ)
     if release == 2:
-        assert OLD.exists(), "no second release of the client: run `make .venv/openai2`"
+        assert OLD.exists(), "no second release of the client: run `make .venv/nightly`"
         env["PYTHONPATH"] = str(OLD)
     with serving("--drain-seconds", "1") as server:
         done = subprocess.run(

@@ -17,12 +17,9 @@ from openai import OpenAI
 from pydantic import BaseModel
 from starlette.testclient import TestClient
 
-from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, route, text_of
+from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, text_of
 from outpace import LLM
-from outpace.api import engine_loop
 from outpace.constraint.compiler import Compiler
-from outpace.constraint.grammar import GrammarConstraint
-from outpace.constraint.pattern import TooLargeError
 from outpace.server.app import build_server_app
 from outpace.server.constraint_fields import CONSTRAINT_FIELDS
 from outpace.server.service import Service
@@ -126,6 +123,7 @@ def test_json_object_gives_an_object(client: TestClient, model: str, given: dict
     assert isinstance(json.loads(choice["message"]["content"]), dict)
 
 
+@pytest.mark.nightly
 def test_official_client_parses_pydantic_models(openai: OpenAI) -> None:
     class Pet(BaseModel):
         name: str
@@ -154,7 +152,6 @@ def deep(depth: int) -> Any:
     return schema
 
 
-RECURSIVE = {"$ref": "#/$defs/a", "$defs": {"a": {"type": "array", "items": {"$ref": "#/$defs/a"}}}}
 HOPELESS = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
 DREAM = {"model": "tiny-dream", "max_tokens": 16, "outpace": {"method": "d2f"}}
 """A method that fills holes in any order, without fallback to a grammar."""
@@ -242,6 +239,7 @@ def reading(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return seconds
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("field", "given"), BAD, ids=lambda value: str(value)[:60])
 def test_invalid_constraints_are_rejected_quickly(
@@ -268,47 +266,6 @@ def test_non_finite_numbers_are_rejected(client: TestClient, number: str) -> Non
     response = client.post("/v1/chat/completions", content=body)
     assert response.status_code == 400
     assert response.json()["error"]["param"] == AT
-
-
-@pytest.mark.parametrize("depth", [200, 100_000])
-def test_deeply_nested_bodies_are_rejected(client: TestClient, depth: int) -> None:
-    schema = '{"items":' * depth + "{}" + "}" * depth
-    body = json.dumps(chat(**formatted({"items": "HERE"}))).replace('"HERE"', schema)
-    response = client.post("/v1/chat/completions", content=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["message"]
-
-
-def test_too_small_limits_name_both_numbers(client: TestClient) -> None:
-    body = chat(model="tiny-dream", guided_regex="x{12}|[xy]{30,}")
-    error = refused(client, body | {"max_tokens": 11})
-    assert "takes 12 tokens, but max_tokens=11" in error["message"]
-    (choice,) = ask(client, body | {"max_tokens": 12})["choices"]
-    assert choice["message"]["content"] == "x" * 12
-
-
-def test_recursive_schemas_are_bounded(client: TestClient) -> None:
-    for model in ("tiny-ar", "tiny-dream"):
-        body = chat(model=model, max_tokens=24, temperature=0.8, **formatted(RECURSIVE))
-        text = ask(client, body)["choices"][0]["message"]["content"]
-        assert not set(text) - set("[], ") and isinstance(json.loads(text), list)
-
-
-def test_too_complex_grammar_fails_request(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: GrammarConstraint, *_: Any) -> bool:
-        raise TooLargeError("the grammar is too complex: too many states")
-
-    body = chat(guided_grammar=LARK, max_tokens=8)
-    with monkeypatch.context() as broken:
-        broken.setattr(GrammarConstraint, "consume_tokens", fail)
-        error = refused(client, body)
-        streamed = client.post(route(body), json=body | {"stream": True})
-    assert error["param"] == "guided_grammar" and "too complex" in error["message"]
-    *_, event, nothing = streamed.text.split("\n\n")
-    assert json.loads(event.removeprefix("data: "))["error"] == error and nothing == ""
-    assert ask(client, body)["choices"]
 
 
 def test_slow_constraint_delays_no_other(service: Service) -> None:
@@ -338,33 +295,7 @@ def test_slow_constraint_delays_no_other(service: Service) -> None:
     assert median(late) < 0.1
 
 
-def test_waiting_constraints_are_limited(
-    client: TestClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    body = chat(guided_regex="[a-e]{3}", max_tokens=8)
-    ask(client, body)
-    monkeypatch.setattr(engine_loop, "MAX_COMPILING_REQUESTS", 0)
-    assert ask(client, body)["choices"]
-    response = client.post(route(body), json=body | {"guided_regex": "[a-d]{3}"})
-    assert response.status_code == 429 and int(response.headers["retry-after"]) >= 1
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        completion(["a"] * 64, guided_regex="[q-w]{2}", max_tokens=4),
-        completion(
-            [f"a {{{{1:[{chr(n)}]}}}}" for n in range(ord("A"), ord("A") + 26)] * 2,
-            model="tiny-dream",
-            outpace={"fill": True},
-        ),
-    ],
-    ids=["regex", "holes"],
-)
-def test_choices_share_a_new_constraint(client: TestClient, body: Any) -> None:
-    assert len(ask(client, body)["choices"]) == len(body["prompt"])
-
-
+@pytest.mark.nightly
 def test_disconnect_during_compilation(service: Service) -> None:
     async def run() -> None:
         app = build_server_app(service)
@@ -451,6 +382,7 @@ def attack(client: TestClient, count: int, seed: int, reading: list[float]) -> N
     assert ask(client, chat(max_tokens=2))
 
 
+@pytest.mark.nightly
 @PYTHON_WARNS
 def test_some_hostile_constraints(client: TestClient, reading: list[float]) -> None:
     attack(client, 120, seed=0, reading=reading)

@@ -38,6 +38,7 @@ def test_requests_are_answered(words: list[str], client: TestClient) -> None:
     assert text.strip().startswith("12 16 20 24"), text
 
 
+@pytest.mark.nightly
 def test_official_client_example(
     client: TestClient, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -27,6 +27,7 @@ def joined(chunks: list[dict[str, Any]], index: int) -> dict[str, list[Any]]:
     return found
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_echo_with_every_method(client: TestClient, model: str, method: str) -> None:
     options = {"model": model, "max_tokens": 6, "seed": 2, "outpace": {"method": method}}
@@ -60,33 +61,6 @@ def test_echo_with_every_method(client: TestClient, model: str, method: str) -> 
             scores["token_logprobs"], abs=1e-4
         )
         assert joined(streamed, choice["index"])["text_offset"] == scores["text_offset"]
-
-
-def test_echo_of_several_prompts(client: TestClient, service: Service) -> None:
-    llm: LLM = service.client.loop.models["tiny-ar"].llm
-    ids = llm.text.encode(PROMPT, raw=True)
-    official = OpenAI(
-        base_url=f"{URL}/v1", api_key="none", http_client=client, max_retries=0
-    ).completions
-    answer = official.create(
-        model="tiny-ar", prompt=[ids, ids[:4]], echo=True, logprobs=0, max_tokens=3, n=2, seed=1
-    )
-    begins = [PROMPT, PROMPT, llm.text.decode(ids[:4]), llm.text.decode(ids[:4])]
-    assert [c.text.startswith(begin) for c, begin in zip(answer.choices, begins, strict=True)]
-    for choice, size in zip(answer.choices, (len(ids), len(ids), 4, 4), strict=True):
-        assert choice.logprobs is not None and choice.logprobs.tokens is not None
-        assert len(choice.logprobs.tokens) == size + 3
-        assert choice.logprobs.top_logprobs is None
-    (expected,) = llm.generate([ids], prompt_logprobs=0, max_tokens=1)
-    scores = answer.choices[0].logprobs
-    assert scores is not None and scores.token_logprobs is not None
-    assert scores.token_logprobs[1 : len(ids)] == pytest.approx(
-        (expected.prompt_logprobs or [])[1:], abs=1e-4
-    )
-    trace = {"model": "tiny-ar", "echo": True, "outpace": {"trace": True}, "max_tokens": 3}
-    chunks = events(client, completion(PROMPT, **trace))
-    texts = [text for each in chunks for text in each.get("outpace", {}).get("texts", ())]
-    assert len(texts) == 3 and text_of(chunks) == PROMPT + "".join(texts)
 
 
 @pytest.mark.parametrize("method", [method for model, method in PAIRS if model == "tiny-ar"])

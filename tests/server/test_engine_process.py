@@ -7,8 +7,6 @@ import os
 import re
 import signal
 import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +18,6 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import chat
-from outpace.measurements import MeasurementFile
 from running import Process, ended, serving, stream_to
 
 pytestmark = pytest.mark.nightly
@@ -157,12 +154,6 @@ def test_errors_equal_in_process(zoo: Process, client: TestClient, more: dict[st
     assert (theirs.status_code, plain(theirs.text)) == (ours.status_code, plain(ours.text))
 
 
-def test_engine_process_does_not_import_http() -> None:
-    code = "import sys, outpace.server.engine_process; print('fastapi' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "False"
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
 def test_server_exits_with_engine_process(own: Process, number: int) -> None:
     lines: list[str] = []
@@ -189,20 +180,6 @@ def test_stopped_engine_counts_as_hanging() -> None:
         assert gone(engine)
 
 
-def test_suspension_is_not_silence() -> None:
-    with serving("tiny-aux", "--cache-gib", "0.1", "--step-seconds", "1") as process:
-        lines: list[str] = []
-        reader = stream_to(process, lines, chat(**LONG))
-        both = process.process.pid, engine_of(process)
-        for each in both:
-            os.kill(each, signal.SIGSTOP)
-        time.sleep(2.5)
-        for each in both:
-            os.kill(each, signal.SIGCONT)
-        reader.join()
-        assert lines[-1] == "data: [DONE]"
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_engine_process_exits_with_server(own: Process, number: int) -> None:
     engine = engine_of(own)
@@ -211,33 +188,6 @@ def test_engine_process_exits_with_server(own: Process, number: int) -> None:
     own.process.wait(20)
     reader.join()
     assert gone(engine)
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_signal_during_loading(number: int) -> None:
-    command = [sys.executable, "-m", "outpace", "serve", "--port", "0"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    while not (found := children.read_text().split()):
-        assert process.poll() is None
-        time.sleep(0.01)
-    time.sleep(1.0)
-    process.send_signal(number)
-    _, log_lines = process.communicate(timeout=10)
-    assert process.returncode == (130 if number == signal.SIGINT else -number)
-    assert gone(int(found[0]))
-    assert "Traceback" not in log_lines
-
-
-def test_ctrl_c_in_a_terminal_drains() -> None:
-    with serving("tiny-aux", "--cache-gib", "0.1") as process:
-        lines: list[str] = []
-        reader = stream_to(process, lines, chat(**LONG))
-        for number in (engine_of(process), process.process.pid):
-            os.kill(number, signal.SIGINT)
-        reader.join()
-        assert lines[-1] == "data: [DONE]"
-        assert process.process.wait(10) == 0
 
 
 def test_many_disconnects_leave_nothing(aux: Process) -> None:
@@ -265,30 +215,3 @@ def test_stalled_client_delays_no_other(aux: Process) -> None:
         reader.join(30)
         assert lines[-1] == "data: [DONE]"
     ended(aux, 20)
-
-
-def test_two_servers_are_independent(aux: Process, own: Process) -> None:
-    os.kill(engine_of(own), signal.SIGKILL)
-    assert own.process.wait(10) == 1
-    body = chat(model="tiny-aux")
-    assert httpx2.post(f"{aux.url}/v1/chat/completions", json=body).status_code == 200
-
-
-def test_load_error_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text("[models.x]\npath = 'tiny-aux'\nlimits = { none = [1, 2] }\n")
-    command = [sys.executable, "-m", "outpace", "serve", "--port", "0", "--config"]
-    done = subprocess.run([*command, str(tmp_path / "x.toml")], capture_output=True, text=True)
-    assert done.returncode == 2
-    log_lines = [line for line in done.stderr.splitlines() if line.startswith("outpace: ")]
-    assert log_lines == ["outpace: model x: limits: unknown option none; no method has it"]
-    assert "Traceback" not in done.stderr
-
-
-def test_times_of_passes_are_stored_when_the_server_ends(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    with serving("tiny-aux", "--cache-gib", "0.1") as process:
-        stream_to(process, [], chat(model="tiny-aux", stream=True, max_tokens=60)).join()
-        process.end()
-    assert any("passes" in name for name in MeasurementFile.of_user().read_entries())

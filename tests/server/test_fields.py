@@ -8,14 +8,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from asking import PAIRS, ask, chat, completion, refused
-from outpace.api.loading import LOAD_OPTIONS
+from asking import PAIRS, ask, chat, refused
 from outpace.methods import METHODS
 from outpace.server.fields import (
     CAUSAL_FIELDS,
     COMMON_FIELDS,
     INFILL_FIELDS,
-    OPTIONS_BY_FIELD,
     OUT_OF_ORDER_FIELDS,
     SEQUENTIAL_FIELDS,
     supported_fields,
@@ -26,8 +24,6 @@ from outpace.server.settings import Config, read_config
 PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 SETTINGS = PAGE.with_name("operating.md")
 
-RANGE = r"(-?[\d.]+) to (-?[\d.]+)"
-KINDS_OF_PENALTY = ("presence", "frequency", "repetition")
 
 SPECIAL_FIELDS = (*SEQUENTIAL_FIELDS, *CAUSAL_FIELDS, *OUT_OF_ORDER_FIELDS, *INFILL_FIELDS)
 
@@ -54,6 +50,7 @@ VALUES = {
 """Fields with values that have an effect."""
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_listed_fields_are_accepted(client: TestClient, model: str, method: str) -> None:
     listed = client.get(f"/v1/models/{model}").json()["outpace"]["methods"][method]
@@ -96,41 +93,6 @@ def test_documentation_has_the_table() -> None:
     assert not shown
 
 
-def test_documented_bounds_are_the_declared_ones() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| [\w, ]+ \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-    meanings = dict(rows)
-    stated = {}
-    for field, option in OPTIONS_BY_FIELD.items():
-        if option.info.bounds and (found := re.search(RANGE, meanings[field])):
-            stated[field] = tuple(map(float, found.groups()))
-            assert stated[field] == (option.info.bounds["ge"], option.info.bounds["le"])
-    penalties = {f"{kind}_penalty" for kind in KINDS_OF_PENALTY}
-    assert set(stated) == {"temperature", "prompt_logprobs"} | penalties
-
-
-@pytest.mark.parametrize(("model", "method"), PAIRS)
-def test_options_are_listed_with_their_help(client: TestClient, model: str, method: str) -> None:
-    listed = client.get(f"/v1/models/{model}").json()["outpace"]["methods"][method]
-    name = METHODS[method].__name__
-    text = "\n".join(page.read_text() for page in sorted(PAGE.parent.glob("methods-*.md")))
-    section = text.partition(f"\n## {name}\n")[2] or text.partition(f"# {name}\n")[2]
-    table = section.partition("| option | default | meaning |")[2].partition("\n\n")[0]
-    cells = re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE)
-    assert {each for cell in cells for each in re.findall(r"`(\w+)`", cell)} == {
-        option["name"] for option in listed["options"]
-    }
-    assert all(option["help"] for option in listed["options"])
-
-
-def test_documentation_lists_the_options_of_a_model() -> None:
-    listed_names = re.search(
-        r"A model also has\n(.*?), as `LLM` has them", SETTINGS.read_text(), re.DOTALL
-    )
-    assert listed_names and {*re.findall(r"`(\w+)`", listed_names[1]), "cache_gib"} == {
-        *LOAD_OPTIONS
-    }
-
-
 def test_documented_settings_are_read(tmp_path: Path) -> None:
     page = SETTINGS.read_text()
     (shown,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -139,11 +101,3 @@ def test_documented_settings_are_read(tmp_path: Path) -> None:
     assert isinstance(config, Config)
     assert config.server == Config(models=config.models).server
     assert set(config.models) == {"story", "fast", "seldom"}
-
-
-def test_template_variables_are_those_of_the_template(client: TestClient) -> None:
-    for name in ("enable_thinking", "messages", "tools", "add_generation_prompt", "x" * 200):
-        error = refused(client, chat(chat_template_kwargs={name: True}))
-        assert error["param"] == "chat_template_kwargs"
-    assert ask(client, chat(chat_template_kwargs={}, max_tokens=2))
-    assert refused(client, completion(chat_template_kwargs={}))

@@ -62,12 +62,6 @@ def test_wrong_keys_are_rejected(locked: TestClient, header: bytes) -> None:
     assert KEY not in response.text
 
 
-def test_right_key_is_accepted(locked: TestClient) -> None:
-    for header in (RIGHT, RIGHT.replace(b"Bearer", b"bearer")):
-        response = locked.get("/v1/models", headers={"authorization": header})
-        assert response.status_code == 200
-
-
 def test_large_body_is_rejected(client: TestClient) -> None:
     body = json.dumps(chat("x" * MAX_BODY_BYTES)).encode()
 
@@ -162,11 +156,3 @@ def test_foreign_origins_are_rejected(client: TestClient, host: str) -> None:
         response = client.post(path, headers=headers, json={})
         assert (response.status_code == 403) == (host not in HERE)
     assert client.get("/v1/models", headers=headers).status_code == 200
-
-
-@pytest.mark.parametrize("given", [{"api_key": "x"}, {"insecure": True}, {"host": "0.0.0.0"}])
-def test_public_servers_accept_any_host(
-    service: Service, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
-) -> None:
-    with guarded(service, monkeypatch, **given) as client:
-        assert client.get("/health", headers={"host": "evil.example"}).status_code == 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -122,43 +122,6 @@ def test_a_server_that_stops_ends_waiting_requests(
     gate.set()
 
 
-def break_weights(folder: Path) -> None:
-    """Cut the file of the weights."""
-    (folder / "model.safetensors").write_bytes(b"x" * 40)
-
-
-def remove_weights(folder: Path) -> None:
-    """Delete the file of the weights."""
-    (folder / "model.safetensors").unlink()
-
-
-def quantize_strangely(folder: Path) -> None:
-    """Give the weights an unknown format."""
-    path = folder / "config.json"
-    text = path.read_text().rstrip().removesuffix("}")
-    path.write_text(text + ', "quantization_config": {"quant_method": "zip"}}')
-
-
-@pytest.mark.parametrize(
-    ("damage", "named"),
-    [
-        (break_weights, "not a readable safetensors file"),
-        (remove_weights, "has no model.safetensors"),
-        (quantize_strangely, "zip"),
-        (shutil.rmtree, "no model '/.*own'"),
-    ],
-)
-def test_files_are_checked_at_the_start(
-    folder: Path, damage: Callable[[Path], None], named: str
-) -> None:
-    damage(folder)
-    own = str(folder)
-    with pytest.raises(ValueError, match=f"^model slow: .*{named}"):
-        served(slow=Entry(path=own, lazy=True))
-    with pytest.raises(ValueError, match=f"^model slow: .*{named}"):
-        served(slow=Entry(path="tiny-ar", lazy=True, further={"draft": own}))
-
-
 @pytest.mark.parametrize(
     ("given", "named"),
     [
@@ -183,20 +146,6 @@ def test_files_are_checked_at_the_start(
 def test_options_are_checked_at_the_start(given: dict[str, Any], named: str) -> None:
     with pytest.raises(ValueError, match=f"^model slow: .*{named}"):
         served(slow=Entry(path="tiny-aux", **given))
-
-
-def test_memory_is_measured_as_it_is_loaded() -> None:
-    entry = Entry(path="tiny-ar", lazy=True, cache_gib=0.02, further={"aux": "tiny-aux"}, keep="2h")
-    model = models.make_lazy_model(entry, lambda: models.load_served_model(entry))
-    llm = model.load()
-    sizes = {
-        runner.name: sum(each.numel() * each.itemsize for each in runner.model.parameters())
-        for runner in llm.engine.runners
-    }
-    assert set(sizes) == {"tiny-ar", "tiny-aux"}
-    assert model.weight_bytes == pytest.approx(sum(sizes.values()), rel=0.1)
-    caches = sum(runner.cache.memories[0].nbytes for runner in llm.engine.runners)
-    assert model.cache_bytes == pytest.approx(caches, rel=0.1) and model.keep_seconds == 7200
 
 
 @pytest.mark.nightly

@@ -52,6 +52,7 @@ def bounded() -> Iterator[TestClient]:
         yield client
 
 
+@pytest.mark.nightly
 def test_operator_limits_answers(bounded: TestClient) -> None:
     for prompt, wanted in ((5, 40), (CONTEXT - 41, 40), (CONTEXT - 39, 39), (CONTEXT - 3, 3)):
         answer = ask(bounded, completion([5] * prompt, ignore_eos=True))

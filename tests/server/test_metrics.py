@@ -57,15 +57,6 @@ def test_counters_add_up(client: TestClient) -> None:
     )
 
 
-def test_gauges_of_an_idle_server(client: TestClient) -> None:
-    samples = scrape(client)
-    assert samples[("outpace_waiting", "tiny-ar")] == samples[("outpace_running", "tiny-ar")] == 0
-    for role in ("target", "draft"):
-        assert samples[("outpace_cache_pages_used", "tiny-ar", role)] == 0
-        assert samples[("outpace_cache_pages", "tiny-ar", role)] > 100
-    assert ("outpace_cache_pages", "tiny-dream", "verifier") in samples
-
-
 def test_prefix_cache_is_counted(client: TestClient) -> None:
     key = ("outpace_prefix_rows_spared_total", "tiny-aux", "target")
     ask(client, chat(model="tiny-aux", max_tokens=2))

@@ -15,34 +15,10 @@ from asking import QUESTION, chat, completion, route
 from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.methods import APD, Speculative
 from outpace.server.app import build_server_app
-from outpace.server.model_names import name_models
 from outpace.server.service import Service
 from outpace.server.settings import Config, make_entry
 
 SECRET = "very-secret"
-
-
-def test_command_line_names_models(tmp_path: Path) -> None:
-    paths = [tmp_path / place / "model.gguf" for place in "abc"]
-    for path in paths:
-        path.parent.mkdir()
-        path.touch()
-    first, second, third = map(str, paths)
-    assert name_models(None, []) == {}
-    assert name_models("tiny-ar", []) == {"tiny-ar": "tiny-ar"}
-    assert name_models(first, [f"big={third}", second]) == {
-        "model": first,
-        "model-2": second,
-        "big": third,
-    }
-    assert name_models(first, [f"model={third}"]) == {"model-2": first, "model": third}
-    (tmp_path / "x=y").mkdir()
-    assert name_models(None, [f"{tmp_path}/x=y"]) == {"x=y": f"{tmp_path}/x=y"}
-    with pytest.raises(ValueError, match="the name x is given twice"):
-        name_models(first, [f"x={second}", f"x={third}"])
-    for text in ("=x", "x=", "="):
-        with pytest.raises(ValueError, match="name=path"):
-            name_models(None, [text])
 
 
 def test_models_of_a_method_have_unique_names(tmp_path: Path) -> None:
@@ -127,15 +103,3 @@ def test_no_client_sees_a_path(hidden: tuple[TestClient, Service]) -> None:
     assert [each["id"] for each in client.get("/v1/models").json()["data"]] == ["own", "here"]
     listed = client.get("/v1/models/own").json()["outpace"]["methods"]["apd"]["options"]
     assert next(each for each in listed if each["name"] == "verifier")["choices"] == ["own-2"]
-
-
-def test_names_replace_paths(hidden: tuple[TestClient, Service]) -> None:
-    client, service = hidden
-    asked = completion([10**6]) | {"model": "here"}
-    message = client.post(route(asked), json=asked).json()["error"]["message"]
-    assert "outside the vocabulary of here" in message
-    model = service.models["own"]
-    place = Path(model.entry.path)
-    assert place.is_absolute()
-    shown_text = model.hide_paths(f"{place} and {place}-2: at least one. Or none")
-    assert shown_text == "own and own-2: at least one. Or none"

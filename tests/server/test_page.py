@@ -49,9 +49,3 @@ def test_policy_allows_the_code_of_the_page_only() -> None:
         assert sources.split() == [f"'sha256-{digest.decode()}'" for digest in digests]
     assert len(elements.contents["script"]) == len(OWN_SCRIPTS) + 1
     assert not re.search("unsafe|http|[*]", policy)
-
-
-def test_scripts_never_parse_markup() -> None:
-    parsing = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|setHTML|DOMParser|eval\("
-    assert len(OWN_SCRIPTS) > 9
-    assert not [each for each in OWN_SCRIPTS if re.search(parsing, each)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import Any, NamedTuple
 
 import pytest
@@ -10,7 +9,6 @@ from starlette.testclient import TestClient
 
 from asking import chat, completion, refused
 from outpace import LLM, Hole, OptionError
-from outpace.api.options import RequestOptions
 from outpace.errors import ContextError
 from outpace.server.connection import portable_error
 
@@ -123,10 +121,6 @@ PROMPTS: list[tuple[Any, str, dict[str, Any], str]] = [
 def llm() -> LLM:
     """A loaded model."""
     return LLM("tiny-ar", cache_gib=0.1)
-
-
-def test_every_option_has_a_case() -> None:
-    assert {each.option for each in CASES} == {f.name for f in fields(RequestOptions)} - {"cloze"}
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.option}-{case.value!r}")

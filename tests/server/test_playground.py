@@ -8,18 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import groupby
 from urllib.parse import urlencode
 
 import pytest
 from playwright.sync_api import Browser, Page, Route, expect
 
-from outpace import LLM
-from outpace.api.trace import STATE_FILLED, STATE_FULL, block_edges, slot_states
-from outpace.methods import APD, D2F, METHODS, DFlash, Diffusion, FastDLLM, Speculative, WeDLM
 from toolbox import TOOLS, tool_model
-
-pytestmark = pytest.mark.nightly
 
 ZOO = (
     "At the zoo 3 birds eat 12 apples each. There were 23 apples and Nina brings 28 more. "
@@ -160,43 +154,7 @@ def test_run_colours_the_answer_by_forward(visit):
     expect(page.locator(".piece").first).to_have_class(re.compile("chosen"))
 
 
-COUNT_HOLES = """() => {
-  window.seen = 0;
-  const count = () => { seen += document.querySelectorAll(".canvas .hole").length; };
-  new MutationObserver(count).observe(document.querySelector(".answer"), { childList: true });
-}"""
-
-
-def test_canvas_shows_holes_while_it_runs(visit):
-    page = visit(D2F_LINK)
-    page.evaluate(COUNT_HOLES)
-    run(page)
-    assert page.evaluate("seen") > 0
-    expect(page.locator(".canvas")).to_have_count(0)
-
-
-def test_text_has_the_colour_of_the_forward_that_filled_it(visit):
-    page = visit(D2F_LINK | {"a.options.confidence": 0.98})
-    run(page)
-    method = D2F(add=0.5, confidence=0.98)
-    (output,) = LLM("tiny-d2f", method=method).generate(ZOO, max_tokens=128, temperature=0.0)
-    filled = (slot_states(output) == STATE_FILLED).argmax(0)[: len(output.ids)].tolist()
-    rows = page.locator(".piece").evaluate_all("pieces => pieces.map(piece => piece.row)")
-    assert rows == [row for row, _ in groupby(filled)]
-    assert rows != sorted(rows)
-
-
-def test_timeline_row_highlights_its_text(visit):
-    page = visit(D2F_LINK)
-    run(page)
-    page.locator(".timeline canvas").hover(position={"x": 200, "y": 3})
-    expect(page.locator(".detail b")).to_have_text(re.compile("^Forward 1 "))
-    assert page.locator(".chosen").evaluate_all("all => all.map(piece => piece.row)") == [0] * (
-        page.locator(".chosen").count()
-    )
-    expect(page.locator(".legend li:visible").filter(has_text="end of a block")).to_have_count(1)
-
-
+@pytest.mark.nightly
 @pytest.mark.parametrize("width", [375, 1440])
 def test_race_says_who_was_first(visit, width):
     page = visit(RACE, width=width)
@@ -219,14 +177,7 @@ def test_race_says_who_was_first(visit, width):
     assert overflow(page) <= 0
 
 
-def test_race_goes_on_where_one_side_is_refused(visit):
-    page = visit(RACE | {"b.options.add": 7})
-    run(page)
-    expect(page.locator("#status")).to_have_text(re.compile("^A: Finished.* B: Refused: .*add"))
-    expect(page.locator("#verdict")).to_be_hidden()
-    assert len(visit.refused) == 1
-
-
+@pytest.mark.nightly
 def test_change_of_method_rebuilds_the_options(visit):
     page = visit(D2F_LINK)
     names = page.locator(".options .name")
@@ -252,6 +203,7 @@ def test_change_of_method_rebuilds_the_options(visit):
         ({"tools": "[1]"}, "#tools"),
     ],
 )
+@pytest.mark.nightly
 def test_error_is_shown_at_its_field(visit, link, control):
     page = visit(D2F_LINK | link)
     run(page)
@@ -267,14 +219,7 @@ def test_error_is_shown_at_its_field(visit, link, control):
     assert len(visit.refused) == 1
 
 
-@pytest.mark.parametrize("link", [{"prompt": ""}, {"a.options.block": "x"}, {"tools": "[{"}])
-def test_what_cannot_be_sent_is_said_at_once(visit, link):
-    page = visit(D2F_LINK | {"a.method": "fast_dllm"} | link)
-    run(page)
-    expect(page.locator("#status")).to_have_text(re.compile("^Not sent: "))
-    expect(page.locator("[aria-invalid=true]")).to_be_focused()
-
-
+@pytest.mark.nightly
 def test_stop_keeps_what_there_is(visit):
     page = visit(SLOW)
     page.locator("#run").click()
@@ -290,20 +235,7 @@ def test_stop_keeps_what_there_is(visit):
     expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [375, 1440])
-def test_every_width_and_scheme_is_readable(visit, width, scheme):
-    page = visit(D2F_LINK, width=width, color_scheme=scheme)
-    assert overflow(page) <= 0
-    run(page)
-    assert overflow(page) <= 0
-    colour = "getComputedStyle(document.body).backgroundColor"
-    shades = [sum(map(int, re.findall(r"\d+", page.evaluate(colour))))]
-    page.locator("#theme").click()
-    shades.append(sum(map(int, re.findall(r"\d+", page.evaluate(colour)))))
-    assert [shade < 384 for shade in shades] == [scheme == "dark", scheme != "dark"]
-
-
+@pytest.mark.nightly
 def test_keyboard_reaches_everything_and_shows_where_it_is(visit):
     page = visit(D2F_LINK)
     run(page)
@@ -374,6 +306,7 @@ EVENTS = {"content_type": "text/event-stream"}
         (None, "The server cannot be reached. It may have stopped, or the network is down."),
     ],
 )
+@pytest.mark.nightly
 def test_faults_of_the_server_are_shown_above_the_answer(visit, reply, shown):
     page = visit(D2F_LINK)
 
@@ -394,40 +327,7 @@ def test_faults_of_the_server_are_shown_above_the_answer(visit, reply, shown):
     expect(page.locator(".notice")).to_be_hidden()
 
 
-BYTES = """
-const real = window.fetch;
-window.fetch = async (...args) => {
-  const reply = await real(...args);
-  if (!reply.headers.get("content-type").includes("event-stream")) return reply;
-  const bytes = new Uint8Array(await reply.arrayBuffer());
-  let at = 0;
-  const body = new ReadableStream({ pull(sink) {
-    if (at < bytes.length) sink.enqueue(bytes.slice(at, ++at));
-    else sink.close();
-  } });
-  return new Response(body, { status: reply.status, headers: reply.headers });
-};
-"""
-"""Delivers every answer byte by byte."""
-
-
-@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
-def test_chunks_may_be_cut_anywhere(visit, end):
-    page = visit(D2F_LINK, script=BYTES)
-    body = stream(chunk("naïve 🐦"), chunk(" 鳥\u2028"), chunk(' "a"\n'))
-    body = body.replace(', "outpace"', '\ndata: , "outpace"').replace("\n", end)
-    page.route(
-        "**/v1/chat/completions",
-        lambda route: route.fulfill(**EVENTS, body=f": comment{end}{end}event: x{end}{body}"),
-    )
-    run(page)
-    assert page.locator(".answer").text_content() == 'naïve 🐦 鳥\u2028 "a"\n'
-    page.unroute("**/v1/chat/completions")
-    run(page)
-    answer = asked(page, "tiny-d2f", "d2f")["choices"][0]["message"]["content"]
-    assert page.locator(".answer").text_content() == answer
-
-
+@pytest.mark.nightly
 def test_text_is_never_markup(visit):
     bad = "<img src=x onerror=\"document.title='bad'\"><script>document.title='bad'</script>"
     page = visit(D2F_LINK | {"prompt": bad, "a.model": bad, "a.method": bad})
@@ -445,80 +345,6 @@ def test_text_is_never_markup(visit):
     expect(page).to_have_title("outpace playground")
 
 
-def test_link_repeats_all_settings(visit):
-    page = visit()
-    expect(page.locator(".model")).to_have_value("tiny-d2f")
-    expect(page.locator(".method")).to_have_value("d2f")
-    page.locator("[name=mode][value=race]").check()
-    page.locator("[name=raw][value='1']").check()
-    page.locator("#prompt").fill("3 + 4 & more = #?")
-    page.locator("#max_tokens").fill("24")
-    sides = page.locator(".lane")
-    sides.nth(0).locator(".model").select_option("tiny-dream")
-    sides.nth(0).locator(".method").select_option("apd")
-    sides.nth(0).locator("summary").click()
-    sides.nth(0).locator("[name=ratio]").fill("0.25")
-    sides.nth(0).locator("[name=window]").fill("none")
-    link = page.evaluate("location.href")
-    other = visit()
-    other.goto(link)
-    other.reload()
-    expect(other.locator("#status")).to_have_text(re.compile("^Ready"))
-    assert other.evaluate("location.href") == link
-    expect(other.locator("#prompt")).to_have_value("3 + 4 & more = #?")
-    expect(other.locator("[name=ratio]").first).to_have_value("0.25")
-    expect(other.locator("[name=window]").first).to_have_value("none")
-    run(other)
-    expect(other.locator("#status")).to_have_text(re.compile("^A: Finished.*B: Finished"))
-
-
-@pytest.mark.parametrize(
-    ("must", "rule", "fits"),
-    [
-        ("regex", "#### [0-9]{1,3}", re.compile(r"^#### [0-9]{1,3}$")),
-        ("choice", "yes\nno\n", re.compile("^(yes|no)$")),
-        ("json", '{"type": "array", "items": {"enum": [1, 2]}}', re.compile(r"^\[[12, ]*\]$")),
-    ],
-)
-def test_answer_is_held_to_a_constraint(visit, must, rule, fits):
-    page = visit(RACE)
-    expect(page.locator("#rule")).to_be_hidden()
-    page.locator("#must").select_option(must)
-    page.locator("#rule").fill(rule)
-    run(page)
-    for answer in page.locator(".answer").all():
-        expect(answer).to_have_text(fits)
-    other = visit()
-    other.goto(page.evaluate("location.href"))
-    other.reload()
-    expect(other.locator("#must")).to_have_value(must)
-    expect(other.locator("#rule")).to_have_value(rule)
-    expect(other.locator(".rule label")).not_to_be_empty()
-
-
-@pytest.mark.parametrize(
-    ("must", "rule", "said"),
-    [
-        ("regex", "(", "^Refused: "),
-        ("json", '{"type": "teapot"}', "^Refused: .*teapot"),
-        ("json", "{", "^Not sent: This is not JSON"),
-        ("choice", "", "^Not sent: Write the lines"),
-    ],
-)
-def test_constraint_that_is_wrong_is_shown_at_its_field(visit, must, rule, said):
-    page = visit(D2F_LINK | {"must": must, "rule": rule})
-    run(page)
-    expect(page.locator("#status")).to_have_text(re.compile(said))
-    field = page.locator("#rule")
-    expect(field).to_have_attribute("aria-invalid", "true")
-    expect(field).to_be_focused()
-    expect(page.locator("#rule-error")).to_be_visible()
-    page.locator("#must").select_option("")
-    expect(field).to_be_hidden()
-    run(page)
-    expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
-
-
 HOLES = {
     "raw": "fill",
     "prompt": "Tom has 3+4=<<3+4={{1:[0-9]}}>>{{..3:[0-9]{1,2}}}{{4}} are his.",
@@ -527,6 +353,7 @@ HOLES = {
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("method", ["apd", "d2f", "diffusion", "fast_dllm", "left_to_right"])
 def test_holes_are_shown_filled(visit, method):
     page = visit(HOLES | {"a.method": method})
@@ -558,50 +385,7 @@ def test_holes_are_shown_filled(visit, method):
     expect(page.locator(".detail b")).to_have_text(re.compile(r"^Forward \d+ "))
 
 
-@pytest.mark.parametrize(
-    ("link", "control"),
-    [
-        ({"prompt": "Tom has {{x}}"}, "#prompt"),
-        ({"prompt": "Tom has {{2:[}}"}, "#prompt"),
-        ({"prompt": "Tom has none"}, "#prompt"),
-        ({"a.model": "tiny-ar", "a.method": "autoregressive"}, ".method"),
-    ],
-)
-def test_holes_that_cannot_be_filled_are_said_at_their_field(visit, link, control):
-    page = visit(HOLES | link)
-    run(page)
-    field = page.locator(control)
-    expect(field).to_have_attribute("aria-invalid", "true")
-    expect(page.locator(f"[id='{field.get_attribute('id')}-error']")).to_be_visible()
-    expect(page.locator("#status")).to_have_text(re.compile("^Refused: "))
-    page.locator("[name=raw][value='']").check()
-    expect(page.locator("#max_tokens")).to_be_visible()
-    run(page)
-    expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
-
-
-def test_an_example_has_holes(visit):
-    page = visit(HOLES | {"raw": "", "prompt": "x"})
-    page.locator("#examples button", has_text=re.compile("^holes$")).click()
-    expect(page.locator("#max_tokens")).to_be_hidden()
-    run(page)
-    expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
-    assert "raw=fill" in page.url
-    page.locator("#examples button", has_text=re.compile("games")).click()
-    expect(page.locator("#max_tokens")).to_be_visible()
-
-
-def test_options_say_what_they_mean(visit):
-    page = visit(D2F_LINK)
-    title = page.locator("[name=confidence]").get_attribute("title")
-    assert (
-        title == "tokens of a higher probability are accepted; 1: one token per forward; 0 to 1000"
-    )
-    for control in page.locator(".options input, .options select").all():
-        assert len(control.get_attribute("title")) > 10
-    expect(page.locator(".answer")).to_be_empty()
-
-
+@pytest.mark.nightly
 def test_key_is_asked_for_and_kept_in_memory(browser):
     with served("tiny-aux", "--api-key", "secret-key") as address:
         visit = Visitor(browser, address)
@@ -619,46 +403,6 @@ def test_key_is_asked_for_and_kept_in_memory(browser):
         assert "secret-key" not in stored
         assert not visit.errors and len(visit.refused) == 2
         page.context.close()
-
-
-CASES = {
-    "autoregressive": ("tiny-ar", METHODS["autoregressive"]()),
-    "speculative": ("tiny-ar", Speculative(draft="tiny-aux", tokens=4)),
-    "dflash": ("tiny-ar", DFlash(draft="tiny-dflash", tokens=6)),
-    "wedlm": ("tiny-wedlm", WeDLM(entropy=0.1)),
-    "wedlm verified": ("tiny-wedlm", WeDLM(verify=True)),
-    "left_to_right": ("tiny-dream", METHODS["left_to_right"](tokens=2)),
-    "diffusion": ("tiny-dream", Diffusion()),
-    "fast_dllm": ("tiny-dream", FastDLLM(block=16)),
-    "apd": ("tiny-dream", APD(verifier="tiny-aux")),
-    "d2f": ("tiny-d2f", D2F(confidence=0.98)),
-}
-TRACE = """([steps, prompt]) => {
-  const trace = new Trace();
-  trace.push(steps);
-  const guess = trace.first;
-  trace.prompt = prompt;
-  const states = trace.states().map((row) => [...row]);
-  return { guess, edges: trace.edges, kept: trace.kept, states };
-}"""
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_timeline_is_that_of_the_command_line(visit, case):
-    model, method = CASES[case]
-    (output,) = LLM(model, method=method).generate(ZOO, max_tokens=64, temperature=0.0)
-    steps = [
-        {name: getattr(step, name) for name in step.__slots__}
-        | {"holes": [[hole.start, hole.stop] for hole in step.holes]}
-        for step in output.steps
-    ]
-    drawn = visit(ready=False).evaluate(TRACE, [steps, output.prompt_tokens])
-    plain = {AHEAD: STATE_FULL, DRAFT: 0}
-    states = [[plain.get(state, state) for state in row] for row in drawn["states"]]
-    assert states == slot_states(output).tolist()
-    assert sorted(drawn["edges"]) == block_edges(output)
-    assert drawn["guess"] == output.prompt_tokens
-    assert drawn["kept"] == sum(step.kept for step in output.steps)
 
 
 MARKDOWN = """# Sorting & more
@@ -705,6 +449,7 @@ def fake(page: Page, *events: object) -> list[dict]:
     return requests
 
 
+@pytest.mark.nightly
 def test_rendered_answer_has_code_and_lists(visit):
     page = visit(D2F_LINK, permissions=["clipboard-read", "clipboard-write"], width=375)
     fake(page, chunk(MARKDOWN))
@@ -733,6 +478,7 @@ def test_rendered_answer_has_code_and_lists(visit):
     expect(answer.locator(".piece")).to_have_count(1)
 
 
+@pytest.mark.nightly
 def test_rendered_answer_never_runs(visit):
     page = visit(D2F_LINK | {"view": "rendered"})
     fake(page, *map(chunk, HOSTILE))
@@ -751,29 +497,6 @@ def test_rendered_answer_never_runs(visit):
     expect(page).to_have_title("outpace playground")
 
 
-RENDER = """(text) => {
-  const element = document.createElement("div"), begin = performance.now();
-  renderMarkdown(text, element);
-  const took = performance.now() - begin;
-  return [element.textContent, element.querySelectorAll("em, li").length, took];
-}"""
-
-
-@pytest.mark.parametrize("text", ["_a*" * 8000, "> - " * 8000, "- a\n" * 30_000])
-def test_slow_markdown_is_shown_as_it_is(visit, text):
-    shown, count, took = visit().evaluate(RENDER, text)
-    assert shown == text and count == 0 and took < 3000
-
-
-def part(texts: list[str], **delta: object) -> dict:
-    """An event with a part of an answer, and its tokens, each of one forward."""
-    event = chunk("")
-    event["choices"][0]["delta"] = delta
-    event["outpace"]["steps"] *= len(texts)
-    event["outpace"]["texts"] = texts
-    return event
-
-
 def call(name: str | None, arguments: str) -> list[dict]:
     """A delta of a call."""
     identity = {"id": "abcdefghi", "type": "function"} if name else {}
@@ -781,63 +504,7 @@ def call(name: str | None, arguments: str) -> list[dict]:
     return [{"index": 0, **identity, "function": function}]
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(375, "dark"), (1440, "light")])
-def test_turns_show_thoughts_and_calls_and_are_sent_again(visit, width, scheme):
-    page = visit(
-        D2F_LINK | {"system": "Be brief.", "tools": json.dumps(TOOLS)},
-        width=width, color_scheme=scheme,
-    )  # fmt: skip
-    requests = fake(
-        page,
-        part(["<think>", "First", " the"], reasoning_content="First the"),
-        part([" city", "</think>", "Let me", " look"], reasoning_content=" city", content="Let me"),
-        part(["."], content=" look."),
-        part(["<tool_call>", '{"name": "get_weather", "arguments": {"ci'],
-             tool_calls=call("get_weather", '{"ci')),
-        part(['ty": "Paris', '"}}'], tool_calls=call(None, 'ty": "Paris"}')),
-    )  # fmt: skip
-    run(page)
-    rows = "pieces => pieces.map((piece) => [piece.textContent, piece.row])"
-    assert page.locator(".thoughts .piece").evaluate_all(rows) == [
-        ["First", 1], [" the", 2], [" city", 3],
-    ]  # fmt: skip
-    assert page.locator(".answer > .plain-text .piece").evaluate_all(rows) == [
-        ["Let me", 5], [" look", 6], [".", 7],
-    ]  # fmt: skip
-    assert page.locator(".call .piece").evaluate_all(rows) == [
-        ['{"ci', 9], ['ty": "Paris', 10], ['"}', 11],
-    ]  # fmt: skip
-    expect(page.locator(".thoughts .piece").first).to_be_hidden()
-    page.locator(".thoughts summary").press("Enter")
-    expect(page.locator(".thoughts .piece").first).to_be_visible()
-    page.locator(".view").check()
-    expect(page.locator(".call b")).to_have_text("get_weather")
-    assert page.locator(".call pre").text_content() == '{\n  "city": "Paris"\n}'
-    page.keyboard.press("Control+Shift+Enter")
-    expect(page.locator("#result-1-0")).to_be_focused()
-    expect(page.locator("#conversation .about")).to_contain_text("d2f on tiny-d2f: ")
-    page.keyboard.insert_text("12 degrees")
-    run(page)
-    assert overflow(page) <= 0
-    system = {"role": "system", "content": "Be brief."}
-    user = {"role": "user", "content": ZOO}
-    arguments = {"name": "get_weather", "arguments": '{"city": "Paris"}'}
-    turn = {
-        "role": "assistant", "content": "Let me look.", "reasoning_content": "First the city",
-        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": arguments}],
-    }  # fmt: skip
-    result = {"role": "tool", "tool_call_id": "abcdefghi", "content": "12 degrees"}
-    assert [each["messages"] for each in requests] == [
-        [system, user], [system, user, turn, result],
-    ]  # fmt: skip
-    assert [(each["tools"], each["tool_choice"]) for each in requests] == [(TOOLS, "auto")] * 2
-    page.locator("#new").click()
-    expect(page.locator("#conversation")).to_be_hidden()
-    page.locator("#prompt").fill("Hello")
-    run(page)
-    assert requests[2]["messages"] == [system, {"role": "user", "content": "Hello"}]
-
-
+@pytest.mark.nightly
 def test_turns_and_calls_reach_a_server(browser):
     with served(tool_model("tiny-aux", "tool_call")) as address:
         visit = Visitor(browser, address)
@@ -855,24 +522,3 @@ def test_turns_and_calls_reach_a_server(browser):
         expect(page.locator("#conversation")).to_be_hidden()
         assert visit.errors == visit.refused == []
         page.context.close()
-
-
-def test_long_answer_is_followed_until_the_reader_scrolls_up(visit):
-    page = visit(D2F_LINK)
-    pane = "document.querySelector('.answer')"
-    settle = "for (const _ of [1, 2]) await new Promise(requestAnimationFrame);"
-    scroll = f"async (top) => {{ {pane}.scrollTo(0, top); {settle} }}"
-    grow = f"""async (count) => {{
-      lanes[0].answer.write("text", "line\\n".repeat(count));
-      lanes[0].answer.refresh();
-      {settle}
-      return [{pane}.scrollTop, {pane}.scrollHeight - {pane}.clientHeight - {pane}.scrollTop];
-    }}"""
-    for count in (100, 1, 50):
-        top, below = page.evaluate(grow, count)
-        assert top > 0 and abs(below) < 2
-    page.evaluate(scroll, top - 300)
-    for _ in range(2):
-        assert page.evaluate(grow, 50)[0] == top - 300
-    page.evaluate(scroll, 1e6)
-    assert abs(page.evaluate(grow, 50)[1]) < 2

@@ -15,7 +15,6 @@ from starlette.testclient import TestClient
 from asking import ask, chat, events, route, text_of
 from outpace.methods import D2F
 from outpace.server.app import build_server_app
-from outpace.server.http_error import HttpError
 from outpace.server.service import Service
 
 LONG = chat(model="tiny-aux", max_tokens=400, ignore_eos=True)
@@ -90,30 +89,6 @@ def test_disconnect_ends_request(service: Service, more: dict[str, Any]) -> None
     goes, stays, again = asyncio.run(run())
     assert "[DONE]" not in goes.answer_text
     assert json.loads(stays.answer_text)["choices"] == json.loads(again.answer_text)["choices"]
-    assert not service.pending
-
-
-def test_aborted_requests_get_an_error(service: Service) -> None:
-    async def run() -> tuple[Call, Call]:
-        app = build_server_app(service)
-        stream, whole = Call(app, LONG | {"stream": True}), Call(app, LONG)
-        await stream.begun()
-        service.abort_pending(HttpError(503, "the end has come"))
-        await stream.task
-        await whole.task
-        await until(lambda: not held(service))
-        return stream, whole
-
-    stream, whole = asyncio.run(run())
-    *_, last, nothing = stream.answer_text.split("\n\n")
-    assert nothing == ""
-    expected_error = json.loads(last.removeprefix("data: "))["error"]
-    assert (expected_error["message"], expected_error["type"]) == (
-        "the end has come",
-        "unavailable_error",
-    )
-    assert whole.sent[0]["status"] == 503
-    assert json.loads(whole.answer_text)["error"] == expected_error
     assert not service.pending
 
 

@@ -165,13 +165,6 @@ def test_items_become_messages(served: TestClient) -> None:
     assert messages[4] == {"role": "assistant", "reasoning_content": "Hm", "content": "Hi"}
 
 
-@pytest.mark.parametrize("after", [[], ["user"], ["thought"], ["thought", "user"]])
-def test_turn_of_thoughts_only(served: TestClient, after: list[str]) -> None:
-    items = {"user": {"role": "user", "content": "a"}, "thought": THOUGHT}
-    turns = [items[name] for name in ("user", "thought", *after)]
-    ask(served, body("think", input=turns, max_output_tokens=5))
-
-
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("previous_response_id", {"previous_response_id": "resp_1"}),
     ("conversation", {"conversation": "x"}),

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import shlex
 import signal
-import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +14,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from asking import ANSWER, PAIRS, QUESTION, chat, text_of
-from outpace.server import settings
+from asking import PAIRS, QUESTION, chat, text_of
 from outpace.server.protocol import MAX_HEADER_BYTES
 from running import Process, ended, serving, stream_to
 
@@ -45,16 +39,6 @@ def openai(zoo: Process) -> Iterator[OpenAI]:
 
 
 LONG = chat(max_tokens=400, ignore_eos=True, model="tiny-ar")
-
-
-def test_log_names_models_and_address(zoo: Process) -> None:
-    names = [*settings.zoo_entries()]
-    first, *lines, last = zoo.log[: 2 * len(names) + 2]
-    assert re.fullmatch(rf"outpace \S+ at {zoo.url}: loading {len(names)} models\n", first)
-    assert lines[: len(names)] == [f"loading {name}\n" for name in names]
-    assert [line.partition(":")[0] for line in lines[len(names) :]] == names
-    assert last == f"listening on {zoo.url} (open it in a browser for the playground)\n"
-    assert httpx2.get(f"{zoo.url}/ready").status_code == 200
 
 
 @pytest.mark.parametrize(("model", "method"), PAIRS)
@@ -85,48 +69,6 @@ def test_disconnect_frees_pages(zoo: Process, stream: bool) -> None:
     assert ended(zoo) < 2
 
 
-@pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("wait", [0.0, 0.3])
-def test_closed_socket_is_detected(zoo: Process, stream: bool, wait: float) -> None:
-    before = counted(zoo, "gone")
-    asked = LONG | {"stream": stream, "n": 8, "max_tokens": 450}
-    with socket.create_connection(("127.0.0.1", zoo.port)) as own:
-        own.sendall(posting(asked, "chat/completions"))
-        time.sleep(wait)
-    assert ended(zoo) < 2
-    assert counted(zoo, "gone") == before + 1
-
-
-def counted(process: Process, result: str) -> float:
-    """Number of requests with this result."""
-    lines = httpx2.get(f"{process.url}/metrics").text.splitlines()
-    own = (line for line in lines if line.startswith("outpace_requests_total{"))
-    return sum(float(line.rpartition(" ")[2]) for line in own if f'result="{result}"' in line)
-
-
-def test_disconnect_with_pipelined_requests(zoo: Process) -> None:
-    asked = {"model": "tiny-ar", "prompt": QUESTION, "max_tokens": 400, "ignore_eos": True, "n": 8}
-    with deaf(zoo, posting(asked | {"stream": True}) * 2) as own:
-        assert own.recv(64).startswith(b"HTTP/1.1 200 ")
-    assert ended(zoo) < 2
-
-
-def test_many_disconnects_leave_nothing(zoo: Process) -> None:
-    data = posting(LONG | {"stream": True, "seed": 3}, "chat/completions")
-    alone = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(seed=3)).json()
-    for number in range(200):
-        with socket.create_connection(("127.0.0.1", zoo.port), timeout=5) as own:
-            own.sendall(data[: None if number % 4 else number * 5])
-            if number % 3 == 0:
-                own.settimeout(0.02 * (number % 5) + 0.001)
-                with suppress(TimeoutError):
-                    own.recv(2**14)
-        if number % 50 == 0:
-            again = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(seed=3), timeout=30)
-            assert again.json()["choices"] == alone["choices"]
-    ended(zoo, 20)
-
-
 LARGE = {
     "one": lambda size: b"x: " + b"y" * (size - 5) + b"\r\n",
     "many": lambda size: b"x: y\r\n" * (size // 6),
@@ -145,17 +87,6 @@ def test_headers_are_limited(zoo: Process, shape: str, piece: int) -> None:
         status = b"431" if size > MAX_HEADER_BYTES else b"200"
         assert answer.startswith(b"HTTP/1.1 %s " % status) or (not answer and size == 2**20)
     assert httpx2.get(f"{zoo.url}/health").status_code == 200
-
-
-def test_endless_headers_are_rejected(zoo: Process) -> None:
-    first = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    answer = zoo.raw(b"GET / HTTP/1.1\r\nx: " + b"y" * 2**20, piece=2**16)
-    assert answer.startswith(b"HTTP/1.1 431 ") or not answer
-    answer = zoo.raw(first + b"GET / HTTP/1.1\r\n" + b"x: y\r\n" * MAX_HEADER_BYTES, piece=2**16)
-    assert answer.startswith((b"HTTP/1.1 200 ", b"HTTP/1.1 431 "))
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    answer = zoo.raw(head + b"0\r\n" + b"x: y\r\n" * MAX_HEADER_BYTES, piece=2**16)
-    assert answer.startswith(b"HTTP/1.1 431 ") or not answer
 
 
 @pytest.mark.parametrize("version", [b"1.0", b"1.1"])
@@ -182,27 +113,12 @@ def told(body: bytes, stream: bool) -> str:
     return json.loads(body)["choices"][0]["message"]["content"]
 
 
-def test_half_closed_pipelined_requests(zoo: Process) -> None:
-    get = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
-    asked = posting(chat(max_tokens=3), "chat/completions")
-    answer = zoo.raw(asked + get + posting({"model": "x", "prompt": "y"}), half=True)
-    assert re.findall(rb"HTTP/1.1 (\d+) ", answer) == [b"200", b"200", b"404"]
-    assert zoo.raw(b"", half=True) == zoo.raw(asked[:-1], half=True) == b""
-    ended(zoo)
-
-
 @pytest.mark.parametrize(
     "data", [b"\x16\x03\x01", b"GET\r\n\r\n", b"\x00" * 100, b"PRI * HTTP/2.0\r\n\r\n"]
 )
 def test_invalid_http_is_rejected(zoo: Process, data: bytes) -> None:
     answer = zoo.raw(data + b"\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 400 ") and b'"type": "invalid_request_error"' in answer
-
-
-def test_chunked_body_is_counted(zoo: Process) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ntransfer-encoding: chunked\r\n\r\n"
-    answer = zoo.raw(head + b"10000\r\n%s\r\n" % (b" " * 2**16) * 40)
-    assert b" 413 " in answer.split(b"\r\n")[0]
 
 
 def test_smuggled_requests_are_rejected(zoo: Process) -> None:
@@ -223,57 +139,11 @@ def test_slow_client_is_disconnected(zoo: Process, tmp_path: Path) -> None:
             assert b'"type": "invalid_request_error"' in answer
 
 
-def test_stalled_reader_is_disconnected(tmp_path: Path) -> None:
-    (tmp_path / "x.toml").write_text(
-        "[server]\nread_seconds = 1\n[models.x]\npath = 'tiny-aux'\ncache_gib = 0.1\n"
-    )
-    with serving("--config", str(tmp_path / "x.toml")) as process:
-        trace = {"outpace": {"trace": True}}
-        asked = {"model": "x", "prompt": [QUESTION] * 8, "max_tokens": 450, "ignore_eos": True}
-        bodies = [asked | trace | {"n": 8, "stream": stream} for stream in (True, False)]
-        sent = [b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" * 100, *map(posting, bodies)]
-        idle = descriptors(process)
-        for data in sent:
-            with deaf(process, data):
-                began = time.monotonic()
-                while (held := descriptors(process)) == idle and time.monotonic() < began + 20:
-                    time.sleep(0.01)
-                while held > idle and time.monotonic() < began + 20:
-                    time.sleep(0.01)
-                    held = descriptors(process)
-                assert held == idle and time.monotonic() > began + 1, data
-        with socket.create_connection(("127.0.0.1", process.port), timeout=20) as own:
-            own.sendall(sent[-1])
-            answer = b""
-            while not answer.endswith(b"]}") and (piece := own.recv(2**18)):
-                answer += piece
-                time.sleep(0.1)
-            assert len(json.loads(answer.partition(b"\r\n\r\n")[2])["choices"]) == 64
-        ended(process)
-        assert process.end() == 0
-        assert "Traceback" not in "".join(process.log)
-
-
 def posting(body: dict[str, Any], path: str = "completions") -> bytes:
     """Bytes of a completion request."""
     data = json.dumps(body).encode()
     head = f"POST /v1/{path} HTTP/1.1\r\nhost: localhost\r\ncontent-length: {len(data)}\r\n\r\n"
     return head.encode() + data
-
-
-def deaf(process: Process, data: bytes) -> socket.socket:
-    """A client that has sent a request and has a small receive buffer."""
-    own = socket.socket()
-    own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    own.settimeout(20)
-    own.connect(("127.0.0.1", process.port))
-    own.sendall(data)
-    return own
-
-
-def descriptors(process: Process) -> int:
-    """Number of open files and sockets of the server."""
-    return len(os.listdir(f"/proc/{process.process.pid}/fd"))
 
 
 async def posted(process: Process, bodies: list[dict[str, Any]]) -> list[tuple[Any, float]]:
@@ -366,40 +236,3 @@ def test_second_signal_exits_at_once(zoo: Process) -> None:
         time.sleep(0.2)
         process.process.send_signal(signal.SIGTERM)
         assert process.process.wait(5) == 0
-
-
-PAGE = Path(__file__).parents[2] / "docs" / "server.md"
-ADDRESS = "http://127.0.0.1:8000"
-
-
-def test_verbose_log() -> None:
-    with serving("tiny-aux", "--verbose", "--max-tokens", "5") as process:
-        assert process.log[0].startswith("outpace ")
-        assert any(line.startswith(("torch.", "attention on ")) for line in process.log)
-        asked = {"model": "tiny-aux", "prompt": "x", "ignore_eos": True}
-        answer = httpx2.post(f"{process.url}/v1/completions", json=asked, timeout=30).json()
-        assert answer["usage"]["completion_tokens"] == 5
-
-
-def test_documented_requests_are_answered(zoo: Process) -> None:
-    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("curl ")]
-    assert len(lines) == 3
-    for line in lines:
-        _, address, *more = shlex.split(line.replace(ADDRESS, zoo.url))
-        body = more[1] if more else None
-        response = httpx2.request("POST" if body else "GET", address, content=body, timeout=30)
-        assert response.status_code == 200
-        assert not body or response.json()["choices"][0]["finish_reason"]
-
-
-def test_documented_client_works(zoo: Process, capsys: pytest.CaptureFixture[str]) -> None:
-    blocks = re.findall(r"^```py\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    for code in blocks:
-        exec(compile(code.replace(ADDRESS, zoo.url), "server.md", "exec"), {})
-    printed = capsys.readouterr().out
-    assert len(blocks) == 4 and printed.count(ANSWER) == 4
-
-
-def test_answer_is_correct(zoo: Process) -> None:
-    response = httpx2.post(f"{zoo.url}/v1/chat/completions", json=chat(), timeout=30)
-    assert ANSWER in response.json()["choices"][0]["message"]["content"]

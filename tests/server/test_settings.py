@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 
-from outpace.checkpoints.load import load_config, zoo_names
-from outpace.decoding import DRAFT_KINDS
-from outpace.methods import APD, D2F
 from outpace.server.service import Service
 from outpace.server.settings import (
     Config,
     Entry,
     Settings,
     build_config,
-    make_entry,
     read_config,
-    zoo_entries,
 )
 
 WHOLE = """
@@ -90,26 +85,6 @@ def test_unknown_keys_and_bad_values_are_named(tmp_path: Path, line: str, named:
         read_config(written(tmp_path, line))
 
 
-def test_missing_file_is_an_error(tmp_path: Path) -> None:
-    for path in (tmp_path, tmp_path / "x.toml"):
-        with pytest.raises(ValueError, match="set it to a TOML file"):
-            read_config(path)
-
-
-def test_method_of_the_command_line_names_its_models() -> None:
-    made = make_entry("tiny-dream", APD(verifier="tiny-aux", ratio=0.5), {}, {"dtype": None})
-    assert made.method == "apd"
-    assert made.options["ratio"] == 0.5
-    assert made.further == {"tiny-aux": "tiny-aux"}
-
-
-def test_folder_is_named_by_its_last_part(tmp_path: Path) -> None:
-    (tmp_path / "small").mkdir()
-    made = make_entry("tiny-dream", APD(verifier=str(tmp_path / "small")), {}, {})
-    assert made.options["verifier"] == "small"
-    assert made.further == {"small": str(tmp_path / "small")}
-
-
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org", ""])
 def test_public_addresses_require_a_key(host: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="--insecure"):
@@ -130,21 +105,6 @@ def test_key_comes_from_a_file(tmp_path: Path) -> None:
         Settings(api_key="x", api_key_file="y").read_key()
     with pytest.raises(ValueError, match="api_key_file cannot be read: .*nowhere"):
         Settings(api_key_file=str(tmp_path / "nowhere")).read_key()
-
-
-def test_zoo_is_the_default() -> None:
-    config = build_config(None, {}, {})
-    assert config.models == zoo_entries()
-    drafts = {name for name in zoo_names() if load_config(name).kind in DRAFT_KINDS}
-    assert set(config.models) == {*zoo_names()} - drafts
-    assert set(config.models["tiny-ar"].further) == {*drafts, "tiny-aux"}
-
-
-def test_zoo_models_have_their_best_methods(service: Service) -> None:
-    shown, _ = service.find_model("tiny-d2f").find_method_choice(None).create({})
-    assert shown == D2F(add=0.5, confidence=0.98)
-    assert service.find_model("tiny-d2f").describe(0)["outpace"]["method"] == "d2f"
-    assert service.find_model("tiny-dream").method == "left_to_right"
 
 
 def loaded(**given: Any) -> Service:
@@ -197,8 +157,3 @@ def test_operator_limits_requests(tmp_path: Path) -> None:
     for option, value in [("ratio", 0.9), ("verifier", "tiny-aux"), ("window", 10**6)]:
         with pytest.raises(Exception, match=option):
             choice.create({option: value})
-
-
-def test_key_is_not_revealed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"server.api_key must be a valid string$"):
-        read_config(written(tmp_path, "[server]\napi_key = 123456"))

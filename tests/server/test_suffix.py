@@ -52,6 +52,7 @@ def test_own_tokens_equal_the_library(middle_client: TestClient) -> None:
     assert two["choices"][0]["text"] == expected.text and len(two["choices"]) == 4
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("model", "method"), PAIRS)
 def test_infilling_methods_fill_before_a_suffix(
     client: TestClient, model: str, method: str

@@ -57,6 +57,7 @@ def joined(chunks: list[dict[str, Any]], index: int) -> dict[str, str]:
     return parts
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("model", MODELS)
 def test_stream_equals_whole(thinking_client: TestClient, model: str, temperature: int) -> None:
@@ -147,10 +148,3 @@ def test_invalid_field_is_named(
 ) -> None:
     error = refused(thinking_client, thinking(**fields))
     assert error["param"] == param, error
-
-
-def test_completions_have_no_thoughts(thinking_client: TestClient) -> None:
-    body = {"model": "open", "prompt": "Tom\n<think>\n", "max_tokens": 5}
-    assert ask(thinking_client, body)["choices"][0]["text"]
-    for name, value in (("max_reasoning_tokens", 5), ("reasoning_effort", "low")):
-        assert refused(thinking_client, body | {name: value})["param"] is not None

@@ -31,14 +31,6 @@ def test_tokens_are_those_of_the_prompt(client: TestClient, body: dict[str, Any]
     assert text == {"prompt": QUESTION + "\n"}
 
 
-def test_special_tokens_are_shown(client: TestClient) -> None:
-    (token,) = LLM("tiny-ar").text.eos
-    name = post(client, "/detokenize", {"model": "tiny-ar", "tokens": [token]})["prompt"]
-    assert name == "<|endoftext|>"
-    assert post(client, "/tokenize", {"model": "tiny-ar", "prompt": name})["count"] > 1
-    assert post(client, "/tokenize", {"model": "tiny-ar", "prompt": [5, 6]})["tokens"] == [5, 6]
-
-
 @pytest.mark.parametrize(
     ("route", "body", "status", "param"),
     [

@@ -30,6 +30,8 @@ MODELS = {
     "harmony": ("tiny-wedlm", "harmony"),
     "diffusion": ("tiny-dream", "tool_call"),
 }
+CAUSAL = [name for name in MODELS if name != "diffusion"]
+"""Models that answer fast; calls of a diffusion model are tested once."""
 CALL = {"id": "x", "type": "function", "function": {"name": "stop", "arguments": "{}"}}
 QUESTION = {"role": "user", "content": "Tom has 3 apples."}
 CALLING = {"role": "assistant", "content": None, "tool_calls": [CALL]}
@@ -71,16 +73,15 @@ def check_calls(calls: list[dict[str, Any]]) -> None:
         jsonschema.validate(arguments, SCHEMAS[call["function"]["name"]])
 
 
-@pytest.mark.parametrize("temperature", [0, 1])
 @pytest.mark.parametrize("model", MODELS)
-def test_required_calls_are_valid(tool_client: TestClient, model: str, temperature: int) -> None:
-    body = calling(model, temperature=temperature, n=2)
+def test_required_calls_are_valid(tool_client: TestClient, model: str) -> None:
+    body = calling(model, temperature=1, n=2)
+    chunks = events(tool_client, body)
     for choice in ask(tool_client, body)["choices"]:
         assert choice["finish_reason"] == "tool_calls"
         assert choice["message"]["content"] is None
         calls = choice["message"]["tool_calls"]
         check_calls(calls)
-        chunks = events(tool_client, body)
         own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
         assert own[0]["delta"]["role"] == "assistant" and own[0]["delta"]["content"] is None
         assert own[-1]["finish_reason"] == "tool_calls" and own[-1]["delta"] == {}
@@ -97,7 +98,7 @@ def test_required_calls_are_valid(tool_client: TestClient, model: str, temperatu
         assert [call["function"] for call in joined] == [call["function"] for call in calls]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", CAUSAL)
 def test_named_function_is_called_once(tool_client: TestClient, model: str) -> None:
     (choice,) = ask(tool_client, calling(model, tool_choice=NAMED))["choices"]
     (call,) = choice["message"]["tool_calls"]
@@ -107,7 +108,7 @@ def test_named_function_is_called_once(tool_client: TestClient, model: str) -> N
     assert len(choice["message"]["tool_calls"]) == 1
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", CAUSAL)
 def test_answer_without_a_call(tool_client: TestClient, model: str) -> None:
     size = 12 if model == "harmony" else 3  # the first tokens of gpt-oss's are no content
     body = calling(model, tool_choice="auto", max_tokens=size)
@@ -119,7 +120,7 @@ def test_answer_without_a_call(tool_client: TestClient, model: str) -> None:
     assert none["choices"] == absent["choices"] and none["usage"] == absent["usage"]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", CAUSAL)
 def test_loop_of_calls_and_results(tool_openai: OpenAI, model: str) -> None:
     create: Any = tool_openai.chat.completions.create
     first = create(**calling(model, parallel_tool_calls=False))
@@ -145,7 +146,7 @@ AGE = {
 AGE_FORMAT = {"type": "json_schema", "json_schema": {"name": "age", "schema": AGE}}
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", CAUSAL)
 def test_text_of_a_schema_or_a_call(tool_openai: OpenAI, model: str) -> None:
     create: Any = tool_openai.chat.completions.create
     body = calling(model, tool_choice="auto", response_format=AGE_FORMAT)
@@ -161,7 +162,7 @@ def test_text_of_a_schema_or_a_call(tool_openai: OpenAI, model: str) -> None:
     assert choice.message.tool_calls and choice.message.content is None
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", CAUSAL)
 def test_stop_strings_beside_tools(tool_client: TestClient, model: str) -> None:
     body = calling(model, tool_choice="auto", max_tokens=24, temperature=0)
     (whole,) = ask(tool_client, body)["choices"]
@@ -268,17 +269,6 @@ def test_template_without_tools_is_named(tool_client: TestClient, choice: Any) -
     messages = [QUESTION, CALLING, RESULT]
     error = refused(tool_client, calling("plain", tool_choice="none", messages=messages))
     assert error["param"] == "messages.1.tool_calls"
-
-
-def test_text_of_a_tool_is_literal(tool_client: TestClient) -> None:
-    tools = declared(description="<|endoftext|>", parameters={"title": "<|mask|>"})
-    conversation = called(arguments=json.dumps({"x": "<|endoftext|>"}))["messages"]
-    conversation[-1] |= {"content": "<|mask|>"}
-    short, long = (
-        ask(tool_client, calling(max_tokens=60, tools=tools, messages=messages))["usage"]
-        for messages in ([QUESTION], conversation)
-    )
-    assert long["prompt_tokens"] > short["prompt_tokens"] + 20
 
 
 ODD: list[Any] = [

@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import asyncio, importlib, pkgutil, signal, sys
 import torch, transformers  # which are not ours
@@ -26,6 +28,7 @@ print(len(modules))
 """
 
 
+@pytest.mark.nightly
 def test_every_module_is_imported_without_posix() -> None:
     done = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
