@@ -189,6 +189,7 @@ COUNTED: list[dict[str, Any]] = [
 """Schemas with counts that are too large for an automaton."""
 
 
+@pytest.mark.parametrize("number", range(len(COUNTED)))
 @pytest.mark.parametrize(
     ("name", "method"),
     [
@@ -198,11 +199,11 @@ COUNTED: list[dict[str, Any]] = [
     ],
     ids=str,
 )
-def test_large_counts_from_left_to_right(name: str, method: Method) -> None:
-    for number, schema in enumerate(COUNTED):
-        options: Options = {"temperature": 2.0 * (number % 2), "max_tokens": 50, "seed": 1}
-        (output,) = llm(name).generate(QUESTION, schema=schema, method=method, **options)
-        assert output.finish_reason == "stop" and fulfils(output.text, {"schema": schema})
+def test_large_counts_from_left_to_right(name: str, method: Method, number: int) -> None:
+    schema = COUNTED[number]
+    options: Options = {"temperature": 2.0 * (number % 2), "max_tokens": 50, "seed": 1}
+    (output,) = llm(name).generate(QUESTION, schema=schema, method=method, **options)
+    assert output.finish_reason == "stop" and fulfils(output.text, {"schema": schema})
 
 
 def test_a_large_count_is_exact() -> None:
