@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from adapting import write_adapter
-from helpers import causal_model, published
+from helpers import published
 from outpace import LLM, OptionError
 from outpace.checkpoints.adapter import (
     ADAPTER_CONFIG,
@@ -21,21 +20,11 @@ from outpace.checkpoints.adapter import (
     save_adapter,
 )
 from outpace.checkpoints.adapter_fit import load_adapters
-from outpace.checkpoints.load import load_adapter, save_model, translate_config
+from outpace.checkpoints.load import load_adapter, translate_config
 from outpace.models.adapted import OutputUpdate
 
 CONFIG = translate_config(published())
 QUERY = "model.layers.1.self_attn.q_proj"
-MOE = published(
-    "Qwen3MoeForCausalLM",
-    num_experts=4,
-    num_experts_per_tok=2,
-    moe_intermediate_size=16,
-    head_dim=8,
-    norm_topk_prob=True,
-    decoder_sparse_step=1,
-    mlp_only_layers=[],
-)
 
 
 @pytest.fixture
@@ -121,15 +110,6 @@ def test_updates_of_other_modules_are_refused(
         load_adapters({"mine": folder}, CONFIG, torch.float32)
 
 
-def test_updates_of_experts_are_refused(tmp_path: Path) -> None:
-    config, expert = translate_config(MOE), "model.layers.0.mlp.experts.1.down_proj.weight"
-    write_update(tmp_path / "expert", expert, 32, 16)
-    with pytest.raises(OptionError, match="belongs to a mixture of experts, so its update can"):
-        load_adapters({"mine": tmp_path / "expert"}, config, torch.float32)
-    write_update(tmp_path / "query", f"{QUERY}.weight", 32, 32)
-    load_adapters({"mine": tmp_path / "query"}, config, torch.float32)
-
-
 @pytest.mark.parametrize(
     ("adapters", "message"),
     [
@@ -150,27 +130,3 @@ def test_invalid_options_are_refused(
     with pytest.raises(OptionError, match=message) as caught:
         LLM("tiny-ar", adapters=adapters)
     assert caught.value.param == "adapters"
-
-
-def test_nothing_is_loaded_for_an_invalid_adapter(folder: Path, tmp_path: Path) -> None:
-    save_model(causal_model(), tmp_path / "base")
-    (tmp_path / "base" / "model.safetensors").unlink()
-    change_config(folder, use_dora=True)
-    with pytest.raises(OptionError, match="use_dora"):
-        LLM(tmp_path / "base", adapters={"mine": folder})
-    shutil.rmtree(folder)
-    with pytest.raises(OptionError, match=r"adapters\.mine: no model"):
-        LLM(tmp_path / "base", adapters={"mine": folder})
-
-
-def test_unknown_adapter_is_refused(folder: Path, tmp_path: Path) -> None:
-    save_model(causal_model(), tmp_path / "base")
-    llm = LLM(tmp_path / "base", adapters={"mine": folder, "other": folder}, cache_gib=0.01)
-    with pytest.raises(OptionError, match="adapter must be one of mine, other for") as caught:
-        llm.generate([1, 2], adapter="third")
-    assert (caught.value.param, caught.value.value) == ("adapter", "third")
-    with pytest.raises(OptionError, match="adapter must be a name or None, got 1"):
-        llm.generate([1, 2], adapter=1)  # type: ignore[call-overload]
-    plain = LLM(tmp_path / "base", cache_gib=0.01)
-    with pytest.raises(OptionError, match="adapter must be one of none"):
-        plain.generate([1, 2], adapter="mine")

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -38,14 +32,12 @@ from outpace.checkpoints.load import (
     load_model,
     save_model,
 )
-from outpace.checkpoints.partial import lock_partial_folder
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD
 from outpace.errors import OptionError
 from outpace.models import int8
 from outpace.models.draft import Draft
 from outpace.models.int8 import Int8Linear, has_int8_products, is_quantized
 from outpace.models.transformer import Transformer
-from prepared import prepared
 
 FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -156,16 +148,6 @@ def test_stored_codes_are_kept(plain: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_products
-def test_rows_are_rounded_if_the_file_requests_it(plain: Path) -> None:
-    folder = compress_checkpoint(plain, plain.parent / "small")
-    config = json.loads((folder / CONFIG_FILE).read_text())
-    config[QUANTIZATION_FIELD]["config_groups"]["group_0"]["input_activations"] = None
-    (folder / CONFIG_FILE).write_text(json.dumps(config))
-    assert not is_quantized(load_model(folder))
-    assert is_quantized(load_model(folder, quantize="int8"))
-
-
-@needs_products
 def test_an_update_is_added_to_dequantized_matrices(plain: Path) -> None:
     folder = compress_checkpoint(plain, plain.parent / "small")
     update = {DOWN: LowRank(torch.ones(1, 48), torch.ones(32, 1), 1.0)}
@@ -190,26 +172,6 @@ def test_without_products_or_for_training_it_is_dequantized(
     monkeypatch.setattr(fill, "has_int8_products", lambda: False)
     model = load_model(folder, dtype=torch.bfloat16)
     assert torch.equal(model.blocks[1].mlp.down.weight, wanted.bfloat16())
-
-
-def test_shards_stay_shards(plain: Path) -> None:
-    tensors = load_file(plain / FILE)
-    names = sorted(tensors)
-    files = {f"part-{n}.safetensors": names[n::2] for n in range(2)}
-    for file, part in files.items():
-        save_file({name: tensors[name] for name in part}, plain / file)
-    where = {name: file for file, part in files.items() for name in part}
-    (plain / INDEX).write_text(json.dumps({"weight_map": where}))
-    (plain / FILE).unlink()
-    seen: list[tuple[int, int]] = []
-    folder = compress_checkpoint(
-        plain, plain.parent / "small", progress=lambda *done: seen.append(done)
-    )
-    assert {path.name for path in folder.glob("*.safetensors")} == set(files)
-    assert seen == [(n, len(names)) for n in range(1, len(names) + 1)]
-    index = json.loads((folder / INDEX).read_text())["weight_map"]
-    assert index[f"{DOWN}_scale"] == index[DOWN] == where[DOWN]
-    load_model(folder)
 
 
 def test_quantized_models_and_existing_folders_are_refused(plain: Path, tmp_path: Path) -> None:
@@ -240,90 +202,6 @@ def test_a_full_disk_leaves_nothing(
     with pytest.raises(ValueError, match="small cannot be written: "):
         compress_checkpoint(plain, plain.parent / "small")
     assert [path.name for path in plain.parent.iterdir()] == ["plain"]
-
-
-def test_ctrl_c_leaves_nothing(plain: Path) -> None:
-    def interrupt(done: int, total: int) -> None:
-        if done == total:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compress_checkpoint(plain, plain.parent / "small", progress=interrupt)
-    assert [path.name for path in plain.parent.iterdir()] == ["plain"]
-
-
-def test_folders_of_killed_processes_are_removed(plain: Path) -> None:
-    home = plain.parent
-    kept = [home / name for name in (".small.7.partial", ".other.8.partial", ".small.partial")]
-    for folder in [*kept, home / ".small.9.partial"]:
-        folder.mkdir()
-        (folder / FILE).write_text("half")
-    with lock_partial_folder(kept[0]):
-        compress_checkpoint(plain, home / "small")
-    assert sorted(home.iterdir()) == sorted([*kept, plain, home / "small"])
-    shutil.rmtree(home / "small")
-    compress_checkpoint(plain, home / "small")
-    assert sorted(home.iterdir()) == sorted([*kept[1:], plain, home / "small"])
-
-
-SLOWLY = """
-import time
-from outpace.cli.main import main
-from outpace.checkpoints import compress
-
-def wait(tensors, path, **more):
-    path.write_text("half")
-    print("writing", flush=True)
-    time.sleep(60)
-
-compress.save_file = wait
-main(["quantize", "plain", "--output", "small"])
-"""
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("number", "status", "left"),
-    [
-        (signal.SIGTERM, 143, []),
-        (signal.SIGINT, 130, []),
-        (signal.SIGKILL, -9, [r"\.small\.\d+\.partial"]),
-    ],
-)
-def test_signals_that_end_the_command(
-    number: signal.Signals, status: int, left: list[str], plain: Path
-) -> None:
-    home, pipe = plain.parent, subprocess.PIPE
-    command = [sys.executable, "-c", SLOWLY]
-    with subprocess.Popen(command, cwd=home, stdout=pipe, stderr=pipe, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "writing\n"
-        process.send_signal(number)
-        _, errors = process.communicate()
-    assert process.returncode == status
-    assert errors.startswith("outpace: ") is (status > 0) and errors.count("\n") == (status > 0)
-    found = sorted(path.name for path in home.iterdir())
-    assert [*map(re.fullmatch, [*left, "plain"], found)].count(None) == 0
-    compress_checkpoint(plain, home / "small")
-    assert sorted(path.name for path in home.iterdir()) == ["plain", "small"]
-
-
-@pytest.mark.nightly
-def test_the_command_on_a_full_disk(tmp_path: Path) -> None:
-    save_model(random_model(published(hidden_size=256)), tmp_path / "plain")
-    limit = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))"
-    command = prepared(limit, "-m", "outpace", "quantize", "plain", "--output", "small")
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-    last = done.stderr.splitlines()[-1]
-    assert done.returncode == 2 and last.startswith("outpace: small cannot be written: ")
-    assert [path.name for path in tmp_path.iterdir()] == ["plain"]
-
-
-def test_weights_that_are_not_finite_are_refused(plain: Path) -> None:
-    tensors: dict[str, Any] = load_file(plain / FILE)
-    tensors[DOWN][0, 0] = float("nan")
-    save_file(tensors, plain / FILE)
-    with pytest.raises(ValueError, match=f"{DOWN}' has NaN or infinite values"):
-        compress_checkpoint(plain, plain.parent / "small")
 
 
 @pytest.mark.nightly

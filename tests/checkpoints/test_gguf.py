@@ -38,12 +38,11 @@ from outpace.checkpoints.load import (
     load_model,
     load_tokenizer,
     save_model,
-    tokenizer_folder,
 )
 from outpace.checkpoints.name import name_of
 from outpace.models.config import Rope
 from outpace.models.int8 import is_quantized
-from outpace.models.packed import PackedEmbedding, PackedLinear, has_packed_products
+from outpace.models.packed import PackedEmbedding, PackedLinear
 from outpace.models.rope import rotary_frequencies
 from packing import MINIMA, dequantized, random_blocks
 from texts import TEXTS
@@ -182,6 +181,7 @@ def test_a_file_equals_its_checkpoint(name: str, tmp_path: Path) -> None:
     assert torch.equal(found, wanted)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])
 @pytest.mark.parametrize("name", ["qwen2 tied", "llama"])
@@ -212,23 +212,6 @@ def test_chunks_make_the_whole_matrix(
     found = load_model(path, quantize=bits).state_dict()
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in found)
-
-
-@pytest.mark.parametrize("bits", [None, "int8"])
-def test_values_that_are_not_finite_are_refused(bits: str | None, tmp_path: Path) -> None:
-    written = Written(tmp_path, "llama")
-    written.tensors["model.layers.1.self_attn.k_proj.weight"][3, 5] = torch.nan
-    message = r"tensor 'model.layers.1.self_attn.k_proj.weight' has NaN or infinite values"
-    with pytest.raises(ValueError, match=message):
-        load_model(written.write(), quantize=bits)
-
-
-def test_linear_scaling_is_read(tmp_path: Path) -> None:
-    written = Written(tmp_path, "qwen2")
-    written.writer.add_rope_scaling_type(RopeScalingType.LINEAR)
-    written.writer.add_rope_scaling_factor(4.0)
-    scaling = load_config(written.write()).rope.scaling
-    assert scaling == {"rope_type": "linear", "factor": 4.0}
 
 
 def split_file(folder: Path, kind: TYPES = TYPES.F32) -> tuple[list[Path], Path]:
@@ -402,19 +385,13 @@ def check_same_tokenizer(ours: Any, theirs: Any) -> None:
     assert (ours.eos_token_id, ours.bos_token_id) == (theirs.eos_token_id, theirs.bos_token_id)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("pre", CUTS)
 def test_a_tokenizer_of_merges_equals_the_published_one(pre: str, tmp_path: Path) -> None:
     path, published_one = with_tokenizer(tmp_path, pre)
     ours = load_tokenizer(path)
     assert ours is not None and ours.chat_template == CHAT
     check_same_tokenizer(ours, published_one)
-
-
-def test_a_file_can_disable_the_begin_token(tmp_path: Path) -> None:
-    for pre, begins in (("qwen2", True), ("llama-bpe", False)):
-        (tmp_path / pre).mkdir()
-        path, theirs = with_tokenizer(tmp_path / pre, pre, add_add_bos_token=begins)
-        check_same_tokenizer(load_tokenizer(path), theirs)
 
 
 PIECES = {"<unk>": 2, "<s>": 3, "</s>": 3, **{f"<0x{byte:02X}>": 6 for byte in range(256)}}
@@ -478,47 +455,6 @@ def test_a_vocabulary_with_scores_is_merged_by_them(spaced: bool, tmp_path: Path
     assert tokenizer("</s>", add_special_tokens=False).input_ids == [2]
 
 
-def test_user_defined_tokens_are_matched_before_merging(tmp_path: Path) -> None:
-    tokens, scores, kinds = scored()
-    runs = ["  ", "   ", "\n\n", "<b>"]
-    written = Written(tmp_path, "llama")
-    writer = written.writer
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([*tokens, *runs])
-    writer.add_token_scores([*scores, *[-1000.0] * len(runs)])
-    writer.add_token_types([*kinds, *[4] * len(runs)])
-    writer.add_bos_token_id(1)
-    writer.add_add_space_prefix(False)
-    tokenizer = load_tokenizer(written.write())
-    assert tokenizer is not None
-    for text, wanted in (
-        ("a     b", ["a", "   ", "  ", "b"]),
-        ("hello\n\nhello\n", ["hello", "\n\n", "hello", "<0x0A>"]),
-        (" <b>hello  world", ["▁", "<b>", "hello", "  ", "world"]),
-    ):
-        ids = tokenizer(text, add_special_tokens=False, split_special_tokens=True).input_ids
-        assert ids == [[*tokens, *runs].index(token) for token in wanted], text
-        assert tokenizer.decode(ids) == text
-
-
-def test_an_answer_of_a_file_equals_that_of_the_checkpoint(tmp_path: Path) -> None:
-    (tmp_path / "a").mkdir()
-    path, theirs = with_tokenizer(tmp_path / "a", "qwen2")
-    theirs.save_pretrained(tmp_path / "a" / "plain")
-    options: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
-    one, other = LLM(path), LLM(tmp_path / "a" / "plain")
-    assert one.eos == {theirs.eos_token_id} and one.text.vocab_size == other.text.vocab_size == len(
-        theirs
-    )
-    for text in ("hello", TEXTS[1]):
-        assert one.text.encode(text) == other.text.encode(text)
-    ids = [[1, 2, 3], [4, 5]]
-    found, wanted = (
-        [output.ids for output in llm.generate(ids, **options)] for llm in (one, other)
-    )
-    assert found == wanted
-
-
 @pytest.mark.parametrize("name", ["qwen2", "llama", "qwen3moe"])
 def test_a_file_becomes_an_int8_folder(name: str, tmp_path: Path) -> None:
     path = Written(tmp_path, name, TYPES.F32 if name == "qwen3moe" else TYPES.Q8_0).write()
@@ -529,19 +465,6 @@ def test_a_file_becomes_an_int8_folder(name: str, tmp_path: Path) -> None:
     (architecture,) = MODELS[name][1]["architectures"]
     theirs = type(AutoConfig.from_pretrained(folder)).__name__
     assert theirs.removesuffix("Config") == architecture.removesuffix("ForCausalLM")
-
-
-def test_a_quantized_file_keeps_its_tokenizer(tmp_path: Path) -> None:
-    path, theirs = with_tokenizer(tmp_path, "qwen2")
-    folder = compress_checkpoint(path, tmp_path / "small")
-    ours = load_tokenizer(folder)
-    assert ours is not None and ours.chat_template == CHAT
-    check_same_tokenizer(ours, theirs)
-    assert tokenizer_folder(folder) == folder
-    with pytest.raises(
-        ValueError, match=r"GGUF file, which has no tokenizer folder: set model.tokenizer"
-    ):
-        tokenizer_folder(path)
 
 
 def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path) -> None:
@@ -634,15 +557,6 @@ def test_unknown_metadata_are_refused(
         load_model(written.write())
 
 
-@pytest.mark.parametrize(("name", "shifts"), [("dream", False), ("llada", True)])
-def test_the_shift_of_a_diffusion_model_is_checked(name: str, shifts: bool, tmp_path: Path) -> None:
-    written = Written(tmp_path, name)
-    written.writer.kv_data[0].pop("diffusion.shift_logits", None)
-    written.writer.add_diffusion_shift_logits(shifts)
-    with pytest.raises(ValueError, match=f"shift_logits must be {not shifts}, got {shifts}"):
-        load_config(written.write())
-
-
 def test_tensors_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
     for number, (name, message) in enumerate(
         (
@@ -709,10 +623,6 @@ def test_unknown_tokenizers_are_refused(
     path = written.write()
     with pytest.raises(ValueError, match=rf"model.gguf has no valid tokenizer: .*{message}"):
         load_tokenizer(path)
-
-
-def test_a_file_without_a_tokenizer_has_none(tmp_path: Path) -> None:
-    assert load_tokenizer(Written(tmp_path, "qwen2").write()) is None
 
 
 def test_without_the_library_the_extra_is_named(
@@ -808,29 +718,6 @@ def test_a_row_of_a_file_is_batch_invariant(name: str, tmp_path: Path) -> None:
 
 
 @needs_loops
-@pytest.mark.parametrize("name", ["llama", "qwen3moe"])
-def test_batched_requests_equal_single_ones(name: str, tmp_path: Path) -> None:
-    llm = LLM(Written(tmp_path, name, TYPES.Q8_0).write())
-    assert is_quantized(llm.model)
-    prompts = [[5, 3, 1 + n, 4, *range(2 * n)] for n in range(9)]
-    options: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": True}
-    together = llm.generate(prompts, **options)
-    for prompt, output in zip(prompts, together, strict=True):
-        (alone,) = llm.generate([prompt], **options)
-        assert (alone.ids, alone.logprobs) == (output.ids, output.logprobs)
-
-
-@needs_loops
-def test_types_without_a_loop_are_dequantized(tmp_path: Path) -> None:
-    kinds = {"attn_v": "F16", "ffn_down": "BF16"}
-    ours = load_model(Blocked(tmp_path, "llama", kinds, "Q8_0").write(), quantize="native")
-    block = ours.blocks[0]
-    assert type(block.attention.qkv) is type(block.mlp.down) is torch.nn.Linear
-    assert isinstance(block.attention.out, PackedLinear)
-    assert isinstance(block.mlp.gate_up, PackedLinear)
-
-
-@needs_loops
 def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     path = Written(tmp_path, "llama", TYPES.Q8_0).write()
     entry = file_module.open_gguf(path).tensors["blk.1.attn_k.weight"]
@@ -851,17 +738,3 @@ def test_a_file_keeps_its_block_formats_by_default(tmp_path: Path) -> None:
     assert isinstance(LLM(path, quantize="native").model.embedding, PackedEmbedding)
     for plain in (LLM(path, dtype="float32"), LLM(other), LLM(tmp_path / "plain")):
         assert not is_quantized(plain.model)
-
-
-def test_without_loops_a_file_is_dequantized(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("outpace.models.packed.find_packed_loop", lambda: None)
-    has_packed_products.cache_clear()
-    try:
-        path = Written(tmp_path, "qwen2", TYPES.Q4_0).write()
-        assert not any(is_quantized(load_model(path, quantize="native")) for _ in range(2))
-    finally:
-        has_packed_products.cache_clear()
-    assert [each.message for each in caplog.records].count(caplog.records[0].message) == 1
-    assert "AVX2" in caplog.records[0].message

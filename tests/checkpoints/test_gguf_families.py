@@ -21,10 +21,9 @@ from gguf import (
 )
 from torch import Tensor
 
-from helpers import close, needs_packed_loops, whole
+from helpers import close, whole
 from outpace.checkpoints.compress import compress_checkpoint
 from outpace.checkpoints.load import load_config, load_model
-from outpace.models.packed import PackedLinear
 
 TYPES = GGMLQuantizationType
 SIZES = {
@@ -415,6 +414,7 @@ def test_logits_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     check_logits(path, model)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", [name for name in CASES if name != "gpt-oss"])
 def test_an_int8_folder_of_a_file_loads(name: str, tmp_path: Path) -> None:
     path, model = write_file(tmp_path / "model.gguf", CASES[name])
@@ -426,51 +426,9 @@ def test_an_int8_folder_of_a_file_loads(name: str, tmp_path: Path) -> None:
     assert theirs.model_type == kind
 
 
-def test_stacked_experts_do_not_become_an_int8_folder(tmp_path: Path) -> None:
-    path, _ = write_file(tmp_path / "model.gguf", CASES["gpt-oss"])
-    with pytest.raises(ValueError, match=r"experts.down_proj' is a stack of matrices, which"):
-        compress_checkpoint(path, tmp_path / "small")
-    assert not (tmp_path / "small").exists()
-
-
 def test_experts_in_mxfp4_are_exact(tmp_path: Path) -> None:
     path, model = write_file(tmp_path / "model.gguf", CASES["gpt-oss"], {"_exps": TYPES.MXFP4})
     check_logits(path, model)
-
-
-@needs_packed_loops
-@pytest.mark.parametrize(
-    ("name", "kinds"),
-    [
-        ("gpt-oss", {"_exps": TYPES.Q8_0, "attn_q.": TYPES.Q8_0}),
-        ("phi3", {"attn_qkv": TYPES.Q4_0, "ffn": TYPES.Q5_1}),
-        ("gemma3", {"attn_q.": TYPES.Q5_0, "attn_k.": TYPES.Q5_0, "attn_v": TYPES.Q8_0}),
-        ("qwen3.5", {"attn_qkv": TYPES.Q8_0, "attn_gate": TYPES.Q4_0, "ssm_out": TYPES.Q5_1}),
-        ("qwen3-next", {"attn_qkv": TYPES.Q8_0, "attn_gate": TYPES.Q8_0}),
-    ],
-)
-def test_native_matrices_equal_those_of_the_file(
-    name: str, kinds: dict[str, TYPES], tmp_path: Path
-) -> None:
-    path, _ = write_file(tmp_path / "model.gguf", CASES[name], kinds)
-    ours, plain = load_model(path, quantize="native"), load_model(path)
-    found, wanted = ours.state_dict(), plain.state_dict()
-    assert all(torch.equal(found[each], wanted[each]) for each in wanted)
-    layers = {
-        "gpt-oss": ["blocks.1.mlp.experts.3.gate_up"],
-        "qwen3.5": ["blocks.0.attention.qkvz", "blocks.0.attention.merge"],
-        "qwen3-next": ["blocks.0.attention.qkvz"],
-    }
-    for layer in layers.get(name, ["blocks.1.attention.qkv"]):
-        assert isinstance(ours.get_submodule(layer), PackedLinear)
-
-
-def test_alternating_rows_of_two_types_are_dequantized(tmp_path: Path) -> None:
-    kinds = {"ffn_gate_exps": TYPES.Q8_0, "ffn_up_exps": TYPES.Q4_0}
-    path, model = write_file(tmp_path / "model.gguf", CASES["gpt-oss"], kinds)
-    check_logits(path, model)
-    layer = load_model(path, quantize="native").blocks[0].mlp.experts[0]
-    assert type(layer.gate_up) is torch.nn.Linear
 
 
 REFUSED: list[tuple[str, Callable[[GGUFWriter], Any], str]] = [

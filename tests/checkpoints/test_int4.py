@@ -28,9 +28,8 @@ from helpers import needs_packed_loops, published, random_model, whole
 from outpace import LLM
 from outpace.checkpoints.load import load_model, save_model
 from outpace.kernels.packed import BLOCK_FORMATS
-from outpace.models.int8 import Int8Linear, is_quantized
 from outpace.models.low_bits import layer_projections
-from outpace.models.packed import PackedEmbedding, PackedLinear, has_packed_products
+from outpace.models.packed import PackedEmbedding, PackedLinear
 from outpace.models.transformer import Embedding
 
 pytestmark = needs_packed_loops
@@ -84,6 +83,7 @@ def kinds(model: nn.Module) -> dict[str, set[int]]:
     }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", KEPT)
 def test_published_groups_are_kept_exactly(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -103,6 +103,7 @@ def test_published_groups_are_kept_exactly(
     assert all(torch.equal(again[each], wanted[each]) for each in wanted)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", KEPT)
 def test_products_round_rows_only(name: str, tmp_path: Path) -> None:
     ours, plain = (
@@ -116,14 +117,6 @@ def test_products_round_rows_only(name: str, tmp_path: Path) -> None:
         assert 0 < (ours_(rows) - exact).norm() < 0.01 * exact.norm()
     logits, wanted = (whole(model, IDS, causal=True) for model in (ours, plain))
     assert 0 < (logits - wanted).norm() < 0.05 * wanted.norm()
-
-
-def test_a_checkpoint_of_4_bits_stays_so_by_default(tmp_path: Path) -> None:
-    folder = write(tmp_path, "awq")
-    assert isinstance(LLM(folder).model.blocks[0].mlp.down, PackedLinear)
-    assert not is_quantized(LLM(folder, dtype="float32").model)
-    assert not is_quantized(load_model(folder, quantize="native", plain=True))
-    assert isinstance(LLM(folder, quantize="int8").model.blocks[0].mlp.down, Int8Linear)
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq, in order of activations"])
@@ -197,27 +190,6 @@ def test_other_groups_are_dequantized(
     assert all(torch.equal(found, wanted[each]) for each, found in ours.state_dict().items())
 
 
-def test_codes_of_more_than_4_bits_are_dequantized(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    form = (compressed("int-quantized", **GROUP), unpacked, {})
-    folder = write(tmp_path, "bytes", form)
-    assert len(kinds(load_model(folder, quantize="native"))) == 8
-    change(folder, lambda tensors: tensors[DOWN][:1, :1].fill_(8))
-    with caplog.at_level("WARNING", "outpace"):
-        ours = load_model(folder, quantize="native")
-    assert caplog.messages[0].endswith("codes or zero points have more than 4 bits")
-    assert torch.equal(ours.blocks[0].mlp.down.weight, load_model(folder).blocks[0].mlp.down.weight)
-
-
-def unpacked(out: int, inputs: int) -> tuple[dict[str, Tensor], Tensor]:
-    """Return codes of 4 bits in bytes, with a scale per 32 inputs."""
-    codes = torch.randint(-8, 8, (out, inputs), dtype=torch.int8)
-    scale = (torch.rand(out, inputs // 32) * 0.01 + 1e-3).bfloat16()
-    plain = codes.float() * scale.float().repeat_interleave(32, 1)
-    return {"weight": codes, "weight_scale": scale}, plain
-
-
 @pytest.mark.parametrize("name", ["gptq, in order of activations", "awq", "packed, asymmetric"])
 def test_invalid_parts_are_refused(name: str, tmp_path: Path) -> None:
     folder = write(tmp_path, name, num_hidden_layers=1)
@@ -282,73 +254,3 @@ def test_a_model_is_rounded_when_it_is_loaded(
     for name, tensor in again.state_dict().items():
         own = small.state_dict()[name]
         assert (tensor - own).norm() < 0.02 * own.norm(), name
-
-
-def test_4_bits_as_stored_are_not_rounded_again(tmp_path: Path) -> None:
-    folder = write(tmp_path, "packed, asymmetric")
-    ours, native = (load_model(folder, quantize=kind) for kind in ("int4", "native"))
-    assert isinstance(ours.embedding, PackedEmbedding)
-    names = layer_projections(native).values()
-    found, wanted = ours.state_dict(), native.state_dict()
-    assert all(torch.equal(found[f"{name}.weight"], wanted[f"{name}.weight"]) for name in names)
-    (head,) = kinds(ours)["unembedding"]
-    assert head == BLOCK_FORMATS["Q8_0"]
-
-
-def test_one_matrix_at_a_time_is_unquantized(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from outpace.checkpoints import fill
-
-    save_model(random_model(published(**SIZES)), tmp_path)
-    models: list[nn.Module] = []
-    part, names = fill.read_part, fill.parameter_parts
-
-    def noted(model: Any, stored: Any) -> Any:
-        models.append(model)
-        return names(model, stored)
-
-    def watched(*args: Any) -> Tensor:
-        full = [
-            module
-            for module in models[0].modules()
-            if type(module) in (nn.Linear, Embedding) and not module.get_parameter("weight").is_meta
-        ]
-        assert len(full) <= 1  # the one whose bias is read next
-        return part(*args)
-
-    monkeypatch.setattr(fill, "parameter_parts", noted)
-    monkeypatch.setattr(fill, "read_part", watched)
-    assert is_quantized(load_model(tmp_path, quantize="int4"))
-
-
-def test_inputs_must_fill_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.checkpoints.load.fill_model", lambda *_, **__: pytest.fail("read"))
-    save_model(random_model(published()), tmp_path)
-    message = "multiples of 32 inputs on a CPU, but blocks.0.mlp.down has 32 outputs of 48 inputs"
-    with pytest.raises(ValueError, match=f"{tmp_path.name}: .*{message}; use quantize='int8'"):
-        load_model(tmp_path, quantize="int4")
-
-
-def test_weights_that_need_too_large_a_scale_are_refused(tmp_path: Path) -> None:
-    save_model(random_model(published(**SIZES)), tmp_path)
-    change(tmp_path, lambda tensors: tensors[DOWN][:1].fill_(1e8))
-    with pytest.raises(ValueError, match=r"a scale for blocks.0.mlp.down that exceeds float16"):
-        load_model(tmp_path, quantize="int4")
-    change(tmp_path, lambda tensors: tensors[DOWN][:1].fill_(float("nan")))
-    with pytest.raises(ValueError, match=r"down_proj\.weight' has NaN or infinite values"):
-        load_model(tmp_path, quantize="int4")
-
-
-def test_without_loops_models_keep_their_dtype(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("outpace.models.packed.find_packed_loop", lambda: None)
-    has_packed_products.cache_clear()
-    try:
-        folder = write(tmp_path, "awq")
-        assert not is_quantized(load_model(folder, quantize="native"))
-        assert not is_quantized(load_model(tmp_path / "plain", quantize="int4"))
-    finally:
-        has_packed_products.cache_clear()
-    assert sum("AVX2" in line for line in caplog.messages) == 1

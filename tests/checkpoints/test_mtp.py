@@ -32,8 +32,6 @@ from outpace import LLM, OptionError
 from outpace.checkpoints.load import load_draft, load_model
 from outpace.methods import Autoregressive, Eagle, Method
 from outpace.models.mtp import MTPDraft
-from outpace.server.models import describe_model
-from outpace.server.settings import Entry, make_entry
 
 VOCAB, DIM, HEADS, KV, SIZE, MLP = 64, 64, 4, 2, 16, 64
 IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 1, 33, 12] * 2
@@ -416,48 +414,6 @@ def test_head_is_quantized_as_its_target(quantize: str, tmp_path: Path) -> None:
     assert [each.ids for each in drafted] == [each.ids for each in plain]
 
 
-def test_head_is_loaded_on_selection_and_shares_its_target(tmp_path: Path) -> None:
-    write_model("glm4_moe", tmp_path)
-    llm = LLM(tmp_path, cache_gib=0.01)
-    llm.generate([IDS], max_tokens=2)
-    assert [*llm.runners] == [str(tmp_path)]
-    llm.generate([IDS], method="eagle", max_tokens=2)
-    assert [*llm.runners] == [str(tmp_path), f"{tmp_path}#mtp"]
-    head = llm.runners[f"{tmp_path}#mtp"].model
-    assert head.embedding is None and head.unembedding is None
-    assert head.lender[0] is llm.model
-    shapes = {name: shape for name, shape in head_shapes("glm4_moe").items() if "bias" not in name}
-    assert sum(p.numel() for p in head.parameters() if p.dim() == 2) <= sum(
-        shape[0] * shape[1] for shape in shapes.values() if len(shape) == 2
-    )
-
-
-def test_fused_experts_are_equivalent(tmp_path: Path) -> None:
-    write_model("qwen3_5_moe_text", tmp_path / "split")
-    tensors = load_file(tmp_path / "split" / "model.safetensors")
-    (tmp_path / "fused").mkdir()
-    config = (tmp_path / "split" / "config.json").read_text()
-    (tmp_path / "fused" / "config.json").write_text(config)
-    experts = [
-        [tensors.pop(f"mtp.layers.0.mlp.experts.{e}.{part}_proj.weight") for part in parts]
-        for e in range(EXPERTS)
-        for parts in [("gate", "up", "down")]
-    ]
-    tensors |= {
-        "mtp.layers.0.mlp.experts.gate_up_proj": torch.stack(
-            [torch.cat(each[:2]) for each in experts]
-        ),
-        "mtp.layers.0.mlp.experts.down_proj": torch.stack([each[2] for each in experts]),
-    }
-    assert {part for part in tensors if part.startswith("mtp.")} == {
-        *head_shapes("qwen3_5_moe_text", is_fused=True)
-    }
-    save_file(tensors, tmp_path / "fused" / "model.safetensors", metadata={"format": "pt"})
-    one, other = (load_head(tmp_path / kind).state_dict() for kind in ("split", "fused"))
-    assert one.keys() == other.keys()
-    assert all(torch.equal(one[part], other[part]) for part in one)
-
-
 @torch.inference_mode()
 def test_glm_equals_transformers(tmp_path: Path) -> None:
     write_model("glm4_moe", tmp_path)
@@ -524,17 +480,3 @@ def test_wrong_tensors_of_a_head_are_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=message):
             load_head(tmp_path)
         load_model(tmp_path)
-
-
-def test_server_offers_the_head_where_its_operator_selects_eagle(tmp_path: Path) -> None:
-    write_model("mimo", tmp_path)
-    path, name = str(tmp_path), f"{tmp_path}#mtp"
-    offered = [
-        describe_model("m", Entry(path=path, **options)).methods
-        for options in ({}, {"method": "eagle"}, {"methods": ["lookup", "eagle"]})
-    ]
-    assert ["eagle" in each for each in offered] == [False, True, True]
-    shown, used = offered[1]["eagle"].create({"depth": 1})
-    assert (shown.draft, used.draft) == ("mtp", name)
-    assert make_entry(path, Eagle(), {}, {}).further_models() == {f"{tmp_path.name}#mtp": name}
-    assert Entry(path="tiny-ar", method="eagle").further_models() == {}

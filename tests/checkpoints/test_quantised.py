@@ -166,16 +166,6 @@ def test_scales_must_be_finite(name: str, value: float, tmp_path: Path) -> None:
         load_model(folder)
 
 
-@pytest.mark.parametrize("name", SCALES)
-def test_a_group_of_zeros_may_have_scale_zero(name: str, tmp_path: Path) -> None:
-    folder, scales = write(tmp_path, name), DOWN.replace("weight", SCALES[name])
-    change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(0))
-    assert not load_model(folder).blocks[0].mlp.down.weight[-1, -1]
-    change(folder, lambda tensors: tensors[scales].fill_(0))
-    with pytest.raises(ValueError, match="got 0 to 0"):
-        load_model(folder)
-
-
 def first(end: str) -> Callable[[dict[str, Tensor]], str]:
     """Return a function for the first tensor with this suffix."""
     return lambda tensors: next(name for name in sorted(tensors) if name.endswith(end))
@@ -205,40 +195,6 @@ def test_invalid_parts_are_refused(name: str, tmp_path: Path) -> None:
         with pytest.raises(ValueError) as error:
             load_model(folder)
         assert str(folder) in str(error.value) and "\n" not in str(error.value), kind
-
-
-def test_group_indices_out_of_range_are_refused(tmp_path: Path) -> None:
-    for name, end in (("gptq mixed", "g_idx"), ("int4 mixed", "weight_g_idx")):
-        for value in (-1, 3):
-            folder = write(tmp_path / f"{name}{value}", name)
-            change(folder, lambda t, e=end, v=value: t[DOWN.replace("weight", e)][:1].fill_(v))
-            with pytest.raises(ValueError, match=f"groups in '.*{end}' must be below 3"):
-                load_model(folder)
-
-
-def test_zero_biases_are_ignored(tmp_path: Path) -> None:
-    folder, bias = write(tmp_path, "gptq 4"), DOWN.replace("weight", "bias")
-    change(folder, lambda tensors: tensors.update({bias: torch.zeros(32)}))
-    load_model(folder)
-    change(folder, lambda tensors: tensors[bias][:1].fill_(1e-3))
-    with pytest.raises(ValueError, match=rf"1 tensors .*{bias}"):
-        load_model(folder)
-
-
-def test_activation_scales_are_ignored(tmp_path: Path) -> None:
-    folder = write(tmp_path, "fp8 whole")
-    more = {DOWN.replace("weight", "input_scale"): torch.ones(())}
-    change(folder, lambda tensors: tensors.update(more))
-    load_model(folder)
-
-
-def test_a_scheme_without_quantized_weights_is_refused(tmp_path: Path) -> None:
-    folder = write(tmp_path, "fp8")
-    (tmp_path / "plain" / CONFIG_FILE).write_text((folder / CONFIG_FILE).read_text())
-    with pytest.raises(
-        ValueError, match="no matrix of the weights is quantized that way; supported"
-    ):
-        load_model(tmp_path / "plain")
 
 
 def test_excluded_modules_are_not_quantized(tmp_path: Path) -> None:

@@ -15,16 +15,12 @@ from unicodedata import normalize
 
 import pytest
 import torch
-from gguf import GGUFReader, quants
-from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from helpers import close, needs_packed_loops, whole
 from optional import ABSENT
 from outpace import LLM
-from outpace.kernels.packed import PACKED_BLOCK
-from outpace.models.packed import PackedEmbedding, PackedLinear
 from texts import TEXTS
 
 FILES = (
@@ -184,47 +180,6 @@ def test_tokens_equal_those_of_llama_cpp(published: Published) -> None:
     for text, ids in zip(texts, wanted, strict=True):
         assert tokenizer(text).input_ids == ids, text[:60]
         assert tokenizer.decode(ids, skip_special_tokens=True) == text or "|" in text
-
-
-def rounded(x: Tensor) -> Tensor:
-    """Round rows to 8 bits with one scale per block, in double precision."""
-    blocks = x.unflatten(-1, (-1, PACKED_BLOCK))
-    scale = blocks.abs().amax(-1, keepdim=True).clamp(min=1e-30) / 127
-    return ((blocks / scale).round().double() * scale.double()).flatten(-2)
-
-
-def file_matrices(path: Path) -> dict[str, Tensor]:
-    """Return the matrices of the first layer and the embedding, as the library reads them."""
-    return {
-        tensor.name: torch.from_numpy(quants.dequantize(tensor.data, tensor.tensor_type).copy())
-        for tensor in GGUFReader(path).tensors
-        if tensor.name in ("token_embd.weight", "blk.0.ffn_down.weight", "blk.0.attn_output.weight")
-    }
-
-
-@needs_packed_loops
-def test_native_products_equal_exact_ones_of_rounded_rows(published: Published) -> None:
-    model = published.native.model
-    wanted = file_matrices(published.path)
-    first = model.blocks[0]
-    for layer, name in (
-        (model.embedding, "token_embd.weight"),
-        (first.mlp.down, "blk.0.ffn_down.weight"),
-        (first.attention.out, "blk.0.attn_output.weight"),
-    ):
-        assert isinstance(layer, PackedEmbedding | PackedLinear)
-        assert torch.equal(layer.dense_weight(), wanted[name])
-    torch.manual_seed(0)
-    layers = [module for module in model.modules() if isinstance(module, PackedLinear)]
-    assert len(layers) >= 4 * len(model.blocks)
-    for layer in (*layers[:4], *layers[-4:]):
-        x = torch.randn(5, layer.in_features)
-        exact = rounded(x) @ layer.dense_weight().double().T
-        exact += 0 if layer.bias is None else layer.bias.double()
-        assert (layer(x) - exact).norm() < 1e-6 * exact.norm()
-        plain = F.linear(x, layer.dense_weight(), layer.bias)
-        assert (layer(x) - plain).norm() < 0.01 * plain.norm()
-    assert not any(type(module) is nn.Linear for module in model.modules())
 
 
 @needs_packed_loops

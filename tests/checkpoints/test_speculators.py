@@ -18,9 +18,8 @@ from outpace.checkpoints.load import load_draft, save_model, translate_config
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.methods import DFlash, Eagle, Method
 from outpace.models.draft import DFlashDraft, Draft
-from outpace.models.extending import EagleDraft, build_draft_model
+from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Transformer
-from outpace.training.weights import build_draft
 
 LAYER, LISTED = "transformer_layer_config", "aux_hidden_state_layer_ids"
 SIZES = {
@@ -305,39 +304,3 @@ def test_dflash_equals_the_plain_draft(
 def test_unsupported_fields_are_refused(config: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=rf"^config\.json: .*({message})"):
         translate_config(config)
-
-
-def test_fields_may_be_repeated() -> None:
-    changes = {"hidden_size": 32, "sliding_window": None, "transformers_version": "4", "dtype": "x"}
-    layer = {"transformers_version": "5", "dtype": "y", "sliding_window": None}
-    assert translate_config(eagle(layer, **changes)) == translate_config(eagle())
-    defaults = dflash()
-    del defaults["block_size"]
-    assert translate_config(defaults).block == 8
-
-
-def test_another_embedding_than_the_targets_is_refused(target: Transformer, tmp_path: Path) -> None:
-    save_model(extending_draft(target), tmp_path / "plain", dtype=torch.float32)
-    tensors = translated(target, tmp_path / "plain")
-    tensors["embed_tokens.weight"][-1, -1] += 0.25
-    folder = written(tmp_path / "draft", eagle(), tensors)
-    with pytest.raises(ValueError, match=r"'embed_tokens.weight' differs from the target's embe"):
-        load_draft(folder, target)
-    (folder / "config.json").write_text(json.dumps(eagle(embed_requires_grad=True)))
-    assert load_draft(folder, target).embedding is not None
-
-
-@torch.inference_mode()
-def test_a_draft_of_a_reduced_vocabulary_is_trained(target: Transformer, tmp_path: Path) -> None:
-    made = build_draft_model(translate_config(dflash(draft_vocab_size=len(SOME))), target)
-    for name, table in tables(SOME).items():
-        made.register_buffer(name, table)
-    save_model(made, tmp_path / "draft", dtype=torch.float32)
-    begun = build_draft(str(tmp_path / "draft"), {}, target, seed=0)
-    assert begun.head_tokens is not None and begun.head_tokens.tolist() == [*SOME]
-    labels = begun.head_labels(torch.arange(VOCAB))
-    assert [*torch.nonzero(labels >= 0).squeeze(1)] == sorted(SOME)
-    assert labels[begun.head_tokens].tolist() == [*range(len(SOME))]
-    assert build_draft(None, made.config.source, target, seed=0).head_tokens is not None
-    assert build_draft(None, dflash(), target, seed=0).unembedding is not None
-    assert build_draft(None, eagle(draft_vocab_size=14), target, seed=0).head_tokens is not None

@@ -10,7 +10,7 @@ import torch
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import dynamic_module_utils
 
-from helpers import CHAT, causal_model, diffusion_model, save_tokenizer
+from helpers import diffusion_model, save_tokenizer
 from outpace.checkpoints.load import load_tokenizer, save_model
 
 MARKS = {257: "<|endoftext|>", 258: "<|im_start|>", 259: "<|im_end|>", 260: "<|mask|>"}
@@ -43,11 +43,6 @@ def dream(tmp_path: Path) -> Path:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     (tmp_path / "tokenization_dream.py").write_text("raise SystemExit('remote code was run')")
     return tmp_path
-
-
-def test_folder_without_a_tokenizer_has_none(tmp_path: Path) -> None:
-    save_model(causal_model(), tmp_path)
-    assert load_tokenizer(tmp_path) is None
 
 
 def test_remote_class_is_read_without_its_code(
@@ -86,20 +81,6 @@ def test_dream_has_its_chat_template_when_none_is_published(dream: Path) -> None
     given = [{"role": "system", "content": "Be brief."}, *HELLO]
     text = tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=False)
     assert text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n")
-
-
-def test_published_chat_template_is_kept(tmp_path: Path) -> None:
-    save_model(diffusion_model(vocab_size=260, mask_token_id=257), tmp_path)
-    save_tokenizer(tmp_path)
-    tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer is not None and tokenizer.chat_template == CHAT
-
-
-def test_family_without_a_template_adds_none(tmp_path: Path) -> None:
-    save_model(causal_model(vocab_size=260), tmp_path)
-    save_tokenizer(tmp_path, chat=None)
-    tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer is not None and tokenizer.chat_template is None
 
 
 @pytest.mark.parametrize(
