@@ -229,3 +229,13 @@ def test_rows_are_stored_before_attention() -> None:
     assert not memory[:, 0].any() and not memory[:, 1, :3].any()
     seen = [[3], [3, 4], [9], [9, 10], [9, 10, 11]]
     torch.testing.assert_close(out, by_hand(q, memory[0, 1], memory[1, 1], seen))
+
+
+def test_sinks_of_a_group_belong_to_their_heads() -> None:
+    memory, q = random(2, 2, 32, KEYS, DIM), random(6, HEADS, DIM)
+    pages = [Memory(list(range(16 * n, 16 * n + 16)), stride=16) for n in range(2)]
+    spans = [RowSpan(slice(3 * n, 3 * n + 3), 4, 7, None, each) for n, each in enumerate(pages)]
+    seen = [each.slots[:end] for each in pages for end in (5, 6, 7)]
+    sinks = torch.tensor([0.0, -3.0, 2.0, 9.0])
+    found = attend(memory, spans, q, AttentionWindow(), sinks)
+    torch.testing.assert_close(found, by_hand(q, memory[0, 1], memory[1, 1], seen, sinks))
