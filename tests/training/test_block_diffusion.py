@@ -83,13 +83,7 @@ def test_a_complement_masks_what_the_other_stream_does_not() -> None:
     assert alone.normaliser == pytest.approx(8 * 0.5005) and len(scored(alone)) == 2
 
 
-def test_a_text_that_does_not_end_is_not_padded() -> None:
-    rng = np.random.default_rng(0)
-    rows = replace(PLAIN, least=0.999).rows(replace(EXAMPLE, ended=False), rng)
-    assert rows.ids.tolist() == [5, 6, 2, 7, 8, 9, 4, *[MASK] * 4]
-    assert dense_mask(rows.ranges, len(rows)).sum(1).tolist() == [3, 3, 3, 6, 6, 6, 7, 6, 6, 6, 7]
-
-
+@pytest.mark.nightly
 def test_the_mass_is_what_weights_add_up_to_on_average() -> None:
     for objective in (
         replace(PLAIN, least=0.1),

@@ -54,31 +54,12 @@ def test_shares_rise_and_keep_their_bounds() -> None:
     assert D2F(noise=(0.5, 0.5)).block_fractions(0.3, np.array([])) == [0.5]
 
 
-def test_without_order_each_block_has_a_share_of_its_own() -> None:
-    rng, objective = np.random.default_rng(0), D2F(monotone=False)
-    drawn = np.array([objective.block_fractions(rng.random(), rng.random(4)) for _ in range(2000)])
-    assert drawn.shape == (2000, 5) and drawn.min() >= 0.2 and drawn.max() <= 0.7
-    assert drawn.mean(0) == pytest.approx([0.45] * 5, abs=0.01)
-    assert abs(np.corrcoef(drawn.T) - np.eye(5)).max() < 0.08
-
-
 def test_one_hole_is_always_scored() -> None:
     assert list(scored(noisy(PLAIN, [0.9, 0.8, 0.7, 0.99, 0.9]))) == [3]
     bare = replace(PLAIN, shift=1)
     answer = Response.without_padding(np.array([7, 8]))
     rows = bare.noisy_rows([], answer, np.array([0.5]), np.array([0.1, 0.9]))
     assert rows.ids.tolist() == [7, MASK] and scored(rows) == {0: (8, 2.0)}
-
-
-def test_blocks_of_padding_may_be_left_out() -> None:
-    padded = replace(PLAIN, canvas=(9, 9), noise=(1.0, 1.0))
-    every, some = (
-        replace(padded, end_blocks=kept).rows(EXAMPLE, np.random.default_rng(0))
-        for kept in (True, False)
-    )
-    assert torch.equal(every.ids, some.ids) and every.ids[2:].tolist() == [MASK] * 9
-    assert len(scored(every)) == 9
-    assert [label for label, _ in scored(some).values()] == [7, 8, 9, 4, 3, 3]
 
 
 def test_easy_examples_mask_what_is_not_marked_less() -> None:
@@ -89,12 +70,6 @@ def test_easy_examples_mask_what_is_not_marked_less() -> None:
     share = counts / 2000
     assert share[[1, 3]] == pytest.approx([0.5, 0.5], abs=0.06)
     assert share[[0, 2, 4]] == pytest.approx([0.25] * 3, abs=0.06)
-
-
-def test_marked_tokens_weigh_more() -> None:
-    objective = replace(PLAIN, mark_weight=3.0, noise=(1.0, 1.0))
-    rows = objective.rows(EXAMPLE, np.random.default_rng(0))
-    assert [w for _, w in scored(rows).values()] == [1, 3, 1, 3, 1] and rows.normaliser == 9
 
 
 @pytest.mark.parametrize("hard", [0.0, 0.25, 1.0])

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
-from dataclasses import replace
 from pathlib import Path
 
 import datasets
@@ -48,19 +46,6 @@ def test_story_answers_end_and_their_results_are_marked() -> None:
     assert TOKENIZER.decode(example.prompt).endswith("\n")
 
 
-def test_plain_answers_follow_from_the_question() -> None:
-    many, plain = (Examples(Data(path="story:train", plain=p), TOKENIZER) for p in (False, True))
-    pairs = [(many[n], plain[n]) for n in range(20)]
-    assert all(ours.prompt == theirs.prompt for ours, theirs in pairs)
-    same = [ours.response == theirs.response for ours, theirs in pairs]
-    assert any(same) and not all(same)
-
-
-def test_drills_are_bare_and_do_not_end() -> None:
-    example = Examples(Data(path="story:train", drills=1.0), TOKENIZER)[0]
-    assert not example.prompt and not example.ended and END not in example.response
-
-
 def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: Path) -> None:
     plain = {"prompt": "1+1", "response": "2"}
     chat = {"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}
@@ -90,14 +75,6 @@ def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
     assert all(examples[n] == examples[0] for n in range(4))
 
 
-def test_plain_text_has_no_prompt(tmp_path: Path) -> None:
-    examples = Examples(Data(path=lines(tmp_path / "a", {"text": "1 + 1", "id": 3})), TOKENIZER)
-    examples.check_records()
-    assert examples[0].prompt == [] and examples[0].response[-1] == END
-    assert TOKENIZER.decode(examples[0].response[:-1]) == "1 + 1"
-    assert examples.first_question() is None
-
-
 def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:
     record = {"prompt": "1 2 3", "response": "4 5 6 7 8 9"}
     data = Data(path=lines(tmp_path / "a", record), longest=8)
@@ -116,17 +93,6 @@ def test_several_paths_take_turns_and_each_is_read_in_its_own_order(tmp_path: Pa
     assert [mixed[n] for n in (1, 2, 4, 5, 7, 8)] == [alone[n] for n in range(6)]
     equal = Examples(Data(path=("table:train", path)), TOKENIZER)
     assert [equal[n] for n in (0, 1, 2, 3)] == [tables[0], alone[0], tables[1], alone[1]]
-
-
-def test_drills_are_of_the_stories_alone() -> None:
-    examples = Examples(Data(path=("story:train", "table:train"), drills=1.0), TOKENIZER)
-    assert [examples[n].ended for n in range(4)] == [False, True, False, True]
-
-
-def test_a_response_ends_in_the_token_that_is_named(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a", {"prompt": "1+1", "response": "2"})
-    example = Examples(Data(path=path, end="<|im_end|>"), TOKENIZER)[0]
-    assert TOKENIZER.decode(example.response) == "2<|im_end|>"
 
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\n\n \n", ""])
@@ -184,49 +150,6 @@ def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str)
         Examples(Data(path=lines(tmp_path / "a", record)), TOKENIZER)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"path": "absent.jsonl"}, "no data at"),
-        ({"path": "story:test"}, "not for training"),
-        ({"path": "table:test"}, "not for training"),
-        ({"path": ("story:train", "absent.jsonl")}, "no data at"),
-        ({"path": ()}, "turns must be one count"),
-        ({"path": "story:train", "turns": (1, 2)}, "turns must be one count"),
-        ({"path": ("story:train", "table:train"), "turns": (1, 0)}, "turns must be a list, each"),
-        ({"path": "a.jsonl", "drills": 0.5}, "drills and plain need"),
-        ({"path": "a.jsonl", "plain": True}, "drills and plain need"),
-        ({"path": "story:train", "end": "1 + 1"}, "end must be a single token"),
-        ({"path": "story:train", "drills": 2.0}, "drills must be a number from 0 to 1"),
-        ({"path": "story:train", "mark": "("}, "not a valid regular expression"),
-    ],
-)
-def test_options_that_do_not_fit_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Examples(Data(**options), TOKENIZER)
-
-
-def test_all_lines_are_looked_at(tmp_path: Path) -> None:
-    good = {"prompt": "1+1", "response": "2"}
-    path = lines(tmp_path / "a", *[good] * 300, {"prompt": "1+1"})
-    examples = Examples(Data(path=path), TOKENIZER, seed=1)
-    with pytest.raises(ValueError, match="a:301 needs prompt and response"):
-        examples.check_records()
-    seen = []
-    Examples(Data(path=lines(tmp_path / "b", *[good] * 3)), TOKENIZER).check_records(
-        lambda places, count: seen.append(count) or places
-    )
-    assert seen == [3]
-
-
-def test_fields_may_have_other_names(tmp_path: Path) -> None:
-    record = {"question": "1+1", "answer": "2", "more": 5}
-    data = Data(path=lines(tmp_path / "a", record), fields=("question", "answer"))
-    assert TOKENIZER.decode(Examples(data, TOKENIZER)[0].response[:-1]) == "2"
-    with pytest.raises(ValueError, match="a:1 needs texts in question and solution"):
-        Examples(replace(data, fields=("question", "solution")), TOKENIZER)
-
-
 def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     records = [{"prompt": "1+1", "response": str(n)} for n in range(4)]
     asked = []
@@ -245,14 +168,6 @@ def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [("mine/sums", "main", "test"), ("mine/sums", None, "train")]
 
 
-def test_a_data_set_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ValueError, match="no data set at 'hub:/absent/set'"):
-        Examples(Data(path="hub:/absent/set"), TOKENIZER)
-    monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"pip install 'outpace\[train\]'"):
-        Examples(Data(path="hub:mine/sums"), TOKENIZER)
-
-
 def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(ZOO_FOLDER / "vocabulary")
     tokenizer.chat_template = (
@@ -266,8 +181,3 @@ def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
     path = lines(tmp_path / "b", *[{"messages": turns}] * 50, {"messages": strange})
     with pytest.raises(ValueError, match="b:51: the chat template rejects its messages: begin"):
         Examples(Data(path=path), tokenizer, seed=1).check_records()
-
-
-def test_a_line_may_be_long(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a", {"prompt": "1 + 1 " * 20_000, "response": "2 " * 20_000})
-    assert len(Examples(Data(path=path, longest=64), TOKENIZER)[0]) <= 64

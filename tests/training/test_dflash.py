@@ -174,16 +174,6 @@ def test_losses_and_gradients(name: str, kind: str, options: dict[str, Any]) -> 
             torch.testing.assert_close(ours, official, atol=2e-5, rtol=1e-4)
 
 
-def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, parts = Pair("pair_a", divergence=True), Pair("pair_a", divergence=True)
-    whole.loss()[0].total.backward()
-    monkeypatch.setattr("outpace.training.objective.ENTRIES", 7 * whole.draft.config.vocab)
-    parts.loss()[0].total.backward()
-    grads = zip(whole.published().items(), parts.published().values(), strict=True)
-    for (name, expected), ours in grads:
-        assert torch.allclose(ours, expected, atol=1e-4, rtol=1e-4), name
-
-
 def test_loss_with_a_sliding_layer() -> None:
     pair = Pair("pair_a")
     sights = (AttentionWindow(window=6, causal=True), AttentionWindow())
@@ -334,18 +324,6 @@ def test_anchors_are_drawn_anew_from_the_response() -> None:
     assert again == draws[0] != draws[1]
 
 
-def test_fewer_anchors_where_the_response_is_short() -> None:
-    objective, rng = bound(), default_rng(0)
-    assert anchors(objective.rows(example(3, 4), rng)) == [3, 4, 5]
-    rows = objective.rows(example(3, 1), rng)
-    assert anchors(rows) == [] and rows.normaliser == 0 and len(rows) == 4
-
-
-def test_fixed_blocks_lie_side_by_side() -> None:
-    rows = bound(fixed=True).rows(example(7, 12), default_rng(0))
-    assert anchors(rows) == [7, 12, 17]
-
-
 def test_weights_fall_by_block_size() -> None:
     gammas = {}
     for size in (4, 8, 9, 10, 16, 32):
@@ -356,13 +334,6 @@ def test_weights_fall_by_block_size() -> None:
     (anchor,) = anchors(rows)
     expected = [0, *[math.exp(-k / 2.5) * (anchor + k + 1 < 4) for k in range(4)]]
     assert rows.weights[4:].tolist() == pytest.approx(expected)
-
-
-def test_a_block_ends_where_the_draft_does() -> None:
-    objective = replace(bound(anchors=1), length=10)
-    rows = objective.block_rows(np.arange(10), np.arange(10) > 2, np.array([7]))
-    assert rows.positions[10:].tolist() == [7, 8, 9, 9, 9]
-    assert (rows.labels[10:] >= 0).tolist() == [False, True, True, False, False]
 
 
 def test_divergence_is_that_of_the_target() -> None:
@@ -424,13 +395,6 @@ def test_accepted_counts_the_first_right_masks_and_one() -> None:
         lengths.append(1 + int(hits.cumprod(0).sum()))
     assert count == len(lengths) and len(lengths) <= total <= 3 * len(lengths)
     assert total >= sum(lengths)
-
-
-def test_a_batch_without_two_tokens_in_a_row_is_refused() -> None:
-    pair = Pair("pair_b")
-    rows = pair.objective.rows(example(3, 1), default_rng(0))
-    with pytest.raises(ValueError, match=r"needs 2 consecutive response tokens"):
-        pair.objective.loss(pair.models, rows)
 
 
 @pytest.mark.parametrize(
@@ -516,13 +480,6 @@ def test_a_draft_that_adds_features_trains_and_is_exported(tmp_path: Path, preci
     assert "feature_norm.weight" in names and "hidden_norm.weight" not in names
 
 
-def test_accumulation_pools_the_loss(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    trainer(one, steps=2).fit()
-    trainer(two, steps=2, accumulation=2).fit()
-    assert losses(one) == pytest.approx(losses(two), rel=1e-5)
-
-
 def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
     common: dict[str, Any] = {"data": "story:train", "out": tmp_path, "tokenizer": "tiny-aux"}
     target = causal_model(vocab_size=1024)
@@ -553,18 +510,6 @@ path = "story:train"
 steps = 2
 batch = 2
 """
-
-
-def test_a_recipe_names_the_target(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    out = tmp_path / "out"
-    train_recipe(tmp_path / "recipe.toml", [f"out={out}"])
-    target = load_model("tiny-aux")
-    first = load_draft(out / "export", target)
-    assert first.config.block == 6
-    assert json.loads((out / "run.json").read_text())["settings"]["model"]["target"] == "tiny-aux"
-    again = weights.build_draft(str(out / "export"), {}, target, 1)
-    assert torch.equal(again.fusion.weight, first.fusion.weight)
 
 
 def test_answers_of_another_model_are_rejected_by_name(tmp_path: Path) -> None:

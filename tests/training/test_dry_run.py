@@ -58,30 +58,3 @@ def processes(path: Path, count: int) -> list[int]:
 def test_a_plan_says_what_a_run_allocates(objective: str, tmp_path: Path) -> None:
     path = memory.recipe(tmp_path, objective, "recompute = true")
     assert planned(path) == pytest.approx(memory.allocated(path), rel=CLOSE)
-
-
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.nightly
-@pytest.mark.parametrize("objective", memory.MODELS)
-@pytest.mark.parametrize("recompute", ["true", "false"])
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-@pytest.mark.parametrize("accumulation", [1, 2])
-def test_every_objective(
-    objective: str, recompute: str, precision: str, accumulation: int, tmp_path: Path
-) -> None:
-    more = f'recompute = {recompute}\nprecision = "{precision}"\naccumulation = {accumulation}'
-    path = memory.recipe(tmp_path, objective, more)
-    assert planned(path) == pytest.approx(memory.allocated(path), rel=CLOSE)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("objective", memory.MODELS)
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-@pytest.mark.parametrize("recompute", ["true", "false"])
-def test_two_processes_that_share(
-    objective: str, precision: str, recompute: str, tmp_path: Path
-) -> None:
-    more = f'shard = true\nprecision = "{precision}"\nrecompute = {recompute}'
-    path = memory.recipe(tmp_path, objective, more)
-    for found in processes(path, 2):
-        assert planned(path, 2) == pytest.approx(found, rel=CLOSE)

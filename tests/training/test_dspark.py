@@ -16,17 +16,16 @@ from torch import Tensor
 
 from helpers import MASK, causal_model, dense, published
 from outpace import LLM
-from outpace.checkpoints.load import ZOO_FOLDER, load_draft, load_model, translate_config
+from outpace.checkpoints.load import ZOO_FOLDER, load_draft, translate_config
 from outpace.methods import Autoregressive, DFlash
 from outpace.models.dspark import DSparkDraft
 from outpace.models.transformer import Transformer
 from outpace.training import weights
-from outpace.training.data import Data, Example
+from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import DFlash as Objective
 from outpace.training.optim import Optim
-from outpace.training.planner import Planner
-from outpace.training.recipe import load_recipe, train_recipe
+from outpace.training.recipe import train_recipe
 from outpace.training.rows import Rows, pack_documents
 from outpace.training.trainer import Trainer
 
@@ -189,16 +188,6 @@ def test_weights_of_the_terms(
     )
 
 
-def test_chunks_of_logits_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, parts = Pair(), Pair()
-    whole.loss().total.backward()
-    monkeypatch.setattr("outpace.training.objective.ENTRIES", 7 * whole.draft.config.vocab)
-    parts.loss().total.backward()
-    for name, parameter in whole.draft.named_parameters():
-        ours = parts.draft.get_parameter(name).grad
-        torch.testing.assert_close(ours, parameter.grad, atol=1e-4, rtol=1e-4)
-
-
 @torch.no_grad()
 def test_accepted_is_that_of_drafts_chosen_one_after_another() -> None:
     pair, lengths, hits = Pair(), [], 0
@@ -283,14 +272,6 @@ def test_what_does_not_fit_is_refused(
         Objective(**options).bind(translate_config(config(**changes)))
 
 
-def test_a_draft_without_heads_may_learn_the_distance() -> None:
-    plain = Objective().bind(translate_config(config(**NO_HEADS)))
-    assert (plain.total_variation, plain.confidence, plain.reads_target) == (0.0, 0.0, False)
-    pair = Pair(NO_HEADS, total_variation=0.5)
-    expected, _ = pair.naive_loss(4.0, (0.5, 0.5, 0.0))
-    assert pair.loss().total.item() == pytest.approx(expected.item(), rel=1e-5)
-
-
 WIDE = {"vocab_size": 1024, "mask_token_id": 1021, "num_hidden_layers": 1}
 
 
@@ -336,19 +317,6 @@ def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path, tied: bool) -> N
     assert torch.equal(again.transition.weight, loaded.transition.weight)
 
 
-def test_new_heads_are_random_and_the_bias_is_zero() -> None:
-    target = causal_model(vocab_size=1024)
-    first, same, other = (
-        weights.build_draft(None, config(**WIDE, markov_rank=64), target, n) for n in (0, 0, 1)
-    )
-    assert isinstance(first, DSparkDraft) and first.acceptance.bias.tolist() == [0.0]
-    for name in ("previous_embedding", "transition", "acceptance"):
-        weight = first.get_parameter(f"{name}.weight").detach()
-        assert 0.01 < float(weight.std()) < 0.03
-        assert torch.equal(weight, same.get_parameter(f"{name}.weight"))
-        assert not torch.equal(weight, other.get_parameter(f"{name}.weight"))
-
-
 def test_muon_leaves_the_heads_to_adamw() -> None:
     target = causal_model(vocab_size=1024)
     draft = weights.build_draft(None, config(**WIDE), target, 0)
@@ -358,28 +326,6 @@ def test_muon_leaves_the_heads_to_adamw() -> None:
     names = {name for name, parameter in draft.named_parameters() if id(parameter) in own}
     assert "fusion.weight" in names
     assert all(name.startswith(("fusion.", "blocks.")) for name in names)
-
-
-def test_stored_features_train_as_live_ones(tmp_path: Path) -> None:
-    target, lines = causal_model(vocab_size=1024), tmp_path / "data.jsonl"
-    records = [{"prompt": f"{n} + 1 = ?", "response": f"{n} " * (n % 9 + 3)} for n in range(8)]
-    lines.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    for name, folder in (("live", None), ("stored", str(tmp_path / "features"))):
-        data = Data(path=str(lines), features=folder)
-        trainer(tmp_path / name, target, data=data, steps=4).fit()
-    assert losses(tmp_path / "stored") == pytest.approx(losses(tmp_path / "live"), rel=1e-4)
-    (path,) = (tmp_path / "features").glob("*.safetensors")
-    assert load_file(path)["0"].shape[1] == 3 * 32
-
-
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-def test_recomputed_blocks_train_alike_in_bfloat16(tmp_path: Path) -> None:
-    target = causal_model(vocab_size=1024)
-    options: dict[str, Any] = {"steps": 8, "precision": "bf16"}
-    trainer(tmp_path / "kept", target, **options).fit()
-    trainer(tmp_path / "again", target, **options, recompute=True).fit()
-    kept = losses(tmp_path / "kept")
-    assert kept == losses(tmp_path / "again") and kept[-1] < kept[0]
 
 
 ZOO = config(**WIDE, hidden_size=128, target_layer_ids=[0, 2], max_position_embeddings=512)
@@ -404,6 +350,7 @@ max_tokens = 8
 """
 
 
+@pytest.mark.nightly
 def test_a_recipe_trains_a_draft_that_decodes_without_loss(tmp_path: Path) -> None:
     (tmp_path / "recipe.toml").write_text(RECIPE)
     out = tmp_path / "out"
@@ -419,24 +366,3 @@ def test_a_recipe_trains_a_draft_that_decodes_without_loss(tmp_path: Path) -> No
         method = DFlash(draft=str(out / "export"), confidence_threshold=threshold)
         outputs = LLM("tiny-aux", method).generate(prompts, max_tokens=12)
         assert [output.ids for output in outputs] == expected
-
-
-def test_a_plan_counts_what_is_trained(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    recipe = load_recipe(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}"])
-    plan = Planner(recipe).build_plan()
-    assert plan.parameters - plan.trained == 2 * 1024 * 128
-    assert plan.peak.total() > 0
-
-
-def test_an_initial_draft_keeps_its_tables(tmp_path: Path) -> None:
-    target = load_model("tiny-aux")
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    small = ["model.quantize=int8", "steps=1"]
-    train_recipe(tmp_path / "recipe.toml", [f"out={tmp_path / 'first'}", *small])
-    again = weights.build_draft(str(tmp_path / "first" / "export"), {}, target, 3)
-    weights.mark_trainable(again)
-    frozen = {name: p for name, p in again.named_parameters() if not p.requires_grad}
-    assert frozen.keys() == {"embedding.weight", "unembedding.weight"}
-    for table in frozen.values():
-        torch.testing.assert_close(table, target.embedding.weight, atol=0.02, rtol=0.02)

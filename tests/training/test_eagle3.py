@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 import torch
 from numpy.random import default_rng
-from torch import Tensor
 
-from helpers import VOCAB, causal_model, dense, extending_draft, published, published_eagle, whole
+from helpers import VOCAB, causal_model, dense, extending_draft, published_eagle, whole
 from naive import ahead
 from outpace.checkpoints.load import ZOO_FOLDER, load_draft
 from outpace.models.extending import EagleDraft
@@ -20,7 +19,6 @@ from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Models
 from outpace.training.objectives import Eagle3
-from outpace.training.recompute import recompute_blocks
 from outpace.training.rows import UNSCORED, pack_documents
 from outpace.training.trainer import Trainer
 
@@ -108,28 +106,6 @@ def test_mass_is_what_the_weights_sum_to() -> None:
     assert short.labels.tolist() == [UNSCORED] and short.normaliser == 0
 
 
-def test_recomputing_changes_nothing() -> None:
-    gradients: list[list[Tensor]] = []
-    for again in (False, True):
-        draft = new_draft(whole_vocabulary=True)
-        if again:
-            recompute_blocks(draft)
-        objective = Eagle3(tokens=3).bind(draft.config)
-        rows = pack_documents([objective.rows(example, default_rng(0)) for example in EXAMPLES])
-        objective.loss(Models(draft, {"target": TARGET}), rows).total.backward()
-        gradients.append([p.grad for p in draft.parameters() if p.grad is not None])
-    for plain, again in zip(*gradients, strict=True):
-        torch.testing.assert_close(plain, again)
-
-
-def test_texts_without_a_third_token_are_refused() -> None:
-    draft = new_draft(whole_vocabulary=True)
-    objective = Eagle3().bind(draft.config)
-    rows = objective.rows(Example(prompt=[3], response=[1], marks=[False]), default_rng(0))
-    with pytest.raises(ValueError, match="a draft predicts from the third token of a text on"):
-        objective.loss(Models(draft, {"target": TARGET}), pack_documents([rows]))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -140,13 +116,6 @@ def test_texts_without_a_third_token_are_refused() -> None:
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Eagle3(**options)
-
-
-def test_a_draft_of_another_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="and Qwen2ForCausalLM is not one"):
-        Eagle3().bind(TARGET.config)
-    with pytest.raises(ValueError, match="got Qwen2ForCausalLM"):
-        weights.build_draft(None, published(), TARGET, 0)
 
 
 def trainer(out: Path, **options: Any) -> Trainer:

@@ -9,10 +9,9 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
-from outpace.training.field_types import MAX_SEED, Bounds, field_hints
+from outpace.training.field_types import Bounds, field_hints
 from outpace.training.objectives import OBJECTIVES
 from outpace.training.recipe import SECTIONS, load_recipe
-from runs import trainer
 
 KINDS = {**SECTIONS, **OBJECTIVES}
 
@@ -66,6 +65,7 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("section", "name", "bounds", "length"), NUMBERS, ids=str)
 def test_every_number_has_bounds_that_hold(
     recipe: Path, section: str, name: str, bounds: Any, length: int
@@ -82,15 +82,3 @@ def test_every_number_has_bounds_that_hold(
         made = (number,) * length if length else number
         with pytest.raises(ValueError, match=f"^{name} must be .*number"):
             kind(**{name: made}, **({"path": path} if path else {}))
-
-
-@pytest.mark.parametrize("bounds", [Bounds(0, 2), Bounds(0, 2, above=True, below=True)], ids=str)
-def test_bounds_are_in_or_out(bounds: Bounds) -> None:
-    inner = not bounds.above
-    assert [bounds.contains(n) for n in (-1, 0, 1, 2, 3)] == [False, inner, True, inner, False]
-    assert str(bounds) == ("from 0 to 2" if inner else "above 0 and below 2")
-
-
-def test_the_last_seed_trains(tmp_path: Path) -> None:
-    made = trainer(tmp_path, seed=MAX_SEED, steps=1)
-    assert math.isfinite(made.fit())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from outpace.checkpoints.load import ZOO_FOLDER, load_model
 from outpace.training import HeldOut, Trainer
 from outpace.training.checkpoint import MODEL_FILE, list_checkpoints
-from outpace.training.decoder import ExportDecoder
 from outpace.training.lora import LoRA
-from outpace.training.objectives import D2F, SFT, DFlash
-from outpace.training.recipe import load_recipe, train_recipe
-from runs import RECIPE, metrics, trainer
+from outpace.training.objectives import D2F, SFT
+from runs import metrics, trainer
 
 PLAIN = {"name": "autoregressive"}
 HELD = {"path": "story:test", "every": 2, "examples": 6}
@@ -108,69 +104,6 @@ def test_what_cannot_be_looked_at_is_refused(
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, held_out=HeldOut(**{**HELD, **options}))
     assert not (tmp_path / "checkpoints").exists()
-
-
-def test_a_file_that_is_too_short_is_refused(tmp_path: Path) -> None:
-    path, line = tmp_path / "held.jsonl", json.dumps({"prompt": "?", "response": "!"})
-    path.write_text(f"{line}\n" * 3)
-    with pytest.raises(
-        ValueError, match="examples must be at most 3, the size of the held-out data, got 6"
-    ):
-        trainer(tmp_path, held_out=HeldOut(**{**HELD, "path": str(path)}))
-    path.write_text(f"{line}\n" * 9 + "{}\n")
-    with pytest.raises(ValueError, match="held.jsonl:10 needs prompt"):
-        trainer(tmp_path, held_out=HeldOut(**{**HELD, "path": str(path)}))
-
-
-def test_a_model_without_a_name_is_not_decoded(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="decode needs models given by name or folder"):
-        trainer(tmp_path, adapter=LoRA(), held_out=HeldOut(**HELD, decode=1))
-    trainer(tmp_path, held_out=HeldOut(**HELD, decode=1, max_tokens=8), steps=1).fit()
-    assert math.isfinite(looks(tmp_path)[-1]["tokens_per_forward"])
-
-
-@pytest.mark.nightly
-def test_recipes_name_what_is_held_out(tmp_path: Path) -> None:
-    recipe = tmp_path / "recipe.toml"
-    recipe.write_text(RECIPE + '[held_out]\npath = "story:test"\nexamples = 5\nevery = 1\n')
-    assert load_recipe(recipe, ["path=table:train", "every=7"]).held_out == HeldOut(
-        path="story:test", examples=5, every=7
-    )
-    for name, processes in (("pair", 2), ("one", 1)):
-        train_recipe(recipe, [f"out={tmp_path / name}", "steps=2"], processes)
-    pair, one = (looks(tmp_path / name) for name in ("pair", "one"))
-    assert [line["loss"] for line in pair] == pytest.approx(
-        [line["loss"] for line in one], rel=1e-3
-    )
-
-
-def test_a_command_says_how_an_export_is_decoded(tmp_path: Path) -> None:
-    commands = [
-        ExportDecoder(method={}).build_command(Path("a b"), "What?"),
-        ExportDecoder(method={"name": "d2f", "block": 8}, base="tiny-dream").build_command(
-            Path("x"), "Hi"
-        ),
-        ExportDecoder(method={"name": "dflash"}, target="tiny-ar").build_command(Path("x"), "Hi"),
-    ]
-    assert commands == [
-        "outpace generate 'a b' 'What?'",
-        "outpace generate tiny-dream Hi --adapter x --method d2f --block 8",
-        "outpace generate tiny-ar Hi --method dflash --draft x",
-    ]
-    draft = ExportDecoder(method={"name": "dflash"}, target="tiny-ar")
-    assert draft.load_llm(ZOO_FOLDER / "tiny-dflash", torch.device("cpu")).method.draft.endswith(
-        "tiny-dflash"
-    )
-    assert (SFT.method, D2F.method, DFlash.method) == (None, "d2f", "dflash")
-
-
-def test_the_last_line_is_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    train_recipe(tmp_path / "recipe.toml", [f"out={tmp_path / 'out'}", "steps=1"])
-    where, command = capsys.readouterr().out.splitlines()[-2:]
-    assert where == f"the model is in {tmp_path / 'out' / 'export'}; decode with it:"
-    assert command.startswith(f"outpace generate {tmp_path / 'out' / 'export'} ")
-    assert load_model(tmp_path / "out" / "export").config.vocab == 1024
 
 
 def test_the_best_export_is_kept(tmp_path: Path) -> None:

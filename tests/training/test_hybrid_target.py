@@ -10,13 +10,12 @@ import pytest
 import torch
 
 from helpers import VOCAB, hybrid_model, published_eagle, whole
-from outpace.attention.ranges import causal_ranges, full_ranges
-from outpace.checkpoints.load import ZOO_FOLDER, save_model
+from outpace.attention.ranges import causal_ranges
+from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.training import Data, Objective, Trainer, weights
 from outpace.training.feature_spec import FeatureSpec
 from outpace.training.objectives import SFT, DFlash, Eagle3
-from outpace.training.recipe import load_recipe
-from runs import losses, plan_recipe
+from runs import losses
 from sharded import DRAFT
 
 
@@ -46,11 +45,6 @@ def test_features_of_packed_examples_are_those_of_each_alone() -> None:
         logits = target.compute_logits(found[:, -target.config.dim :])
         wanted = whole(target, text.tolist(), causal=True)
         torch.testing.assert_close(logits, wanted, atol=2e-4, rtol=2e-4)
-
-
-def test_rows_that_are_not_causal_are_an_error() -> None:
-    with pytest.raises(AssertionError, match="causal rows"):
-        READING.read_states(hybrid_model(), torch.arange(4), torch.arange(4), full_ranges(4))
 
 
 DFLASH_DRAFT = {**DRAFT, "num_target_layers": 3}
@@ -89,29 +83,6 @@ def test_a_draft_of_such_a_target_trains(
         found.append(losses(tmp_path / name))
     assert found[0][-1] < found[0][0]
     assert found[0] == pytest.approx(found[1], rel=1e-4 if precision == "no" else 1e-2)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("quantize", ["native", "int8"])
-def test_a_recipe_with_such_a_target_is_planned_and_runs(
-    quantize: str, data: str, tmp_path: Path
-) -> None:
-    save_model(hybrid_model(seed=1, vocab_size=1024), tmp_path / "target")
-    words = [
-        f"model.target={tmp_path / 'target'}",
-        f"model.tokenizer={ZOO_FOLDER / 'vocabulary'}",
-        f"model.quantize={quantize}",
-        f"data.path={data}",
-        f"out={tmp_path / 'run'}",
-        "model.config.hidden_size=32",
-        "model.config.num_target_layers=3",
-        "model.config.dflash_config.target_layer_ids=[0, 2]",
-        *("steps=2", "batch=2", "log_every=1"),
-    ]
-    recipe = load_recipe("tiny-dflash", words)
-    assert plan_recipe(recipe).total_work > 0
-    recipe.build_trainer().fit()
-    assert len(losses(tmp_path / "run")) == 2
 
 
 def test_such_a_model_itself_is_not_trained(data: str, tmp_path: Path) -> None:

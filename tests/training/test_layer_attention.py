@@ -20,7 +20,7 @@ from helpers import (
     whole,
 )
 from literal import Memory
-from outpace.attention.ranges import HullAttention, RangesAttention, dense_mask, narrow_to_window
+from outpace.attention.ranges import dense_mask, narrow_to_window
 from outpace.decoding import Forward
 from outpace.decoding.forward import FULL, Pattern
 from outpace.models.config import AttentionWindow
@@ -179,13 +179,3 @@ def test_a_row_that_does_not_see_itself_is_refused() -> None:
     assert narrow_to_window(ranges, own, window=None, causal=False) is ranges
     with pytest.raises(ValueError, match="row 1 must see itself"):
         narrow_to_window(ranges, own, window=3, causal=False)
-
-
-def test_masks_are_planned_where_they_are_needed() -> None:
-    ranges, meta = torch.cat([whole_text(3), whole_text(4) + 3]), torch.device("meta")
-    ranges[0, 0, 1] = 2
-    rows = torch.empty(7, 4, 8, device=meta)
-    for attend in (RangesAttention(ranges, meta), HullAttention(ranges, [3, 4], meta)):
-        masks = [piece.mask for piece in attend.batches if piece.mask is not None]
-        assert masks and all(mask.device == meta for mask in masks)
-        assert attend(0, rows, rows, rows).shape == rows.shape

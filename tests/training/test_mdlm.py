@@ -70,21 +70,6 @@ def test_uniform_rows_mask_with_probability_t_and_weigh_its_inverse(shift: int) 
     assert rows.normaliser == 5
 
 
-@pytest.mark.parametrize("shift", [0, 1])
-@pytest.mark.parametrize("kind", ["suffix", "anchored", "least"])
-def test_rows_have_the_types_that_the_loss_takes(shift: int, kind: str) -> None:
-    rows = replace(PLAIN, shift=shift, **{kind: 0.99}).rows(EXAMPLE, np.random.default_rng(0))
-    assert rows.ids.dtype == rows.labels.dtype == torch.int64
-    assert rows.weights.dtype == torch.float32
-
-
-def test_weights_sum_to_the_mass_on_average() -> None:
-    objective = MDLM(shift=1, mask_id=MASK, canvas=(6, 9), least=0.1, end_weight=0.3)
-    drawn = [objective.rows(EXAMPLE, np.random.default_rng(seed)) for seed in range(3000)]
-    total, mass = sum(float(r.weights.sum()) for r in drawn), sum(r.normaliser for r in drawn)
-    assert total / mass == pytest.approx(1.0, abs=0.03)
-
-
 def test_the_response_is_padded_with_its_end_to_the_canvas() -> None:
     rows = rows_of(replace(PLAIN, canvas=(4, 6)), EXAMPLE, 0.9, 5, 0.0, [1.0] * 5)
     assert rows.ids.tolist() == [5, 6, 7, 8, 9, 9, 9]
@@ -99,16 +84,6 @@ def test_suffix_rows_mask_from_a_marked_token_to_the_end(shift: int) -> None:
     assert rows.ids.tolist() == [5, 6, 7, MASK, MASK]
     assert scored(rows) == {3 - shift: (8, 1.0), 4 - shift: (9, 1.0)}
     assert rows.normaliser == 2
-
-
-def test_a_short_suffix_ends_before_the_canvas_does() -> None:
-    objective = replace(PLAIN, suffix=1.0, canvas=(9, 9), shortest=2, short=1.0)
-    rows = rows_of(objective, EXAMPLE, 0.0, 9, 0.5, 0, 0.0, 0.0)
-    assert rows.ids.tolist() == [5, 6, MASK, MASK]
-    assert [label for label, _ in scored(rows).values()] == [7, 8]
-    first, second = (weight for _, weight in scored(rows).values())
-    assert first == pytest.approx(0.15 + 2.5, abs=1e-3)
-    assert second == pytest.approx(0.15 + 2.5 * np.exp(-1 / 4), abs=1e-3)
 
 
 @pytest.mark.parametrize("shift", [0, 1])

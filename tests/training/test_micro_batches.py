@@ -89,11 +89,6 @@ def test_what_cannot_be_shared_out_is_refused(options: dict[str, Any], message: 
     assert Loop(accumulation=3, batch=14, balance=True).micro_batch_size(4) == 1
 
 
-def test_tokens_are_planned_as_the_examples_that_hold_them() -> None:
-    assert Loop(tokens=1000, accumulation=2).with_batch(49.0, 2).batch == 20
-    assert Loop(batch=7).with_batch(49.0, 2).batch == 7
-
-
 def test_balance_and_portions_train_alike(tmp_path: Path) -> None:
     runs = {
         "one": {},

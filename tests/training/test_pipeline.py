@@ -75,13 +75,6 @@ def test_responses_do_not_wait_for_each_other() -> None:
     assert not len(scored_places(pipeline.append_blocks()))
 
 
-def test_of_equal_holes_the_leftmost_is_filled() -> None:
-    pipeline = Pipeline(hidden(4, [1, 2, 3, 4]), 1)
-    pipeline.append_blocks()
-    pipeline.fill_holes(torch.tensor([0.25, 0.5, 0.5, 0.5]), 0.5)
-    assert pipeline.unfilled.tolist() == [True, False, True, True]
-
-
 def test_the_loss_is_the_mean_of_the_states() -> None:
     model = diffusion_model(seed=3)
     rows = hidden(4, [1, 2, 3, 4, 5], [6, 7, 8])

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections import Counter
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from outpace import recipes
 from outpace.checkpoints import weights
-from outpace.checkpoints.load import ZOO_TOKENIZER, load_config, load_model
+from outpace.checkpoints.load import ZOO_TOKENIZER, load_config
 from outpace.training.dry_run import TRAINED
-from outpace.training.host import describe_processor, product_rate
 from outpace.training.memory_tracker import ACTIVATIONS, COMMUNICATION, LOGITS
 from outpace.training.plan import Plan
-from outpace.training.planner import Planner
 from outpace.training.recipe import load_recipe
 from outpace.training.sources import PROBLEM_GENERATORS
-from outpace.training.units import count_elements
 from runs import plan_recipe
 
 QWEN25 = {
@@ -210,6 +204,7 @@ def activation_bytes(plan: Plan) -> float:
     return sum(plan.peak[use] for use in (ACTIVATIONS, LOGITS, COMMUNICATION))
 
 
+@pytest.mark.nightly
 def test_memory_falls_with_portions_and_recomputation() -> None:
     whole, fourths, again = (
         plan_recipe(load_recipe("tiny-ar", more))
@@ -226,15 +221,7 @@ def test_memory_falls_with_portions_and_recomputation() -> None:
     assert whole.weight_bytes == again.weight_bytes
 
 
-def test_frozen_weights_count_as_they_are(tmp_path: Path) -> None:
-    more = words("tiny-dflash", tmp_path)
-    plain = plan_recipe(load_recipe("tiny-dflash", more))
-    half = plan_recipe(load_recipe("tiny-dflash", [*more, "dtype=bfloat16", "precision=bf16"]))
-    assert plain.others == count_elements(load_model("tiny-ar").parameters())
-    assert plain.weight_bytes - half.weight_bytes == 2 * plain.others
-    assert plain.lines == 90 and plain.example > 9
-
-
+@pytest.mark.nightly
 def test_processes_share_the_work() -> None:
     one, two = (plan_recipe(load_recipe("tiny-ar"), processes) for processes in (1, 2))
     assert two.total_seconds == pytest.approx(one.total_seconds / 2) and activation_bytes(
@@ -242,56 +229,6 @@ def test_processes_share_the_work() -> None:
     ) < activation_bytes(one)
     with pytest.raises(ValueError, match="is not divisible by 5"):
         plan_recipe(load_recipe("tiny-ar"), 5)
-
-
-def test_other_numbers_of_devices_are_planned() -> None:
-    lines = dict(
-        Planner(load_recipe("tiny-aux", ["batch=16", "accumulation=4"])).compare_devices(1)
-    )
-    assert [*lines] == ["recompute = true", "on 1", "on 8"]
-    assert "accumulation 4" in lines["on 1"] and "accumulation 1" in lines["on 8"]
-    odd = dict(Planner(load_recipe("tiny-aux", ["batch=12"])).compare_devices(1))
-    assert odd["on 8"] == "this batch cannot be divided; --processes 8 shows what to change"
-
-
-@pytest.mark.nightly
-def test_steps_of_tokens_are_planned() -> None:
-    planner = Planner(load_recipe("tiny-aux", ["tokens=4096", "balance=true", "accumulation=4"]))
-    made = planner.build_plan()
-    assert made.train.batch % 4 == 0
-    assert made.train.batch * made.example == pytest.approx(4096, rel=0.1)
-    lines = dict(planner.compare_devices(1))
-    assert "accumulation 1" in lines["on 8"]
-    assert lines["on 32"].startswith("this batch cannot be divided")
-
-
-def test_a_plan_describes_the_processor() -> None:
-    made = plan_recipe(load_recipe("tiny-aux"))
-    text = describe_processor(made)
-    assert "of memory is enough; at least " in text and text.endswith("measured")
-    large = replace(made, peak=Counter({ACTIVATIONS: 10**15}))
-    assert "is not enough" in describe_processor(large)
-    assert product_rate(torch.float32) > 1e8
-
-
-def test_cards_are_filled_in_the_order_of_their_size() -> None:
-    made = plan_recipe(load_recipe("tiny-aux"))
-    sizes = {20e9: 24, 23e9: 80, 73e9: 80, 75e9: 141, 140e9: None}
-    for size, card in sizes.items():
-        large = replace(made, peak=Counter({ACTIVATIONS: int(size)}), optimizer=0, gradients=0)
-        assert large.smallest_card == card
-    assert "more than any card" in dict(large.describe_lines())["memory"]
-
-
-def test_what_processes_share_is_less_on_each() -> None:
-    alone, beside, shared = (
-        plan_recipe(load_recipe("tiny-aux", more), number)
-        for more, number in (([], 1), ([], 4), (["shard=true"], 4))
-    )
-    assert shared.peak[TRAINED] == pytest.approx(alone.peak[TRAINED] / 4, rel=0.05)
-    assert shared.optimizer == alone.optimizer / 4 and beside.optimizer == alone.optimizer
-    assert shared.peak[COMMUNICATION] > beside.peak[COMMUNICATION]
-    assert shared.checkpoint == alone.checkpoint
 
 
 @pytest.mark.parametrize("begun", ["model.init=tiny-aux", None])

@@ -10,8 +10,7 @@ from helpers import published
 from outpace.attention.ranges import causal_ranges
 from outpace.checkpoints.load import translate_config
 from outpace.training.data import Example
-from outpace.training.objective import Objective
-from outpace.training.objectives import D2F, MDLM, SFT, WeDLM
+from outpace.training.objectives import SFT
 
 EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9], marks=[False, True, False])
 
@@ -38,10 +37,3 @@ def test_a_model_whose_rows_score_themselves_is_refused() -> None:
     object.__setattr__(config, "shift", 0)
     with pytest.raises(ValueError, match="use mdlm"):
         SFT().bind(config)
-
-
-@pytest.mark.parametrize("weight", [-0.5, float("nan"), float("inf")])
-@pytest.mark.parametrize("objective", [SFT, MDLM, D2F, WeDLM])
-def test_weights_that_are_none_are_refused(objective: type[Objective], weight: float) -> None:
-    with pytest.raises(ValueError, match=f"mark_weight must be a number from 0 .*, got {weight}"):
-        objective(mark_weight=weight)

@@ -15,7 +15,6 @@ from safetensors.torch import load_file
 
 import sharded
 from outpace.training.checkpoint import MODEL_FILE, OPTIMIZER_FILE, list_checkpoints, part_name
-from outpace.training.objectives import D2F
 from runs import losses, metrics
 from sharded import BEGUN, LATER, STEPS, trainers
 
@@ -26,15 +25,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     """Tensors of an export."""
     (path,) = folder.glob("*.safetensors")
     return load_file(path)
-
-
-def test_parts_have_names() -> None:
-    assert part_name("model.safetensors", 0, 1) == "model.safetensors"
-    assert part_name("model.safetensors", 1, 12) == "model-00002-of-00012.safetensors"
-
-
-def test_only_unrolled_decoding_is_uneven() -> None:
-    assert D2F().has_fixed_forwards and not D2F(unroll=4).has_fixed_forwards
 
 
 @pytest.mark.nightly

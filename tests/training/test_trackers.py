@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from outpace.training import HeldOut, report, trackers
+from outpace.training import HeldOut, trackers
 from outpace.training.checkpoint import list_checkpoints
-from outpace.training.report import format_duration, show_progress
 from runs import metrics, trainer
 
 
@@ -36,14 +33,6 @@ def test_a_tracker_changes_nothing(tmp_path: Path) -> None:
     assert metrics(tmp_path / "with") == metrics(tmp_path / "without")
 
 
-def test_a_tracker_that_is_missing_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(trackers, "get_available_trackers", list)
-    with pytest.raises(ValueError, match="'trackio' is not installed: pip install trackio"):
-        trainer(tmp_path, tracker="trackio")
-
-
 @pytest.mark.parametrize("where", ["weight", "loss"])
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, where: str) -> None:
     trainer(tmp_path, steps=4, log_every=10, save_every=2).fit(2)
@@ -62,22 +51,3 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path: Path, where: str) -> No
         run.fit()
     assert list_checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000004"
     assert [line["step"] for line in metrics(tmp_path)] == [2]
-
-
-def test_a_terminal_has_a_bar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    screen = io.StringIO()
-    terminal = Console(file=screen, force_terminal=True, width=100, highlight=False)
-    monkeypatch.setattr(report, "Console", lambda **options: terminal)
-    trainer(tmp_path, steps=4, log_every=1).fit()
-    shown = screen.getvalue()
-    assert "tokens/s" in shown and "4/4" in shown and "loss" in shown
-    assert "step 4/4" in shown.splitlines()[-1] or "step 4/4" in shown
-    assert list(show_progress([1, 2], 30_000)) == [1, 2]
-
-
-def test_durations_are_read_at_a_glance() -> None:
-    assert [format_duration(seconds) for seconds in (0, 59.6, 3600 * 30 + 61)] == [
-        "0:00:00",
-        "0:01:00",
-        "30:01:01",
-    ]

@@ -14,12 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers import published
 from outpace.checkpoints.load import load_model, load_tokenizer
 from outpace.decoding import Kind
-from outpace.training import Loop, Trainer, checkpoint, weights
+from outpace.training import Loop, checkpoint
 from outpace.training.checkpoint import list_checkpoints
-from outpace.training.objectives import SFT
 from outpace.training.recipe import train_recipe
 from runs import RECIPE, losses, metrics, start, trainer
 
@@ -73,14 +71,6 @@ def test_accumulation_gives_the_gradient_of_the_whole_batch(tmp_path: Path) -> N
     assert all(torch.allclose(a, b, atol=2e-4) for a, b in pairs)
 
 
-def test_another_run_in_the_same_folder_is_refused(tmp_path: Path) -> None:
-    trainer(tmp_path, steps=4).fit()
-    with pytest.raises(ValueError, match=r"optim.lr 0.01 \(now 0.02\)"):
-        trainer(tmp_path, steps=4, lr=2e-2)
-    trainer(tmp_path, steps=5).fit()
-    assert list_checkpoints(tmp_path / "checkpoints")[-1].name == "step-00000005"
-
-
 def test_an_export_loads_with_its_tokenizer(tmp_path: Path) -> None:
     run = trainer(tmp_path, "DreamModel", steps=1)
     run.export(tmp_path / "export")
@@ -105,12 +95,6 @@ def test_options_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         trainer(tmp_path, **options)
-
-
-def test_a_model_in_memory_needs_a_tokenizer(tmp_path: Path) -> None:
-    model = weights.random_model(published(), 0)
-    with pytest.raises(ValueError, match="tokenizer is required"):
-        Trainer(model, SFT(), data="story:train", out=tmp_path, loop=Loop())
 
 
 @pytest.mark.nightly
