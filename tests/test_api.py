@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import causal_model, feature_draft, is_idle, loaded_models, save_tokenizer
+from helpers import causal_model, feature_draft, is_idle, save_tokenizer
 from outpace import LLM
 from outpace.checkpoints.load import save_model
-from outpace.methods import APD, DFlash, Speculative
 
 ROWS = 264
 
@@ -129,25 +128,3 @@ def test_odd_arguments_are_refused_or_loaded(folder: str, argument: str) -> None
         llm.generate([1, 2], max_tokens=2)
 
     assert only_value_errors(call) > 10 or argument in ("prefix_cache",)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda value: Speculative(draft=value),
-        lambda value: DFlash(draft=value),
-        lambda value: APD(verifier=value),
-    ],
-)
-def test_odd_names_of_further_models_are_refused(llm: LLM, make: Callable[[Any], Any]) -> None:
-    models = loaded_models(llm)
-    refused = only_value_errors(lambda value: llm.generate([1], method=make(value), max_tokens=2))
-    assert refused == len(ODD) and loaded_models(llm) == models
-
-
-def test_the_list_above_has_all_options() -> None:
-    from outpace.api.options import Options
-
-    assert set(OPTIONS) == set(Options.__annotations__)
-    names = LLM.__init__.__annotations__
-    assert set(LOADING) == set(names) - {"return"}

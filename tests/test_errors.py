@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from dataclasses import fields
 
 import pytest
 
-from outpace.api.options import RequestOptions
 from outpace.errors import ContextError, OptionError, prefix_error
-from outpace.methods import METHODS
 
 ERROR = OptionError("messages[2].content", 5, "messages[2].content: 5 is no text")
 
@@ -43,14 +40,3 @@ def test_prefixed_error_keeps_its_name() -> None:
     assert str(error) == f"prompts:3: {ERROR}"
     plain = prefix_error("prompts:3", ValueError("no JSON"))
     assert type(plain) is ValueError and str(plain) == "prompts:3: no JSON"
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_no_option_of_a_method_is_called_as_one_of_a_request(method: str) -> None:
-    own = {field.name for field in fields(METHODS[method])}
-    assert not own & {
-        "prompt",
-        "messages",
-        "holes",
-        *(field.name for field in fields(RequestOptions)),
-    }

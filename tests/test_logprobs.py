@@ -12,7 +12,7 @@ import torch
 from helpers import whole
 from outpace import LLM, OptionError
 from outpace.checkpoints.load import load_model
-from outpace.methods import Method, WeDLM
+from outpace.methods import Method
 from workload import ON_ZOO, ZOO
 
 STORY = "Omar has 9 coins and gives 3 of them to Ann. How many coins are left?"
@@ -91,31 +91,12 @@ def test_most_probable_tokens_are_those_of_the_target(method: Method) -> None:
     assert torch.tensor(scores) == pytest.approx(expected.values.numpy(), abs=1e-3)
 
 
-def test_banned_tokens_are_left_out() -> None:
-    (output,) = llm("tiny-ar").generate(STORY, regex="[ab]", logprobs=True, top_logprobs=20)
-    assert output.top_logprobs is not None
-    ((first, second),) = output.top_logprobs
-    assert {llm("tiny-ar").text.decode([token]) for token, _ in (first, second)} == {"a", "b"}
-
-
 @pytest.mark.parametrize("count", [-1, 21, True, 2.5, "3", None])
 def test_invalid_number_is_named(count: Any) -> None:
     for options in ({"top_logprobs": count, "logprobs": True}, {"top_logprobs": 2}):
         with pytest.raises(OptionError) as caught:
             llm("tiny-ar").generate(STORY, **options)
         assert caught.value.param == "top_logprobs"
-
-
-def test_sure_tokens_are_nearly_certain() -> None:
-    (output,) = llm("tiny-wedlm").generate(
-        "Count from 10 by 5 up to 99.",
-        method=WeDLM(confidence=0.9),
-        temperature=0.0,
-        max_tokens=16,
-        logprobs=True,
-    )
-    assert output.logprobs is not None
-    assert sum(each > -0.106 for each in output.logprobs) >= 12
 
 
 def test_a_stop_string_cuts_them_with_the_tokens() -> None:

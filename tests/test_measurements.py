@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
 import torch
 
-from outpace import measurements
 from outpace.kernels import autotune
 from outpace.lock import lock_file
-from outpace.measurements import MeasurementFile, check_place, machine_name
+from outpace.measurements import MeasurementFile, machine_name
 
 
 @pytest.fixture
@@ -35,19 +33,6 @@ def test_entries_are_read_by_later_processes(file: MeasurementFile) -> None:
         "another machine: a",
         *(machine_name() + name for name in ("b", "a", "c")),
     ]
-
-
-def test_the_oldest_entries_are_dropped(
-    file: MeasurementFile, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measurements, "MAX_BYTES", 1000)
-    for number in range(30):
-        file.write_entries({f"entry {number}": "x" * 100})
-    kept = [name.removeprefix(machine_name()) for name in file.read_entries()]
-    assert len(file.path.read_bytes()) <= 1000
-    assert kept == [f"entry {number}" for number in range(30 - len(kept), 30)] and len(kept) > 3
-    file.write_entries({"large": "x" * 1000})
-    assert file.read_entries() == {}
 
 
 @pytest.mark.parametrize(
@@ -86,18 +71,6 @@ def test_a_folder_that_cannot_be_used_is_ignored(
     assert file.read_entry("a") == 1
 
 
-@pytest.mark.skipif(not Path("/proc/self/mounts").is_file(), reason="needs a list of mounts")
-def test_a_network_file_system_is_recognised(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mounts = f"a / ext4 rw\nb {tmp_path}/far nfs4 rw\nc {tmp_path}/far/near ext4 rw\n"
-    monkeypatch.setattr(Path, "read_text", lambda *_, **__: mounts)
-    check_place(tmp_path / "m.json")
-    check_place(tmp_path / "far" / "near" / "m.json")
-    with pytest.raises(OSError, match="another machine"):
-        check_place(tmp_path / "far" / "m.json")
-
-
 @pytest.mark.parametrize("entry", ["valid", {}, {"rows": [1.0]}, [1], {"rows": 3, "tiles": None}])
 def test_layouts_are_timed_once_per_machine(
     file: MeasurementFile, entry: object, monkeypatch: pytest.MonkeyPatch
@@ -120,10 +93,3 @@ def test_layouts_are_timed_once_per_machine(
     assert stored == dict.fromkeys(layouts, [0.5] * count)
     assert time_layouts() == found and len(calls) == 1 + (entry != "valid")
     autotune.time_layouts.cache_clear()
-
-
-def test_the_folder_is_that_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.delenv("LOCALAPPDATA", raising=False)
-    home = Path(os.path.expanduser("~"))
-    assert MeasurementFile.of_user().path == home / ".cache" / "outpace" / "measurements.json"

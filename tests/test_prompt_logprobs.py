@@ -99,20 +99,6 @@ def test_prompt_may_fill_the_context() -> None:
         llm("tiny-ar").generate([[5] * (length + 1)], max_tokens=0, prompt_logprobs=0)
 
 
-def test_no_tokens_and_no_scores_are_refused() -> None:
-    for options in ({}, {"logprobs": True}):
-        with pytest.raises(OptionError, match="or 0 with prompt_logprobs, got 0") as caught:
-            llm("tiny-ar").generate(STORY, max_tokens=0, **options)
-        assert caught.value.param == "max_tokens"
-
-
-def test_one_token_has_no_score() -> None:
-    (output,) = llm("tiny-ar").generate([[5]], prompt_logprobs=3, max_tokens=4)
-    assert output.prompt_logprobs == [None] and output.ids
-    text = "".join(llm("tiny-ar").stream([5], prompt_logprobs=3, max_tokens=4))
-    assert text == output.text
-
-
 def test_long_prompts_without_a_prefix_cache() -> None:
     plain = LLM("tiny-ar", prefix_cache=False, max_rows=32)
     prompt = llm("tiny-ar").text.encode(STORY * 6)

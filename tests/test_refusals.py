@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from helpers import published, random_model
 from outpace import LLM
 from outpace.api import further, llm
-from outpace.checkpoints.load import save_model
 from outpace.cli import flags, measure
 from outpace.cli.main import main
 from outpace.methods import Speculative, WeDLM
@@ -35,13 +32,6 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for name in ("load_model", "load_draft"):
         monkeypatch.setattr(further, name, noting("weights"))
     return found
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> str:
-    """A model with a vocabulary of its own and no tokenizer."""
-    save_model(random_model(published(vocab_size=4000)), tmp_path / "other")
-    return str(tmp_path / "other")
 
 
 MISFITS: dict[str, tuple[dict[str, Any], str]] = {
@@ -77,18 +67,6 @@ def test_a_model_is_not_read_where_something_does_not_fit(
     with pytest.raises(ValueError, match=message):
         LLM(**{"model": "tiny-ar", **given})
     assert not reads
-
-
-def test_another_tokenizer_is_seen_before_weights(reads: list[str], other: str) -> None:
-    with pytest.raises(ValueError, match="other has a vocabulary of 4000 tokens and tiny-ar one"):
-        LLM("tiny-ar", Speculative(draft=other))
-    assert not reads
-
-
-def test_what_fits_is_read(reads: list[str]) -> None:
-    with pytest.raises(RuntimeError, match="weights were read"):
-        LLM("tiny-ar")
-    assert reads == ["weights"]
 
 
 def test_no_model_of_several_is_read_where_one_does_not_fit(reads: list[str]) -> None:

@@ -26,9 +26,8 @@ from ray.exceptions import ActorDiedError  # noqa: E402
 from ray.serve.exceptions import BackPressureError  # noqa: E402
 
 from outpace.ray import ingress  # noqa: E402
-from outpace.ray.ingress import ForwardedResponse, merge_metrics  # noqa: E402
+from outpace.ray.ingress import ForwardedResponse  # noqa: E402
 from outpace.ray.replicas import application  # noqa: E402
-from outpace.ray.run import check_deployment  # noqa: E402
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": []}
 HALF = {"type": "http.response.body", "body": b"a", "more_body": True}
@@ -88,16 +87,6 @@ def test_replica_that_ends_before_its_first_word_is_replaced(begun: list[Any]) -
     assert handle.cancelled == 2
 
 
-def test_replica_that_ends_in_the_middle_is_told() -> None:
-    *front_of_it, last = passed(Handle([HEAD, HALF, ActorDiedError()]))
-    assert front_of_it == [HEAD, HALF] and not last.get("more_body")
-    assert json.loads(last["body"].removeprefix(b"data: "))["error"]["type"] == "unavailable_error"
-
-
-def test_replica_that_ends_behind_its_last_word_has_answered() -> None:
-    assert passed(Handle([HEAD, LAST, ActorDiedError()])) == [HEAD, LAST]
-
-
 @pytest.mark.parametrize(
     ("scripts", "status"),
     [
@@ -112,39 +101,6 @@ def test_what_cannot_be_had_is_a_fault(scripts: list[list[Any]], status: int) ->
     assert refused.value.status == status and refused.value.headers["Retry-After"]
 
 
-def test_client_that_goes_ends_its_request() -> None:
-    handle = Handle([HEAD, HALF, None])
-    passed(handle, goes=True)
-    assert handle.cancelled == 1
-
-
-def test_state_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ingress, "STATUS_TIMEOUT", 0.01)
-    with pytest.raises(HttpError, match="no replica"):
-        passed(Handle([None]), beginning="")
-
-
-TEXT = """# HELP outpace_running Requests.
-# TYPE outpace_running gauge
-outpace_running{model="m"} 2.0
-# HELP outpace_seconds Time.
-# TYPE outpace_seconds histogram
-outpace_seconds_bucket{le="1.0"} 1.0
-outpace_seconds_bucket{le="+Inf"} 2.0
-outpace_seconds_count 2.0
-outpace_seconds_sum 3.5
-"""
-
-
-def test_metrics_name_their_replicas() -> None:
-    text = merge_metrics([("one", TEXT), ("two", TEXT)]).decode()
-    assert text.count("# TYPE outpace_running gauge") == 1
-    for name in ("one", "two"):
-        assert f'outpace_running{{model="m",replica="{name}"}} 2.0' in text
-        assert f'outpace_seconds_bucket{{le="+Inf",replica="{name}"}} 2.0' in text
-        assert f'outpace_seconds_sum{{replica="{name}"}} 3.5' in text
-
-
 @pytest.mark.parametrize(
     ("server", "entry", "named"),
     [
@@ -156,23 +112,6 @@ def test_what_cannot_be_served_is_refused(server: Any, entry: Any, named: str) -
     models = {"m": Entry(path="tiny-ar", **entry)}
     with pytest.raises(ValueError, match=named):
         application(Config(server=Settings(**server), models=models))
-
-
-@pytest.mark.parametrize(
-    ("replicas", "most", "port", "named"),
-    [
-        (0, None, 8000, "at least 1, got 0"),
-        (2, 1, 8000, "at least replicas=2"),
-        (2, None, 0, "port must not be 0"),
-        (2, None, -1, "cannot listen"),
-    ],
-)
-def test_what_cannot_run_is_refused(replicas: int, most: int | None, port: int, named: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as own:
-        settings = Settings(port=own.getsockname()[1] if port < 0 else port)
-        config = Config(server=settings, models={"m": Entry(path="tiny-ar")})
-        with pytest.raises(ValueError, match=named):
-            check_deployment(config, replicas, most)
 
 
 QUESTIONS = [problem.question + "\n" for problem in story_problems("test", 16)]
@@ -247,15 +186,6 @@ def test_replicas_answer_as_one_process(served: Served, llm: LLM) -> None:
 
 
 @pytest.mark.nightly
-def test_text_comes_as_it_is_committed(served: Served) -> None:
-    times: list[float] = []
-    began = time.monotonic()
-    events = served.stream(QUESTIONS[0], times, **LONG)
-    assert events[-1] == "[DONE]" and len(events) > 4
-    assert times[0] - began < (times[-1] - began) / 2
-
-
-@pytest.mark.nightly
 def test_prompts_that_begin_alike_land_on_one_replica(served: Served) -> None:
     prompts = [(n, f"{n} {QUESTIONS[n % 16] * 4} {end}") for end in range(10) for n in range(20)]
     with ThreadPoolExecutor(8) as pool:
@@ -278,19 +208,6 @@ def test_state_and_refusals_are_those_of_one_process(served: Served) -> None:
     assert served.ask("a" * 3 * 2**20).status_code == 413
     assert httpx2.get(f"{served.url}/nowhere").status_code == 404
     assert httpx2.get(f"{served.url}/health", headers={"Host": "evil.example"}).status_code == 421
-
-
-@pytest.mark.nightly
-def test_client_that_goes_leaves_nothing_behind(served: Served) -> None:
-    body = {"model": "tiny-ar", "prompt": QUESTIONS[0], "stream": True, **LONG}
-    url = f"{served.url}/v1/completions"
-    for _ in range(8):
-        with httpx2.stream("POST", url, json=body, timeout=SECONDS) as answer:
-            next(answer.iter_lines())
-    began = time.monotonic()
-    while served.running():
-        assert time.monotonic() - began < 20
-        time.sleep(0.1)
 
 
 @pytest.mark.nightly

@@ -17,13 +17,12 @@ import torch
 from torch import Tensor
 
 import split
-from helpers import adding_draft, dense, published, random_model, trained_pair
+from helpers import dense, published, random_model
 from outpace import LLM
-from outpace.checkpoints.load import load_draft, load_model, save_model
+from outpace.checkpoints.load import load_model, save_model
 from outpace.models import split as sums
 from outpace.models.split import ModelShard
 from outpace.models.transformer import Transformer
-from outpace.server.settings import Config, Entry
 
 SECONDS = 20
 """Within which all processes have ended when one has."""
@@ -139,14 +138,6 @@ def test_heads_must_divide(tmp_path: Path) -> None:
         load_model(tmp_path, share=ModelShard(0, 3))
 
 
-def test_a_draft_that_adds_features_is_not_split(tmp_path: Path) -> None:
-    target, draft = trained_pair()
-    save_model(adding_draft(draft), tmp_path)
-    message = "tensor_parallel: DFlashDraftModel, a draft that adds features, cannot be sharded"
-    with pytest.raises(ValueError, match=message):
-        load_draft(tmp_path, target, share=ModelShard(0, 2))
-
-
 @pytest.mark.parametrize(
     ("options", "error"),
     [
@@ -159,13 +150,6 @@ def test_a_draft_that_adds_features_is_not_split(tmp_path: Path) -> None:
 def test_bad_teams_are_refused(options: dict[str, object], error: str) -> None:
     with pytest.raises(ValueError, match=error):
         LLM("tiny-ar", **options)  # type: ignore[arg-type]
-
-
-def test_server_splits_one_model() -> None:
-    entry = Entry(path="tiny-ar", tensor_parallel=2)
-    with pytest.raises(ValueError, match="one must be the only model"):
-        Config(models={"one": entry, "two": Entry(path="tiny-aux")}).check_consistency()
-    Config(models={"one": entry}).check_consistency()
 
 
 @pytest.mark.nightly

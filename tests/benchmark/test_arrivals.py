@@ -61,12 +61,3 @@ def test_arrivals_of_a_seed_are_the_same_and_as_often_as_said(monkeypatch):
     # The mean of 1500 exponential gaps has a standard error of 2.6 %.
     assert statistics.mean(first) == pytest.approx(0.25, rel=0.1)
     assert statistics.stdev(first) == pytest.approx(0.25, rel=0.1)
-
-
-def test_bad_options_are_refused():
-    for rate in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(ValueError, match="rate"):
-            Poisson(rate=rate)
-    for concurrency in (0, -3, 10**9):
-        with pytest.raises(ValueError, match="concurrency"):
-            ClosedLoop(concurrency=concurrency)

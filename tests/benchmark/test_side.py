@@ -13,10 +13,8 @@ from outpace import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.benchmark.entry import MethodEntry
-from outpace.benchmark.side import RequestLoad, Side, SideTurn, alternate_turns, split_questions
+from outpace.benchmark.side import RequestLoad, Side, SideTurn, alternate_turns
 from outpace.benchmark.summary import (
-    FEWEST,
-    median_interval,
     milliseconds_per_forward,
     relative_speed,
     summarise_sides,
@@ -24,7 +22,7 @@ from outpace.benchmark.summary import (
 from outpace.decoding import Step
 from outpace.evaluation.compare import bootstrap_differences
 from outpace.evaluation.run import evaluate, questions_of
-from outpace.methods import Autoregressive, Speculative
+from outpace.methods import Autoregressive
 
 QUESTIONS = questions_of("story", 6)
 
@@ -62,11 +60,6 @@ def turn(tokens: int, cpu: float) -> SideTurn:
         text="", ids=[0] * tokens, finish_reason="stop", steps=steps, prompt_tokens=3, seconds=1.0
     )
     return SideTurn([output], cpu, 2 * cpu)
-
-
-def test_parts_are_neighbours_of_one_length() -> None:
-    assert split_questions(7, 3) == [slice(0, 2), slice(2, 4), slice(4, 7)]
-    assert split_questions(4, 4) == [slice(n, n + 1) for n in range(4)]
 
 
 def test_sides_take_turns_in_alternating_order(llm: LLM) -> None:
@@ -119,14 +112,6 @@ def test_a_killed_run_goes_on_with_its_turns(llm: LLM, tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_two_runs_do_not_share_their_turns(llm: LLM, tmp_path: Path) -> None:
-    running = alternate_turns([side(llm)], 2, samples=tmp_path)
-    next(running)
-    with pytest.raises(ValueError, match="another run"):
-        next(alternate_turns([side(llm)], 2, samples=tmp_path))
-    running.close()
-
-
 def test_a_ratio_is_the_median_of_the_rounds(llm: LLM) -> None:
     mine, its = side(llm), side(llm, "b")
     mine.turns = [turn(20, 1.0), turn(20, 1.0), turn(20, 50.0)]
@@ -136,21 +121,3 @@ def test_a_ratio_is_the_median_of_the_rounds(llm: LLM) -> None:
     its.turns = [turn(0, 1.0)] * 3
     assert relative_speed(mine, its, 3, "cpu") is None
     assert milliseconds_per_forward(mine.turns, "cpu") == 100.0
-
-
-def test_an_interval_needs_rounds() -> None:
-    assert median_interval([1.0] * (FEWEST - 1)) is None
-    assert median_interval([2.0] * FEWEST) == [2.0, 2.0]
-    low, high = median_interval([1.0, 1.1, 1.2, 1.3, 9.0]) or (0, 0)
-    assert low <= 1.2 <= high
-
-
-def test_random_weights_show_costs_alone(llm: LLM) -> None:
-    entry = MethodEntry(model="random:tiny", method=Speculative(draft="random:tiny"), line="x")
-    mine = replace(side(llm), entry=entry)
-    mine.turns = [turn(20, 1.0)]
-    other = replace(mine, turns=[turn(70, 2.0)])
-    first, second = summarise_sides([mine, other], 1)
-    assert not {"accuracy", "tokens_per_forward", "tokens_per_second", "samples"} & set(first)
-    assert first["ms_per_forward"] == {"cpu": 100.0, "wall": 200.0}
-    assert second["faster"]["ratio"] == 0.5  # by forwards, whatever they kept

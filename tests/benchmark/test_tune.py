@@ -17,12 +17,9 @@ from outpace.benchmark import tune
 from outpace.benchmark.entry import MethodEntry
 from outpace.benchmark.side import RequestLoad, Side
 from outpace.benchmark.tune import (
-    INVALID_VALUE,
     TuningSearch,
-    default_parameters,
     option_distribution,
     reference_method,
-    search_space,
 )
 from outpace.evaluation.run import questions_of
 from outpace.evaluation.samples import Samples, resume_samples
@@ -94,16 +91,6 @@ def test_bounds_beside_options_are_values_that_options_take(name: str) -> None:
         assert option_distribution(option)
 
 
-def test_given_options_are_not_searched() -> None:
-    assert list(search_space(APD, {"verifier": "v"})) == ["ratio", "window", "lookahead"]
-    assert list(search_space(APD, {"verifier": "v", "ratio": 0.5})) == ["window", "lookahead"]
-    with pytest.raises(ValueError, match="Autoregressive"):
-        search_space(Autoregressive, {})
-    with pytest.raises(ValueError, match="tokens, window, lookahead"):
-        search_space(LeftToRight, {"tokens": 1, "window": 1, "lookahead": 1})
-    assert default_parameters(search_space(LeftToRight, {})) == {"tokens": 1}
-
-
 def test_the_careful_way_is_one_token_at_a_time(llm: LLM) -> None:
     assert reference_method(llm) == LeftToRight()
     assert (
@@ -121,14 +108,6 @@ def test_the_fastest_that_keeps_the_accuracy_is_found(llm: LLM, scripted: None) 
     assert values == sorted(values, reverse=True) and len(values) == 3
     assert 5 < values[0] <= 6
     assert all(record["result"]["accuracy"] == 0.9 for record in found.best_trials(30))
-
-
-def test_same_seed_same_suggestions(llm: LLM, scripted: None) -> None:
-    runs = [search(llm, seed=seed) for seed in (3, 3, 4)]
-    for run in runs:
-        run.run_trials(15, lambda record: None)
-    first, same, other = ([r["parameters"] for r in run.trials] for run in runs)
-    assert first == same != other
 
 
 def test_a_killed_search_goes_on_as_if_nothing_had_been(
@@ -154,15 +133,6 @@ def test_a_killed_search_goes_on_as_if_nothing_had_been(
         again.run_trials(14, seen.append)
     assert len(seen) == 8
     assert [r["parameters"] for r in again.trials] == [r["parameters"] for r in whole.trials]
-
-
-def test_options_that_do_not_go_together_are_the_worst(llm: LLM, scripted: None) -> None:
-    found = search(llm, kind=LeftToRight, name="left_to_right", fixed={"lookahead": 3})
-    found.run_trials(12, lambda record: None)
-    refused = [record for record in found.trials if "error" in record]
-    assert refused and all(record["value"] == INVALID_VALUE for record in refused)
-    assert "lookahead" in refused[0]["error"]
-    assert found.best_trials(1)
 
 
 def test_a_trial_is_an_evaluation(llm: LLM) -> None:

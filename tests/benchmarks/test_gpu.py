@@ -11,18 +11,11 @@ import pytest
 import torch
 
 import gpu
-from gpu_parts.device import Where, shrunk
-from gpu_parts.shapes import EAGLE, FURTHER, TARGETS, TINY
-from gpu_parts.steps import FLOOR, SIXTEEN, covered, cycle_bars, floor_bars, moved, weights
-from harness import Budget
-from outpace.checkpoints.load import translate_config
+from gpu_parts.device import Where
+from gpu_parts.shapes import TARGETS, TINY
+from gpu_parts.steps import FLOOR, SIXTEEN, cycle_bars, floor_bars, moved, weights
 
 HERE = Where(device="cpu", dtype=torch.bfloat16, most=TINY)
-
-
-def test_time_that_spans_cover_is_counted_once() -> None:
-    assert covered([]) == 0
-    assert covered([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -36,17 +29,6 @@ def test_floor_is_of_what_a_step_reads(tied: bool) -> None:
     assert weights(runner) == layers * block + dim + vocab * dim
     keys = 3 * 10 * 2 * layers * 2 * size  # three sequences of ten slots, two key heads
     assert moved(runner, 3, 10) == 2 * (weights(runner) + keys)
-
-
-def test_small_shapes_are_those_of_their_families() -> None:
-    shapes = [*TARGETS.values(), *(published for _, published in FURTHER.values())]
-    for published in shapes:
-        small, whole = translate_config(shrunk(published, TINY)), translate_config(published)
-        assert (small.kind, small.family, small.shift) == (whole.kind, whole.family, whole.shift)
-        assert (small.vocab, small.dim) == (1000, 64)
-        assert small.heads // small.kv_heads >= 1 and small.layers == min(whole.layers, 8)
-    assert shrunk(EAGLE, TINY)["num_hidden_layers"] == 1
-    assert shrunk(EAGLE, {}) == EAGLE
 
 
 def test_bars_judge_what_was_measured() -> None:
@@ -109,10 +91,3 @@ def test_what_fails_ends_its_part_alone(tmp_path: Path, monkeypatch: pytest.Monk
     assert written["table"] == [{"figure": 1.0}]
     assert written["failed"] == [{"part": "one", "error": "MemoryError('too large')"}]
     assert set(written["card"][0]) == {"copy GB/s", "products TFLOP/s"}
-
-
-def test_cases_that_do_not_fit_are_counted() -> None:
-    budget = Budget(60)
-    assert [*budget.spend("ab")] == ["a", "b"] and 0 < budget.left <= 3600
-    over = Budget(0)
-    assert not [*over.spend("ab")] and (over.left_out, over.left) == (2, 0)

@@ -12,7 +12,6 @@ from typing import Any
 import jsonschema
 import pytest
 import torch
-from pydantic import BaseModel
 
 from constrained import CASES, CAUSAL, DIFFUSION, FIRST, SCHEMAS, llm
 from outpace.api.options import Options
@@ -166,16 +165,6 @@ def test_grammars_are_followed_from_left_to_right(
             assert output.finish_reason == "length" and set(output.text) <= set("()0123456789")
 
 
-@pytest.mark.parametrize("temperature", [0.0, 5.0])
-@pytest.mark.parametrize("schema", ["{ }", '{"type": "object", "maxProperties": 1}'])
-def test_a_schema_in_a_grammar_has_bounded_white_space(schema: str, temperature: float) -> None:
-    (output,) = llm("tiny-ar").generate(
-        QUESTION, grammar=f"start: %json {schema}", max_tokens=40, temperature=temperature, seed=2
-    )
-    bare = re.sub(r'"(?:[^"\\]|\\.)*"?', '""', output.text)
-    assert output.text and not re.search(r"[\t\r\n]|(?<![,:]) ", bare)
-
-
 COUNTED: list[dict[str, Any]] = [
     {"type": "string", "minLength": 3, "maxLength": 9000},
     {
@@ -224,15 +213,6 @@ def test_a_large_count_is_exact() -> None:
         assert (row[0, token["x"]] == 0) == more and row[0, token['"']] == 0
 
 
-def test_a_pydantic_model_is_a_schema() -> None:
-    class Person(BaseModel):
-        name: str
-        age: int
-
-    (output,) = llm("tiny-ar").generate(QUESTION, schema=Person, max_tokens=40)
-    Person.model_validate_json(output.text)
-
-
 @pytest.mark.parametrize(("name", "method"), [CASES[0], ("tiny-dream", FastDLLM(block=16))])
 def test_special_stop_ids_change_no_constrained_answer(name: str, method: Method) -> None:
     model = llm(name)
@@ -255,22 +235,6 @@ def test_stop_ids_end_constrained_answers_of_a_model_without_an_end(
     monkeypatch.setattr(model, "eos", frozenset())
     (same,) = model.generate(QUESTION, stop_ids=[end], **common)
     assert (same.ids, same.finish_reason) == (free.ids, "stop")
-
-
-@pytest.mark.parametrize(
-    ("name", "method"),
-    [("tiny-ar", Autoregressive()), ("tiny-ar", CAUSAL[1]), ("tiny-dream", Diffusion())],
-    ids=str,
-)
-def test_choices_may_begin_alike(name: str, method: Method) -> None:
-    choices = ["", "a", "ab", "abcd", "Tom", "Tom has"]
-    # At this temperature, each of the 6 choices has a probability near 1/6: 60 draws miss one with
-    # 6 (5/6)^60 = 1e-4, and the seeds are fixed.
-    options: Options = {"method": method, "choices": choices, "temperature": 30.0, "top_p": 1.0}
-    given = ((QUESTION, {**options, "max_tokens": 12, "seed": seed}) for seed in range(60))
-    found = {output.text for _, output in llm(name).serve(given)}
-    assert found <= set(choices)
-    assert found == set(choices) or not method.is_sequential
 
 
 def expressions() -> list[str]:

@@ -153,14 +153,3 @@ def test_a_tree_of_texts_has_no_others() -> None:
     dfa = Dfa.from_texts(texts)
     every = ("".join(each) for n in range(5) for each in product("abc\u00e9", repeat=n))
     assert {text for text in every if dfa_accepts(dfa, text.encode())} == set(texts)
-
-
-def test_repeats_of_empty_texts_are_empty() -> None:
-    dfa = Dfa.from_pattern("(?:){999999999}a(?:){2,999999999}")
-    assert [text for text in (b"", b"a", b"aa") if dfa_accepts(dfa, text)] == [b"a"]
-
-
-def test_ambiguous_sets_cause_no_warning(recwarn: pytest.WarningsRecorder) -> None:
-    assert Dfa.from_pattern("[[a]b]").accepts.any()
-    assert search_dfa("[a||b]").accepts.any()
-    assert not recwarn.list

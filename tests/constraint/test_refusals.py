@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,6 @@ from constrained import llm
 from outpace import Hole
 from outpace.constraint import compiler
 from outpace.constraint.compiler import Compiler, NotCompiledError
-from outpace.constraint.vocabulary import token_bytes
 from outpace.decoding import FULL, Decoding, Forward, Kind, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import D2F, FastDLLM, Method
@@ -181,11 +179,6 @@ SLOTS: dict[str, Any] = {
 }
 
 
-def test_pieces_are_text_or_bytes() -> None:
-    expected = [None, b"\n", b"\xc3", b" a", b"\xc3\xa9", b"b", None, None]
-    assert token_bytes(pieces(), 8) == expected
-
-
 @pytest.mark.parametrize(
     ("tokenizer", "regex", "changes"),
     [
@@ -201,14 +194,6 @@ def test_what_a_vocabulary_cannot_spell_is_refused(
 ) -> None:
     with refuses("regex"):
         Compiler(tokenizer, None).build_constraint(("regex", regex), **{**SLOTS, **changes})
-
-
-def test_llguidance_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "llguidance", None)
-    one = Compiler(pieces(), None)
-    with refuses("grammar"):
-        one.build_constraint(("grammar", 'start: "b"'), **SLOTS)
-    assert one.build_constraint(("regex", "b"), **SLOTS)
 
 
 def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,13 +217,6 @@ def test_without_wait_a_rule_is_not_compiled() -> None:
     first = one.build_constraint(("regex", "b"), **SLOTS)
     with one.compile_lock:  # a cached constraint does not wait for the lock
         assert one.build_constraint(("regex", "b"), wait=False, **SLOTS) is not first
-
-
-def test_a_canvas_of_whole_blocks_limits_the_answer() -> None:
-    (output,) = llm("tiny-dream").generate(
-        "How many?", regex="x{20}", max_tokens=20, method=D2F(block=16, canvas=True)
-    )
-    assert output.finish_reason == "length" and output.text == "x" * len(output.text)
 
 
 @dataclass(frozen=True, kw_only=True)

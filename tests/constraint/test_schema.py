@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -243,15 +242,6 @@ def test_unsupported_keywords_are_named(schema: Any, what: str, at: str) -> None
 def test_other_keywords_are_refused_by_name(name: str, inside: Any, at: str) -> None:
     with pytest.raises(UnsupportedError, match="^" + re.escape(f"{name} at {at} ")):
         schema_dfa(inside({name: {}}))
-
-
-def test_the_table_of_the_documentation_is_that_of_the_code() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "constraints.md").read_text()
-    (table,) = re.findall(r"\| not supported \| instead \|\n\|---\|---\|\n((?:\|.*\n)+)", page)
-    rows = [re.split(r" ?(?<!\\)\| ?", line) for line in table.replace("`", "").splitlines()]
-    assert [tuple(row[1:3]) for row in rows] == [
-        (what, instead.replace("|", r"\|")) for what, instead in KEYWORD_ALTERNATIVES.items()
-    ]
 
 
 def test_many_small_variants_are_too_large() -> None:

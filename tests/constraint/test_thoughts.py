@@ -47,19 +47,6 @@ def test_answer_follows_thoughts(form: ThoughtFormat) -> None:
 
 
 @every
-def test_prompt_may_begin_or_end_thoughts(form: ThoughtFormat) -> None:
-    opened = form.after_prompt(f"x{form.begin}\n")
-    assert opened is not None and opened.begin == ""
-    dfa = add_thoughts(Dfa.from_pattern("[0-9]+"), opened)
-    assert dfa_accepts(dfa, f"a{form.end}7".encode())
-    assert not dfa_accepts(dfa, b"7")
-    assert form.after_prompt(f"{form.begin}\n\n{form.end}\n\n") is None
-    assert form.after_prompt("x") is form
-    if form.direct:
-        assert form.after_prompt(form.direct) is None
-
-
-@every
 def test_free_text_follows_thoughts(form: ThoughtFormat) -> None:
     dfa = add_thoughts(free_text_dfa(), form)
     texts = ["", "a", "\n\n\n", form.end, "{"]
@@ -144,14 +131,6 @@ def test_limit_without_constraint() -> None:
     assert texts[0].startswith("</think>") and len(set(texts)) == 4
     (long,) = llm.generate(QUESTION, max_tokens=40, max_reasoning_tokens=10**6)
     assert "</think>" in long.text  # thoughts end before the answer reaches its limit
-
-
-def test_shortest_answer_fits_after_thoughts() -> None:
-    llm = thinking_llm("tiny-ar", "open")
-    with refuses("regex"):
-        llm.generate(QUESTION, max_tokens=3, regex="[a-z]{20}")
-    (output,) = llm.generate(QUESTION, max_tokens=30, regex="[a-z]{20}")
-    assert len(output.content) == 20 and output.finish_reason == "stop"
 
 
 def test_grammar_cannot_follow_open_thoughts() -> None:

@@ -78,7 +78,7 @@ def alone(request: Request, bits: int = 8) -> Result:
 
 
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("count", [30, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_mixed_requests_equal_each_alone(count: int, bits: int) -> None:
     rng = Random(0)
     batch = [random_request(rng) for _ in range(count)]

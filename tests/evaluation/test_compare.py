@@ -83,12 +83,6 @@ def test_different_questions_are_an_error() -> None:
             bootstrap_differences(first, other)
 
 
-def test_unjudged_results_have_no_accuracy() -> None:
-    run = result([True], [3], accuracy=None)
-    assert set(bootstrap_differences(run, run)) == {"tokens_per_forward"}
-    assert accuracy_under_parallelism([run]) == {}
-
-
 def test_fronts_compare_the_same_questions() -> None:
     slow = result([True, True], [10, 10])
     fast = result([True, False], [30, 30], method="X(a=2)")

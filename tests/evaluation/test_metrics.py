@@ -68,11 +68,6 @@ def test_fed_rows() -> None:
     assert list(metrics.model_roles([SPECULATIVE, DIFFUSION])) == ["target", "draft", "verifier"]
 
 
-def test_first_text_comes_with_the_first_token() -> None:
-    assert metrics.first_text_seconds(SPECULATIVE) == 0.5
-    assert metrics.first_text_seconds(DIFFUSION) == 1.5
-
-
 @pytest.mark.parametrize(
     ("right", "count", "low", "high"),
     [(0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (5, 10, 0.2366, 0.7634), (0, 0, 0.0, 1.0)],
@@ -112,11 +107,6 @@ def test_area_under_accuracy() -> None:
 def test_front() -> None:
     points = [(1.0, 0.9), (2.0, 0.8), (1.5, 0.8), (2.0, 0.8), (3.0, 0.1)]
     assert metrics.pareto_front(points) == [0, 1, 3, 4]
-
-
-def test_percentile() -> None:
-    assert metrics.quantile_value([3.0, 1.0, 2.0], 0.5) == 2.0
-    assert metrics.quantile_value([], 0.5) == 0.0
 
 
 def test_accepted_lengths_of_a_real_trace() -> None:

@@ -9,11 +9,9 @@ import pytest
 
 from outpace.evaluation.protocol import (
     PROTOCOLS,
-    Setting,
     find_setting,
     load_settings,
 )
-from outpace.evaluation.scoring import NEEDED
 from outpace.evaluation.tasks import TASKS
 from outpace.methods import D2F, LeftToRight, WeDLM
 
@@ -69,37 +67,11 @@ def test_methods_have_the_settings_of_their_papers() -> None:
     assert find_setting("gsm8k", "apd:left-to-right").build_method() == LeftToRight(tokens=1)
 
 
-def test_zero_shot_question_is_a_user_message(data: str) -> None:
-    (question,) = find_setting("gsm8k").load_questions(data, 1, None)
-    assert question.prompt == "What is 0 + 1?"
-    assert question.judge_answer("It is $1.") is True and question.judge_answer("#### 2") is False
-
-
-def test_raw_shots_are_one_text(data: str) -> None:
-    (question,) = find_setting("gsm8k", "d2f:dream").load_questions(data, 1, data)
-    text = question.prompt
-    assert isinstance(text, str) and text.startswith(
-        "Q: What is 0 + 1?\nA: 0 + 1 = 1\n#### 1\n\nQ: "
-    )
-    assert text.count("Q: ") == 9 and text.endswith("\n\nQ: What is 0 + 1?\nA:")
-    (question,) = find_setting("gsm8k", "wedlm:speed").load_questions(data, 1, data)
-    assert str(question.prompt).startswith("Solve the question step by step")
-    assert str(question.prompt).endswith("#### 3\n\nQuestion:\nWhat is 0 + 1?\nAnswer:\n")
-
-
 def test_shots_may_be_turns_of_a_conversation(data: str) -> None:
     (question,) = find_setting("gsm8k", "d2f:llada").load_questions(data, 1, data)
     roles = [message["role"] for message in question.prompt]  # type: ignore[index]
     assert roles == ["user", "assistant"] * 4 + ["user"]
     assert question.prompt[1]["content"] == " 0 + 1 = 1\n#### 1"  # type: ignore[index]
-
-
-def test_a_system_prompt_is_a_message(data: str) -> None:
-    (question,) = find_setting("gsm8k", "apd:ratio-0.7").load_questions(data, 1, None)
-    assert question.prompt == [
-        {"role": "system", "content": "You are a helpful assistant."},
-        {"role": "user", "content": "Question: What is 0 + 1?\nAnswer:"},
-    ]
 
 
 def test_held_out_shots_are_not_questions(tmp_path: Path) -> None:
@@ -167,23 +139,6 @@ def test_unknown_names_list_the_valid_ones(task: str, protocol: str, valid: str)
         find_setting(task, protocol)
 
 
-def test_tasks_of_the_harness_are_named() -> None:
-    with pytest.raises(ValueError, match="gpqa_main_generative_n_shot"):
-        find_setting("gpqa", "apd:ratio-0.7").load_questions(None, 1, None)
-
-
-@pytest.mark.parametrize("task", ["math500", "humaneval", "mbpp"])
-def test_unavailable_judges_raise_early(
-    task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing() -> None:
-        raise OSError("absent")
-
-    monkeypatch.setitem(NEEDED, find_setting(task).score, missing)
-    with pytest.raises(OSError, match="absent"):
-        find_setting(task).load_questions(str(tmp_path / "none"), 1, None)
-
-
 def test_custom_protocol(tmp_path: Path, data: str) -> None:
     path = tmp_path / "mine.toml"
     path.write_text('[tasks.gsm8k]\ntemplate = "{question}!"\nscore = "strict"\n')
@@ -211,18 +166,3 @@ def test_invalid_protocols_are_rejected(tmp_path: Path, data: str, text: str, na
     path.write_text(text)
     with pytest.raises(ValueError, match=name):
         find_setting("gsm8k", str(path)).load_questions(data, 1, None)
-
-
-def test_template_fields() -> None:
-    asked = Setting(task="gsm8k", template="{question} \\boxed{} {0}", score="strict")
-    assert asked.build_prompt({"question": "1 {answer}"}, []) == "1 {answer} \\boxed{} {0}"
-
-
-@pytest.mark.parametrize("task", ["gsm8k", "math500", "humaneval", "mbpp", "mtbench"])
-def test_answers_of_published_tasks_have_room(task: str) -> None:
-    asked = find_setting(task)
-    assert asked.request_options({})["max_tokens"] == asked.max_tokens >= 1024
-    for method in (LeftToRight(), D2F()):
-        assert asked.request_options({"method": method})["max_tokens"] == asked.canvas in (256, 512)
-    assert asked.request_options({"method": WeDLM()})["max_tokens"] == asked.max_tokens
-    assert asked.request_options({"method": D2F(), "max_tokens": 7})["max_tokens"] == 7

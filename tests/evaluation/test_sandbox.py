@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import subprocess
@@ -117,11 +116,6 @@ def test_files_are_unchanged(program: str, tmp_path: Path) -> None:
     assert old.read_text() == "old" and old.stat().st_mode & 0o777 == 0o600
 
 
-def test_environment_is_empty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("A_SECRET", "x")
-    assert run_sandboxed("import os\nassert set(os.environ) <= {'LC_CTYPE'}").passed
-
-
 def test_root_is_not_required() -> None:
     script = """
 from pathlib import Path
@@ -136,6 +130,7 @@ for program in ("import socket\\nsocket.socket()", "import os\\nos.fork()", "ope
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.nightly
 def test_program_dies_with_its_parent() -> None:
     script = (
         "from outpace.evaluation.sandbox import run_sandboxed\n"
@@ -152,17 +147,6 @@ def test_program_dies_with_its_parent() -> None:
         while any(runs(pid) for pid in found):
             assert time.monotonic() - began < 60, "it lives on"
             time.sleep(0.01)
-
-
-def test_orphaned_program_does_not_start() -> None:
-    job = {"program": "pass", "token": "x", "seconds": 9, "memory": 1 << 28}
-    command = [sys.executable, "-I", "-B", str(sandbox.JAIL_SCRIPT)]
-    for parent, printed in (
-        (os.getpid(), b'{"token": "x", "raised": null}'),
-        (os.getppid(), b""),
-    ):
-        written = json.dumps({**job, "parent": parent}).encode()
-        assert subprocess.run(command, input=written, capture_output=True).stdout == printed
 
 
 def runs(pid: int) -> bool:
@@ -197,14 +181,6 @@ def test_missing_seccomp_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run_sandboxed("assert 1").passed
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("seconds", 0), ("seconds", float("nan")), ("memory", 10)]
-)
-def test_invalid_limits_are_rejected(name: str, value: float) -> None:
-    with pytest.raises(ValueError, match=name):
-        SandboxLimits(**{name: value})  # type: ignore[arg-type]
-
-
 def test_other_syscalls_are_blocked() -> None:
     machine = platform.machine()
     known = {
@@ -229,28 +205,3 @@ def test_opening_for_writing_is_blocked(flags: str) -> None:
     for more in ("0", "os.O_DIRECTORY", "os.O_CLOEXEC", "os.O_APPEND"):
         verdict = run_sandboxed(f"import os\nos.open('/', os.{flags} | {more})")
         assert verdict.reason.startswith("PermissionError"), verdict
-
-
-def test_filters_are_well_formed() -> None:
-    for machine in jail.ALLOWED_SYSCALLS:
-        code = list(jail.filter_instructions(machine))
-        assert {len(each) for each in code} == {8}
-        for at, each in enumerate(code):
-            assert at + 1 + max(each[2], each[3]) < len(code) or each is code[-1]
-        assert json.dumps(list(code[-1])) == json.dumps([6, 0, 0, 0, 1, 0, 5, 0])
-
-
-@pytest.mark.parametrize(
-    ("raised", "expected"),
-    [
-        ("a\\nb\\r\\tc", "Exception: a b c"),
-        ("\\ud800", "Exception: \\ud800"),
-        ("\\x1b[2J\\x00", "Exception: \\x1b[2J\\x00"),
-        ("\\u2028x", "Exception: x"),
-        ("\\ud800" * 300, "Exception: " + "\\ud800" * 31 + "\\ud"),
-    ],
-)
-def test_reason_is_one_printable_line(raised: str, expected: str) -> None:
-    reason = run_sandboxed(f"raise Exception('{raised}')").reason
-    assert reason == expected and len(reason) <= sandbox.MAX_REASON_CHARACTERS
-    assert reason.encode().decode().isprintable()

@@ -21,7 +21,6 @@ from helpers import (
     feeds,
     published,
     run,
-    same_weights,
 )
 from naive_draft import EPS, Finish, Weights, naive_hidden, random_layers
 from outpace import LLM
@@ -31,7 +30,6 @@ from outpace.engine.runner import Runner
 from outpace.methods import Autoregressive, DFlash
 from outpace.models.dflash2 import DFlash2Draft
 from outpace.models.draft import DFlashDraft
-from outpace.models.draft_parts import BlockConvolution, ChainHeads
 from outpace.models.dspark import DSparkDraft
 from outpace.models.split import ModelShard
 from outpace.training.objectives.dflash import DFlash as Objective
@@ -334,28 +332,6 @@ def test_rejection_draws_from_the_drafted_distribution(tmp_path: Path, kind: str
     assert [each.tokens for each in found] != [each.tokens for each in greedy]
 
 
-def test_more_candidates_than_tokens(tmp_path: Path) -> None:
-    folder = write_draft(tmp_path / "draft", "dflash2", selector_top_k=VOCAB + 5)
-    (found,) = draft_blocks(load_draft(folder, causal_model()), random_blocks("dflash2")[:1])
-    assert found.logits is not None
-    assert (torch.as_tensor(found.logits) > -1e20).sum(1).tolist() == [VOCAB - 1] * (BLOCK - 1)
-
-
-def test_neighbour_that_is_not_finite_changes_nothing(tmp_path: Path) -> None:
-    draft = load_draft(write_draft(tmp_path / "draft", "dflash2"), causal_model())
-    features, *rest = random_blocks("dflash2")[0]
-    with pytest.raises(ArithmeticError):
-        draft_blocks(draft, [(features * torch.inf, *rest)])
-    hidden = []
-    for factor in (1, torch.inf):
-        x = draft.embed_tokens(torch.tensor([1, MASK, 2, MASK]))
-        x[:2] *= factor
-        mixer = draft.blocks[0].attention_convolution
-        kernels = torch.ones(4, 2, DIM)
-        hidden.append(mixer.mix_rows(kernels, x, torch.tensor([0, 1, 0, 1]))[2:])
-    assert torch.equal(*hidden)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return the folders of a target and its drafts."""
@@ -467,15 +443,6 @@ def test_constraint_holds_token_by_token(folders: dict[str, Path]) -> None:
     assert seen == expected
 
 
-def test_fields_of_dflash2() -> None:
-    config = translate_config(dflash2_fields(target_layer_ids=[1, 0], num_target_layers=2))
-    assert config.chain == ChainHeads(rank=6, candidates=4)
-    assert config.convolution == BlockConvolution(taps=2, group=8)
-    assert (config.block, config.shift, config.mask_id) == (BLOCK, 0, MASK)
-    assert {(each.window, each.causal) for each in config.sights} == {(64, False)}
-    assert config.feature_layers == (1, 0)
-
-
 @pytest.mark.parametrize(
     ("kind", "changes", "field"),
     [
@@ -510,25 +477,6 @@ def test_other_fields_are_refused(kind: str, changes: dict[str, Any], field: str
         translate_config(FIELDS[kind](**changes))
 
 
-@pytest.mark.parametrize(
-    ("kind", "removed", "added"),
-    [
-        ("dflash2", "layers.1.mlp_conv.base_kernel", None),
-        ("dspark", "confidence_head.proj.bias", None),
-        ("dspark", None, "markov_head.gate_proj.weight"),
-    ],
-)
-def test_other_tensors_are_refused(
-    tmp_path: Path, kind: str, removed: str | None, added: str | None
-) -> None:
-    folder = write_draft(tmp_path / "draft", kind)
-    tensors = random_tensors(FIELDS[kind]())
-    tensors.pop(removed, None)
-    save_file(tensors | ({added: torch.ones(6, 38)} if added else {}), folder / "model.safetensors")
-    with pytest.raises(ValueError, match=re.escape(str(removed or added))):
-        load_draft(folder, causal_model())
-
-
 def test_other_targets_and_uses_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="25"):
         load_draft(folders["dspark"], causal_model(vocab_size=25))
@@ -542,12 +490,3 @@ def test_other_targets_and_uses_are_refused(folders: dict[str, Path], tmp_path: 
         llm = LLM(folders["target"], DFlash(draft=str(draft), confidence_threshold=0.5))
         with refuses("confidence_threshold"):
             llm.generate(PROMPTS[0], max_tokens=4)
-
-
-@pytest.mark.parametrize("kind", FIELDS)
-def test_saved_draft_is_the_same(tmp_path: Path, folders: dict[str, Path], kind: str) -> None:
-    save_model(load_draft(folders[kind], causal_model()), tmp_path / "saved", dtype=torch.float32)
-    same_weights(tmp_path / "saved", folders[kind])
-    if kind == "dspark":
-        config = json.loads((tmp_path / "saved" / "config.json").read_text())
-        assert config == {**dspark_fields(), "torch_dtype": "float32"}

@@ -21,7 +21,6 @@ from helpers import (
     adding_draft,
     causal_model,
     extended_pair,
-    extending_draft,
     published,
     published_eagle,
 )
@@ -29,7 +28,7 @@ from outpace.checkpoints.load import load_draft, load_model, save_model, transla
 from outpace.decoding import Kind
 from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
-from outpace.models.draft import DFlashDraft, DFlashFusedDraft
+from outpace.models.draft import DFlashDraft
 from outpace.models.extending import build_draft_model, default_feature_layers
 
 EAGLE = GOLDEN / "eagle" / "llama"
@@ -292,14 +291,6 @@ def test_draft_of_another_target_is_refused(
         build_draft_model(config, causal_model(**depth | target))
 
 
-def test_draft_and_model_are_not_interchangeable(pair: Path, draft: DFlashDraft) -> None:
-    for folder in (pair / "draft", EAGLE / "draft"):
-        with pytest.raises(ValueError, match="draft"):
-            load_model(folder)
-    with pytest.raises(ValueError, match="Qwen3ForCausalLM"):
-        load_draft(pair / "target", *draft.lender)
-
-
 def test_a_fused_draft_is_recognised(draft: DFlashDraft) -> None:
     found = translate_config(dflash_fields(dflash_config={**NESTED, "input_fusion": True}))
     plain = translate_config(dflash_fields())
@@ -307,67 +298,6 @@ def test_a_fused_draft_is_recognised(draft: DFlashDraft) -> None:
     assert (found.kind, found.feature_widths) == (Kind.DFLASH_FUSED, (64,))
     assert replace(found, kind=Kind.DFLASH) == plain
     assert adding_draft(draft).config == replace(draft.config, kind=Kind.DFLASH_FUSED)
-
-
-@torch.inference_mode()
-def test_features_of_zeros_add_nothing(draft: DFlashDraft) -> None:
-    adding = adding_draft(draft)
-    adding.feature_norm.weight.add_(3)
-    ids = torch.tensor([3, 1, 4])
-    features = torch.randn(2, adding.config.feature_size)
-    blank = torch.zeros(1, adding.config.feature_size)
-    rows = adding.input_rows(ids, [features, blank])
-    assert torch.equal(rows[2:], adding.embed_tokens(ids[2:]))
-    assert torch.equal(rows[:2], adding.embed_tokens(ids[:2]) + adding.fuse_features(features))
-    assert (rows[:2] - adding.embed_tokens(ids[:2])).abs().min() > 0
-
-
-def test_saved_fused_draft_loads_unchanged(draft: DFlashDraft, tmp_path: Path) -> None:
-    adding = adding_draft(draft)
-    save_model(adding, tmp_path, dtype=torch.float32)
-    published_ = json.loads((tmp_path / "config.json").read_text())
-    assert published_["dflash_config"]["input_fusion"] is True
-    names = load_file(tmp_path / "model.safetensors").keys()
-    assert "feature_norm.weight" in names and "hidden_norm.weight" not in names
-    loaded = load_draft(tmp_path, *draft.lender)
-    assert isinstance(loaded, DFlashFusedDraft) and loaded.config == adding.config
-    for name, parameter in adding.named_parameters():
-        assert torch.equal(loaded.get_parameter(name), parameter), name
-
-
-@pytest.mark.parametrize("adds", [True, False])
-def test_weights_of_another_draft_are_refused(
-    draft: DFlashDraft, tmp_path: Path, *, adds: bool
-) -> None:
-    save_model(adding_draft(draft) if adds else draft, tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
-    content["dflash_config"]["input_fusion"] = not adds
-    (tmp_path / "config.json").write_text(json.dumps(content))
-    own, other = ("feature_norm", "hidden_norm") if adds else ("hidden_norm", "feature_norm")
-    with pytest.raises(ValueError, match=f"'{own}.weight'"):
-        load_draft(tmp_path, *draft.lender)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors[f"{own}.weight"]
-    save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=f"'{other}.weight'"):
-        load_draft(tmp_path, *draft.lender)
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"architectures": ["LlamaForCausalLM"]},
-        {"eagle_config": {LISTED: [0, 1], "use_aux_hidden_state": True}},
-        {"eagle_config": None, LISTED: [1, 2]},
-        {"tie_word_embeddings": True, "mlp_bias": False, "target_hidden_size": 32},
-        {"attention_bias": False, "eos_token_id": [1, 2], "norm_before_residual": False},
-    ],
-)
-def test_spellings_of_one_eagle_configuration(changes: dict[str, Any]) -> None:
-    ours, theirs = translate_config(published_eagle(**changes)), translate_config(published_eagle())
-    assert ours.feature_layers == theirs.feature_layers == (0, 1)
-    assert ours.family == "eagle" and ours.kind is Kind.EAGLE and ours.shift == 2
-    assert ours.feature_widths == (64, 32) and ours.rope.theta == 10_000
 
 
 def test_fields_without_effect_are_accepted() -> None:
@@ -385,11 +315,6 @@ def test_fields_without_effect_are_accepted() -> None:
     assert (config.draft_vocab, config.feature_layers) == (12, ())
     assert default_feature_layers(36) == (1, 17, 32) and default_feature_layers(94) == (1, 46, 90)
     assert default_feature_layers(7) == (1, 2, 3)
-
-
-def test_a_model_without_a_draft_vocabulary_is_llama() -> None:
-    fields = {"architectures": ["LlamaForCausalLM"], "draft_vocab_size": None}
-    assert translate_config(published_eagle(**fields, eagle_config=None)).family == "llama"
 
 
 def swapped(tensors: dict[str, Tensor]) -> None:
@@ -421,12 +346,3 @@ def test_invalid_weights_are_refused(change: Any, name: str, tmp_path: Path) -> 
     shutil.copy(EAGLE / "draft" / "config.json", tmp_path)
     with pytest.raises(ValueError, match=name):
         load_draft(tmp_path, extended_pair()[0])
-
-
-def test_a_draft_of_all_tokens_has_no_tables(tmp_path: Path) -> None:
-    target = causal_model()
-    draft = extending_draft(target)
-    assert draft.head_tokens is None and draft.compute_logits(torch.ones(1, 32)).shape == (1, VOCAB)
-    save_model(draft, tmp_path, dtype=torch.float32)
-    assert not {"d2t", "t2d"} & load_file(tmp_path / "model.safetensors").keys()
-    assert load_draft(tmp_path, target).config == draft.config

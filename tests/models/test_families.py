@@ -17,7 +17,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import (
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
@@ -51,11 +50,8 @@ from helpers import close, same_weights
 from outpace import LLM
 from outpace.checkpoints.families.omitted import OMITTED
 from outpace.checkpoints.load import load_config, load_model, save_model, translate_config
-from outpace.decoding import Kind, Request, Target
-from outpace.engine.cpu import pack_model, unpack_model
+from outpace.decoding import Kind
 from outpace.methods import Autoregressive, BlockDiffusion, Diffusion, Lookup, Method, Speculative
-from outpace.models.experts import Experts, PreciseLinear
-from refusal import refuses
 
 SPARSE = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
@@ -371,18 +367,6 @@ def test_equivalent_fields_are_accepted() -> None:
     assert translate_config(fields).max_length == 128 < fields["max_position_embeddings"]
 
 
-def test_masks_of_published_vocabularies() -> None:
-    for name, vocab, mask in [
-        ("a2d-qwen2", 151_936, 151_665),
-        ("a2d-qwen3", 151_936, 151_669),
-        ("llada_moe", 157_184, 156_895),
-    ]:
-        fields = {**published_fields(name), "mask_token_id": None}
-        assert translate_config({**fields, "vocab_size": vocab}).mask_id == mask
-        with pytest.raises(ValueError, match="mask_token_id"):
-            translate_config({**fields, "vocab_size": 300})
-
-
 @pytest.mark.parametrize("name", OMITTED)
 def test_omitted_block_lengths_follow_from_the_name(name: str, tmp_path: Path) -> None:
     fields = published_fields("a2d-qwen3", vocab_size=151_936)
@@ -404,53 +388,6 @@ def test_other_tensors_than_those_of_the_model_are_refused(tmp_path: Path) -> No
         change_fields(tmp_path, {**LLADA2, **fields})
         with pytest.raises(ValueError, match="tensors"):
             load_model(tmp_path)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("quantize", [None, "int8"])
-def test_the_router_is_in_float32(quantize: str | None, tmp_path: Path) -> None:
-    write_model("llada2", tmp_path)
-    model = load_model(tmp_path, dtype=torch.bfloat16, quantize=quantize)
-    experts = next(part for part in model.modules() if isinstance(part, Experts))
-    weight = experts.router.weight.double()
-    rows = (torch.randn(33, 48) * 3).bfloat16()
-    exact = rows.double() @ weight.T
-    assert (F.linear(rows, weight.bfloat16()) - exact).abs().max() > 1e-2
-
-    def scores() -> Tensor:
-        found: Tensor = experts.router(rows)
-        assert found.dtype == torch.float32
-        assert (found - exact).abs().max() < 1e-4
-        return found
-
-    scores()
-    pack_model(model)
-    found = scores()
-    alone = torch.cat([experts.router(row[None]) for row in rows])
-    torch.testing.assert_close(alone, found, atol=1e-5, rtol=1e-5)
-    shares, numbers = experts.route_rows(found)
-    assert shares.dtype == torch.float32
-    unpack_model(model)
-    scores()
-    assert type(experts.router) is PreciseLinear and experts.router.weight.dtype == torch.bfloat16
-    total = torch.zeros(33, 48)
-    for number, expert in enumerate(experts.experts):
-        places = (numbers == number).nonzero()
-        own, share = places[:, 0], shares[places[:, 0], places[:, 1], None]
-        total[own] += expert(rows[own]).float() * share
-    assert experts.shared is not None
-    assert torch.equal(experts(rows), total.bfloat16() + experts.shared(rows))
-
-
-def test_a_missing_block_length_is_required(tmp_path: Path) -> None:
-    write_model("sdar", tmp_path)
-    change_fields(tmp_path, {"block_size": None})
-    llm = LLM(tmp_path, cache_gib=0.01)
-    for method in ("block_diffusion", "d2f"):
-        with pytest.raises(ValueError, match="block_size"):
-            llm.generate([IDS[:5]], method=method, max_tokens=4)
-    (output,) = llm.generate([IDS[:5]], method=BlockDiffusion(block=4), max_tokens=4)
-    assert len(output.ids) <= 4
 
 
 @pytest.mark.nightly
@@ -491,35 +428,3 @@ def test_verified_drafts_are_the_models_own(tmp_path: Path) -> None:
     assert list(output.ids) == [7] * 33
     # One token, seven drafted after it, and then eight in each forward.
     assert output.forwards == 5
-
-
-UNUSED = {"budget": 1.0, "steps": 2, "order": "entropy", "part": 2, "canvas": True, "lookahead": 2}
-
-
-@pytest.mark.parametrize("name", CAUSAL)
-def test_options_without_effect_are_refused(name: str, tmp_path: Path) -> None:
-    write_model(name, tmp_path)
-    llm = LLM(tmp_path, cache_gib=0.01)
-    with refuses("edit"):
-        llm.generate([IDS], method=BlockDiffusion(edit=0.5), max_tokens=4)
-    for method in ("wedlm", "d2f", "left_to_right", "diffusion"):
-        with pytest.raises(ValueError, match="causal"):
-            llm.generate([IDS], method=method, max_tokens=4)
-    for option, value in UNUSED.items():
-        own = BlockDiffusion(**{option: value})
-        if name == "sdlm":
-            with refuses(option):
-                llm.generate([IDS], method=own, max_tokens=4)
-        else:
-            assert llm.generate([IDS], method=own, max_tokens=4)
-
-
-@pytest.mark.parametrize("mask_shift", [0, 1])
-def test_templates_need_masks_that_predict_their_own_slot(mask_shift: int) -> None:
-    target = Target(mask_id=MASK, block=4, mask_shift=mask_shift)
-    request = Request(prompt=[1, 2], max_tokens=4, target=target, is_infill=True)
-    if mask_shift:
-        with refuses("method"):
-            BlockDiffusion().check_request(request)
-    else:
-        BlockDiffusion().check_request(request)

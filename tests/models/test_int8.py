@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,7 +19,6 @@ from outpace.models.int8 import (
     has_int8_products,
     is_quantized,
     quantize_module,
-    quantize_weight,
 )
 from outpace.models.transformer import Embedding
 from refusal import refuses
@@ -29,16 +27,6 @@ needs_products = pytest.mark.skipif(
     not has_int8_products(), reason="this machine has no products of 8 bits"
 )
 FILE = "model.safetensors"
-
-
-@pytest.fixture
-def fresh() -> Iterator[None]:
-    """Clear the detected capabilities of the machine before and after a test."""
-    for found in (has_int8_products, has_layout):
-        found.cache_clear()
-    yield
-    for found in (has_int8_products, has_layout):
-        found.cache_clear()
 
 
 def linear(*, width: int = 96, out: int = 80, bias: bool = False, seed: int = 0) -> nn.Linear:
@@ -110,20 +98,6 @@ def test_the_longest_sums_do_not_overflow(each: str) -> None:
         tiles.to_tiles(longer)
 
 
-@pytest.mark.skipif(
-    not has_layout("tiles", torch.int8), reason="this machine has no tiles of 8 bits"
-)
-def test_sizes_without_a_fast_layout_work(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(matmul, "has_layout", lambda name, dtype: name == "tiles")
-    layer, x = linear(out=37, bias=True), torch.randn(3, 96)
-    own = quantised(layer)
-    assert own.matrix.dtype == torch.int8 and not own.matrix.is_mkldnn
-    torch.testing.assert_close(own(x), literal(x, layer) + layer.bias, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(own.dense_weight(), layer.weight, rtol=0, atol=0.001)
-
-
 @needs_products
 @pytest.mark.parametrize("width", [32, 48, 96, 97])
 def test_a_product_equals_integer_arithmetic(width: int) -> None:
@@ -156,26 +130,6 @@ def test_nan_stays_in_its_row(each: str, value: float) -> None:
 
 
 @needs_products
-def test_zero_rows_and_empty_input(each: str) -> None:
-    layer = linear(bias=True)
-    own = quantised(layer)
-    found = own(torch.stack((torch.zeros(96), torch.full((96,), 1e-40))))
-    torch.testing.assert_close(found, layer.bias.expand(2, -1), atol=1e-6, rtol=0)
-    assert own(torch.empty(0, 96)).shape == (0, 80)
-
-
-def test_codes_are_bounded_integers() -> None:
-    torch.manual_seed(0)
-    for x in (torch.randn(9, 64), torch.zeros(2, 64), torch.full((1, 64), -3.0)):
-        codes, scale = quantize_rows(x)
-        assert codes.dtype == torch.uint8 and int(codes.min()) >= 1
-        assert bool(((codes.float() - 128) * scale - x).abs().le(scale * 0.5001).all())
-        codes, own = quantize_weight(x)
-        assert codes.dtype == torch.int8 and int(codes.min()) >= -MAX_CODE
-        assert bool((codes * own[:, None] - x).abs().le(own[:, None] * 0.5001).all())
-
-
-@needs_products
 def test_an_embedding_and_its_head_are_one_matrix() -> None:
     table = Embedding(50, 32).requires_grad_(False)
     own = quantize_module(table, torch.bfloat16)
@@ -187,23 +141,6 @@ def test_an_embedding_and_its_head_are_one_matrix() -> None:
         own.tied_head.dense_weight(), own.dequantize_rows(torch.arange(50)), rtol=0, atol=1e-7
     )
     assert own.compute_logits(torch.ones(2, 32)).shape == (2, 50)
-
-
-@pytest.mark.skipif(
-    not has_layout("tiles", torch.int8), reason="this machine has no tiles of 8 bits"
-)
-def test_a_large_embedding_is_stored_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "TILED_LOOKUP_BYTES", 64 * 32)
-    monkeypatch.setattr(autotune, "available_layouts", lambda codes: ("tiles",))
-    for tokens in (64, 48):
-        own = quantize_module(Embedding(tokens, 32).requires_grad_(False), torch.float32)
-        assert isinstance(own, Int8Embedding)
-        ids = torch.arange(tokens).flip(0)
-        before, saved = own(ids), own.state_dict()
-        logits = own.compute_logits(before)
-        assert (own.codes is own.tied_head.matrix) == (tokens == 64)
-        assert torch.equal(own(ids), before) and logits.shape == (tokens, tokens)
-        assert torch.equal(own.state_dict()["weight"], saved["weight"])
 
 
 @needs_products
@@ -228,33 +165,6 @@ def test_a_quantized_model_can_be_saved(tied: bool, dtype: torch.dtype, tmp_path
     again = load_model(tmp_path / "small", quantize="int8", dtype=dtype)
     for name, tensor in again.state_dict().items():
         torch.testing.assert_close(tensor, small.state_dict()[name], rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize(
-    "fault",
-    [AttributeError("no such operator"), RuntimeError("not built with oneDNN"), None],
-)
-def test_without_products_models_keep_their_dtype(
-    fault: Exception | None,
-    fresh: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    def other(codes: Tensor, *_: Tensor) -> Tensor:
-        if fault is not None:
-            raise fault
-        return (codes.float() - 128) @ torch.zeros(128, 16)
-
-    monkeypatch.setattr(matmul, "multiply_blocks", other)
-    monkeypatch.setattr(tiles, "has_tile_loop", lambda dtype: False)
-    plain = random_model(published())
-    save_model(plain, tmp_path, dtype=torch.float32)
-    with caplog.at_level("INFO", "outpace.kernels.matmul"):
-        loaded = [load_model(tmp_path, quantize="int8") for _ in range(2)]
-    assert not any(is_quantized(model) for model in loaded)
-    assert torch.equal(whole(loaded[1], [1, 2], causal=True), whole(plain, [1, 2], causal=True))
-    assert len(caplog.records) == 2  # once each: the layout, and what follows
 
 
 @pytest.mark.parametrize("value", [float("nan"), 1e300])

@@ -28,7 +28,6 @@ from outpace.checkpoints import fill, load
 from outpace.checkpoints.load import load_model, save_model
 from outpace.checkpoints.weights import CheckpointWeights
 from outpace.engine import runner
-from outpace.errors import OptionError
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, Autoregressive, DFlash, Eagle, Method
 from outpace.models import low_bits
@@ -155,30 +154,6 @@ def test_rocm_and_a_missing_torchao_are_refused(
         check_quantize(quantize, GPU, BF16)
 
 
-@pytest.mark.parametrize(
-    ("quantize", "changes", "matrix"),
-    [
-        ("fp8", {"intermediate_size": 40}, "mlp.down"),
-        ("fp8", {"hidden_size": 40}, "blocks.0.attention.qkv"),
-        ("int4", {}, "blocks.0.attention.qkv"),
-    ],
-)
-def test_shapes_that_torchao_skips_are_refused(
-    quantize: str,
-    changes: dict[str, int],
-    matrix: str,
-    capable: None,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(low_bits, "torchao_config", lambda quantize: None)
-    monkeypatch.setattr(load, "fill_model", lambda *_, **__: pytest.fail("weights are read"))
-    save_model(random_model(published(**changes)), tmp_path)
-    with pytest.raises(OptionError, match=matrix) as refused:
-        load_model(tmp_path, quantize=quantize, device="cuda", dtype=BF16)
-    assert refused.value.param == "quantize"
-
-
 def test_projections_of_layers_are_selected() -> None:
     target, names = causal_model(), {f"blocks.{n}.{each}" for n in (0, 1) for each in PROJECTIONS}
     assert set(layer_projections(target).values()) == names
@@ -196,11 +171,6 @@ def test_projections_of_layers_are_selected() -> None:
         )
     }
     assert all(isinstance(module, nn.Linear) for module in layer_projections(mixture))
-
-
-def test_torchao_is_not_used_on_a_cpu() -> None:
-    assert build_quantizer(causal_model(), "int8", "cpu") is None
-    assert build_quantizer(causal_model(), None, "cuda") is None
 
 
 @pytest.mark.parametrize("quantize", ["int8", "fp8"])
@@ -274,18 +244,6 @@ def test_products_are_those_of_rounded_matrices(
     assert type(model.embedding.weight) is nn.Parameter
 
 
-@pytest.mark.parametrize("quantize", ["int8", "fp8"])
-def test_products_need_no_synchronisation(quantize: str, gpu: None) -> None:
-    with torch.device("meta"):
-        model, rows = causal_model().to(BF16), torch.empty(3, 32, dtype=BF16)
-    narrow = build_quantizer(model, quantize, GPU)
-    assert narrow is not None
-    for module in model.modules():
-        narrow(module)
-    for layer in (model.blocks[0].attention.qkv, model.blocks[1].mlp.gate_up):
-        assert layer(rows).shape == (3, layer.out_features)
-
-
 def test_int4_is_packed(gpu: None) -> None:
     """It runs on the meta device, because packing and products need a GPU.
 
@@ -304,15 +262,6 @@ def test_int4_is_packed(gpu: None) -> None:
         assert module.weight.qdata.shape == (out // 8, 8, 32, 4)
         assert module.weight.qdata.dtype == torch.int32
         assert module.weight.scale_and_zero.shape == (1024 // INT4_GROUP_SIZE, out, 2)
-
-
-def test_a_matrix_that_torchao_skips_is_refused(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(low_bits.SHAPE_MULTIPLES, "fp8", (1, 1))
-    model = causal_model(intermediate_size=40).to(BF16)
-    narrow = build_quantizer(model, "fp8", GPU)
-    assert narrow is not None
-    with refuses("quantize"):
-        narrow(model.blocks[1].mlp.down)
 
 
 @pytest.mark.parametrize(

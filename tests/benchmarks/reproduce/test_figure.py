@@ -17,14 +17,13 @@ from reproduce.figure import (
     PAPERS,
     Claim,
     Figure,
-    Scale,
     figures,
     find,
     find_at,
     read,
 )
 from reproduce.trained import needed, words_of
-from reproduce.verdict import NAMES, judge, judge_texts, published
+from reproduce.verdict import NAMES, judge, published
 
 EVERY = [figure for paper in PAPERS for figure in figures(paper)]
 each = pytest.mark.parametrize("figure", EVERY, ids=lambda f: f"{f.paper}:{f.name}")
@@ -106,15 +105,6 @@ def test_a_given_model_takes_its_path_in_every_line() -> None:
     assert models[:2] == [["a.gguf"], ["a.gguf", "b"]] and not plan.with_models(paths).given
     with pytest.raises(ValueError, match="eagle=PATH"):
         plan.with_models({"target": "a", "dflash": "b"})
-
-
-def test_published_points_have_their_units() -> None:
-    (figure,) = find("apd:figure2")
-    more, right = figure.claims
-    assert published(figure, more) == ""
-    assert published(figure, right) == "83.2 % → 8 %"
-    (figure,) = find("dflash:table1")
-    assert published(figure, figure.claims[1]) == "2.23 × → 5.15 ×"
 
 
 def test_a_claim_names_each_published_point_alone() -> None:
@@ -199,15 +189,3 @@ def test_a_line_is_beaten_by_what_is_as_right_and_faster() -> None:
     assert judge(claim("unbeaten", than=2), [mine, other]).holds
     faster = [*other, result("k=3", 90, 21)]
     assert not judge(claim("unbeaten", than=2), [mine, faster]).holds
-
-
-def test_texts_are_equal_only_if_all_are() -> None:
-    lines = [{"line": "a", "equal": 1.0}, {"line": "b", "equal": 1.0}]
-    assert judge_texts(lines).holds
-    assert not judge_texts([*lines, {"line": "c", "equal": 0.9}]).holds
-
-
-def test_a_line_may_have_an_adapter_of_its_own() -> None:
-    ((plain,), (merged,)) = Scale(task="story", lines=[LINE, {**LINE, "adapter": "a/b"}]).entries()
-    assert (plain.adapter, merged.adapter) == (None, "a/b")
-    assert merged.name == "tiny-ar+a/b autoregressive" and merged.model == "tiny-ar"
