@@ -180,7 +180,6 @@ CORPUS = [
 
 
 def spaced(text: str) -> str:
-    """Spaces as SentencePiece has them."""
     return text.replace(" ", "\u2581")
 
 
@@ -212,7 +211,6 @@ def merges(name: str) -> BPE:
 
 
 def backend(name: str, *, cut: str | None = None, without: Sequence[str] = ()) -> Tokenizer:
-    """A tokenizer that cuts text in some way, without some of its added tokens."""
     shape = SHAPES[name]
     tokenizer = Tokenizer(merges(name))
     match cut or shape.cut:
@@ -236,7 +234,6 @@ def backend(name: str, *, cut: str | None = None, without: Sequence[str] = ()) -
 
 @cache
 def tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """The tokenizer of a shape with its template."""
     shape = SHAPES[name]
     bos, eos = shape.special[:2]
     found = PreTrainedTokenizerFast(
@@ -318,7 +315,6 @@ def rendered(name: str, messages: Sequence[Message], **variables: Any) -> Tagged
 
 
 def refuse(reason: str) -> None:
-    """As a template does."""
     raise TemplateError(reason)
 
 
@@ -336,7 +332,6 @@ def own(name: str, text: Tagged, begin: int, mark: str) -> bool:
 
 
 def expected(name: str, messages: Sequence[Message], **variables: Any) -> list[int]:
-    """Ids of a prompt, piece by piece between its own control tokens."""
     shape, text = SHAPES[name], rendered(name, messages, **variables)
     marks = sorted((*shape.special, *shape.added), key=len, reverse=True)
     hidden = control(name)
@@ -357,7 +352,6 @@ def expected(name: str, messages: Sequence[Message], **variables: Any) -> list[i
 
 
 def plain(name: str, text: str, *, first: bool) -> list[int]:
-    """Ids of a piece without control tokens."""
     cut = "never" if SHAPES[name].cut == "first" and not first else None
     known, short = tokenizer(name), bare(name, cut)
     found = short.encode(text, add_special_tokens=False).ids
@@ -366,5 +360,4 @@ def plain(name: str, text: str, *, first: bool) -> list[int]:
 
 @cache
 def bare(name: str, cut: str | None) -> Tokenizer:
-    """A tokenizer that has no control tokens."""
     return backend(name, cut=cut, without=control(name))

@@ -33,7 +33,6 @@ FRAGMENTS = [
 
 
 def conversations(name: str) -> st.SearchStrategy[list[dict[str, str]]]:
-    """An optional system prompt, then alternating questions and answers of words and tokens."""
     shape = SHAPES[name]
     marks = [*shape.special, *shape.added]
     halves = [half for mark in marks for half in (mark[: len(mark) // 2], mark[len(mark) // 2 :])]
@@ -50,7 +49,6 @@ def conversations(name: str) -> st.SearchStrategy[list[dict[str, str]]]:
 
 
 def usual(name: str, messages: list[dict[str, str]]) -> list[int]:
-    """Return the ids of transformers."""
     return list(
         tokenizer(name).apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
     )
@@ -79,7 +77,6 @@ def test_conversations(name: str, data: st.DataObject) -> None:
 
 
 def chat(name: str, *texts: str, **variables: object) -> str:
-    """Return a conversation of alternating roles, as tokens and the text between them."""
     roles = ["user", "assistant"] * len(texts)
     messages = [{"role": r, "content": t} for r, t in zip(roles, texts, strict=False)]
     known = tokenizer(name)
@@ -165,7 +162,6 @@ PIECES = [*LITERALS, "<fim>", "y", " ", "\n", "s>", "</", "<|a", "t>"]
 
 
 def random_expression(draw: Random, depth: int = 0) -> str:
-    """Return a random expression for a text: a part, a replacement, or an extension."""
     word = draw.choice(LITERALS)
     if depth > 2 or draw.random() < 0.1:
         return "c"
@@ -183,7 +179,6 @@ def random_expression(draw: Random, depth: int = 0) -> str:
 
 
 def random_template(draw: Random) -> str:
-    """Return a template that inspects texts and writes tokens around them."""
     words = [draw.choice(["'<s>' + ", "'<|a|>' + ", "'<t>' + ", ""]) for _ in range(2)]
     user, answer = (word + random_expression(draw) for word in words)
     return (

@@ -28,7 +28,6 @@ UP = f"base_model.model.{QUERY}.lora_B.weight"
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """Write a small checkpoint."""
     save_model(causal_model(), tmp_path / "base", dtype=torch.float32)
     return tmp_path / "base"
 
@@ -48,20 +47,17 @@ def adapter(tmp_path: Path) -> Path:
 
 
 def change(folder: Path, **fields: object) -> None:
-    """Change fields of an `adapter_config.json`."""
     path = folder / ADAPTER_CONFIG
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def rewrite(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
-    """Change tensors of an adapter."""
     kept = {**load_file(folder / ADAPTER_WEIGHTS), **tensors}
     kept.pop(drop, None)
     save_file(kept, folder / ADAPTER_WEIGHTS)
 
 
 def queries(model: torch.nn.Module) -> torch.Tensor:
-    """Return the query rows of the second layer's fused matrix."""
     return model.blocks[1].attention.qkv.weight[:32]
 
 

@@ -29,7 +29,6 @@ QUERY = "model.layers.1.self_attn.q_proj"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A valid adapter of the tiny model."""
     return write_adapter(tmp_path / "mine", CONFIG)
 
 
@@ -46,13 +45,11 @@ def test_updates_have_their_outputs_of_stacked_layers(folder: Path) -> None:
 
 
 def change_config(folder: Path, **fields: Any) -> None:
-    """Change fields of an `adapter_config.json`."""
     path = folder / ADAPTER_CONFIG
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def change_tensor(folder: Path, value: float) -> None:
-    """Set a number of one matrix."""
     tensors = load_file(folder / ADAPTER_WEIGHTS)
     tensors[f"base_model.model.{QUERY}.lora_B.weight"][0, 0] = value
     save_file(tensors, folder / ADAPTER_WEIGHTS)
@@ -87,7 +84,6 @@ def test_updates_that_are_not_finite_are_refused(folder: Path, value: float) -> 
 
 
 def write_update(folder: Path, name: str, outputs: int, inputs: int) -> Path:
-    """Write an adapter of one matrix."""
     update = LowRank(torch.ones(2, inputs), torch.ones(outputs, 2), 1.0)
     save_adapter(folder, {name: update}, {"peft_type": "LORA", "r": 2, "lora_alpha": 2})
     return folder

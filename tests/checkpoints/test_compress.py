@@ -49,7 +49,6 @@ needs_products = pytest.mark.skipif(
 
 @pytest.fixture(params=[True, False], ids=["tied", "untied"])
 def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Write a checkpoint with a tokenizer."""
     model = random_model(published(tie_word_embeddings=request.param, vocab_size=260))
     save_model(model, tmp_path / "plain")
     save_tokenizer(tmp_path / "plain")
@@ -57,7 +56,6 @@ def plain(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def logits(model: Transformer) -> torch.Tensor:
-    """Compute the logits of some rows."""
     return whole(model, IDS, causal=True)
 
 

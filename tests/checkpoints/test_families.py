@@ -258,7 +258,6 @@ def random_weights(name: str) -> PreTrainedModel:
 
 @torch.inference_mode()
 def reference(model: PreTrainedModel) -> torch.Tensor:
-    """Return the logits of transformers."""
     return model(torch.tensor([IDS]), use_cache=False).logits[0]
 
 

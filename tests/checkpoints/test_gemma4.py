@@ -64,7 +64,6 @@ IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12] * 3
 
 
 def written(name: str, folder: Path) -> Gemma4ForCausalLM:
-    """Write a checkpoint of random weights, in which every part matters."""
     torch.manual_seed(0)
     model = Gemma4ForCausalLM(Gemma4TextConfig(**{**SIZES, **MODELS[name]})).eval()
     for part in model.state_dict().values():

@@ -100,7 +100,6 @@ class Written:
         self.sizes(model.config)
 
     def sizes(self, config: Any) -> None:
-        """Write the model's metadata."""
         writer = self.writer
         writer.add_context_length(config.max_length)
         writer.add_embedding_length(config.dim)
@@ -133,7 +132,6 @@ class Written:
             writer.add_tensor("rope_freqs.weight", (usual / slow).float().numpy())
 
     def write(self) -> Path:
-        """Write the weights and the file."""
         names = get_tensor_name_map(self.arch, self.layers)
         stacks: dict[str, list[Tensor]] = {}
         plain = dict(self.tensors)
@@ -161,7 +159,6 @@ class Written:
         return self.path
 
     def add(self, name: str, tensor: Tensor) -> Tensor:
-        """Write a tensor in the type of the file; what becomes of it."""
         if tensor.dim() == 1 or self.kind is TYPES.F32:
             self.writer.add_tensor(name, tensor.numpy())
             return tensor
@@ -289,7 +286,6 @@ SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>"]
 
 
 def split(pattern: str) -> Any:
-    """Return a split by a pattern, as in the `tokenizer.json` of published models."""
     return pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(pattern), "isolated"),
@@ -318,7 +314,6 @@ CUTS: dict[str, tuple[Any, bool]] = {
 
 
 def trained(pre: str, size: int = 700) -> Tokenizer:
-    """Train a tokenizer as published for a model on a little text."""
     cut, ignores = CUTS[pre]
     tokenizer = Tokenizer(BPE(ignore_merges=ignores))
     tokenizer.pre_tokenizer, tokenizer.decoder = cut, decoders.ByteLevel()
@@ -333,7 +328,6 @@ def trained(pre: str, size: int = 700) -> Tokenizer:
 
 
 def write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, pre: str, pad: int = 3) -> None:
-    """Write a tokenizer into a file, as the converter does, with `pad` padding tokens."""
     vocabulary = sorted(tokenizer.get_vocab().items(), key=lambda entry: entry[1])
     special = {
         token.content: token.special for token in tokenizer.get_added_tokens_decoder().values()
@@ -351,7 +345,6 @@ def write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, pre: str, pad: int
 
 
 def with_tokenizer(folder: Path, pre: str, **metadata: Any) -> tuple[Path, PreTrainedTokenizerFast]:
-    """Return a file with a tokenizer, and the published format of the tokenizer."""
     tokenizer = trained(pre)
     written = Written(folder, "qwen2")
     write_tokenizer(written.writer, tokenizer, pre)
@@ -372,7 +365,6 @@ def with_tokenizer(folder: Path, pre: str, **metadata: Any) -> tuple[Path, PreTr
 
 
 def check_same_tokenizer(ours: Any, theirs: Any) -> None:
-    """Check that two tokenizers agree on encoding, on special tokens, and on decoding."""
     assert len(ours) == len(theirs) and ours.get_vocab() == theirs.get_vocab()
     for text in [*TEXTS, MARKS, "".join(TEXTS), Path(__file__).read_text()]:
         for options in ({}, {"split_special_tokens": True}, {"add_special_tokens": False}):
@@ -402,7 +394,6 @@ MADE = "lo el hel hello ▁hello wo or ld wor world ▁world ▁w ▁h ▁a ▁�
 
 
 def scored() -> tuple[list[str], list[float], list[int]]:
-    """Return tokens, scores and types of a small SentencePiece vocabulary."""
     made = MADE.split()
     letters = sorted(set("▁helowrdabcing,.!tT'sné"))
     scores = [-float(rank) for rank in range(len(made))] + [-100.0 - n for n in range(len(letters))]
@@ -505,7 +496,6 @@ def mutated(content: bytes, header: int, count: int) -> Iterator[bytes]:
 
 
 def memory(name: str) -> int:
-    """Return the bytes that this process uses, or its peak."""
     status = Path("/proc/self/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name)) << 10
 
@@ -650,7 +640,6 @@ class Blocked(Written):
         self.kinds = kinds
 
     def add(self, name: str, tensor: Tensor) -> Tensor:
-        """Write a tensor; blocks of 256, which the library does not make, have random codes."""
         kind = next((k for end, k in self.kinds.items() if end in name), self.kind.name)
         if tensor.dim() != 2 or not kind.endswith("_K"):
             self.kind, usual = TYPES[kind], self.kind

@@ -20,7 +20,6 @@ PAIRS = {"dflash": GOLDEN / "dflash" / "pair_b", "eagle": GOLDEN / "eagle" / "ll
 
 
 def method(kind: str, draft: str | Path) -> Method:
-    """Return a method with a fixed draft length."""
     if kind == "dflash":
         return DFlash(draft=str(draft), tokens=4)
     return Eagle(draft=str(draft), depth=4)
@@ -50,7 +49,6 @@ def test_a_file_drafts_as_its_folder(kind: str) -> None:
 
 
 def changed(tmp_path: Path, name: str, edit: Any) -> Path:
-    """Write the EAGLE-3 file with one tensor replaced or added."""
     reader, path = gguf.GGUFReader(PAIRS["eagle"] / "draft.gguf"), tmp_path / "draft.gguf"
     writer = gguf.GGUFWriter(path, "eagle3")
     for field in reader.fields.values():

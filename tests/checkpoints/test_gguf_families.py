@@ -51,7 +51,6 @@ IDS = [5, 3, 1, 4, 40, 7, 9, 30, 22, 11, 6, 2, 19, 33, 47, 8, 12, 13, 28, 21]
 
 
 def unchanged(config: Any, name: str, tensor: Tensor) -> Named:
-    """Most tensors are only renamed."""
     yield name, tensor
 
 
@@ -169,7 +168,6 @@ class Case:
 
 
 def write_gemma(writer: GGUFWriter) -> None:
-    """Windows, and the base frequency of the layers with one."""
     writer.add_sliding_window(8)
     writer.add_rope_freq_base_swa(500.0)
 
@@ -191,14 +189,12 @@ def write_yarn(writer: GGUFWriter) -> None:
 
 
 def write_gpt_oss(writer: GGUFWriter) -> None:
-    """Windows, experts and scaling."""
     write_yarn(writer)
     writer.add_sliding_window(8)
     writer.add_expert_feed_forward_length(64)
 
 
 def write_olmo3(writer: GGUFWriter) -> None:
-    """Windows by layer, and a scaling with its factor."""
     write_yarn(writer)
     writer.add_rope_scaling_yarn_attn_factor(1.2)
     writer.add_rope_freq_base_swa(YARN["rope_theta"])
@@ -207,14 +203,11 @@ def write_olmo3(writer: GGUFWriter) -> None:
 
 
 def write_phi(writer: GGUFWriter) -> None:
-    """The trained length without a scaling, and a window."""
     writer.add_rope_scaling_orig_ctx_len(160)
     writer.add_sliding_window(8)
 
 
 def write_recurrent(arch: str) -> Callable[[GGUFWriter], Any]:
-    """Sizes of the recurrent layers, and which they are."""
-
     def write(writer: GGUFWriter) -> None:
         writer.add_ssm_conv_kernel(4)
         writer.add_ssm_state_size(16)
@@ -234,7 +227,6 @@ def write_recurrent(arch: str) -> Callable[[GGUFWriter], Any]:
 
 
 def gemma_fields(**full: Any) -> dict[str, Any]:
-    """Fields of Gemma 3."""
     return {
         "num_hidden_layers": 7,
         "head_dim": 32,
@@ -352,7 +344,6 @@ def random_model(case: Case) -> Any:
 
 
 def write_sizes(writer: GGUFWriter, config: Any) -> None:
-    """Write what the converter writes for every model."""
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -401,7 +392,6 @@ def write_file(path: Path, case: Case, kinds: dict[str, TYPES] | None = None) ->
 
 
 def check_logits(path: Path, model: Any, **options: Any) -> None:
-    """Check that a file's logits equal transformers'."""
     wanted = model(torch.tensor([IDS])).logits[0]
     assert wanted.std() > 0.5
     close(whole(load_model(path, **options), IDS, causal=True), wanted)

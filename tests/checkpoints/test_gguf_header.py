@@ -20,13 +20,11 @@ CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q"
 
 
 def text(value: str | bytes) -> bytes:
-    """Return a string as in a file."""
     content = value.encode() if isinstance(value, str) else value
     return struct.pack("<Q", len(content)) + content
 
 
 def array(kind: int, values: list[Any], count: int | None = None) -> bytes:
-    """Return an array with its type and its claimed length."""
     body = b"".join(
         text(v) if kind == STRING else struct.pack("<" + CODES[kind], v) for v in values
     )
@@ -34,17 +32,14 @@ def array(kind: int, values: list[Any], count: int | None = None) -> bytes:
 
 
 def field(name: str | bytes, kind: int, value: bytes) -> bytes:
-    """Return an entry of the metadata."""
     return text(name) + struct.pack("<I", kind) + value
 
 
 def number(name: str, value: int) -> bytes:
-    """Return an entry with an integer."""
     return field(name, U32, struct.pack("<I", value))
 
 
 def tensor(name: str, sizes: list[int], kind: int = 0, offset: int = 0) -> bytes:
-    """Return the header entry of a tensor."""
     head = text(name) + struct.pack("<I", len(sizes))
     return head + struct.pack(f"<{len(sizes)}QIQ", *sizes, kind, offset)
 
@@ -145,7 +140,6 @@ BROKEN: dict[str, tuple[bytes, str]] = {
 
 
 def refused(path: Path) -> str:
-    """Return the one-line error for a file."""
     began = time.process_time()
     with pytest.raises(ValueError) as error:
         for read in (load_config, load_tokenizer, load_model):

@@ -70,12 +70,10 @@ KEPT: dict[str, Format] = {
 
 
 def write(folder: Path, name: str, form: Format | None = None, **config: Any) -> Path:
-    """Write a checkpoint of 4 bits."""
     return write_quantized(folder, name, form or KEPT[name], **{**SIZES, **config})
 
 
 def kinds(model: nn.Module) -> dict[str, set[int]]:
-    """Return the block formats of a model's matrices by name."""
     return {
         name: {kind for kind, *_ in module.matrix.parts}
         for name, module in model.named_modules()
@@ -135,7 +133,6 @@ def test_batched_requests_equal_single_ones(name: str, tmp_path: Path) -> None:
 
 
 def scaled(value: float) -> Callable[[dict[str, Tensor]], Any]:
-    """Return an edit of one scale of a matrix."""
     return lambda tensors: tensors[DOWN.replace("weight", "scales")].view(-1)[-1:].fill_(value)
 
 
@@ -147,7 +144,6 @@ def in_float32(tensors: dict[str, Tensor]) -> None:
 
 
 def other_order(tensors: dict[str, Tensor]) -> None:
-    """Order the inputs of one of two stacked matrices differently."""
     name = next(name for name in sorted(tensors) if name.endswith("up_proj.g_idx"))
     tensors[name] = tensors[name].flip(0)
 

@@ -25,20 +25,17 @@ DOWN = "model.layers.1.mlp.down_proj.weight"
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Write a small checkpoint."""
     save_model(causal_model(), tmp_path, dtype=torch.float32)
     return tmp_path
 
 
 def change(folder: Path, **fields: object) -> None:
-    """Change fields of a `config.json`; None removes one."""
     path = folder / "config.json"
     config = {**json.loads(path.read_text()), **fields}
     path.write_text(json.dumps({k: v for k, v in config.items() if v is not None}))
 
 
 def rewrite(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
-    """Change tensors of a `model.safetensors`."""
     path = folder / "model.safetensors"
     kept = {**load_file(path), **tensors}
     kept.pop(drop, None)
@@ -176,7 +173,6 @@ def test_end_of_sequence_is_read(field: object, eos: tuple[int, ...]) -> None:
 
 
 def generates(folder: Path, content: str) -> Path:
-    """Write a checkpoint with a `generation_config.json`."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(published(eos_token_id=3)))
     (folder / "generation_config.json").write_text(content)

@@ -97,13 +97,11 @@ QWEN_PARTS = "fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"
 
 
 def part_names(name: str) -> list[str]:
-    """Return the names of projection, norms of embedding and state, and last norm."""
     prefix, parts = LAYER.get(name, "mtp."), PARTS.get(name, QWEN_PARTS)
     return [f"{prefix}{part}.weight" for part in parts]
 
 
 def head_shapes(name: str, *, is_fused: bool = False) -> dict[str, tuple[int, ...]]:
-    """Return the published tensors of a head with their shapes."""
     projection, *norms = part_names(name)
     layer, size = LAYER.get(name, "mtp.layers.0."), DIM // HEADS if name == "mimo" else SIZE
     gated, attention = 2 if name.startswith("qwen") else 1, f"{layer}self_attn."
@@ -136,7 +134,6 @@ def head_shapes(name: str, *, is_fused: bool = False) -> dict[str, tuple[int, ..
 
 
 def mlp_shapes(prefix: str, width: int) -> dict[str, tuple[int, ...]]:
-    """Return the tensors of a gated MLP."""
     sizes = {"gate": (width, DIM), "up": (width, DIM), "down": (DIM, width)}
     return {f"{prefix}{part}_proj.weight": size for part, size in sizes.items()}
 
@@ -256,32 +253,27 @@ def naive_head(
 
 @cache
 def read_pair(name: str, folder: Path) -> tuple[PreTrainedModel, dict[str, Tensor]]:
-    """Write a model; return that of transformers and all tensors, experts one by one."""
     theirs = write_model(name, folder)
     return theirs, load_file(folder / "model.safetensors")
 
 
 @pytest.fixture(params=MODELS, scope="module")
 def name(request: pytest.FixtureRequest) -> str:
-    """Name of a family."""
     return str(request.param)
 
 
 @pytest.fixture(scope="module")
 def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a model with a head."""
     path = tmp_path_factory.mktemp(name)
     read_pair(name, path)
     return path
 
 
 def logits_of(theirs: PreTrainedModel, hidden: Tensor) -> Tensor:
-    """Return the logits of a model's head."""
     return F.linear(hidden, theirs.get_output_embeddings().weight)
 
 
 def head_states(head: MTPDraft, states: Tensor, ids: list[int]) -> Tensor:
-    """Return the states of our head after its norm."""
     rows, places = torch.tensor(ids), torch.arange(len(ids))
     with torch.inference_mode():
         found, captured = head.capture_layers(
@@ -292,7 +284,6 @@ def head_states(head: MTPDraft, states: Tensor, ids: list[int]) -> Tensor:
 
 
 def load_head(folder: Path) -> MTPDraft:
-    """Load the head in a model's checkpoint."""
     head = load_draft(f"{folder}#mtp", load_model(folder))
     assert isinstance(head, MTPDraft)
     return head
@@ -438,7 +429,6 @@ def test_glm_equals_transformers(tmp_path: Path) -> None:
 
 
 def edit(folder: Path, fields: dict[str, Any], drop: str = "-") -> None:
-    """Change fields of a configuration, and drop tensors by prefix."""
     file, weights = folder / "config.json", folder / "model.safetensors"
     file.write_text(json.dumps({**json.loads(file.read_text()), **fields}))
     tensors = {key: value for key, value in load_file(weights).items() if not key.startswith(drop)}

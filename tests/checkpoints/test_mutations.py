@@ -105,7 +105,6 @@ HYBRID_EXPERTS["shared_expert_intermediate_size"] = 12
 
 
 def nested(architecture: str, **fields: Any) -> dict[str, Any]:
-    """Return a tiny `config.json` of a model that also reads images."""
     inner = published(architecture, **fields)
     outer = {name: inner.pop(name) for name in ("architectures", "tie_word_embeddings")}
     return {**outer, "text_config": inner, "vision_config": {"depth": 2}, "image_token_id": 3}
@@ -248,7 +247,6 @@ BROKEN |= {"deep": b"[" * 100_000, "empty": b"", "number": b"1" * 5000}
 
 
 def write_bytes(file: str, content: bytes) -> Callable[[Path], None]:
-    """Write a file with other content."""
     return lambda folder: bool((folder / file).write_bytes(content)) and None
 
 
@@ -269,8 +267,6 @@ def change_field(file: str, keys: tuple[str, ...], value: Any) -> Callable[[Path
 
 
 def tensors(file: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[Path], None]:
-    """Write a safetensors file with other tensors."""
-
     def rewrite(folder: Path) -> None:
         found = load_file(folder / file)
         change(found)
@@ -280,7 +276,6 @@ def tensors(file: str, change: Callable[[dict[str, torch.Tensor]], Any]) -> Call
 
 
 def paths(content: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """Yield the paths of all values of nested objects."""
     for key, value in content.items():
         yield (key,)
         if isinstance(value, dict):
@@ -288,7 +283,6 @@ def paths(content: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 
 def json_mutations(file: str, content: dict[str, Any]) -> Iterator[Mutation]:
-    """Yield every field with every wrong value, and invalid files."""
     for keys in paths(content):
         for value in WRONG:
             yield file, f"{'.'.join(keys)}={value!r}", change_field(file, keys, value)
@@ -297,8 +291,6 @@ def json_mutations(file: str, content: dict[str, Any]) -> Iterator[Mutation]:
 
 
 def tensor_mutations(file: str) -> Iterator[Mutation]:
-    """Yield added, removed and changed tensors, and truncated or invalid files."""
-
     def spoil(values: Callable[[torch.Tensor], torch.Tensor], found: dict[str, Any]) -> None:
         name = sorted(found)[-1]
         found[name] = values(found[name]).contiguous()
@@ -336,7 +328,6 @@ def tensor_mutations(file: str) -> Iterator[Mutation]:
 
 
 def index_mutations() -> Iterator[Mutation]:
-    """Yield indices next to the weights."""
     file, weights = "model.safetensors.index.json", "model.safetensors"
     for name in ("../model.safetensors", "/etc/passwd", "", ".", "a\0b", "x" * 5000, 5, None, []):
         content = json.dumps({"weight_map": {"a": name}}).encode()
@@ -349,7 +340,6 @@ def index_mutations() -> Iterator[Mutation]:
 
 
 def tokenizer_mutations(folder: Path) -> Iterator[Mutation]:
-    """Yield changed files of a tokenizer."""
     for file in ("tokenizer.json", "tokenizer_config.json"):
         for kind, content in BROKEN.items():
             yield file, kind, write_bytes(file, content)
@@ -379,7 +369,6 @@ def tokenizer_mutations(folder: Path) -> Iterator[Mutation]:
 
 
 def outcome(folder: Path, file: str, load: Callable[[Path], Any]) -> str:
-    """Return the outcome of a mutation: loaded, refused, or a failure."""
     began = time.perf_counter()
     try:
         load(folder)
@@ -397,7 +386,6 @@ def outcome(folder: Path, file: str, load: Callable[[Path], Any]) -> str:
 def outcomes(
     sound: Path, scratch: Path, mutations: Iterator[Mutation], load: Callable[[Path], Any]
 ) -> dict[str, str]:
-    """Return the outcome of each mutation of a folder that loads."""
     load(sound)
     found = {}
     for number, (file, kind, mutate) in enumerate(mutations):
@@ -410,12 +398,10 @@ def outcomes(
 
 
 def check_runs(model: Transformer) -> None:
-    """Raise unless a loaded model computes finite logits."""
     assert bool(whole(model, IDS, causal=True).isfinite().all())
 
 
 def check(found: dict[str, str], least: int) -> None:
-    """Check that all mutations were loaded or refused, and that both occurred."""
     others = {kind: end for kind, end in found.items() if end not in ("loaded", "refused")}
     assert not others
     assert len(found) >= least and {"loaded", "refused"} == set(found.values())
@@ -543,7 +529,6 @@ def test_adapters(tmp_path: Path) -> None:
 
 
 def use_tokenizer(folder: Path) -> None:
-    """Raise unless a tokenizer encodes and decodes."""
     text = TextCodec(str(folder), load_tokenizer(folder))
     if text.tokenizer is not None:
         text.decode([*text.encode("a <|im_end|>", raw=True), *text.encode("a <|im_end|>")])

@@ -45,7 +45,6 @@ def by_hand(byte: int, scale: int) -> tuple[float, float]:
 
 
 def packed(*shape: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return random blocks and scales of matrices, with magnitudes of weights."""
     blocks = torch.randint(0, 256, (*shape, 16), dtype=torch.uint8)
     return blocks, torch.randint(121, 127, shape, dtype=torch.uint8)
 
@@ -68,7 +67,6 @@ def test_it_equals_transformers() -> None:
 
 
 def written(folder: Path) -> GptOssForCausalLM:
-    """Write a checkpoint as published; return a transformers model of the same numbers."""
     torch.manual_seed(0)
     model = GptOssForCausalLM(CONFIG).eval()
     for parameter in model.parameters():

@@ -39,7 +39,6 @@ SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
 
 
 def fp8(out: int, inputs: int, *, block: tuple[int, int] | None = (20, 24)) -> Packed:
-    """Return FP8 numbers with a scale per block, or one."""
     numbers = (torch.randn(out, inputs) * 20).to(torch.float8_e4m3fn)
     if block is None:
         scale = torch.rand(()) + 0.1
@@ -79,13 +78,11 @@ def whole(out: int, inputs: int, *, strategy: str = "channel", symmetric: bool =
 
 
 def blocked(out: int, inputs: int) -> Packed:
-    """Return FP8 by blocks, with compressed-tensors' names."""
     stored, plain = fp8(out, inputs)
     return {"weight": stored["weight"], "weight_scale": stored["weight_scale_inv"]}, plain
 
 
 def rows8(out: int, inputs: int) -> Packed:
-    """Return FP8 with a scale per output."""
     stored, plain = fp8(out, inputs, block=(1, inputs))
     return {"weight": stored["weight"], "weight_scale": stored["weight_scale_inv"]}, plain
 
@@ -139,7 +136,6 @@ FORMATS: dict[str, Format] = {
 
 
 def write(folder: Path, name: str, **config: Any) -> Path:
-    """Write a checkpoint to `folder / "stored"`, and dequantized to `folder / "plain"`."""
     return write_quantized(folder, name, FORMATS[name], **SIZES, **config)
 
 
@@ -167,12 +163,10 @@ def test_scales_must_be_finite(name: str, value: float, tmp_path: Path) -> None:
 
 
 def first(end: str) -> Callable[[dict[str, Tensor]], str]:
-    """Return a function for the first tensor with this suffix."""
     return lambda tensors: next(name for name in sorted(tensors) if name.endswith(end))
 
 
 def edits(name: str) -> Iterator[tuple[str, Callable[[dict[str, Tensor]], Any]]]:
-    """Yield invalid changes of the parts of a matrix."""
     _, pack, options = FORMATS[name]
     for end in pack(32, 32, **options)[0]:
         find = first(f"down_proj.{end}")

@@ -55,41 +55,33 @@ LICENSE = Path(__file__).parent.parent.parent / "LICENSE"
 
 @dataclass
 class Published:
-    """One file, and what is loaded of it."""
-
     path: Path
 
     @cached_property
     def plain(self) -> LLM:
-        """The model in float32."""
         return LLM(self.path, dtype="float32", cache_gib=0.5)
 
     @cached_property
     def native(self) -> LLM:
-        """The model in the bits of the file."""
         return LLM(self.path, cache_gib=0.5)
 
     @cached_property
     def theirs(self) -> Any:
-        """The model of transformers, dequantized to float32."""
         return AutoModelForCausalLM.from_pretrained(
             self.path.parent, gguf_file=self.path.name, dtype=torch.float32
         ).eval()
 
     @cached_property
     def their_tokenizer(self) -> Any:
-        """The tokenizer of transformers."""
         return AutoTokenizer.from_pretrained(self.path.parent, gguf_file=self.path.name)
 
     @cached_property
     def ids(self) -> list[int]:
-        """Tokens of the prose."""
         return self.plain.text.encode(PROSE, raw=True)
 
 
 @pytest.fixture(scope="module", params=FILES)
 def published(request: pytest.FixtureRequest) -> Iterator[Published]:
-    """Each file of the folder."""
     folder = request.config.getoption("--published")
     if folder is None:
         pytest.skip("published models are tested with --published FOLDER")

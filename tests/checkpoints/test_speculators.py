@@ -44,7 +44,6 @@ IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 
 
 def wrapped(kind: str, layer: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """Return a `config.json` of one kind of draft, as the library writes it."""
     return {
         "architectures": [{"eagle3": "Eagle3DraftModel", "dflash": "DFlashDraftModel"}[kind]],
         "auto_map": {"": {"eagle3": "eagle3.Eagle3", "dflash": "config.DFlash"}[kind] + CONFIG},
@@ -71,21 +70,18 @@ CONFIG = "SpeculatorConfig"
 
 
 def eagle(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """Return that of an EAGLE-3 draft."""
     fields = {"model_type": "llama", "num_hidden_layers": 1, **(layer or {})}
     own = {f"eagle_{LISTED}": [1, 2], "embed_requires_grad": False, "norm_before_residual": False}
     return wrapped("eagle3", fields, **{**own, **changes})
 
 
 def dflash(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """Return that of a DFlash draft."""
     fields = {"model_type": "qwen3", "num_hidden_layers": 2, **(layer or {})}
     own = {LISTED: [1, 2], "mask_token_id": VOCAB - 1, "block_size": 4}
     return wrapped("dflash", fields, **{**own, **changes})
 
 
 def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    """Write a folder with a draft."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     save_file({name: part.contiguous() for name, part in tensors.items()}, folder / WEIGHTS)
@@ -96,7 +92,6 @@ WEIGHTS = "model.safetensors"
 
 
 def tables(tokens: list[int]) -> dict[str, Tensor]:
-    """Return the two tables of a reduced vocabulary."""
     is_kept = torch.zeros(VOCAB, dtype=torch.bool)
     is_kept[tokens] = True
     return {"d2t": torch.tensor(tokens) - torch.arange(len(tokens)), "t2d": is_kept}
@@ -113,21 +108,18 @@ def translated(target: Transformer, plain: Path) -> dict[str, Tensor]:
 
 @pytest.fixture
 def target(tmp_path: Path) -> Transformer:
-    """Write a target and its folder."""
     model = causal_model()
     save_model(model, tmp_path / "target", dtype=torch.float32)
     return model
 
 
 def same_weights(ours: Draft, theirs: Draft) -> None:
-    """Check that two drafts have the same parameters."""
     found, wanted = (dict(draft.named_parameters()) for draft in (ours, theirs))
     assert found.keys() == wanted.keys()
     assert all(torch.equal(found[name], wanted[name]) for name in found)
 
 
 def texts(folder: Path, method: Method) -> list[Any]:
-    """Generate outputs of a few requests with a draft."""
     llm = LLM(folder, method, cache_gib=0.01)
     return llm.generate([IDS, IDS[:3]], max_tokens=16, ignore_eos=True)
 
@@ -155,12 +147,10 @@ def test_eagle_equals_the_plain_draft(target: Transformer, tmp_path: Path) -> No
 
 
 def normed(x: Tensor, weight: Tensor) -> Tensor:
-    """Apply RMSNorm."""
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * weight
 
 
 def rotated(x: Tensor) -> Tensor:
-    """Apply rotary embedding, base 10,000, to heads `[H, T, 8]`."""
     angles = torch.arange(x.shape[1])[:, None] * 10_000.0 ** (-torch.arange(0, 8, 2) / 8)
     cos, sin = (torch.cat((part, part), -1) for part in (angles.cos(), angles.sin()))
     return x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin

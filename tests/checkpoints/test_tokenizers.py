@@ -18,14 +18,12 @@ HELLO = [{"role": "user", "content": "hello"}]
 
 
 def mark(content: str) -> dict[str, object]:
-    """Return a special token as in `tokenizer_config.json`."""
     flags = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
     return {"content": content, **flags, "special": True}
 
 
 @pytest.fixture
 def dream(tmp_path: Path) -> Path:
-    """Write a folder as Dream's authors: vocabulary, merges, and a remote class."""
     save_model(diffusion_model(vocab_size=261, mask_token_id=260), tmp_path, dtype=torch.float32)
     vocab = {byte: index for index, byte in enumerate(sorted(ByteLevel.alphabet()))}
     (tmp_path / "vocab.json").write_text(json.dumps({**vocab, "he": 256}))

@@ -42,7 +42,6 @@ ATTEMPTS = 3
 
 
 def formatted(schema: Any, **more: Any) -> dict[str, Any]:
-    """OpenAI's response format."""
     named = {"name": "it", "schema": schema, **more}
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
@@ -55,7 +54,6 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
 
 
 def fulfils(text: str, given: dict[str, Any]) -> bool:
-    """Whether an answer matches its constraint."""
     if "response_format" in given:
         jsonschema.Draft202012Validator(SCHEMA).validate(json.loads(text))
         return True
@@ -145,7 +143,6 @@ def test_official_client_parses_pydantic_models(openai: OpenAI) -> None:
 
 
 def deep(depth: int) -> Any:
-    """A schema of nested arrays."""
     schema: Any = {"type": "integer"}
     for _ in range(depth):
         schema = {"type": "array", "items": schema, "minItems": 1}
@@ -324,7 +321,6 @@ PLAIN: list[Any] = [
 
 
 def hostile(rng: random.Random, depth: int = 4) -> Any:
-    """A random value that resembles a schema."""
     match rng.randrange(5) if depth else 0:
         case 0:
             return rng.choice(PLAIN)
@@ -338,7 +334,6 @@ ATOMS += [r"\d", r"\w", r"\b", r"\1"]
 
 
 def attacks(rng: random.Random) -> dict[str, Any]:
-    """A random malicious constraint."""
     regex = "".join(rng.choice(ATOMS) for _ in range(rng.randrange(1, 40)))
     match rng.randrange(6):
         case 0:

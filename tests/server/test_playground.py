@@ -34,7 +34,6 @@ AHEAD, DRAFT = 5, 6
 
 @contextmanager
 def served(*flags: str) -> Iterator[str]:
-    """Run a separate server and yield its address."""
     command = (sys.executable, "-m", "outpace", "serve", "--port", "0", *flags)
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
@@ -52,7 +51,6 @@ def served(*flags: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """A server of the zoo."""
     with served() as address:
         yield address
 
@@ -70,7 +68,6 @@ class Visitor:
     def __call__(
         self, link: dict[str, object] | None = None, *, script: str = "", ready: bool = True, **how
     ) -> Page:
-        """Open the page with settings in its link and wait until it is ready."""
         width = how.pop("width", 1440)
         context = self.browser.new_context(viewport={"width": width, "height": 900}, **how)
         page = context.new_page()
@@ -103,7 +100,6 @@ def visit(browser: Browser, server: str) -> Iterator[Visitor]:
 
 
 def run(page: Page) -> None:
-    """Run until the answer is complete."""
     page.locator("#status").evaluate("said => { said.textContent = '' }")
     page.keyboard.press("Control+Enter")
     expect(page.locator("#status")).not_to_be_empty()
@@ -111,14 +107,12 @@ def run(page: Page) -> None:
 
 
 def overflow(page: Page) -> int:
-    """Horizontal overflow of the page in pixels."""
     return page.evaluate(
         "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     )
 
 
 def asked(page: Page, model: str, method: str, max_tokens: int = 128) -> dict:
-    """The server's answer to the page's request."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": ZOO}],
@@ -264,13 +258,11 @@ def test_keyboard_reaches_everything_and_shows_where_it_is(visit):
 
 
 def stream(*events: object, end: bool = True) -> str:
-    """A body of server-sent events."""
     data = [json.dumps(event, ensure_ascii=False) for event in events] + ["[DONE]"] * end
     return "".join(f"data: {each}\n\n" for each in data)
 
 
 def chunk(text: str) -> dict:
-    """An event with text."""
     step = {"model": "target", "start": 0, "rows": 4, "seen": 4, "kept": 1, "seconds": 0.01}
     step |= {"pattern": "causal", "holes": []}
     outpace = {"index": 0, "steps": [step], "tokens": 1, "forwards": 1}
@@ -438,7 +430,6 @@ HOSTILE = """<script>document.title='bad'</script> <img src=x onerror="document.
 
 
 def fake(page: Page, *events: object) -> list[dict]:
-    """Let the server answer with events; returns the list of requests, which grows."""
     requests: list[dict] = []
 
     def fulfil(route: Route) -> None:
@@ -498,7 +489,6 @@ def test_rendered_answer_never_runs(visit):
 
 
 def call(name: str | None, arguments: str) -> list[dict]:
-    """A delta of a call."""
     identity = {"id": "abcdefghi", "type": "function"} if name else {}
     function = {"arguments": arguments} | ({"name": name} if name else {})
     return [{"index": 0, **identity, "function": function}]

@@ -46,8 +46,6 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "dflash"
 
 
 class Pair:
-    """A target, its draft, and one golden batch with fixed anchors."""
-
     def __init__(self, name: str, **options: Any) -> None:
         folder = GOLDEN / name
         self.facts = json.loads((folder / "training.json").read_text())
@@ -71,7 +69,6 @@ class Pair:
         ]
 
     def loss(self) -> tuple[Loss, float]:
-        """The loss of the packed batch, and its normaliser."""
         rows = pack_documents(self.parts())
         return self.objective.loss(self.models, rows), rows.normaliser
 
@@ -105,7 +102,6 @@ class Pair:
 
 @pytest.fixture(params=["pair_a", "pair_b"])
 def name(request: pytest.FixtureRequest) -> str:
-    """Both golden pairs."""
     return str(request.param)
 
 
@@ -236,8 +232,6 @@ class Adding(Pair):
 
 
 def masked(seen: Tensor) -> Attend:
-    """Attention of rows over `bool[T, T]`."""
-
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
@@ -300,18 +294,15 @@ def test_ten_steps_of_the_optimizer(name: str) -> None:
 
 
 def bound(**options: Any) -> DFlash:
-    """The objective of pair b: blocks of five."""
     return Pair("pair_b", gamma=None, **options).objective
 
 
 def example(prompt: int, response: int) -> Example:
-    """Tokens that are their own slots."""
     ids = list(range(prompt + response))
     return Example(ids[:prompt], ids[prompt:], [False] * response)
 
 
 def anchors(rows: Rows, size: int = 5) -> list[int]:
-    """First slots of the blocks."""
     return rows.positions[rows.ranges[:, 1, 1] > 0].view(-1, size)[:, 0].tolist()
 
 
@@ -422,7 +413,6 @@ FUSED = {**DRAFT, "dflash_config": {**DRAFT["dflash_config"], "input_fusion": Tr
 
 
 def trainer(out: Path, config: dict[str, Any] = DRAFT, **options: Any) -> Trainer:
-    """A trainer of a tiny draft for a tiny target of random weights."""
     target = causal_model(vocab_size=1024)
     defaults = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2}
     return Trainer(
@@ -437,7 +427,6 @@ def trainer(out: Path, config: dict[str, Any] = DRAFT, **options: Any) -> Traine
 
 
 def losses(out: Path) -> list[float]:
-    """The losses that a run has logged."""
     return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 

@@ -44,7 +44,6 @@ VARIANTS = [
 
 
 def config(**changes: Any) -> dict[str, Any]:
-    """Return a tiny `config.json` for targets of two layers."""
     return {
         **published("Qwen3DSparkModel"),
         "head_dim": 8,
@@ -57,8 +56,6 @@ def config(**changes: Any) -> dict[str, Any]:
 
 
 class Pair:
-    """A target and a draft of random weights, with two packed examples."""
-
     def __init__(self, changes: dict[str, Any] | None = None, **options: Any) -> None:
         self.target = causal_model()
         self.draft = weights.build_draft(None, config(**changes or {}), self.target, 0)
@@ -71,7 +68,6 @@ class Pair:
         self.texts = [(texts[0], 5, [5, 9, 17]), (texts[1][:13], 3, [4, 11])]
 
     def rows(self) -> Rows:
-        """Return the rows of both examples, with fixed anchors."""
         return pack_documents(
             [
                 self.objective.block_rows(
@@ -82,7 +78,6 @@ class Pair:
         )
 
     def loss(self) -> Loss:
-        """Return the loss of both examples."""
         return self.objective.loss(Models(self.draft, {"target": self.target}), self.rows())
 
     def blocks(self) -> list[tuple[list[int], int, Tensor, Tensor]]:
@@ -106,7 +101,6 @@ class Pair:
         return found
 
     def step_logits(self, hidden: Tensor, previous: int) -> Tensor:
-        """Return the logits of one row, corrected by the token before its slot."""
         weight = dict(self.draft.named_parameters())
         logits = weight["unembedding.weight"] @ hidden
         if "transition.weight" in weight:
@@ -115,7 +109,6 @@ class Pair:
         return logits
 
     def confidence(self, hidden: Tensor, previous: int) -> Tensor:
-        """Return the output of the confidence head for one row."""
         weight = dict(self.draft.named_parameters())
         if self.draft.config.chain.reads_previous:
             hidden = torch.cat((hidden, weight["previous_embedding.weight"][previous]))
@@ -142,7 +135,6 @@ class Pair:
 
 
 def shares(changes: dict[str, Any]) -> tuple[float, float, float]:
-    """Return the published weights of the terms for the heads of a draft."""
     heads = {**HEADS, **changes}
     has_heads = heads["markov_rank"] > 0 or heads["enable_confidence_head"]
     token, distance = (0.1, 0.9) if has_heads else (1.0, 0.0)
@@ -222,7 +214,6 @@ def chosen_text(pair: Pair, prompt: list[int]) -> list[int]:
 
 
 def example(prompt: int, response: int) -> Example:
-    """Return tokens that are their own slots."""
     ids = list(range(prompt + response))
     return Example(ids[:prompt], ids[prompt:], [False] * response)
 
@@ -276,7 +267,6 @@ WIDE = {"vocab_size": 1024, "mask_token_id": 1021, "num_hidden_layers": 1}
 
 
 def trainer(out: Path, target: Transformer, **options: Any) -> Trainer:
-    """Return a trainer of a tiny draft for a tiny target of random weights."""
     defaults = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2}
     return Trainer(
         weights.build_draft(None, config(**WIDE), target, 0),
@@ -289,7 +279,6 @@ def trainer(out: Path, target: Transformer, **options: Any) -> Trainer:
 
 
 def losses(out: Path) -> list[float]:
-    """Return the losses that a run has logged."""
     return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
