@@ -1,4 +1,4 @@
-"""A program for two processes that split the models of the zoo, run by `test_split.py`.
+"""A program for two processes that split models of the zoo: python split.py FILE MODEL ...
 
 The first writes what each method answers. In the last model the other one fails.
 """
@@ -63,7 +63,7 @@ def main() -> None:
     rank = dist.get_rank()
     tensor_parallel.join_group = lambda size, device: (ModelShard(rank, size), device)
     found: dict[str, list[list[int]]] = {}
-    for model in METHODS:
+    for model in sys.argv[2:]:
         try:
             llm = LLM(model, tensor_parallel=2, cache_gib=0.05)
         except SystemExit:

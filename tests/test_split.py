@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier, Thread, current_thread
@@ -24,7 +23,7 @@ from outpace.models import split as sums
 from outpace.models.split import ModelShard
 from outpace.models.transformer import Transformer
 
-SECONDS = 20
+SECONDS = 240
 """Within which all processes have ended when one has."""
 
 
@@ -152,15 +151,17 @@ def test_bad_teams_are_refused(options: dict[str, object], error: str) -> None:
         LLM("tiny-ar", **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.nightly
-def test_two_processes_answer_like_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "models", [["tiny-wedlm"], pytest.param([*split.METHODS], marks=pytest.mark.nightly)]
+)
+def test_two_processes_answer_like_one(models: list[str], tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     out = tmp_path / "answers.json"
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     processes = [
         subprocess.Popen(
-            [sys.executable, str(Path(split.__file__)), str(out)],
+            [sys.executable, str(Path(split.__file__)), str(out), *models],
             env={**os.environ, **meeting, "RANK": str(rank)},
             stderr=subprocess.PIPE,
             text=True,
@@ -170,11 +171,10 @@ def test_two_processes_answer_like_one(tmp_path: Path) -> None:
     try:
         expected = {
             name: ids
-            for model in split.METHODS
+            for model in models
             for name, ids in split.answers(LLM(model, cache_gib=0.05), model).items()
         }
         _, fault = processes[1].communicate(timeout=240)
-        began = time.monotonic()
         _, lost = processes[0].communicate(timeout=SECONDS)
     finally:
         for process in processes:
@@ -182,5 +182,4 @@ def test_two_processes_answer_like_one(tmp_path: Path) -> None:
     # A thread of the group that still runs at the end may turn exit status 1 into an abort.
     assert "this process has a fault" in fault and processes[1].returncode != 0
     assert "the processes of a split model end" in lost and processes[0].returncode != 0
-    assert time.monotonic() - began < SECONDS
     assert json.loads(out.read_text()) == expected

@@ -67,10 +67,13 @@ def test_a_layer_of_any_form_is_captured_whole(form: str) -> None:
     assert counters["stats"]["unique_graphs"] == 2 * 2 * kinds
 
 
-@pytest.mark.nightly
 @pytest.mark.usefixtures("captured")
 @pytest.mark.parametrize("graphs", [False, True], ids=["launched", "recorded"])
-@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
+@pytest.mark.parametrize(
+    "method",
+    [METHODS[0], *(pytest.param(method, marks=pytest.mark.nightly) for method in METHODS[1:])],
+    ids=lambda method: type(method).__name__,
+)
 def test_compiled_layers_give_the_same_tokens(
     method: Method, graphs: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
