@@ -1,15 +1,18 @@
-"""Adapters in PEFT's format: merging, and the error of each invalid one."""
+"""Adapters in PEFT's format, merged and separate, and the error of each invalid one."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from helpers import causal_model, whole
+from adapting import write_adapter
+from helpers import causal_model, published, whole
+from outpace import LLM
 from outpace.checkpoints.adapter import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -17,8 +20,11 @@ from outpace.checkpoints.adapter import (
     match_pattern,
     save_adapter,
 )
-from outpace.checkpoints.load import load_adapter, load_model, save_model
+from outpace.checkpoints.adapter_fit import load_adapters
+from outpace.checkpoints.load import load_adapter, load_model, save_model, translate_config
+from refusal import refuses
 
+CONFIG = translate_config(published())
 GOLDEN = Path(__file__).parent.parent / "golden" / "d2f"
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
 QUERY = "model.layers.1.self_attn.q_proj"
@@ -51,9 +57,9 @@ def change(folder: Path, **fields: object) -> None:
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
-def rewrite(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
-    kept = {**load_file(folder / ADAPTER_WEIGHTS), **tensors}
-    kept.pop(drop, None)
+def rewrite(folder: Path, **changes: torch.Tensor | None) -> None:
+    tensors = {**load_file(folder / ADAPTER_WEIGHTS), **changes}
+    kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
     save_file(kept, folder / ADAPTER_WEIGHTS)
 
 
@@ -99,41 +105,114 @@ def test_pattern_gives_a_module_its_own_rank_and_alpha(base: Path, adapter: Path
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields",
     [
-        ({"peft_type": "IA3"}, r"adapter_config\.json: peft_type must be 'LORA', got 'IA3'"),
-        ({"use_dora": True}, "use_dora is True, which is not supported; supported: low-rank"),
-        ({"a_later_option": {"on": True}}, r"a_later_option is \{'on': True\}, which is not"),
-        ({"bias": "all"}, "bias must be 'none', got 'all'"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights must be one of true.*got 'pissa'"),
-        ({"r": 0}, "r must be a whole number from 1.*got 0"),
-        ({"lora_alpha": "3"}, "lora_alpha must be a positive number below 1e18.*got '3'"),
-        ({"rank_pattern": {"(": 1}}, r"rank_pattern must be patterns of names.*got \{'\(': 1\}"),
-        ({"r": 8}, r"(q|down)_proj has matrices \(2, .*requires rank 8"),
-        ({"rank_pattern": {"q_proj": 1}}, rf"{QUERY} has matrices \(2, 32\).*rank 1"),
+        {"peft_type": "IA3"},
+        {"use_dora": True},
+        {"a_later_option": {"on": True}},
+        {"modules_to_save": ["lm_head"]},
+        {"bias": "all"},
+        {"init_lora_weights": "pissa"},
+        {"r": 0},
+        {"lora_alpha": "3"},
+        {"lora_alpha": float("nan")},
+        {"rank_pattern": {"(": 1}},
+        {"r": 8},
+        {"rank_pattern": {"q_proj": 1}},
+    ],
+    ids=str,
+)
+def test_invalid_settings_are_refused(adapter: Path, fields: dict[str, Any]) -> None:
+    change(adapter, **fields)
+    field = {"{'r': 8}": "rank 8", "{'rank_pattern': {'q_proj': 1}}": QUERY}
+    with pytest.raises(ValueError, match=field.get(str(fields), next(iter(fields)))):
+        load_adapter(adapter)
+    with refuses("adapters"):
+        load_adapters({"mine": adapter}, CONFIG, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors"),
+    [
+        ("lm_head.weight", {"base_model.model.lm_head.weight": torch.zeros(2, 2)}),
+        (f"{QUERY}.lora_B", {UP: None}),
+        (f"{QUERY}.weight", {DOWN: torch.zeros(2, 48)}),
     ],
 )
-def test_invalid_settings_are_refused(
-    adapter: Path, fields: dict[str, object], message: str
+def test_invalid_tensors_are_refused(
+    name: str, tensors: dict[str, torch.Tensor | None], base: Path, adapter: Path
 ) -> None:
-    change(adapter, **fields)
-    with pytest.raises(ValueError, match=message):
-        load_adapter(adapter)
-
-
-def test_unknown_tensor_is_refused(adapter: Path) -> None:
-    rewrite(adapter, **{"base_model.model.lm_head.weight": torch.zeros(2, 2)})
-    with pytest.raises(ValueError, match=r"'base_model\.model\.lm_head\.weight' does not belong"):
-        load_adapter(adapter)
-
-
-def test_unpaired_matrix_is_refused(adapter: Path) -> None:
-    rewrite(adapter, drop=UP)
-    with pytest.raises(ValueError, match=r"no partner '.*q_proj\.lora_B\.weight'"):
-        load_adapter(adapter)
-
-
-def test_adapter_of_another_shape_is_refused(base: Path, adapter: Path) -> None:
-    rewrite(adapter, **{DOWN: torch.zeros(2, 48)})
-    with pytest.raises(ValueError, match=r"has shape \(32, 48\), but the weight \(32, 32\)"):
+    rewrite(adapter, **tensors)
+    with pytest.raises(ValueError, match=name):
         load_model(base, adapter=adapter)
+
+
+def test_separate_updates_have_their_outputs_of_stacked_layers(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path / "mine", CONFIG)
+    updates = load_adapters({"x": folder}, CONFIG, torch.float32)["x"]
+    assert len(updates) == 9  # head, and four layers in each of two blocks
+    found = [update.outputs for update in updates["blocks.0.attention.qkv"]]
+    assert found == [slice(0, 32), slice(32, 48), slice(48, 64)]
+    keys = updates["blocks.0.attention.qkv"][1]
+    published_keys = load_adapter(folder).updates["model.layers.0.self_attn.k_proj.weight"]
+    assert torch.allclose(keys.up @ keys.down, published_keys.compute_delta(), atol=1e-6)
+    half = load_adapters({"x": folder}, CONFIG, torch.bfloat16)["x"]
+    assert {each.up.dtype for each in half["unembedding"]} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [(float("nan"), torch.float32), (float("inf"), torch.float32), (1e5, torch.float16)],
+)
+def test_separate_updates_that_are_not_finite_are_refused(
+    adapter: Path, value: float, dtype: torch.dtype
+) -> None:
+    up = load_file(adapter / ADAPTER_WEIGHTS)[UP]
+    up[0, 0] = 1e5
+    rewrite(adapter, **{UP: up})
+    load_adapters({"mine": adapter}, CONFIG, torch.float32)
+    up[0, 0] = value
+    rewrite(adapter, **{UP: up})
+    with refuses("adapters"):
+        load_adapters({"mine": adapter}, CONFIG, dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "outputs", "inputs"),
+    [
+        (QUERY, 32, 64),
+        ("model.layers.7.self_attn.q_proj", 32, 32),
+        ("model.embed_tokens", 24, 32),
+        ("model.norm", 32, 32),
+    ],
+)
+def test_separate_updates_of_other_modules_are_refused(
+    tmp_path: Path, name: str, outputs: int, inputs: int
+) -> None:
+    update = LowRank(torch.ones(2, inputs), torch.ones(outputs, 2), 1.0)
+    config = {"peft_type": "LORA", "r": 2, "lora_alpha": 2}
+    save_adapter(tmp_path, {f"{name}.weight": update}, config)
+    with refuses("adapters"):
+        load_adapters({"mine": tmp_path}, CONFIG, torch.float32)
+
+
+@pytest.mark.parametrize(
+    "adapters",
+    [
+        ["a"],
+        "a",
+        {"": "a"},
+        {"\ud800": "a"},
+        {1: "a"},
+        {"mine": None},
+        {"mine": "nowhere"},
+        {"mine": "."},
+    ],
+    ids=ascii,
+)
+def test_invalid_names_and_folders_of_adapters_are_refused(
+    adapters: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with refuses("adapters"):
+        LLM("tiny-ar", adapters=adapters)

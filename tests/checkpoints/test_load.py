@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,10 @@ from outpace.checkpoints.load import (
     save_model,
     translate_config,
 )
+from outpace.checkpoints.name import name_of
 
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
+WEIGHTS = "model.safetensors"
 DOWN = "model.layers.1.mlp.down_proj.weight"
 
 
@@ -36,10 +40,9 @@ def change(folder: Path, **fields: object) -> None:
 
 
 def rewrite(folder: Path, drop: str = "", **tensors: torch.Tensor) -> None:
-    path = folder / "model.safetensors"
-    kept = {**load_file(path), **tensors}
+    kept = {**load_file(folder / WEIGHTS), **tensors}
     kept.pop(drop, None)
-    save_file(kept, path)
+    save_file(kept, folder / WEIGHTS)
 
 
 @pytest.mark.parametrize("tied", [False, True])
@@ -55,81 +58,64 @@ def test_saved_model_loads_unchanged(make, tied: bool, tmp_path: Path) -> None:
     assert ("lm_head.weight" in names) is not tied
 
 
-def test_missing_folder_names_the_options() -> None:
-    with pytest.raises(ValueError, match="no model 'no-such-model': give a folder"):
-        resolve_checkpoint("no-such-model")
-
-
-def test_hub_failure_names_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_models_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **options: object) -> str:
         raise OSError("offline")
 
     monkeypatch.setattr(load, "snapshot_download", refuse)
-    with pytest.raises(
-        ValueError, match="cannot download 'someone/something' from the hub: offline"
-    ):
-        load_model("someone/something")
+    for name, load_ in (("no-such-model", resolve_checkpoint), ("some/thing", load_model)):
+        with pytest.raises(ValueError, match=name):
+            load_(name)
 
 
-def test_broken_config_names_the_file(folder: Path) -> None:
-    (folder / "config.json").write_text('{"architectures": [')
-    with pytest.raises(ValueError, match=r"config\.json is not JSON"):
-        load_model(folder)
+def replace_weights(file: str, content: bytes) -> Callable[[Path], object]:
+    def replace(folder: Path) -> None:
+        (folder / WEIGHTS).unlink()
+        (folder / file).write_bytes(content)
+
+    return replace
 
 
-def test_unknown_architecture_names_it_and_the_known_ones(folder: Path) -> None:
-    change(folder, architectures=["MambaForCausalLM"])
-    with pytest.raises(ValueError, match=r"config\.json: .*MambaForCausalLM.*Qwen2ForCausalLM"):
-        load_model(folder)
+def write_index(name: str) -> Callable[[Path], object]:
+    index = json.dumps({"weight_map": {DOWN: name}})
+    return lambda folder: (folder / "model.safetensors.index.json").write_text(index)
 
 
-def test_missing_tensor_names_it(folder: Path) -> None:
-    rewrite(folder, drop=DOWN)
-    with pytest.raises(ValueError, match=f"{folder}.*no tensor '{DOWN}'"):
-        load_model(folder)
-
-
-def test_wrong_shape_names_tensor_file_and_both_shapes(folder: Path) -> None:
-    rewrite(folder, **{DOWN: torch.zeros(32, 40)})
-    wanted = rf"model\.safetensors: tensor '{DOWN}' has shape \(32, 40\).*\(32, 48\)"
-    with pytest.raises(ValueError, match=wanted):
-        load_model(folder)
-
-
-def test_pickled_weights_alone_are_refused(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    (folder / "pytorch_model.bin").write_bytes(b"never read")
-    with pytest.raises(ValueError, match=r"only pickled weights \(pytorch_model\.bin\)"):
-        load_model(folder)
-
-
-def test_missing_shard_is_named(folder: Path) -> None:
-    index = {"weight_map": {DOWN: "model-00002-of-00002.safetensors"}}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match=r"names model-00002-of-00002\.safetensors, which"):
-        load_model(folder)
-
-
-def test_unreadable_weights_are_named(folder: Path) -> None:
-    path = folder / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(ValueError, match=r"model\.safetensors is not a readable safetensors"):
-        load_model(folder)
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
-def test_values_that_are_not_finite_are_refused(folder: Path, value: float) -> None:
-    weight = torch.zeros(32, 48)
+def down(value: float, columns: int = 48) -> Callable[[Path], object]:
+    weight = torch.zeros(32, columns)
     weight[3, 5] = value
-    rewrite(folder, **{DOWN: weight})
-    with pytest.raises(ValueError, match=rf"safetensors: tensor '{DOWN}' has NaN or infinite"):
+    return lambda folder: rewrite(folder, **{DOWN: weight})
+
+
+INVALID: dict[str, tuple[str, Callable[[Path], object]]] = {
+    "no JSON": ("config.json", lambda folder: (folder / "config.json").write_text("[")),
+    "architecture": ("MambaF", lambda folder: change(folder, architectures=["MambaForCausalLM"])),
+    "no tensor": (DOWN, lambda folder: rewrite(folder, drop=DOWN)),
+    "shape": (DOWN, down(0.0, columns=40)),
+    "NaN": (DOWN, down(float("nan"))),
+    "infinite": (DOWN, down(float("inf"))),
+    "negative infinite": (DOWN, down(-float("inf"))),
+    "another tensor": ("lm_head.weight", lambda folder: change(folder, tie_word_embeddings=True)),
+    "pickled": ("pytorch_model.bin", replace_weights("pytorch_model.bin", b"never read")),
+    "truncated": (WEIGHTS, replace_weights(WEIGHTS, bytes(100))),
+    "no shard": ("model-00002-of", write_index("model-00002-of-00002.safetensors")),
+    "another folder": ("other.safetensors", write_index("../other.safetensors")),
+    "absolute path": ("/etc/passwd", write_index("/etc/passwd")),
+    "a folder": ("index.json", write_index(".")),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_checkpoints_are_refused(name: str, folder: Path) -> None:
+    token, edit = INVALID[name]
+    (folder.parent / "other.safetensors").write_bytes((folder / WEIGHTS).read_bytes())
+    edit(folder)
+    with pytest.raises(ValueError, match=re.escape(token)):
         load_model(folder)
 
 
 def test_a_tied_head_may_be_stored_as_well(folder: Path) -> None:
     change(folder, tie_word_embeddings=True)
-    with pytest.raises(ValueError, match=r"1 tensors .* such as 'lm_head\.weight'"):
-        load_model(folder)
     embedding = load_file(folder / "model.safetensors")["model.embed_tokens.weight"]
     rewrite(folder, **{"lm_head.weight": embedding})
     assert load_model(folder).unembedding is None
@@ -139,28 +125,18 @@ def test_too_large_rotary_tables_need_a_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(positions, "MAX_ROTARY_ENTRIES", 1279)
-    with pytest.raises(ValueError, match=r"tables of 160 positions.*set a smaller max_length"):
+    with pytest.raises(ValueError, match="max_length"):
         load_model(folder)
     assert len(load_model(folder, max_length=159).cos) == 159
     for wrong in (0, -1, 1.5, 10**30):
-        with pytest.raises(ValueError, match="max_length must be a whole number.*got .*"):
+        with pytest.raises(ValueError, match="max_length"):
             load_model(folder, max_length=wrong)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("index", ["../other.safetensors", "/etc/passwd", "."])
-def test_an_index_names_files_of_its_own_folder(folder: Path, index: str) -> None:
-    (folder.parent / "other.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": index}}))
-    with pytest.raises(ValueError, match=rf"index\.json names {index}, which .* does not have"):
-        load_model(folder)
 
 
 def test_a_model_without_all_of_its_parameters_is_not_saved(tmp_path: Path) -> None:
     model = causal_model()
     model.blocks[0].mlp.down = torch.nn.Identity()
-    with pytest.raises(
-        ValueError, match=r"'blocks\.0\.mlp\.down\.weight' is missing, unexpected or of"
-    ):
+    with pytest.raises(ValueError, match=r"blocks\.0\.mlp\.down\.weight"):
         save_model(model, tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
@@ -170,13 +146,6 @@ def test_a_model_without_all_of_its_parameters_is_not_saved(tmp_path: Path) -> N
 )
 def test_end_of_sequence_is_read(field: object, eos: tuple[int, ...]) -> None:
     assert translate_config(published(eos_token_id=field)).eos == eos
-
-
-def generates(folder: Path, content: str) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(published(eos_token_id=3)))
-    (folder / "generation_config.json").write_text(content)
-    return folder
 
 
 @pytest.mark.parametrize(
@@ -191,4 +160,34 @@ def generates(folder: Path, content: str) -> Path:
 def test_end_tokens_of_the_generation_config_end_an_answer(
     tmp_path: Path, content: str, eos: tuple[int, ...]
 ) -> None:
-    assert load_config(generates(tmp_path / "model", content)).eos == eos
+    (tmp_path / "config.json").write_text(json.dumps(published(eos_token_id=3)))
+    (tmp_path / "generation_config.json").write_text(content)
+    assert load_config(tmp_path).eos == eos
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("qwen/model-q4_k_m.gguf", "model-q4_k_m"),
+        ("MODEL.GGUF", "MODEL"),
+        ("v1.5.gguf", "v1.5"),
+        ("folder/", "folder"),
+        ("folder.gguf/", "folder.gguf"),
+        ("a/b/../checkpoint-100/", "checkpoint-100"),
+        ("two\nlines/", "two_lines"),
+        ("hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc/", "Qwen/Qwen3-0.6B"),
+        ("hub/models--Qwen--Qwen3--x/snapshots/0123abc/", "Qwen/Qwen3--x"),
+        ("hub/models--Qwen--Qwen3-0.6B/snapshots/0123abc/q8_0.gguf", "q8_0"),
+    ],
+)
+def test_files_and_folders_have_the_name_of_their_last_part(
+    path: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tmp_path / path
+    (made if path.endswith("/") else made.parent).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "a" / "b").mkdir(parents=True, exist_ok=True)
+    if not path.endswith("/"):
+        made.touch()
+    assert name_of(made) == name_of(str(made)) == name
+    monkeypatch.chdir(tmp_path)
+    assert name_of(path) == name
