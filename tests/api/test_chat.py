@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from chats import SHAPES, Shape, control, expected, tokenizer
 from outpace.api.text import TextCodec
+from refusal import refuses
 
 FRAGMENTS = [
     *(
@@ -126,7 +127,7 @@ def test_a_template_that_looks_for_a_special_token_is_followed(
         messages = [{"role": "user", "content": content}]
         assert text.encode_chat(messages, {}) == expected("decides", messages)
     messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": "<b>"}]
-    with pytest.raises(ValueError, match=r"messages\[1\] contains a special token"):
+    with refuses("messages[1]"):
         text.encode_chat(messages, {})
 
 
@@ -220,5 +221,5 @@ def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) 
     text = TextCodec("variable", tokenizer("variable"))
     ids = text.encode_chat([{"role": "user", "content": "hi"}], {"extra": "<b>"})
     assert text.tokenizer.convert_tokens_to_ids("<b>") not in ids
-    with pytest.raises(ValueError, match="must not contain a special token"):
+    with refuses("messages[0].role"):
         text.encode_chat([{"role": "<a>", "content": "hi"}], {})

@@ -93,9 +93,9 @@ def test_other_options_and_models_are_rejected_by_name(llm: LLM, tmp_path: Path)
     source = write_prompts(tmp_path / "prompts.jsonl", QUESTIONS[:4])
     make(llm, source, tmp_path / "data")
     before = (tmp_path / "data" / "train.jsonl").read_bytes()
-    with pytest.raises(ValueError, match="answers with another options;"):
+    with pytest.raises(ValueError, match="options"):
         make(llm, source, tmp_path / "data", max_tokens=8)
-    with pytest.raises(ValueError, match="another fingerprint;"):
+    with pytest.raises(ValueError, match="fingerprint"):
         other = fingerprint(llm, enable_thinking=True)
         prompts = read_prompt_set([source], held_out=1 / 3)
         options: Any = {"max_tokens": 24, "temperature": 0.0}
@@ -118,11 +118,11 @@ def test_prompts_that_share_ten_words_with_a_file_are_left_out(tmp_path: Path) -
 
 def test_files_without_prompts_are_rejected(tmp_path: Path) -> None:
     (tmp_path / "empty.txt").write_text("\n \n")
-    with pytest.raises(ValueError, match="none of the 0"):
+    with pytest.raises(ValueError, match="^prompts"):
         read_prompt_set([tmp_path / "empty.txt"])
     short = write_prompts(tmp_path / "p.jsonl", ["too short"])
-    with pytest.raises(ValueError, match="no text of 10 words"):
+    with pytest.raises(ValueError, match="^exclude"):
         read_prompt_set([short], exclude=[short])
     (tmp_path / "bytes.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match="not UTF-8"):
+    with pytest.raises(ValueError, match="bytes.txt"):
         read_prompt_set([tmp_path / "bytes.txt"])

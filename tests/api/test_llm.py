@@ -33,6 +33,7 @@ from outpace.methods import (
     Method,
     WeDLM,
 )
+from refusal import refuses
 
 ROWS, MASK = 264, END + 1
 """Rows of the embeddings, of which 260 stand for tokens, and the mask token."""
@@ -255,7 +256,7 @@ def test_error_of_a_method_is_raised_with_its_name(causal: LLM) -> None:
 
 
 def test_bad_prompt_among_many_is_refused_before_any_work(llm: LLM) -> None:
-    with pytest.raises(ValueError, match="is outside the vocabulary"):
+    with refuses("prompt"):
         llm.generate([[1, 2], [1, END + 4]], max_tokens=4)
     assert idle(llm)
 
@@ -299,10 +300,10 @@ def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
     ):
         LLM(names["bare-masked"], cache_gib=0.001)
     llm = LLM(names["bare-masked"], Autoregressive(), cache_gib=0.001)
-    with pytest.raises(ValueError, match="has no mask token"):
+    with refuses("method"):
         llm.generate([[1, 2]], method=WeDLM(), max_tokens=2)
     assert len(llm.generate([[1, 2]], max_tokens=2)[0].ids) == 2
-    with pytest.raises(ValueError, match="mask_id 999 is outside the vocabulary of 264"):
+    with refuses("mask_id"):
         LLM(names["bare-masked"], mask_id=999)
 
 
@@ -388,7 +389,7 @@ def test_block_beyond_the_trained_length_warns(names: Checkpoints, causal: LLM) 
 def test_method_for_the_other_kind_of_model_is_refused(
     names: Checkpoints, target: str, method: Method
 ) -> None:
-    with pytest.raises(ValueError, match=f"{type(method).__name__} decodes"):
+    with refuses("method"):
         LLM(names[target], method, cache_gib=0.001)
 
 
@@ -404,7 +405,7 @@ def test_prompts_that_begin_alike_are_found_unless_that_is_switched_off(names: C
 def test_max_length_limits_prompt_and_answer(names: Checkpoints) -> None:
     short = LLM(names["bare"], max_length=20, cache_gib=0.001)
     assert len(short.generate([1] * 15)[0].ids) == 5
-    with pytest.raises(ValueError, match="has 20: shorten"):
+    with refuses("max_tokens"):
         short.generate([1] * 15, max_tokens=6)
 
 

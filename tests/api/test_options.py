@@ -169,7 +169,7 @@ def test_a_batch_of_mixed_options_is_each_alone(llm: LLM) -> None:
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_penalties_need_an_order(method: Method, name: str) -> None:
     chosen = RequestOptions.of({name: 0.5})
-    with pytest.raises(ValueError, match=f"^{name} needs a method that commits"):
+    with pytest.raises(ValueError, match=f"^{name} "):
         list(build_processors(chosen, method, 0, frozenset(), 24))
 
 

@@ -20,6 +20,7 @@ from outpace.api.detokenizer import Detokenizer
 from outpace.api.prompts import Prompt
 from outpace.api.text import TextCodec
 from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
+from refusal import refuses
 
 
 @pytest.fixture(scope="module")
@@ -274,11 +275,11 @@ def test_stop_string_in_an_unfinished_character_is_found(text: TextCodec, stop: 
 
 
 def test_stop_strings_that_mean_nothing_are_refused(text: TextCodec) -> None:
-    with pytest.raises(ValueError, match="stop must not contain an empty string"):
+    with refuses("stop"):
         Detokenizer(text, ("a", ""))
-    with pytest.raises(ValueError, match="is not UTF-8"):
+    with refuses("stop"):
         Detokenizer(text, ("\udcff",))
-    with pytest.raises(ValueError, match="stop needs a tokenizer, which tiny does not have"):
+    with refuses("stop"):
         Detokenizer(TextCodec("tiny", None), ("a",))
 
 
@@ -303,7 +304,7 @@ def test_token_that_only_the_other_has_is_named(text: TextCodec) -> None:
     tokenizer.convert_ids_to_tokens = lambda ids: [None if i == last else f"{i}" for i in ids]
     whole = TextCodec("whole", copy.deepcopy(text.tokenizer))
     whole.tokenizer.convert_ids_to_tokens = lambda ids: [f"{i}" for i in ids]
-    with pytest.raises(ValueError, match=f"token {last} is '{last}' there and None here"):
+    with refuses("method"):
         holed.check_same_tokens(whole, 260, 260)
 
 
@@ -333,10 +334,10 @@ def test_variables_of_a_template_are_those_it_reads() -> None:
     assert text.template_variables == {"enable_thinking"}
     plain, quiet = text.encode("a b"), text.encode("a b", template={"enable_thinking": False})
     assert len(quiet) > len(plain)
-    with pytest.raises(ValueError, match="no variable 'tokenize'; its variables: enable_thinking"):
+    with refuses("template.tokenize"):
         text.encode("a b", template={"tokenize": True})
     tokenizer.chat_template = "{% if %}"
-    with pytest.raises(ValueError, match="the chat template of broken fails"):
+    with refuses("messages"):
         TextCodec("broken", tokenizer).encode("a", template={"x": 1})
 
 

@@ -250,7 +250,7 @@ def test_nan_logits_raise(bad: float, read: Sample) -> None:
 
     runner.compute_logits = spoiled  # type: ignore[method-assign]
     forward = Forward(ids=[1, 2], start=0, predict=[1, 2], read=read)
-    with pytest.raises(ArithmeticError, match="not finite numbers"):
+    with pytest.raises(ArithmeticError, match="finite"):
         run(runner, [forward], [table_of(runner)])
 
 

@@ -15,6 +15,7 @@ from outpace.server.settings import (
     build_config,
     read_config,
 )
+from refusal import refuses
 
 WHOLE = """
 [server]
@@ -87,7 +88,7 @@ def test_unknown_keys_and_bad_values_are_named(tmp_path: Path, line: str, named:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.0.1", "example.org", ""])
 def test_public_addresses_require_a_key(host: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="--insecure"):
+    with refuses("host"):
         Settings(host=host).check_access()
     Settings(host=host, insecure=True).check_access()
     Settings(host=host, api_key="x").check_access()
@@ -99,11 +100,11 @@ def test_key_comes_from_a_file(tmp_path: Path) -> None:
     (tmp_path / "key").write_text("secret\n")
     assert Settings(api_key_file=str(tmp_path / "key")).read_key() == b"secret"
     (tmp_path / "empty").write_text("\n")
-    with pytest.raises(ValueError, match="empty is empty"):
+    with refuses("api_key_file"):
         Settings(api_key_file=str(tmp_path / "empty")).read_key()
-    with pytest.raises(ValueError, match="cannot be combined"):
+    with refuses("api_key"):
         Settings(api_key="x", api_key_file="y").read_key()
-    with pytest.raises(ValueError, match="api_key_file cannot be read: .*nowhere"):
+    with refuses("api_key_file"):
         Settings(api_key_file=str(tmp_path / "nowhere")).read_key()
 
 

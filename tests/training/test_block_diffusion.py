@@ -132,9 +132,9 @@ def test_it_takes_what_it_must_know_from_the_model() -> None:
     assert (bound.block, bound.shift, bound.mask_id) == (8, 1, MASK)
     assert BlockDiffusion(block=2).bind(block_model().config).block == 2
     for model in (diffusion_model(), causal_model()):
-        with pytest.raises(ValueError, match=r"needs a block diffusion model, and \w+ is not"):
+        with pytest.raises(ValueError, match="^block_diffusion"):
             BlockDiffusion().bind(model.config)
-    with pytest.raises(ValueError, match="block must be set"):
+    with pytest.raises(ValueError, match="^block"):
         BlockDiffusion().bind(block_model(block_size=None).config)
 
 

@@ -134,9 +134,9 @@ def masked(mask: torch.Tensor) -> Attend:
 
 def test_shift_and_mask_come_from_the_model() -> None:
     assert D2F().bind(diffusion_model().config) == D2F(shift=1, mask_id=MASK)
-    with pytest.raises(ValueError, match="needs a diffusion model, and Qwen2ForCausalLM"):
+    with pytest.raises(ValueError, match="Qwen2ForCausalLM"):
         D2F().bind(causal_model().config)
-    with pytest.raises(ValueError, match="block must be below the model's length of 160, got 160"):
+    with pytest.raises(ValueError, match="^block .*160"):
         D2F(block=160).bind(diffusion_model().config)
 
 

@@ -177,5 +177,5 @@ def test_a_row_that_does_not_see_itself_is_refused() -> None:
     ranges = torch.tensor([[[0, 1], [0, 0]], [[0, 1], [0, 0]]])
     own = torch.arange(2)
     assert narrow_to_window(ranges, own, window=None, causal=False) is ranges
-    with pytest.raises(ValueError, match="row 1 must see itself"):
+    with pytest.raises(ValueError, match="row 1"):
         narrow_to_window(ranges, own, window=3, causal=False)

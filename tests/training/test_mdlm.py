@@ -156,9 +156,9 @@ def test_a_shifted_model_is_never_asked_for_slot_zero() -> None:
 def test_shift_and_mask_come_from_the_model() -> None:
     config = translate_config(published("DreamModel", mask_token_id=MASK))
     assert MDLM().bind(config) == MDLM(shift=1, mask_id=MASK)
-    with pytest.raises(ValueError, match="needs a mask token"):
+    with pytest.raises(ValueError, match="mask"):
         MDLM().bind(translate_config(published()))
-    with pytest.raises(ValueError, match="shift 1"):
+    with pytest.raises(ValueError, match="shift"):
         MDLM(causal=0.1).bind(replace(config, shift=0))
 
 

@@ -62,19 +62,19 @@ def test_unknown_keys_are_refused(recipe: Path, override: str, message: str) -> 
 
 
 def test_files_that_are_no_recipes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no recipe at"):
+    with pytest.raises(ValueError, match="absent"):
         load_recipe(tmp_path / "absent.toml")
     (tmp_path / "broken.toml").write_text("[model")
-    with pytest.raises(ValueError, match="is not valid TOML"):
+    with pytest.raises(ValueError, match="broken.toml"):
         load_recipe(tmp_path / "broken.toml")
     (tmp_path / "other.toml").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match=r"other\.toml is not valid TOML"):
+    with pytest.raises(ValueError, match="other.toml"):
         load_recipe(tmp_path / "other.toml")
     (tmp_path / "loose.toml").write_text('objective = "sft"')
-    with pytest.raises(ValueError, match=r"write its keys under \[objective\]"):
+    with pytest.raises(ValueError, match=r"\[objective\]"):
         load_recipe(tmp_path / "loose.toml")
     (tmp_path / "empty.toml").write_text('[objective]\nname = "sft"\n[data]\npath = "a"\n')
-    with pytest.raises(ValueError, match="needs init, or config and one of tokenizer and target"):
+    with pytest.raises(ValueError, match=r"\[model\]"):
         load_recipe(tmp_path / "empty.toml")
 
 
@@ -105,7 +105,7 @@ def test_a_recipe_of_ones_own_comes_before_one_of_the_package(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny-ar").write_text(RECIPE)
     assert load_recipe("tiny-ar").train.steps == 10
-    with pytest.raises(ValueError, match="no recipe at 'tiny-er'; give .* or one of dream-7b-d2f,"):
+    with pytest.raises(ValueError, match="tiny-er"):
         load_recipe("tiny-er")
 
 

@@ -90,7 +90,7 @@ def test_what_was_interrupted_goes_on(tmp_path: Path, monkeypatch: pytest.Monkey
 
     store_file = store.save_file
     monkeypatch.setattr(store, "save_file", save)
-    with pytest.raises(ValueError, match="cannot be written .*No space left on device"):
+    with pytest.raises(ValueError, match="No space left"):
         drafting(tmp_path, "run").fit()
     kept = tmp_path / "features" / "features-000000.safetensors"
     before = kept.stat().st_mtime_ns
@@ -118,13 +118,13 @@ def test_other_features_are_refused(tmp_path: Path) -> None:
     kept = (tmp_path / "data.jsonl").read_text().splitlines(keepends=True)
     for lines in (kept[:-1], kept[::-1], [kept[1], *kept]):
         (tmp_path / "data.jsonl").write_text("".join(lines))
-        with pytest.raises(ValueError, match="differs in data from"):
+        with pytest.raises(ValueError, match=" data "):
             drafting(tmp_path, "other")
     (tmp_path / "data.jsonl").write_text("".join(kept))
     (tmp_path / "features" / store.INDEX_FILE).write_text("{}")
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match="features.json"):
         drafting(tmp_path, "other")
-    with pytest.raises(ValueError, match="holds other files"):
+    with pytest.raises(ValueError, match="features"):
         drafting(tmp_path, "other", data={"features": str(tmp_path)})
 
 
@@ -133,7 +133,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     drafting(tmp_path, "run").fit(1)
     (path,) = (tmp_path / "features").glob("features-*.safetensors")
     path.write_bytes(path.read_bytes()[:900])
-    with pytest.raises(ValueError, match=r"features-000000.* is missing or damaged"):
+    with pytest.raises(ValueError, match="features-000000"):
         drafting(tmp_path, "run").fit(2)
     path.unlink()
     drafting(tmp_path, "run").fit(2)
@@ -152,9 +152,9 @@ def test_what_cannot_be_stored_is_refused(
     data(tmp_path / "data.jsonl", 8)
     with pytest.raises(ValueError, match=message):
         drafting(tmp_path, "run", objective, data=given)
-    with pytest.raises(ValueError, match="needs an objective that reads features"):
+    with pytest.raises(ValueError, match="^features"):
         where = Data(path=str(tmp_path / "data.jsonl"), features=str(tmp_path / "f"))
         trainer(tmp_path / "sft", data=where)
-    with pytest.raises(ValueError, match="name of a folder, not empty"):
+    with pytest.raises(ValueError, match="^features"):
         replace(where, features=" ")
     assert SFT().feature_spec(causal_model().config) is None

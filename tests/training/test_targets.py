@@ -133,8 +133,8 @@ def test_a_damaged_table_of_tokens_is_rejected(tmp_path: Path) -> None:
     settings.build_trainer().close()
     path = tmp_path / "out" / "draft_tokens.json"
     path.write_text("[1, 2")
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match="draft_tokens"):
         settings.build_trainer()
     path.write_text("[1, 2]")
-    with pytest.raises(ValueError, match="has 2 tokens, but draft_vocab_size is 300"):
+    with pytest.raises(ValueError, match="draft_vocab_size"):
         settings.build_trainer()

@@ -24,7 +24,7 @@ def test_a_causal_checkpoint_is_adapted_to_a_diffusion_model(tmp_path: Path) -> 
     model = weights.adapt_checkpoint(str(tmp_path / "export"), changes)
     assert model.config.kind is Kind.DIFFUSION and model.config.shift == 1
     assert torch.equal(model.embedding.weight, load_model(tmp_path / "export").embedding.weight)
-    with pytest.raises(ValueError, match="changes the shapes"):
+    with pytest.raises(ValueError, match="intermediate_size"):
         weights.adapt_checkpoint(str(tmp_path / "export"), {"intermediate_size": 16})
 
 
@@ -67,5 +67,5 @@ def test_a_format_that_spells_its_config_otherwise_takes_a_whole_one(tmp_path: P
     for name, ours in model.named_parameters():
         kept = slice(queries if ".qkv." in name else 0, None)
         assert torch.equal(ours[kept], theirs[name][kept])
-    with pytest.raises(ValueError, match="'activation_type' is missing"):
+    with pytest.raises(ValueError, match="activation_type"):
         weights.adapt_checkpoint(str(tmp_path / "export"), {"architectures": ["LLaDAModelLM"]})
