@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -239,22 +238,16 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
     contents = [path.read_bytes() for path in parts]
     parts[1].unlink()
     for path in (parts[0], parts[2]):
-        with pytest.raises(
-            ValueError,
-            match=r"of-00003.gguf is one of 3 parts, and model-00002-of-00003.gguf is missing",
-        ):
+        with pytest.raises(ValueError, match=parts[1].name):
             load_model(path)
-    for changed, message in (
-        (contents[2], r"model-00002-of-00003.gguf is not part 2 of 3, against its name"),
-        (contents[1][:-1], r"model-00002-of-00003.gguf is not a readable GGUF file: it is trunc"),
-        (contents[1].replace(b"blk.1.ffn_up.w", b"blk.1.attn_q.w"), "is in another part as well"),
-    ):
+    twice = contents[1].replace(b"blk.1.ffn_up.w", b"blk.1.attn_q.w")
+    for changed in (contents[2], contents[1][:-1], twice):
         parts[1].write_bytes(changed)
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"{parts[1].name}|'blk.1.attn_q.weight'"):
             load_model(parts[0])
     parts[1].write_bytes(contents[1])
     other = parts[2].rename(tmp_path / "last.gguf")
-    with pytest.raises(ValueError, match=r"named as they are, NAME-00001-of-00003.gguf"):
+    with pytest.raises(ValueError, match=other.name):
         load_model(other)
 
 
@@ -458,24 +451,6 @@ def test_a_file_becomes_an_int8_folder(name: str, tmp_path: Path) -> None:
     assert theirs.removesuffix("Config") == architecture.removesuffix("ForCausalLM")
 
 
-def test_a_truncated_or_foreign_file_is_refused(tmp_path: Path) -> None:
-    sound = Written(tmp_path, "qwen2").write()
-    content, path = sound.read_bytes(), tmp_path / "broken.gguf"
-    broken = [content[: len(content) * part // 16] for part in range(16)] + [content[:-1]]
-    broken += [
-        b"GGUF",
-        b"version https://git-lfs.github.com/spec/v1\n",
-        b"{}",
-        b"FUGG" + content[4:],
-    ]
-    broken += [content[:8] + (2**62).to_bytes(8, "little") * 2 + content[24:]]
-    for number, bytes_ in enumerate(broken):
-        path.write_bytes(bytes_)
-        with pytest.raises(ValueError) as error:
-            load_model(path)
-        assert str(path) in str(error.value) and "\n" not in str(error.value), number
-
-
 def mutated(content: bytes, header: int, count: int) -> Iterator[bytes]:
     """Yield truncated files, and files with changed bits or eight changed bytes of the header."""
     draw = Random(0)
@@ -500,9 +475,7 @@ def memory(name: str) -> int:
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith(name)) << 10
 
 
-@pytest.mark.parametrize(
-    "count", [90, pytest.param(6000, marks=pytest.mark.nightly)], ids=["few", "many"]
-)
+@pytest.mark.parametrize("count", [90, pytest.param(6000, marks=pytest.mark.nightly)])
 def test_mutated_files_are_loaded_or_refused(count: int, tmp_path: Path) -> None:
     sound, _ = with_tokenizer(tmp_path, "qwen2")
     content, path = sound.read_bytes(), tmp_path / "broken.gguf"
@@ -513,7 +486,6 @@ def test_mutated_files_are_loaded_or_refused(count: int, tmp_path: Path) -> None
     before = memory("VmRSS")
     for number, changed in enumerate(mutated(content, header, count)):
         path.write_bytes(changed)
-        began = time.process_time()
         try:
             load_config(path)
             load_tokenizer(path)
@@ -523,110 +495,57 @@ def test_mutated_files_are_loaded_or_refused(count: int, tmp_path: Path) -> None
             text = str(error)
             assert str(path) in text and "\n" not in text and len(text) < 1000, number
             outcomes["refused"] += 1
-        assert time.process_time() - began < 6, number
     assert memory("VmHWM") - before < 200 * 2**20
     assert outcomes["refused"] > 0.8 * count and outcomes["loaded"] > 0
 
 
-FOREIGN: list[tuple[Callable[[GGUFWriter], Any], str]] = [
-    (lambda w: w.add_uint32("split.count", 2), "is one of 2 parts: it must be named as they are, "),
-    (lambda w: w.add_rope_scaling_type(RopeScalingType.LONGROPE), "'longrope' is not supported"),
-    (lambda w: w.add_diffusion_shift_logits(True), "diffusion.shift_logits is True, which is not"),
-    (lambda w: w.add_logit_scale(0.5), "qwen2.logit_scale is 0.5, which is not supported"),
-    (lambda w: w.add_value_length(4), "attention.value_length must be the head size 16, got 4"),
-]
+FOREIGN: dict[str, Callable[[Written], Any]] = {
+    "parts": lambda w: w.writer.add_uint32("split.count", 2),
+    "longrope": lambda w: w.writer.add_rope_scaling_type(RopeScalingType.LONGROPE),
+    "shift_logits": lambda w: w.writer.add_diffusion_shift_logits(True),
+    "logit_scale": lambda w: w.writer.add_logit_scale(0.5),
+    "value_length": lambda w: w.writer.add_value_length(4),
+    "blk.9.attn_q.weight": lambda w: w.writer.add_tensor("blk.9.attn_q.weight", ROW),
+    "rope_freqs.weight": lambda w: w.writer.add_tensor("rope_freqs.weight", ROW),
+    "output.bias": lambda w: w.writer.add_tensor("output.bias", ROW.astype("i4")),
+    "output_norm.weight": lambda w: w.tensors.update({"model.norm.weight": torch.ones(65)}),
+}
+ROW = torch.rand(3).numpy()
 
 
-@pytest.mark.parametrize(("edit", "message"), FOREIGN, ids=range(len(FOREIGN)))
-def test_unknown_metadata_are_refused(
-    edit: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", FOREIGN)
+def test_metadata_and_tensors_of_other_models_are_refused(name: str, tmp_path: Path) -> None:
     written = Written(tmp_path, "qwen2")
-    edit(written.writer)
-    with pytest.raises(ValueError, match=message):
+    FOREIGN[name](written)
+    with pytest.raises(ValueError, match=name):
         load_model(written.write())
 
 
-def test_tensors_that_are_not_of_the_model_are_refused(tmp_path: Path) -> None:
-    for number, (name, message) in enumerate(
-        (
-            (
-                "blk.9.attn_q.weight",
-                "1 of its tensors are not of the model .* 'blk.9.attn_q.weight'",
-            ),
-            (
-                "rope_freqs.weight",
-                "tensor 'rope_freqs.weight' is not supported; supported: Llama",
-            ),
-        )
-    ):
-        (tmp_path / str(number)).mkdir()
-        written = Written(tmp_path / str(number), "qwen2")
-        written.writer.add_tensor(name, torch.rand(3).numpy())
-        with pytest.raises(ValueError, match=message):
-            load_model(written.write())
-    (tmp_path / "types").mkdir()
-    written = Written(tmp_path / "types", "qwen2")
-    written.tensors["model.norm.weight"] = torch.ones(65)
-    with pytest.raises(ValueError, match=r"'output_norm.weight' has shape \(65,\), but its metad"):
-        load_model(written.write())
+@pytest.mark.parametrize(("kind", "token"), [("t5", "t5"), ("gpt2", "pre"), ("llama", "scores")])
+def test_unknown_tokenizers_are_refused(kind: str, token: str, tmp_path: Path) -> None:
+    written = Written(tmp_path, "qwen2")
+    written.writer.add_token_list([f"t{n}" for n in range(24)])
+    written.writer.add_tokenizer_model(kind)
+    with pytest.raises(ValueError, match=rf"model.gguf.*{token}"):
+        load_tokenizer(written.write())
 
 
-def test_an_unknown_type_or_family_is_named(tmp_path: Path) -> None:
+def test_other_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "other.gguf"
     writer = GGUFWriter(path, "mamba")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()
-    with pytest.raises(
-        ValueError, match="'mamba' is not supported in GGUF; known are dflash, dream, eagle3, "
-    ):
+    with pytest.raises(ValueError, match="mamba"):
         load_config(path)
-    written = Written(tmp_path, "qwen2")
-    written.writer.add_tensor("output.bias", torch.ones(24).int().numpy())
-    sound = written.write()
-    entries = file_module.open_gguf(sound)
-    with pytest.raises(ValueError, match="'output.bias' is of type I32, which cannot be read"):
-        entries.read_tensor("output.bias")
-
-
-@pytest.mark.parametrize(
-    ("edit", "message"),
-    [
-        (
-            lambda w: w.add_tokenizer_model("t5"),
-            "tokenizer.ggml.model 't5' is not supported; known",
-        ),
-        (
-            lambda w: w.add_tokenizer_model("gpt2"),
-            "tokenizer.ggml.pre None is not supported; known",
-        ),
-        (lambda w: w.add_tokenizer_model("llama"), "24 tokens have 0 scores"),
-    ],
-)
-def test_unknown_tokenizers_are_refused(
-    edit: Callable[[GGUFWriter], Any], message: str, tmp_path: Path
-) -> None:
-    written = Written(tmp_path, "qwen2")
-    written.writer.add_token_list([f"t{n}" for n in range(24)])
-    edit(written.writer)
-    path = written.write()
-    with pytest.raises(ValueError, match=rf"model.gguf has no valid tokenizer: .*{message}"):
-        load_tokenizer(path)
-
-
-def test_without_the_library_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    with pytest.raises(ValueError, match=r"missing.gguf"):
+        load_model(tmp_path / "missing.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    (tmp_path / "a.gguf").write_bytes(b"GGUF")
-    with pytest.raises(ValueError, match=r"need the extra: pip install 'outpace\[gguf\]'"):
-        load_model(tmp_path / "a.gguf")
-    with pytest.raises(ValueError, match="b.gguf cannot be read: .*No such file"):
-        load_model(tmp_path / "b.gguf")
+    path.write_bytes(b"GGUF")
+    with pytest.raises(ValueError, match=r"pip install 'outpace\[gguf\]'"):
+        load_model(path)
 
 
-needs_loops = needs_packed_loops
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "rms_norm_eps": 1e-6}
 MODELS["llama wide"] = (MODEL_ARCH.LLAMA, published("LlamaForCausalLM", **WIDE, rope_theta=5e5))
 MODELS["qwen2 wide tied"] = (MODEL_ARCH.QWEN2, published(**WIDE, tie_word_embeddings=True))
@@ -663,7 +582,7 @@ FILES: dict[str, tuple[str, str, dict[str, str]]] = {
 }
 
 
-@needs_loops
+@needs_packed_loops
 @pytest.mark.parametrize("name", FILES)
 def test_matrices_keep_their_block_formats(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -693,7 +612,7 @@ def test_matrices_keep_their_block_formats(
     assert torch.isfinite(whole(ours, IDS, causal=True)).all()
 
 
-@needs_loops
+@needs_packed_loops
 @pytest.mark.parametrize("name", ["tied, 4 bits", "as Q4_K_M"])
 def test_a_row_of_a_file_is_batch_invariant(name: str, tmp_path: Path) -> None:
     model, usual, kinds = FILES[name]
@@ -706,19 +625,18 @@ def test_a_row_of_a_file_is_batch_invariant(name: str, tmp_path: Path) -> None:
     assert ours.embed_tokens(torch.tensor(IDS)).dtype == torch.bfloat16
 
 
-@needs_loops
+@needs_packed_loops
 def test_a_scale_that_is_not_finite_is_refused(tmp_path: Path) -> None:
     path = Written(tmp_path, "llama", TYPES.Q8_0).write()
     entry = file_module.open_gguf(path).tensors["blk.1.attn_k.weight"]
     with path.open("r+b") as file:
         file.seek(entry.offset + entry.size // 2)
         file.write(b"\x00\x7c")
-    message = r"tensor 'model.layers.1.self_attn.k_proj.weight' has NaN or infinite values"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"model.layers.1.self_attn.k_proj.weight"):
         load_model(path, quantize="native")
 
 
-@needs_loops
+@needs_packed_loops
 def test_a_file_keeps_its_block_formats_by_default(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     path = Written(tmp_path, "qwen2", TYPES.Q4_0).write()

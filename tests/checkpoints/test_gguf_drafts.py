@@ -11,18 +11,11 @@ import torch
 
 from outpace import LLM
 from outpace.checkpoints.load import load_config, load_draft, load_model
-from outpace.methods import DFlash, Eagle, Method
 
 gguf = pytest.importorskip("gguf")
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 PAIRS = {"dflash": GOLDEN / "dflash" / "pair_b", "eagle": GOLDEN / "eagle" / "llama"}
-
-
-def method(kind: str, draft: str | Path) -> Method:
-    if kind == "dflash":
-        return DFlash(draft=str(draft), tokens=4)
-    return Eagle(draft=str(draft), depth=4)
 
 
 @pytest.mark.parametrize("kind", PAIRS)
@@ -38,16 +31,6 @@ def test_a_file_equals_its_folder(kind: str) -> None:
         assert getattr(file.config, field) == getattr(folder.config, field), field
 
 
-@pytest.mark.parametrize("kind", PAIRS)
-def test_a_file_drafts_as_its_folder(kind: str) -> None:
-    target, outputs = PAIRS[kind] / "target", []
-    for name in ("draft", "draft.gguf"):
-        llm = LLM(target, method(kind, PAIRS[kind] / name))
-        outputs += llm.generate([[5, 9, 23, 40]], max_tokens=24, ignore_eos=True)
-    folder, file = outputs
-    assert (file.ids, file.forwards) == (folder.ids, folder.forwards)
-
-
 def changed(tmp_path: Path, name: str, edit: Any) -> Path:
     reader, path = gguf.GGUFReader(PAIRS["eagle"] / "draft.gguf"), tmp_path / "draft.gguf"
     writer = gguf.GGUFWriter(path, "eagle3")
@@ -58,31 +41,26 @@ def changed(tmp_path: Path, name: str, edit: Any) -> Path:
     tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
     for own, data in {**tensors, name: edit(tensors.get(name))}.items():
         writer.add_tensor(own, data)
-    for write in (
-        writer.write_header_to_file,
-        writer.write_kv_data_to_file,
-        writer.write_tensors_to_file,
-        writer.close,
-    ):
-        write()
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
     return path
 
 
 @pytest.mark.parametrize(
-    ("name", "edit", "message"),
+    ("name", "edit"),
     [
-        ("d2t", lambda ids: ids + 320, "'d2t' must have 160 ids below 320"),
-        ("d2t", lambda ids: -ids - 1, "'d2t' must have 160 ids below 320"),
-        ("d2t", lambda ids: ids * 0, "d2t must list 160 tokens"),
-        ("d2t", lambda ids: ids.astype(np.float32), "must be a list of 64-bit integers"),
-        ("markov_w1.weight", lambda _: np.ones((4, 4), np.float32), "such as 'markov_w1.weight'"),
+        ("d2t", lambda ids: ids + 320),
+        ("d2t", lambda ids: -ids - 1),
+        ("d2t", lambda ids: ids * 0),
+        ("d2t", lambda ids: ids.astype(np.float32)),
+        ("markov_w1.weight", lambda _: np.ones((4, 4), np.float32)),
     ],
 )
-def test_invalid_vocabularies_are_refused(
-    name: str, edit: Any, message: str, tmp_path: Path
-) -> None:
+def test_invalid_tensors_are_refused(name: str, edit: Any, tmp_path: Path) -> None:
     target = load_model(PAIRS["eagle"] / "target")
-    with pytest.raises(ValueError, match=message) as refusal:
+    with pytest.raises(ValueError, match=name) as refusal:
         load_draft(changed(tmp_path, name, edit), target)
     assert str(tmp_path) in str(refusal.value)
 
