@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from helpers import published, random_model
-from outpace.checkpoints.load import CONFIG_FILE, save_model
+from outpace.checkpoints.load import CONFIG_FILE, load_model, save_model
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD
 
 FILE = "model.safetensors"
@@ -231,3 +232,33 @@ def write_quantized(folder: Path, seed: str, form: Format, **config: Any) -> Pat
         json.dumps({**content, QUANTIZATION_FIELD: scheme})
     )
     return folder / "stored"
+
+
+def list_edits(parts: Iterable[str]) -> Iterator[Callable[[dict[str, Tensor]], Any]]:
+    """Yield invalid changes of the parts of a matrix."""
+    for part in parts:
+        name = DOWN.replace("weight", part)
+        changes: list[Callable[[Tensor], Tensor]] = [
+            lambda x: x[..., :-1].clone(),
+            lambda x: x.float() > 0,
+        ]
+        if part not in ("weight_shape", "weight_g_idx", "g_idx"):  # of which some are sound
+            changes += [lambda x: x.flatten()[:3], lambda x: x.double().long()]
+        yield lambda tensors, name=name: tensors.pop(name)
+        for edit in changes:
+            yield lambda tensors, name=name, edit=edit: tensors.update({name: edit(tensors[name])})
+
+
+def check_invalid_parts(folder: Path, form: Format, scales: str, **options: Any) -> None:
+    """Check that a checkpoint with a missing or changed part, or an invalid scale, is refused."""
+    scale = DOWN.replace("weight", scales)
+    edits = list(list_edits(form[1](32, 32, **form[2])[0]))
+    for value in (float("nan"), float("inf"), -0.5):
+        edits.append(lambda tensors, value=value: tensors[scale].view(-1)[-1:].fill_(value))
+    sound = (folder / FILE).read_bytes()
+    for number, edit in enumerate(edits):
+        (folder / FILE).write_bytes(sound)
+        change(folder, edit)
+        with pytest.raises(ValueError) as error:
+            load_model(folder, **options)
+        assert str(folder) in str(error.value) and "\n" not in str(error.value), number

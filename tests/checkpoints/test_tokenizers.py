@@ -82,24 +82,16 @@ def test_dream_has_its_chat_template_when_none_is_published(dream: Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "message"),
+    ("file", "content"),
     [
-        ("tokenizer.json", "[]", r"tokenizer\.json must be a JSON object, got \[\]"),
-        ("tokenizer.json", '{"model"', r"tokenizer\.json is not JSON"),
-        (
-            "tokenizer.json",
-            '{"model": {"type": "BPE"}}',
-            r"tokenizer\.json is not a readable tokenizer",
-        ),
-        (
-            "tokenizer_config.json",
-            "null",
-            r"tokenizer_config\.json must be a JSON object, got None",
-        ),
+        ("tokenizer.json", "[]"),
+        ("tokenizer.json", '{"model"'),
+        ("tokenizer.json", '{"model": {"type": "BPE"}}'),
+        ("tokenizer_config.json", "null"),
     ],
 )
-def test_broken_tokenizer_is_named(tmp_path: Path, file: str, content: str, message: str) -> None:
+def test_broken_tokenizer_is_named(tmp_path: Path, file: str, content: str) -> None:
     save_tokenizer(tmp_path)
     (tmp_path / file).write_text(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=file):
         load_tokenizer(tmp_path)
