@@ -18,7 +18,7 @@ import outpace.decoding
 import outpace.methods
 from outpace.checkpoints.families import FAMILIES, Family
 from outpace.methods import METHODS, Method
-from source import MODULES, ROOT
+from source import ROOT
 
 DOCS = Path(__file__).parent.parent / "docs"
 PUBLIC = [outpace, outpace.decoding, outpace.methods]
@@ -160,34 +160,6 @@ def test_every_family_has_its_row_in_the_docs() -> None:
         assert "draft" in kind or method == f"`{METHODS[family.method].__name__}`"
 
 
-FAMILY_NAMES = re.compile(
-    "dream|gemma|glm4|gpt.oss|llada|llama|mimo|mistral|olmo|qwen|sdar|wedlm", re.IGNORECASE
-)
-ELSEWHERE = {
-    "cli/measure.py": "names of published checkpoints in examples",
-    "evaluation/protocol.py": "a paper that has the name of its models",
-    "methods/__init__.py": "a method that has the name of its models",
-    **{
-        f"methods/{name}.py": "models whose authors gave an option its default"
-        for name in ("apd", "d2f", "diffusion")
-    },
-    "methods/wedlm.py": "a method that has the name of its models",
-    "server/settings.py": "models of the zoo by their names",
-    "training/objectives/__init__.py": "an objective that has the name of its models",
-    "training/objectives/wedlm.py": "an objective that has the name of its models",
-    "checkpoints/gguf/config.py": "the published name of a rotary scaling",
-    "checkpoints/gguf/splits.py": "names that files have for ways to split text",
-    "checkpoints/gguf/tokenizer.py": "the name that files have for SentencePiece",
-    "checkpoints/quantised/awq.py": "a published field that has the name of a program",
-    "checkpoints/quantised/gptq.py": "a published field that has the name of a program",
-    "evaluation/generated/vocabulary.py": "the split of text that it shares",
-    "checkpoints/load.py": "a name in a message",
-    "checkpoints/tokenizer_files.py": "the class that stands in for remote code",
-    "models/rope.py": "the published name of a rotary scaling",
-}
-"""Files outside `checkpoints/families/` that may name a family, and why."""
-
-
 def code(tree: ast.Module) -> set[str]:
     """Identifiers and strings of a module; neither comments nor docstrings."""
     found = set()
@@ -205,14 +177,3 @@ def code(tree: ast.Module) -> set[str]:
             case ast.Attribute(attr=name) | ast.arg(arg=name) | ast.alias(name=name):
                 found.add(name)
     return found
-
-
-def names_a_family(tree: ast.Module) -> set[str]:
-    """What in a module's code names a family."""
-    return {text for text in code(tree) if FAMILY_NAMES.search(text)}
-
-
-def test_families_are_named_in_their_own_folder_only() -> None:
-    others = [module for module in MODULES if not module.startswith("checkpoints/families/")]
-    found = {module: names_a_family(MODULES[module]) for module in others}
-    assert {module for module, names in found.items() if names} == ELSEWHERE.keys()
