@@ -1,5 +1,7 @@
 """Replicas on Ray Serve: the front alone, then two of them that stream, die and drain."""
 
+# ruff: noqa: E402
+
 from __future__ import annotations
 
 import asyncio
@@ -22,12 +24,12 @@ from rayed import SECONDS, Program, running
 
 ray = pytest.importorskip("ray.serve", reason="needs the extra ray")
 
-from ray.exceptions import ActorDiedError  # noqa: E402
-from ray.serve.exceptions import BackPressureError  # noqa: E402
+from ray.exceptions import ActorDiedError
+from ray.serve.exceptions import BackPressureError
 
-from outpace.ray import ingress  # noqa: E402
-from outpace.ray.ingress import ForwardedResponse  # noqa: E402
-from outpace.ray.replicas import application  # noqa: E402
+from outpace.ray import ingress
+from outpace.ray.ingress import ForwardedResponse
+from outpace.ray.replicas import application
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": []}
 HALF = {"type": "http.response.body", "body": b"a", "more_body": True}
