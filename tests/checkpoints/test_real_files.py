@@ -48,7 +48,7 @@ CONVERSATION = [
     {"role": "assistant", "content": "42"},
     {"role": "user", "content": "And  8 times 6?\n"},
 ]
-NEW_TOKENS, WINDOW, MAX_WORSE, MIN_BETTER = 24, 512, 1.005, 0.99
+NEW_TOKENS, WINDOW, MAX_WORSE = 24, 512, 1.005
 LICENSE = Path(__file__).parent.parent.parent / "LICENSE"
 """A text of 2,300 tokens: on a shorter one, chance decides half a percent."""
 
@@ -184,43 +184,3 @@ def test_perplexity_in_native_bits_is_that_of_float32(published: Published) -> N
     )
     assert 1 < plain < 100
     assert plain / MAX_WORSE < native < plain * MAX_WORSE
-
-
-SCORE = """
-import json, os, sys
-import numpy as np
-from llama_cpp import Llama
-size = int(sys.argv[2])
-model = Llama(sys.argv[1], n_ctx=size + 2, n_batch=size + 2, logits_all=True, verbose=False)
-losses = []
-for window in json.loads(sys.stdin.read()):
-    model.reset()
-    model.eval(window)
-    logits = np.asarray(model.scores[: len(window) - 1], np.float64)
-    logits -= logits.max(-1, keepdims=True)
-    chosen = np.take_along_axis(logits, np.array(window[1:])[:, None], -1)[:, 0]
-    losses += (np.log(np.exp(logits).sum(-1)) - chosen).tolist()
-print("loss", sum(losses) / len(losses), flush=True)
-os._exit(0)
-"""
-"""Prints the mean loss of windows of a text in llama.cpp."""
-
-
-@needs_packed_loops
-@pytest.mark.skipif("llama_cpp" in ABSENT, reason="llama_cpp is not installed")
-def test_perplexity_in_native_bits_is_that_of_llama_cpp(published: Published) -> None:
-    tokenizer = published.native.text.tokenizer
-    begin = tokenizer("").input_ids
-    ids = tokenizer(LICENSE.read_text(), add_special_tokens=False).input_ids
-    windows = [[*begin, *ids[at : at + WINDOW]] for at in range(0, len(ids), WINDOW)]
-    run = subprocess.run(
-        [sys.executable, "-c", SCORE, str(published.path), str(WINDOW)],
-        input=json.dumps(windows),
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    theirs = exp(float(run.stdout.split("loss ")[1]))
-    ours = perplexity(published.native.model, ids, begin)
-    print(f"{published.path.name}: {ours:.4f} here, {theirs:.4f} in llama.cpp")
-    assert theirs * MIN_BETTER < ours < theirs * MAX_WORSE

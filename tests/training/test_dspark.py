@@ -16,18 +16,16 @@ from torch import Tensor
 
 from helpers import MASK, causal_model, dense, published
 from outpace import LLM
-from outpace.checkpoints.load import ZOO_FOLDER, load_draft, translate_config
+from outpace.checkpoints.load import load_draft, translate_config
 from outpace.methods import Autoregressive, DFlash
 from outpace.models.dspark import DSparkDraft
-from outpace.models.transformer import Transformer
 from outpace.training import weights
-from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import DFlash as Objective
 from outpace.training.optim import Optim
 from outpace.training.recipe import train_recipe
 from outpace.training.rows import Rows, pack_documents
-from outpace.training.trainer import Trainer
+from training.test_dflash import example, losses, trainer
 
 RANK, BLOCK = 4, 7
 HEADS = {"markov_rank": RANK, "markov_head_type": "vanilla", "enable_confidence_head": True}
@@ -181,10 +179,12 @@ def test_weights_of_the_terms(
 
 
 @torch.no_grad()
-def test_accepted_is_that_of_drafts_chosen_one_after_another() -> None:
-    pair, lengths, hits = Pair(), [], 0
-    for name in ("fusion.weight", "transition.weight", "unembedding.weight"):
-        pair.draft.get_parameter(name).mul_(0.1)  # so that some drafts are right
+@pytest.mark.parametrize("changes", [{}, NO_HEADS])
+def test_accepted_is_that_of_drafts_chosen_one_after_another(changes: dict[str, Any]) -> None:
+    pair, lengths = Pair(changes), []
+    for name, parameter in pair.draft.named_parameters():
+        if name in ("fusion.weight", "transition.weight", "unembedding.weight"):
+            parameter.mul_(0.1)  # so that some drafts are right
     pair.texts = [(chosen_text(pair, prompt), len(prompt), [4, 6, 10]) for prompt in ([3, 1], [9])]
     for text, anchor, hidden, _ in pair.blocks():
         previous, count = text[anchor], 0
@@ -211,11 +211,6 @@ def chosen_text(pair: Pair, prompt: list[int]) -> list[int]:
         for k in range(1, right + 1):
             text[anchor + k] = int(pair.step_logits(hidden[k - 1], text[anchor + k - 1]).argmax())
     return text
-
-
-def example(prompt: int, response: int) -> Example:
-    ids = list(range(prompt + response))
-    return Example(ids[:prompt], ids[prompt:], [False] * response)
 
 
 def test_every_row_of_a_block_predicts_the_slot_after_it() -> None:
@@ -245,52 +240,37 @@ def test_other_options_hold(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "options", "message"),
+    ("name", "changes", "options"),
     [
-        (NO_HEADS, {"confidence": 0.5}, "confidence 0.5 needs a draft with a confidence head, and"),
-        ({"enable_confidence_head": False}, {"confidence": 1.0}, "Qwen3DSparkModel has none"),
-        ({}, {"confidence": 0.0}, "confidence 0 would leave the confidence head untrained"),
-        ({}, {"confidence": -1.0}, "confidence must be a number from 0 to 1000000, got -1.0"),
-        ({}, {"total_variation": 1.5}, "total_variation must be a number from 0 to 1, got 1.5"),
-        ({"markov_head_type": "rnn"}, {}, "markov_head_type must be 'vanilla', got 'rnn'"),
-        ({"markov_rank": 0}, {}, "reads the previous token needs a Markov head"),
+        ("confidence", NO_HEADS, {"confidence": 0.5}),
+        ("confidence", {"enable_confidence_head": False}, {"confidence": 1.0}),
+        ("confidence", {}, {"confidence": 0.0}),
+        ("confidence", {}, {"confidence": -1.0}),
+        ("total_variation", {}, {"total_variation": 1.5}),
+        ("markov_head_type", {"markov_head_type": "rnn"}, {}),
+        ("Markov", {"markov_rank": 0}, {}),
     ],
 )
-def test_what_does_not_fit_is_refused(
-    changes: dict[str, Any], options: dict[str, Any], message: str
+def test_other_heads_and_options_are_refused(
+    name: str, changes: dict[str, Any], options: dict[str, Any]
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=name):
         Objective(**options).bind(translate_config(config(**changes)))
 
 
 WIDE = {"vocab_size": 1024, "mask_token_id": 1021, "num_hidden_layers": 1}
 
 
-def trainer(out: Path, target: Transformer, **options: Any) -> Trainer:
-    defaults = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2}
-    return Trainer(
-        weights.build_draft(None, config(**WIDE), target, 0),
-        Objective(anchors=4),
-        out=out,
-        tokenizer=ZOO_FOLDER / "vocabulary",
-        others={"target": target},
-        **{**defaults, "data": "story:train", "steps": 16, "decay": 0, **options},
-    )
-
-
-def losses(out: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path, tied: bool) -> None:
-    target = causal_model(vocab_size=1024, tie_word_embeddings=tied)
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    trainer(halves, target).fit(8)
-    run = trainer(halves, target)
+    options: dict[str, Any] = {"config": config(**WIDE), "tied": tied, "steps": 16}
+    trainer(halves, **options).fit(8)
+    run = trainer(halves, **options)
+    target = run.loss_module.models.others["target"]
     before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     run.fit()
-    trainer(whole, target).fit()
+    trainer(whole, **options).fit()
     assert losses(whole) == losses(halves) and losses(whole)[-1] < 0.9 * losses(whole)[0]
     head = target.embedding if target.unembedding is None else target.unembedding
     tables = {"embedding.weight": target.embedding.weight, "unembedding.weight": head.weight}
