@@ -23,6 +23,7 @@ from outpace.decoding import Step
 from outpace.evaluation.compare import bootstrap_differences
 from outpace.evaluation.run import evaluate, questions_of
 from outpace.methods import Autoregressive
+from refusal import refuses
 
 QUESTIONS = questions_of("story", 6)
 
@@ -90,7 +91,7 @@ def test_a_batch_needs_questions_for_each_round(llm: LLM) -> None:
     wide = replace(side(llm), load=RequestLoad(batch=4, max_tokens=12))
     with pytest.raises(ValueError, match="at least 8"):
         next(alternate_turns([side(llm), wide], 2))
-    with pytest.raises(ValueError, match="rounds"):
+    with refuses("rounds"):
         next(alternate_turns([side(llm)], 0))
     assert wide.turns == []
 
