@@ -20,65 +20,11 @@ from outpace.methods import DFlash, Eagle, Method
 from outpace.models.draft import DFlashDraft, Draft
 from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Transformer
+from speculator_configs import LAYER, LISTED, dflash, eagle
 
-LAYER, LISTED = "transformer_layer_config", "aux_hidden_state_layer_ids"
-SIZES = {
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "hidden_act": "silu",
-    "max_position_embeddings": 160,
-    "mlp_bias": False,
-    "attention_bias": False,
-    "rms_norm_eps": 1e-6,
-    "rope_scaling": None,
-    "rope_theta": 10_000.0,
-    "vocab_size": VOCAB,
-    "tie_word_embeddings": False,
-}
 SOME = [1, 2, 5, 6, 7, 9, 12, 13, 14, 15, 17, 20, 22, 23]
 """Tokens of a reduced vocabulary."""
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]
-
-
-def wrapped(kind: str, layer: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    return {
-        "architectures": [{"eagle3": "Eagle3DraftModel", "dflash": "DFlashDraftModel"}[kind]],
-        "auto_map": {"": {"eagle3": "eagle3.Eagle3", "dflash": "config.DFlash"}[kind] + CONFIG},
-        "base_model_ep_plan": None,
-        "draft_vocab_size": VOCAB,
-        "dtype": "float32",
-        "has_no_defaults_at_init": False,
-        "speculators_config": {
-            "algorithm": kind,
-            "default_proposal_method": "greedy",
-            "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": 3}],
-            "verifier": {"architectures": ["Qwen2ForCausalLM"], "name_or_path": "some/target"},
-        },
-        "speculators_model_type": kind,
-        "speculators_version": "0.5.0",
-        "target_hidden_size": None,
-        "tie_word_embeddings": False,
-        LAYER: {**SIZES, **layer},
-        **changes,
-    }
-
-
-CONFIG = "SpeculatorConfig"
-
-
-def eagle(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    fields = {"model_type": "llama", "num_hidden_layers": 1, **(layer or {})}
-    own = {f"eagle_{LISTED}": [1, 2], "embed_requires_grad": False, "norm_before_residual": False}
-    return wrapped("eagle3", fields, **{**own, **changes})
-
-
-def dflash(layer: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    fields = {"model_type": "qwen3", "num_hidden_layers": 2, **(layer or {})}
-    own = {LISTED: [1, 2], "mask_token_id": VOCAB - 1, "block_size": 4}
-    return wrapped("dflash", fields, **{**own, **changes})
 
 
 def written(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
