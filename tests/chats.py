@@ -34,7 +34,6 @@ class Shape:
     added: tuple[str, ...] = ()
     cut: str = "bytes"
     rstrip: bool = False
-    system: bool = True
     like: str | None = None
     """The shape that has the same merges."""
 
@@ -60,7 +59,6 @@ GEMMA = """{{- bos_token }}{%- for m in rest %}
 {{- '<start_of_turn>' + role + '\n' }}{%- if loop.first %}{{- first }}{%- endif %}
 {{- m.content | trim }}{{- '<end_of_turn>\n' }}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<start_of_turn>model\n' }}{%- endif %}"""
-GEMMA_2 = "{%- set rest, first = messages, '' %}" + GEMMA
 GEMMA_3 = (
     "{%- if messages[0].role == 'system' %}"
     "{%- set rest, first = messages[1:], messages[0].content + '\n\n' %}"
@@ -101,16 +99,6 @@ QWEN_3 = """{%- set ns = namespace(last=-1, open=true) %}{%- for m in messages[:
 {{- '<|im_start|>assistant\n' }}
 {%- if enable_thinking is defined and enable_thinking is false %}
 {{- '<think>\n\n</think>\n\n' }}{%- endif %}"""
-SMOL_3 = """{%- set s = messages[0].content if messages[0].role == 'system' else '' %}
-{%- set mode = '/no_think' if '/no_think' in s else '/think' %}
-{%- set s = s.replace('/no_think', '').replace('/think', '').rstrip() %}
-{{- '<|im_start|>system\nReasoning: ' + mode + '\n' }}{%- if s %}{{- s + '\n\n' }}{%- endif %}
-{{- '<|im_end|>\n' }}{%- for m in messages %}{%- if m.role == 'user' %}
-{{- '<|im_start|>user\n' + m.content + '<|im_end|>\n' }}{%- elif m.role == 'assistant' %}
-{%- if mode == '/think' %}{{- '<|im_start|>assistant\n' + m.content.lstrip('\n') }}{%- else %}
-{{- '<|im_start|>assistant\n<think>\n\n</think>\n' + m.content.lstrip('\n') }}{%- endif %}
-{{- '<|im_end|>\n' }}{%- endif %}{%- endfor %}{{- '<|im_start|>assistant\n' }}
-{%- if mode == '/no_think' %}{{- '<think>\n\n</think>\n' }}{%- endif %}"""
 DEEPSEEK = """{%- set ns = namespace(s='') %}{%- for m in messages %}{%- if m.role == 'system' %}
 {%- set ns.s = m.content %}{%- endif %}{%- endfor %}{{- bos_token }}{{- ns.s }}
 {%- for m in messages %}{%- if m.role == 'user' %}{{- '<\uff5cUser\uff5c>' + m.content }}
@@ -137,13 +125,6 @@ SHAPES: dict[str, Shape] = {
     ),
     "mistral v0.3": Shape(LATE_SYSTEM.replace("GAP", "' '"), ("<s>", "</s>", *INST), cut="first"),
     "nemo": Shape(LATE_SYSTEM.replace("GAP", "''"), ("<s>", "</s>", *INST)),
-    "gemma2": Shape(
-        GEMMA_2,
-        ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
-        ("\n\n", "\n\n\n", "\u2581\u2581", "<h1>"),
-        cut="spaces",
-        system=False,
-    ),
     "gemma3": Shape(
         GEMMA_3,
         ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
@@ -163,8 +144,6 @@ SHAPES: dict[str, Shape] = {
         cut="legacy",
         rstrip=True,
     ),
-    "smollm2": Shape(CHATML, ("<|endoftext|>", *TURNS[:2], "<file_sep>")),
-    "smollm3": Shape(SMOL_3, TURNS, THOUGHTS),
     "deepseek r1": Shape(
         DEEPSEEK,
         ("<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
@@ -174,7 +153,7 @@ SHAPES: dict[str, Shape] = {
 }
 CORPUS = [
     "a<b <| |> im_start im_end think|> </ > [INST x] INST user model system",
-    "hi user, model and system. If a < b: [x] /no_think {{ y }} \n\n  \u4e2d\U0001f600",
+    "hi user, model and system. If a < b: [x]  {{ y }} \n\n  \u4e2d\U0001f600",
 ]
 """Texts of which merges are learnt, with those of the template and of the tokens."""
 

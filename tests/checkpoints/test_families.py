@@ -69,7 +69,6 @@ GEMMA4_SHARED = {
     "hidden_size_per_layer_input": 8,
     "vocab_size_per_layer_input": 64,
 }
-GEMMA4_EXPERTS = {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 24}
 OSS = {
     **SIZES,
     **KINDS,
@@ -135,15 +134,6 @@ MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
     "mixtral-window": (hf.MixtralForCausalLM, hf.MixtralConfig(**SIZES, **EIGHT, sliding_window=5)),
     "gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig(**GEMMA, query_pre_attn_scalar=16)),
     "gemma4": (hf.Gemma4ForConditionalGeneration, hf.Gemma4Config(text_config=GEMMA4_SHARED)),
-    "gemma4_text": (hf.Gemma4ForCausalLM, hf.Gemma4TextConfig(**GEMMA4)),
-    "gemma4_text-experts": (
-        hf.Gemma4ForCausalLM,
-        hf.Gemma4TextConfig(**GEMMA4, **GEMMA4_EXPERTS, enable_moe_block=True),
-    ),
-    "gemma4_text-wide": (
-        hf.Gemma4ForCausalLM,
-        hf.Gemma4TextConfig(**GEMMA4_SHARED, use_double_wide_mlp=True),
-    ),
     "gemma4_unified": (
         hf.Gemma4UnifiedForConditionalGeneration,
         hf.Gemma4UnifiedConfig(text_config=GEMMA4),
@@ -308,9 +298,7 @@ def test_yarn_rotates_large_heads_as_transformers_does(own: dict[str, float]) ->
         head_dim=128, max_position_embeddings=131072, rope_parameters={**yarn, "rope_theta": 1e6}
     )
     theirs, attention = ROPE_INIT_FUNCTIONS["yarn"](config, torch.device("cpu"))
-    rope = translate_config(
-        published("Qwen3ForCausalLM", rope_theta=1e6, rope_scaling=yarn)
-    ).rope
+    rope = translate_config(published("Qwen3ForCausalLM", rope_theta=1e6, rope_scaling=yarn)).rope
     ours, factor = rotary_frequencies(rope, 128)
     torch.testing.assert_close(ours.float(), theirs, atol=0, rtol=1e-5)
     assert factor == pytest.approx(attention)

@@ -26,11 +26,10 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from tokenizers.trainers import BpeTrainer
 from torch import Tensor
-from transformers import AutoConfig, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from helpers import CHAT, needs_packed_loops, published, published_llada, random_model, whole
 from outpace import LLM
-from outpace.checkpoints.compress import compress_checkpoint
 from outpace.checkpoints.gguf import file as file_module
 from outpace.checkpoints.load import (
     load_config,
@@ -439,18 +438,6 @@ def test_a_vocabulary_with_scores_is_merged_by_them(spaced: bool, tmp_path: Path
     assert tokenizer("</s>", add_special_tokens=False).input_ids == [2]
 
 
-@pytest.mark.parametrize("name", ["qwen2", "llama", "qwen3moe"])
-def test_a_file_becomes_an_int8_folder(name: str, tmp_path: Path) -> None:
-    path = Written(tmp_path, name, TYPES.F32 if name == "qwen3moe" else TYPES.Q8_0).write()
-    folder = compress_checkpoint(path, tmp_path / "small")
-    one, other = load_model(path, quantize="int8"), load_model(folder, quantize="int8")
-    assert torch.equal(*(whole(model, IDS, causal=True) for model in (one, other)))
-    assert one.config.eos == other.config.eos and load_tokenizer(folder) is None
-    (architecture,) = MODELS[name][1]["architectures"]
-    theirs = type(AutoConfig.from_pretrained(folder)).__name__
-    assert theirs.removesuffix("Config") == architecture.removesuffix("ForCausalLM")
-
-
 def mutated(content: bytes, header: int, count: int) -> Iterator[bytes]:
     """Yield truncated files, and files with changed bits or eight changed bytes of the header."""
     draw = Random(0)
@@ -610,19 +597,6 @@ def test_matrices_keep_their_block_formats(
         exact = rows @ plain.state_dict()[names[layer]].T + bias
         assert (layer(rows) - exact).norm() < 0.01 * exact.norm()
     assert torch.isfinite(whole(ours, IDS, causal=True)).all()
-
-
-@needs_packed_loops
-@pytest.mark.parametrize("name", ["tied, 4 bits", "as Q4_K_M"])
-def test_a_row_of_a_file_is_batch_invariant(name: str, tmp_path: Path) -> None:
-    model, usual, kinds = FILES[name]
-    path = Blocked(tmp_path, model, kinds, usual).write()
-    ours = load_model(path, quantize="native", dtype=torch.bfloat16)
-    x = torch.randn(40, ours.config.dim).bfloat16()
-    for layer in (ours.blocks[0].attention.qkv, ours.blocks[1].mlp.gate_up, ours.compute_logits):
-        many = layer(x)
-        assert all(torch.equal(layer(x[row : row + 1])[0], many[row]) for row in range(len(x)))
-    assert ours.embed_tokens(torch.tensor(IDS)).dtype == torch.bfloat16
 
 
 @needs_packed_loops

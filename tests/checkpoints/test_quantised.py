@@ -11,11 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from grouped import (
     AWQ_CONFIG,
-    DOWN,
     FILE,
     Format,
     Packed,
@@ -205,33 +204,3 @@ REFUSED: list[tuple[str, Any]] = [
 def test_unsupported_schemes_are_refused(field: str, scheme: Any) -> None:
     with pytest.raises(ValueError, match=field):
         translate_config({**published(), QUANTIZATION_FIELD: scheme})
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("bits", [4, 8])
-@pytest.mark.filterwarnings("ignore")
-def test_packing_equals_the_library(bits: int, tmp_path: Path) -> None:
-    compressors = pytest.importorskip("compressed_tensors.compressors")
-    torch.manual_seed(bits)
-    half = 2 ** (bits - 1)
-    codes = torch.randint(-half, half, (32, 48), dtype=torch.int8)
-    zeros = torch.randint(-half, half, (32, 3), dtype=torch.int8)
-    name = f"int{bits} packed"
-    folder = write(tmp_path, name)
-    config = json.loads((folder / CONFIG_FILE).read_text())
-    config[QUANTIZATION_FIELD]["config_groups"]["group_0"]["weights"]["symmetric"] = False
-    (folder / CONFIG_FILE).write_text(json.dumps(config))
-    tensors = load_file(folder / FILE)
-    for matrix in [known.removesuffix("_packed") for known in tensors if "_packed" in known]:
-        shape = tensors[f"{matrix}_shape"].tolist()
-        own, points = (
-            (codes, zeros)
-            if matrix == DOWN
-            else (torch.zeros(shape, dtype=torch.int8), zeros.new_zeros(shape[0], shape[1] // 16))
-        )
-        tensors[f"{matrix}_packed"] = compressors.pack_to_int32(own, bits)
-        tensors[f"{matrix}_zero_point"] = compressors.pack_to_int32(points, bits, packed_dim=0)
-    save_file({known: part.contiguous() for known, part in tensors.items()}, folder / FILE)
-    scale = tensors[f"{DOWN}_scale"].float().repeat_interleave(16, 1)
-    wanted = (codes.float() - zeros.repeat_interleave(16, 1).float()) * scale
-    assert torch.equal(load_model(folder).blocks[0].mlp.down.weight, wanted)
