@@ -93,14 +93,18 @@ def test_published_adapters_load(family: str) -> None:
     assert (merged - whole(load_model(folder), IDS, causal=False)).abs().max() > 1
 
 
-def test_pattern_gives_a_module_its_own_rank_and_alpha(base: Path, adapter: Path) -> None:
+@pytest.mark.parametrize(("root", "scale"), [(False, 4), (True, 4 * 3**0.5)])
+def test_pattern_gives_a_module_its_own_rank_and_alpha(
+    root: bool, scale: float, base: Path, adapter: Path
+) -> None:
     torch.manual_seed(1)
     down, up = torch.randn(3, 32), torch.randn(32, 3)
     rewrite(adapter, **{DOWN: down, UP: up})
     patterns = {r"layers\.1\..*q_proj": 3, "q_proj": 5}
-    change(adapter, rank_pattern=patterns, alpha_pattern={"self_attn.q_proj": 12})
+    alphas = {"self_attn.q_proj": 12}
+    change(adapter, rank_pattern=patterns, alpha_pattern=alphas, use_rslora=root)
     plain, merged = load_model(base), load_model(base, adapter=adapter)
-    assert torch.allclose(queries(merged) - queries(plain), 4 * up @ down, atol=1e-5)
+    assert torch.allclose(queries(merged) - queries(plain), scale * up @ down, atol=1e-4)
     assert match_pattern({"proj": 1}, QUERY, 2) == 2
 
 

@@ -443,6 +443,16 @@ def test_layers_that_predict_several_tokens_are_not_read(tmp_path: Path) -> None
     check_logits(*write_file(tmp_path / "model.gguf", written_also(CASES["qwen3.5"], write)))
 
 
+def test_each_end_token_of_a_file_ends_an_answer(tmp_path: Path) -> None:
+    def write(writer: GGUFWriter) -> None:
+        writer.add_eos_token_id(7)
+        writer.add_eot_token_id(5)
+        writer.add_eom_token_id(9)
+
+    path, _ = write_file(tmp_path / "model.gguf", written_also(CASES["olmo2"], write))
+    assert load_config(path).eos == (5, 7, 9)
+
+
 LAYERS = "qwen35.attention.recurrent_layers"
 REFUSED: list[tuple[str, str, Edit]] = [
     ("gemma3", "final_logit_softcapping", lambda w: w.add_final_logit_softcapping(30.0)),
