@@ -24,6 +24,7 @@ from transformers import (
     LlamaForCausalLM,
     Ministral3Config,
     Ministral3ForCausalLM,
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -34,18 +35,6 @@ from transformers import (
 )
 
 import naive
-from disguised import (
-    IDS,
-    MASK,
-    SIZES,
-    Disguise,
-    build_random,
-    change_fields,
-    reference,
-    reference_without_mask,
-    rename_prefixes,
-    use_official,
-)
 from helpers import close, same_weights
 from outpace import LLM
 from outpace.checkpoints.families.omitted import OMITTED
@@ -53,6 +42,21 @@ from outpace.checkpoints.load import load_config, load_model, save_model, transl
 from outpace.decoding import Kind
 from outpace.methods import Autoregressive, BlockDiffusion, Diffusion, Lookup, Method, Speculative
 
+MASK, IDS = 63, [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12, 7, 5, 44, 21, 2] * 3
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "eos_token_id": 1,
+}
+
+Disguise = tuple[type[PreTrainedModel], PreTrainedConfig, dict[str, Any]]
+"""Class and configuration in transformers, and fields of the family's `config.json`."""
 SPARSE = {name: size for name, size in SIZES.items() if name != "intermediate_size"}
 EXPERTS = {"num_experts_per_tok": 3, "moe_intermediate_size": 24}
 MASKED = {"mask_token_id": MASK}
@@ -190,6 +194,40 @@ OTHER = {
 """LLaDA2's names of tensors that Glm4-MoE names differently."""
 
 
+def build_random(kind: type[PreTrainedModel], config: PreTrainedConfig) -> PreTrainedModel:
+    """Return a model with random weights; norms are around a half."""
+    torch.manual_seed(0)
+    model = kind(config).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, mean=0.0 if parameter.dim() >= 2 else 0.5, std=0.2)
+    return model
+
+
+def rename_prefixes(path: Path) -> None:
+    """Rewrite a checkpoint under the names of NVIDIA's diffusion models."""
+    tensors = {
+        name.replace("lm_head.", "diffusion_head.").replace("model.", "encoder."): tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+@torch.inference_mode()
+def reference(model: PreTrainedModel, ids: list[int], ends: list[int]) -> Tensor:
+    """Return logits of transformers in which a row sees up to the end of its block."""
+    stops = torch.tensor([next(end for end in ends if end > slot) for slot in range(len(ids))])
+    hidden = torch.arange(len(ids)) >= stops[:, None]
+    mask = torch.zeros(1, 1, *hidden.shape).masked_fill(hidden, torch.finfo(torch.float32).min)
+    return model(torch.tensor([ids]), attention_mask=mask, use_cache=False).logits[0]
+
+
+def reference_without_mask(model: PreTrainedModel, ids: list[int], ends: list[int]) -> Tensor:
+    """Return logits of transformers in which the mask token is never predicted."""
+    logits = reference(model, ids, ends).clone()
+    logits[:, MASK] = -torch.inf
+    return logits
+
+
 def published_fields(name: str, **changes: Any) -> dict[str, Any]:
     """Return the fields of a family's `config.json`."""
     _, config, own = MODELS[name]
@@ -283,8 +321,11 @@ def test_greedy_text_equals_that_of_transformers(
     llm = LLM(folder, cache_gib=0.01)
     model, prompts = llm.target.model, [IDS[:37], IDS[:5]]
 
-    def official(_: Any, canvas: list[int], start: int) -> Tensor:
+    def cached(_: Any, canvas: list[int], start: int) -> Tensor:
         return reference_without_mask(theirs, canvas, [len(canvas)])
+
+    def by_block(model: Any, canvas: list[int], ends: list[int]) -> Tensor:
+        return reference_without_mask(theirs, canvas, ends).roll(model.config.shift, 0)
 
     def check(method: Method, decode: Any, **options: Any) -> None:
         outputs = llm.generate(
@@ -293,8 +334,8 @@ def test_greedy_text_equals_that_of_transformers(
         for prompt, output in zip(prompts, outputs, strict=True):
             assert list(output.ids) == decode(model, prompt, 21, **options)
 
-    monkeypatch.setattr(naive.Kept, "logits", official)
-    use_official(theirs, monkeypatch)
+    monkeypatch.setattr(naive.Kept, "logits", cached)
+    monkeypatch.setattr(naive, "by_block", by_block)
     if model.config.kind is Kind.DIFFUSION:
         assert type(llm.method) is Diffusion
         options = {"steps": 12, "block": 8}
@@ -385,7 +426,7 @@ def test_omitted_block_lengths_follow_from_the_name(name: str, tmp_path: Path) -
 def test_other_tensors_than_those_of_the_model_are_refused(tmp_path: Path) -> None:
     write_model("llada2", tmp_path)
     for fields in ({"first_k_dense_replace": 2}, {"num_shared_experts": 0}):
-        change_fields(tmp_path, {**LLADA2, **fields})
+        write_fields(tmp_path, {**LLADA2, **fields})
         with pytest.raises(ValueError, match="tensors"):
             load_model(tmp_path)
 
