@@ -17,9 +17,9 @@ from outpace.attention.by_shape import ShapedAttention
 from outpace.checkpoints.load import load_config, load_model
 from outpace.decoding import Forward, Sample
 from outpace.engine.runner import Runner
-from outpace.errors import OptionError
 from outpace.models.split import ModelShard
 from outpace.training.weights import check_trainable
+from refusal import refuses
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 SIZES: dict[str, Any] = {
@@ -72,14 +72,13 @@ def written(name: str, folder: Path) -> Gemma4ForCausalLM:
     return model
 
 
-@pytest.mark.parametrize("rejected", [0, 3])
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_in_the_engine(name: str, rejected: int, tmp_path: Path) -> None:
+def test_logits_in_the_engine(name: str, tmp_path: Path) -> None:
     with torch.inference_mode():
         expected = written(name, tmp_path)(torch.tensor([IDS])).logits[0]
     each = Runner(name, load_model(tmp_path), slots=256)
     assert isinstance(each.backend, ShapedAttention)
-    for cut in (20, 0):
+    for cut, rejected in ((20, 3), (0, 0), (0, 3)):
         table = each.reserve(len(IDS) + rejected)
         assert table is not None
         for slot in range(cut, len(IDS)):
@@ -153,16 +152,16 @@ def test_keys_of_layers_that_share_are_not_read(tmp_path: Path) -> None:
     load_model(tmp_path)
     tensors["model.layers.5.self_attn.v_norm.weight"] = torch.ones(3)
     save_file(tensors, file)
-    with pytest.raises(ValueError, match=r"such as 'model.layers.5.self_attn.v_norm.weight'"):
+    with pytest.raises(ValueError, match="model.layers.5.self_attn.v_norm"):
         load_model(tmp_path)
 
 
 def test_what_is_not_available(tmp_path: Path) -> None:
     written("31B", tmp_path)
     model = load_model(tmp_path)
-    with pytest.raises(ValueError, match="tensor_parallel: Gemma4ForCausalLM has layers of diffe"):
+    with pytest.raises(ValueError, match="tensor_parallel"):
         ModelShard(0, 2).shard_config(model.config)
-    with pytest.raises(ValueError, match="layers of different sizes, which can neither be trained"):
+    with pytest.raises(ValueError, match="Gemma4ForCausalLM"):
         check_trainable(model.config)
-    with pytest.raises(OptionError, match="graphs"):
+    with refuses("graphs"):
         LLM(tmp_path, cache_gib=0.01, graphs=True)

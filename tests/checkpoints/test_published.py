@@ -69,10 +69,10 @@ def test_other_remote_code_is_refused(name: str) -> None:
     for key in ("AutoModel", "AutoModelForCausalLM", "AutoConfig", "", "AutoModelForOther"):
         for value in ("modeling_other.Other", "some/model--modeling_other.Other", 5):
             code = {**(published.get("auto_map") or {}), key: value}
-            with pytest.raises(ValueError, match=r"^config\.json: auto_map names '(.*Other|5)'"):
+            with pytest.raises(ValueError, match="auto_map"):
                 translate_config({**published, "auto_map": code})
     named = [*published["architectures"], "OtherForCausalLM"]
-    with pytest.raises(ValueError, match=r"architectures must name one|is not supported"):
+    with pytest.raises(ValueError, match="architectures|OtherForCausalLM"):
         translate_config({**published, "architectures": named})
 
 
