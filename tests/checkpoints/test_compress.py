@@ -205,20 +205,3 @@ def test_a_full_disk_leaves_nothing(
     with pytest.raises(ValueError, match="small"):
         compress_checkpoint(plain, plain.parent / "small")
     assert [path.name for path in plain.parent.iterdir()] == ["plain"]
-
-
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore")
-def test_transformers_reads_it(plain: Path) -> None:
-    from transformers import CompressedTensorsConfig, Qwen2ForCausalLM
-
-    folder = compress_checkpoint(plain, plain.parent / "small")
-    theirs = Qwen2ForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, quantization_config=CompressedTensorsConfig(dequantize=True)
-    )
-    save_model(load_model(folder, plain=True), plain.parent / "dense", dtype=torch.float32)
-    ours = load_file(plain.parent / "dense" / FILE)
-    found = {name: tensor for name, tensor in theirs.state_dict().items() if name in ours}
-    assert found.keys() == ours.keys()
-    for name, tensor in ours.items():
-        assert torch.equal(found[name], tensor), name

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from helpers import dense
 from outpace import LLM
 from outpace.checkpoints.load import load_draft, load_model
-from outpace.methods import Autoregressive, Eagle, Method
+from outpace.methods import Autoregressive, Eagle
 from outpace.models.mtp import MTPDraft
 from refusal import refuses
 
@@ -358,33 +358,24 @@ def test_chains_equal_a_naive_loop(name: str, folder: Path) -> None:
     assert list(output.ids) == text[0, len(IDS) :].tolist()
 
 
-OPTIONS: list[Method] = [
-    Eagle(),
-    Eagle(depth=1),
-    Eagle(depth=5, lookup=True),
-    Eagle(verify="rejection"),
-]
+OPTIONS = (Eagle(), Eagle(depth=1), Eagle(depth=5, lookup=True), Eagle(verify="rejection"))
 
 
 @pytest.mark.nightly
 def test_requests_together_equal_each_alone_and_plain(name: str, folder: Path) -> None:
     llm = LLM(folder, cache_gib=0.01, max_rows=40)
     text = [(7 * slot * slot + 3 * slot + slot // 5) % (VOCAB - 1) for slot in range(140)]
-    given = []
+    requests: list[tuple[list[int], dict[str, Any]]] = []
     for number in range(20):
         begin, length = 5 * (number % 3), (1, 3, 17, 50, 9)[number % 5]
-        options = {"temperature": 0.8 if number % 2 else 0.0, "seed": number}
-        given.append((text[begin : begin + length], OPTIONS[number % 4], options))
-    shared: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
-    served = llm.serve(
-        [(ids, {"method": method, **options, **shared}) for ids, method, options in given]
-    )
-    together = {number: list(output.ids) for number, output in served}
-    for number, (ids, method, options) in enumerate(given):
-        is_plain = method.verify == "match" or not options["temperature"]
-        wanted = Autoregressive() if is_plain else method
-        alone = llm.generate([ids], method=wanted, **options, **shared)[0]
-        assert together[number] == list(alone.ids), (number, method)
+        options = {"temperature": 0.8 * (number % 2), "seed": number, "max_tokens": 9}
+        options |= {"method": OPTIONS[number % 4], "ignore_eos": True}
+        requests.append((text[begin : begin + length], options))
+    together = {number: list(output.ids) for number, output in llm.serve(requests)}
+    for number, (ids, options) in enumerate(requests):
+        if options["method"].verify == "match" or not options["temperature"]:
+            options = {**options, "method": Autoregressive()}
+        assert together[number] == list(llm.generate([ids], **options)[0].ids), number
 
 
 @pytest.mark.parametrize("quantize", ["int8", "int4"])

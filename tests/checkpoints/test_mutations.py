@@ -287,11 +287,16 @@ def json_mutations(file: str, content: dict[str, Any]) -> Iterator[Mutation]:
         yield file, kind, write_bytes(file, content_)
 
 
-def tensor_mutations(file: str) -> Iterator[Mutation]:
-    def spoil(values: Callable[[torch.Tensor], torch.Tensor], found: dict[str, Any]) -> None:
-        name = sorted(found)[-1]
-        found[name] = values(found[name]).contiguous()
+def change_last(values: Callable[[torch.Tensor], torch.Tensor], found: dict[str, Any]) -> None:
+    name = sorted(found)[-1]
+    found[name] = values(found[name]).contiguous()
 
+
+def cut_file(file: str, size: int, folder: Path) -> None:
+    (folder / file).write_bytes((folder / file).read_bytes()[:size])
+
+
+def tensor_mutations(file: str) -> Iterator[Mutation]:
     spoilt: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
         "NaN": lambda x: x.clone().index_fill(0, torch.tensor([0]), nan),
         "infinite": lambda x: x.clone().index_fill(0, torch.tensor([0]), inf),
@@ -304,20 +309,14 @@ def tensor_mutations(file: str) -> Iterator[Mutation]:
         "none": lambda x: x[:0],
     }
     for kind, values in spoilt.items():
-        yield file, kind, tensors(file, partial(spoil, values))
+        yield file, kind, tensors(file, partial(change_last, values))
     for name in ("weight_scale", "x.layers.9.bias", ""):
         more = {name: torch.ones(3)}
         yield file, f"more {name!r}", tensors(file, lambda found, more=more: found.update(more))
     yield file, "fewer", tensors(file, lambda found: found.pop(sorted(found)[0]))
     yield file, "no tensors", tensors(file, lambda found: found.clear())
     for size in (0, 4, 100, -1):
-        yield (
-            file,
-            f"cut at {size}",
-            lambda folder, size=size: write_bytes(file, (folder / file).read_bytes()[:size])(
-                folder
-            ),
-        )
+        yield file, f"cut at {size}", partial(cut_file, file, size)
     yield file, "text", write_bytes(file, b"version https://git-lfs.github.com/spec/v1\n")
     yield file, "long header", write_bytes(file, (2**62).to_bytes(8, "little") + b"{}")
     yield file, "a folder", lambda folder: ((folder / file).unlink(), (folder / file).mkdir())[1]
@@ -337,32 +336,21 @@ def index_mutations() -> Iterator[Mutation]:
 
 
 def tokenizer_mutations(folder: Path) -> Iterator[Mutation]:
-    for file in ("tokenizer.json", "tokenizer_config.json"):
-        for kind, content in BROKEN.items():
+    model, settings = "tokenizer.json", "tokenizer_config.json"
+    added = ("generation_config.json", "special_tokens_map.json", "added_tokens.json")
+    for file in (model, settings, *added):
+        for kind, content in {**BROKEN, "other": b'{"eos_token": 5}'}.items():
             yield file, kind, write_bytes(file, content)
-        content = json.loads((folder / file).read_text())
-        for key in content:
+    for file in (model, settings):
+        for key in json.loads((folder / file).read_text()):
             for value in ("x", 5, [], {"a": 1}):
                 yield file, f"{key}={value!r}", change_field(file, (key,), value)
     for key in TOKENIZER_FIELDS:
         for value in (*WRONG[1:], {"default": 5}, [{"name": "default"}]):
-            yield (
-                "tokenizer_config.json",
-                f"{key}: {value!r}",
-                change_field("tokenizer_config.json", (key,), value),
-            )
-    yield (
-        "tokenizer.json",
-        "other vocabulary",
-        change_field("tokenizer.json", ("model", "vocab"), {"a": -1}),
-    )
-    for file in ("special_tokens_map.json", "added_tokens.json"):
-        for kind, content in {**BROKEN, "other": b'{"eos_token": 5}'}.items():
-            yield file, kind, write_bytes(file, content)
+            yield settings, f"{key}: {value!r}", change_field(settings, (key,), value)
+    yield model, "other vocabulary", change_field(model, ("model", "vocab"), {"a": -1})
     for chat in ("{% if", "{{ raise_exception('no') }}", "{{ 1 / 0 }}"):
         yield "chat_template.jinja", chat, write_bytes("chat_template.jinja", chat.encode())
-    for kind, content in BROKEN.items():
-        yield "generation_config.json", kind, write_bytes("generation_config.json", content)
 
 
 def outcome(folder: Path, file: str, load: Callable[[Path], Any]) -> str:

@@ -28,20 +28,6 @@ FILES = (
     "gemma-3-270m-q4_k_m.gguf",
     "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
 )
-PROSE = (
-    "It is a truth universally acknowledged, that a single man in possession of a good fortune, "
-    "must be in want of a wife. However little known the feelings or views of such a man may be on "
-    "his first entering a neighbourhood, this truth is so well fixed in the minds of the "
-    "surrounding families, that he is considered as the rightful property of some one or other of "
-    "their daughters. \u201cMy dear Mr. Bennet,\u201d said his lady to him one day, \u201chave you "
-    "heard that Netherfield Park is let at last?\u201d Mr. Bennet replied that he had not. "
-    "\u201cBut it is,\u201d returned she; \u201cfor Mrs. Long has just been here, and she told me "
-    "all about it.\u201d Mr. Bennet made no answer. \u201cDo not you want to know who has taken "
-    "it?\u201d cried his wife, impatiently. \u201cYou want to tell me, and I have no objection to "
-    "hearing it.\u201d This was invitation enough."
-)
-"""The first lines of Pride and Prejudice (Austen, 1813)."""
-
 CONVERSATION = [
     {"role": "system", "content": "Answer briefly."},
     {"role": "user", "content": "What is 7 times 6?"},
@@ -77,7 +63,7 @@ class Published:
 
     @cached_property
     def ids(self) -> list[int]:
-        return self.plain.text.encode(PROSE, raw=True)
+        return self.plain.text.encode(LICENSE.read_text()[:1500], raw=True)
 
 
 @pytest.fixture(scope="module", params=FILES)
@@ -157,7 +143,7 @@ os._exit(0)
 
 @pytest.mark.skipif("xllamacpp" in ABSENT, reason="xllamacpp is not installed")
 def test_tokens_equal_those_of_llama_cpp(published: Published) -> None:
-    texts = [normalize("NFC", text) for text in [*TEXTS, PROSE, Path(__file__).read_text()]]
+    texts = [normalize("NFC", text) for text in [*TEXTS, Path(__file__).read_text()]]
     run = subprocess.run(
         [sys.executable, "-c", TOKENIZE, str(published.path)],
         input=json.dumps(texts),

@@ -125,33 +125,21 @@ DREAM = {"model": "tiny-dream", "max_tokens": 16, "outpace": {"method": "d2f"}}
 AT = "response_format.json_schema.schema"
 BAD: list[tuple[str, dict[str, Any]]] = [
     ("guided_regex", {"guided_regex": SLOW}),
-    ("guided_regex", {"guided_regex": "(" * 5000 + ")" * 5000}),
     ("guided_regex", {"guided_regex": "x" * 2_000_000}),
-    ("guided_regex", {"guided_regex": r"(?<!x)y"}),
     ("guided_regex", {"guided_regex": "\\ud800"}),
     ("guided_regex", {"guided_regex": "x{300}", "max_tokens": 20}),
     ("guided_regex", {"guided_regex": "has no variable [("}),
     ("structured_outputs.regex", {"structured_outputs": {"regex": r"\bfoo"}}),
-    ("guided_choice", {"guided_choice": ["x" * 200_000]}),
     ("guided_choice", {"guided_choice": ["x" * 600], "max_tokens": 2}),
-    ("guided_choice", {"guided_choice": [f"{n:08}" for n in range(70_000)]}),
-    (AT, formatted({"type": "teapot"})),
     (AT, formatted({"type": "a prompt of 5 tokens"})),
-    (AT, formatted({"enum": ["x" * 1_000_000]})),
-    (AT, formatted({"properties": {f"{n:060}": {} for n in range(7_500)}})),
-    (AT, formatted({"minimum": 10**400})),
-    (AT, formatted({"minimum": math.nan})),
     (AT, formatted({"properties": {"a": {"enum": [math.nan]}}}) | DREAM),
     (AT, formatted({"type": "string", "minLength": 10**9}) | DREAM),
-    (AT, formatted({"minLength": -(10**30), "maxLength": "x"})),
     (AT, formatted({"$ref": "http://127.0.0.1:1/x.json"})),
     (AT, formatted({"$ref": "file:///etc/passwd"})),
     (AT, formatted(HOPELESS)),
     (AT, formatted(deep(80)) | DREAM),
-    (AT, formatted(deep(150))),
     (AT, formatted({"pattern": SLOW, "type": "string"}, strict=True) | DREAM),
     (AT, formatted({"type": "number", "multipleOf": 0.01}) | DREAM),
-    (AT, formatted({"oneOf": [{}, {}]}) | DREAM),
     ("response_format.type", {"response_format": {"type": "json_object"}, "max_tokens": 1}),
     ("guided_json", {"guided_json": '{"enum": ["\\ud800"]}'}),
     ("guided_json", {"guided_json": '{"minimum": Infinity}'}),
@@ -182,14 +170,6 @@ def test_invalid_constraints_are_refused(
     assert error["param"] == field and error["message"].startswith(f"{field}: ")
     assert not re.match(r"\S+: (schema|regex|choices|grammar): ", error["message"])
     assert "/work" not in error["message"] and "Traceback" not in error["message"]
-
-
-@pytest.mark.parametrize("number", ["NaN", "1e999", "-1e999"])
-def test_non_finite_numbers_are_refused(client: TestClient, number: str) -> None:
-    body = json.dumps(chat(**formatted({"minimum": "HERE"}))).replace('"HERE"', number)
-    response = client.post("/v1/chat/completions", content=body)
-    assert response.status_code == 400
-    assert response.json()["error"]["param"] == AT
 
 
 def test_slow_constraint_delays_no_other(service: Service) -> None:
