@@ -46,7 +46,6 @@ YARN = {
     "original_max_position_embeddings": 64,
     "rope_theta": 10_000.0,
 }
-FOUR = {**SIZES, "num_hidden_layers": 4}
 KINDS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7}
 GEMMA = {**SIZES, **KINDS, "head_dim": 16}
 SIX = ["sliding_attention", "sliding_attention", "full_attention"] * 2
@@ -70,7 +69,6 @@ GEMMA4_SHARED = {
     "vocab_size_per_layer_input": 64,
 }
 OSS = {
-    **SIZES,
     **KINDS,
     "hidden_size": 64,
     "intermediate_size": 32,
@@ -84,7 +82,6 @@ EIGHT = {"num_experts_per_tok": 3, "num_local_experts": 8}
 PLAIN = {"rope_type": "default", "rope_theta": 500_000.0}
 LOCAL = {"rope_type": "default", "rope_theta": 10_000.0}
 GLM = {
-    **SIZES,
     "head_dim": 12,
     "n_routed_experts": 6,
     "num_experts_per_tok": 2,
@@ -110,94 +107,68 @@ MROPE = {"rope_parameters": {**DELTA["rope_parameters"], "mrope_section": [2, 1,
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 10_000.0}
 
 
-MODELS: dict[str, tuple[type[PreTrainedModel], Any]] = {
-    "qwen2": (hf.Qwen2ForCausalLM, hf.Qwen2Config(**SIZES, tie_word_embeddings=False)),
-    "qwen2-tied": (hf.Qwen2ForCausalLM, hf.Qwen2Config(**SIZES, tie_word_embeddings=True)),
-    "qwen2-yarn": (hf.Qwen2ForCausalLM, hf.Qwen2Config(**SIZES, rope_parameters=YARN)),
-    "qwen3": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=False)),
-    "qwen3-wide-heads": (hf.Qwen3ForCausalLM, hf.Qwen3Config(**SIZES, head_dim=32)),
-    "qwen3-biased": (
-        hf.Qwen3ForCausalLM,
-        hf.Qwen3Config(**SIZES, head_dim=16, attention_bias=True),
+Model = tuple[type[PreTrainedModel], Any]
+
+
+def causal(kind: str, config: str = "", **fields: Any) -> Model:
+    make = getattr(hf, f"{config or kind}Config")
+    return getattr(hf, f"{kind}ForCausalLM"), make(**{**SIZES, **fields})
+
+
+def nested(kind: str, **fields: Any) -> Model:
+    return getattr(hf, f"{kind}ForConditionalGeneration"), getattr(hf, f"{kind}Config")(**fields)
+
+
+SCALED_GEMMA = {
+    "full_attention": {**PLAIN, "rope_type": "linear", "factor": 8.0},
+    "sliding_attention": LOCAL,
+}
+OLMO_YARN = {"full_attention": YARN, "sliding_attention": PLAIN}
+TIED, UNTIED = {"tie_word_embeddings": True}, {"tie_word_embeddings": False}
+MODELS: dict[str, Model] = {
+    "qwen2": causal("Qwen2", **UNTIED),
+    "qwen2-tied": causal("Qwen2", **TIED),
+    "qwen2-yarn": causal("Qwen2", rope_parameters=YARN),
+    "qwen3": causal("Qwen3", head_dim=16, **UNTIED),
+    "qwen3-wide-heads": causal("Qwen3", head_dim=32),
+    "qwen3-biased": causal("Qwen3", head_dim=16, attention_bias=True),
+    "llama": causal("Llama"),
+    "llama-biased": causal("Llama", attention_bias=True, mlp_bias=True),
+    "llama-llama3": causal("Llama", rope_parameters=LLAMA3),
+    "llama-linear": causal("Llama", rope_parameters=LINEAR),
+    "llama-yarn": causal("Llama", rope_parameters=YARN),
+    "mistral": causal("Mistral", sliding_window=None),
+    "mistral-window": causal("Mistral", sliding_window=7),
+    "mixtral": causal("Mixtral", **EIGHT),
+    "mixtral-window": causal("Mixtral", **EIGHT, sliding_window=5),
+    "gemma3": causal("Gemma3", "Gemma3Text", **GEMMA, query_pre_attn_scalar=16),
+    "gemma3-scaled": causal(
+        *("Gemma3", "Gemma3Text"),
+        **{**GEMMA, **UNTIED, "query_pre_attn_scalar": 21, "rope_parameters": SCALED_GEMMA},
     ),
-    "llama": (hf.LlamaForCausalLM, hf.LlamaConfig(**SIZES)),
-    "llama-biased": (
-        hf.LlamaForCausalLM,
-        hf.LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "gemma4": nested("Gemma4", text_config=GEMMA4_SHARED),
+    "gemma4_unified": nested("Gemma4Unified", text_config=GEMMA4),
+    "glm4_moe": causal("Glm4Moe", **GLM, use_qk_norm=True, attention_bias=True),
+    "glm4_moe-plain": causal("Glm4Moe", **{**GLM, "n_group": 1, "topk_group": 1}),
+    "gpt_oss": causal("GptOss", **OSS, rope_parameters={**YARN, "truncate": False}),
+    "olmo2": causal("Olmo2"),
+    "olmo3": causal("Olmo3", num_hidden_layers=4, sliding_window=7),
+    "olmo3-yarn": causal("Olmo3", **KINDS, rope_parameters=OLMO_YARN),
+    "phi3": causal("Phi3", **TOKENS),
+    "phi3-window": causal("Phi3", **TOKENS, sliding_window=9),
+    "qwen3_moe": causal("Qwen3Moe", **MANY, norm_topk_prob=True),
+    "qwen3_moe-shares": causal("Qwen3Moe", **MANY),
+    "qwen3_5": nested("Qwen3_5", text_config={**DELTA, **MROPE, "head_dim": 16}, **IMAGES),
+    "qwen3_5_moe": nested("Qwen3_5Moe", text_config={**DELTA, **SHARED}, **IMAGES),
+    "qwen3_5_moe_text": causal("Qwen3_5Moe", "Qwen3_5MoeText", **DELTA, **SHARED),
+    "qwen3_5_text": causal("Qwen3_5", "Qwen3_5Text", **DELTA, head_dim=16),
+    "qwen3_5_text-tied": causal(
+        *("Qwen3_5", "Qwen3_5Text"),
+        **{**DELTA, **TIED, "layer_types": DELTA["layer_types"][::-1], "head_dim": 16},
     ),
-    "llama-llama3": (hf.LlamaForCausalLM, hf.LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
-    "llama-linear": (hf.LlamaForCausalLM, hf.LlamaConfig(**SIZES, rope_parameters=LINEAR)),
-    "llama-yarn": (hf.LlamaForCausalLM, hf.LlamaConfig(**SIZES, rope_parameters=YARN)),
-    "mistral": (hf.MistralForCausalLM, hf.MistralConfig(**SIZES, sliding_window=None)),
-    "mistral-window": (hf.MistralForCausalLM, hf.MistralConfig(**SIZES, sliding_window=7)),
-    "mixtral": (hf.MixtralForCausalLM, hf.MixtralConfig(**SIZES, **EIGHT)),
-    "mixtral-window": (hf.MixtralForCausalLM, hf.MixtralConfig(**SIZES, **EIGHT, sliding_window=5)),
-    "gemma3": (hf.Gemma3ForCausalLM, hf.Gemma3TextConfig(**GEMMA, query_pre_attn_scalar=16)),
-    "gemma4": (hf.Gemma4ForConditionalGeneration, hf.Gemma4Config(text_config=GEMMA4_SHARED)),
-    "gemma4_unified": (
-        hf.Gemma4UnifiedForConditionalGeneration,
-        hf.Gemma4UnifiedConfig(text_config=GEMMA4),
-    ),
-    "gemma3-scaled": (
-        hf.Gemma3ForCausalLM,
-        hf.Gemma3TextConfig(
-            **GEMMA,
-            query_pre_attn_scalar=21,
-            tie_word_embeddings=False,
-            rope_parameters={
-                "full_attention": {**PLAIN, "rope_type": "linear", "factor": 8.0},
-                "sliding_attention": LOCAL,
-            },
-        ),
-    ),
-    "glm4_moe": (
-        hf.Glm4MoeForCausalLM,
-        hf.Glm4MoeConfig(**GLM, use_qk_norm=True, attention_bias=True),
-    ),
-    "glm4_moe-plain": (
-        hf.Glm4MoeForCausalLM,
-        hf.Glm4MoeConfig(**{**GLM, "n_group": 1, "topk_group": 1}),
-    ),
-    "gpt_oss": (
-        hf.GptOssForCausalLM,
-        hf.GptOssConfig(**OSS, rope_parameters={**YARN, "truncate": False}),
-    ),
-    "olmo2": (hf.Olmo2ForCausalLM, hf.Olmo2Config(**SIZES)),
-    "olmo3": (hf.Olmo3ForCausalLM, hf.Olmo3Config(**FOUR, sliding_window=7)),
-    "olmo3-yarn": (
-        hf.Olmo3ForCausalLM,
-        hf.Olmo3Config(
-            **SIZES, **KINDS, rope_parameters={"full_attention": YARN, "sliding_attention": PLAIN}
-        ),
-    ),
-    "phi3": (hf.Phi3ForCausalLM, hf.Phi3Config(**SIZES, **TOKENS)),
-    "phi3-window": (hf.Phi3ForCausalLM, hf.Phi3Config(**SIZES, **TOKENS, sliding_window=9)),
-    "qwen3_moe": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig(**SIZES, **MANY, norm_topk_prob=True)),
-    "qwen3_moe-shares": (hf.Qwen3MoeForCausalLM, hf.Qwen3MoeConfig(**SIZES, **MANY)),
-    "qwen3_5": (
-        hf.Qwen3_5ForConditionalGeneration,
-        hf.Qwen3_5Config(text_config={**DELTA, **MROPE, "head_dim": 16}, **IMAGES),
-    ),
-    "qwen3_5_moe": (
-        hf.Qwen3_5MoeForConditionalGeneration,
-        hf.Qwen3_5MoeConfig(text_config={**DELTA, **SHARED}, **IMAGES),
-    ),
-    "qwen3_5_moe_text": (hf.Qwen3_5MoeForCausalLM, hf.Qwen3_5MoeTextConfig(**DELTA, **SHARED)),
-    "qwen3_5_text": (hf.Qwen3_5ForCausalLM, hf.Qwen3_5TextConfig(**DELTA, head_dim=16)),
-    "qwen3_5_text-tied": (
-        hf.Qwen3_5ForCausalLM,
-        hf.Qwen3_5TextConfig(
-            **{**DELTA, "layer_types": ["full_attention", "linear_attention"]},
-            head_dim=16,
-            tie_word_embeddings=True,
-        ),
-    ),
-    "qwen3_next": (hf.Qwen3NextForCausalLM, hf.Qwen3NextConfig(**DELTA, **SHARED)),
-    "smollm3": (hf.SmolLM3ForCausalLM, hf.SmolLM3Config(**FOUR, **TOKENS)),
-    "smollm3-untied": (
-        hf.SmolLM3ForCausalLM,
-        hf.SmolLM3Config(**SIZES, **TOKENS, no_rope_layers=[0, 1], tie_word_embeddings=False),
-    ),
+    "qwen3_next": causal("Qwen3Next", **DELTA, **SHARED),
+    "smollm3": causal("SmolLM3", **TOKENS, num_hidden_layers=4),
+    "smollm3-untied": causal("SmolLM3", **TOKENS, no_rope_layers=[0, 1], **UNTIED),
 }
 
 

@@ -164,69 +164,54 @@ class Case:
     family: str
     fields: dict[str, Any] = field(default_factory=dict)
     convert: Convert = unchanged
-    metadata: Callable[[GGUFWriter], Any] = lambda writer: None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    """Methods of the writer and their arguments: one, or a tuple."""
 
 
-def write_gemma(writer: GGUFWriter) -> None:
-    writer.add_sliding_window(8)
-    writer.add_rope_freq_base_swa(500.0)
+WINDOW = {"add_sliding_window": 8}
+# As the larger models: the other layers are scaled, and 10,000 is not written.
+LINEAR = {"add_rope_scaling_type": RopeScalingType.LINEAR, "add_rope_scaling_factor": 8.0}
+# Without what llama.cpp has no name for.
+SCALED = {
+    "add_rope_scaling_type": RopeScalingType.YARN,
+    "add_rope_scaling_factor": YARN["factor"],
+    "add_rope_scaling_orig_ctx_len": YARN["original_max_position_embeddings"],
+    "add_rope_scaling_yarn_beta_fast": YARN["beta_fast"],
+    "add_rope_scaling_yarn_beta_slow": YARN["beta_slow"],
+}
+OLMO3 = {
+    "add_rope_scaling_yarn_attn_factor": 1.2,
+    "add_rope_freq_base_swa": YARN["rope_theta"],
+    "add_sliding_window_pattern": [True, False, True, True],
+}
 
 
-def write_scaled_gemma(writer: GGUFWriter) -> None:
-    """As the larger models: the other layers are scaled, and 10,000 is not written."""
-    writer.add_sliding_window(8)
-    writer.add_rope_scaling_type(RopeScalingType.LINEAR)
-    writer.add_rope_scaling_factor(8.0)
+def recurrent_metadata(arch: str) -> dict[str, Any]:
+    experts = {
+        "add_expert_count": 4,
+        "add_expert_used_count": 2,
+        "add_expert_feed_forward_length": 32,
+        "add_expert_shared_feed_forward_length": 96,
+    }
+    return {
+        "add_ssm_conv_kernel": 4,
+        "add_ssm_state_size": 16,
+        "add_ssm_group_count": 2,
+        "add_ssm_time_step_rank": 6,
+        "add_ssm_inner_size": 96,
+        "add_rope_dimension_count": 8,
+        "add_rope_dimension_sections": [2, 1, 1, 0],
+        "add_array": (f"{arch}.attention.recurrent_layers", [True, False, True, True]),
+        **({} if arch == "qwen35" else experts),
+    }
 
 
-def write_yarn(writer: GGUFWriter) -> None:
-    """The scaling, without what llama.cpp has no name for."""
-    writer.add_rope_scaling_type(RopeScalingType.YARN)
-    writer.add_rope_scaling_factor(YARN["factor"])
-    writer.add_rope_scaling_orig_ctx_len(YARN["original_max_position_embeddings"])
-    writer.add_rope_scaling_yarn_beta_fast(YARN["beta_fast"])
-    writer.add_rope_scaling_yarn_beta_slow(YARN["beta_slow"])
+def write_metadata(writer: GGUFWriter, metadata: dict[str, Any]) -> None:
+    for name, value in metadata.items():
+        getattr(writer, name)(*(value if isinstance(value, tuple) else (value,)))
 
 
-def write_gpt_oss(writer: GGUFWriter) -> None:
-    write_yarn(writer)
-    writer.add_sliding_window(8)
-    writer.add_expert_feed_forward_length(64)
-
-
-def write_olmo3(writer: GGUFWriter) -> None:
-    write_yarn(writer)
-    writer.add_rope_scaling_yarn_attn_factor(1.2)
-    writer.add_rope_freq_base_swa(YARN["rope_theta"])
-    writer.add_sliding_window(8)
-    writer.add_sliding_window_pattern([True, False, True, True])
-
-
-def write_phi(writer: GGUFWriter) -> None:
-    writer.add_rope_scaling_orig_ctx_len(160)
-    writer.add_sliding_window(8)
-
-
-def write_recurrent(arch: str) -> Callable[[GGUFWriter], Any]:
-    def write(writer: GGUFWriter) -> None:
-        writer.add_ssm_conv_kernel(4)
-        writer.add_ssm_state_size(16)
-        writer.add_ssm_group_count(2)
-        writer.add_ssm_time_step_rank(6)
-        writer.add_ssm_inner_size(96)
-        writer.add_rope_dimension_count(8)
-        writer.add_rope_dimension_sections([2, 1, 1, 0])
-        writer.add_array(f"{arch}.attention.recurrent_layers", [True, False, True, True])
-        if arch != "qwen35":
-            writer.add_expert_count(4)
-            writer.add_expert_used_count(2)
-            writer.add_expert_feed_forward_length(32)
-            writer.add_expert_shared_feed_forward_length(96)
-
-    return write
-
-
-def gemma_fields(**full: Any) -> dict[str, Any]:
+def gemma_fields(theta: float, **full: Any) -> dict[str, Any]:
     return {
         "num_hidden_layers": 7,
         "head_dim": 32,
@@ -234,10 +219,7 @@ def gemma_fields(**full: Any) -> dict[str, Any]:
         "sliding_window": 8,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 1e6, **full},
-            "sliding_attention": {
-                "rope_type": "default",
-                "rope_theta": 10_000.0 if full else 500.0,
-            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": theta},
         },
     }
 
@@ -259,11 +241,7 @@ RECURRENT = {
     "linear_num_value_heads": 6,
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 16,
-    "rope_parameters": {
-        "rope_type": "default",
-        "rope_theta": 5e5,
-        "partial_rotary_factor": 0.5,
-    },
+    "rope_parameters": {**ROPE["rope_parameters"], "partial_rotary_factor": 0.5},
 }
 SHARED = {
     **RECURRENT,
@@ -272,60 +250,58 @@ SHARED = {
     "moe_intermediate_size": 32,
     "shared_expert_intermediate_size": 96,
 }
-CASES = {
-    "gemma3": Case("Gemma3", MODEL_ARCH.GEMMA3, "gemma3", gemma_fields(), shifted, write_gemma),
-    "gemma3 scaled": Case(
-        *("Gemma3", MODEL_ARCH.GEMMA3, "gemma3"),
-        *(gemma_fields(rope_type="linear", factor=8.0), shifted, write_scaled_gemma),
-    ),
-    "mistral3": Case(
-        *("Mistral", MODEL_ARCH.MISTRAL3, "mistral"),
-        *({**ROPE, "sliding_window": None, "head_dim": 32}, paired),
-    ),
-    "mistral as llama": Case(
-        "Mistral", MODEL_ARCH.LLAMA, "llama", {**ROPE, "sliding_window": None}, paired
-    ),
-    "mixtral": Case(
-        *("Mixtral", MODEL_ARCH.LLAMA, "mixtral"),
-        *({**ROPE, "num_local_experts": 4, "num_experts_per_tok": 2}, mixed),
-    ),
-    "phi3": Case(
-        *("Phi3", MODEL_ARCH.PHI3, "phi3", {**ROPE, "sliding_window": 8}, unchanged, write_phi),
-    ),
-    "phi3 without a window": Case(
-        *("Phi3", MODEL_ARCH.PHI3, "phi3", {**ROPE, "sliding_window": None}, unchanged),
-        lambda writer: writer.add_sliding_window(0),
-    ),
-    "olmo2": Case("Olmo2", MODEL_ARCH.OLMO2, "olmo2", ROPE),
-    "olmo3": Case(
-        *("Olmo3", MODEL_ARCH.OLMO2, "olmo3"),
-        {
-            "sliding_window": 8,
-            "layer_types": [
-                f"{'full' if layer == 1 else 'sliding'}_attention" for layer in range(4)
-            ],
-            "rope_parameters": {
-                "full_attention": {**YARN, "attention_factor": 1.2},
-                "sliding_attention": {"rope_type": "default", "rope_theta": YARN["rope_theta"]},
-            },
-        },
-        *(unchanged, write_olmo3),
-    ),
-    "qwen3.5": Case(
-        *("Qwen3_5", MODEL_ARCH.QWEN35, "qwen3_5_text"),
-        *(RECURRENT, spread, write_recurrent("qwen35")),
-    ),
-    "qwen3.5 experts": Case(
-        *("Qwen3_5Moe", MODEL_ARCH.QWEN35MOE, "qwen3_5_moe_text"),
-        *(SHARED, spread, write_recurrent("qwen35moe")),
-    ),
-    "qwen3-next": Case(
-        *("Qwen3Next", MODEL_ARCH.QWEN3NEXT, "qwen3_next"),
-        *(SHARED, ungrouped, write_recurrent("qwen3next")),
-    ),
-    "smollm3": Case("SmolLM3", MODEL_ARCH.SMOLLM3, "smollm3", ROPE, paired),
-    "gpt-oss": Case("GptOss", MODEL_ARCH.GPT_OSS, "gpt_oss", GPT_OSS, alternating, write_gpt_oss),
+LAYERS = [f"{'full' if layer == 1 else 'sliding'}_attention" for layer in range(4)]
+OLMO3_ROPE = {
+    "full_attention": {**YARN, "attention_factor": 1.2},
+    "sliding_attention": {"rope_type": "default", "rope_theta": YARN["rope_theta"]},
 }
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+OPEN, NARROW = {**ROPE, "sliding_window": None}, {**ROPE, "sliding_window": 8}
+ARCH = MODEL_ARCH
+ENTRIES: dict[str, tuple[Any, ...]] = {
+    "gemma3": (
+        *("Gemma3", ARCH.GEMMA3, "gemma3", gemma_fields(500.0), shifted),
+        {**WINDOW, "add_rope_freq_base_swa": 500.0},
+    ),
+    "gemma3 scaled": (
+        *("Gemma3", ARCH.GEMMA3, "gemma3"),
+        *(gemma_fields(1e4, rope_type="linear", factor=8.0), shifted, {**WINDOW, **LINEAR}),
+    ),
+    "mistral3": ("Mistral", ARCH.MISTRAL3, "mistral", {**OPEN, "head_dim": 32}, paired),
+    "mistral as llama": ("Mistral", ARCH.LLAMA, "llama", OPEN, paired),
+    "mixtral": ("Mixtral", ARCH.LLAMA, "mixtral", {**ROPE, **EXPERTS}, mixed),
+    "phi3": (
+        *("Phi3", ARCH.PHI3, "phi3", NARROW, unchanged),
+        {**WINDOW, "add_rope_scaling_orig_ctx_len": 160},
+    ),
+    "phi3 open": ("Phi3", ARCH.PHI3, "phi3", OPEN, unchanged, {"add_sliding_window": 0}),
+    "olmo2": ("Olmo2", ARCH.OLMO2, "olmo2", ROPE),
+    "olmo3": (
+        *("Olmo3", ARCH.OLMO2, "olmo3"),
+        {"sliding_window": 8, "layer_types": LAYERS, "rope_parameters": OLMO3_ROPE},
+        *(unchanged, {**SCALED, **WINDOW, **OLMO3}),
+    ),
+    "qwen3.5": (
+        *("Qwen3_5", ARCH.QWEN35, "qwen3_5_text"),
+        *(RECURRENT, spread, recurrent_metadata("qwen35")),
+    ),
+    "qwen3.5 experts": (
+        *("Qwen3_5Moe", ARCH.QWEN35MOE, "qwen3_5_moe_text"),
+        *(SHARED, spread, recurrent_metadata("qwen35moe")),
+    ),
+    "qwen3-next": (
+        *("Qwen3Next", ARCH.QWEN3NEXT, "qwen3_next"),
+        *(SHARED, ungrouped, recurrent_metadata("qwen3next")),
+    ),
+    "smollm3": ("SmolLM3", ARCH.SMOLLM3, "smollm3", ROPE, paired),
+    "gpt-oss": (
+        *("GptOss", ARCH.GPT_OSS, "gpt_oss", GPT_OSS, alternating),
+        {**SCALED, **WINDOW, "add_expert_feed_forward_length": 64},
+    ),
+}
+
+
+CASES = {name: Case(*entry) for name, entry in ENTRIES.items()}
 
 
 def random_model(case: Case) -> Any:
@@ -368,7 +344,7 @@ def write_file(path: Path, case: Case, kinds: dict[str, TYPES] | None = None) ->
     config = model.config
     writer = GGUFWriter(path, MODEL_ARCH_NAMES[case.arch])
     write_sizes(writer, config)
-    case.metadata(writer)
+    write_metadata(writer, case.metadata)
     names = get_tensor_name_map(case.arch, config.num_hidden_layers)
     for name, tensor in model.state_dict().items():
         tied = name == "lm_head.weight" and config.tie_word_embeddings
@@ -421,65 +397,44 @@ def test_experts_in_mxfp4_are_exact(tmp_path: Path) -> None:
     check_logits(path, model)
 
 
-Edit = Callable[[GGUFWriter], Any]
-
-
-def written_also(case: Case, edit: Edit) -> Case:
-    """Return a case whose file has more metadata or tensors."""
-
-    def write(writer: GGUFWriter) -> None:
-        case.metadata(writer)
-        edit(writer)
-
-    return replace(case, metadata=write)
+def write_more(folder: Path, name: str, metadata: dict[str, Any]) -> tuple[Path, Any]:
+    case = CASES[name]
+    changed = replace(case, metadata=case.metadata | metadata)
+    return write_file(folder / "model.gguf", changed)
 
 
 def test_layers_that_predict_several_tokens_are_not_read(tmp_path: Path) -> None:
-    def write(writer: GGUFWriter) -> None:
-        writer.add_block_count(5)
-        writer.add_nextn_predict_layers(1)
-        writer.add_tensor("blk.4.nextn.eh_proj.weight", torch.ones(64, 128).numpy())
-
-    check_logits(*write_file(tmp_path / "model.gguf", written_also(CASES["qwen3.5"], write)))
+    part = "blk.4.nextn.eh_proj.weight", torch.ones(64, 128).numpy()
+    more = {"add_block_count": 5, "add_nextn_predict_layers": 1, "add_tensor": part}
+    check_logits(*write_more(tmp_path, "qwen3.5", more))
 
 
-def test_each_end_token_of_a_file_ends_an_answer(tmp_path: Path) -> None:
-    def write(writer: GGUFWriter) -> None:
-        writer.add_eos_token_id(7)
-        writer.add_eot_token_id(5)
-        writer.add_eom_token_id(9)
-
-    path, _ = write_file(tmp_path / "model.gguf", written_also(CASES["olmo2"], write))
-    assert load_config(path).eos == (5, 7, 9)
-
-
-LAYERS = "qwen35.attention.recurrent_layers"
-REFUSED: list[tuple[str, str, Edit]] = [
-    ("gemma3", "final_logit_softcapping", lambda w: w.add_final_logit_softcapping(30.0)),
-    ("mistral3", "temperature_scale", lambda w: w.add_attn_temperature_scale(0.1)),
-    ("mistral3", "yarn_log_multiplier", lambda w: w.add_rope_scaling_yarn_log_mul(1.0)),
-    ("phi3", "dimension_count", lambda w: w.add_rope_dimension_count(12)),
-    ("phi3", "rope_factors", lambda w: w.add_tensor("rope_factors_long.weight", FACTORS)),
-    ("olmo3", "freq_base_swa", lambda w: w.add_rope_freq_base(7.0)),
-    ("olmo2", "full_attention", lambda w: w.add_sliding_window_pattern([True] * 4)),
-    ("smollm3", "shift_logits", lambda w: w.add_bool("diffusion.shift_logits", True)),
-    ("gpt-oss", "expert_group_count", lambda w: w.add_expert_group_count(2)),
-    ("qwen3.5", "inner_size", lambda w: w.add_ssm_inner_size(97)),
-    ("qwen3.5", "5 heads", lambda w: w.add_ssm_time_step_rank(5)),
-    ("qwen3.5", "partial_rotary_factor", lambda w: w.add_rope_dimension_count(7)),
-    ("qwen3.5", "dt_b_c_rms", lambda w: w.add_ssm_dt_b_c_rms(True)),
-    ("qwen3.5", "num_hidden_layers", lambda w: w.add_nextn_predict_layers(4)),
-    ("qwen3.5", "nextn", lambda w: w.add_string("qwen35.nextn_predict_layers", "one")),
-    ("qwen3.5", "recurrent_layers", lambda w: w.add_array(LAYERS, [0, 2, 1, 1])),
-]
 FACTORS = torch.ones(8).numpy()
+REFUSED: list[tuple[str, str, dict[str, Any]]] = [
+    ("gemma3", "final_logit_softcapping", {"add_final_logit_softcapping": 30.0}),
+    ("mistral3", "temperature_scale", {"add_attn_temperature_scale": 0.1}),
+    ("mistral3", "yarn_log_multiplier", {"add_rope_scaling_yarn_log_mul": 1.0}),
+    ("phi3", "dimension_count", {"add_rope_dimension_count": 12}),
+    ("phi3", "rope_factors", {"add_tensor": ("rope_factors_long.weight", FACTORS)}),
+    ("olmo3", "freq_base_swa", {"add_rope_freq_base": 7.0}),
+    ("olmo2", "full_attention", {"add_sliding_window_pattern": [True] * 4}),
+    ("smollm3", "shift_logits", {"add_bool": ("diffusion.shift_logits", True)}),
+    ("gpt-oss", "expert_group_count", {"add_expert_group_count": 2}),
+    ("qwen3.5", "inner_size", {"add_ssm_inner_size": 97}),
+    ("qwen3.5", "5 heads", {"add_ssm_time_step_rank": 5}),
+    ("qwen3.5", "partial_rotary_factor", {"add_rope_dimension_count": 7}),
+    ("qwen3.5", "dt_b_c_rms", {"add_ssm_dt_b_c_rms": True}),
+    ("qwen3.5", "num_hidden_layers", {"add_nextn_predict_layers": 4}),
+    ("qwen3.5", "nextn", {"add_string": ("qwen35.nextn_predict_layers", "one")}),
+    ("qwen3.5", "layers", {"add_array": ("qwen35.attention.recurrent_layers", [0, 2, 1, 1])}),
+]
 
 
-@pytest.mark.parametrize(("name", "field", "edit"), REFUSED, ids=range(len(REFUSED)))
+@pytest.mark.parametrize(("name", "field", "metadata"), REFUSED, ids=range(len(REFUSED)))
 def test_unsupported_metadata_are_refused(
-    name: str, field: str, edit: Edit, tmp_path: Path
+    name: str, field: str, metadata: dict[str, Any], tmp_path: Path
 ) -> None:
-    path, _ = write_file(tmp_path / "model.gguf", written_also(CASES[name], edit))
+    path, _ = write_more(tmp_path, name, metadata)
     with pytest.raises(ValueError, match=field) as error:
         load_model(path)
     assert str(path) in str(error.value)
