@@ -457,11 +457,14 @@ def test_flags_of_a_request_reach_it(outpace):
     for flags, message in (
         (("--stop-id", tokens[7]), f"{tokens.index(tokens[7])} tokens in"),
         (("--ignore-eos",), "96 tokens in"),
+        (("--ignore-eos", "--stop", "a"), "(stop)"),
         (("--min-tokens", "96"), "(length)"),
     ):
         assert message in outpace(*args, *flags)[1]
     for flags in (("--logit-bias", f"{tokens[0]}=-9999"), ("--repetition-penalty", "9")):
         assert outpace(*args, *flags)[1].partition("tokens in")[0] != free.partition("\n ")[0]
+    assert re.match(r"[0-9]{3}!\n", outpace(*args, "--regex", "[0-9]{3}!")[1])
+    assert "96 tokens in" in outpace("trace", *args[1:], "--ignore-eos")[1]
 
 
 def test_a_template_has_its_variables(outpace, tmp_path):
