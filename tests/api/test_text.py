@@ -200,6 +200,9 @@ def test_text_that_may_begin_a_stop_string_is_held_back(text: TextCodec) -> None
     assert detokenizer.take_text() == "##b"
     assert detokenizer.push_tokens(text.encode("c###d", raw=True))
     assert (detokenizer.take_text(), detokenizer.text) == ("c", "a##bc")
+    detokenizer = Detokenizer(text, ("###",))
+    detokenizer.push_tokens(text.encode("a##", raw=True))
+    assert (detokenizer.take_text(), detokenizer.take_text(final=True)) == ("a", "##")
 
 
 @given(
@@ -259,6 +262,15 @@ def test_pieces_of_broken_characters_are_their_text(
         ids += [END + 1] * (number % 5)
     sent = pieces(text, ids, [1] * len(ids), stop) if ids else []
     assert "".join(sent) == text.decode(ids)
+
+
+@pytest.mark.parametrize("stop", [("b", "ab"), ("ab", "b")])
+def test_the_stop_string_that_begins_first_ends_the_text(
+    text: TextCodec, stop: tuple[str, ...]
+) -> None:
+    detokenizer = Detokenizer(text, stop)
+    assert detokenizer.push_tokens(text.encode("xab", raw=True))
+    assert (detokenizer.text, detokenizer.stop_string) == ("x", "ab")
 
 
 @pytest.mark.parametrize("stop", ["\ufffd", "b\ufffd"])

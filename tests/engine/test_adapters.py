@@ -126,6 +126,19 @@ def test_answers_do_not_depend_on_their_company(folders: Path, kind: str) -> Non
         assert answer(llm, requests[::-1], **options) == together[::-1]
 
 
+def test_rows_of_a_pass_with_two_types_of_read(folders: Path) -> None:
+    llm, names, wanted = adapted(folders), ("a2", "a6", None, "a7"), (1, None, 1, None)
+    requests: list[tuple[list[int], dict[str, Any]]] = [
+        (prompt, {"adapter": name, "prompt_logprobs": count, "max_tokens": 4})
+        for prompt, name, count in zip(PROMPTS, names, wanted, strict=True)
+    ]
+    together = dict(llm.serve(requests))
+    for number, (prompt, options) in enumerate(requests):
+        (alone,) = llm.generate(prompt, **options)
+        assert together[number].ids == alone.ids
+        assert together[number].prompt_logprobs == alone.prompt_logprobs
+
+
 def test_prompts_longer_than_a_chunk_of_an_mlp(tmp_path: Path) -> None:
     model = causal_model(max_position_embeddings=1024, **SIZES)
     save_model(model, tmp_path / "model", dtype=torch.float32)
