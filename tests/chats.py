@@ -99,13 +99,6 @@ QWEN_3 = """{%- set ns = namespace(last=-1, open=true) %}{%- for m in messages[:
 {{- '<|im_start|>assistant\n' }}
 {%- if enable_thinking is defined and enable_thinking is false %}
 {{- '<think>\n\n</think>\n\n' }}{%- endif %}"""
-DEEPSEEK = """{%- set ns = namespace(s='') %}{%- for m in messages %}{%- if m.role == 'system' %}
-{%- set ns.s = m.content %}{%- endif %}{%- endfor %}{{- bos_token }}{{- ns.s }}
-{%- for m in messages %}{%- if m.role == 'user' %}{{- '<\uff5cUser\uff5c>' + m.content }}
-{%- elif m.role == 'assistant' %}{%- set c = m.content %}{%- if '</think>' in c %}
-{%- set c = c.split('</think>')[-1] %}{%- endif %}
-{{- '<\uff5cAssistant\uff5c>' + c + eos_token }}{%- endif %}{%- endfor %}
-{{- '<\uff5cAssistant\uff5c><think>\n' }}"""
 GPT_OSS = """{{- '<|start|>system<|message|>You are a model.\n\nReasoning: low<|end|>' }}
 {%- if messages[0].role == 'system' %}
 {{- '<|start|>developer<|message|># Instructions\n\n' + messages[0].content + '\n\n<|end|>' }}
@@ -143,11 +136,6 @@ SHAPES: dict[str, Shape] = {
         ("</s>",),
         cut="legacy",
         rstrip=True,
-    ),
-    "deepseek r1": Shape(
-        DEEPSEEK,
-        ("<\uff5cbegin\u2581of\u2581sentence\uff5c>", "<\uff5cend\u2581of\u2581sentence\uff5c>"),
-        ("<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>", *THOUGHTS),
     ),
     "gpt-oss": Shape(GPT_OSS, ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>")),
 }

@@ -203,14 +203,8 @@ def test_separate_updates_of_other_modules_are_refused(
 @pytest.mark.parametrize(
     "adapters",
     [
-        ["a"],
-        "a",
-        {"": "a"},
-        {"\ud800": "a"},
-        {1: "a"},
-        {"mine": None},
-        {"mine": "nowhere"},
-        {"mine": "."},
+        *(["a"], "a", {"": "a"}, {"\ud800": "a"}, {1: "a"}),
+        *({"mine": None}, {"mine": "nowhere"}, {"mine": "."}),
     ],
     ids=ascii,
 )

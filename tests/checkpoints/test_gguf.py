@@ -10,6 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+import gguf
+import numpy as np
 import pytest
 import torch
 from gguf import (
@@ -33,6 +35,7 @@ from outpace import LLM
 from outpace.checkpoints.gguf import file as file_module
 from outpace.checkpoints.load import (
     load_config,
+    load_draft,
     load_model,
     load_tokenizer,
     save_model,
@@ -336,13 +339,11 @@ def write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, pre: str, pad: int
     writer.add_chat_template(CHAT)
 
 
-def with_tokenizer(folder: Path, pre: str, **metadata: Any) -> tuple[Path, PreTrainedTokenizerFast]:
+def with_tokenizer(folder: Path, pre: str) -> tuple[Path, PreTrainedTokenizerFast]:
     tokenizer = trained(pre)
     written = Written(folder, "qwen2")
     write_tokenizer(written.writer, tokenizer, pre)
-    for name, value in metadata.items():
-        getattr(written.writer, name)(value)
-    if metadata.get("add_add_bos_token", pre in ("llama-bpe", "tekken")):
+    if pre in ("llama-bpe", "tekken"):
         begin = SPECIALS[0]
         tokenizer.post_processor = TemplateProcessing(
             single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
@@ -619,3 +620,60 @@ def test_a_file_keeps_its_block_formats_by_default(tmp_path: Path) -> None:
     assert isinstance(LLM(path, quantize="native").model.embedding, PackedEmbedding)
     for plain in (LLM(path, dtype="float32"), LLM(other), LLM(tmp_path / "plain")):
         assert not is_quantized(plain.model)
+
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+PAIRS = {"dflash": GOLDEN / "dflash" / "pair_b", "eagle": GOLDEN / "eagle" / "llama"}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_file_equals_its_folder(kind: str) -> None:
+    target = load_model(PAIRS[kind] / "target")
+    folder = load_draft(PAIRS[kind] / "draft", target)
+    file = load_draft(PAIRS[kind] / "draft.gguf", target)
+    expected, found = folder.state_dict(), file.state_dict()
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(found[name], tensor), name
+    for field in ("kind", "vocab", "feature_layers", "block", "mask_id", "head_dim", "rope"):
+        assert getattr(file.config, field) == getattr(folder.config, field), field
+
+
+def changed(tmp_path: Path, name: str, edit: Any) -> Path:
+    reader, path = gguf.GGUFReader(PAIRS["eagle"] / "draft.gguf"), tmp_path / "draft.gguf"
+    writer = gguf.GGUFWriter(path, "eagle3")
+    for field in reader.fields.values():
+        if field.name not in ("general.architecture",) and not field.name.startswith("GGUF."):
+            kind = field.types[-1] if field.types[0] == gguf.GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], kind)
+    tensors = {tensor.name: np.array(tensor.data) for tensor in reader.tensors}
+    for own, data in {**tensors, name: edit(tensors.get(name))}.items():
+        writer.add_tensor(own, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "edit"),
+    [
+        ("d2t", lambda ids: ids + 320),
+        ("d2t", lambda ids: -ids - 1),
+        ("d2t", lambda ids: ids * 0),
+        ("d2t", lambda ids: ids.astype(np.float32)),
+        ("markov_w1.weight", lambda _: np.ones((4, 4), np.float32)),
+    ],
+)
+def test_invalid_tensors_are_refused(name: str, edit: Any, tmp_path: Path) -> None:
+    target = load_model(PAIRS["eagle"] / "target")
+    with pytest.raises(ValueError, match=name) as refusal:
+        load_draft(changed(tmp_path, name, edit), target)
+    assert str(tmp_path) in str(refusal.value)
+
+
+def test_a_draft_needs_its_target() -> None:
+    assert load_config(PAIRS["dflash"] / "draft.gguf").kind.name == "DFLASH"
+    with pytest.raises(ValueError, match="draft"):
+        LLM(PAIRS["dflash"] / "draft.gguf")

@@ -39,28 +39,21 @@ GROUP = {"num_bits": 4, "strategy": "group", "group_size": 32}
 WHOLE = {"num_bits": 4, "strategy": "channel"}
 F16 = torch.float16
 
+SIZE, MIXED = {"size": 32}, {"size": 32, "mixed": True}
+ORDERED = {"actorder": "group", **GROUP}
 KEPT: dict[str, Format] = {
-    "gptq": (gptq_config(group_size=32), gptq, {"size": 32}),
+    "gptq": (gptq_config(group_size=32), gptq, SIZE),
     "gptq, groups of 64": (gptq_config(group_size=64), gptq, {"size": 64}),
     "gptq, whole rows": (gptq_config(group_size=-1), gptq, {"size": -1}),
-    "gptq, in order of activations": (
-        gptq_config(group_size=32, desc_act=True, sym=False),
-        gptq,
-        {"size": 32, "mixed": True},
-    ),
-    "awq": ({**AWQ_CONFIG, "group_size": 32}, awq, {"size": 32}),
-    "packed": (compressed("pack-quantized", **GROUP), packs, {"size": 32}),
+    "gptq, ordered": (gptq_config(group_size=32, desc_act=True, sym=False), gptq, MIXED),
+    "awq": ({**AWQ_CONFIG, "group_size": 32}, awq, SIZE),
+    "packed": (compressed("pack-quantized", **GROUP), packs, SIZE),
     "packed, asymmetric": (
-        compressed("pack-quantized", symmetric=False, **GROUP),
-        packs,
-        {"size": 32, "symmetric": False, "dtype": F16},
+        *(compressed("pack-quantized", symmetric=False, **GROUP), packs),
+        {**SIZE, "symmetric": False, "dtype": F16},
     ),
     "packed, whole rows": (compressed("pack-quantized", **WHOLE), packs, {"size": -1}),
-    "packed, in order of activations": (
-        compressed("pack-quantized", actorder="group", **GROUP),
-        packs,
-        {"size": 32, "mixed": True},
-    ),
+    "packed, ordered": (compressed("pack-quantized", **ORDERED), packs, MIXED),
 }
 
 
@@ -98,7 +91,7 @@ def test_published_groups_are_kept_exactly(
     assert 0 < (logits - exact).norm() < 0.05 * exact.norm()  # rows are rounded to 8 bits
 
 
-@pytest.mark.parametrize("name", ["awq", "gptq, in order of activations"])
+@pytest.mark.parametrize("name", ["awq", "gptq, ordered"])
 def test_batched_requests_equal_single_ones(name: str, tmp_path: Path) -> None:
     llm = LLM(write(tmp_path, name))
     prompts = [[5, 3, 1 + n, 4, *range(2 * n)] for n in range(9)]
@@ -128,7 +121,7 @@ def other_order(tensors: dict[str, Tensor]) -> None:
 FALLBACKS: dict[str, tuple[str, dict[str, Any], Any, str, int]] = {
     "scales": ("gptq", {}, in_float32, "scales are not exact in float16", 1),
     "order": (
-        "gptq, in order of activations",
+        "gptq, ordered",
         {},
         other_order,
         "order their inputs differently",
@@ -157,7 +150,7 @@ def test_other_groups_are_dequantized(
     assert all(torch.equal(found, wanted[each]) for each, found in ours.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["gptq, in order of activations", "awq", "packed, asymmetric"])
+@pytest.mark.parametrize("name", ["gptq, ordered", "awq", "packed, asymmetric"])
 def test_invalid_parts_are_refused(name: str, tmp_path: Path) -> None:
     folder = write(tmp_path, name, num_hidden_layers=1)
     scales = "weight_scale" if name.startswith("packed") else "scales"

@@ -91,8 +91,10 @@ FP8 = {
     "weight_block_size": [20, 24],
 }
 PLAIN_FP8 = {"activation_scheme": "static", "ignored_layers": ["lm_head"], "quant_method": "fp8"}
-GROUP4 = {"num_bits": 4, "strategy": "group", "group_size": 16}
+GROUP = {"strategy": "group", "group_size": 16}
+GROUP4 = {"num_bits": 4, **GROUP}
 BLOCK = {"type": "float", "strategy": "block", "block_structure": [20, 24]}
+UNEVEN = {"symmetric": False}
 
 FORMATS: dict[str, Format] = {
     "fp8": (FP8, fp8, {}),
@@ -105,26 +107,13 @@ FORMATS: dict[str, Format] = {
     "awq": (AWQ_CONFIG, awq, {}),
     "int8 channel": (compressed("int-quantized"), whole, {}),
     "int8 tensor": (compressed("int-quantized", strategy="tensor"), whole, {"strategy": "tensor"}),
-    "int8 group": (
-        compressed("naive-quantized", strategy="group", group_size=16),
-        whole,
-        {"strategy": "group"},
-    ),
-    "int8 asymmetric": (
-        compressed("int-quantized", symmetric=False),
-        whole,
-        {"symmetric": False},
-    ),
+    "int8 group": (compressed("naive-quantized", **GROUP), whole, {"strategy": "group"}),
+    "int8 asymmetric": (compressed("int-quantized", **UNEVEN), whole, UNEVEN),
     "int4 packed": (compressed("pack-quantized", **GROUP4), packs, {}),
-    "int8 packed": (compressed("pack-quantized", **GROUP4 | {"num_bits": 8}), packs, {"bits": 8}),
-    "int4 asymmetric": (
-        compressed("pack-quantized", symmetric=False, **GROUP4),
-        packs,
-        {"symmetric": False},
-    ),
+    "int8 packed": (compressed("pack-quantized", **GROUP), packs, {"bits": 8}),
+    "int4 asymmetric": (compressed("pack-quantized", **UNEVEN, **GROUP4), packs, UNEVEN),
     "int4 mixed": (
-        compressed("pack-quantized", actorder="group", **GROUP4),
-        packs,
+        *(compressed("pack-quantized", actorder="group", **GROUP4), packs),
         {"mixed": True},
     ),
     "float8 channel": (compressed("float-quantized", type="float"), rows8, {}),

@@ -34,7 +34,7 @@ CONVERSATION = [
     {"role": "assistant", "content": "42"},
     {"role": "user", "content": "And  8 times 6?\n"},
 ]
-NEW_TOKENS, WINDOW, MAX_WORSE = 24, 512, 1.005
+WINDOW, MAX_WORSE = 512, 1.005
 LICENSE = Path(__file__).parent.parent.parent / "LICENSE"
 """A text of 2,300 tokens: on a shorter one, chance decides half a percent."""
 
@@ -92,23 +92,6 @@ def test_logits_equal_those_of_transformers(published: Published) -> None:
     with torch.inference_mode():
         wanted = published.theirs(torch.tensor([published.ids])).logits[0]
     close(found, wanted)
-
-
-def test_greedy_text_equals_that_of_transformers(published: Published) -> None:
-    for start in (40, 100):
-        prompt = published.ids[:start]
-        (found,) = published.plain.generate(
-            [prompt], max_tokens=NEW_TOKENS, temperature=0.0, ignore_eos=True
-        )
-        wanted = published.theirs.generate(
-            torch.tensor([prompt]),
-            attention_mask=torch.ones(1, start, dtype=torch.long),
-            do_sample=False,
-            min_new_tokens=NEW_TOKENS,
-            max_new_tokens=NEW_TOKENS,
-        )
-        assert found.ids == wanted[0, start:].tolist()
-        assert found.text == published.their_tokenizer.decode(wanted[0, start:])
 
 
 def test_chat_template_and_end_tokens_equal_those_of_transformers(published: Published) -> None:

@@ -10,8 +10,6 @@ import re
 from typing import Any
 
 import pytest
-from openai import OpenAI
-from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from asking import QUESTION, ask, chat, refused
@@ -89,27 +87,6 @@ def test_fields_equal_library_options(
 def test_json_object_gives_an_object(client: TestClient, model: str, given: dict[str, Any]) -> None:
     (choice,) = ask(client, chat(model=model, max_tokens=32, temperature=0.8, **given))["choices"]
     assert isinstance(json.loads(choice["message"]["content"]), dict)
-
-
-@pytest.mark.nightly
-def test_official_client_parses_pydantic_models(openai: OpenAI) -> None:
-    class Pet(BaseModel):
-        name: str
-        legs: int
-
-    class Person(BaseModel):
-        name: str
-        pets: list[Pet]
-
-    for model in ("tiny-ar", "tiny-dream"):
-        answer = openai.chat.completions.parse(
-            model=model,
-            messages=[{"role": "user", "content": QUESTION}],
-            max_tokens=120,
-            response_format=Person,
-        )
-        assert answer.choices[0].finish_reason == "stop"
-        assert isinstance(answer.choices[0].message.parsed, Person)
 
 
 def deep(depth: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from helpers import MASK, causal_model, dense, published
-from outpace import LLM
 from outpace.checkpoints.load import load_draft, translate_config
-from outpace.methods import Autoregressive, DFlash
 from outpace.models.dspark import DSparkDraft
 from outpace.training import weights
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import DFlash as Objective
 from outpace.training.optim import Optim
-from outpace.training.recipe import train_recipe
 from outpace.training.rows import Rows, pack_documents
 from training.test_dflash import example, losses, trainer
 
@@ -295,43 +291,3 @@ def test_muon_leaves_the_heads_to_adamw() -> None:
     names = {name for name, parameter in draft.named_parameters() if id(parameter) in own}
     assert "fusion.weight" in names
     assert all(name.startswith(("fusion.", "blocks.")) for name in names)
-
-
-ZOO = config(**WIDE, hidden_size=128, target_layer_ids=[0, 2], max_position_embeddings=512)
-RECIPE = f"""
-[model]
-target = "tiny-aux"
-config = {json.dumps(ZOO).replace(": ", " = ").replace("True", "true")}
-[objective]
-name = "dflash"
-anchors = 3
-[data]
-path = "story:train"
-[train]
-steps = 4
-batch = 2
-[held_out]
-path = "story:test"
-every = 2
-examples = 2
-decode = 1
-max_tokens = 8
-"""
-
-
-@pytest.mark.nightly
-def test_a_recipe_trains_a_draft_that_decodes_without_loss(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    out = tmp_path / "out"
-    train_recipe(tmp_path / "recipe.toml", [f"out={out}"])
-    held = [json.loads(line) for line in (out / "held_out.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in held] == [0, 2, 4]
-    assert all(1 <= line["accepted"] <= BLOCK + 1 for line in held)
-    assert held[-1]["loss"] < held[0]["loss"] and held[-1]["tokens_per_forward"] >= 1
-    prompts = [[3, 1, 4, 1, 5], [9, 2, 6]]
-    plain = LLM("tiny-aux", Autoregressive())
-    expected = [output.ids for output in plain.generate(prompts, max_tokens=12)]
-    for threshold in (0.0, 0.3, 1.0):
-        method = DFlash(draft=str(out / "export"), confidence_threshold=threshold)
-        outputs = LLM("tiny-aux", method).generate(prompts, max_tokens=12)
-        assert [output.ids for output in outputs] == expected
