@@ -24,7 +24,7 @@ from outpace import LLM
 from outpace.api.options import Options
 from outpace.checkpoints.adapter import LowRank, save_adapter
 from outpace.checkpoints.load import load_config
-from outpace.checkpoints.piece import parameter_parts
+from outpace.checkpoints.weights import parameter_parts
 from outpace.methods import Autoregressive
 from outpace.models.transformer import Transformer
 

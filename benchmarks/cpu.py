@@ -50,7 +50,7 @@ from outpace import LLM
 from outpace.checkpoints.compress import compress_checkpoint
 from outpace.checkpoints.load import save_model, translate_config
 from outpace.decoding import Forward
-from outpace.engine.scheduled_forward import ScheduledForward
+from outpace.engine.pack import ScheduledForward
 from outpace.models.transformer import Transformer
 
 matplotlib.use("Agg")

@@ -25,7 +25,7 @@ import harness
 from harness import Bar, Row, Timing
 from outpace import LLM
 from outpace.evaluation.metrics import count_fed_rows
-from outpace.evaluation.question import Question
+from outpace.evaluation.protocol import Question
 from outpace.evaluation.run import questions_of
 from outpace.methods import Method
 

@@ -21,7 +21,7 @@ from methods import POINTS
 from outpace import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
-from outpace.evaluation.question import Question
+from outpace.evaluation.protocol import Question
 from outpace.evaluation.run import questions_of
 from outpace.methods import Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
 

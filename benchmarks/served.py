@@ -17,10 +17,9 @@ from tempfile import TemporaryDirectory
 from curve import Point
 from methods import POINTS
 from outpace.api.options import Options
-from outpace.benchmark.arrivals import ClosedLoop
 from outpace.benchmark.client import Client, RequestBody
-from outpace.benchmark.request_record import RequestRecord
-from outpace.benchmark.workload import Workload
+from outpace.benchmark.load_figures import RequestRecord
+from outpace.benchmark.measure import ClosedLoop, Workload
 from outpace.evaluation.run import questions_of
 from outpace.methods import METHODS
 

@@ -26,7 +26,7 @@ from cpu import OURS, SHAPES, THEIRS
 from harness import Bar, Row, alternate, arguments, finish, median, prepare, save, show
 from outpace import LLM
 from outpace.decoding import Forward
-from outpace.engine.scheduled_forward import ScheduledForward
+from outpace.engine.pack import ScheduledForward
 
 REQUESTS = [1, 4, 16, 64]
 PROMPT = 64

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from outpace.checkpoints.adapter import LowRank, save_adapter
-from outpace.checkpoints.piece import parameter_parts
+from outpace.checkpoints.weights import parameter_parts
 from outpace.models.config import ModelConfig
 from outpace.models.transformer import Transformer
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.kernels.compiled_delta import run_recurrent
-from outpace.kernels.gated_delta import DeltaState, SequenceRows, SequenceStates
+from outpace.kernels.gated_delta import DeltaState, SequenceRows, SequenceStates, run_recurrent
 from outpace.kernels.loader import Isa
 
 ROWS = 60

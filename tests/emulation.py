@@ -18,20 +18,22 @@ from outpace.attention.batch import RowSpan
 from outpace.attention.compiled import AttendArguments, CompiledAttention
 from outpace.attention.dense import DenseAttention
 from outpace.kernels import tiles
-from outpace.kernels.compiled_delta import (
+from outpace.kernels.gated_delta import (
+    DeltaState,
     RecurArguments,
     SequenceArguments,
     SequencePlan,
+    SequenceRows,
     plan_sequences,
 )
-from outpace.kernels.gated_delta import DeltaState, SequenceRows
-from outpace.kernels.int4 import INT4_BYTES, round_to_int4
 from outpace.kernels.loader import Isa, has_isa, load_library
 from outpace.kernels.packed import (
     BLOCK_FORMATS,
     INPUT_MULTIPLES,
+    INT4_BYTES,
     PackedPart,
     bind_packed_product,
+    round_to_int4,
     unpack_rows,
 )
 from outpace.models.config import AttentionWindow

@@ -27,18 +27,16 @@ from outpace.decoding import Decoding, Forward, Prediction, Request, Target
 from outpace.engine.cache import PageTable
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job, Listener
+from outpace.engine.pack import ScheduledForward
 from outpace.engine.pairing import Pairing, check_kinds
 from outpace.engine.recurrent import RecurrentPass
 from outpace.engine.runner import Runner
-from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.engine.stats import Stats
 from outpace.kernels.packed import find_packed_loop
 from outpace.methods import Method
 from outpace.models.attention import Attend
 from outpace.models.config import AttentionWindow
-from outpace.models.dflash2 import DFlash2Draft
-from outpace.models.draft import DFlashDraft, DFlashFusedDraft
-from outpace.models.dspark import DSparkDraft
+from outpace.models.draft import DFlash2Draft, DFlashDraft, DFlashFusedDraft, DSparkDraft
 from outpace.models.extending import EagleDraft
 from outpace.models.gated_delta import GatedDelta
 from outpace.models.transformer import Transformer

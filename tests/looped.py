@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from outpace.api.engine_messages import (
+from outpace.api.engine_client import (
     ChargeCallback,
     ConnectionEndedError,
     EngineCommand,

@@ -15,9 +15,9 @@ import torch
 
 from helpers import published
 from outpace.checkpoints.load import ZOO_TOKENIZER
-from outpace.checkpoints.save import save_model
+from outpace.checkpoints.weights import save_model
 from outpace.training import weights
-from outpace.training.memory_tracker import MemoryTracker
+from outpace.training.plan import MemoryTracker
 from outpace.training.recipe import load_recipe
 
 SIZES = {

@@ -12,8 +12,7 @@ from helpers import published
 from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.training import Trainer, weights
 from outpace.training.objectives import MDLM, SFT
-from outpace.training.plan import Plan
-from outpace.training.planner import Planner
+from outpace.training.plan import Plan, Planner
 from outpace.training.recipe import Recipe
 
 RECIPE = f"""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from outpace.kernels import autotune
+from outpace.kernels import matmul
 from outpace.lock import lock_file
 from outpace.measurements import MeasurementFile, machine_name
 
@@ -75,14 +75,14 @@ def test_a_folder_that_cannot_be_used_is_ignored(
 def test_layouts_are_timed_once_per_machine(
     file: MeasurementFile, entry: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layouts, count = ("rows", "tiles"), len(autotune.TIMED_ROWS)
-    found = {name: dict.fromkeys(autotune.TIMED_ROWS, 0.5) for name in layouts}
+    layouts, count = ("rows", "tiles"), len(matmul.TIMED_ROWS)
+    found = {name: dict.fromkeys(matmul.TIMED_ROWS, 0.5) for name in layouts}
     calls: list[object] = []
-    monkeypatch.setattr(autotune, "measure_layouts", lambda *sizes: calls.append(sizes) or found)
+    monkeypatch.setattr(matmul, "measure_layouts", lambda *sizes: calls.append(sizes) or found)
 
     def time_layouts() -> object:
-        autotune.time_layouts.cache_clear()
-        return autotune.time_layouts((64, 64), torch.float32, layouts, 1)
+        matmul.time_layouts.cache_clear()
+        return matmul.time_layouts((64, 64), torch.float32, layouts, 1)
 
     assert time_layouts() == found and len(calls) == 1
     if entry != "valid":
@@ -92,4 +92,4 @@ def test_layouts_are_timed_once_per_machine(
     (stored,) = file.read_entries().values()
     assert stored == dict.fromkeys(layouts, [0.5] * count)
     assert time_layouts() == found and len(calls) == 1 + (entry != "valid")
-    autotune.time_layouts.cache_clear()
+    matmul.time_layouts.cache_clear()

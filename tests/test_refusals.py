@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.api import further, llm
+from outpace.api import llm
 from outpace.cli import flags, measure
 from outpace.cli.main import main
 from outpace.methods import Speculative, WeDLM
@@ -31,7 +31,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     monkeypatch.setattr(llm, "load_model", noting("weights"))
     for name in ("load_model", "load_draft"):
-        monkeypatch.setattr(further, name, noting("weights"))
+        monkeypatch.setattr(llm, name, noting("weights"))
     return found
 
 

@@ -27,9 +27,8 @@ ray = pytest.importorskip("ray.serve", reason="needs the extra ray")
 from ray.exceptions import ActorDiedError
 from ray.serve.exceptions import BackPressureError
 
-from outpace.ray import ingress
-from outpace.ray.ingress import ForwardedResponse
-from outpace.ray.replicas import application
+from outpace.ray import replicas as ingress
+from outpace.ray.replicas import ForwardedResponse, application
 
 HEAD = {"type": "http.response.start", "status": 200, "headers": []}
 HALF = {"type": "http.response.body", "body": b"a", "more_body": True}

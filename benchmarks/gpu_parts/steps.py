@@ -24,9 +24,9 @@ from harness import Bar, Budget, Row
 from outpace.decoding import CAUSAL, FULL, Forward, Kind
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
+from outpace.engine.pack import ScheduledForward
 from outpace.engine.pairing import Pairing
 from outpace.engine.runner import Runner
-from outpace.engine.scheduled_forward import ScheduledForward
 
 FLOOR, SIXTEEN, OUTSIDE = 0.85, 1.10, 0.08
 """Floor over a step of one row, a step of 16 rows over it, and time outside kernels, as wanted."""

@@ -29,8 +29,7 @@ from outpace.models.norm import freeze_model
 from outpace.models.transformer import Transformer
 from outpace.training import objectives
 from outpace.training.data import Example
-from outpace.training.loss_module import LossModule
-from outpace.training.objective import ENTRIES, Models
+from outpace.training.objective import ENTRIES, LossModule, Models
 from outpace.training.rows import UNSCORED, Rows
 
 SHARE = 0.40

@@ -13,11 +13,9 @@ from typing import Annotated
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.benchmark.side import Side, check_rounds
-from outpace.benchmark.summary import SideFigures, summarise_sides
-from outpace.cli.draw import console
+from outpace.benchmark.side import Side, SideFigures, check_rounds, summarise_sides
+from outpace.cli.draw import console, replace_file
 from outpace.cli.flags import LOAD_FLAGS, LoadFlags
-from outpace.cli.output import replace_file
 from outpace.cli.sides import (
     LoadGrid,
     build_sides,
@@ -28,8 +26,8 @@ from outpace.cli.sides import (
 )
 from outpace.cli.task_flags import TaskFlags
 from outpace.cli.training import run_training
-from outpace.evaluation.question import Question
-from outpace.methods.bounds import check_at_least_one
+from outpace.evaluation.protocol import Question
+from outpace.methods.method import check_at_least_one
 from outpace.provenance import provenance_record
 from reproduce.figure import Figure, Scale, figure_names, find_at
 from reproduce.given import model_paths, task_files

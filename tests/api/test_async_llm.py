@@ -15,8 +15,7 @@ import pytest
 
 from helpers import is_idle
 from outpace import LLM, AsyncLLM
-from outpace.api.engine_client import DrainingError, EngineDiedError
-from outpace.api.engine_messages import QueueFullError
+from outpace.api.engine_client import DrainingError, EngineDiedError, QueueFullError
 from outpace.api.engine_thread import EngineThread
 from outpace.decoding import Decoding, Forward, Request
 from outpace.engine.job import DecodingError

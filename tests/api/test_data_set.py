@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.api.data_set import make_data, read_prompt_set
-from outpace.api.overlap import OverlapIndex
+from outpace.api.data_set import OverlapIndex, make_data, read_prompt_set
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.evaluation.generated.story import story_problems
 

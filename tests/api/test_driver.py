@@ -16,7 +16,7 @@ import torch
 
 from helpers import MASK
 from outpace import LLM
-from outpace.api.stream import Stream
+from outpace.api.pending_answer import Stream
 from outpace.checkpoints.load import save_model
 from outpace.decoding import Decoding, Forward, Request
 from outpace.engine.job import DecodingError

@@ -10,14 +10,14 @@ import pytest
 from helpers import pages_in_use
 from looped import PROMPT, Script, submit, until_over
 from outpace import LLM
-from outpace.api.engine_loop import EngineLoop
-from outpace.api.engine_messages import (
+from outpace.api.engine_client import (
     CancelCommand,
     ConnectionEndedError,
     EngineCommand,
     InspectCommand,
     RequestProgress,
 )
+from outpace.api.engine_loop import EngineLoop
 from outpace.api.pending_answer import PendingAnswer
 from outpace.decoding import Step
 from outpace.engine.job import DecodingError

@@ -10,7 +10,7 @@ import pytest
 
 from middles import middle_llm
 from outpace import LLM, Hole, OptionError
-from outpace.api.middle import MIDDLE_FORMATS, MiddleFormat, find_middle_tokens
+from outpace.api.text import MIDDLE_FORMATS, MiddleFormat, find_middle_tokens
 from outpace.methods import Diffusion, LeftToRight, Method, WeDLM
 
 PREFIX, SUFFIX = "Tom has 3+4=<<3+4=", ">>7 apples."

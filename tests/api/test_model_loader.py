@@ -13,15 +13,14 @@ import torch
 
 from looped import PROMPT, Script, submit, until_over
 from outpace import LLM
-from outpace.api import model_loader
-from outpace.api.engine_loop import EngineLoop
-from outpace.api.engine_messages import (
+from outpace.api import engine_loop
+from outpace.api.engine_client import (
     ConnectionEndedError,
     EngineCommand,
     InspectCommand,
     LoadError,
 )
-from outpace.api.model_loader import LazyModel
+from outpace.api.engine_loop import EngineLoop, LazyModel
 
 Rounds = Iterator[list[EngineCommand]]
 GIB = 2**30
@@ -172,7 +171,7 @@ def limit_memory(monkeypatch: pytest.MonkeyPatch, loops: list[EngineLoop], total
     def available(device: torch.device) -> int:
         return (total - len(loops[0].models)) * GIB
 
-    monkeypatch.setattr(model_loader, "available_bytes", available)
+    monkeypatch.setattr(engine_loop, "available_bytes", available)
 
 
 @pytest.mark.nightly

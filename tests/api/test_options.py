@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from outpace import LLM
-from outpace.api.effects import build_processors
+from outpace.api.llm import build_processors
 from outpace.api.options import Options, RequestOptions
 from outpace.methods import (
     APD,

@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 
 from outpace import LLM, Output
-from outpace.api.display import render_html
+from outpace.api.output import render_html
 from outpace.decoding import Step
 from outpace.methods import D2F, Method, WeDLM
 

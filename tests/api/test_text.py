@@ -17,8 +17,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from helpers import CHAT, END, SPECIALS, save_tokenizer
 from outpace.api.detokenizer import Detokenizer
-from outpace.api.prompts import Prompt
-from outpace.api.text import TextCodec
+from outpace.api.text import Prompt, TextCodec
 from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
 from refusal import refuses
 

@@ -13,7 +13,7 @@ import pytest
 
 from outpace import LLM, OptionError
 from outpace.api.parts import AnswerFormat, AnswerParser, parse_answer
-from outpace.api.prompts import validate_prompt
+from outpace.api.text import validate_prompt
 from outpace.constraint.calls import CALL_FORMATS
 from outpace.constraint.thoughts import THOUGHT_FORMATS, ThoughtFormat
 from outpace.methods import Diffusion

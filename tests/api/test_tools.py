@@ -11,9 +11,8 @@ import jsonschema
 import pytest
 
 from outpace import LLM, OptionError
-from outpace.api.calls import CallParser, ToolCall
-from outpace.api.parts import AnswerFormat, parse_answer
-from outpace.api.prompts import validate_prompt
+from outpace.api.parts import AnswerFormat, CallParser, ToolCall, parse_answer
+from outpace.api.text import validate_prompt
 from outpace.api.tools import read_tool_use
 from outpace.constraint.calls import CALL_FORMATS, CallFormat
 from refusal import refuses

@@ -14,10 +14,9 @@ import pytest
 from outpace import OptionError
 from outpace.api.detokenizer import Detokenizer
 from outpace.api.parts import AnswerFormat
-from outpace.constraint.algebra import dfa_accepts
-from outpace.constraint.call_automata import tools_dfa
-from outpace.constraint.calls import CALL_FORMATS, CallFormat
+from outpace.constraint.calls import CALL_FORMATS, CallFormat, tools_dfa
 from outpace.constraint.compiler import build_rule_dfa
+from outpace.constraint.dfa import dfa_accepts
 from outpace.methods import Diffusion, Method
 from toolbox import SCHEMAS, TOOLS, tool_llm
 

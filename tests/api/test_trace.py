@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from outpace.api.output import Output
-from outpace.api.trace import block_edges, is_scattered, slot_states
+from outpace.api.output import Output, block_edges, is_scattered, slot_states
 from outpace.decoding import FULL, Step
 from outpace.decoding.forward import Pattern
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from outpace.attention import sinks
-from outpace.attention.sinks import sink_attention
+from outpace.attention import dense
+from outpace.attention.dense import sink_attention
 
 HEADS, KEYS, ROWS, SLOTS, SIZE = 4, 2, 5, 7, 8
 MASK = torch.arange(SLOTS) <= torch.arange(ROWS)[:, None] + 2
@@ -36,7 +36,7 @@ def with_a_key(*tensors: torch.Tensor, mask: torch.Tensor | None = None) -> torc
 def test_it_is_a_key_without_a_value(
     mask: torch.Tensor | None, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sinks, "MAX_SCORES", most)
+    monkeypatch.setattr(dense, "MAX_SCORES", most)
     q, k, v, sink = rows()
     found = sink_attention(q, k, v, mask, sinks=sink)
     torch.testing.assert_close(

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from outpace.benchmark.arrivals import ClosedLoop, Poisson
+from outpace.benchmark.measure import ClosedLoop, Poisson
 
 
 def sent(arrivals, count, seconds=0.0):

@@ -8,10 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.benchmark.client import Client, RequestError, record_text
-from outpace.benchmark.load_figures import compute_figures
-from outpace.benchmark.request_record import RequestRecord
-from outpace.benchmark.sse import EventReader
+from outpace.benchmark.client import Client, EventReader, RequestError, record_text
+from outpace.benchmark.load_figures import RequestRecord, compute_figures
 from scripted import Clock, ScriptedServer
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": True}

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from outpace import LLM
-from outpace.benchmark.prompts import prompts_of_length
 from outpace.benchmark.shape import RandomCheckpoints
+from outpace.benchmark.side import prompts_of_length
 from outpace.cli.options import method_flags, parse_entries, parse_method
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, Autoregressive, LeftToRight

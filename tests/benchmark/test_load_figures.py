@@ -2,8 +2,7 @@
 
 import pytest
 
-from outpace.benchmark.load_figures import compute_figures
-from outpace.benchmark.request_record import RequestRecord
+from outpace.benchmark.load_figures import RequestRecord, compute_figures
 
 # Text at 0.1, 0.3 and 0.4 s after sending; over at 0.5 s; nine tokens of three forwards.
 ONE = RequestRecord(began=10.0, ended=10.5, events=[10.1, 10.3, 10.4], tokens=9, forwards=3)

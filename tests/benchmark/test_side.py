@@ -13,8 +13,11 @@ from outpace import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.benchmark.entry import MethodEntry
-from outpace.benchmark.side import RequestLoad, Side, SideTurn, alternate_turns
-from outpace.benchmark.summary import (
+from outpace.benchmark.side import (
+    RequestLoad,
+    Side,
+    SideTurn,
+    alternate_turns,
     milliseconds_per_forward,
     relative_speed,
     summarise_sides,

@@ -19,7 +19,7 @@ from outpace import LLM
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.load import load_config, load_model, translate_config
 from outpace.methods import METHODS, Speculative
-from outpace.models.rope import rotary_frequencies
+from outpace.models.attention import rotary_frequencies
 
 LENGTH = {"min_new_tokens": 24, "max_new_tokens": 24}
 IDS = [3, 61, 27, 52, 14, 9, 40, 8, 61, 0, 33, 12] * 4

@@ -41,10 +41,10 @@ from outpace.checkpoints.load import (
     save_model,
 )
 from outpace.checkpoints.name import name_of
+from outpace.models.attention import rotary_frequencies
 from outpace.models.config import Rope
 from outpace.models.int8 import is_quantized
 from outpace.models.packed import PackedEmbedding, PackedLinear
-from outpace.models.rope import rotary_frequencies
 from packing import MINIMA, dequantized, random_blocks
 from texts import TEXTS
 

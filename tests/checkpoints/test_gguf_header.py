@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from gguf import GGUFReader
 
-from outpace.checkpoints.gguf.file import open_gguf
-from outpace.checkpoints.gguf.header import NUMBER_TYPES, MetadataArray
+from outpace.checkpoints.gguf.file import NUMBER_TYPES, MetadataArray, open_gguf
 
 STRING, ARRAY = 8, 9
 U32, I32, F32 = 4, 5, 6

@@ -16,7 +16,7 @@ from transformers import dynamic_module_utils
 
 from helpers import causal_model, diffusion_model, loaded_models, published, save_tokenizer, whole
 from outpace import LLM
-from outpace.checkpoints import load, positions
+from outpace.checkpoints import load
 from outpace.checkpoints.load import (
     load_config,
     load_model,
@@ -131,7 +131,7 @@ def test_a_tied_head_may_be_stored_as_well(folder: Path) -> None:
 def test_too_large_rotary_tables_need_a_limit(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(positions, "MAX_ROTARY_ENTRIES", 1279)
+    monkeypatch.setattr(load, "MAX_ROTARY_ENTRIES", 1279)
     with pytest.raises(ValueError, match="max_length"):
         load_model(folder)
     assert len(load_model(folder, max_length=159).cos) == 159

@@ -19,7 +19,7 @@ from helpers import dense
 from outpace import LLM
 from outpace.checkpoints.load import load_draft, load_model
 from outpace.methods import Autoregressive, Eagle
-from outpace.models.mtp import MTPDraft
+from outpace.models.extending import MTPDraft
 from refusal import refuses
 
 VOCAB, DIM, HEADS, KV, SIZE, MLP = 64, 64, 4, 2, 16, 64

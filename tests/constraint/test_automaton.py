@@ -9,7 +9,7 @@ import pytest
 
 from outpace.constraint.automaton import UNREACHABLE, TokenAutomaton
 from outpace.constraint.dfa import Dfa
-from outpace.constraint.reach import StateSets
+from outpace.constraint.regular import StateSets
 from outpace.constraint.schema import schema_dfa
 from outpace.constraint.vocabulary import Vocabulary
 

@@ -24,18 +24,17 @@ from helpers import (
     masked_model,
     runner,
 )
-from outpace.constraint import reach
+from outpace.constraint import regular
 from outpace.constraint.automaton import TokenAutomaton
 from outpace.constraint.cloze import InfillConstraint
+from outpace.constraint.compiler import HoleAutomaton, PaddedHoleAutomaton
 from outpace.constraint.dfa import Dfa
 from outpace.constraint.pattern import TooLargeError
 from outpace.constraint.regular import RegularConstraint, TokenLanguage
 from outpace.constraint.vocabulary import Vocabulary
-from outpace.constraint.whole import HoleAutomaton, PaddedHoleAutomaton
 from outpace.decoding import Request, Sampling
-from outpace.decoding.joint import Joint, JointRows
 from outpace.decoding.processor import BANNED_LOGIT
-from outpace.decoding.sampling import Sample
+from outpace.decoding.sampling import Joint, JointRows, Sample
 from outpace.engine.engine import Engine
 from outpace.engine.pairing import Pairing
 from outpace.methods import (
@@ -208,7 +207,7 @@ def test_forced_tokens_are_in_all_completions(case: Case) -> None:
 
 
 def test_cleared_sets_are_rebuilt(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reach, "MAX_SET_BYTES", 200)
+    monkeypatch.setattr(regular, "MAX_SET_BYTES", 200)
     for case in cases(30, seed=4):
         check_allowed(case)
         check_greedy(case)

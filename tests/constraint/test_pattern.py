@@ -13,13 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from constrained import random_text
-from outpace.constraint.algebra import dfa_accepts
-from outpace.constraint.charset import SURROGATES, exclude_range, utf8_ranges
-from outpace.constraint.decimals import DecimalBound, decimal_dfa
-from outpace.constraint.dfa import Dfa
-from outpace.constraint.ecma import search_dfa
-from outpace.constraint.integers import integer_pattern
-from outpace.constraint.strings import escaped_text
+from outpace.constraint.dfa import Dfa, dfa_accepts
+from outpace.constraint.numbers import DecimalBound, decimal_dfa, integer_pattern
+from outpace.constraint.pattern import SURROGATES, exclude_range, utf8_ranges
+from outpace.constraint.strings import escaped_text, search_dfa
 
 LETTERS = "abßKk\u212a\\ é1_x,S\n\U0001f600"
 PATTERNS = (

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from constrained import SCHEMAS, random_text
-from outpace.constraint.algebra import dfa_accepts
+from outpace.constraint.dfa import dfa_accepts
 from outpace.constraint.keywords import KEYWORD_ALTERNATIVES, TYPE_KEYWORDS
 from outpace.constraint.pattern import TooLargeError, UnsupportedError
 from outpace.constraint.schema import schema_dfa

@@ -9,8 +9,7 @@ import pytest
 
 from constrained import CASES
 from outpace.api.options import Options
-from outpace.constraint.algebra import dfa_accepts
-from outpace.constraint.dfa import Dfa
+from outpace.constraint.dfa import Dfa, dfa_accepts
 from outpace.constraint.thoughts import (
     THOUGHT_FORMATS,
     ThoughtFormat,

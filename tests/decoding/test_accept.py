@@ -9,7 +9,7 @@ from torch import Tensor
 from helpers import chi_square
 from outpace.decoding import Sample, Sampling, agreement
 from outpace.decoding.accept import Rejection
-from outpace.decoding.branches import DraftTree, accepted_path
+from outpace.decoding.tree import DraftTree, accepted_path
 
 CPU, DRAWS = torch.device("cpu"), 20_000
 SLOTS = range(0, 2 * DRAWS, 2)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outpace.decoding import Sample, Sampling
-from outpace.decoding.fly import Fly, top_entropy
+from outpace.decoding.accept import Fly, top_entropy
 from outpace.decoding.processor import BANNED_LOGIT
 
 CPU = torch.device("cpu")

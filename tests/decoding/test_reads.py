@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outpace.decoding import Prediction, Sample, Sampling
-from outpace.decoding.accept import Rejection
-from outpace.decoding.fly import Fly
+from outpace.decoding.accept import Fly, Rejection
 from outpace.decoding.rules import Rule, start_history
 from outpace.decoding.sampling import Read, Readout
-from outpace.methods.adjusted import AdjustedSample
 from outpace.methods.apd import Mixture
+from outpace.methods.diffusion import AdjustedSample
 
 CPU, VOCAB = torch.device("cpu"), 12
 

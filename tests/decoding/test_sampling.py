@@ -13,11 +13,16 @@ from torch import Tensor
 
 from helpers import chi_square
 from outpace.decoding import GREEDY, Sample, Sampling
-from outpace.decoding.argmax import MIN_STRIDED_COLUMNS, argmax_tokens
-from outpace.decoding.noise import gumbel_from_keys
 from outpace.decoding.processor import BANNED_LOGIT, MinTokens, Penalties, TokenBias
-from outpace.decoding.sampling import slot_noise_keys
-from outpace.decoding.truncation import keep_top_k, keep_top_p, nucleus_argmax
+from outpace.decoding.sampling import (
+    MIN_STRIDED_COLUMNS,
+    argmax_tokens,
+    gumbel_from_keys,
+    keep_top_k,
+    keep_top_p,
+    nucleus_argmax,
+    slot_noise_keys,
+)
 from refusal import refuses
 
 CPU = torch.device("cpu")

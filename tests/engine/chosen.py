@@ -11,8 +11,13 @@ import sys
 import torch
 
 from outpace.kernels import tiles
-from outpace.kernels.autotune import choose_layout, is_batch_invariant
-from outpace.kernels.matmul import LAYOUTS, available_layouts, bind_product
+from outpace.kernels.matmul import (
+    LAYOUTS,
+    available_layouts,
+    bind_product,
+    choose_layout,
+    is_batch_invariant,
+)
 
 SHAPES = ((37, 64), (192, 192), (1152, 896), (896, 4864), (512, 2048))
 

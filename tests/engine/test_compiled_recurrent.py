@@ -26,7 +26,7 @@ from outpace.engine.cpu import pack_model
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
 from outpace.engine.runner import Runner
-from outpace.kernels.compiled_delta import find_delta_loop
+from outpace.kernels.gated_delta import find_delta_loop
 from outpace.methods import Autoregressive, DFlash, Lookup, Method, Speculative
 
 pytestmark = pytest.mark.skipif(find_delta_loop() is None, reason="there is no compiled loop")

@@ -25,13 +25,15 @@ from outpace.engine.cpu import (
     pack_model,
     unpack_model,
 )
-from outpace.kernels import autotune, matmul, tiles
-from outpace.kernels.autotune import MIN_TIMED_ELEMENTS, TIMED_ROWS, is_batch_invariant
+from outpace.kernels import matmul, tiles
 from outpace.kernels.matmul import (
     LAYOUTS,
     MIN_PADDED_ROWS,
+    MIN_TIMED_ELEMENTS,
+    TIMED_ROWS,
     bind_product,
     has_layout,
+    is_batch_invariant,
 )
 from outpace.kernels.tiles import RowProduct
 from outpace.models.config import ModelConfig
@@ -100,7 +102,7 @@ def test_results_are_unchanged(machine: str, bidirectional: bool, rows: int) -> 
 def fake(monkeypatch: pytest.MonkeyPatch, **times: float) -> None:
     """Set the time of each layout for any number of rows."""
     found = {name: dict.fromkeys(TIMED_ROWS, time) for name, time in times.items()}
-    monkeypatch.setattr(autotune, "time_layouts", lambda *_: found)
+    monkeypatch.setattr(matmul, "time_layouts", lambda *_: found)
 
 
 needs_both = pytest.mark.skipif(
@@ -115,9 +117,9 @@ def test_noise_chooses_no_layout(
     blocks: float, wanted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake(monkeypatch, tiles=1.0, blocks=blocks)
-    assert autotune.choose_layout(torch.ones(MIN_TIMED_ELEMENTS // 64, 64)) == wanted
+    assert matmul.choose_layout(torch.ones(MIN_TIMED_ELEMENTS // 64, 64)) == wanted
     assert (
-        autotune.choose_layout(torch.ones(MIN_TIMED_ELEMENTS // 128, 64)) == "tiles"
+        matmul.choose_layout(torch.ones(MIN_TIMED_ELEMENTS // 128, 64)) == "tiles"
     )  # small ones are not timed
 
 
@@ -146,14 +148,14 @@ def test_batch_dependent_layout_is_not_used(
 
     weight = torch.randn(shape)
     fake(monkeypatch, tiles=1.0, blocks=0.1)
-    assert autotune.choose_layout(weight) == "blocks"
+    assert matmul.choose_layout(weight) == "blocks"
     is_batch_invariant.cache_clear()
-    monkeypatch.setattr(autotune, "bind_product", bind_dependent)
+    monkeypatch.setattr(matmul, "bind_product", bind_dependent)
     with caplog.at_level("INFO", "outpace"):
-        assert autotune.choose_layout(weight) == ("tiles" if shape[0] % 16 == 0 else "rows")
+        assert matmul.choose_layout(weight) == ("tiles" if shape[0] % 16 == 0 else "rows")
     assert f"{shape[0]} x {shape[1]} is not batch invariant for {at} rows" in caplog.text
     monkeypatch.setattr(tiles, "has_tile_loop", lambda dtype: False)
-    assert autotune.choose_layout(weight) == "rows"
+    assert matmul.choose_layout(weight) == "rows"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -163,7 +165,7 @@ def test_rows_are_batch_invariant(name: str, dtype: torch.dtype, shape: tuple[in
     torch.manual_seed(0)
     weight, x = (torch.randn(n, shape[1]).to(dtype) for n in (shape[0], 300))
     threads = torch.get_num_threads()
-    name = autotune.choose_layout(weight) if name == "chosen" else name
+    name = matmul.choose_layout(weight) if name == "chosen" else name
     if name == "rows" or not has_layout(name, dtype):
         pytest.skip(f"this machine has no {name} of {dtype} for any company")
     if not is_batch_invariant(name, shape, dtype, threads):

@@ -12,8 +12,7 @@ from torch import Tensor
 from helpers import engine_of, finish, pages_in_use, runner
 from outpace.decoding import Sampling
 from outpace.engine.engine import Engine
-from outpace.kernels.int4 import pack_blocks, quantize_blocks
-from outpace.kernels.packed import find_packed_loop
+from outpace.kernels.packed import find_packed_loop, pack_blocks, quantize_blocks
 from outpace.methods import METHODS, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
 from outpace.models.int8 import (
     QUANTIZABLE_MODULES,

@@ -9,7 +9,7 @@ import pytest
 
 from outpace import LLM
 from outpace.decoding import Pace
-from outpace.engine.pass_times import PassTimes, entry_name, read_points
+from outpace.engine.controllers import PassTimes, entry_name, read_points
 from outpace.measurements import MeasurementFile
 from outpace.methods import Autoregressive, Lookup, Speculative
 

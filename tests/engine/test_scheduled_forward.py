@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers import VOCAB, causal_model, engine_of, feeds, runner
 from outpace.decoding import FULL, Forward
-from outpace.engine.scheduled_forward import ScheduledForward
+from outpace.engine.pack import ScheduledForward
 
 ENGINE = engine_of(("causal", causal_model(vocab_size=VOCAB + 100)), slots=512)
 

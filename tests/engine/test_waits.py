@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from helpers import finish, tokens
-from outpace.decoding import Sampling, accept, sampling, truncation
+from outpace.decoding import Sampling, accept, sampling
 from outpace.engine.readout import LaunchedPass
 from outpace.engine.runner import Runner
 from outpace.kernels.fused import SCORES, DraftRows, SamplingTensors
@@ -101,7 +101,7 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
     monkeypatch.setattr(accept, "verify_rows", verify_rows)
     for module in (sampling, apd, accept):
         monkeypatch.setattr(module, "runs_triton", lambda device: True)
-    monkeypatch.setattr(truncation, "reads_are_free", lambda logits: False)
+    monkeypatch.setattr(sampling, "reads_are_free", lambda logits: False)
     return told
 
 

@@ -18,11 +18,10 @@ from outpace.checkpoints.load import load_adapter, load_model
 from outpace.models.transformer import Transformer
 from outpace.training import lora
 from outpace.training.lora import LoRA
-from outpace.training.noise import Response
 from outpace.training.objective import Models
 from outpace.training.objectives import D2F
 from outpace.training.optim import Optim
-from outpace.training.rows import UNSCORED, Rows, pack_documents
+from outpace.training.rows import UNSCORED, Response, Rows, pack_documents
 
 FOLDER = Path(__file__).parent / "d2f"
 GOLDEN = json.loads((FOLDER / "train_cases.json").read_text())

@@ -22,8 +22,7 @@ from helpers import Recorded, engine_of, enter, finish, runner, tokens
 from outpace import LLM
 from outpace.checkpoints.load import load_model
 from outpace.decoding import Canvas, Forward, Prediction, Read, Sampling
-from outpace.decoding.sampling import GroupReader, Readout, token_scores
-from outpace.decoding.truncation import LogitTruncation
+from outpace.decoding.sampling import GroupReader, LogitTruncation, Readout, token_scores
 from outpace.engine.engine import Engine, Job
 from outpace.methods import Autoregressive, Method, WeDLM
 

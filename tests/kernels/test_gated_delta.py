@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from delta_layers import ROWS, Layer, by_definition, random_layer, run_layer, split_heads
-from outpace.kernels.compiled_delta import DELTA_LOOPS, find_delta_loop, has_delta_loop
-from outpace.kernels.gated_delta import DeltaState
+from outpace.kernels.gated_delta import DELTA_LOOPS, DeltaState, find_delta_loop, has_delta_loop
 from outpace.kernels.loader import has_isa
 
 needs_loop = pytest.mark.skipif(

@@ -7,14 +7,15 @@ import torch
 from torch import Tensor
 
 from helpers import needs_packed_loops
-from outpace.kernels import int4
-from outpace.kernels.int4 import (
+from outpace.kernels import packed
+from outpace.kernels.packed import (
     BLOCK_BYTES,
+    bind_packed_product,
     build_int4_blocks,
+    dequantize_packed,
     pack_blocks,
     quantize_blocks,
 )
-from outpace.kernels.packed import bind_packed_product, dequantize_packed
 from packing import dequantized
 
 pytestmark = needs_packed_loops
@@ -94,7 +95,7 @@ def test_special_blocks(name: str) -> None:
 def test_chunks_and_dtypes_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = weights().bfloat16()
     whole = quantize_blocks(plain.float(), name)
-    monkeypatch.setattr(int4, "QUANTIZE_CHUNK", 100)
+    monkeypatch.setattr(packed, "QUANTIZE_CHUNK", 100)
     assert torch.equal(quantize_blocks(plain, name), whole)
     assert torch.equal(quantize_blocks(plain.T.contiguous().T, name), whole)
 

@@ -6,8 +6,7 @@ import torch
 
 from helpers import one_hot, request_of, script
 from outpace.decoding import Forward, Prediction, Request, Sample, Sampling
-from outpace.decoding.accept import Rejection
-from outpace.decoding.fly import Fly
+from outpace.decoding.accept import Fly, Rejection
 from outpace.methods import Speculative
 
 WARM = Sampling(temperature=1.0, seed=7)

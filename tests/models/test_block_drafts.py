@@ -28,9 +28,7 @@ from outpace.checkpoints.load import load_draft, load_model, save_model, transla
 from outpace.decoding import FULL, Forward, Prediction, Sample, Sampling
 from outpace.engine.runner import Runner
 from outpace.methods import Autoregressive, DFlash
-from outpace.models.dflash2 import DFlash2Draft
-from outpace.models.draft import DFlashDraft
-from outpace.models.dspark import DSparkDraft
+from outpace.models.draft import DFlash2Draft, DFlashDraft, DSparkDraft
 from outpace.models.split import ModelShard
 from outpace.training.objectives.dflash import DFlash as Objective
 from refusal import refuses

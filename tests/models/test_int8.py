@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from helpers import published, random_model, whole
 from outpace.checkpoints.load import load_model, save_model
-from outpace.kernels import autotune, matmul, tiles
+from outpace.kernels import matmul, tiles
 from outpace.kernels.matmul import LAYOUTS, MAX_CODE, has_layout, quantize_rows
 from outpace.models.int8 import (
     Int8Embedding,
@@ -60,7 +60,7 @@ def each(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     """Use one layout of matrices, if this machine has it."""
     if not has_layout(request.param, torch.int8):
         pytest.skip(f"this machine has no {request.param} of 8 bits")
-    monkeypatch.setattr(autotune, "available_layouts", lambda codes: (request.param,))
+    monkeypatch.setattr(matmul, "available_layouts", lambda codes: (request.param,))
     name: str = request.param
     return name
 

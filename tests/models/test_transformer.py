@@ -11,7 +11,7 @@ from helpers import causal_model, dense, hybrid_model, published, whole
 from outpace.checkpoints.load import translate_config
 from outpace.kernels.gated_delta import DeltaState, SequenceRows
 from outpace.models.config import MTPHead
-from outpace.models.mtp import mtp_config
+from outpace.models.extending import mtp_config
 from outpace.models.norm import DirectNorm, DirectOffsetNorm, OffsetNorm, build_norm, freeze_model
 from outpace.models.transformer import BEFORE_NORM
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from outpace.pacing.acceptance import AVERAGED_CYCLES, PRIOR, Acceptance
+from outpace.pacing.controller import AVERAGED_CYCLES, PRIOR, Acceptance
 
 
 def test_without_a_cycle_the_prior_counts() -> None:

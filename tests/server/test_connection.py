@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from outpace import LLM
-from outpace.api.engine_messages import (
+from outpace.api.engine_client import (
     CancelCommand,
     ConnectionEndedError,
     InspectCommand,
@@ -20,7 +20,7 @@ from outpace.api.engine_messages import (
 )
 from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
-from outpace.server.connection import (
+from outpace.server.engine_process import (
     HEARTBEAT_SECONDS,
     EngineConnection,
     FrameDecoder,

@@ -15,7 +15,7 @@ from starlette.testclient import TestClient
 from asking import QUESTION, ask, chat, refused
 from outpace import LLM
 from outpace.server.app import build_server_app
-from outpace.server.constraint_fields import CONSTRAINT_FIELDS
+from outpace.server.schema import CONSTRAINT_FIELDS
 from outpace.server.service import Service
 from server.test_request_handler import Call
 

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 
 from asking import PAIRS, ask, chat, refused
 from outpace.methods import METHODS
-from outpace.server.fields import (
+from outpace.server.method_choice import (
     CAUSAL_FIELDS,
     COMMON_FIELDS,
     INFILL_FIELDS,

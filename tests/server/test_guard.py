@@ -12,8 +12,8 @@ from starlette.testclient import TestClient
 
 from asking import ask, chat
 from outpace.server.app import build_server_app
-from outpace.server.bounds import MAX_BODY_BYTES
 from outpace.server.guard import PUBLIC_PATHS
+from outpace.server.schema import MAX_BODY_BYTES
 from outpace.server.service import Service
 from outpace.server.settings import Settings
 

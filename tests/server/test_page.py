@@ -8,7 +8,7 @@ import re
 from html.parser import HTMLParser
 from importlib.resources import files
 
-from outpace.server.page import PlaygroundPage
+from outpace.server.app import PlaygroundPage
 
 OWN_SCRIPTS = [
     path.read_text()

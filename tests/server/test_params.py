@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from asking import chat, completion, refused
 from outpace import LLM, Hole, OptionError
 from outpace.errors import ContextError
-from outpace.server.connection import portable_error
+from outpace.server.engine_process import portable_error
 
 FAR = 10**6
 """A token id outside the zoo's vocabulary."""

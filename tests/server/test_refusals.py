@@ -11,8 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from asking import ask, chat, completion, refused
-from outpace.api.engine_client import DrainingError
-from outpace.api.engine_messages import QueueFullError
+from outpace.api.engine_client import DrainingError, QueueFullError
 from outpace.server.service import Service
 
 IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}

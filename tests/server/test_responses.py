@@ -150,7 +150,7 @@ THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "
 
 
 def test_items_become_messages(served: TestClient) -> None:
-    from outpace.server.responses_schema import ResponsesRequest
+    from outpace.server.responses import ResponsesRequest
 
     text = {"role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}
     user = {"role": "user", "content": [{"type": "input_text", "text": "a"}]}

@@ -15,7 +15,7 @@ import pytest
 from openai import OpenAI
 
 from asking import PAIRS, QUESTION, chat, text_of
-from outpace.server.protocol import MAX_HEADER_BYTES
+from outpace.server.run import MAX_HEADER_BYTES
 from running import Process, ended, serving, stream_to
 
 

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from outpace.training import checkpoint
 from outpace.training.checkpoint import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
-from outpace.training.folder import LOCK_FILE, lock_folder
+from outpace.training.trackers import LOCK_FILE, lock_folder
 from runs import losses, metrics, trainer
 
 LATER, EARLIER = "step-00000002", "step-00000001"

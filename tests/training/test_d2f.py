@@ -13,10 +13,9 @@ from helpers import MASK, causal_model, diffusion_model
 from outpace.attention.ranges import dense_mask
 from outpace.models.attention import Attend
 from outpace.training.data import Example
-from outpace.training.noise import Response
 from outpace.training.objective import Models, reverse_kl
 from outpace.training.objectives import D2F
-from outpace.training.rows import UNSCORED, Rows, pack_documents
+from outpace.training.rows import UNSCORED, Response, Rows, pack_documents
 
 EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9, 4, 3], marks=[False, True, False, True, False])
 PLAIN = D2F(block=2, shift=1, mask_id=MASK)

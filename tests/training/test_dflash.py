@@ -34,7 +34,7 @@ from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import MDLM, DFlash
 from outpace.training.optim import Optim
-from outpace.training.planner import Planner
+from outpace.training.plan import Planner
 from outpace.training.recipe import load_recipe, train_recipe
 from outpace.training.rows import Rows, pack_documents
 from outpace.training.trainer import Trainer

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from helpers import MASK, causal_model, dense, published
 from outpace.checkpoints.load import load_draft, translate_config
-from outpace.models.dspark import DSparkDraft
+from outpace.models.draft import DSparkDraft
 from outpace.training import weights
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import DFlash as Objective

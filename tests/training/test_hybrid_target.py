@@ -13,7 +13,7 @@ from helpers import VOCAB, hybrid_model, published_eagle, whole
 from outpace.attention.ranges import causal_ranges
 from outpace.checkpoints.load import ZOO_FOLDER
 from outpace.training import Data, Objective, Trainer, weights
-from outpace.training.feature_spec import FeatureSpec
+from outpace.training.objective import FeatureSpec
 from outpace.training.objectives import SFT, DFlash, Eagle3
 from runs import losses
 from sharded import DRAFT

@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from outpace.training import interrupt
-from outpace.training.interrupt import DEFAULT_HANDLERS, catch_signals, exit_exception
+from outpace.training import trainer
+from outpace.training.trainer import DEFAULT_HANDLERS, catch_signals, exit_exception
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -42,7 +42,7 @@ def test_the_first_is_noted_and_the_second_ends(
         for other in SIGNALS:
             signal.raise_signal(other)
         assert signalled() == number and len(printed) == 1
-        monkeypatch.setattr(interrupt, "SAME_SIGNAL_SECONDS", 0.0)
+        monkeypatch.setattr(trainer, "SAME_SIGNAL_SECONDS", 0.0)
         with pytest.raises(type(exit_exception(number))) as raised:
             signal.raise_signal(number)
     assert handlers() == before

@@ -27,10 +27,9 @@ from outpace.models.config import AttentionWindow
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.layer_attention import hidden_states
-from outpace.training.noise import Response
 from outpace.training.objective import Models
 from outpace.training.objectives import D2F, MDLM, SFT, WeDLM
-from outpace.training.rows import Rows, pack_documents
+from outpace.training.rows import Response, Rows, pack_documents
 
 SIGHTS = [
     (AttentionWindow(window=3, causal=True), AttentionWindow()),

@@ -11,10 +11,9 @@ from numpy.random import default_rng
 from helpers import MASK, published
 from outpace.training import objective, weights
 from outpace.training.data import Example
-from outpace.training.loss_module import build_teachers
-from outpace.training.memory_tracker import MemoryTracker
-from outpace.training.objective import Models, Objective
+from outpace.training.objective import Models, Objective, build_teachers
 from outpace.training.objectives import D2F, MDLM, SFT, WeDLM
+from outpace.training.plan import MemoryTracker
 from outpace.training.rows import pack_documents
 
 VOCAB = 6000

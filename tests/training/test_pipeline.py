@@ -9,11 +9,10 @@ import torch
 from helpers import MASK, diffusion_model
 from outpace.attention.ranges import RangesAttention
 from outpace.training.data import Example
-from outpace.training.noise import Response
 from outpace.training.objective import Models, scored_places
 from outpace.training.objectives import D2F
-from outpace.training.pipeline import Pipeline
-from outpace.training.rows import UNSCORED, Rows, pack_documents
+from outpace.training.objectives.d2f import Pipeline
+from outpace.training.rows import UNSCORED, Response, Rows, pack_documents
 
 
 def hidden(block: int, *responses: list[int], shift: int = 1) -> Rows:

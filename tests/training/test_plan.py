@@ -12,11 +12,9 @@ import pytest
 from outpace import recipes
 from outpace.checkpoints import weights
 from outpace.checkpoints.load import ZOO_TOKENIZER, load_config
-from outpace.training.dry_run import TRAINED
-from outpace.training.memory_tracker import ACTIVATIONS, COMMUNICATION, LOGITS
-from outpace.training.plan import Plan
+from outpace.training.data import PROBLEM_GENERATORS
+from outpace.training.plan import ACTIVATIONS, COMMUNICATION, LOGITS, TRAINED, Plan
 from outpace.training.recipe import load_recipe
-from outpace.training.sources import PROBLEM_GENERATORS
 from runs import plan_recipe
 
 QWEN25 = {

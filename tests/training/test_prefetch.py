@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from outpace.training.prefetch import Prefetcher
+from outpace.training.trainer import Prefetcher
 from runs import trainer
 
 

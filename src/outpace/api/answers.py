@@ -9,12 +9,11 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Protocol, Unpack
 
-from outpace.api.option_types import offset_seed
-from outpace.api.options import Options
+from outpace.api.chat_template import Message
+from outpace.api.options import Options, offset_seed
 from outpace.api.output import Output
-from outpace.api.prompts import Prompt, validate_prompt
-from outpace.api.text import Message
-from outpace.engine.method_selector import MethodSelector
+from outpace.api.text import Prompt, validate_prompt
+from outpace.engine.pairing import MethodSelector
 from outpace.errors import prefix_error
 from outpace.jsonl import JsonRecord, parse_record, read_records
 from outpace.lock import lock_file

@@ -4,19 +4,113 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Protocol, Unpack
 
-from outpace.api.engine_messages import EngineCommand, QueueFullError, SubmitCommand
 from outpace.api.options import Options, RequestOptions, option_names
-from outpace.api.parts import AnswerFormat
-from outpace.api.pending_request import PendingRequest
+from outpace.api.output import Event, Output, merge_events
+from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
 from outpace.api.text import Prompt, TextCodec
+from outpace.decoding import Step
 from outpace.engine.runner import CacheUsage
 from outpace.engine.stats import Stats
+
+
+class QueueFullError(RuntimeError):
+    """Too many requests are in flight."""
+
+
+class LoadError(RuntimeError):
+    """A model could not be loaded for a request; the next request tries again."""
+
+
+class ConnectionEndedError(Exception):
+    """No more commands can arrive."""
+
+
+class SubmitCommand(NamedTuple):
+    """Command to run a request.
+
+    Attributes:
+        number: Number of the request.
+        model: Name of the model.
+        prompt: Token ids, or None for an infill template without a prompt.
+        streams: Whether to send events before the last one.
+        watched: Whether to send an event with the canvas after every forward.
+        options: Options of the request by name.
+    """
+
+    number: int
+    model: str
+    prompt: list[int] | None
+    streams: bool
+    watched: bool
+    options: dict[str, Any]
+
+
+class CancelCommand(NamedTuple):
+    """Command to cancel a request; if it was admitted, its last event is still sent."""
+
+    number: int
+    model: str
+
+
+class RemoveCommand(NamedTuple):
+    """Command to remove a model and all its requests, without a last event."""
+
+    model: str
+
+
+class InspectCommand(NamedTuple):
+    """Command to send the statistics of all engines."""
+
+
+EngineCommand = SubmitCommand | CancelCommand | RemoveCommand | InspectCommand
+
+
+class RequestProgress(NamedTuple):
+    """Progress of a request; without event and error, it was admitted.
+
+    Attributes:
+        number: Number of the request.
+        event: New event, without its steps.
+        steps: Steps since the previous progress.
+        error: Error that ended the request.
+    """
+
+    number: int
+    event: Event | None = None
+    steps: Sequence[Step] = ()
+    error: BaseException | None = None
+
+    @property
+    def is_last(self) -> bool:
+        """Whether no more progress follows."""
+        return self.error is not None or self.event is not None and self.event.output is not None
+
+
+EngineMessage = RequestProgress | dict[str, Stats]
+
+ChargeCallback = Callable[[float], None]
+"""Receives the CPU seconds that a notification has cost."""
+
+
+class CommandConnection(Protocol):
+    """Connection of an engine loop to its clients."""
+
+    def receive_commands(self, seconds: float | None) -> Sequence[EngineCommand]:
+        """Wait up to `seconds` for commands. Raises `ConnectionEndedError`."""
+
+    def send_messages(
+        self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
+    ) -> None:
+        """Send messages, and `charge` their cost elsewhere; raises `ConnectionEndedError`."""
+
 
 EMPTY_STATS = Stats(waiting=0, running=0, models=())
 """Statistics of an engine that was not measured yet, or is no longer served."""
@@ -224,3 +318,111 @@ class ModelClient:
         """Accept no more requests, and release the tokenizer thread."""
         self.drain()
         self.tokenizer_executor.shutdown(wait=False)
+
+
+class PendingRequest:
+    """A submitted request. Iterate over its events, or await its `output`.
+
+    Attributes:
+        loop: Event loop that waits for it.
+        change_event: Set on progress.
+        events: Events that were not consumed yet.
+        format: Format of the answer.
+        prompt: Token ids of the prompt; none for an infill template.
+    """
+
+    def __init__(self, model: ModelClient, number: int) -> None:
+        self.model = model
+        self.number = number
+        self.loop = asyncio.get_running_loop()
+        self.change_event = asyncio.Event()
+        self.is_admitted = self.is_cancelled = False
+        self.events: list[Event] = []
+        self.steps: list[Step] = []
+        self.format, self.prompt = PLAIN_FORMAT, list[int]()
+        self.result: Output | None = None
+        self.error: BaseException | None = None
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        """Yield events, merging those that are ready; leaving the loop cancels the request."""
+        try:
+            over = False
+            while not over:
+                self.raise_error()
+                if not self.events:
+                    await self.wait_for_change()
+                    continue
+                events, self.events = self.events, []
+                over = events[-1].output is not None
+                yield events[0] if len(events) == 1 else merge_events(events)
+        finally:
+            self.cancel()
+
+    async def output(self) -> Output:
+        """Wait for the output; raises the error of the request, if any."""
+        try:
+            while self.result is None:
+                self.raise_error()
+                await self.wait_for_change()
+            return self.result
+        finally:
+            self.cancel()
+
+    async def wait_until_admitted(self) -> None:
+        """Wait until the engine admits the request; raises the reason if it is rejected."""
+        while not self.is_admitted:
+            self.raise_error()
+            await self.wait_for_change()
+
+    async def wait_for_change(self) -> None:
+        """Wait for progress."""
+        await self.change_event.wait()
+        self.change_event.clear()
+
+    def raise_error(self) -> None:
+        """Raise the error of the request, if any."""
+        if self.error is not None:
+            raise self.error
+
+    def apply_progress(self, progress: RequestProgress) -> None:
+        """Apply progress, in the event loop of the request."""
+        if progress.error is not None:
+            self.fail(progress.error)
+            return
+        self.is_admitted = True
+        if progress.event is not None:
+            self.append_event(progress.event, progress.steps)
+        self.change_event.set()
+
+    def append_event(self, event: Event, steps: Sequence[Step]) -> None:
+        """Append an event, which is sent without its steps, until it is consumed."""
+        self.steps += steps
+        if event.output is not None:
+            self.result = replace(event.output, steps=self.steps)
+            self.release_place()
+        if self.events:  # only the last canvas is shown
+            self.events[-1] = replace(self.events[-1], canvas=())
+        self.events.append(replace(event, steps=steps, output=self.result))
+
+    def fail(self, error: BaseException) -> None:
+        """End the request with an error, from any thread."""
+        self.release_place()
+        self.error = error
+        with suppress(RuntimeError):  # its event loop may be closed
+            self.loop.call_soon_threadsafe(self.change_event.set)
+
+    def cancel(self) -> None:
+        """Cancel the request, from any thread and any number of times.
+
+        An admitted request counts against the limit until the engine has freed its memory.
+        """
+        if not self.is_cancelled and self in self.model.requests:
+            self.is_cancelled = True
+            self.model.client.send_command(CancelCommand(self.number, self.model.name))
+            if not self.is_admitted:
+                self.release_place()
+
+    def release_place(self) -> None:
+        """Stop counting the request against the limit."""
+        self.model.requests.discard(self)
+        self.model.client.requests.pop(self.number, None)

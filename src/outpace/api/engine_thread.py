@@ -10,19 +10,19 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread
 
-from outpace.api.engine_client import EngineClient, EngineDiedError
-from outpace.api.engine_loop import EngineLoop
-from outpace.api.engine_messages import (
+from outpace.api.engine_client import (
     ChargeCallback,
     ConnectionEndedError,
+    EngineClient,
     EngineCommand,
+    EngineDiedError,
     EngineMessage,
+    PendingRequest,
     RemoveCommand,
     RequestProgress,
 )
+from outpace.api.engine_loop import EngineLoop, LazyModel
 from outpace.api.llm import LLM
-from outpace.api.model_loader import LazyModel
-from outpace.api.pending_request import PendingRequest
 from outpace.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack
 from functools import partial
 from operator import itemgetter
 from pathlib import Path
@@ -11,40 +12,265 @@ from typing import Any, Unpack, overload
 from weakref import finalize
 
 import torch
+from numpy import ndarray
+from torch import Tensor
 
-from outpace.api import preparation
+from outpace.api.detokenizer import Detokenizer
 from outpace.api.driver import Driver
-from outpace.api.further import check_further, load_further
+from outpace.api.infill import InfillLayout
 from outpace.api.loading import resolve_types
-from outpace.api.options import Options, RequestOptions
+from outpace.api.options import REQUEST_OPTIONS, Options, RequestOptions, offset_seed, option_names
 from outpace.api.output import Output
-from outpace.api.pending_answer import PendingAnswer
-from outpace.api.prompts import Prompt, list_prompts
-from outpace.api.stream import Stream
-from outpace.api.text import TextCodec
+from outpace.api.pending_answer import PendingAnswer, Stream
+from outpace.api.text import Prompt, TextCodec, list_prompts
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.adapter_fit import load_adapters
-from outpace.checkpoints.load import load_model, load_tokenizer, resolve_checkpoint, target_config
+from outpace.checkpoints.load import (
+    load_config,
+    load_draft,
+    load_model,
+    load_tokenizer,
+    open_weights,
+    resolve_checkpoint,
+    target_config,
+)
 from outpace.constraint.cloze import InfillParts
-from outpace.constraint.compiler import Compiler, NotCompiledError
+from outpace.constraint.compiler import FREE_RULE, Compiler, NotCompiledError
+from outpace.constraint.thoughts import ThoughtFormat
+from outpace.decoding import CAUSAL_KINDS, DRAFT_KINDS, Constraint, Kind, Processor, Request
+from outpace.decoding.processor import MinTokens, Penalties, TokenBias
+from outpace.decoding.sampling_params import is_whole_number
 from outpace.engine.adapters import check_adapter_name, check_adapters
 from outpace.engine.cache import cache_bytes, check_cache_gib
+from outpace.engine.controllers import PassTimes
 from outpace.engine.engine import Engine, Pacing
 from outpace.engine.graphs import make_recorder
-from outpace.engine.method_selector import MethodSelector
-from outpace.engine.pairing import ASSUMED_CONCURRENCY, Pairing, check_models, further_models
-from outpace.engine.pass_times import PassTimes
+from outpace.engine.pairing import (
+    ASSUMED_CONCURRENCY,
+    MethodSelector,
+    Pairing,
+    check_models,
+    further_models,
+)
 from outpace.engine.recurrent import share_budget
 from outpace.engine.runner import Runner
 from outpace.engine.tensor_parallel import TensorParallelGroup
-from outpace.errors import OptionError
+from outpace.errors import ContextError, OptionError
 from outpace.measurements import MeasurementFile
-from outpace.methods import Method
+from outpace.methods import METHODS, Method
 from outpace.methods.method import check_type
 from outpace.methods.options import MethodSpec
 from outpace.models.adapted import ModelUpdates
+from outpace.models.config import ModelConfig
 from outpace.models.low_bits import default_quantize
 from outpace.models.transformer import Stack
+
+
+def resolve_stop_ids(
+    options: RequestOptions, eos: frozenset[int], vocab: int, silent: Set[int]
+) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the end-of-sequence ids of an answer, and the ids that end it at any position.
+
+    A constrained answer must be able to end. If the model has no `eos`, the stop ids replace it.
+
+    Args:
+        options: Options of the request.
+        eos: End-of-sequence ids of the model.
+        vocab: Size of the vocabulary.
+        silent: Token ids without text, such as special tokens.
+
+    Raises:
+        OptionError: For an invalid token id, or one that could cut off a constrained answer.
+    """
+    listed: Any = options.stop_ids
+    if isinstance(listed, ndarray | Tensor):
+        listed = listed.tolist()
+    tokens = list(listed) if isinstance(listed, Sequence | Set) else [listed]
+    check_token_ids("stop_ids", tokens, vocab)
+    stops = frozenset(map(int, tokens))
+    if options.rule is None:
+        return frozenset() if options.ignore_eos else eos, stops
+    if not eos:
+        return stops, frozenset()
+    if conflicts := sorted(stops - eos - silent):
+        raise OptionError(
+            "stop_ids",
+            conflicts[0],
+            f"stop_ids cannot be combined with {options.rule[0]} here: the answer may hold token "
+            f"{conflicts[0]}; use special tokens only, or omit one of the two options",
+        )
+    return eos, stops
+
+
+def build_processors(
+    options: RequestOptions, method: Method, begin: int, ends: frozenset[int], vocab: int
+) -> Iterator[Processor]:
+    """Yield the logits processors of an answer.
+
+    Args:
+        options: Options of the request.
+        method: Decoding method of the request.
+        begin: First slot of the answer.
+        ends: End-of-sequence ids.
+        vocab: Size of the vocabulary.
+
+    Raises:
+        OptionError: For options that the method does not support, and for invalid token ids.
+    """
+    penalties = Penalties(
+        begin=begin,
+        presence=options.presence_penalty,
+        frequency=options.frequency_penalty,
+        repetition=options.repetition_penalty,
+    )
+    if penalties != Penalties(begin=begin):
+        check_sequential(options, method)
+        yield penalties
+    if options.logit_bias:
+        check_token_ids("logit_bias", list(options.logit_bias), vocab)
+        yield TokenBias({int(token): float(bias) for token, bias in options.logit_bias.items()})
+    if options.min_tokens and ends:
+        yield MinTokens(ends, begin + options.min_tokens)
+
+
+def build_constraint(
+    options: RequestOptions,
+    compiler: Compiler,
+    method: Method,
+    thoughts: ThoughtFormat | None,
+    slots: range,
+    ends: frozenset[int],
+    vocab: int,
+    mask_id: int,
+    wait: bool,
+) -> Constraint | None:
+    """Return the constraint on an answer in `slots`, or None if it is unconstrained.
+
+    Raises:
+        OptionError: If no answer satisfies the constraint.
+        Exception: That of the compiler for an uncompiled constraint, unless `wait` is set.
+    """
+    most, rule = options.max_reasoning_tokens, options.rule
+    if most is not None and thoughts is not None:
+        rule = rule or FREE_RULE
+    if rule is None:
+        return None
+    if rule[0] == "grammar" and most is None and thoughts is not None and thoughts.begin:
+        thoughts = None  # a grammar cannot follow thoughts, which the prompt does not require
+    return compiler.build_constraint(
+        rule,
+        sequential=method.is_sequential,
+        begin=slots.start,
+        limit=slots.stop,
+        size=vocab,
+        ends=ends,
+        mask_id=mask_id,
+        wait=wait,
+        thoughts=thoughts,
+        max_thoughts=most,
+    )
+
+
+def check_reasoning_limit(options: RequestOptions, text: TextCodec) -> None:
+    """Raise `OptionError` for a limit of thoughts if the model's answers have none."""
+    if options.max_reasoning_tokens is not None and text.thought_format is None:
+        message = (
+            f"max_reasoning_tokens: the chat template of {text.name} describes no thoughts in a "
+            "known format; omit it"
+        )
+        raise OptionError("max_reasoning_tokens", options.max_reasoning_tokens, message)
+
+
+def check_prompt_logprobs(options: RequestOptions, name: str, kind: Kind) -> None:
+    """Raise `OptionError` for log-probabilities of the prompt if the model is not causal."""
+    if options.prompt_logprobs is not None and kind not in CAUSAL_KINDS:
+        message = (
+            f"prompt_logprobs: needs a causal model, but {name} is a {kind.value}, which does not "
+            "predict the tokens of a prompt; omit it"
+        )
+        raise OptionError("prompt_logprobs", options.prompt_logprobs, message)
+
+
+def check_can_infill(method: Method) -> None:
+    """Raise `OptionError` if a method cannot condition on text after a hole."""
+    if not method.sees_ahead:
+        able = (kind.__name__ for kind in METHODS.values() if kind.target_kinds != CAUSAL_KINDS)
+        raise OptionError(
+            "method",
+            method,
+            f"method: {method!r} cannot condition on text after a hole, so it cannot infill; "
+            f"use one of these, unverified: {', '.join(able)}",
+        )
+
+
+def check_suffix(options: RequestOptions, method: Method, text: TextCodec) -> None:
+    """Raise `OptionError` for a suffix, or an option beside it, that the model does not support."""
+    if text.middle_tokens is not None:
+        return
+    if not method.sees_ahead:
+        message = (
+            f"suffix: {text.name} has no tokens to fill in the middle, and {method!r} cannot "
+            "condition on text after the answer; omit suffix"
+        )
+        raise OptionError("suffix", options.suffix, message)
+    names = ["stop_ids", "ignore_eos", "min_tokens", *option_names("rule")]
+    options.check_absent(names, "suffix")
+
+
+def check_sequential(options: RequestOptions, method: Method) -> None:
+    """Raise `OptionError` for penalties with a method that fills mask positions in any order."""
+    if not method.is_sequential:
+        ordered = (each for each in REQUEST_OPTIONS.values() if each.info.sequential)
+        name = next(o.name for o in ordered if getattr(options, o.name) != o.default)
+        raise OptionError(
+            name,
+            getattr(options, name),
+            f"{name} needs a method that commits tokens from left to right, "
+            f"but {method!r} fills mask positions in any order",
+        )
+
+
+def check_token_ids(name: str, tokens: Sequence[object], vocab: int) -> None:
+    """Raise `OptionError` for an invalid token id."""
+    for token in tokens:
+        if not (is_whole_number(token) and 0 <= int(token) < vocab):  # type: ignore[call-overload]
+            message = f"{name} must hold token ids from 0 to {vocab - 1}, got {token!r}"
+            raise OptionError(name, token, message)
+
+
+def check_further(llm: LLM, further: Mapping[str, ModelConfig]) -> None:
+    """Raise `OptionError` for another tokenizer, or a head that the checkpoint does not have."""
+    for name, config in further.items():
+        if config.is_draft and config.mtp is not None:
+            check_head(name, config)
+        if config.kind not in DRAFT_KINDS and name not in {*llm.vocab_sizes, llm.name}:
+            text = TextCodec(name, load_tokenizer(name))
+            llm.text.check_same_tokens(text, llm.config.vocab, config.vocab)
+            llm.vocab_sizes[name] = text.vocab_size
+
+
+def check_head(name: str, config: ModelConfig) -> None:
+    """Raise `OptionError` if a checkpoint lacks the head that its configuration implies."""
+    folder = resolve_checkpoint(name, param="draft")
+    try:
+        with ExitStack() as stack:
+            open_weights(folder, config, stack).check_depth(config)
+    except ValueError as error:
+        message = f"draft: {error}: it has no head for multi-token prediction; give another draft"
+        raise OptionError("draft", name, message) from error
+
+
+def load_further(llm: LLM, name: str) -> Stack:
+    """Load a further model of a method: an independent model, or a draft for the target."""
+    limits = {"max_length": llm.max_length, "quantize": llm.quantize}
+    more: dict[str, Any] = {**limits, "share": llm.group.share}
+    if load_config(name).kind not in DRAFT_KINDS:
+        return load_model(name, dtype=llm.dtype, device=llm.device, **more)
+    try:
+        return load_draft(name, llm.model, **more)
+    except ValueError as error:
+        message = f"draft: {name} cannot draft for {llm.name}: {error}"
+        raise OptionError("draft", name, message) from error
 
 
 class LLM:
@@ -221,7 +447,7 @@ class LLM:
         a model that is not loaded raises `NotCompiledError`. Raises `ValueError` for invalid input.
         """
         checked = RequestOptions.of(options)
-        return preparation.prepare_answer(self, prompt, checked, streams, wait, requests, limit)
+        return prepare_answer(self, prompt, checked, streams, wait, requests, limit)
 
     def submit(
         self,
@@ -257,9 +483,9 @@ class LLM:
             ValueError: For invalid input; without `batch`, before any computation.
             DecodingError: If a method or a forward pass fails.
         """
-        preparation.check_batch(batch)
+        check_batch(batch)
         batch = len(requests := list(requests)) if batch is None else batch
-        return preparation.answer_requests(self, requests, max(int(batch), 1))
+        return answer_requests(self, requests, max(int(batch), 1))
 
     @overload
     def generate(
@@ -293,7 +519,7 @@ class LLM:
             ValueError: For invalid input, before any computation.
             DecodingError: If a method or a forward pass fails.
         """
-        variants = preparation.answer_variants(options, n)
+        variants = answer_variants(options, n)
         served = self.serve(
             (prompt, variant) for prompt in list_prompts(prompts) for variant in variants
         )
@@ -338,3 +564,181 @@ class LLM:
         answer = self.prepare(prompt, streams=True, **options)
         self.driver.submit(answer.job)
         return Stream(self.driver, answer)
+
+
+MAX_ANSWERS = 2**16
+"""Maximum number of answers per prompt."""
+
+
+def prepare_answer(
+    llm: LLM,
+    prompt: Prompt | None,
+    options: RequestOptions,
+    streams: bool,
+    wait: bool,
+    requests: int,
+    limit: int | None,
+) -> PendingAnswer:
+    """Create the answer and the job of a request; see `LLM.prepare`."""
+    check_reasoning_limit(options, llm.text)
+    check_prompt_logprobs(options, llm.name, llm.config.kind)
+    method = llm.methods.select_method(options.method)
+    ids, layout = encode_prompt(llm, prompt, options, method)
+    pairing = llm.pair(method, options.adapter, wait=wait)
+    method = method.fit_target(pairing.target)
+    choose_max_tokens = max_tokens_chooser(llm, options, method, pairing, requests, limit)
+    if options.suffix is not None and llm.text.middle_tokens is None:
+        layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)
+    max_tokens = choose_max_tokens(len(ids)) if layout is None else layout.size
+    is_raw = options.raw or layout is not None or options.suffix is not None
+    form = llm.text.find_answer_format(ids, options.tool_use, raw=is_raw)
+    padding = frozenset[int]() if layout is None else layout.ends
+    detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, form, padding)
+    answer = PendingAnswer(detokenizer, streams, layout)
+
+    def on_tokens(request: Request) -> None:
+        if answer.decode_tokens(request):
+            llm.engine.cancel(answer.job)
+
+    ends, stop_ids = resolve_stop_ids(
+        options, answer_ends(llm, options), pairing.vocab, llm.text.silent_ids
+    )
+    processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
+    if layout is None:
+        slots = range(len(ids), len(ids) + max_tokens)
+        sizes = slots, ends | stop_ids, pairing.vocab, pairing.target.mask_id
+        constraint = build_constraint(options, llm.compiler, method, form.thoughts, *sizes, wait)
+    else:
+        sequential = method.is_sequential
+        constraint = layout.build_constraint(llm.compiler, sequential, pairing.vocab, wait)
+    processors += [] if constraint is None else [constraint]
+    request = pairing.make_request(
+        ids,
+        max_tokens=max_tokens,
+        sampling=options.build_sampling(llm.methods.default_sampling(method)),
+        eos=ends if layout is None else frozenset(),
+        stop_ids=stop_ids,
+        min_tokens=int(options.min_tokens),
+        logprobs=options.logprobs,
+        top_logprobs=int(options.top_logprobs),
+        prompt_logprobs=options.prompt_logprobs,
+        processors=tuple(processors),
+        constraint=constraint,
+        fixed_tokens=None if layout is None else layout.given,
+    )
+    callback = on_tokens if streams or options.stop else None
+    answer.job = llm.engine.make_job(method, request, pairing, callback)
+    return answer
+
+
+def encode_prompt(
+    llm: LLM, prompt: Prompt | None, options: RequestOptions, method: Method
+) -> tuple[list[int], InfillLayout | None]:
+    """Return the token ids before the first decoded slot, and the layout of an infill template."""
+    encode = partial(
+        llm.text.encode,
+        raw=options.raw,
+        template=options.template,
+        tools=options.tool_use,
+        effort=options.reasoning_effort,
+        suffix=options.suffix,
+    )
+    if options.suffix is not None:
+        check_suffix(options, method, llm.text)
+    if options.cloze is None:
+        return encode(prompt), None
+    check_can_infill(method)
+    prefix = None if prompt is None else encode(prompt)
+    layout = InfillLayout.of(options.cloze, llm.text, prefix, llm.eos)
+    return layout.prompt, layout
+
+
+def max_tokens_chooser(
+    llm: LLM,
+    options: RequestOptions,
+    method: Method,
+    pairing: Pairing,
+    requests: int,
+    limit: int | None,
+) -> Callable[[int], int]:
+    """Return a function from the length of a prompt to the maximum number of tokens after it."""
+    share, least = min(requests, llm.engine.max_sequences), options.min_tokens
+
+    def choose(length: int) -> int:
+        if options.max_tokens is not None:
+            return int(options.max_tokens)
+        return pairing.default_max_tokens(method, length, share, least, limit)
+
+    return choose
+
+
+def answer_ends(llm: LLM, options: RequestOptions) -> frozenset[int]:
+    """Return the end-of-sequence ids, with those that end an answer before a suffix."""
+    middle = None if options.suffix is None else llm.text.middle_tokens
+    return llm.eos if middle is None else llm.eos | middle.ends
+
+
+def lay_out_suffix(
+    llm: LLM,
+    suffix: str,
+    method: Method,
+    pairing: Pairing,
+    prompt: list[int],
+    choose_max_tokens: Callable[[int], int],
+) -> InfillLayout:
+    """Return the layout of an answer between a prompt and a suffix, which is infilled.
+
+    Raises:
+        OptionError: If no text precedes the answer.
+        ContextError: If answer and suffix do not fit.
+    """
+    after = llm.text.encode_plain(suffix)
+    if not prompt:
+        raise OptionError("prompt", prompt, "prompt must not be empty: give at least one token")
+    size = choose_max_tokens(len(prompt) + len(after))
+    room = pairing.free_tokens(method, len(prompt) + len(after))
+    if size > room:
+        message = (
+            f"max_tokens: {max(room, 0)} tokens fit between a prompt of {len(prompt)} and a suffix "
+            f"of {len(after)} tokens, got {size}"
+        )
+        raise ContextError("max_tokens", size, message)
+    return InfillLayout.before_suffix(llm.text, prompt, after, size, llm.eos)
+
+
+def answer_variants(options: Options, n: int | None) -> list[Options]:
+    """Return the options of `n` answers to a prompt, which have consecutive seeds."""
+    if n is None:
+        return [options]
+    if not (is_whole_number(n) and 1 <= n <= MAX_ANSWERS):
+        message = f"n must be an integer from 1 to {MAX_ANSWERS}, got {n!r}"
+        raise OptionError("n", n, message)
+    return [offset_seed(options, number) for number in range(n)]
+
+
+def check_batch(batch: int | None) -> None:
+    """Raise `OptionError` for a batch that is not a positive integer or None."""
+    if not (batch is None or is_whole_number(batch) and batch >= 1):
+        message = f"batch must be an integer of at least 1, got {batch!r}"
+        raise OptionError("batch", batch, message)
+
+
+def answer_requests(
+    llm: LLM, requests: Iterable[tuple[Prompt | None, Options]], batch: int
+) -> Iterator[tuple[int, Output]]:
+    """Submit requests, `batch` at a time, and drive the engine until all are answered."""
+    waiting: dict[int, PendingAnswer] = {}
+    numbered = enumerate(requests)
+    try:
+        while True:
+            while len(waiting) < batch and (entry := next(numbered, None)):
+                number, (prompt, options) = entry
+                waiting[number] = llm.submit(prompt, requests=batch, **options)
+            if not waiting:
+                return
+            llm.driver.step()
+            for number in [number for number, answer in waiting.items() if answer.job.is_finished]:
+                yield number, waiting.pop(number).build_output()
+    finally:
+        for answer in waiting.values():
+            llm.driver.cancel(answer.job)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import torch
 
-from outpace.api.declared import Info, list_options
+from outpace.api.options import Info, list_options
 from outpace.attention.choice import check_backend
 from outpace.engine.fuse import check_compilation
 from outpace.engine.graphs import check_graphs

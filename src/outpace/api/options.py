@@ -3,30 +3,225 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields, replace
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from types import MappingProxyType, NoneType
+from typing import Annotated, Any, TypedDict, Union, cast, get_args, get_type_hints
 
 from numpy import ndarray
 from torch import Tensor
 
-from outpace.api.declared import Info, list_options
-from outpace.api.option_checks import (
-    MAX_TOP_LOGPROBS,
-    check_count,
-    check_effort,
-    check_max_tokens,
-    check_range,
-)
-from outpace.api.option_types import Options as Options
 from outpace.api.tools import ToolUse, read_tool_use
 from outpace.constraint.cloze import InfillParts, check_template
-from outpace.constraint.constraint_rule import ConstraintRule, constraint_rule
+from outpace.constraint.compiler import ConstraintRule, constraint_rule
 from outpace.decoding import Sampling
+from outpace.decoding.sampling_params import is_finite_real, is_whole_number
 from outpace.errors import OptionError
 from outpace.methods.method import MAX_FLOAT_VALUE, check_type
 from outpace.methods.options import AUTO_METHOD, MethodSpec, resolve_method
+
+
+@dataclass(frozen=True)
+class Info:
+    """Metadata of an option, attached to its field by `Annotated`.
+
+    Attributes:
+        help: Help text of its flag; None if it has no flag, or commands have their own text.
+        group: Name of the group of flags that it belongs to.
+        usual: Description of the default, if no value represents it.
+        shows: Whether the help shows the default.
+        flag: Name of its flag, if different.
+        typed: Type of its flag, if different: a file, or a list of strings.
+        metavar: Placeholder of a value in the help.
+        fields: Paths of its fields in a request; None for the option's name alone.
+        bounds: Bounds that pydantic checks in requests and TOML; None if it has its own type there,
+            or no field.
+        least: Lower bound in Python, where the upper bound is that of all numbers.
+        sequential: Whether it needs tokens that are chosen from left to right.
+    """
+
+    help: str | None = None
+    group: str | None = None
+    _: KW_ONLY
+    usual: str | None = None
+    shows: bool = False
+    flag: str | None = None
+    typed: Any = None
+    metavar: str | None = None
+    fields: tuple[str, ...] | None = None
+    bounds: Mapping[str, float] | None = None
+    least: float | None = None
+    sequential: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeclaredOption:
+    """One option of a dataclass.
+
+    Attributes:
+        name: Name of the field.
+        kind: Type of the field.
+        default: Default value.
+        info: Metadata.
+    """
+
+    name: str
+    kind: Any
+    default: Any
+    info: Info = field(default_factory=Info)
+
+    @property
+    def plain(self) -> Any:
+        """Type of a value, without None."""
+        parts = tuple(part for part in get_args(self.kind) if part is not NoneType)
+        return Union[parts] if NoneType in get_args(self.kind) else self.kind  # noqa: UP007
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Paths of its fields in a request."""
+        return (self.name,) if self.info.fields is None else self.info.fields
+
+
+@cache
+def list_options(kind: type) -> Mapping[str, DeclaredOption]:
+    """Return the options of a dataclass by name."""
+    hints = get_type_hints(kind, include_extras=True)
+    found = {}
+    for each in fields(kind):
+        hint, info = get_args(hints[each.name])
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        found[each.name] = DeclaredOption(name=each.name, kind=hint, default=default, info=info)
+    return MappingProxyType(found)
+
+
+class Options(TypedDict, total=False):
+    """Options of one request, passed as keyword arguments.
+
+    Attributes:
+        method: A `Method`, its name, or `(name, options)`; by default the `LLM`'s. "auto" is the
+            default of the model.
+        adapter: Name of one of the `adapters` of the `LLM`; by default the base weights.
+        max_tokens: Maximum number of tokens of the answer. By default the rest of the context, at
+            most an equal share of the cache per request of the call; 256 for diffusion models.
+        temperature: Sampling temperature, from 0 (greedy) on. This and the next three default to
+            the value of the method, else of the model's family.
+        top_p: Probability mass of nucleus sampling, above 0 and at most 1.
+        top_k: Number of most probable tokens to sample from.
+        min_p: Minimum probability of a token relative to the most probable one, from 0 to 1.
+        seed: Random seed. Equal seeds give equal answers.
+        stop: String or strings that end the answer; they are not part of it.
+        stop_ids: Token ids that end the answer; they are not part of it.
+        ignore_eos: Continue after end-of-sequence, which then is a token of the answer.
+        min_tokens: Minimum length; before it, end-of-sequence, stop ids and `stop` do not apply.
+        presence_penalty: Subtracted from the logits of tokens that occur in the answer.
+        frequency_penalty: Subtracted from the logits of tokens once per occurrence in the answer.
+        repetition_penalty: Divides positive and multiplies negative logits of tokens in prompt or
+            answer. The three penalties need a method that commits tokens from left to right.
+        logit_bias: Values added to logits, by token id.
+        raw: Continue a string prompt as it is, without the chat template.
+        suffix: Text after the answer, which is then the text between the two, without the chat
+            template. Causal models need tokens for it, which prompts of token ids already contain;
+            others fill `max_tokens` slots or fewer, see docs/fill.md.
+        template: Variables of the chat template, such as `enable_thinking`.
+        reasoning_effort: `none`, `minimal`, `low`, `medium`, `high` or `xhigh`. Sets the variable
+            `reasoning_effort` of the chat template, or else `enable_thinking`, false for `none`.
+        max_reasoning_tokens: Maximum number of tokens before the text that ends the thoughts.
+        logprobs: Return the log-probability of each token.
+        top_logprobs: Number of most probable tokens per token, 20 at most; needs `logprobs`.
+        prompt_logprobs: Return the log-probability of each token of the prompt, with this many most
+            probable tokens, 20 at most. Causal models only.
+        schema: JSON schema or pydantic model of the whole answer, see docs/constraints.md.
+        regex: Regular expression that the whole answer matches.
+        choices: Strings of which the answer is one.
+        grammar: Lark grammar of the whole answer. At most one of these four can be set.
+        tools: Functions that the answer may call, in OpenAI's form, see docs/server.md.
+        tool_choice: `none`, `auto` (the default), `required`, or a function in OpenAI's form.
+        parallel_tool_calls: Whether an answer may have several calls, as by default.
+        cloze: Infill template: text and `Hole`s to fill, see docs/fill.md.
+    """
+
+    method: MethodSpec | None
+    adapter: str | None
+    max_tokens: int | None
+    temperature: float | None
+    top_p: float | None
+    top_k: int | None
+    min_p: float | None
+    seed: int
+    stop: str | Sequence[str]
+    stop_ids: Sequence[int] | Set[int] | ndarray | Tensor
+    ignore_eos: bool
+    min_tokens: int
+    presence_penalty: float
+    frequency_penalty: float
+    repetition_penalty: float
+    logit_bias: Mapping[int, float]
+    raw: bool
+    suffix: str | None
+    template: Mapping[str, Any]
+    reasoning_effort: str | None
+    max_reasoning_tokens: int | None
+    logprobs: bool
+    top_logprobs: int
+    prompt_logprobs: int | None
+    schema: Any
+    regex: str | None
+    choices: Sequence[str] | None
+    grammar: str | None
+    tools: Sequence[Mapping[str, Any]] | None
+    tool_choice: str | Mapping[str, Any] | None
+    parallel_tool_calls: bool | None
+    cloze: InfillParts | None
+
+
+def offset_seed(options: Options, offset: int) -> Options:
+    """Return options with `offset` added to the seed; raises `OptionError` for an invalid seed."""
+    seed: object = options.get("seed", 0)
+    if not is_whole_number(seed):
+        raise OptionError("seed", seed, f"seed must be an integer, got {seed!r}")
+    return {**options, "seed": cast(int, seed) + offset}
+
+
+MAX_TOP_LOGPROBS = 20
+"""Maximum number of most probable tokens per token of an answer, as OpenAI's."""
+
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh")
+"""Values of `reasoning_effort`, as OpenAI's."""
+
+
+def check_count(name: str, value: Any, most: int | None = None) -> None:
+    """Raise `OptionError` for a value that is not an integer from 0 to `most`."""
+    if not (is_whole_number(value) and value >= 0 and (most is None or value <= most)):
+        allowed = "of at least 0" if most is None else f"from 0 to {most}"
+        raise OptionError(name, value, f"{name} must be an integer {allowed}, got {value!r}")
+
+
+def check_max_tokens(max_tokens: Any, prompt_logprobs: Any) -> None:
+    """Raise `OptionError` for an invalid limit, and for 0 unless the prompt is scored."""
+    check_type("max_tokens", max_tokens, int | None)
+    least = 0 if prompt_logprobs is not None else 1
+    if max_tokens is not None and max_tokens < least:
+        also = "" if max_tokens else ", or 0 with prompt_logprobs"
+        message = f"max_tokens must be at least 1{also}, got {max_tokens}"
+        raise OptionError("max_tokens", max_tokens, message)
+
+
+def check_effort(effort: Any) -> None:
+    """Raise `OptionError` for an unknown effort of reasoning."""
+    if effort is not None and not (isinstance(effort, str) and effort in EFFORTS):
+        message = f"reasoning_effort must be one of {', '.join(EFFORTS)}, got {effort!r}"
+        raise OptionError("reasoning_effort", effort, message)
+
+
+def check_range(name: str, value: object, least: float, part: str = "") -> None:
+    """Raise `OptionError` for a value that is not a number from `least` to `MAX_FLOAT_VALUE`."""
+    if not (is_finite_real(value) and least <= float(value) <= MAX_FLOAT_VALUE):  # type: ignore[arg-type]
+        message = (
+            f"{name}{part} must be a number from {least:g} to {MAX_FLOAT_VALUE:g}, got {value!r}"
+        )
+        raise OptionError(name, value, message)
+
 
 MAX_ANSWER_TOKENS = 2**20
 """Upper bound of `max_tokens` and `min_tokens` in HTTP requests."""

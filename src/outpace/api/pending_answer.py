@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from outpace.api.detokenizer import Detokenizer
+from outpace.api.driver import Driver
 from outpace.api.infill import InfillLayout
 from outpace.api.output import Event, Output
 from outpace.api.parts import AnswerFormat
 from outpace.decoding import Request
-from outpace.decoding.logprob import TokenLogprob
+from outpace.decoding.processor import TokenLogprob
 from outpace.engine.job import DecodingError, Job
 
 
@@ -201,3 +202,42 @@ def uncommitted_canvas(request: Request) -> list[int]:
         return []
     mask = request.target.mask_id
     return [-1 if token == mask else token for token in request.canvas[len(request) :]]
+
+
+class Stream(Iterator[str]):
+    """Iterator over the text of one answer, one piece per forward that committed text.
+
+    Closing the stream, or letting it be garbage-collected, cancels the request.
+
+    Attributes:
+        output: The `Output`, once the iterator is exhausted; None before.
+    """
+
+    def __init__(self, driver: Driver, answer: PendingAnswer) -> None:
+        self.driver = driver
+        self.answer = answer
+        self.output: Output | None = None
+
+    def __next__(self) -> str:
+        """Return the next piece of text; raises the error of the method, if any."""
+        while self.output is None:
+            over = (
+                self.answer.job.is_finished
+            )  # read first: the last piece is appended before it is set
+            if self.answer.pieces:
+                if text := self.answer.pieces.popleft().text:
+                    return text
+            elif over:
+                self.output = self.answer.build_output()
+            else:
+                self.driver.step()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Cancel the rest of the request."""
+        self.driver.cancel(self.answer.job)
+
+    def __del__(self) -> None:
+        # The garbage collector may run in any thread, including the driving one.
+        if self.output is None:
+            self.driver.cancel_later(self.answer.job)

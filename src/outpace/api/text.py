@@ -3,24 +3,192 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from reprlib import repr as brief
 from typing import Any
 
+from numpy import integer, ndarray
+from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.api.chat_template import ChatTemplate
+from outpace.api.chat_template import ChatTemplate, Message
 from outpace.api.codec import SharedTokenizer, validate_text
-from outpace.api.markers import Message as Message
-from outpace.api.middle import MiddleTokens, find_middle_tokens
 from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
-from outpace.api.prompts import Prompt as Prompt
-from outpace.api.prompts import validate_prompt
-from outpace.api.tools import ToolUse
+from outpace.api.tools import ToolUse, link_calls
 from outpace.constraint.calls import CallFormat
 from outpace.constraint.thoughts import ThoughtFormat
 from outpace.decoding import Kind
 from outpace.errors import OptionError
 from outpace.models.config import ModelConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class MiddleFormat:
+    """Tokens around the texts of a prompt: `prefix text suffix text middle`.
+
+    Attributes:
+        prefix: Token before the text that precedes the answer.
+        suffix: Token before the text that follows the answer.
+        middle: Token before the answer.
+        ends: Further tokens that end an answer, where the vocabulary has them.
+    """
+
+    prefix: str
+    suffix: str
+    middle: str
+    ends: tuple[str, ...]
+
+
+MIDDLE_FORMATS = (
+    MiddleFormat(
+        prefix="<|fim_prefix|>",
+        suffix="<|fim_suffix|>",
+        middle="<|fim_middle|>",
+        ends=(
+            *("<|endoftext|>", "<|fim_pad|>", "<|repo_name|>", "<|file_sep|>"),
+            "<|file_separator|>",
+        ),
+    ),
+    MiddleFormat(
+        prefix="<fim_prefix>",
+        suffix="<fim_suffix>",
+        middle="<fim_middle>",
+        ends=("<|endoftext|>", "<fim_pad>", "<repo_name>", "<file_sep>"),
+    ),
+    MiddleFormat(
+        prefix="<｜fim▁begin｜>",
+        suffix="<｜fim▁hole｜>",
+        middle="<｜fim▁end｜>",
+        ends=("<｜end▁of▁sentence｜>", "<|EOT|>"),
+    ),
+    MiddleFormat(prefix="▁<PRE>", suffix="▁<SUF>", middle="▁<MID>", ends=("▁<EOT>",)),
+)
+"""Formats of Qwen2.5-Coder and CodeGemma; of StarCoder and Granite; of DeepSeek-Coder; of CodeLlama
+(the order of all four is prefix, suffix, middle)."""
+
+ANCHOR = "☺"
+"""Text before a suffix, where a tokenizer adds a space to the beginning of a text."""
+
+
+@dataclass(frozen=True)
+class MiddleTokens:
+    """Token ids by which a model fills in the middle.
+
+    Attributes:
+        marks: Those before the prefix, the suffix and the answer.
+        ends: Those that end an answer.
+    """
+
+    marks: tuple[int, int, int]
+    ends: frozenset[int]
+
+    def encode(self, codec: SharedTokenizer, prefix: str, suffix: str) -> list[int]:
+        """Return the prompt of the text between two texts."""
+        before, after, answer = self.marks
+        ids = [*codec.encode_plain("", begin=True), before, *codec.encode_plain(prefix)]
+        return [*ids, after, *encode_inner(codec, suffix), answer]
+
+
+def find_middle_tokens(tokenizer: Tokenizer) -> MiddleTokens | None:
+    """Return the tokens of the first format that a vocabulary has, or None."""
+    ids = tokenizer.get_vocab()
+    for form in MIDDLE_FORMATS:
+        if all(mark in ids for mark in (form.prefix, form.suffix, form.middle)):
+            marks = ids[form.prefix], ids[form.suffix], ids[form.middle]
+            return MiddleTokens(
+                marks, frozenset({ids[e] for e in form.ends if e in ids} | {*marks})
+            )
+    return None
+
+
+def encode_inner(codec: SharedTokenizer, text: str) -> list[int]:
+    """Encode text that does not begin a sequence, so without a space before it."""
+    lead = codec.encode_plain(ANCHOR)
+    if not str(codec.tokenizer.convert_ids_to_tokens(lead[0])).startswith("▁"):
+        return codec.encode_plain(text)
+    return codec.encode_plain(ANCHOR + text)[len(lead) :]
+
+
+Prompt = str | Sequence[int] | Sequence[Message] | ndarray | Tensor
+
+
+def validate_prompt(prompt: Any) -> str | list[Any]:
+    """Return a prompt as text, ids or messages; raises `OptionError` if invalid or empty."""
+    if isinstance(prompt, ndarray | Tensor):
+        prompt = prompt.tolist()
+    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
+        message = f"prompt must be text, token ids or chat messages, got {brief(prompt)}"
+        raise OptionError("prompt", prompt, message)
+    if not prompt:
+        message = "prompt must not be empty: give text or at least one token"
+        raise OptionError("prompt", prompt, message)
+    if isinstance(prompt, str):
+        return validate_text("prompt", prompt)
+    if any(isinstance(each, dict | str) for each in prompt):
+        return link_calls([validate_message(f"messages[{n}]", m) for n, m in enumerate(prompt)])
+    return [validate_token_id(n, each) for n, each in enumerate(prompt)]
+
+
+def list_prompts(prompts: Any) -> list[Any]:
+    """Return one prompt or many as a list; each row of a 2-D array of ids is a prompt."""
+    if isinstance(prompts, ndarray | Tensor):
+        prompts = prompts.tolist()
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+        return [prompts]
+    many = not prompts or isinstance(prompts[0], Sequence | ndarray | Tensor)
+    return list(prompts) if many else [prompts]
+
+
+def validate_token_id(place: int, token: Any) -> int:
+    """Return a token id as `int`; raises `OptionError` if it is not an integer."""
+    if isinstance(token, bool) or not isinstance(token, int | integer):
+        param = f"prompt[{place}]"
+        message = f"{param} must be a token id, an integer, got {brief(token)}"
+        raise OptionError(param, token, message)
+    return int(token)
+
+
+def validate_message(param: str, message: Any) -> Message:
+    """Return the chat message `param` with its text parts joined.
+
+    Raises:
+        OptionError: If role or content is not text.
+    """
+    if isinstance(message, dict) and isinstance(message.get("content"), list):
+        parts = (
+            read_text_part(f"{param}.content[{n}]", part)
+            for n, part in enumerate(message["content"])
+        )
+        message = {**message, "content": "".join(parts)}
+    if isinstance(message, dict) and message.get("tool_calls") and message.get("content") is None:
+        message = {**message, "content": ""}
+    problem = f"{brief(message)} is not a chat message: give {{'role': …, 'content': text}}"
+    if not isinstance(message, dict):
+        raise OptionError(param, message, f"{param}: {problem}")
+    keys = ["role", "content"]
+    if message.get("reasoning_content") is not None:
+        keys.append("reasoning_content")
+        if message.get("role") != "assistant":
+            field = f"{param}.reasoning_content"
+            only = f"{field}: only messages of the assistant may have it"
+            raise OptionError(field, message["reasoning_content"], only)
+    for key in keys:
+        field, text = f"{param}.{key}", message.get(key)
+        if not isinstance(text, str):
+            raise OptionError(field, text, f"{field}: {problem}")
+        validate_text(field, text)
+    return message
+
+
+def read_text_part(param: str, part: Any) -> str:
+    """Return the text of a message part in OpenAI's format; raises `OptionError` for another."""
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+    message = f"{param}: {brief(part)} is not the text of a chat message"
+    raise OptionError(param, part, f"{message}: give {{'type': 'text', 'text': …}}")
+
 
 MAX_MARK_TOKENS = 16
 """Tokens at the end of a prompt that may begin or end thoughts."""

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from reprlib import repr as brief
 from typing import Any, NoReturn
 
-from outpace.api.markers import Message
+from outpace.api.chat_template import Message
 from outpace.constraint.calls import CallFormat
-from outpace.constraint.constraint_rule import ConstraintRule
+from outpace.constraint.compiler import ConstraintRule
 from outpace.constraint.schema import check_schema_limits
 from outpace.errors import OptionError
 

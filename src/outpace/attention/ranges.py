@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.attention.sinks import sink_attention
+from outpace.attention.dense import sink_attention
 
 RowRange = tuple[int, int]
 CPU_DEVICE = torch.device("cpu")

@@ -24,8 +24,11 @@ try:
 except ImportError as error:
     raise ValueError(f"{error}; measuring a server needs: pip install 'outpace[load]'") from error
 
-from outpace.benchmark.request_record import RequestRecord
-from outpace.benchmark.sse import EventReader
+from outpace.benchmark.load_figures import RequestRecord
+
+DATA_PREFIX = b"data:"
+MAX_LINE_BYTES = 1 << 24
+"""Maximum bytes of a line, so that a server without line feeds cannot exhaust memory."""
 
 RequestBody = Mapping[str, Any]
 """Body of a request to `/v1/chat/completions` if it has messages, else `/v1/completions`."""
@@ -36,6 +39,24 @@ does not close it while a request is being sent."""
 
 MAX_REPORTED_COUNT = 10**9
 """Maximum accepted number of tokens or forwards; larger figures are ignored."""
+
+
+class EventReader:
+    """Converts chunks of bytes, split anywhere, to the data of complete events."""
+
+    def __init__(self) -> None:
+        self.incomplete_line = b""
+
+    def read_chunk(self, chunk: bytes) -> list[bytes]:
+        """Return the data of events completed by a chunk; other lines are skipped.
+
+        Raises:
+            ValueError: a line exceeds `MAX_LINE_BYTES`.
+        """
+        *lines, self.incomplete_line = (self.incomplete_line + chunk).split(b"\n")
+        if len(self.incomplete_line) > MAX_LINE_BYTES:
+            raise ValueError(f"a line of the stream has more than {MAX_LINE_BYTES} bytes")
+        return [line[len(DATA_PREFIX) :].strip() for line in lines if line.startswith(DATA_PREFIX)]
 
 
 class RequestError(Exception):

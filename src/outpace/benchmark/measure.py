@@ -2,16 +2,152 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
+import random
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter as clock
+from typing import Any, ClassVar, Literal, get_args
 
-from outpace.benchmark.arrivals import Arrivals
+from outpace.api.answers import read_prompts
+from outpace.api.chat_template import Message
 from outpace.benchmark.client import Client, RequestBody, explain_error
-from outpace.benchmark.load_figures import LoadFigures, compute_figures
-from outpace.benchmark.request_record import RequestRecord
-from outpace.benchmark.workload import Workload
+from outpace.benchmark.load_figures import LoadFigures, RequestRecord, compute_figures
+from outpace.evaluation.run import questions_of
+
+SendRequest = Callable[[RequestBody], Coroutine[Any, Any, None]]
+
+MAX_STREAMS = 10_000
+"""Maximum concurrent streams of one client."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClosedLoop:
+    """A closed loop: concurrent streams, each sending its next request after the last answer."""
+
+    concurrency: int
+    name: ClassVar[str] = "concurrency"
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.concurrency <= MAX_STREAMS:
+            raise ValueError(f"concurrency must be 1 to {MAX_STREAMS}, got {self.concurrency}")
+
+    @property
+    def value(self) -> float:
+        """Number of streams."""
+        return self.concurrency
+
+    async def send_all(self, bodies: Iterable[RequestBody], ask: SendRequest) -> None:
+        """Send all requests with `ask`."""
+        rest = iter(bodies)
+
+        async def run_stream() -> None:
+            for body in rest:
+                await ask(body)
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(self.concurrency):
+                group.create_task(run_stream())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Poisson:
+    """Poisson arrivals: an open loop with a mean rate of requests per second."""
+
+    rate: float
+    seed: int = 0
+    name: ClassVar[str] = "rate"
+
+    def __post_init__(self) -> None:
+        if not (self.rate > 0 and math.isfinite(self.rate)):
+            raise ValueError(f"rate must be a finite number above 0, got {self.rate}")
+
+    @property
+    def value(self) -> float:
+        """Requests per second."""
+        return self.rate
+
+    async def send_all(self, bodies: Iterable[RequestBody], ask: SendRequest) -> None:
+        """Send all requests with `ask`."""
+        loop, chance = asyncio.get_running_loop(), random.Random(self.seed)
+        due = loop.time()
+        async with asyncio.TaskGroup() as group:
+            for body in bodies:
+                due += chance.expovariate(self.rate)
+                await asyncio.sleep(due - loop.time())
+                group.create_task(ask(body))
+
+
+Arrivals = ClosedLoop | Poisson
+
+
+Endpoint = Literal["chat", "completions"]
+WorkloadPrompt = str | list[Message]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """An endless sequence of requests that cycles through the prompts.
+
+    `fields` are fields of every request, such as `max_tokens` and `outpace`. Request n has the
+    seed `seed + n`.
+
+    Raises:
+        ValueError: the endpoint is unknown, or does not accept a prompt.
+    """
+
+    model: str
+    prompts: Sequence[WorkloadPrompt]
+    endpoint: Endpoint = "chat"
+    seed: int = 0
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    stream: bool = True
+
+    def __post_init__(self) -> None:
+        if self.endpoint not in get_args(Endpoint):
+            known = " or ".join(get_args(Endpoint))
+            raise ValueError(f"endpoint must be {known}, got {self.endpoint!r}")
+        if self.endpoint == "completions":
+            for number, prompt in enumerate(self.prompts, 1):
+                if not isinstance(prompt, str):
+                    raise ValueError(
+                        f"prompt {number} is a list of messages, which needs endpoint chat"
+                    )
+
+    def request_bodies(self, first: int, count: int) -> Iterator[RequestBody]:
+        """Return the bodies of `count` requests, starting with number `first`."""
+        return map(self.request_body, range(first, first + count))
+
+    def request_body(self, number: int) -> RequestBody:
+        """Return the body of a request."""
+        prompt = self.prompts[number % len(self.prompts)]
+        body = {"model": self.model, "seed": self.seed + number, **self.fields}
+        if self.stream:
+            body |= {"stream": True, "stream_options": {"include_usage": True}}
+        if self.endpoint == "completions":
+            return {**body, "prompt": prompt}
+        user = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+        return {**body, "messages": user}
+
+
+MAX_PROBLEMS = 4096
+"""Maximum number of generated story problems."""
+
+
+def load_prompts(path: Path | None, count: int, seed: int) -> list[WorkloadPrompt]:
+    """Load and shuffle the prompts of a file, or `count` held-out story problems without one."""
+    prompts: list[WorkloadPrompt]
+    if path is None:
+        prompts = [
+            str(question.prompt) for question in questions_of("story", min(count, MAX_PROBLEMS))
+        ]
+    else:
+        prompts = read_prompts(path)
+    random.Random(seed).shuffle(prompts)
+    return prompts
 
 
 @dataclass(slots=True, kw_only=True)

@@ -17,8 +17,7 @@ try:
 except ImportError as error:
     raise ValueError(f"{error}; plots need: pip install 'outpace[plot]'") from error
 
-from outpace.api.output import Output
-from outpace.api.trace import STATE_NAMES, block_edges, slot_states
+from outpace.api.output import STATE_NAMES, Output, block_edges, slot_states
 from outpace.benchmark.load_figures import LoadFigures as LevelFigures
 from outpace.evaluation.compare import ResultRecord, pareto_indices, result_title
 

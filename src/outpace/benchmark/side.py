@@ -5,19 +5,27 @@ from __future__ import annotations
 import gc
 import hashlib
 import json
+import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.benchmark.entry import MethodEntry
-from outpace.evaluation.question import Question
+from outpace.checkpoints.name import short_title
+from outpace.evaluation.metrics import model_roles, quantile_value
+from outpace.evaluation.protocol import Question
+from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.samples import (
+    SCHEMA_VERSION,
     Samples,
     output_from_record,
     output_record,
@@ -25,7 +33,40 @@ from outpace.evaluation.samples import (
     resume_samples,
 )
 from outpace.jsonl import JsonRecord
-from outpace.methods.bounds import check_at_least_one
+from outpace.methods.method import check_at_least_one
+
+DEFAULT_PROMPT_LENGTH = 128
+"""Default tokens of a prompt to a model with random weights."""
+
+
+def prompts_of_length(llm: LLM, questions: Sequence[Question], length: int) -> list[Question]:
+    """Return a prompt of `length` tokens per question, to be answered without scoring.
+
+    A prompt is the question's tokens followed by those of the next questions, truncated. If the
+    model has no tokenizer, prompts are random tokens.
+    """
+    if llm.text.tokenizer is None:
+        prompts = random_prompts(llm, len(questions), length)
+    else:
+        texts = [llm.text.encode(question.prompt, raw=True) for question in questions]
+        prompts = [cut_prompt(texts, number, length) for number in range(len(texts))]
+    return [Question(prompt, None, "none") for prompt in prompts]
+
+
+def cut_prompt(texts: Sequence[Sequence[int]], first: int, length: int) -> list[int]:
+    """Return `length` tokens of the texts, starting with text `first`, repeated as needed."""
+    rotated = [*texts[first:], *texts[:first]]
+    repeats = -(-length // max(sum(map(len, texts)), 1))
+    return list(islice(chain.from_iterable(rotated * repeats), length))
+
+
+def random_prompts(llm: LLM, count: int, length: int) -> list[list[int]]:
+    """Return reproducible random tokens, without mask and end tokens."""
+    banned = {*llm.eos, llm.config.mask_id}
+    vocab = llm.config.vocab
+    substitute = next(token for token in range(vocab) if token not in banned)
+    drawn = np.random.default_rng(0).integers(vocab, size=(count, length))
+    return [[substitute if token in banned else token for token in row] for row in drawn.tolist()]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,3 +222,144 @@ def freeze_garbage() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
+
+
+TurnClock = Literal["cpu", "wall"]
+SideFigures = dict[str, Any]
+
+DRAWS, TAILS, FEWEST = 2000, (0.025, 0.975), 5
+"""Bootstrap draws and tails of an interval, and the minimum number of rounds for one."""
+
+
+def choose_clock(sides: Iterable[Side]) -> TurnClock:
+    """Choose CPU time, which other processes disturb less, unless a side uses another device."""
+    return "cpu" if all(side.llm.device.type == "cpu" for side in sides) else "wall"
+
+
+def turn_seconds(turn: SideTurn, clock: TurnClock) -> float:
+    """Return the CPU or wall seconds of a turn."""
+    return turn.cpu if clock == "cpu" else turn.wall
+
+
+def summarise_sides(sides: Sequence[Side], rounds: int) -> list[SideFigures]:
+    """Return the figures of all sides, with speed relative to the first side of the same load."""
+    clock = choose_clock(sides)
+    found = []
+    for side in sides:
+        first = next(other for other in sides if other.load == side.load)
+        figures = (
+            cost_figures(side, rounds)
+            if side.entry.has_random_weights
+            else scored_figures(side, rounds)
+        )
+        found.append(
+            {**figures, "faster": relative_speed(side, first, rounds, clock), "clock": clock}
+        )
+    return found
+
+
+def scored_figures(side: Side, rounds: int) -> SideFigures:
+    """Return a result in the format of `evaluate`, with the costs of the turns."""
+    turns = side.turns[:rounds]
+    report = EvaluationReport(
+        task=side.task,
+        protocol=side.protocol,
+        model=side.entry.model,
+        method=repr(side.entry.method),
+        batch=side.load.batch,
+        seconds=sum(turn.wall for turn in turns),
+    )
+    for turn in turns:
+        for output in turn.outputs:
+            report.add_answer(output, None)
+    questions = side.questions[: len(report.outputs)]
+    report.questions = questions_hash(questions)
+    pairs = zip(questions, report.outputs, strict=True)
+    report.verdicts = [question.judge_answer(output.text) for question, output in pairs]
+    cpu = sum(turn.cpu for turn in turns)
+    return {
+        **report.to_record(),
+        **sweep_figures(side),
+        **turn_costs(turns),
+        "tokens_per_cpu_second": round(report.token_count / cpu, 1) if cpu else 0.0,
+        "cpu_seconds": round(cpu, 3),
+    }
+
+
+def cost_figures(side: Side, rounds: int) -> SideFigures:
+    """Return the costs of a model with random weights, whose accepted tokens are meaningless."""
+    turns = side.turns[:rounds]
+    return {
+        "schema": SCHEMA_VERSION,
+        "model": short_title(side.entry.model),
+        "method": repr(side.entry.method),
+        "batch": side.load.batch,
+        "problems": sum(len(turn.outputs) for turn in turns),
+        **sweep_figures(side),
+        **turn_costs(turns),
+    }
+
+
+def sweep_figures(side: Side) -> SideFigures:
+    """Return a side's line and setting in a sweep, and its load."""
+    outputs = [output for turn in side.turns for output in turn.outputs]
+    return {
+        "line": side.entry.line,
+        "setting": side.entry.setting,
+        "max_tokens": side.load.max_tokens,
+        "prompt_length": side.load.prompt_length,
+        "prompt_tokens": round(statistics.fmean(output.prompt_tokens for output in outputs), 1),
+    }
+
+
+def turn_costs(turns: Sequence[SideTurn]) -> SideFigures:
+    """Return milliseconds per forward of the target, and per pass of each model."""
+    steps = [step for turn in turns for output in turn.outputs for step in output.steps]
+    passes = {}
+    for model in model_roles([output for turn in turns for output in turn.outputs]):
+        times = [1e3 * step.seconds for step in steps if step.model == model]
+        rows = [step.rows for step in steps if step.model == model]
+        passes[model] = {
+            "p50": round(quantile_value(times, 0.5), 4),
+            "p95": round(quantile_value(times, 0.95), 4),
+            "rows": round(statistics.fmean(rows), 2) if rows else 0.0,
+        }
+    return {
+        "ms_per_forward": {
+            clock: milliseconds_per_forward(turns, clock) for clock in ("cpu", "wall")
+        },
+        "ms_per_pass": passes,
+    }
+
+
+def milliseconds_per_forward(turns: Sequence[SideTurn], clock: TurnClock) -> float:
+    """Return the median over turns of milliseconds per forward of the target."""
+    times = [1e3 * turn_seconds(turn, clock) / turn.forwards for turn in turns if turn.forwards]
+    return round(statistics.median(times), 4) if times else 0.0
+
+
+def relative_speed(side: Side, first: Side, rounds: int, clock: TurnClock) -> SideFigures | None:
+    """Return the speed relative to `first`: median of the rounds' ratios, with its interval.
+
+    Speed is tokens per second or, with random weights, forwards per second. None for `first`
+    itself, and if a turn has no tokens.
+    """
+
+    def turn_rate(turn: SideTurn) -> float:
+        count = turn.forwards if side.entry.has_random_weights else turn.tokens
+        return count / turn_seconds(turn, clock) if turn_seconds(turn, clock) else 0.0
+
+    rates, base_rates = (list(map(turn_rate, each.turns[:rounds])) for each in (side, first))
+    if side is first or not all(rates) or not all(base_rates):
+        return None
+    ratios = [a / b for a, b in zip(rates, base_rates, strict=True)]
+    return {"ratio": round(statistics.median(ratios), 3), "interval": median_interval(ratios)}
+
+
+def median_interval(values: Sequence[float]) -> list[float] | None:
+    """Return the 95 % bootstrap interval of a median; None for too few values."""
+    if len(values) < FEWEST:
+        return None
+    drawn = np.random.default_rng(0).choice(values, size=(DRAWS, len(values)))
+    low, high = np.quantile(np.median(drawn, axis=1), TAILS)
+    return [round(float(low), 3), round(float(high), 3)]

@@ -9,8 +9,7 @@ from typing import Any
 from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.benchmark.entry import MethodEntry, expand_entries, format_value
-from outpace.benchmark.side import Side
-from outpace.benchmark.summary import SideFigures, scored_figures
+from outpace.benchmark.side import Side, SideFigures, scored_figures
 from outpace.decoding import CAUSAL_KINDS, Kind
 from outpace.evaluation.samples import Samples
 from outpace.jsonl import JsonRecord

@@ -10,7 +10,7 @@ from torch import nn
 
 from outpace.checkpoints.adapter import Adapter, LowRank
 from outpace.checkpoints.load import load_adapter
-from outpace.checkpoints.piece import parameter_parts
+from outpace.checkpoints.weights import parameter_parts
 from outpace.errors import OptionError
 from outpace.models.adapted import ModelUpdates, OutputUpdate
 from outpace.models.config import ModelConfig

@@ -7,9 +7,11 @@ Files are converted one at a time to limit memory.
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.checkpoints.fields import shorten
-from outpace.checkpoints.fill import borrowed_names, fill_tables, read_part
+from outpace.checkpoints.fill import (
+    LoadProgress,
+    borrowed_names,
+    fill_tables,
+    ignore_progress,
+    read_part,
+)
 from outpace.checkpoints.gguf.file import is_gguf
 from outpace.checkpoints.load import (
     CONFIG_FILE,
@@ -31,19 +39,77 @@ from outpace.checkpoints.load import (
     target_config,
     tokenizer_folder,
 )
-from outpace.checkpoints.partial import partial_folder
-from outpace.checkpoints.piece import TensorPart, source_tensors
-from outpace.checkpoints.progress import LoadProgress, ignore_progress
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
 from outpace.checkpoints.quantised.compressed import INT8_CODES
 from outpace.checkpoints.stacks import stack_sizes
-from outpace.checkpoints.weights import WEIGHTS_FILE, WEIGHTS_INDEX, CheckpointWeights
+from outpace.checkpoints.weights import (
+    WEIGHTS_FILE,
+    WEIGHTS_INDEX,
+    CheckpointWeights,
+    TensorPart,
+    source_tensors,
+)
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.errors import OptionError
 from outpace.models.config import ModelConfig
 from outpace.models.extending import build_draft_model
 from outpace.models.int8 import QUANTIZABLE_MODULES, quantize_weight
 from outpace.models.transformer import Stack, Transformer
+
+try:
+    import fcntl
+except ImportError:  # on Windows, where partial folders of killed processes are not removed
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def partial_folder(folder: Path) -> Iterator[Path]:
+    """Yield a hidden folder that becomes `folder` at the end and is removed on any error.
+
+    Partial folders of killed processes are removed first.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    home, name = folder.resolve().parent, folder.resolve().name
+    home.mkdir(parents=True, exist_ok=True)
+    for path in home.iterdir():
+        if re.fullmatch(rf"\.{re.escape(name)}\.\d+\.partial", path.name):
+            remove_abandoned(path)
+    partial = home / f".{name}.{os.getpid()}.partial"
+    partial.mkdir()
+    try:
+        with lock_partial_folder(partial):
+            yield partial
+            partial.replace(folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def lock_partial_folder(folder: Path) -> Iterator[None]:
+    """Lock a folder; the operating system releases the lock when the process ends.
+
+    Raises:
+        BlockingIOError: If another process holds the lock.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Remove a partial folder unless a process holds it, or locks are unavailable."""
+    if fcntl is not None:
+        with suppress(OSError), lock_partial_folder(folder):
+            shutil.rmtree(folder)
+
 
 TARGET_FORMATS = ("int8",)
 """Supported formats."""

@@ -15,9 +15,11 @@ from huggingface_hub import snapshot_download
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.adapter import Adapter
-from outpace.checkpoints.families.omitted import omitted_fields
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.families.a2d import omitted_fields
 from outpace.checkpoints.fields import (
     convert_panics,
+    count,
     error_line,
     index,
     indices,
@@ -30,29 +32,75 @@ from outpace.checkpoints.gguf.config import gguf_config_fields
 from outpace.checkpoints.gguf.file import is_gguf, open_gguf
 from outpace.checkpoints.gguf.tokenizer import build_gguf_tokenizer
 from outpace.checkpoints.gguf.weights import GGUFWeights
-from outpace.checkpoints.heads import head_config, head_prefix, split_head_name
+from outpace.checkpoints.lookup import KNOWN_DRAFTS
 from outpace.checkpoints.lookup import family_of as family_of
-from outpace.checkpoints.piece import sharded_parts
-from outpace.checkpoints.positions import limit_positions
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
-from outpace.checkpoints.save import save_model as save_model
 from outpace.checkpoints.tokenizer_files import (
     TOKENIZER_CLASSES,
     TOKENIZER_CONFIGS,
     check_tokenizer_fields,
     try_tokenizer,
 )
-from outpace.checkpoints.weights import CheckpointWeights
+from outpace.checkpoints.weights import CheckpointWeights, sharded_parts
+from outpace.checkpoints.weights import save_model as save_model
 from outpace.decoding.target import DRAFT_KINDS
 from outpace.errors import OptionError, prefix_error
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
-from outpace.models.extending import build_draft_model
-from outpace.models.int4 import build_cpu_quantizer
-from outpace.models.low_bits import build_quantizer, check_quantize
+from outpace.models.extending import build_draft_model, mtp_config
+from outpace.models.low_bits import build_cpu_quantizer, build_quantizer, check_quantize
 from outpace.models.packed import log_packed
 from outpace.models.split import ModelShard, keep_one_bias, parallelize_model
 from outpace.models.transformer import Stack, Transformer
+
+MAX_ROTARY_ENTRIES = 2**27
+"""Limit on the entries of a rotary table: cosines and sines take a GiB in float32."""
+
+
+def limit_positions(config: ModelConfig, max_length: int | None) -> ModelConfig:
+    """Limit a configuration's positions; raise `OptionError` if the rotary tables are too large."""
+    if max_length is not None:
+        most = parse_value("max_length", max_length, count)
+        config = replace(config, max_length=min(most, config.max_length))
+    columns = sum(rope.width(size) for rope, size in config.ropes)
+    if config.max_length * columns > MAX_ROTARY_ENTRIES:
+        what = f"rotary tables of {config.max_length} positions, the length in config.json, take"
+        message = f"max_length: {what} more than a GiB; set a smaller max_length"
+        raise OptionError("max_length", config.max_length, message)
+    return config
+
+
+HEAD_SUFFIX = "#mtp"
+"""End of the name of a checkpoint's head, after the name of the checkpoint."""
+
+
+def head_name(target: str | Path) -> str:
+    """Return the name of the head in a target's checkpoint."""
+    return f"{target}{HEAD_SUFFIX}"
+
+
+def split_head_name(name: str | Path) -> tuple[str | Path, bool]:
+    """Return the checkpoint that a name stands for, and whether its head is meant."""
+    if not str(name).endswith(HEAD_SUFFIX) or os.path.exists(name):
+        return name, False
+    return str(name).removesuffix(HEAD_SUFFIX), True
+
+
+def head_config(target: ModelConfig, name: str | Path) -> ModelConfig:
+    """Return the configuration of a target's head; raise `OptionError` if there is none."""
+    try:
+        return mtp_config(target)
+    except ValueError as error:
+        raise OptionError("draft", name, f"draft: {error}: give another draft") from error
+
+
+def head_prefix(config: ModelConfig) -> str | None:
+    """Return the prefix of the tensors of a head; None for other models."""
+    family = FAMILIES[config.family]
+    if config.mtp is None or family.mtp is None or not config.is_draft:
+        return None
+    return family.mtp.prefix.format(config.mtp.index)
+
 
 ZOO_FOLDER = Path(__file__).parent.parent / "zoo"
 ZOO_TOKENIZER = ZOO_FOLDER / "vocabulary"
@@ -111,7 +159,7 @@ def zoo_names() -> list[str]:
 def load_config(name: str | Path, **changes: Any) -> ModelConfig:
     """Load a configuration and its generation config, with `changes` to `config.json`.
 
-    The name of a head (`checkpoints/heads.py`) gives the configuration of this draft.
+    The name of a head (`checkpoints/load.py`) gives the configuration of this draft.
     """
     folder = resolve_checkpoint(
         name, (CONFIG_FILE, GENERATION_FILE)
@@ -341,3 +389,44 @@ def add_chat_template(
     if tokenizer is not None and tokenizer.chat_template is None and path.is_file():
         tokenizer.chat_template = family_of(read_published_config(path), path).template
     return tokenizer
+
+
+AUTO_DRAFT = "auto"
+"""Value of the option `draft` that selects a published draft of the target."""
+
+
+def known_drafts(target: str | Path, method: str) -> tuple[str, ...]:
+    """Return the published drafts of a method for a target, by the last part of its name."""
+    name = Path(target).name.lower()
+    targets = KNOWN_DRAFTS.get(method, {}).items()
+    return tuple(
+        draft for known, drafts in targets for draft in drafts if Path(known).name.lower() == name
+    )
+
+
+def local_draft(target: str | Path, method: str) -> str | None:
+    """Return the first published draft for a target that is on this machine, if any."""
+    return next(filter(is_local, known_drafts(target, method)), None)
+
+
+def find_local_draft(target: str | Path, method: str) -> str:
+    """Return the first published draft for a target that is on this machine, without a download.
+
+    Raises:
+        OptionError: If none is on this machine, naming the published ones.
+    """
+    if found := local_draft(target, method):
+        return found
+    if not (known := known_drafts(target, method)):
+        raise OptionError(
+            "draft",
+            AUTO_DRAFT,
+            f"draft: no published draft of {method} for {str(target)!r}: give one, or train one",
+        )
+    raise OptionError(
+        "draft",
+        AUTO_DRAFT,
+        f"draft: {AUTO_DRAFT!r} downloads nothing, and no published draft of {method} for "
+        f"{str(target)!r} ({', '.join(known)}) is on this machine: give draft={known[0]!r} to "
+        "download it",
+    )

@@ -19,8 +19,7 @@ from outpace.checkpoints.load import (
 )
 from outpace.checkpoints.quantised import scheme_of
 from outpace.decoding.target import DRAFT_KINDS
-from outpace.kernels.int4 import BLOCK_BYTES
-from outpace.kernels.packed import INPUT_MULTIPLES, PACKED_BLOCK
+from outpace.kernels.packed import BLOCK_BYTES, INPUT_MULTIPLES, PACKED_BLOCK
 from outpace.models.int8 import QUANTIZABLE_MODULES
 from outpace.models.low_bits import NATIVE, layer_projections
 from outpace.models.transformer import Transformer

@@ -1,26 +1,109 @@
-"""The tensors of a checkpoint folder, by their published names."""
+"""The tensors of a checkpoint folder, by their published names: reading and writing."""
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from outpace.checkpoints.families import config_family
+from outpace.checkpoints.families.family import part_sizes
 from outpace.checkpoints.fields import error_line, read_json_object
-from outpace.checkpoints.piece import TensorPart
-from outpace.checkpoints.quantised.packing import PackingError, pack_groups
-from outpace.checkpoints.quantised.scheme import FLOAT_TYPES, GroupedCodes, Scheme
-from outpace.checkpoints.stacks import StackEntry, stack_sizes, stored_name
+from outpace.checkpoints.quantised.scheme import (
+    FLOAT_TYPES,
+    GroupedCodes,
+    PackingError,
+    Scheme,
+    pack_groups,
+)
+from outpace.checkpoints.stacks import StackEntry, stack_entries, stack_sizes, stored_name
 from outpace.kernels.packed import PackedMatrix
 from outpace.models.config import ModelConfig
-from outpace.models.split import ShardIndex
+from outpace.models.draft import Draft
+from outpace.models.extending import build_draft_model
+from outpace.models.split import ModelShard, ShardIndex
+from outpace.models.transformer import Stack, Transformer
+
+STACKED_PARAMETERS = (".qkv.", ".gate_up.")
+"""Parts of the names of parameters that stack several matrices."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorPart:
+    """A published tensor, or the slice of it that a process holds.
+
+    Attributes:
+        source: Published name.
+        shape: Shape of the whole tensor.
+        index: Slice that is read; empty for all.
+    """
+
+    source: str
+    shape: tuple[int, ...]
+    index: ShardIndex = ()
+
+
+def source_tensors(
+    config: ModelConfig, name: str, rows: int, stored: Container[str] = ()
+) -> list[tuple[str, int]]:
+    """Return the published tensors of parameter `name`, each with its number of rows.
+
+    `stored` are the tensors of a checkpoint, by which names are chosen if there are several.
+    """
+    names = config_family(config).tensor_names(name, stored)
+    sizes = part_sizes(config, name) if len(names) > 1 else (rows,)
+    return [(source, size) for source, size in zip(names, sizes, strict=True) if size]
+
+
+def parameter_parts(model: Stack, stored: Container[str]) -> dict[str, list[TensorPart]]:
+    """Return the parts of each parameter of a model in a checkpoint, in stacking order."""
+    return {
+        name: [
+            TensorPart(source, (size, *parameter.shape[1:]))
+            for source, size in source_tensors(model.config, name, parameter.shape[0], stored)
+        ]
+        for name, parameter in model.named_parameters()
+    }
+
+
+def sharded_parts(model: Stack, whole: Stack, share: ModelShard) -> dict[str, list[TensorPart]]:
+    """Return the parts of each parameter of a shard of the `whole` model, in stacking order."""
+    own = dict(model.named_parameters())
+    made: dict[str, list[TensorPart]] = {}
+    for name, parameter in whole.named_parameters():
+        names, rest = config_family(whole.config).tensor_names(name), tuple(parameter.shape[1:])
+        sizes = (
+            stacked_sizes(whole, name, len(parameter)),
+            stacked_sizes(model, name, len(own[name])),
+        )
+        made[name] = []
+        for number, (size, rows) in enumerate(zip(*sizes, strict=True)):
+            # Stacked matrices are sharded one by one, even if they are published as one tensor.
+            apart = len(names) > 1
+            source, total = (names[number], size) if apart else (names[0], len(parameter))
+            before = 0 if apart else sum(sizes[0][:number])
+            index = share.shard_index((size, *rest), (rows, *own[name].shape[1:]), before)
+            made[name].append(TensorPart(source, (total, *rest), index))
+    return made
+
+
+def stacked_sizes(model: Stack, name: str, rows: int) -> tuple[int, ...]:
+    """Return the number of rows of each matrix that is stacked in parameter `name`."""
+    return (
+        part_sizes(model.config, name)
+        if any(part in name for part in STACKED_PARAMETERS)
+        else (rows,)
+    )
+
 
 LOG = logging.getLogger(__name__)
 
@@ -275,3 +358,60 @@ def read_index(folder: Path, index: Path) -> list[Path]:
     if missing := sorted({str(name) for name in weight_map.values()} - files):
         raise ValueError(f"{index} names {', '.join(missing[:3])}, which {folder} does not have")
     return [folder / name for name in sorted(set(weight_map.values()))]
+
+
+def save_model(
+    model: Stack,
+    folder: str | Path,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    parameters: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Write `config.json` and `model.safetensors` in the format of the model's family.
+
+    Args:
+        model: The model.
+        folder: Folder to write to; created if missing.
+        dtype: Type of the written floating-point tensors.
+        parameters: Whole parameters by name, if those of the model are sharded.
+
+    Raises:
+        ValueError: If the parameters do not match the model's configuration, so that no program
+            could load them, or if the files cannot be written.
+    """
+    folder = Path(folder)
+    parameters = parameters or model.state_dict()
+    check_parameters(model, parameters)
+    tensors: dict[str, Tensor] = {}
+    for name, parameter in parameters.items():
+        kind = dtype if parameter.is_floating_point() else parameter.dtype
+        dense = (parameter.to_dense() if parameter.is_mkldnn else parameter).to("cpu", kind)
+        names, sizes = zip(*source_tensors(model.config, name, dense.shape[0]), strict=True)
+        parts = zip(names, dense.split(sizes), strict=True)
+        tensors |= {source: part.contiguous() for source, part in parts}
+    config = {**model.config.source, "torch_dtype": str(dtype).removeprefix("torch.")}
+    config.pop("quantization_config", None)  # the written tensors are not quantized
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(stack_entries(tensors), folder / WEIGHTS_FILE, metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{folder} cannot be written: {error}") from error
+
+
+def check_parameters(model: Stack, parameters: Mapping[str, Tensor]) -> None:
+    """Raise `ValueError` naming a parameter that does not match the model's configuration."""
+    with torch.device("meta"):
+        fresh = (
+            build_draft_model(model.config, *model.lender)
+            if isinstance(model, Draft)
+            else Transformer(model.config)
+        )
+    wanted = {name: parameter.shape for name, parameter in fresh.state_dict().items()}
+    found = {name: parameter.shape for name, parameter in parameters.items()}
+    if differing := sorted(dict(wanted.items() ^ found.items())):
+        raise ValueError(
+            f"parameter {differing[0]!r} is missing, unexpected or of another shape "
+            f"({len(differing)} such parameters): a saved model must have the modules of "
+            f"{model.config.architecture}"
+        )

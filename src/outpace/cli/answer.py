@@ -18,6 +18,7 @@ from outpace.cli.draw import (
     console,
     decoding_figures,
     replace_control,
+    replace_file,
     show_infilled,
     show_pieces,
     show_trace,
@@ -26,6 +27,7 @@ from outpace.cli.flags import (
     CONSTRAINT_FLAGS,
     LOAD_FLAGS,
     PROMPT_FLAGS,
+    REPLICA_FLAGS,
     SAMPLING_FLAGS,
     STOP_FLAGS,
     BatchFlag,
@@ -36,12 +38,11 @@ from outpace.cli.flags import (
     ModelArgument,
     PromptFlags,
     RawFlag,
+    ReplicaFlags,
     SamplingFlags,
     StopFlags,
     read_prompt,
 )
-from outpace.cli.output import replace_file
-from outpace.cli.replica_flags import REPLICA_FLAGS, ReplicaFlags
 from outpace.cli.terminal import progress_bars, show_spinner, wide_console
 from outpace.errors import OptionError
 from outpace.methods import Method

@@ -16,9 +16,7 @@ from typer import BadParameter, Exit, Option, Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from outpace.cli.exit import FAILED, exit_with_error
-from outpace.cli.keyboard import buffer_typed_input
-from outpace.cli.terminal import show_startup_spinner
+from outpace.cli.terminal import FAILED, buffer_typed_input, exit_with_error, show_startup_spinner
 from outpace.version import __version__
 
 # Typer exports only the subclass `BadParameter`; its base covers all usage errors.

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.cli.draw import console
+from outpace.cli.draw import console, replace_file
 from outpace.cli.flags import MaxTokensFlag, SeedFlag, TemperatureFlag
-from outpace.cli.output import replace_file
 from outpace.cli.terminal import progress_bars
 from outpace.errors import OptionError
 from outpace.provenance import provenance_record
@@ -23,8 +22,7 @@ from outpace.provenance import provenance_record
 if TYPE_CHECKING:
     from outpace.benchmark.client import Client
     from outpace.benchmark.load_figures import LoadFigures
-    from outpace.benchmark.measure import LoadLevel
-    from outpace.benchmark.workload import Workload
+    from outpace.benchmark.measure import LoadLevel, Workload
 
 DEFAULT_STREAMS = "1,2,4,8,16,32,64"
 MIN_REQUESTS, REQUESTS_PER_STREAM = 64, 4
@@ -51,7 +49,7 @@ class WorkloadFlags:
 
     def build_workload(self, model: str, method: Mapping[str, Any] | None, count: int) -> Workload:
         """Build the workload of a model; `method` may only be sent to an outpace server."""
-        from outpace.benchmark.workload import Workload, load_prompts
+        from outpace.benchmark.measure import Workload, load_prompts
 
         fields: dict[str, Any] = {"max_tokens": self.max_tokens}
         if self.temperature is not None:
@@ -136,8 +134,7 @@ def build_levels(
     concurrency: str | None, rate: str | None, requests: int | None, seed: int
 ) -> list[LoadLevel]:
     """Build one level per number; raises `ValueError` for invalid numbers."""
-    from outpace.benchmark.arrivals import ClosedLoop, Poisson
-    from outpace.benchmark.measure import LoadLevel
+    from outpace.benchmark.measure import ClosedLoop, LoadLevel, Poisson
 
     if concurrency is not None and rate is not None:
         raise ValueError("--concurrency and --rate cannot be combined")

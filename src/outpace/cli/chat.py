@@ -11,12 +11,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from outpace.api.chat_template import Message
 from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
 from outpace.api.output import Output
-from outpace.api.stream import Stream
-from outpace.api.text import Message
-from outpace.checkpoints.progress import report_load_progress
+from outpace.api.pending_answer import Stream
+from outpace.checkpoints.fill import report_load_progress
 from outpace.cli.draw import AnswerPainter, console, decoding_figures
 from outpace.cli.flags import (
     LOAD_FLAGS,
@@ -30,9 +30,14 @@ from outpace.cli.flags import (
     StopFlags,
     report_progress,
 )
-from outpace.cli.keyboard import is_interactive, read_typed_messages
 from outpace.cli.options import format_method, parse_method_words
-from outpace.cli.terminal import check_standard_input, error_console, show_spinner
+from outpace.cli.terminal import (
+    check_standard_input,
+    error_console,
+    is_interactive,
+    read_typed_messages,
+    show_spinner,
+)
 from outpace.decoding.target import Kind
 from outpace.engine.job import DecodingError
 from outpace.engine.pairing import further_models as models_of

@@ -1,9 +1,12 @@
-"""Terminal output: text with a colour per forward pass, traces and tables."""
+"""Terminal output: text with a colour per forward pass, traces, tables and files of results."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -11,21 +14,66 @@ from rich.table import Table
 from rich.text import Text
 
 from outpace.api.llm import LLM
-from outpace.api.output import Output
-from outpace.api.parts import AnswerFormat, AnswerParser
-from outpace.api.trace import (
+from outpace.api.output import (
     STATE_CACHED,
     STATE_FILLED,
     STATE_FULL,
     STATE_HOLE,
     STATE_NAMES,
+    Output,
     block_edges,
     is_scattered,
     slot_states,
 )
+from outpace.api.parts import AnswerFormat, AnswerParser
 from outpace.cli.terminal import console as console
 from outpace.constraint.cloze import InfillParts
 from outpace.evaluation.report import EvaluationReport
+
+
+@contextmanager
+def replace_file(path: Path | None) -> Iterator[Path | None]:
+    """Yield a temporary file, which replaces `path` unless an exception is raised.
+
+    Yields None if `path` is None.
+
+    Raises:
+        ValueError: Before the work, if the file cannot be written.
+    """
+    if path is None:
+        yield None
+        return
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} is not a regular file; give another output file")
+    if path.exists() and not os.access(path, os.W_OK):
+        raise ValueError(f"{path} is not writable; give another output file")
+    draft = path.with_name(f".{os.getpid()}.{path.name}")
+    new_folders = [folder for folder in path.parents if not folder.exists()]
+    try:
+        check_writable(draft, path)
+        try:
+            yield draft
+            draft.replace(path)
+        finally:
+            draft.unlink(missing_ok=True)
+    finally:
+        for folder in new_folders:
+            if folder.is_dir() and not any(folder.iterdir()):
+                folder.rmdir()
+
+
+def check_writable(draft: Path, path: Path) -> None:
+    """Create the folder, and raise `ValueError` if nothing can be written there."""
+    try:
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.touch()
+        draft.unlink()  # no file remains if a second Ctrl-C interrupts the clean-up
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be written: {error.strerror}; give another output file"
+        ) from error
+
 
 STEP_COLOURS = ("color(31)", "color(166)", "color(133)", "color(64)", "color(99)")
 """Colours of successive forwards, with a contrast of about 4 on both white and black."""

@@ -8,8 +8,8 @@ from rich.table import Table
 from safetensors import safe_open
 
 from outpace.checkpoints.families import FAMILIES
-from outpace.checkpoints.families.drafts import KNOWN_DRAFTS
 from outpace.checkpoints.load import ZOO_FOLDER, load_config, zoo_names
+from outpace.checkpoints.lookup import KNOWN_DRAFTS
 from outpace.cli.draw import console
 from outpace.cli.options import describe_option, flag_name
 from outpace.decoding.target import plural_noun

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from outpace.cli.exit import INTERRUPTED, TERMINATED, exit_with_error
+from outpace.cli.terminal import INTERRUPTED, TERMINATED, exit_with_error
 
 TYPE_CHECKING = False
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from rich.table import Table
 from typer import Argument, Option
 
 from outpace.api.answers import AnswerBackend
 from outpace.api.codec import validate_text
 from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
-from outpace.cli.draw import console, report_table, show_pieces, show_truncated
+from outpace.cli.draw import console, replace_file, report_table, show_pieces, show_truncated
 from outpace.cli.flags import (
     LOAD_FLAGS,
+    REPLICA_FLAGS,
     STOP_FLAGS,
     BatchFlag,
     JsonFlag,
@@ -25,24 +27,92 @@ from outpace.cli.flags import (
     ModelArgument,
     NoPrefixCacheFlag,
     PromptFlags,
+    ReplicaFlags,
     SamplingFlags,
     StopFlags,
     TemplateFlag,
     read_prompt,
 )
 from outpace.cli.options import format_entry, parse_method, split_entry
-from outpace.cli.output import replace_file
-from outpace.cli.replica_flags import REPLICA_FLAGS, ReplicaFlags
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
-from outpace.cli.tasks import HarnessFlags, show_harness_results
 from outpace.cli.terminal import progress_bars
-from outpace.evaluation.protocol import Setting
-from outpace.evaluation.question import Question
+from outpace.errors import OptionError
+from outpace.evaluation.protocol import Question, Setting
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.run import evaluate, judgment_records, limit_to_context, questions_of
 from outpace.methods import Method
-from outpace.methods.bounds import check_at_least_one
+from outpace.methods.method import check_at_least_one
 from outpace.provenance import provenance_record
+
+
+@dataclass(frozen=True, kw_only=True)
+class HarnessFlags:
+    """Flags of the tasks, and of their prompts."""
+
+    tasks: Annotated[
+        str | None, Option(help="Tasks of lm-evaluation-harness, separated by commas.")
+    ] = None
+    include: Annotated[str | None, Option(help="Folder with custom tasks.")] = None
+    chat: Annotated[
+        bool, Option("--chat", help="Apply the chat template to the prompts of --tasks.")
+    ] = False
+    system: Annotated[str | None, Option(help="System prompt of --tasks.")] = None
+    draws: Annotated[int, Option(help="Random masks per likelihood of a diffusion model.")] = 128
+
+    def run_harness(
+        self,
+        llm: LLM,
+        *,
+        options: Options,
+        batch: int,
+        shots: int | None,
+        limit: int,
+        samples: Path | None,
+    ) -> tuple[dict[str, Any], EvaluationReport]:
+        """Run the tasks; returns the harness's results, and the report of decoding."""
+        from outpace.evaluation.harness import OutpaceHarness, request_key, run_tasks
+
+        assert self.tasks is not None
+        if extra := [name for name in options if name not in ("max_tokens", "seed")]:
+            message = f"{extra[0]} cannot be set: tasks of lm-evaluation-harness set it"
+            raise OptionError(extra[0], dict(options)[extra[0]], message)
+        harness = OutpaceHarness(
+            llm,
+            batch_size=batch,
+            max_tokens=options.get("max_tokens") or 256,
+            seed=options.get("seed", 0),
+            draws=self.draws,
+            samples=samples,
+        )
+        results = run_tasks(
+            harness,
+            [name.strip() for name in self.tasks.split(",")],
+            include=self.include,
+            shots=shots,
+            limit=limit,
+            chat=self.chat,
+            system=self.system,
+        )
+        report = EvaluationReport(
+            task=self.tasks, model=llm.name, method=repr(llm.method), batch=batch
+        )
+        report.outputs, report.seconds = harness.outputs, harness.seconds
+        report.questions = request_key("questions", harness.questions)
+        report.verdicts = [None] * len(harness.outputs)
+        return results, report
+
+
+def show_harness_results(results: Mapping[str, Any]) -> None:
+    """Print the metrics of the harness."""
+    table = Table(header_style="bold")
+    for name in ("task", "metric", "value"):
+        table.add_column(name)
+    for task, figures in results["results"].items():
+        for metric, value in figures.items():
+            if isinstance(value, float) and not metric.startswith("sample"):
+                table.add_row(task, metric.removesuffix(",none"), f"{value:.4f}")
+    console.print(table)
+
 
 RACE_ENTRIES = (
     "tiny-ar autoregressive",

@@ -9,8 +9,7 @@ from typing import Annotated
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.cli.draw import console, show_truncated
-from outpace.cli.output import replace_file
+from outpace.cli.draw import console, replace_file, show_truncated
 from outpace.evaluation.compare import (
     ResultRecord,
     accuracy_under_parallelism,

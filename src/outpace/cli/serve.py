@@ -15,7 +15,7 @@ from typer import Argument, Exit, Option
 from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import Method
-from outpace.server.entry_options import ServeOptions
+from outpace.server.settings import ServeOptions
 
 if TYPE_CHECKING:
     from outpace.server.settings import Config, Entry
@@ -88,8 +88,8 @@ def serve(
     try:
         from outpace.server import run, settings
         from outpace.server.logs import start_log
-        from outpace.server.model_names import name_models
         from outpace.server.models import check_all_models
+        from outpace.server.settings import name_models
     except ImportError as error:
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
     if max_replicas is not None and replicas is None:

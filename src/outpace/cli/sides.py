@@ -15,20 +15,26 @@ from typer import Argument, Option
 
 from outpace.api.options import Options
 from outpace.benchmark.entry import MethodEntry
-from outpace.benchmark.prompts import DEFAULT_PROMPT_LENGTH, prompts_of_length
 from outpace.benchmark.shape import RandomCheckpoints
-from outpace.benchmark.side import RequestLoad, Side, alternate_turns, check_rounds
-from outpace.benchmark.summary import SideFigures, summarise_sides
+from outpace.benchmark.side import (
+    DEFAULT_PROMPT_LENGTH,
+    RequestLoad,
+    Side,
+    SideFigures,
+    alternate_turns,
+    check_rounds,
+    prompts_of_length,
+    summarise_sides,
+)
 from outpace.cli.benchmark import parse_numbers
-from outpace.cli.draw import console, show_truncated
+from outpace.cli.draw import console, replace_file, show_truncated
 from outpace.cli.flags import LOAD_FLAGS, JsonFlag, LimitFlag, LoadFlags, SeedFlag, TemperatureFlag
 from outpace.cli.options import parse_entries
-from outpace.cli.output import replace_file
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import progress_bars
-from outpace.evaluation.question import Question
+from outpace.evaluation.protocol import Question
 from outpace.methods import Method
-from outpace.methods.bounds import check_at_least_one
+from outpace.methods.method import check_at_least_one
 from outpace.models.device import resolve_device, resolve_dtype
 from outpace.provenance import provenance_record
 

@@ -8,10 +8,9 @@ from typing import Annotated
 from typer import Option
 
 from outpace.errors import OptionError
-from outpace.evaluation.protocol import PROTOCOLS, Setting, find_setting
-from outpace.evaluation.question import Question
+from outpace.evaluation.protocol import PROTOCOLS, Question, Setting, find_setting
 from outpace.evaluation.tasks import JUDGES, OWN, TASKS
-from outpace.methods.bounds import check_at_least_one
+from outpace.methods.method import check_at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)

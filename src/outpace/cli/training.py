@@ -34,8 +34,7 @@ def train_command(
     with require_train_extra():
         import torch
 
-        from outpace.training.host import describe_processor
-        from outpace.training.planner import Planner
+        from outpace.training.plan import Planner, describe_processor
         from outpace.training.recipe import load_recipe
     table = Table(box=None, show_header=False, pad_edge=False)
     planner = Planner(load_recipe(recipe, overrides or []))

@@ -14,9 +14,8 @@ from typer import Option
 
 from outpace.api.llm import LLM
 from outpace.benchmark.entry import MethodEntry
-from outpace.benchmark.side import RequestLoad, Side, alternate_turns
-from outpace.benchmark.summary import SideFigures, summarise_sides
-from outpace.cli.draw import console
+from outpace.benchmark.side import RequestLoad, Side, SideFigures, alternate_turns, summarise_sides
+from outpace.cli.draw import console, replace_file
 from outpace.cli.flags import (
     LOAD_FLAGS,
     SAMPLING_FLAGS,
@@ -28,7 +27,6 @@ from outpace.cli.flags import (
     SamplingFlags,
 )
 from outpace.cli.options import changed_flags, flag_name, method_flags, parse_entries
-from outpace.cli.output import replace_file
 from outpace.cli.sides import print_names, results_table
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import progress_bars
@@ -36,7 +34,7 @@ from outpace.errors import OptionError
 from outpace.evaluation.compare import pareto_indices
 from outpace.evaluation.samples import resume_samples
 from outpace.methods import Method
-from outpace.methods.bounds import check_at_least_one
+from outpace.methods.method import check_at_least_one
 from outpace.methods.options import make_method
 from outpace.provenance import provenance_record
 

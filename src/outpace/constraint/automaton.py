@@ -10,7 +10,7 @@ import numpy as np
 from outpace.constraint.dfa import Dfa, IndexArray, StateFlags, TransitionTable
 from outpace.constraint.pattern import TooLargeError
 from outpace.constraint.vocabulary import OwnerSpans, Vocabulary
-from outpace.decoding.noise import splitmix64
+from outpace.decoding.sampling import splitmix64
 
 HOLE_CLASS = -1
 """Class of an unknown token."""

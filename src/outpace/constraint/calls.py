@@ -1,15 +1,30 @@
-"""Formats in which models write calls of tools."""
+"""Formats in which models write calls of tools, and automata of answers with calls."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from itertools import product
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, product
 from typing import Any
 
+import numpy as np
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
+from outpace.constraint.dfa import (
+    MAX_DETERMINIZE_STEPS,
+    Dfa,
+    StepBudget,
+    search_table,
+    subtract_dfa,
+)
+from outpace.constraint.keywords import SchemaReader, SubSchema
+from outpace.constraint.pattern import TooLargeError
+from outpace.constraint.pieces import piece_dfa
+from outpace.constraint.schema import SchemaWriter, check_schema_limits
+from outpace.constraint.thoughts import free_text_dfa
 from outpace.constraint.vocabulary import special_tokens_in
+from outpace.errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,3 +174,231 @@ def find_call_format(templates: Any) -> CallFormat | None:
         ),
         None,
     )
+
+
+MAX_CALL_STATES = 30_000
+"""Maximum states of the automaton of calls."""
+
+
+@dataclass(frozen=True)
+class CallBudget:
+    """Limits of the work for all functions of a request, which are compiled in some seconds."""
+
+    values_read: Iterator[int] = field(default_factory=count)
+    steps: StepBudget = field(default_factory=lambda: StepBudget(8 * MAX_DETERMINIZE_STEPS))
+
+
+class CallBuilder:
+    """Builds the automaton of calls in a format; see `CallFormat` for what they are."""
+
+    def __init__(self, form: CallFormat) -> None:
+        self.form = form
+        self.rows: list[dict[int, int]] = [{}]
+        self.before_name = self.add_text(0, form.begin)
+        self.after_arguments = self.add_state()
+
+    def add_state(self) -> int:
+        """Add a state."""
+        if len(self.rows) == MAX_CALL_STATES:
+            raise TooLargeError(f"it is too large: more than {MAX_CALL_STATES} states")
+        self.rows.append({})
+        return len(self.rows) - 1
+
+    def add_text(self, state: int, text: str) -> int:
+        """Add a text after a state; return the state that it leads to."""
+        for byte in text.encode():
+            if byte not in self.rows[state]:
+                self.rows[state][byte] = self.add_state()
+            state = self.rows[state][byte]
+        return state
+
+    def add_function(self, name: str, arguments: Dfa) -> None:
+        """Add a function; nothing follows its arguments, so where they end, the call goes on."""
+        states = [self.add_text(self.before_name, name + self.form.middle)]
+        for ends in arguments.accepts[1:].tolist():
+            states.append(self.after_arguments if ends else self.add_state())
+        for state, row in zip(states, arguments.table.tolist(), strict=True):
+            for byte, target in enumerate(row):
+                if target >= 0:
+                    self.rows[state][byte] = states[target]
+
+    def build_dfa(self, *, single: bool) -> Dfa:
+        """Return the automaton, without further calls after the first if `single`."""
+        end = self.add_text(self.after_arguments, self.form.end)
+        if self.form.between is not None and not single:
+            last = self.add_text(self.after_arguments, self.form.between[:-1])
+            self.rows[last][ord(self.form.between[-1])] = self.before_name
+        table = np.full((len(self.rows), 256), -1, dtype=np.int32)
+        for state, row in enumerate(self.rows):
+            table[state, list(row)] = list(row.values())
+        return Dfa(table, np.arange(len(table)) == end)
+
+
+def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> Dfa:
+    """Return the automaton of answers with tools.
+
+    Args:
+        source: JSON with the `functions`, each a name and the schema of its arguments; whether the
+            answer is `free` to be a text, and whether it has a `single` call. Further names in
+            `loose` are those that make a text a call of a variant.
+        form: Format of the calls.
+        text: Automaton of the texts that an answer without a call may be; None if all may.
+
+    Raises:
+        OptionError: for an invalid or unsupported schema.
+        TooLargeError: if the automaton is too large.
+    """
+    if form is None:
+        raise ValueError("the chat template of the model describes no known format of calls")
+    rule, budget = json.loads(source), CallBudget()
+    functions = {
+        name: arguments_dfa(place, schema, budget) for name, place, schema in rule["functions"]
+    }
+    dfa = calls_dfa(form, functions, single=rule["single"])
+    if not rule["free"]:
+        return dfa
+    if form.preface or text is not None:
+        return add_text(text or free_text_dfa(), dfa, form)
+    leading = [
+        (
+            calls_dfa(variant, functions, single=rule["single"]),
+            [variant.begin + name + variant.middle for name in functions],
+        )
+        for variant in (form.variants if rule["loose"] else ())
+    ]
+    return add_leading_calls(add_free_text(dfa, form), leading)
+
+
+def calls_dfa(form: CallFormat, functions: Mapping[str, Dfa], *, single: bool) -> Dfa:
+    """Return the automaton of calls of functions, by the automata of their arguments."""
+    builder = CallBuilder(form)
+    for name, arguments in functions.items():
+        builder.add_function(name, arguments)
+    return builder.build_dfa(single=single)
+
+
+def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
+    """Return the automaton of the arguments of a function, the tool at a place; they are an object.
+
+    Raises:
+        OptionError: for an invalid, unsupported, too large or unsatisfiable schema.
+    """
+    try:
+        check_schema_limits(schema)
+        if isinstance(schema, dict) and schema.get("properties") == {}:
+            schema = {"additionalProperties": False, **schema}
+        parts = [SubSchema(schema, "#"), SubSchema({"type": "object"}, "#")]
+        reader = SchemaReader(schema, budget.values_read)
+        dfa = piece_dfa(SchemaWriter(reader).write_value(parts), budget.steps)
+        if not len(dfa.table):
+            raise ValueError("no arguments match it")
+    except (ValueError, RecursionError) as error:
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        param = f"tools[{place}].function.parameters"
+        raise OptionError(param, schema, f"{param}: {why}") from error
+    return dfa
+
+
+def add_text(text: Dfa, calls: Dfa, form: CallFormat) -> Dfa:
+    """Return the automaton of the texts of another one that have no marker, or calls.
+
+    The first states have read part of the marker, and also that much of a text with its preface.
+
+    Raises:
+        ValueError: if each of the texts has a marker.
+    """
+    marker = form.marker.encode()
+    num_open = text.num_open
+    if form.preface:
+        text = prepend_text(form.preface.encode(), text)
+    else:
+        text = subtract_dfa(text, marker_dfa(marker, leads=form.leads))
+    if not len(text.table):
+        raise ValueError(f"each text that it allows contains {form.marker}, which begins a call")
+    size, offset = len(marker), len(marker) + len(text.table)
+    shifted = np.where(text.table < 0, -1, text.table + size)
+    first, accepts = np.full((size, 256), -1, dtype=np.int32), np.zeros(size, dtype=bool)
+    for read, byte in enumerate(marker):
+        if (state := text.walk(marker[:read])) >= 0:
+            first[read], accepts[read] = shifted[state], text.accepts[state]
+        first[read, byte] = read + 1 if read + 1 < size else offset + calls.walk(marker)
+    rest = np.where(calls.table < 0, -1, calls.table + offset)
+    table = np.concatenate([first, shifted, rest]).astype(np.int32)
+    accepts = np.concatenate([accepts, text.accepts, calls.accepts])
+    return Dfa(table, accepts, num_open=offset if num_open else 0)
+
+
+def prepend_text(first: bytes, dfa: Dfa) -> Dfa:
+    """Return the automaton of strings that begin with a text and go on as those of another one."""
+    size = len(first)
+    table = np.full((size, 256), -1, dtype=np.int32)
+    table[np.arange(size), list(first)] = np.arange(1, size + 1)
+    rest = np.where(dfa.table < 0, -1, dfa.table + size).astype(np.int32)
+    accepts = np.concatenate([np.zeros(size, dtype=bool), dfa.accepts])
+    return Dfa(np.concatenate([table, rest]), accepts)
+
+
+def marker_dfa(marker: bytes, *, leads: bool) -> Dfa:
+    """Return the automaton of texts with a marker, which begins them if it `leads`."""
+    size = len(marker)
+    table = np.full((size + 1, 256), size, dtype=np.int32)
+    if leads:
+        table[:size] = -1
+        table[np.arange(size), list(marker)] = np.arange(1, size + 1)
+    else:
+        table[:size] = search_table(marker)
+    return Dfa(table, np.arange(size + 1) == size)
+
+
+def add_free_text(calls: Dfa, form: CallFormat) -> Dfa:
+    """Return the automaton of texts without the marker of a call, or calls after such a text.
+
+    The first states are those of the text. State n has read n characters of the marker; if calls
+    lead, one more state has read anything else.
+    """
+    marker = form.marker.encode()
+    size = len(marker) + form.leads
+    if form.leads:
+        text = np.full((size, 256), size - 1, dtype=np.int32)
+        text[np.arange(len(marker)), list(marker)] = np.arange(1, size)
+    else:
+        text = search_table(marker)
+    text[len(marker) - 1, marker[-1]] = size + calls.walk(marker)
+    table = np.concatenate([text, np.where(calls.table < 0, -1, calls.table + size)])
+    accepts = np.concatenate([np.ones(size, dtype=bool), calls.accepts])
+    return Dfa(table.astype(np.int32), accepts, num_open=size)
+
+
+def add_leading_calls(free: Dfa, leading: Sequence[tuple[Dfa, Sequence[str]]]) -> Dfa:
+    """Return the automaton of free texts in which some first characters make the text a call.
+
+    Args:
+        free: The automaton of free texts.
+        leading: Automata of calls, each with the beginnings that make a text one of its calls.
+    """
+    # A trie of the beginnings comes first; each of its nodes is also a state of the free text.
+    nodes, edges = [0], [dict[int, int]()]
+    blocks, outside, offset = [free.table], [], len(free.table)
+    for calls, texts in leading:
+        for *path, last in (text.encode() for text in texts):
+            node = state = 0
+            for byte in path:
+                state = int(calls.table[state, byte])
+                if byte not in edges[node]:
+                    edges[node][byte] = len(edges)
+                    nodes.append(int(free.table[nodes[node], byte]))
+                    edges.append({})
+                node = edges[node][byte]
+            outside.append((node, last, offset + int(calls.table[state, last])))
+        blocks.append(np.where(calls.table < 0, -1, calls.table + offset))
+        offset += len(calls.table)
+    table = np.concatenate(blocks)
+    table = np.where(table < 0, -1, table + len(nodes)).astype(np.int32)
+    trie = table[nodes]
+    for node, own in enumerate(edges):
+        trie[node, list(own)] = list(own.values())
+    for node, byte, target in outside:
+        trie[node, byte] = target + len(nodes)
+    accepts = [free.accepts[nodes], free.accepts, *(calls.accepts for calls, _ in leading)]
+    table, num_open = np.concatenate([trie, table]), len(nodes) + free.num_open
+    return Dfa(table, np.concatenate(accepts), num_open=num_open)

@@ -10,12 +10,11 @@ from typing import Any
 from torch import Tensor
 
 from outpace.constraint.automaton import TokenAutomaton
-from outpace.constraint.compiler import Compiler, NotCompiledError, RuleKey
-from outpace.constraint.constraint_rule import ConstraintRule
+from outpace.constraint.compiler import Compiler, ConstraintRule, NotCompiledError, RuleKey
 from outpace.constraint.regular import RegularConstraint, TokenLanguage
 from outpace.decoding import Request
-from outpace.decoding.joint import JointRows
 from outpace.decoding.processor import BANNED_LOGIT
+from outpace.decoding.sampling import JointRows
 from outpace.decoding.sampling_params import is_whole_number
 from outpace.errors import OptionError
 

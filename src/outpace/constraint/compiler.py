@@ -4,26 +4,253 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any, NamedTuple
 
+import numpy as np
+from torch import Tensor
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
-from outpace.constraint.automaton import UNREACHABLE, TokenAutomaton
-from outpace.constraint.call_automata import tools_dfa
-from outpace.constraint.calls import CallFormat, find_call_format
-from outpace.constraint.constraint_rule import ConstraintRule
-from outpace.constraint.counted import CountedSchema, has_large_counts
-from outpace.constraint.dfa import Dfa
-from outpace.constraint.grammar import CompiledGrammar
+from outpace.constraint.automaton import HOLE_CLASS, UNREACHABLE, TokenAutomaton
+from outpace.constraint.calls import CallFormat, find_call_format, tools_dfa
+from outpace.constraint.dfa import Dfa, StateFlags
+from outpace.constraint.grammar import JSON_SPACING, CompiledGrammar, GrammarConstraint
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH, TextRoom, TooLargeError, UnsupportedError
-from outpace.constraint.regular import TokenLanguage
-from outpace.constraint.schema import check_schema_limits, schema_dfa
+from outpace.constraint.regular import RegularConstraint, TokenLanguage
+from outpace.constraint.schema import LARGE_COUNT, check_schema_limits, schema_dfa
 from outpace.constraint.thoughts import ThoughtFormat, add_thoughts, free_text_dfa
 from outpace.constraint.vocabulary import Vocabulary, token_bytes
-from outpace.constraint.whole import HoleAutomaton, PaddedHoleAutomaton
-from outpace.decoding import Constraint
+from outpace.decoding import Constraint, Request
 from outpace.errors import OptionError
+
+ConstraintRule = tuple[str, str]
+"""Option name (`schema`, `regex`, `choices`, `grammar`, `tools`) and its text, which is JSON for
+`schema`, `choices` and `tools`. With `FREE_RULE`, only the length of thoughts is limited."""
+
+FREE_RULE: ConstraintRule = ("max_reasoning_tokens", "")
+"""Rule of an answer that is any text."""
+
+
+def constraint_rule(
+    *,
+    schema: Any = None,
+    regex: Any = None,
+    choices: Any = None,
+    grammar: Any = None,
+) -> ConstraintRule | None:
+    """Return the constraint of a request on its text, which has at most one.
+
+    Args:
+        schema: JSON schema as a mapping, or a pydantic model.
+        regex: regular expression.
+        choices: list of strings.
+        grammar: Lark grammar.
+
+    Raises:
+        OptionError: if the value is invalid or there are two constraints.
+    """
+    values = {"schema": schema, "regex": regex, "choices": choices, "grammar": grammar}
+    given = [name for name, value in values.items() if value is not None]
+    if len(given) > 1:
+        message = f"{given[1]} and {given[0]} are two constraints; give one"
+        raise OptionError(given[1], values[given[1]], message)
+    if schema is not None:
+        return "schema", schema_text(schema)
+    if choices is not None:
+        return "choices", json.dumps(check_choices(choices))
+    for name, value in (("regex", regex), ("grammar", grammar)):
+        if value is not None and not isinstance(value, str):
+            raise OptionError(name, value, f"{name} must be a string, got {value!r}")
+    return None if not given else (given[0], values[given[0]])
+
+
+def schema_text(schema: Any) -> str:
+    """Return a JSON schema as text."""
+    model = getattr(schema, "model_json_schema", None)
+    found = model() if isinstance(schema, type) and callable(model) else schema
+    if not isinstance(found, dict):
+        message = f"schema must be a JSON schema (a dict) or a pydantic model, got {schema!r}"
+        raise OptionError("schema", schema, message)
+    try:
+        return json.dumps(found)
+    except RecursionError as error:
+        message = "schema is too large: it is nested too deeply"
+        raise OptionError("schema", schema, message) from error
+    except (TypeError, ValueError) as error:
+        raise OptionError("schema", schema, f"schema must be JSON: {error}") from error
+
+
+def check_choices(choices: Any) -> Sequence[str]:
+    """Return the strings of which one is the answer."""
+    if not isinstance(choices, list | tuple) or not choices:
+        message = f"choices must be a non-empty list of strings, got {choices!r}"
+        raise OptionError("choices", choices, message)
+    for number, choice in enumerate(choices):
+        if not isinstance(choice, str):
+            message = f"choices[{number}] must be a string, got {choice!r}"
+            raise OptionError(f"choices[{number}]", choice, message)
+    return list(choices)
+
+
+MAX_HOLE_STEPS = 50_000_000
+"""Maximum pairs of states visited for all places of a hole, plus a cost per place; takes at most
+about a second."""
+
+
+class HoleAutomaton(TokenAutomaton):
+    """An automaton whose strings fill all places, without an end-of-sequence."""
+
+    is_padded = False
+
+    def __init__(self, dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]) -> None:
+        super().__init__(dfa, vocabulary, ends)
+        self.rooms: list[StateFlags] = [self.accepts]
+
+    def add_padding(self) -> None:
+        """Let only end-of-sequence, or nothing, follow whole strings."""
+        self.accepts[self.end] = self.is_padded
+        self.table[self.accepts, -1] = self.end if self.is_padded else -1
+
+    @property
+    def max_distance(self) -> int:
+        """No bound: each number of places differs."""
+        return UNREACHABLE
+
+    def can_finish(self, room: int, thoughts: int | None = None) -> StateFlags:
+        """Return the states `[S]` from which exactly `room` places can be filled; no thoughts.
+
+        Raises:
+            TooLargeError: if this takes too long.
+        """
+        if room < 0:
+            return np.zeros_like(self.accepts)
+        if room >= len(self.rooms):
+            if room * (self.pairs.shape[1] + 500) > MAX_HOLE_STEPS:
+                raise TooLargeError(f"it is too large for {room} tokens: shorten one of them")
+            rooms = list(self.rooms)  # a copy, because other threads may extend it too
+            while len(rooms) <= room:
+                rooms.append(self.predecessors(rooms[-1], HOLE_CLASS))
+            self.rooms = rooms
+        return self.rooms[room]
+
+
+class PaddedHoleAutomaton(HoleAutomaton):
+    """A hole automaton in which end-of-sequence fills the remaining places."""
+
+    is_padded = True
+
+
+NAMED_SUBSCHEMAS = ("properties", "patternProperties", "$defs", "definitions")
+"""Keywords that matter for upper counts, by the form of their values."""
+LISTED_SUBSCHEMAS = ("anyOf", "allOf", "oneOf", "prefixItems")
+INNER_SUBSCHEMAS = ("items", "additionalProperties")
+COUNT_KEYWORDS = ("type", "$ref", "maxLength", "maxItems")
+"""Keywords that matter for upper counts, by what they have."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CountedSchema:
+    """A compiled schema: its automaton without large counts, and its counts."""
+
+    language: TokenLanguage
+    counts: CompiledGrammar
+
+    @classmethod
+    def from_language(
+        cls,
+        language: TokenLanguage,
+        schema: Any,
+        tokenizer: Tokenizer,
+        size: int,
+        ends: frozenset[int],
+    ) -> CountedSchema:
+        """Add the counts of a schema to its automaton without large upper counts.
+
+        Raises:
+            ValueError: if llguidance cannot count.
+        """
+        source = json.dumps(count_schema(schema))
+        return cls(
+            language,
+            CompiledGrammar.from_source(
+                "schema", source, tokenizer, size, ends, **JSON_SPACING, coerce_one_of=True
+            ),
+        )
+
+    @property
+    def cache_entries(self) -> int:
+        """Size in the cache."""
+        return self.language.cache_entries
+
+    @property
+    def min_tokens(self) -> int:
+        """Number of tokens of the shortest answer; upper counts do not change it."""
+        return self.language.min_tokens
+
+    def build_constraint(
+        self, *, begin: int, limit: int, mask_id: int, both: bool
+    ) -> CountedConstraint:
+        """Create the constraint of one answer in slots `begin` to `limit`."""
+        counts = self.counts
+        return CountedConstraint(
+            grammar=counts,
+            matcher=counts.matcher.deep_copy(),
+            begin=begin,
+            mask_id=mask_id,
+            regular=self.language.build_constraint(
+                begin=begin, limit=limit, mask_id=mask_id, both=False
+            ),
+        )
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class CountedConstraint(GrammarConstraint):
+    """Constrain one answer to an automaton and to counts, for left-to-right methods."""
+
+    regular: RegularConstraint
+
+    def ban_tokens(self, row: Tensor, front: Sequence[int]) -> bool:
+        """Ban tokens that cannot follow; return False if no answer begins like this."""
+        if not GrammarConstraint.ban_tokens(self, row, front):
+            return False
+        self.regular(row[None], [self.begin + len(front)], [*[-1] * self.begin, *front])
+        return True
+
+    def check(self, request: Request) -> None:
+        """Raise `ValueError` if the committed tokens do not begin an answer."""
+        GrammarConstraint.check(self, request)
+        self.regular.check(request)
+
+
+def count_schema(schema: Any) -> Any:
+    """Return the part of a schema with upper counts, which accepts all that the schema accepts."""
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for name, rule in schema.items():
+        if name in NAMED_SUBSCHEMAS and isinstance(rule, dict):
+            found[name] = {key: count_schema(part) for key, part in rule.items()}
+        elif name in LISTED_SUBSCHEMAS and isinstance(rule, list):
+            found[name] = [count_schema(part) for part in rule]
+        elif name in INNER_SUBSCHEMAS:
+            found[name] = count_schema(rule)
+        elif name in COUNT_KEYWORDS:
+            found[name] = rule
+    return found
+
+
+def has_large_counts(schema: Any) -> bool:
+    """Return whether a part of a schema has an upper count that its automaton may omit."""
+    if isinstance(schema, list):
+        return any(map(has_large_counts, schema))
+    return isinstance(schema, dict) and any(
+        has_large_counts(rule)
+        if not isinstance(rule, int | float)
+        else name in ("maxLength", "maxItems") and rule > LARGE_COUNT
+        for name, rule in schema.items()
+    )
 
 
 class RuleKey(NamedTuple):

@@ -15,9 +15,8 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Toke
 
 from outpace.constraint.pattern import TooLargeError
 from outpace.decoding import Request
-from outpace.decoding.joint import JointRows
 from outpace.decoding.processor import BANNED_LOGIT
-from outpace.decoding.sampling import row_chooser
+from outpace.decoding.sampling import JointRows, row_chooser
 
 JSON_SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """White space in JSON answers: at most one space after commas and colons."""

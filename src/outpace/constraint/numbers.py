@@ -4,19 +4,234 @@ from __future__ import annotations
 
 from decimal import Decimal
 from fractions import Fraction
-from math import ceil, floor
+from functools import lru_cache
+from itertools import pairwise
+from math import ceil, floor, lcm
 
-from outpace.constraint.algebra import subtract_dfa
-from outpace.constraint.decimals import (
-    DecimalBound,
-    common_multiple,
-    decimal_dfa,
-    equal_number_dfa,
-    integer_dfa,
+import numpy as np
+
+from outpace.constraint.dfa import Dfa, determinize_nfa, intersect_dfas, minimize_dfa, subtract_dfa
+from outpace.constraint.keywords import (
+    SchemaCase,
+    SubSchema,
+    exclusions,
+    refuse_keyword,
+    require_type,
 )
-from outpace.constraint.keywords import refuse_keyword, require_type
+from outpace.constraint.pattern import pattern_nfa
 from outpace.constraint.pieces import DfaPiece, JsonPiece
-from outpace.constraint.rules import SchemaCase, SubSchema, exclusions
+
+NO_MATCH_PATTERN = r"[^\s\S]"
+
+DEFAULT_INTEGER_DIGITS = 20
+"""Maximum digits unless a bound has more: those of 64 bits."""
+
+
+def max_integer_digits(*bounds: int | None) -> int:
+    """Return the maximum digits of numbers within some bounds: one more than the bounds have."""
+    return max(
+        DEFAULT_INTEGER_DIGITS,
+        *(len(str(abs(bound))) + 1 for bound in bounds if bound is not None),
+        0,
+    )
+
+
+def integer_pattern(low: int | None, high: int | None) -> str:
+    """Return the pattern of integers from `low` to `high`, inclusive; None is unbounded."""
+    parts = []
+    if low is None or low < 0:
+        least = 1 if high is None or high >= 0 else -high
+        parts += [f"-(?:{part})" for part in natural_patterns(least, None if low is None else -low)]
+    if high is None or high >= 0:
+        parts += natural_patterns(max(low or 0, 0), high)
+    return f"(?:{'|'.join(parts)})" if parts else NO_MATCH_PATTERN
+
+
+def natural_patterns(low: int, high: int | None) -> list[str]:
+    """Return patterns of unsigned integers by length; none if `high` is less than `low`."""
+    if high is None:
+        digits = len(str(low))
+        return [*natural_patterns(low, 10**digits - 1), f"[1-9][0-9]{{{digits},}}"]
+    parts = []
+    for digits in range(len(str(low)), len(str(high)) + 1):
+        least, most = max(low, 10 ** (digits - 1) if digits > 1 else 0), min(high, 10**digits - 1)
+        if least <= most:
+            parts.append(digit_range_pattern(str(least), str(most)))
+    return parts
+
+
+def digit_range_pattern(low: str, high: str) -> str:
+    """Return the pattern of digits from `low` to `high`, which have equal length."""
+    rest = len(low) - 1
+    if set(low) == {"0"} and set(high) == {"9"}:
+        return f"[0-9]{{{len(low)}}}"
+    if not rest or low[0] == high[0]:
+        first = low[0] if low[0] == high[0] else f"[{low[0]}-{high[0]}]"
+        return first + (digit_range_pattern(low[1:], high[1:]) if rest else "")
+    parts = [
+        low[0] + digit_range_pattern(low[1:], "9" * rest),
+        high[0] + digit_range_pattern("0" * rest, high[1:]),
+    ]
+    if int(high[0]) - int(low[0]) > 1:
+        parts.append(f"[{int(low[0]) + 1}-{int(high[0]) - 1}][0-9]{{{rest}}}")
+    return f"(?:{'|'.join(parts)})"
+
+
+DecimalBound = tuple[Decimal, bool]
+"""A number, and whether it is excluded itself."""
+
+DECIMAL_DIGITS = 15
+"""Maximum digits of a number with a fraction: those a double distinguishes, so that rounding keeps
+it on the same side of a bound."""
+
+NATURAL = "(?:0|[1-9][0-9]*)"
+NONZERO = "[0-9]*[1-9][0-9]*"
+FRACTION = r"(?:\.[0-9]+)?"
+EXPONENT = "(?:[eE][+-]?[0-9]{1,2})?"
+"""Allowed where there is no bound."""
+
+
+@lru_cache(256)
+def integer_dfa(low: int | None, high: int | None, steps: tuple[Decimal, ...] = ()) -> Dfa:
+    """Return the automaton of integers from `low` to `high` that are multiples of all `steps`."""
+    if not steps:  # remainders and digit counts together need too many states
+        most = 10 ** max_integer_digits(low, high) - 1
+        low, high = -most if low is None else low, most if high is None else high
+    return keep_multiples(pattern_dfa(integer_pattern(low, high)), steps)
+
+
+@lru_cache(256)
+def decimal_dfa(
+    low: DecimalBound | None, high: DecimalBound | None, steps: tuple[Decimal, ...] = ()
+) -> Dfa:
+    """Return the automaton of decimals between two bounds that are multiples of all `steps`."""
+    bounds = [bound[0] for bound in (low, high) if bound is not None]
+    dfa = minimize_dfa(pattern_dfa(number_pattern(bounds) + ("" if bounds or steps else EXPONENT)))
+    if low is not None:
+        dfa = intersect_dfas(dfa, pattern_dfa(at_least_pattern(*low)))
+    if high is not None:
+        dfa = intersect_dfas(dfa, pattern_dfa(at_most_pattern(*high)))
+    return keep_multiples(dfa, steps)
+
+
+def equal_number_dfa(number: Decimal) -> Dfa:
+    """Return the automaton of all spellings of one number without an exponent."""
+    if not number:
+        return pattern_dfa(r"-?0(?:\.0+)?")
+    return intersect_dfas(
+        pattern_dfa(at_least_pattern(number, False)), pattern_dfa(at_most_pattern(number, False))
+    )
+
+
+@lru_cache(256)
+def pattern_dfa(pattern: str) -> Dfa:
+    """Return the automaton of a regular expression; it may have no states."""
+    return determinize_nfa(pattern_nfa(pattern))
+
+
+def keep_multiples(dfa: Dfa, steps: tuple[Decimal, ...]) -> Dfa:
+    """Restrict an automaton of numbers to multiples of all `steps`."""
+    return minimize_dfa(intersect_dfas(dfa, multiples_dfa(steps)) if steps else dfa)
+
+
+def number_pattern(bounds: list[Decimal]) -> str:
+    """Return the spelling of numbers that may be between some bounds."""
+    digits = max_integer_digits(*map(int, bounds))
+    zeros = max([0, *(-bound.adjusted() for bound in bounds if bound)])
+    parts = [
+        f"(?:0|[1-9][0-9]{{0,{digits - 1}}})",
+        rf"0\.0{{0,{zeros}}}[0-9]{{1,{DECIMAL_DIGITS}}}",
+    ]
+    for front in range(1, DECIMAL_DIGITS):
+        parts.append(rf"[1-9][0-9]{{{front - 1}}}\.[0-9]{{1,{DECIMAL_DIGITS - front}}}")
+    return f"-?(?:{'|'.join(parts)})"
+
+
+def at_least_pattern(bound: Decimal, strict: bool) -> str:
+    """Return the pattern of numbers from a bound, or if `strict` above it; -0 is excluded."""
+    if bound < 0:
+        return f"{NATURAL}{FRACTION}|-(?:{unsigned_below(-bound, strict)})"
+    return unsigned_above(bound, strict)
+
+
+def at_most_pattern(bound: Decimal, strict: bool) -> str:
+    """Return the pattern of numbers up to a bound, or if `strict` below it."""
+    if bound <= 0:
+        more = "" if strict or bound else r"|-?0(?:\.0+)?"
+        return f"-(?:{unsigned_above(-bound, strict)}){more}"
+    return f"-(?:{NATURAL}{FRACTION})|{unsigned_below(bound, strict)}"
+
+
+def unsigned_above(bound: Decimal, strict: bool) -> str:
+    """Return the pattern of unsigned numbers from a bound, or if `strict` above it."""
+    front, rest = split_decimal(bound)
+    equal = rf"\.{NONZERO}" if strict else FRACTION
+    same = rf"\.{fraction_above(rest, strict)}" if rest else equal
+    return f"(?:{'|'.join(natural_patterns(front + 1, None))}){FRACTION}|{front}{same}"
+
+
+def unsigned_below(bound: Decimal, strict: bool) -> str:
+    """Return the pattern of unsigned numbers up to a bound, or if `strict` below it."""
+    front, rest = split_decimal(bound)
+    parts = [f"(?:{'|'.join(natural_patterns(0, front - 1))}){FRACTION}"] if front else []
+    if rest:
+        parts.append(rf"{front}(?:\.{fraction_below(rest, strict)})?")
+    elif not strict:
+        parts.append(rf"{front}(?:\.0+)?")
+    return "|".join(parts) or NO_MATCH_PATTERN
+
+
+def split_decimal(number: Decimal) -> tuple[int, str]:
+    """Return the integer part of a number, and its fraction digits without trailing zeros."""
+    front, _, rest = f"{number:f}".partition(".")
+    return int(front), rest.rstrip("0")
+
+
+def fraction_above(rest: str, strict: bool) -> str:
+    """Return the pattern of fraction digits that are at least others, or if `strict` above."""
+    if not rest:
+        return NONZERO if strict else "[0-9]*"
+    digit = int(rest[0])
+    above = f"[{digit + 1}-9][0-9]*|" if digit < 9 else ""
+    return f"(?:{above}{digit}{fraction_above(rest[1:], strict)})"
+
+
+def fraction_below(rest: str, strict: bool) -> str:
+    """Return the pattern of one or more fraction digits up to others, or if `strict` below them."""
+    digit = int(rest[0])
+    below = f"[0-{digit - 1}][0-9]*|" if digit else ""
+    if len(rest) > 1:
+        return f"(?:{below}{digit}(?:{fraction_below(rest[1:], strict)})?)"
+    return f"(?:{below}{NO_MATCH_PATTERN if strict else f'{digit}0*'})"
+
+
+def common_multiple(steps: tuple[Decimal, ...]) -> tuple[int, int]:
+    """Return the fraction digits that multiples of all `steps` need, and their common multiple."""
+    places = max(max(0, -int(step.as_tuple().exponent)) for step in steps)
+    return places, lcm(*(int(step.scaleb(places)) for step in steps))
+
+
+def multiples_dfa(steps: tuple[Decimal, ...]) -> Dfa:
+    """Return the automaton of decimals that are multiples of all `steps`, by remainder.
+
+    A fraction has at most as many digits as those of the steps.
+    """
+    places, size = common_multiple(steps)
+    table = np.full((2 + size * (places + 2), 256), -1, dtype=np.int32)
+    digits = slice(ord("0"), ord("9") + 1)
+    table[0, ord("-")] = 1
+    table[:2, digits] = 2 + np.arange(10) % size
+    remainders = np.arange(size)
+    after = (10 * remainders[:, None] + np.arange(10)) % size
+    whole, *fractions = (2 + size * layer + remainders for layer in range(places + 2))
+    table[whole, digits] = whole[0] + after
+    table[whole, ord(".")] = fractions[0]
+    for own, longer in pairwise(fractions):
+        table[own, digits] = longer[0] + after
+    left = [places, *range(places, -1, -1)]
+    accepts = [remainders * 10**count % size == 0 for count in left]
+    return minimize_dfa(Dfa(table, np.concatenate([np.zeros(2, dtype=bool), *accepts])))
+
 
 MAX_LEADING_ZEROS = 20
 """Maximum zeros between the point and the first digit of a bound."""

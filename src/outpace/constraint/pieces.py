@@ -8,8 +8,15 @@ from functools import cached_property
 from math import inf
 from typing import Protocol
 
-from outpace.constraint.algebra import StateEdges, dfa_edges, embed_dfa, shortest_length
-from outpace.constraint.dfa import Dfa, StepBudget, determinize_nfa
+from outpace.constraint.dfa import (
+    Dfa,
+    StateEdges,
+    StepBudget,
+    determinize_nfa,
+    dfa_edges,
+    embed_dfa,
+    shortest_length,
+)
 from outpace.constraint.pattern import Nfa
 
 

@@ -2,18 +2,526 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, compress, count, pairwise
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.constraint.automaton import HOLE_CLASS, TokenAutomaton
-from outpace.constraint.lattice import HoleSegment, complete_segments
-from outpace.constraint.reach import ReachableStates, StateMoves, StateSets
+from outpace.constraint.automaton import HOLE_CLASS, UNREACHABLE, TokenAutomaton
+from outpace.constraint.dfa import IndexArray, StateFlags
 from outpace.decoding import Request
-from outpace.decoding.joint import JointRows
 from outpace.decoding.processor import BANNED_LOGIT
+from outpace.decoding.sampling import JointRows, LogitTruncation, Sample, slot_noise_keys
+
+MAX_SET_BYTES = 64 * 2**20
+"""Maximum bytes of cached sets and moves per automaton."""
+
+
+class StateMoves:
+    """Transitions from one set of states to another, by any token or one class.
+
+    Attributes:
+        bundles: bundle of classes of each move, `[n]`; empty if a class is given.
+        tos: index of each target among all target states, `[n]`.
+        begins, ends: range of the moves of each source state, `[s]`.
+        owners: index of the source state of each move, `[n]`.
+        is_deterministic: whether each source state has one move.
+        single: the only source state, or -1.
+        count: number of target states.
+    """
+
+    def __init__(
+        self, automaton: TokenAutomaton, heads: StateFlags, tails: StateFlags, kind: int
+    ) -> None:
+        states = np.flatnonzero(heads)
+        which, targets, places = automaton.transitions_from(states, kind)
+        live = tails[targets]
+        which, targets = which[live], targets[live]
+        self.automaton = automaton
+        self.bundles = automaton.pair_bundles[places[live]] if kind == HOLE_CLASS else which[:0]
+        self.begins = np.flatnonzero(np.diff(which, prepend=-1))
+        self.ends: IndexArray = np.append(self.begins, len(which))[1:]
+        self.owners = np.repeat(np.arange(len(self.begins)), self.ends - self.begins)
+        self.is_deterministic = len(self.begins) == len(which)
+        self.single = int(states[which[0]]) if len(self.begins) == 1 else -1
+        found = np.zeros(len(tails), dtype=bool)
+        found[targets] = True
+        self.tos = (found.cumsum() - 1)[targets]
+        self.count = int(found.sum())
+        self.mask: Tensor | None = None
+
+    @property
+    def token_classes(self) -> IndexArray:
+        """Classes of all their tokens, possibly repeated."""
+        return self.automaton.bundle_classes[
+            self.automaton.bundle_spans.pairs_of(np.unique(self.bundles))[1]
+        ]
+
+    @property
+    def banned_tokens(self) -> Tensor:
+        """Tokens that no move takes, `bool[V]`."""
+        if self.mask is None:
+            allowed = np.zeros(self.automaton.table.shape[1], dtype=bool)
+            allowed[self.token_classes] = True
+            self.mask = torch.from_numpy(~allowed[self.automaton.classes])
+        return self.mask
+
+    @property
+    def single_token(self) -> int | None:
+        """The only possible token, or None."""
+        if len(self.tos) != 1 or len(self.token_classes) != 1:
+            return None
+        same, kind = self.automaton.class_spans, self.token_classes[0]
+        return (
+            int(self.automaton.token_order[same.firsts[kind]]) if same.counts[kind] == 1 else None
+        )
+
+
+@dataclass(slots=True, eq=False)
+class StateSet:
+    """A set of states, with its cached successors and predecessors by class, and its answers."""
+
+    flags: StateFlags
+    after: dict[int, StateSet] = field(default_factory=dict)
+    before: dict[int, StateSet] = field(default_factory=dict)
+    moves: dict[tuple[StateSet, int], StateMoves] = field(default_factory=dict)
+    answer: StateSet | None = None
+
+
+class StateSets:
+    """Distinct sets of states of an automaton, dropped together when they take too much memory."""
+
+    def __init__(self, automaton: TokenAutomaton) -> None:
+        self.automaton = automaton
+        self.max_distance = automaton.max_distance
+        self.clear_sets()
+
+    def clear_sets(self) -> None:
+        """Drop all sets; those in use remain valid."""
+        self.by_flags: dict[bytes, StateSet] = {}
+        self.by_state: dict[int, StateSet] = {}
+        self.by_distance: dict[tuple[int, int | None], StateSet] = {}
+        self.used_bytes = 0
+
+    def lookup_flags(self, flags: StateFlags) -> StateSet:
+        """Return the set of states `flags [S]`."""
+        key = flags.tobytes()
+        if key not in self.by_flags:
+            self.count_bytes(len(flags))
+            self.by_flags[key] = StateSet(flags)
+        return self.by_flags[key]
+
+    def count_bytes(self, size: int) -> None:
+        """Count bytes that are cached from now on."""
+        if self.used_bytes > MAX_SET_BYTES:
+            self.clear_sets()
+        self.used_bytes += size
+
+    def single_state(self, state: int) -> StateSet:
+        """Return the set of one state."""
+        if state not in self.by_state:
+            self.by_state[state] = self.lookup_flags(
+                np.arange(len(self.automaton.tokens_to_end)) == state
+            )
+        return self.by_state[state]
+
+    def states_within(self, left: int, thoughts: int | None = None) -> StateSet:
+        """Return the states from which an answer can be finished with `left` tokens.
+
+        Its thoughts end within `thoughts` tokens, if that is not None.
+        """
+        left = min(left, self.max_distance)
+        if thoughts is not None:
+            thoughts = min(max(thoughts, 0), len(self.automaton.thought_distances) - 1)
+        if (key := (left, thoughts)) not in self.by_distance:
+            self.by_distance[key] = self.lookup_flags(self.automaton.can_finish(*key))
+        return self.by_distance[key]
+
+    def states_after(self, states: StateSet, kind: int) -> StateSet:
+        """Return the states that a class, or any with `HOLE_CLASS`, leads to."""
+        if kind not in states.after:
+            states.after[kind] = self.lookup_flags(self.automaton.successors(states.flags, kind))
+        return states.after[kind]
+
+    def states_before(self, states: StateSet, kind: int) -> StateSet:
+        """Return the states from which a class, or any with `HOLE_CLASS`, leads to these."""
+        if kind not in states.before:
+            states.before[kind] = self.lookup_flags(self.automaton.predecessors(states.flags, kind))
+        return states.before[kind]
+
+    def answer_states(self, states: StateSet) -> StateSet:
+        """Return those of some states that are not before the end of thoughts."""
+        if states.answer is None:
+            within = self.automaton.thought_distances[0] < UNREACHABLE
+            states.answer = self.lookup_flags(states.flags & within)
+        return states.answer
+
+    def moves_between(self, heads: StateSet, tails: StateSet, kind: int = HOLE_CLASS) -> StateMoves:
+        """Return the moves between two sets by a class, or any with `HOLE_CLASS`."""
+        key = tails, kind
+        if key not in heads.moves:
+            found = heads.moves[key] = StateMoves(self.automaton, heads.flags, tails.flags, kind)
+            self.count_bytes(32 * len(found.tos) + len(self.automaton.classes))
+        return heads.moves[key]
+
+
+class ReachableStates:
+    """Possible states before each place of an answer.
+
+    Args:
+        sets: cached sets of the automaton.
+        states: states before the places up to `first`: the first hole, or the first token that
+            is part of no answer.
+        kinds: classes from there on, or `HOLE_CLASS`; all later places are holes.
+        room: number of places.
+        deadline: place before which thoughts end, or None.
+        both: whether tokens after a hole constrain it.
+    """
+
+    def __init__(
+        self,
+        sets: StateSets,
+        states: Sequence[int],
+        kinds: Sequence[int],
+        *,
+        room: int,
+        deadline: int | None,
+        both: bool,
+    ) -> None:
+        self.sets = sets
+        self.states = states
+        self.first = len(states) - 1
+        self.kinds = kinds
+        self.room, self.deadline = room, deadline
+        self.heads = [sets.single_state(states[-1])]
+        self.tails: list[StateSet] = []  # of the last places, in descending order
+        filled = [place for place, kind in enumerate(kinds, self.first) if kind != HOLE_CLASS]
+        self.last_filled_end = (
+            filled[-1] + 1 if both and filled else 0
+        )  # first place after the last token
+
+    def class_at(self, place: int) -> int:
+        """Return the class of the token at a place, or `HOLE_CLASS`."""
+        offset = place - self.first
+        return self.kinds[offset] if 0 <= offset < len(self.kinds) else HOLE_CLASS
+
+    def head_states(self, place: int) -> StateSet:
+        """Return the states that the tokens before a place can lead to."""
+        if place < self.first:
+            return self.sets.single_state(self.states[place])
+        while len(self.heads) <= place - self.first:
+            at = self.first + len(self.heads)
+            found = self.sets.states_after(self.heads[-1], self.class_at(at - 1))
+            self.heads.append(self.without_late_thoughts(found, at))
+        return self.heads[place - self.first]
+
+    def states_within_limits(self, place: int) -> StateSet:
+        """Return the states before a place from which the places after it suffice."""
+        thoughts = None if self.deadline is None else self.deadline - place
+        return self.sets.states_within(self.room - place, thoughts)
+
+    def states_leading_to(self, following: StateSet, place: int) -> StateSet:
+        """Return the states before a place from which its token leads to some states."""
+        found = self.sets.states_before(following, self.class_at(place))
+        return self.without_late_thoughts(found, place)
+
+    def without_late_thoughts(self, states: StateSet, place: int) -> StateSet:
+        """Return those of some states in which thoughts may be before a place."""
+        if self.deadline is None or place < self.deadline:
+            return states
+        return self.sets.answer_states(states)
+
+    def tail_states(self, place: int) -> StateSet:
+        """Return the states from which the tokens from a place on can be finished."""
+        if place >= self.last_filled_end or place <= self.first:
+            return self.states_within_limits(place)
+        while len(self.tails) < self.last_filled_end - place:
+            at = self.last_filled_end - len(self.tails) - 1
+            following = self.tails[-1] if self.tails else self.tail_states(self.last_filled_end)
+            self.tails.append(self.states_leading_to(following, at))
+        return self.tails[self.last_filled_end - place - 1]
+
+    def banned_at(self, place: int) -> Tensor:
+        """Return the tokens that no answer has at a place, `bool[V]`."""
+        return self.sets.moves_between(
+            self.head_states(place), self.tail_states(place + 1)
+        ).banned_tokens
+
+    def moves_until(self, end: int) -> list[StateMoves]:
+        """Return the moves from place to place, from the first hole to `end`."""
+        tails = [self.tail_states(end)]
+        for place in range(end - 1, self.first, -1):
+            tails.append(self.states_leading_to(tails[-1], place))
+        return [
+            self.sets.moves_between(self.head_states(place), tail, self.class_at(place))
+            for place, tail in enumerate(reversed(tails), self.first)
+        ]
+
+
+LogWeights = NDArray[np.floating[Any]]
+
+FIRST_HOLES = 4
+"""Holes that are checked before all others."""
+
+MAX_DIRECT_MOVES = 200
+"""Moves below which a direct log-sum-exp is faster than a shifted sum."""
+
+MAX_BATCH_LOGITS = 2**24
+"""Approximate number of logits processed together, so that several copies fit into memory."""
+
+LOG_ZERO = -1e38
+"""Logarithm of zero where differences are taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class HoleSegment:
+    """Consecutive places of an answer: holes and the tokens between them.
+
+    Attributes:
+        steps: moves from place to place; a single state is possible before the first.
+        holes: whether each place is a hole.
+        rows: row that predicts each hole, or -1.
+        slots: slot of each hole.
+        read: how the tokens are read.
+    """
+
+    steps: Sequence[StateMoves]
+    holes: Sequence[bool]
+    rows: Sequence[int]
+    slots: Sequence[int]
+    read: Sample
+
+    @property
+    def automaton(self) -> TokenAutomaton:
+        """Automaton of the answer."""
+        return self.steps[0].automaton
+
+    def distribution_rows(self, begin: int) -> list[int | None]:
+        """Return the row of each place among distributions, of which its own start at `begin`."""
+        numbers = count(begin)
+        return [next(numbers) if hole else None for hole in self.holes]
+
+
+def complete_segments(stretches: Sequence[HoleSegment], logits: Tensor, tokens: Tensor) -> None:
+    """Change tokens `[r]` of logits `[r, V]` so that those of each segment fit together.
+
+    At temperature 0, take the most probable tokens, by dynamic programming (Suresh et al., 2025).
+    Otherwise sample the product of the distributions given that the tokens fit: backward sums, then
+    sampling from left to right (Dang and Ermon, 2026), with the noise of a separate step. If top-p,
+    top-k and min-p leave no fitting tokens, they are not applied. Holes without a prediction count
+    as uniform.
+
+    Raises:
+        ArithmeticError: if logits are not finite.
+    """
+    groups: dict[tuple[int, bool, int], list[HoleSegment]] = {}
+    sizes: Counter[tuple[int, bool]] = Counter()
+    for each in stretches:
+        kind = id(each.automaton), each.read.sampling.temperature > 0
+        groups.setdefault((*kind, sizes[kind] // MAX_BATCH_LOGITS), []).append(each)
+        sizes[kind] += len(each.rows) * logits.shape[1]
+    for (_, sampled, _), group in groups.items():
+        rows = torch.tensor([row for each in group for row in each.rows])
+        distribution = logits[rows.clamp(min=0)]
+        distribution[rows < 0] = 0
+        laws = HoleDistributions(
+            group[0].automaton,
+            sampling_log_weights(group, distribution) if sampled else distribution,
+            uniform_draws(group) if sampled else None,
+        )
+        begins = accumulate((len(each.rows) for each in group), initial=0)
+        bundles = [
+            b for each, at in zip(group, begins, strict=False) for b in choose_path(each, at, laws)
+        ]
+        chosen = torch.from_numpy(laws.choose_tokens(np.array(bundles))).to(tokens.device)
+        tokens[rows[rows >= 0]] = chosen[rows >= 0]
+
+
+def sampling_log_weights(stretches: Sequence[HoleSegment], logits: Tensor) -> Tensor:
+    """Return log weights `[h, V]` for sampling, truncated unless nothing fits then.
+
+    The first few holes of a segment mostly decide whether anything fits.
+    """
+    ends = [*accumulate((len(each.rows) for each in stretches), initial=0)]
+    temperatures = [each.read.sampling.temperature for each in stretches for _ in each.rows]
+    result = logits / logits.new_tensor(temperatures)[:, None]
+    truncated = [number for number, each in enumerate(stretches) if each.read.sampling.is_truncated]
+    for most in (FIRST_HOLES, len(logits)):
+        if not truncated:
+            break
+        spans = [range(ends[n], min(ends[n] + most, ends[n + 1])) for n in truncated]
+        rows = [row for span in spans for row in span]
+        cut = LogitTruncation.from_requests(
+            [stretches[n].read.sampling for n in truncated], spans, logits.device
+        )
+        shown = cut(logits[rows], slice(0, len(rows)))
+        allowed = HoleDistributions(stretches[0].automaton, shown, None).sums > -np.inf
+        begins = [*accumulate(map(len, spans), initial=0)]
+        parts = [slice(*edges) for edges in pairwise(begins)]
+        fits = [
+            is_feasible(stretches[n], allowed[p]) for n, p in zip(truncated, parts, strict=True)
+        ]
+        parts, truncated = [*compress(parts, fits)], [*compress(truncated, fits)]
+    for number, part in zip(truncated, parts if truncated else (), strict=True):
+        result[ends[number] : ends[number + 1]] = shown[part]
+    return result
+
+
+def uniform_draws(stretches: Sequence[HoleSegment]) -> LogWeights:
+    """Return three uniform numbers for each hole, `[3, h]`."""
+    samplings = [each.read.sampling for each in stretches]
+    slots = [each.slots for each in stretches]
+    steps = [-1 - 3 * each.read.step - turn for turn in range(3) for each in stretches]
+    return unit_fractions(slot_noise_keys(samplings * 3, steps, slots * 3)).reshape(3, -1)
+
+
+def unit_fractions(keys: Tensor) -> LogWeights:
+    """Return uniform numbers below one for keys of 62 bits."""
+    return (keys.numpy() >> 9) * 2.0**-53
+
+
+class HoleDistributions:
+    """Log weights of tokens, classes and bundles in each hole.
+
+    Args:
+        automaton: automaton of the answers.
+        log_weights: log weights of tokens, `[h, V]`.
+        draws: three uniform numbers per hole, `[3, h]`, or None to take the best tokens.
+
+    Attributes:
+        values: log weights of tokens by class, `[h, V]`.
+        weights: log weight of each class, `[h, C]`; that of its best token without `draws`.
+        sums: log weight of each bundle, `[h, B]`, likewise.
+    """
+
+    def __init__(
+        self, automaton: TokenAutomaton, log_weights: Tensor, draws: LogWeights | None
+    ) -> None:
+        self.automaton = automaton
+        self.draws = draws
+        self.values = log_weights.cpu().numpy().take(automaton.token_order, axis=1)
+        some, inside = automaton.used_classes, automaton.bundle_spans
+        self.weights = np.full(
+            (len(log_weights), automaton.table.shape[1]), -np.inf, dtype=np.float32
+        )
+        self.weights[:, some] = self.reduce_groups(self.values, automaton.class_spans.counts[some])
+        self.sums = self.reduce_groups(
+            self.weights.take(automaton.bundle_classes, axis=1), inside.counts
+        )
+
+    def reduce_groups(self, values: LogWeights, sizes: IndexArray) -> LogWeights:
+        """Return the log weights of consecutive groups of these sizes."""
+        begins = sizes.cumsum() - sizes
+        tops = np.maximum.reduceat(values, begins, axis=1)
+        if self.draws is None:
+            return tops
+        tops = np.maximum(tops, LOG_ZERO)
+        parts = np.exp(values - tops.repeat(sizes, axis=1))
+        with np.errstate(divide="ignore"):
+            return tops + np.log(np.add.reduceat(parts, begins, axis=1))
+
+    def choose_tokens(self, bundles: IndexArray) -> IndexArray:
+        """Return one token of a bundle for each hole, `[h]`."""
+        automaton, inside = self.automaton, self.automaton.bundle_spans
+        rows, places = inside.pairs_of(bundles)
+        kinds = automaton.bundle_classes[places]
+        own = kinds[self.choose_members(self.weights[rows, kinds], inside.counts[bundles], 1)]
+        rows, places = automaton.class_spans.pairs_of(own)
+        picked = self.choose_members(
+            self.values[rows, places], automaton.class_spans.counts[own], 2
+        )
+        return automaton.token_order[places[picked]]
+
+    def choose_members(self, weights: LogWeights, sizes: IndexArray, draw: int) -> IndexArray:
+        """Return the index of the best or a sampled member of each hole's group."""
+        ends = sizes.cumsum()
+        begins = ends - sizes
+        tops = np.maximum.reduceat(weights, begins).repeat(sizes)
+        if self.draws is None:
+            best = np.flatnonzero(weights == tops)
+            return best[best.searchsorted(begins)]
+        cumulative = np.exp(weights - tops, dtype=np.float64).cumsum()
+        before = np.append(0.0, cumulative)[begins]
+        found = cumulative.searchsorted(
+            before + self.draws[draw] * (cumulative[ends - 1] - before), "right"
+        )
+        return found.clip(begins, ends - 1)
+
+    def choose_move(self, weights: LogWeights, row: int) -> int:
+        """Return the index of the best or a sampled move of a hole, by log weight."""
+        if self.draws is None:
+            return int(weights.argmax())
+        cumulative = np.exp(weights - weights.max()).cumsum()
+        return int(cumulative.searchsorted(self.draws[0, row] * cumulative[-1], "right"))
+
+
+def is_feasible(stretch: HoleSegment, allowed: StateFlags) -> bool:
+    """Return whether any tokens fit, as far as allowed bundles `[h, B]` are given.
+
+    The remaining places are not checked, because no move of a segment leads to a dead end.
+    """
+    reached = np.ones(1, dtype=bool)
+    for step, row in zip(stretch.steps, stretch.distribution_rows(0), strict=True):
+        if row is not None and row >= len(allowed):
+            return True
+        live = reached[step.owners]
+        if row is not None:
+            live &= allowed[row][step.bundles]
+        reached = np.zeros(step.count, dtype=bool)
+        reached[step.tos[live]] = True
+        if not reached.any():
+            return False
+    return True
+
+
+def choose_path(stretch: HoleSegment, begin: int, distributions: HoleDistributions) -> list[int]:
+    """Return the bundle of each hole of a segment, whose distributions start at `begin`.
+
+    Raises:
+        ArithmeticError: if the weights are not finite.
+    """
+    steps, rows = stretch.steps, stretch.distribution_rows(begin)
+    later: LogWeights = np.zeros(steps[-1].count)  # of the states after the last place
+    step_weights = []
+    add = max_by_state if distributions.draws is None else logsumexp_by_state
+    for step, row in zip(reversed(steps), reversed(rows), strict=True):
+        weights = later.take(step.tos)
+        if row is not None:
+            weights += distributions.sums[row].take(step.bundles)
+        step_weights.append(weights)
+        later = weights if step.is_deterministic else add(weights, step)
+    if not later[0] > -np.inf:
+        raise ArithmeticError("the model's logits are not finite numbers")
+    state, bundles = 0, []
+    for step, row, weights in zip(steps, rows, reversed(step_weights), strict=True):
+        entry = state if step.is_deterministic else int(step.begins[state])
+        if row is not None:
+            if not step.is_deterministic and (end := int(step.ends[state])) - entry > 1:
+                entry += distributions.choose_move(weights[entry:end], row)
+            bundles.append(int(step.bundles[entry]))
+        state = int(step.tos[entry])
+    return bundles
+
+
+def max_by_state(weights: LogWeights, step: StateMoves) -> LogWeights:
+    """Return the best weight of each state."""
+    return np.maximum.reduceat(weights, step.begins)
+
+
+def logsumexp_by_state(weights: LogWeights, step: StateMoves) -> LogWeights:
+    """Return the log of the summed weights of each state."""
+    if len(weights) < MAX_DIRECT_MOVES:
+        return np.logaddexp.reduceat(weights, step.begins)
+    tops = np.maximum(np.maximum.reduceat(weights, step.begins), LOG_ZERO)
+    parts = np.exp(weights - tops[step.owners])
+    with np.errstate(divide="ignore"):
+        return tops + np.log(np.add.reduceat(parts, step.begins))
 
 
 class TokenLanguage:

@@ -10,10 +10,22 @@ from math import inf
 from typing import Any
 
 from outpace.constraint.dfa import Dfa
-from outpace.constraint.keywords import TYPE_KEYWORDS, refuse_keyword, require_type
-from outpace.constraint.members import DistinctArrayPiece
+from outpace.constraint.keywords import (
+    TYPE_KEYWORDS,
+    SchemaCase,
+    SchemaReader,
+    SubSchema,
+    canonical_text,
+    count_bounds,
+    exclusions,
+    listed_values,
+    refuse_keyword,
+    require_type,
+    value_type,
+    written_types,
+)
 from outpace.constraint.numbers import number_fits, number_piece
-from outpace.constraint.objects import object_piece
+from outpace.constraint.objects import DistinctArrayPiece, object_piece
 from outpace.constraint.pattern import TextRoom, check_room
 from outpace.constraint.pieces import (
     COLON,
@@ -28,17 +40,6 @@ from outpace.constraint.pieces import (
     join_with_commas,
     piece_dfa,
     repeat_with_commas,
-)
-from outpace.constraint.rules import (
-    SchemaCase,
-    SchemaReader,
-    SubSchema,
-    canonical_text,
-    count_bounds,
-    exclusions,
-    listed_values,
-    value_type,
-    written_types,
 )
 from outpace.constraint.strings import string_fits, string_piece
 

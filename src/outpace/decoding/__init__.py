@@ -4,9 +4,8 @@ from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.canvas import Canvas
 from outpace.decoding.dial import Dial, Pace
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Pattern, Prediction
-from outpace.decoding.joint import Constraint
 from outpace.decoding.processor import Processor
-from outpace.decoding.request import Request, Step
+from outpace.decoding.request import Constraint, Request, Step
 from outpace.decoding.sampling import GREEDY, Read, Sample
 from outpace.decoding.sampling_params import Sampling
 from outpace.decoding.target import CAUSAL_KINDS, DRAFT_KINDS, MASKED_DRAFT_KINDS, Kind, Target

@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 from outpace.decoding.forward import IntArray, Prediction
-from outpace.decoding.renamed import accept_old_attributes
 from outpace.decoding.request import Request
 
 
@@ -137,21 +136,3 @@ class Canvas:
 def split_blocks(begin: int, end: int, size: int) -> list[tuple[int, int]]:
     """Return `(first, end)` of each block of `size` slots; the last block may be shorter."""
     return [(first, min(first + size, end)) for first in range(begin, end, size)]
-
-
-accept_old_attributes(
-    Canvas,
-    {
-        "of": "from_request",
-        "given": "fixed_tokens",
-        "filled": "prefix_length",
-        "extend": "append_slots",
-        "take": "fill_chosen",
-        "fill": "fill_slots",
-        "cut": "truncate",
-        "settle": "commit_prefix",
-        "commit": "commit_until",
-        "known": "filled_slots",
-        "within": "holes_within",
-    },
-)

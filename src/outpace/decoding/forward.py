@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.decoding.logprob import attach_top_tokens
-from outpace.decoding.renamed import accept_old_attributes
+from outpace.decoding.processor import attach_top_tokens
 from outpace.decoding.sampling import GREEDY, Read, Score
 from outpace.decoding.tree import Tree
 
@@ -289,6 +288,3 @@ class Prediction:
 
 
 Decoding = Generator[Forward, Prediction, None]
-
-
-accept_old_attributes(Forward, {"first": "first_slot", "seen": "num_visible"})

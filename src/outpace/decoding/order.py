@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from outpace.decoding.forward import FloatArray, IntArray, Prediction
-from outpace.decoding.noise import noise_keys, splitmix64
+from outpace.decoding.sampling import noise_keys, splitmix64
 from outpace.decoding.target import Rank
 
 

@@ -5,17 +5,59 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Literal
+from typing import Literal, Protocol
+
+from torch import Tensor
 
 from outpace.decoding.dial import Pace
-from outpace.decoding.joint import Constraint, Joint
-from outpace.decoding.logprob import TokenLogprob
-from outpace.decoding.processor import Processor
-from outpace.decoding.renamed import accept_old_attributes
-from outpace.decoding.sampling import Sample, Score
+from outpace.decoding.processor import Processor, TokenLogprob
+from outpace.decoding.sampling import Joint, JointRows, Sample, Score
 from outpace.decoding.sampling_params import Sampling
-from outpace.decoding.shared import SharedAnswers
 from outpace.decoding.target import Target
+
+
+class SharedAnswers(Protocol):
+    """Answers of earlier requests to a model, all of them from one thread at a time."""
+
+    def add_answer(self, ids: Sequence[int]) -> None:
+        """Add the tokens of an answer."""
+
+    def find_copy(self, ids: Sequence[int], most: int) -> list[int]:
+        """Return at most `most` tokens that followed the end of a text elsewhere."""
+
+
+class Constraint(Protocol):
+    """Constraint on the answer of one request.
+
+    It is also a `Processor`, which bans in each row the tokens that no valid answer has there.
+    """
+
+    def __call__(self, logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
+        """Ban tokens in `logits f32[r, V]`, row by row, as a `Processor` does."""
+        ...
+
+    @staticmethod
+    def choose_jointly(asked: Sequence[JointRows], logits: Tensor, tokens: Tensor) -> None:
+        """Change `tokens [r]` so that those of each read are part of one valid answer.
+
+        They were chosen row by row from `logits f32[r, V]`, to which bans are already applied.
+        """
+        ...
+
+    def forced_tokens(self, ids: Sequence[int]) -> list[int]:
+        """Return the tokens that must follow a prefix, while there is only one candidate.
+
+        The list may be incomplete, and never has an end-of-sequence.
+        """
+        ...
+
+    def check(self, request: Request) -> None:
+        """Raise `ValueError` where the committed text is not a prefix of a valid answer.
+
+        At the limit, a complete answer sets the finish reason "stop".
+        """
+        ...
+
 
 FinishReason = Literal["stop", "length", "cancelled"]
 
@@ -253,19 +295,3 @@ class Request:
             score_as_drawn=score_as_drawn,
             joint=self.joint_text if joint else None,
         )
-
-
-accept_old_attributes(
-    Request,
-    {
-        "given": "fixed_tokens",
-        "cloze": "is_infill",
-        "dial": "choose_length",
-        "settled": "skips_drafting",
-        "account": "report_cycle",
-        "forced": "forced_tokens",
-        "ahead": "lookahead_ids",
-        "append": "append_token",
-        "resting": "is_paused",
-    },
-)

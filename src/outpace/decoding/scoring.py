@@ -9,11 +9,10 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from outpace.decoding.argmax import argmax_tokens
 from outpace.decoding.forward import Decoding, Forward, Prediction
-from outpace.decoding.logprob import TokenLogprob, top_tokens
+from outpace.decoding.processor import TokenLogprob, top_tokens
 from outpace.decoding.request import Request
-from outpace.decoding.sampling import GroupReader, Read, Readout, Score
+from outpace.decoding.sampling import GroupReader, Read, Readout, Score, argmax_tokens
 
 
 @dataclass(frozen=True, kw_only=True)

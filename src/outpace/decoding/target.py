@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from outpace.decoding.renamed import accept_old_attributes
-
 Rank = Literal["confidence", "margin", "entropy"]
 """Scores that holes are ranked by; for entropy, lower is better."""
 
@@ -110,9 +108,3 @@ class Target:
     is_recurrent: bool = False
     mask_shift: int | None = None
     has_mtp_draft: bool = False
-
-
-accept_old_attributes(
-    Target,
-    {"blocked": "is_block_causal", "drawn": "score_as_drawn", "adding": "adds_features"},
-)

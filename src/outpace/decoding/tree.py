@@ -1,9 +1,14 @@
-"""Attention pattern of a draft tree: a row sees the committed prefix, its ancestors and itself."""
+"""Draft trees: their attention pattern, and the choice of branches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import numpy as np
+from torch import Tensor
+
+from outpace.decoding.processor import BANNED_LOGIT
 
 MAX_TREE_SLOTS = 63
 """Largest number of tree slots in an ancestor mask, which must fit into a signed 64-bit integer."""
@@ -65,3 +70,105 @@ class Tree:
                     f"the row of slot {slot} must point at the {slots} slots from root slot "
                     f"{self.root_slot} on"
                 )
+
+
+@dataclass(slots=True)
+class DraftTree:
+    """Drafted nodes, level by level in the order in which they were found.
+
+    Attributes:
+        width: nodes that are extended per level, and children of each of them.
+        tokens: token of each node.
+        parents: parent of each node; -1 is the last token of the text.
+        scores: `f32`, summed log-probability from the root to each node.
+        depth: number of levels.
+        beam: nodes that the next level extends.
+        node_masks: for extended nodes, bits of the draft slots of their ancestors and themselves.
+        draft_logits: logits of each level of a chain, which its token was drawn from.
+    """
+
+    width: int
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: np.ndarray = field(default_factory=lambda: np.empty(0, dtype=np.float32))
+    depth: int = 0
+    beam: list[int] = field(default_factory=lambda: [-1])
+    node_masks: dict[int, int] = field(default_factory=lambda: {-1: 0})
+    draft_logits: list[Tensor | None] = field(default_factory=list)
+
+    def add_level(self, tokens: Sequence[int], logits: Tensor | None) -> list[int]:
+        """Add a level below the beam; return the rows of the new beam's parents.
+
+        Args:
+            tokens: token of each beam node, used by a chain only.
+            logits: `[beam, vocab]` rows of the beam; a chain needs none.
+        """
+        first, level_scores = len(self.tokens), np.zeros((1, 1), dtype=np.float32)
+        self.depth += 1
+        if self.width == 1:
+            children = np.array([tokens])
+            self.draft_logits.append(logits)
+        else:
+            assert logits is not None
+            best = logits.log_softmax(-1).topk(min(self.width, logits.shape[-1]))
+            level_scores, children = best.values.cpu().numpy(), best.indices.cpu().numpy()
+        if first:
+            level_scores = level_scores + self.scores[self.beam][:, None]
+        self.tokens += children.ravel().tolist()
+        self.parents += np.repeat(self.beam, children.shape[1]).tolist()
+        self.scores = np.append(self.scores, level_scores.ravel())
+        chosen = top_nodes(level_scores.ravel(), self.width)
+        self.beam = (first + chosen).tolist()
+        rows: list[int] = (chosen // children.shape[1]).tolist()
+        return rows
+
+    def ancestor_masks(self) -> tuple[int, ...]:
+        """Return the ancestor mask of each beam node, and assign the next slots to the beam."""
+        begin = len(self.node_masks) - 1
+        masks = tuple(self.node_masks[self.parents[node]] for node in self.beam)
+        for slot, (node, seen) in enumerate(zip(self.beam, masks, strict=True), begin):
+            self.node_masks[node] = seen | 1 << slot
+        return masks
+
+    def path(self, node: int) -> list[int]:
+        """Return the tokens from the text to a node."""
+        tokens: list[int] = []
+        while node >= 0:
+            tokens.append(self.tokens[node])
+            node = self.parents[node]
+        return tokens[::-1]
+
+    def best_nodes(self, count: int) -> list[int]:
+        """Return the most probable nodes, parents before children."""
+        # Where a token is certain, a node is as likely as its parent, which was found before it.
+        return sorted(top_nodes(self.scores, count).tolist())
+
+    def parent_rows(self, nodes: Sequence[int]) -> list[int]:
+        """Return the parent row of each row: the last token, then these nodes."""
+        rows = {node: row for row, node in enumerate((-1, *nodes))}
+        return [-1, *(rows[self.parents[node]] for node in nodes)]
+
+
+def top_nodes(scores: np.ndarray, count: int) -> np.ndarray:
+    """Return the indices of the highest scores in falling order, banned tokens excluded."""
+    indices = np.argsort(-scores, kind="stable")[:count]
+    return indices[scores[indices] > BANNED_LOGIT / 2]
+
+
+def accepted_path(
+    parents: Sequence[int], tokens: Sequence[int], predicted: Sequence[int]
+) -> list[int]:
+    """Return the rows from the root on whose token the target predicts in the parent row.
+
+    Args:
+        parents: parent row of each row.
+        tokens: tokens of all rows but the root.
+        predicted: token that the target predicts in each row.
+    """
+    edges = zip(parents[1:], tokens, strict=True)
+    children = {(parent, token): row for row, (parent, token) in enumerate(edges, 1)}
+    path, row = [0], children.get((0, predicted[0]))
+    while row is not None:
+        path.append(row)
+        row = children.get((row, predicted[row]))
+    return path

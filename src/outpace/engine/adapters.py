@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.engine.cpu import MLP_CHUNK_ROWS, DirectMLP
-from outpace.engine.pack import PackedPass
-from outpace.engine.scheduled_forward import ScheduledForward
+from outpace.engine.pack import PackedPass, ScheduledForward
 from outpace.errors import OptionError
 from outpace.models.adapted import AdaptedLinear, AdapterRows, ModelUpdates
 from outpace.models.replacement import Replacement

@@ -2,7 +2,7 @@
 
 Which layout of a matrix is fastest depends on its size, on the processor, and on the rows of a
 product. A causal model that decodes a single sequence has one row; verification and batches have
-more, and the masks of a diffusion model dozens. So the layouts are timed (`kernels/autotune.py`).
+more, and the masks of a diffusion model dozens. So the layouts are timed (`kernels/matmul.py`).
 The other modules bypass the hooks of `nn.Module.__call__`, whose overhead equals a small product.
 
 Replaced modules keep the names of their parameters. `unpack_model` puts the original ones back.
@@ -18,10 +18,16 @@ from torch import Tensor, nn
 
 from outpace.decoding import Kind
 from outpace.kernels import tiles
-from outpace.kernels.autotune import choose_layout
-from outpace.kernels.compiled_delta import has_delta_loop, run_recurrent
-from outpace.kernels.gated_delta import SequenceRows, SequenceStates
-from outpace.kernels.matmul import LAYOUTS, bind_product, has_layout, is_tiled, to_columns, to_rows
+from outpace.kernels.gated_delta import SequenceRows, SequenceStates, has_delta_loop, run_recurrent
+from outpace.kernels.matmul import (
+    LAYOUTS,
+    bind_product,
+    choose_layout,
+    has_layout,
+    is_tiled,
+    to_columns,
+    to_rows,
+)
 from outpace.models.attention import Attention
 from outpace.models.experts import PreciseLinear
 from outpace.models.gated_delta import GatedDelta

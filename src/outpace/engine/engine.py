@@ -14,14 +14,13 @@ import torch
 
 from outpace.decoding import Prediction, Request
 from outpace.decoding.sampling_params import is_whole_number
-from outpace.engine.controllers import ControllerTable
+from outpace.engine.controllers import ControllerTable, PassTimes
 from outpace.engine.job import DecodingError, Job, Listener, is_device_lost
+from outpace.engine.pack import ScheduledForward
 from outpace.engine.pairing import Pairing
-from outpace.engine.pass_times import PassTimes
 from outpace.engine.prefix import PrefixStats
 from outpace.engine.readout import LaunchedPass
 from outpace.engine.runner import Runner
-from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.methods.method import check_type

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outpace.attention.batch import AttentionBatch, Backend
 from outpace.engine.cache import PageTable
-from outpace.engine.scheduled_forward import ScheduledForward
+from outpace.engine.pack import ScheduledForward
 from outpace.errors import OptionError
 from outpace.methods.method import check_type
 from outpace.models.device import check_single_gpu

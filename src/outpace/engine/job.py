@@ -20,9 +20,9 @@ from outpace.decoding import (
 )
 from outpace.decoding.scoring import score_prompt
 from outpace.engine.cache import PageTable
+from outpace.engine.pack import ScheduledForward
 from outpace.engine.pairing import Pairing
 from outpace.engine.runner import Runner
-from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.methods import Method
 
 Listener = Callable[[Request], None]

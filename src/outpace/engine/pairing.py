@@ -1,13 +1,22 @@
-"""`Pairing`: the target and the further models of a method, and what they have in common."""
+"""`Pairing`: the models of a method, and which method each request of a model uses."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
 
-from outpace.checkpoints.draft_lookup import AUTO_DRAFT, find_local_draft
-from outpace.checkpoints.heads import head_name
-from outpace.checkpoints.load import load_config
+from outpace.checkpoints.families import FAMILIES
+from outpace.checkpoints.load import (
+    AUTO_DRAFT,
+    find_local_draft,
+    head_name,
+    load_config,
+    local_draft,
+    target_config,
+)
 from outpace.decoding import (
     DRAFT_KINDS,
     MASKED_DRAFT_KINDS,
@@ -23,8 +32,9 @@ from outpace.decoding.target import plural_noun, singular_noun
 from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.runner import Runner
 from outpace.errors import ContextError, OptionError
-from outpace.methods import METHODS, Method
+from outpace.methods import METHODS, Lookup, Method
 from outpace.methods.copies import AnswerStore
+from outpace.methods.options import AUTO_METHOD, MethodSpec, make_method, resolve_method
 from outpace.models.config import ModelConfig
 from outpace.models.extending import fit_draft_config
 
@@ -305,3 +315,78 @@ def make_target(configs: Mapping[str, ModelConfig]) -> Target:
         mask_shift=target.mask_shift,
         has_mtp_draft=any(each.is_draft and each.mtp is not None for each in configs.values()),
     )
+
+
+LOSSLESS_DRAFTING = ("dflash", "eagle", "speculative")
+"""Methods with a draft that "auto" selects from, by how much they usually gain."""
+
+LOG = logging.getLogger(__name__)
+
+
+class MethodSelector:
+    """Selects the method of each request to a model.
+
+    Args:
+        method: method of requests that set none; None and "auto" select that of the model.
+        target: name of the model.
+        config: its configuration.
+
+    Raises:
+        ValueError: the specification is invalid.
+    """
+
+    def __init__(self, method: MethodSpec | None, target: str, config: ModelConfig) -> None:
+        self.target, self.config = target, config
+        self.default = self.native if method is None else self.select_method(method)
+
+    def select_method(self, method: MethodSpec | None) -> Method:
+        """Return the method of a request; "auto" is that of the model.
+
+        Raises:
+            ValueError: the specification is invalid.
+        """
+        if method is None:
+            return self.default
+        return self.native if method == AUTO_METHOD else resolve_method(method)
+
+    def default_sampling(self, method: Method) -> dict[str, float]:
+        """Return default sampling options by name: the method's, or else the model family's."""
+        family = FAMILIES[self.config.family]
+        return {"temperature": family.temperature, "top_p": family.top_p, **method.default_sampling}
+
+    @cached_property
+    def native(self) -> Method:
+        """The model's own method; drafts are looked for once.
+
+        For a causal model with a published draft on this machine, it is the method of the draft,
+        with copies; otherwise that of the family.
+        """
+        method = family_method(self.config)
+        if isinstance(method, Lookup):
+            for name in LOSSLESS_DRAFTING:
+                if (draft := local_draft(self.target, name)) is not None:
+                    message = "%s: drafts by %s; method='lookup' decodes without it"
+                    LOG.info(message, self.target, draft)
+                    return make_method(name, {"draft": draft, "lookup": True})
+        return method
+
+
+def family_method(config: ModelConfig) -> Method:
+    """Return the default method of a model without a draft, that of its family."""
+    return METHODS[FAMILIES[config.family].method]()
+
+
+def check_fit(
+    model: str | Path,
+    method: MethodSpec | None,
+    *,
+    max_length: int | None = None,
+    mask_id: int | None = None,
+) -> None:
+    """Check that a method can decode a model, before any model is loaded.
+
+    Raises:
+        ValueError: the method cannot decode the model.
+    """
+    config = target_config(model, max_length=max_length, mask_id=mask_id)
+    check_models(MethodSelector(method, str(model), config).default, str(model), config)

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from outpace.decoding import CAUSAL, Tree
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
-from outpace.engine.scheduled_forward import ScheduledForward
+from outpace.engine.pack import ScheduledForward
 
 TOKEN_BITS = 64
 """Low bits of an integer of text that hold the token."""

@@ -14,20 +14,25 @@ from torch import Tensor
 from outpace.attention.by_shape import backend_by_shape
 from outpace.attention.choice import select_backend
 from outpace.decoding import Kind, Prediction
-from outpace.decoding.logprob import find_top_tokens
-from outpace.decoding.processor import BANNED_LOGIT
+from outpace.decoding.processor import BANNED_LOGIT, find_top_tokens
 from outpace.decoding.sampling import GroupReader
 from outpace.engine.adapters import PassAdapters
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
-from outpace.engine.chained import BlockPass, ChunkReader, chain_reader
 from outpace.engine.cpu import pack_model
 from outpace.engine.fuse import compile_layers
 from outpace.engine.graphs import SCRATCH_SLOTS, GraphCache, PassRecorder
-from outpace.engine.pack import PackedPass, ReadGroup, TransferBuffer, pack_pass
+from outpace.engine.pack import PackedPass, ReadGroup, ScheduledForward, TransferBuffer, pack_pass
 from outpace.engine.prefix import PrefixCache, token_pairs
-from outpace.engine.readout import HostTransfer, LaunchedPass, ReadChunk, apply_processors
+from outpace.engine.readout import (
+    BlockPass,
+    ChunkReader,
+    HostTransfer,
+    LaunchedPass,
+    ReadChunk,
+    apply_processors,
+    chain_reader,
+)
 from outpace.engine.recurrent import RecurrentPass
-from outpace.engine.scheduled_forward import ScheduledForward
 from outpace.models.adapted import ModelUpdates
 from outpace.models.draft import ChainedDraft
 from outpace.models.int8 import is_quantized

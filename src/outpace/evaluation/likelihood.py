@@ -9,7 +9,7 @@ from random import Random
 from outpace.decoding import CAUSAL_KINDS, FULL, Decoding, Forward, Kind, Request
 from outpace.decoding.scoring import GivenTokens, score_tokens
 from outpace.methods import Method
-from outpace.methods.bounds import check_at_least_one
+from outpace.methods.method import check_at_least_one
 
 
 @dataclass(slots=True)

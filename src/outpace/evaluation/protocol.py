@@ -12,13 +12,26 @@ from typing import Any
 from outpace.api.options import Options
 from outpace.api.text import Prompt
 from outpace.decoding import Kind
-from outpace.evaluation.question import Question
 from outpace.evaluation.scoring import NEEDED, SCORERS
 from outpace.evaluation.tasks import TASKS
 from outpace.jsonl import JsonRecord
 from outpace.methods import Method
-from outpace.methods.bounds import check_at_least_one
+from outpace.methods.method import check_at_least_one
 from outpace.methods.options import make_method
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt, the reference for its answer, and the name of the scoring rule."""
+
+    prompt: Prompt
+    reference: Any
+    score: str
+
+    def judge_answer(self, answer: str) -> bool | None:
+        """Return whether an answer is correct; None for questions without a rule."""
+        return SCORERS[self.score](answer, self.reference)
+
 
 PROTOCOL_FOLDER = Path(__file__).parent / "protocols"
 PROTOCOLS = ("apd", "d2f", "dflash", "plain", "qwen", "wedlm")

@@ -11,8 +11,7 @@ from typing import Unpack
 from outpace.api.answers import AnswerBackend
 from outpace.api.llm import LLM
 from outpace.api.options import Options, RequestOptions
-from outpace.evaluation.protocol import find_setting
-from outpace.evaluation.question import Question
+from outpace.evaluation.protocol import Question, find_setting
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.samples import output_record, questions_hash, resume_samples
 from outpace.jsonl import JsonRecord

@@ -14,7 +14,7 @@ from typing import Any
 from outpace.api.answers import append_record, open_for_append
 from outpace.api.output import Output
 from outpace.decoding import Step
-from outpace.evaluation.question import Question
+from outpace.evaluation.protocol import Question
 from outpace.jsonl import JsonRecord, parse_record
 
 SCHEMA_VERSION = 1

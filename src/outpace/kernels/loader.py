@@ -1,4 +1,4 @@
-"""Loading of compiled kernels: products, rounding, attention and gated delta layers.
+"""Loading of compiled kernels, and memory for matrices.
 
 Each loop is compiled for several instruction sets, all with the same results (vector.h).
 """
@@ -6,13 +6,34 @@ Each loop is compiled for several instruction sets, all with the same results (v
 from __future__ import annotations
 
 import logging
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from ctypes import CDLL, c_int, c_long, c_void_p
 from enum import IntEnum
 from functools import cache
 from importlib.util import find_spec
 
 import torch
+from torch import Tensor
+
+HUGE_PAGES = 4 << 20
+"""Bytes of memory from which huge pages are requested: twice the size of one on x86."""
+
+
+def allocate_bytes(size: int) -> Tensor:
+    """Return memory `u8[size]` for a matrix, with any content.
+
+    A product reads a matrix from its first byte to its last. Linux has huge pages, which need fewer
+    translations of addresses: one row of a model of 1 GB took 0.8 of the time on an AMD EPYC.
+    """
+    if size < HUGE_PAGES or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.empty(size, dtype=torch.uint8)
+    mapped = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # the kernel may have been built without huge pages
+        mapped.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(mapped, dtype=torch.uint8)
+
 
 LOG = logging.getLogger(__name__)
 

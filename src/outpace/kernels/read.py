@@ -14,7 +14,7 @@ MAX_REDRAWS = tl.constexpr(8)
 
 @triton.jit
 def scramble_words(x):
-    """Apply a bijection of 32-bit words, as in `decoding/noise.py`."""
+    """Apply a bijection of 32-bit words, as in `decoding/sampling.py`."""
     x = (x ^ (x >> 16)) * tl.full([], 0x7FEB352D, tl.uint32)
     x = (x ^ (x >> 15)) * tl.full([], 0x846CA68B, tl.uint32)
     return x ^ (x >> 16)
@@ -22,7 +22,7 @@ def scramble_words(x):
 
 @triton.jit
 def uniform_noise(columns, low, high):
-    """Return uniform noise of columns for the two words of a key, as in `decoding/noise.py`."""
+    """Return uniform noise of columns for the two words of a key, as in `decoding/sampling.py`."""
     words = columns.to(tl.uint32) * tl.full([], 0x9E3779B1, tl.uint32)
     words = scramble_words(scramble_words(words ^ low) ^ high)
     return tl.minimum((words.to(tl.float32) + 0.5) * 2.3283064365386963e-10, 0.9999999403953552)
@@ -30,7 +30,7 @@ def uniform_noise(columns, low, high):
 
 @triton.jit
 def gumbel_noise(columns, low, high):
-    """Return Gumbel noise of columns for the two words of a key, as in `decoding/noise.py`."""
+    """Return Gumbel noise of columns for the two words of a key, as in `decoding/sampling.py`."""
     u = uniform_noise(columns, low, high)
     # 1 - u loses precision for small u; the quotient compensates (Kahan).
     rest = 1.0 - u
@@ -110,7 +110,7 @@ def redraw_token(
     row, guess, ratio, vocab, heat, low, high, top, mass, top_p, top_k, min_p, token,
     BLOCK: tl.constexpr, GUESS: tl.constexpr,
 ):  # fmt: skip
-    """Sample again until the token passes top-p, top-k and min-p, as in `decoding/truncation.py`.
+    """Sample again until the token passes top-p, top-k and min-p, as in `decoding/sampling.py`.
 
     If a token fails, so do all tokens of at most its probability, so each attempt has fewer
     candidates. After `MAX_REDRAWS` attempts the threshold is searched, which bounds the time.
@@ -182,7 +182,7 @@ def find_edge(
     row, guess, ratio, vocab, heat, top, total, top_p, top_k, min_p,
     BLOCK: tl.constexpr, GUESS: tl.constexpr,
 ):  # fmt: skip
-    """Return the smallest x / heat that passes the filters; ties pass (`decoding/truncation.py`).
+    """Return the smallest x / heat that passes the filters; ties pass (`decoding/sampling.py`).
 
     A binary search over float32 takes at most 32 steps. Where the mass above a number equals
     `top_p` within rounding, the reference may decide differently.

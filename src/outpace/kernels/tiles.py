@@ -14,8 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.kernels.loader import THREAD_WORK, Isa, has_isa, load_library
-from outpace.kernels.memory import allocate_bytes
+from outpace.kernels.loader import THREAD_WORK, Isa, allocate_bytes, has_isa, load_library
 
 TILE_OUTPUTS, UNIT_BYTES = 16, 4
 """Outputs of a tile, and bytes of a unit of a row."""

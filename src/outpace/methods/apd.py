@@ -26,9 +26,14 @@ from outpace.decoding import (
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS, halving_values
 from outpace.decoding.sampling import GroupReader, NoisyChooser, Read, Readout, row_chooser
-from outpace.methods.bounds import check_at_least_one, check_fraction
-from outpace.methods.method import Interval, Method, check_least
-from outpace.methods.plain import decode_plain
+from outpace.methods.method import (
+    Interval,
+    Method,
+    check_at_least_one,
+    check_fraction,
+    check_least,
+    decode_plain,
+)
 
 Coupling = Literal["gumbel", "argmax"]
 

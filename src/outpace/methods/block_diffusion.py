@@ -2,18 +2,317 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise, repeat
 from typing import Annotated
 
-from outpace.decoding import Canvas, Decoding, Kind, OptionError, Request
+import numpy as np
+
+from outpace.decoding import (
+    Canvas,
+    Decoding,
+    Forward,
+    Kind,
+    OptionError,
+    Prediction,
+    Read,
+    Request,
+    Tree,
+    agreement,
+)
 from outpace.decoding.canvas import split_blocks
+from outpace.decoding.forward import IntArray
+from outpace.decoding.order import above_threshold, rank_descending
+from outpace.decoding.rules import HoleHistory
+from outpace.decoding.sampling import Sample
+from outpace.decoding.target import Rank
 from outpace.decoding.tree import MAX_TREE_SLOTS
 from outpace.methods.block_filling import BlockFilling, block_length, forward_of_blocks
-from outpace.methods.bounds import check_at_least_one, check_default, check_fraction
-from outpace.methods.edited import decode_edited
-from outpace.methods.lookahead import Lookahead, check_lookahead
-from outpace.methods.prefix_filling import PREFIX_UNUSED, check_no_template, decode_prefixes
-from outpace.methods.self_verified import decode_verified
+from outpace.methods.method import check_at_least_one, check_default, check_fraction
+
+MAX_EDIT_FORWARDS = 16
+"""Most forwards of a full block that edit it, as in the authors' code."""
+
+
+def decode_edited(method: BlockFilling, request: Request, size: int, threshold: float) -> Decoding:
+    """Fill and edit a block until a forward changes nothing, commit it, repeat.
+
+    The options of `method` choose the holes. Filled tokens are replaced by others of a confidence
+    above `threshold`; those of the prompt are not.
+    """
+    canvas, shift = Canvas.from_request(request), request.target.shift
+    scores = tuple(dict.fromkeys((*method.needed_scores, "confidence")))
+    start = 0  # first slot without final keys
+    for begin, end in split_blocks(len(request) - len(request) % size, request.limit, size):
+        canvas.append_slots(max(end - len(canvas), 0))
+        # With shift 1 the first slot is predicted once, by a block that no longer changes.
+        editable = canvas.holes_within(begin + shift, end)
+        step = fills = edits = 0
+        while (open_holes := canvas.holes_within(begin, end)) or (
+            editable and edits < MAX_EDIT_FORWARDS
+        ):
+            filled = [slot for slot in editable if slot not in open_holes]
+            holes, last = method.next_holes(open_holes, begin, end, shift)
+            read = request.sample(step, scores=scores, score_as_drawn=True)
+            predict = [*holes, *filled]
+            out = yield forward_of_blocks(
+                request.target,
+                canvas.ids[:last],
+                start=start,
+                size=size,
+                begin=begin,
+                predict=predict,
+                read=read,
+            )
+            any_hole = np.ones(len(holes), dtype=np.bool_)
+            chosen = method.choose_holes(out, method.least_count(size, fills), any_hole)
+            canvas.fill_chosen(holes, chosen, out)
+            certain = above_threshold(out.scores["confidence"][len(holes) :], threshold)
+            changed = canvas.replace_chosen(filled, certain, out, len(holes))
+            start, step, fills = begin, step + 1, fills + (last == end)
+            edits += not holes
+            if not holes and not changed:
+                start = end - shift  # this forward has written the final keys
+                break
+        if not canvas.commit_until(request):
+            return
+
+
+BranchRun = Generator[Forward, Prediction, tuple[list[int], Prediction]]
+
+
+@dataclass(frozen=True, slots=True)
+class Lookahead:
+    """Predicted holes that branches fill in addition, each a different one.
+
+    Attributes:
+        method: chooses by its `order` what the paper calls confidence.
+        holes: slots that were predicted.
+        out: their predictions.
+        further: indices of the holes to fill, the most confident first.
+    """
+
+    method: BlockFilling
+    holes: Sequence[int]
+    out: Prediction
+    further: IntArray
+
+    @classmethod
+    def spawn(
+        cls,
+        method: BlockFilling,
+        holes: Sequence[int],
+        out: Prediction,
+        chosen: IntArray,
+        count: int,
+    ) -> tuple[IntArray, Lookahead | None]:
+        """Return the indices of the holes to fill, and at most `count` branches, if any.
+
+        A branch without holes has the highest confidence, as in the authors' code. So a single
+        remaining hole is filled at once.
+        """
+        ranked = rank_descending(method.rank_holes(out, len(holes)))
+        rest = ranked[~np.isin(ranked, chosen)]
+        if len(rest) < 2:
+            return np.append(chosen, rest), None
+        return chosen, cls(method, holes, out, rest[:count])
+
+    def run_branches(
+        self, request: Request, canvas: Canvas, begin: int, read: Sample, history: HoleHistory
+    ) -> BranchRun:
+        """Run all branches of the block from slot `begin` on, and fill the hole of the best one.
+
+        The anchor is the last branch. Of equal ones the first is the best, as in the authors' code.
+
+        Returns:
+            The holes of the best branch, and their predictions.
+        """
+        anchor, open_holes = canvas.ids[begin:], canvas.holes_within(begin, len(canvas))
+        texts, holes = list[list[int]](), list[list[int]]()
+        for index in self.further.tolist():
+            row = self.holes[index] - begin
+            texts.append([*anchor[:row], self.out.tokens[index], *anchor[row + 1 :]])
+            holes.append([slot for slot in open_holes if slot != self.holes[index]])
+        texts, holes = [*texts, anchor], [*holes, open_holes]
+        read = history.read(read, list(chain(*holes)))
+        out = yield forward_of_branches(request, texts, holes, begin, read)
+        bounds = list(pairwise(accumulate(map(len, holes), initial=0)))
+        ranks = self.method.rank_holes(out, bounds[-1][1])
+        best = int(np.argmax([ranks[first:last].mean() for first, last in bounds]))
+        canvas.fill_chosen(self.holes, self.further[best : best + 1], self.out)
+        return holes[best], out.entries(*bounds[best])
+
+
+def forward_of_branches(
+    request: Request,
+    texts: Sequence[Sequence[int]],
+    holes: Sequence[Sequence[int]],
+    begin: int,
+    read: Read,
+) -> Forward:
+    """Return a forward of texts of one block, each of which sees the text before and itself.
+
+    They are stored one after the other from slot `begin` on, with the positions of the block.
+    """
+    target, size = request.target, len(texts[0])
+    shift = target.shift if target.mask_shift is None else target.mask_shift
+    wanted = [(size * place, slot) for place, each in enumerate(holes) for slot in each]
+    return Forward(
+        ids=list(chain(*texts)),
+        start=begin,
+        pattern=Tree(
+            begin,
+            tuple(
+                (1 << size) - 1 << size * place for place in range(len(texts)) for _ in range(size)
+            ),
+        ),
+        positions=[*range(begin, begin + size)] * len(texts),
+        predict=[slot for _, slot in wanted],
+        predict_from=[slot + moved - shift for moved, slot in wanted],
+        read=read,
+        branches=[
+            text[len(request) - begin : slot - begin]
+            for text, each in zip(texts, holes, strict=True)
+            for slot in each
+        ]
+        if request.processors
+        else None,
+    )
+
+
+def check_lookahead(count: int, size: int) -> None:
+    """Raise `OptionError` for more branches of blocks of `size` than one forward can hold."""
+    most = MAX_TREE_SLOTS // size - 1
+    if count > most:
+        allowed = f"at most {most}" if most > 0 else "None"
+        message = (
+            f"lookahead must be {allowed} with blocks of {size}, got {count}: the branches of a "
+            f"block have at most {MAX_TREE_SLOTS} rows together"
+        )
+        raise OptionError("lookahead", count, message)
+
+
+def decode_verified(request: Request, size: int, threshold: float | None) -> Decoding:
+    """Draft a block of `size` masks at a time, and verify its leading tokens above `threshold`.
+
+    Each forward verifies the last draft, and drafts what follows if all of it is right.
+    """
+    scores: tuple[Rank, ...] = () if threshold is None else ("confidence",)
+    read = request.sample(scores=scores, score_as_drawn=True)
+    make_forward = forward_of_rows if request.target.shift else forward_of_masks
+    ready, alive, drafted = 0, True, list[int]()  # ready: slots that hold the text
+    while alive:
+        n, first = len(request), len(drafted) + 1
+        out = yield make_forward(request, ready, drafted, size, read)
+        accepted = agreement(drafted, out.tokens)
+        alive, ready = request.commit(out.tokens[: accepted + 1], out.logprobs), n + accepted
+        count = count_certain(out, first, threshold) if accepted == len(drafted) else 0
+        room = request.limit - len(request) - 1
+        if not request.target.shift:  # each draft has a mask that verifies it
+            room = min(room // 2, MAX_TREE_SLOTS)
+        drafted = out.tokens[first : first + min(count, room)]
+
+
+def forward_of_rows(
+    request: Request, ready: int, drafted: Sequence[int], size: int, read: Read
+) -> Forward:
+    """Return a forward of the text and the drafts in blocks of one token, then a block of masks.
+
+    In a model of shift 1 the rows of tokens verify, and those of masks draft: the next slots, or
+    with a `mask_shift` of 0 their own, of which the first is that of the verified token.
+    """
+    n, last = len(request), len(request) + len(drafted)
+    end, own = min(last + size, request.limit), request.target.mask_shift == 0
+    count = end - 1 - last
+    masks = [request.target.mask_id] * (count + (own and count > 0))
+    tokens = [*request.ids[ready:], *drafted]
+    return Forward(
+        ids=[*tokens, *masks],
+        start=ready,
+        pattern=(*repeat(1, len(tokens)), *[len(masks)] * bool(masks)),
+        predict=range(n, end),
+        predict_from=[*range(n - 1, last), *range(last + 1, end)] if own else None,
+        read=read,
+    )
+
+
+def forward_of_masks(
+    request: Request, ready: int, drafted: Sequence[int], size: int, read: Read
+) -> Forward:
+    """Return a forward of the drafts, a block of masks after them, and masks in blocks of one.
+
+    In a model of shift 0 the last masks verify: each sees the text, the drafts before its slot, and
+    itself. The prompt runs with one of them only, since a tree cannot be split.
+    """
+    n, count, mask = len(request), len(drafted), request.target.mask_id
+    if ready < n - 1:
+        ids = [*request.ids[ready:], mask]
+        pattern = (1,) * len(ids)
+        return Forward(ids=ids, start=ready, pattern=pattern, predict=[n], read=read)
+    last = n + count
+    width = min(size, request.limit - last - count - 1, MAX_TREE_SLOTS - count)
+    width = width if width > 1 else 0  # the first mask has the slot that is verified last
+    chain = [(1 << index) - 1 for index in range(count + 1)]
+    block = [(1 << count + width) - 1] * width
+    first = last + width  # slot of the first mask that verifies
+    return Forward(
+        ids=[*request.ids[ready:], *drafted, *[mask] * (width + count + 1)],
+        start=ready,
+        pattern=Tree(n, (*chain[:count], *block, *chain)),
+        positions=[*range(ready, first), *range(n, last + 1)],
+        predict=range(n, last + max(width, 1)),
+        predict_from=[*range(first, first + count + 1), *range(last + 1, first)],
+        read=read,
+        branches=[
+            *(drafted[:index] for index in range(count + 1)),
+            *([*drafted, *[mask] * index] for index in range(1, width)),
+        ],
+    )
+
+
+def count_certain(out: Prediction, first: int, threshold: float | None) -> int:
+    """Return how many entries from `first` on are above the threshold, up to one that is not."""
+    if threshold is None:
+        return len(out.tokens) - first
+    unsure = np.flatnonzero(out.scores["confidence"][first:] <= threshold)
+    return int(unsure[0]) if len(unsure) else len(out.tokens) - first
+
+
+PREFIX_UNUSED = ("budget", "steps", "order", "part", "canvas", "rule", "lookahead")
+"""Options of the other ways to fill a block."""
+
+
+def check_no_template(request: Request) -> None:
+    """Raise `OptionError` for a template or suffix, which such a block does not see."""
+    if request.is_infill:
+        message = (
+            "method: the model predicts from left to right, so it cannot fill a template or the "
+            "text before a suffix: omit it"
+        )
+        raise OptionError("method", "BlockDiffusion", message)
+
+
+def decode_prefixes(request: Request, size: int, threshold: float | None) -> Decoding:
+    """Predict `size` tokens at a time, and accept the leading ones above `threshold`.
+
+    At least one is; with `threshold=None` exactly one. Each forward runs the tokens that the one
+    before accepted again, for causal keys.
+    """
+    ready, alive = 0, True  # ready: slots with final keys
+    while alive:
+        n, end = len(request), min(len(request) + size, request.limit)
+        masks = [request.target.mask_id] * (end - n - 1)
+        read = request.sample(scores=("confidence",), score_as_drawn=True, joint=True)
+        out = yield Forward(
+            ids=[*request.ids[ready:], *masks],
+            start=ready,
+            pattern=(*repeat(1, n - 1 - ready), 1 + len(masks)),
+            predict=range(n, end),
+            read=read,
+        )
+        accepted = 1 if threshold is None else max(count_certain(out, 0, threshold), 1)
+        alive, ready = request.commit(out.tokens[:accepted], out.logprobs), n - 1
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,13 @@ from outpace.decoding.order import (
 )
 from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank, Target
-from outpace.methods.bounds import check_at_least_one, check_fraction, check_not_negative
-from outpace.methods.method import Interval, OneOf
+from outpace.methods.method import (
+    Interval,
+    OneOf,
+    check_at_least_one,
+    check_fraction,
+    check_not_negative,
+)
 from outpace.methods.rule import RULES_WITHOUT_THRESHOLD, CertainMethod
 
 FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]

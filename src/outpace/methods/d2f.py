@@ -27,9 +27,7 @@ from outpace.decoding.order import rank_scores
 from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank, Target
 from outpace.methods.block_filling import block_length
-from outpace.methods.bounds import check_at_least_one, check_fraction
-from outpace.methods.method import Interval, OneOf
-from outpace.methods.plain import decode_plain
+from outpace.methods.method import Interval, OneOf, check_at_least_one, check_fraction, decode_plain
 from outpace.methods.rule import CertainMethod
 
 

@@ -6,10 +6,15 @@ import warnings
 from dataclasses import dataclass, replace
 from typing import Annotated
 
+from torch import Tensor
+from torch.nn import functional as F
+
 from outpace.decoding import (
+    FULL,
     MASKED_DRAFT_KINDS,
     Decoding,
     Dial,
+    Forward,
     OptionError,
     Prediction,
     Request,
@@ -20,14 +25,55 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
-from outpace.decoding.tree import MAX_TREE_SLOTS
-from outpace.methods.block_drafts import draft_block, grow_tree
-from outpace.methods.bounds import check_at_least_one, check_default, check_fraction
-from outpace.methods.copies import LookupOption
-from outpace.methods.features import FeatureBuffer
-from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
-from outpace.methods.method import DraftLength, Interval, Method, check_length
-from outpace.methods.tree_shape import check_nodes, check_width
+from outpace.decoding.tree import MAX_TREE_SLOTS, DraftTree
+from outpace.methods.copies import (
+    FLY_ENTROPY,
+    FLY_WINDOW,
+    FlyEntropy,
+    FlyWindow,
+    LookupOption,
+    check_fly,
+)
+from outpace.methods.features import FeatureBuffer, check_nodes, check_width
+from outpace.methods.method import (
+    DraftLength,
+    Interval,
+    Method,
+    check_at_least_one,
+    check_default,
+    check_fraction,
+    check_length,
+)
+
+
+def grow_tree(out: Prediction, width: int) -> DraftTree:
+    """Return a tree of the tokens of a block, with a level for each predicted slot."""
+    assert out.logits is not None
+    drafted = DraftTree(width)
+    for logits in out.logits:
+        if not drafted.beam:
+            break
+        drafted.add_level((), logits.expand(len(drafted.beam), -1))
+    return drafted
+
+
+def draft_block(request: Request, features: Tensor, rows: int) -> Forward:
+    """Return a forward of `rows` rows, the last committed token and masks, after `features`.
+
+    A DFlash draft reads the features `[c, f]` of the previous slots as context. A fused one
+    combines them with the tokens of these slots, which are causal rows; the block has no features.
+    """
+    start, num_features = len(request) - 1, features.shape[0]
+    block = [request.ids[start]] + [request.target.mask_id] * (rows - 1)
+    if not request.target.adds_features:
+        return Forward(ids=block, start=start, pattern=FULL, model="draft", context=features)
+    return Forward(
+        ids=[*request.ids[start - num_features : start], *block],
+        start=start - num_features,
+        pattern=(*(1,) * num_features, rows),
+        model="draft",
+        features=F.pad(features, (0, 0, 0, rows)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,14 +25,17 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.decoding.branches import DraftTree
-from outpace.decoding.tree import MAX_TREE_SLOTS
-from outpace.methods.bounds import check_at_least_one
-from outpace.methods.copies import LookupOption
-from outpace.methods.features import FeatureBuffer
-from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
-from outpace.methods.method import Interval, Method
-from outpace.methods.tree_shape import TreeShape
+from outpace.decoding.tree import MAX_TREE_SLOTS, DraftTree
+from outpace.methods.copies import (
+    FLY_ENTROPY,
+    FLY_WINDOW,
+    FlyEntropy,
+    FlyWindow,
+    LookupOption,
+    check_fly,
+)
+from outpace.methods.features import FeatureBuffer, TreeShape
+from outpace.methods.method import Interval, Method, check_at_least_one
 
 TreeDrafting = Generator[Forward, Prediction, DraftTree]
 

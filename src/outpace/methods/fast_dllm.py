@@ -30,8 +30,13 @@ from outpace.decoding.order import (
 )
 from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import check_at_least_one, check_not_negative, check_positive_fraction
-from outpace.methods.method import Interval, OneOf
+from outpace.methods.method import (
+    Interval,
+    OneOf,
+    check_at_least_one,
+    check_not_negative,
+    check_positive_fraction,
+)
 from outpace.methods.rule import CertainMethod
 
 CacheMode = Literal["prefix", "dual"]

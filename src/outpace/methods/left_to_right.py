@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from outpace.decoding import FULL, Decoding, Forward, Kind, OptionError, Request
-from outpace.methods.bounds import check_at_least_one
-from outpace.methods.method import Interval, Method
+from outpace.methods.method import Interval, Method, check_at_least_one
 
 
 @dataclass(frozen=True, kw_only=True)

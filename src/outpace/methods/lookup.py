@@ -8,10 +8,16 @@ from typing import Annotated
 
 from outpace.decoding import Decoding, Dial, Forward, Prediction, Read, Request, Target
 from outpace.decoding.dial import halving_values
-from outpace.methods.bounds import check_at_least_one
 from outpace.methods.copies import MAX_MATCH_TOKENS, CopyFinder, verify_chain
-from outpace.methods.method import DraftLength, Interval, Method, SharesText, check_length
-from outpace.methods.plain import decode_plain
+from outpace.methods.method import (
+    DraftLength,
+    Interval,
+    Method,
+    SharesText,
+    check_at_least_one,
+    check_length,
+    decode_plain,
+)
 
 Cycle = Generator[Forward, Prediction, bool]
 

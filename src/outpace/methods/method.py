@@ -3,35 +3,93 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from outpace.decoding import (
+    CAUSAL,
     CAUSAL_KINDS,
+    FULL,
     Decoding,
     Dial,
+    Forward,
     Kind,
     OptionError,
+    Pattern,
+    Prediction,
+    Read,
     Request,
     Target,
     Verify,
 )
-from outpace.decoding.renamed import accept_old_overrides
 from outpace.decoding.sampling_params import is_finite_real, is_whole_number
-from outpace.methods.bounds import check_at_least_one
 
-OLD_NAMES = {
-    "decodes": "target_kinds",
-    "usual": "default_sampling",
-    "check": "check_request",
-    "slots": "slots_needed",
-    "sequential": "is_sequential",
-    "dial": "length_range",
-}
-"""Old name of each overridable member, mapped to its current name."""
+
+def check_at_least_one(**options: int | None) -> None:
+    """Raise `OptionError` for a count below one."""
+    for name, value in options.items():
+        if value is not None and value < 1:
+            raise OptionError(name, value, f"{name} must be at least 1, got {value}")
+
+
+def check_fraction(**options: float | None) -> None:
+    """Raise `OptionError` for an option outside [0, 1]."""
+    for name, value in options.items():
+        if value is not None and not 0 <= value <= 1:
+            raise OptionError(name, value, f"{name} must be between 0 and 1, got {value}")
+
+
+def check_positive_fraction(**options: float | None) -> None:
+    """Raise `OptionError` for an option outside (0, 1]."""
+    for name, value in options.items():
+        if value is not None and not 0 < value <= 1:
+            message = f"{name} must be above 0 and at most 1, got {value}"
+            raise OptionError(name, value, message)
+
+
+def check_not_negative(**options: float | None) -> None:
+    """Raise `OptionError` for an option below zero."""
+    for name, value in options.items():
+        if value is not None and value < 0:
+            raise OptionError(name, value, f"{name} must be at least 0, got {value}")
+
+
+def check_default(method: Any, *names: str, reason: str) -> None:
+    """Raise `OptionError` for a set option that has no effect together with another."""
+    defaults = {option.name: option.default for option in fields(method)}
+    for name in names:
+        if (value := getattr(method, name)) != defaults[name]:
+            message = f"{name} cannot be used with {reason}, got {value!r}: leave it unset"
+            raise OptionError(name, value, message)
+
+
+def decode_plain(
+    request: Request, start: int, read: Read, pattern: Pattern = CAUSAL, window: int | None = 1
+) -> Generator[Forward, Prediction, bool]:
+    """Run the text from slot `start` on and commit one token; return whether to continue.
+
+    While the controller is paused, the next tokens follow immediately. Each forward then recomputes
+    the `window` last tokens, or all of them. Causal rows of tokens that a constraint forces run
+    with it.
+    """
+    while True:
+        n, forced = len(request), request.forced_tokens if pattern == CAUSAL else []
+        out = yield Forward(
+            ids=request.ids[start:] + forced,
+            start=start,
+            pattern=pattern,
+            predict=range(n, n + len(forced) + 1) if forced else None,
+            read=read,
+        )
+        if not request.commit(out.tokens, out.logprobs):
+            return False
+        if not request.is_paused:
+            return True
+        start = 0 if window is None else max(len(request) - window, 0)
+        pattern = CAUSAL if pattern == CAUSAL else FULL
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,10 +108,6 @@ class Method(ABC):
     roles: ClassVar[Mapping[str, tuple[Kind, ...]]] = {}
     tree_option: ClassVar[str | None] = None
     default_sampling: ClassVar[Mapping[str, float]] = {}
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        accept_old_overrides(cls, OLD_NAMES)
 
     def __post_init__(self) -> None:
         """Convert options to plain Python types; raise `OptionError` for other types."""

@@ -7,8 +7,7 @@ from typing import Annotated
 
 from outpace.decoding import OptionError
 from outpace.decoding.rules import HoleHistory, Rule, start_history
-from outpace.methods.bounds import check_default, check_fraction, check_not_negative
-from outpace.methods.method import Method, OneOf
+from outpace.methods.method import Method, OneOf, check_default, check_fraction, check_not_negative
 
 RULE_OPTIONS = {
     "entropy_limit": "entropy",

@@ -19,10 +19,18 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
-from outpace.methods.copies import DRAFT_MATCH, CopyFinder, LookupOption, verify_chain
-from outpace.methods.loose import FLY_ENTROPY, FLY_WINDOW, FlyEntropy, FlyWindow, check_fly
-from outpace.methods.method import DraftLength, Interval, Method, check_length
-from outpace.methods.plain import decode_plain
+from outpace.methods.copies import (
+    DRAFT_MATCH,
+    FLY_ENTROPY,
+    FLY_WINDOW,
+    CopyFinder,
+    FlyEntropy,
+    FlyWindow,
+    LookupOption,
+    check_fly,
+    verify_chain,
+)
+from outpace.methods.method import DraftLength, Interval, Method, check_length, decode_plain
 
 MAX_DRAFT_TOKENS = 8
 """Most tokens that "auto" drafts."""

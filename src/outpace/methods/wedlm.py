@@ -23,9 +23,16 @@ from outpace.decoding import (
 from outpace.decoding.dial import halving_values
 from outpace.decoding.order import top_holes
 from outpace.decoding.target import Rank
-from outpace.methods.bounds import check_at_least_one, check_not_negative, check_positive_fraction
-from outpace.methods.method import Interval, Method, OneOf, check_least
-from outpace.methods.plain import decode_plain
+from outpace.methods.method import (
+    Interval,
+    Method,
+    OneOf,
+    check_at_least_one,
+    check_least,
+    check_not_negative,
+    check_positive_fraction,
+    decode_plain,
+)
 
 
 @dataclass(frozen=True, kw_only=True)

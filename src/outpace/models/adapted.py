@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outpace.kernels.autotune import choose_layout
-from outpace.kernels.matmul import LAYOUTS, bind_product
+from outpace.kernels.matmul import LAYOUTS, bind_product, choose_layout
 from outpace.kernels.tiles import TILE_OUTPUTS, RowProduct
 from outpace.models.packed import DenseState
 from outpace.models.replacement import Replacement

@@ -8,9 +8,120 @@ from functools import cached_property
 from typing import Any, Literal
 
 from outpace.decoding.target import DRAFT_KINDS, HoleOrder, Kind
-from outpace.models.delta_layers import DeltaLayers
-from outpace.models.draft_parts import BlockConvolution, ChainHeads
-from outpace.models.uneven import GlobalHeads, SharedKeys
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaLayers:
+    """Layers with a gated delta rule in place of attention.
+
+    Attributes:
+        layers: their indices.
+        key_heads, key_dim: number of heads of queries and keys, and their size.
+        value_heads, value_dim: number of heads of values, and their size.
+        taps: rows that the convolution before the rule sees.
+        grouped: whether rows of the projections are ordered by key head, or by part.
+    """
+
+    layers: tuple[int, ...]
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    grouped: bool = False
+
+    def __post_init__(self) -> None:
+        if self.value_heads % self.key_heads:
+            raise ValueError(
+                f"the number of value heads must be a multiple of {self.key_heads} key heads, got "
+                f"{self.value_heads}"
+            )
+
+    @property
+    def key_size(self) -> int:
+        """Width of all heads of keys."""
+        return self.key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """Width of all heads of values."""
+        return self.value_heads * self.value_dim
+
+    @property
+    def mixed_size(self) -> int:
+        """Width of queries, keys and values, which the convolution mixes."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def state_shape(self) -> tuple[int, int, int]:
+        """Shape of the state of a layer."""
+        return self.value_heads, self.key_dim, self.value_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainHeads:
+    """Heads of a draft that chooses the tokens of a block one after another, after one pass.
+
+    Attributes:
+        rank: width of the head that adds a score by the previous token; 0 without one.
+        candidates: most probable tokens of a slot that are chosen from; 0 for all tokens.
+        predicts_acceptance: whether a head predicts if the target will accept a token.
+        reads_previous: whether that head also reads the embedding of the previous token.
+    """
+
+    rank: int
+    candidates: int = 0
+    predicts_acceptance: bool = False
+    reads_previous: bool = False
+
+    def __post_init__(self) -> None:
+        if self.reads_previous and not self.rank:
+            raise ValueError("a confidence head that reads the previous token needs a Markov head")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockConvolution:
+    """Convolutions over the rows of a block, before and after attention and MLP.
+
+    Attributes:
+        taps: rows that a row sees: itself and those before it in its block.
+        group: channels that share the part of their kernel that depends on the row.
+    """
+
+    taps: int
+    group: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalHeads:
+    """Heads of the layers without a window, if they differ from those of the other layers.
+
+    Attributes:
+        kv_heads: number of key/value heads.
+        head_dim: size of a head.
+        query_factor: factor on queries in addition to 1 / sqrt(head_dim).
+        keys_as_values: whether the projected keys, before norm and rotation, are also the values.
+    """
+
+    kv_heads: int
+    head_dim: int
+    query_factor: float
+    keys_as_values: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedKeys:
+    """The last layers, which attend to keys and values of an earlier layer.
+
+    That is the last layer before them with the same window.
+
+    Attributes:
+        count: number of these layers.
+        mlp: width of their MLP.
+    """
+
+    count: int
+    mlp: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +223,7 @@ class ModelConfig:
         delta: layers with a recurrent state in place of attention.
         sinks: whether each head has an attention sink: a score that takes weight but has no
             value.
-        activation: activation of the MLP, by its name in `models/activation.py`.
+        activation: activation of the MLP, by its name in `models/transformer.py`.
         embedding_scale: factor on token embeddings.
         layer_scale: whether the output of each layer is multiplied by a number of the checkpoint.
         layer_input: size of the embedding of a token for each layer; 0 without one.

@@ -1,16 +1,18 @@
-"""Drafts that read hidden states of their target, and the DFlash drafts (Chen et al., 2026).
+"""Drafts that read hidden states of their target: DFlash (Chen et al., 2026), DFlash 2, DSpark.
 
 Shapes: T rows, C context rows, D draft vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from outpace.decoding.processor import BANNED_LOGIT
+from outpace.models.attention import Attend
 from outpace.models.config import ModelConfig
 from outpace.models.transformer import Block, Embedding, Stack, Transformer
 
@@ -205,3 +207,157 @@ def check_draft_pair(draft: ModelConfig, target: ModelConfig) -> None:
             f"the draft reads layer {bad[0]} of its target, which has {target.layers} layers, "
             f"0 to {target.layers - 1}"
         )
+
+
+class DSparkDraft(ChainedDraft):
+    """Layers that predict a block in one pass, whose tokens are then chosen one after another.
+
+    The Markov head adds a bias to the logits of a token that depends on the token before it. The
+    confidence head predicts whether the target will accept the token, before it is chosen.
+    """
+
+    def build_layers(self) -> None:
+        """Create the heads and the layers."""
+        config = self.config
+        assert config.chain is not None
+        rank, self.reads_previous = config.chain.rank, config.chain.reads_previous
+        self.previous_embedding = nn.Embedding(config.vocab, rank) if rank else None
+        self.transition = nn.Linear(rank, config.vocab, bias=False) if rank else None
+        self.acceptance: nn.Linear | None = None
+        if config.chain.predicts_acceptance:
+            self.acceptance = nn.Linear(config.dim + rank * self.reads_previous, 1)
+            nn.init.zeros_(self.acceptance.bias)
+        super().build_layers()
+
+    def embed_previous(self, previous: Tensor) -> Tensor:
+        """Return the embeddings `[R, rank]` of tokens `previous i64[R]`."""
+        assert self.previous_embedding is not None
+        rows: Tensor = self.previous_embedding(previous)
+        return rows
+
+    def condition_logits(self, hidden: Tensor, logits: Tensor, previous: Tensor) -> Tensor:
+        """Add the bias of the tokens before, where there is a Markov head."""
+        if self.transition is None:
+            return logits
+        return logits + self.transition(self.embed_previous(previous))[:, : logits.shape[1]]
+
+    def predict_acceptance(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Apply the confidence head."""
+        return self.acceptance_logits(hidden, previous).sigmoid()
+
+    def acceptance_logits(self, hidden: Tensor, previous: Tensor) -> Tensor:
+        """Return the logits `f32[R]` of the probability that the target accepts the next token.
+
+        Args:
+            hidden: hidden states of the rows that predict it, `[R, dim]`.
+            previous: tokens before it, `i64[R]`.
+        """
+        assert self.acceptance is not None
+        if self.reads_previous:
+            hidden = torch.cat((hidden, self.embed_previous(previous)), -1)
+        logits: Tensor = self.acceptance(hidden)
+        return logits.squeeze(-1).float()
+
+
+@runtime_checkable
+class BlockPlaces(Protocol):
+    """Where the blocks of a pass begin, given by the caller."""
+
+    @property
+    def offsets(self) -> Tensor:
+        """Place of each row in its block, `i64[T]`."""
+        ...
+
+
+class GroupedConvolution(nn.Module):
+    """Convolution over the rows of a block, before and after attention or MLP.
+
+    A channel c of row i becomes the sum over taps t of `(base[t, c] + delta[i, t, g]) x[i - t, c]`.
+    The group g of the channel has one delta, a projection of the row before attention or MLP. Rows
+    before the block count as zero.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.convolution is not None
+        self.taps, self.group = config.convolution.taps, config.convolution.group
+        kernel = torch.eye(self.taps)[:1, :, None].expand(2, self.taps, config.dim)
+        self.base = nn.Parameter(kernel.clone())
+        deltas = 2 * self.taps * config.dim // self.group
+        self.projection = nn.Linear(config.dim, deltas, bias=False)
+
+    def forward(self, x: Tensor, offsets: Tensor, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        """Run attention or MLP between the two convolutions of rows `x [T, dim]`."""
+        deltas = self.projection(x).view(len(x), 2, self.taps, -1)
+        before, after = (self.base + deltas.repeat_interleave(self.group, -1)).unbind(1)
+        return self.mix_rows(after, layer(self.mix_rows(before, x, offsets)), offsets)
+
+    def mix_rows(self, kernels: Tensor, x: Tensor, offsets: Tensor) -> Tensor:
+        """Return rows `x [T, dim]` mixed by kernels `[T, taps, dim]` with those before them."""
+        mixed = kernels[:, 0] * x
+        for tap in range(1, self.taps):
+            earlier = x.roll(tap, 0).where((offsets >= tap)[:, None], 0)
+            mixed = mixed + kernels[:, tap] * earlier
+        return mixed
+
+
+class ConvolvedBlock(Block):
+    """A layer with convolutions before and after its attention and its MLP."""
+
+    def __init__(self, config: ModelConfig, layer: int) -> None:
+        super().__init__(config, layer)
+        self.attention_convolution = GroupedConvolution(config)
+        self.mlp_convolution = GroupedConvolution(config)
+
+    def forward(
+        self,
+        x: Tensor,
+        cos: Tensor,
+        sin: Tensor,
+        attend: Attend,
+        wanted: Tensor | None = None,
+        context: Tensor | None = None,
+    ) -> Tensor:
+        """Map rows `x [T, dim]` and return the `wanted` ones; see `Block`."""
+        assert self.attention_norm is not None and self.mlp_norm is not None
+        assert isinstance(attend, BlockPlaces)
+
+        def attend_rows(y: Tensor) -> Tensor:
+            if context is None:
+                return cast(Tensor, self.attention(y, cos, sin, attend))
+            rows = torch.cat((context, y))
+            return cast(Tensor, self.attention(rows, cos, sin, attend, None, len(context)))
+
+        offsets = attend.offsets
+        x = x + self.attention_convolution(self.attention_norm(x), offsets, attend_rows)
+        x = x + self.mlp_convolution(self.mlp_norm(x), offsets, self.mlp)
+        return x if wanted is None else x[wanted]
+
+
+class DFlash2Draft(ChainedDraft):
+    """Layers with convolutions over a block, and a selector of one path through its candidates.
+
+    The candidates of a slot are its most probable tokens. One that follows the token p gets, beside
+    its logit, the score `<A[p] * H(h), B[c]>`, of embeddings A, B and the hidden state h of its
+    slot. The path starts at the last committed token and takes one candidate after another.
+    """
+
+    block_type = ConvolvedBlock
+
+    def build_layers(self) -> None:
+        """Create the selector and the layers."""
+        config = self.config
+        assert config.chain is not None
+        self.candidates = config.chain.candidates
+        self.previous_embedding = nn.Embedding(config.vocab, config.chain.rank)
+        self.candidate_embedding = nn.Embedding(config.vocab, config.chain.rank)
+        self.selector = nn.Linear(config.dim, config.chain.rank, bias=False)
+        super().build_layers()
+
+    def condition_logits(self, hidden: Tensor, logits: Tensor, previous: Tensor) -> Tensor:
+        """Add the scores of candidates after the tokens before, and ban all other tokens."""
+        logits = logits.float()
+        values, tokens = logits.topk(min(self.candidates, logits.shape[1]))
+        edge = self.previous_embedding(previous) * self.selector(hidden)
+        scores = torch.einsum("rd,rkd->rk", edge, self.candidate_embedding(tokens)).float()
+        return torch.full_like(logits, BANNED_LOGIT).scatter(1, tokens, values + scores)

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 
 from outpace.errors import OptionError
 from outpace.kernels import tiles
-from outpace.kernels.autotune import choose_layout
 from outpace.kernels.matmul import (
     LAYOUTS,
     MAX_CODE,
     MIN_ROW_PEAK,
     ZERO_CODE,
     bind_product,
+    choose_layout,
     has_layout,
     is_tiled,
     multiply_blocks,

@@ -6,21 +6,95 @@ size.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from outpace.models.activation import GATED_ACTIVATIONS
-from outpace.models.attention import Attend, Attention
+from outpace.models.attention import Attend, Attention, rotary_tables
 from outpace.models.config import ModelConfig
 from outpace.models.experts import build_feed_forward
 from outpace.models.gated_delta import GatedDelta
-from outpace.models.layer_input import LayerEmbeddings, LayerGate
 from outpace.models.norm import build_norm
-from outpace.models.rope import rotary_tables
+
+Activation = Callable[[Tensor], tuple[Tensor, Tensor]]
+
+CLAMP_LIMIT, SIGMOID_SLOPE = 7.0, 1.702
+"""Bound on gate and up projection, and slope of the sigmoid, of the clamped SwiGLU."""
+
+
+def swiglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:
+    """SwiGLU."""
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate), up
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    """Return the tanh approximation of GELU."""
+    return F.gelu(x, approximate="tanh")
+
+
+def geglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:
+    """GeGLU with the tanh approximation of GELU."""
+    gate, up = x.chunk(2, -1)
+    return gelu_tanh(gate), up
+
+
+def clamped_swiglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:
+    """A bounded SwiGLU that is linear where `up` is zero; gate and up alternate (gpt-oss)."""
+    gate, up = x[..., ::2].clamp(max=CLAMP_LIMIT), x[..., 1::2].clamp(-CLAMP_LIMIT, CLAMP_LIMIT)
+    return gate * torch.sigmoid(SIGMOID_SLOPE * gate), up + 1
+
+
+GATED_ACTIVATIONS: dict[str, Activation] = {
+    "silu": swiglu_factors,
+    "gelu_tanh": geglu_factors,
+    "clamped": clamped_swiglu_factors,
+}
+
+
+MIXED_SCALE = 2.0**-0.5
+"""Factor on the sum of two parts of equal variance."""
+
+
+class LayerEmbeddings(nn.Module):
+    """What each layer receives of a token: an embedding, plus a projection of the input row."""
+
+    def __init__(
+        self, config: ModelConfig, build_embedding: Callable[[int, int], nn.Module]
+    ) -> None:
+        super().__init__()
+        size, width = config.layer_input, config.layers * config.layer_input
+        self.table = build_embedding(config.vocab, width)
+        self.projection = nn.Linear(config.dim, width, bias=False)
+        self.norm = build_norm(config, size)
+        self.size, self.scale, self.row_scale = size, math.sqrt(size), config.dim**-0.5
+
+    def forward(self, ids: Tensor, x: Tensor) -> Tensor:
+        """Return `[T, L, S]` of tokens `ids i64[T]` whose input rows are `x [T, dim]`."""
+        # The scale is rounded to the dtype first, as in the authors' code.
+        found = self.table(ids) * torch.tensor(self.scale, dtype=x.dtype)
+        projected: Tensor = (self.projection(x) * self.row_scale).unflatten(-1, (-1, self.size))
+        mixed: Tensor = self.norm(projected) + found.view_as(projected)
+        return mixed * MIXED_SCALE
+
+
+class LayerGate(nn.Module):
+    """A gate of the rows of a layer on their embeddings, and a projection to hidden size."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate = nn.Linear(config.dim, config.layer_input, bias=False)
+        self.projection = nn.Linear(config.layer_input, config.dim, bias=False)
+        self.norm = build_norm(config)
+
+    def forward(self, x: Tensor, layer_input: Tensor) -> Tensor:
+        """Return what is added to rows `x [T, dim]`, given their input `[T, S]` of this layer."""
+        added: Tensor = self.norm(self.projection(gelu_tanh(self.gate(x)) * layer_input))
+        return added
 
 
 class MLP(nn.Module):

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from typing import Any
 
+from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
+
 PREFIX_LENGTH = 256
 """Characters, or token ids, of a prompt that determine its replica."""
 
@@ -92,3 +94,26 @@ def replica_ranks(
     if second and loads[first] > loads[second[0]] + slack:
         return [[first, *second], others[1:]]
     return [[first], second, others[1:]]
+
+
+class AffinityRouter(RequestRouter):  # type: ignore[misc]
+    """Route requests with the same first argument to the same replica, unless overloaded."""
+
+    def initialize_state(self, slack: int = MAX_EXTRA_REQUESTS) -> None:
+        """Store `request_router_kwargs`; see `replica_ranks`."""
+        self.slack = slack
+
+    async def choose_replicas(
+        self,
+        candidate_replicas: list[RunningReplica],
+        pending_request: PendingRequest | None = None,
+    ) -> list[list[RunningReplica]]:
+        """Return replicas by rank. Ray queries those of unknown load before it sends."""
+        replicas = {each.replica_id.unique_id: each for each in candidate_replicas}
+        loads = {
+            name: self.replica_queue_len_cache.get(each.replica_id) or 0
+            for name, each in replicas.items()
+        }
+        args: list[Any] = [] if pending_request is None else pending_request.args
+        ranks = replica_ranks(args[0] if args else "", loads, self.slack)
+        return [[replicas[name] for name in rank] for rank in ranks if rank]

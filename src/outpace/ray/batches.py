@@ -18,7 +18,7 @@ from outpace.api.output import Output
 from outpace.api.text import Prompt
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.load import load_config
-from outpace.engine.method_selector import MethodSelector
+from outpace.engine.pairing import MethodSelector
 from outpace.errors import OptionError
 from outpace.evaluation.samples import output_from_record, output_record
 from outpace.methods.options import MethodSpec

@@ -1,10 +1,14 @@
-"""HTTP routes of the server."""
+"""HTTP routes of the server, and its page."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from importlib.resources import files
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -13,23 +17,61 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from outpace.server import document, tokens
-from outpace.server.access_log import AccessLogMiddleware
-from outpace.server.guard import GuardMiddleware
+from outpace.server.guard import GuardMiddleware, parse_request
 from outpace.server.http_error import HttpError
-from outpace.server.messages import MessagesTranslation
+from outpace.server.logs import AccessLogMiddleware
+from outpace.server.messages import MessagesRequest, MessagesTranslation
 from outpace.server.messages import error_response as messages_error_response
-from outpace.server.messages_schema import MessagesRequest
-from outpace.server.page import PlaygroundPage
-from outpace.server.parsing import parse_request
 from outpace.server.reply import dump_json
 from outpace.server.request_handler import RequestHandler
-from outpace.server.responses import ResponsesTranslation
-from outpace.server.responses_schema import ResponsesRequest
+from outpace.server.responses import ResponsesRequest, ResponsesTranslation
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
 from outpace.server.settings import Settings
 from outpace.server.writer import Translation
 from outpace.version import __version__
+
+LINKED_FILE = re.compile(
+    r'<link rel="stylesheet" href="(?P<style>[\w.]+)">|<script src="(?P<script>[\w.]+)"></script>'
+)
+"""Reference to a file beside the page."""
+
+
+class PlaygroundPage:
+    """The page with its styles and scripts inline, and its headers."""
+
+    def __init__(self) -> None:
+        self.folder = files("outpace.server") / "playground"
+        self.hashes: dict[str, list[str]] = {"style": [], "script": []}
+        self.text = LINKED_FILE.sub(self.embed_file, self.read_file("page.html"))
+        self.headers = {
+            "Content-Security-Policy": (
+                "default-src 'none'; connect-src 'self'; img-src data:; "
+                f"script-src {' '.join(self.hashes['script'])}; "
+                f"style-src {' '.join(self.hashes['style'])}; "
+                "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            ),
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-cache",
+        }
+
+    def read_file(self, name: str) -> str:
+        """Return the text of a file of the page."""
+        return (self.folder / name).read_text(encoding="utf-8")
+
+    def embed_file(self, reference: re.Match[str]) -> str:
+        """Return the element with the content of a file, and allow its hash."""
+        tag = reference.lastgroup or ""
+        content = self.read_file(reference[tag])
+        digest = base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()
+        self.hashes[tag].append(f"'sha256-{digest}'")
+        return f"<{tag}>{content}</{tag}>"
+
+    def to_response(self) -> Response:
+        """Return the page as a response."""
+        return Response(self.text, headers=self.headers, media_type="text/html")
+
 
 MESSAGES_PATH = "/v1/messages"
 

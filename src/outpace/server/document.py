@@ -8,9 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from outpace.server.http_error import ERROR_SCHEMA
-from outpace.server.messages import MESSAGES_ERROR_SCHEMA
-from outpace.server.messages_schema import MessagesRequest
-from outpace.server.responses_schema import ResponsesRequest
+from outpace.server.messages import MESSAGES_ERROR_SCHEMA, MessagesRequest
+from outpace.server.responses import ResponsesRequest
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.tokens import DetokenizeRequest
 

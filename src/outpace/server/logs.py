@@ -1,9 +1,11 @@
-"""Log lines for the operator of a server, as text or JSON: start, address, loading progress."""
+"""Log lines for the operator of a server, as text or JSON, and the access log."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
+import secrets
 import sys
 import time
 from collections.abc import Iterator
@@ -11,13 +13,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, Literal
+from urllib.parse import quote
 
-from outpace.checkpoints.progress import report_load_progress
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from outpace.checkpoints.fill import report_load_progress
 from outpace.version import __version__
 
 LOG = logging.getLogger("outpace.server")
 ACCESS_LOG = logging.getLogger("outpace.server.access")
-LOADER_LOG = logging.getLogger("outpace.api.model_loader")
+LOADER_LOG = logging.getLogger("outpace.api.engine_loop")
 
 REQUEST_FIELDS: ContextVar[dict[str, Any]] = ContextVar("request fields")
 """Fields of the log line of the current request."""
@@ -100,3 +105,49 @@ def log_loading(name: str, place: str) -> Iterator[None]:
 
     with report_load_progress(report_progress):
         yield
+
+
+ID_HEADER = b"x-request-id"
+VALID_ID = re.compile(rb"[\w.-]{1,64}")
+MAX_PATH_CHARACTERS = 256
+
+
+class AccessLogMiddleware:
+    """Give each request an id, and log its status and duration when its response has ended.
+
+    The id is the `X-Request-Id` of the client, if that has at most 64 letters, digits and `_.-`.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run a request and log it."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        number = request_id(dict(scope["headers"]))
+        # Encoded, since a decoded path may have line breaks.
+        path = quote(scope["path"][:MAX_PATH_CHARACTERS])
+        fields: dict[str, Any] = {"request_id": number.decode(), "path": path, "status": 500}
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                fields["status"] = message["status"]
+                message = {**message, "headers": [*message["headers"], (ID_HEADER, number)]}
+            await send(message)
+
+        began, token = time.perf_counter(), REQUEST_FIELDS.set(fields)
+        try:
+            await self.app(scope, receive, send_with_id)
+        finally:
+            seconds = fields["seconds"] = round(time.perf_counter() - began, 4)
+            line = (scope["method"], path, fields["status"], seconds, fields["request_id"])
+            ACCESS_LOG.info("%s %s: %d in %.3f s (%s)", *line, extra={"fields": fields})
+            REQUEST_FIELDS.reset(token)
+
+
+def request_id(headers: dict[bytes, bytes]) -> bytes:
+    """Return the id that the client sent, if it is valid, or a random one."""
+    sent = headers.get(ID_HEADER, b"")
+    return sent if VALID_ID.fullmatch(sent) else secrets.token_hex(12).encode()

@@ -1,21 +1,276 @@
-"""Answers of Anthropic's Messages API, whole and as events."""
+"""Anthropic's Messages API: its fields, and answers whole and as events."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any, Literal, Self
 
+from pydantic import Discriminator, Field, Tag, model_validator
 from starlette.responses import Response
 
+from outpace.api.engine_client import PendingRequest
+from outpace.api.options import MAX_ANSWER_TOKENS
 from outpace.api.output import Event, Output
-from outpace.api.pending_request import PendingRequest
-from outpace.server.blocks import Block, BlockChange, BlockParser, answer_blocks
+from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
+from outpace.errors import OptionError
 from outpace.server.http_error import HttpError
-from outpace.server.messages_schema import MessagesRequest
 from outpace.server.models import HostedModel
 from outpace.server.reply import call_id, dump_json
-from outpace.server.writer import AnswerWriter, Translation
+from outpace.server.schema import (
+    BoundedText,
+    ChatRequest,
+    EmptyList,
+    JsonScalar,
+    MethodExtension,
+    Name,
+    ShortText,
+    StopString,
+    StrictModel,
+)
+from outpace.server.writer import (
+    AnswerWriter,
+    Block,
+    BlockChange,
+    BlockParser,
+    Translation,
+    answer_blocks,
+    build_chat_request,
+)
+
+CacheControl = dict[Name, JsonScalar] | None
+
+
+class TextBlock(StrictModel):
+    """A text."""
+
+    type: Literal["text"]
+    text: BoundedText
+    citations: EmptyList | None = None
+    cache_control: CacheControl = None
+
+
+class ThinkingBlock(StrictModel):
+    """Thoughts of the model. Their signature is ignored."""
+
+    type: Literal["thinking"]
+    thinking: BoundedText
+    signature: BoundedText | None = None
+
+
+class ToolUseBlock(StrictModel):
+    """A call of a tool by the model."""
+
+    type: Literal["tool_use"]
+    id: Name
+    name: Name
+    input: dict[str, Any]
+    caller: dict[str, Any] | None = None
+    cache_control: CacheControl = None
+
+
+Texts = BoundedText | Annotated[list[TextBlock], Field(max_length=1024)]
+
+
+class ToolResultBlock(StrictModel):
+    """The result of a call."""
+
+    type: Literal["tool_result"]
+    tool_use_id: Name
+    content: Texts | None = None
+    is_error: bool | None = None
+    cache_control: CacheControl = None
+
+
+def block_tag(block: object) -> str:
+    """Return the tag of a block."""
+    kind = block.get("type") if isinstance(block, dict) else getattr(block, "type", None)
+    return f"dict-{kind}"
+
+
+ContentBlock = Annotated[
+    Annotated[TextBlock, Tag("dict-text")]
+    | Annotated[ThinkingBlock, Tag("dict-thinking")]
+    | Annotated[ToolUseBlock, Tag("dict-tool_use")]
+    | Annotated[ToolResultBlock, Tag("dict-tool_result")],
+    Discriminator(
+        block_tag,
+        custom_error_type="block_type",
+        custom_error_message="Input should be a block of text, thinking, tool_use or tool_result",
+    ),
+]
+
+
+ROLES_OF_BLOCKS = {"thinking": "assistant", "tool_use": "assistant", "tool_result": "user"}
+
+
+class TurnMessage(StrictModel):
+    """A turn of the conversation."""
+
+    role: Literal["user", "assistant"]
+    content: BoundedText | Annotated[list[ContentBlock], Field(fail_fast=True, max_length=1024)]
+
+
+class MessagesTool(StrictModel):
+    """A tool that the model may call. Its schema is always enforced."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=f"^{FUNCTION_NAME.pattern}$")]
+    description: BoundedText | None = None
+    input_schema: dict[str, Any]
+    strict: bool | None = None
+    cache_control: CacheControl = None
+
+
+class MessagesToolChoice(StrictModel):
+    """Whether a tool is called, and which."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: Name | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(StrictModel):
+    """Whether the model thinks, and the maximum number of tokens."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int, Field(ge=0, le=MAX_ANSWER_TOKENS)] | None = None
+    display: Name | None = None
+
+
+class Metadata(StrictModel):
+    """Identity of the user."""
+
+    user_id: ShortText | None = None
+
+
+class MessagesRequest(StrictModel):
+    """A conversation to be continued with the next message."""
+
+    model: Name
+    max_tokens: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)]
+    messages: Annotated[list[TurnMessage], Field(fail_fast=True, min_length=1, max_length=1024)]
+    system: Texts | None = None
+    stop_sequences: Annotated[list[StopString], Field(max_length=16)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    tools: Annotated[list[MessagesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: Thinking | None = None
+    stream: bool | None = None
+
+    # Fields of chats that Anthropic's API does not have.
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    chat_template_kwargs: Annotated[dict[Name, JsonScalar], Field(max_length=32)] | None = None
+    outpace: MethodExtension | None = None
+
+    # Accepted from clients and ignored.
+    metadata: Metadata | None = None
+    service_tier: Name | None = None
+    cache_control: CacheControl = None
+
+    @model_validator(mode="after")
+    def check_blocks(self) -> Self:
+        """Reject blocks that only the other role may have."""
+        for number, message in enumerate(self.messages):
+            blocks = () if isinstance(message.content, str) else message.content
+            for place, block in enumerate(blocks):
+                role = ROLES_OF_BLOCKS.get(block.type, message.role)
+                if message.role != role:
+                    param = f"messages.{number}.content.{place}"
+                    problem = f"only messages of {role} may have a block of type {block.type}"
+                    raise OptionError(param, block.type, f"{param}: {problem}")
+        return self
+
+    def to_chat(self, *, can_think: bool) -> ChatRequest:
+        """Return the request as a chat; raises `HttpError` for an invalid conversation.
+
+        Args:
+            can_think: Whether the model has thoughts, so that they may have to be turned off.
+        """
+        choice, thinking = self.tool_choice, self.thinking or Thinking(type="adaptive")
+        extension = None if self.outpace is None else self.outpace.model_dump(exclude_none=True)
+        same = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed")
+        fields = {name: getattr(self, name) for name in same}
+        is_off = can_think and thinking.type == "disabled"
+        return build_chat_request(
+            fields
+            | {
+                "messages": [*self.chat_messages()],
+                "stop": self.stop_sequences or None,
+                "tools": None if self.tools is None else [*map(declare_tool, self.tools)],
+                "tool_choice": None if choice is None else chat_tool_choice(choice),
+                "parallel_tool_calls": (
+                    False if choice is not None and choice.disable_parallel_tool_use else None
+                ),
+                "reasoning_effort": "none" if is_off else None,
+                "max_reasoning_tokens": thinking.budget_tokens,
+                "chat_template_kwargs": self.chat_template_kwargs,
+                "outpace": extension,
+            }
+        )
+
+    def chat_messages(self) -> Iterator[dict[str, Any]]:
+        """Yield the messages of the conversation in the form of chats."""
+        if self.system is not None:
+            yield {"role": "system", "content": join_texts(self.system)}
+        for message in self.messages:
+            if isinstance(message.content, str):
+                yield {"role": message.role, "content": message.content}
+            elif message.role == "assistant":
+                yield assistant_turn(message.content)
+            else:
+                yield from user_turn(message.content)
+
+
+def join_texts(content: str | Sequence[TextBlock] | None) -> str:
+    """Return the text of a content."""
+    return content if isinstance(content, str) else "".join(block.text for block in content or ())
+
+
+def assistant_turn(blocks: Sequence[Any]) -> dict[str, Any]:
+    """Return a turn of the assistant as a message."""
+    texts = [block for block in blocks if isinstance(block, TextBlock)]
+    message: dict[str, Any] = {"role": "assistant", "content": join_texts(texts)}
+    if thoughts := [block.thinking for block in blocks if isinstance(block, ThinkingBlock)]:
+        message["reasoning_content"] = "\n".join(thoughts)
+    if calls := [block for block in blocks if isinstance(block, ToolUseBlock)]:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": json.dumps(call.input)},
+            }
+            for call in calls
+        ]
+    return message
+
+
+def user_turn(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a turn of the user: results of calls, then its text."""
+    for block in blocks:
+        if isinstance(block, ToolResultBlock):
+            result = join_texts(block.content)
+            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result}
+    if texts := [block for block in blocks if isinstance(block, TextBlock)]:
+        yield {"role": "user", "content": join_texts(texts)}
+
+
+def declare_tool(tool: MessagesTool) -> dict[str, Any]:
+    """Return a tool in the form of chats."""
+    function = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    return {"type": "function", "function": function}
+
+
+def chat_tool_choice(choice: MessagesToolChoice) -> Any:
+    """Return a choice of tools in the form of chats."""
+    if choice.type == "tool":
+        return {"type": "function", "function": {"name": choice.name or ""}}
+    return "required" if choice.type == "any" else choice.type
+
 
 ReplyObject = dict[str, Any]
 

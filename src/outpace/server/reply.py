@@ -14,12 +14,11 @@ from functools import partial
 from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
-from outpace.api.calls import CallDelta, ToolCall, call_object
 from outpace.api.detokenizer import REPLACEMENT_CHARACTER
 from outpace.api.output import Output
-from outpace.api.parts import PartsDelta, assistant_message
+from outpace.api.parts import CallDelta, PartsDelta, ToolCall, assistant_message, call_object
 from outpace.decoding import Step
-from outpace.decoding.logprob import top_tokens
+from outpace.decoding.processor import top_tokens
 from outpace.server.models import HostedModel
 
 STREAM_END = b"data: [DONE]\n\n"

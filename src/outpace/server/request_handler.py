@@ -11,23 +11,26 @@ from typing import Any
 
 from starlette.types import Receive, Send
 
-from outpace.api.engine_client import DrainingError, EngineDiedError
-from outpace.api.engine_messages import LoadError, QueueFullError
+from outpace.api.engine_client import (
+    DrainingError,
+    EngineDiedError,
+    LoadError,
+    PendingRequest,
+    QueueFullError,
+)
 from outpace.api.output import Output
-from outpace.api.pending_request import PendingRequest
 from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
 from outpace.errors import ContextError, OptionError
-from outpace.server.fields import LENGTH_OPTIONS, check_supported_fields, option_field
 from outpace.server.http_error import ClientDisconnectedError, HttpError
 from outpace.server.logs import add_request_fields
+from outpace.server.method_choice import LENGTH_OPTIONS, check_supported_fields, option_field
 from outpace.server.metrics import RequestTimer
 from outpace.server.prompts import check_choice_count, prompt_text, request_prompts
 from outpace.server.reply import Reply
-from outpace.server.schema import ChatRequest, CompletionRequest
+from outpace.server.schema import TOOL_PARAM, ChatRequest, CompletionRequest, dotted_error
 from outpace.server.service import Service
 from outpace.server.stream import CompletionWriter, merge_choice_events
-from outpace.server.tool_fields import TOOL_PARAM, dotted_error
 from outpace.server.writer import AnswerWriter, Translation
 
 LOG = logging.getLogger("outpace.server")

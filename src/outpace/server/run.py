@@ -1,4 +1,4 @@
-"""Lifetime of a server: listening socket, signals, draining, watchdog."""
+"""Lifetime of a server: listening socket, HTTP protocol, signals, draining, watchdog."""
 
 from __future__ import annotations
 
@@ -10,16 +10,231 @@ import signal
 import socket
 from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from outpace.errors import OptionError
 from outpace.server.app import build_server_app
 from outpace.server.http_error import HttpError
 from outpace.server.logs import log_address
-from outpace.server.protocol import LimitedHttpProtocol
 from outpace.server.service import Service
 from outpace.server.settings import Settings
+
+MAX_HEADER_BYTES = 64 * 2**10
+"""Maximum size of request line and headers, including trailers of a chunked body."""
+
+HEADER_LINE_OVERHEAD = len(b": " + b"\r\n")
+"""Bytes of a header line besides its name and value."""
+
+RESET_POLL_SECONDS = 0.05
+"""Interval at which half-closed connections are checked for a reset."""
+
+RESPONSE_START = b"HTTP/1.1 "
+"""First bytes of every response."""
+
+COMMENT_CHUNK = b"3\r\n:\n\n\r\n"
+"""A chunk with an empty comment of a server-sent event stream."""
+
+
+class StartedTransport:
+    """Transport that has already sent the first bytes of a response."""
+
+    def __init__(self, transport: asyncio.Transport, sent: bytes) -> None:
+        self.transport = transport
+        self.sent = sent
+
+    def write(self, data: bytes) -> None:
+        """Send the rest of the response."""
+        self.transport.write(data.removeprefix(self.sent))
+        self.sent = b""
+
+    def close(self) -> None:
+        """Close the connection once everything is sent."""
+        self.transport.close()
+
+    def is_closing(self) -> bool:
+        """Return whether the connection is closing."""
+        return self.transport.is_closing()
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection, whose client has `seconds` to send the headers of each request.
+
+    The same limit applies to a client that stops reading. A client that half-closes the connection
+    after a whole request still receives its answer.
+
+    Attributes:
+        size: Bytes of request line and headers parsed so far.
+        pending: Bytes received since the request began while its headers were incomplete, without
+            those that arrived together with its first byte.
+        is_half_closed: Whether the client has closed its sending direction.
+        open_cycles: Requests that are not answered yet.
+    """
+
+    def __init__(self, *, seconds: float, **options: Any) -> None:
+        super().__init__(**options)
+        self.seconds = seconds
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the timeout for headers."""
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(0)  # report every write that is not accepted at once
+        self.size = self.pending = 0
+        self.is_half_closed = False
+        self.header_timer: asyncio.TimerHandle | None = None
+        self.write_timer: asyncio.TimerHandle | None = None
+        self.open_cycles: list[RequestResponseCycle] = []
+        self.start_header_timeout()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Cancel all timeouts and notify open requests."""
+        self.cancel_header_timeout()
+        self.cancel_write_timeout()
+        for cycle in self.open_cycles:  # Uvicorn notifies only the last one
+            cycle.disconnected = cycle.disconnected or not cycle.response_complete
+            cycle.message_event.set()
+        super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        """Start the timeout for a client that does not read."""
+        super().pause_writing()
+        self.start_write_timeout()
+
+    def resume_writing(self) -> None:
+        """Cancel the timeout: the client has read everything."""
+        self.cancel_write_timeout()
+        super().resume_writing()
+
+    def start_write_timeout(self) -> None:
+        """Start the timeout for reading some of the buffered bytes."""
+        buffered = self.transport.get_write_buffer_size()
+        self.write_timer = self.loop.call_later(self.seconds, self.check_write_progress, buffered)
+
+    def check_write_progress(self, buffered: int) -> None:
+        """Abort the connection if the client has read nothing since the timeout started."""
+        if self.transport.get_write_buffer_size() < buffered:
+            self.start_write_timeout()
+        else:
+            self.transport.abort()
+
+    def cancel_write_timeout(self) -> None:
+        """Cancel the timeout for reading."""
+        if self.write_timer is not None:
+            self.write_timer.cancel()
+            self.write_timer = None
+
+    def start_header_timeout(self) -> None:
+        """Start the timeout for headers."""
+        self.cancel_header_timeout()
+        self.header_timer = self.loop.call_later(
+            self.seconds, self.reject, HttpError(408, "the headers were not received in time")
+        )
+
+    def cancel_header_timeout(self) -> None:
+        """Cancel the timeout for headers."""
+        if self.header_timer is not None:
+            self.header_timer.cancel()
+            self.header_timer = None
+
+    def data_received(self, data: bytes) -> None:
+        """Count the bytes of incomplete headers, then parse."""
+        self.pending += len(data)
+        super().data_received(data)
+        if self.header_timer is not None and self.pending > MAX_HEADER_BYTES:
+            self.reject(headers_too_large_error())
+
+    def on_message_begin(self) -> None:
+        """Start a new request, perhaps pipelined after another one."""
+        super().on_message_begin()
+        self.size = self.pending = 0
+        self.start_header_timeout()
+
+    def on_url(self, url: bytes) -> None:
+        """Count the bytes of the URL."""
+        self.count_header_bytes(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Count the bytes of a header, or of a trailer after a chunked body."""
+        self.count_header_bytes(len(name) + len(value) + HEADER_LINE_OVERHEAD)
+        super().on_header(name, value)
+
+    def count_header_bytes(self, size: int) -> None:
+        """Add header bytes; reject the request and stop parsing if there are too many."""
+        self.size += size
+        if self.size > MAX_HEADER_BYTES:
+            self.reject(headers_too_large_error())
+            raise ValueError("too large")
+
+    def send_400_response(self, msg: str) -> None:
+        """Reject invalid or incomplete HTTP."""
+        self.reject(HttpError(400, msg))
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Keep a half-closed connection open (return True) until its request is answered."""
+        self.open_cycles = [cycle for cycle in self.open_cycles if not cycle.response_complete]
+        if not self.open_cycles or self.open_cycles[-1].more_body:
+            return False
+        if not self.is_half_closed:
+            self.is_half_closed = True
+            self.cancel_header_timeout()
+            self.open_cycles[-1].keep_alive = False
+            self.probe_client(self.open_cycles[0])
+            self.loop.call_later(RESET_POLL_SECONDS, self.look_for_reset)
+        return True
+
+    def probe_client(self, cycle: RequestResponseCycle) -> None:
+        """Send bytes that change no answer; a client that has gone replies with a reset."""
+        if not cycle.response_started:
+            cycle.transport = StartedTransport(self.transport, RESPONSE_START)  # type: ignore[assignment]
+            self.transport.write(RESPONSE_START)
+        elif cycle.chunked_encoding:
+            self.transport.write(COMMENT_CHUNK)
+
+    def look_for_reset(self) -> None:
+        """Abort the connection if the client has reset it; otherwise check again later."""
+        if self.transport.is_closing():
+            return
+        connection = self.transport.get_extra_info("socket")
+        if connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            self.transport.abort()
+        else:
+            self.loop.call_later(RESET_POLL_SECONDS, self.look_for_reset)
+
+    def on_headers_complete(self) -> None:
+        """Cancel the header timeout; `LimitedBody` limits the body."""
+        self.cancel_header_timeout()
+        super().on_headers_complete()
+        self.open_cycles = [cycle for cycle in self.open_cycles if not cycle.response_complete] + [
+            self.cycle
+        ]
+
+    def reject(self, fault: HttpError) -> None:
+        """Send an error before the request was read completely, and close."""
+        self.cancel_header_timeout()
+        if self.transport.is_closing():
+            return
+        if any(
+            cycle.response_started and not cycle.response_complete for cycle in self.open_cycles
+        ):
+            self.transport.close()  # in the middle of another answer
+            return
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        body = fault.body
+        self.transport.write(STATUS_LINE[fault.status] + head % len(body) + body)
+        self.transport.close()
+
+
+def headers_too_large_error() -> HttpError:
+    """Return the error for oversized headers."""
+    return HttpError(431, f"the headers must have at most {MAX_HEADER_BYTES} bytes")
+
 
 LOG = logging.getLogger("outpace.server")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import reprlib
 import tomllib
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -21,17 +21,83 @@ from pydantic import (
 )
 
 from outpace.api.loading import LOAD_OPTIONS, LoadOptions
-from outpace.checkpoints.heads import head_name
-from outpace.checkpoints.load import target_config
+from outpace.api.options import Info, list_options
+from outpace.checkpoints.load import head_name, target_config
+from outpace.checkpoints.name import distinct_name, name_of
 from outpace.engine.pairing import accepts_head
 from outpace.engine.pairing import further_models as models_of
 from outpace.errors import OptionError, prefix_error
 from outpace.methods import METHODS, Method
 from outpace.models.config import ModelConfig
-from outpace.server.bounds import bounded_type, requirement
-from outpace.server.entry_options import SERVE_OPTIONS, ServeOptions
 from outpace.server.logs import LogFormat
-from outpace.server.model_names import name_role_models
+from outpace.server.schema import bounded_type, requirement
+
+
+@dataclass(kw_only=True)
+class ServeOptions:
+    """Options of a served model, shared by flags and TOML."""
+
+    max_tokens: Annotated[
+        int | None,
+        Info(
+            "Maximum tokens of an answer.",
+            "serving",
+            usual="rest of the context",
+            bounds={"ge": 1},
+        ),
+    ] = None
+    lazy: Annotated[
+        bool, Info("Load models when they are first requested, and unload idle ones.", "serving")
+    ] = False
+    keep: Annotated[
+        str | None,
+        Info(
+            "Time without requests after which a lazy model is unloaded: 90s, 10m, 2h or 1d.",
+            "serving",
+            usual="10m",
+        ),
+    ] = None
+
+
+SERVE_OPTIONS = list_options(ServeOptions)
+"""Options of a served model by name."""
+
+
+def name_role_models(roles: Mapping[str, str], further: Mapping[str, str]) -> dict[str, str]:
+    """Name the model of each role as in `further`, or by its file with a number if ambiguous."""
+    places = dict(further)
+    names = {}
+    for role, path in roles.items():
+        same = (name for name, place in places.items() if place == path)
+        names[role] = next(same, None) or distinct_name(name_of(path), places)
+        places[names[role]] = path
+    return names
+
+
+def name_models(model: str | None, others: Iterable[str]) -> dict[str, str]:
+    """Name the models of a command line: `name=path`, or a path alone.
+
+    Raises:
+        OptionError: If a name is given twice.
+    """
+    unnamed = [] if model is None else [model]
+    named_paths: dict[str, str] = {}
+    for text in others:
+        name, equals, path = text.partition("=")
+        if not equals or os.path.exists(text):
+            unnamed.append(text)
+        elif not (name and path):
+            message = f"--model must be name=path, or a path, got {text!r}"
+            raise OptionError("model", text, message)
+        elif name in named_paths:
+            raise OptionError("model", text, f"--model: the name {name} is given twice")
+        else:
+            named_paths[name] = path
+    models: dict[str, str] = {}
+    for path in unnamed:
+        models[distinct_name(name_of(path), {*named_paths, *models})] = path
+    return models | named_paths
+
 
 Seconds = Annotated[float, Field(gt=0, le=86400)]
 

@@ -8,11 +8,10 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from outpace.server.bounds import Name, StrictModel
+from outpace.server.guard import check_body_complexity, parse_request
 from outpace.server.http_error import HttpError
-from outpace.server.parsing import check_body_complexity, parse_request
 from outpace.server.request_handler import RequestHandler
-from outpace.server.schema import BoundedTokenIds, ChatRequest, CompletionRequest
+from outpace.server.schema import BoundedTokenIds, ChatRequest, CompletionRequest, Name, StrictModel
 from outpace.server.service import Service
 
 

@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from outpace.training.folder import raise_write_errors
 from outpace.training.shard import local_row_range, local_rows
+from outpace.training.trackers import raise_write_errors
 
 MODEL_FILE, OPTIMIZER_FILE, STATE_FILE = "model.safetensors", "optimizer.safetensors", "state.json"
 

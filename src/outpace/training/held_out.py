@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,15 +16,53 @@ from numpy.random import default_rng
 from torch import nn
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from outpace.api.llm import LLM
+from outpace.evaluation.protocol import method_from_options
 from outpace.evaluation.scoring import SCORERS
-from outpace.evaluation.scoring.numbers import final_number
-from outpace.training.data import Data, Examples
-from outpace.training.decoder import ExportDecoder
+from outpace.evaluation.scoring.expressions import final_number
+from outpace.training.data import PROBLEM_GENERATORS, STORY_PREFIX, Data, Examples
 from outpace.training.field_types import Count, NonNegativeInt, check_bounds
 from outpace.training.objective import Objective
+from outpace.training.report import MetricAccumulator, compute_means
 from outpace.training.rows import pack_documents
-from outpace.training.sources import PROBLEM_GENERATORS, STORY_PREFIX
-from outpace.training.sums import MetricAccumulator, compute_means
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportDecoder:
+    """Method and companion models of an export.
+
+    Attributes:
+        method: name and options of the method; empty for the default of the model's family.
+        target: the model that the export is a draft of.
+        base: the model that the export is an adapter of.
+    """
+
+    method: Mapping[str, Any]
+    target: str | None = None
+    base: str | None = None
+
+    def method_options(self, export: str) -> dict[str, Any]:
+        """Return name and options of the method, including the draft."""
+        return {**self.method, **({"draft": export} if self.target else {})}
+
+    def load_llm(self, export: Path, device: torch.device) -> LLM:
+        """Load the export for decoding, with a KV cache of 0.5 GiB."""
+        options = self.method_options(str(export))
+        name = options.pop("name", None)
+        method = None if name is None else method_from_options(name, options)
+        model = self.target or self.base or str(export)
+        adapter = export if self.base else None
+        return LLM(model, method, adapter=adapter, device=device, cache_gib=0.5)
+
+    def build_command(self, export: Path, prompt: str) -> str:
+        """Return the shell command that decodes a prompt."""
+        words = ["outpace", "generate", self.target or self.base or str(export), prompt]
+        words += ["--adapter", str(export)] if self.base else []
+        for option, value in self.method_options(str(export)).items():
+            flag = "method" if option == "name" else option.replace("_", "-")
+            words += [f"--{flag}", str(value).lower() if isinstance(value, bool) else str(value)]
+        return shlex.join(words)
+
 
 JUDGE_RULES = {"exact": "exact", "number": "last-number"}
 """Names of scoring rules by `HeldOut.judge`."""

@@ -2,36 +2,75 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from numpy.random import Generator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from outpace.decoding.renamed import accept_old_overrides
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
-from outpace.models.transformer import Transformer
+from outpace.models.transformer import Stack, Transformer
 from outpace.training.data import Example
-from outpace.training.feature_spec import FeatureSpec
-from outpace.training.layer_attention import hidden_states
+from outpace.training.layer_attention import hidden_states, plan_row_attention
 from outpace.training.rows import UNSCORED, Rows
+
+
+@dataclass(frozen=True)
+class FeatureSpec:
+    """The hidden states of a target that a loss reads.
+
+    Attributes:
+        layers: layers whose outputs are the draft's features.
+        last: whether states after the final norm are included, for the target's distributions.
+    """
+
+    layers: tuple[int, ...]
+    last: bool
+
+    def feature_width(self, target: ModelConfig) -> int:
+        """Return the width of a stored row."""
+        return (len(self.layers) + self.last) * target.dim
+
+    @torch.no_grad()
+    def read_states(
+        self,
+        target: Transformer,
+        ids: Tensor,
+        positions: Tensor,
+        ranges: Tensor,
+        stored: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the states of C rows, or split those `stored` by `joined_states`.
+
+        Returns:
+            States of `layers`, concatenated, `[C, layers · dim]`, and states after the final
+            norm, `[C, dim]`; the latter are invalid without `last`.
+        """
+        if stored is not None:
+            inner = len(self.layers) * target.config.dim
+            return stored[:, :inner], stored[:, inner:]
+        attend = plan_row_attention(target.config, ranges, ids.device)
+        last, captured = target.capture_layers(ids, positions, attend, self.layers)
+        return torch.cat([captured[layer] for layer in self.layers], -1), last
+
+    def joined_states(
+        self, target: Transformer, ids: Tensor, positions: Tensor, ranges: Tensor
+    ) -> Tensor:
+        """Compute the states of C rows in the stored layout, `[C, width]`."""
+        features, last = self.read_states(target, ids, positions, ranges)
+        return torch.cat((features, last), -1) if self.last else features
+
 
 ENTRIES = 2**26
 """Maximum number of logits in memory at a time: 0.25 GiB in float32."""
 
-OLD_NAMES = {
-    "taught": "needs_teacher",
-    "forwards": "forward_count",
-    "once": "single_forward",
-    "even": "has_fixed_forwards",
-    "reading": "feature_spec",
-}
-"""Old name of each overridable member, mapped to its current name."""
 
 TargetFunction = Callable[[Tensor], Tensor]
 """Returns target distributions `f32[n, vocab]` of the rows at indices `i64[n]`."""
@@ -69,10 +108,6 @@ class Objective:
 
     roles: ClassVar[tuple[str, ...]] = ()
     method: ClassVar[str | None] = None
-
-    def __init_subclass__(cls, **options: Any) -> None:
-        super().__init_subclass__(**options)
-        accept_old_overrides(cls, OLD_NAMES)
 
     @property
     def needs_teacher(self) -> bool:
@@ -183,3 +218,40 @@ def mean_loss(losses: Sequence[Loss]) -> Loss:
         sums, counts = zip(*(loss.metrics[name] for loss in losses), strict=True)
         metrics[name] = torch.stack(sums).sum(), torch.stack(counts).sum()
     return Loss(torch.stack([loss.total for loss in losses]).mean(), metrics)
+
+
+LossAndMetrics = tuple[Tensor, dict[str, tuple[Tensor, Tensor]]]
+"""A summed loss, and its metrics."""
+
+
+class LossModule(nn.Module):
+    """A module whose forward computes the loss of rows, so that wrappers see all of it."""
+
+    def __init__(self, objective: Objective, models: Models, precision: str) -> None:
+        super().__init__()
+        self.objective, self.models, self.precision = objective, models, precision
+        self.trained = models.trained
+
+    def forward(self, rows: Rows, reading: FeatureSpec | None = None) -> LossAndMetrics | Tensor:
+        """Compute the loss of rows; given `reading`, the target's states of that feature spec."""
+        # Accelerate's own setting would apply to all trainers of the process.
+        with torch.autocast(rows.ids.device.type, torch.bfloat16, self.precision == "bf16"):
+            if reading is not None:
+                target = self.models.others["target"]
+                return reading.joined_states(target, rows.ids, rows.positions, rows.ranges)
+            loss = self.objective.loss(self.models, rows)
+        return loss.total, loss.metrics
+
+
+def build_teachers(objective: Objective, model: Stack, adapted: bool) -> dict[str, Transformer]:
+    """Copy the initial model as teacher if needed; under an adapter it shares the weights."""
+    if not objective.needs_teacher:
+        return {}
+    assert isinstance(model, Transformer)
+    shared = (*model.parameters(), *model.buffers()) if adapted else ()
+    return {"teacher": deepcopy(model, {id(parameter): parameter for parameter in shared})}
+
+
+def ignore_norm_advice() -> None:
+    """Ignore PyTorch's advice on norms of mixed precision: a CPU has no fused one to choose."""
+    warnings.filterwarnings("ignore", "Mismatch dtype between input and weight")

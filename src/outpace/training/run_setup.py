@@ -16,8 +16,7 @@ from outpace.checkpoints.load import load_tokenizer
 from outpace.models.transformer import Stack, Transformer
 from outpace.training.field_types import check_values
 from outpace.training.loop import Loop
-from outpace.training.loss_module import ignore_norm_advice
-from outpace.training.objective import Objective
+from outpace.training.objective import Objective, ignore_norm_advice
 from outpace.training.optim import Optim
 from outpace.training.weights import check_trainable
 

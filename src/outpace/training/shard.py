@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 
 from outpace.models.norm import freeze_model
 from outpace.models.transformer import Stack
-from outpace.training.loss_module import LossModule
+from outpace.training.objective import LossModule
 from outpace.training.optim import Optim
 
 

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 from outpace.models.packed import DenseState
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example, Examples
-from outpace.training.feature_spec import FeatureSpec
-from outpace.training.folder import lock_folder, raise_write_errors, write_atomically
+from outpace.training.objective import FeatureSpec
 from outpace.training.rows import Rows, next_token_rows, pack_documents
+from outpace.training.trackers import lock_folder, raise_write_errors, write_atomically
 
 INDEX_FILE = "features.json"
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
-from contextlib import nullcontext
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from threading import current_thread, main_thread
+from typing import Any, Generic, TypeVar
 
 import torch
 from numpy.random import default_rng
@@ -22,19 +26,14 @@ from outpace.checkpoints.load import (
 )
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
-from outpace.training import checkpoint, interrupt, lora, report, trackers, weights
-from outpace.training.data import Data, Example, Examples, limit_length
-from outpace.training.data_origin import check_origin
-from outpace.training.decoder import ExportDecoder
-from outpace.training.folder import lock_folder, raise_write_errors
-from outpace.training.held_out import HeldOut, Validator
+from outpace.training import checkpoint, lora, report, trackers, weights
+from outpace.training.data import Data, Example, Examples, check_origin, limit_length
+from outpace.training.held_out import ExportDecoder, HeldOut, Validator
 from outpace.training.loop import Loop
 from outpace.training.lora import LoRA
-from outpace.training.loss_module import LossModule, build_teachers
 from outpace.training.micro_batches import MicroBatches
-from outpace.training.objective import Models, Objective
+from outpace.training.objective import LossModule, Models, Objective, build_teachers
 from outpace.training.optim import Optim
-from outpace.training.prefetch import Prefetcher
 from outpace.training.recompute import recompute_blocks
 from outpace.training.report import TrainingReport
 from outpace.training.rows import Rows, pack_documents
@@ -46,6 +45,90 @@ from outpace.training.run_setup import (
 )
 from outpace.training.shard import full_tensor, gather_tensors, prepare_training
 from outpace.training.store import FeatureStore
+from outpace.training.trackers import lock_folder, raise_write_errors
+
+SAME_SIGNAL_SECONDS = 1.0
+"""Seconds within which two signals count as one: a launcher may forward the terminal's signal."""
+
+DEFAULT_HANDLERS: dict[signal.Signals, Any] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+}
+"""Signals that end a run, with Python's default handlers."""
+
+
+@contextmanager
+def catch_signals(print_line: Callable[[str], None] = print) -> Iterator[Callable[[], int]]:
+    """Record the first signal that would end the run; a second one ends it.
+
+    Only default handlers are replaced, and only in the main thread: ignored signals (`nohup`) and
+    foreign handlers are left alone.
+
+    Yields:
+        A function that returns the number of the recorded signal, 0 if there is none.
+    """
+    received, received_at = 0, 0.0
+
+    def handle_signal(number: int, frame: Any) -> None:
+        nonlocal received, received_at
+        if not received:
+            received, received_at = number, time.monotonic()
+            again = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+            print_line(
+                f"stopping after this step; {again} again stops at once, without a checkpoint"
+            )
+        elif time.monotonic() - received_at > SAME_SIGNAL_SECONDS:
+            raise exit_exception(number)
+
+    replaced = {
+        number: default
+        for number, default in DEFAULT_HANDLERS.items()
+        if signal.getsignal(number) is default
+    }
+    if current_thread() is not main_thread():
+        replaced = {}
+    for number in replaced:
+        signal.signal(number, handle_signal)
+    try:
+        yield lambda: received
+    finally:
+        for number, default in replaced.items():
+            signal.signal(number, default)
+
+
+def exit_exception(number: int) -> BaseException:
+    """Return the exception to raise after a signal: `KeyboardInterrupt`, or `SystemExit`."""
+    stops = number in (0, signal.SIGINT)
+    return KeyboardInterrupt() if stops else SystemExit(128 + number)
+
+
+Prefetched = TypeVar("Prefetched")
+
+
+class Prefetcher(Generic[Prefetched]):
+    """Calls a function of the step number one step ahead, in a separate thread.
+
+    Its exceptions are raised when the result is requested.
+    """
+
+    def __init__(self, make: Callable[[int], Prefetched]) -> None:
+        self.compute = make
+        self.pool = ThreadPoolExecutor(1, thread_name_prefix="outpace-data")
+        self.pending: tuple[int, Future[Prefetched]] | None = None
+
+    def __call__(self, step: int, *, last: bool = False) -> Prefetched:
+        """Return the result of a step; unless it is the `last` one, start computing the next."""
+        number, future = self.pending or (None, None)
+        if future is None or number != step:
+            future = self.pool.submit(self.compute, step)
+        result = future.result()
+        self.pending = None if last else (step + 1, self.pool.submit(self.compute, step + 1))
+        return result
+
+    def close(self) -> None:
+        """Wait for the running computation, and stop the thread."""
+        self.pool.shutdown(cancel_futures=True)
+
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -164,7 +247,7 @@ class Trainer:
         size = sum(parameter.numel() for parameter in self.model.parameters())
         trackers.start_tracker(self.accelerator, self.out, self.settings, begun.step)
         log_files = TrainingReport(self.out, self.accelerator, begun, steps, self.settings, size)
-        with log_files as log, interrupt.catch_signals(print_line) as received_signal:
+        with log_files as log, catch_signals(print_line) as received_signal:
             if not begun.step:
                 self.validate_model(0, steps, log)
             for step in range(begun.step, steps):
@@ -183,7 +266,7 @@ class Trainer:
                     print_line(
                         f"stopped after step {step + 1}; the same command resumes from {folder}"
                     )
-                    raise interrupt.exit_exception(received_signal())
+                    raise exit_exception(received_signal())
         return log.loss
 
     def save_checkpoint(self, folder: Path, progress: checkpoint.TrainingProgress) -> None:

@@ -19,12 +19,11 @@ from outpace.checkpoints.load import (
     translate_config,
 )
 from outpace.decoding.target import DRAFT_KINDS
-from outpace.models.attention import Attention
+from outpace.models.attention import Attention, rotate_heads
 from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model
 from outpace.models.packed import DenseState
-from outpace.models.rope import rotate_heads
 from outpace.models.transformer import Stack, Transformer
 
 

@@ -1,40 +1,30 @@
 """The supported model families, by name."""
 
 from outpace.checkpoints.families.a2d import A2D, A2D_BLOCK
-from outpace.checkpoints.families.dflash import DFLASH
-from outpace.checkpoints.families.dflash2 import DFLASH2
+from outpace.checkpoints.families.dflash import DFLASH, DFLASH2, DSPARK
 from outpace.checkpoints.families.dream import DREAM
-from outpace.checkpoints.families.dspark import DSPARK
 from outpace.checkpoints.families.eagle import EAGLE
-from outpace.checkpoints.families.efficient_dlm import EFFICIENT_DLM
 from outpace.checkpoints.families.family import Family
-from outpace.checkpoints.families.fast_dllm_v2 import FAST_DLLM_V2
-from outpace.checkpoints.families.gemma import GEMMA3
-from outpace.checkpoints.families.gemma4 import GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED
+from outpace.checkpoints.families.gemma import GEMMA3, GEMMA4, GEMMA4_TEXT, GEMMA4_UNIFIED
 from outpace.checkpoints.families.glm4_moe import GLM4_MOE
 from outpace.checkpoints.families.gpt_oss import GPT_OSS
-from outpace.checkpoints.families.llada import LLADA
-from outpace.checkpoints.families.llada2 import LLADA2
-from outpace.checkpoints.families.llada_moe import LLADA_MOE
-from outpace.checkpoints.families.llama import LLAMA
+from outpace.checkpoints.families.llada import LLADA, LLADA2, LLADA_MOE
+from outpace.checkpoints.families.llama import LLAMA, SMOLLM3, STABLE_DIFFCODER
 from outpace.checkpoints.families.mimo import MIMO
 from outpace.checkpoints.families.mistral import MISTRAL, MIXTRAL
-from outpace.checkpoints.families.nemotron import NEMOTRON_DIFFUSION
+from outpace.checkpoints.families.nemotron import EFFICIENT_DLM, NEMOTRON_DIFFUSION
 from outpace.checkpoints.families.olmo import OLMO2, OLMO3
 from outpace.checkpoints.families.phi import PHI3
-from outpace.checkpoints.families.qwen import QWEN2, QWEN3, QWEN3_MOE
+from outpace.checkpoints.families.qwen import FAST_DLLM_V2, QWEN2, QWEN3, QWEN3_MOE, SDLM
 from outpace.checkpoints.families.qwen3_5 import (
     QWEN3_5,
     QWEN3_5_MOE,
     QWEN3_5_MOE_TEXT,
     QWEN3_5_TEXT,
+    QWEN3_NEXT,
 )
-from outpace.checkpoints.families.qwen3_next import QWEN3_NEXT
 from outpace.checkpoints.families.sdar import SDAR, SDAR_MOE
-from outpace.checkpoints.families.sdlm import SDLM
-from outpace.checkpoints.families.smollm import SMOLLM3
 from outpace.checkpoints.families.speculators import DFLASH_SPECULATOR, EAGLE_SPECULATOR
-from outpace.checkpoints.families.stable_diffcoder import STABLE_DIFFCODER
 from outpace.checkpoints.families.wedlm import WEDLM
 from outpace.models.config import ModelConfig
 

@@ -6,12 +6,15 @@ the whole canvas, one of the second, BD3LM, to whole blocks, whose length is `bl
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from outpace.checkpoints.families.family import DECODER, FIXED_FIELDS, Family, head_dim
 from outpace.checkpoints.families.qwen import QWEN3
 from outpace.checkpoints.fields import Fields, count, few, field, index
+from outpace.checkpoints.name import name_of
 from outpace.decoding.target import Kind
 
 MODEL_TYPES = ("a2d-qwen2", "a2d-qwen3")
@@ -78,3 +81,13 @@ A2D_BLOCK = replace(
     fields={**A2D.fields, "kind": Kind.BLOCK, "block": field(BLOCK_SIZE, count)},
     method="block_diffusion",
 )
+
+
+OMITTED: Mapping[str, Mapping[str, Any]] = {
+    Path(name).name.lower(): {BLOCK_SIZE: 32} for name in A2D_BLOCK.checkpoints
+}
+
+
+def omitted_fields(folder: Path) -> Mapping[str, Any]:
+    """Return the fields that the `config.json` of a published checkpoint needs and lacks."""
+    return OMITTED.get(Path(name_of(folder)).name.lower(), {})

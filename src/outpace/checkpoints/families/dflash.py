@@ -1,11 +1,11 @@
-"""DFlash drafts: Qwen3's layers between a target's embedding and head (Chen et al., 2026)."""
+"""DFlash, DFlash 2 and DSpark drafts: Qwen3's layers between a target's embedding and head."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import itemgetter
 
-from outpace.checkpoints.families.attention_windows import ATTENTION_WINDOWS
-from outpace.checkpoints.families.draft_gguf import DFLASH_GGUF
+from outpace.checkpoints.families.attention_windows import ATTENTION_WINDOWS, FULL_WINDOWS
 from outpace.checkpoints.families.family import (
     BIASES,
     DECODER,
@@ -15,16 +15,60 @@ from outpace.checkpoints.families.family import (
     Family,
     replace_prefix,
 )
-from outpace.checkpoints.families.features import (
-    AUX_LAYER_IDS,
-    DFLASH_CONFIG,
-    NUM_TARGET_LAYERS,
-    TARGET_LAYER_IDS,
-    dflash_feature_layers,
-    flatten_dflash,
+from outpace.checkpoints.families.gguf_format import DFLASH_GGUF
+from outpace.checkpoints.fields import (
+    Field,
+    Fields,
+    count,
+    either,
+    few,
+    field,
+    flag,
+    index,
+    indices,
+    inner,
+    merge_fields,
+    some_indices,
 )
-from outpace.checkpoints.fields import Field, count, few, field, flag, index
 from outpace.decoding.target import Kind
+from outpace.models.config import BlockConvolution, ChainHeads
+
+DFLASH_CONFIG, NESTED_FIELDS = (
+    "dflash_config",
+    ("block_size", "causal", "mask_token_id", "target_layer_ids"),
+)
+TARGET_LAYER_IDS = field("target_layer_ids", some_indices, None)
+AUX_LAYER_IDS = field("eagle_aux_hidden_state_layer_ids", indices, None)
+NUM_TARGET_LAYERS = field("num_target_layers", few)
+
+
+def flatten_dflash(published: Fields) -> Fields:
+    """Move the fields of `dflash_config` to the top level, where they may be as well."""
+    own = inner(published, DFLASH_CONFIG).items()
+    nested = {
+        name if name in NESTED_FIELDS else f"{DFLASH_CONFIG}.{name}": value for name, value in own
+    }
+    return merge_fields(
+        {name: value for name, value in published.items() if name != DFLASH_CONFIG}, nested
+    )
+
+
+def dflash_feature_layers(published: Fields, ours: Fields) -> tuple[int, ...]:
+    """Return the target layers that are read, from 0; evenly spread if none are listed."""
+    counted = tuple(
+        layer - 1 for layer in AUX_LAYER_IDS.read(published, ours) or ()
+    )  # 0: the embedding
+    if listed := either(
+        TARGET_LAYER_IDS.read(published, ours) or (),
+        counted,
+        (*TARGET_LAYER_IDS.names, *AUX_LAYER_IDS.names),
+    ):
+        return listed
+    deep, layers = NUM_TARGET_LAYERS.read(published, ours), ours["layers"]
+    if layers == 1:
+        return (deep // 2,)
+    return tuple(round(1 + layer * (deep - 4) / (layers - 1)) for layer in range(layers))
+
 
 INPUT_FUSION = f"{DFLASH_CONFIG}.input_fusion"
 
@@ -77,4 +121,113 @@ DFLASH = Family(
         "feature_norm.weight": "feature_norm.weight",
     },
     gguf=DFLASH_GGUF,
+)
+
+
+MARKOV_RANK = field("markov_rank", lambda value: 0 if value == 0 else count(value))
+CONFIDENCE_HEAD = field("enable_confidence_head", flag)
+READS_PREVIOUS = field("confidence_head_with_markov", flag)
+CHAIN_FIELDS = (*MARKOV_RANK.names, *CONFIDENCE_HEAD.names, *READS_PREVIOUS.names)
+
+
+def read_chain(published: Fields, ours: Fields) -> ChainHeads | None:
+    """Return the heads of a draft; None if it has neither, as a DFlash draft."""
+    rank = MARKOV_RANK.read(published, ours)
+    predicts = CONFIDENCE_HEAD.read(published, ours)
+    if not rank and not predicts:
+        return None
+    reads_previous = predicts and READS_PREVIOUS.read(published, ours)
+    return ChainHeads(rank=rank, predicts_acceptance=predicts, reads_previous=reads_previous)
+
+
+DSPARK_HEADS = {
+    "previous_embedding.weight": "markov_head.markov_w1.weight",
+    "transition.weight": "markov_head.markov_w2.weight",
+    "acceptance.weight": "confidence_head.proj.weight",
+    "acceptance.bias": "confidence_head.proj.bias",
+}
+
+DSPARK = replace(
+    DFLASH,
+    name="dspark",
+    about="DSpark: a DFlash draft whose tokens depend on the ones before",
+    architectures=("Qwen3DSparkModel",),
+    checkpoints=(
+        "deepseek-ai/dspark_qwen3_4b_block7",
+        "deepseek-ai/dspark_qwen3_8b_block7",
+        "deepseek-ai/dflash_qwen3_4b_block7",
+    ),
+    compared="naive code after the published one",
+    fields={
+        **DFLASH.fields,
+        "shift": 1,
+        "kind": Kind.DFLASH,
+        "sights": FULL_WINDOWS,
+        "feature_layers": field("target_layer_ids", some_indices),
+        "block": field("block_size", count),
+        "draft_vocab": itemgetter("vocab"),
+        "own_embedding": True,
+        "copies_tables": True,
+        "chain": Field(CHAIN_FIELDS, read_chain),
+    },
+    fixed={**FIXED_FIELDS, "markov_head_type": "vanilla", "tie_word_embeddings": False},
+    ignored={*DFLASH.ignored, "num_anchors"},
+    remote=(),
+    flat=dict,
+    names={**DFLASH.names, **DSPARK_HEADS},
+    gguf=None,
+)
+
+
+TAPS = field(f"{DFLASH_CONFIG}.conv_kernel_size", count)
+GROUP = field(f"{DFLASH_CONFIG}.conv_group_size", count)
+RANK = field(f"{DFLASH_CONFIG}.selector_rank", count)
+CANDIDATES = field(f"{DFLASH_CONFIG}.selector_top_k", count)
+
+
+def read_convolution(published: Fields, ours: Fields) -> BlockConvolution:
+    """Return the sizes of the convolutions."""
+    return BlockConvolution(taps=TAPS.read(published, ours), group=GROUP.read(published, ours))
+
+
+def read_selector(published: Fields, ours: Fields) -> ChainHeads:
+    """Return the sizes of the selector."""
+    return ChainHeads(rank=RANK.read(published, ours), candidates=CANDIDATES.read(published, ours))
+
+
+KERNELS = {"base": "base_kernel", "projection.weight": "kernel_projection.weight"}
+
+DFLASH2_NAMES = {
+    "previous_embedding.weight": "candidate_selector.predecessor_codebook",
+    "candidate_embedding.weight": "candidate_selector.successor_codebook",
+    "selector.weight": "candidate_selector.hidden_projection.weight",
+    **{
+        f"blocks.{{}}.{part}_convolution.{ours}": f"layers.{{}}.{part}_conv.{theirs}"
+        for part in ("attention", "mlp")
+        for ours, theirs in KERNELS.items()
+    },
+}
+
+DFLASH2 = replace(
+    DFLASH,
+    name="dflash2",
+    about="DFlash 2: a DFlash draft with convolutions and a selector of candidates",
+    architectures=("DFlash2DraftModel",),
+    checkpoints=("z-lab/Qwen3.8-27B-DFlash2",),
+    compared="naive code after the published one",
+    fields={
+        **DFLASH.fields,
+        "kind": Kind.DFLASH,
+        "convolution": Field((*TAPS.names, *GROUP.names), read_convolution),
+        "chain": Field((*RANK.names, *CANDIDATES.names), read_selector),
+    },
+    fixed={
+        **DFLASH.fixed,
+        f"{DFLASH_CONFIG}.input_embedding_scale": 1.0,
+        f"{DFLASH_CONFIG}.output_multiplier": 1.0,
+        f"{DFLASH_CONFIG}.final_logit_softcapping": None,
+    },
+    remote=(),
+    names={**DFLASH.names, **DFLASH2_NAMES},
+    gguf=None,
 )

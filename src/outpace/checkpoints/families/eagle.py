@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from operator import itemgetter
 
-from outpace.checkpoints.families.draft_gguf import EAGLE_GGUF
 from outpace.checkpoints.families.family import (
     DECODER,
     FIXED_FIELDS,
@@ -13,6 +12,7 @@ from outpace.checkpoints.families.family import (
     Family,
     replace_prefix,
 )
+from outpace.checkpoints.families.gguf_format import EAGLE_GGUF
 from outpace.checkpoints.fields import Field, Fields, count, either, field, flag, indices, inner
 from outpace.decoding.target import Kind
 

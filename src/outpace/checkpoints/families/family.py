@@ -1,4 +1,4 @@
-"""Model families: the translation of a published format's fields and tensor names."""
+"""Model families: the translation of a published format's fields and tensor names to ours."""
 
 from __future__ import annotations
 
@@ -6,21 +6,25 @@ from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, replace
 from dataclasses import field as member
 from operator import itemgetter
+from typing import Any
 
 from outpace.checkpoints.families.attention_windows import FULL_WINDOWS
 from outpace.checkpoints.families.gguf_format import GGUFFormat
-from outpace.checkpoints.families.ropes import REQUIRED_ROPE
-from outpace.checkpoints.families.rotary import ROPE
+from outpace.checkpoints.families.rotary import REQUIRED_ROPE, ROPE, ROPE_NAMES
 from outpace.checkpoints.fields import (
+    REQUIRED_FIELD,
     Field,
     Fields,
     count,
     few,
     field,
     flag,
+    group,
     index,
     indices,
+    inner,
     mapping,
+    merge_fields,
     number,
     parse_value,
     published_names,
@@ -30,7 +34,7 @@ from outpace.checkpoints.fields import (
     words,
 )
 from outpace.decoding.target import Kind
-from outpace.models.config import ModelConfig, MTPHead
+from outpace.models.config import ExpertGroups, ModelConfig, MTPHead
 
 TensorNames = Mapping[str, str | tuple[str, ...]]
 """Our parameter names to published ones; `{}` is the index of a layer, and then of an expert.
@@ -345,3 +349,59 @@ def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:
     if ".dense." in name or (name.startswith("blocks.") and layer < config.dense_layers):
         width = config.dense_mlp
     return width, width
+
+
+TEXT_CONFIG = "text_config"
+IMAGES = words(
+    "image_token_id video_token_id vision_config vision_end_token_id vision_start_token_id"
+)
+"""Fields that matter only for images."""
+IMAGE_ROPE = ("mrope_section", "mrope_interleaved")
+"""Rotary fields that matter only for images: rows of text have equal positions in all parts."""
+OUTER = IGNORABLE | {"tie_word_embeddings", "eos_token_id"}
+"""Fields of the whole model where both levels have them."""
+
+
+def flatten_text(published: Fields) -> Fields:
+    """Move the fields of the text model to the top level, without those for images."""
+    outer = {name: value for name, value in published.items() if name != TEXT_CONFIG}
+    nested = inner(published, TEXT_CONFIG)
+    own = {name: value for name, value in nested.items() if name not in OUTER & outer.keys()}
+    merged = dict(merge_fields(outer, own))
+    for name in ROPE_NAMES:
+        if isinstance(part := merged.get(name), Mapping):
+            merged[name] = {key: part[key] for key in part if key not in IMAGE_ROPE}
+    return merged
+
+
+def nest_names(names: TensorNames) -> TensorNames:
+    """Return the names of a text model in one that also reads images."""
+    return replace_prefix(names, "model.", "model.language_model.")
+
+
+def grouped_experts(
+    shared: Field, *, groups: Any = REQUIRED_FIELD, scale: Any = REQUIRED_FIELD
+) -> Fields:
+    """Return the fields of experts in groups, and of shared experts, which form one MLP.
+
+    Args:
+        shared: Field of the number of shared experts.
+        groups: Default number of groups, and of those selected.
+        scale: Default factor of the experts' sum.
+    """
+
+    def shared_width(published: Fields, ours: Fields) -> int:
+        return int(shared.read(published, ours) * ours["mlp"])
+
+    sizes = {
+        "count": field("n_group", few, groups),
+        "chosen": field("topk_group", few, groups),
+        "scale": field("routed_scaling_factor", number, scale),
+    }
+    return {
+        "mlp": field("moe_intermediate_size", count),
+        "expert_groups": group(ExpertGroups, sizes),
+        "shared_mlp": Field(shared.names, shared_width),
+        "dense_mlp": field("intermediate_size", count),
+        "precise_router": True,
+    }

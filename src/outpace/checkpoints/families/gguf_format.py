@@ -1,4 +1,4 @@
-"""How llama.cpp writes a family into GGUF files."""
+"""How llama.cpp writes a family or a draft into GGUF files: names, and orders of rows."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from outpace.checkpoints.fields import Fields
@@ -75,3 +76,48 @@ def width_per_head(fields: Fields) -> int | None:
 def evaluate_fields(entries: Fields, fields: Fields) -> Fields:
     """Return entries with functions of the translated fields replaced by their values."""
     return {name: entry(fields) if callable(entry) else entry for name, entry in entries.items()}
+
+
+def unpair_heads(config: ModelConfig, count: int) -> Tensor:
+    """Return the places of queries or keys: the two halves of a head are interleaved.
+
+    Rotary embedding rotates the two rows of a pair; only their places differ.
+    """
+    half = config.head_dim // 2
+    return torch.arange(count).unflatten(0, (-1, half, 2)).transpose(1, 2).flatten()
+
+
+def alternate_halves(config: ModelConfig, count: int) -> Tensor:
+    """Return the places of rows that the file has as two matrices, and that alternate."""
+    return torch.arange(count).unflatten(0, (2, -1)).T.flatten()
+
+
+PAIRED_ROWS: Mapping[str, Order] = {
+    f"{name}_proj.{kind}": unpair_heads for name in "qk" for kind in ("weight", "bias")
+}
+"""Tensors whose rotary dimensions llama.cpp interleaves in pairs, in Llama and its relatives."""
+
+
+def subtract_one(norm: Tensor) -> Tensor:
+    """Return the published weights of a norm, to which the model's code adds 1."""
+    return norm - 1.0
+
+
+DFLASH_GGUF = GGUFFormat(
+    architecture="dflash",
+    named_like="qwen3",
+    implied={"use_sliding_window": lambda ours: "sliding_window" in ours},
+    tensors={"hidden_norm.weight": ("enc.output_norm.weight",)},
+    prefixes={"layers.": "model.layers.", "norm.": "model.norm."},
+)
+
+EAGLE_GGUF = GGUFFormat(
+    architecture="eagle3",
+    named_like="llama",
+    rows=PAIRED_ROWS,
+    tensors={
+        "midlayer.hidden_norm.weight": ("blk.0.attn_norm_2.weight",),
+        "input_norm.weight": ("enc.output_norm.weight",),
+    },
+    prefixes={"midlayer.": "model.layers.0.", "norm.": "model.norm."},
+)

@@ -7,11 +7,11 @@ from outpace.checkpoints.families.family import (
     STRICT_DECODER,
     Family,
     MTPFormat,
+    grouped_experts,
     with_experts,
 )
-from outpace.checkpoints.families.grouped_experts import grouped_experts
 from outpace.checkpoints.families.mtp import mtp_field, mtp_names
-from outpace.checkpoints.families.partial import partial_rope
+from outpace.checkpoints.families.rotary import partial_rope
 from outpace.checkpoints.fields import few, field, flag, index
 from outpace.decoding.target import Kind
 

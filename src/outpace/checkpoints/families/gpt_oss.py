@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outpace.checkpoints.families.attention_windows import alternating_windows
 from outpace.checkpoints.families.family import (
     FIXED_FIELDS,
     HUGGING_FACE_NAMES,
@@ -9,9 +10,7 @@ from outpace.checkpoints.families.family import (
     STRICT_DECODER,
     Family,
 )
-from outpace.checkpoints.families.gguf_format import GGUFFormat
-from outpace.checkpoints.families.gguf_orders import alternate_halves
-from outpace.checkpoints.families.windows import alternating_windows
+from outpace.checkpoints.families.gguf_format import GGUFFormat, alternate_halves
 from outpace.checkpoints.fields import few, field, flag
 
 GPT_OSS_MLP = "model.layers.{}.mlp."

@@ -1,14 +1,67 @@
-"""LLaDA: Llama, bidirectional and not shifted, with OLMo's tensor names (Nie et al., 2025)."""
+"""LLaDA (Nie et al., 2025), LLaDA-MoE and LLaDA2: bidirectional, not shifted."""
 
 from __future__ import annotations
 
 from operator import itemgetter
 
-from outpace.checkpoints.families.family import EOS, IGNORABLE, Family, TensorNames, head_dim
-from outpace.checkpoints.families.llada_gguf import LLADA_GGUF, LLADA_STATED
-from outpace.checkpoints.fields import Field, Fields, count, few, field, flag, group, index, number
+from outpace.checkpoints.families.family import (
+    BIASES,
+    CLASS_SUFFIXES,
+    DECODER,
+    EOS,
+    FIXED_FIELDS,
+    IGNORABLE,
+    STRICT_DECODER,
+    Family,
+    TensorNames,
+    grouped_experts,
+    head_dim,
+    mask_id,
+    with_experts,
+)
+from outpace.checkpoints.families.gguf_format import PAIRED_ROWS, GGUFFormat
+from outpace.checkpoints.families.rotary import partial_rope
+from outpace.checkpoints.fields import (
+    Field,
+    Fields,
+    count,
+    few,
+    field,
+    flag,
+    group,
+    index,
+    number,
+    words,
+)
 from outpace.decoding.target import Kind
 from outpace.models.config import Rope
+
+LLADA_STATED = {
+    "activation_type": "silu",
+    "block_group_size": 1,
+    "block_type": "llama",
+    "layer_norm_type": "rms",
+    "layer_norm_with_affine": True,
+    "rope": True,
+}
+"""Fields with only one supported value."""
+
+LLADA_GGUF = GGUFFormat(
+    architecture="llada",
+    renamed={
+        "hidden_size": "d_model",
+        "intermediate_size": "mlp_hidden_size",
+        "max_position_embeddings": "max_sequence_length",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+        "num_key_value_heads": "n_kv_heads",
+        "tie_word_embeddings": "weight_tying",
+    },
+    stated={"attention.causal": False, "diffusion.shift_logits": False},
+    implied=LLADA_STATED,
+    rows=PAIRED_ROWS,
+)
+
 
 EOT = 126348  # `<|eot_id|>` ends the assistant's turn; config.json has only the end of text
 BLOCK_NAME = "model.transformer.blocks.{}."
@@ -76,4 +129,107 @@ LLADA = Family(
     method="left_to_right",
     template=LLADA_TEMPLATE,
     gguf=LLADA_GGUF,
+)
+
+
+MASK = 156895
+"""Mask token in the authors' code; their `config.json` omits it."""
+
+
+LLADA_MOE = Family(
+    name="llada_moe",
+    about="LLaDA-MoE: a diffusion model with experts in every layer, bidirectional, not shifted",
+    architectures=("LLaDAMoEModelLM",),
+    checkpoints=(
+        "inclusionAI/LLaDA-MoE-7B-A1B-Base",
+        "inclusionAI/LLaDA-MoE-7B-A1B-Instruct",
+        "inclusionAI/LLaDA-MoE-7B-A1B-Instruct-TD",
+    ),
+    compared="transformers without a causal mask",
+    fields={
+        **STRICT_DECODER,
+        **BIASES,
+        "head_dim": head_dim,
+        "mlp": field("expert_intermediate_size", count),
+        "experts": field("num_experts", few),
+        "experts_per_row": field("num_experts_per_tok", few),
+        "qk_norm": field("qk_layernorm", flag),
+        "tied": field("tie_word_embeddings", flag, False),
+        "shift": 0,
+        "kind": Kind.DIFFUSION,
+        "block": 32,
+        "mask_id": mask_id(MASK),
+    },
+    fixed={
+        **FIXED_FIELDS,
+        "moe_layer_freq": lambda ours: [1] * ours["layers"],
+        "moe_router_score_function": "softmax",
+        "routed_scaling_factor": 1,
+    },
+    # Layers without experts would have the dense size; the authors' code ignores `norm_topk_prob`.
+    ignored=IGNORABLE
+    | words("dense_intermediate_size norm_topk_prob output_router_logits router_aux_loss_coef"),
+    remote={
+        "configuration_lladamoe.LLaDAConfig",
+        *(f"modeling_lladamoe.LLaDAMoE{part}" for part in (*CLASS_SUFFIXES, "ModelLM")),
+    },
+    names=with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
+    method="diffusion",
+)
+
+
+# Mask and block length are from the authors' code; their `config.json` has neither.
+LLADA2_MASK, LLADA2_BLOCK, CODE = 156895, 32, "llada2_moe.LLaDA2Moe"
+LAYER = "model.layers.{}."
+MLP_NAME, EXPERT, SHARED = (f"{LAYER}mlp.{part}" for part in ("", "experts.{}.", "shared_experts."))
+GATED = ("gate_proj.weight", "up_proj.weight")
+LLADA2_NAMES: TensorNames = {
+    "embedding.weight": "model.word_embeddings.weight",
+    "blocks.{}.attention_norm.weight": f"{LAYER}input_layernorm.weight",
+    "blocks.{}.attention.qkv.weight": f"{LAYER}attention.query_key_value.weight",
+    "blocks.{}.attention.q_norm.weight": f"{LAYER}attention.query_layernorm.weight",
+    "blocks.{}.attention.k_norm.weight": f"{LAYER}attention.key_layernorm.weight",
+    "blocks.{}.attention.out.weight": f"{LAYER}attention.dense.weight",
+    "blocks.{}.mlp_norm.weight": f"{LAYER}post_attention_layernorm.weight",
+    "blocks.{}.mlp.gate_up.weight": tuple(MLP_NAME + part for part in GATED),
+    "blocks.{}.mlp.down.weight": f"{MLP_NAME}down_proj.weight",
+    "blocks.{}.mlp.router.weight": f"{MLP_NAME}gate.weight",
+    "blocks.{}.mlp.preference": f"{MLP_NAME}gate.expert_bias",
+    "blocks.{}.mlp.experts.{}.gate_up.weight": tuple(EXPERT + part for part in GATED),
+    "blocks.{}.mlp.experts.{}.down.weight": f"{EXPERT}down_proj.weight",
+    "blocks.{}.mlp.shared.gate_up.weight": tuple(SHARED + part for part in GATED),
+    "blocks.{}.mlp.shared.down.weight": f"{SHARED}down_proj.weight",
+    "norm.weight": "model.norm.weight",
+    "unembedding.weight": "lm_head.weight",
+}
+
+LLADA2 = Family(
+    name="llada2",
+    about="LLaDA2: block diffusion, a mixture of experts, not shifted",
+    architectures=("LLaDA2MoeModelLM",),
+    checkpoints=("inclusionAI/LLaDA2.0-mini", "inclusionAI/LLaDA2.1-mini", "Zigeng/DMax-Math-16B"),
+    compared="transformers under a mask in blocks",
+    fields={
+        **DECODER,
+        "kv_heads": field("num_key_value_heads", few),
+        "norm_eps": field("rms_norm_eps", number),
+        "rope": partial_rope(0.5),
+        "experts": field("num_experts", few),
+        "experts_per_row": field("num_experts_per_tok", few),
+        "norm_experts": lambda ours: ours["experts_per_row"] > 1,
+        **grouped_experts(field("num_shared_experts", index, 0)),
+        "dense_layers": field("first_k_dense_replace", index, 0),
+        **dict.fromkeys(("qk_norm", "drawn"), True),
+        "shift": 0,
+        "kind": Kind.BLOCK,
+        "mask_id": mask_id(LLADA2_MASK),
+        "block": LLADA2_BLOCK,
+    },
+    fixed={"hidden_act": "silu", "score_function": "sigmoid", "router_dtype": "fp32"}
+    | {"rotary_dim": lambda ours: int(ours["head_dim"] * ours["rope"].share)}
+    | dict.fromkeys(("norm_topk_prob", "moe_router_enable_expert_bias", "use_qk_norm"), True),
+    ignored=IGNORABLE | words("_moe_implementation output_router_logits sliding_window"),
+    remote=words(f"configuration_{CODE}Config modeling_{CODE}Model modeling_{CODE}ModelLM"),
+    names=LLADA2_NAMES,
+    method="block_diffusion",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outpace.checkpoints.families.attention_windows import sliding_windows
 from outpace.checkpoints.families.family import (
     HUGGING_FACE_NAMES,
     IGNORABLE,
@@ -9,9 +10,7 @@ from outpace.checkpoints.families.family import (
     Family,
     with_experts,
 )
-from outpace.checkpoints.families.gguf_format import GGUFFormat
-from outpace.checkpoints.families.gguf_orders import PAIRED_ROWS
-from outpace.checkpoints.families.windows import sliding_windows
+from outpace.checkpoints.families.gguf_format import PAIRED_ROWS, GGUFFormat
 from outpace.checkpoints.fields import few, field
 
 MISTRAL = Family(

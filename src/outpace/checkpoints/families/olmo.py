@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from outpace.checkpoints.families.attention_windows import alternating_windows
 from outpace.checkpoints.families.family import BIASES, POST_NORM_NAMES, STRICT_DECODER, Family
 from outpace.checkpoints.families.gguf_format import SLIDING_WINDOW_METADATA, GGUFFormat
-from outpace.checkpoints.families.ropes import FULL_ROPE, REQUIRED_ROPE, sliding_rope
-from outpace.checkpoints.families.windows import alternating_windows
+from outpace.checkpoints.families.rotary import FULL_ROPE, REQUIRED_ROPE, sliding_rope
 from outpace.checkpoints.fields import Field, Fields
 from outpace.models.config import Rope
 

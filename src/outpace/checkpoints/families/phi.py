@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from outpace.checkpoints.families.attention_windows import sliding_windows
 from outpace.checkpoints.families.family import (
     HUGGING_FACE_NAMES,
     IGNORABLE,
@@ -9,7 +10,6 @@ from outpace.checkpoints.families.family import (
     Family,
 )
 from outpace.checkpoints.families.gguf_format import GGUFFormat
-from outpace.checkpoints.families.windows import sliding_windows
 
 PHI3 = Family(
     name="phi3",

@@ -1,18 +1,23 @@
-"""Qwen2, Qwen2.5, Qwen3, and Qwen3's mixtures of experts."""
+"""Qwen2, Qwen2.5 and Qwen3, and block diffusion models made of Qwen2.5: SDLM, Fast-dLLM v2."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from outpace.checkpoints.families.family import (
     BIASES,
+    CLASS_SUFFIXES,
     DECODER,
     FIXED_FIELDS,
     HUGGING_FACE_NAMES,
     IGNORABLE,
     Family,
+    mask_id,
     with_experts,
 )
 from outpace.checkpoints.families.gguf_format import GGUFFormat
-from outpace.checkpoints.fields import count, few, field, flag
+from outpace.checkpoints.fields import count, few, field, flag, index, words
+from outpace.decoding.target import Kind
 
 # A window only matters if `use_sliding_window` is true, which is not supported. Chunked attention
 # only matters beyond the first chunk, which is longer than the context of other checkpoints.
@@ -67,4 +72,62 @@ QWEN3_MOE = Family(
     ignored=QWEN_IGNORED | {"intermediate_size", "router_aux_loss_coef", "output_router_logits"},
     names=with_experts("mlp", "gate_proj", "up_proj", "down_proj"),
     gguf=GGUFFormat(architecture="qwen3moe"),
+)
+
+
+SDLM = replace(
+    QWEN2,
+    name="sdlm",
+    about="SDLM: a causal model that fills a block after its last token, adapted from Qwen2.5",
+    architectures=("SDLMQwen2ForCausalLM",),
+    checkpoints=("OpenGVLab/SDLM-3B-D4", "OpenGVLab/SDLM-3B-D8", "OpenGVLab/SDLM-32B-D4"),
+    compared="transformers under its mask",
+    fields={
+        **QWEN2.fields,
+        "mask_id": field("text_mask_token_id", index),
+        "mask_shift": 1,
+        "kind": Kind.CAUSAL_BLOCK,
+        "block": field("block_size", count),
+        "drawn": True,
+    },
+    # Whether rows of the block are causal too, in the spelling of the files and that of the code.
+    fixed={**QWEN2.fixed, "casual_attn": False, "causal_attn": False},
+    ignored={*QWEN2.ignored, "text_mask_token"},
+    remote={"configuration_sdlm.SDLMQwen2Config", "modeling_sdlm.SDLMQwen2ForCausalLM"},
+    method="block_diffusion",
+    gguf=None,
+)
+
+
+FAST_DLLM_MASK = 151665
+"""Mask token in the authors' code; their `config.json` omits it."""
+# Whether a batch is trained on again with the complementary mask, in two published spellings.
+FAST_DLLM_TRAINING = words("complementary_mask conplemenrary_mask")
+
+
+FAST_DLLM_V2 = Family(
+    name="fast_dllm_v2",
+    about="Fast-dLLM v2: block diffusion, adapted from Qwen2.5, shifted",
+    architectures=("Fast_dLLM_QwenForCausalLM",),
+    checkpoints=(
+        "Efficient-Large-Model/Fast_dLLM_v2_1.5B",
+        "Efficient-Large-Model/Fast_dLLM_v2_7B",
+    ),
+    compared="transformers under a mask in blocks",
+    fields={
+        **DECODER,
+        "qkv_bias": True,
+        "mask_id": mask_id(FAST_DLLM_MASK),
+        "kind": Kind.BLOCK,
+        "block": field("bd_size", count),
+        "drawn": True,
+    },
+    fixed=QWEN2.fixed,
+    ignored={*QWEN2.ignored, *FAST_DLLM_TRAINING},
+    remote={
+        "configuration.Fast_dLLM_QwenConfig",
+        *(f"modeling.Fast_dLLM_Qwen{part}" for part in CLASS_SUFFIXES),
+    },
+    names=HUGGING_FACE_NAMES,
+    method="block_diffusion",
 )

@@ -21,10 +21,9 @@ from outpace.checkpoints.families.gguf_format import (
     width_per_head,
 )
 from outpace.checkpoints.fields import MAX_PUBLISHED_COUNT, Fields, few, index, parse_value, shorten
-from outpace.checkpoints.gguf.file import GGUFFile
-from outpace.checkpoints.gguf.header import MetadataArray
+from outpace.checkpoints.gguf.file import GGUFFile, MetadataArray
+from outpace.models.attention import rotary_frequencies
 from outpace.models.config import Rope
-from outpace.models.rope import rotary_frequencies
 
 METADATA_FIELDS = {
     "block_count": "num_hidden_layers",

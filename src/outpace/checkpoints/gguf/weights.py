@@ -16,9 +16,8 @@ from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.fill import is_finite, not_finite_error
 from outpace.checkpoints.gguf.config import ROPE_FACTORS, gguf_format, predicting_layers
 from outpace.checkpoints.gguf.file import GGUFFile, import_gguf
-from outpace.checkpoints.piece import TensorPart
 from outpace.checkpoints.stacks import StackEntry, stored_name
-from outpace.checkpoints.weights import CheckpointWeights
+from outpace.checkpoints.weights import CheckpointWeights, TensorPart
 from outpace.kernels.packed import (
     INPUT_MULTIPLES,
     FormatRows,

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from outpace.evaluation import sandbox
-from outpace.evaluation.scoring import code, expressions, numbers, planning
+from outpace.evaluation.scoring import code, expressions, planning
 
 Scorer = Callable[[str, Any], bool | None]
 """Return whether an answer is correct for a reference; None if it cannot be judged."""
@@ -30,17 +30,17 @@ SCORERS: dict[str, Scorer] = {
     "countdown": planning.judge_countdown,
     "equal": expressions.judge_math_verify,
     "exact": judge_exact,
-    "flexible": numbers.judge_flexible,
+    "flexible": expressions.judge_flexible,
     "humaneval": code.judge_humaneval,
     "humaneval-completion": code.judge_humaneval_completion,
-    "last-number": numbers.judge_last_number,
+    "last-number": expressions.judge_last_number,
     "mbpp": code.judge_mbpp_instruct,
     "mbpp-done": code.judge_mbpp_few_shot,
     "none": judge_nothing,
     "regex": judge_regex,
     "sheet": planning.judge_sudoku_sheet,
-    "stated": numbers.judge_stated,
-    "strict": numbers.judge_strict,
+    "stated": expressions.judge_stated,
+    "strict": expressions.judge_strict,
     "sudoku": planning.judge_sudoku,
 }
 

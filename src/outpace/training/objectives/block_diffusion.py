@@ -13,9 +13,8 @@ from outpace.decoding.target import Kind
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
 from outpace.training.field_types import Bounds, Count, OpenFraction, TokenId, Weight, check_bounds
-from outpace.training.noise import pad_response
 from outpace.training.objective import Objective
-from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join_rows
+from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join_rows, pad_response
 
 BlockWeighting = Literal["inverse", "uniform"]
 

@@ -19,21 +19,55 @@ from outpace.attention.ranges import causal_ranges
 from outpace.decoding.target import MASKED_DRAFT_KINDS
 from outpace.models.attention import Attend
 from outpace.models.config import ModelConfig
-from outpace.models.draft import BlockDraft, DFlashFusedDraft, Draft
+from outpace.models.draft import BlockDraft, ChainedDraft, DFlashFusedDraft, Draft, DSparkDraft
 from outpace.models.transformer import Transformer
-from outpace.training.block_attention import block_attention, split_ranges, stack_attention
 from outpace.training.data import Example
-from outpace.training.draft_scores import (
-    confidence_loss,
-    draft_scores,
-    score_distance,
-    target_scores,
-)
-from outpace.training.feature_spec import FeatureSpec
 from outpace.training.field_types import Bounds, Count, Fraction, TokenId, Weight, check_bounds
-from outpace.training.layer_attention import plan_row_attention
-from outpace.training.objective import Loss, Models, Objective, score_in_chunks
+from outpace.training.layer_attention import (
+    block_attention,
+    plan_row_attention,
+    split_ranges,
+    stack_attention,
+)
+from outpace.training.objective import FeatureSpec, Loss, Models, Objective, score_in_chunks
 from outpace.training.rows import UNSCORED, Bools, Ints, Rows
+
+
+def draft_scores(draft: Draft, hidden: Tensor, previous: Tensor) -> Tensor:
+    """Return a draft's log-probabilities `f32[R, D]` from its hidden states `[R, dim]`.
+
+    `previous i64[R]` are the tokens before the slots that the rows predict.
+    """
+    logits = draft.head_logits(hidden)
+    if isinstance(draft, ChainedDraft):
+        logits = draft.condition_logits(hidden, logits, previous)
+    return logits.float().log_softmax(-1)
+
+
+@torch.no_grad()
+def target_scores(draft: Draft, target: Transformer, hidden: Tensor) -> Tensor:
+    """Return the target's log-probabilities `f32[R, D]` from its hidden states `[R, dim]`."""
+    logits = target.compute_logits(hidden).float()
+    logits = logits if draft.head_tokens is None else logits[:, draft.head_tokens]
+    return logits.log_softmax(-1)
+
+
+def score_distance(scores: Tensor, targets: Tensor) -> Tensor:
+    """Return the L1 distance `f32[R]` between distributions, twice their total variation."""
+    return (scores.exp() - targets.exp()).abs().sum(-1)
+
+
+def confidence_loss(draft: Draft, hidden: Tensor, previous: Tensor, distance: Tensor) -> Tensor:
+    """Return the cross-entropy `f32[R]` of a confidence head and the draft's acceptance rate.
+
+    The rate is the probability that speculative sampling accepts a token drawn from the draft's
+    distribution, which is at `distance f32[R]` from the target's.
+    """
+    assert isinstance(draft, DSparkDraft)
+    rate = (1 - distance.detach() / 2).clamp(0, 1)
+    logits = draft.acceptance_logits(hidden, previous)
+    return F.binary_cross_entropy_with_logits(logits, rate, reduction="none")
+
 
 GAMMAS = {0: 0.0, 8: 4.0, 10: 5.0, 16: 7.0}
 """Published decay constants by block size, with all predicted slots; interpolated between them."""

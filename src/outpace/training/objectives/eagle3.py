@@ -20,9 +20,15 @@ from outpace.models.config import ModelConfig
 from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
-from outpace.training.feature_spec import FeatureSpec
 from outpace.training.field_types import Count, Fraction, check_bounds
-from outpace.training.objective import ENTRIES, Loss, Models, Objective, score_in_chunks
+from outpace.training.objective import (
+    ENTRIES,
+    FeatureSpec,
+    Loss,
+    Models,
+    Objective,
+    score_in_chunks,
+)
 from outpace.training.rows import UNSCORED, Rows
 
 

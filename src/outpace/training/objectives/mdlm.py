@@ -28,10 +28,20 @@ from outpace.training.field_types import (
     Weight,
     check_bounds,
 )
-from outpace.training.noise import Response, check_canvas, masked_rows, pad_response
 from outpace.training.objective import Objective
 from outpace.training.objectives.sft import SFT
-from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join_rows
+from outpace.training.rows import (
+    UNSCORED,
+    Bools,
+    Floats,
+    Ints,
+    Response,
+    Rows,
+    check_canvas,
+    join_rows,
+    masked_rows,
+    pad_response,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
