@@ -1,7 +1,5 @@
 """Random low-rank adapters for the tests' models and those of the zoo."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """What stands in for a CUDA graph where there is no GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 from outpace.engine.graphs import HiddenStates

@@ -1,7 +1,5 @@
 """Questions to a server, and what its answers must be."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Forwards in blocks, and what a model answers them, in few letters."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from helpers import MASK

@@ -4,8 +4,6 @@ Prints each banned word with its place, and each page whose sentences are too lo
 1 if there are any. Code, quotations and links are not checked.
 """
 
-from __future__ import annotations
-
 import io
 import re
 import subprocess

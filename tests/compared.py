@@ -1,7 +1,5 @@
 """How a method is compared with its naive loop."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import naive

@@ -1,7 +1,5 @@
 """Models of the zoo with methods of all kinds for constraints, and random texts of automata."""
 
-from __future__ import annotations
-
 from random import Random
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gated delta layers with random rows, and passes of the compiled loop over them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import NamedTuple
 

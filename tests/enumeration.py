@@ -1,7 +1,5 @@
 """Constrained answers of a tiny vocabulary, one by one: what automata are compared with."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Checkpoints with quantized matrices, packed element by element as the formats define them."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterable, Iterator

@@ -1,7 +1,5 @@
 """Tiny models, tokenizers and small tools of the tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace

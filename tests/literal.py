@@ -1,7 +1,5 @@
 """A literal implementation of forwards, which the engine must equal: no pages, no batch."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from contextlib import suppress
 

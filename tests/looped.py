@@ -1,7 +1,5 @@
 """Scripts of commands for an engine loop, without threads or event loops."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -3,8 +3,6 @@
 As a program, one of several processes: argument 1 is a recipe; it prints the most bytes it held.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """A causal model of the zoo whose vocabulary has tokens to fill in the middle."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from outpace import LLM

@@ -5,8 +5,6 @@ Each patch in `tests/mutants/` puts one fault into the package. The tests near t
 without the fault. A fault that no test notices survives, and the exit status is 1.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -4,8 +4,6 @@ No forwards, reads, pages or batches: a canvas, a model called on rows, and list
 where a method caches them. `outpace.methods` must give the same tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

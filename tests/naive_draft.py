@@ -1,7 +1,5 @@
 """Layers of a DFlash draft written out naively, for the sizes of `helpers.published`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 import torch

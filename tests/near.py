@@ -6,8 +6,6 @@ tests. The change is the one since COMMIT, by default since the last commit; wit
 the last commit.
 """
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

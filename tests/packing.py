@@ -1,7 +1,5 @@
 """Matrices in the block formats of GGUF and in INT4, and their products by a loop in NumPy."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Programs that prepare their process before they start."""
 
-from __future__ import annotations
-
 import sys
 
 

@@ -1,7 +1,5 @@
 """Programs that start a Ray of their own, and the processes of its actors."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """What tests expect of refusals: the name of the option that is at fault."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -4,8 +4,6 @@ The short suite leaves out tests with the mark `nightly`, all but pairwise combi
 three or more parameters, and all but a tenth of the cases of a test with the mark `sampled`.
 """
 
-from __future__ import annotations
-
 import subprocess
 from collections import defaultdict
 from collections.abc import Hashable, Sequence

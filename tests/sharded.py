@@ -3,8 +3,6 @@
 As a program, one of several processes: argument 1 is the folder of the runs.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Collection, Iterator

@@ -1,7 +1,5 @@
 """What documentation, examples and terminals show: whether it is right, and legible."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from pathlib import Path

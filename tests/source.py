@@ -1,7 +1,5 @@
 """The package's own source, for the tests that read it."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

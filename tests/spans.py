@@ -1,7 +1,5 @@
 """Rows of sequences with scattered pages, and a pass of a back end over them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Configurations of drafts as the library speculators writes them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from helpers import VOCAB

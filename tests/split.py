@@ -3,8 +3,6 @@
 The first writes what each method answers. In the last model the other one fails.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Which replica answers a prompt: the choice alone, without Ray."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from typing import Any

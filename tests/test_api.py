@@ -1,7 +1,5 @@
 """The public API given what it cannot take: a `ValueError` that says so, or an answer."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page on capacity says what the committed results say."""
 
-from __future__ import annotations
-
 import json
 import re
 from math import ceil

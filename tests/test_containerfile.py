@@ -1,7 +1,5 @@
 """The Containerfile, as far as it can be checked without building an image."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

@@ -1,7 +1,5 @@
 """Errors that name an option: how they are renamed, prefixed and sent to another process."""
 
-from __future__ import annotations
-
 import pickle
 
 import pytest

@@ -1,7 +1,5 @@
 """Copies of a model on Ray Data: every line once, whoever is killed, as one process has it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What may import what: arrows point down, and the lowest floor knows only itself."""
 
-from __future__ import annotations
-
 import ast
 
 from source import MODULES, imported, part

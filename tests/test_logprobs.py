@@ -1,7 +1,5 @@
 """Log-probabilities: of the tokens that are output, in the forward that chose them."""
 
-from __future__ import annotations
-
 import pickle
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ The target here attends to nothing but the last token. So its distribution is a 
 token of every answer is a sample of one of its rows.
 """
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The file of measurements: bounded, and ignored where it cannot be used."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The page on adding a method, applied to a copy of the repository, whose tests then pass."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """What is handed out: a wheel with the zoo, and a source distribution that tests itself."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The package is imported, decodes and locks files without what only POSIX has."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Log-probabilities of the tokens of a prompt, beside an answer by every method."""
 
-from __future__ import annotations
-
 import pickle
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """What a result records about its origin."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

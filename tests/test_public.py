@@ -1,7 +1,5 @@
 """Names that users rely on, and registries that must be whole."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import re

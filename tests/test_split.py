@@ -1,7 +1,5 @@
 """Models that several processes hold: slices, sums, and what becomes of a process that fails."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

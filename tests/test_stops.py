@@ -1,7 +1,5 @@
 """Stop ids and stop strings: every answer is the beginning of the one without them."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

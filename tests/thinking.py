@@ -1,7 +1,5 @@
 """Models of the zoo whose chat template describes thoughts, some opened or closed in the prompt."""
 
-from __future__ import annotations
-
 from functools import cache
 
 from outpace import LLM

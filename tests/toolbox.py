@@ -1,7 +1,5 @@
 """Models of the zoo whose chat template describes tools in a format, and a set of tools."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

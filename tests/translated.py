@@ -1,7 +1,5 @@
 """A server for tests of the APIs that are translated to chats, and attacks on it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Models of the zoo with another chat template and other added tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

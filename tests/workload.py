@@ -1,7 +1,5 @@
 """Requests of all methods on tiny models, alone and batched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Answers to a file of prompts as training data, and resuming a killed run."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Requests from an event loop: each equals its run alone, and none is left over."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import time

@@ -1,7 +1,5 @@
 """Training data from a model's answers: splitting, resuming, overlaps, and its origin."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

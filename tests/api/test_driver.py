@@ -1,7 +1,5 @@
 """Many threads, one model: each gets the answers that it would get alone."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The engine loop, driven by a script of commands without threads or event loops."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,6 +84,18 @@ def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
     before, after = [each["x"] for each in script.messages if isinstance(each, dict)]
     assert before.running == 2 and sum(usage.held_pages for usage in before.models) > 0
     assert after.running == 0 and sum(usage.held_pages for usage in after.models) == 0
+
+
+def test_a_request_cancelled_while_its_constraint_compiles_is_not_admitted(llm: LLM) -> None:
+    def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
+        yield [submit(1, regex="[ab]{9}c")]
+        assert loop.compiling
+        yield [CancelCommand(1, "x")]
+        assert not loop.compiling
+        yield []
+
+    script, _ = played(llm, play)
+    assert script.messages == []
 
 
 def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:

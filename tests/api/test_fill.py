@@ -1,7 +1,5 @@
 """Infill templates: filled from both sides as each method alone does, or refused if invalid."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

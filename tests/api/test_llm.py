@@ -1,7 +1,5 @@
 """Text in, text out."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import dataclass
 from pathlib import Path

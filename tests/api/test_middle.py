@@ -1,7 +1,5 @@
 """Answers between a prompt and a suffix: by a model's own tokens, and by infilling."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Models that an engine loop loads when they are requested, and unloads when they are idle."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from threading import Event

@@ -1,7 +1,5 @@
 """Options of a request: their effect on an answer, and invalid values."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Display of an answer: pieces by forward, and HTML for notebooks."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 from html.parser import HTMLParser

@@ -1,7 +1,5 @@
 """Prompts to token ids, and token ids back to text as they are generated."""
 
-from __future__ import annotations
-
 import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Thoughts in the Python API: parts of growing answers, conversations, and options."""
 
-from __future__ import annotations
-
 import copy
 import json
 import pickle

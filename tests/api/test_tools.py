@@ -1,7 +1,5 @@
 """Tools of the Python API: declarations, conversations, and calls in growing text."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import pairwise

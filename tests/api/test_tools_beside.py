@@ -1,7 +1,5 @@
 """Tools beside stop strings and beside constraints on the text."""
 
-from __future__ import annotations
-
 import json
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """States of the slots of an answer by forward, from a trace."""
 
-from __future__ import annotations
-
 from outpace.api.output import Output, block_edges, is_scattered, slot_states
 from outpace.decoding import FULL, Step
 from outpace.decoding.forward import Pattern

@@ -1,7 +1,5 @@
 """Compile the kernels for a GPU, which need not be present, and print their shared memory."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compare the compiled loop and the Triton kernel, interpreted, with the reference back end."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A row of the compiled loop has the same bits alone, in a batch, and on every processor."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

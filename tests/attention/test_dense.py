@@ -1,7 +1,5 @@
 """Compare the reference back end with attention computed row by row."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 

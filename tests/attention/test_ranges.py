@@ -1,7 +1,5 @@
 """Compare ranges with the equivalent boolean masks."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional

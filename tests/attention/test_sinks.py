@@ -1,7 +1,5 @@
 """A sink takes part of a row's weight and is not a key."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.nn import functional as F

@@ -1,7 +1,5 @@
 """Tests of entries, sweeps, models with random weights, and prompts of a given length."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of alternating turns, and of the figures of sides."""
 
-from __future__ import annotations
-
 import gc
 from dataclasses import replace
 from pathlib import Path

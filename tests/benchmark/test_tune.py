@@ -1,7 +1,5 @@
 """Tests of tuning: suggestions, results, and resuming."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

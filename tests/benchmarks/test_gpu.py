@@ -1,7 +1,5 @@
 """What the program for a GPU counts, judges and leaves out, as far as a CPU can tell."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """How the sides of a comparison are timed and set against each other."""
 
-from __future__ import annotations
-
 import json
 from argparse import Namespace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """llama.cpp as a side of `benchmarks/cpu.py`: it has the same model, and takes the same steps."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Every program in `benchmarks/` runs, as small as it can be."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The comparison of servers by the tools that they choose."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

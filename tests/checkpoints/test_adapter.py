@@ -1,7 +1,5 @@
 """Adapters in PEFT's format, merged and separate, and the error of each invalid one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """int8 checkpoints: equal to quantizing while loading, and written atomically."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Every family's logits equal those of transformers, from checkpoints that transformers wrote."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Gemma 4: layers of different sizes, through the engine and in every format."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

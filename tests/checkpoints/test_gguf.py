@@ -1,7 +1,5 @@
 """GGUF files compared with checkpoints of the same weights and tokenizer."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections import Counter

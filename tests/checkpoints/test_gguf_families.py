@@ -1,7 +1,5 @@
 """GGUF files of each family, as llama.cpp's converter writes them, compared with transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path

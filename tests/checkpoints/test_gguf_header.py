@@ -1,7 +1,5 @@
 """Invalid headers of GGUF files: refused at once, with one line."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Matrices of 4 bits on a CPU: published groups are kept exactly, other ones are rounded."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Checkpoint folders: weights, tokenizers and drafts, and the error of each invalid one."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

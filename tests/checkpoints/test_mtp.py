@@ -1,7 +1,5 @@
 """Heads for multi-token prediction: published tensors, a naive head, and text of plain decoding."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

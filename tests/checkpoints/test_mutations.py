@@ -3,8 +3,6 @@
 A mutation changes one thing of a tiny checkpoint that loads.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator

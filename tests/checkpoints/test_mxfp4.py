@@ -1,7 +1,5 @@
 """MXFP4 weights: each number matches the format's definition, and models match transformers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

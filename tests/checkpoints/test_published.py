@@ -1,7 +1,5 @@
 """Published configurations: those that are supported, and those that must be refused."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Packing and values are computed here element by element, as the formats define them.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

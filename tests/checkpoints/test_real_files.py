@@ -1,7 +1,5 @@
 """Published GGUF files, from the folder of `--published`, compared with transformers."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Drafts written by the library speculators: the same numbers as in the plain formats."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

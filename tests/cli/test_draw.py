@@ -1,7 +1,5 @@
 """Slots of an answer as lines of a terminal."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

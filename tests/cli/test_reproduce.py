@@ -1,7 +1,5 @@
 """`outpace reproduce` as typed by a user."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

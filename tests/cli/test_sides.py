@@ -1,7 +1,5 @@
 """`outpace benchmark methods` as typed by a user."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

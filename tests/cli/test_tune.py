@@ -1,7 +1,5 @@
 """`outpace tune` as typed by a user."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

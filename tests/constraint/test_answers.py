@@ -1,7 +1,5 @@
 """Test constrained answers of zoo models: complete, valid, batch-invariant, lossless."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Compare automata over tokens with the bytes of each token."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

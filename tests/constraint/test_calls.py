@@ -1,7 +1,5 @@
 """Automata of calls, and the formats of chat templates."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Compare automata of expressions and numbers with `re` and `decimal`."""
 
-from __future__ import annotations
-
 import re
 from decimal import Decimal
 from itertools import product

@@ -1,7 +1,5 @@
 """Test what a constraint compiler refuses, requires and caches."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Automata of answers after thoughts, and their limit, with every method."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Number of accepted drafts, rejection sampling, and the accepted path of a tree."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

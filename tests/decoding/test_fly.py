@@ -1,7 +1,5 @@
 """Loose verification: the published rule, row by row and worked out by hand."""
 
-from __future__ import annotations
-
 from math import log
 
 import pytest

@@ -1,7 +1,5 @@
 """`Forward`: visible slots of each row, the rows that predict, and draft trees as patterns."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

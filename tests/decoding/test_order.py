@@ -1,7 +1,5 @@
 """Orders, schedules and rules: the chosen holes, their order, and ties."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

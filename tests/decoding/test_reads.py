@@ -1,7 +1,5 @@
 """Every kind of read gives the same tokens and scores alone, with neighbours, and in chunks."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import pytest

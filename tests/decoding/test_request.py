@@ -1,7 +1,5 @@
 """`Request.commit`, the only way for a token to become output, and canvases filled in any order."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

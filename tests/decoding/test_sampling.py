@@ -1,7 +1,5 @@
 """Logits to tokens and scores: processors, distributions, filters, and noise per slot."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -4,8 +4,6 @@ The argument is "tiles" or "none"; the latter excludes tiles. oneDNN reads `ONED
 once, so each value of it needs a process.
 """
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """Rows of one pass with different adapters: each as merged, and as in any other company."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Allocation and release of pages."""
 
-from __future__ import annotations
-
 import resource
 import sys
 from pathlib import Path

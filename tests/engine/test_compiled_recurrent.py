@@ -1,7 +1,5 @@
 """Models whose gated delta layers run in the compiled loop give the text of PyTorch's form."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layouts of weights change the speed of products and nothing else."""
 
-from __future__ import annotations
-
 import copy
 import os
 import subprocess

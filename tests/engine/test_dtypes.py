@@ -1,7 +1,5 @@
 """Half precision in the engine: the same tokens batched and alone, read in float32."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Admission, scheduling, cancellation and errors of the engine."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Equal results: batched or alone, split or whole, paged or not."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from random import Random

@@ -1,7 +1,5 @@
 """Compiled layers: the same numbers, few variants."""
 
-from __future__ import annotations
-
 import shutil
 from copy import deepcopy
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Recorded passes: the same tokens, with a substitute for graphs where there is no GPU."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Code of the library that one further token runs: few calls, in few files."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Models of 8 and 4 bits in the engine: the same tokens batched and alone, lossless methods."""
 
-from __future__ import annotations
-
 from functools import cache
 from random import Random
 

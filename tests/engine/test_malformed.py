@@ -1,7 +1,5 @@
 """Errors of one request end that request only; the others get the right tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Memory that is available, from the files of a system."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Requests of all orders and caches in one batch: each gives the same output as alone."""
 
-from __future__ import annotations
-
 from itertools import product
 from random import Random
 from typing import get_args

@@ -1,7 +1,5 @@
 """Draft lengths at a load, controlled by a simulated clock, without changing the text."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

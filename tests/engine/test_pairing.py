@@ -1,7 +1,5 @@
 """Pairings: built once, then looked up, and independent of each other."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Times of passes that a later process starts from."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The prefix cache changes no token, leaks no page, and never shares a page for writing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

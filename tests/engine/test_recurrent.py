@@ -1,7 +1,5 @@
 """Models with gated delta layers: every method gives the text of plain decoding."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """A pass over many forwards: written, visible and predicted slots."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise

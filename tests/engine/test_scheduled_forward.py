@@ -1,7 +1,5 @@
 """Scheduled forwards: checked, split, and independent of their method."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

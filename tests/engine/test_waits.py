@@ -1,7 +1,5 @@
 """Synchronisation: the host waits once per pass, for its result. Tested on a CPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

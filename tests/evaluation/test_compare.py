@@ -1,7 +1,5 @@
 """Comparison of reports."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

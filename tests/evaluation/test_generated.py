@@ -1,7 +1,5 @@
 """Generated problems: correct answers, disjoint splits, fixed by index, only words of the zoo."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections import Counter

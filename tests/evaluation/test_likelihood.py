@@ -1,7 +1,5 @@
 """Log-likelihoods compared with sums over logits."""
 
-from __future__ import annotations
-
 from statistics import mean
 from typing import Any
 

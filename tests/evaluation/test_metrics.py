@@ -1,7 +1,5 @@
 """Metrics from traces, compared with manual calculations."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Evaluation protocols: files and prompts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Evaluation runs: metrics, and resumption after an interruption."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

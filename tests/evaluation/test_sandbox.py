@@ -1,7 +1,5 @@
 """Sandbox: model-written code can compute and nothing else."""
 
-from __future__ import annotations
-
 import os
 import platform
 import subprocess

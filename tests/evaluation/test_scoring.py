@@ -1,7 +1,5 @@
 """Scoring rules on real answers, compared with the published scorers."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

@@ -1,7 +1,5 @@
 """Lines of published files, and the errors of invalid ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from pathlib import Path

@@ -5,8 +5,6 @@ a window of 0, the search for end-of-sequence in the prompt, tokens kept behind 
 end-of-sequence, and a last group that counts holes which do not exist.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ row before the first hole is fed again where the official code kept its logits, 
 behind the last hole are not fed.
 """
 
-from __future__ import annotations
-
 import json
 from bisect import bisect_right
 from collections import Counter

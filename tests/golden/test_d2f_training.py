@@ -1,7 +1,5 @@
 """Schedules, masks, losses, gradients and optimizer steps of the D2F authors' training."""
 
-from __future__ import annotations
-
 import json
 from copy import deepcopy
 from pathlib import Path

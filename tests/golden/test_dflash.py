@@ -1,7 +1,5 @@
 """DFlash's decodes, block by block, as its authors' loop makes them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

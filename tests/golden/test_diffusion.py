@@ -1,7 +1,5 @@
 """Every public generation of Dream's and LLaDA's authors, canvas by canvas, through the engine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """EAGLE-3's decodes, tree by tree, as its authors' loop makes them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from functools import cache

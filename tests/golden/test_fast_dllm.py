@@ -1,7 +1,5 @@
 """Cases of Fast-dLLM's authors, forward by forward, through the engine and its paged cache."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

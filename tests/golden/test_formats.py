@@ -1,7 +1,5 @@
 """What the formats of LLaDA and WeDLM may contain, read and written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

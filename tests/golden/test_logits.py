@@ -1,7 +1,5 @@
 """Logits of the model code of Dream's, LLaDA's and WeDLM's authors, and of gated delta layers."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from typing import Any

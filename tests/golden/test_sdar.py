@@ -4,8 +4,6 @@ The authors feed a full block once more by itself, so that its keys are kept; he
 of the next block does that beside its own work. What is counted are the forwards that fill.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from dataclasses import dataclass, field, replace

@@ -5,8 +5,6 @@ Streaming decodes are those of their engine, which emits a token one forward aft
 key (`confidence`, `block`, `clip`).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace

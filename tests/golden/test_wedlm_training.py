@@ -1,7 +1,5 @@
 """Masks, counts, positions, losses and gradients of the WeDLM authors' trainer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Loops of other processors give the bits of this one."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from ctypes import CDLL

@@ -1,7 +1,5 @@
 """The gated delta rule equals its definition, alone and together, in any split of its rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

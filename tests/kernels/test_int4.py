@@ -1,7 +1,5 @@
 """Rounding to blocks of 4 and 8 bits, compared with their definition."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

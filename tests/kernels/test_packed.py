@@ -1,7 +1,5 @@
 """Products with packed matrices, compared with the published formats and a loop in NumPy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """The sampling kernels compared with the reference, in Triton's interpreter."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

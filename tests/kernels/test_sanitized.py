@@ -1,7 +1,5 @@
 """The compiled loops and their threads have no invalid access and no undefined behaviour."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

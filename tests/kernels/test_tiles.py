@@ -1,7 +1,5 @@
 """Products of tiles: exact, batch invariant, and refused for invalid arguments."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

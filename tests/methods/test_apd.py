@@ -1,7 +1,5 @@
 """APD: its forwards, and the paper's statements on its coupling."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

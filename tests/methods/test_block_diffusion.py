@@ -1,7 +1,5 @@
 """Block diffusion, driven by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

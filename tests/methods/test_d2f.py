@@ -1,7 +1,5 @@
 """D2F: a pipeline of blocks, driven by hand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """DFlash, forward by forward."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The samplers of diffusion models: their forwards, their end, and refused options."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Eagle, forward by forward."""
 
-from __future__ import annotations
-
 from math import log
 
 import pytest

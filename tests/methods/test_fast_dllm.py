@@ -1,7 +1,5 @@
 """Fast-dLLM: rows of each cache mode, tokens of each rule, and the end of an answer."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Hidden states that are not stored while no draft runs, and the text that then runs again."""
 
-from __future__ import annotations
-
 from itertools import chain, repeat
 
 import pytest

@@ -1,7 +1,5 @@
 """Lookup, forward by forward, and the copies that it finds."""
 
-from __future__ import annotations
-
 from typing import cast
 
 import pytest

@@ -1,7 +1,5 @@
 """What all methods share, and the plain loops: `Autoregressive` and `LeftToRight`."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError, fields, is_dataclass
 
 import pytest

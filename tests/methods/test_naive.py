@@ -1,7 +1,5 @@
 """Every method gives the tokens of its naive loop, for many of its options."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Values of every option of every method: refused by its name, or the request ends."""
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import fields, replace
 

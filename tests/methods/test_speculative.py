@@ -1,7 +1,5 @@
 """Speculative decoding, forward by forward."""
 
-from __future__ import annotations
-
 import torch
 
 from helpers import one_hot, request_of, script

@@ -1,7 +1,5 @@
 """WeDLM: its row order, the holes that it fills, and the tokens that it emits."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """DFlash 2 and DSpark drafts: their published formats and code, and the tokens that they choose."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

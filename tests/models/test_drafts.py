@@ -1,7 +1,5 @@
 """Compare the DFlash draft with its authors' code, and test which DFlash and EAGLE drafts load."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

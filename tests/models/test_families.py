@@ -6,8 +6,6 @@ Ministral 3, under other names. Dream, LLaDA and SDAR are compared with their au
 `tests/golden`.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

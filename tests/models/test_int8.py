@@ -1,7 +1,5 @@
 """Test int8 matrices: their codes, the result of a row, and where they are unavailable."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

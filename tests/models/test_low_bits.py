@@ -3,8 +3,6 @@
 No GPU is needed: the decisions run as if there were one, and weights stay on the CPU.
 """
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Test parts of models: direct norms, returned rows, delta layers and prediction heads."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Expected tokens of cycles by draft length."""
 
-from __future__ import annotations
-
 import pytest
 
 from outpace.pacing.controller import AVERAGED_CYCLES, PRIOR, Acceptance

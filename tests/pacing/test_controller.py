@@ -1,7 +1,5 @@
 """Draft lengths on simulated machines and drafts with a known best length."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Seconds of passes by their rows."""
 
-from __future__ import annotations
-
 import pytest
 
 from outpace.pacing.cost import OUTLIER_FACTOR, PassCost

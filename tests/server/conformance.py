@@ -4,8 +4,6 @@ A separate program, since a process can import only one release: `python conform
 prints a line per model and method, and exits with an error if the API contract is violated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

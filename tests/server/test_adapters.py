@@ -1,7 +1,5 @@
 """Adapters of a model, which clients select by name."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

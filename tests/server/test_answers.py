@@ -1,7 +1,5 @@
 """Answers of every method, whole and streamed: OpenAI's contract and outpace's extensions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Combined fields: suffixes, prompts in answers, tools, adapters and lazy models."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

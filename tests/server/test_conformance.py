@@ -1,7 +1,5 @@
 """Conformance with several releases of the official client, each in a separate process."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Messages between server and engine process."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Constraints over HTTP: conforming answers, errors that name the field, and concurrency."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

@@ -1,7 +1,5 @@
 """The OpenAPI document."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Prompts in answers: their text, and the log-probabilities of their tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The engine process: same answers as in-process, and coupled lifetimes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Request fields: what is rejected, listed and documented agrees."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

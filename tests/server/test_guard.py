@@ -1,7 +1,5 @@
 """API keys, host and origin checks, and limits before every route."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

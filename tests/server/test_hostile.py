@@ -1,7 +1,5 @@
 """Thousands of malicious requests: each gets a named error or an answer."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Infilling over HTTP: same results as the library, and errors that name the field."""
 
-from __future__ import annotations
-
 import re
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """Models that are loaded when they are requested: options, files, answers, reports."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import time

@@ -1,7 +1,5 @@
 """Length of answers without `max_tokens`: end-of-sequence, or the context length."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

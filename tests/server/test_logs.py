@@ -1,7 +1,5 @@
 """The log of requests, and the files that run a server as a service."""
 
-from __future__ import annotations
-
 import io
 import json
 import logging

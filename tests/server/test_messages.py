@@ -1,7 +1,5 @@
 """Anthropic's Messages API: text, thoughts and calls, whole and streamed, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from random import Random

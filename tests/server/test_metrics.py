@@ -1,7 +1,5 @@
 """Metrics of the server."""
 
-from __future__ import annotations
-
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 

@@ -1,7 +1,5 @@
 """Public model names; clients never see a path."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

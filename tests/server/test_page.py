@@ -1,7 +1,5 @@
 """The playground page: one document, and a policy that allows its code and no other."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import re

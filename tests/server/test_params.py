@@ -1,7 +1,5 @@
 """Each request option with an invalid value: the error names it, in Python and over HTTP."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

@@ -1,7 +1,5 @@
 """The playground in a browser, with mouse and keyboard, against a server of the zoo."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Invalid requests: each error names the field, and nothing else happens."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Requests that end early: disconnects, shutdown, failing methods."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

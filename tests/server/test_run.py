@@ -1,7 +1,5 @@
 """A server process on a real port: disconnects, signals, invalid bytes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import signal

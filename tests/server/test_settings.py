@@ -1,7 +1,5 @@
 """Configuration of a server, in a file and on the command line."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Token ids of prompts, and text of token ids."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Tests of discrete diffusion forcing: rows and losses, computed by hand for both shifts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

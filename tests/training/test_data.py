@@ -1,7 +1,5 @@
 """Tests of examples by number, from generated stories and JSON Lines files."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of the DFlash objective against the published trainer."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Tests of dry runs: planned memory equals the memory that a run allocates."""
 
-from __future__ import annotations
-
 import os
 import re
 import socket

@@ -1,7 +1,5 @@
 """Tests of the DFlash objective with DSpark drafts, against the formulas of the paper."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of EAGLE-3: the loss equals that of step-by-step drafting."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the bounds of numbers in recipes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from pathlib import Path

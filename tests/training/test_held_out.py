@@ -1,7 +1,5 @@
 """Tests of validation on held-out examples, which must not change the training."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

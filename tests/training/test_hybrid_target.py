@@ -1,7 +1,5 @@
 """Drafts of targets with gated delta layers: no state passes from one example to another."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

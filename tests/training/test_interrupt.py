@@ -1,7 +1,5 @@
 """Tests of signals between steps: the first is recorded, the second ends the run."""
 
-from __future__ import annotations
-
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor

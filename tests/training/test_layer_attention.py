@@ -1,7 +1,5 @@
 """Tests of attention windows: training must equal decoding."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

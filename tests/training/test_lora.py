@@ -1,7 +1,5 @@
 """Tests of low-rank updates: trained weights, initial values, export."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

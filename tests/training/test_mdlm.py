@@ -1,7 +1,5 @@
 """Tests of masked diffusion: rows computed by hand for both shifts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Tests of the assignment of examples to steps, processes and micro-batches."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

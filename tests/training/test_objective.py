@@ -1,7 +1,5 @@
 """Logits of a large vocabulary are made a few rows at a time, and the loss stays what it was."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import pytest

@@ -1,7 +1,5 @@
 """Which optimizer updates what, and how fast."""
 
-from __future__ import annotations
-
 import pytest
 from torch.optim import AdamW, Muon
 

@@ -1,7 +1,5 @@
 """States of pipelined decoding, filled with true tokens, as the method itself goes through them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What a recipe needs is counted without weights, also of published models, by their shapes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of prefetching: the next step's data is computed during a step."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

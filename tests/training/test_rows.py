@@ -1,7 +1,5 @@
 """Tests of packing: documents are concatenated and their ranges shifted."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Tests of supervised fine-tuning: rows computed by hand."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

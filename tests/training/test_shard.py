@@ -1,7 +1,5 @@
 """Tests of sharded training, which must equal training in one process."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Targets in 4 and 8 bits train drafts as dequantized ones do, and a draft's own vocabulary."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tests of experiment trackers, diverged losses and the progress bar."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Tests of the training loop: falling loss, resuming, export."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """Tests of WeDLM: rows of both streams, computed by hand."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Tests of initial weights: another family's checkpoint, and one without a shift."""
 
-from __future__ import annotations
-
 import tomllib
 from pathlib import Path
 

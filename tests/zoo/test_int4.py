@@ -1,7 +1,5 @@
 """The models of the package in 4 bits on a CPU."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The models that ship inside the package."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tomllib

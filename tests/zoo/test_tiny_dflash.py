@@ -1,7 +1,5 @@
 """The draft of the zoo helps its target."""
 
-from __future__ import annotations
-
 from outpace import LLM
 from outpace.evaluation.generated.story import story_problems
 from outpace.methods import Autoregressive, DFlash

@@ -1,7 +1,5 @@
 """The draft of the zoo that extends features helps its target."""
 
-from __future__ import annotations
-
 import pytest
 
 from outpace import LLM

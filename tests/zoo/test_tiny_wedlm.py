@@ -1,7 +1,5 @@
 """The model of the zoo that fills masks under causal attention does so, and says what it means."""
 
-from __future__ import annotations
-
 import pytest
 
 from outpace import LLM

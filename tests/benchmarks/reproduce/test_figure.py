@@ -1,7 +1,5 @@
 """Figures of papers as data, and whether results look like them."""
 
-from __future__ import annotations
-
 import tomllib
 from itertools import product
 from shlex import split

@@ -1,7 +1,5 @@
 """Measured figures as a page of Markdown."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
