@@ -96,7 +96,7 @@ def test_quantized_checkpoint_has_the_same_configuration(name: str, method: str)
 
 
 OTHERS: dict[str, list[dict[str, Any]]] = {
-    "Qwen2-0.5B": [{"attention_bias": False}],
+    "Qwen2-0.5B": [{"attention_bias": False}, {"a_multiplier": 0}],
     "Qwen3-8B": [{"layer_types": ["full_attention"]}, {"layer_types": []}],
     "Llama-3.2-1B": [
         {"sliding_window": 4096},
