@@ -407,6 +407,12 @@ def test_layers_that_predict_several_tokens_are_not_read(tmp_path: Path) -> None
     check_logits(*write_more(tmp_path, "qwen3.5", more))
 
 
+def test_each_end_token_of_a_file_ends_an_answer(tmp_path: Path) -> None:
+    ends = {"add_eos_token_id": 7, "add_eot_token_id": 5, "add_eom_token_id": 9}
+    path, _ = write_more(tmp_path, "olmo2", ends)
+    assert load_config(path).eos == (5, 7, 9)
+
+
 FACTORS = torch.ones(8).numpy()
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [
     ("gemma3", "final_logit_softcapping", {"add_final_logit_softcapping": 30.0}),
