@@ -35,7 +35,7 @@ near: .venv/dev
 COVERED := decoding methods engine attention constraint api server
 
 test: .venv/dev
-	$(TESTS) --cov --cov-report=
+	$(TESTS) $(COVERED:%=--cov=src/outpace/%) --cov-report=
 	@for package in $(COVERED); do \
 	    total=$$($(BIN)/coverage report --include="src/outpace/$$package/*" --format=total); \
 	    echo "$$package: $$total % of lines covered"; \

@@ -70,6 +70,7 @@ OPTIONS += ["prompt_logprobs", "suffix"]
 OPTIONS += ["adapter", "reasoning_effort", "max_reasoning_tokens", "top_logprobs"]
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("entry", ["generate", "stream", "submit", "serve"])
 @pytest.mark.parametrize("option", OPTIONS)
 def test_odd_options_are_refused_or_answered(llm: LLM, option: str, entry: str) -> None:

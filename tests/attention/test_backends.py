@@ -156,6 +156,7 @@ def test_sinks_take_part_of_the_weight(name: str, dtype: torch.dtype) -> None:
     compare(name, (8, 2, 32), dtype, asked, windows=windows, sinks=sinks)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("processors", [1, 64])
 @pytest.mark.parametrize("pad_work", [False, True])
 def test_split_and_padded_work_changes_nothing(processors: int, pad_work: bool) -> None:

@@ -133,6 +133,7 @@ def test_a_killed_search_goes_on_as_if_nothing_had_been(
     assert [r["parameters"] for r in again.trials] == [r["parameters"] for r in whole.trials]
 
 
+@pytest.mark.nightly
 def test_a_trial_is_an_evaluation(llm: LLM) -> None:
     found = search(llm, fixed={"verifier": "tiny-aux", "window": 8, "lookahead": 8})
     found.run_trials(2, lambda record: None)

@@ -58,6 +58,7 @@ def run_with(
     return path
 
 
+@pytest.mark.nightly
 def test_named_parts_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
@@ -76,6 +77,7 @@ def test_named_parts_run_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert end.value.code == 2
 
 
+@pytest.mark.nightly
 def test_what_fails_ends_its_part_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object) -> gpu.Found:
         raise MemoryError("too large")

@@ -44,6 +44,7 @@ def test_bars_are_met_on_their_side(at_least: bool, met: list[bool], tmp_path: P
     assert [bar["met"] for bar in json.loads(path.read_text())["bars"]] == met
 
 
+@pytest.mark.nightly
 def test_what_sides_share_is_checked_before_they_are_timed() -> None:
     called: list[str] = []
 

@@ -84,6 +84,7 @@ def test_remote_code_of_a_family_is_accepted(name: str) -> None:
     assert FAMILIES[config.family].remote
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("method", QUANTISED)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_quantized_checkpoint_has_the_same_configuration(name: str, method: str) -> None:

@@ -57,6 +57,7 @@ def fulfils(text: str, rule: Options) -> bool:
     return text in (rule["choices"] or ())
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("temperature", [0.8, pytest.param(0.0, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(
     ("name", "method"),
@@ -176,6 +177,7 @@ COUNTED: list[dict[str, Any]] = [
 """Schemas with counts that are too large for an automaton."""
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", range(len(COUNTED)))
 @pytest.mark.parametrize(
     ("name", "method"),

@@ -269,6 +269,7 @@ def test_verified_tokens_and_scores_equal_the_reference(
     assert 0 < accepted < 2 * len(reads)
 
 
+@pytest.mark.nightly
 def test_chunks_and_views_change_nothing(kernels: Kernels) -> None:
     logits, reads = random_drafts(40, 40, FEW[1:])
     kernels(True)

@@ -250,6 +250,7 @@ NUMPY: dict[type, tuple[type[np.generic], ...]] = {
 }
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("method", "name"), TYPED)
 def test_numpy_values_become_plain(method: Method, name: str) -> None:
     value = getattr(method, name)

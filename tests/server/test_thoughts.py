@@ -77,6 +77,7 @@ def test_stream_equals_whole(thinking_client: TestClient, model: str, temperatur
                 assert message["reasoning_content"]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("count", [30, pytest.param(500, marks=pytest.mark.nightly)])
 def test_streams_equal_wholes(thinking_client: TestClient, count: int) -> None:
     rng = Random(count)

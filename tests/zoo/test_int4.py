@@ -57,6 +57,7 @@ def prompts(count: int) -> list[str]:
     return [question.prompt for question in questions_of("story", count)]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", METHODS)
 def test_mixed_requests_equal_each_alone(name: str) -> None:
     llm = small(name)
@@ -89,6 +90,7 @@ def test_verified_text_is_that_of_the_model_alone() -> None:
         assert sum(each.forwards for each in outputs) < sum(each.forwards for each in alone)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", METHODS)
 def test_models_solve_held_out_problems(name: str) -> None:
     questions = questions_of("story", 6)

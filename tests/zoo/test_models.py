@@ -16,6 +16,7 @@ from outpace.methods import Autoregressive, BlockDiffusion, FastDLLM, LeftToRigh
 ONE = LeftToRight(window=16, lookahead=16)
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
     ("name", "method"),
     [
