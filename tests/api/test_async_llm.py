@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
-from threading import Event
 from typing import Any
 
 import pytest
@@ -178,32 +177,6 @@ class Own(Method):
         while request.commit(out.tokens):
             self.does(request)
             out = yield Forward(ids=request.ids[-1:], start=len(request) - 1, read=request.sample())
-
-
-def test_a_request_that_is_left_is_not_decoded_to_its_end(llm: LLM) -> None:
-    has_left, calls = Event(), list[int]()
-
-    def wait_at_second_token(request: Request) -> None:
-        calls.append(len(request.tokens))
-        if len(calls) == 2:
-            assert has_left.wait(LIMIT)
-
-    async def work() -> None:
-        async with serving(llm) as served:
-            answer = await served.submit(
-                QUESTION,
-                streams=True,
-                method=Own(does=wait_at_second_token),
-                max_tokens=200,
-                ignore_eos=True,
-            )
-            events = aiter(answer)
-            await anext(events)
-            await events.aclose()  # type: ignore[attr-defined]
-            has_left.set()
-
-    run(work())
-    assert len(calls) < 9
 
 
 def fails(request: Request) -> None:

@@ -146,6 +146,16 @@ def test_prompts_of_all_kinds_are_answered_in_order(llm: LLM) -> None:
     assert idle(llm)
 
 
+def test_special_tokens_in_user_text_are_plain_text(diffusion: LLM) -> None:
+    answer = diffusion.submit("a<|mask|>b<|im_end|>", max_tokens=1)
+    marks = [token for token in answer.job.request.prompt if token >= END]
+    diffusion.engine.cancel(answer.job)
+    plain = diffusion.submit("ab", max_tokens=1)
+    assert marks == [token for token in plain.job.request.prompt if token >= END]
+    assert MASK not in marks
+    diffusion.engine.cancel(plain.job)
+
+
 def test_end_of_sequence_of_the_model_ends_the_answer(names: Checkpoints, tmp_path: Path) -> None:
     plain = LLM(names["bare"], cache_gib=0.001)
     ids = one(plain, [1, 2]).ids
@@ -279,7 +289,10 @@ def test_default_method_follows_the_model(names: Checkpoints) -> None:
 
 
 def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
-    with refuses("method"):
+    with pytest.raises(
+        ValueError,
+        match="WeDLM decodes causal models that fill masks, .* no mask token: set mask_id",
+    ):
         LLM(names["bare-masked"], cache_gib=0.001)
     llm = LLM(names["bare-masked"], Autoregressive(), cache_gib=0.001)
     with refuses("method"):
@@ -324,43 +337,44 @@ def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoint
 
 
 @pytest.mark.parametrize(
-    ("target", "verifier", "param"),
+    ("target", "verifier", "message"),
     [
-        ("diffusion", "other-order", "method"),
-        ("bare-diffusion", "bare-large", "method"),
-        ("diffusion", "bare-large", "method"),
-        ("diffusion", "bare-diffusion", "verifier"),
-        ("diffusion", "nowhere", "verifier"),
+        ("diffusion", "other-order", "other-order has a different tokenizer than .* token"),
+        ("bare-diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
+        ("diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
+        ("diffusion", "bare-diffusion", "a causal model as its verifier, but .* is a diffusion"),
+        ("diffusion", "nowhere", "no model '.*nowhere'"),
     ],
 )
 def test_verifier_that_does_not_fit_is_refused(
-    names: Checkpoints, target: str, verifier: str, param: str
+    names: Checkpoints, target: str, verifier: str, message: str
 ) -> None:
-    with refuses(param):
-        LLM(names[target], APD(verifier=names.get(verifier, "./nowhere")), cache_gib=0.001)
+    names = {**names, "nowhere": "./nowhere"}
+    with pytest.raises(ValueError, match=message):
+        LLM(names[target], APD(verifier=names[verifier]), cache_gib=0.001)
 
 
 @pytest.mark.parametrize(
-    ("target", "draft", "param"),
+    ("target", "draft", "message"),
     [
-        ("wide", "bare-draft", "draft"),
-        ("bare-large", "bare-draft", "draft"),
-        ("causal", "bare-deep-draft", "draft"),
-        ("causal", "bare-layer-draft", "draft"),
-        ("causal", "verifier", "draft"),
-        ("diffusion", "bare-draft", "method"),
+        ("wide", "bare-draft", "hidden size is 32, the target's is 64"),
+        ("bare-large", "bare-draft", "vocabulary is 264, the target's is 1024"),
+        ("causal", "bare-deep-draft", "depth of the target is 3, the target's is 2"),
+        ("causal", "bare-layer-draft", "layer 2 of its target, which has 2 layers"),
+        ("causal", "verifier", "takes a draft that reads features or a .* draft, but .*verifier"),
+        ("diffusion", "bare-draft", "DFlash decodes causal models, but .* is a diffusion model"),
     ],
 )
 def test_draft_of_another_target_is_refused(
-    names: Checkpoints, target: str, draft: str, param: str
+    names: Checkpoints, target: str, draft: str, message: str
 ) -> None:
-    with refuses(param):
+    with pytest.raises(ValueError, match=message):
         LLM(names[target], DFlash(draft=names[draft]), cache_gib=0.001)
 
 
 def test_block_beyond_the_trained_length_warns(names: Checkpoints, causal: LLM) -> None:
     method = DFlash(draft=names["bare-draft"], block=9)
-    with pytest.warns(UserWarning, match="block 9 "):
+    with pytest.warns(UserWarning, match="block 9 is longer than the 5 that .*bare-draft"):
         one(causal, [1, 2], method=method)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outpace import LLM, OptionError
+from outpace import LLM
 from outpace.api.llm import build_processors
 from outpace.api.options import Options, RequestOptions
 from outpace.methods import (
@@ -20,7 +20,6 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
-from refusal import refuses
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 LOSSLESS: list[Method] = [
@@ -168,7 +167,7 @@ def test_a_batch_of_mixed_options_is_each_alone(llm: LLM) -> None:
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_penalties_need_an_order(method: Method, name: str) -> None:
     chosen = RequestOptions.of({name: 0.5})
-    with refuses(name):
+    with pytest.raises(ValueError, match=f"^{name} "):
         list(build_processors(chosen, method, 0, frozenset(), 24))
 
 
@@ -194,9 +193,8 @@ def test_penalties_need_an_order(method: Method, name: str) -> None:
     ],
 )
 def test_what_means_nothing_is_refused(llm: LLM, name: str, value: Any) -> None:
-    with pytest.raises(OptionError) as caught:
+    with pytest.raises(ValueError, match=name):
         llm.submit(QUESTION, **{name: value})
-    assert caught.value.option == name or name == "method"
     assert not llm.driver.inbox
 
 

@@ -147,16 +147,6 @@ def test_stored_codes_are_kept(plain: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @needs_products
-def test_rows_are_rounded_if_the_file_requests_it(plain: Path) -> None:
-    folder = compress_checkpoint(plain, plain.parent / "small")
-    config = json.loads((folder / CONFIG_FILE).read_text())
-    config[QUANTIZATION_FIELD]["config_groups"]["group_0"]["input_activations"] = None
-    (folder / CONFIG_FILE).write_text(json.dumps(config))
-    assert not is_quantized(load_model(folder))
-    assert is_quantized(load_model(folder, quantize="int8"))
-
-
-@needs_products
 def test_an_update_is_added_to_dequantized_matrices(plain: Path) -> None:
     folder = compress_checkpoint(plain, plain.parent / "small")
     update = {DOWN: LowRank(torch.ones(1, 48), torch.ones(32, 1), 1.0)}

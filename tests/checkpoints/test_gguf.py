@@ -414,7 +414,6 @@ def by_score(text: str, scores: dict[str, float]) -> list[str]:
 
 @pytest.mark.parametrize("spaced", [True, False])
 def test_a_vocabulary_with_scores_is_merged_by_them(spaced: bool, tmp_path: Path) -> None:
-    begin = [1] if spaced else []
     tokens, scores, kinds = scored()
     written = Written(tmp_path, "llama")
     writer = written.writer
@@ -426,8 +425,6 @@ def test_a_vocabulary_with_scores_is_merged_by_them(spaced: bool, tmp_path: Path
     writer.add_eos_token_id(2)
     writer.add_unk_token_id(0)
     writer.add_add_space_prefix(spaced)
-    if not begin:
-        writer.add_add_bos_token(False)
     tokenizer = load_tokenizer(written.write())
     assert tokenizer is not None and len(tokenizer) == len(tokens)
     known = {t: s for t, s, kind in zip(tokens, scores, kinds, strict=True) if kind == 1}
@@ -435,7 +432,7 @@ def test_a_vocabulary_with_scores_is_merged_by_them(spaced: bool, tmp_path: Path
         whole_ = ("▁" if spaced else "") + text.replace(" ", "▁")
         wanted = [tokens.index(token) for token in by_score(whole_, known)]
         found = tokenizer(text, split_special_tokens=True).input_ids
-        assert found == [*begin, *wanted], text
+        assert found == [1, *wanted], text
         assert tokenizer.decode(found, skip_special_tokens=True) == text
     assert tokenizer("</s>", add_special_tokens=False).input_ids == [2]
 

@@ -63,13 +63,6 @@ def test_saved_model_loads_unchanged(make, tied: bool, tmp_path: Path) -> None:
     assert ("lm_head.weight" in names) is not tied
 
 
-def test_length_is_limited_and_not_written_back(folder: Path, tmp_path: Path) -> None:
-    model = load_model(folder, max_length=len(IDS))
-    assert model.config.max_length == len(model.cos) == len(IDS)
-    save_model(model, tmp_path / "again", dtype=torch.float32)
-    assert load_config(tmp_path / "again") == load_config(folder)
-
-
 def test_missing_models_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **options: object) -> str:
         raise OSError("offline")

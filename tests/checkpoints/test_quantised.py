@@ -4,7 +4,6 @@ Packing and values are computed here element by element, as the formats define t
 """
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ from safetensors.torch import load_file
 
 from grouped import (
     AWQ_CONFIG,
-    DOWN,
     FILE,
     Format,
     Packed,
     awq,
-    change,
     check_invalid_parts,
     compressed,
     gptq,
@@ -144,17 +141,6 @@ SCALES |= dict.fromkeys(NAMES, "weight_scale")
 @pytest.mark.parametrize("name", SCALES)
 def test_invalid_parts_are_refused(name: str, tmp_path: Path) -> None:
     check_invalid_parts(write(tmp_path, name), FORMATS[name], SCALES[name])
-
-
-def test_zero_scales_and_biases_are_read(tmp_path: Path) -> None:
-    folder = write(tmp_path, "gptq 4")
-    scales, bias = (DOWN.replace("weight", part) for part in ("scales", "bias"))
-    change(folder, lambda tensors: tensors[scales].view(-1)[-1:].fill_(0))
-    change(folder, lambda tensors: tensors.update({bias: torch.zeros(32)}))
-    assert not load_model(folder).blocks[0].mlp.down.weight[-1, -1]
-    change(folder, lambda tensors: tensors[bias][:1].fill_(1e-3))
-    with pytest.raises(ValueError, match=re.escape(bias)):
-        load_model(folder)
 
 
 def test_excluded_modules_are_not_quantized(tmp_path: Path) -> None:

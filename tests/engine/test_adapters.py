@@ -221,3 +221,15 @@ def test_controllers_of_draft_lengths_are_those_of_an_adapter(folders: Path) -> 
         for name in (None, "a1", "a2")
     }
     assert len({id(pace) for pace in paces.values()}) == 3 and None not in paces.values()
+
+
+def test_cancelled_requests_leave_others_unchanged(folders: Path) -> None:
+    llm, options = adapted(folders), {"max_tokens": 20, "ignore_eos": True}
+    (alone,) = llm.generate(PROMPTS[0], adapter="a6", **options)
+    answers = [llm.submit(PROMPTS[0], adapter=name, **options) for name in ("a1", "a6", None, "a2")]
+    for step in range(200):
+        if step == 5:
+            llm.driver.cancel(answers[0].job)
+            llm.driver.cancel(answers[3].job)
+        llm.driver.step()
+    assert answers[1].build_output().ids == alone.ids and is_idle(llm.engine)

@@ -9,15 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import literal
-from helpers import engine_of, finish, is_idle, pages_in_use, record_rows, runner
+from helpers import engine_of, finish, is_idle, pages_in_use, runner
 from outpace.decoding import Sampling
 from outpace.engine.cache import PAGE_SIZE
 from outpace.methods import (
     APD,
+    D2F,
     METHODS,
     Autoregressive,
     BlockDiffusion,
     DFlash,
+    Eagle,
     LeftToRight,
     Lookup,
     Method,
@@ -27,6 +29,7 @@ from outpace.methods import (
 from workload import (
     KINDS,
     MODELS,
+    RANDOM,
     Request,
     alone,
     missing,
@@ -41,8 +44,20 @@ LONG = tuple(range(1, 23)) * 3
 SAMPLED = Sampling(temperature=1.5, top_p=0.9, seed=3)
 
 
-def test_every_registered_method_is_in_the_workload() -> None:
+def test_every_registered_method_is_in_the_workload(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not missing(), missing()
+
+    class New(Method):
+        """Registered, but not in the workload."""
+
+    monkeypatch.setitem(METHODS, "new", New)
+    monkeypatch.delitem(RANDOM, WeDLM)
+    assert missing().split("; ") == [
+        "KINDS of tests/workload.py has no New: add one",
+        "ZOO of tests/workload.py has no New: add one",
+        "RANDOM of tests/workload.py has no WeDLM: add one",
+        "RANDOM of tests/workload.py has no New: add one",
+    ]
 
 
 @given(st.lists(requests, min_size=2, max_size=5))
@@ -78,20 +93,34 @@ def test_sixty_mixed_requests_equal_each_alone() -> None:
 
 @pytest.mark.nightly
 def test_a_thousand_mixed_requests_equal_each_alone_and_token_by_token() -> None:
+    """In one batch; lossless methods give the autoregressive output of their target.
+
+    That of a block diffusion model is its output in blocks of one token.
+    """
     rng = Random(1)
     batch = [replace(random_request(rng), arrives=rng.randint(0, 600)) for _ in range(1000)]
-    count = Counter(type(request.method) for request in batch)
-    assert count.keys() == set(METHODS.values()) and min(count.values()) > 20, count
+    count = Counter(kind_of(request) for request in batch)
+    assert len(count) == len(METHODS) + 2 and min(count.values()) > 20, count
     engine = new_engine(max_rows=128)
     together = serve(engine, batch)
     assert pages_in_use(engine) == 0
     for request, found in zip(batch, together, strict=True):
         assert found == alone(request), request
         if lossless(request.method):
-            one = isinstance(request.method, BlockDiffusion)  # then blocks of one token
+            one = isinstance(request.method, BlockDiffusion)
             method = BlockDiffusion(block=1) if one else Autoregressive()
             plain = replace(request, method=method, on=request.roles["target"])
             assert found[:2] == alone(plain)[:2], request
+
+
+def kind_of(request: Request) -> str:
+    """Return a method's name, with `Eagle` by shape and `D2F` by kind of model."""
+    match request.method:
+        case Eagle(width=width):
+            return "chain" if width == 1 else "tree"
+        case D2F(block=block):
+            return "blocks of the model" if block is None else "blocks"
+    return type(request.method).__name__
 
 
 def lossless(method: Method) -> bool:
@@ -104,18 +133,32 @@ def test_split_prompt_gives_the_same_tokens(method) -> None:
     request = Request(method=method, prompt=LONG, sampling=SAMPLED)
     other = Request(method=Autoregressive(), max_tokens=20)
     engine = new_engine(max_rows=5)
-    rows = record_rows(runner(engine, "causal"))
+    passes: dict[str, list[int]] = {}
+    for each in engine.runners:
+        spy(each, passes.setdefault(each.name, []))
     assert serve(engine, [request, other]) == [alone(request), alone(other)]
     # Rows with wanted logits are not split: nine proposals, or guesses and a window.
-    assert max(rows, default=0) <= {APD: 9, WeDLM: 12}.get(type(method), 5)
+    assert max(passes["causal"]) <= {APD: 9, WeDLM: 12}.get(type(method), 5)
+
+
+def spy(runner, passes: list[int]) -> None:
+    """Record the rows of each pass of a runner."""
+    launch = runner.launch_pass
+
+    def counted(forwards):
+        passes.append(sum(len(forward.ids) for forward in forwards))
+        return launch(forwards)
+
+    runner.launch_pass = counted
 
 
 def test_bidirectional_forwards_are_never_split() -> None:
     request = Request(method=LeftToRight(), prompt=LONG, max_tokens=2)
     engine = new_engine(max_rows=5)
-    rows = record_rows(runner(engine, "diffusion"))
+    passes: list[int] = []
+    spy(runner(engine, "diffusion"), passes)
     serve(engine, [request])
-    assert rows == [68, 68]
+    assert passes == [68, 68]
 
 
 @pytest.mark.parametrize("method", KINDS, ids=lambda method: type(method).__name__)

@@ -48,6 +48,7 @@ class Trace:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
+        """Trace every function; returns itself to trace its lines."""
         if event == "call":
             path = frame.f_code.co_filename
             inside = path.startswith(PACKAGE) and path.split(os.sep)[-2] in WATCHED
@@ -161,6 +162,7 @@ class Raising(Method):
     error: type[BaseException] = SystemExit
 
     def decode(self, request: Tokens) -> Decoding:
+        """Decode as `Autoregressive` does, up to a number of tokens."""
         for count in range(self.after + 1):
             if count == self.after:
                 raise self.error

@@ -73,7 +73,7 @@ def check_calls(calls: list[dict[str, Any]]) -> None:
         jsonschema.validate(arguments, SCHEMAS[call["function"]["name"]])
 
 
-@pytest.mark.parametrize("model", [*CAUSAL, pytest.param("diffusion", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("model", MODELS)
 def test_required_calls_are_valid(tool_client: TestClient, model: str) -> None:
     body = calling(model, temperature=1, n=2)
     chunks = events(tool_client, body)

@@ -1,5 +1,7 @@
 """Tests of checkpoints: damage, locking of a run folder, and full disks."""
 
+from __future__ import annotations
+
 import resource
 import shutil
 import subprocess
@@ -14,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from outpace.training import checkpoint
 from outpace.training.checkpoint import MODEL_FILE, OPTIMIZER_FILE, STATE_FILE
 from outpace.training.trackers import LOCK_FILE, lock_folder
-from runs import losses, metrics, same_tensors, trainer
+from runs import losses, metrics, trainer
 
 LATER, EARLIER = "step-00000002", "step-00000001"
 
@@ -70,27 +72,30 @@ def write(text: str) -> Callable[[Path], object]:
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    ("damage", "name"),
+    ("damage", "reason"),
     [
         *[
-            (change(name, edit), name)
+            (change(name, edit), f"{name} is missing or damaged")
             for name in (MODEL_FILE, OPTIMIZER_FILE)
             for edit in (cut, flip, clear, Path.unlink, write(""), write("x" * 99))
         ],
         *[
-            (change(STATE_FILE, edit), STATE_FILE)
+            (change(STATE_FILE, edit), f"{STATE_FILE} is missing or damaged")
             for edit in (cut, Path.unlink, *map(write, ("", "{}", "[]", "5", '{"step": 2}')))
         ],
-        (change(STATE_FILE, lambda path: (path.unlink(), path.mkdir())), STATE_FILE),
-        (lambda path: (shutil.rmtree(path), path.mkdir()), STATE_FILE),
-        (rename, "step 2"),
+        (
+            change(STATE_FILE, lambda path: (path.unlink(), path.mkdir())),
+            f"{STATE_FILE} is missing",
+        ),
+        (lambda path: (shutil.rmtree(path), path.mkdir()), f"{STATE_FILE} is missing"),
+        (rename, "is of step 2"),
     ],
 )
 def test_a_damaged_checkpoint_is_passed_over(
     run: Path,
     whole: Path,
     damage: Callable[[Path], object],
-    name: str,
+    reason: str,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     damage(run / "checkpoints" / LATER)
@@ -98,9 +103,9 @@ def test_a_damaged_checkpoint_is_passed_over(
     skipped = [
         line for line in capsys.readouterr().out.splitlines() if "skipping checkpoint" in line
     ]
-    assert len(skipped) == 1 and "step-" in skipped[0] and name in skipped[0]
+    assert len(skipped) == 1 and "step-" in skipped[0] and reason in skipped[0]
     ours, theirs = (load_file(out / "checkpoints" / LATER / MODEL_FILE) for out in (run, whole))
-    assert same_tensors(ours, theirs)
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
     assert metrics(run) == metrics(whole)
 
 
@@ -126,7 +131,10 @@ def test_a_damaged_description_is_named(run: Path, text: str | None) -> None:
 def test_lines_of_metrics_that_were_cut_off_are_dropped(run: Path, line: str) -> None:
     with (run / "metrics.jsonl").open("a") as file:
         file.write(line)
-    trainer(run, **EACH).fit(3)
+    trainer(
+        run,
+        **EACH,
+    ).fit(3)
     assert [entry["step"] for entry in metrics(run)] == [1, 2, 3]
 
 
@@ -166,5 +174,3 @@ def test_a_full_disk_does_no_harm(run: Path) -> None:
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [EARLIER, LATER]
     trainer(run, **{**EACH, "steps": 3}).fit()
     assert [line["step"] for line in metrics(run)] == [1, 2, 3]
-    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
-    assert kept == [LATER, "step-00000003"]

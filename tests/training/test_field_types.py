@@ -23,7 +23,7 @@ path = "story:train"
 """
 
 NEEDED = {"held_out": "story:test", "data": "story:train"}
-"""Paths that sections require."""
+"""What a section needs besides: its path."""
 
 
 def numbers(hint: Any, length: int = 0) -> Iterator[tuple[Any, int]]:
@@ -75,8 +75,8 @@ def test_every_number_has_bounds_that_hold(
     others += [f"{section}.path={path}"] if path else []
     for number in outside(bounds):
         written = [number] * length if length else number
-        with pytest.raises(ValueError, match=rf"^\[{where}\]: {name} "):
+        with pytest.raises(ValueError, match=rf"^\[{where}\]: {name} must be .*number"):
             load_recipe(recipe, [*others, f"{where}.{name}={written}"])
         made = (number,) * length if length else number
-        with pytest.raises(ValueError, match=f"^{name} "):
+        with pytest.raises(ValueError, match=f"^{name} must be .*number"):
             kind(**{name: made}, **({"path": path} if path else {}))

@@ -1,5 +1,7 @@
 """Tests of gradient checkpointing, and of frozen weights in bfloat16."""
 
+from __future__ import annotations
+
 import json
 from pathlib import Path
 
@@ -22,7 +24,7 @@ def test_recomputing_changes_no_loss(tmp_path: Path, architecture: str, precisio
     assert metrics(tmp_path / "kept") == metrics(tmp_path / "again")
 
 
-def test_recomputing_keeps_dropout_and_teacher(tmp_path: Path) -> None:
+def test_nor_do_dropout_and_a_teacher(tmp_path: Path) -> None:
     for name, again in (("kept", False), ("again", True)):
         torch.manual_seed(5)
         Trainer(
@@ -42,11 +44,36 @@ def test_recomputing_keeps_dropout_and_teacher(tmp_path: Path) -> None:
     assert len(set(losses(tmp_path / "kept"))) == 3
 
 
-FROZEN = {
-    "--draft": '[model]\ntarget = "tiny-ar"\ninit = "tiny-dflash"\n[objective]\nname = "dflash"\n',
-    "--adapter": '[model]\ninit = "tiny-dream"\n[adapter]\nrank = 2\n[objective]\nname = "d2f"\n',
-}
-COMMON = """
+DRAFT = """
+[model]
+target = "tiny-ar"
+dtype = "bfloat16"
+init = "tiny-dflash"
+[objective]
+name = "dflash"
+anchors = 4
+[data]
+path = "story:train"
+[train]
+steps = 2
+batch = 2
+log_every = 1
+precision = "bf16"
+recompute = true
+[held_out]
+path = "story:test"
+examples = 2
+decode = 1
+max_tokens = 8
+"""
+ADAPTER = """
+[model]
+init = "tiny-dream"
+dtype = "bfloat16"
+[adapter]
+rank = 2
+[objective]
+name = "d2f"
 [data]
 path = "story:train"
 [train]
@@ -65,20 +92,23 @@ max_tokens = 16
 
 @pytest.mark.nightly
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.parametrize("flag", FROZEN)
-def test_frozen_weights_may_be_in_bfloat16(
-    flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("text", [DRAFT, ADAPTER], ids=["draft", "adapter"])
+def test_what_looks_on_may_be_in_bfloat16(
+    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = tmp_path / "mine.toml"
-    recipe.write_text(FROZEN[flag] + COMMON)
-    words = [f"out={tmp_path / 'half'}", "dtype=bfloat16"]
-    half = load_recipe(recipe, words).build_trainer()
-    assert {p.dtype for p in half.model.parameters() if p.requires_grad} == {torch.float32}
-    (other,) = half.loss_module.models.others.values()
-    assert torch.bfloat16 in {p.dtype for p in other.parameters()}
-    train_recipe(recipe, words)
-    train_recipe(recipe, [f"out={tmp_path / 'full'}"])
+    recipe.write_text(text)
+    half = load_recipe(recipe, [f"out={tmp_path / 'half'}"]).build_trainer()
+    numbers = {p.dtype for p in half.model.parameters() if p.requires_grad}
+    assert numbers == {torch.float32}
+    looking = half.loss_module.models.others
+    assert {p.dtype for model in looking.values() for p in model.parameters()} >= {torch.bfloat16}
+    for name in ("half", "full"):
+        train_recipe(
+            recipe, [f"out={tmp_path / name}", *(["dtype=float32"] if name == "full" else [])]
+        )
     assert losses(tmp_path / "half") == pytest.approx(losses(tmp_path / "full"), rel=0.05)
     lines = (tmp_path / "half" / "held_out.jsonl").read_text().splitlines()
     assert all(json.loads(line)["tokens_per_forward"] > 0 for line in lines) and len(lines) == 2
-    assert flag in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert ("--draft" if text is DRAFT else "--adapter") in said

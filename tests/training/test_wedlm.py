@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from helpers import MASK, published, random_model
 from outpace.attention.ranges import RangesAttention, causal_ranges, dense_mask
+from outpace.checkpoints.load import translate_config
 from outpace.training.data import Example
 from outpace.training.objective import Models
 from outpace.training.objectives import WeDLM
@@ -175,3 +176,31 @@ def test_a_batch_without_a_mask_learns_the_text() -> None:
         pack_documents([objective.rows(EXAMPLE, np.random.default_rng(0))]),
     )
     assert float(loss.total.detach()) > 0
+
+
+def test_mask_and_length_come_from_the_model() -> None:
+    config = translate_config(CONFIG)
+    assert WeDLM().bind(config) == WeDLM(mask_id=MASK, length=160)
+    with pytest.raises(ValueError, match="mask"):
+        WeDLM().bind(translate_config(published()))
+    assert WeDLM(mask_id=3).bind(translate_config(published())).mask_id == 3
+    with pytest.raises(ValueError, match="causal"):
+        WeDLM().bind(translate_config(published("DreamModel", mask_token_id=MASK)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"block": 0}, "block must be"),
+        ({"block": (4, 0)}, "block must be"),
+        ({"block": ()}, "block must be a length of at least 1"),
+        ({"ends": -1}, "ends must be a whole number from 0"),
+        ({"ar_weight": -0.5}, "ar_weight must be a number from 0"),
+        ({"ratios": (0.5, 0.2)}, "two fractions in ascending order"),
+        ({"ratios": (0.5, 1.2)}, "ratios must be"),
+        ({"weighting": "none"}, "normalised, inverse or uniform"),
+    ],
+)
+def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        WeDLM(**options)
