@@ -156,16 +156,16 @@ def test_end_of_sequence_is_read(field: object, eos: tuple[int, ...]) -> None:
 @pytest.mark.parametrize(
     ("content", "eos"),
     [
-        ('{"eos_token_id": 7}', (3, 7)),
-        ('{"eos_token_id": [7, 3, 9]}', (3, 7, 9)),
-        ('{"eos_token_id": null, "temperature": 0.6}', (3,)),
-        ("{}", (3,)),
+        ('{"eos_token_id": 7}', (3, 5, 7)),
+        ('{"eos_token_id": [7, 3, 9]}', (3, 5, 7, 9)),
+        ('{"eos_token_id": null, "temperature": 0.6}', (3, 5)),
+        ("{}", (3, 5)),
     ],
 )
 def test_end_tokens_of_the_generation_config_end_an_answer(
     tmp_path: Path, content: str, eos: tuple[int, ...]
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(published(eos_token_id=3)))
+    (tmp_path / "config.json").write_text(json.dumps(published(eos_token_id=[3, 5])))
     (tmp_path / "generation_config.json").write_text(content)
     assert load_config(tmp_path).eos == eos
 

@@ -10,7 +10,8 @@ from starlette.testclient import TestClient
 
 from asking import ask, chat
 from outpace.server.app import build_server_app
-from outpace.server.guard import PUBLIC_PATHS
+from outpace.server.guard import PUBLIC_PATHS, LimitedBody
+from outpace.server.http_error import HttpError
 from outpace.server.schema import MAX_BODY_BYTES
 from outpace.server.service import Service
 from outpace.server.settings import Settings
@@ -73,6 +74,22 @@ def test_large_body_is_rejected(client: TestClient) -> None:
         assert response.json()["error"]["type"] == "invalid_request_error"
     padded = json.dumps(chat(max_tokens=2)).encode().ljust(MAX_BODY_BYTES)
     assert client.post("/v1/chat/completions", content=padded).status_code == 200
+
+
+def test_messages_of_a_body_are_limited_together() -> None:
+    pieces = [b" " * (MAX_BODY_BYTES // 2)] * 3
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": pieces.pop(), "more_body": bool(pieces)}
+
+    async def read() -> None:
+        body = LimitedBody(receive, 60)
+        while pieces:
+            await body()
+
+    with pytest.raises(HttpError) as refused:
+        asyncio.run(read())
+    assert refused.value.status == 413
 
 
 def test_slow_body_times_out(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:

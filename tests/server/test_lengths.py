@@ -57,9 +57,10 @@ def test_operator_limits_answers(bounded: TestClient) -> None:
         assert answer["usage"]["completion_tokens"] == wanted
     answer = ask(bounded, completion([5], model="tiny-dream", ignore_eos=True))
     assert answer["usage"]["completion_tokens"] == 40
+
+
+def test_longer_answers_are_refused(bounded: TestClient) -> None:
     assert ask(bounded, completion(max_tokens=40, min_tokens=40))
     for fields in ({"max_tokens": 41}, {"min_tokens": 41}, {"max_tokens": 50, "min_tokens": 45}):
-        error = refused(bounded, completion(**fields))
-        assert error["message"] == f"{error['param']}: must be at most 40 on this server"
-        assert error["param"] == min(fields)
+        assert refused(bounded, completion(**fields))["param"] == min(fields)
     assert refused(bounded, chat(max_completion_tokens=41))["param"] == "max_completion_tokens"

@@ -76,14 +76,20 @@ def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -
     for name in ("stop_reason", "stop_sequence"):
         assert end["delta"][name] == whole[name]
     blocks: list[dict[str, Any]] = []
+    ended = 0
     for event in rest:
         if event["type"] == "content_block_start":
-            assert event["index"] == len(blocks)
+            assert event["index"] == len(blocks) == ended
             blocks.append({"json": "", **event["content_block"]})
-        elif event["type"] == "content_block_delta":
+            continue
+        assert event["index"] == len(blocks) - 1
+        if event["type"] == "content_block_stop":
+            ended += 1
+        else:
             kind = event["delta"].pop("type")
             ((field, text),) = event["delta"].items()
             blocks[-1]["json" if kind == "input_json_delta" else field] += text
+    assert ended == len(blocks)
     found = []
     for block in blocks:
         text = block.pop("json")
@@ -95,6 +101,14 @@ def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -
     for block in (*found, *whole["content"]):
         block.pop("id", None)
     assert found == whole["content"]
+
+
+def test_reason_of_the_end(served: TestClient) -> None:
+    answers = [ask(served, each) for each in (*REQUESTS[4:8], REQUESTS[3])]
+    reasons = ["stop_sequence", "max_tokens", "tool_use", "tool_use", "end_turn"]
+    assert [answer["stop_reason"] for answer in answers] == reasons
+    assert answers[0]["stop_sequence"] in REQUESTS[4]["stop_sequences"]
+    assert answers[4]["stop_sequence"] is None
 
 
 def test_loop_with_official_client(client: Any) -> None:

@@ -13,6 +13,7 @@ from starlette.testclient import TestClient
 from asking import ask, chat, events, route, text_of
 from outpace.methods import D2F
 from outpace.server.app import build_server_app
+from outpace.server.http_error import HttpError
 from outpace.server.service import Service
 
 LONG = chat(model="tiny-aux", max_tokens=400, ignore_eos=True)
@@ -90,6 +91,26 @@ def test_disconnect_ends_request(service: Service, more: dict[str, Any]) -> None
     assert not service.pending
 
 
+def test_aborted_requests_get_an_error(service: Service) -> None:
+    async def run() -> tuple[Call, Call]:
+        app = build_server_app(service)
+        stream, whole = Call(app, LONG | {"stream": True}), Call(app, LONG)
+        await stream.begun()
+        service.abort_pending(HttpError(503, "the end has come"))
+        await stream.task
+        await whole.task
+        await until(lambda: not held(service))
+        return stream, whole
+
+    stream, whole = asyncio.run(run())
+    *_, last, nothing = stream.answer_text.split("\n\n")
+    assert nothing == "" and whole.sent[0]["status"] == 503
+    for text in (last.removeprefix("data: "), whole.answer_text):
+        error = json.loads(text)["error"]
+        assert (error["message"], error["type"]) == ("the end has come", "unavailable_error")
+    assert not service.pending
+
+
 def broken(self: Any, request: Any) -> Any:
     """A method that fails after its first forward."""
     yield next(WORKING(self, request))
@@ -116,6 +137,35 @@ def test_failing_method_fails_only_its_request(
         assert "chatcmpl-" in error["message"] and "secret" not in error["message"]
     assert ask(client, body)["choices"]
     assert not held(service)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/responses", {"input": "x", "max_output_tokens": 16}, "response.failed"),
+        ("/v1/messages", chat("x", max_tokens=16), "error"),
+    ],
+)
+def test_failure_in_other_apis(
+    client: TestClient,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    body: dict[str, Any],
+    name: str,
+) -> None:
+    body = body | {"model": "tiny-d2f", "outpace": {"method": "d2f"}}
+    with monkeypatch.context() as patched:
+        patched.setattr(D2F, "decode", broken)
+        whole = client.post(path, json=body)
+        stream = client.post(path, json=body | {"stream": True})
+    assert whole.status_code == 500
+    *_, event, nothing = stream.text.split("\n\n")
+    head, data = event.split("\ndata: ")
+    assert (head, nothing) == (f"event: {name}", "")
+    assert "secret" not in whole.text + stream.text
+    failed = json.loads(data)
+    assert failed["type"] == name
+    assert failed.get("response", failed)["error"]["message"].startswith("decoding failed")
 
 
 @pytest.mark.parametrize(

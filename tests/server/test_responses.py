@@ -83,10 +83,11 @@ def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -
     assert last["type"] == f"response.{whole['status']}"
     assert [*map(bare, last["response"]["output"])] == [*map(bare, whole["output"])]
     items: list[dict[str, Any]] = []
+    done = []
     for event in rest[1:]:
         kind = event["type"].removeprefix("response.")
         if kind == "output_item.added":
-            assert event["output_index"] == len(items)
+            assert event["output_index"] == len(items) == len(done)
             items.append({"text": "", **event["item"]})
         elif kind.endswith(".delta"):
             assert event["item_id"] == items[-1]["id"]
@@ -95,7 +96,8 @@ def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -
             text = items[-1]["text"]
             item = event["item"]
             assert text == (item.get("arguments") or item["content"][0]["text"])
-            assert item in last["response"]["output"]
+            done.append(item)
+    assert done == last["response"]["output"]
     assert len(items) == len(whole["output"])
     for item in whole["output"]:
         if item["type"] == "function_call":

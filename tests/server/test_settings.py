@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from outpace import OptionError
 from outpace.server.service import Service
 from outpace.server.settings import (
     Config,
@@ -104,6 +105,25 @@ def test_key_comes_from_a_file(tmp_path: Path) -> None:
         Settings(api_key="x", api_key_file="y").read_key()
     with refuses("api_key_file"):
         Settings(api_key_file=str(tmp_path / "nowhere")).read_key()
+
+
+def test_key_is_not_revealed(tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as refused:
+        read_config(written(tmp_path, "[server]\napi_key = 123456"))
+    assert refused.value.param == "server.api_key" and "123456" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("param", "models"),
+    [
+        ("adapters", {"a": {"adapters": {"b": "x"}}, "a:b": {}}),
+        ("tensor_parallel", {"a": {}, "b": {"tensor_parallel": 2}}),
+    ],
+)
+def test_models_in_conflict_are_refused(param: str, models: dict[str, dict[str, Any]]) -> None:
+    entries = {name: Entry(path="tiny-ar", **given) for name, given in models.items()}
+    with refuses(param):
+        Config(models=entries).check_consistency()
 
 
 def loaded(**given: Any) -> Service:

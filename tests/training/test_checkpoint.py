@@ -174,3 +174,5 @@ def test_a_full_disk_does_no_harm(run: Path) -> None:
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == [EARLIER, LATER]
     trainer(run, **{**EACH, "steps": 3}).fit()
     assert [line["step"] for line in metrics(run)] == [1, 2, 3]
+    kept = sorted(path.name for path in (run / "checkpoints").iterdir())
+    assert kept == [LATER, "step-00000003"]

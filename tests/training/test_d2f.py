@@ -11,7 +11,7 @@ from helpers import MASK, causal_model, diffusion_model
 from outpace.attention.ranges import dense_mask
 from outpace.models.attention import Attend
 from outpace.training.data import Example
-from outpace.training.objective import Models, reverse_kl
+from outpace.training.objective import Models, build_teachers, reverse_kl
 from outpace.training.objectives import D2F
 from outpace.training.rows import UNSCORED, Response, Rows, pack_documents
 
@@ -49,6 +49,31 @@ def test_shares_rise_and_keep_their_bounds() -> None:
     assert drawn[:, 0].mean() == pytest.approx(0.45, abs=0.01)
     assert drawn[:, -1].mean() == pytest.approx(0.575, abs=0.01)
     assert D2F(noise=(0.5, 0.5)).block_fractions(0.3, np.array([])) == [0.5]
+
+
+def test_fractions_without_order_are_independent() -> None:
+    drawn = D2F(monotone=False).block_fractions(0.5, np.array([0.0, 1.0]))
+    assert drawn.tolist() == pytest.approx([0.45, 0.2, 0.7])
+
+
+def test_marks_weigh_more_and_blocks_of_padding_may_be_left_out() -> None:
+    padded = replace(PLAIN, canvas=(9, 9), noise=(1.0, 1.0), mark_weight=3.0)
+    every, some = (
+        replace(padded, end_blocks=wanted).rows(EXAMPLE, np.random.default_rng(0))
+        for wanted in (True, False)
+    )
+    assert torch.equal(every.ids, some.ids) and every.ids[2:].tolist() == [MASK] * 9
+    weights = [weight for _, weight in scored(every).values()]
+    assert weights == [1, 3, 1, 3, 1, 1, 1, 1, 1] and every.normaliser == 13
+    assert [label for label, _ in scored(some).values()] == [7, 8, 9, 4, 3, 3]
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_teacher_shares_weights_only_under_an_adapter(adapted: bool) -> None:
+    student = diffusion_model()
+    teacher = build_teachers(PLAIN, student, adapted)["teacher"]
+    for ours, theirs in zip(student.parameters(), teacher.parameters(), strict=True):
+        assert torch.equal(ours, theirs) and (ours is theirs) == adapted
 
 
 def test_one_hole_is_always_scored() -> None:

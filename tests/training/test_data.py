@@ -3,6 +3,7 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -71,6 +72,27 @@ def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
     examples = Examples(Data(path=lines(tmp_path / "a", ours, *others)), TOKENIZER)
     examples.check_records()
     assert all(examples[n] == examples[0] for n in range(4))
+
+
+@pytest.mark.parametrize(
+    ("record", "options", "prompt", "response"),
+    [
+        ({"prompt": "1+1", "response": "2"}, {"end": "<|im_end|>"}, "1+1\n", "2<|im_end|>"),
+        ({"text": "1 + 1", "id": 3}, {}, "", f"1 + 1{TOKENIZER.eos_token}"),
+        ({"prompt": "1+1", "response": "2", "finish_reason": "length"}, {}, "1+1\n", "2"),
+        (
+            {"question": "1+1", "answer": "2", "more": 5},
+            {"fields": ("question", "answer")},
+            "1+1\n",
+            f"2{TOKENIZER.eos_token}",
+        ),
+    ],
+)
+def test_records_and_ends_of_other_forms(
+    tmp_path: Path, record: object, options: dict[str, Any], prompt: str, response: str
+) -> None:
+    example = Examples(Data(path=lines(tmp_path / "a", record), **options), TOKENIZER)[0]
+    assert [*map(TOKENIZER.decode, (example.prompt, example.response))] == [prompt, response]
 
 
 def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:

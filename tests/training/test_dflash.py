@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from numpy.random import default_rng
@@ -270,6 +271,14 @@ def test_anchors_are_drawn_anew_from_the_response() -> None:
     assert {anchor for draw in draws for anchor in draw} == set(range(7, 15))
     again = anchors(objective.rows(example(7, 9), default_rng(0)))
     assert again == draws[0] != draws[1]
+
+
+def test_fixed_blocks_are_adjacent_and_end_with_the_draft() -> None:
+    objective = bound(fixed=True)
+    assert anchors(objective.rows(example(7, 12), default_rng(0))) == [7, 12, 17]
+    rows = replace(objective, length=10).block_rows(np.arange(10), np.arange(10) > 2, np.array([7]))
+    assert rows.positions[10:].tolist() == [7, 8, 9, 9, 9]
+    assert (rows.labels[10:] >= 0).tolist() == [False, True, True, False, False]
 
 
 def test_weights_fall_by_block_size() -> None:
