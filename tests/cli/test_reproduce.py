@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from outpace.cli import reproduce as command
-from outpace.cli.main import main
 from reproduce import figure, trained
 
 PNG = b"\x89PNG"
@@ -18,19 +17,6 @@ SMALL = (
 )
 PROBLEM = {"prompt": "def one():\n    ", "test": "def check(f): pass", "entry_point": "one"}
 QUESTION = {"question": "What is 1 + 1?", "answer": "#### 2"}
-
-
-@pytest.fixture
-def outpace(capsys):
-    """Return a function that runs a command line: exit status, output, errors."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as ended:
-            main(list(map(str, words)))
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return run
 
 
 @pytest.mark.nightly
@@ -97,27 +83,26 @@ def test_a_small_scale_measures_its_tasks_with_given_models(outpace, tmp_path, s
 
 @pytest.mark.sampled
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "name"),
     [
-        (("nobody",), "unknown paper 'nobody'; known are apd, d2f, dflash, wedlm"),
-        (("apd:table9",), "unknown figure 'apd:table9'; known are apd:table1"),
-        (("apd", "--scale", "huge"), "unknown scale 'huge'; known are mini, small, full"),
-        (("apd", "--scale", "small"), "apd has no scale small; figures with it are dflash:table1"),
-        (("apd:table2", "--model", "target=x"), "this scale names its models; omit it"),
-        ((*SMALL[:3],), "give the path of target, dflash, eagle: --model target=PATH"),
-        ((*SMALL, "--model", "target=x"), "give each of target, dflash, eagle once, as NAME=PATH"),
-        ((*SMALL, "--model", "aux=x"), "give each of target, dflash, eagle once, as NAME=PATH"),
-        ((*SMALL, "--data", "x"), "write TASK=FILE, for each of humaneval, gsm8k, mtbench"),
-        ((*SMALL, "--data", "math500=x"), "tasks here are humaneval, gsm8k, mtbench"),
-        ((*SMALL, "--data", "gsm8k="), "tasks here are humaneval, gsm8k, mtbench"),
-        (SMALL, "set it to HumanEval.jsonl.gz"),
-        (("apd:figure2", "--limit", "0"), "limit must be at least 1"),
+        (("nobody",), "nobody"),
+        (("apd:table9",), "apd:table1"),
+        (("apd", "--scale", "huge"), "huge"),
+        (("apd", "--scale", "small"), "dflash:table1"),
+        (("apd:table2", "--model", "target=x"), "scale"),
+        ((*SMALL[:3],), "--model target=PATH"),
+        ((*SMALL, "--model", "target=x"), "NAME=PATH"),
+        ((*SMALL, "--model", "aux=x"), "NAME=PATH"),
+        ((*SMALL, "--data", "x"), "TASK=FILE"),
+        ((*SMALL, "--data", "math500=x"), "mtbench"),
+        ((*SMALL, "--data", "gsm8k="), "mtbench"),
+        (SMALL, "HumanEval.jsonl.gz"),
+        (("apd:figure2", "--limit", "0"), "limit"),
         (("apd:figure2", "--scale", "full"), "set it to"),
     ],
 )
-def test_figures_that_cannot_be_drawn_are_one_line(outpace, words, says, tmp_path):
-    status, _, err = outpace("reproduce", *words, "--out", tmp_path)
-    assert status == 2 and says in err and err.count("\n") == 1
+def test_invalid_words_are_named_in_one_line(refused, words, name, tmp_path):
+    assert name in refused("reproduce", *words, "--out", tmp_path)
 
 
 def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
@@ -127,7 +112,7 @@ def test_an_adapter_is_named_and_merged_for_its_lines_alone(outpace, tmp_path):
 
 
 @pytest.mark.nightly
-def test_models_that_nobody_ships_are_trained_first(outpace, tmp_path, monkeypatch):
+def test_models_that_nobody_ships_are_trained_first(outpace, refused, tmp_path, monkeypatch):
     table = tmp_path / "trained.toml"
     names = ("draft", "draft-1-layer", "draft-3-layers", "draft-first-feature", "draft-1-feature")
     words = "tiny-dflash data.path=story:train data.plain=true steps=2 batch=2 anchors=2"
@@ -152,8 +137,7 @@ def test_models_that_nobody_ships_are_trained_first(outpace, tmp_path, monkeypat
         assert "trained:draft: outpace train" in out and "resuming after step 2" in out
     monkeypatch.setattr(trained, "TABLE", tmp_path / "other.toml")
     (tmp_path / "other.toml").write_text(table.read_text().replace("steps=2", "steps=2 lr=1e-3"))
-    status, _, err = outpace("reproduce", *asked)
-    assert status == 2 and "lr" in err and err.count("\n") == 1
+    assert "lr" in refused("reproduce", *asked)
 
 
 @pytest.fixture
@@ -163,11 +147,8 @@ def without_clone(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("words", [(), ("apd",), ("apd:figure3", "--scale", "full", "--limit", 2)])
-def test_without_a_clone_one_line_names_it(outpace, without_clone, words):
-    status, out, err = outpace("reproduce", *words)
-    assert status == 2 and not out and err.count("\n") == 1
-    assert "reproduce needs a clone of the repository" in err
-    assert "pip install --editable ." in err
+def test_without_a_clone_one_line_names_it(refused, without_clone, words):
+    assert "pip install --editable ." in refused("reproduce", *words)
 
 
 @pytest.mark.nightly

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +13,7 @@ from outpace.cli.main import main
 from outpace.server import run as module
 from outpace.server.service import Service
 
-
-def refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the error line of a command that fails."""
-    with pytest.raises(SystemExit) as ended:
-        main(["serve", *words])
-    assert ended.value.code == 2
-    said = capsys.readouterr().err
-    assert re.fullmatch(r"outpace: .+\n", said)
-    return said
+Refused = Callable[..., str]
 
 
 @pytest.fixture(autouse=True)
@@ -67,10 +59,10 @@ def never(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--api-key", "x", "--api-key-file", "y"], "cannot be combined"),
     ],
 )
-def test_bad_input_is_one_line(
-    words: list[str], named: str, capsys: pytest.CaptureFixture[str]
+def test_invalid_words_are_named_in_one_line(
+    refused: Refused, words: list[str], named: str
 ) -> None:
-    assert named in refused([*words, *(["--port", "0"] if "--port" not in words else [])], capsys)
+    assert named in refused("serve", *words, *(["--port", "0"] if "--port" not in words else []))
 
 
 @pytest.mark.parametrize(
@@ -81,17 +73,17 @@ def test_bad_input_is_one_line(
     ],
 )
 def test_missing_extra_is_one_line(
+    refused: Refused,
     words: list[str],
     ours: str,
     theirs: str,
     extra: str,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name in [name for name in sys.modules if name.startswith(ours)]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, theirs, None)
-    assert f"pip install 'outpace[{extra}]'" in refused(words, capsys)
+    assert f"pip install 'outpace[{extra}]'" in refused("serve", *words)
 
 
 @pytest.mark.nightly

@@ -8,26 +8,10 @@ import time
 
 import pytest
 
-from outpace.cli.main import main
-
 PNG = b"\x89PNG"
 PAIR = ("tiny-aux autoregressive", "tiny-ar speculative draft=tiny-aux tokens=2,4")
 
 
-@pytest.fixture
-def outpace(capsys):
-    """Return a function that runs a command line: exit status, output, errors."""
-
-    def run(*words):
-        with pytest.raises(SystemExit) as ended:
-            main(list(map(str, words)))
-        printed = capsys.readouterr()
-        return ended.value.code or 0, printed.out, printed.err
-
-    return run
-
-
-@pytest.mark.nightly
 def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     path, picture = tmp_path / "new" / "a.json", tmp_path / "a.png"
     status, out, err = outpace(
@@ -49,41 +33,28 @@ def test_methods_take_turns_and_are_written_with_provenance(outpace, tmp_path):
     assert "against run 1" in out
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "name"),
     [
-        (("tiny-ar nothing",), "unknown method 'nothing'"),
-        (("nowhere autoregressive",), "no model 'nowhere'"),
-        (("random:huge autoregressive",), "unknown shape 'huge'; choose one of tiny"),
-        (
-            ("random:tiny autoregressive", "tiny-ar autoregressive"),
-            "only be compared with each other",
-        ),
-        (("tiny-ar autoregressive", "--batch", "0"), "batch must be at least 1"),
-        (
-            ("tiny-ar autoregressive", "--batch", "two"),
-            "batch must be a list of numbers such as 1,2,4",
-        ),
-        (("tiny-ar autoregressive", "--max-tokens", "8,-1"), "max_tokens must be at least 1"),
-        (
-            ("tiny-ar autoregressive", "--prompt-length", "nan"),
-            "prompt_length must be a list of numbers",
-        ),
-        (("tiny-ar autoregressive", "--rounds", "0"), "rounds must be at least 1"),
-        (("tiny-ar autoregressive", "--limit", "0"), "limit must be at least 1"),
-        (
-            ("tiny-ar autoregressive", "--batch", "16"),
-            "do not fill a batch of 16; use at least 160",
-        ),
-        (("tiny-ar autoregressive", "--task", "chess"), "unknown task 'chess'; choose from"),
-        (("tiny-ar autoregressive", "--protocol", "chess"), "unknown protocol 'chess'"),
+        (("tiny-ar nothing",), "nothing"),
+        (("nowhere autoregressive",), "nowhere"),
+        (("random:huge autoregressive",), "huge"),
+        (("random:tiny autoregressive", "tiny-ar autoregressive"), "random"),
+        (("tiny-ar autoregressive", "--batch", "0"), "batch"),
+        (("tiny-ar autoregressive", "--batch", "two"), "batch"),
+        (("tiny-ar autoregressive", "--batch", "16"), "160"),
+        (("tiny-ar autoregressive", "--max-tokens", "8,-1"), "max_tokens"),
+        (("tiny-ar autoregressive", "--prompt-length", "nan"), "prompt_length"),
+        (("tiny-ar autoregressive", "--rounds", "0"), "rounds"),
+        (("tiny-ar autoregressive", "--limit", "0"), "limit"),
+        (("tiny-ar autoregressive", "--task", "chess"), "chess"),
+        (("tiny-ar autoregressive", "--protocol", "chess"), "chess"),
         (("tiny-ar d2f",), "D2F"),
     ],
 )
-def test_bad_input_is_one_line(outpace, words, says, tmp_path):
-    path = tmp_path / "a.json"
-    status, _, err = outpace("benchmark", "methods", *words, "--json", path)
-    assert status == 2 and says in err and err.count("\n") == 1
+def test_invalid_words_are_named_in_one_line(refused, words, name, tmp_path):
+    assert name in refused("benchmark", "methods", *words, "--json", tmp_path / "a.json")
     assert list(tmp_path.iterdir()) == []
 
 
