@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outpace import LLM
+from outpace import LLM, OptionError
 from outpace.api import llm
 from outpace.cli import flags, measure
 from outpace.cli.main import main
@@ -35,38 +35,32 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-MISFITS: dict[str, tuple[dict[str, Any], str]] = {
-    "quantize": ({"quantize": "q4"}, "quantize must be one of .*, got 'q4'"),
-    "dtype": ({"dtype": "float8"}, "dtype must be one of .*, got 'float8'"),
-    "attention": ({"attention": "nope"}, "attention must be one of .*, got 'nope'"),
-    "method": ({"method": "wedlm"}, "WeDLM decodes causal models that fill masks, but tiny-ar is"),
-    "role": (
-        {"method": ("speculative", {"draft": "tiny-dflash"})},
-        "takes a causal model.* as its draft, but tiny-dflash is a draft",
-    ),
-    "target": (
-        {"model": "tiny-aux", "method": ("eagle", {"draft": "tiny-eagle"})},
-        "tiny-eagle cannot draft for tiny-aux: the draft was trained for another target",
-    ),
-    "absent": ({"method": ("speculative", {"draft": "nope"})}, "no model 'nope': give a folder"),
-    "option": ({"method": ("speculative", {"draft": "tiny-ar", "tokens": 0})}, "tokens must be at"),
-    "draft": ({"model": "tiny-dflash"}, "'tiny-dflash' is a draft that reads the features of a"),
-    "max_length": ({"max_length": 0}, "max_length must be a whole number from 1"),
-    "mask_id": ({"mask_id": 10**6}, "mask_id 1000000 is outside the vocabulary"),
-}
+MISFITS: list[tuple[str, dict[str, Any]]] = [
+    ("quantize", {"quantize": "q4"}),
+    ("dtype", {"dtype": "float8"}),
+    ("attention", {"attention": "nope"}),
+    ("method", {"method": "wedlm"}),
+    ("draft", {"method": ("speculative", {"draft": "tiny-dflash"})}),
+    ("draft", {"model": "tiny-aux", "method": ("eagle", {"draft": "tiny-eagle"})}),
+    ("draft", {"method": ("speculative", {"draft": "nope"})}),
+    ("tokens", {"method": ("speculative", {"draft": "tiny-ar", "tokens": 0})}),
+    ("model", {"model": "tiny-dflash"}),
+    ("max_length", {"max_length": 0}),
+    ("mask_id", {"mask_id": 10**6}),
+]
 
 
-@pytest.mark.parametrize("name", MISFITS)
+@pytest.mark.parametrize(("param", "options"), MISFITS)
 def test_a_model_is_not_read_where_something_does_not_fit(
-    name: str, reads: list[str], monkeypatch: pytest.MonkeyPatch
+    param: str, options: dict[str, Any], reads: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*args: object) -> None:
         pytest.fail("a tokenizer was read")
 
     monkeypatch.setattr(llm, "load_tokenizer", fail)
-    given, message = MISFITS[name]
-    with pytest.raises(ValueError, match=message):
-        LLM(**{"model": "tiny-ar", **given})
+    with pytest.raises(OptionError) as caught:
+        LLM(**{"model": "tiny-ar", **options})
+    assert caught.value.param == param
     assert not reads
 
 
@@ -77,7 +71,7 @@ def test_no_model_of_several_is_read_where_one_does_not_fit(reads: list[str]) ->
     with refuses("method"):
         measure.open_racers(["tiny-ar autoregressive", "tiny-ar wedlm"], flags.LOAD_FLAGS)
     entries = {"a": Entry(path="tiny-ar"), "b": Entry(path="tiny-ar", method="wedlm")}
-    with pytest.raises(ValueError, match="model b: method: must be one of .*, got wedlm"):
+    with pytest.raises(ValueError, match="model b: method"):
         models.load_all_models(entries)
     with refuses("model"):
         models.load_all_models({**entries, "b": Entry(path="nope")})

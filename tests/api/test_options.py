@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outpace import LLM
+from outpace import LLM, OptionError
 from outpace.api.llm import build_processors
 from outpace.api.options import Options, RequestOptions
 from outpace.methods import (
@@ -20,6 +20,7 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
+from refusal import refuses
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 LOSSLESS: list[Method] = [
@@ -167,7 +168,7 @@ def test_a_batch_of_mixed_options_is_each_alone(llm: LLM) -> None:
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_penalties_need_an_order(method: Method, name: str) -> None:
     chosen = RequestOptions.of({name: 0.5})
-    with pytest.raises(ValueError, match=f"^{name} "):
+    with refuses(name):
         list(build_processors(chosen, method, 0, frozenset(), 24))
 
 
@@ -193,8 +194,9 @@ def test_penalties_need_an_order(method: Method, name: str) -> None:
     ],
 )
 def test_what_means_nothing_is_refused(llm: LLM, name: str, value: Any) -> None:
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(OptionError) as caught:
         llm.submit(QUESTION, **{name: value})
+    assert caught.value.option == name or name == "method"
     assert not llm.driver.inbox
 
 

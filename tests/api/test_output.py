@@ -6,9 +6,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from outpace import LLM, Output
+from outpace import LLM
 from outpace.api.output import render_html
-from outpace.decoding import Step
 from outpace.methods import D2F, Method, WeDLM
 
 STORY = (
@@ -73,14 +72,6 @@ def test_html_in_an_answer_stays_text(text: str) -> None:
     shown = Reader(render_html([text, "", text], text))
     assert shown.text == text * 3
     assert shown.tags == ["div", "div", "span", "span", "div"]
-
-
-def plain() -> Output:
-    """Return an answer without a tokenizer."""
-    step = Step("target", 0, 3, 3, 2, 0.5)
-    return Output(
-        text="a < b", ids=[1, 2], finish_reason="length", steps=[step], prompt_tokens=1, seconds=0.5
-    )
 
 
 def test_copies_leave_the_tokenizer_behind() -> None:

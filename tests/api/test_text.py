@@ -95,49 +95,39 @@ def test_arrays_of_token_ids_are_prompts(ids: Prompt) -> None:
     assert encoded == [1, 2, 3] and all(type(token) is int for token in encoded)
 
 
+HI = {"role": "user", "content": "hi"}
+
+
 @pytest.mark.parametrize(
-    ("prompt", "expected_message"),
+    ("param", "prompt"),
     [
-        ([True, 2], "must be a token id, an integer, got True"),
-        ([1, 2.0], "must be a token id, an integer, got 2.0"),
-        ([np.bool_(True)], "must be a token id, an integer, got .*True"),
-        (np.array([1.5]), "must be a token id, an integer, got 1.5"),
-        (torch.tensor([True]), "must be a token id, an integer, got True"),
-        ([[1, 2]], r"must be a token id, an integer, got \[1, 2\]"),
-        (np.array([[1, 2]]), r"must be a token id, an integer, got \[1, 2\]"),
-        ([None], "must be a token id, an integer, got None"),
-        (np.array([], dtype=int), "prompt must not be empty"),
-        (np.array(5), "prompt must be text, token ids or chat messages, got 5"),
-        (None, "prompt must be text, .* got None"),
-        (5, "prompt must be text, .* got 5"),
-        (b"bytes", "prompt must be text, .* got b'bytes'"),
-        ({"role": "user", "content": "hi"}, "must be text, token ids or chat messages"),
-        ("half \ud83d", "is not UTF-8: character 6 is a lone surrogate"),
-        ([{"role": "user", "content": "\udcff"}], "is not UTF-8: character 1"),
-        ([{"role": "\udcff", "content": "hi"}], "is not UTF-8"),
+        ("prompt[0]", [True, 2]),
+        ("prompt[1]", [1, 2.0]),
+        ("prompt[0]", [np.bool_(True)]),
+        ("prompt[0]", np.array([1.5])),
+        ("prompt[0]", torch.tensor([True])),
+        ("prompt[0]", np.array([[1, 2]])),
+        ("prompt[0]", [None]),
+        ("prompt", np.array([], dtype=int)),
+        ("prompt", np.array(5)),
+        ("prompt", None),
+        ("prompt", b"bytes"),
+        ("prompt", HI),
+        ("prompt", "half \ud83d"),
+        ("messages[0].content", [{"role": "user", "content": "\udcff"}]),
+        ("messages[0].role", [{"role": "\udcff", "content": "hi"}]),
+        ("messages[1].content", [HI, {"role": "user"}]),
+        ("messages[1].role", [HI, {"content": "hi"}]),
+        ("messages[1].content", [HI, {"role": "user", "content": None}]),
+        ("messages[1].content[0]", [HI, {"role": "user", "content": ["parts"]}]),
+        ("messages[1].role", [HI, {"role": 5, "content": "hi"}]),
+        ("messages[1]", [HI, "text"]),
+        ("messages[1]", [HI, 3.5]),
     ],
 )
-def test_what_is_no_prompt_is_refused(text: TextCodec, prompt: Any, expected_message: str) -> None:
-    with pytest.raises(ValueError, match=expected_message):
+def test_invalid_prompt_is_named(text: TextCodec, param: str, prompt: Any) -> None:
+    with refuses(param):
         text.encode(prompt)
-
-
-@pytest.mark.parametrize(
-    "message",
-    [
-        {"role": "user"},
-        {"content": "hi"},
-        {"role": "user", "content": None},
-        {"role": "user", "content": ["parts"]},
-        {"role": "user", "content": [[[]]]},
-        {"role": 5, "content": "hi"},
-        "text",
-        3.5,
-    ],
-)
-def test_malformed_message_is_refused(text: TextCodec, message) -> None:
-    with pytest.raises(ValueError, match="is not (a|the text of a) chat message"):
-        text.encode([{"role": "user", "content": "hi"}, message])
 
 
 # Answers.
@@ -299,9 +289,7 @@ def test_other_order_of_tokens_is_refused(text: TextCodec, tmp_path: Path) -> No
     save_tokenizer(tmp_path, first="z")
     other = load(tmp_path)
     other.name = "another"
-    with pytest.raises(
-        ValueError, match="another has a different tokenizer than tiny: token 0 is 'z'"
-    ):
+    with refuses("method"):
         text.check_same_tokens(other, 260, 260)
 
 
@@ -348,6 +336,3 @@ def test_variables_of_a_template_are_those_it_reads() -> None:
     tokenizer.chat_template = "{% if %}"
     with refuses("messages"):
         TextCodec("broken", tokenizer).encode("a", template={"x": 1})
-
-
-# Parts of messages.

@@ -15,6 +15,7 @@ from outpace.api.text import validate_prompt
 from outpace.constraint.calls import CALL_FORMATS
 from outpace.constraint.thoughts import THOUGHT_FORMATS, ThoughtFormat
 from outpace.methods import Diffusion
+from refusal import refuses
 from thinking import TEMPLATES, thinking_llm
 from toolbox import SCHEMAS, TOOLS, tool_model
 
@@ -136,9 +137,8 @@ def test_effort_reaches_the_template(form: str) -> None:
         return llm.text.decode(llm.text.encode("hi", effort=effort), special=True)
 
     if form == "open":
-        with pytest.raises(OptionError, match="neither the variable") as caught:
+        with refuses("reasoning_effort"):
             prompt("low")
-        assert caught.value.param == "reasoning_effort"
         return
     if form == "channels":
         assert prompt("low").endswith("Reasoning: low\n")
@@ -174,23 +174,21 @@ def test_thoughts_in_history(form: str) -> None:
 @pytest.mark.parametrize(
     ("param", "options"),
     [
-        ("max_reasoning_tokens", {"max_reasoning_tokens": -1}),
-        ("max_reasoning_tokens", {"max_reasoning_tokens": True}),
-        ("max_reasoning_tokens", {"max_reasoning_tokens": 2.5}),
-        ("max_reasoning_tokens", {"max_reasoning_tokens": float("nan")}),
-        ("max_reasoning_tokens", {"max_reasoning_tokens": "5"}),
-        ("max_reasoning_tokens", {"max_reasoning_tokens": 5}),
+        *(
+            ("max_reasoning_tokens", {"max_reasoning_tokens": value})
+            for value in (-1, True, 2.5, float("nan"), "5", 5)
+        ),
         ("ignore_eos", {"max_reasoning_tokens": 5, "ignore_eos": True}),
         ("raw", {"max_reasoning_tokens": 5, "raw": True}),
-        ("reasoning_effort", {"reasoning_effort": "much"}),
-        ("reasoning_effort", {"reasoning_effort": 5}),
-        ("reasoning_effort", {"reasoning_effort": ["low"]}),
+        *(
+            ("reasoning_effort", {"reasoning_effort": value})
+            for value in ("much", 5, ["low"], "low")
+        ),
         ("reasoning_effort", {"reasoning_effort": "low", "raw": True}),
-        ("reasoning_effort", {"reasoning_effort": "low"}),
     ],
 )
 def test_invalid_option_is_named(param: str, options: Any) -> None:
-    with pytest.raises(OptionError, match=param) as caught:
+    with pytest.raises(OptionError) as caught:
         LLM("tiny-ar").generate("hi", **options)
     assert caught.value.param == param
 
@@ -200,6 +198,5 @@ def test_invalid_message_is_named() -> None:
         {"role": "user", "content": "a", "reasoning_content": "b"},
         {"role": "assistant", "content": "a", "reasoning_content": 5},
     ):
-        with pytest.raises(OptionError, match="reasoning_content") as caught:
+        with refuses("messages[0].reasoning_content"):
             validate_prompt([message])
-        assert caught.value.param == "messages[0].reasoning_content"

@@ -127,7 +127,7 @@ def test_choice_of_tools(tools: Any, choice: Any, expected: Any) -> None:
     ],
 )
 def test_invalid_option_is_named(param: str, options: Any) -> None:
-    with pytest.raises(OptionError, match=r"tool|stop") as caught:
+    with pytest.raises(OptionError) as caught:
         LLM("tiny-ar").generate("hi", **options)
     assert caught.value.param == param
 
