@@ -9,6 +9,8 @@ import jsonschema
 import pytest
 from starlette.testclient import TestClient
 
+from outpace.api.parts import AnswerFormat, CallDelta, PartsDelta
+from outpace.server.writer import BlockParser
 from toolbox import SCHEMAS, TOOLS, WEATHER
 from translated import URL, attack, named_events, post, serve_models
 
@@ -101,6 +103,17 @@ def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -
     for block in (*found, *whole["content"]):
         block.pop("id", None)
     assert found == whole["content"]
+
+
+def test_each_block_ends_before_the_next() -> None:
+    calls = (CallDelta(0, "f", "{}"), CallDelta(1, "g", "{}"))
+    parts = PartsDelta(text="b", reasoning="a", calls=calls)
+    changes = BlockParser(AnswerFormat()).add_parts(parts)
+    begun_and_ended = [(each.change, each.block.number) for each in changes]
+    assert [each for each in begun_and_ended if each[0] != "text"] == [
+        *(("begin", 0), ("end", 0), ("begin", 1), ("end", 1)),
+        *(("begin", 2), ("end", 2), ("begin", 3)),
+    ]
 
 
 def test_reason_of_the_end(served: TestClient) -> None:
