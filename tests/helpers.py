@@ -330,6 +330,19 @@ def runner(engine: Engine, name: str) -> Runner:
     return next(runner for runner in engine.runners if runner.name == name)
 
 
+def record_rows(runner: Runner) -> list[int]:
+    """Return a list that will hold the rows of each further pass."""
+    rows: list[int] = []
+    launch = runner.launch_pass
+
+    def counted(forwards: Sequence[ScheduledForward]) -> Any:
+        rows.append(sum(len(forward.ids) for forward in forwards))
+        return launch(forwards)
+
+    runner.launch_pass = counted  # type: ignore[method-assign]
+    return rows
+
+
 def finish(engine: Engine) -> None:
     """Step until nothing is left to do."""
     for _ in range(10_000):

@@ -1,6 +1,7 @@
 """Rows of one pass with different adapters: each as merged, and as in any other company."""
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -114,12 +115,12 @@ def test_eight_adapters_in_a_batch_are_each_as_merged(folders: Path, kind: str) 
 @pytest.mark.parametrize("kind", MODELS)
 def test_answers_do_not_depend_on_their_company(folders: Path, kind: str) -> None:
     names = [None, *adapters_of(folders, kind)]
-    requests = [(prompt, name) for name in names for prompt in PROMPTS[:2]]
+    requests = list(zip(cycle(PROMPTS), names, strict=False))
     for method in METHODS[kind]:
         options = {"method": method, "temperature": 0.7, "top_p": 0.9, "seed": 1}
         together = answer(adapted(folders, kind, prefix_cache=False), requests, **options)
         llm = adapted(folders, kind, prefix_cache=False, max_rows=16)
-        for number in (0, 8, 13):
+        for number in (0, 4, 7):
             assert answer(llm, requests[number : number + 1], **options) == [together[number]]
         assert answer(llm, requests[::-1], **options) == together[::-1]
 
@@ -221,15 +222,3 @@ def test_controllers_of_draft_lengths_are_those_of_an_adapter(folders: Path) -> 
         for name in (None, "a1", "a2")
     }
     assert len({id(pace) for pace in paces.values()}) == 3 and None not in paces.values()
-
-
-def test_cancelled_requests_leave_others_unchanged(folders: Path) -> None:
-    llm, options = adapted(folders), {"max_tokens": 20, "ignore_eos": True}
-    (alone,) = llm.generate(PROMPTS[0], adapter="a6", **options)
-    answers = [llm.submit(PROMPTS[0], adapter=name, **options) for name in ("a1", "a6", None, "a2")]
-    for step in range(200):
-        if step == 5:
-            llm.driver.cancel(answers[0].job)
-            llm.driver.cancel(answers[3].job)
-        llm.driver.step()
-    assert answers[1].build_output().ids == alone.ids and is_idle(llm.engine)

@@ -1,4 +1,4 @@
-"""Allocation and release of pages."""
+"""Allocation and release of pages, and the memory available to them."""
 
 import resource
 import sys
@@ -11,40 +11,29 @@ from hypothesis import strategies as st
 
 from helpers import published
 from outpace.checkpoints.load import translate_config
+from outpace.engine import stats
 from outpace.engine.cache import PAGE_SIZE, PagedCache, PageTable
 
-CONFIG = translate_config(published())
+CONFIG, CPU = translate_config(published()), torch.device("cpu")
 
 
 def cache(pages: int = 8) -> PagedCache:
     """Return a small cache."""
-    return PagedCache(CONFIG, pages * PAGE_SIZE, dtype=torch.float32, device=torch.device("cpu"))
+    return PagedCache(CONFIG, pages * PAGE_SIZE, dtype=torch.float32, device=CPU)
 
 
 def test_tables_are_aligned_where_possible() -> None:
     memory = cache(64)
     tables = [memory.reserve(size * PAGE_SIZE) for size in (3, 1, 20, 8, 3, 1, 3, 2, 4, 8)]
-    assert [table.pages[0] for table in tables if table] == [0, 16, 32, 8, 4, 3, 20, 18, 24, 56]
-    assert [table.stride // PAGE_SIZE for table in tables if table] == [
-        16,
-        16,
-        32,
-        8,
-        4,
-        1,
-        4,
-        2,
-        4,
-        8,
-    ]
+    placed = [(table.pages[0], table.stride // PAGE_SIZE) for table in tables if table]
+    assert placed[:6] == [(0, 16), (16, 16), (32, 32), (8, 8), (4, 4), (3, 1)]
+    assert placed[6:] == [(20, 4), (18, 2), (24, 4), (56, 8)]
 
 
-def test_unwritten_memory_is_zero() -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        memory = PagedCache(
-            CONFIG, 4 * PAGE_SIZE, dtype=dtype, device=torch.device("cpu")
-        ).memories[0]
-        assert memory.dtype == dtype and not memory.any()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_unwritten_memory_is_zero(dtype: torch.dtype) -> None:
+    memory = PagedCache(CONFIG, 4 * PAGE_SIZE, dtype=dtype, device=CPU).memories[0]
+    assert memory.dtype == dtype and not memory.any()
 
 
 def test_nan_pages_are_erased() -> None:
@@ -95,7 +84,7 @@ def test_memory_is_taken_as_it_is_written() -> None:
     if huge_pages.exists() and "[always]" in huge_pages.read_text():
         pytest.skip("this system maps huge pages everywhere")
     slots = 2**22 // (CONFIG.head_dim * 4)
-    large = PagedCache(CONFIG, slots, dtype=torch.float32, device=torch.device("cpu"))
+    large = PagedCache(CONFIG, slots, dtype=torch.float32, device=CPU)
     before = resident_bytes()
     large.memories[0][:, :, :1] = 1.0
     parts = 2 * CONFIG.layers * CONFIG.kv_heads
@@ -105,3 +94,35 @@ def test_memory_is_taken_as_it_is_written() -> None:
 def resident_bytes() -> int:
     """Return the memory that this process holds."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+# Memory that a system has.
+
+
+@pytest.fixture
+def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files of a computer with 3 MiB of available memory."""
+    (tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemFree: 10 kB\nMemAvailable: 3072 kB\n")
+    monkeypatch.setattr(stats, "MEMORY_FILE", tmp_path / "meminfo")
+    monkeypatch.setattr(stats, "GROUP_FILE", tmp_path / "cgroup")
+    monkeypatch.setattr(stats, "GROUP_FOLDER", tmp_path / "groups")
+    return tmp_path
+
+
+def limit_group(folder: Path, limit: str, used: int, files: int) -> None:
+    """Write the files of a control group."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 5\ninactive_file {files}\n")
+
+
+def test_available_memory_is_the_least(system: Path) -> None:
+    assert stats.available_bytes(CPU) == 3 * 2**20
+    (system / "cgroup").write_text("1:name=systemd:/other\n0::/a/b\n")
+    assert stats.available_bytes(CPU) == 3 * 2**20
+    limit_group(system / "groups" / "a" / "b", "max", 10, 0)
+    limit_group(system / "groups" / "a", "1000000", 400_000, 150_000)
+    assert stats.available_bytes(CPU) == 750_000
+    limit_group(system / "groups" / "a" / "b", "500000", 400_000, 0)
+    assert stats.available_bytes(CPU) == 100_000

@@ -1,7 +1,7 @@
 """Admission, scheduling, cancellation and errors of the engine."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -43,7 +43,6 @@ class Scripted(Method):
     error: str = ""
 
     def decode(self, seq: Tokens) -> Decoding:
-        """Decode normally at first, then yield the script."""
         out = None
         for _ in range(self.good):
             start = 0 if out is None else len(seq) - 1
@@ -60,30 +59,16 @@ class Scripted(Method):
 
 def test_trace_has_every_forward() -> None:
     _, _, steps = alone(Request(method=AR, prompt=(3, 1, 4, 1), max_tokens=3))
-    assert [(step.start, step.rows, step.seen) for step in steps] == [
-        (0, 4, 4),
-        (4, 1, 5),
-        (5, 1, 6),
-    ]
+    seen = [(step.start, step.rows, step.seen) for step in steps]
+    assert seen == [(0, 4, 4), (4, 1, 5), (5, 1, 6)]
 
 
 def test_trace_has_masks_and_holes_of_every_forward() -> None:
     request = Request(method=D2F(block=2, confidence=0.0), prompt=(3, MASK, 4), max_tokens=3)
-    _, _, steps = alone(request)
-    assert [(step.pattern, step.holes) for step in steps] == [
-        ((3, 2), (range(3, 5),)),
-        ((2, 1), (range(5, 6),)),
-    ]
+    seen = [(step.pattern, step.holes) for step in alone(request)[2]]
+    assert seen == [((3, 2), (range(3, 5),)), ((2, 1), (range(5, 6),))]
     _, _, steps = alone(Request(method=AR, max_tokens=3))
     assert all(step.pattern == CAUSAL and step.holes == () for step in steps)
-
-
-def test_trace_shares_out_the_time_of_a_request() -> None:
-    engine = new_engine()
-    job = Request(method=VERIFIED, max_tokens=20).submit(engine)
-    finish(engine)
-    seconds = [step.seconds for step in job.request.trace]
-    assert min(seconds) > 0 and sum(seconds) <= job.ended - job.began
 
 
 def test_listener_is_called_for_tokens_and_the_end() -> None:
@@ -281,28 +266,24 @@ def test_error_in_a_method_fails_its_request_alone(good: int) -> None:
     assert isinstance(error.__cause__, RuntimeError)
 
 
-BAD_FORWARDS = {
-    "start": (Forward(ids=[1, 2], start=9), "only 5 slots have been written"),
-    "visible_end": (
-        Forward(ids=[1], start=5, pattern=FULL, visible_end=40),
-        "visible_end 40 has slots",
-    ),
-    "token": (Forward(ids=[99], start=5), "token id 99 is outside the vocabulary"),
-    "room": (Forward(ids=[1] * 99, start=0), "17 slots were reserved"),
-    "wanted": (Forward(ids=[1], start=5, predict=[3]), "slot 3 is predicted by .* slot 2"),
-    "positions": (Forward(ids=[1], start=5, positions=[5, 6]), "2 positions for 1 rows"),
-    "position": (Forward(ids=[1], start=5, positions=[10_000]), "position.*10000|10000.*position"),
-    "lengths": (Forward(ids=[1, 2, 3], start=5, pattern=(-1, 4)), r"lengths? \(-1, 4\)"),
-    "model": (Forward(ids=[1], start=5, model="nobody"), "nobody"),
-}
-
-
-@pytest.mark.parametrize("kind", BAD_FORWARDS)
-def test_forward_that_cannot_run_fails_its_request_alone(kind: str) -> None:
-    forward, message = BAD_FORWARDS[kind]
+@pytest.mark.parametrize(
+    ("forward", "match"),
+    [
+        (Forward(ids=[1, 2], start=9), "9"),
+        (Forward(ids=[1], start=5, pattern=FULL, visible_end=40), "40"),
+        (Forward(ids=[99], start=5), "99"),
+        (Forward(ids=[1] * 99, start=0), "98"),
+        (Forward(ids=[1], start=5, predict=[3]), "3"),
+        (Forward(ids=[1], start=5, positions=[5, 6]), "positions"),
+        (Forward(ids=[1], start=5, positions=[10_000]), "10000"),
+        (Forward(ids=[1, 2, 3], start=5, pattern=(-1, 4)), r"\(-1, 4\)"),
+        (Forward(ids=[1], start=5, model="nobody"), "nobody"),
+    ],
+)
+def test_forward_that_cannot_run_fails_its_request_alone(forward: Forward, match: str) -> None:
     error = fails_alone(Scripted(good=1, forwards=(forward,)))
-    with pytest.raises(DecodingError, match=message):
-        raise error
+    with pytest.raises(ValueError, match=match):
+        raise error.__cause__ or error
 
 
 def test_error_in_a_pass_fails_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,29 +350,19 @@ def test_a_lost_device_ends_all_requests(monkeypatch: pytest.MonkeyPatch) -> Non
 # Requests that could never run.
 
 
-def refuse(request: Request, message: str, engine: Engine | None = None) -> None:
-    """Check that submitting raises, and nothing is queued."""
-    engine = engine or new_engine()
-    with pytest.raises(ValueError, match=message):
-        request.submit(engine)
-    assert not Stats.from_engine(engine).waiting
-
-
-def test_prompt_outside_the_vocabulary_of_another_role_is_refused() -> None:
-    small = causal_model(vocab_size=10)
-    engine = engine_of(("diffusion", MODELS["diffusion"]), ("causal", small))
-    refuse(Request(method=VERIFIED, prompt=(12,)), "vocabulary of causal, which has 10", engine)
-
-
-def test_request_longer_than_the_model_is_refused() -> None:
-    message = r"prompt of 100 tokens and max_tokens=61 need 161 slots, but causal has 160: shorten"
-    refuse(Request(method=AR, prompt=(1,) * 100, max_tokens=61), message)
+def test_requests_that_could_never_run_are_refused() -> None:
+    small = engine_of(("diffusion", MODELS["diffusion"]), ("causal", causal_model(vocab_size=10)))
     longest = Request(method=AR, prompt=(1,) * 100, max_tokens=60)
+    for given, engine, param in (
+        (Request(method=VERIFIED, prompt=(12,)), small, "prompt"),
+        (replace(longest, max_tokens=61), new_engine(), "max_tokens"),
+        (Request(method=AR, prompt=(1,) * 40), new_engine(slots=48), "max_tokens"),
+        (Request(method=AR, prompt=(1,) * 50), new_engine(slots=48), "prompt"),
+    ):
+        with refuses(param):
+            given.submit(engine)
+        assert not Stats.from_engine(engine).waiting
     assert serve(new_engine(), [longest])[0][1] in ("length", "stop")
-
-
-def test_request_longer_than_the_cache_is_refused() -> None:
-    refuse(Request(method=AR, prompt=(1,) * 40), "causal has 48", new_engine(slots=48))
 
 
 def test_methods_refuse_the_other_kind_of_model() -> None:
@@ -401,7 +372,7 @@ def test_methods_refuse_the_other_kind_of_model() -> None:
             enter(engine, method, [1], runners={"target": runner(engine, target)}, max_tokens=1)
 
 
-@pytest.mark.parametrize("limits", [{"max_rows": 0}, {"max_sequences": 0}])
-def test_engine_that_could_run_nothing_is_refused(limits: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(limits))} must be .* at least 1, got 0"):
-        Engine(**limits)
+@pytest.mark.parametrize("limit", ["max_rows", "max_sequences"])
+def test_engine_that_could_run_nothing_is_refused(limit: str) -> None:
+    with refuses(limit):
+        Engine(**{limit: 0})

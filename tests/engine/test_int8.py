@@ -5,18 +5,13 @@ from random import Random
 
 import pytest
 import torch
-from torch import Tensor
 
-from helpers import engine_of, finish, pages_in_use, runner
+from helpers import engine_of, finish, pages_in_use
 from outpace.decoding import Sampling
 from outpace.engine.engine import Engine
 from outpace.kernels.packed import find_packed_loop, pack_blocks, quantize_blocks
 from outpace.methods import METHODS, Autoregressive, DFlash, Eagle, Method, Speculative, WeDLM
-from outpace.models.int8 import (
-    QUANTIZABLE_MODULES,
-    has_int8_products,
-    quantize_module,
-)
+from outpace.models.int8 import QUANTIZABLE_MODULES, has_int8_products, quantize_module
 from outpace.models.packed import pack_module
 from outpace.models.transformer import Stack
 from workload import KINDS, Request, Result, new_models, random_request, result, serve
@@ -26,17 +21,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 PROMPT = tuple(range(1, 22))
-
-
-BITS = [
-    8,
-    pytest.param(
-        4,
-        marks=pytest.mark.skipif(
-            not find_packed_loop(), reason="this machine has no loops of 4 bits"
-        ),
-    ),
-]
+no_loops = pytest.mark.skipif(not find_packed_loop(), reason="this machine has no loops of 4 bits")
+BITS = [8, pytest.param(4, marks=no_loops)]
 
 
 @cache
@@ -76,11 +62,10 @@ def alone(request: Request, bits: int = 8) -> Result:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.nightly)])
-def test_mixed_requests_equal_each_alone(count: int, bits: int) -> None:
+def test_mixed_requests_equal_each_alone(bits: int) -> None:
     rng = Random(0)
-    batch = [random_request(rng) for _ in range(count)]
-    engine = small_engine(bits, slots=4 * count, max_rows=max(64, count // 4))
+    batch = [random_request(rng) for _ in range(1000)]
+    engine = small_engine(bits, slots=4000, max_rows=250)
     assert serve(engine, batch) == [alone(request, bits) for request in batch]
     assert pages_in_use(engine) == 0
     assert {type(request.method) for request in batch} == set(METHODS.values())
@@ -113,34 +98,3 @@ def test_verified_text_is_that_of_the_quantised_model(begin: int, bits: int) -> 
             finish(engine)
             texts.append(result(job)[0])
         assert texts == [texts[0]] * len(texts) and texts[0]
-
-
-def test_attention_is_the_same_in_any_call() -> None:
-    engine = small_engine()
-    backend = runner(engine, "causal").backend
-    seen: dict[str, list[Tensor]] = {}
-    plan = backend.plan_pass
-
-    def spy(batch):
-        attend = plan(batch)
-
-        def told(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            out = attend(layer, q, k, v)
-            assert out.dtype == torch.float32
-            seen.setdefault(str(layer), []).append(out)
-            return out
-
-        return told
-
-    backend.plan_pass = spy  # type: ignore[method-assign]
-    whole = Request(method=Autoregressive(), prompt=PROMPT, max_tokens=1)
-    serve(engine, [whole])
-    rows = [torch.cat(each) for each in seen.values()]
-    seen.clear()
-    engine = small_engine(max_rows=2)
-    backend = runner(engine, "causal").backend
-    plan = backend.plan_pass
-    backend.plan_pass = spy  # type: ignore[method-assign]
-    serve(engine, [whole])
-    assert all(map(torch.equal, rows, [torch.cat(each) for each in seen.values()]))
-    assert len(rows) == 2 and len(rows[0]) == len(PROMPT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,7 +48,6 @@ class Trace:
         self.where = ""
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> Trace | None:
-        """Trace every function; returns itself to trace its lines."""
         if event == "call":
             path = frame.f_code.co_filename
             inside = path.startswith(PACKAGE) and path.split(os.sep)[-2] in WATCHED
@@ -116,23 +115,18 @@ def total() -> int:
     return trace.lines
 
 
-def interrupt(points: list[int], made: Callable[[], Engine] = small_engine) -> None:
-    """Interrupt once at each of these lines; at most one request may fail."""
-    for at in points:
-        engine, trace = made(), Trace(at)
+@pytest.mark.nightly
+@pytest.mark.parametrize("part", range(6))
+def test_interrupts_at_many_lines_harm_one_request_at_most(total: int, part: int) -> None:
+    step = total // 300
+    for at in list(range(1 + part * step // 6, total, step))[part::6]:
+        engine, trace = small_engine(), Trace(at)
         jobs = serve(engine, BATCH, trace)
         assert trace.where, at
         try:
             assert harmed(engine, jobs, BATCH) <= 1
         except AssertionError as error:
             raise AssertionError(f"interrupted in {trace.where}: {error}") from error
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("part", range(6))
-def test_interrupts_at_many_lines_harm_one_request_at_most(total: int, part: int) -> None:
-    step = total // 300
-    interrupt(list(range(1 + part * step // 6, total, step))[part::6])
 
 
 @pytest.mark.nightly
@@ -162,7 +156,6 @@ class Raising(Method):
     error: type[BaseException] = SystemExit
 
     def decode(self, request: Tokens) -> Decoding:
-        """Decode as `Autoregressive` does, up to a number of tokens."""
         for count in range(self.after + 1):
             if count == self.after:
                 raise self.error

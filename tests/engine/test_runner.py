@@ -1,8 +1,7 @@
-"""A pass over many forwards: written, visible and predicted slots."""
+"""A pass over many forwards: how they are split; written, visible and predicted slots."""
 
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,11 @@ from torch import Tensor
 from helpers import MASK, VOCAB, causal_model, diffusion_model, feature_draft, feeds, run, whole
 from literal import Memory, answer
 from outpace.decoding import CAUSAL, FULL, Forward, Sample, Sampling
-from outpace.decoding.accept import Rejection
+from outpace.decoding.accept import Fly, Rejection
 from outpace.decoding.processor import BANNED_LOGIT, VocabularyLimit
 from outpace.engine.cache import PAGE_SIZE, PageTable
-from outpace.engine.runner import Runner, split_chunks
+from outpace.engine.pack import ScheduledForward
+from outpace.engine.runner import Runner
 from outpace.methods.apd import Mixture
 from outpace.models.draft import DFlashDraft
 from outpace.models.transformer import Transformer
@@ -74,22 +74,26 @@ def forward_runs(draw) -> list[Forward]:
     return forwards
 
 
-@given(st.lists(forward_runs(), min_size=1, max_size=3))
-def test_any_forwards_equal_the_literal_implementation(runs: list[list[Forward]]) -> None:
-    runner = new_runner(read_rows=4)
-    tables = [table_of(runner) for _ in runs]
-    memories = [Memory(CAUSAL_MODEL) for _ in runs]
+def check_literal(
+    runner: Runner, model: Transformer | DFlashDraft, runs: list[list[Forward]], feature_size: int
+) -> None:
+    """Compare runs of several sequences with those of the literal implementation."""
+    tables, memories = [table_of(runner) for _ in runs], [Memory(model) for _ in runs]
     for turn in range(max(map(len, runs))):
         active = [index for index, run in enumerate(runs) if turn < len(run)]
         forwards = [runs[index][turn] for index in active]
+        limits = {"vocab": VOCAB, "length": 1000, "slots": ROOM, "feature_size": feature_size}
         for index, forward in zip(active, forwards, strict=True):
-            forward.check_bounds(
-                vocab=VOCAB, length=1000, slots=ROOM, written=tables[index].written
-            )
+            forward.check_bounds(written=tables[index].written, **limits)
         predictions = run(runner, forwards, [tables[index] for index in active])
         for index, forward, prediction in zip(active, forwards, predictions, strict=True):
             expected = answer(forward, memories[index])
             torch.testing.assert_close(prediction.logits, expected.logits, atol=1e-4, rtol=1e-4)
+
+
+@given(st.lists(forward_runs(), min_size=1, max_size=3))
+def test_any_forwards_equal_the_literal_implementation(runs: list[list[Forward]]) -> None:
+    check_literal(new_runner(read_rows=4), CAUSAL_MODEL, runs, 0)
 
 
 @st.composite
@@ -121,21 +125,7 @@ def draft_runs(draw) -> list[Forward]:
 def test_blocks_after_features_equal_the_literal(
     draft: DFlashDraft, runs: list[list[Forward]]
 ) -> None:
-    runner = new_runner(draft)
-    tables = [table_of(runner) for _ in runs]
-    memories = [Memory(draft) for _ in runs]
-    for turn in range(max(map(len, runs))):
-        active = [index for index, run in enumerate(runs) if turn < len(run)]
-        forwards = [runs[index][turn] for index in active]
-        for index, forward in zip(active, forwards, strict=True):
-            written = tables[index].written
-            forward.check_bounds(
-                vocab=VOCAB, length=1000, slots=ROOM, written=written, feature_size=64
-            )
-        predictions = run(runner, forwards, [tables[index] for index in active])
-        for index, forward, prediction in zip(active, forwards, predictions, strict=True):
-            expected = answer(forward, memories[index])
-            torch.testing.assert_close(prediction.logits, expected.logits, atol=1e-4, rtol=1e-4)
+    check_literal(new_runner(draft), draft, runs, 64)
 
 
 def test_each_forward_gets_the_features_that_it_wants() -> None:
@@ -216,6 +206,27 @@ def test_reading_few_rows_at_a_time_changes_nothing(read_rows: int) -> None:
         assert one.scores["entropy"] == pytest.approx(many.scores["entropy"], abs=1e-5)
 
 
+@pytest.mark.parametrize("read_rows", [1, 4])
+def test_loosely_verified_drafts_are_read_together(read_rows: int) -> None:
+    sizes = (3, 1, 6, 2)
+
+    def read_tokens(reads: Sequence[Sample], most: int) -> list[list[int]]:
+        runner = new_runner(read_rows=most)
+        forwards = [
+            Forward(ids=list(range(size)), start=0, predict=range(1, size + 1), read=read)
+            for size, read in zip(sizes, reads, strict=True)
+        ]
+        return [each.tokens for each in run(runner, forwards, [table_of(runner) for _ in sizes])]
+
+    greedy, reads = read_tokens([Sample()] * 4, 256), []
+    for tokens in greedy:  # every other draft is wrong, and accepted since the next one is right
+        drafts = tuple((token + 1 - at % 2) % VOCAB for at, token in enumerate(tokens[:-1]))
+        reads.append(Fly(drafted=drafts, window=1, entropy=0.0))
+    together = read_tokens(reads, 256)
+    assert together[2][0] != greedy[2][0]
+    assert read_tokens(reads, read_rows) == together
+
+
 def test_mask_is_never_generated() -> None:
     model = diffusion_model(seed=1)
     model.unembedding.weight[MASK] = 100 * model.unembedding.weight[:MASK].sum(0)
@@ -282,16 +293,62 @@ def test_log_probabilities_are_those_of_the_raw_logits() -> None:
         )
 
 
-@pytest.mark.parametrize(
-    ("counts", "whole", "edges"),
-    [
-        ([3, 4, 2], False, [0, 4, 8, 9]),
-        ([3, 4, 2], True, [0, 3, 7, 9]),
-        ([1, 2, 9, 1, 1], True, [0, 3, 12, 14]),
-        ([0, 0], True, [0]),
-        ([], False, [0]),
-    ],
-)
-def test_rows_are_read_in_chunks(counts: list[int], whole: bool, edges: list[int]) -> None:
-    found = list(split_chunks(counts, 4, whole=whole))
-    assert found == [slice(begin, end) for begin, end in pairwise(edges)]
+# Scheduled forwards.
+
+WIDE = Runner("wide", causal_model(vocab_size=VOCAB + 100), slots=512)
+
+
+def feed_of(forward: Forward, written: int = 100) -> ScheduledForward:
+    """Return a scheduled forward of a causal model."""
+    table = WIDE.reserve(160)
+    assert table is not None
+    table.written = written
+    try:
+        return feeds(WIDE, [forward], [table])[0]
+    finally:
+        WIDE.release(table)
+
+
+@given(st.integers(1, 12), st.booleans(), st.data())
+def test_split_forward_is_equal_in_two_parts(rows: int, moved: bool, data: st.DataObject) -> None:
+    ids = list(range(rows))
+    places = [2 * row + 5 for row in ids] if moved else None
+    wanted = sorted(data.draw(st.sets(st.integers(4, 3 + rows), max_size=3)))
+    whole = feed_of(Forward(ids=ids, start=3, positions=places, predict=wanted))
+    cut = min(data.draw(st.integers(1, 12)), whole.splittable_rows)
+    assert 0 <= cut < rows
+    assert not wanted or cut <= wanted[0] - 4
+    if cut:
+        head, tail = whole.split_at(cut)
+        assert head.ids + tail.ids == ids
+        assert (head.start, head.end, tail.end) == (3, tail.start, whole.end)
+        assert (head.num_visible, tail.num_visible) == (head.end, whole.num_visible)
+        assert places is None or [*head.positions, *tail.positions] == places
+        assert list(head.slots) == head.rows == [] and list(tail.slots) == wanted
+        assert [tail.start + row for row in tail.rows] == [slot - 1 for slot in wanted]
+
+
+def test_forwards_are_split_where_no_row_sees_across() -> None:
+    def parts(most: int, **change: Any) -> int:
+        return feed_of(Forward(ids=[1] * 6, start=3, **change)).find_split(most)
+
+    assert [parts(most) for most in (0, 1, 5, 9)] == [0, 1, 5, 5]
+    assert [parts(most, pattern=(2, 3, 1)) for most in (1, 2, 4, 9)] == [0, 2, 2, 5]
+    assert parts(9, pattern=(2, 3, 1), predict=[7]) == 2
+    assert parts(9, pattern=(4, 2), predict=[6]) == parts(9, pattern=FULL) == 0
+
+
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=5), st.integers(0, 2), st.data())
+def test_split_blocks_keep_their_view(blocks: list[int], more: int, data: st.DataObject) -> None:
+    reach = 3 + sum(blocks) + more if more else None
+    forward = Forward(ids=[1] * sum(blocks), start=3, pattern=tuple(blocks), visible_end=reach)
+    whole = feed_of(forward)
+    if not whole.splittable_rows:
+        return
+    cut = data.draw(st.integers(1, whole.splittable_rows))
+    head, tail = whole.split_at(cut)
+    assert tail.visible_ends() == whole.visible_ends()[cut:] and len(tail.ids) == sum(tail.pattern)
+    if apart := whole.find_split(cut):
+        head, tail = whole.split_at(apart)
+        assert head.visible_ends() + tail.visible_ends() == whole.visible_ends()
+        assert head.num_visible == head.end

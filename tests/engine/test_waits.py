@@ -38,7 +38,7 @@ class Waits(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """A mask used as an index has an unknown size."""
+        # A mask used as an index has an unknown size.
         masks = func in (aten.index.Tensor, aten.index_put_.default) and any(
             index is not None and index.dtype == torch.bool for index in args[1]
         )
@@ -57,7 +57,6 @@ class Copies(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """As a list, or as a tensor there."""
         self.count += func in (Tensor.tolist, Tensor.cpu)
         return func(*args, **(kwargs or {}))
 
@@ -92,9 +91,8 @@ def passes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[str], int]]:
         return read_rows(logits, settings)
 
     monkeypatch.setattr(Runner, "launch_pass", watched(Runner.launch_pass, 0))
-    monkeypatch.setattr(
-        LaunchedPass, "collect_predictions", watched(LaunchedPass.collect_predictions, 1)
-    )
+    collect = watched(LaunchedPass.collect_predictions, 1)
+    monkeypatch.setattr(LaunchedPass, "collect_predictions", collect)
     monkeypatch.setattr(sampling, "read_rows", read_rows)
     monkeypatch.setattr(accept, "verify_rows", verify_rows)
     for module in (sampling, apd, accept):
