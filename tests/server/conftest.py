@@ -1,25 +1,20 @@
-"""Fixtures: one in-process server of the zoo per test process."""
+"""Fixtures: one in-process server of the zoo per test process, and one of models that think."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from openai import OpenAI
     from starlette.testclient import TestClient
 
     from outpace.server.service import Service
 
-URL = "http://localhost"
-"""A host that a server without a key accepts."""
-
 
 @pytest.fixture(scope="session")
 def service() -> Service:
-    """A service with the models of the zoo."""
     from outpace.server.service import Service
     from outpace.server.settings import Config, zoo_entries
 
@@ -28,18 +23,32 @@ def service() -> Service:
 
 @pytest.fixture(scope="session")
 def client(service: Service) -> Iterator[TestClient]:
-    """An HTTP client of the application; exceptions become responses."""
-    from starlette.testclient import TestClient
+    from asking import connect
 
-    from outpace.server.app import build_server_app
-
-    with TestClient(build_server_app(service), URL, raise_server_exceptions=False) as client:
+    with connect(service) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
-def openai(client: TestClient) -> OpenAI:
-    """The official client, connected to the application."""
-    from openai import OpenAI
+def openai(client: TestClient) -> Any:
+    from asking import official_client
 
-    return OpenAI(base_url=f"{URL}/v1", api_key="none", http_client=client, max_retries=0)
+    return official_client(client)
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[TestClient]:
+    """A client of a server of models that think, call tools, or do neither."""
+    from asking import serve_models
+    from thinking import thinking_model
+    from toolbox import tool_model
+
+    with serve_models(
+        open=thinking_model("tiny-ar", "open"),
+        think=thinking_model("tiny-ar", "think"),
+        blocks=thinking_model("tiny-block", "open"),
+        tools=tool_model("tiny-ar", "tool_call"),
+        array=tool_model("tiny-wedlm", "array"),
+        plain="tiny-ar",
+    ) as client:
+        yield client

@@ -1,7 +1,6 @@
 """Anthropic's Messages API: text, thoughts and calls, whole and streamed, and what is refused."""
 
 import json
-from collections.abc import Iterator
 from random import Random
 from typing import Any
 
@@ -9,10 +8,10 @@ import jsonschema
 import pytest
 from starlette.testclient import TestClient
 
+from asking import URL, attack, named_events, post
 from outpace.api.parts import AnswerFormat, CallDelta, PartsDelta
 from outpace.server.writer import BlockParser
 from toolbox import SCHEMAS, TOOLS, WEATHER
-from translated import URL, attack, named_events, post, serve_models
 
 PATH = "/v1/messages"
 QUESTION = {"role": "user", "content": "Tom has 3 apples and buys 4 more."}
@@ -28,12 +27,6 @@ BUDGET = {"type": "enabled", "budget_tokens": 6}
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[TestClient]:
-    """A client of a server of models that think or call tools."""
-    yield from serve_models()
-
-
-@pytest.fixture(scope="module")
 def client(served: TestClient) -> Any:
     """The official client."""
     anthropic = pytest.importorskip("anthropic")
@@ -41,17 +34,14 @@ def client(served: TestClient) -> Any:
 
 
 def body(model: str = "open", **fields: Any) -> dict[str, Any]:
-    """A request."""
     return {"model": model, "messages": [QUESTION], "max_tokens": 40, "seed": 2, **fields}
 
 
 def ask(served: TestClient, request: dict[str, Any]) -> dict[str, Any]:
-    """The message that answers a request that is right."""
     return json.loads(post(served, PATH, request))
 
 
 def events(served: TestClient, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Events of a stream, each with its name."""
     return named_events(served, PATH, request)
 
 
@@ -160,7 +150,6 @@ CALLING = {"role": "assistant", "content": [{"type": "text", "text": "a"}, CALL]
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
-    ("max_tokens", {"max_tokens": 0}),
     ("max_tokens", {"max_tokens": None}),
     ("max_tokens", {"max_tokens": 10**6}),
     ("messages", {"messages": []}),
@@ -173,10 +162,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "messages.0.content.0",
         {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
     ),
-    (
-        "messages.1.content.0",
-        {"messages": [QUESTION, {"role": "assistant", "content": [RESULT]}]},
-    ),
     ("stop_sequences.0", {"stop_sequences": [""]}),
     (
         "stop_sequences",
@@ -187,29 +172,25 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "tools.0.input_schema",
         {"model": "tools", "tools": [DECLARED[1] | {"input_schema": {"type": "teapot"}}]},
     ),
-    ("tools.0.input_schema", {"model": "tools", "tools": [{"name": "f"}]}),
     ("tool_choice", {"model": "tools", "tools": DECLARED, "tool_choice": {"type": "tool"}}),
     ("tool_choice", {"model": "tools", "tool_choice": ANY}),
     ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": -1}}),
     ("thinking.budget_tokens", {"model": "plain", "thinking": BUDGET}),
     ("thinking", {"thinking": {"type": "disabled"}}),
-    ("temperature", {"temperature": "hot"}),
     ("outpace.fill", {"outpace": {"fill": True}}),
     ("x", {"x": 1}),
 ]
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("param", "fields"), REFUSED)
-def test_invalid_field_is_named(
-    served: TestClient, param: str, fields: dict[str, Any], stream: bool
-) -> None:
-    answer = served.post(PATH, json=body(**{"stream": stream, **fields}))
-    assert answer.status_code == 400, answer.text
-    assert set(answer.json()) == {"type", "error"} and answer.json()["type"] == "error"
-    error = answer.json()["error"]
-    assert error["type"] == "invalid_request_error"
-    assert error["message"].startswith(f"{param}:"), error
+def test_invalid_field_is_named(served: TestClient, param: str, fields: dict[str, Any]) -> None:
+    for stream in (False, True):
+        answer = served.post(PATH, json=body(**{"stream": stream, **fields}))
+        assert answer.status_code == 400, answer.text
+        assert set(answer.json()) == {"type", "error"} and answer.json()["type"] == "error"
+        error = answer.json()["error"]
+        assert error["type"] == "invalid_request_error"
+        assert error["message"].startswith(f"{param}:"), error
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.nightly)])

@@ -1,21 +1,16 @@
 """OpenAI's Responses API: text, thoughts and calls, whole and streamed, and what is refused."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema
 import pytest
 from starlette.testclient import TestClient
 
+from asking import attack, named_events, official_client, post
+from outpace.server.responses import ResponsesRequest
 from toolbox import SCHEMAS, TOOLS, WEATHER
-from translated import URL, attack, named_events, post, serve_models
-
-if TYPE_CHECKING:
-    from openai import OpenAI
 
 PATH = "/v1/responses"
 QUESTION = "Tom has 3 apples and buys 4 more."
@@ -25,29 +20,11 @@ FORMAT = {"format": {"type": "json_schema", "name": "x", "schema": SCHEMA}}
 NAMED = {"type": "function", "name": "get_weather"}
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[TestClient]:
-    """A client of a server of models that think or call tools."""
-    yield from serve_models()
-
-
-@pytest.fixture(scope="module")
-def client(served: TestClient) -> OpenAI:
-    """The official client."""
-    openai = pytest.importorskip("openai")
-    found: OpenAI = openai.OpenAI(
-        base_url=f"{URL}/v1", api_key="none", http_client=served, max_retries=0
-    )
-    return found
-
-
 def body(model: str = "open", **fields: Any) -> dict[str, Any]:
-    """A request."""
     return {"model": model, "input": QUESTION, "max_output_tokens": 60, "seed": 2, **fields}
 
 
 def ask(served: TestClient, request: dict[str, Any]) -> dict[str, Any]:
-    """The response to a request that is right."""
     return json.loads(post(served, PATH, request))
 
 
@@ -111,8 +88,8 @@ def test_stream_equals_whole(served: TestClient, request_body: dict[str, Any]) -
     assert whole["status"] == ("incomplete" if whole["incomplete_details"] else "completed")
 
 
-def test_loop_with_official_client(client: OpenAI) -> None:
-    create: Any = client.responses.create
+def test_loop_with_official_client(served: TestClient) -> None:
+    create: Any = official_client(served).responses.create
     fields = {"model": "tools", "max_output_tokens": 200, "tools": DECLARED, "temperature": 0}
     first = create(input=QUESTION, tool_choice="required", **fields)
     conversation = [{"role": "user", "content": QUESTION}]
@@ -131,12 +108,13 @@ def test_loop_with_official_client(client: OpenAI) -> None:
     assert third.output_text
 
 
-def test_stream_with_official_client(client: OpenAI) -> None:
+def test_stream_with_official_client(served: TestClient) -> None:
+    responses = official_client(served).responses
     arguments: Any = {"input": QUESTION, "temperature": 0, "max_output_tokens": 200}
     for more in ({"model": "plain"}, {"model": "tools", "tools": DECLARED}):
         choice: Any = {"tool_choice": "required"} if "tools" in more else {}
-        whole: Any = client.responses.create(**arguments, **more, **choice)
-        with client.responses.stream(**arguments, **more, **choice) as stream:
+        whole: Any = responses.create(**arguments, **more, **choice)
+        with responses.stream(**arguments, **more, **choice) as stream:
             names = [event.type for event in stream]
             final: Any = stream.get_final_response()
         assert names[0] == "response.created" and names[-1] == "response.completed"
@@ -151,9 +129,7 @@ RESULT = {"type": "function_call_output", "call_id": "x", "output": "done"}
 THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm"}]}
 
 
-def test_items_become_messages(served: TestClient) -> None:
-    from outpace.server.responses import ResponsesRequest
-
+def test_items_become_messages() -> None:
     text = {"role": "assistant", "content": [{"type": "output_text", "text": "Hi"}]}
     user = {"role": "user", "content": [{"type": "input_text", "text": "a"}]}
     items = [user, THOUGHT, text, CALL, CALL | {"call_id": "y"}, RESULT, THOUGHT, text, user]
@@ -171,14 +147,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("previous_response_id", {"previous_response_id": "resp_1"}),
     ("conversation", {"conversation": "x"}),
     ("store", {"store": True}),
-    ("background", {"background": True}),
-    ("input", {"input": ""}),
     ("input", {"input": []}),
     ("input", {"input": [RESULT]}),
     ("input", {"input": [CALL | {"arguments": "{"}]}),
     ("input.0", {"input": [{"type": "item_reference", "id": "x"}]}),
     ("input.0.role", {"input": [{"role": "tool", "content": "x"}]}),
-    ("max_output_tokens", {"max_output_tokens": 0}),
     ("max_output_tokens", {"max_output_tokens": 10**6}),
     ("reasoning.effort", {"reasoning": {"effort": "much"}}),
     ("reasoning.effort", {"reasoning": {"effort": "low"}}),
@@ -195,20 +168,16 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("text.format.schema", {"text": {"format": {"type": "json_schema", "schema": {"type": "t"}}}}),
     ("outpace.trace", {"outpace": {"trace": True}}),
     ("outpace.method", {"outpace": {"method": "x"}}),
-    ("temperature", {"temperature": 3}),
     ("x", {"x": 1}),
 ]
 
 
-@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("param", "fields"), REFUSED)
-def test_invalid_field_is_named(
-    served: TestClient, param: str, fields: dict[str, Any], stream: bool
-) -> None:
-    answer = served.post(PATH, json=body(**{"stream": stream, **fields}))
-    error = answer.json()["error"]
-    assert answer.status_code == 400 and error["param"] == param, error
-    assert error["message"].startswith(param), error
+def test_invalid_field_is_named(served: TestClient, param: str, fields: dict[str, Any]) -> None:
+    for stream in (False, True):
+        answer = served.post(PATH, json=body(**{"stream": stream, **fields}))
+        assert answer.status_code == 400, answer.text
+        assert answer.json()["error"]["param"] == param
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.nightly)])

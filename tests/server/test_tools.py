@@ -1,27 +1,17 @@
 """Tools in chats: calls whole and streamed, results, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
-from copy import deepcopy
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema
 import pytest
 from starlette.testclient import TestClient
 
-from asking import ask, events, places, refused, text_of
-from outpace.server.app import build_server_app
-from outpace.server.service import Service
-from outpace.server.settings import Config, Entry
+from asking import DEEP, ask, attack, events, official_client, refused, serve_models, text_of
 from toolbox import SCHEMAS, TOOLS, tool_model
 
-if TYPE_CHECKING:
-    from openai import OpenAI
-
-URL = "http://localhost"
 MODELS = {
     "causal": ("tiny-ar", "tool_call"),
     "array": ("tiny-wedlm", "array"),
@@ -42,23 +32,12 @@ NAMED = {"type": "function", "function": {"name": "get_weather"}}
 @pytest.fixture(scope="module")
 def tool_client() -> Iterator[TestClient]:
     """A client of a server whose models have templates with tools, and of one without."""
-    pytest.importorskip("openai")
-    entries = {name: Entry(path=tool_model(*each)) for name, each in MODELS.items()}
-    service = Service.load(Config(models=entries | {"plain": Entry(path="tiny-ar")}))
-    with TestClient(build_server_app(service), URL, raise_server_exceptions=False) as client:
+    models = {name: tool_model(*each) for name, each in MODELS.items()}
+    with serve_models(**models, plain="tiny-ar") as client:
         yield client
 
 
-@pytest.fixture(scope="module")
-def tool_openai(tool_client: TestClient) -> OpenAI:
-    """The official client of this server."""
-    from openai import OpenAI
-
-    return OpenAI(base_url=f"{URL}/v1", api_key="none", http_client=tool_client, max_retries=0)
-
-
 def calling(model: str = "causal", **fields: Any) -> dict[str, Any]:
-    """A request with tools."""
     usual = {"tools": TOOLS, "tool_choice": "required", "max_tokens": 200, "seed": 3}
     return {"model": model, "messages": [QUESTION], **usual, **fields}
 
@@ -75,7 +54,8 @@ def check_calls(calls: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_required_calls_are_valid(tool_client: TestClient, model: str) -> None:
-    body = calling(model, temperature=1, n=2)
+    size = 60 if model == "diffusion" else 200  # which denoises all of it
+    body = calling(model, temperature=1, n=2, max_tokens=size)
     chunks = events(tool_client, body)
     for choice in ask(tool_client, body)["choices"]:
         assert choice["finish_reason"] == "tool_calls"
@@ -90,9 +70,8 @@ def test_required_calls_are_valid(tool_client: TestClient, model: str) -> None:
             if delta["index"] == len(joined):
                 joined.append({key: delta[key] for key in ("id", "type", "function")})
             else:
-                assert set(delta) == {"index", "function"} and set(delta["function"]) == {
-                    "arguments"
-                }
+                assert set(delta) == {"index", "function"}
+                assert set(delta["function"]) == {"arguments"}
                 joined[-1]["function"]["arguments"] += delta["function"]["arguments"]
         check_calls(joined)
         assert [call["function"] for call in joined] == [call["function"] for call in calls]
@@ -121,8 +100,9 @@ def test_answer_without_a_call(tool_client: TestClient, model: str) -> None:
 
 
 @pytest.mark.parametrize("model", CAUSAL)
-def test_loop_of_calls_and_results(tool_openai: OpenAI, model: str) -> None:
-    create: Any = tool_openai.chat.completions.create
+def test_loop_of_calls_and_results(tool_client: TestClient, model: str) -> None:
+    completions = official_client(tool_client).chat.completions
+    create: Any = completions.create
     first = create(**calling(model, parallel_tool_calls=False))
     message = first.choices[0].message
     (call,) = message.tool_calls
@@ -132,7 +112,7 @@ def test_loop_of_calls_and_results(tool_openai: OpenAI, model: str) -> None:
     second = create(**body | {"messages": messages})
     assert second.choices[0].message.content
     assert second.usage.prompt_tokens > first.usage.prompt_tokens
-    with tool_openai.chat.completions.stream(**calling(model)) as stream:
+    with completions.stream(**calling(model)) as stream:
         final: Any = stream.get_final_completion()
     kept = {"id": True, "type": True, "function": {"name", "arguments"}}
     check_calls([c.model_dump(include=kept) for c in final.choices[0].message.tool_calls])
@@ -147,8 +127,8 @@ AGE_FORMAT = {"type": "json_schema", "json_schema": {"name": "age", "schema": AG
 
 
 @pytest.mark.parametrize("model", CAUSAL)
-def test_text_of_a_schema_or_a_call(tool_openai: OpenAI, model: str) -> None:
-    create: Any = tool_openai.chat.completions.create
+def test_text_of_a_schema_or_a_call(tool_client: TestClient, model: str) -> None:
+    create: Any = official_client(tool_client).chat.completions.create
     body = calling(model, tool_choice="auto", response_format=AGE_FORMAT)
     (choice,) = create(**body).choices
     if choice.message.tool_calls:
@@ -174,18 +154,13 @@ def test_stop_strings_beside_tools(tool_client: TestClient, model: str) -> None:
 
 
 def declared(**function: Any) -> list[dict[str, Any]]:
-    """One tool."""
     return [{"type": "function", "function": {"name": "f", **function}}]
 
 
-DEEP: Any = {}
-for _ in range(150):
-    DEEP = {"items": DEEP}
 ARGUMENTS = "messages.1.tool_calls.0.function.arguments"
 
 
 def called(**function: Any) -> dict[str, Any]:
-    """A conversation with one call."""
     call = CALL | {"function": {"name": "stop", "arguments": "{}"} | function}
     return {"messages": [QUESTION, CALLING | {"tool_calls": [call]}, RESULT]}
 
@@ -198,21 +173,17 @@ BAD_FORMAT = {
 }
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tools.0.function.name", {"tools": declared(name="a b")}),
-    ("tools.0.function.name", {"tools": declared(name="")}),
     ("tools.0.function.name", {"tools": declared(name="x" * 65)}),
     ("tools.1.function.name", {"tools": declared() + declared()}),
     ("tools.0.function.x", {"tools": declared(x=1)}),
     ("tools.0.function.parameters", {"tools": declared(parameters=[])}),
     ("tools.0.function.parameters", {"tools": declared(parameters={"type": "teapot"})}),
     ("tools.0.function.parameters", {"tools": declared(parameters={"type": "string"})}),
-    ("tools.0.function.parameters", {"tools": declared(parameters={"if": {}})}),
-    ("tools.0.function.parameters", {"tools": declared(parameters={"$ref": "#/a"})}),
     ("tools.0.function.parameters", {"tools": declared(parameters=DEEP)}),
     ("tools", {"tools": declared(parameters={"enum": ["x" * 100_000]})}),
     ("tools", {"tools": [each for n in range(129) for each in declared(name=f"f{n}")]}),
     ("tools.0.type", {"tools": [{"type": "web_search"}]}),
     ("tools.0.function", {"tools": [{"type": "function"}]}),
-    ("tools", {"tools": "x"}),
     ("tools", {"max_tokens": 5}),
     ("structured_outputs.grammar", {"structured_outputs": {"grammar": 'start: "a"'}}),
     ("response_format.json_schema.schema", BAD_FORMAT | {"tool_choice": "auto"}),
@@ -220,21 +191,13 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("stop", {"stop": "x"}),
     ("tool_choice", {"tools": None}),
     ("tool_choice", {"tools": [], "tool_choice": "auto"}),
-    ("tool_choice", {"tool_choice": "any"}),
     ("tool_choice", {"tool_choice": {"type": "function", "function": {"name": "unknown"}}}),
     ("tool_choice.function.name", {"tool_choice": {"type": "function", "function": {}}}),
     ("parallel_tool_calls", {"parallel_tool_calls": 1}),
     ("messages.1.tool_call_id", {"messages": [QUESTION, RESULT]}),
     ("messages.2.tool_call_id", {"messages": [QUESTION, CALLING, RESULT | {"tool_call_id": "y"}]}),
     ("messages.3.tool_call_id", {"messages": [QUESTION, CALLING, RESULT, RESULT]}),
-    (
-        "messages.2.tool_call_id",
-        {"messages": [QUESTION, CALLING, {"role": "tool", "content": "x"}]},
-    ),
-    (
-        "messages.2.content",
-        {"messages": [QUESTION, CALLING, {"role": "tool", "tool_call_id": "x"}]},
-    ),
+    ("messages.2.content", {"messages": [QUESTION, CALLING, RESULT | {"content": None}]}),
     ("messages.0.tool_call_id", {"messages": [QUESTION | {"tool_call_id": "x"}]}),
     ("messages.0.tool_calls", {"messages": [QUESTION | {"tool_calls": [CALL]}]}),
     ("messages.1.content", {"messages": [QUESTION, {"role": "assistant", "content": None}]}),
@@ -242,8 +205,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     (ARGUMENTS, called(arguments="{")),
     (ARGUMENTS, called(arguments="[1]")),
     (ARGUMENTS, called(arguments='{"x": NaN}')),
-    (ARGUMENTS, called(arguments='{"x": 1e999}')),
-    (ARGUMENTS, called(arguments="[" * 10_000)),
     (ARGUMENTS, called(arguments=json.dumps({"x": DEEP}))),
     (ARGUMENTS, called(arguments={})),
     ("messages.1.tool_calls.0.function.name", called(name=5)),
@@ -257,60 +218,28 @@ def test_invalid_field_is_named(
 ) -> None:
     error = refused(tool_client, calling(**fields))
     assert error["param"] == param, error
-    assert error["message"].startswith(param) and "[0]" not in error["message"]
 
 
 @pytest.mark.parametrize("choice", ["required", "auto", NAMED])
 def test_template_without_tools_is_named(tool_client: TestClient, choice: Any) -> None:
     error = refused(tool_client, calling("plain", tool_choice=choice))
     assert error["param"] == ("tools" if choice == "auto" else "tool_choice")
-    assert "tools" in error["message"] and "tool_choice=" in error["message"]
     assert ask(tool_client, calling("plain", tool_choice="none", max_tokens=2))
     messages = [QUESTION, CALLING, RESULT]
     error = refused(tool_client, calling("plain", tool_choice="none", messages=messages))
     assert error["param"] == "messages.1.tool_calls"
 
 
-ODD: list[Any] = [
-    *("{}", "{", "[]", '{"a": NaN}', "none", "auto", "tool", "stop", "x", "\ud800", "a" * 9999),
-    *(None, True, 5, [], {}, TOOLS[0], CALL, {"type": "object"}, {"$ref": "#"}, {"const": 5}, DEEP),
-    {"type": "object", "properties": {"x": {"type": "string", "maxLength": 5000}}},
-    {"type": "object", "properties": {"a": {"$ref": "#"}}},
-]
-"""Values to put anywhere."""
-
-
-def attack(client: TestClient, rng: Random) -> int:
-    """Send a request with tools of which some parts were changed; return its status."""
-    messages = deepcopy([QUESTION, CALLING, RESULT])
-    choice = rng.choice(["required", "auto", "none", deepcopy(NAMED)])
-    body = calling(rng.choice([*MODELS]), tools=deepcopy(TOOLS), tool_choice=choice)
-    body |= {"messages": messages, "max_tokens": 60, "stream": rng.random() < 0.3}
-    for _ in range(rng.choice([1, 1, 2])):
-        *path, last = rng.choice([at for at in places(body) if at and at[0] in CHANGED])
-        part: Any = body
-        for key in path:
-            part = part[key]
-        if isinstance(part, list) and rng.random() < 0.2:
-            part.append(deepcopy(part[last]))
-        else:
-            part[last] = deepcopy(rng.choice(ODD))
-    response = client.post("/v1/chat/completions", content=json.dumps(body))
-    if response.status_code == 200:
-        assert not body["stream"] or response.text.endswith("data: [DONE]\n\n"), body
-    else:
-        assert response.status_code == 400, (body, response.text)
-        assert response.json()["error"]["param"] or "valid JSON" in response.text, body
-    return response.status_code
-
-
-CHANGED = ("messages", "tools", "tool_choice", "parallel_tool_calls")
-
-
 @pytest.mark.parametrize("count", [60, pytest.param(3000, marks=pytest.mark.nightly)])
 def test_hostile_tools(tool_client: TestClient, count: int) -> None:
     before = ask(tool_client, calling())["choices"][0]["message"]["tool_calls"]
-    rng = Random(count)
-    assert {attack(tool_client, rng) for _ in range(count)} == {200, 400}
+    rng, more = Random(count), {"messages": [QUESTION, CALLING, RESULT], "max_tokens": 60}
+    bodies = [
+        calling(model, tool_choice=choice, **more)
+        for model in MODELS
+        for choice in ("required", "auto", "none", NAMED)
+    ]
+    path = "/v1/chat/completions"
+    assert {attack(tool_client, path, bodies, rng) for _ in range(count)} == {200, 400}
     after = ask(tool_client, calling())["choices"][0]["message"]["tool_calls"]
     assert [call["function"] for call in before] == [call["function"] for call in after]
