@@ -20,7 +20,6 @@ class Script:
     """A connection whose commands come from a generator, one list per round."""
 
     def __init__(self, rounds: Iterator[list[EngineCommand]]) -> None:
-        """Start the generator."""
         self.rounds = rounds
         self.messages: list[EngineMessage] = []
         self.waits: list[float | None] = []
@@ -36,12 +35,10 @@ class Script:
     def send_messages(
         self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
     ) -> None:
-        """Store sent messages."""
         self.messages += messages
         self.charged.append(charge is not None)
 
     def of(self, number: int) -> list[RequestProgress]:
-        """Return the progress of a request."""
         return [e for e in self.messages if isinstance(e, RequestProgress) and e.number == number]
 
     def ids(self, number: int) -> list[int]:
@@ -51,7 +48,6 @@ class Script:
         return list(event.output.ids)
 
     def over(self, number: int) -> bool:
-        """Return whether a request has ended."""
         return any(progress.is_last for progress in self.of(number))
 
 
@@ -63,7 +59,6 @@ def submit(
     watched: bool = False,
     **options: Any,
 ) -> SubmitCommand:
-    """Return a request."""
     return SubmitCommand(number, model, PROMPT, streams, watched, {"max_tokens": 24, **options})
 
 

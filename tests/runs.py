@@ -1,19 +1,23 @@
 """Small runs for the tests of training."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from helpers import published
-from outpace.checkpoints.load import ZOO_FOLDER
-from outpace.training import Trainer, weights
-from outpace.training.objectives import MDLM, SFT
-from outpace.training.plan import Plan, Planner
-from outpace.training.recipe import Recipe
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from helpers import causal_model, published
+from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER
+from outpace.models.attention import Attend
+from outpace.models.transformer import Transformer
+from outpace.training import Objective, Trainer, weights
+from outpace.training.lora import LoRA
+from outpace.training.objectives import D2F, MDLM, SFT
+from outpace.training.rows import UNSCORED, Rows
 
 RECIPE = f"""
 [model]
@@ -58,13 +62,64 @@ def trainer(out: Path, architecture: str = "Qwen2ForCausalLM", **options: Any) -
     )
 
 
-def plan_recipe(recipe: Recipe, processes: int = 1) -> Plan:
-    """The plan of a recipe on this many devices."""
-    return Planner(recipe).build_plan(processes)
+def adapter_trainer(out: Path, **options: Any) -> Trainer:
+    """A trainer of an adapter with dropout, which draws from PyTorch's generator."""
+    torch.manual_seed(5)
+    defaults: dict[str, Any] = {"data": "story:train", "batch": 2, "log_every": 1}
+    defaults |= {"lr": 1e-2, "warmup": 0, "adapter": LoRA(rank=2, dropout=0.5)}
+    return Trainer("tiny-dream", D2F(canvas=(40, 48)), out=out, **{**defaults, **options})
+
+
+def draft_trainer(
+    out: Path,
+    config: dict[str, Any],
+    objective: Objective,
+    target: Transformer | None = None,
+    **options: Any,
+) -> Trainer:
+    """A trainer of a tiny draft for a tiny target of random weights."""
+    target = target or causal_model(vocab_size=1024)
+    defaults = {"data": "story:train", "lr": 1e-2, "warmup": 2, "decay": 0, "batch": 4}
+    return Trainer(
+        weights.build_draft(None, config, target, 0),
+        objective,
+        out=out,
+        tokenizer=ZOO_TOKENIZER,
+        others={"target": target},
+        **{**defaults, "save_every": 4, "log_every": 2, **options},
+    )
+
+
+def write_lines(path: Path, *records: object) -> str:
+    """Write a file of JSON lines, and return its path."""
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return str(path)
+
+
+def scored_rows(rows: Rows) -> dict[int, tuple[int, float]]:
+    """Label and weight by row, where scored."""
+    table = zip(rows.labels.tolist(), rows.weights.tolist(), strict=True)
+    return {r: (label, round(w, 4)) for r, (label, w) in enumerate(table) if label != UNSCORED}
+
+
+def attend_where(seen: Tensor) -> Attend:
+    """Attention of one document under a dense mask."""
+
+    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
+        return out[0].transpose(0, 1)
+
+    return attend
+
+
+def same_tensors(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+    """Whether two files of tensors are equal."""
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[n], theirs[n]) for n in theirs)
 
 
 def metrics(out: Path) -> list[dict[str, float]]:
-    """The lines that a run has logged, without what the clock says."""
+    """The lines that a run has logged, without times."""
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     clock = ("rows_per_second", "tokens_per_second", "seconds")
     return [{name: line[name] for name in line if name not in clock} for line in lines]
@@ -76,6 +131,6 @@ def losses(out: Path) -> list[float]:
 
 
 def start(path: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
-    """Train a recipe in a process of its own."""
+    """Train a recipe in a separate process."""
     command = [sys.executable, "-m", "outpace.training.recipe", str(path), f"out={out}", *more]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)

@@ -7,26 +7,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import MASK, causal_model, diffusion_model
-from outpace.attention.ranges import dense_mask
-from outpace.models.attention import Attend
+from helpers import MASK, diffusion_model
+from outpace.attention.ranges import RangesAttention, dense_mask
 from outpace.training.data import Example
-from outpace.training.objective import Models, build_teachers, reverse_kl
+from outpace.training.objective import Models, build_teachers, reverse_kl, scored_places
 from outpace.training.objectives import D2F
+from outpace.training.objectives.d2f import Pipeline
 from outpace.training.rows import UNSCORED, Response, Rows, pack_documents
+from runs import attend_where, scored_rows
 
 EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9, 4, 3], marks=[False, True, False, True, False])
 PLAIN = D2F(block=2, shift=1, mask_id=MASK)
 
 
-def scored(rows: Rows) -> dict[int, tuple[int, float]]:
-    """Row to label and weight, where scored."""
-    table = zip(rows.labels.tolist(), rows.weights.tolist(), strict=True)
-    return {r: (label, round(w, 4)) for r, (label, w) in enumerate(table) if label != UNSCORED}
-
-
 def noisy(objective: D2F, draws: list[float], shares: tuple[float, ...] = (0.5, 0.5, 0.8)) -> Rows:
-    """Rows of the example from what would be drawn."""
     answer = Response.without_padding(np.array(EXAMPLE.response))
     return objective.noisy_rows(EXAMPLE.prompt, answer, np.array(shares), np.array(draws))
 
@@ -37,17 +31,17 @@ def test_blocks_see_the_prompt_what_is_before_them_and_themselves(shift: int) ->
     assert rows.ids.tolist() == [5, 6, 7, MASK, 9, 4, MASK]
     sees = dense_mask(rows.ranges, len(rows)).sum(1).tolist()
     assert sees == [2, 2, 4, 4, 6, 6, 7]
-    assert scored(rows) == {3 - shift: (8, 2.0), 6 - shift: (3, 1.25)}
+    assert scored_rows(rows) == {3 - shift: (8, 2.0), 6 - shift: (3, 1.25)}
     assert rows.normaliser == 2
 
 
 def test_shares_rise_and_keep_their_bounds() -> None:
     rng = np.random.default_rng(0)
-    drawn = np.array([D2F().block_fractions(rng.random(), rng.random(4)) for _ in range(2000)])
+    drawn = np.array([D2F().block_fractions(rng.random(), rng.random(4)) for _ in range(500)])
     assert bool((np.diff(drawn) >= 0).all())
     assert drawn.min() >= 0.2 and drawn.max() <= 0.7
-    assert drawn[:, 0].mean() == pytest.approx(0.45, abs=0.01)
-    assert drawn[:, -1].mean() == pytest.approx(0.575, abs=0.01)
+    assert drawn[:, 0].mean() == pytest.approx(0.45, abs=0.02)
+    assert drawn[:, -1].mean() == pytest.approx(0.575, abs=0.02)
     assert D2F(noise=(0.5, 0.5)).block_fractions(0.3, np.array([])) == [0.5]
 
 
@@ -63,9 +57,9 @@ def test_marks_weigh_more_and_blocks_of_padding_may_be_left_out() -> None:
         for wanted in (True, False)
     )
     assert torch.equal(every.ids, some.ids) and every.ids[2:].tolist() == [MASK] * 9
-    weights = [weight for _, weight in scored(every).values()]
+    weights = [weight for _, weight in scored_rows(every).values()]
     assert weights == [1, 3, 1, 3, 1, 1, 1, 1, 1] and every.normaliser == 13
-    assert [label for label, _ in scored(some).values()] == [7, 8, 9, 4, 3, 3]
+    assert [label for label, _ in scored_rows(some).values()] == [7, 8, 9, 4, 3, 3]
 
 
 @pytest.mark.parametrize("adapted", [False, True])
@@ -76,20 +70,20 @@ def test_teacher_shares_weights_only_under_an_adapter(adapted: bool) -> None:
         assert torch.equal(ours, theirs) and (ours is theirs) == adapted
 
 
-def test_one_hole_is_always_scored() -> None:
-    assert list(scored(noisy(PLAIN, [0.9, 0.8, 0.7, 0.99, 0.9]))) == [3]
+def test_one_hole_is_always_scored_rows() -> None:
+    assert list(scored_rows(noisy(PLAIN, [0.9, 0.8, 0.7, 0.99, 0.9]))) == [3]
     bare = replace(PLAIN, shift=1)
     answer = Response.without_padding(np.array([7, 8]))
     rows = bare.noisy_rows([], answer, np.array([0.5]), np.array([0.1, 0.9]))
-    assert rows.ids.tolist() == [7, MASK] and scored(rows) == {0: (8, 2.0)}
+    assert rows.ids.tolist() == [7, MASK] and scored_rows(rows) == {0: (8, 2.0)}
 
 
 def test_easy_examples_mask_what_is_not_marked_less() -> None:
     objective = replace(PLAIN, easy=1.0, noise=(0.5, 0.5))
     counts = np.zeros(5)
-    for seed in range(2000):
+    for seed in range(600):
         counts += objective.rows(EXAMPLE, np.random.default_rng(seed)).ids[2:].numpy() == MASK
-    share = counts / 2000
+    share = counts / 600
     assert share[[1, 3]] == pytest.approx([0.5, 0.5], abs=0.06)
     assert share[[0, 2, 4]] == pytest.approx([0.25] * 3, abs=0.06)
 
@@ -113,7 +107,7 @@ def test_in_reverse_the_student_diverges_from_the_teacher() -> None:
     ours, theirs = both(student, teacher, rows)
     expected = sum(
         weight * float((says.exp() * (says - theirs[row].log_softmax(-1))).sum())
-        for row, (_, weight) in scored(rows).items()
+        for row, (_, weight) in scored_rows(rows).items()
         for says in [ours[row].log_softmax(-1)]
     )
     assert loss.item() == pytest.approx(expected, rel=1e-4)
@@ -126,7 +120,7 @@ def both(student, teacher, rows: Rows) -> tuple[Tensor, Tensor]:
     """Logits of all rows, of the block-causal student and of the bidirectional teacher."""
     seen = dense_mask(rows.ranges, len(rows))
     ours, theirs = (
-        model.compute_logits(model(rows.ids, rows.positions, masked(mask)))
+        model.compute_logits(model(rows.ids, rows.positions, attend_where(mask)))
         for model, mask in ((student, seen), (teacher, torch.ones_like(seen)))
     )
     return ours, theirs
@@ -136,45 +130,96 @@ def by_hand(objective: D2F, student, teacher, rows: Rows, hard: float) -> float:
     """The loss of one example, hole by hole."""
     total = 0.0
     ours, theirs = both(student, teacher, rows)
-    for row, (label, weight) in scored(rows).items():
+    for row, (label, weight) in scored_rows(rows).items():
         says = ours[row].log_softmax(-1)
         soft = -(theirs[row].softmax(-1) * says).sum()
         total += weight * float((1 - hard) * soft - hard * says[label])
     return total
 
 
-def masked(mask: torch.Tensor) -> Attend:
-    """Attention of one document under a dense mask."""
-
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        attention = torch.nn.functional.scaled_dot_product_attention
-        return attention(q, k, v, attn_mask=mask, enable_gqa=True)[0].transpose(0, 1)
-
-    return attend
-
-
-def test_shift_and_mask_come_from_the_model() -> None:
-    assert D2F().bind(diffusion_model().config) == D2F(shift=1, mask_id=MASK)
-    with pytest.raises(ValueError, match="Qwen2ForCausalLM"):
-        D2F().bind(causal_model().config)
-    with pytest.raises(ValueError, match="^block .*160"):
-        D2F(block=160).bind(diffusion_model().config)
+def unfilled_rows(block: int, *responses: list[int], shift: int = 1) -> Rows:
+    """Packed prompts of two tokens and responses of nothing but holes."""
+    objective = D2F(block=block, shift=shift, mask_id=MASK)
+    parts = []
+    for response in responses:
+        shares = np.ones(-(-len(response) // block))
+        answer = Response.without_padding(np.array(response))
+        parts.append(objective.noisy_rows([5, 6], answer, shares, np.zeros(len(response))))
+    return pack_documents(parts)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"block": 0}, "block must be a whole number from 1 to 2147483647, got 0"),
-        ({"noise": (0.0, 0.7)}, "noise must be two fractions above 0"),
-        ({"noise": (0.7, 0.2)}, r"got \(0\.7, 0\.2\)"),
-        ({"hard": 1.5}, r"hard must be a number from 0 to 1, got 1\.5"),
-        ({"easy": -0.5}, "easy must be a number from 0 to 1, got -0.5"),
-        ({"canvas": (5, 3)}, "canvas must be a minimum length"),
-        ({"unroll": 2, "monotone": False}, "monotone = false cannot be combined with unroll"),
-        ({"reverse": True, "hard": 0.5}, r"hard must be 0 with reverse, got 0\.5"),
-    ],
-)
-def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        D2F(**options)
+def fill(pipeline: Pipeline, state: Rows, sure: dict[int, float]) -> None:
+    """Score the open holes by the slot that each fills; the others less, the first best."""
+    slots = (scored_places(state) + pipeline.shift).tolist()
+    pipeline.fill_holes(torch.tensor([sure.get(slot, 0.1 - slot / 1000) for slot in slots]), 0.9)
+
+
+@pytest.mark.parametrize("shift", [0, 1])
+def test_blocks_are_appended_forced_and_filled(shift: int) -> None:
+    rows = unfilled_rows(10, list(range(1, 22)) + [1] * 4, shift=shift)
+    pipeline = Pipeline(rows, shift)
+    state = pipeline.append_blocks()
+    assert (scored_places(state) + shift).tolist() == list(range(2, 12))
+    assert set(state.weights[scored_places(state)].tolist()) == {1.0}
+    fill(pipeline, state, {4: 0.5})
+    assert pipeline.unfilled.tolist() == [True, True, False] + [True] * 22, (
+        "the first block is forced"
+    )
+    state = pipeline.append_blocks()
+    assert state.ids[4] == 3 and int((state.ids == MASK).sum()) == 24
+    assert (scored_places(state) + shift).tolist() == [2, 3, *range(5, 22)]
+    weights = state.weights[scored_places(state)]
+    assert weights[:9].tolist() == pytest.approx([10 / 9] * 9) and set(weights[9:].tolist()) == {1}
+    fill(pipeline, state, {2: 0.95, 3: 0.91, 13: 0.8})
+    assert int(pipeline.unfilled.sum()) == 22, "the second block is not"
+    state = pipeline.append_blocks()
+    assert len(scored_places(state)) == 17, "and nothing follows it while it is empty"
+    fill(pipeline, state, dict.fromkeys(range(5, 12), 0.95) | {12: 0.99})
+    state = pipeline.append_blocks()
+    assert (scored_places(state) + shift).tolist() == list(range(13, 27))
+    fill(pipeline, state, {14: 0.2, 24: 0.9})
+    assert pipeline.unfilled.tolist() == [False] * 11 + [True, False] + [True] * 12
+
+
+def test_responses_do_not_wait_for_each_other() -> None:
+    rows = unfilled_rows(2, [1, 2, 3, 4], [5, 6, 7, 8, 9])
+    pipeline = Pipeline(rows, 1)
+    assert len(scored_places(pipeline.append_blocks())) == 4
+    fill(pipeline, pipeline.append_blocks(), {2: 1.0, 3: 1.0})
+    assert pipeline.unfilled.tolist() == [False, False, True, True, False, True, True, True, True]
+    fill(pipeline, pipeline.append_blocks(), {4: 1.0, 5: 1.0})
+    state = pipeline.append_blocks()
+    assert state.labels[:6].tolist() == [UNSCORED] * 6
+    assert (scored_places(state) + 1).tolist() == [10, 11]
+    for _ in range(3):
+        fill(pipeline, pipeline.append_blocks(), {})
+    assert not len(scored_places(pipeline.append_blocks()))
+
+
+def test_the_loss_is_the_mean_of_the_states() -> None:
+    model = diffusion_model(seed=3)
+    rows = unfilled_rows(4, [1, 2, 3, 4, 5], [6, 7, 8])
+    objective = D2F(block=4, hard=1.0, unroll=3, confidence=1.0, shift=1, mask_id=MASK)
+    pipeline, totals = Pipeline(rows, 1), []
+    for _ in range(3):
+        state = pipeline.append_blocks()
+        places = scored_places(state)
+        logits = model.compute_logits(
+            model(state.ids, state.positions, RangesAttention(rows.ranges))
+        )[places]
+        losses = -logits.log_softmax(-1).gather(1, state.labels[places, None]).squeeze(1)
+        totals.append(float((losses * state.weights[places]).sum()))
+        pipeline.fill_holes(logits.softmax(-1).amax(-1), 1.0)
+    loss = objective.loss(Models(model), rows)
+    assert loss.total.item() == pytest.approx(sum(totals) / 3, rel=1e-5)
+    hits, counted = loss.metrics["accuracy"]
+    assert counted == 7 + 6 + 4 and 0 <= hits <= counted
+
+
+def test_rows_of_an_unrolled_example_are_all_holes() -> None:
+    objective = D2F(block=4, hard=1.0, unroll=50, shift=1, mask_id=MASK)
+    example = Example(prompt=[5, 6], response=[7, 8, 9], marks=[False] * 3)
+    rows = objective.rows(example, np.random.default_rng(0))
+    assert rows.ids.tolist() == [5, 6, MASK, MASK, MASK] and rows.normaliser == 3
+    loss = objective.loss(Models(diffusion_model()), rows)
+    assert loss.metrics["accuracy"][1] <= 3 + 2 + 1

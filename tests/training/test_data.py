@@ -10,16 +10,11 @@ import pytest
 
 from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
 from outpace.training.data import Data, Examples, marked_tokens
+from runs import write_lines
 
 TOKENIZER = load_tokenizer(ZOO_FOLDER / "vocabulary")
 RESULT = r"(?<==)\d+(?=>>)"
 END = TOKENIZER.eos_token_id
-
-
-def lines(path: Path, *records: object) -> str:
-    """A file of JSON lines."""
-    path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    return str(path)
 
 
 def test_marks_are_the_tokens_that_a_regular_expression_touches() -> None:
@@ -45,15 +40,9 @@ def test_story_answers_end_and_their_results_are_marked() -> None:
     assert TOKENIZER.decode(example.prompt).endswith("\n")
 
 
-def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: Path) -> None:
-    plain = {"prompt": "1+1", "response": "2"}
-    chat = {"messages": [{"role": "user", "content": "1+1"}, {"role": "assistant", "content": "2"}]}
-    examples = Examples(Data(path=lines(tmp_path / "a", plain, chat)), TOKENIZER)
-    assert examples[0] == examples[1]
-    assert TOKENIZER.decode(examples[0].prompt) == "1+1\n"
-    assert examples[0].response[-1] == END
+def test_each_epoch_has_a_new_order(tmp_path: Path) -> None:
     records = [{"prompt": "p", "response": str(n)} for n in range(8)]
-    examples = Examples(Data(path=lines(tmp_path / "b", *records)), TOKENIZER)
+    examples = Examples(Data(path=write_lines(tmp_path / "b", *records)), TOKENIZER)
     epochs = [
         [TOKENIZER.decode(examples[n].response[:-1]) for n in range(e, e + 8)] for e in (0, 8)
     ]
@@ -62,16 +51,19 @@ def test_both_shapes_of_json_lines_are_read_in_a_new_order_each_epoch(tmp_path: 
 
 
 def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
-    ours = {"prompt": "What is\n\n1+1", "response": "2"}
-    turns = [{"from": "human", "value": "What is\n\n1+1"}, {"from": "gpt", "value": "2"}]
-    others = [
-        {"conversations": turns, "id": "7"},
-        {"instruction": "What is", "input": "1+1", "output": "2", "text": "What is 1+1 2"},
-        {"instruction": "What is\n\n1+1", "input": "", "output": "2"},
+    text, answer = "What is\n\n1+1", "2"
+    turns = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
+    records = [
+        {"prompt": text, "response": answer},
+        {"messages": turns},
+        {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": answer}]},
+        {"instruction": "What is", "input": "1+1", "output": answer, "text": "What is 1+1 2"},
+        {"instruction": text, "input": "", "output": answer},
     ]
-    examples = Examples(Data(path=lines(tmp_path / "a", ours, *others)), TOKENIZER)
+    examples = Examples(Data(path=write_lines(tmp_path / "a", *records)), TOKENIZER)
     examples.check_records()
-    assert all(examples[n] == examples[0] for n in range(4))
+    assert all(examples[n] == examples[0] for n in range(5))
+    assert TOKENIZER.decode(examples[0].prompt) == f"{text}\n" and examples[0].response[-1] == END
 
 
 @pytest.mark.parametrize(
@@ -91,13 +83,13 @@ def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
 def test_records_and_ends_of_other_forms(
     tmp_path: Path, record: object, options: dict[str, Any], prompt: str, response: str
 ) -> None:
-    example = Examples(Data(path=lines(tmp_path / "a", record), **options), TOKENIZER)[0]
+    example = Examples(Data(path=write_lines(tmp_path / "a", record), **options), TOKENIZER)[0]
     assert [*map(TOKENIZER.decode, (example.prompt, example.response))] == [prompt, response]
 
 
 def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:
     record = {"prompt": "1 2 3", "response": "4 5 6 7 8 9"}
-    data = Data(path=lines(tmp_path / "a", record), longest=8)
+    data = Data(path=write_lines(tmp_path / "a", record), longest=8)
     example = Examples(data, TOKENIZER)[0]
     assert len(example.prompt) + len(example.response) == 8
     assert not example.ended and END not in example.response
@@ -105,7 +97,7 @@ def test_long_examples_are_cut_and_then_do_not_end(tmp_path: Path) -> None:
 
 def test_several_paths_take_turns_and_each_is_read_in_its_own_order(tmp_path: Path) -> None:
     records = [{"prompt": "p", "response": str(n)} for n in range(4)]
-    path = lines(tmp_path / "a", *records)
+    path = write_lines(tmp_path / "a", *records)
     alone = Examples(Data(path=path), TOKENIZER)
     mixed = Examples(Data(path=("table:train", path), turns=(1, 2)), TOKENIZER)
     tables = Examples(Data(path="table:train"), TOKENIZER)
@@ -126,48 +118,42 @@ def test_lines_end_at_newlines_alone(tmp_path: Path, end: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "name"),
     [
-        (b"", "is empty"),
-        (b" \n\n", "is empty"),
-        (b"\xff", "cannot be loaded as UTF-8"),
-        (b"[" * 100_000, "a:1 is not valid JSON"),
-        (b'{"prompt": "?"\n"response": "!"}', "a:[12] is not valid JSON"),
+        (b"", "a"),
+        (b" \n\n", "a"),
+        (b"\xff", "a"),
+        (b"[" * 100_000, "a:1"),
+        (b'{"prompt": "?"\n"response": "!"}', "a:[12]"),
     ],
 )
-def test_files_of_something_else_are_named(tmp_path: Path, content: bytes, message: str) -> None:
+def test_files_of_another_format_are_named(tmp_path: Path, content: bytes, name: str) -> None:
     (tmp_path / "a").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"/{name}\b"):
         Examples(Data(path=str(tmp_path / "a")), TOKENIZER)
 
 
 @pytest.mark.parametrize(
-    ("record", "message"),
+    "record",
     [
-        ({"prompt": "no response"}, "a:1 needs prompt and response"),
-        ({"messages": [{"role": "user", "content": "?"}]}, "messages that end"),
-        ({"prompt": "?", "response": ""}, "a:1 has an empty response"),
-        ([1], "found list"),
-        ({"text": ""}, "a:1 has an empty response"),
-        ({"text": 7}, "a:1 needs prompt and response"),
-        ({"conversations": [{"from": "gpt", "value": 7}]}, "a:1 needs prompt and response"),
-        ({"conversations": ["?", {"from": "gpt", "value": "!"}]}, "a:1 needs messages with role"),
-        ({"instruction": "?", "input": 3, "output": None}, "a:1 needs prompt and response"),
-        (
-            {"question": "?", "answer": "!"},
-            r"found \['answer', 'question'\]; set fields for other names",
-        ),
-        ({"prompt": "\ud800", "response": "!"}, "a:1 has a text that is not valid UTF-8"),
-        (
-            {"messages": ["?", {"role": "assistant", "content": "!"}]},
-            "a:1 needs messages with role",
-        ),
-        ({"messages": [{"role": "user"}, {"role": "assistant", "content": "!"}]}, "both texts"),
+        {"prompt": "no response"},
+        {"messages": [{"role": "user", "content": "?"}]},
+        {"prompt": "?", "response": ""},
+        [1],
+        {"text": ""},
+        {"text": 7},
+        {"conversations": [{"from": "gpt", "value": 7}]},
+        {"conversations": ["?", {"from": "gpt", "value": "!"}]},
+        {"instruction": "?", "input": 3, "output": None},
+        {"question": "?", "answer": "!"},
+        {"prompt": "\ud800", "response": "!"},
+        {"messages": ["?", {"role": "assistant", "content": "!"}]},
+        {"messages": [{"role": "user"}, {"role": "assistant", "content": "!"}]},
     ],
 )
-def test_malformed_lines_are_named(tmp_path: Path, record: object, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Examples(Data(path=lines(tmp_path / "a", record)), TOKENIZER)
+def test_malformed_lines_are_named(tmp_path: Path, record: object) -> None:
+    with pytest.raises(ValueError, match="a:1"):
+        Examples(Data(path=write_lines(tmp_path / "a", record)), TOKENIZER)
 
 
 def test_data_sets_of_the_hub_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,9 +181,9 @@ def test_templates_take_variables_and_refuse_by_place(tmp_path: Path) -> None:
         "{{ messages[0].content }}{{ style }}"
     )
     turns = [{"role": role, "content": "1"} for role in ("user", "assistant")]
-    data = Data(path=lines(tmp_path / "a", {"messages": turns}), template={"style": "+2"})
+    data = Data(path=write_lines(tmp_path / "a", {"messages": turns}), template={"style": "+2"})
     assert tokenizer.decode(Examples(data, tokenizer)[0].prompt) == "1+2"
     strange = [{"role": "assistant", "content": "1"}, turns[1]]
-    path = lines(tmp_path / "b", *[{"messages": turns}] * 50, {"messages": strange})
+    path = write_lines(tmp_path / "b", *[{"messages": turns}] * 50, {"messages": strange})
     with pytest.raises(ValueError, match="b:51"):
         Examples(Data(path=path), tokenizer, seed=1).check_records()

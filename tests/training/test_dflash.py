@@ -14,29 +14,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from helpers import adding_draft, causal_model, published
+from helpers import adding_draft
 from helpers import dense as dense_attention
-from outpace.checkpoints.fingerprint import Fingerprint
-from outpace.checkpoints.load import (
-    ZOO_FOLDER,
-    load_draft,
-    load_model,
-    load_tokenizer,
-    translate_config,
-)
-from outpace.models.attention import Attend
+from outpace.checkpoints.load import load_draft, load_model
 from outpace.models.config import AttentionWindow
-from outpace.models.draft import DFlashDraft, DFlashFusedDraft
-from outpace.models.norm import DirectNorm
-from outpace.training import weights
 from outpace.training.data import Example
 from outpace.training.objective import Loss, Models
-from outpace.training.objectives import MDLM, DFlash
+from outpace.training.objectives import DFlash
 from outpace.training.optim import Optim
-from outpace.training.plan import Planner
-from outpace.training.recipe import load_recipe, train_recipe
 from outpace.training.rows import Rows, pack_documents
-from outpace.training.trainer import Trainer
+from runs import attend_where
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "dflash"
 
@@ -183,21 +170,12 @@ class Adding(Pair):
                 places = torch.cat((torch.arange(anchor), rows.positions[begin : begin + size]))
                 turn = self.draft.rotary_angles(places, hidden.dtype)
                 for each in self.draft.blocks:
-                    hidden = each(hidden, *turn, masked(seen))
+                    hidden = each(hidden, *turn, attend_where(seen))
                 logits = target.compute_logits(self.draft.norm(hidden[anchor:]))
                 labels = rows.labels[begin : begin + size].clamp(min=0)
                 losses = F.cross_entropy(logits, labels, reduction="none")
                 total = total + (losses * rows.weights[begin : begin + size]).sum()
         return total
-
-
-def masked(seen: Tensor) -> Attend:
-    def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)
-        return out[0].transpose(0, 1)
-
-    return attend
 
 
 def test_a_draft_that_adds_features_learns_what_it_decodes(name: str) -> None:
@@ -299,7 +277,7 @@ def test_divergence_is_that_of_the_target() -> None:
     loss = pair.objective.loss(pair.models, rows)
     total, size = pair.tensors["input_ids"].shape[1], pair.draft.config.block
     target = pair.models.others["target"]
-    attend = masked(torch.ones(total, total, dtype=torch.bool).tril())
+    attend = attend_where(torch.ones(total, total, dtype=torch.bool).tril())
     with torch.no_grad():
         theirs = target.compute_logits(target(rows.ids[:total], rows.positions[:total], attend))
     ours = pair.tensors["logits_row0"].view(2, size, -1)  # of the first two blocks
@@ -330,134 +308,3 @@ def test_without_features_the_draft_reads_tokens_only() -> None:
         for ids in (rows.ids, changed)
     ]
     assert losses[0] != losses[1]
-
-
-@pytest.mark.parametrize("options", [{"anchors": 0}, {"gamma": -1.0}, {"alpha": 1.5}])
-def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(options))):
-        DFlash(**options)
-
-
-DRAFT = {
-    **published("DFlashDraftModel", vocab_size=1024, num_hidden_layers=1, head_dim=8),
-    "block_size": 6,
-    "num_target_layers": 2,
-    "dflash_config": {"mask_token_id": 1021, "target_layer_ids": [0, 1]},
-}
-
-
-FUSED = {**DRAFT, "dflash_config": {**DRAFT["dflash_config"], "input_fusion": True}}
-
-
-def trainer(out: Path, config: dict[str, Any] = DRAFT, tied: bool = False, **more: Any) -> Trainer:
-    target = causal_model(vocab_size=1024, tie_word_embeddings=tied)
-    options = {"lr": 1e-2, "warmup": 2, "batch": 4, "save_every": 4, "log_every": 2, "decay": 0}
-    return Trainer(
-        weights.build_draft(None, config, target, 0),
-        DFlash(anchors=4),
-        data="story:train",
-        out=out,
-        tokenizer=ZOO_FOLDER / "vocabulary",
-        others={"target": target},
-        **{**options, **more},
-    )
-
-
-def losses(out: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (out / "metrics.jsonl").read_text().splitlines()]
-
-
-def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path) -> None:
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    trainer(halves, steps=16).fit(8)
-    run = trainer(halves, steps=16)
-    run.fit()
-    target = run.loss_module.models.others["target"]
-    trainer(whole, steps=16).fit()
-    assert losses(whole) == losses(halves) and losses(whole)[-1] < 0.9 * losses(whole)[0]
-    assert isinstance(target.norm, DirectNorm)
-    for name, parameter in target.named_parameters():
-        assert not parameter.requires_grad
-        assert torch.equal(parameter, causal_model(vocab_size=1024).get_parameter(name))
-    run.export(tmp_path / "export")
-    loaded = load_draft(tmp_path / "export", target)
-    assert isinstance(loaded, DFlashDraft)
-    names = load_file(tmp_path / "export" / "model.safetensors")
-    assert {path.name for path in (tmp_path / "export").iterdir()} == {
-        "config.json",
-        "model.safetensors",
-    }
-    assert "fc.weight" in names and not any("embed" in n or "head" in n for n in names)
-
-
-@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
-@pytest.mark.parametrize("precision", ["no", "bf16"])
-def test_a_draft_that_adds_features_trains_and_is_exported(tmp_path: Path, precision: str) -> None:
-    options: dict[str, Any] = {"steps": 12, "precision": precision}
-    run = trainer(tmp_path / "kept", FUSED, **options)
-    run.fit()
-    trainer(tmp_path / "again", FUSED, **options, recompute=True).fit()
-    kept = losses(tmp_path / "kept")
-    assert kept == losses(tmp_path / "again") and kept[-1] < 0.9 * kept[0]
-    run.export(tmp_path / "export")
-    loaded = load_draft(tmp_path / "export", run.loss_module.models.others["target"])
-    assert isinstance(loaded, DFlashFusedDraft)
-    names = load_file(tmp_path / "export" / "model.safetensors")
-    assert "feature_norm.weight" in names and "hidden_norm.weight" not in names
-
-
-def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
-    common: dict[str, Any] = {"data": "story:train", "out": tmp_path, "tokenizer": "tiny-aux"}
-    target = causal_model(vocab_size=1024)
-    draft = weights.build_draft(None, DRAFT, target, 0)
-    with pytest.raises(ValueError, match="^others"):
-        Trainer(draft, DFlash(), **common)
-    with pytest.raises(ValueError, match="^others"):
-        Trainer(draft, MDLM(), others={"target": target}, **common)
-    with pytest.raises(ValueError, match="^dflash"):
-        Trainer(target, DFlash(), others={"target": target}, **common)
-    with pytest.raises(ValueError, match="target"):
-        weights.build_draft(None, published(), target, 0)
-    with pytest.raises(ValueError, match="config"):
-        weights.build_draft("some-draft", DRAFT, target, 0)
-    assert translate_config(DRAFT).mask_id == 1021
-
-
-RECIPE = f"""
-[model]
-target = "tiny-aux"
-config = {json.dumps({**DRAFT, "hidden_size": 128, "num_target_layers": 4}).replace(": ", " = ")}
-[objective]
-name = "dflash"
-anchors = 3
-[data]
-path = "story:train"
-[train]
-steps = 2
-batch = 2
-"""
-
-
-def test_answers_of_another_model_are_rejected_by_name(tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    data = tmp_path / "data.jsonl"
-    own = Fingerprint.of("tiny-aux", load_tokenizer("tiny-aux"), {}).as_record()
-
-    def train(*overrides: str, **changes: str) -> None:
-        line = {"prompt": "One?", "response": "One and two.", "fingerprint": {**own, **changes}}
-        data.write_text(json.dumps(line) + "\n")
-        others = [f"out={tmp_path / 'out'}", f"path={data}", "steps=1", *overrides]
-        train_recipe(tmp_path / "recipe.toml", others)
-
-    with pytest.raises(ValueError, match="data.jsonl:1 .*target"):
-        train(target="0")
-    with pytest.raises(ValueError, match="target"):
-        target = f"model.target={ZOO_FOLDER / 'tiny-aux'}"
-        Planner(load_recipe(tmp_path / "recipe.toml", [f"path={data}", target]))
-    accepted = "data.other_target=true"
-    with pytest.raises(ValueError, match="tokenizer and template"):
-        train(accepted, target="0", tokenizer="0", template="0")
-    with pytest.raises(ValueError, match="template"):
-        train('data.template={ style = "short" }')
-    train(accepted, target="0")
-    train("out=" + str(tmp_path / "own"))

@@ -1,25 +1,21 @@
 """Tests of the DFlash objective with DSpark drafts, against the formulas of the paper."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from numpy.random import default_rng
-from safetensors.torch import load_file
 from torch import Tensor
 
 from helpers import MASK, causal_model, dense, published
-from outpace.checkpoints.load import load_draft, translate_config
-from outpace.models.draft import DSparkDraft
+from outpace.checkpoints.load import translate_config
 from outpace.training import weights
 from outpace.training.objective import Loss, Models
 from outpace.training.objectives import DFlash as Objective
-from outpace.training.optim import Optim
 from outpace.training.rows import Rows, pack_documents
-from training.test_dflash import example, losses, trainer
+from training.test_dflash import example
 
 RANK, BLOCK = 4, 7
 HEADS = {"markov_rank": RANK, "markov_head_type": "vanilla", "enable_confidence_head": True}
@@ -250,42 +246,3 @@ def test_other_heads_and_options_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=name):
         Objective(**options).bind(translate_config(config(**changes)))
-
-
-WIDE = {"vocab_size": 1024, "mask_token_id": 1021, "num_hidden_layers": 1}
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_a_draft_trains_resumes_and_is_exported(tmp_path: Path, tied: bool) -> None:
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    options: dict[str, Any] = {"config": config(**WIDE), "tied": tied, "steps": 16}
-    trainer(halves, **options).fit(8)
-    run = trainer(halves, **options)
-    target = run.loss_module.models.others["target"]
-    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
-    run.fit()
-    trainer(whole, **options).fit()
-    assert losses(whole) == losses(halves) and losses(whole)[-1] < 0.9 * losses(whole)[0]
-    head = target.embedding if target.unembedding is None else target.unembedding
-    tables = {"embedding.weight": target.embedding.weight, "unembedding.weight": head.weight}
-    for name, parameter in run.model.named_parameters():
-        assert torch.equal(parameter, before[name]) == (name in tables), name
-        assert name not in tables or torch.equal(parameter, tables[name])
-    run.export(tmp_path / "export")
-    loaded = load_draft(tmp_path / "export", target)
-    assert isinstance(loaded, DSparkDraft)
-    found = load_file(tmp_path / "export" / "model.safetensors")
-    assert found["markov_head.markov_w1.weight"].shape == (1024, RANK)
-    again = weights.build_draft(str(tmp_path / "export"), {}, target, 1)
-    assert torch.equal(again.transition.weight, loaded.transition.weight)
-
-
-def test_muon_leaves_the_heads_to_adamw() -> None:
-    target = causal_model(vocab_size=1024)
-    draft = weights.build_draft(None, config(**WIDE), target, 0)
-    weights.mark_trainable(draft)
-    _, muon = Optim(optimizer="muon").build_optimizers(draft)
-    own = {id(p) for group in muon.param_groups for p in group["params"]}
-    names = {name for name, parameter in draft.named_parameters() if id(parameter) in own}
-    assert "fusion.weight" in names
-    assert all(name.startswith(("fusion.", "blocks.")) for name in names)

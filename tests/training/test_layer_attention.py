@@ -38,13 +38,11 @@ slides = pytest.mark.parametrize("sights", SIGHTS, ids=["first", "both", "apart"
 
 
 def seeing(model: Transformer, sights: tuple[AttentionWindow, ...]) -> Transformer:
-    """A model with attention windows."""
     model.config = replace(model.config, sights=sights)
     return model
 
 
 def example(prompt: int, response: int, first: int = 1) -> Example:
-    """Consecutive tokens."""
     ids = [first + place % 15 for place in range(prompt + response)]
     return Example(ids[:prompt], ids[prompt:], [False] * response)
 
@@ -60,7 +58,6 @@ def decoded(model: Transformer, *forwards: tuple[Rows, slice, int, Pattern]) -> 
 
 
 def same(ours: Tensor, theirs: Tensor) -> None:
-    """Hidden states are equal but for rounding."""
     torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=1e-4)
 
 
@@ -121,7 +118,6 @@ def test_blocks_that_see_what_is_before_them(sights: tuple[AttentionWindow, ...]
 
 
 def whole_text(length: int) -> Tensor:
-    """Ranges of full attention."""
     return torch.tensor([[[0, length], [0, 0]]] * length, dtype=torch.int32)
 
 

@@ -15,6 +15,7 @@ from outpace.models.transformer import Transformer
 from outpace.training.data import Example
 from outpace.training.objectives import MDLM
 from outpace.training.rows import UNSCORED, Rows
+from runs import scored_rows
 
 EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9], marks=[False, True, False])
 PLAIN = MDLM(shift=1, mask_id=MASK)
@@ -46,17 +47,6 @@ def rows_of(objective: MDLM, example: Example, *numbers: float | list[float]) ->
     return objective.rows(example, Scripted(*numbers))
 
 
-def scored(rows: Rows) -> dict[int, tuple[int, float]]:
-    """Row to label and weight, where scored."""
-    return {
-        row: (label, round(weight, 4))
-        for row, (label, weight) in enumerate(
-            zip(rows.labels.tolist(), rows.weights.tolist(), strict=True)
-        )
-        if label != UNSCORED
-    }
-
-
 @pytest.mark.parametrize("shift", [0, 1])
 def test_uniform_rows_mask_with_probability_t_and_weigh_its_inverse(shift: int) -> None:
     objective = replace(PLAIN, shift=shift, least=0.5, mark_weight=3.0)
@@ -64,7 +54,7 @@ def test_uniform_rows_mask_with_probability_t_and_weigh_its_inverse(shift: int) 
     rows = rows_of(objective, EXAMPLE, 0.9, 0.6, [0.9, 0.7, 0.1])
     assert rows.ids.tolist() == [5, 6, 7, MASK, MASK]
     assert torch.equal(rows.ranges, full_ranges(5))
-    assert scored(rows) == {3 - shift: (8, 3.75), 4 - shift: (9, 1.25)}
+    assert scored_rows(rows) == {3 - shift: (8, 3.75), 4 - shift: (9, 1.25)}
     assert rows.normaliser == 5
 
 
@@ -80,7 +70,7 @@ def test_suffix_rows_mask_from_a_marked_token_to_the_end(shift: int) -> None:
     objective = replace(PLAIN, shift=shift, suffix=1.0, starts=1.0, floor=1.0, peak=0.0, short=0.0)
     rows = rows_of(objective, EXAMPLE, 0.0, 0.5, 0, 0.5)
     assert rows.ids.tolist() == [5, 6, 7, MASK, MASK]
-    assert scored(rows) == {3 - shift: (8, 1.0), 4 - shift: (9, 1.0)}
+    assert scored_rows(rows) == {3 - shift: (8, 1.0), 4 - shift: (9, 1.0)}
     assert rows.normaliser == 2
 
 
@@ -102,9 +92,9 @@ def test_anchored_rows_share_one_clean_copy(shift: int) -> None:
         block = (row - 5) // size
         own = range(5 + block * size, 5 + (block + 1) * size)
         assert mask[row].nonzero().flatten().tolist() == [*range(2 + block - shift), *own]
-    labels = [label for label, _ in scored(rows).values()]
+    labels = [label for label, _ in scored_rows(rows).values()]
     assert labels == [7, 8, 8, 9]
-    assert min(scored(rows)) == 5
+    assert min(scored_rows(rows)) == 5
     assert find_documents(rows.ranges) == [(0, len(rows))]
 
 
@@ -114,7 +104,7 @@ def test_what_an_anchored_row_scores_does_not_reach_it() -> None:
     model = Transformer(translate_config(published("DreamModel", mask_token_id=MASK)))
     for seed in range(6):
         rows = objective.rows(EXAMPLE, np.random.default_rng(seed))
-        for row, (_, _) in scored(rows).items():
+        for row, (_, _) in scored_rows(rows).items():
             slot = int(rows.positions[row]) + 1
             hidden = [
                 model(ids, rows.positions, RangesAttention(rows.ranges))[row]
@@ -137,7 +127,7 @@ def test_all_kinds_score_the_token_of_the_slot_and_never_the_prompt() -> None:
     canvas = [*EXAMPLE.prompt, *EXAMPLE.response, *[9] * 8]
     for seed in range(100):
         rows = objective.rows(EXAMPLE, np.random.default_rng(seed))
-        for row, (label, weight) in scored(rows).items():
+        for row, (label, weight) in scored_rows(rows).items():
             slot = int(rows.positions[row]) + 1
             assert slot >= 2 and label == canvas[slot] and weight > 0
 
@@ -149,27 +139,3 @@ def test_a_shifted_model_is_never_asked_for_slot_zero() -> None:
         rows = objective.rows(bare, np.random.default_rng(seed))
         assert rows.ids[0] == 7
         assert set(rows.labels.tolist()) <= {8, UNSCORED}
-
-
-def test_shift_and_mask_come_from_the_model() -> None:
-    config = translate_config(published("DreamModel", mask_token_id=MASK))
-    assert MDLM().bind(config) == MDLM(shift=1, mask_id=MASK)
-    with pytest.raises(ValueError, match="mask"):
-        MDLM().bind(translate_config(published()))
-    with pytest.raises(ValueError, match="shift"):
-        MDLM(causal=0.1).bind(replace(config, shift=0))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"suffix": 1.5}, "suffix must be a number from 0 to 1"),
-        ({"suffix": 0.7, "causal": 0.7}, "must be at most 1"),
-        ({"canvas": (5, 3)}, "canvas must be a minimum length"),
-        ({"least": 0.0}, "least"),
-        ({"anchors": 0}, "anchors must be a whole number from 1"),
-    ],
-)
-def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        MDLM(**options)

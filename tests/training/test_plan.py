@@ -1,7 +1,9 @@
-"""What a recipe needs is counted without weights, also of published models, by their shapes."""
+"""Tests of plans: memory, time and devices of a run, computed without weights."""
 
 import json
 import shutil
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,56 +11,48 @@ import pytest
 
 from outpace import recipes
 from outpace.checkpoints import weights
-from outpace.checkpoints.load import ZOO_TOKENIZER, load_config
+from outpace.checkpoints.load import ZOO_TOKENIZER, load_model
 from outpace.training.data import PROBLEM_GENERATORS
-from outpace.training.plan import ACTIVATIONS, COMMUNICATION, LOGITS, TRAINED, Plan
-from outpace.training.recipe import load_recipe
-from runs import plan_recipe
+from outpace.training.plan import (
+    ACTIVATIONS,
+    COMMUNICATION,
+    LOGITS,
+    TRAINED,
+    MemoryTracker,
+    Plan,
+    Planner,
+    describe_processor,
+)
+from outpace.training.recipe import Recipe, load_recipe
+from runs import RECIPE, write_lines
+from training.test_drafts import RECIPE as DRAFT_RECIPE
 
-QWEN25 = {
-    "architectures": ["Qwen2ForCausalLM"],
-    "vocab_size": 151936,
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 32768,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-}
-DREAM_HALF = {**QWEN25, "architectures": ["DreamModel"], "mask_token_id": 151666}
-DREAM = {
-    **DREAM_HALF,
-    "vocab_size": 152064,
-    "hidden_size": 3584,
-    "intermediate_size": 18944,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 28,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 131072,
-    "tie_word_embeddings": False,
-}
-QWEN3 = {
-    "architectures": ["Qwen3ForCausalLM"],
-    "vocab_size": 151936,
-    "hidden_size": 2560,
-    "intermediate_size": 9728,
-    "num_hidden_layers": 36,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "max_position_embeddings": 40960,
-    "rope_theta": 1e6,
-    "tie_word_embeddings": True,
-}
-QWEN25_7B = {**DREAM, "architectures": ["Qwen2ForCausalLM"]}
-QWEN3_8B = {
-    **QWEN3,
-    "hidden_size": 4096,
-    "intermediate_size": 12288,
-    "tie_word_embeddings": False,
-}
+
+def published_config(
+    architecture: str, width: int, mlp: int, layers: int, heads: int, kv_heads: int, **more: Any
+) -> dict[str, Any]:
+    """The configuration of a published model."""
+    return {
+        "architectures": [architecture],
+        "vocab_size": 151936,
+        "hidden_size": width,
+        "intermediate_size": mlp,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1e6,
+        "tie_word_embeddings": True,
+        **more,
+    }
+
+
+MASK = {"mask_token_id": 151666}
+LARGE_TABLES = {"vocab_size": 152064, "tie_word_embeddings": False}
+QWEN25 = published_config("Qwen2ForCausalLM", 896, 4864, 24, 14, 2)
+QWEN25_7B = published_config("Qwen2ForCausalLM", 3584, 18944, 28, 28, 4, **LARGE_TABLES)
+QWEN3 = published_config("Qwen3ForCausalLM", 2560, 9728, 36, 32, 8, head_dim=128)
+QWEN3_8B = {**QWEN3, "hidden_size": 4096, "intermediate_size": 12288, "tie_word_embeddings": False}
 LLADA = {
     "architectures": ["LLaDAModelLM"],
     "model_type": "llada",
@@ -90,12 +84,13 @@ PUBLISHED = {
     "Qwen/Qwen3-8B": QWEN3_8B,
     "Qwen/Qwen3-8B-Base": QWEN3_8B,
     "GSAI-ML/LLaDA-8B-Instruct": LLADA,
-    "Dream-org/Dream-v0-Base-7B": DREAM,
-    "runs/qwen2.5-0.5b-dream/export": DREAM_HALF,
-    "runs/tiny-d2f-noise/export": None,
-    "runs/tiny-wedlm-wordings/export": None,
+    "HuggingFaceTB/SmolLM2-135M-Instruct": published_config(
+        "LlamaForCausalLM", 576, 1536, 30, 9, 3, vocab_size=49152
+    ),
+    "Dream-org/Dream-v0-Base-7B": {**QWEN25_7B, "architectures": ["DreamModel"], **MASK},
+    "runs/qwen2.5-0.5b-dream/export": {**QWEN25, "architectures": ["DreamModel"], **MASK},
 }
-"""Shapes of what recipes begin with, and which are folders of the zoo."""
+"""Configurations of the models that recipes name."""
 
 STAND_INS = {
     "runs/tiny-d2f-noise/export": "tiny-dream",
@@ -111,127 +106,179 @@ PARAMETERS = {
 """Those that are trained, and all of the model."""
 
 
-LINES = [
-    *("model", "parameters", "data", "step", "steps", "memory", "weights", "update", "passes"),
-    *("disk", "time"),
-]
-"""Headings of a plan."""
-
-
-def checkpoint(folder: Path, config: dict[str, Any]) -> str:
-    """A folder with the shape of a model and the zoo's tokenizer, and without weights."""
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(config))
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(ZOO_TOKENIZER / name, folder / name)
+def find_stand_in(name: str, folder: Path) -> str:
+    """Return a checkpoint with the configuration that a name has, without weights."""
+    if name not in PUBLISHED:
+        return STAND_INS.get(name, name)
+    folder /= name.replace("/", "-")
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(PUBLISHED[name]))
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(ZOO_TOKENIZER / file, folder / file)
     return str(folder)
 
 
-def stands_in(name: str, folder: Path) -> str:
-    """A checkpoint of the shape that a recipe names."""
-    if name in STAND_INS:
-        return STAND_INS[name]
-    config = PUBLISHED.get(name)
-    return name if config is None else checkpoint(folder / name.replace("/", "-"), config)
-
-
-def words(name: str, folder: Path) -> list[str]:
+def overrides(name: str, folder: Path) -> list[str]:
     """Overrides that replace downloads of a recipe by local stand-ins."""
     read = load_recipe(name)
     found = [
-        f"model.{role}={stands_in(given, folder)}"
+        f"model.{role}={find_stand_in(given, folder)}"
         for role in ("init", "target")
         if (given := getattr(read.model, role)) is not None
     ]
     path = str(read.data.path)
     if not path.startswith((*PROBLEM_GENERATORS, "(")) or "hub:" in path:
         names = read.data.fields or ("prompt", "response")
-        lines = [json.dumps({names[0]: "1 + 1 = ?", names[1]: "2 " * n}) for n in range(9, 99)]
-        (folder / "data.jsonl").write_text("\n".join(lines))
-        found.append(f"data.path={folder / 'data.jsonl'}")
+        records = [{names[0]: "1 + 1 = ?", names[1]: "2 " * n} for n in range(9, 99)]
+        found.append(f"data.path={write_lines(folder / 'data.jsonl', *records)}")
         if read.data.end is not None:
             found.append("data.end=<|im_end|>")
     return found
 
 
-LARGE = {name for name in recipes.recipe_names() if not name.startswith("tiny-")} - {
-    "qwen3-4b-dflash"
-}
-"""Recipes whose steps take seconds to rehearse."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.nightly if name in LARGE else pytest.mark.nightly)
-        for name in recipes.recipe_names()
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", recipes.recipe_names())
 def test_every_recipe_has_a_plan(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(weights, "CheckpointWeights", None)
-    recipe = load_recipe(name, words(name, tmp_path))
-    made = plan_recipe(recipe)
-    text = dict(made.describe_lines())
-    assert [*text] == LINES
-    assert made.device_bytes > 0 and made.total_seconds > 0 and made.rows > 0
+    plan = plan_recipe(load_recipe(name, overrides(name, tmp_path)))
+    assert all(text for _, text in plan.describe_lines())
+    assert plan.device_bytes > 0 and plan.total_seconds > 0 and plan.rows > 0
     if name in PARAMETERS:
-        assert (made.trained, made.parameters) == PARAMETERS[name]
+        assert (plan.trained, plan.parameters) == PARAMETERS[name]
     if "24 GB" in recipes.find_recipe(name).read_text():
-        assert 1e9 < made.device_bytes < 24e9
+        assert 1e9 < plan.device_bytes < 24e9
 
 
-@pytest.mark.nightly
-def test_memory_is_that_of_the_weights_and_their_update(tmp_path: Path) -> None:
-    size = load_config("tiny-aux").vocab
-    adamw, muon = (
-        plan_recipe(load_recipe("tiny-aux", [f"optimizer={name}"])) for name in ("adamw", "muon")
-    )
-    assert adamw.peak[TRAINED] == adamw.gradients == 4 * adamw.trained
-    assert adamw.optimizer == 8 * adamw.trained
-    matrices = adamw.trained - size * 128 - (2 * 4 + 1) * 128 - 4 * (128 + 2 * 64)
-    assert muon.optimizer == adamw.optimizer - 4 * matrices
-    assert adamw.checkpoint == 12 * adamw.trained
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a recipe of a tiny model and one of a draft, on lines of one length."""
+    folder = tmp_path_factory.mktemp("recipes")
+    (folder / "whole.toml").write_text(RECIPE)
+    (folder / "draft.toml").write_text(DRAFT_RECIPE)
+    line = {"prompt": "1 + 1 = ?" * 3, "response": "2 and 3 and " * 8}
+    write_lines(folder / "data.jsonl", *[line] * 64)
+    return folder
 
 
-@pytest.mark.nightly
+def tiny(folder: Path, *changes: str, name: str = "whole") -> Recipe:
+    more = [f"data.path={folder / 'data.jsonl'}", f"out={folder / 'run'}", *changes]
+    return load_recipe(folder / f"{name}.toml", more)
+
+
+def plan_recipe(recipe: Recipe, processes: int = 1) -> Plan:
+    return Planner(recipe).build_plan(processes)
+
+
 def activation_bytes(plan: Plan) -> float:
     """Bytes of a device that only passes use."""
     return sum(plan.peak[use] for use in (ACTIVATIONS, LOGITS, COMMUNICATION))
 
 
-@pytest.mark.nightly
-def test_memory_falls_with_portions_and_recomputation() -> None:
-    whole, fourths, again = (
-        plan_recipe(load_recipe("tiny-ar", more))
-        for more in ([], ["accumulation=4"], ["recompute=true"])
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Plan:
+    return plan_recipe(tiny(folder, "optimizer=adamw"))
+
+
+def test_memory_of_weights_and_update(whole: Plan, folder: Path) -> None:
+    blocks = 2 * (32 * (32 + 2 * 16) + 32 * 32 + 3 * 32 * 48)
+    norms, biases = (2 * 2 + 1) * 32, 2 * (32 + 2 * 16)
+    assert whole.trained == whole.parameters == 2 * 1024 * 32 + blocks + norms + biases
+    assert whole.peak[TRAINED] == whole.gradients == 4 * whole.trained
+    assert whole.optimizer == 8 * whole.trained and whole.checkpoint == 12 * whole.trained
+    muon = plan_recipe(tiny(folder, "optimizer=muon"))
+    assert muon.optimizer == whole.optimizer - 4 * blocks
+
+
+def test_micro_batches_and_recomputation_save_memory(whole: Plan, folder: Path) -> None:
+    fourths, again = (
+        plan_recipe(tiny(folder, "optimizer=adamw", change))
+        for change in ("accumulation=4", "recompute=true")
     )
-    assert (
-        activation_bytes(fourths) < activation_bytes(whole) / 2
-        and fourths.total_seconds == whole.total_seconds
-    )
-    assert (
-        activation_bytes(again) < activation_bytes(whole) / 2
-        and again.total_seconds > whole.total_seconds
-    )
-    assert whole.weight_bytes == again.weight_bytes
+    assert activation_bytes(fourths) < activation_bytes(whole) / 2
+    assert fourths.total_seconds == whole.total_seconds < again.total_seconds
+    assert again.peak[ACTIVATIONS] < whole.peak[ACTIVATIONS]
+    assert whole.weight_bytes == again.weight_bytes == fourths.weight_bytes
+
+
+def test_processes_share_work_and_weights(whole: Plan, folder: Path) -> None:
+    recipe = tiny(folder, "optimizer=adamw")
+    beside = plan_recipe(recipe, 4)
+    assert beside.total_seconds == pytest.approx(whole.total_seconds / 4)
+    assert activation_bytes(beside) < activation_bytes(whole)
+    assert beside.optimizer == whole.optimizer
+    shared = plan_recipe(tiny(folder, "optimizer=adamw", "shard=true"), 4)
+    assert shared.peak[TRAINED] == pytest.approx(whole.peak[TRAINED] / 4, rel=0.05)
+    assert shared.optimizer == whole.optimizer / 4 and shared.checkpoint == whole.checkpoint
+    with pytest.raises(ValueError, match="batch"):
+        plan_recipe(recipe, 3)
+
+
+def test_other_numbers_of_devices_are_planned(folder: Path) -> None:
+    lines = dict(Planner(tiny(folder, "batch=12", "accumulation=3")).compare_devices(1))
+    assert [*lines] == ["recompute = true", "on 1", "on 8"]
+    assert "accumulation 3" in lines["on 1"] and "--processes 8" in lines["on 8"]
+
+
+def test_steps_of_tokens_are_planned(folder: Path) -> None:
+    plan = plan_recipe(tiny(folder, "tokens=4096", "balance=true", "accumulation=4"))
+    assert plan.train.batch % 4 == 0
+    assert plan.train.batch * plan.example == pytest.approx(4096, rel=0.1)
+
+
+def test_smallest_card_and_processor(whole: Plan) -> None:
+    for size, card in {20e9: 24, 23e9: 80, 73e9: 80, 75e9: 141, 140e9: None}.items():
+        large = replace(whole, peak=Counter({ACTIVATIONS: int(size)}), optimizer=0, gradients=0)
+        assert large.smallest_card == card
+    assert "is not enough" in describe_processor(replace(large, gradients=1e15))
+    assert "is enough" in describe_processor(whole)
+
+
+def test_target_of_a_draft_is_frozen(folder: Path) -> None:
+    def plan(*changes: str) -> Plan:
+        return plan_recipe(tiny(folder, *changes, name="draft"))
+
+    features = f"data.features={folder / 'features'}"
+    plain, half = plan(), plan("dtype=bfloat16", "precision=bf16", features)
+    parameters = load_model("tiny-aux").parameters()
+    assert plain.others == sum(parameter.numel() for parameter in parameters)
+    assert plain.weight_bytes - half.weight_bytes == 2 * plain.others
+    assert plain.reading == plain.features == 0
+    assert half.reading == pytest.approx(64 * (plain.work - half.work) / plain.train.batch)
+    assert half.features == pytest.approx(64 * half.example * 2 * 128 * 2)
 
 
 @pytest.mark.nightly
-def test_processes_share_the_work() -> None:
-    one, two = (plan_recipe(load_recipe("tiny-ar"), processes) for processes in (1, 2))
-    assert two.total_seconds == pytest.approx(one.total_seconds / 2) and activation_bytes(
-        two
-    ) < activation_bytes(one)
-    with pytest.raises(ValueError, match="is not divisible by 5"):
-        plan_recipe(load_recipe("tiny-ar"), 5)
+def test_quantized_target_takes_less_memory(folder: Path) -> None:
+    plain, small = (
+        plan_recipe(tiny(folder, f"model.quantize={form}", name="draft"))
+        for form in ("none", "int8")
+    )
+    saved = plain.weight_bytes - small.weight_bytes
+    assert 2 * plain.others < saved < 3 * plain.others and small.others == plain.others
 
 
 @pytest.mark.parametrize("begun", ["model.init=tiny-aux", None])
-def test_a_target_is_for_drafts(begun: str | None) -> None:
+def test_only_drafts_have_a_target(begun: str | None) -> None:
     words = ["model.target=tiny-ar", *([begun] if begun else [])]
-    with pytest.raises(
-        ValueError, match="target needs a draft that reads features, got Qwen2ForCausalLM"
-    ):
+    with pytest.raises(ValueError, match="target .*Qwen2ForCausalLM"):
         plan_recipe(load_recipe("tiny-aux", words))
+
+
+LARGE = ("batch=16", "model.config.hidden_size=128", "model.config.intermediate_size=384")
+"""Changes after which small tensors do not count."""
+
+
+@pytest.mark.parametrize("name", ["whole", pytest.param("draft", marks=pytest.mark.nightly)])
+def test_planned_memory_is_that_of_a_run(name: str, folder: Path) -> None:
+    recipe = tiny(folder, "recompute=true", "optimizer=adamw", *LARGE, name=name)
+    plan, trainer, memory = plan_recipe(recipe), recipe.build_trainer(), MemoryTracker()
+    for each in (trainer.model, *trainer.loss_module.models.others.values()):
+        memory.track_tensors((*each.parameters(), *each.buffers()))
+    with memory:
+        trainer.train_step(0, 3)  # allocates the state of the optimizer
+        memory.peak.clear()
+        trainer.train_step(1, 3)
+    trainer.close()
+    assert plan.peak.total() + plan.optimizer == pytest.approx(memory.peak.total(), rel=0.1)

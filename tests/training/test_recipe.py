@@ -1,14 +1,17 @@
-"""Tests of recipes, which are checked before anything is built."""
+"""Tests of recipes, and of the types and bounds of their values."""
 
-from __future__ import annotations
-
+import math
+import re
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import pytest
 
 from outpace import recipes
-from outpace.training.objectives import SFT
-from outpace.training.recipe import load_recipe, train_recipe
+from outpace.training.field_types import Bounds, field_hints
+from outpace.training.objectives import OBJECTIVES, SFT
+from outpace.training.recipe import SECTIONS, load_recipe, train_recipe
 
 RECIPE = """
 [model]
@@ -24,7 +27,6 @@ steps = 10
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """A recipe with required keys only."""
     path = tmp_path / "mine.toml"
     path.write_text(RECIPE)
     return path
@@ -39,56 +41,48 @@ def test_overrides_are_dotted_or_bare(recipe: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    ("override", "name"),
     [
-        ("steps", "write key=value"),
-        ("speed=1", "'speed' is unknown; allowed are out"),
-        ("optim.speed=1", r"\[optim\]: unknown speed; allowed are optimizer, lr"),
-        (
-            "objective.name=grpo",
-            "objective 'grpo' is unknown; choose one of block_diffusion, d2f, dflash, eagle3, mdlm",
-        ),
-        (
-            "other.lr=1",
-            "other; allowed are model, data, optim, train, adapter, held_out, objective,",
-        ),
-        ("train.steps.more=1", "is not a section"),
-        ("optim.lr=-1", "lr must be a number above 0 and at most 100, got -1"),
+        ("steps", "steps"),
+        ("speed=1", "speed"),
+        ("optim.speed=1", r"\[optim\]: .*speed"),
+        ("objective.name=grpo", "grpo"),
+        ("other.lr=1", "other"),
+        ("train.steps.more=1", "train.steps"),
     ],
 )
-def test_unknown_keys_are_refused(recipe: Path, override: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+def test_unknown_keys_are_refused(recipe: Path, override: str, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
         load_recipe(recipe, [override])
 
 
-def test_files_that_are_no_recipes_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="absent"):
-        load_recipe(tmp_path / "absent.toml")
-    (tmp_path / "broken.toml").write_text("[model")
-    with pytest.raises(ValueError, match="broken.toml"):
-        load_recipe(tmp_path / "broken.toml")
-    (tmp_path / "other.toml").write_bytes(b"\xff")
-    with pytest.raises(ValueError, match="other.toml"):
-        load_recipe(tmp_path / "other.toml")
-    (tmp_path / "loose.toml").write_text('objective = "sft"')
-    with pytest.raises(ValueError, match=r"\[objective\]"):
-        load_recipe(tmp_path / "loose.toml")
-    (tmp_path / "empty.toml").write_text('[objective]\nname = "sft"\n[data]\npath = "a"\n')
-    with pytest.raises(ValueError, match=r"\[model\]"):
-        load_recipe(tmp_path / "empty.toml")
+@pytest.mark.parametrize(
+    ("content", "name"),
+    [
+        (None, "mine.toml"),
+        (b"[model", "mine.toml"),
+        (b"\xff", "mine.toml"),
+        (b'objective = "sft"', r"\[objective\]"),
+        (b'[objective]\nname = "sft"\n[data]\npath = "a"\n', r"\[model\]"),
+    ],
+)
+def test_invalid_files_are_refused(tmp_path: Path, content: bytes | None, name: str) -> None:
+    path = tmp_path / "mine.toml"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ValueError, match=name):
+        load_recipe(path)
 
 
 @pytest.mark.nightly
-def test_a_process_that_fails_ends_all_and_says_why(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_failed_process_ends_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "data.jsonl"
     path.write_text('{"prompt": "a", "response": "b"}\n{"prompt": 3}\n')
-    with pytest.raises(ValueError, match=r"process [01] of 2 exited with status 1"):
+    with pytest.raises(ValueError, match=r"process [01] of 2"):
         train_recipe(
             "tiny-aux", [f"data.path={path}", "drills=0", f"out={tmp_path / 'run'}"], processes=2
         )
-    assert f"outpace: {path}:2 needs prompt and response" in capfd.readouterr().err
+    assert f"{path}:2" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -109,51 +103,98 @@ def test_a_recipe_of_ones_own_comes_before_one_of_the_package(
         load_recipe("tiny-er")
 
 
-OBJECTIVES = {"canvas": "mdlm", "divergence": "dflash", "block": "wedlm", "weighting": "wedlm"}
+USERS = {"canvas": "mdlm", "divergence": "dflash", "block": "wedlm", "weighting": "wedlm"}
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    "override",
     [
-        ("steps=1.5", r"\[train\]: steps must be a whole number from 1 to 2147483647, got 1.5"),
-        ("steps=true", "steps must be a whole number from 1 to 2147483647, got True"),
-        ("steps=ten", "steps must be a whole number from 1 to 2147483647, got 'ten'"),
-        ("recompute=1", "recompute must be true or false, got 1"),
-        ("optim.lr=nan", r"\[optim\]: lr must be a number above 0 and at most 100, got nan"),
-        ("optim.lr=inf", "lr must be a number above 0 and at most 100, got inf"),
-        ("optim.lr=fast", "lr must be a number above 0 and at most 100, got 'fast'"),
-        (
-            "optim.betas=0.9",
-            "betas must be a list of 2, each entry a number at least 0 and b",
+        *(
+            "[train]: steps=1.5",
+            "[train]: steps=true",
+            "[train]: steps=ten",
+            "[train]: recompute=1",
         ),
-        ("optim.betas=[0.9]", "betas must be a list of 2"),
-        ("optim.betas=[0.9, true]", "betas must be a list of 2"),
-        ("data.path=[1]", "path must be a text or a list, each entry a text"),
-        ("data.turns=[1.0]", "turns must be a list, each entry a whole number"),
-        ("data.plain=yes", "plain must be true or false"),
-        ("data.longest=1e3", "longest must be a whole number from 2 to 2147483647, got 1000.0"),
-        ("model.config=5", "config must be a table, got 5"),
-        ("model.init=5", "init must be a text, got 5"),
-        ("model.dtype=float16", "dtype must be float32 or bfloat16"),
-        ("model.dtype=bfloat16", "dtype bfloat16 needs frozen weights: a target or an adapter"),
-        ("adapter.rank=2.0", "rank must be a whole number"),
-        ("adapter.targets=q_proj", "targets must be a list, each entry a text"),
-        ("prompt_weight=nan", r"\[objective\]: prompt_weight must be a number"),
-        ("canvas=[1, 2, 3]", r"canvas must be a list of 2, each entry a whole number"),
-        ("divergence=1", "divergence must be true or false"),
-        (
-            "block=[1.5]",
-            r"block must be a whole number from 1 to \d+ or a list, each entry a w",
-        ),
-        ("weighting=own", "weighting must be normalised or inverse or uniform"),
-        ("held_out.every=1", r"\[held_out\] needs path"),
-        ("out=5", "out must be the name of a folder, got 5"),
-        ("objective.name=[1]", r"objective \[1\] is unknown"),
-        ("seed=-1", "seed must be a whole number from 0 to 9223372036854775807, got -1"),
-        ("tracker=paper", "tracker 'paper' is unknown; choose tensorboard, trackio, wandb"),
+        *("[optim]: lr=nan", "[optim]: lr=inf", "[optim]: lr=fast", "[optim]: lr=-1"),
+        *("[optim]: betas=0.9", "[optim]: betas=[0.9]", "[optim]: betas=[0.9, true]"),
+        *("[data]: path=[1]", "[data]: turns=[1.0]", "[data]: plain=yes", "[data]: longest=1e3"),
+        *("[model]: config=5", "[model]: init=5", "[model]: dtype=float16"),
+        *("[adapter]: rank=2.0", "[adapter]: targets=q_proj", "[train]: seed=-1"),
+        *("[objective]: prompt_weight=nan", "[objective]: canvas=[1, 2, 3]"),
+        *("[objective]: divergence=1", "[objective]: block=[1.5]", "[objective]: weighting=own"),
     ],
 )
-def test_values_of_another_type_are_refused(recipe: Path, override: str, message: str) -> None:
-    objective = OBJECTIVES.get(override.partition("=")[0], "sft")
-    with pytest.raises(ValueError, match=message):
-        load_recipe(recipe, [f"objective.name={objective}", override])
+def test_values_of_another_type_are_refused(recipe: Path, override: str) -> None:
+    section, _, setting = override.partition(": ")
+    name = setting.partition("=")[0]
+    words = [f"objective.name={USERS.get(name, 'sft')}", f"{section.strip('[]')}.{setting}"]
+    with pytest.raises(ValueError, match=rf"^{re.escape(section)}: {name} "):
+        load_recipe(recipe, words)
+
+
+@pytest.mark.parametrize(
+    ("override", "name"),
+    [
+        ("model.dtype=bfloat16", "dtype"),
+        ("held_out.every=1", "path"),
+        ("out=5", "out"),
+        ("objective.name=[1]", "objective"),
+        ("tracker=paper", "tracker"),
+    ],
+)
+def test_unusable_values_are_refused(recipe: Path, override: str, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        load_recipe(recipe, [override])
+
+
+KINDS = {**SECTIONS, **OBJECTIVES}
+NEEDED = {"held_out": "story:test", "data": "story:train"}
+"""Paths that sections require."""
+
+
+def numbers(hint: Any, length: int = 0) -> Iterator[tuple[Any, int]]:
+    """The numbers of an annotation: bounds or a bare type, and how many of them are in a list."""
+    parts = get_args(hint)
+    if get_origin(hint) is Annotated:
+        yield parts[1], length
+    elif hint in (int, float):
+        yield hint, length
+    elif get_origin(hint) is tuple:
+        yield from numbers(parts[0], 1 if parts[-1] is Ellipsis else len(parts))
+    elif get_origin(hint) is not Literal:
+        for part in parts:
+            yield from numbers(part)
+
+
+NUMBERS = [
+    (section, name, bounds, length)
+    for section, kind in KINDS.items()
+    for name, hint in field_hints(kind).items()
+    for bounds, length in numbers(hint)
+]
+
+
+def outside(bounds: Bounds) -> list[float]:
+    """Numbers out of bounds, slightly and by far."""
+    low = bounds.low if bounds.above else bounds.low - 1
+    high = bounds.high if bounds.below else bounds.high + 1
+    return [low, high, -(10**30), 10**23, 1e30, math.nan, math.inf, -math.inf]
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize(("section", "name", "bounds", "length"), NUMBERS, ids=str)
+def test_every_number_has_bounds_that_hold(
+    recipe: Path, section: str, name: str, bounds: Any, length: int
+) -> None:
+    assert isinstance(bounds, Bounds), f"{section}.{name} has none"
+    kind, where = KINDS[section], section if section in SECTIONS else "objective"
+    path = NEEDED.get(section)
+    others = [f"objective.name={section}"] if where == "objective" else []
+    others += [f"{section}.path={path}"] if path else []
+    for number in outside(bounds):
+        written = [number] * length if length else number
+        with pytest.raises(ValueError, match=rf"^\[{where}\]: {name} "):
+            load_recipe(recipe, [*others, f"{where}.{name}={written}"])
+        made = (number,) * length if length else number
+        with pytest.raises(ValueError, match=f"^{name} "):
+            kind(**{name: made}, **({"path": path} if path else {}))

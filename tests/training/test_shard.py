@@ -20,7 +20,6 @@ FILES = (MODEL_FILE, OPTIMIZER_FILE)
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """Tensors of an export."""
     (path,) = folder.glob("*.safetensors")
     return load_file(path)
 

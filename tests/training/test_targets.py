@@ -13,7 +13,7 @@ from outpace.checkpoints.load import load_draft, load_model
 from outpace.models.int8 import has_int8_products, is_quantized
 from outpace.training.recipe import Recipe, load_recipe
 from outpace.training.targets import load_target
-from runs import losses
+from runs import losses, write_lines
 from sharded import DRAFT
 
 SIZES = {"hidden_size": 128, "vocab_size": 1024}
@@ -40,12 +40,10 @@ needs_int8 = pytest.mark.skipif(not has_int8_products(), reason="this machine ha
 
 
 def recipe(folder: Path, name: str, out: str, **changes: Any) -> Recipe:
-    """A recipe of four steps of a tiny draft."""
     data = folder / "data.jsonl"
     if not data.exists():
-        lines = [{"prompt": f"{n}?", "response": f"{n} and {n + 1} are {2 * n + 1}. " * 3}
-                 for n in range(40)]  # fmt: skip
-        data.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+        texts = {f"{n}?": f"{n} and {n + 1} are {2 * n + 1}. " * 3 for n in range(40)}
+        write_lines(data, *({"prompt": p, "response": r} for p, r in texts.items()))
     config = json.dumps(DRAFTS[name]).replace('": ', '" = ')
     objective = "eagle3" if name == "eagle" else "dflash"
     path = folder / "recipe.toml"
@@ -58,7 +56,6 @@ def recipe(folder: Path, name: str, out: str, **changes: Any) -> Recipe:
 
 
 def train(folder: Path, name: str, out: str, steps: int = 4, **changes: Any) -> list[float]:
-    """Train a recipe, and return its losses."""
     trainer = recipe(folder, name, out, **changes).build_trainer()
     trainer.fit(steps)
     trainer.export(folder / out / "export")
@@ -102,7 +99,7 @@ def test_a_new_draft_covers_the_most_frequent_tokens(name: str, tmp_path: Path) 
     assert set(counts) <= set(tokens.tolist()) and draft.t2d.sum() == 300
     rows = load_model("tiny-aux").embedding.weight[tokens]
     assert torch.equal(draft.unembedding.weight, rows)
-    (tmp_path / "data.jsonl").write_text(json.dumps({"prompt": "?", "response": "Other."}) + "\n")
+    write_lines(tmp_path / "data.jsonl", {"prompt": "?", "response": "Other."})
     again = settings.build_trainer()
     assert torch.equal(again.model.head_tokens, tokens)
     again.close()

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers import MASK, published, random_model
-from outpace.attention.ranges import RangesAttention, causal_ranges, dense_mask
-from outpace.checkpoints.load import translate_config
+from outpace.attention.ranges import RangesAttention, dense_mask
 from outpace.training.data import Example
 from outpace.training.objective import Models
 from outpace.training.objectives import WeDLM
@@ -34,15 +33,6 @@ def seen(rows: Rows, begin: int) -> list[list[int]]:
     return [row.nonzero().flatten().tolist() for row in dense_mask(rows.ranges, begin + len(rows))]
 
 
-def test_the_clean_stream_learns_the_next_token_of_the_response() -> None:
-    rows = next_token_rows(np.array([5, 6, 7, 8, 9]), np.array([0.0, 0.0, 1.0, 2.0, 1.0]))
-    assert rows.ids.tolist() == [5, 6, 7, 8, 9]
-    assert rows.positions.tolist() == [0, 1, 2, 3, 4]
-    assert torch.equal(rows.ranges, causal_ranges(5))
-    assert rows.labels.tolist() == [UNSCORED, 7, 8, 9, UNSCORED]
-    assert rows.weights.tolist() == [0, 1, 2, 1, 0]
-
-
 def test_what_is_known_moves_in_front_of_the_masks_of_its_block() -> None:
     rows = stream(replace(PLAIN, mark_weight=3.0), masked=[2, 4], ratios=[0.5, 1.0])
     assert rows.ids.tolist() == [5, 6, 8, MASK, MASK]
@@ -60,11 +50,6 @@ def test_blocks_without_a_mask_are_left_out() -> None:
     assert (rows.ids.tolist(), rows.positions.tolist()) == ([MASK], [4])
     assert seen(rows, 5) == [[0, 1, 2, 3, 5]]
     assert len(stream(PLAIN, masked=[], ratios=[0.1, 0.1])) == 0
-
-
-def test_every_mask_counts_alike_in_a_uniform_loss() -> None:
-    rows = stream(replace(PLAIN, weighting="uniform"), masked=[2, 4], ratios=[0.5, 0.25])
-    assert rows.weights.tolist() == [0, 0, 0, 1, 1]
 
 
 @given(
@@ -176,31 +161,3 @@ def test_a_batch_without_a_mask_learns_the_text() -> None:
         pack_documents([objective.rows(EXAMPLE, np.random.default_rng(0))]),
     )
     assert float(loss.total.detach()) > 0
-
-
-def test_mask_and_length_come_from_the_model() -> None:
-    config = translate_config(CONFIG)
-    assert WeDLM().bind(config) == WeDLM(mask_id=MASK, length=160)
-    with pytest.raises(ValueError, match="mask"):
-        WeDLM().bind(translate_config(published()))
-    assert WeDLM(mask_id=3).bind(translate_config(published())).mask_id == 3
-    with pytest.raises(ValueError, match="causal"):
-        WeDLM().bind(translate_config(published("DreamModel", mask_token_id=MASK)))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"block": 0}, "block must be"),
-        ({"block": (4, 0)}, "block must be"),
-        ({"block": ()}, "block must be a length of at least 1"),
-        ({"ends": -1}, "ends must be a whole number from 0"),
-        ({"ar_weight": -0.5}, "ar_weight must be a number from 0"),
-        ({"ratios": (0.5, 0.2)}, "two fractions in ascending order"),
-        ({"ratios": (0.5, 1.2)}, "ratios must be"),
-        ({"weighting": "none"}, "normalised, inverse or uniform"),
-    ],
-)
-def test_options_out_of_bounds_are_refused(options: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        WeDLM(**options)

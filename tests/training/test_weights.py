@@ -1,10 +1,11 @@
-"""Tests of initial weights: another family's checkpoint, and one without a shift."""
+"""Tests of initial weights of another family, and of optimizers and their rates."""
 
 import tomllib
 from pathlib import Path
 
 import pytest
 import torch
+from torch.optim import AdamW, Muon
 
 from helpers import published
 from outpace import recipes
@@ -12,6 +13,7 @@ from outpace.checkpoints.load import load_model, translate_config
 from outpace.decoding import Kind
 from outpace.models.transformer import Transformer
 from outpace.training import weights
+from outpace.training.optim import Optim
 from runs import trainer
 
 
@@ -67,3 +69,37 @@ def test_a_format_that_spells_its_config_otherwise_takes_a_whole_one(tmp_path: P
         assert torch.equal(ours[kept], theirs[name][kept])
     with pytest.raises(ValueError, match="activation_type"):
         weights.adapt_checkpoint(str(tmp_path / "export"), {"architectures": ["LLaDAModelLM"]})
+
+
+def test_rate_rises_stays_and_falls() -> None:
+    optim = Optim(lr=1.0, warmup=4, decay=0.5)
+    rates = [round(optim.learning_rate(step, 20), 3) for step in range(20)]
+    assert rates[:5] == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert rates[5:10] == [1.0] * 5
+    assert rates[-1] == pytest.approx(1 / 11, abs=1e-3)
+    assert sorted(rates[10:], reverse=True) == rates[10:]
+
+
+def test_muon_takes_the_matrices_of_the_blocks_only() -> None:
+    model = Transformer(translate_config(published()))
+    adamw, muon = Optim(optimizer="muon").build_optimizers(model)
+    assert isinstance(adamw, AdamW) and isinstance(muon, Muon)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    own = {names[id(p)] for group in muon.param_groups for p in group["params"]}
+    assert own == {
+        n for n, p in model.named_parameters() if n.startswith("blocks") and p.dim() == 2
+    }
+    rest = {names[id(p)] for group in adamw.param_groups for p in group["params"]}
+    assert rest | own == set(names.values())
+
+
+def test_cosine_falls_to_its_least() -> None:
+    optim = Optim(lr=1.0, warmup=0, decay=1.0, schedule="cosine", least=0.1)
+    rates = [optim.learning_rate(step, 1000) for step in range(1000)]
+    assert sorted(rates, reverse=True) == rates
+    assert rates[0] == pytest.approx(1.0, abs=1e-4)
+    assert rates[500] == pytest.approx(0.55, abs=2e-3)
+    assert rates[-1] == pytest.approx(0.1, abs=1e-4) and min(rates) >= 0.1
+    assert rates[0] - rates[10] < 1e-3 < rates[500] - rates[510]
+    for name in ("linear", "cosine"):
+        assert Optim(lr=1.0, warmup=0, decay=0, schedule=name).learning_rate(7, 9) == 1.0

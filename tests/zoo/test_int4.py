@@ -48,17 +48,24 @@ METHODS: dict[str, list[Method]] = {
 
 @cache
 def small(name: str) -> LLM:
-    """Return a model with matrices of 4 and 8 bits."""
     return LLM(name, quantize="int4", cache_gib=0.1)
 
 
 def prompts(count: int) -> list[str]:
-    """Return story problems."""
     return [question.prompt for question in questions_of("story", count)]
 
 
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny-block",
+        *(
+            pytest.param(name, marks=pytest.mark.nightly)
+            for name in METHODS
+            if name != "tiny-block"
+        ),
+    ],
+)
 def test_mixed_requests_equal_each_alone(name: str) -> None:
     llm = small(name)
     requests = [

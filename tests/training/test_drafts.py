@@ -1,0 +1,145 @@
+"""Tests of training drafts of all kinds: falling loss, resuming, export."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers import causal_model, published, published_eagle
+from outpace.checkpoints.fingerprint import Fingerprint
+from outpace.checkpoints.load import ZOO_FOLDER, load_draft, load_tokenizer, translate_config
+from outpace.models.draft import DFlashDraft, DFlashFusedDraft, DSparkDraft
+from outpace.models.extending import EagleDraft
+from outpace.training import weights
+from outpace.training.objectives import MDLM, DFlash, Eagle3
+from outpace.training.optim import Optim
+from outpace.training.plan import Planner
+from outpace.training.recipe import load_recipe, train_recipe
+from outpace.training.trainer import Trainer
+from runs import draft_trainer, losses, write_lines
+from sharded import DRAFT, FUSED, SPARK
+
+EAGLE = published_eagle(vocab_size=1024, draft_vocab_size=600)
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
+@pytest.mark.parametrize(
+    ("config", "kind", "tied", "precision"),
+    [
+        (DRAFT, DFlashDraft, False, "no"),
+        (FUSED, DFlashFusedDraft, False, "bf16"),
+        (SPARK, DSparkDraft, False, "no"),
+        (SPARK, DSparkDraft, True, "no"),
+        (EAGLE, EagleDraft, False, "no"),
+    ],
+)
+def test_draft_trains_resumes_and_is_exported(
+    config: dict[str, Any], kind: type[torch.nn.Module], tied: bool, precision: str, tmp_path: Path
+) -> None:
+    objective = Eagle3(tokens=3) if kind is EagleDraft else DFlash(anchors=4)
+    target = causal_model(vocab_size=1024, tie_word_embeddings=tied)
+    untouched = {name: p.clone() for name, p in target.named_parameters()}
+
+    def build(name: str, **options: Any) -> Trainer:
+        options |= {"steps": 12, "precision": precision}
+        return draft_trainer(tmp_path / name, config, objective, target, **options)
+
+    build("whole").fit()
+    build("halves", recompute=True).fit(6)
+    run = build("halves", recompute=True)
+    before = {name: p.detach().clone() for name, p in run.model.named_parameters()}
+    run.fit()
+    whole = losses(tmp_path / "whole")
+    assert whole == losses(tmp_path / "halves") and whole[-1] < 0.97 * whole[0]
+    assert all(torch.equal(p, untouched[name]) for name, p in target.named_parameters())
+    borrowed = {"embedding.weight", "unembedding.weight"} if kind is DSparkDraft else set()
+    for name, parameter in run.model.named_parameters():
+        assert torch.equal(parameter, before[name]) == (name in borrowed), name
+    run.export(tmp_path / "export")
+    loaded = load_draft(tmp_path / "export", target)
+    assert type(loaded) is kind
+    for name, parameter in loaded.named_parameters():
+        ours = run.model.get_parameter(name)
+        torch.testing.assert_close(parameter.float(), ours, atol=0, rtol=2**-8)  # bfloat16
+    names = [*load_file(tmp_path / "export" / "model.safetensors")]
+    if kind in (DFlashDraft, DFlashFusedDraft):
+        assert not any("embed" in name or "head" in name for name in names)
+
+
+def test_initial_draft_keeps_its_tables(tmp_path: Path) -> None:
+    run = draft_trainer(tmp_path, SPARK, DFlash(anchors=4), steps=1)
+    run.export(tmp_path / "export")
+    target = run.loss_module.models.others["target"]
+    again = weights.build_draft(str(tmp_path / "export"), {}, target, 1)
+    loaded = load_draft(tmp_path / "export", target)
+    assert torch.equal(again.transition.weight, loaded.transition.weight)
+
+
+def test_muon_leaves_heads_to_adamw() -> None:
+    draft = weights.build_draft(None, SPARK, causal_model(vocab_size=1024), 0)
+    weights.mark_trainable(draft)
+    _, muon = Optim(optimizer="muon").build_optimizers(draft)
+    own = {id(p) for group in muon.param_groups for p in group["params"]}
+    names = {name for name, parameter in draft.named_parameters() if id(parameter) in own}
+    assert "fusion.weight" in names
+    assert all(name.startswith(("fusion.", "blocks.")) for name in names)
+
+
+def test_model_objective_and_target_must_fit(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"data": "story:train", "out": tmp_path, "tokenizer": "tiny-aux"}
+    target = causal_model(vocab_size=1024)
+    draft = weights.build_draft(None, DRAFT, target, 0)
+    with pytest.raises(ValueError, match="^others"):
+        Trainer(draft, DFlash(), **common)
+    with pytest.raises(ValueError, match="^others"):
+        Trainer(draft, MDLM(), others={"target": target}, **common)
+    with pytest.raises(ValueError, match="^dflash"):
+        Trainer(target, DFlash(), others={"target": target}, **common)
+    with pytest.raises(ValueError, match="target"):
+        weights.build_draft(None, published(), target, 0)
+    with pytest.raises(ValueError, match="config"):
+        weights.build_draft("some-draft", DRAFT, target, 0)
+    assert translate_config(DRAFT).mask_id == 1021
+
+
+RECIPE = f"""
+[model]
+target = "tiny-aux"
+config = {json.dumps({**DRAFT, "hidden_size": 128, "num_target_layers": 4}).replace(": ", " = ")}
+[objective]
+name = "dflash"
+anchors = 3
+[data]
+path = "story:train"
+[train]
+steps = 1
+batch = 2
+"""
+
+
+def test_answers_of_another_model_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    data = tmp_path / "data.jsonl"
+    own = Fingerprint.of("tiny-aux", load_tokenizer("tiny-aux"), {}).as_record()
+
+    def train(*overrides: str, **changes: str) -> None:
+        line = {"prompt": "One?", "response": "One and two.", "fingerprint": {**own, **changes}}
+        write_lines(data, line)
+        others = [f"out={tmp_path / 'out'}", f"path={data}", *overrides]
+        train_recipe(tmp_path / "recipe.toml", others)
+
+    with pytest.raises(ValueError, match="data.jsonl:1 .*target"):
+        train(target="0")
+    with pytest.raises(ValueError, match="target"):
+        target = f"model.target={ZOO_FOLDER / 'tiny-aux'}"
+        Planner(load_recipe(tmp_path / "recipe.toml", [f"path={data}", target]))
+    accepted = "data.other_target=true"
+    with pytest.raises(ValueError, match="tokenizer and template"):
+        train(accepted, target="0", tokenizer="0", template="0")
+    with pytest.raises(ValueError, match="template"):
+        train('data.template={ style = "short" }')
+    train(accepted, target="0")
+    train("out=" + str(tmp_path / "own"))
