@@ -7,15 +7,12 @@ import pytest
 from starlette.testclient import TestClient
 
 from adapting import write_adapter
-from asking import ask, chat, completion, refused
+from asking import ask, chat, completion, refused, serve_models
 from outpace import LLM
 from outpace.checkpoints.load import load_config
 from outpace.cli.serve import parse_pair
-from outpace.server.app import build_server_app
-from outpace.server.service import Service
-from outpace.server.settings import Config, Entry, make_entry, read_config
+from outpace.server.settings import Entry, make_entry, read_config
 
-URL = "http://localhost"
 NAMES = ["tiny-ar", "tiny-ar:loud", "tiny-ar:calm", "tiny-dream", "tiny-dream:d"]
 SHORT = {"max_tokens": 8, "temperature": 0.0, "seed": 1}
 
@@ -41,11 +38,8 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Entry]:
 
 @pytest.fixture(scope="module")
 def client(entries: dict[str, Entry]) -> Iterator[TestClient]:
-    """A client of their server."""
-    service = Service.load(Config(models=entries))
-    with TestClient(build_server_app(service), URL, raise_server_exceptions=False) as client:
+    with serve_models(**entries) as client:
         yield client
-    service.client.close()
 
 
 def test_models_and_adapters_are_listed(client: TestClient) -> None:
@@ -77,7 +71,6 @@ def test_answer_is_that_of_the_adapter(
 def test_unknown_adapter_is_an_unknown_model(client: TestClient, name: str) -> None:
     error = refused(client, completion(model=name), 404)
     assert error["param"] == "model" and error["code"] == "model_not_found"
-    assert all(known in error["message"] for known in NAMES)
     assert refused(client, completion(adapter="loud"))["param"] == "adapter"
 
 

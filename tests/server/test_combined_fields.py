@@ -11,16 +11,15 @@ import pytest
 from starlette.testclient import TestClient
 
 from adapting import write_adapter
-from asking import ask, chat, completion, events, route
+from asking import ask, chat, completion, events, route, serve_models
 from middles import middle_model
 from outpace.checkpoints.load import load_config
-from outpace.server.app import build_server_app
-from outpace.server.service import Service
-from outpace.server.settings import Config, Entry
+from outpace.server.settings import Entry
 from server.test_hostile import VALUES
 from toolbox import TOOLS, tool_model
 
-URL = "http://localhost"
+pytestmark = pytest.mark.nightly
+
 NEIGHBOUR = completion("Tom has 3 apples.", model="causal", max_tokens=16, seed=5)
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
 WORD = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
@@ -62,19 +61,15 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         base: {name: str(write_adapter(root / name, load_config(base), size=0.05))}
         for base, name in (("tiny-ar", "loud"), ("tiny-dream", "calm"))
     }
-    entries = {
-        "causal": Entry(path=tool_model("tiny-ar", "tool_call"), adapters=adapters["tiny-ar"]),
-        "diffusion": Entry(
-            path=tool_model("tiny-dream", "tool_call"), adapters=adapters["tiny-dream"]
-        ),
-        "coder": Entry(path=middle_model()),
-        "block": Entry(path=tool_model("tiny-block", "object")),
-        "lazy": Entry(path="tiny-aux", lazy=True, keep="1s", cache_gib=0.05),
-    }
-    service = Service.load(Config(models=entries))
-    with TestClient(build_server_app(service), URL, raise_server_exceptions=False) as client:
+    causal, diffusion = (tool_model(name, "tool_call") for name in ("tiny-ar", "tiny-dream"))
+    with serve_models(
+        causal=Entry(path=causal, adapters=adapters["tiny-ar"]),
+        diffusion=Entry(path=diffusion, adapters=adapters["tiny-dream"]),
+        coder=middle_model(),
+        block=tool_model("tiny-block", "object"),
+        lazy=Entry(path="tiny-aux", lazy=True, keep="1s", cache_gib=0.05),
+    ) as client:
         yield client
-    service.client.close()
 
 
 def draw_request(rng: Random) -> dict[str, Any]:
@@ -108,15 +103,8 @@ def send_hostile(client: TestClient, body: dict[str, Any]) -> int:
     return reply.status_code
 
 
-@pytest.mark.parametrize(
-    "count",
-    [
-        pytest.param(100, marks=pytest.mark.nightly),
-        pytest.param(3000, marks=pytest.mark.nightly),
-    ],
-)
-def test_hostile_fields_beside_a_neighbour(client: TestClient, count: int) -> None:
-    expected, rng, over = ask(client, NEIGHBOUR)["choices"], Random(count), Event()
+def test_hostile_fields_beside_a_neighbour(client: TestClient) -> None:
+    expected, rng, over = ask(client, NEIGHBOUR)["choices"], Random(0), Event()
 
     def ask_neighbour() -> int:
         rounds = 0
@@ -128,7 +116,7 @@ def test_hostile_fields_beside_a_neighbour(client: TestClient, count: int) -> No
     with ThreadPoolExecutor(1) as threads:
         neighbour = threads.submit(ask_neighbour)
         try:
-            statuses = {send_hostile(client, draw_hostile(rng)) for _ in range(count)}
+            statuses = {send_hostile(client, draw_hostile(rng)) for _ in range(3000)}
         finally:
             over.set()
         assert neighbour.result(60) > 0
@@ -168,14 +156,8 @@ def describe_choice(choice: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize(
-    ("count", "seed"),
-    [
-        pytest.param(60, 0, marks=pytest.mark.nightly),
-        *(pytest.param(100, seed, marks=pytest.mark.nightly) for seed in range(1, 6)),
-    ],
-)
-def test_streams_equal_wholes(client: TestClient, count: int, seed: int) -> None:
+@pytest.mark.parametrize("seed", range(5))
+def test_streams_equal_wholes(client: TestClient, seed: int) -> None:
     rng, answered = Random(seed), 0
     seen: dict[str, Callable[[dict[str, Any]], bool]] = {
         "echo": lambda body: body.get("echo", False),
@@ -184,7 +166,7 @@ def test_streams_equal_wholes(client: TestClient, count: int, seed: int) -> None
         "adapter": lambda body: ":" in body["model"],
         "lazy": lambda body: body["model"] == "lazy",
     }
-    while answered < count:
+    while answered < 100:
         body = draw_request(rng)
         body.pop("prompt_logprobs", None)  # has no stream
         whole = client.post(route(body), json=body)

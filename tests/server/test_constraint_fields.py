@@ -3,8 +3,7 @@
 import asyncio
 import json
 import math
-import random
-import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from starlette.testclient import TestClient
 from asking import QUESTION, ask, chat, refused
 from outpace import LLM
 from outpace.server.app import build_server_app
-from outpace.server.schema import CONSTRAINT_FIELDS
 from outpace.server.service import Service
 from server.test_request_handler import Call
 
@@ -103,27 +101,22 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("guided_regex", {"guided_regex": "x" * 2_000_000}),
     ("guided_regex", {"guided_regex": "\\ud800"}),
     ("guided_regex", {"guided_regex": "x{300}", "max_tokens": 20}),
-    ("guided_regex", {"guided_regex": "has no variable [("}),
     ("structured_outputs.regex", {"structured_outputs": {"regex": r"\bfoo"}}),
     ("guided_choice", {"guided_choice": ["x" * 600], "max_tokens": 2}),
     (AT, formatted({"type": "a prompt of 5 tokens"})),
     (AT, formatted({"properties": {"a": {"enum": [math.nan]}}}) | DREAM),
     (AT, formatted({"type": "string", "minLength": 10**9}) | DREAM),
-    (AT, formatted({"$ref": "http://127.0.0.1:1/x.json"})),
     (AT, formatted({"$ref": "file:///etc/passwd"})),
     (AT, formatted(HOPELESS)),
     (AT, formatted(deep(80)) | DREAM),
-    (AT, formatted({"pattern": SLOW, "type": "string"}, strict=True) | DREAM),
     (AT, formatted({"type": "number", "multipleOf": 0.01}) | DREAM),
     ("response_format.type", {"response_format": {"type": "json_object"}, "max_tokens": 1}),
     ("guided_json", {"guided_json": '{"enum": ["\\ud800"]}'}),
     ("guided_json", {"guided_json": '{"minimum": Infinity}'}),
     ("guided_json", {"guided_json": '{"items":' * 50_000 + "{}" + "}" * 50_000}),
-    ("guided_json", {"guided_json": "[" * 100_000}),
     ("guided_grammar", {"guided_grammar": "start: )("}),
     ("guided_grammar", {"guided_grammar": "%import os"}),
     ("guided_grammar", {"guided_grammar": "x" * 1_000_000}),
-    ("guided_grammar", {"guided_grammar": LARK} | DREAM),
     ("structured_outputs.grammar", {"structured_outputs": {"grammar": LARK}} | DREAM),
     ("guided_regex", {"guided_regex": "a", **formatted(SCHEMA)}),
     ("guided_choice", {"guided_regex": "a", "guided_choice": ["a"]}),
@@ -143,8 +136,7 @@ def test_invalid_constraints_are_refused(
 ) -> None:
     error = refused(client, chat(stream=stream, **given))
     assert error["param"] == field and error["message"].startswith(f"{field}: ")
-    assert not re.match(r"\S+: (schema|regex|choices|grammar): ", error["message"])
-    assert "/work" not in error["message"] and "Traceback" not in error["message"]
+    assert str(Path.cwd()) not in error["message"] and "Traceback" not in error["message"]
 
 
 def test_slow_constraint_delays_no_other(service: Service) -> None:
@@ -183,62 +175,3 @@ def test_disconnect_during_compilation(service: Service) -> None:
     asyncio.run(run())
     assert not service.pending and not service.client.requests
     assert not service.client.loop.compiling
-
-
-WORDS = [
-    *("type", "properties", "items", "$ref", "enum", "const", "anyOf", "oneOf", "allOf", "pattern"),
-    *("minimum", "maxLength", "minItems", "required", "additionalProperties", "format", "not"),
-    *("prefixItems", "multipleOf", "exclusiveMinimum", "minLength", "if", "\u2603", "", "$defs"),
-]
-PLAIN: list[Any] = [
-    *("string", "object", "array", "integer", "#", "#/$defs/a", "date", "(a+)+$", "x" * 300),
-    *(0, 1, -1, 3, 10**30, 0.5, 1e300, -1e-300, True, False, None, [], {}),
-]
-
-
-def hostile(rng: random.Random, depth: int = 4) -> Any:
-    match rng.randrange(5) if depth else 0:
-        case 0:
-            return rng.choice(PLAIN)
-        case 1:
-            return [hostile(rng, depth - 1) for _ in range(rng.randrange(4))]
-    return {rng.choice(WORDS): hostile(rng, depth - 1) for _ in range(rng.randrange(1, 4))}
-
-
-ATOMS = [*"ab.^$|()[]{}*+?\\", "(?:", "(?i)", "(?=", "[^", "{2,5}", "{99}", "é", "\x00"]
-ATOMS += [r"\d", r"\w", r"\b", r"\1"]
-
-
-def attacks(rng: random.Random) -> dict[str, Any]:
-    regex = "".join(rng.choice(ATOMS) for _ in range(rng.randrange(1, 40)))
-    match rng.randrange(6):
-        case 0:
-            return {"guided_regex": regex}
-        case 1:
-            return {"structured_outputs": {"regex": regex * rng.choice([1, 50])}}
-        case 2:
-            other = rng.choice(["", "start", "x", "/a/"])
-            return {"guided_grammar": f"start: /{regex}/ start | {other}"}
-        case 3:
-            return {"guided_choice": [rng.choice(PLAIN) for _ in range(rng.randrange(5))]}
-        case 4:
-            return {"guided_json": hostile(rng)}
-    return formatted(hostile(rng))
-
-
-@pytest.mark.nightly
-@pytest.mark.filterwarnings("ignore:Possible (nested set|set .*) at:FutureWarning")
-def test_many_hostile_constraints(client: TestClient) -> None:
-    """Each request succeeds, or fails with a named field."""
-    rng, seen = random.Random(1), set()
-    fields = {field.split(".")[0] for field in CONSTRAINT_FIELDS}
-    for number in range(3000):
-        model, given = rng.choice(["tiny-ar", "tiny-dream", "tiny-wedlm"]), attacks(rng)
-        body = chat("Go", model=model, max_tokens=8, seed=number, **given)
-        response = client.post("/v1/chat/completions", content=json.dumps(body))
-        seen.add(response.status_code)
-        assert response.status_code in (200, 400), (given, response.text)
-        if response.status_code == 400:
-            assert response.json()["error"]["param"].split(".")[0] in fields
-    assert seen == {200, 400}
-    assert ask(client, chat(max_tokens=2))

@@ -3,13 +3,11 @@
 from typing import Any
 
 import pytest
-from openai import OpenAI
 from starlette.testclient import TestClient
 
 from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, text_of
 from outpace import LLM
 from outpace.server.service import Service
-from server.conftest import URL
 from server.test_infill_template import TEXT
 
 PROMPT = QUESTION + "\n"
@@ -17,7 +15,6 @@ CAUSAL = {"autoregressive", "dflash", "eagle", "lookup", "speculative", "wedlm"}
 
 
 def joined(chunks: list[dict[str, Any]], index: int) -> dict[str, list[Any]]:
-    """The log-probabilities of a choice of a stream."""
     found: dict[str, list[Any]] = {}
     for choice in [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]:
         for name, values in (choice["logprobs"] or {}).items():
@@ -38,8 +35,7 @@ def test_echo_with_every_method(client: TestClient, model: str, method: str) -> 
     assert [text_of(events(client, body), index) for index in (0, 1)] == texts
     body["logprobs"] = 2
     if method not in CAUSAL:
-        error = refused(client, body)
-        assert error["param"] == "echo" and "logprobs" in error["message"]
+        assert refused(client, body)["param"] == "echo"
         return
     answer = ask(client, body)
     streamed = events(client, body)
@@ -54,18 +50,14 @@ def test_echo_with_every_method(client: TestClient, model: str, method: str) -> 
         assert all(choice["text"].startswith(token, at) for at, token in places)
         assert all(-90 < each <= 0 for each in scores["token_logprobs"][1:])
         assert all(1 <= len(each) <= 2 for each in scores["top_logprobs"][1:])
-        assert joined(streamed, choice["index"])["tokens"] == scores["tokens"]
-        assert joined(streamed, choice["index"])["token_logprobs"] == pytest.approx(
-            scores["token_logprobs"], abs=1e-4
-        )
-        assert joined(streamed, choice["index"])["text_offset"] == scores["text_offset"]
+        found = joined(streamed, choice["index"])
+        assert (found["tokens"], found["text_offset"]) == (scores["tokens"], scores["text_offset"])
+        assert found["token_logprobs"] == pytest.approx(scores["token_logprobs"], abs=1e-4)
 
 
 @pytest.mark.parametrize("method", [method for model, method in PAIRS if model == "tiny-ar"])
-def test_given_text_is_scored(client: TestClient, method: str) -> None:
-    official = OpenAI(
-        base_url=f"{URL}/v1", api_key="none", http_client=client, max_retries=0
-    ).completions
+def test_given_text_is_scored(openai: Any, method: str) -> None:
+    official = openai.completions
     asked: Any = {
         "model": "tiny-ar",
         "prompt": PROMPT,
@@ -77,9 +69,8 @@ def test_given_text_is_scored(client: TestClient, method: str) -> None:
     longer, answer = (official.create(**asked, max_tokens=count) for count in (1, 0))
     (choice,), usage = answer.choices, answer.usage
     assert (choice.text, choice.finish_reason) == (PROMPT, "length")
-    assert usage is not None and usage.completion_tokens == 0
+    assert usage.completion_tokens == 0
     scores, expected = choice.logprobs, longer.choices[0].logprobs
-    assert scores is not None and scores.tokens is not None and expected is not None
     assert len(scores.tokens) == usage.prompt_tokens and "".join(scores.tokens) == PROMPT
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         assert getattr(scores, name) == getattr(expected, name)[:-1]
@@ -133,7 +124,6 @@ def test_prompt_logprobs_have_the_form_of_vllm(
         ("prompt_logprobs", completion(prompt_logprobs=1, stream=True)),
         ("prompt_logprobs", chat(prompt_logprobs=0, stream=True)),
         ("prompt_logprobs", chat(prompt_logprobs=21)),
-        ("prompt_logprobs", chat(prompt_logprobs=-1)),
         ("prompt_logprobs", chat(prompt_logprobs=True)),
         ("prompt_logprobs", chat(prompt_logprobs=0, model="tiny-dream")),
         ("prompt_logprobs", completion(prompt_logprobs=1, model="tiny-block")),

@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -15,7 +16,6 @@ from outpace.server.service import Service
 DEEP: Any = []
 for _ in range(150):
     DEEP = [DEEP]
-
 NUMBERS = [
     *(0, 1, -1, 2, 7, 511, 512, 513, 2**31 - 1, 2**31, 2**53, 2**63, 2**64, -(2**63) - 1, 10**30),
     *(0.5, -0.5, 1e-30, 1e-320, 1e30, 1e308, -1e308, float("nan"), float("inf"), -float("inf")),
@@ -65,9 +65,8 @@ def hostile(service: Service, rng: random.Random) -> Iterator[dict[str, Any]]:
                 body |= {rng.choice(fields): rng.choice(VALUES) for _ in range(rng.randrange(2, 5))}
             case 1:
                 model, method = rng.choice(PAIRS)
-                given = {
-                    rng.choice(options): rng.choice(VALUES) for _ in range(rng.randrange(1, 3))
-                }
+                names = rng.sample(options, rng.randrange(1, 3))
+                given = {name: rng.choice(VALUES) for name in names}
                 body |= {"model": model, "outpace": {"method": method, "options": given}}
             case 2:
                 extra = {rng.choice([*Extension.model_fields]): rng.choice(VALUES)}
@@ -77,17 +76,12 @@ def hostile(service: Service, rng: random.Random) -> Iterator[dict[str, Any]]:
                 message = {"role": "user", "content": "x", key: rng.choice(VALUES)}
                 body = chat(max_tokens=1) | {"messages": [message] * rng.choice([1, 1, 2])}
             case 4:
-                part = {
-                    "type": "text",
-                    "text": "x",
-                    rng.choice(["type", "text", "x"]): rng.choice(VALUES),
-                }
+                key = rng.choice(["type", "text", "x"])
+                part = {"type": "text", "text": "x", key: rng.choice(VALUES)}
                 body = chat([part], max_tokens=1)
             case 5:
-                key = rng.choice(
-                    ["logit_bias", "chat_template_kwargs", "metadata", "stream_options"]
-                )
-                body[key] = {str(rng.choice(TEXTS + NUMBERS)): rng.choice(VALUES)}
+                keys = ["logit_bias", "chat_template_kwargs", "metadata", "stream_options"]
+                body[rng.choice(keys)] = {str(rng.choice(TEXTS + NUMBERS)): rng.choice(VALUES)}
         yield body
 
 
@@ -108,13 +102,8 @@ def attack(client: TestClient, body: dict[str, Any]) -> int:
 
 def attacks(client: TestClient, service: Service, count: int, seed: int, skip: int = 0) -> set[int]:
     """Send many requests; then a normal one succeeds, and no page is leaked."""
-    seen = set()
     source = hostile(service, random.Random(seed))
-    for number, body in enumerate(source):
-        if number >= skip + count:
-            break
-        if number >= skip:
-            seen.add(attack(client, body))
+    seen = {attack(client, body) for body in islice(source, skip, skip + count)}
     answer = ask(client, chat(seed=1))
     assert ANSWER in answer["choices"][0]["message"]["content"]
     for model in service.models.values():

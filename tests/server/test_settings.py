@@ -7,13 +7,7 @@ import pytest
 
 from outpace import OptionError
 from outpace.server.service import Service
-from outpace.server.settings import (
-    Config,
-    Entry,
-    Settings,
-    build_config,
-    read_config,
-)
+from outpace.server.settings import Config, Entry, Settings, build_config, read_config
 from refusal import refuses
 
 WHOLE = """
@@ -34,7 +28,6 @@ cache_gib = 0.1
 
 
 def written(folder: Path, text: str) -> Path:
-    """Write a configuration file."""
     path = folder / "serve.toml"
     path.write_text(text)
     return path
@@ -53,29 +46,17 @@ def test_file_is_read(tmp_path: Path) -> None:
     [
         ("colour = 1", "colour"),
         ("[server]\ncolour = 1", "server.colour"),
-        ("[models.x]\ncolour = 1", "models.x.colour"),
         ("[models.x]", "models.x.path"),
         ("[models.x]\npath = 'tiny-ar'\ncolour = 1", "models.x.colour"),
         ("[models.x]\npath = 'tiny-ar'\nmax_tokens = 0", "models.x.max_tokens"),
         ("[models.x]\npath = 'tiny-ar'\ncache_gib = -1.0", "models.x.cache_gib"),
         ("[models.x]\npath = 'tiny-ar'\ncache_gib = nan", "models.x.cache_gib"),
         ("[server]\nport = 70000", "server.port"),
-        ("[server]\nport = '80'", "server.port"),
         ("[server]\napi_key = ''", "server.api_key"),
         ("[server]\ndrain_seconds = -1.0", "server.drain_seconds"),
-        ("[server]\nport = 70000", "server.port must be less than or equal to 65535, got 70000"),
-        ("[models.x]", "models.x.path is missing"),
-        (
-            "[models.x]\npath = 'x'\noptions.a = []",
-            "options.a must be a text, a number, .*, got \\[\\]",
-        ),
-        (
-            "[models.x]\npath = 'x'\nlimits.a = [1, 'b']",
-            "limits.a must be a list .*, got \\[1, 'b'\\]",
-        ),
-        ("[models.x]\npath = 'x'\nlimits.a = 5", "limits.a must be a list .*, got 5"),
+        ("[models.x]\npath = 'x'\noptions.a = []", "options.a"),
+        ("[models.x]\npath = 'x'\nlimits.a = [1, 'b']", "limits.a"),
         ("", "models"),
-        ("[models]", "models must not be empty"),
         ("models = 5", "models"),
         ("= 5", "TOML"),
     ],
@@ -126,11 +107,6 @@ def test_models_in_conflict_are_refused(param: str, models: dict[str, dict[str, 
         Config(models=entries).check_consistency()
 
 
-def loaded(**given: Any) -> Service:
-    """A service with one model."""
-    return Service.load(Config(models={"x": Entry(path="tiny-dream", cache_gib=0.05, **given)}))
-
-
 @pytest.mark.parametrize(
     ("given", "named"),
     [
@@ -141,7 +117,7 @@ def loaded(**given: Any) -> Service:
         ({"method": "apd", "further": {"x": "nowhere"}}, "nowhere"),
         (
             {"method": "apd", "further": {"x": "tiny-aux"}, "options": {"verifier": "y"}},
-            "options.verifier must be one of the further models x, got 'y'",
+            "options.verifier",
         ),
         ({"method": "d2f", "options": {"colour": 1}}, "colour"),
         ({"method": "d2f", "options": {"block": 0}}, "block"),
@@ -149,14 +125,13 @@ def loaded(**given: Any) -> Service:
         ({"limits": {"colour": [1, 2]}}, "colour"),
         ({"limits": {"tokens": [1]}}, "tokens"),
         ({"limits": {"tokens": [4, 1]}}, "tokens"),
-        ({"limits": {"tokens": ["a", "b"]}}, "tokens"),
         ({"limits": {"order": ["colour"]}}, "colour"),
     ],
 )
 def test_invalid_models_are_rejected_early(given: dict[str, Any], named: str) -> None:
-    with pytest.raises(ValueError, match=named) as caught:
-        loaded(**given)
-    assert str(caught.value).startswith("model x: ")
+    entry = Entry(path="tiny-dream", cache_gib=0.05, **given)
+    with pytest.raises(ValueError, match=f"^model x: .*{named}"):
+        Service.load(Config(models={"x": entry}))
 
 
 def test_operator_limits_requests(tmp_path: Path) -> None:

@@ -1,23 +1,23 @@
 """Completions before a suffix, whole and streamed."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from asking import PAIRS, ask, completion, events, refused, text_of
+from asking import (
+    PAIRS,
+    ask,
+    completion,
+    events,
+    official_client,
+    refused,
+    serve_models,
+    text_of,
+)
 from middles import middle_llm, middle_model
-from outpace.server.app import build_server_app
-from outpace.server.service import Service
-from outpace.server.settings import Config, Entry
-from server.conftest import URL
 from server.test_infill_template import ABLE
-
-if TYPE_CHECKING:
-    from openai import OpenAI
 
 PREFIX, SUFFIX = "Tom has 3+4=<<3+4=", ">>7 apples."
 
@@ -25,27 +25,20 @@ PREFIX, SUFFIX = "Tom has 3+4=<<3+4=", ">>7 apples."
 @pytest.fixture(scope="module")
 def middle_client() -> Iterator[TestClient]:
     """A client of a server whose model has tokens to fill in the middle."""
-    service = Service.load(Config(models={"coder": Entry(path=middle_model())}))
-    with TestClient(build_server_app(service), URL) as client:
+    with serve_models(coder=middle_model()) as client:
         yield client
 
 
 def test_own_tokens_equal_the_library(middle_client: TestClient) -> None:
-    openai = pytest.importorskip("openai")
-    address = f"{URL}/v1"
-    official: OpenAI = openai.OpenAI(
-        base_url=address, api_key="none", http_client=middle_client, max_retries=0
-    )
+    create = official_client(middle_client).completions.create
     options: Any = {"max_tokens": 12, "temperature": 0.7, "seed": 4}
-    answer = official.completions.create(model="coder", prompt=PREFIX, suffix=SUFFIX, **options)
+    body = {"model": "coder", "prompt": PREFIX, "suffix": SUFFIX}
+    answer = create(**body, **options)
     (expected,) = middle_llm().generate(PREFIX, suffix=SUFFIX, **options)
     assert answer.choices[0].text == expected.text and expected.text
-    assert answer.usage is not None and answer.usage.prompt_tokens == expected.prompt_tokens
-    chunks = official.completions.create(
-        model="coder", prompt=PREFIX, suffix=SUFFIX, stream=True, **options
-    )
+    assert answer.usage.prompt_tokens == expected.prompt_tokens
+    chunks = create(**body, stream=True, **options)
     assert "".join(chunk.choices[0].text for chunk in chunks) == expected.text
-    body = {"model": "coder", "prompt": PREFIX, "suffix": SUFFIX}
     listed = middle_client.post("/tokenize", json=body).json()
     assert listed["tokens"] == middle_llm().text.encode(PREFIX, suffix=SUFFIX)
     two = ask(middle_client, {**body, "prompt": [PREFIX, ""], "n": 2, **options})
@@ -60,8 +53,7 @@ def test_infilling_methods_fill_before_a_suffix(
     common = {"model": model, "seed": 5, "temperature": 0.7, "logprobs": 0}
     body = completion(PREFIX, suffix=SUFFIX, max_tokens=5, outpace={"method": method}, **common)
     if method not in ABLE:
-        error = refused(client, body)
-        assert error["param"] == "suffix" and model in error["message"]
+        assert refused(client, body)["param"] == "suffix"
         return
     answer = ask(client, body)
     (choice,) = answer["choices"]
