@@ -22,7 +22,7 @@ def llm(name: str) -> LLM:
     return LLM(name)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.nightly), 0.7])
 @pytest.mark.parametrize(("name", "method"), ON_ZOO, ids=repr)
 def test_each_token_has_one(name: str, method: Method, temperature: float) -> None:
     options = {"method": method, "temperature": temperature, "seed": 3, "max_tokens": 24}
@@ -48,7 +48,7 @@ def test_lossless_methods_have_those_of_the_target(method: Method, temperature: 
     assert output.logprobs == pytest.approx(expected.tolist(), abs=1e-3)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("temperature", [0.0, pytest.param(0.7, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize(("name", "method"), ON_ZOO, ids=repr)
 def test_each_token_has_most_probable_ones(name: str, method: Method, temperature: float) -> None:
     options = {"method": method, "temperature": temperature, "seed": 3, "max_tokens": 16}
