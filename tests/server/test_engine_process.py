@@ -25,7 +25,6 @@ LONG = {"model": "tiny-aux", "stream": True, "max_tokens": 450, "ignore_eos": Tr
 
 @pytest.fixture(scope="module")
 def aux() -> Iterator[Process]:
-    """A server with one model."""
     with serving("tiny-aux", "--cache-gib", "0.1") as process:
         yield process
 
@@ -39,13 +38,11 @@ def own() -> Iterator[Process]:
 
 @pytest.fixture(scope="module")
 def zoo() -> Iterator[Process]:
-    """A server of the zoo."""
     with serving() as process:
         yield process
 
 
 def engine_of(process: Process) -> int:
-    """Its engine process."""
     number = process.process.pid
     (engine,) = Path(f"/proc/{number}/task/{number}/children").read_text().split()
     return int(engine)
@@ -101,30 +98,20 @@ METHODS = [
 def test_answers_equal_in_process(
     zoo: Process, client: TestClient, model: str, method: str, extra: dict[str, Any]
 ) -> None:
-    asked: dict[str, Any] = {
-        "model": model,
-        "max_tokens": 24,
-        "seed": 5,
-        "logprobs": True,
-        "temperature": 0.7,
-    }
+    asked: dict[str, Any] = {"model": model, "max_tokens": 24, "seed": 5, "temperature": 0.7}
     # A separate prompt, since the trace shows prefix-cache hits.
-    asked["messages"] = [
-        {"role": "user", "content": f"Nine cats and {len(method)} dogs. How many?"}
-    ]
-    whole = chat(**asked, outpace={"method": method, "trace": True, **extra})
-    whole["outpace"].pop("provisional", None)
+    prompt = f"Nine cats and {len(method)} dogs. How many?"
+    options = {"options": extra.get("options", {}), "method": method, "trace": True}
+    body = chat(prompt, **asked, logprobs=True, outpace=options)
     path = "/v1/chat/completions"
-    theirs = httpx2.post(f"{zoo.url}{path}", json=whole, timeout=30)
+    theirs = httpx2.post(f"{zoo.url}{path}", json=body, timeout=30)
     assert theirs.status_code == 200
-    assert plain(theirs.text) == plain(client.post(path, json=whole).text)
-    stream = chat(**asked, stream=True, outpace={"method": method, "trace": True, **extra})
-    theirs = httpx2.post(f"{zoo.url}{path}", json=stream, timeout=30)
-    (shown, log_lines), (here, ours) = (
-        merged(theirs.text),
-        merged(client.post(path, json=stream).text),
-    )
-    assert log_lines == ours
+    assert plain(theirs.text) == plain(client.post(path, json=body).text)
+    body |= {"stream": True, "outpace": body["outpace"] | extra}
+    theirs = httpx2.post(f"{zoo.url}{path}", json=body, timeout=30)
+    shown, rest = merged(theirs.text)
+    here, ours = merged(client.post(path, json=body).text)
+    assert rest == ours
     assert bool(shown) == bool(here) == ("provisional" in extra)
 
 
@@ -132,14 +119,10 @@ def test_answers_equal_in_process(
     "more",
     [
         {"max_tokens": 10**6},
-        {"logit_bias": {"99999": 1}},
         {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}}},
         {"structured_outputs": {"regex": "(("}},
-        {"structured_outputs": {"regex": "[0-9]{3}"}, "stop": "x"},
-        {"messages": [{"role": "user", "content": "a " * 5000}]},
         {"messages": [{"role": "user", "content": "x" * 2**20}]},
         {"chat_template_kwargs": {"none": 1}},
-        {"structured_outputs": {"choice": ["yes", "no"]}},
         {"guided_json": '{"items":' * 700 + "{}" + "}" * 700},
         {"presence_penalty": 1.5, "logit_bias": {"5": -100}},
     ],
@@ -173,7 +156,7 @@ def test_stopped_engine_counts_as_hanging() -> None:
         os.kill(engine, signal.SIGSTOP)
         reader.join()
         error = json.loads(lines[-1].removeprefix("data: "))["error"]
-        assert "more than 1.5 seconds" in error["message"]
+        assert error["type"] == "server_error"
         assert process.process.wait(15) == 1
         assert gone(engine)
 
