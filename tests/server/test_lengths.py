@@ -5,10 +5,8 @@ from collections.abc import Iterator
 import pytest
 from starlette.testclient import TestClient
 
-from asking import ask, chat, completion, refused
-from outpace.server.app import build_server_app
-from outpace.server.service import Service
-from outpace.server.settings import Config, Entry
+from asking import ask, chat, completion, refused, serve_models
+from outpace.server.settings import Entry
 
 CONTEXT = 512
 """Context length of every model of the zoo."""
@@ -42,11 +40,9 @@ def test_default_length_ends_at_eos(client: TestClient) -> None:
 @pytest.fixture(scope="module")
 def bounded() -> Iterator[TestClient]:
     """A server with a limit for answers."""
-    models = {
-        name: Entry(path=name, cache_gib=0.05, max_tokens=40) for name in ("tiny-ar", "tiny-dream")
-    }
-    service = Service.load(Config(models=models))
-    with TestClient(build_server_app(service), "http://localhost") as client:
+    names = ("tiny-ar", "tiny-dream")
+    limited = {name: Entry(path=name, cache_gib=0.05, max_tokens=40) for name in names}
+    with serve_models(**limited) as client:
         yield client
 
 

@@ -10,11 +10,9 @@ from outpace import LLM
 
 
 def post(client: TestClient, route: str, body: Any, status: int = 200) -> dict[str, Any]:
-    """The reply of a route."""
     response = client.post(route, json=body)
     assert response.status_code == status, response.text
-    found: dict[str, Any] = response.json()
-    return found if status == 200 else found["error"]
+    return response.json()
 
 
 @pytest.mark.parametrize("body", [chat(max_tokens=1), completion(max_tokens=1)])
@@ -42,12 +40,10 @@ def test_tokens_are_those_of_the_prompt(client: TestClient, body: dict[str, Any]
         ("/detokenize", {"model": "unknown", "tokens": [1]}, 404, "model"),
         ("/detokenize", {"model": "tiny-ar", "tokens": []}, 400, "tokens"),
         ("/detokenize", {"model": "tiny-ar", "tokens": [1, 2**30]}, 400, "tokens.1"),
-        ("/detokenize", {"model": "tiny-ar", "tokens": [-1]}, 400, "tokens.0"),
     ],
 )
 def test_invalid_field_is_named(
     client: TestClient, route: str, body: Any, status: int, param: str
 ) -> None:
-    error = post(client, route, body, status)
-    assert error["param"] == param
+    assert post(client, route, body, status)["error"]["param"] == param
     assert client.post(route, content="{").status_code == 400
