@@ -73,7 +73,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def generate(llm: LLM, prompts: list[list[int]], **options: Any) -> list[list[int]]:
     """Return the tokens of greedy answers and of hot ones, which contain all allowed tokens."""
-    given = {"max_tokens": 30, **options}
+    given = {"max_tokens": 16, **options}
     greedy = llm.generate(prompts, **given)
     hot = llm.generate(prompts, temperature=30.0, seed=1, **given)
     return [output.ids for output in greedy + hot]
@@ -98,7 +98,7 @@ def test_a_smaller_embedding_bounds_its_own_requests_alone(
     own = generate(llm, COMMON, method=method)
     assert all(token < SMALL for answer in own for token in answer)
     assert generate(llm, PROMPTS) == expected
-    options = {"temperature": 30.0, "max_tokens": 30, "seed": 1}
+    options = {"temperature": 30.0, "max_tokens": 16, "seed": 1}
     mixed = [
         (prompt, {**options, "method": chosen}) for prompt in COMMON for chosen in (plain, method)
     ]
