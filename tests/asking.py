@@ -104,6 +104,12 @@ def route(body: dict[str, Any]) -> str:
     return "/v1/chat/completions" if "messages" in body else "/v1/completions"
 
 
+def http_scope(path: str) -> dict[str, Any]:
+    """The ASGI scope of a request."""
+    scope = {"type": "http", "method": "POST", "path": path, "headers": [], "root_path": ""}
+    return scope | {"query_string": b"", "scheme": "http", "http_version": "1.1"}
+
+
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """Paths of all parts of a request."""
     yield at

@@ -1,13 +1,25 @@
-"""Answers of every method, whole and streamed: OpenAI's contract and outpace's extensions."""
+"""Answers of every method: OpenAI's contract, extensions, lengths, and token ids of prompts."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from asking import PAIRS, QUESTION, ask, chat, completion, events, text_of
+from asking import (
+    PAIRS,
+    QUESTION,
+    ask,
+    chat,
+    completion,
+    events,
+    refused,
+    serve_models,
+    text_of,
+)
 from outpace import LLM
 from outpace.server.service import Service
+from outpace.server.settings import Entry
 
 SHORT: dict[str, Any] = {"max_tokens": 24, "seed": 5}
 
@@ -105,50 +117,38 @@ def test_content_may_come_in_parts(client: TestClient) -> None:
     assert ask(client, chat(**SHORT) | {"messages": told})["choices"]
 
 
-@pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-wedlm"])
-def test_top_logprobs(client: TestClient, model: str) -> None:
-    fields: dict[str, Any] = {"max_tokens": 12, "temperature": 0}
-    (output,) = LLM(model).generate(QUESTION, **fields, logprobs=True, top_logprobs=3)
-    assert output.top_logprobs is not None
-    expected = [[score for _, score in top] for top in output.top_logprobs]
-    body = chat(model=model, **fields, logprobs=True, top_logprobs=3)
-    content = ask(client, body)["choices"][0]["logprobs"]["content"]
-    for each, scores in zip(content, expected, strict=True):
-        assert [t["logprob"] for t in each["top_logprobs"]] == pytest.approx(scores, abs=1e-4)
-        assert all(set(t) == {"token", "logprob", "bytes"} for t in each["top_logprobs"])
-    chunks = [c for event in events(client, body) for c in event["choices"] if c["logprobs"]]
-    assert [each for c in chunks for each in c["logprobs"]["content"]] == content
-    plain = completion(model=model, **fields, logprobs=3)
-    found = ask(client, plain)["choices"][0]["logprobs"]["top_logprobs"]
-    assert [dict(t) for t in found] == [
-        {t["token"]: t["logprob"] for t in reversed(each["top_logprobs"])} for each in content
-    ]
-    chunks = [c for event in events(client, plain) for c in event["choices"] if c["logprobs"]]
-    assert [each for c in chunks for each in c["logprobs"]["top_logprobs"]] == found
-
-
-@pytest.mark.parametrize("model", ["tiny-ar", "tiny-llada"])
+@pytest.mark.parametrize("model", ["tiny-ar", "tiny-llada", "tiny-wedlm"])
 def test_logprobs_equal_library(client: TestClient, model: str) -> None:
-    (output,) = LLM(model).generate(QUESTION, max_tokens=24, temperature=0.0, logprobs=True)
-    assert output.logprobs is not None
-    body = chat(model=model, max_tokens=24, temperature=0, logprobs=True)
+    fields: dict[str, Any] = {"max_tokens": 16, "temperature": 0}
+    (output,) = LLM(model).generate(QUESTION, **fields, logprobs=True, top_logprobs=3)
+    body = chat(model=model, **fields, logprobs=True, top_logprobs=3)
     content = ask(client, body)["choices"][0]["logprobs"]["content"]
     assert [each["logprob"] for each in content] == pytest.approx(output.logprobs, abs=1e-4)
     assert "".join(each["token"] for each in content) == output.text
     assert bytes(byte for each in content for byte in each["bytes"]).decode() == output.text
-    chunks = [choice for chunk in events(client, body) for choice in chunk["choices"]]
-    streamed = [each for c in chunks if c["logprobs"] for each in c["logprobs"]["content"]]
-    assert streamed == content
-    body = completion(model=model, max_tokens=24, temperature=0, logprobs=0)
-    (plain,) = ask(client, body)["choices"]
-    assert plain["logprobs"]["tokens"] == [each["token"] for each in content]
-    assert len(plain["logprobs"]["token_logprobs"]) == len(content)
-    offsets = plain["logprobs"]["text_offset"]
-    for token, begin in zip(plain["logprobs"]["tokens"], offsets, strict=True):
-        assert plain["text"].startswith(token, begin)
-    chunks = [choice for chunk in events(client, body) for choice in chunk["choices"]]
-    scores = [c["logprobs"] for c in chunks if c["logprobs"]]
-    assert [begin for each in scores for begin in each["text_offset"]] == offsets
+    for each, top in zip(content, output.top_logprobs or (), strict=True):
+        scores = [score for _, score in top]
+        assert [t["logprob"] for t in each["top_logprobs"]] == pytest.approx(scores, abs=1e-4)
+        assert all(set(t) == {"token", "logprob", "bytes"} for t in each["top_logprobs"])
+    assert [each for part in streamed_logprobs(client, body) for each in part["content"]] == content
+    body = completion(model=model, **fields, logprobs=3)
+    (choice,) = ask(client, body)["choices"]
+    found = choice["logprobs"]
+    assert found["tokens"] == [each["token"] for each in content]
+    assert len(found["token_logprobs"]) == len(content)
+    assert found["top_logprobs"] == [
+        {t["token"]: t["logprob"] for t in reversed(each["top_logprobs"])} for each in content
+    ]
+    for token, begin in zip(found["tokens"], found["text_offset"], strict=True):
+        assert choice["text"].startswith(token, begin)
+    parts = streamed_logprobs(client, body)
+    for name in ("text_offset", "top_logprobs"):
+        assert [each for part in parts for each in part[name]] == found[name]
+
+
+def streamed_logprobs(client: TestClient, body: dict[str, Any]) -> list[dict[str, Any]]:
+    choices = [choice for chunk in events(client, body) for choice in chunk["choices"]]
+    return [choice["logprobs"] for choice in choices if choice["logprobs"]]
 
 
 @pytest.mark.sampled
@@ -168,3 +168,96 @@ def test_trace_accounts_for_every_forward(client: TestClient, model: str, method
     assert told[-1]["forwards"] == whole["outpace"]["forwards"]
     assert "steps" not in chunks[-1]["outpace"]
     assert chunks[-1]["usage"] == whole["usage"]
+
+
+CONTEXT = 512
+"""Context length of every model of the zoo."""
+
+
+@pytest.mark.parametrize(
+    ("model", "prompt", "wanted"),
+    [
+        ("tiny-ar", 1, CONTEXT - 1),
+        ("tiny-ar", 300, CONTEXT - 300),
+        ("tiny-dream", 1, 256),
+        ("tiny-dream", 300, CONTEXT - 300),
+    ],
+)
+def test_default_length_fills_the_context(
+    client: TestClient, model: str, prompt: int, wanted: int
+) -> None:
+    quick = {"method": "diffusion", "options": {"steps": 4}} if model == "tiny-dream" else {}
+    asked = completion([5] * prompt, model=model, ignore_eos=True, outpace=quick)
+    answer = ask(client, asked)
+    assert answer["usage"]["completion_tokens"] == wanted
+    assert answer["choices"][0]["finish_reason"] == "length"
+
+
+def test_default_length_ends_at_eos(client: TestClient) -> None:
+    answer = ask(client, chat(seed=1))
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"] == ask(client, chat(seed=1, max_tokens=300))["choices"]
+
+
+@pytest.fixture(scope="module")
+def bounded() -> Iterator[TestClient]:
+    names = ("tiny-ar", "tiny-dream")
+    limited = {name: Entry(path=name, cache_gib=0.05, max_tokens=40) for name in names}
+    with serve_models(**limited) as client:
+        yield client
+
+
+@pytest.mark.nightly
+def test_operator_limits_answers(bounded: TestClient) -> None:
+    for prompt, wanted in ((5, 40), (CONTEXT - 41, 40), (CONTEXT - 39, 39), (CONTEXT - 3, 3)):
+        answer = ask(bounded, completion([5] * prompt, ignore_eos=True))
+        assert answer["usage"]["completion_tokens"] == wanted
+    answer = ask(bounded, completion([5], model="tiny-dream", ignore_eos=True))
+    assert answer["usage"]["completion_tokens"] == 40
+
+
+def test_longer_answers_are_refused(bounded: TestClient) -> None:
+    assert ask(bounded, completion(max_tokens=40, min_tokens=40))
+    for fields in ({"max_tokens": 41}, {"min_tokens": 41}, {"max_tokens": 50, "min_tokens": 45}):
+        assert refused(bounded, completion(**fields))["param"] == min(fields)
+    assert refused(bounded, chat(max_completion_tokens=41))["param"] == "max_completion_tokens"
+
+
+def post(client: TestClient, route: str, body: Any, status: int = 200) -> dict[str, Any]:
+    response = client.post(route, json=body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+@pytest.mark.parametrize("body", [chat(max_tokens=1), completion(max_tokens=1)])
+def test_tokens_are_those_of_the_prompt(client: TestClient, body: dict[str, Any]) -> None:
+    found = post(client, "/tokenize", body)
+    llm = LLM("tiny-ar")
+    assert found["tokens"] == llm.text.encode(QUESTION)
+    assert found["count"] == len(found["tokens"])
+    assert found["count"] == ask(client, body)["usage"]["prompt_tokens"]
+    assert found["max_model_len"] == 512
+    text = post(client, "/detokenize", {"model": "tiny-ar", "tokens": found["tokens"]})
+    assert text == {"prompt": QUESTION + "\n"}
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "status", "param"),
+    [
+        ("/tokenize", {}, 400, "model"),
+        ("/tokenize", {"model": "unknown", "prompt": "x"}, 404, "model"),
+        ("/tokenize", {"model": "tiny-ar", "prompt": ""}, 400, "prompt"),
+        ("/tokenize", {"model": "tiny-ar", "prompt": ["a", "b"]}, 400, "prompt"),
+        ("/tokenize", {"model": "tiny-ar", "messages": []}, 400, "messages"),
+        ("/tokenize", chat(x=1), 400, "x"),
+        ("/detokenize", {"model": "tiny-ar"}, 400, "tokens"),
+        ("/detokenize", {"model": "unknown", "tokens": [1]}, 404, "model"),
+        ("/detokenize", {"model": "tiny-ar", "tokens": []}, 400, "tokens"),
+        ("/detokenize", {"model": "tiny-ar", "tokens": [1, 2**30]}, 400, "tokens.1"),
+    ],
+)
+def test_invalid_tokens_are_named(
+    client: TestClient, route: str, body: Any, status: int, param: str
+) -> None:
+    assert post(client, route, body, status)["error"]["param"] == param
+    assert client.post(route, content="{").status_code == 400

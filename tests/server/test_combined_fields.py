@@ -1,6 +1,5 @@
 """Combined fields: suffixes, prompts in answers, tools, adapters and lazy models."""
 
-import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
@@ -15,7 +14,8 @@ from asking import ask, chat, completion, events, route, serve_models
 from middles import middle_model
 from outpace.checkpoints.load import load_config
 from outpace.server.settings import Entry
-from server.test_hostile import VALUES
+from server.test_hostile import VALUES, attack
+from thinking import thinking_model
 from toolbox import TOOLS, tool_model
 
 pytestmark = pytest.mark.nightly
@@ -27,7 +27,16 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": WORD}}
 
 Choices = dict[str, list[Any]]
 COMMON: Choices = {
-    "model": ["causal", "causal:loud", "diffusion", "diffusion:calm", "coder", "block", "lazy"],
+    "model": [
+        "causal",
+        "causal:loud",
+        "diffusion",
+        "diffusion:calm",
+        "coder",
+        "block",
+        "lazy",
+        "open",
+    ],
     "max_tokens": [*range(13), 24, 60],
     "temperature": [0, 0.8],
     "seed": [1, 2],
@@ -50,6 +59,7 @@ OF_CHATS: Choices = {
     "logprobs": [None, True],
     "top_logprobs": [None, None, 2],
     "prompt_logprobs": [None, None, None, 1],
+    "max_reasoning_tokens": [None, None, 0, 5],
 }
 
 
@@ -67,6 +77,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
         diffusion=Entry(path=diffusion, adapters=adapters["tiny-dream"]),
         coder=middle_model(),
         block=tool_model("tiny-block", "object"),
+        open=thinking_model("tiny-ar", "open"),
         lazy=Entry(path="tiny-aux", lazy=True, keep="1s", cache_gib=0.05),
     ) as client:
         yield client
@@ -90,19 +101,6 @@ def draw_hostile(rng: Random) -> dict[str, Any]:
     return body
 
 
-def send_hostile(client: TestClient, body: dict[str, Any]) -> int:
-    """Send a request; return its status, which an error explains."""
-    reply = client.post(route(body), content=json.dumps(body))
-    if reply.status_code == 200:
-        whole = reply.text.endswith("data: [DONE]\n\n") if body["stream"] else reply.json()
-        assert whole and '"error"' not in reply.text, (body, reply.text)
-        return 200
-    assert reply.status_code in (400, 404), (body, reply.text)
-    error = reply.json()["error"]
-    assert error["param"] or "valid JSON" in error["message"], (body, error)
-    return reply.status_code
-
-
 def test_hostile_fields_beside_a_neighbour(client: TestClient) -> None:
     expected, rng, over = ask(client, NEIGHBOUR)["choices"], Random(0), Event()
 
@@ -116,7 +114,7 @@ def test_hostile_fields_beside_a_neighbour(client: TestClient) -> None:
     with ThreadPoolExecutor(1) as threads:
         neighbour = threads.submit(ask_neighbour)
         try:
-            statuses = {send_hostile(client, draw_hostile(rng)) for _ in range(3000)}
+            statuses = {attack(client, draw_hostile(rng)) for _ in range(3000)}
         finally:
             over.set()
         assert neighbour.result(60) > 0
@@ -125,10 +123,11 @@ def test_hostile_fields_beside_a_neighbour(client: TestClient) -> None:
 
 def join_chunks(chunks: list[dict[str, Any]], index: int) -> dict[str, Any]:
     """Return a choice of a stream in the form of a whole answer."""
-    found: dict[str, Any] = {"text": "", "calls": [], "tokens": [], "finish": None}
+    found: dict[str, Any] = {"text": "", "thought": "", "calls": [], "tokens": [], "finish": None}
     for choice in [c for chunk in chunks for c in chunk["choices"] if c["index"] == index]:
         delta = choice.get("delta", {})
         found["text"] += choice.get("text") or delta.get("content") or ""
+        found["thought"] += delta.get("reasoning_content") or ""
         for call in delta.get("tool_calls", ()):
             if call["index"] == len(found["calls"]):
                 found["calls"].append([call["function"]["name"], ""])
@@ -150,6 +149,7 @@ def describe_choice(choice: dict[str, Any]) -> dict[str, Any]:
     calls = [each["function"] for each in message.get("tool_calls", ())]
     return {
         "text": choice.get("text") or message.get("content") or "",
+        "thought": message.get("reasoning_content") or "",
         "calls": [[call["name"], call["arguments"]] for call in calls],
         "tokens": list_tokens(choice.get("logprobs") or {}),
         "finish": choice["finish_reason"],
@@ -165,6 +165,7 @@ def test_streams_equal_wholes(client: TestClient, seed: int) -> None:
         "tools": lambda body: "tools" in body,
         "adapter": lambda body: ":" in body["model"],
         "lazy": lambda body: body["model"] == "lazy",
+        "thoughts": lambda body: body["model"] == "open",
     }
     while answered < 100:
         body = draw_request(rng)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from asking import ask, chat, connect
+from asking import ask, chat, connect, http_scope
 from outpace.server.guard import PUBLIC_PATHS, LimitedBody
 from outpace.server.http_error import HttpError
 from outpace.server.schema import MAX_BODY_BYTES
@@ -106,17 +106,7 @@ def test_slow_body_times_out(service: Service, monkeypatch: pytest.MonkeyPatch) 
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {
-        "type": "http",
-        "method": "POST",
-        "path": "/v1/completions",
-        "headers": [],
-        "query_string": b"",
-        "scheme": "http",
-        "http_version": "1.1",
-        "root_path": "",
-    }
-    asyncio.run(app(scope, receive, send))
+    asyncio.run(app(http_scope("/v1/completions"), receive, send))
     assert sent[0]["status"] == 408
     assert (b"connection", b"close") in sent[0]["headers"]
 

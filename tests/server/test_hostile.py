@@ -86,11 +86,11 @@ def hostile(service: Service, rng: random.Random) -> Iterator[dict[str, Any]]:
 
 
 def attack(client: TestClient, body: dict[str, Any]) -> int:
-    """Send one request and return its status."""
-    content = json.dumps(body)
-    response = client.post(route(body), content=content)
+    """Send a request; return its status, which an error explains."""
+    response = client.post(route(body), content=json.dumps(body))
     if response.status_code == 200:
-        assert "error" not in response.text.partition(":")[0]
+        whole = response.text.endswith("data: [DONE]\n\n") or response.json()
+        assert whole and '"error":' not in response.text.partition('"choices"')[0]
         return 200
     assert 400 <= response.status_code < 500, (body, response.text)
     error = response.json()["error"]
@@ -135,11 +135,3 @@ def test_prompt_of_two_megabytes(client: TestClient, make: Any, text: str) -> No
     assert response.status_code == 400
     assert response.json()["error"]["code"] == "context_length_exceeded"
     assert attack(client, body) == 400
-
-
-@pytest.mark.parametrize(
-    "text", [t for t in TEXTS if t.strip() and t.isprintable() and len(t) < 250]
-)
-def test_user_text_is_literal(client: TestClient, text: str) -> None:
-    answer = ask(client, chat(text, max_tokens=2))
-    assert answer["usage"]["completion_tokens"] <= 2

@@ -1,4 +1,4 @@
-"""The log of requests, and the files that run a server as a service."""
+"""The log of requests, and metrics."""
 
 import io
 import json
@@ -8,15 +8,18 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from asking import chat
+from asking import ask, chat, events, refused
+from outpace import LLM
+from outpace.methods import APD, DFlash, Speculative
 from outpace.server.logs import ACCESS_LOG, JsonFormatter, start_log
+from outpace.server.metrics import count_verified_tokens
 
 
 @pytest.fixture
 def log() -> Iterator[io.StringIO]:
-    """What is logged in JSON."""
     text, logger = io.StringIO(), logging.getLogger("outpace.server")
     handler = logging.StreamHandler(text)
     handler.setFormatter(JsonFormatter())
@@ -70,3 +73,74 @@ def test_errors_have_a_traceback_and_the_request(log: io.StringIO) -> None:
 def test_text_logs_requests_if_verbose(log: io.StringIO, verbose: bool, level: int) -> None:
     start_log(verbose=verbose)
     assert ACCESS_LOG.level == level
+
+
+Samples = dict[tuple[str, ...], float]
+
+
+def scrape(client: TestClient) -> Samples:
+    """All samples, by name and labels."""
+    response = client.get("/metrics")
+    assert response.status_code == 200
+    families = list(text_string_to_metric_families(response.text))
+    samples = [sample for family in families for sample in family.samples]
+    keys = [(s.name, *(v for k, v in sorted(s.labels.items()))) for s in samples]
+    assert len(set(keys)) == len(keys)
+    return dict(zip(keys, (sample.value for sample in samples), strict=True))
+
+
+def test_counters_add_up(client: TestClient) -> None:
+    body = chat(model="tiny-dream", max_tokens=16, outpace={"method": "apd"})
+    ask(client, body)
+    before = scrape(client)
+    figures = [ask(client, body)["outpace"], ask(client, body)["outpace"]]
+    chunks = events(client, body | {"stream_options": {"include_usage": True}})
+    figures.append(chunks[-1]["outpace"])
+    after = scrape(client)
+
+    def grown(name: str, *more: str) -> float:
+        key = (f"outpace_{name}", "apd", "tiny-dream", *more)
+        return after[key] - before.get(key, 0)
+
+    assert grown("requests_total", "answered") == 3
+    assert grown("output_tokens_total") == 48
+    assert grown("prompt_tokens_total") == 3 * chunks[-1]["usage"]["prompt_tokens"]
+    assert grown("forwards_total", "target") == sum(each["forwards"] for each in figures)
+    assert grown("forwards_total", "verifier") > 0
+    assert 0 < grown("kept_tokens_total") <= grown("proposed_tokens_total")
+    for name in ("request_seconds", "tokens_per_forward"):
+        assert grown(f"{name}_count") == 3
+    assert grown("first_text_seconds_count") == 1  # of the stream
+    pieces = sum(bool(chunk["choices"]) for chunk in chunks) - 1
+    assert grown("gap_seconds_count") <= pieces
+    refused(client, body | {"max_tokens": 513})
+    final, tokens = scrape(client), ("outpace_output_tokens_total", "apd", "tiny-dream")
+    assert final["outpace_requests_total", "apd", "tiny-dream", "refused"] >= 1
+    assert final[tokens] == after[tokens]
+
+
+def test_prefix_cache_is_counted(client: TestClient) -> None:
+    key = ("outpace_prefix_rows_spared_total", "tiny-aux", "target")
+    ask(client, chat(model="tiny-aux", max_tokens=2))
+    before = scrape(client)[key]
+    ask(client, chat(model="tiny-aux", max_tokens=2))
+    assert scrape(client)[key] - before == 32
+
+
+def test_acceptance_counters_match_trace() -> None:
+    prompt = "Copy: 11 12 13 14 15"
+    same = LLM("tiny-aux", Speculative(draft="tiny-aux", tokens=4))
+    (output,) = same.generate(prompt, max_tokens=21)
+    # One token of the prefill, then four rounds of four drafts and one of the target's.
+    assert count_verified_tokens(output) == (16, 16)
+    drafted = LLM("tiny-ar", DFlash(draft="tiny-dflash", tokens=3))
+    (output,) = drafted.generate(prompt, max_tokens=20)
+    proposed, kept = count_verified_tokens(output)
+    assert kept <= proposed <= 3 * (output.forwards - 1)
+    assert kept + output.forwards == 20
+    (output,) = LLM("tiny-dream", APD(verifier="tiny-aux")).generate(prompt, max_tokens=20)
+    proposed, kept = count_verified_tokens(output)
+    assert kept + output.forwards == len(output.ids) or output.finish_reason == "stop"
+    assert kept <= proposed
+    (output,) = LLM("tiny-aux").generate(prompt, max_tokens=4)
+    assert count_verified_tokens(output) == (0, 0)

@@ -12,8 +12,10 @@ from outpace.server.engine_process import portable_error
 
 FAR = 10**6
 """A token id outside the zoo's vocabulary."""
-SCHEMA, OPTIONS = {"type": "teapot"}, {"tokens": 0}
-DRAFTED = ("speculative", {"draft": "tiny-aux", **OPTIONS})
+SCHEMA, X = {"type": "teapot"}, {"x": 1}
+SCHEMA_FIELD = "response_format.json_schema.schema"
+DRAFTED = ("speculative", {"draft": "tiny-aux", "tokens": 0})
+SPECULATIVE = {"method": "speculative", "options": {"tokens": 0}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 
 
@@ -26,27 +28,12 @@ def llm() -> LLM:
     ("given", "param", "body", "field"),
     [
         ({"method": "x"}, "method", chat(outpace={"method": "x"}), "outpace.method"),
-        (
-            {"method": DRAFTED},
-            "tokens",
-            chat(outpace={"method": "speculative", "options": OPTIONS}),
-            "outpace.options.tokens",
-        ),
+        ({"method": DRAFTED}, "tokens", chat(outpace=SPECULATIVE), "outpace.options.tokens"),
         ({"stop_ids": [FAR]}, "stop_ids", chat(stop_token_ids=[FAR]), "stop_token_ids"),
-        (
-            {"template": {"x": 1}},
-            "template.x",
-            chat(chat_template_kwargs={"x": 1}),
-            "chat_template_kwargs",
-        ),
+        ({"template": X}, "template.x", chat(chat_template_kwargs=X), "chat_template_kwargs"),
         ({"suffix": 5}, "suffix", completion("a", suffix=5), "suffix"),
         ({"schema": SCHEMA}, "schema", chat(guided_json=SCHEMA), "guided_json"),
-        (
-            {"schema": SCHEMA},
-            "schema",
-            chat(response_format=FORMAT),
-            "response_format.json_schema.schema",
-        ),
+        ({"schema": SCHEMA}, "schema", chat(response_format=FORMAT), SCHEMA_FIELD),
         ({"regex": "("}, "regex", chat(guided_regex="("), "guided_regex"),
         ({"choices": []}, "choices", chat(guided_choice=[]), "guided_choice"),
         ({"grammar": "start: x"}, "grammar", chat(guided_grammar="start: x"), "guided_grammar"),

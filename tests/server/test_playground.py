@@ -128,19 +128,6 @@ def test_race_says_who_was_first(visit, width):
     assert overflow(page) <= 0
 
 
-@pytest.mark.nightly
-def test_change_of_method_rebuilds_the_options(visit):
-    page = visit(D2F_LINK)
-    expect(page.locator(".options [name=activate]")).to_have_count(1)
-    page.locator(".method").select_option("fast_dllm")
-    expect(page.locator(".options [name=activate]")).to_have_count(0)
-    expect(page.locator(".options [name=factor]")).to_have_count(1)
-    page.locator(".model").select_option("tiny-wedlm")
-    expect(page.locator(".method")).to_have_value("wedlm")
-    run(page)
-    expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
-
-
 @pytest.mark.parametrize(
     ("link", "control"),
     [
@@ -165,14 +152,18 @@ def test_error_is_shown_at_its_field(visit, link, control):
 
 
 @pytest.mark.nightly
-def test_stop_keeps_what_there_is(visit):
+def test_another_model_follows_a_stopped_one(visit):
     page = visit(SLOW)
     page.locator("#run").click()
     expect(page.locator("#stop")).to_be_enabled()
     with page.expect_event("requestfailed"):
         page.keyboard.press("Escape")
     expect(page.locator("#status")).to_have_text(re.compile(r"^Stopped after \d+ tokens?\.$"))
-    page.locator(".model").select_option("tiny-d2f")
+    page.locator(".method").select_option("fast_dllm")
+    expect(page.locator(".options [name=factor]")).to_have_count(1)
+    page.locator(".model").select_option("tiny-wedlm")
+    expect(page.locator(".method")).to_have_value("wedlm")
+    expect(page.locator(".options [name=factor]")).to_have_count(0)
     run(page)
     expect(page.locator("#status")).to_have_text(re.compile("^Finished: "))
 

@@ -17,6 +17,10 @@ def formatted(named: Any) -> dict[str, Any]:
     return chat(response_format={"type": "json_schema", "json_schema": named})
 
 
+def drafted(**options: Any) -> dict[str, Any]:
+    return chat(outpace={"method": "dflash", "options": options})
+
+
 FIELDS: dict[str, list[Any]] = {
     "n": [0, 9, 1.5, "2", True],
     "max_tokens": [0, 10**9, 1.5, "5", 513],
@@ -90,16 +94,9 @@ INSIDE: list[tuple[str, dict[str, Any]]] = [
     ("outpace.method", chat(outpace={"method": "apd"})),
     ("outpace.method", chat(outpace={"method": "/etc/passwd"})),
     ("outpace.options.x", chat(outpace={"options": {"x": 1}})),
-    (
-        "outpace.options.shared",
-        chat(outpace={"method": "lookup", "options": {"shared": True}}),
-    ),
-    ("outpace.options.draft", chat(outpace={"method": "dflash", "options": {"draft": "../x"}})),
-    ("outpace.options.draft", chat(outpace={"method": "dflash", "options": {"draft": "tiny-aux"}})),
-    ("outpace.options.draft", chat(outpace={"method": "dflash", "options": {"draft": None}})),
-    ("outpace.options.tokens", chat(outpace={"method": "dflash", "options": {"tokens": 0}})),
-    ("outpace.options.tokens", chat(outpace={"method": "dflash", "options": {"tokens": 10**9}})),
-    ("outpace.options.tokens", chat(outpace={"method": "dflash", "options": {"tokens": 1.5}})),
+    ("outpace.options.shared", chat(outpace={"method": "lookup", "options": {"shared": True}})),
+    *(("outpace.options.draft", drafted(draft=each)) for each in ("../x", "tiny-aux", None)),
+    *(("outpace.options.tokens", drafted(tokens=each)) for each in (0, 10**9, 1.5)),
     ("outpace.trace", chat(outpace={"trace": 1})),
     ("outpace.provisional", chat(outpace={"provisional": True})),
     ("messages.0.role", {"model": "tiny-ar", "messages": [{"role": "function", "content": "x"}]}),

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from asking import ask, chat, events, route, text_of
+from asking import ask, chat, events, http_scope, route, text_of
 from outpace.methods import D2F
 from outpace.server.app import build_server_app
 from outpace.server.http_error import HttpError
@@ -27,9 +27,8 @@ class Call:
         self.gone = asyncio.Event()
         self.news = asyncio.Event()
         self.body = [json.dumps(body).encode()]
-        scope = {"type": "http", "method": "POST", "path": route(body), "headers": []}
-        more = {"query_string": b"", "scheme": "http", "http_version": "1.1", "root_path": ""}
-        self.task = asyncio.ensure_future(app(scope | more, self.receive, self.send))
+        scope = http_scope(route(body))
+        self.task = asyncio.ensure_future(app(scope, self.receive, self.send))
 
     async def receive(self) -> dict[str, Any]:
         """Return the body, then wait until the client disconnects."""
@@ -39,19 +38,16 @@ class Call:
         return {"type": "http.disconnect"}
 
     async def send(self, message: Any) -> None:
-        """Store the message."""
         self.sent.append(message)
         self.news.set()
 
     async def begun(self) -> None:
-        """Wait until some text was sent."""
         while len(self.sent) < 2:
             self.news.clear()
             await self.news.wait()
 
     @property
     def answer_text(self) -> str:
-        """Everything that was sent."""
         return b"".join(message.get("body", b"") for message in self.sent).decode()
 
 

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from random import Random
 from typing import Any
 
 import pytest
@@ -64,20 +63,6 @@ def test_stream_equals_whole(thinking_client: TestClient, model: str, temperatur
                 assert choice["finish_reason"] == "stop"
             if MODELS[model][1] == "open" and not more:
                 assert message["reasoning_content"]
-
-
-@pytest.mark.nightly
-def test_streams_equal_wholes(thinking_client: TestClient) -> None:
-    rng = Random(0)
-    for number in range(500):
-        more: dict[str, Any] = {"response_format": FORMAT} if rng.random() < 0.4 else {}
-        limit = rng.choice([None, 0, 1, 7, 30])
-        body = thinking(rng.choice([*MODELS]), temperature=rng.random(), seed=number, **more)
-        body |= {"max_reasoning_tokens": limit}
-        message = ask(thinking_client, body)["choices"][0]["message"]
-        parts = joined(events(thinking_client, body), 0)
-        assert parts["content"] == message["content"], body
-        assert parts["reasoning_content"] == message.get("reasoning_content", ""), body
 
 
 def test_official_client(thinking_client: TestClient) -> None:
