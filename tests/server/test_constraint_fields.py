@@ -34,17 +34,17 @@ def formatted(schema: Any, **more: Any) -> dict[str, Any]:
     return {"response_format": {"type": "json_schema", "json_schema": named}}
 
 
-ASKED: list[tuple[str, dict[str, Any]]] = [
-    ("schema", formatted(SCHEMA, strict=True)),
-    ("regex", {"guided_regex": r"[A-Z][a-z]+ has \d{1,3} (apples|pears)\."}),
-    ("choices", {"structured_outputs": {"choice": ["yes", "no", "seven apples"]}}),
-]
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    return LLM("tiny-ar")
 
 
 @pytest.mark.parametrize(
     ("option", "given"),
     [
-        *ASKED,
+        ("schema", formatted(SCHEMA, strict=True)),
+        ("regex", {"guided_regex": r"[A-Z][a-z]+ has \d{1,3} (apples|pears)\."}),
+        ("choices", {"structured_outputs": {"choice": ["yes", "no", "seven apples"]}}),
         ("schema", {"guided_json": SCHEMA}),
         ("schema", {"guided_json": json.dumps(SCHEMA)}),
         ("schema", {"structured_outputs": {"json": SCHEMA}}),
@@ -56,7 +56,7 @@ ASKED: list[tuple[str, dict[str, Any]]] = [
     ],
 )
 def test_fields_equal_library_options(
-    client: TestClient, option: str, given: dict[str, Any]
+    llm: LLM, client: TestClient, option: str, given: dict[str, Any]
 ) -> None:
     (value,) = given.values()
     if "structured_outputs" in given:
@@ -66,7 +66,7 @@ def test_fields_equal_library_options(
     if option == "schema" and isinstance(value, str):
         value = json.loads(value)
     common = {"max_tokens": 40, "seed": 3, "temperature": 0.8}
-    (output,) = LLM("tiny-ar").generate(QUESTION, **common, **{option: value})
+    (output,) = llm.generate(QUESTION, **common, **{option: value})
     (choice,) = ask(client, chat(QUESTION, **common, **given))["choices"]
     assert choice["message"]["content"] == output.text
     assert choice["finish_reason"] == output.finish_reason
