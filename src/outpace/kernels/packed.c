@@ -22,7 +22,7 @@ struct part {
 #include "parallel.h"
 
 enum {
-    ROWS = 16,   /* rows that share the unpacked codes of a tile */
+    ROWS = 8,    /* rows that share the unpacked codes of a tile */
     DEPTH = 128, /* rows that are quantized at a time: they stay in the cache while tiles are read */
     FEW = 4,     /* maximum of tiles that are read in parallel */
     AHEAD = 4096, /* prefetch distance in bytes for a tile that is read alone */
@@ -38,11 +38,6 @@ struct job {
 /* Tiles that are read in parallel. One or two rows in 8 bits are memory bound, and four streams take 0.87 of
    the time of one on an AMD EPYC. With fewer bits a single prefetched stream is faster. */
 ALWAYS int together(int kind, int rows) { return kind == Q8_0 && rows <= 2 ? FEW : 1; }
-
-/* The number of rows to which `rows` are padded: the next one with a loop. */
-static long filled(long rows) {
-    return rows <= 2 ? rows : rows <= 4 ? 4 : rows <= 8 ? 8 : rows <= 12 ? 12 : ROWS;
-}
 
 #include "base.h"
 #include "packed.h"
@@ -113,7 +108,7 @@ struct pass {
 static void quantise_row(void *context, size_t number) {
     const struct pass *pass = context;
     const long row = number, group = row / ROWS * ROWS, left = pass->rows - group, inputs = pass->job->inputs;
-    const long side = filled(left < ROWS ? left : ROWS);
+    const long side = left < ROWS ? left : ROWS;
     quantise(pass->x + (pass->begin + row) * inputs, inputs, pass->rounded + group * pass->row_bytes, side,
              row - group);
 }
@@ -146,8 +141,8 @@ static void multiply_share(void *context, size_t number) {
    instruction set. Returns 0 if there is no memory for the quantized copy of the rows. */
 int outpace_multiply_packed(int isa, const struct part *parts, int count, const float *x, long rows,
                             long inputs, long outputs, const float *bias, float *out, int threads) {
-    const long row_bytes = inputs / BLOCK * SHARE, most = rows < DEPTH ? (rows + ROWS - 1) / ROWS * ROWS : DEPTH;
-    uint8_t *rounded = calloc(most, row_bytes + 1); /* padding rows are zero */
+    const long row_bytes = inputs / BLOCK * SHARE;
+    uint8_t *rounded = malloc((rows < DEPTH ? rows : DEPTH) * row_bytes + 1);
     if (!rounded) return 0;
     const struct job job = {inputs, outputs, bias, out};
     struct pass pass = {&job, isa, count, parts, .row_bytes = row_bytes, .shares = threads * SHARES, .x = x, .rounded = rounded};
