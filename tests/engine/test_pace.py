@@ -200,10 +200,10 @@ def test_a_later_model_starts_from_stored_times(file: MeasurementFile) -> None:
     first = new_llm()
     (plain,) = first.generate(QUESTION, method=Autoregressive(), max_tokens=60)
     (cold,) = first.generate(QUESTION, max_tokens=60)
-    assert not [name for name in file.read_entries() if "passes" in name]
+    assert not [name for name in file.read_entries() if "pass times" in name]
     del first
     gc.collect()
-    (entry,) = [value for name, value in file.read_entries().items() if "passes" in name]
+    (entry,) = [value for name, value in file.read_entries().items() if "pass times" in name]
     assert entry["0"]
     later = new_llm()
     (warm,) = later.generate(QUESTION, max_tokens=60)

@@ -18,7 +18,7 @@ from outpace.engine.runner import Runner
 from outpace.measurements import MeasurementFile
 from outpace.methods import Method
 from outpace.pacing.controller import PaceController
-from outpace.pacing.cost import CostPoints, StoredCosts
+from outpace.pacing.cost import CostPoints, StoredCosts, step_rows
 from outpace.version import __version__
 
 MAX_POWER = 64
@@ -81,7 +81,7 @@ def entry_name(runner: Runner) -> str:
         torch.get_num_threads(),
     )
     digest = sha256(repr(details).encode()).hexdigest()[:32]
-    return f"passes {digest}, PyTorch {torch.__version__}, outpace {__version__}"
+    return f"pass times {digest}, PyTorch {torch.__version__}, outpace {__version__}"
 
 
 def device_name(device: torch.device) -> str:
@@ -109,7 +109,7 @@ def is_point(key: str, point: Any) -> bool:
     """Return whether a point is a number of rows that fits its key, with plausible seconds."""
     match point:
         case [int() | float() as rows, int() | float() as seconds]:
-            limit = 2 ** (int(key) / 2) if is_power(key) else -inf
+            limit = step_rows(int(key)) if is_power(key) else -inf
             return limit / 2 < rows < 2 * limit and 0 < seconds < MAX_SECONDS
     return False
 

@@ -236,7 +236,11 @@ class PaceController:
             load.gain = times[self.least] - times[load.value]
             load.wait_gain = times[load.value] * (self.expected_tokens(load.value) - 1)
             load.set_read_costs(most, self.requests)
-            self.plan_trial(load, times)
+            if (unknown := self.find_unknown(load, times)) is None:
+                self.plan_trial(load, times)
+            else:
+                load.explores = True
+                self.begin_trial(load, [unknown])
 
     def choose_value(self, load: LoadState, times: dict[int, float]) -> None:
         """Choose the least time per token; a change, and an end of a trial, set the next trial."""
@@ -247,11 +251,28 @@ class PaceController:
             load.value = self.least
         if was_plain != (load.value == self.least):
             load.patience = MIN_PATIENCE
+        elif load.explores:
+            pass  # the next trial is as far away as before
         elif load.trial or not load.due:
             load.extend_patience()
         else:
             return
-        load.trial, load.trier, load.due = 0, None, self.cycles + load.patience
+        load.trial, load.explores, load.trier = 0, False, None
+        load.due = self.cycles + load.patience
+
+    def find_unknown(self, load: LoadState, times: dict[int, float]) -> int | None:
+        """Return a number that was never tried and may be far better than the choice.
+
+        The cost rises in steps, so interpolation may hide the last number before one. The middle
+        of all such numbers is returned: its cost is a bound for the longer ones.
+        """
+        least = {
+            value: load.least_seconds(self.expected_passes(value)) / self.expected_tokens(value)
+            for value in self.others
+            if value not in load.tried
+        }
+        better = [value for value in least if least[value] * START_MARGIN < times[load.value]]
+        return better[len(better) // 2] if better else None
 
     def plan_trial(self, load: LoadState, times: dict[int, float]) -> None:
         """Begin a trial that is due, or set the next decision."""
@@ -289,16 +310,17 @@ class PaceController:
     def begin_trial(self, load: LoadState, rivals: Collection[int]) -> None:
         """Try the number that has not run for the longest time."""
         load.trial = min(rivals, key=lambda value: load.tried.get(value, -1))
-        load.began = load.tried[load.trial] = self.cycles
+        load.tried[load.trial] = self.cycles
+        load.until = self.cycles + (WARM_CYCLES if load.explores else TRIAL_CYCLES)
         load.reset_weights(self.expected_passes(load.trial))
         if load.value == self.least:
             self.acceptance.reset_weights()
 
     def is_running(self, load: LoadState) -> bool:
         """Return whether a trial continues; a plain one until enough cycles ran in a row."""
-        if self.cycles < load.began + TRIAL_CYCLES:
+        if self.cycles < load.until:
             return True
-        late = self.cycles >= load.began + MIN_PATIENCE
+        late = self.cycles >= load.until + MIN_PATIENCE
         return load.trial == self.least and self.plain_passes < TRIAL_CYCLES and not late
 
     def expected_tokens(self, value: int) -> float:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from math import inf, log2
 
 CostPoints = Mapping[int, tuple[float, float]]
-"""Rows and seconds of passes, by half powers of two of the rows."""
+"""Rows and seconds of passes, by the step of the rows (`step_of`)."""
 
 StoredCosts = Mapping[int, Mapping[str, CostPoints]]
 """Costs by load, the rounded binary logarithm of the running requests, and by role."""
@@ -20,8 +20,23 @@ AVERAGED_PASSES, MINIMUM_PASSES = 64, 4
 The first passes of a length are slower, by up to three times, and never faster.
 """
 
+SINGLE_ROWS = 16
+"""Rows up to which each number is measured separately: products may pad them, in steps."""
+
 OUTLIER_FACTOR = 1.5
 """Multiple of the mean at which a pass is clipped: other work used the processor."""
+
+
+def step_of(rows: float) -> int:
+    """Return the step of a number of rows: itself, or half powers of two above `SINGLE_ROWS`."""
+    if rows < SINGLE_ROWS:
+        return max(round(rows), 1)
+    return SINGLE_ROWS + round(2 * log2(rows / SINGLE_ROWS))
+
+
+def step_rows(step: int) -> float:
+    """Return the rows in the middle of a step."""
+    return step if step <= SINGLE_ROWS else SINGLE_ROWS * 2 ** ((step - SINGLE_ROWS) / 2)
 
 
 @dataclass(slots=True)
@@ -29,10 +44,10 @@ class PassCost:
     """Seconds of a pass by its rows: recent means at similar lengths, interpolated.
 
     Attributes:
-        means: number of passes, their mean rows and seconds, by half powers of two.
-        prior: rows and seconds of passes at another load, by half powers of two. They are shifted
-            by the mean difference to the passes measured at this load.
-        curve: lengths and seconds that never fall, from 0 on; None after new passes.
+        means: number of passes, their mean rows and seconds, by step.
+        prior: rows and seconds of passes at another load, by step. They are shifted by the mean
+            difference to the passes measured at this load.
+        curve: see `rising_curve`; None after new passes.
     """
 
     means: dict[int, tuple[int, float, float]] = field(default_factory=dict)
@@ -41,7 +56,7 @@ class PassCost:
 
     def record_pass(self, rows: int, seconds: float) -> None:
         """Record the time of a pass."""
-        key, self.curve = round(2 * log2(rows)), None
+        key, self.curve = step_of(rows), None
         count, length, mean = self.means.get(key, (0, 0.0, inf))
         if count < MINIMUM_PASSES:
             mean = min(mean, seconds)
@@ -57,7 +72,7 @@ class PassCost:
 
     @property
     def curve_points(self) -> dict[int, tuple[float, float]]:
-        """Rows and seconds of passes, by half powers of two.
+        """Rows and seconds of passes, by step.
 
         Priors are raised to at least the seconds of shorter passes at this load.
         """
@@ -82,7 +97,7 @@ class PassCost:
 
     def reset_weight(self, rows: float) -> None:
         """Let the next passes of about this length count as much as all before."""
-        key = round(2 * log2(rows))
+        key = step_of(rows)
         if key in self.means:
             count, length, mean = self.means[key]
             self.means[key] = min(count, MINIMUM_PASSES), length, mean
@@ -92,11 +107,22 @@ class PassCost:
 
         Below all measured lengths they are in proportion, and above them those of the longest.
         """
+        return interpolate(rows, *self.rising_curve())
+
+    def least_seconds_at(self, rows: float) -> float:
+        """Return the least seconds of a pass: those measured for as many rows or fewer."""
+        lengths, means = self.rising_curve()
+        if step_of(rows) in self.curve_points:
+            return self.seconds_at(rows)
+        return means[bisect_left(lengths, rows) - 1]
+
+    def rising_curve(self) -> tuple[Sequence[float], Sequence[float]]:
+        """Return lengths and seconds, from 0 on; more rows never take less time."""
         if self.curve is None:
             lengths, means = zip(*sorted(self.curve_points.values()), strict=True)
-            rising = [*accumulate(reversed(means), min)][::-1]  # more rows never take less time
+            rising = [*accumulate(reversed(means), min)][::-1]
             self.curve = [0.0, *lengths], [0.0, *rising]
-        return interpolate(rows, *self.curve)
+        return self.curve
 
     @property
     def seconds_per_row(self) -> float:
@@ -108,7 +134,7 @@ class PassCost:
     def covers(self, rows: float) -> bool:
         """Return whether this length, or both shorter and longer ones, were measured twice."""
         keys = [key for key, (count, *_) in self.means.items() if count > 1]
-        return bool(keys) and min(keys) <= round(2 * log2(rows)) <= max(keys)
+        return bool(keys) and min(keys) <= step_of(rows) <= max(keys)
 
 
 def interpolate(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:

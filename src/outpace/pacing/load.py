@@ -68,7 +68,8 @@ class LoadState:
         read, reread: seconds to read one slot of a backlog by the draft, and again by the target.
         review, due: cycles of the next decision and of the next trial.
         patience: cycles between trials.
-        trial: number of tokens on trial, 0 for none; it began in cycle `began`.
+        trial: number of tokens on trial, 0 for none; it runs to cycle `until`.
+        explores: whether the trial is of a number that was never tried.
         trier: the request that runs the trial, where plain decoding is the choice for all others.
         tried: last cycle in which each number was chosen or tried.
         plain_cycle: last cycle in which a warm plain pass was measured, -1 for none.
@@ -84,7 +85,8 @@ class LoadState:
     due: int = 0
     patience: int = 0
     trial: int = 0
-    began: int = 0
+    until: int = 0
+    explores: bool = False
     trier: object = None
     tried: dict[int, int] = field(default_factory=dict)
     plain_cycle: int = -1
@@ -108,6 +110,10 @@ class LoadState:
     def expected_seconds(self, passes: CyclePasses) -> float:
         """Return the expected seconds of these passes."""
         return sum(times * self.costs[role].seconds_at(rows) for role, rows, times in passes)
+
+    def least_seconds(self, passes: CyclePasses) -> float:
+        """Return the seconds that these passes take at least, as far as was measured."""
+        return sum(times * self.costs[role].least_seconds_at(rows) for role, rows, times in passes)
 
     def reset_weights(self, passes: CyclePasses) -> None:
         """Let the next passes like these count as much as all before."""
