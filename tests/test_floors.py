@@ -32,9 +32,11 @@ FLOORS = {
             "methods models"
         ),
         "__init__": "api constraint errors version",
-        "evaluation": "api checkpoints decoding jsonl methods",
-        "benchmark": "api checkpoints decoding evaluation jsonl methods models",
-        "training": "api attention checkpoints decoding evaluation lock models provenance recipes",
+        "evaluation": "api checkpoints decoding errors jsonl methods",
+        "benchmark": "api checkpoints decoding errors evaluation jsonl methods models",
+        "training": (
+            "api attention checkpoints decoding errors evaluation lock models provenance recipes"
+        ),
         "server": "api checkpoints constraint decoding engine errors methods models version",
         "ray": "api checkpoints engine errors evaluation methods models server",
         "cli": (

@@ -25,6 +25,7 @@ except ImportError as error:
     raise ValueError(f"{error}; measuring a server needs: pip install 'outpace[load]'") from error
 
 from outpace.benchmark.load_figures import RequestRecord
+from outpace.errors import must
 
 DATA_PREFIX = b"data:"
 MAX_LINE_BYTES = 1 << 24
@@ -83,7 +84,7 @@ class Client:
         """
         self.url = base_url(url)
         if not (timeout > 0 and math.isfinite(timeout)):
-            raise ValueError(f"timeout must be a finite number above 0, got {timeout}")
+            raise must("timeout", timeout, "be a finite number above 0")
         if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
             raise ValueError("api-key must be printable ASCII characters")
         self.timeout = timeout

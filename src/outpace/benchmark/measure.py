@@ -16,6 +16,7 @@ from outpace.api.answers import read_prompts
 from outpace.api.chat_template import Message
 from outpace.benchmark.client import Client, RequestBody, explain_error
 from outpace.benchmark.load_figures import LoadFigures, RequestRecord, compute_figures
+from outpace.errors import must
 from outpace.evaluation.run import questions_of
 
 SendRequest = Callable[[RequestBody], Coroutine[Any, Any, None]]
@@ -33,7 +34,7 @@ class ClosedLoop:
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= MAX_STREAMS:
-            raise ValueError(f"concurrency must be 1 to {MAX_STREAMS}, got {self.concurrency}")
+            raise must("concurrency", self.concurrency, f"be 1 to {MAX_STREAMS}")
 
     @property
     def value(self) -> float:
@@ -63,7 +64,7 @@ class Poisson:
 
     def __post_init__(self) -> None:
         if not (self.rate > 0 and math.isfinite(self.rate)):
-            raise ValueError(f"rate must be a finite number above 0, got {self.rate}")
+            raise must("rate", self.rate, "be a finite number above 0")
 
     @property
     def value(self) -> float:
@@ -108,8 +109,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.endpoint not in get_args(Endpoint):
-            known = " or ".join(get_args(Endpoint))
-            raise ValueError(f"endpoint must be {known}, got {self.endpoint!r}")
+            raise must("endpoint", self.endpoint, f"be {' or '.join(get_args(Endpoint))}")
         if self.endpoint == "completions":
             for number, prompt in enumerate(self.prompts, 1):
                 if not isinstance(prompt, str):

@@ -38,6 +38,7 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.decoding import CAUSAL_KINDS
+from outpace.errors import must
 from outpace.evaluation.likelihood import CausalLikelihood, MonteCarloLikelihood
 from outpace.evaluation.protocol import method_from_options
 from outpace.evaluation.samples import Samples, output_record, resume_samples
@@ -85,7 +86,7 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         if not llm.text.eos:
             raise ValueError(f"the tokenizer of {llm.name} has no end-of-sequence token")
         if not str(batch_size).isdigit():
-            raise ValueError(f"batch_size must be an integer, got {batch_size!r}")
+            raise must("batch_size", batch_size, "be an integer")
         self.llm = llm
         self.tokenizer = llm.text.tokenizer
         self.batch = int(batch_size)

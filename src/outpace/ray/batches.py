@@ -19,7 +19,7 @@ from outpace.api.text import Prompt
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.load import load_config
 from outpace.engine.pairing import MethodSelector
-from outpace.errors import OptionError
+from outpace.errors import OptionError, must
 from outpace.evaluation.samples import output_from_record, output_record
 from outpace.methods.options import MethodSpec
 from outpace.ray.cluster import allocate_resources, check_replica_count, join_cluster
@@ -82,8 +82,7 @@ class Fleet:
             Refused: If a request cannot be run.
         """
         if batch < 1:
-            message = f"batch must be an integer of at least 1, got {batch!r}"
-            raise OptionError("batch", batch, message)
+            raise must("batch", batch, "be an integer of at least 1")
         block: PromptBlock = []
         common: Mapping[str, Any] | None = None
         for number, (prompt, options) in enumerate(requests):

@@ -16,6 +16,7 @@ from jinja2 import TemplateError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.fingerprint import Fingerprint
+from outpace.errors import must
 from outpace.evaluation.generated import story, sudoku, table
 from outpace.evaluation.generated.problems import Problem
 from outpace.models.config import ModelConfig
@@ -376,7 +377,7 @@ class Data:
                 f"drills and plain need a path of {STORY_PREFIX}train, got {self.path!r}"
             )
         if len(self.turn_counts) != len(self.paths) or min(self.turn_counts, default=0) < 1:
-            raise ValueError(f"turns must be one count of at least 1 per path, got {self.turns}")
+            raise must("turns", self.turns, "be one count of at least 1 per path")
         try:
             re.compile(self.mark or "")
         except re.error as error:

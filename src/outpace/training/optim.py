@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
@@ -34,11 +34,11 @@ class Optim:
         clip: maximum gradient norm; 0 disables clipping.
     """
 
-    optimizer: str = "adamw"
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: Annotated[float, Bounds(0, 100, above=True)] = 3e-4
     warmup: NonNegativeInt = 50
     decay: Fraction = 0.35
-    schedule: str = "linear"
+    schedule: Literal["linear", "cosine"] = "linear"
     least: Fraction = 0.0
     weight_decay: Annotated[float, Bounds(0, 100)] = 0.02
     betas: tuple[Momentum, Momentum] = (0.9, 0.98)
@@ -46,10 +46,6 @@ class Optim:
     clip: Weight = 1.0
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("adamw", "muon"):
-            raise ValueError(f"optimizer {self.optimizer!r} is unknown; choose adamw or muon")
-        if self.schedule not in ("linear", "cosine"):
-            raise ValueError(f"schedule {self.schedule!r} is unknown; choose linear or cosine")
         check_bounds(self)
 
     def build_optimizers(self, model: nn.Module) -> list[Optimizer]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.attention.ranges import causal_ranges
+from outpace.errors import must
 from outpace.training.data import Example
 
 Ints = NDArray[np.int64]
@@ -144,9 +145,7 @@ def pad_response(
 def check_canvas(bounds: tuple[int, int] | None) -> None:
     """Raise `ValueError` unless the bounds of a canvas are positive and in order."""
     if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
-        raise ValueError(
-            f"canvas must be a minimum length of at least 1 and a maximum, got {bounds}"
-        )
+        raise must("canvas", bounds, "be a minimum length of at least 1 and a maximum")
 
 
 def masked_rows(

@@ -56,8 +56,6 @@ class BlockDiffusion(Objective):
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.weighting not in ("inverse", "uniform"):
-            raise ValueError(f"weighting must be inverse or uniform, got {self.weighting!r}")
         if self.complement and self.weighting != "uniform":
             raise ValueError(f"complement needs weighting uniform, got {self.weighting!r}")
 

@@ -20,6 +20,7 @@ from outpace.decoding.blocks import (
     select_block_holes,
 )
 from outpace.decoding.target import Kind
+from outpace.errors import must
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
 from outpace.training.field_types import (
@@ -109,10 +110,10 @@ class Pipeline:
         """Fill the holes that decoding would fill, given their scores `f32[scored]`."""
         forced = (self.is_first | (self.filled_fraction() >= D2F_ACTIVATE).roll(1)).tolist()
         counts = self.block_numbers[self.open_holes].bincount(minlength=len(self.sizes)).tolist()
-        for holes, sure, must in zip(
+        for holes, sure, is_forced in zip(
             self.open_holes.split(counts), scores.cpu().split(counts), forced, strict=True
         ):
-            chosen = select_block_holes(sure.numpy(), sure.numpy(), confidence, is_active=must)
+            chosen = select_block_holes(sure.numpy(), sure.numpy(), confidence, is_active=is_forced)
             self.unfilled[holes[torch.from_numpy(chosen)]] = False
 
     def filled_fraction(self) -> Tensor:
@@ -176,15 +177,13 @@ class D2F(Objective):
     def __post_init__(self) -> None:
         check_bounds(self)
         if not 0 < self.noise[0] <= self.noise[1] <= 1:
-            raise ValueError(
-                f"noise must be two fractions above 0 in ascending order, got {self.noise}"
-            )
+            raise must("noise", self.noise, "be two fractions above 0 in ascending order")
         if self.unroll and self.easy:
             raise ValueError("easy cannot be combined with unroll; set one of them to 0")
         if self.unroll and not self.monotone:
             raise ValueError("monotone = false cannot be combined with unroll; remove one of them")
         if self.reverse and self.hard:
-            raise ValueError(f"hard must be 0 with reverse, got {self.hard}")
+            raise must("hard", self.hard, "be 0 with reverse")
         check_canvas(self.canvas)
 
     @property
@@ -215,9 +214,8 @@ class D2F(Objective):
                 "with mdlm first"
             )
         if self.block >= config.max_length:
-            raise ValueError(
-                f"block must be below the model's length of {config.max_length}, got {self.block}"
-            )
+            length = config.max_length
+            raise must("block", self.block, f"be below the model's length of {length}")
         return replace(self, shift=config.shift, mask_id=config.mask_id)
 
     def rows(self, example: Example, rng: Generator) -> Rows:

@@ -15,6 +15,7 @@ from numpy.random import Generator
 from torch import Tensor
 
 from outpace.decoding.target import CAUSAL_KINDS
+from outpace.errors import must
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
 from outpace.training.field_types import (
@@ -75,14 +76,10 @@ class WeDLM(Objective):
     def __post_init__(self) -> None:
         check_bounds(self)
         if not self.block_lengths:
-            raise ValueError("block must be a length of at least 1, or several, got ()")
+            raise must("block", self.block, "be a length of at least 1, or several")
         low, high = self.ratios
         if not 0 <= low <= high <= 1:
-            raise ValueError(f"ratios must be two fractions in ascending order, got {self.ratios}")
-        if self.weighting not in ("normalised", "inverse", "uniform"):
-            raise ValueError(
-                f"weighting must be normalised, inverse or uniform, got {self.weighting!r}"
-            )
+            raise must("ratios", self.ratios, "be two fractions in ascending order")
 
     @property
     def block_lengths(self) -> tuple[int, ...]:
