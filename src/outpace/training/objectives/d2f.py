@@ -201,11 +201,6 @@ class D2F(Objective):
         """False for unrolled decoding, which stops when all positions are filled."""
         return not self.unroll
 
-    @property
-    def single_forward(self) -> Self:
-        """The objective with at most one unrolled state."""
-        return replace(self, unroll=min(self.unroll, 1))
-
     def bind(self, config: ModelConfig) -> Self:
         """Set shift and mask token; `ValueError` unless it is a diffusion model."""
         if config.kind is not Kind.DIFFUSION:
