@@ -28,11 +28,10 @@ FLOORS = {
             "version"
         ),
         "api": (
-            "attention checkpoints constraint decoding engine errors jsonl lock measurements "
-            "methods models"
+            "attention checkpoints constraint decoding engine errors measurements methods models"
         ),
         "__init__": "api constraint errors version",
-        "evaluation": "api checkpoints decoding errors jsonl methods",
+        "evaluation": "api checkpoints decoding engine errors jsonl lock methods",
         "benchmark": "api checkpoints decoding errors evaluation jsonl methods models",
         "training": (
             "api attention checkpoints decoding errors evaluation lock models provenance recipes"

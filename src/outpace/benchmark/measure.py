@@ -12,11 +12,11 @@ from pathlib import Path
 from time import perf_counter as clock
 from typing import Any, ClassVar, Literal, get_args
 
-from outpace.api.answers import read_prompts
 from outpace.api.chat_template import Message
 from outpace.benchmark.client import Client, RequestBody, explain_error
 from outpace.benchmark.load_figures import LoadFigures, RequestRecord, compute_figures
 from outpace.errors import must
+from outpace.evaluation.answers import read_prompts
 from outpace.evaluation.run import questions_of
 
 SendRequest = Callable[[RequestBody], Coroutine[Any, Any, None]]

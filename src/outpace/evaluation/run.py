@@ -8,10 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from outpace.api.answers import AnswerBackend
 from outpace.api.llm import LLM
 from outpace.api.options import Options, RequestOptions
 from outpace.errors import must
+from outpace.evaluation.answers import AnswerBackend
 from outpace.evaluation.protocol import Question, find_setting
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.samples import output_record, questions_hash, resume_samples

@@ -11,9 +11,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from outpace.api.answers import append_record, open_for_append
 from outpace.api.output import Output
 from outpace.decoding import Step
+from outpace.evaluation.answers import append_record, open_for_append
 from outpace.evaluation.protocol import Question
 from outpace.jsonl import JsonRecord, parse_record
 

@@ -11,7 +11,6 @@ import ray.data
 import torch
 from ray.data import ActorPoolStrategy, DataContext
 
-from outpace.api.answers import InvalidRequestError
 from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
@@ -20,6 +19,7 @@ from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.load import load_config
 from outpace.engine.pairing import MethodSelector
 from outpace.errors import OptionError, must
+from outpace.evaluation.answers import InvalidRequestError
 from outpace.evaluation.samples import output_from_record, output_record
 from outpace.methods.options import MethodSpec
 from outpace.ray.cluster import allocate_resources, check_replica_count, join_cluster
