@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from outpace.checkpoints.load import zoo_names
-from outpace.training.recipe import load_recipe
-from refusal import refuses
-from reproduce import trained
-from reproduce.figure import (
+from outpace.benchmark.reproduce import trained
+from outpace.benchmark.reproduce.figure import (
     FOLDER,
     PAPERS,
     Claim,
@@ -21,8 +18,11 @@ from reproduce.figure import (
     find_at,
     read,
 )
-from reproduce.trained import needed, words_of
-from reproduce.verdict import NAMES, judge, published
+from outpace.benchmark.reproduce.trained import needed, words_of
+from outpace.benchmark.reproduce.verdict import NAMES, judge, published
+from outpace.checkpoints.load import zoo_names
+from outpace.training.recipe import load_recipe
+from refusal import refuses
 
 EVERY = [figure for paper in PAPERS for figure in figures(paper)]
 each = pytest.mark.parametrize("figure", EVERY, ids=lambda f: f"{f.paper}:{f.name}")
