@@ -30,7 +30,7 @@ class Claim:
     """A property of the published figure that the measured one must share.
 
     Attributes:
-        says: the claim in words.
+        text: the claim in words.
         line: number of the line, counted from 1.
         trend: `rises` or `falls` from its first setting to its last; `higher` or `lower` than
             another line at each setting; `unbeaten` by another line, in accuracy and speed.
@@ -41,7 +41,7 @@ class Claim:
         scales: the scales that have its lines.
     """
 
-    says: str
+    text: str
     line: int
     trend: str
     key: str = "tokens_per_forward"
@@ -54,7 +54,7 @@ class Claim:
         if self.trend not in TRENDS:
             raise ValueError(f"unknown trend {self.trend!r}; known are {', '.join(TRENDS)}")
         if (self.than is None) != (self.trend in TRENDS[:2]):
-            raise ValueError(f"{self.says!r} needs {'no' if self.than else 'another'} line: than")
+            raise ValueError(f"{self.text!r} needs {'no' if self.than else 'another'} line: than")
         if unknown := sorted(set(self.scales) - set(SCALES)):
             raise ValueError(f"unknown scales {unknown}; known are {', '.join(SCALES)}")
 

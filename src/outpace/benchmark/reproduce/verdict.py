@@ -40,16 +40,16 @@ def judge(claim: Claim, lines: Lines) -> Verdict:
     mine = lines[claim.line - 1]
     key = speed_of(mine[0]) if claim.key == "speed" else claim.key
     if claim.than is None:
-        holds, told = changed(mine[0], mine[-1], key, up=claim.trend == "rises")
-        told = f"{mine[0]['setting']} to {mine[-1]['setting']}: {told}"
-        return Verdict(claim.says, holds, told)
+        holds, change = changed(mine[0], mine[-1], key, up=claim.trend == "rises")
+        settings = f"{mine[0]['setting']} to {mine[-1]['setting']}"
+        return Verdict(claim.text, holds, f"{settings}: {change}")
     other = lines[claim.than - 1]
     if claim.trend == "unbeaten":
-        return unbeaten(claim.says, mine, other, key)
+        return unbeaten(claim.text, mine, other, key)
     pairs = list(zip(other, mine, strict=True))
     found = [changed(a, b, key, up=claim.trend == "higher") for a, b in pairs]
     told = "; ".join(at(b["setting"]) + t for (_, b), (_, t) in zip(pairs, found, strict=True))
-    return Verdict(claim.says, all(holds for holds, _ in found), told)
+    return Verdict(claim.text, all(holds for holds, _ in found), told)
 
 
 def at(setting: str) -> str:
