@@ -184,10 +184,10 @@ class LoadLevel:
 
         async def send_and_record(body: RequestBody) -> None:
             self.sent += 1
-            exchange = await client.send_request(body)
-            self.records.append(exchange)
-            self.tokens += (exchange.error is None and exchange.tokens) or 0
-            self.failed += exchange.error is not None
+            record = await client.send_request(body)
+            self.records.append(record)
+            self.tokens += (record.error is None and record.tokens) or 0
+            self.failed += record.error is not None
             self.seconds, self.cpu = clock() - began, time.process_time() - cpu
             progress(self)
 
@@ -234,17 +234,17 @@ def count_requests(levels: Sequence[LoadLevel], warmup: int) -> int:
     return 1 + sum(warmup + level.requests for level in levels)
 
 
-def check_response(exchange: RequestRecord, workload: Workload) -> None:
+def check_response(record: RequestRecord, workload: Workload) -> None:
     """Raise `ValueError` if a request failed, or its answer does not report its tokens."""
-    if exchange.error is not None:
-        raise ValueError(f"model {workload.model!r} did not answer: {explain_failure(exchange)}")
-    if exchange.tokens is None:
+    if record.error is not None:
+        raise ValueError(f"model {workload.model!r} did not answer: {explain_failure(record)}")
+    if record.tokens is None:
         raise ValueError(
             "the server does not report the number of streamed tokens; it must support "
             "stream_options.include_usage"
         )
 
 
-def explain_failure(exchange: RequestRecord) -> str:
+def explain_failure(record: RequestRecord) -> str:
     """Explain a failed request in one line."""
-    return explain_error(exchange.error or "", exchange.error_message)
+    return explain_error(record.error or "", record.error_message)

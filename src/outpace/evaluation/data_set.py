@@ -80,7 +80,7 @@ def nested_texts(value: Any) -> Iterator[str]:
 TRAINING_FILE, HELD_OUT_FILE, CARD_FILE = "train.jsonl", "held.jsonl", "data.json"
 
 FIXED_FIELDS = "fingerprint", "options", "held_out"
-"""Fields of a card that a further run must repeat."""
+"""Fields of a card that a later run must repeat."""
 
 Progress = Callable[[str, int, int, int], None]
 """Receives the name of a file, and the counts of `answer_file`."""

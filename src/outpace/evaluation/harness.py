@@ -286,7 +286,7 @@ def run_tasks(
     Args:
         harness: The model.
         tasks: Names of tasks.
-        include: Folder with further task definitions.
+        include: Folder with other task definitions.
         shots: Number of few-shot examples; the task's own if None.
         limit: Number of questions per task; all if None.
         chat: Whether to apply the chat template.

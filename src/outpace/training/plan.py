@@ -178,7 +178,7 @@ def plan_recipe(recipe: Recipe, processes: int = 1) -> Plan:
     forwards, vocab = objective.forward_count, config.draft_vocab or config.vocab
     half, itemsize = train.precision == "bf16", DTYPES[recipe.model.dtype].itemsize
     logits = 4 * LOGIT_COPIES * min(forwards * most_scored * vocab, ENTRIES)
-    kept, layer = row_bytes(config, half=half, recompute=train.recompute)
+    saved, layer = row_bytes(config, half=half, recompute=train.recompute)
 
     reading = objective.feature_spec(config)
     width = reading.feature_width(targets[0].config) if reading is not None else 0
@@ -206,7 +206,7 @@ def plan_recipe(recipe: Recipe, processes: int = 1) -> Plan:
         frozen=(frozen_bytes(recipe, model, targets) + 4 * teacher) / parts,
         copies=copied_bytes(model, half=half, sharded=parts > 1),
         optimizer=states / parts,
-        activations=largest * (forwards * kept + width * itemsize),
+        activations=largest * (forwards * saved + width * itemsize),
         transient=max(logits, largest * layer),
         features=example * missing * width * itemsize,
         work=2 * forwards * train.steps * (work + taught)
@@ -251,9 +251,9 @@ def row_bytes(config: ModelConfig, *, half: bool, recompute: bool) -> tuple[int,
     both after their norms; projected, normalised and rotated queries, keys and values, those for
     all heads, and the output of attention; and the MLP's gate, its activation, input and output.
     """
-    heads = config.heads + config.kv_heads
+    projected = config.heads + config.kv_heads
     shared = 2 * config.heads if config.heads > config.kv_heads else 0
-    attention = heads * (2 + config.qk_norm) + config.kv_heads + shared + 2 * config.heads
+    attention = projected * (2 + config.qk_norm) + config.kv_heads + shared + 2 * config.heads
     experts = config.experts_per_row or 1
     values = 2 * config.dim + attention * config.head_dim + 4 * config.mlp * experts
     layer = 8 * config.dim + (2 if half else 4) * values

@@ -235,8 +235,8 @@ class UnrolledAttention:
         own = [(q * key).sum(-1)[self.places].transpose(1, 2)[..., None] for key in keys]
         weights = torch.cat((before, *own), -1).softmax(-1)
         length = before.shape[-1]
-        seen = torch.einsum("bhlm,bmhd->blhd", weights[..., :length], base[self.places])
-        out = seen[self.is_real]
+        attended = torch.einsum("bhlm,bmhd->blhd", weights[..., :length], base[self.places])
+        out = attended[self.is_real]
         for at, value in enumerate(values, length):
             out = out + weights[..., at].transpose(1, 2)[self.is_real][..., None] * value
         return out

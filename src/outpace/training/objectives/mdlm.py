@@ -237,5 +237,5 @@ class MDLM(Objective):
     def with_holes(self, tokens: Ints, masked: Bools, weights: Floats) -> Rows:
         """Build rows with full attention, some of them masked."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
-        seen = full_ranges(len(tokens))
-        return masked_rows(tokens, masked, weights, seen, shift=self.shift, mask_id=self.mask_id)
+        ranges = full_ranges(len(tokens))
+        return masked_rows(tokens, masked, weights, ranges, shift=self.shift, mask_id=self.mask_id)
