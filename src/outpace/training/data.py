@@ -19,8 +19,8 @@ from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.errors import must
 from outpace.evaluation.generated import story, sudoku, table
 from outpace.evaluation.generated.problems import Problem
+from outpace.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
 from outpace.models.config import ModelConfig
-from outpace.training.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
 
 STORY_PREFIX, HUB_PREFIX = "story:", "hub:"
 PROBLEM_GENERATORS = {

@@ -20,8 +20,8 @@ from outpace.api.llm import LLM
 from outpace.evaluation.protocol import method_from_options
 from outpace.evaluation.scoring import SCORERS
 from outpace.evaluation.scoring.expressions import final_number
+from outpace.field_types import Count, NonNegativeInt, check_bounds
 from outpace.training.data import PROBLEM_GENERATORS, STORY_PREFIX, Data, Examples
-from outpace.training.field_types import Count, NonNegativeInt, check_bounds
 from outpace.training.objective import Objective
 from outpace.training.report import MetricAccumulator, compute_means
 from outpace.training.rows import pack_documents

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Annotated, Literal, Self
 
 from outpace.errors import must
+from outpace.field_types import Bounds, Count, PositiveFloat, RandomSeed, check_bounds
 from outpace.training import trackers
-from outpace.training.field_types import Bounds, Count, PositiveFloat, RandomSeed, check_bounds
 
 MAX_BATCH, MAX_BATCH_TOKENS = 2**16, 2**26
 """Maximum examples and maximum tokens of an update."""

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from outpace.checkpoints.adapter import LowRank
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.families.family import part_sizes
+from outpace.field_types import Bounds, PositiveFloat, check_bounds
 from outpace.models.transformer import Stack
-from outpace.training.field_types import Bounds, PositiveFloat, check_bounds
 
 MAX_RANK = 2**16
 """Upper bound of `LoRA.rank`."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from outpace.training.field_types import Bounds, Fraction, NonNegativeInt, Weight, check_bounds
+from outpace.field_types import Bounds, Fraction, NonNegativeInt, Weight, check_bounds
 
 HEADS = ("unembedding", "transition", "acceptance")
 """Output heads of models and drafts: of tokens, of tokens after a token, and of acceptance."""

@@ -21,13 +21,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from outpace.checkpoints.load import resolve_checkpoint
+from outpace.field_types import check_values
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.recipes import find_recipe
 from outpace.training import targets, weights
 from outpace.training.data import Data, Examples, limit_length
-from outpace.training.field_types import check_values
 from outpace.training.held_out import HeldOut
 from outpace.training.loop import Loop
 from outpace.training.lora import LoRA

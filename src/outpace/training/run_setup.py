@@ -13,8 +13,8 @@ from accelerate.utils import DistributedDataParallelKwargs
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.load import load_tokenizer
+from outpace.field_types import check_values
 from outpace.models.transformer import Stack, Transformer
-from outpace.training.field_types import check_values
 from outpace.training.loop import Loop
 from outpace.training.objective import Objective, ignore_norm_advice
 from outpace.training.optim import Optim

@@ -10,9 +10,9 @@ import torch
 from numpy.random import Generator
 
 from outpace.decoding.target import Kind
+from outpace.field_types import Bounds, Count, OpenFraction, TokenId, Weight, check_bounds
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.field_types import Bounds, Count, OpenFraction, TokenId, Weight, check_bounds
 from outpace.training.objective import Objective
 from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join_rows, pad_response
 

@@ -21,9 +21,7 @@ from outpace.decoding.blocks import (
 )
 from outpace.decoding.target import Kind
 from outpace.errors import must
-from outpace.models.config import ModelConfig
-from outpace.training.data import Example
-from outpace.training.field_types import (
+from outpace.field_types import (
     Bounds,
     Count,
     Fraction,
@@ -32,6 +30,8 @@ from outpace.training.field_types import (
     Weight,
     check_bounds,
 )
+from outpace.models.config import ModelConfig
+from outpace.training.data import Example
 from outpace.training.layer_attention import hidden_states, plan_row_attention
 from outpace.training.objective import (
     Loss,

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 from outpace.attention.ranges import causal_ranges
 from outpace.decoding.target import MASKED_DRAFT_KINDS
+from outpace.field_types import Bounds, Count, Fraction, TokenId, Weight, check_bounds
 from outpace.models.attention import Attend
 from outpace.models.config import ModelConfig
 from outpace.models.draft import BlockDraft, ChainedDraft, DFlashFusedDraft, Draft, DSparkDraft
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
-from outpace.training.field_types import Bounds, Count, Fraction, TokenId, Weight, check_bounds
 from outpace.training.layer_attention import (
     block_attention,
     plan_row_attention,

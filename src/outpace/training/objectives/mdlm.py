@@ -16,9 +16,7 @@ import torch
 from numpy.random import Generator
 
 from outpace.attention.ranges import full_ranges
-from outpace.models.config import ModelConfig
-from outpace.training.data import Example
-from outpace.training.field_types import (
+from outpace.field_types import (
     Bounds,
     Count,
     Fraction,
@@ -28,6 +26,8 @@ from outpace.training.field_types import (
     Weight,
     check_bounds,
 )
+from outpace.models.config import ModelConfig
+from outpace.training.data import Example
 from outpace.training.objective import Objective
 from outpace.training.objectives.sft import SFT
 from outpace.training.rows import (

@@ -16,9 +16,7 @@ from torch import Tensor
 
 from outpace.decoding.target import CAUSAL_KINDS
 from outpace.errors import must
-from outpace.models.config import ModelConfig
-from outpace.training.data import Example
-from outpace.training.field_types import (
+from outpace.field_types import (
     Count,
     Fraction,
     NonNegativeInt,
@@ -26,6 +24,8 @@ from outpace.training.field_types import (
     Weight,
     check_bounds,
 )
+from outpace.models.config import ModelConfig
+from outpace.training.data import Example
 from outpace.training.layer_attention import hidden_states
 from outpace.training.objective import Loss, Models, Objective, cross_entropy
 from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join_rows, next_token_rows
