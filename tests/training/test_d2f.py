@@ -50,16 +50,12 @@ def test_fractions_without_order_are_independent() -> None:
     assert drawn.tolist() == pytest.approx([0.45, 0.2, 0.7])
 
 
-def test_marks_weigh_more_and_blocks_of_padding_may_be_left_out() -> None:
+def test_marks_weigh_more() -> None:
     padded = replace(PLAIN, canvas=(9, 9), noise=(1.0, 1.0), mark_weight=3.0)
-    every, some = (
-        replace(padded, end_blocks=wanted).rows(EXAMPLE, np.random.default_rng(0))
-        for wanted in (True, False)
-    )
-    assert torch.equal(every.ids, some.ids) and every.ids[2:].tolist() == [MASK] * 9
+    every = padded.rows(EXAMPLE, np.random.default_rng(0))
+    assert every.ids[2:].tolist() == [MASK] * 9
     weights = [weight for _, weight in scored_rows(every).values()]
     assert weights == [1, 3, 1, 3, 1, 1, 1, 1, 1] and every.normaliser == 13
-    assert [label for label, _ in scored_rows(some).values()] == [7, 8, 9, 4, 3, 3]
 
 
 @pytest.mark.parametrize("adapted", [False, True])

@@ -30,7 +30,6 @@ class Optim:
         least: fraction of `lr` at the end of the decay.
         weight_decay: decoupled decay of matrices.
         betas: of AdamW.
-        momentum: of Muon.
         clip: maximum gradient norm; 0 disables clipping.
     """
 
@@ -42,7 +41,6 @@ class Optim:
     least: Fraction = 0.0
     weight_decay: Annotated[float, Bounds(0, 100)] = 0.02
     betas: tuple[Momentum, Momentum] = (0.9, 0.98)
-    momentum: Momentum = 0.95
     clip: Weight = 1.0
 
     def __post_init__(self) -> None:
@@ -76,7 +74,6 @@ class Optim:
                     matrices,
                     lr=self.lr,
                     weight_decay=self.weight_decay,
-                    momentum=self.momentum,
                     adjust_lr_fn="match_rms_adamw",
                 )
             )

@@ -102,18 +102,16 @@ class Response:
         tokens: `i64[n]`, without the prompt.
         token_weights: `f64[n]`.
         marked: `bool[n]`, see `Data.mark`.
-        content_length: length without padding.
     """
 
     tokens: Ints
     token_weights: Floats
     marked: Bools
-    content_length: int
 
     @classmethod
     def without_padding(cls, tokens: Ints) -> Response:
         """Create a response without padding or marks, of weight 1."""
-        return cls(tokens, np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool), len(tokens))
+        return cls(tokens, np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -139,7 +137,7 @@ def pad_response(
     padding = length - len(response)
     tokens = np.array([*response, *[response[-1]] * padding])
     marked = np.array([*example.marks, *[False] * padding])
-    return Response(tokens, np.array([*weights, *[end_weight] * padding]), marked, len(response))
+    return Response(tokens, np.array([*weights, *[end_weight] * padding]), marked)
 
 
 def check_canvas(bounds: tuple[int, int] | None) -> None:

@@ -152,7 +152,6 @@ class D2F(Objective):
             tokens start masked, and after each forward those that decoding would fill are filled
             with their true tokens. 0 uses random noise.
         confidence: confidence threshold of this simulated decoding.
-        end_blocks: whether blocks of padding only are scored.
         mark_weight: weight of marked tokens (see `Data.mark`).
         shift: 1 if row p - 1 predicts slot p, 0 if row p does; set by the model.
         mask_id: the mask token; set by the model.
@@ -169,7 +168,6 @@ class D2F(Objective):
     easy: Fraction = 0.0
     unroll: NonNegativeInt = 0
     confidence: Fraction = D2F_CONFIDENCE
-    end_blocks: bool = True
     mark_weight: Weight = 1.0
     shift: Annotated[int, Bounds(0, 1)] | None = None
     mask_id: TokenId | None = None
@@ -244,12 +242,9 @@ class D2F(Objective):
         # Slot 0 has no row before it, so a shifted model cannot predict it.
         predictable = places + len(prompt) >= self.shift
         masked = (draws < shares[number]) & predictable
-        scored = predictable
-        if not self.end_blocks:
-            scored = predictable & (number * self.block < answer.content_length)
-        if not (masked & scored).any():
-            masked[np.where(scored, draws, 2.0).argmin()] = True
-        weights = np.where(masked & scored, answer.token_weights, 0.0)
+        if not masked.any():
+            masked[np.where(predictable, draws, 2.0).argmin()] = True
+        weights = np.where(masked, answer.token_weights, 0.0)
         padding = (len(prompt), 0)
         lengths = [len(prompt), *np.bincount(number).tolist()]
         rows = masked_rows(

@@ -43,6 +43,9 @@ from outpace.training.rows import (
     pad_response,
 )
 
+MIN_MASKS = 2
+"""Minimum masks of a short or anchored suffix."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MDLM(Objective):
@@ -68,7 +71,6 @@ class MDLM(Objective):
         starts: fraction of suffixes that start on a marked token (see `Data.mark`).
         short: fraction of suffixes with a random small number of masks instead of all up to the
             end of the canvas, as with a limited lookahead.
-        shortest: minimum masks of a short suffix.
         anchors: suffixes per anchored example.
         longest: maximum masks of an anchored suffix.
         scored: fraction of anchored examples whose clean copy is causal and scored.
@@ -89,7 +91,6 @@ class MDLM(Objective):
     causal: Fraction = 0.0
     starts: Fraction = 0.0
     short: Fraction = 0.5
-    shortest: Count = 2
     anchors: Count = 6
     longest: Count = 16
     scored: Fraction = 0.0
@@ -212,7 +213,7 @@ class MDLM(Objective):
 
     def sample_mask_count(self, most: int, rng: Generator) -> int:
         """Draw a number of masks, log-uniformly."""
-        least = min(self.shortest, most)
+        least = min(MIN_MASKS, most)
         return int(least * (most / least) ** rng.random())
 
     def position_weights(self, masks: int) -> Floats:
