@@ -157,7 +157,6 @@ class Client:
 
 
 async def read_response(response: ClientResponse, record: RequestRecord, *, streamed: bool) -> None:
-    """Read a complete response; raise `RequestError` if it is not a valid answer."""
     if response.status != 200:
         raise RequestError(str(response.status), error_message(await response.read()))
     if not streamed:
@@ -169,7 +168,6 @@ async def read_response(response: ClientResponse, record: RequestRecord, *, stre
 
 
 async def read_stream(response: ClientResponse, record: RequestRecord) -> None:
-    """Read events up to the last one, `[DONE]`."""
     reader = EventReader()
     async for data in response.content.iter_any():
         now = clock()

@@ -48,7 +48,6 @@ class RequestRecord:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between events."""
         return [after - before for before, after in pairwise(self.events)]
 
     @property
@@ -60,7 +59,6 @@ class RequestRecord:
 
     @property
     def e2e(self) -> float:
-        """Seconds from sending the request to the end of the answer."""
         return self.ended - self.began
 
 
@@ -103,12 +101,10 @@ def compute_figures(
 
 
 def rate_per_second(count: int, seconds: float) -> float | None:
-    """Return a count per second; None if no time has passed."""
     return round(count / seconds, 3) if seconds > 0 else None
 
 
 def time_distribution(seconds: Iterable[float | None]) -> LoadFigures | None:
-    """Return mean and percentiles of the times that are not None, in milliseconds."""
     return value_distribution([1e3 * value for value in seconds if value is not None])
 
 
@@ -138,7 +134,6 @@ def value_distribution(values: Sequence[float]) -> LoadFigures | None:
 def compute_goodput(
     records: Sequence[RequestRecord], seconds: float, limits: Mapping[str, float]
 ) -> LoadFigures:
-    """Return complete answers within all limits, per second and as a fraction of all requests."""
     count = sum(meets_limits(record, limits) for record in records)
     return {
         "limits_ms": dict(limits),

@@ -38,7 +38,6 @@ class ClosedLoop:
 
     @property
     def value(self) -> float:
-        """Number of streams."""
         return self.concurrency
 
     async def send_all(self, bodies: Iterable[RequestBody], ask: SendRequest) -> None:
@@ -68,7 +67,6 @@ class Poisson:
 
     @property
     def value(self) -> float:
-        """Requests per second."""
         return self.rate
 
     async def send_all(self, bodies: Iterable[RequestBody], ask: SendRequest) -> None:
@@ -118,11 +116,9 @@ class Workload:
                     )
 
     def request_bodies(self, first: int, count: int) -> Iterator[RequestBody]:
-        """Return the bodies of `count` requests, starting with number `first`."""
         return map(self.request_body, range(first, first + count))
 
     def request_body(self, number: int) -> RequestBody:
-        """Return the body of a request."""
         prompt = self.prompts[number % len(self.prompts)]
         body = {"model": self.model, "seed": self.seed + number, **self.fields}
         if self.stream:
@@ -246,5 +242,4 @@ def check_response(record: RequestRecord, workload: Workload) -> None:
 
 
 def explain_failure(record: RequestRecord) -> str:
-    """Explain a failed request in one line."""
     return explain_error(record.error or "", record.error_message)

@@ -54,14 +54,12 @@ def prompts_of_length(llm: LLM, questions: Sequence[Question], length: int) -> l
 
 
 def cut_prompt(texts: Sequence[Sequence[int]], first: int, length: int) -> list[int]:
-    """Return `length` tokens of the texts, starting with text `first`, repeated as needed."""
     rotated = [*texts[first:], *texts[:first]]
     repeats = -(-length // max(sum(map(len, texts)), 1))
     return list(islice(chain.from_iterable(rotated * repeats), length))
 
 
 def random_prompts(llm: LLM, count: int, length: int) -> list[list[int]]:
-    """Return reproducible random tokens, without mask and end tokens."""
     banned = {*llm.eos, llm.config.mask_id}
     vocab = llm.config.vocab
     substitute = next(token for token in range(vocab) if token not in banned)
@@ -91,12 +89,10 @@ class SideTurn:
 
     @property
     def tokens(self) -> int:
-        """Number of output tokens."""
         return sum(len(output.ids) for output in self.outputs)
 
     @property
     def forwards(self) -> int:
-        """Number of forwards of the target."""
         return sum(output.forwards for output in self.outputs)
 
 
@@ -114,13 +110,11 @@ class Side:
     turns: list[SideTurn] = field(default_factory=list)
 
     def answer_questions(self, questions: Sequence[Question]) -> list[Output]:
-        """Return answers in the order of the questions."""
         requests = ((question.prompt, self.options) for question in questions)
         outputs = dict(self.llm.serve(requests, batch=self.load.batch))
         return [outputs[number] for number in sorted(outputs)]
 
     def run_turn(self, questions: Sequence[Question]) -> SideTurn:
-        """Answer questions as a timed turn."""
         with freeze_garbage():
             cpu, wall = time.process_time(), time.perf_counter()
             outputs = self.answer_questions(questions)
@@ -142,7 +136,6 @@ class Side:
 
 
 def split_questions(count: int, rounds: int) -> list[slice]:
-    """Split `count` questions into contiguous parts, whose sizes differ by at most one."""
     edges = [count * number // rounds for number in range(rounds + 1)]
     return [slice(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
 
@@ -158,14 +151,12 @@ def check_rounds(count: int, rounds: int, batch: int) -> None:
 
 
 def open_turns(side: Side, rounds: int, folder: Path | None) -> AbstractContextManager[Samples]:
-    """Open the file in `folder` with a side's turns of an earlier run, to append to it."""
     header = side.resume_header(rounds)
     name = hashlib.sha256(json.dumps(header, sort_keys=True, default=str).encode()).hexdigest()
     return resume_samples(folder and folder / f"{name[:16]}.jsonl", header)
 
 
 def turn_from_record(record: JsonRecord) -> SideTurn:
-    """Convert a line of the file to a turn; `ValueError` if it is malformed."""
     try:
         outputs = [output_from_record(output) for output in record["outputs"]]
         return SideTurn(outputs, float(record["cpu"]), float(record["wall"]))
@@ -174,7 +165,6 @@ def turn_from_record(record: JsonRecord) -> SideTurn:
 
 
 def turn_to_record(turn: SideTurn) -> JsonRecord:
-    """Convert a turn to a line of the file."""
     outputs = [output_record(output) for output in turn.outputs]
     return {"cpu": turn.cpu, "wall": turn.wall, "outputs": outputs}
 
@@ -237,7 +227,6 @@ def choose_clock(sides: Iterable[Side]) -> TurnClock:
 
 
 def turn_seconds(turn: SideTurn, clock: TurnClock) -> float:
-    """Return the CPU or wall seconds of a turn."""
     return turn.cpu if clock == "cpu" else turn.wall
 
 
@@ -301,7 +290,6 @@ def cost_figures(side: Side, rounds: int) -> SideFigures:
 
 
 def sweep_figures(side: Side) -> SideFigures:
-    """Return a side's line and setting in a sweep, and its load."""
     outputs = [output for turn in side.turns for output in turn.outputs]
     return {
         "line": side.entry.line,
@@ -333,7 +321,6 @@ def turn_costs(turns: Sequence[SideTurn]) -> SideFigures:
 
 
 def milliseconds_per_forward(turns: Sequence[SideTurn], clock: TurnClock) -> float:
-    """Return the median over turns of milliseconds per forward of the target."""
     times = [1e3 * turn_seconds(turn, clock) / turn.forwards for turn in turns if turn.forwards]
     return round(statistics.median(times), 4) if times else 0.0
 

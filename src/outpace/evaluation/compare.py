@@ -87,7 +87,6 @@ def read_results(paths: Iterable[Path]) -> list[ResultRecord]:
 
 
 def read_report(path: Path) -> list[ResultRecord]:
-    """Return the results of one file."""
     try:
         results = json.loads(path.read_bytes())["results"]
         schemas = [result.get("schema") for result in results]
@@ -108,12 +107,10 @@ def read_report(path: Path) -> list[ResultRecord]:
 
 
 def result_title(result: ResultRecord) -> str:
-    """Return the model and the method of a result."""
     return f"{result['model']} {result['method']}"
 
 
 def speed_accuracy(result: ResultRecord, speed: str = "tokens_per_forward") -> SpeedAccuracy:
-    """Return speed and accuracy of a result."""
     return result[speed], result["accuracy"] or 0.0
 
 
@@ -187,7 +184,6 @@ def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str,
 def bootstrap_difference(
     first: BootstrapStatistic, other: BootstrapStatistic, samples: NDArray[np.int64]
 ) -> Difference:
-    """Return the difference of one statistic on the same bootstrap samples."""
     whole = np.arange(samples.shape[1])[None]
     value = float((other(whole) - first(whole))[0])
     spread = other(samples) - first(samples)
@@ -197,13 +193,11 @@ def bootstrap_difference(
 
 
 def accuracy_statistic(result: ResultRecord) -> BootstrapStatistic:
-    """Return the fraction of correct answers as a function of sampled indices."""
     values = np.array([bool(value) for value in result["samples"]["right"]], dtype=float)
     return lambda samples: values[samples].mean(axis=1)
 
 
 def speed_statistic(result: ResultRecord) -> BootstrapStatistic:
-    """Return tokens per forward as a function of sampled indices."""
     tokens, forwards = (np.array(result["samples"][key], float) for key in ("tokens", "forwards"))
     return lambda samples: (
         tokens[samples].sum(axis=1) / np.maximum(forwards[samples].sum(axis=1), 1)

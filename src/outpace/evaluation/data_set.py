@@ -60,7 +60,6 @@ def iterate_grams(text: str) -> Iterator[str]:
 
 
 def iterate_texts(path: Path) -> Iterator[str]:
-    """Yield every text in a file of JSON lines, or the whole of a `.txt` file."""
     if path.suffix == ".txt":
         yield read_content(path).decode("utf-8", "replace")
         return
@@ -69,7 +68,6 @@ def iterate_texts(path: Path) -> Iterator[str]:
 
 
 def nested_texts(value: Any) -> Iterator[str]:
-    """Yield every text in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -237,7 +235,6 @@ def make_data(
 
 
 def find_too_long(llm: LLM, prompts: Sequence[ChatPrompt], options: Options) -> set[int]:
-    """Return the line numbers of prompts that, with their answers, exceed the model's context."""
     lines = set[int]()
     for line, prompt in enumerate(prompts, 1):
         try:
@@ -248,12 +245,10 @@ def find_too_long(llm: LLM, prompts: Sequence[ChatPrompt], options: Options) -> 
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
-    """Write the card of a folder."""
     (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n", "utf-8")
 
 
 def check_card(folder: Path, card: Mapping[str, Any]) -> None:
-    """Raise `ValueError` naming what differs if a folder has data of another run."""
     path = folder / CARD_FILE
     if not path.exists():
         return
@@ -272,7 +267,6 @@ def check_card(folder: Path, card: Mapping[str, Any]) -> None:
 
 
 def count_answers(path: Path, excluded: OverlapIndex, llm: LLM) -> dict[str, Any]:
-    """Return counts of a file: answers, their tokens, truncated ones, and overlaps by file."""
     records = [record for _, record in read_records(path)]
     answers = [
         record["response"] if "response" in record else record["messages"][-1]["content"]

@@ -130,7 +130,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """Token id of end-of-sequence."""
         return int(self.tokenizer.eos_token_id)
 
     @property
@@ -141,12 +140,10 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """Identifier of the chat template in the harness's caches."""
         return self.llm.name.replace("/", "__")
 
     @property
     def max_length(self) -> int:
-        """Context length of the model in tokens."""
         return self.llm.config.max_length
 
     def tok_encode(
@@ -162,7 +159,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return a conversation as the text of the model's chat template."""
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -226,7 +222,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         return [(float(record["logprob"]), bool(record["greedy"])) for record in records]
 
     def open_samples(self) -> AbstractContextManager[Samples]:
-        """Open the file of samples from earlier runs."""
         names = ("max_tokens", "seed", "draws")
         settings = {name: getattr(self, name) for name in names}
         return resume_samples(
@@ -246,7 +241,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
             yield todo[index], output
 
     def likelihood_method(self, known: int) -> CausalLikelihood | MonteCarloLikelihood:
-        """Return the likelihood method for this kind of model."""
         if self.llm.config.kind in CAUSAL_KINDS:
             return CausalLikelihood(known=known)
         return MonteCarloLikelihood(known=known, draws=self.draws, seed=self.seed)
@@ -267,7 +261,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
 
 
 def request_key(kind: str, contents: Any) -> str:
-    """Return a hash that identifies a request."""
     return hashlib.sha256(json.dumps([kind, contents], default=str).encode()).hexdigest()[:32]
 
 
@@ -320,7 +313,6 @@ def run_tasks(
 
 
 def main() -> None:
-    """Run the harness's command line."""
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()

@@ -157,7 +157,6 @@ class Setting:
         ]
 
     def check_shots(self, shots: str | None) -> None:
-        """Raise `ValueError` for a missing or unnecessary file of examples."""
         is_self_contained = self.held_out or not self.shots
         if shots is not None and is_self_contained:
             raise ValueError(
@@ -201,7 +200,6 @@ def method_from_options(name: str, options: Mapping[str, Any]) -> Method:
 
 
 def fill_template(template: str, line: JsonRecord) -> str:
-    """Return a template with the fields of a line; lists are joined by newlines."""
 
     def field_text(placeholder: re.Match[str]) -> str:
         value = line.get(placeholder[1])
@@ -230,7 +228,6 @@ def load_settings(protocol: str) -> list[Setting]:
 
 
 def parse_settings(table: Mapping[str, Any]) -> Iterator[Setting]:
-    """Yield the settings of a file; the fields of a task apply to all of its settings."""
     field_names = {field.name for field in fields(Setting)}
     for task, shared in table["tasks"].items():
         common = dict(shared)

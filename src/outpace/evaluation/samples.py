@@ -90,7 +90,6 @@ def resume_samples(path: Path | None, header: Mapping[str, Any]) -> Iterator[Sam
 
 
 def check_same_run(actual: JsonRecord, expected: JsonRecord, path: Path) -> None:
-    """Raise `ValueError` with the first difference of two runs."""
     for key in [*expected, *actual]:
         if actual.get(key) != expected.get(key):
             raise ValueError(

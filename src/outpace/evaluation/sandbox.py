@@ -75,7 +75,6 @@ def check_sandbox() -> None:
 
 
 def execute_program(program: str, limits: SandboxLimits) -> Verdict:
-    """Run one program in a new process."""
     token = secrets.token_hex(16)
     job = {
         "program": program,
@@ -119,7 +118,6 @@ def send_job(process: subprocess.Popen[bytes], job: bytes) -> None:
 
 
 def parse_verdict(output: bytes, token: str, status: int) -> Verdict:
-    """Return the verdict that the process wrote, or one from its exit status."""
     try:
         verdict = json.loads(output)
     except ValueError:
@@ -132,6 +130,5 @@ def parse_verdict(output: bytes, token: str, status: int) -> Verdict:
 
 
 def printable_line(text: str) -> str:
-    """Return a string as one printable line of at most `MAX_REASON_CHARACTERS` characters."""
     characters = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
     return "".join(characters)[:MAX_REASON_CHARACTERS]

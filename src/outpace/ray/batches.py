@@ -105,7 +105,6 @@ class Fleet:
     def answer_blocks(
         self, block: PromptBlock, batch: int, options: Mapping[str, Any]
     ) -> Iterator[BlockAnswers]:
-        """Return the results of all blocks."""
         if not block:
             return iter(())
         context = DataContext.get_current()

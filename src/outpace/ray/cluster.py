@@ -22,17 +22,14 @@ class ReplicaResources:
 
     @property
     def threads(self) -> int | None:
-        """Decoding threads of a replica; None for the default number."""
         return None if self.gpus else self.cpus
 
     @property
     def actor_options(self) -> dict[str, int]:
-        """The resources as Ray's actor options."""
         return {"num_gpus": self.gpus, "num_cpus": self.cpus}
 
 
 def check_replica_count(replicas: int | None) -> None:
-    """Raise `ValueError` for fewer than one replica."""
     if replicas is not None and replicas < 1:
         raise must("replicas", replicas, "be at least 1")
 

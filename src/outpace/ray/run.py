@@ -69,7 +69,6 @@ def run_replicas(config: Config, replicas: int, max_replicas: int | None, *, sma
 
 
 def check_deployment(config: Config, replicas: int, max_replicas: int | None) -> None:
-    """Raise `ValueError` for invalid arguments, before Ray is started."""
     check_replica_count(replicas)
     if max_replicas is not None and max_replicas < replicas:
         raise must("max_replicas", max_replicas, f"be at least replicas={replicas}")
@@ -80,7 +79,6 @@ def check_deployment(config: Config, replicas: int, max_replicas: int | None) ->
 
 
 def check_serve_not_running() -> None:
-    """Raise `ValueError` if Ray Serve already runs here at another address."""
     try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     except ValueError:

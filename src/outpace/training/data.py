@@ -70,7 +70,6 @@ class GeneratedProblems:
     size: int | None = None
 
     def __call__(self, number: int) -> AnsweredConversation:
-        """Return problem number n as a conversation."""
         return self.read_record(number)[1]
 
     def record_number(self, number: int) -> int:
@@ -78,7 +77,6 @@ class GeneratedProblems:
         return number
 
     def read_record(self, record: int) -> tuple[str, AnsweredConversation]:
-        """Return a problem as a conversation."""
         (problem,) = self.generate(start=record)
         messages = [{"role": "user", "content": problem.question}]
         return f"problem {record}", (messages, problem.answer, True)
@@ -99,7 +97,6 @@ class ShuffledRecords:
         self.epoch_order = -1, np.arange(0)
 
     def __call__(self, number: int) -> AnsweredConversation:
-        """Return conversation number n of the endless stream."""
         return self.read_record(self.record_number(number))[1]
 
     def record_number(self, number: int) -> int:
@@ -111,12 +108,10 @@ class ShuffledRecords:
         return int(self.epoch_order[1][place])
 
     def read_record(self, record: int) -> tuple[str, AnsweredConversation]:
-        """Return a record's location and its conversation."""
         place = self.records.describe_location(record)
         return place, parse_conversation(self.records[record], place, self.fields)
 
     def iterate_records(self) -> Iterator[tuple[str, AnsweredConversation]]:
-        """Yield location and conversation of all records, unshuffled."""
         return map(self.read_record, range(self.count))
 
 
@@ -145,7 +140,6 @@ class JsonLinesFile:
         return len(self.lines)
 
     def __getitem__(self, number: int) -> Any:
-        """Parse a line."""
         try:
             return json.loads(self.lines[number])
         except (ValueError, RecursionError) as error:
@@ -154,7 +148,6 @@ class JsonLinesFile:
             ) from error
 
     def describe_location(self, number: int) -> str:
-        """Return file and line number."""
         return f"{self.path}:{number + 1}"
 
 
@@ -185,11 +178,9 @@ class HubDataset:
         return len(self.rows)
 
     def __getitem__(self, number: int) -> Any:
-        """Return one row."""
         return self.rows[number]
 
     def describe_location(self, number: int) -> str:
-        """Return data set and row number."""
         return f"{HUB_PREFIX}{self.name}, row {number + 1}"
 
 
@@ -282,7 +273,6 @@ def convert_record(record: Any) -> Any:
 
 
 def describe_missing(record: Any, fields: FieldNames | None) -> str:
-    """Describe the fields that a record should have."""
     if fields is not None:
         return f"needs texts in {' and '.join(fields)}, as set by fields"
     found = sorted(record) if isinstance(record, dict) else type(record).__name__
@@ -293,7 +283,6 @@ def describe_missing(record: Any, fields: FieldNames | None) -> str:
 
 
 def check_message(message: Any, place: str) -> None:
-    """Raise `ValueError` for a message whose role or content is not a string."""
     match message:
         case {"role": str(), "content": str(content)}:
             check_utf8(content, place)
@@ -389,12 +378,10 @@ class Data:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All paths as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @property
     def turn_counts(self) -> tuple[int, ...]:
-        """Examples of each path per turn."""
         return (1,) * len(self.paths) if self.turns is None else self.turns
 
 
@@ -436,7 +423,6 @@ class Examples:
             self[number]
 
     def __getitem__(self, number: int) -> Example:
-        """Return example number n."""
         who, place = self.locate_example(number)
         rng = np.random.default_rng([self.seed, number, 0])
         drills = self.data.drills if self.data.paths[who].startswith(STORY_PREFIX) else 0.0
@@ -551,7 +537,6 @@ class Examples:
 
 
 def limit_length(data: Data, models: Sequence[ModelConfig]) -> Data:
-    """Lower `longest` to the smallest maximum length of the models."""
     return replace(data, longest=min(data.longest, *(model.max_length for model in models)))
 
 

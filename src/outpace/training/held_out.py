@@ -229,7 +229,6 @@ class Validator:
         }
 
     def response_text(self, ids: list[int]) -> str:
-        """Return the text of a response without special tokens."""
         return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     def is_right(self, answer: str, response: str) -> bool:

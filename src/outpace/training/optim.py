@@ -92,5 +92,4 @@ class Optim:
 
 
 def is_head(name: str) -> bool:
-    """Return whether a parameter is the matrix of an output head, by its name."""
     return any(part in HEADS for part in name.split("."))

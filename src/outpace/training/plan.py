@@ -101,7 +101,6 @@ class Plan:
 
     @property
     def smallest_card(self) -> int | None:
-        """GB of the smallest card that is large enough; None if none is."""
         return next(
             (size for size in CARD_FLOPS if self.device_bytes <= MAX_CARD_FRACTION * size * 1e9),
             None,
@@ -109,7 +108,6 @@ class Plan:
 
     @property
     def flops(self) -> float:
-        """Assumed operations per second of a device."""
         return CARD_FLOPS[self.smallest_card or max(CARD_FLOPS)]
 
     @property
@@ -148,7 +146,6 @@ class Plan:
 
 
 def format_gib(size: float) -> str:
-    """Format bytes as GiB."""
     return f"{size / 2**30:,.2f} GiB"
 
 
@@ -261,7 +258,6 @@ def row_bytes(config: ModelConfig, *, half: bool, recompute: bool) -> tuple[int,
 
 
 def frozen_bytes(recipe: Recipe, model: Transformer | Draft, targets: list[Transformer]) -> float:
-    """Return the bytes of frozen weights of a model and its target."""
     dtype, form = DTYPES[recipe.model.dtype], recipe.target_format
     size = (size_of(model) - trained_size(model)) * dtype.itemsize
     for target in targets:
@@ -276,7 +272,6 @@ def frozen_bytes(recipe: Recipe, model: Transformer | Draft, targets: list[Trans
 
 
 def build_models(recipe: Recipe) -> tuple[Transformer | Draft, list[Transformer]]:
-    """Build a recipe's trained model and its target, if any, on the default device."""
     given, targets = recipe.model, list[Transformer]()
     if given.target is not None:
         targets = [Transformer(load_config(resolve_metadata(given.target)))]
@@ -302,12 +297,10 @@ def resolve_metadata(name: str) -> Path:
 
 
 def size_of(model: nn.Module) -> int:
-    """Return the number of parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
 def trained_size(model: nn.Module) -> int:
-    """Return the number of trained parameters of a model."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 

@@ -74,7 +74,6 @@ def frequent_tokens(examples: Examples, count: int, vocab: int) -> list[int]:
 
 
 def read_tokens(path: Path, draft: Draft) -> list[int]:
-    """Read the covered tokens of a run; `ValueError` if they are not those of such a draft."""
     try:
         tokens = [int(token) for token in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError) as error:
@@ -113,7 +112,6 @@ class ModelSection:
 
     @property
     def tokenizer_source(self) -> str:
-        """Folder or name from which the tokenizer is loaded."""
         return self.tokenizer or self.target or self.init or ""
 
     def __post_init__(self) -> None:
@@ -168,7 +166,6 @@ class Recipe:
         return None if is_plain else name
 
     def choose_vocabulary(self, draft: Draft, target: Transformer) -> None:
-        """Let the head of a new draft cover the most frequent tokens of the data."""
         if draft.head_tokens is not None:
             data = limit_length(self.data, [draft.config, target.config])
             tokenizer = require_tokenizer(resolve_checkpoint(self.model.tokenizer_source))
@@ -176,7 +173,6 @@ class Recipe:
             choose_vocabulary(draft, examples, Path(self.out))
 
     def build_trainer(self) -> Trainer:
-        """Load the models and build the trainer."""
         model, dtype = self.model, DTYPES[self.model.dtype]
         others = {}
         begun: Transformer | Draft
@@ -265,7 +261,6 @@ def train_recipe(path: str | Path, overrides: Sequence[str] = (), processes: int
 
 
 def launch_processes(path: str | Path, overrides: Sequence[str], processes: int) -> None:
-    """Train a recipe in several processes, each of which runs this module."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -293,7 +288,6 @@ def launch_processes(path: str | Path, overrides: Sequence[str], processes: int)
 
 
 def build_section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
-    """Build a section's dataclass, after checking its keys and values."""
     where = f"[{name}]"
     check_recipe_keys(where, table, [f.name for f in fields(kind)])
     needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
@@ -304,13 +298,11 @@ def build_section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
 
 
 def check_recipe_keys(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise `ValueError` for unknown keys."""
     if unknown := sorted(set(table) - set(known)):
         raise ValueError(f"{where}: unknown {', '.join(unknown)}; allowed are {', '.join(known)}")
 
 
 def apply_override(table: dict[str, Any], override: str) -> None:
-    """Set one dotted key in place; a bare key is looked up in the sections."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"{override!r} is not an override; write key=value, such as optim.lr=1e-3")
@@ -329,7 +321,6 @@ def apply_override(table: dict[str, Any], override: str) -> None:
 
 
 def find_sections(table: Mapping[str, Any], key: str) -> list[str]:
-    """Return the path of the one section that has a key."""
     kinds = {**SECTIONS, "objective": OBJECTIVES.get(table["objective"].get("name"), Objective)}
     found = [name for name, kind in kinds.items() if key in {f.name for f in fields(kind)}]
     if len(found) == 2 and "held_out" in found:  # other sections take precedence

@@ -141,7 +141,6 @@ def pad_response(
 
 
 def check_canvas(bounds: tuple[int, int] | None) -> None:
-    """Raise `ValueError` unless the bounds of a canvas are positive and in order."""
     if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
         raise must("canvas", bounds, "be a minimum length of at least 1 and a maximum")
 

@@ -47,7 +47,6 @@ def check_reference_models(
 
 
 def apply_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
-    """Return the settings with fields replaced by `options`."""
     known: Sequence[str] = [*asdict(loop), *asdict(optim)]
     if unknown := sorted(set(options) - set(known)):
         raise ValueError(f"unknown options {', '.join(unknown)}; allowed are {', '.join(known)}")

@@ -97,7 +97,6 @@ def catch_signals(print_line: Callable[[str], None] = print) -> Iterator[Callabl
 
 
 def exit_exception(number: int) -> BaseException:
-    """Return the exception to raise after a signal: `KeyboardInterrupt`, or `SystemExit`."""
     stops = number in (0, signal.SIGINT)
     return KeyboardInterrupt() if stops else SystemExit(128 + number)
 
@@ -217,7 +216,6 @@ class Trainer:
         )
 
     def build_loss_module(self, others: Mapping[str, Transformer]) -> LossModule:
-        """Build the loss module, with the adapter attached and teachers copied."""
         taught = build_teachers(self.objective, self.model, self.adapter is not None)
         if self.adapter is None:
             weights.mark_trainable(self.model)
@@ -234,7 +232,6 @@ class Trainer:
             return self.resume_training(steps or self.loop.steps)
 
     def resume_training(self, steps: int) -> float:
-        """Train from the last checkpoint."""
         folder, print_line = self.out / "checkpoints", self.accelerator.print
         if self.feature_store is not None:
             scored = self.accelerator.unwrap_model(self.loss_module)
@@ -270,7 +267,6 @@ class Trainer:
         return log.loss
 
     def save_checkpoint(self, folder: Path, progress: checkpoint.TrainingProgress) -> None:
-        """Write a checkpoint; in sharded runs each process writes its part."""
         together = self.accelerator if self.is_sharded else None
         if self.accelerator.is_main_process or self.is_sharded:
             checkpoint.save_checkpoint(folder, self.model, self.optimizers, progress, together)
@@ -284,7 +280,6 @@ class Trainer:
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     def validate_model(self, step: int, steps: int, log: TrainingReport) -> None:
-        """Validate the model if a validation is due at this step."""
         if self.validator and (step % self.validator.settings.every == 0 or step == steps):
             scored = self.accelerator.unwrap_model(self.loss_module)
             log.write_held_out(
@@ -298,7 +293,6 @@ class Trainer:
             self.accelerator.wait_for_everyone()
 
     def open_feature_store(self, folder: str, others: Mapping[str, Transformer]) -> FeatureStore:
-        """Open the store of target features."""
         reading = self.objective.feature_spec(self.model.config)
         target, precision = others.get("target"), self.loop.precision
         return FeatureStore(folder, self.examples, reading, target, precision)
@@ -309,7 +303,6 @@ class Trainer:
             check_origin(examples, target)
 
     def build_validator(self, held_out: HeldOut, data: Data) -> Validator:
-        """Build the validator, after checking its data."""
         examples = held_out.load_examples(data, self.examples.tokenizer, self.loop.seed)
         examples.check_records()
         self.check_origin(examples)
@@ -403,7 +396,6 @@ class Trainer:
         return loss.detach()
 
     def build_batches(self, step: int) -> tuple[list[Rows], int]:
-        """Return this process's micro-batches of a step, and the tokens of their examples."""
         portions = self.micro_batches.micro_batches(step, self.accelerator.process_index)
         tokens = sum(len(example) for portion in portions for _, example in portion)
         return [
@@ -411,7 +403,6 @@ class Trainer:
         ], tokens
 
     def example_rows(self, number: int, example: Example) -> Rows:
-        """Return the rows of an example, with stored features if there are any."""
         rows = self.objective.rows(example, default_rng([self.loop.seed, number, 2]))
         return (
             rows

@@ -131,7 +131,6 @@ def build_draft(
 
 @torch.no_grad()
 def copy_tables(draft: Draft) -> None:
-    """Copy the target's embedding and head into a draft."""
     (target,), tokens = draft.lender, torch.arange(draft.config.vocab)
     assert draft.embedding is not None and draft.unembedding is not None
     draft.embedding.weight.copy_(target.embedding(tokens))

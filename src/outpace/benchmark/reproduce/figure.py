@@ -90,21 +90,17 @@ class Scale:
         self.entries()
 
     def setting(self) -> Setting:
-        """Return the setting of the task."""
         return find_setting(self.task, self.protocol)
 
     def entries(self) -> list[list[MethodEntry]]:
-        """Return the entries of each line."""
         return [list(line_of(line)) for line in self.lines]
 
     @property
     def every(self) -> list[MethodEntry]:
-        """The entries of all lines."""
         return [entry for line in self.entries() for entry in line]
 
     @property
     def longest(self) -> int:
-        """Most tokens of an answer."""
         return self.max_tokens or self.setting().max_tokens
 
     @property
@@ -178,12 +174,10 @@ class Figure:
         return points.get(task or self.task) or points[self.task]
 
     def file(self, scale: str, plan: Scale) -> str:
-        """Return the name of its files without a suffix."""
         name = f"{self.paper}-{self.name}-{scale}"
         return f"{name}-{plan.task}" if len(self.scales[scale]) > 1 else name
 
     def claims_at(self, scale: str) -> list[Claim]:
-        """Return the claims about lines that a scale has."""
         return [claim for claim in self.claims if scale in claim.scales]
 
     def point(self, marks: Published, task: str | None = None) -> Published:
@@ -205,7 +199,6 @@ class Figure:
 
 
 def figure_names() -> list[str]:
-    """Return `paper:figure` of all figures."""
     tables = {
         paper: tomllib.loads((FOLDER / f"{paper}.toml").read_text("utf-8")) for paper in PAPERS
     }
@@ -237,7 +230,6 @@ def read(paper: str, name: str, table: Mapping[str, Any], path: Path) -> Figure:
 
 
 def split_tasks(table: Mapping[str, Any]) -> list[Scale]:
-    """Make a scale for each task of a table, whose `task` may be a list."""
     tasks = table["task"] if isinstance(table["task"], list) else [table["task"]]
     return [made(Scale, {**table, "task": task}) for task in tasks]
 

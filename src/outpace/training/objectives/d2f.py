@@ -186,7 +186,6 @@ class D2F(Objective):
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the loss needs the teacher."""
         return self.hard < 1
 
     @property
@@ -212,7 +211,6 @@ class D2F(Objective):
         return replace(self, shift=config.shift, mask_id=config.mask_id)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """Build the prompt and noisy blocks."""
         answer = pad_response(example, self.canvas, rng, mark_weight=self.mark_weight)
         blocks = -(-len(answer) // self.block)
         if self.unroll:
@@ -284,7 +282,6 @@ class D2F(Objective):
         return mean_loss(losses)
 
     def state_loss(self, models: Models, hidden: Tensor, rows: Rows) -> Loss:
-        """Compute the loss of the masked positions of one state."""
         targets = self.teacher_targets(models, rows)
         return cross_entropy(models.trained, hidden, rows, targets, reverse=self.reverse)
 

@@ -197,7 +197,6 @@ class DFlash(Objective):
 
     @property
     def reads_target(self) -> bool:
-        """Whether the loss reads the target's distributions."""
         return self.divergence or bool(self.total_variation) or bool(self.confidence)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
@@ -294,7 +293,6 @@ class DFlash(Objective):
         return losses, surprise, scores.argmax(-1) == labels
 
     def run_models(self, models: Models, rows: Rows) -> DraftPasses:
-        """Run the target over context rows, and the draft over block rows."""
         draft, target = models.trained, models.others["target"]
         assert isinstance(draft, BlockDraft)
         # Only block rows have a second range.
@@ -373,5 +371,4 @@ def adding_draft_states(
 
 
 def count_tensor(items: Tensor) -> Tensor:
-    """Return the number of items as a float tensor, the count of a metric."""
     return torch.tensor(float(len(items)), device=items.device)

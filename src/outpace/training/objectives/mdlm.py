@@ -150,7 +150,6 @@ class MDLM(Objective):
         return self.mutual_rows(example.prompt, answer.tokens, masked, weights, mass)
 
     def causal_rows(self, example: Example, rng: Generator) -> Rows:
-        """Build causal next-token rows."""
         return SFT(mark_weight=self.mark_weight).rows(example, rng)
 
     def suffix_starts(self, example: Example, count: int, rng: Generator) -> list[int]:
@@ -212,12 +211,10 @@ class MDLM(Objective):
         return join_rows(parts)
 
     def sample_mask_count(self, most: int, rng: Generator) -> int:
-        """Draw a number of masks, log-uniformly."""
         least = min(MIN_MASKS, most)
         return int(least * (most / least) ** rng.random())
 
     def position_weights(self, masks: int) -> Floats:
-        """Return weights that decay with the distance from the first mask."""
         return self.floor + self.peak * np.exp(-np.arange(masks) / self.decay)
 
     def mutual_rows(
@@ -228,7 +225,6 @@ class MDLM(Objective):
         weights: Floats,
         mass: float,
     ) -> Rows:
-        """Build rows of prompt and masked canvas with full attention."""
         padding = (len(prompt), 0)
         tokens = np.array([*prompt, *canvas])
         rows = self.with_holes(tokens, np.pad(masked, padding), np.pad(weights, padding))
@@ -236,7 +232,6 @@ class MDLM(Objective):
         return rows
 
     def with_holes(self, tokens: Ints, masked: Bools, weights: Floats) -> Rows:
-        """Build rows with full attention, some of them masked."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
         ranges = full_ranges(len(tokens))
         return masked_rows(tokens, masked, weights, ranges, shift=self.shift, mask_id=self.mask_id)

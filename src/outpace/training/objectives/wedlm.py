@@ -83,7 +83,6 @@ class WeDLM(Objective):
 
     @property
     def block_lengths(self) -> tuple[int, ...]:
-        """Block length of each masked stream."""
         return (self.block,) if isinstance(self.block, int) else self.block
 
     def bind(self, config: ModelConfig) -> Self:
