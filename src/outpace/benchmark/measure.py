@@ -233,13 +233,10 @@ def count_requests(levels: Sequence[LoadLevel], warmup: int) -> int:
 def check_response(record: RequestRecord, workload: Workload) -> None:
     """Raise `ValueError` if a request failed, or its answer does not report its tokens."""
     if record.error is not None:
-        raise ValueError(f"model {workload.model!r} did not answer: {explain_failure(record)}")
+        reason = explain_error(record.error, record.error_message)
+        raise ValueError(f"model {workload.model!r} did not answer: {reason}")
     if record.tokens is None:
         raise ValueError(
             "the server does not report the number of streamed tokens; it must support "
             "stream_options.include_usage"
         )
-
-
-def explain_failure(record: RequestRecord) -> str:
-    return explain_error(record.error or "", record.error_message)

@@ -7,7 +7,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
@@ -221,18 +221,14 @@ DRAWS, TAILS, FEWEST = 2000, (0.025, 0.975), 5
 """Bootstrap draws and tails of an interval, and the minimum number of rounds for one."""
 
 
-def choose_clock(sides: Iterable[Side]) -> TurnClock:
-    """Choose CPU time, which other processes disturb less, unless a side uses another device."""
-    return "cpu" if all(side.llm.device.type == "cpu" for side in sides) else "wall"
-
-
 def turn_seconds(turn: SideTurn, clock: TurnClock) -> float:
     return turn.cpu if clock == "cpu" else turn.wall
 
 
 def summarise_sides(sides: Sequence[Side], rounds: int) -> list[SideFigures]:
     """Return the figures of all sides, with speed relative to the first side of the same load."""
-    clock = choose_clock(sides)
+    # CPU time, which other processes disturb less, unless a side uses another device.
+    clock: TurnClock = "cpu" if all(each.llm.device.type == "cpu" for each in sides) else "wall"
     found = []
     for side in sides:
         first = next(other for other in sides if other.load == side.load)

@@ -56,9 +56,10 @@ class Optim:
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
+            is_table = id(parameter) in tables or not {*HEADS}.isdisjoint(name.split("."))
             if parameter.ndim < 2:
                 vectors.append(parameter)
-            elif id(parameter) in tables or is_head(name) or self.optimizer == "adamw":
+            elif is_table or self.optimizer == "adamw":
                 others.append(parameter)
             else:
                 matrices.append(parameter)
@@ -89,7 +90,3 @@ class Optim:
         if self.schedule == "cosine":
             fall = (1 - math.cos(math.pi * fall)) / 2
         return self.lr * min(rise, self.least + (1 - self.least) * fall)
-
-
-def is_head(name: str) -> bool:
-    return any(part in HEADS for part in name.split("."))

@@ -26,7 +26,7 @@ from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.recipes import find_recipe
-from outpace.training import targets, weights
+from outpace.training import weights
 from outpace.training.data import Data, Examples, limit_length
 from outpace.training.held_out import HeldOut
 from outpace.training.loop import Loop
@@ -177,11 +177,11 @@ class Recipe:
         others = {}
         begun: Transformer | Draft
         if model.target is not None:
-            others["target"] = target = targets.load_target(model.target, dtype, self.target_format)
+            others["target"] = target = weights.load_target(model.target, dtype, self.target_format)
             begun = weights.build_draft(model.init, model.config, target, self.train.seed)
             if model.init is None:
                 self.choose_vocabulary(begun, target)
-            targets.make_borrowed_head_dense(begun, target)
+            weights.make_borrowed_head_dense(begun, target)
         elif model.init is None:
             begun = weights.random_model(model.config, self.train.seed)
         else:

@@ -160,7 +160,7 @@ class TrainingReport:
             self.progress_bar.stop()
 
     def add_step(
-        self, total: Tensor, mass: Tensor, metrics: MetricSums, rows: int, tokens: int
+        self, total: Tensor, normaliser: Tensor, metrics: MetricSums, rows: int, tokens: int
     ) -> None:
         """Add the sums of one step of this process."""
         row_count, token_count = (
@@ -168,7 +168,7 @@ class TrainingReport:
         )
         self.sums.add(
             {
-                "loss": (total, mass),
+                "loss": (total, normaliser),
                 "rows": (row_count, row_count),
                 "tokens": (token_count, token_count),
                 **metrics,

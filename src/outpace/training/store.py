@@ -81,7 +81,7 @@ class FeatureStore:
         """Raise `ValueError` if the folder holds anything but features that this run can read."""
         path = self.folder / INDEX_FILE
         if not path.exists():
-            if self.folder.exists() and not (self.folder.is_dir() and not any(self.list_files())):
+            if self.folder.is_file() or any(self.folder.glob("[!.]*")):
                 raise ValueError(
                     f"features folder {self.folder} holds other files; give a new folder"
                 )
@@ -100,12 +100,6 @@ class FeatureStore:
             "another folder, or delete it"
         )
 
-    def list_files(self) -> list[Path]:
-        return [path for path in self.folder.iterdir() if not path.name.startswith(".")]
-
-    def file_path(self, number: int) -> Path:
-        return file_path(self.folder, number)
-
     def find_missing(self) -> list[int]:
         files = range(-(-self.records // RECORDS_PER_FILE))
         return [number for number in files if not self.is_complete(number)]
@@ -113,7 +107,7 @@ class FeatureStore:
     def is_complete(self, number: int) -> bool:
         """Return whether a file has all its records; `ValueError` if it has others."""
         records = self.file_records(number)
-        if not self.file_path(number).is_file():
+        if not file_path(self.folder, number).is_file():
             return False
         with self.open_file(number) as file:
             count, digest = len(file.keys()), (file.metadata() or {}).get(DIGEST)
@@ -127,7 +121,7 @@ class FeatureStore:
 
     @contextmanager
     def open_file(self, number: int) -> Iterator[Any]:
-        path = self.file_path(number)
+        path = file_path(self.folder, number)
         try:
             with safe_open(path, framework="pt") as file:
                 yield file
@@ -209,7 +203,7 @@ class FeatureStore:
         return found
 
     def write_file(self, number: int, tensors: dict[str, Tensor]) -> None:
-        path = self.file_path(number)
+        path = file_path(self.folder, number)
         partial = path.with_name(f".{path.name}")
         with raise_write_errors(path):
             try:

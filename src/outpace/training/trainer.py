@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any, Generic, TypeVar
 
-import torch
+import torch.utils.checkpoint
 from numpy.random import default_rng
 from torch import Tensor
 
@@ -34,7 +35,6 @@ from outpace.training.lora import LoRA
 from outpace.training.micro_batches import MicroBatches
 from outpace.training.objective import LossModule, Models, Objective, build_teachers
 from outpace.training.optim import Optim
-from outpace.training.recompute import recompute_blocks
 from outpace.training.report import TrainingReport
 from outpace.training.rows import Rows, pack_documents
 from outpace.training.run_setup import (
@@ -204,9 +204,12 @@ class Trainer:
         self.examples.check_records(report.show_progress if main else lambda lines, count: lines)
         self.check_origin(self.examples)
         self.validator = None if held_out is None else self.build_validator(held_out, cut)
-        self.feature_store = (
-            None if cut.features is None else self.open_feature_store(cut.features, others)
-        )
+        self.feature_store: FeatureStore | None = None
+        if cut.features is not None:
+            reading = self.objective.feature_spec(self.model.config)
+            self.feature_store = FeatureStore(
+                cut.features, self.examples, reading, others.get("target"), self.loop.precision
+            )
         scored = self.build_loss_module(others)
         self.micro_batches = MicroBatches(self.loop, count, self.examples.__getitem__)
         self.prefetcher = Prefetcher(self.build_batches)
@@ -222,7 +225,11 @@ class Trainer:
         else:
             lora.attach_adapter(self.model, self.adapter, self.loop.seed)
         if self.loop.recompute:
-            recompute_blocks(self.model)
+            for block in self.model.blocks:
+                # Set on the instance, so that parameters keep their names.
+                block.forward = partial(
+                    torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False
+                )
         models = Models(self.model.train(), {**taught, **others})
         return LossModule(self.objective, models, self.loop.precision)
 
@@ -292,11 +299,6 @@ class Trainer:
                     self.write_export(self.out / BEST_FOLDER)
             self.accelerator.wait_for_everyone()
 
-    def open_feature_store(self, folder: str, others: Mapping[str, Transformer]) -> FeatureStore:
-        reading = self.objective.feature_spec(self.model.config)
-        target, precision = others.get("target"), self.loop.precision
-        return FeatureStore(folder, self.examples, reading, target, precision)
-
     def check_origin(self, examples: Examples) -> None:
         """Raise `ValueError` if a draft's examples were made by another model than its target."""
         if isinstance(self.model, Draft) and (target := self.settings["model"].get("target")):
@@ -365,16 +367,16 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         batches, tokens = self.prefetcher(step, last=step + 1 == steps)
-        mass = torch.tensor(
+        normaliser = torch.tensor(
             sum(rows.normaliser for rows in batches), device=self.accelerator.device
         )
-        mean_mass = self.accelerator.reduce(mass.clone(), reduction="mean")
+        mean_normaliser = self.accelerator.reduce(normaliser.clone(), reduction="mean")
         total = torch.zeros((), device=self.accelerator.device)
         metrics: dict[str, Any] = {}
         for rows in batches[:-1]:
             with self.accelerator.no_sync(self.loss_module):
-                total += self.backward_micro_batch(rows, mean_mass, metrics)
-        total += self.backward_micro_batch(batches[-1], mean_mass, metrics)
+                total += self.backward_micro_batch(rows, mean_normaliser, metrics)
+        total += self.backward_micro_batch(batches[-1], mean_normaliser, metrics)
         if self.optim.clip:
             clip = self.accelerator.clip_grad_norm_
             norm = full_tensor(clip(self.model.parameters(), self.optim.clip))
@@ -382,24 +384,26 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        return total, mass, metrics, sum(len(rows) for rows in batches), tokens
+        return total, normaliser, metrics, sum(len(rows) for rows in batches), tokens
 
-    def backward_micro_batch(self, rows: Rows, mass: Tensor, metrics: dict[str, Any]) -> Tensor:
+    def backward_micro_batch(
+        self, rows: Rows, normaliser: Tensor, metrics: dict[str, Any]
+    ) -> Tensor:
         """Accumulate the gradient of one micro-batch; return its summed loss."""
         # Gradients are averaged over processes; the mean normaliser gives those of one big batch.
         loss: Tensor
         loss, parts = self.loss_module(rows.to(self.accelerator.device))
-        self.accelerator.backward(loss / mass)
+        self.accelerator.backward(loss / normaliser)
         for name, (value, count) in parts.items():
             old = metrics.get(name, (0.0, 0.0))
             metrics[name] = old[0] + value.detach(), old[1] + count
         return loss.detach()
 
     def build_batches(self, step: int) -> tuple[list[Rows], int]:
-        portions = self.micro_batches.micro_batches(step, self.accelerator.process_index)
-        tokens = sum(len(example) for portion in portions for _, example in portion)
+        micro_batches = self.micro_batches.micro_batches(step, self.accelerator.process_index)
+        tokens = sum(len(example) for part in micro_batches for _, example in part)
         return [
-            pack_documents([self.example_rows(*each) for each in portion]) for portion in portions
+            pack_documents([self.example_rows(*each) for each in part]) for part in micro_batches
         ], tokens
 
     def example_rows(self, number: int, example: Example) -> Rows:

@@ -52,11 +52,6 @@ def target_scores(draft: Draft, target: Transformer, hidden: Tensor) -> Tensor:
     return logits.log_softmax(-1)
 
 
-def score_distance(scores: Tensor, targets: Tensor) -> Tensor:
-    """Return the L1 distance `f32[R]` between distributions, twice their total variation."""
-    return (scores.exp() - targets.exp()).abs().sum(-1)
-
-
 def confidence_loss(draft: Draft, hidden: Tensor, previous: Tensor, distance: Tensor) -> Tensor:
     """Return the cross-entropy `f32[R]` of a confidence head and the draft's acceptance rate.
 
@@ -285,7 +280,8 @@ class DFlash(Objective):
             if self.divergence:
                 losses = F.kl_div(scores, targets, reduction="none", log_target=True).sum(-1)
             if self.total_variation or self.confidence:
-                distance, share = score_distance(scores, targets), self.total_variation or 0.0
+                distance = (scores.exp() - targets.exp()).abs().sum(-1)  # twice the total variation
+                share = self.total_variation or 0.0
                 losses = (1 - share) * losses + share * distance
                 if self.confidence:
                     errors = confidence_loss(draft, hidden, previous, distance)

@@ -146,8 +146,8 @@ class MDLM(Objective):
         masked = rng.random(len(answer)) < share
         masked[:first] = False
         weights = np.where(masked, answer.token_weights / share, 0.0)
-        mass = float(answer.token_weights[first:].sum())
-        return self.mutual_rows(example.prompt, answer.tokens, masked, weights, mass)
+        normaliser = float(answer.token_weights[first:].sum())
+        return self.mutual_rows(example.prompt, answer.tokens, masked, weights, normaliser)
 
     def causal_rows(self, example: Example, rng: Generator) -> Rows:
         return SFT(mark_weight=self.mark_weight).rows(example, rng)
@@ -174,8 +174,8 @@ class MDLM(Objective):
         weights[start:] = (
             self.suffix_weight * answer.token_weights[start:end] * self.position_weights(masks)
         )
-        masked, mass = np.arange(end) >= start, float(weights.sum())
-        return self.mutual_rows(example.prompt, answer.tokens[:end], masked, weights, mass)
+        masked, normaliser = np.arange(end) >= start, float(weights.sum())
+        return self.mutual_rows(example.prompt, answer.tokens[:end], masked, weights, normaliser)
 
     def anchored_rows(self, example: Example, answer: Response, rng: Generator) -> Rows:
         """Build a clean copy, followed by short suffixes that attend to it and to themselves.
@@ -223,12 +223,12 @@ class MDLM(Objective):
         canvas: Ints,
         masked: Bools,
         weights: Floats,
-        mass: float,
+        normaliser: float,
     ) -> Rows:
         padding = (len(prompt), 0)
         tokens = np.array([*prompt, *canvas])
         rows = self.with_holes(tokens, np.pad(masked, padding), np.pad(weights, padding))
-        rows.normaliser = mass
+        rows.normaliser = normaliser
         return rows
 
     def with_holes(self, tokens: Ints, masked: Bools, weights: Floats) -> Rows:

@@ -134,7 +134,7 @@ class WeDLM(Objective):
     def masked_stream(
         self,
         tokens: Ints,
-        worth: Floats,
+        token_weights: Floats,
         blocks: Ints,
         masked: Bools,
         ratios: Floats,
@@ -158,8 +158,10 @@ class WeDLM(Objective):
             positions=torch.from_numpy(order),
             ranges=torch.from_numpy(ranges),
             labels=torch.from_numpy(np.where(holes, tokens[order], UNSCORED)),
-            weights=torch.from_numpy(np.where(holes, scale * worth[order], 0.0).astype(np.float32)),
-            normaliser=float(worth.sum()),
+            weights=torch.from_numpy(
+                np.where(holes, scale * token_weights[order], 0.0).astype(np.float32)
+            ),
+            normaliser=float(token_weights.sum()),
         )
 
     def loss(self, models: Models, rows: Rows) -> Loss:
