@@ -33,7 +33,7 @@ FLOORS = {
         ),
         "__init__": "api constraint errors version",
         "evaluation": "api checkpoints decoding engine errors field_types jsonl lock methods",
-        "benchmark": "api checkpoints decoding errors evaluation jsonl methods models",
+        "benchmark": "api checkpoints decoding errors evaluation field_types jsonl methods models",
         "training": (
             "api attention checkpoints decoding errors evaluation field_types lock models "
             "provenance recipes"

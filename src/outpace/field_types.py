@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -89,6 +89,12 @@ def check_values(where: str, kind: type[Any], values: Mapping[str, Any]) -> None
             raise ValueError(
                 f"{where}: {name} must be {describe_type(hints[name])}, got {reprlib.repr(value)}"
             )
+
+
+def check_names(where: str, table: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """Raise `ValueError` for keys of a table that are not among those allowed."""
+    if unknown := sorted(set(table) - set(allowed)):
+        raise ValueError(f"{where}: unknown {', '.join(unknown)}; allowed are {', '.join(allowed)}")
 
 
 def matches_type(value: Any, hint: Any) -> bool:

@@ -139,7 +139,7 @@ def group_by_batch(results: Results) -> dict[str, list[ResultRecord]]:
     lines: dict[str, list[ResultRecord]] = {}
     several = len({(r["prompt_length"], r["max_tokens"]) for r in results}) > 1
     for result in results:
-        name = f"{result['line']} {result['setting']}".rstrip()
+        name = result_title(result)
         rest = describe_load(result).partition(", ")[2]
         lines.setdefault(f"{name}, {rest}" if several else name, []).append(result)
     return {name: sorted(line, key=lambda r: r["batch"]) for name, line in lines.items()}
@@ -149,8 +149,7 @@ def draw_bars(results: Results, path: Path, key: str, label: str) -> None:
     ordered = sorted(results, key=lambda result: read_figure(result, key))
     several = len({describe_load(result) for result in results}) > 1
     names = [
-        f"{result['line']} {result['setting']}".rstrip()
-        + (f"\n{describe_load(result)}" if several else "")
+        result_title(result) + (f"\n{describe_load(result)}" if several else "")
         for result in ordered
     ]
     figure = new_figure(9, 0.45 * len(ordered) + 1.2)

@@ -107,6 +107,9 @@ def read_report(path: Path) -> list[ResultRecord]:
 
 
 def result_title(result: ResultRecord) -> str:
+    """Return the line and the setting of a result in a sweep, else its model and method."""
+    if "line" in result:
+        return f"{result['line']} {result.get('setting', '')}".rstrip()
     return f"{result['model']} {result['method']}"
 
 

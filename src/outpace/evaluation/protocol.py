@@ -14,6 +14,7 @@ from outpace.api.text import Prompt
 from outpace.decoding import Kind
 from outpace.evaluation.scoring import NEEDED, SCORERS
 from outpace.evaluation.tasks import TASKS
+from outpace.field_types import check_names
 from outpace.jsonl import JsonRecord
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
@@ -228,13 +229,12 @@ def load_settings(protocol: str) -> list[Setting]:
 
 
 def parse_settings(table: Mapping[str, Any]) -> Iterator[Setting]:
-    field_names = {field.name for field in fields(Setting)}
+    names = [field.name for field in fields(Setting)]
     for task, shared in table["tasks"].items():
         common = dict(shared)
         for overrides in common.pop("settings", [{}]):
             values = {**common, **overrides}
-            if unknown := sorted(set(values) - field_names):
-                raise ValueError(f"{task}: unknown fields {', '.join(unknown)}")
+            check_names(task, values, names)
             yield Setting(task=task, **values)
 
 

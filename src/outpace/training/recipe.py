@@ -21,7 +21,7 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from outpace.checkpoints.load import resolve_checkpoint
-from outpace.field_types import check_values
+from outpace.field_types import check_names, check_values
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
@@ -225,7 +225,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ValueError(f"{path}: {loose[0]} is a section; write its keys under [{loose[0]}]")
     for override in overrides:
         apply_override(table, override)
-    check_recipe_keys(str(path), table, [*known, "out"])
+    check_names(str(path), table, [*known, "out"])
     name = objective.pop("name", None)
     if not isinstance(name, str) or name not in OBJECTIVES:
         raise ValueError(f"objective {name!r} is unknown; choose one of {', '.join(OBJECTIVES)}")
@@ -289,17 +289,12 @@ def launch_processes(path: str | Path, overrides: Sequence[str], processes: int)
 
 def build_section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
     where = f"[{name}]"
-    check_recipe_keys(where, table, [f.name for f in fields(kind)])
+    check_names(where, table, [f.name for f in fields(kind)])
     needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
     if missing := [each for each in needed if each not in table]:
         raise ValueError(f"{where} needs {' and '.join(missing)}")
     check_values(where, kind, table)
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
-
-
-def check_recipe_keys(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    if unknown := sorted(set(table) - set(known)):
-        raise ValueError(f"{where}: unknown {', '.join(unknown)}; allowed are {', '.join(known)}")
 
 
 def apply_override(table: dict[str, Any], override: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.load import load_tokenizer
-from outpace.field_types import check_values
+from outpace.field_types import check_names, check_values
 from outpace.models.transformer import Stack, Transformer
 from outpace.training.loop import Loop
 from outpace.training.objective import Objective, ignore_norm_advice
@@ -47,9 +47,7 @@ def check_reference_models(
 
 
 def apply_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
-    known: Sequence[str] = [*asdict(loop), *asdict(optim)]
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"unknown options {', '.join(unknown)}; allowed are {', '.join(known)}")
+    check_names("options", options, [*asdict(loop), *asdict(optim)])
     for part in (loop, optim):
         kind = type(part)
         values = {name: value for name, value in options.items() if hasattr(part, name)}

@@ -12,6 +12,7 @@ from outpace.benchmark.entry import MethodEntry, expand_entries
 from outpace.errors import OptionError
 from outpace.evaluation.protocol import Setting, find_setting, load_settings
 from outpace.evaluation.tasks import TASKS
+from outpace.field_types import check_names
 
 DATA_FOLDER = Path(__file__).parent
 FOLDER = DATA_FOLDER / "papers"
@@ -236,9 +237,7 @@ def split_tasks(table: Mapping[str, Any]) -> list[Scale]:
 
 def made(kind: type[Made], table: Mapping[str, Any]) -> Made:
     """Build a dataclass from a table; `ValueError` for a field that it does not have."""
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(table) - known):
-        raise ValueError(f"unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    check_names(kind.__name__, table, [f.name for f in fields(kind)])  # type: ignore[arg-type]
     return kind(**table)
 
 

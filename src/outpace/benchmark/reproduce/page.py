@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.benchmark.reproduce.figure import PAPERS, SCALES, figures
+from outpace.evaluation.compare import result_title
 
 Written = Mapping[str, Any]
 """Content of the JSON file of a figure."""
@@ -72,7 +73,7 @@ def claimed(claim: Mapping[str, Any]) -> list[str]:
     return [claim["says"], holds, claim["told"], claim["paper"] or "–"]
 
 
-def measured(result: Mapping[str, Any]) -> list[str]:
+def measured(result: dict[str, Any]) -> list[str]:
     error, faster = result["tokens_per_forward_error"], result["faster"]
     paper = {key: f" (paper {value:.2f})" for key, value in result.get("paper", {}).items()}
     right = "–"
@@ -81,7 +82,7 @@ def measured(result: Mapping[str, Any]) -> list[str]:
         right = f"{100 * result['accuracy']:.1f} %, {low:.1f}–{high:.1f}"
     name = "tokens_per_cpu_second" if result["clock"] == "cpu" else "tokens_per_second"
     return [
-        f"{result['line']} {result['setting']}".rstrip(),
+        result_title(result),
         right,
         f"{result['tokens_per_forward']:.2f}" + ("" if error is None else f" ± {error:.2f}"),
         f"{result['acceptance_length']:.2f}" + paper.get("acceptance_length", ""),
