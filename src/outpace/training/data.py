@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 from jinja2 import TemplateError
@@ -37,40 +37,12 @@ FieldNames = tuple[str, str]
 """Names of the prompt and response fields."""
 
 
-class ConversationSource(Protocol):
-    """An endless stream of conversations.
-
-    `size` is the number of records of an epoch; None if the stream never repeats.
-    """
-
-    size: int | None
-
-    def __call__(self, number: int) -> AnsweredConversation:
-        """Return conversation number n, a function of n alone."""
-        ...
-
-    def record_number(self, number: int) -> int:
-        """Return the record number of conversation number n."""
-        ...
-
-    def read_record(self, record: int) -> tuple[str, AnsweredConversation]:
-        """Return a record's location, for error messages, and its conversation."""
-        ...
-
-    def iterate_records(self) -> Iterator[tuple[str, AnsweredConversation]]:
-        """Yield the location and conversation of each record; `ValueError` names an invalid one."""
-        ...
-
-
 @dataclass(slots=True)
 class GeneratedProblems:
     """Endless generated problems."""
 
     generate: Callable[..., list[Problem]]
-    size: int | None = None
-
-    def __call__(self, number: int) -> AnsweredConversation:
-        return self.read_record(number)[1]
+    size: None = None
 
     def record_number(self, number: int) -> int:
         """Return the number itself, since problems never repeat."""
@@ -81,52 +53,28 @@ class GeneratedProblems:
         messages = [{"role": "user", "content": problem.question}]
         return f"problem {record}", (messages, problem.answer, True)
 
-    def iterate_records(self) -> Iterator[tuple[str, AnsweredConversation]]:
-        """Yield nothing: generated problems need no check."""
-        return iter(())
-
 
 class ShuffledRecords:
     """Records in a new random order each epoch."""
 
-    size: int | None
-
-    def __init__(self, records: Records, seed: int, fields: FieldNames | None) -> None:
+    def __init__(
+        self, records: JsonLinesFile | HubDataset, seed: int, fields: FieldNames | None
+    ) -> None:
         self.records, self.seed, self.fields = records, seed, fields
-        self.size = self.count = len(records)
+        self.size = len(records)
         self.epoch_order = -1, np.arange(0)
-
-    def __call__(self, number: int) -> AnsweredConversation:
-        return self.read_record(self.record_number(number))[1]
 
     def record_number(self, number: int) -> int:
         """Return the record number of conversation number n, in its epoch's order."""
-        epoch, place = divmod(number, self.count)
+        epoch, place = divmod(number, self.size)
         if self.epoch_order[0] != epoch:
             shuffle = np.random.default_rng([self.seed, epoch, 1])
-            self.epoch_order = epoch, shuffle.permutation(self.count)
+            self.epoch_order = epoch, shuffle.permutation(self.size)
         return int(self.epoch_order[1][place])
 
     def read_record(self, record: int) -> tuple[str, AnsweredConversation]:
         place = self.records.describe_location(record)
         return place, parse_conversation(self.records[record], place, self.fields)
-
-    def iterate_records(self) -> Iterator[tuple[str, AnsweredConversation]]:
-        return map(self.read_record, range(self.count))
-
-
-class Records(Protocol):
-    """A sequence of raw records."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int) -> Any:
-        """Return one record."""
-        ...
-
-    def describe_location(self, number: int) -> str:
-        """Return the location of a record, for error messages."""
-        ...
 
 
 class JsonLinesFile:
@@ -191,7 +139,7 @@ def open_source(
     fields: FieldNames | None = None,
     plain: bool = False,
     split: str = "train",
-) -> ConversationSource:
+) -> GeneratedProblems | ShuffledRecords:
     """Open the source of a path; generated problems use `split`, and `plain` for stories."""
     for kind, make in PROBLEM_GENERATORS.items():
         if path.startswith(kind):
@@ -428,7 +376,12 @@ class Examples:
         drills = self.data.drills if self.data.paths[who].startswith(STORY_PREFIX) else 0.0
         if drills and rng.random() < drills:
             return self.build_example([], story.draw_drill(Random(int(rng.integers(1 << 62)))))
-        return self.tokenize_chat(*self.sources[who](place))
+        return self.tokenize_chat(*self.conversation(who, place))
+
+    def conversation(self, who: int, place: int) -> AnsweredConversation:
+        """Return a conversation, given the index of its path and its number within that path."""
+        source = self.sources[who]
+        return source.read_record(source.record_number(place))[1]
 
     def locate_example(self, number: int) -> tuple[int, int]:
         """Return the index of an example's path, and its number within that path."""
@@ -477,7 +430,9 @@ class Examples:
         """
         checked_roles: set[tuple[str, ...]] = set()
         for each in self.sources:
-            for place, (messages, _, _) in progress(each.iterate_records(), each.size or 0):
+            for place, (messages, _, _) in progress(
+                map(each.read_record, range(each.size or 0)), each.size or 0
+            ):
                 # Chat templates reject roles or their order, never the content.
                 roles = tuple(message["role"] for message in messages)
                 if roles and roles not in checked_roles:
@@ -489,7 +444,7 @@ class Examples:
 
     def first_question(self) -> str | None:
         """Return the first example's last message if it is a short, printable line."""
-        messages, _, _ = self.sources[0](0)
+        messages, _, _ = self.conversation(0, 0)
         text = messages[-1]["content"].strip() if messages else ""
         return text if 0 < len(text) <= MAX_SAMPLE_CHARACTERS and text.isprintable() else None
 

@@ -12,7 +12,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch.utils.checkpoint
 from numpy.random import default_rng
@@ -101,21 +101,18 @@ def exit_exception(number: int) -> BaseException:
     return KeyboardInterrupt() if stops else SystemExit(128 + number)
 
 
-Prefetched = TypeVar("Prefetched")
-
-
-class Prefetcher(Generic[Prefetched]):
+class Prefetcher:
     """Calls a function of the step number one step ahead, in a separate thread.
 
     Its exceptions are raised when the result is requested.
     """
 
-    def __init__(self, make: Callable[[int], Prefetched]) -> None:
+    def __init__(self, make: Callable[[int], Any]) -> None:
         self.compute = make
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="outpace-data")
-        self.pending: tuple[int, Future[Prefetched]] | None = None
+        self.pending: tuple[int, Future[Any]] | None = None
 
-    def __call__(self, step: int, *, last: bool = False) -> Prefetched:
+    def __call__(self, step: int, *, last: bool = False) -> Any:
         """Return the result of a step; unless it is the `last` one, start computing the next."""
         number, future = self.pending or (None, None)
         if future is None or number != step:
