@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -20,7 +21,7 @@ from outpace.models.transformer import Transformer
 from outpace.training import Objective, Trainer, weights
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F, MDLM, SFT
-from outpace.training.rows import UNSCORED, Rows
+from outpace.training.rows import UNSCORED, Ints, Response, Rows
 
 RECIPE = f"""
 [model]
@@ -97,6 +98,11 @@ def write_lines(path: Path, *records: object) -> str:
     """Write a file of JSON lines, and return its path."""
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     return str(path)
+
+
+def plain_response(tokens: Ints) -> Response:
+    """A response without padding or marks, of weight 1."""
+    return Response(tokens, np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool))
 
 
 def scored_rows(rows: Rows) -> dict[int, tuple[int, float]]:

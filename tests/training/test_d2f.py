@@ -13,15 +13,15 @@ from outpace.training.data import Example
 from outpace.training.objective import Models, build_teachers, reverse_kl, scored_places
 from outpace.training.objectives import D2F
 from outpace.training.objectives.d2f import Pipeline
-from outpace.training.rows import UNSCORED, Response, Rows, pack_documents
-from runs import attend_where, scored_rows
+from outpace.training.rows import UNSCORED, Rows, pack_documents
+from runs import attend_where, plain_response, scored_rows
 
 EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9, 4, 3], marks=[False, True, False, True, False])
 PLAIN = D2F(block=2, shift=1, mask_id=MASK)
 
 
 def noisy(objective: D2F, draws: list[float], shares: tuple[float, ...] = (0.5, 0.5, 0.8)) -> Rows:
-    answer = Response.without_padding(np.array(EXAMPLE.response))
+    answer = plain_response(np.array(EXAMPLE.response))
     return objective.noisy_rows(EXAMPLE.prompt, answer, np.array(shares), np.array(draws))
 
 
@@ -69,7 +69,7 @@ def test_teacher_shares_weights_only_under_an_adapter(adapted: bool) -> None:
 def test_one_hole_is_always_scored_rows() -> None:
     assert list(scored_rows(noisy(PLAIN, [0.9, 0.8, 0.7, 0.99, 0.9]))) == [3]
     bare = replace(PLAIN, shift=1)
-    answer = Response.without_padding(np.array([7, 8]))
+    answer = plain_response(np.array([7, 8]))
     rows = bare.noisy_rows([], answer, np.array([0.5]), np.array([0.1, 0.9]))
     assert rows.ids.tolist() == [7, MASK] and scored_rows(rows) == {0: (8, 2.0)}
 
@@ -139,7 +139,7 @@ def unfilled_rows(block: int, *responses: list[int], shift: int = 1) -> Rows:
     parts = []
     for response in responses:
         shares = np.ones(-(-len(response) // block))
-        answer = Response.without_padding(np.array(response))
+        answer = plain_response(np.array(response))
         parts.append(objective.noisy_rows([5, 6], answer, shares, np.zeros(len(response))))
     return pack_documents(parts)
 

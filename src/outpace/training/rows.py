@@ -108,11 +108,6 @@ class Response:
     token_weights: Floats
     marked: Bools
 
-    @classmethod
-    def without_padding(cls, tokens: Ints) -> Response:
-        """Create a response without padding or marks, of weight 1."""
-        return cls(tokens, np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool))
-
     def __len__(self) -> int:
         return len(self.tokens)
 

@@ -48,14 +48,13 @@ def check_reference_models(
 
 def apply_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
     check_names("options", options, [*asdict(loop), *asdict(optim)])
-    for part in (loop, optim):
-        kind = type(part)
-        values = {name: value for name, value in options.items() if hasattr(part, name)}
-        check_values(kind.__name__, kind, values)
-    return (
-        replace(loop, **{k: v for k, v in options.items() if hasattr(loop, k)}),
-        replace(optim, **{k: v for k, v in options.items() if hasattr(optim, k)}),
+    ours, theirs = (
+        {name: value for name, value in options.items() if hasattr(part, name)}
+        for part in (loop, optim)
     )
+    check_values("Loop", Loop, ours)
+    check_values("Optim", Optim, theirs)
+    return replace(loop, **ours), replace(optim, **theirs)
 
 
 def create_accelerator(tracker: str | None, out: Path) -> Accelerator:
