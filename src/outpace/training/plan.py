@@ -181,7 +181,6 @@ def plan_recipe(recipe: Recipe, processes: int = 1) -> Plan:
     width = reading.feature_width(targets[0].config) if reading is not None else 0
     stored = width > 0 and recipe.data.features is not None
     missing = count_missing(recipe.data.features or "", examples.record_count or 0) * stored
-
     # One forward, or two with recomputation; backward for inputs, and for trained weights.
     passes, inner = 2 + train.recompute + (recipe.adapter is None), count_inner(model)
     head = int(scored.sum()) / int(lengths.sum()) * vocab * config.dim
@@ -200,7 +199,8 @@ def plan_recipe(recipe: Recipe, processes: int = 1) -> Plan:
         example=example,
         rows=rows,
         weights=4 * trained / parts,
-        frozen=(frozen_bytes(recipe, model, targets) + 4 * teacher) / parts,
+        frozen=frozen_bytes(recipe, model, targets, parts)
+        + 4 * (teacher and reference_size(model, parts)),
         copies=copied_bytes(model, half=half, sharded=parts > 1),
         optimizer=states / parts,
         activations=largest * (forwards * saved + width * itemsize),
@@ -257,12 +257,15 @@ def row_bytes(config: ModelConfig, *, half: bool, recompute: bool) -> tuple[int,
     return (4 * config.dim * config.layers, layer) if recompute else (layer * config.layers, 0)
 
 
-def frozen_bytes(recipe: Recipe, model: Transformer | Draft, targets: list[Transformer]) -> float:
+def frozen_bytes(
+    recipe: Recipe, model: Transformer | Draft, targets: Sequence[Transformer], parts: int
+) -> float:
+    """Return the bytes on a device of frozen weights of a model and its target."""
     dtype, form = DTYPES[recipe.model.dtype], recipe.target_format
-    size = (size_of(model) - trained_size(model)) * dtype.itemsize
+    size = (size_of(model) - trained_size(model)) * dtype.itemsize / parts
     for target in targets:
         if form is None:
-            size += size_of(target) * dtype.itemsize
+            size += reference_size(target, parts) * dtype.itemsize
         else:
             assert recipe.model.target is not None
             borrowed = isinstance(model, Draft) and model.unembedding is None
@@ -294,6 +297,12 @@ def build_models(recipe: Recipe) -> tuple[Transformer | Draft, list[Transformer]
 def resolve_metadata(name: str) -> Path:
     """Return the folder of a checkpoint without downloading its weights."""
     return resolve_checkpoint(name, METADATA_PATTERNS)
+
+
+def reference_size(model: Transformer | Draft, parts: int) -> float:
+    """Return the parameters on a device of a reference model, of which only blocks are sharded."""
+    blocks = size_of(model.blocks)
+    return size_of(model) - blocks + blocks / parts
 
 
 def size_of(model: nn.Module) -> int:
