@@ -3,12 +3,16 @@
 import json
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from helpers import causal_model, published
 from outpace.checkpoints.load import ZOO_FOLDER, ZOO_TOKENIZER
@@ -17,7 +21,7 @@ from outpace.models.transformer import Transformer
 from outpace.training import Objective, Trainer, weights
 from outpace.training.lora import LoRA
 from outpace.training.objectives import D2F, MDLM, SFT
-from outpace.training.rows import UNSCORED, Rows
+from outpace.training.rows import UNSCORED, Ints, Response, Rows
 
 RECIPE = f"""
 [model]
@@ -96,6 +100,11 @@ def write_lines(path: Path, *records: object) -> str:
     return str(path)
 
 
+def plain_response(tokens: Ints) -> Response:
+    """A response without padding or marks, of weight 1."""
+    return Response(tokens, np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool))
+
+
 def scored_rows(rows: Rows) -> dict[int, tuple[int, float]]:
     """Label and weight by row, where scored."""
     table = zip(rows.labels.tolist(), rows.weights.tolist(), strict=True)
@@ -134,3 +143,27 @@ def start(path: Path, out: Path, *more: str) -> subprocess.Popen[bytes]:
     """Train a recipe in a separate process."""
     command = [sys.executable, "-m", "outpace.training.recipe", str(path), f"out={out}", *more]
     return subprocess.Popen(command, stdout=subprocess.DEVNULL)
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the storage of tensors and of the results of operations until they are freed."""
+
+    def __init__(self, *modules: nn.Module) -> None:
+        super().__init__()
+        self.live: dict[int, int] = {}
+        self.peak = 0
+        self.track([each for m in modules for each in (*m.parameters(), *m.buffers())])
+
+    def track(self, results: object) -> None:
+        for tensor in tree_iter(results):
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self.live:
+                self.live[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.live.pop, storage._cdata)
+        self.peak = max(self.peak, sum(self.live.values()))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.track(results := func(*args, **(kwargs or {})))
+        return results

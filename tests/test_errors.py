@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from outpace.errors import ContextError, OptionError, prefix_error
+from outpace.errors import ContextError, OptionError, must, prefix_error
 
 ERROR = OptionError("messages[2].content", 5, "messages[2].content: 5 is no text")
 
@@ -38,3 +38,9 @@ def test_prefixed_error_keeps_its_name() -> None:
     assert str(error) == f"prompts:3: {ERROR}"
     plain = prefix_error("prompts:3", ValueError("no JSON"))
     assert type(plain) is ValueError and str(plain) == "prompts:3: no JSON"
+
+
+def test_unmet_requirement_names_option_and_value() -> None:
+    error = must("top_p", 1.5, "be between 0 and 1")
+    assert (error.param, error.value) == ("top_p", 1.5)
+    assert str(error) == "top_p must be between 0 and 1, got 1.5"

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.api.answers import answer_file
 from outpace.cli.main import main
+from outpace.evaluation.answers import answer_file
 from outpace.evaluation.generated.story import story_problems
 from rayed import SECONDS, running
 

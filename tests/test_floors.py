@@ -14,6 +14,7 @@ FLOORS = {
         "recipes": "",
         "zoo": "",
         "measurements": "lock",
+        "field_types": "decoding errors",
         "kernels": "measurements version",
         "provenance": "measurements version",
         "decoding": "errors kernels",
@@ -28,13 +29,15 @@ FLOORS = {
             "version"
         ),
         "api": (
-            "attention checkpoints constraint decoding engine errors jsonl lock measurements "
-            "methods models"
+            "attention checkpoints constraint decoding engine errors measurements methods models"
         ),
         "__init__": "api constraint errors version",
-        "evaluation": "api checkpoints decoding jsonl methods",
-        "benchmark": "api checkpoints decoding evaluation jsonl methods models",
-        "training": "api attention checkpoints decoding evaluation lock models provenance recipes",
+        "evaluation": "api checkpoints decoding engine errors field_types jsonl lock methods",
+        "benchmark": "api checkpoints decoding errors evaluation field_types jsonl methods models",
+        "training": (
+            "api attention checkpoints decoding errors evaluation field_types lock models "
+            "provenance recipes"
+        ),
         "server": "api checkpoints constraint decoding engine errors methods models version",
         "ray": "api checkpoints engine errors evaluation methods models server",
         "cli": (

@@ -55,7 +55,7 @@ sys.modules["msvcrt"] = types.SimpleNamespace(locking=locking, LK_NBLCK=2)
 after = load(names)
 
 from outpace import LLM
-from outpace.api.answers import answer_file, open_for_append
+from outpace.evaluation.answers import answer_file, open_for_append
 from outpace.provenance import provenance_record
 
 source, target = sys.argv[1:]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from outpace.benchmark.reproduce.figure import DATA_FOLDER
 from outpace.evaluation.run import questions_of
 
 HERE = Path(__file__).parent
@@ -22,7 +23,7 @@ QUOTATIONS = (
     "List the five most important facts of the text, each with the sentence that it is taken from.",
     "Answer with quotations only: why did the town move its market, and what did that cost?",
 )
-PROSE = HERE.parent / "prose.jsonl"
+PROSE = DATA_FOLDER / "prose.jsonl"
 """Prompts as lines of MT-Bench."""
 
 PEOPLE = (

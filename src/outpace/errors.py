@@ -33,6 +33,11 @@ class OptionError(ValueError):
         return type(self), (self.param, self.value, str(self))
 
 
+def must(param: str, value: object, requirement: str) -> OptionError:
+    """Return the error of an option that must meet a requirement: `be between 0 and 1`."""
+    return OptionError(param, value, f"{param} must {requirement}, got {value}")
+
+
 class ContextError(OptionError):
     """The prompt, with or without its answer, exceeds the model's context length."""
 

@@ -433,7 +433,5 @@ def test_recipes_are_listed_and_shown(outpace, tmp_path):
     (tmp_path / "mine.toml").write_text(out)
     status, mine, _ = outpace("train", str(tmp_path / "mine.toml"), "--plan")
     assert status == 0 and "0.87M trained of 0.87M" in mine and "per device" in mine
-    again = outpace("train", "tiny-aux", "--plan")[1]
-    measured = re.compile(r"^here .*\n( .*\n)*", re.MULTILINE)  # a rate, which differs each time
-    assert measured.sub("", again).splitlines()[1:] == measured.sub("", mine).splitlines()[1:]
+    assert outpace("train", "tiny-aux", "--plan")[1].splitlines()[1:] == mine.splitlines()[1:]
     assert not (tmp_path / "runs").exists()

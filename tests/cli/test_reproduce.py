@@ -1,13 +1,10 @@
 """`outpace reproduce` as typed by a user."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
-from outpace.cli import reproduce as command
-from reproduce import figure, trained
+from outpace.benchmark.reproduce import figure, trained
 
 PNG = b"\x89PNG"
 MODELS = ("target=tiny-ar", "dflash=tiny-dflash", "eagle=tiny-eagle")
@@ -138,28 +135,3 @@ def test_models_that_nobody_ships_are_trained_first(outpace, refused, tmp_path, 
     monkeypatch.setattr(trained, "TABLE", tmp_path / "other.toml")
     (tmp_path / "other.toml").write_text(table.read_text().replace("steps=2", "steps=2 lr=1e-3"))
     assert "lr" in refused("reproduce", *asked)
-
-
-@pytest.fixture
-def without_clone(monkeypatch, tmp_path):
-    """Remove the clone's folder, as in an installed wheel."""
-    monkeypatch.setattr(command, "REPRODUCE_FOLDER", tmp_path / "benchmarks" / "reproduce")
-
-
-@pytest.mark.parametrize("words", [(), ("apd",), ("apd:figure3", "--scale", "full", "--limit", 2)])
-def test_without_a_clone_one_line_names_it(refused, without_clone, words):
-    assert "pip install --editable ." in refused("reproduce", *words)
-
-
-@pytest.mark.nightly
-def test_a_clone_is_found_by_its_path_alone():
-    code = (
-        "import sys\n"
-        "from outpace.cli.reproduce import reproduce\n"
-        "command = reproduce()\n"
-        "assert command is sys.modules['reproduce.command'].reproduce is reproduce()\n"
-        "assert not [path for path in sys.path if 'benchmarks' in path]\n"
-    )
-    subprocess.run(
-        [sys.executable, "-c", code], check=True, cwd=command.REPRODUCE_FOLDER.parents[1]
-    )

@@ -19,7 +19,8 @@ from outpace.training.lora import LoRA
 from outpace.training.objective import Models
 from outpace.training.objectives import D2F
 from outpace.training.optim import Optim
-from outpace.training.rows import UNSCORED, Response, Rows, pack_documents
+from outpace.training.rows import UNSCORED, Rows, pack_documents
+from runs import plain_response
 
 FOLDER = Path(__file__).parent / "d2f"
 GOLDEN = json.loads((FOLDER / "train_cases.json").read_text())
@@ -54,7 +55,7 @@ def batch(case: dict[str, Any], student: Transformer, **options: Any) -> tuple[D
         ids = given["input_ids"][sample].numpy().astype(np.int64)
         first = float(given["draw_u0"][sample])
         shares = objective.block_fractions(first, given["draw_u_inc"][sample].double().numpy())
-        answer = Response.without_padding(ids[prompt:])
+        answer = plain_response(ids[prompt:])
         draws = given["draw_tokens"][sample, prompt:].double().numpy()
         parts.append(objective.noisy_rows(ids[:prompt].tolist(), answer, shares, draws))
     return objective, parts

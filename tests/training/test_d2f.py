@@ -13,15 +13,15 @@ from outpace.training.data import Example
 from outpace.training.objective import Models, build_teachers, reverse_kl, scored_places
 from outpace.training.objectives import D2F
 from outpace.training.objectives.d2f import Pipeline
-from outpace.training.rows import UNSCORED, Response, Rows, pack_documents
-from runs import attend_where, scored_rows
+from outpace.training.rows import UNSCORED, Rows, pack_documents
+from runs import attend_where, plain_response, scored_rows
 
 EXAMPLE = Example(prompt=[5, 6], response=[7, 8, 9, 4, 3], marks=[False, True, False, True, False])
 PLAIN = D2F(block=2, shift=1, mask_id=MASK)
 
 
 def noisy(objective: D2F, draws: list[float], shares: tuple[float, ...] = (0.5, 0.5, 0.8)) -> Rows:
-    answer = Response.without_padding(np.array(EXAMPLE.response))
+    answer = plain_response(np.array(EXAMPLE.response))
     return objective.noisy_rows(EXAMPLE.prompt, answer, np.array(shares), np.array(draws))
 
 
@@ -50,16 +50,12 @@ def test_fractions_without_order_are_independent() -> None:
     assert drawn.tolist() == pytest.approx([0.45, 0.2, 0.7])
 
 
-def test_marks_weigh_more_and_blocks_of_padding_may_be_left_out() -> None:
+def test_marks_weigh_more() -> None:
     padded = replace(PLAIN, canvas=(9, 9), noise=(1.0, 1.0), mark_weight=3.0)
-    every, some = (
-        replace(padded, end_blocks=wanted).rows(EXAMPLE, np.random.default_rng(0))
-        for wanted in (True, False)
-    )
-    assert torch.equal(every.ids, some.ids) and every.ids[2:].tolist() == [MASK] * 9
+    every = padded.rows(EXAMPLE, np.random.default_rng(0))
+    assert every.ids[2:].tolist() == [MASK] * 9
     weights = [weight for _, weight in scored_rows(every).values()]
     assert weights == [1, 3, 1, 3, 1, 1, 1, 1, 1] and every.normaliser == 13
-    assert [label for label, _ in scored_rows(some).values()] == [7, 8, 9, 4, 3, 3]
 
 
 @pytest.mark.parametrize("adapted", [False, True])
@@ -73,7 +69,7 @@ def test_teacher_shares_weights_only_under_an_adapter(adapted: bool) -> None:
 def test_one_hole_is_always_scored_rows() -> None:
     assert list(scored_rows(noisy(PLAIN, [0.9, 0.8, 0.7, 0.99, 0.9]))) == [3]
     bare = replace(PLAIN, shift=1)
-    answer = Response.without_padding(np.array([7, 8]))
+    answer = plain_response(np.array([7, 8]))
     rows = bare.noisy_rows([], answer, np.array([0.5]), np.array([0.1, 0.9]))
     assert rows.ids.tolist() == [7, MASK] and scored_rows(rows) == {0: (8, 2.0)}
 
@@ -143,7 +139,7 @@ def unfilled_rows(block: int, *responses: list[int], shift: int = 1) -> Rows:
     parts = []
     for response in responses:
         shares = np.ones(-(-len(response) // block))
-        answer = Response.without_padding(np.array(response))
+        answer = plain_response(np.array(response))
         parts.append(objective.noisy_rows([5, 6], answer, shares, np.zeros(len(response))))
     return pack_documents(parts)
 

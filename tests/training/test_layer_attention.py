@@ -27,7 +27,8 @@ from outpace.training.data import Example
 from outpace.training.layer_attention import hidden_states
 from outpace.training.objective import Models
 from outpace.training.objectives import D2F, MDLM, SFT, WeDLM
-from outpace.training.rows import Response, Rows, pack_documents
+from outpace.training.rows import Rows, pack_documents
+from runs import plain_response
 
 SIGHTS = [
     (AttentionWindow(window=3, causal=True), AttentionWindow()),
@@ -105,7 +106,7 @@ def test_a_text_all_of_which_is_seen(sights: tuple[AttentionWindow, ...]) -> Non
 @slides
 def test_blocks_that_see_what_is_before_them(sights: tuple[AttentionWindow, ...]) -> None:
     model, objective = seeing(diffusion_model(), sights), D2F(block=3, shift=1, mask_id=MASK)
-    answer = Response.without_padding(np.arange(1, 9))
+    answer = plain_response(np.arange(1, 9))
     rows = objective.noisy_rows([5, 6], answer, np.ones(3), np.zeros(8))
     same(hidden_states(model, rows), *decoded(model, (rows, slice(None), 0, (2, 3, 3, 2))))
     loss = replace(objective, hard=0.0).loss(Models(model, {"teacher": model}), rows)

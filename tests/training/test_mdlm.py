@@ -76,7 +76,7 @@ def test_suffix_rows_mask_from_a_marked_token_to_the_end(shift: int) -> None:
 
 @pytest.mark.parametrize("shift", [0, 1])
 def test_anchored_rows_share_one_clean_copy(shift: int) -> None:
-    objective = replace(PLAIN, shift=shift, anchored=1.0, anchors=2, shortest=2, longest=2)
+    objective = replace(PLAIN, shift=shift, anchored=1.0, anchors=2, longest=2)
     # Two starts, at response slots 0 and 1; neither on purpose on a mark; then two masks each.
     rows = rows_of(objective, EXAMPLE, 0.0, 0.5, 0, 0.5, 1, 0.5, 0.0, 0.0)
     blocks = [[6][:shift] + [MASK, MASK], [7][:shift] + [MASK, MASK]]

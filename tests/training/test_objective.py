@@ -23,8 +23,8 @@ from outpace.training.data import Example
 from outpace.training.lora import LoRA
 from outpace.training.objective import Models, Objective, build_teachers
 from outpace.training.objectives import D2F, MDLM, SFT, BlockDiffusion, DFlash, Eagle3, WeDLM
-from outpace.training.plan import MemoryTracker
 from outpace.training.rows import UNSCORED, Rows, pack_documents
+from runs import PeakMemory
 
 VOCAB = 6000
 CASES = {
@@ -42,12 +42,12 @@ def seen(architecture: str, wanted: Objective) -> tuple[float, float, torch.Tens
     texts = [Example([3, 4], [5 + n] * 60, [False] * 60) for n in range(3)]
     rows = pack_documents([bound.rows(text, default_rng(n)) for n, text in enumerate(texts)])
     models = Models(model, build_teachers(bound, model, adapted=False))
-    with MemoryTracker() as memory:
+    with PeakMemory() as memory:
         loss = bound.loss(models, rows)
         loss.total.backward()
     gradient = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     hits = float(loss.metrics["accuracy"][0])
-    return float(loss.total.detach()), hits, gradient, memory.peak.total()
+    return float(loss.total.detach()), hits, gradient, memory.peak
 
 
 @pytest.mark.parametrize("name", CASES)

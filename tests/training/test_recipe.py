@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 import pytest
 
 from outpace import recipes
-from outpace.training.field_types import Bounds, field_hints
+from outpace.field_types import Bounds, field_hints
 from outpace.training.objectives import OBJECTIVES, SFT
 from outpace.training.recipe import SECTIONS, load_recipe, train_recipe
 

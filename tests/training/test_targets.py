@@ -12,7 +12,7 @@ from helpers import needs_packed_loops, published_eagle
 from outpace.checkpoints.load import load_draft, load_model
 from outpace.models.int8 import has_int8_products, is_quantized
 from outpace.training.recipe import Recipe, load_recipe
-from outpace.training.targets import load_target
+from outpace.training.weights import load_target
 from runs import losses, write_lines
 from sharded import DRAFT
 

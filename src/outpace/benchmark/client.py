@@ -25,6 +25,7 @@ except ImportError as error:
     raise ValueError(f"{error}; measuring a server needs: pip install 'outpace[load]'") from error
 
 from outpace.benchmark.load_figures import RequestRecord
+from outpace.errors import must
 
 DATA_PREFIX = b"data:"
 MAX_LINE_BYTES = 1 << 24
@@ -83,7 +84,7 @@ class Client:
         """
         self.url = base_url(url)
         if not (timeout > 0 and math.isfinite(timeout)):
-            raise ValueError(f"timeout must be a finite number above 0, got {timeout}")
+            raise must("timeout", timeout, "be a finite number above 0")
         if key is not None and not (key.isascii() and key.isprintable() and key.strip()):
             raise ValueError("api-key must be printable ASCII characters")
         self.timeout = timeout
@@ -131,7 +132,7 @@ class Client:
 
         Errors of the server are recorded in the returned record, never raised.
         """
-        exchange = RequestRecord(began=clock())
+        record = RequestRecord(began=clock())
         path = "chat/completions" if "messages" in body else "completions"
         try:
             async with (
@@ -140,37 +141,33 @@ class Client:
                     f"{self.url}/{path}", json=body, allow_redirects=False
                 ) as response,
             ):
-                await read_response(response, exchange, streamed=bool(body.get("stream")))
+                await read_response(response, record, streamed=bool(body.get("stream")))
         except RequestError as fault:
-            exchange.error, exchange.error_message = fault.kind, fault.message
+            record.error, record.error_message = fault.kind, fault.message
         except TimeoutError:
-            exchange.error = "timeout"
+            record.error = "timeout"
         except ClientConnectorError as error:
-            exchange.error, exchange.error_message = "unreachable", str(error)
+            record.error, record.error_message = "unreachable", str(error)
         except ClientResponseError as error:
-            exchange.error, exchange.error_message = "malformed", error.message
+            record.error, record.error_message = "malformed", error.message
         except (ClientError, OSError) as error:
-            exchange.error, exchange.error_message = "dropped", str(error)
-        exchange.ended = clock()
-        return exchange
+            record.error, record.error_message = "dropped", str(error)
+        record.ended = clock()
+        return record
 
 
-async def read_response(
-    response: ClientResponse, exchange: RequestRecord, *, streamed: bool
-) -> None:
-    """Read a complete response; raise `RequestError` if it is not a valid answer."""
+async def read_response(response: ClientResponse, record: RequestRecord, *, streamed: bool) -> None:
     if response.status != 200:
         raise RequestError(str(response.status), error_message(await response.read()))
     if not streamed:
-        record_text(exchange, await response.read(), clock())
+        record_text(record, await response.read(), clock())
     elif response.content_type != "text/event-stream":
         raise RequestError("malformed", f"{response.content_type} instead of an event stream")
     else:
-        await read_stream(response, exchange)
+        await read_stream(response, record)
 
 
-async def read_stream(response: ClientResponse, exchange: RequestRecord) -> None:
-    """Read events up to the last one, `[DONE]`."""
+async def read_stream(response: ClientResponse, record: RequestRecord) -> None:
     reader = EventReader()
     async for data in response.content.iter_any():
         now = clock()
@@ -181,19 +178,19 @@ async def read_stream(response: ClientResponse, exchange: RequestRecord) -> None
         for event in events:
             if event == b"[DONE]":
                 return
-            record_text(exchange, event, now)
+            record_text(record, event, now)
     raise RequestError("dropped", "the stream ended without [DONE]")
 
 
-def record_text(exchange: RequestRecord, data: bytes, now: float) -> None:
+def record_text(record: RequestRecord, data: bytes, now: float) -> None:
     """Record the text of a chunk or a complete answer; text of the same time is one event."""
-    if text := parse_chunk(exchange, data):
-        exchange.text += text
-        if exchange.events[-1:] != [now]:
-            exchange.events.append(now)
+    if text := parse_chunk(record, data):
+        record.text += text
+        if record.events[-1:] != [now]:
+            record.events.append(now)
 
 
-def parse_chunk(exchange: RequestRecord, data: bytes) -> str:
+def parse_chunk(record: RequestRecord, data: bytes) -> str:
     """Record the counts of a chunk or complete answer, and return its text.
 
     Raises:
@@ -212,13 +209,13 @@ def parse_chunk(exchange: RequestRecord, data: bytes) -> str:
             raise RequestError("malformed", error_message(data))
     match chunk.get("usage"):
         case {"completion_tokens": int(tokens)} if 0 <= tokens <= MAX_REPORTED_COUNT:
-            exchange.tokens = tokens
+            record.tokens = tokens
     match chunk.get("outpace"):
         case {"forwards": int(forwards)} if 0 <= forwards <= MAX_REPORTED_COUNT:
-            exchange.forwards = forwards
+            record.forwards = forwards
     match chunk["choices"]:
         case [dict(choice), *_]:
-            exchange.finish_reason = choice.get("finish_reason") or exchange.finish_reason
+            record.finish_reason = choice.get("finish_reason") or record.finish_reason
             return choice_text(choice)
     return ""
 

@@ -32,12 +32,10 @@ class MethodEntry:
 
     @property
     def name(self) -> str:
-        """Full label of the entry."""
         return f"{self.line} {self.setting}".rstrip()
 
     @property
     def model_names(self) -> list[str]:
-        """Names of all models and adapters to load."""
         names = (self.model, self.adapter, *self.method.model_names().values())
         return [str(name) for name in names if name is not None]
 
@@ -74,5 +72,4 @@ def expand_entries(
 
 
 def format_value(value: Any) -> str:
-    """Format a value as the command line accepts it."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)

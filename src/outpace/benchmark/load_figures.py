@@ -48,7 +48,6 @@ class RequestRecord:
 
     @property
     def gaps(self) -> list[float]:
-        """Seconds between events."""
         return [after - before for before, after in pairwise(self.events)]
 
     @property
@@ -60,7 +59,6 @@ class RequestRecord:
 
     @property
     def e2e(self) -> float:
-        """Seconds from sending the request to the end of the answer."""
         return self.ended - self.began
 
 
@@ -72,43 +70,41 @@ LoadFigures = dict[str, Any]
 
 
 def compute_figures(
-    exchanges: Sequence[RequestRecord], seconds: float, limits: Mapping[str, float]
+    records: Sequence[RequestRecord], seconds: float, limits: Mapping[str, float]
 ) -> LoadFigures:
     """Summarise the requests of `seconds` seconds; times are in milliseconds.
 
     Times and throughput include complete answers only; they are None if there are none. `limits`
     are milliseconds by the names of `GOODPUT_LIMITS`; goodput is relative to *all* requests.
     """
-    whole = [exchange for exchange in exchanges if exchange.error is None]
-    tokens = sum(exchange.tokens or 0 for exchange in whole)
-    counted = [exchange for exchange in whole if exchange.forwards]
+    whole = [record for record in records if record.error is None]
+    tokens = sum(record.tokens or 0 for record in whole)
+    counted = [record for record in whole if record.forwards]
     return {
-        "requests": len(exchanges),
+        "requests": len(records),
         "completed": len(whole),
-        "errors": dict(Counter(e.error for e in exchanges if e.error is not None)),
+        "errors": dict(Counter(e.error for e in records if e.error is not None)),
         "seconds": round(seconds, 3),
         "output_tokens": tokens,
         "requests_per_second": rate_per_second(len(whole), seconds),
         "tokens_per_second": rate_per_second(tokens, seconds),
-        "ttft_ms": time_distribution(exchange.ttft for exchange in whole),
-        "gap_ms": time_distribution(gap for exchange in whole for gap in exchange.gaps),
-        "tpot_ms": time_distribution(exchange.tpot for exchange in whole),
-        "e2e_ms": time_distribution(exchange.e2e for exchange in whole),
+        "ttft_ms": time_distribution(record.ttft for record in whole),
+        "gap_ms": time_distribution(gap for record in whole for gap in record.gaps),
+        "tpot_ms": time_distribution(record.tpot for record in whole),
+        "e2e_ms": time_distribution(record.e2e for record in whole),
         "tokens_per_event": ratio_distribution([(e.tokens or 0, len(e.events)) for e in whole]),
         "tokens_per_forward": ratio_distribution(
             [(e.tokens or 0, e.forwards or 0) for e in counted]
         ),
-        **({"goodput": compute_goodput(exchanges, seconds, limits)} if limits else {}),
+        **({"goodput": compute_goodput(records, seconds, limits)} if limits else {}),
     }
 
 
 def rate_per_second(count: int, seconds: float) -> float | None:
-    """Return a count per second; None if no time has passed."""
     return round(count / seconds, 3) if seconds > 0 else None
 
 
 def time_distribution(seconds: Iterable[float | None]) -> LoadFigures | None:
-    """Return mean and percentiles of the times that are not None, in milliseconds."""
     return value_distribution([1e3 * value for value in seconds if value is not None])
 
 
@@ -136,27 +132,26 @@ def value_distribution(values: Sequence[float]) -> LoadFigures | None:
 
 
 def compute_goodput(
-    exchanges: Sequence[RequestRecord], seconds: float, limits: Mapping[str, float]
+    records: Sequence[RequestRecord], seconds: float, limits: Mapping[str, float]
 ) -> LoadFigures:
-    """Return complete answers within all limits, per second and as a fraction of all requests."""
-    count = sum(meets_limits(exchange, limits) for exchange in exchanges)
+    count = sum(meets_limits(record, limits) for record in records)
     return {
         "limits_ms": dict(limits),
         "requests_per_second": rate_per_second(count, seconds),
-        "share": round(count / len(exchanges), 4) if exchanges else None,
+        "share": round(count / len(records), 4) if records else None,
     }
 
 
-def meets_limits(exchange: RequestRecord, limits: Mapping[str, float]) -> bool:
+def meets_limits(record: RequestRecord, limits: Mapping[str, float]) -> bool:
     """Return whether an answer is complete and within all limits; missing figures pass."""
     times = {
-        "ttft": exchange.ttft,
-        "gap": max(exchange.gaps, default=None),
-        "tpot": exchange.tpot,
-        "e2e": exchange.e2e,
+        "ttft": record.ttft,
+        "gap": max(record.gaps, default=None),
+        "tpot": record.tpot,
+        "e2e": record.e2e,
     }
     late = any(1e3 * (times[name] or 0.0) > limit for name, limit in limits.items())
-    return exchange.error is None and not late
+    return record.error is None and not late
 
 
 def parse_limits(text: str) -> dict[str, float]:

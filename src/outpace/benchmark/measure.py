@@ -12,10 +12,11 @@ from pathlib import Path
 from time import perf_counter as clock
 from typing import Any, ClassVar, Literal, get_args
 
-from outpace.api.answers import read_prompts
 from outpace.api.chat_template import Message
 from outpace.benchmark.client import Client, RequestBody, explain_error
 from outpace.benchmark.load_figures import LoadFigures, RequestRecord, compute_figures
+from outpace.errors import must
+from outpace.evaluation.answers import read_prompts
 from outpace.evaluation.run import questions_of
 
 SendRequest = Callable[[RequestBody], Coroutine[Any, Any, None]]
@@ -33,11 +34,10 @@ class ClosedLoop:
 
     def __post_init__(self) -> None:
         if not 1 <= self.concurrency <= MAX_STREAMS:
-            raise ValueError(f"concurrency must be 1 to {MAX_STREAMS}, got {self.concurrency}")
+            raise must("concurrency", self.concurrency, f"be 1 to {MAX_STREAMS}")
 
     @property
     def value(self) -> float:
-        """Number of streams."""
         return self.concurrency
 
     async def send_all(self, bodies: Iterable[RequestBody], ask: SendRequest) -> None:
@@ -63,11 +63,10 @@ class Poisson:
 
     def __post_init__(self) -> None:
         if not (self.rate > 0 and math.isfinite(self.rate)):
-            raise ValueError(f"rate must be a finite number above 0, got {self.rate}")
+            raise must("rate", self.rate, "be a finite number above 0")
 
     @property
     def value(self) -> float:
-        """Requests per second."""
         return self.rate
 
     async def send_all(self, bodies: Iterable[RequestBody], ask: SendRequest) -> None:
@@ -108,8 +107,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.endpoint not in get_args(Endpoint):
-            known = " or ".join(get_args(Endpoint))
-            raise ValueError(f"endpoint must be {known}, got {self.endpoint!r}")
+            raise must("endpoint", self.endpoint, f"be {' or '.join(get_args(Endpoint))}")
         if self.endpoint == "completions":
             for number, prompt in enumerate(self.prompts, 1):
                 if not isinstance(prompt, str):
@@ -118,11 +116,9 @@ class Workload:
                     )
 
     def request_bodies(self, first: int, count: int) -> Iterator[RequestBody]:
-        """Return the bodies of `count` requests, starting with number `first`."""
         return map(self.request_body, range(first, first + count))
 
     def request_body(self, number: int) -> RequestBody:
-        """Return the body of a request."""
         prompt = self.prompts[number % len(self.prompts)]
         body = {"model": self.model, "seed": self.seed + number, **self.fields}
         if self.stream:
@@ -184,10 +180,10 @@ class LoadLevel:
 
         async def send_and_record(body: RequestBody) -> None:
             self.sent += 1
-            exchange = await client.send_request(body)
-            self.records.append(exchange)
-            self.tokens += (exchange.error is None and exchange.tokens) or 0
-            self.failed += exchange.error is not None
+            record = await client.send_request(body)
+            self.records.append(record)
+            self.tokens += (record.error is None and record.tokens) or 0
+            self.failed += record.error is not None
             self.seconds, self.cpu = clock() - began, time.process_time() - cpu
             progress(self)
 
@@ -234,17 +230,13 @@ def count_requests(levels: Sequence[LoadLevel], warmup: int) -> int:
     return 1 + sum(warmup + level.requests for level in levels)
 
 
-def check_response(exchange: RequestRecord, workload: Workload) -> None:
+def check_response(record: RequestRecord, workload: Workload) -> None:
     """Raise `ValueError` if a request failed, or its answer does not report its tokens."""
-    if exchange.error is not None:
-        raise ValueError(f"model {workload.model!r} did not answer: {explain_failure(exchange)}")
-    if exchange.tokens is None:
+    if record.error is not None:
+        reason = explain_error(record.error, record.error_message)
+        raise ValueError(f"model {workload.model!r} did not answer: {reason}")
+    if record.tokens is None:
         raise ValueError(
             "the server does not report the number of streamed tokens; it must support "
             "stream_options.include_usage"
         )
-
-
-def explain_failure(exchange: RequestRecord) -> str:
-    """Explain a failed request in one line."""
-    return explain_error(exchange.error or "", exchange.error_message)

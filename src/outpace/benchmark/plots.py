@@ -58,7 +58,6 @@ def draw_sides(found: Results, path: Path) -> None:
 
 
 def group_by_line(results: Results) -> dict[str, list[ResultRecord]]:
-    """Group results by their line of a sweep, in order."""
     several = len({describe_load(result) for result in results}) > 1
     lines: dict[str, list[ResultRecord]] = {}
     for result in results:
@@ -68,7 +67,6 @@ def group_by_line(results: Results) -> dict[str, list[ResultRecord]]:
 
 
 def describe_load(result: ResultRecord) -> str:
-    """Describe the load of a result."""
     length, tokens = result.get("prompt_length"), result.get("max_tokens")
     words = [f"batch {result['batch']}"]
     words += [] if length is None else [f"prompts of {length}"]
@@ -116,7 +114,6 @@ def plot_line(pane: Axes, line: Results, key: str, name: str, height: str = "acc
 
 
 def draw_loads(results: Results, path: Path) -> None:
-    """Plot throughput and latency against the number of concurrent requests."""
     figure = new_figure(10, 4.6)
     throughput, latency = figure.subplots(1, 2)
     for name, line in group_by_batch(results).items():
@@ -139,23 +136,20 @@ def draw_loads(results: Results, path: Path) -> None:
 
 
 def group_by_batch(results: Results) -> dict[str, list[ResultRecord]]:
-    """Group results that differ only in their batch."""
     lines: dict[str, list[ResultRecord]] = {}
     several = len({(r["prompt_length"], r["max_tokens"]) for r in results}) > 1
     for result in results:
-        name = f"{result['line']} {result['setting']}".rstrip()
+        name = result_title(result)
         rest = describe_load(result).partition(", ")[2]
         lines.setdefault(f"{name}, {rest}" if several else name, []).append(result)
     return {name: sorted(line, key=lambda r: r["batch"]) for name, line in lines.items()}
 
 
 def draw_bars(results: Results, path: Path, key: str, label: str) -> None:
-    """Plot a bar per result, the largest on top."""
     ordered = sorted(results, key=lambda result: read_figure(result, key))
     several = len({describe_load(result) for result in results}) > 1
     names = [
-        f"{result['line']} {result['setting']}".rstrip()
-        + (f"\n{describe_load(result)}" if several else "")
+        result_title(result) + (f"\n{describe_load(result)}" if several else "")
         for result in ordered
     ]
     figure = new_figure(9, 0.45 * len(ordered) + 1.2)
@@ -232,12 +226,10 @@ def draw_slots(output: Output, title: str, path: Path) -> None:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of this size in inches, with constrained layout."""
     return Figure(figsize=(width, height), layout="constrained")
 
 
 def format_load_axis(pane: Axes, ticks: Sequence[float], label: str) -> None:
-    """Make the horizontal axis logarithmic, with a plain number at each measured load."""
     pane.set_xscale("log", base=2)
     pane.set_xticks(ticks)
     pane.xaxis.set_major_formatter(ScalarFormatter())
@@ -246,7 +238,6 @@ def format_load_axis(pane: Axes, ticks: Sequence[float], label: str) -> None:
 
 
 def add_legend(figure: Figure, pane: Axes) -> None:
-    """Add a legend of a pane's lines below the panes."""
     handles, labels = pane.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower left", fontsize=7, frameon=False)
 

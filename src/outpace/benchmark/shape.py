@@ -55,7 +55,7 @@ class RandomCheckpoints:
         return self.paths.get(name, name)
 
     def resolve_method(self, method: Method) -> Method:
-        """Return the method with its further models replaced by loadable paths."""
+        """Return the method with its other models replaced by loadable paths."""
         roles = {role: self.model_path(str(name)) for role, name in method.model_names().items()}
         return replace(method, **roles) if roles else method
 

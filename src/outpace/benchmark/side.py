@@ -7,7 +7,7 @@ import hashlib
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
@@ -54,14 +54,12 @@ def prompts_of_length(llm: LLM, questions: Sequence[Question], length: int) -> l
 
 
 def cut_prompt(texts: Sequence[Sequence[int]], first: int, length: int) -> list[int]:
-    """Return `length` tokens of the texts, starting with text `first`, repeated as needed."""
     rotated = [*texts[first:], *texts[:first]]
     repeats = -(-length // max(sum(map(len, texts)), 1))
     return list(islice(chain.from_iterable(rotated * repeats), length))
 
 
 def random_prompts(llm: LLM, count: int, length: int) -> list[list[int]]:
-    """Return reproducible random tokens, without mask and end tokens."""
     banned = {*llm.eos, llm.config.mask_id}
     vocab = llm.config.vocab
     substitute = next(token for token in range(vocab) if token not in banned)
@@ -91,12 +89,10 @@ class SideTurn:
 
     @property
     def tokens(self) -> int:
-        """Number of output tokens."""
         return sum(len(output.ids) for output in self.outputs)
 
     @property
     def forwards(self) -> int:
-        """Number of forwards of the target."""
         return sum(output.forwards for output in self.outputs)
 
 
@@ -114,13 +110,11 @@ class Side:
     turns: list[SideTurn] = field(default_factory=list)
 
     def answer_questions(self, questions: Sequence[Question]) -> list[Output]:
-        """Return answers in the order of the questions."""
         requests = ((question.prompt, self.options) for question in questions)
         outputs = dict(self.llm.serve(requests, batch=self.load.batch))
         return [outputs[number] for number in sorted(outputs)]
 
     def run_turn(self, questions: Sequence[Question]) -> SideTurn:
-        """Answer questions as a timed turn."""
         with freeze_garbage():
             cpu, wall = time.process_time(), time.perf_counter()
             outputs = self.answer_questions(questions)
@@ -142,7 +136,6 @@ class Side:
 
 
 def split_questions(count: int, rounds: int) -> list[slice]:
-    """Split `count` questions into contiguous parts, whose sizes differ by at most one."""
     edges = [count * number // rounds for number in range(rounds + 1)]
     return [slice(begin, end) for begin, end in zip(edges, edges[1:], strict=False)]
 
@@ -158,14 +151,12 @@ def check_rounds(count: int, rounds: int, batch: int) -> None:
 
 
 def open_turns(side: Side, rounds: int, folder: Path | None) -> AbstractContextManager[Samples]:
-    """Open the file in `folder` with a side's turns of an earlier run, to append to it."""
     header = side.resume_header(rounds)
     name = hashlib.sha256(json.dumps(header, sort_keys=True, default=str).encode()).hexdigest()
     return resume_samples(folder and folder / f"{name[:16]}.jsonl", header)
 
 
 def turn_from_record(record: JsonRecord) -> SideTurn:
-    """Convert a line of the file to a turn; `ValueError` if it is malformed."""
     try:
         outputs = [output_from_record(output) for output in record["outputs"]]
         return SideTurn(outputs, float(record["cpu"]), float(record["wall"]))
@@ -174,7 +165,6 @@ def turn_from_record(record: JsonRecord) -> SideTurn:
 
 
 def turn_to_record(turn: SideTurn) -> JsonRecord:
-    """Convert a turn to a line of the file."""
     outputs = [output_record(output) for output in turn.outputs]
     return {"cpu": turn.cpu, "wall": turn.wall, "outputs": outputs}
 
@@ -231,19 +221,14 @@ DRAWS, TAILS, FEWEST = 2000, (0.025, 0.975), 5
 """Bootstrap draws and tails of an interval, and the minimum number of rounds for one."""
 
 
-def choose_clock(sides: Iterable[Side]) -> TurnClock:
-    """Choose CPU time, which other processes disturb less, unless a side uses another device."""
-    return "cpu" if all(side.llm.device.type == "cpu" for side in sides) else "wall"
-
-
 def turn_seconds(turn: SideTurn, clock: TurnClock) -> float:
-    """Return the CPU or wall seconds of a turn."""
     return turn.cpu if clock == "cpu" else turn.wall
 
 
 def summarise_sides(sides: Sequence[Side], rounds: int) -> list[SideFigures]:
     """Return the figures of all sides, with speed relative to the first side of the same load."""
-    clock = choose_clock(sides)
+    # CPU time, which other processes disturb less, unless a side uses another device.
+    clock: TurnClock = "cpu" if all(each.llm.device.type == "cpu" for each in sides) else "wall"
     found = []
     for side in sides:
         first = next(other for other in sides if other.load == side.load)
@@ -301,7 +286,6 @@ def cost_figures(side: Side, rounds: int) -> SideFigures:
 
 
 def sweep_figures(side: Side) -> SideFigures:
-    """Return a side's line and setting in a sweep, and its load."""
     outputs = [output for turn in side.turns for output in turn.outputs]
     return {
         "line": side.entry.line,
@@ -333,7 +317,6 @@ def turn_costs(turns: Sequence[SideTurn]) -> SideFigures:
 
 
 def milliseconds_per_forward(turns: Sequence[SideTurn], clock: TurnClock) -> float:
-    """Return the median over turns of milliseconds per forward of the target."""
     times = [1e3 * turn_seconds(turn, clock) / turn.forwards for turn in turns if turn.forwards]
     return round(statistics.median(times), 4) if times else 0.0
 

@@ -59,7 +59,6 @@ def search_space(kind: type[Method], fixed: Mapping[str, Any]) -> dict[str, Opti
 
 
 def option_distribution(option: Option) -> BaseDistribution:
-    """Return the Optuna distribution of an option."""
     match option.search:
         case OneOf(values):
             return CategoricalDistribution(values)
@@ -71,7 +70,6 @@ def option_distribution(option: Option) -> BaseDistribution:
 
 
 def default_parameters(space: Mapping[str, Option]) -> dict[str, Any]:
-    """Return the defaults that are within the space, for the first trial."""
 
     def is_in_space(option: Option) -> bool:
         match option.search:
@@ -121,7 +119,6 @@ class TuningSearch:
 
     @property
     def trials(self) -> list[JsonRecord]:
-        """Records of the trials so far, in order."""
         records = self.samples.records
         return [records[number] for number in sorted(n for n in map(int, records) if n)]
 
@@ -175,12 +172,10 @@ class TuningSearch:
         return replace(entry, line=entry.line.removesuffix(f" {setting}"), setting=setting)
 
     def build_side(self, entry: MethodEntry) -> Side:
-        """Return a side of an entry on the same questions."""
         options: Options = {**self.side.options, "method": entry.method}
         return replace(self.side, entry=entry, options=options, turns=[])
 
     def record_trial(self, record: JsonRecord) -> None:
-        """Add a completed trial to the study."""
         distributions = {name: option_distribution(option) for name, option in self.space.items()}
         self.study.add_trial(
             optuna.trial.create_trial(
@@ -197,12 +192,10 @@ class TuningSearch:
 
     @property
     def unit(self) -> str:
-        """Name of the maximised figure, for output."""
         return self.by.replace("_", " ")
 
 
 def measure_side(side: Side) -> SideFigures:
-    """Measure a side on all questions in one turn, after a warm-up batch."""
     side.answer_questions(side.questions[: side.load.batch])
     side.run_turn(side.questions)
     return scored_figures(side, 1)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 from typer import Argument, Option
 
-from outpace.api.answers import AnswerBackend, answer_file
 from outpace.api.infill import parse_template
 from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
@@ -45,6 +44,7 @@ from outpace.cli.flags import (
 )
 from outpace.cli.terminal import progress_bars, show_spinner, wide_console
 from outpace.errors import OptionError
+from outpace.evaluation.answers import AnswerBackend, answer_file
 from outpace.methods import Method
 
 

@@ -49,7 +49,7 @@ BENCHMARK_COMMANDS = {
 GROUP_COMMANDS = {"recipes": "outpace.cli.training:recipes_group"}
 """Functions that create a group of commands."""
 
-COMMAND_FACTORIES = ("recipes", "reproduce")
+COMMAND_FACTORIES = ("recipes",)
 """Commands whose function returns the command itself."""
 
 INTERACTIVE_COMMANDS = ("chat",)

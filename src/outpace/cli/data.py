@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 from typer import Argument, Option
 
-from outpace.api.data_set import make_data, read_prompt_set
 from outpace.api.options import Options, check_options
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.cli.draw import console
@@ -25,6 +24,7 @@ from outpace.cli.flags import (
     parse_variable,
 )
 from outpace.cli.terminal import exit_on_sigterm, progress_bars
+from outpace.evaluation.data_set import make_data, read_prompt_set
 from outpace.methods import Method
 
 

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.api.answers import AnswerBackend
 from outpace.api.codec import validate_text
 from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
@@ -37,6 +36,7 @@ from outpace.cli.options import format_entry, parse_method, split_entry
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import progress_bars
 from outpace.errors import OptionError
+from outpace.evaluation.answers import AnswerBackend
 from outpace.evaluation.protocol import Question, Setting
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.run import evaluate, judgment_records, limit_to_context, questions_of

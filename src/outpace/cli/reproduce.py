@@ -1,55 +1,243 @@
-"""The command `reproduce`, which needs the repository in addition to the installed package."""
+"""The command `reproduce`, which measures figures of papers again."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated
 
-from typer import Argument, Typer
+from rich.table import Table
+from typer import Argument, Option
 
-REPRODUCE_FOLDER = Path(__file__).parents[3] / "benchmarks" / "reproduce"
-"""Its folder in a clone whose package is installed as editable."""
-
-CLONE_NOTICE = (
-    "needs a clone of the repository: the installed package does not include the figures. "
-    "Clone it, then run in its folder: pip install --editable ."
+from outpace.benchmark.reproduce.figure import Figure, Scale, figure_names, find_at
+from outpace.benchmark.reproduce.given import model_paths, task_files
+from outpace.benchmark.reproduce.page import page
+from outpace.benchmark.reproduce.trained import TRAINED, needed
+from outpace.benchmark.reproduce.verdict import Verdict, judge, judge_texts, published
+from outpace.benchmark.side import Side, SideFigures, check_rounds, summarise_sides
+from outpace.cli.draw import console, replace_file
+from outpace.cli.flags import LOAD_FLAGS, LoadFlags
+from outpace.cli.sides import (
+    LoadGrid,
+    build_sides,
+    create_shapes,
+    print_names,
+    results_table,
+    run_rounds,
 )
-"""What the command needs."""
+from outpace.cli.task_flags import TaskFlags
+from outpace.cli.training import run_training
+from outpace.evaluation.protocol import Question
+from outpace.methods.method import check_at_least_one
+from outpace.provenance import provenance_record
+
+PAGE = "figures.md"
+"""File with all figures of a folder."""
 
 
-def reproduce() -> Callable[..., None] | Typer:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A task of a figure with its questions."""
+
+    figure: Figure
+    scale: str
+    plan: Scale
+    asking: TaskFlags
+    questions: Sequence[Question]
+
+    @property
+    def name(self) -> str:
+        """Name of its files without a suffix."""
+        return self.figure.file(self.scale, self.plan)
+
+
+def reproduce(
+    figure: Annotated[
+        str, Argument(help=f"PAPER or PAPER:FIGURE; figures are {', '.join(figure_names())}.")
+    ],
+    scale: Annotated[
+        str,
+        Option(
+            help="mini: the zoo on a CPU; small: a small published model with drafts that you "
+            "trained, on a CPU; full: published weights and tasks."
+        ),
+    ] = "mini",
+    out: Annotated[
+        Path, Option(help="Folder of JSON, pictures, a page and samples; a killed run goes on.")
+    ] = Path("reproduced"),
+    models: Annotated[
+        list[str] | None,
+        Option("--model", help="NAME=PATH of each model that small needs: target, dflash, eagle."),
+    ] = None,
+    data: Annotated[
+        list[str] | None,
+        Option(help="File of the task, where it needs one; of several tasks, TASK=FILE for each."),
+    ] = None,
+    shots: Annotated[str | None, Option(help="File of the shots, lines as in --data.")] = None,
+    limit: Annotated[int | None, Option(help="Other than the figure's number of problems.")] = None,
+    rounds: Annotated[int | None, Option(help="Other than the figure's number of turns.")] = None,
+    loading: LoadFlags = LOAD_FLAGS,
+) -> None:
     """Reproduce the figures of a paper, next to the published points.
 
-    Returns the command of the clone, or one that reports the missing clone.
+    Prints the expected cost first, trains the models that are not published, and then lists which
+    of the paper's claims hold.
     """
-    init = REPRODUCE_FOLDER / "__init__.py"
-    if not init.is_file():
-        return command_without_clone()
-    if "reproduce" not in sys.modules:
-        # Imported by path: other programs next to it must not shadow modules.
-        spec = spec_from_file_location("reproduce", init)
-        assert spec is not None and spec.loader is not None
-        package = sys.modules["reproduce"] = module_from_spec(spec)
-        spec.loader.exec_module(package)
-    command: Callable[..., None] = import_module("reproduce.command").reproduce
-    return command
+    plans = [
+        (each, resize(plan, limit, rounds))
+        for each in find_at(figure, scale)
+        for plan in each.scales[scale]
+    ]
+    paths = model_paths(models or (), [plan for _, plan in plans])
+    plans = [(each, plan.with_models(paths)) for each, plan in plans]
+    files = task_files(data or (), [plan for _, plan in plans])
+    for each, plan in plans:
+        console.print(needs(each, plan, scale))
+    parts = [make_part(each, plan, scale, files.get(plan.task), shots) for each, plan in plans]
+    for part in parts:
+        with replace_file(out / PAGE) as sheet:
+            assert sheet is not None
+            redraw(part, loading, out)
+            sheet.write_text(page(out), encoding="utf-8")
+    console.print(f"all figures of {out} on one page: {out / PAGE}", soft_wrap=True)
 
 
-def command_without_clone() -> Typer:
-    """Return a command that accepts any arguments and reports the missing clone."""
-    app = Typer(add_completion=False)
-    about = (
-        f"Reproduce the figures of a paper, next to the published points.\n\nThis {CLONE_NOTICE}"
+def resize(plan: Scale, limit: int | None, rounds: int | None) -> Scale:
+    """Set the numbers of problems and rounds; by default at most one round per problem."""
+    check_at_least_one(limit=limit, rounds=rounds)
+    problems = limit or plan.limit
+    return replace(plan, limit=problems, rounds=rounds or min(plan.rounds, problems))
+
+
+def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: str | None) -> Part:
+    """Load the questions of a part; `ValueError` for an invalid file, or too few questions."""
+    asking = TaskFlags(task=plan.task, protocol=plan.protocol, data=file, shots=shots)
+    questions = asking.load_questions(plan.limit)
+    check_rounds(len(questions), plan.rounds, plan.batch)
+    return Part(figure=figure, scale=scale, plan=plan, asking=asking, questions=questions)
+
+
+def redraw(part: Part, loading: LoadFlags, out: Path) -> None:
+    """Measure a part, judge its claims, and write figures and picture."""
+    from outpace.benchmark.reproduce.plot import draw_figure
+
+    figure, plan, name = part.figure, part.plan, part.name
+    with replace_file(out / f"{name}.json") as file, replace_file(out / f"{name}.png") as picture:
+        assert file is not None and picture is not None
+        found = measure(part, loading, out)
+        verdicts = judge_all(part, found)
+        points = [dict(point) for point in figure.published(plan.task)]
+        show(part, found, verdicts)
+        written = {
+            "provenance": provenance_record(),
+            "figure": f"{figure.paper}:{figure.name}",
+            "about": figure.about,
+            "scale": part.scale,
+            "rounds": plan.rounds,
+            "claims": [asdict(verdict) for verdict in verdicts],
+            "trained": needed(plan.every),
+            "published": points,
+            "results": found,
+        }
+        file.write_text(json.dumps(written, indent=2) + "\n")
+        draw_figure(found, points, f"{name}: {figure.about}", picture)
+    console.print(f"written: {out / name}.json, {out / name}.png", soft_wrap=True)
+
+
+def judge_all(part: Part, found: Sequence[SideFigures]) -> list[Verdict]:
+    figure, plan = part.figure, part.plan
+    lines = by_line(plan, found)
+    verdicts = [
+        replace(judge(claim, lines), paper=published(figure, claim, plan.task))
+        for claim in figure.claims_at(part.scale)
+    ]
+    return [*verdicts, judge_texts(found)] if plan.is_lossless else verdicts
+
+
+def needs(figure: Figure, plan: Scale, scale: str) -> str:
+    """Return the expected cost of a figure in one line."""
+    entries = plan.every
+    models = dict.fromkeys(name for entry in entries for name in entry.model_names)
+    text = (
+        f"{figure.paper}:{figure.name}, {figure.about}: {len(entries)} settings on {plan.limit} "
+        f"problems of {plan.task}, at most {plan.longest} tokens each, with {', '.join(models)}"
     )
+    if made := needed(entries):
+        text += f"; {len(made)} of them it trains first"
+    if plan.seconds:
+        text += f"; on two cores about {plan.seconds / 60:.1f} minutes"
+    hours = figure.published_seconds(plan) / 3600 if scale == "full" else 0.0
+    return text + (f"; at the published speeds up to {hours:.1f} hours" if hours else "")
 
-    @app.command("reproduce", help=about, context_settings={"ignore_unknown_options": True})
-    def refuse_command(
-        words: Annotated[list[str] | None, Argument(help="PAPER or PAPER:FIGURE.")] = None,
-    ) -> None:
-        raise ValueError(f"reproduce {CLONE_NOTICE}")
 
-    return app
+def made_in(folder: Path, models: Mapping[str, str]) -> dict[str, str]:
+    """Train models, resuming earlier runs, and return the folders of their exports."""
+    exports = {}
+    for name, words in models.items():
+        out = folder / name.removeprefix(TRAINED)
+        console.print(f"{name}: outpace train {words}", soft_wrap=True)
+        recipe, *overrides = shlex.split(words)
+        run_training(recipe, [*overrides, f"out={json.dumps(str(out))}"])
+        exports[name] = str(out / "export")
+    return exports
+
+
+def measure(part: Part, loading: LoadFlags, out: Path) -> list[SideFigures]:
+    """Measure all settings in turns; `KeyboardInterrupt` if that was interrupted.
+
+    No figure reads the samples of another: only what took turns on a machine can be compared.
+    """
+    plan, entries, samples = part.plan, part.plan.every, out / "samples" / part.name
+    most = None if plan.max_tokens is None else str(plan.max_tokens)
+    loads = LoadGrid(batch=str(plan.batch), max_tokens=most, temperature=plan.temperature)
+    shapes = create_shapes(samples / "random", loading)
+    shapes.paths |= made_in(out / "trained", needed(entries))
+    sides = list(
+        build_sides(entries, loads, part.asking, part.questions, loading, shapes, random=False)
+    )
+    whole, interrupted = run_rounds(sides, plan.rounds, samples)
+    if interrupted:
+        raise KeyboardInterrupt
+    found = summarise_sides(sides, whole)
+    add_published(part, found)
+    if plan.is_lossless:
+        for side, figures in zip(sides, found, strict=True):
+            figures["equal"] = equal_share(side, sides[0])
+    return found
+
+
+def add_published(part: Part, found: Sequence[SideFigures]) -> None:
+    """Add the paper's speed-up and acceptance length of a line to its figures."""
+    for line, figures in zip(part.plan.lines, by_line(part.plan, found), strict=True):
+        if "paper" in line:
+            point = part.figure.point(line["paper"], part.plan.task)
+            for each in figures:
+                each["paper"] = {key: point[key] for key in ("speedup", "acceptance_length")}
+
+
+def equal_share(side: Side, first: Side) -> float:
+    """Return the share of answers whose tokens equal those of another side."""
+    mine, its = ([out.ids for turn in each.turns for out in turn.outputs] for each in (side, first))
+    return sum(a == b for a, b in zip(mine, its, strict=True)) / len(mine)
+
+
+def by_line(plan: Scale, found: Sequence[SideFigures]) -> list[list[SideFigures]]:
+    """Group figures by the lines of the plan."""
+    rest = iter(found)
+    return [list(islice(rest, len(line))) for line in plan.entries()]
+
+
+def show(part: Part, found: Sequence[SideFigures], verdicts: Sequence[Verdict]) -> None:
+    print_names(found)
+    console.print(results_table(found))
+    table = Table(title=part.name, header_style="bold")
+    for name in ("claim", "here", "measured", "in the paper"):
+        table.add_column(name, overflow="fold")
+    for verdict in verdicts:
+        holds = "holds" if verdict.holds else "does not hold"
+        table.add_row(verdict.says, holds, verdict.told, verdict.paper)
+    console.print(table)

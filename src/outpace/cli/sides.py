@@ -32,6 +32,7 @@ from outpace.cli.flags import LOAD_FLAGS, JsonFlag, LimitFlag, LoadFlags, SeedFl
 from outpace.cli.options import parse_entries
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import progress_bars
+from outpace.evaluation.compare import result_title
 from outpace.evaluation.protocol import Question
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
@@ -297,8 +298,7 @@ def costs_table(results: Sequence[SideFigures]) -> Table:
 def print_names(results: Sequence[SideFigures]) -> None:
     """Print the names that belong to the numbers of a table."""
     for number, each in enumerate(results, 1):
-        name = f"{each['line']} {each['setting']}".rstrip()
-        console.print(f"{number}  {name}", soft_wrap=True)
+        console.print(f"{number}  {result_title(each)}", soft_wrap=True)
 
 
 def format_ratio(faster: SideFigures | None) -> str:

@@ -32,18 +32,10 @@ def train_command(
         run_training(recipe, overrides or [], processes)
         return
     with require_train_extra():
-        import torch
-
-        from outpace.training.plan import Planner, describe_processor
+        from outpace.training.plan import plan_recipe
         from outpace.training.recipe import load_recipe
     table = Table(box=None, show_header=False, pad_edge=False)
-    planner = Planner(load_recipe(recipe, overrides or []))
-    plan_of_run = planner.build_plan(processes)
-    for name, text in plan_of_run.describe_lines():
-        table.add_row(name, text)
-    if not torch.accelerator.is_available():
-        table.add_row("here", describe_processor(plan_of_run))
-    for name, text in planner.compare_devices(processes):
+    for name, text in plan_recipe(load_recipe(recipe, overrides or []), processes).describe_lines():
         table.add_row(name, text)
     console.print(table)
 

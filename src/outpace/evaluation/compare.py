@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,93 +14,61 @@ from numpy.typing import NDArray
 from outpace.checkpoints.fields import shorten
 from outpace.evaluation.metrics import SpeedAccuracy, area_under_parallelism, pareto_front
 from outpace.evaluation.samples import SCHEMA_VERSION
+from outpace.field_types import MAX_FLOAT, Bounds, Count, Fraction, describe_type, matches_type
+from outpace.jsonl import JsonRecord
 
-MAX_FIGURE = 1e30
-"""Upper bound of all numbers; neither infinity nor NaN is below it."""
+Figure = Annotated[float, Bounds(0, MAX_FLOAT)]
 
-Predicate = Callable[[Any], bool]
-
-
-def is_text(value: Any) -> bool:
-    """Return whether a value is a string."""
-    return isinstance(value, str)
-
-
-def is_finite_number(value: Any) -> bool:
-    """Return whether a value is a finite, non-negative number."""
-    return type(value) in (int, float) and 0 <= value < MAX_FIGURE
-
-
-def is_share(value: Any) -> bool:
-    """Return whether a value is between 0 and 1."""
-    return is_finite_number(value) and value <= 1
-
-
-def is_verdict(value: Any) -> bool:
-    """Return whether a value is true, false or null (not judged)."""
-    return value is None or isinstance(value, bool)
-
-
-def is_null_or(fits: Predicate) -> Predicate:
-    """Return a predicate that also accepts null."""
-    return lambda value: value is None or fits(value)
-
-
-def is_list_of(fits: Predicate, count: int) -> Predicate:
-    """Return a predicate for lists of `count` values."""
-    return lambda value: isinstance(value, list) and len(value) == count and all(map(fits, value))
-
-
-def is_object_with(keys: Mapping[str, Predicate]) -> Predicate:
-    """Return a predicate for objects whose values at some keys are valid."""
-    return lambda value: (
-        isinstance(value, dict) and all(k in value and fits(value[k]) for k, fits in keys.items())
-    )
-
-
-is_percentiles = is_object_with({"p50": is_finite_number, "p95": is_finite_number})
-
-REQUIRED_FIELDS: dict[str, tuple[Predicate, str]] = {
-    **dict.fromkeys(("task", "questions", "model", "method"), (is_text, "a text")),
-    "problems": (
-        lambda value: type(value) is int and 0 < value < MAX_FIGURE,
-        "a whole number above 0",
-    ),
-    "batch": (is_finite_number, "a number"),
-    "accuracy": (is_null_or(is_share), "a number from 0 to 1, or null"),
-    "interval": (is_null_or(is_list_of(is_share, 2)), "two numbers from 0 to 1, or null"),
-    **dict.fromkeys(("tokens_per_forward", "tokens_per_second"), (is_finite_number, "a number")),
-    **dict.fromkeys(
-        ("tokens_per_forward_error", "p_cache"), (is_null_or(is_finite_number), "a number or null")
-    ),
-    **dict.fromkeys(("latency", "first_text"), (is_percentiles, "seconds as p50 and p95")),
-    "acceptance_length": (is_finite_number, "a number"),
+REQUIRED_FIELDS: dict[str, Any] = {
+    **dict.fromkeys(("task", "questions", "model", "method"), str),
+    "problems": Count,
+    "batch": Figure,
+    "accuracy": Fraction | None,
+    "interval": tuple[Fraction, Fraction] | None,
+    **dict.fromkeys(("tokens_per_forward", "tokens_per_second", "acceptance_length"), Figure),
+    **dict.fromkeys(("tokens_per_forward_error", "p_cache"), Figure | None),
+    **dict.fromkeys(("latency", "first_text", "samples"), dict),
 }
-"""Fields required to show or compare a result, with their predicates."""
+"""Types of the fields required to show or compare a result."""
 
-OPTIONAL_FIELDS: dict[str, tuple[Predicate, str]] = {
-    "tokens_per_cpu_second": (is_finite_number, "a number"),
-    "tokens_per_cpu_second_error": (is_null_or(is_finite_number), "a number or null"),
-    **dict.fromkeys(("line", "setting"), (is_text, "a text")),
-    "unfinished": (is_finite_number, "a number"),
-    "cut_at": (is_null_or(is_finite_number), "a number or null"),
+OPTIONAL_FIELDS: dict[str, Any] = {
+    "tokens_per_cpu_second": Figure,
+    **dict.fromkeys(("line", "setting"), str),
+    "unfinished": Figure,
+    **dict.fromkeys(("cut_at", "tokens_per_cpu_second_error"), Figure | None),
 }
-"""Fields that are shown if present."""
+"""Types of the fields that are shown if present."""
+
+PERCENTILES = {"p50": Figure, "p95": Figure}
+COLUMNS = {
+    "right": tuple[bool | None, ...],
+    **dict.fromkeys(("tokens", "forwards"), tuple[Figure, ...]),
+}
+"""Types of the columns of `samples`."""
 
 
 def check_result(result: Any) -> None:
     """Raise `ValueError` for a missing or invalid field, with its name and value."""
-    columns = {"right": is_verdict, "tokens": is_finite_number, "forwards": is_finite_number}
-    if missing := [name for name in (*REQUIRED_FIELDS, "samples") if name not in result]:
-        raise ValueError(f"has a result without {missing[0]}")
-    for name, (fits, what) in {**REQUIRED_FIELDS, **OPTIONAL_FIELDS}.items():
-        if name in result and not fits(result[name]):
-            raise ValueError(f"has {name} {shorten(result[name])}, which must be {what}")
-    count = result["problems"]
-    if not is_object_with({key: is_list_of(fits, count) for key, fits in columns.items()})(
-        result["samples"]
-    ):
-        raise ValueError(f"has samples that are not {', '.join(columns)} of {count} answers each")
+    present = {name: hint for name, hint in OPTIONAL_FIELDS.items() if name in result}
+    check_fields(result, REQUIRED_FIELDS | present)
+    for name in ("latency", "first_text"):
+        check_fields(result[name], PERCENTILES, name)
+    check_fields(result["samples"], COLUMNS, "samples")
+    for name in COLUMNS:
+        if len(result["samples"][name]) != result["problems"]:
+            raise ValueError(f"has samples with {name} not of {result['problems']} answers")
+
+
+def check_fields(record: JsonRecord, hints: Mapping[str, Any], where: str = "a result") -> None:
+    """Raise `ValueError` for a missing field or one of another type."""
+    for name, hint in hints.items():
+        if name not in record:
+            raise ValueError(f"has {where} without {name}")
+        if not matches_type(record[name], hint):
+            raise ValueError(
+                f"has {where} with {name} {shorten(record[name])}, "
+                f"which must be {describe_type(hint)}"
+            )
 
 
 ResultRecord = dict[str, Any]
@@ -119,7 +87,6 @@ def read_results(paths: Iterable[Path]) -> list[ResultRecord]:
 
 
 def read_report(path: Path) -> list[ResultRecord]:
-    """Return the results of one file."""
     try:
         results = json.loads(path.read_bytes())["results"]
         schemas = [result.get("schema") for result in results]
@@ -140,12 +107,13 @@ def read_report(path: Path) -> list[ResultRecord]:
 
 
 def result_title(result: ResultRecord) -> str:
-    """Return the model and the method of a result."""
+    """Return the line and the setting of a result in a sweep, else its model and method."""
+    if "line" in result:
+        return f"{result['line']} {result.get('setting', '')}".rstrip()
     return f"{result['model']} {result['method']}"
 
 
 def speed_accuracy(result: ResultRecord, speed: str = "tokens_per_forward") -> SpeedAccuracy:
-    """Return speed and accuracy of a result."""
     return result[speed], result["accuracy"] or 0.0
 
 
@@ -219,7 +187,6 @@ def bootstrap_differences(first: ResultRecord, other: ResultRecord) -> dict[str,
 def bootstrap_difference(
     first: BootstrapStatistic, other: BootstrapStatistic, samples: NDArray[np.int64]
 ) -> Difference:
-    """Return the difference of one statistic on the same bootstrap samples."""
     whole = np.arange(samples.shape[1])[None]
     value = float((other(whole) - first(whole))[0])
     spread = other(samples) - first(samples)
@@ -229,13 +196,11 @@ def bootstrap_difference(
 
 
 def accuracy_statistic(result: ResultRecord) -> BootstrapStatistic:
-    """Return the fraction of correct answers as a function of sampled indices."""
     values = np.array([bool(value) for value in result["samples"]["right"]], dtype=float)
     return lambda samples: values[samples].mean(axis=1)
 
 
 def speed_statistic(result: ResultRecord) -> BootstrapStatistic:
-    """Return tokens per forward as a function of sampled indices."""
     tokens, forwards = (np.array(result["samples"][key], float) for key in ("tokens", "forwards"))
     return lambda samples: (
         tokens[samples].sum(axis=1) / np.maximum(forwards[samples].sum(axis=1), 1)

@@ -38,6 +38,7 @@ from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.decoding import CAUSAL_KINDS
+from outpace.errors import must
 from outpace.evaluation.likelihood import CausalLikelihood, MonteCarloLikelihood
 from outpace.evaluation.protocol import method_from_options
 from outpace.evaluation.samples import Samples, output_record, resume_samples
@@ -85,7 +86,7 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         if not llm.text.eos:
             raise ValueError(f"the tokenizer of {llm.name} has no end-of-sequence token")
         if not str(batch_size).isdigit():
-            raise ValueError(f"batch_size must be an integer, got {batch_size!r}")
+            raise must("batch_size", batch_size, "be an integer")
         self.llm = llm
         self.tokenizer = llm.text.tokenizer
         self.batch = int(batch_size)
@@ -129,7 +130,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
 
     @property
     def eot_token_id(self) -> int:
-        """Token id of end-of-sequence."""
         return int(self.tokenizer.eos_token_id)
 
     @property
@@ -140,12 +140,10 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
 
     @property
     def tokenizer_name(self) -> str:
-        """Identifier of the chat template in the harness's caches."""
         return self.llm.name.replace("/", "__")
 
     @property
     def max_length(self) -> int:
-        """Context length of the model in tokens."""
         return self.llm.config.max_length
 
     def tok_encode(
@@ -161,7 +159,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
     def apply_chat_template(
         self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True
     ) -> str:
-        """Return a conversation as the text of the model's chat template."""
         return str(
             self.tokenizer.apply_chat_template(
                 chat_history,
@@ -225,7 +222,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         return [(float(record["logprob"]), bool(record["greedy"])) for record in records]
 
     def open_samples(self) -> AbstractContextManager[Samples]:
-        """Open the file of samples from earlier runs."""
         names = ("max_tokens", "seed", "draws")
         settings = {name: getattr(self, name) for name in names}
         return resume_samples(
@@ -245,7 +241,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
             yield todo[index], output
 
     def likelihood_method(self, known: int) -> CausalLikelihood | MonteCarloLikelihood:
-        """Return the likelihood method for this kind of model."""
         if self.llm.config.kind in CAUSAL_KINDS:
             return CausalLikelihood(known=known)
         return MonteCarloLikelihood(known=known, draws=self.draws, seed=self.seed)
@@ -266,7 +261,6 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
 
 
 def request_key(kind: str, contents: Any) -> str:
-    """Return a hash that identifies a request."""
     return hashlib.sha256(json.dumps([kind, contents], default=str).encode()).hexdigest()[:32]
 
 
@@ -285,7 +279,7 @@ def run_tasks(
     Args:
         harness: The model.
         tasks: Names of tasks.
-        include: Folder with further task definitions.
+        include: Folder with other task definitions.
         shots: Number of few-shot examples; the task's own if None.
         limit: Number of questions per task; all if None.
         chat: Whether to apply the chat template.
@@ -319,7 +313,6 @@ def run_tasks(
 
 
 def main() -> None:
-    """Run the harness's command line."""
     from lm_eval.__main__ import cli_evaluate
 
     cli_evaluate()

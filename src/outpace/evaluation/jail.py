@@ -125,7 +125,6 @@ def set_resource_limits(seconds: float, memory: int) -> None:
 
 
 def run_program(program: str) -> str | None:
-    """Run the program and return its exception in one line; None on success."""
     module = ModuleType("answer")
     sys.modules["answer"] = module
     try:

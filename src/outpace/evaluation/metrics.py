@@ -20,13 +20,13 @@ def wilson_interval(correct: int, count: int) -> tuple[float, float]:
     if count == 0:
         return 0.0, 1.0
     share, square = correct / count, NORMAL_QUANTILE_95**2 / count
-    middle = (share + square / 2) / (1 + square)
+    center = (share + square / 2) / (1 + square)
     half = (
         NORMAL_QUANTILE_95
         * math.sqrt(share * (1 - share) / count + square / 4 / count)
         / (1 + square)
     )
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    return max(center - half, 0.0), min(center + half, 1.0)
 
 
 def ratio_error(above: Sequence[float], below: Sequence[float]) -> float:

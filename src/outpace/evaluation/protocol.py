@@ -14,6 +14,7 @@ from outpace.api.text import Prompt
 from outpace.decoding import Kind
 from outpace.evaluation.scoring import NEEDED, SCORERS
 from outpace.evaluation.tasks import TASKS
+from outpace.field_types import check_names
 from outpace.jsonl import JsonRecord
 from outpace.methods import Method
 from outpace.methods.method import check_at_least_one
@@ -157,7 +158,6 @@ class Setting:
         ]
 
     def check_shots(self, shots: str | None) -> None:
-        """Raise `ValueError` for a missing or unnecessary file of examples."""
         is_self_contained = self.held_out or not self.shots
         if shots is not None and is_self_contained:
             raise ValueError(
@@ -201,7 +201,6 @@ def method_from_options(name: str, options: Mapping[str, Any]) -> Method:
 
 
 def fill_template(template: str, line: JsonRecord) -> str:
-    """Return a template with the fields of a line; lists are joined by newlines."""
 
     def field_text(placeholder: re.Match[str]) -> str:
         value = line.get(placeholder[1])
@@ -230,14 +229,12 @@ def load_settings(protocol: str) -> list[Setting]:
 
 
 def parse_settings(table: Mapping[str, Any]) -> Iterator[Setting]:
-    """Yield the settings of a file; the fields of a task apply to all of its settings."""
-    field_names = {field.name for field in fields(Setting)}
+    names = [field.name for field in fields(Setting)]
     for task, shared in table["tasks"].items():
         common = dict(shared)
         for overrides in common.pop("settings", [{}]):
             values = {**common, **overrides}
-            if unknown := sorted(set(values) - field_names):
-                raise ValueError(f"{task}: unknown fields {', '.join(unknown)}")
+            check_names(task, values, names)
             yield Setting(task=task, **values)
 
 

@@ -45,22 +45,18 @@ class EvaluationReport:
 
     @property
     def correct_count(self) -> int:
-        """Number of correct answers."""
         return sum(right is True for right in self.verdicts)
 
     @property
     def judged_count(self) -> int:
-        """Number of judged answers."""
         return sum(right is not None for right in self.verdicts)
 
     @property
     def accuracy(self) -> float:
-        """Share of correct answers among the judged ones."""
         return self.correct_count / max(self.judged_count, 1)
 
     @property
     def standard_error(self) -> float:
-        """Standard error of the accuracy."""
         return math.sqrt(self.accuracy * (1 - self.accuracy) / max(self.judged_count, 1))
 
     @property
@@ -70,22 +66,18 @@ class EvaluationReport:
 
     @property
     def token_count(self) -> int:
-        """Output tokens of all answers."""
         return sum(len(output.ids) for output in self.outputs)
 
     @property
     def tokens_per_forward(self) -> float:
-        """Output tokens per forward of the target."""
         return self.token_count / max(sum(output.forwards for output in self.outputs), 1)
 
     @property
     def tokens_per_second(self) -> float:
-        """Output tokens per second of wall time."""
         return self.token_count / self.seconds if self.seconds else 0.0
 
     @property
     def truncated_lengths(self) -> list[int]:
-        """Lengths of the answers that reached the token limit."""
         return [len(each.ids) for each in self.outputs if each.finish_reason == "length"]
 
     def to_record(self) -> dict[str, Any]:
@@ -114,7 +106,6 @@ class EvaluationReport:
         }
 
     def accuracy_fields(self) -> dict[str, Any]:
-        """Return accuracy with its error; None if nothing was judged."""
         if not self.judged_count:
             return {"accuracy": None, "standard_error": None, "interval": None}
         return {
@@ -124,7 +115,6 @@ class EvaluationReport:
         }
 
     def speed_fields(self) -> dict[str, Any]:
-        """Return tokens per forward and per second, and latencies."""
         lengths = [len(output.ids) for output in self.outputs]
         forwards = [output.forwards for output in self.outputs]
         error = metrics.ratio_error(lengths, forwards)
@@ -144,7 +134,6 @@ class EvaluationReport:
         }
 
     def acceptance_fields(self) -> dict[str, Any]:
-        """Return acceptance lengths and fed rows."""
         counts = metrics.acceptance_histogram(self.outputs)
         cached, tokens = metrics.token_row_ratio(self.outputs), max(self.token_count, 1)
         rows = {

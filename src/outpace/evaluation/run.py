@@ -8,9 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import Unpack
 
-from outpace.api.answers import AnswerBackend
 from outpace.api.llm import LLM
 from outpace.api.options import Options, RequestOptions
+from outpace.errors import must
+from outpace.evaluation.answers import AnswerBackend
 from outpace.evaluation.protocol import Question, find_setting
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.samples import output_record, questions_hash, resume_samples
@@ -27,7 +28,7 @@ def questions_of(task: str, limit: int, path: str | None = None) -> list[Questio
         ValueError: If the task is unknown or `limit` is less than 1.
     """
     if limit < 1:
-        raise ValueError(f"limit must be at least 1, got {limit}")
+        raise must("limit", limit, "be at least 1")
     return find_setting(task).load_questions(path, limit, None)
 
 

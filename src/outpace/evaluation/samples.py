@@ -11,9 +11,9 @@ from io import FileIO
 from pathlib import Path
 from typing import Any
 
-from outpace.api.answers import append_record, open_for_append
 from outpace.api.output import Output
 from outpace.decoding import Step
+from outpace.evaluation.answers import append_record, open_for_append
 from outpace.evaluation.protocol import Question
 from outpace.jsonl import JsonRecord, parse_record
 
@@ -90,7 +90,6 @@ def resume_samples(path: Path | None, header: Mapping[str, Any]) -> Iterator[Sam
 
 
 def check_same_run(actual: JsonRecord, expected: JsonRecord, path: Path) -> None:
-    """Raise `ValueError` with the first difference of two runs."""
     for key in [*expected, *actual]:
         if actual.get(key) != expected.get(key):
             raise ValueError(

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from outpace.errors import must
+
 JAIL_SCRIPT = Path(__file__).with_name("jail.py")
 MAX_VERDICT_BYTES = 65536
 """Maximum bytes read of a verdict. A process that writes more blocks until its time is up."""
@@ -30,9 +32,9 @@ class SandboxLimits:
     def __post_init__(self) -> None:
         """Raise `ValueError` for limits under which no program can run."""
         if not 0 < self.seconds < 3600:
-            raise ValueError(f"seconds must be between 0 and 3600, got {self.seconds}")
+            raise must("seconds", self.seconds, "be between 0 and 3600")
         if self.memory < 1 << 27:
-            raise ValueError(f"memory must be at least {1 << 27} bytes, got {self.memory}")
+            raise must("memory", self.memory, f"be at least {1 << 27} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,6 @@ def check_sandbox() -> None:
 
 
 def execute_program(program: str, limits: SandboxLimits) -> Verdict:
-    """Run one program in a new process."""
     token = secrets.token_hex(16)
     job = {
         "program": program,
@@ -117,7 +118,6 @@ def send_job(process: subprocess.Popen[bytes], job: bytes) -> None:
 
 
 def parse_verdict(output: bytes, token: str, status: int) -> Verdict:
-    """Return the verdict that the process wrote, or one from its exit status."""
     try:
         verdict = json.loads(output)
     except ValueError:
@@ -130,6 +130,5 @@ def parse_verdict(output: bytes, token: str, status: int) -> Verdict:
 
 
 def printable_line(text: str) -> str:
-    """Return a string as one printable line of at most `MAX_REASON_CHARACTERS` characters."""
     characters = (c if c.isprintable() else ascii(c)[1:-1] for c in " ".join(text.split()))
     return "".join(characters)[:MAX_REASON_CHARACTERS]

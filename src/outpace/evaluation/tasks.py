@@ -64,7 +64,6 @@ class PublishedTask(Task):
         ]
 
     def check_record(self, record: JsonRecord, place: str) -> JsonRecord:
-        """Return a line after checking its fields."""
         for field in self.texts:
             if not isinstance(text := record.get(field), str) or not text:
                 raise ValueError(f"{place}: {field} must be a text, got {brief(text)}")
@@ -101,7 +100,6 @@ class GeneratedTask(Task):
 
 
 def worked_result(record: JsonRecord) -> str | None:
-    """Return the number after `#### ` of a worked answer."""
     number_match = STRICT_NUMBER.search(record["answer"])
     return number_match[1].replace(",", "").removesuffix(".") if number_match else None
 
@@ -113,17 +111,14 @@ def boxed_result(record: JsonRecord) -> str | None:
 
 
 def puzzle_input(record: JsonRecord) -> str:
-    """Return the puzzle: a plan is checked, not compared."""
     return record["input"]
 
 
 def whole_record(record: JsonRecord) -> JsonRecord:
-    """Return the whole line."""
     return record
 
 
 def answer_pattern(record: JsonRecord) -> str | None:
-    """Return the answer of a line if it is a regular expression."""
     try:
         re.compile(record["answer"])
     except (re.error, OverflowError, RecursionError):

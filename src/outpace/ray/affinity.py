@@ -51,7 +51,6 @@ def prompt_prefix(prompt: Any) -> str:
 
 
 def message_text(message: Any) -> str:
-    """Return role and text of a message; empty if it is not a message."""
     match message:
         case {"role": str(role), "content": str(text)}:
             return f"{role} {text}"
@@ -62,7 +61,6 @@ def message_text(message: Any) -> str:
 
 
 def stable_digest(text: str) -> bytes:
-    """Return a hash of a string that is the same in every process."""
     return blake2b(text.encode(errors="replace"), digest_size=16).digest()
 
 

@@ -11,7 +11,6 @@ import ray.data
 import torch
 from ray.data import ActorPoolStrategy, DataContext
 
-from outpace.api.answers import InvalidRequestError
 from outpace.api.llm import LLM
 from outpace.api.options import Options
 from outpace.api.output import Output
@@ -19,7 +18,8 @@ from outpace.api.text import Prompt
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.load import load_config
 from outpace.engine.pairing import MethodSelector
-from outpace.errors import OptionError
+from outpace.errors import OptionError, must
+from outpace.evaluation.answers import InvalidRequestError
 from outpace.evaluation.samples import output_from_record, output_record
 from outpace.methods.options import MethodSpec
 from outpace.ray.cluster import allocate_resources, check_replica_count, join_cluster
@@ -82,8 +82,7 @@ class Fleet:
             Refused: If a request cannot be run.
         """
         if batch < 1:
-            message = f"batch must be an integer of at least 1, got {batch!r}"
-            raise OptionError("batch", batch, message)
+            raise must("batch", batch, "be an integer of at least 1")
         block: PromptBlock = []
         common: Mapping[str, Any] | None = None
         for number, (prompt, options) in enumerate(requests):
@@ -106,7 +105,6 @@ class Fleet:
     def answer_blocks(
         self, block: PromptBlock, batch: int, options: Mapping[str, Any]
     ) -> Iterator[BlockAnswers]:
-        """Return the results of all blocks."""
         if not block:
             return iter(())
         context = DataContext.get_current()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import ray
 
-from outpace.errors import OptionError
+from outpace.errors import must
 from outpace.models.device import resolve_device
 
 
@@ -22,19 +22,16 @@ class ReplicaResources:
 
     @property
     def threads(self) -> int | None:
-        """Decoding threads of a replica; None for the default number."""
         return None if self.gpus else self.cpus
 
     @property
     def actor_options(self) -> dict[str, int]:
-        """The resources as Ray's actor options."""
         return {"num_gpus": self.gpus, "num_cpus": self.cpus}
 
 
 def check_replica_count(replicas: int | None) -> None:
-    """Raise `ValueError` for fewer than one replica."""
     if replicas is not None and replicas < 1:
-        raise OptionError("replicas", replicas, f"replicas must be at least 1, got {replicas}")
+        raise must("replicas", replicas, "be at least 1")
 
 
 def join_cluster() -> None:
@@ -62,12 +59,8 @@ def allocate_resources(
     available = gpus if on_gpu else cpus
     count = (available if on_gpu or small else 1) if replicas is None else replicas
     if not 1 <= count <= available:
-        raise OptionError(
-            "replicas",
-            count,
-            f"replicas must be from 1 to {available}, got {count}: each needs a "
-            f"{'GPU' if on_gpu else 'core'}, and the cluster has {gpus} GPUs and {cpus} cores",
-        )
+        unit = "GPUs" if on_gpu else "cores"
+        raise must("replicas", count, f"be from 1 to {available}, the {unit} of the cluster")
     return ReplicaResources(
         replicas=count, gpus=int(on_gpu), cpus=1 if on_gpu or small else max(cpus // count, 1)
     )

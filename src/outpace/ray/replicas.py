@@ -44,7 +44,6 @@ HTTP_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
 def no_replica_error() -> HttpError:
-    """Return the error for a request that no replica can answer."""
     return HttpError(503, "no replica is available", headers={"Retry-After": "10"})
 
 
@@ -65,7 +64,6 @@ class Ingress:
 
         @app.get("/metrics")
         async def metrics() -> Response:
-            """Return the metrics of all replicas."""
             try:
                 responses = self.replicas.broadcast("metrics")
                 texts = await responses.results_async(timeout_s=STATUS_TIMEOUT)
@@ -75,7 +73,6 @@ class Ingress:
 
         @app.api_route("/{path:path}", methods=HTTP_METHODS)
         async def forward(request: Request) -> Response:
-            """Forward a request to a replica."""
             body = await request.body()
             return ForwardedResponse(handle, routing_key(body), portable_scope(request.scope), body)
 
@@ -157,7 +154,6 @@ class ForwardedResponse(Response):
 
 
 def portable_scope(scope: Scope) -> dict[str, Any]:
-    """Return the entries of a scope that applications read and that can be pickled."""
     names = ("type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "root_path")
     return {name: scope[name] for name in (*names, "query_string", "headers") if name in scope}
 
@@ -182,7 +178,6 @@ class MetricFamilies(Collector):
         self.families = families
 
     def collect(self) -> Iterable[Metric]:
-        """Return all families."""
         return self.families
 
 
@@ -233,14 +228,12 @@ class Replica:
     def finish_response(
         self, sent: asyncio.Queue[Message | None], task: asyncio.Future[None]
     ) -> None:
-        """Mark the end of the response and log an error of the application."""
         self.tasks.discard(task)
         sent.put_nowait(None)
         if error := task.exception():
             LOG.error("a request failed", exc_info=error)
 
     def metrics(self) -> tuple[str, str]:
-        """Return the replica's name, and its metrics in Prometheus' format."""
         return self.name, self.service.metrics.render().decode()
 
     def check_health(self) -> None:
@@ -287,5 +280,4 @@ def application(config: Config, *, threads: int | None = None, **options: Any) -
 
 
 def concurrent_requests(config: Config) -> int:
-    """Return how many requests a replica decodes concurrently."""
     return max(entry.max_sequences for entry in config.models.values())

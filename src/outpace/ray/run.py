@@ -12,7 +12,7 @@ import ray
 from ray import serve
 from ray.exceptions import RayError
 
-from outpace.errors import OptionError
+from outpace.errors import must
 from outpace.ray.cluster import (
     ReplicaResources,
     allocate_resources,
@@ -69,21 +69,16 @@ def run_replicas(config: Config, replicas: int, max_replicas: int | None, *, sma
 
 
 def check_deployment(config: Config, replicas: int, max_replicas: int | None) -> None:
-    """Raise `ValueError` for invalid arguments, before Ray is started."""
     check_replica_count(replicas)
     if max_replicas is not None and max_replicas < replicas:
-        message = f"max_replicas must be at least replicas={replicas}, got {max_replicas}"
-        raise OptionError("max_replicas", max_replicas, message)
+        raise must("max_replicas", max_replicas, f"be at least replicas={replicas}")
     if not config.server.port:
-        raise OptionError(
-            "port", config.server.port, "port must not be 0 with Ray Serve; choose one"
-        )
+        raise must("port", 0, "not be 0 with Ray Serve")
     application(config)
     bind_socket(config.server).close()
 
 
 def check_serve_not_running() -> None:
-    """Raise `ValueError` if Ray Serve already runs here at another address."""
     try:
         ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
     except ValueError:

@@ -48,7 +48,6 @@ class UnusableCheckpointError(Exception):
 
 
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return a model's trainable parameters by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -119,7 +118,6 @@ def part_name(name: str, number: int, count: int) -> str:
 
 
 def prune_checkpoints(folder: Path, newest: Path) -> None:
-    """Delete all checkpoints but `newest` and the one before it."""
     paths = [path for path in list_checkpoints(folder) if re.fullmatch(r"step-\d{8,}", path.name)]
     place = paths.index(newest)
     for path in (*paths[: max(place - 1, 0)], *paths[place + 1 :]):
@@ -127,7 +125,6 @@ def prune_checkpoints(folder: Path, newest: Path) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 digest of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -188,7 +185,6 @@ def load_checkpoint(
 
 
 def restore_optimizer(optimizer: Optimizer, prefix: str, states: ShardedTensors) -> None:
-    """Restore an optimizer from the states whose names begin with `prefix`."""
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for key, shape in states.shapes.items():

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import numpy as np
 from jinja2 import TemplateError
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.fingerprint import Fingerprint
+from outpace.errors import must
 from outpace.evaluation.generated import story, sudoku, table
 from outpace.evaluation.generated.problems import Problem
+from outpace.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
 from outpace.models.config import ModelConfig
-from outpace.training.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
 
 STORY_PREFIX, HUB_PREFIX = "story:", "hub:"
 PROBLEM_GENERATORS = {
@@ -36,101 +37,44 @@ FieldNames = tuple[str, str]
 """Names of the prompt and response fields."""
 
 
-class ConversationSource(Protocol):
-    """An endless stream of conversations.
-
-    `size` is the number of records of an epoch; None if the stream never repeats.
-    """
-
-    size: int | None
-
-    def __call__(self, number: int) -> AnsweredConversation:
-        """Return conversation number n, a function of n alone."""
-        ...
-
-    def record_number(self, number: int) -> int:
-        """Return the record number of conversation number n."""
-        ...
-
-    def read_record(self, record: int) -> tuple[str, AnsweredConversation]:
-        """Return a record's location, for error messages, and its conversation."""
-        ...
-
-    def iterate_records(self) -> Iterator[tuple[str, AnsweredConversation]]:
-        """Yield the location and conversation of each record; `ValueError` names an invalid one."""
-        ...
-
-
 @dataclass(slots=True)
 class GeneratedProblems:
     """Endless generated problems."""
 
     generate: Callable[..., list[Problem]]
-    size: int | None = None
-
-    def __call__(self, number: int) -> AnsweredConversation:
-        """Return problem number n as a conversation."""
-        return self.read_record(number)[1]
+    size: None = None
 
     def record_number(self, number: int) -> int:
         """Return the number itself, since problems never repeat."""
         return number
 
     def read_record(self, record: int) -> tuple[str, AnsweredConversation]:
-        """Return a problem as a conversation."""
         (problem,) = self.generate(start=record)
         messages = [{"role": "user", "content": problem.question}]
         return f"problem {record}", (messages, problem.answer, True)
-
-    def iterate_records(self) -> Iterator[tuple[str, AnsweredConversation]]:
-        """Yield nothing: generated problems need no check."""
-        return iter(())
 
 
 class ShuffledRecords:
     """Records in a new random order each epoch."""
 
-    size: int | None
-
-    def __init__(self, records: Records, seed: int, fields: FieldNames | None) -> None:
+    def __init__(
+        self, records: JsonLinesFile | HubDataset, seed: int, fields: FieldNames | None
+    ) -> None:
         self.records, self.seed, self.fields = records, seed, fields
-        self.size = self.count = len(records)
+        self.size = len(records)
         self.epoch_order = -1, np.arange(0)
-
-    def __call__(self, number: int) -> AnsweredConversation:
-        """Return conversation number n of the endless stream."""
-        return self.read_record(self.record_number(number))[1]
 
     def record_number(self, number: int) -> int:
         """Return the record number of conversation number n, in its epoch's order."""
-        epoch, place = divmod(number, self.count)
+        epoch, place = divmod(number, self.size)
         if self.epoch_order[0] != epoch:
             shuffle = np.random.default_rng([self.seed, epoch, 1])
-            self.epoch_order = epoch, shuffle.permutation(self.count)
+            self.epoch_order = epoch, shuffle.permutation(self.size)
         return int(self.epoch_order[1][place])
 
     def read_record(self, record: int) -> tuple[str, AnsweredConversation]:
-        """Return a record's location and its conversation."""
         place = self.records.describe_location(record)
         return place, parse_conversation(self.records[record], place, self.fields)
-
-    def iterate_records(self) -> Iterator[tuple[str, AnsweredConversation]]:
-        """Yield location and conversation of all records, unshuffled."""
-        return map(self.read_record, range(self.count))
-
-
-class Records(Protocol):
-    """A sequence of raw records."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, number: int) -> Any:
-        """Return one record."""
-        ...
-
-    def describe_location(self, number: int) -> str:
-        """Return the location of a record, for error messages."""
-        ...
 
 
 class JsonLinesFile:
@@ -144,7 +88,6 @@ class JsonLinesFile:
         return len(self.lines)
 
     def __getitem__(self, number: int) -> Any:
-        """Parse a line."""
         try:
             return json.loads(self.lines[number])
         except (ValueError, RecursionError) as error:
@@ -153,7 +96,6 @@ class JsonLinesFile:
             ) from error
 
     def describe_location(self, number: int) -> str:
-        """Return file and line number."""
         return f"{self.path}:{number + 1}"
 
 
@@ -184,11 +126,9 @@ class HubDataset:
         return len(self.rows)
 
     def __getitem__(self, number: int) -> Any:
-        """Return one row."""
         return self.rows[number]
 
     def describe_location(self, number: int) -> str:
-        """Return data set and row number."""
         return f"{HUB_PREFIX}{self.name}, row {number + 1}"
 
 
@@ -199,7 +139,7 @@ def open_source(
     fields: FieldNames | None = None,
     plain: bool = False,
     split: str = "train",
-) -> ConversationSource:
+) -> GeneratedProblems | ShuffledRecords:
     """Open the source of a path; generated problems use `split`, and `plain` for stories."""
     for kind, make in PROBLEM_GENERATORS.items():
         if path.startswith(kind):
@@ -281,7 +221,6 @@ def convert_record(record: Any) -> Any:
 
 
 def describe_missing(record: Any, fields: FieldNames | None) -> str:
-    """Describe the fields that a record should have."""
     if fields is not None:
         return f"needs texts in {' and '.join(fields)}, as set by fields"
     found = sorted(record) if isinstance(record, dict) else type(record).__name__
@@ -292,7 +231,6 @@ def describe_missing(record: Any, fields: FieldNames | None) -> str:
 
 
 def check_message(message: Any, place: str) -> None:
-    """Raise `ValueError` for a message whose role or content is not a string."""
     match message:
         case {"role": str(), "content": str(content)}:
             check_utf8(content, place)
@@ -376,7 +314,7 @@ class Data:
                 f"drills and plain need a path of {STORY_PREFIX}train, got {self.path!r}"
             )
         if len(self.turn_counts) != len(self.paths) or min(self.turn_counts, default=0) < 1:
-            raise ValueError(f"turns must be one count of at least 1 per path, got {self.turns}")
+            raise must("turns", self.turns, "be one count of at least 1 per path")
         try:
             re.compile(self.mark or "")
         except re.error as error:
@@ -388,12 +326,10 @@ class Data:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """All paths as a tuple."""
         return (self.path,) if isinstance(self.path, str) else self.path
 
     @property
     def turn_counts(self) -> tuple[int, ...]:
-        """Examples of each path per turn."""
         return (1,) * len(self.paths) if self.turns is None else self.turns
 
 
@@ -435,13 +371,17 @@ class Examples:
             self[number]
 
     def __getitem__(self, number: int) -> Example:
-        """Return example number n."""
         who, place = self.locate_example(number)
         rng = np.random.default_rng([self.seed, number, 0])
         drills = self.data.drills if self.data.paths[who].startswith(STORY_PREFIX) else 0.0
         if drills and rng.random() < drills:
             return self.build_example([], story.draw_drill(Random(int(rng.integers(1 << 62)))))
-        return self.tokenize_chat(*self.sources[who](place))
+        return self.tokenize_chat(*self.conversation(who, place))
+
+    def conversation(self, who: int, place: int) -> AnsweredConversation:
+        """Return a conversation, given the index of its path and its number within that path."""
+        source = self.sources[who]
+        return source.read_record(source.record_number(place))[1]
 
     def locate_example(self, number: int) -> tuple[int, int]:
         """Return the index of an example's path, and its number within that path."""
@@ -490,7 +430,9 @@ class Examples:
         """
         checked_roles: set[tuple[str, ...]] = set()
         for each in self.sources:
-            for place, (messages, _, _) in progress(each.iterate_records(), each.size or 0):
+            for place, (messages, _, _) in progress(
+                map(each.read_record, range(each.size or 0)), each.size or 0
+            ):
                 # Chat templates reject roles or their order, never the content.
                 roles = tuple(message["role"] for message in messages)
                 if roles and roles not in checked_roles:
@@ -502,7 +444,7 @@ class Examples:
 
     def first_question(self) -> str | None:
         """Return the first example's last message if it is a short, printable line."""
-        messages, _, _ = self.sources[0](0)
+        messages, _, _ = self.conversation(0, 0)
         text = messages[-1]["content"].strip() if messages else ""
         return text if 0 < len(text) <= MAX_SAMPLE_CHARACTERS and text.isprintable() else None
 
@@ -550,7 +492,6 @@ class Examples:
 
 
 def limit_length(data: Data, models: Sequence[ModelConfig]) -> Data:
-    """Lower `longest` to the smallest maximum length of the models."""
     return replace(data, longest=min(data.longest, *(model.max_length for model in models)))
 
 

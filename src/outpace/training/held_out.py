@@ -20,8 +20,8 @@ from outpace.api.llm import LLM
 from outpace.evaluation.protocol import method_from_options
 from outpace.evaluation.scoring import SCORERS
 from outpace.evaluation.scoring.expressions import final_number
+from outpace.field_types import Count, NonNegativeInt, check_bounds
 from outpace.training.data import PROBLEM_GENERATORS, STORY_PREFIX, Data, Examples
-from outpace.training.field_types import Count, NonNegativeInt, check_bounds
 from outpace.training.objective import Objective
 from outpace.training.report import MetricAccumulator, compute_means
 from outpace.training.rows import pack_documents
@@ -217,9 +217,12 @@ class Validator:
             )
         finally:
             shutil.rmtree(export, ignore_errors=True)
+        responses = self.tokenizer.batch_decode(
+            [example.response for example in chosen], skip_special_tokens=True
+        )
         right = [
-            self.is_right(output.text, self.response_text(example.response))
-            for output, example in zip(outputs, chosen, strict=True)
+            self.is_right(output.text, response.strip())
+            for output, response in zip(outputs, responses, strict=True)
         ]
         forwards = sum(output.forwards for output in outputs)
         tokens = sum(len(output.ids) for output in outputs)
@@ -227,10 +230,6 @@ class Validator:
             "answers_right": sum(right) / len(right),
             "tokens_per_forward": tokens / max(forwards, 1),
         }
-
-    def response_text(self, ids: list[int]) -> str:
-        """Return the text of a response without special tokens."""
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True)).strip()
 
     def is_right(self, answer: str, response: str) -> bool:
         """Judge an answer; under `number` a response without a number counts as wrong."""

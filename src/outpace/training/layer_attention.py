@@ -127,5 +127,5 @@ def narrow_block_ranges(sight: AttentionWindow, ranges: Tensor, own: Tensor) -> 
 
     As in the published trainer, a window limits the context only; blocks are visible in full.
     """
-    seen = narrow_ranges(sight, ranges, own)
-    return torch.stack((seen[:, 0], torch.stack((ranges[:, 1, 0], seen[:, 1, 1]), 1)), 1)
+    visible = narrow_ranges(sight, ranges, own)
+    return torch.stack((visible[:, 0], torch.stack((ranges[:, 1, 0], visible[:, 1, 1]), 1)), 1)

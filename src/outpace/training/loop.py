@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
+from outpace.errors import must
+from outpace.field_types import Bounds, Count, PositiveFloat, RandomSeed, check_bounds
 from outpace.training import trackers
-from outpace.training.field_types import Bounds, Count, PositiveFloat, RandomSeed, check_bounds
 
 MAX_BATCH, MAX_BATCH_TOKENS = 2**16, 2**26
 """Maximum examples and maximum tokens of an update."""
@@ -44,7 +45,7 @@ class Loop:
     balance: bool = False
     accumulation: Annotated[int, Bounds(1, MAX_BATCH)] = 1
     seed: RandomSeed = 0
-    precision: str = "no"
+    precision: Literal["no", "bf16"] = "no"
     log_every: Count = 20
     save_every: Count = 200
     recompute: bool = False
@@ -58,8 +59,6 @@ class Loop:
                 f"epochs {self.epochs} cannot be combined with tokens {self.tokens}: the number "
                 "of steps would depend on the lengths of examples; give steps instead"
             )
-        if self.precision not in ("no", "bf16"):
-            raise ValueError(f"precision {self.precision!r} is unknown; choose no or bf16")
         trackers.check_tracker(self.tracker)
 
     def with_epochs(self, examples: int | None) -> Self:
@@ -92,7 +91,7 @@ class Loop:
             ValueError: the batch does not divide, or a micro-batch could be empty.
         """
         if processes < 1:
-            raise ValueError(f"processes must be at least 1, got {processes}")
+            raise must("processes", processes, "be at least 1")
         parts = processes * self.accumulation
         where = f"{processes} processes with accumulation {self.accumulation}"
         if self.tokens is not None:

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from outpace.checkpoints.adapter import LowRank
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.families.family import part_sizes
+from outpace.field_types import Bounds, PositiveFloat, check_bounds
 from outpace.models.transformer import Stack
-from outpace.training.field_types import Bounds, PositiveFloat, check_bounds
 
 MAX_RANK = 2**16
 """Upper bound of `LoRA.rank`."""
@@ -41,7 +41,6 @@ class LoRA:
         check_bounds(self)
 
     def adapts_weight(self, path: str, published: str) -> bool:
-        """Return whether a published weight, in the module at `path`, is adapted."""
         return matrix_name(published) in self.targets if self.targets else ".attention." in path
 
     def adapter_config(self, model: Stack, base: str | None) -> Mapping[str, object]:
@@ -130,7 +129,6 @@ def attach_adapter(model: Stack, lora: LoRA, seed: int = 0) -> Stack:
 
 
 def matrix_parts(model: Stack, path: str, linear: nn.Linear) -> list[tuple[str, int]]:
-    """Return the names and row counts of the published weights fused in a matrix."""
     names = FAMILIES[model.config.family].tensor_names(f"{path}.weight")
     whole = (linear.out_features,)
     sizes = part_sizes(model.config, f"{path}.weight") if len(names) > 1 else whole
@@ -138,7 +136,6 @@ def matrix_parts(model: Stack, path: str, linear: nn.Linear) -> list[tuple[str, 
 
 
 def matrix_name(published: str) -> str:
-    """Return the name of a matrix within its layer, such as `q_proj`."""
     return published.removesuffix(".weight").rpartition(".")[2]
 
 

@@ -120,11 +120,6 @@ class Objective:
         return 1
 
     @property
-    def single_forward(self) -> Self:
-        """The objective with one forward per loss if the number is an option."""
-        return self
-
-    @property
     def has_fixed_forwards(self) -> bool:
         """Whether the number of forwards is the same for all rows."""
         return True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from torch import nn
 from torch.optim import AdamW, Muon, Optimizer
 
-from outpace.training.field_types import Bounds, Fraction, NonNegativeInt, Weight, check_bounds
+from outpace.field_types import Bounds, Fraction, NonNegativeInt, Weight, check_bounds
 
 HEADS = ("unembedding", "transition", "acceptance")
 """Output heads of models and drafts: of tokens, of tokens after a token, and of acceptance."""
@@ -30,26 +30,20 @@ class Optim:
         least: fraction of `lr` at the end of the decay.
         weight_decay: decoupled decay of matrices.
         betas: of AdamW.
-        momentum: of Muon.
         clip: maximum gradient norm; 0 disables clipping.
     """
 
-    optimizer: str = "adamw"
+    optimizer: Literal["adamw", "muon"] = "adamw"
     lr: Annotated[float, Bounds(0, 100, above=True)] = 3e-4
     warmup: NonNegativeInt = 50
     decay: Fraction = 0.35
-    schedule: str = "linear"
+    schedule: Literal["linear", "cosine"] = "linear"
     least: Fraction = 0.0
     weight_decay: Annotated[float, Bounds(0, 100)] = 0.02
     betas: tuple[Momentum, Momentum] = (0.9, 0.98)
-    momentum: Momentum = 0.95
     clip: Weight = 1.0
 
     def __post_init__(self) -> None:
-        if self.optimizer not in ("adamw", "muon"):
-            raise ValueError(f"optimizer {self.optimizer!r} is unknown; choose adamw or muon")
-        if self.schedule not in ("linear", "cosine"):
-            raise ValueError(f"schedule {self.schedule!r} is unknown; choose linear or cosine")
         check_bounds(self)
 
     def build_optimizers(self, model: nn.Module) -> list[Optimizer]:
@@ -62,9 +56,10 @@ class Optim:
         for name, parameter in model.named_parameters():
             if not parameter.requires_grad:
                 continue
+            is_table = id(parameter) in tables or not {*HEADS}.isdisjoint(name.split("."))
             if parameter.ndim < 2:
                 vectors.append(parameter)
-            elif id(parameter) in tables or is_head(name) or self.optimizer == "adamw":
+            elif is_table or self.optimizer == "adamw":
                 others.append(parameter)
             else:
                 matrices.append(parameter)
@@ -80,7 +75,6 @@ class Optim:
                     matrices,
                     lr=self.lr,
                     weight_decay=self.weight_decay,
-                    momentum=self.momentum,
                     adjust_lr_fn="match_rms_adamw",
                 )
             )
@@ -96,8 +90,3 @@ class Optim:
         if self.schedule == "cosine":
             fall = (1 - math.cos(math.pi * fall)) / 2
         return self.lr * min(rise, self.least + (1 - self.least) * fall)
-
-
-def is_head(name: str) -> bool:
-    """Return whether a parameter is the matrix of an output head, by its name."""
-    return any(part in HEADS for part in name.split("."))

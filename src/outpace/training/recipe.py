@@ -21,13 +21,13 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from outpace.checkpoints.load import resolve_checkpoint
+from outpace.field_types import check_names, check_values
 from outpace.models.device import DTYPES
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.recipes import find_recipe
-from outpace.training import targets, weights
+from outpace.training import weights
 from outpace.training.data import Data, Examples, limit_length
-from outpace.training.field_types import check_values
 from outpace.training.held_out import HeldOut
 from outpace.training.loop import Loop
 from outpace.training.lora import LoRA
@@ -74,7 +74,6 @@ def frequent_tokens(examples: Examples, count: int, vocab: int) -> list[int]:
 
 
 def read_tokens(path: Path, draft: Draft) -> list[int]:
-    """Read the covered tokens of a run; `ValueError` if they are not those of such a draft."""
     try:
         tokens = [int(token) for token in json.loads(path.read_text())]
     except (OSError, ValueError, TypeError) as error:
@@ -113,7 +112,6 @@ class ModelSection:
 
     @property
     def tokenizer_source(self) -> str:
-        """Folder or name from which the tokenizer is loaded."""
         return self.tokenizer or self.target or self.init or ""
 
     def __post_init__(self) -> None:
@@ -168,7 +166,6 @@ class Recipe:
         return None if is_plain else name
 
     def choose_vocabulary(self, draft: Draft, target: Transformer) -> None:
-        """Let the head of a new draft cover the most frequent tokens of the data."""
         if draft.head_tokens is not None:
             data = limit_length(self.data, [draft.config, target.config])
             tokenizer = require_tokenizer(resolve_checkpoint(self.model.tokenizer_source))
@@ -176,16 +173,15 @@ class Recipe:
             choose_vocabulary(draft, examples, Path(self.out))
 
     def build_trainer(self) -> Trainer:
-        """Load the models and build the trainer."""
         model, dtype = self.model, DTYPES[self.model.dtype]
         others = {}
         begun: Transformer | Draft
         if model.target is not None:
-            others["target"] = target = targets.load_target(model.target, dtype, self.target_format)
+            others["target"] = target = weights.load_target(model.target, dtype, self.target_format)
             begun = weights.build_draft(model.init, model.config, target, self.train.seed)
             if model.init is None:
                 self.choose_vocabulary(begun, target)
-            targets.make_borrowed_head_dense(begun, target)
+            weights.make_borrowed_head_dense(begun, target)
         elif model.init is None:
             begun = weights.random_model(model.config, self.train.seed)
         else:
@@ -229,7 +225,7 @@ def load_recipe(path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         raise ValueError(f"{path}: {loose[0]} is a section; write its keys under [{loose[0]}]")
     for override in overrides:
         apply_override(table, override)
-    check_recipe_keys(str(path), table, [*known, "out"])
+    check_names(str(path), table, [*known, "out"])
     name = objective.pop("name", None)
     if not isinstance(name, str) or name not in OBJECTIVES:
         raise ValueError(f"objective {name!r} is unknown; choose one of {', '.join(OBJECTIVES)}")
@@ -265,7 +261,6 @@ def train_recipe(path: str | Path, overrides: Sequence[str] = (), processes: int
 
 
 def launch_processes(path: str | Path, overrides: Sequence[str], processes: int) -> None:
-    """Train a recipe in several processes, each of which runs this module."""
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -293,9 +288,8 @@ def launch_processes(path: str | Path, overrides: Sequence[str], processes: int)
 
 
 def build_section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
-    """Build a section's dataclass, after checking its keys and values."""
     where = f"[{name}]"
-    check_recipe_keys(where, table, [f.name for f in fields(kind)])
+    check_names(where, table, [f.name for f in fields(kind)])
     needed = [f.name for f in fields(kind) if f.default is f.default_factory is MISSING]
     if missing := [each for each in needed if each not in table]:
         raise ValueError(f"{where} needs {' and '.join(missing)}")
@@ -303,14 +297,7 @@ def build_section(name: str, kind: type[Any], table: Mapping[str, Any]) -> Any:
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in table.items()})
 
 
-def check_recipe_keys(where: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Raise `ValueError` for unknown keys."""
-    if unknown := sorted(set(table) - set(known)):
-        raise ValueError(f"{where}: unknown {', '.join(unknown)}; allowed are {', '.join(known)}")
-
-
 def apply_override(table: dict[str, Any], override: str) -> None:
-    """Set one dotted key in place; a bare key is looked up in the sections."""
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ValueError(f"{override!r} is not an override; write key=value, such as optim.lr=1e-3")
@@ -329,7 +316,6 @@ def apply_override(table: dict[str, Any], override: str) -> None:
 
 
 def find_sections(table: Mapping[str, Any], key: str) -> list[str]:
-    """Return the path of the one section that has a key."""
     kinds = {**SECTIONS, "objective": OBJECTIVES.get(table["objective"].get("name"), Objective)}
     found = [name for name, kind in kinds.items() if key in {f.name for f in fields(kind)}]
     if len(found) == 2 and "held_out" in found:  # other sections take precedence

@@ -46,7 +46,6 @@ class MetricAccumulator:
         self.sums = {name: [is_main * part for part in pair] for name, pair in initial.items()}
 
     def add(self, pairs: MetricSums) -> None:
-        """Add sums of this process."""
         for name, pair in pairs.items():
             old = self.sums.get(name, [torch.zeros_like(part) for part in pair])
             self.sums[name] = [old[0] + pair[0], old[1] + pair[1]]
@@ -161,7 +160,7 @@ class TrainingReport:
             self.progress_bar.stop()
 
     def add_step(
-        self, total: Tensor, mass: Tensor, metrics: MetricSums, rows: int, tokens: int
+        self, total: Tensor, normaliser: Tensor, metrics: MetricSums, rows: int, tokens: int
     ) -> None:
         """Add the sums of one step of this process."""
         row_count, token_count = (
@@ -169,7 +168,7 @@ class TrainingReport:
         )
         self.sums.add(
             {
-                "loss": (total, mass),
+                "loss": (total, normaliser),
                 "rows": (row_count, row_count),
                 "tokens": (token_count, token_count),
                 **metrics,
@@ -199,7 +198,6 @@ class TrainingReport:
         )
 
     def write_held_out(self, step: int, figures: Mapping[str, float]) -> None:
-        """Write the metrics of a validation."""
         if self.accelerator.is_main_process:
             self.append_line(HELD_OUT_FILE, {"step": step, **figures})
             named = {f"held_out/{name}": value for name, value in figures.items()}
@@ -220,12 +218,10 @@ class TrainingReport:
         return bool(values[-1] == (min(values) if name == "loss" else max(values)))
 
     def append_line(self, name: str, line: Mapping[str, Any]) -> None:
-        """Append a JSON line to a file of the run."""
         with raise_write_errors(self.out / name), (self.out / name).open("a") as file:
             file.write(json.dumps(line) + "\n")
 
     def print_line(self, text: str) -> None:
-        """Print a line above the bar."""
         self.console.print(text, soft_wrap=True, markup=False)
 
     def pending_sums(self) -> dict[str, tuple[float, float]]:
@@ -237,18 +233,15 @@ class TrainingReport:
 
 
 def describe_batch(train: Mapping[str, Any]) -> str:
-    """Describe the batch of a step from the `train` settings."""
     tokens = train["tokens"]
     return f"{train['batch']} examples" if tokens is None else f"{tokens} tokens"
 
 
 def format_figures(figures: Mapping[str, float]) -> str:
-    """Format figures in one line, sorted by name."""
     return "  ".join(f"{name} {value:.4f}" for name, value in sorted(figures.items()))
 
 
 def format_duration(seconds: float) -> str:
-    """Format seconds as `h:mm:ss`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}"
@@ -280,7 +273,6 @@ def check_run_settings(out: Path, settings: Mapping[str, Any]) -> None:
 
 
 def collect_provenance(accelerator: Accelerator) -> dict[str, Any]:
-    """Collect the provenance of a run, with its device and number of processes."""
     device = accelerator.device
     return {
         **provenance_record(),
@@ -291,14 +283,12 @@ def collect_provenance(accelerator: Accelerator) -> dict[str, Any]:
 
 
 def truncate_log(path: Path, step: int) -> None:
-    """Drop lines after a step, and a truncated last line."""
     if path.is_file():
         lines = path.read_text().splitlines()
         write_atomically(path, "".join(f"{line}\n" for line in lines if logged_step(line) <= step))
 
 
 def logged_step(line: str) -> float:
-    """Return the step of a line of metrics; infinity if the line is truncated."""
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.attention.ranges import causal_ranges
+from outpace.errors import must
 from outpace.training.data import Example
 
 Ints = NDArray[np.int64]
@@ -101,18 +102,11 @@ class Response:
         tokens: `i64[n]`, without the prompt.
         token_weights: `f64[n]`.
         marked: `bool[n]`, see `Data.mark`.
-        content_length: length without padding.
     """
 
     tokens: Ints
     token_weights: Floats
     marked: Bools
-    content_length: int
-
-    @classmethod
-    def without_padding(cls, tokens: Ints) -> Response:
-        """Create a response without padding or marks, of weight 1."""
-        return cls(tokens, np.ones(len(tokens)), np.zeros(len(tokens), dtype=bool), len(tokens))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -138,15 +132,12 @@ def pad_response(
     padding = length - len(response)
     tokens = np.array([*response, *[response[-1]] * padding])
     marked = np.array([*example.marks, *[False] * padding])
-    return Response(tokens, np.array([*weights, *[end_weight] * padding]), marked, len(response))
+    return Response(tokens, np.array([*weights, *[end_weight] * padding]), marked)
 
 
 def check_canvas(bounds: tuple[int, int] | None) -> None:
-    """Raise `ValueError` unless the bounds of a canvas are positive and in order."""
     if bounds is not None and not 1 <= bounds[0] <= bounds[1]:
-        raise ValueError(
-            f"canvas must be a minimum length of at least 1 and a maximum, got {bounds}"
-        )
+        raise must("canvas", bounds, "be a minimum length of at least 1 and a maximum")
 
 
 def masked_rows(

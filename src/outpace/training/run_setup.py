@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +13,8 @@ from accelerate.utils import DistributedDataParallelKwargs
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.load import load_tokenizer
+from outpace.field_types import check_names, check_values
 from outpace.models.transformer import Stack, Transformer
-from outpace.training.field_types import check_values
 from outpace.training.loop import Loop
 from outpace.training.objective import Objective, ignore_norm_advice
 from outpace.training.optim import Optim
@@ -47,18 +47,14 @@ def check_reference_models(
 
 
 def apply_options(loop: Loop, optim: Optim, options: Mapping[str, Any]) -> tuple[Loop, Optim]:
-    """Return the settings with fields replaced by `options`."""
-    known: Sequence[str] = [*asdict(loop), *asdict(optim)]
-    if unknown := sorted(set(options) - set(known)):
-        raise ValueError(f"unknown options {', '.join(unknown)}; allowed are {', '.join(known)}")
-    for part in (loop, optim):
-        kind = type(part)
-        values = {name: value for name, value in options.items() if hasattr(part, name)}
-        check_values(kind.__name__, kind, values)
-    return (
-        replace(loop, **{k: v for k, v in options.items() if hasattr(loop, k)}),
-        replace(optim, **{k: v for k, v in options.items() if hasattr(optim, k)}),
+    check_names("options", options, [*asdict(loop), *asdict(optim)])
+    ours, theirs = (
+        {name: value for name, value in options.items() if hasattr(part, name)}
+        for part in (loop, optim)
     )
+    check_values("Loop", Loop, ours)
+    check_values("Optim", Optim, theirs)
+    return replace(loop, **ours), replace(optim, **theirs)
 
 
 def create_accelerator(tracker: str | None, out: Path) -> Accelerator:

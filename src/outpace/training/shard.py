@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
@@ -48,34 +47,29 @@ def prepare_training(
     return replicated
 
 
-def shard_model(
-    scored: nn.Module, model: Stack, precision: str, mesh: DeviceMesh | None = None
-) -> None:
+def shard_model(scored: nn.Module, model: Stack, precision: str) -> None:
     """Shard the parameters of a trained model, a submodule of the loss module `scored`.
 
     In `bf16` forwards use bfloat16 copies of the weights; master weights and gradient reduction
-    stay in float32. `mesh` holds all processes by default.
+    stay in float32.
     """
     half = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}
     # Inputs of a block keep their dtype: rotary tables may have to be in float32.
     policy = MixedPrecisionPolicy(cast_forward_inputs=False, **half if precision == "bf16" else {})
     for block in model.blocks:
-        fully_shard(block, mesh=mesh, mp_policy=policy)
+        fully_shard(block, mp_policy=policy)
     # Validation runs no backward, after which the root's parameters would be resharded otherwise.
-    fully_shard(scored, mesh=mesh, mp_policy=policy, reshard_after_forward=True)
+    fully_shard(scored, mp_policy=policy, reshard_after_forward=True)
 
 
-def shard_frozen(
-    models: Iterable[Stack], device: torch.device, mesh: DeviceMesh | None = None
-) -> None:
+def shard_frozen(models: Iterable[Stack], device: torch.device) -> None:
     """Shard the blocks of frozen reference models; their other parameters move to the device."""
     for model in models:
         model.requires_grad_(False)
         for block in model.blocks:
-            fully_shard(block, mesh=mesh, reshard_after_forward=True)
+            fully_shard(block, reshard_after_forward=True)
         for name, child in model.named_children():
-            # `Module.to` fails on the fake tensors of a dry run, which are on the device already.
-            if name != "blocks" and any(p.device != device for p in child.parameters()):
+            if name != "blocks":
                 child.to(device)
         model.cos, model.sin = model.cos.to(device), model.sin.to(device)
 

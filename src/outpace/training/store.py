@@ -81,7 +81,7 @@ class FeatureStore:
         """Raise `ValueError` if the folder holds anything but features that this run can read."""
         path = self.folder / INDEX_FILE
         if not path.exists():
-            if self.folder.exists() and not (self.folder.is_dir() and not any(self.list_files())):
+            if self.folder.is_file() or any(self.folder.glob("[!.]*")):
                 raise ValueError(
                     f"features folder {self.folder} holds other files; give a new folder"
                 )
@@ -95,29 +95,19 @@ class FeatureStore:
             raise self.difference_error(other)
 
     def difference_error(self, names: Sequence[str]) -> ValueError:
-        """Return the error for a folder that differs in these facts from this run."""
         return ValueError(
             f"features folder {self.folder} differs in {', '.join(names)} from this run; give "
             "another folder, or delete it"
         )
 
-    def list_files(self) -> list[Path]:
-        """Return the files of the folder, without hidden ones."""
-        return [path for path in self.folder.iterdir() if not path.name.startswith(".")]
-
-    def file_path(self, number: int) -> Path:
-        """Return the path of a file by number."""
-        return file_path(self.folder, number)
-
     def find_missing(self) -> list[int]:
-        """Return the numbers of files that lack records; `ValueError` if one has others."""
         files = range(-(-self.records // RECORDS_PER_FILE))
         return [number for number in files if not self.is_complete(number)]
 
     def is_complete(self, number: int) -> bool:
         """Return whether a file has all its records; `ValueError` if it has others."""
         records = self.file_records(number)
-        if not self.file_path(number).is_file():
+        if not file_path(self.folder, number).is_file():
             return False
         with self.open_file(number) as file:
             count, digest = len(file.keys()), (file.metadata() or {}).get(DIGEST)
@@ -126,14 +116,12 @@ class FeatureStore:
         return count == len(records)
 
     def digest_records(self, records: Sequence[int]) -> str:
-        """Return a digest of records."""
         texts = [self.examples.read_conversation(record) for record in records]
         return sha256(json.dumps(texts).encode()).hexdigest()
 
     @contextmanager
     def open_file(self, number: int) -> Iterator[Any]:
-        """Open a file; `ValueError` if it is missing or damaged."""
-        path = self.file_path(number)
+        path = file_path(self.folder, number)
         try:
             with safe_open(path, framework="pt") as file:
                 yield file
@@ -144,7 +132,6 @@ class FeatureStore:
             ) from error
 
     def file_records(self, number: int) -> list[int]:
-        """Return the record numbers of a file."""
         return [
             *range(number * RECORDS_PER_FILE, min((number + 1) * RECORDS_PER_FILE, self.records))
         ]
@@ -179,7 +166,6 @@ class FeatureStore:
             print_line(f"features are in {self.folder}")
 
     def report_size(self, missing: Sequence[int], print_line: Callable[[str], None]) -> None:
-        """Report the size of the missing features; `ValueError` if the disk is too small."""
         tokens = sum(
             len(self.examples.read_record(r))
             for number in missing
@@ -204,7 +190,6 @@ class FeatureStore:
         batch: int,
         device: torch.device,
     ) -> dict[str, Tensor]:
-        """Compute features by record number, on the host."""
         found: dict[str, Tensor] = {}
         for number in range(passes):
             chunk = records[number * batch : (number + 1) * batch]
@@ -218,8 +203,7 @@ class FeatureStore:
         return found
 
     def write_file(self, number: int, tensors: dict[str, Tensor]) -> None:
-        """Write a file atomically."""
-        path = self.file_path(number)
+        path = file_path(self.folder, number)
         partial = path.with_name(f".{path.name}")
         with raise_write_errors(path):
             try:
@@ -240,7 +224,6 @@ class FeatureStore:
 
 
 def file_path(folder: Path, number: int) -> Path:
-    """Return the path of a folder's file by number."""
     return folder / f"features-{number:06d}.safetensors"
 
 
@@ -255,7 +238,6 @@ def count_missing(folder: str | Path, records: int) -> int:
 
 
 def unscored_rows(example: Example) -> Rows:
-    """Build causal rows of prompt and response, none of them scored."""
     tokens = np.array([*example.prompt, *example.response])
     return next_token_rows(tokens, np.zeros(len(tokens)))
 
@@ -283,7 +265,6 @@ def iterate_matrices(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def tokenization_digest(examples: Examples) -> str:
-    """Return a digest of what decides the tokens of a record."""
     data, tokenizer = examples.data, examples.tokenizer
     backend: Any = getattr(tokenizer, "backend_tokenizer", None)
     settings = [data.longest, examples.end_token, dict(data.template), tokenizer.chat_template]

@@ -90,7 +90,6 @@ def start_tracker(
 
 
 def flatten_settings(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Flatten nested tables to values by dotted name."""
     found: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{prefix}{key}"

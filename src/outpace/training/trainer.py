@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, Generic, TypeVar
+from typing import Any
 
-import torch
+import torch.utils.checkpoint
 from numpy.random import default_rng
 from torch import Tensor
 
@@ -34,7 +35,6 @@ from outpace.training.lora import LoRA
 from outpace.training.micro_batches import MicroBatches
 from outpace.training.objective import LossModule, Models, Objective, build_teachers
 from outpace.training.optim import Optim
-from outpace.training.recompute import recompute_blocks
 from outpace.training.report import TrainingReport
 from outpace.training.rows import Rows, pack_documents
 from outpace.training.run_setup import (
@@ -97,26 +97,22 @@ def catch_signals(print_line: Callable[[str], None] = print) -> Iterator[Callabl
 
 
 def exit_exception(number: int) -> BaseException:
-    """Return the exception to raise after a signal: `KeyboardInterrupt`, or `SystemExit`."""
     stops = number in (0, signal.SIGINT)
     return KeyboardInterrupt() if stops else SystemExit(128 + number)
 
 
-Prefetched = TypeVar("Prefetched")
-
-
-class Prefetcher(Generic[Prefetched]):
+class Prefetcher:
     """Calls a function of the step number one step ahead, in a separate thread.
 
     Its exceptions are raised when the result is requested.
     """
 
-    def __init__(self, make: Callable[[int], Prefetched]) -> None:
+    def __init__(self, make: Callable[[int], Any]) -> None:
         self.compute = make
         self.pool = ThreadPoolExecutor(1, thread_name_prefix="outpace-data")
-        self.pending: tuple[int, Future[Prefetched]] | None = None
+        self.pending: tuple[int, Future[Any]] | None = None
 
-    def __call__(self, step: int, *, last: bool = False) -> Prefetched:
+    def __call__(self, step: int, *, last: bool = False) -> Any:
         """Return the result of a step; unless it is the `last` one, start computing the next."""
         number, future = self.pending or (None, None)
         if future is None or number != step:
@@ -205,9 +201,12 @@ class Trainer:
         self.examples.check_records(report.show_progress if main else lambda lines, count: lines)
         self.check_origin(self.examples)
         self.validator = None if held_out is None else self.build_validator(held_out, cut)
-        self.feature_store = (
-            None if cut.features is None else self.open_feature_store(cut.features, others)
-        )
+        self.feature_store: FeatureStore | None = None
+        if cut.features is not None:
+            reading = self.objective.feature_spec(self.model.config)
+            self.feature_store = FeatureStore(
+                cut.features, self.examples, reading, others.get("target"), self.loop.precision
+            )
         scored = self.build_loss_module(others)
         self.micro_batches = MicroBatches(self.loop, count, self.examples.__getitem__)
         self.prefetcher = Prefetcher(self.build_batches)
@@ -217,14 +216,17 @@ class Trainer:
         )
 
     def build_loss_module(self, others: Mapping[str, Transformer]) -> LossModule:
-        """Build the loss module, with the adapter attached and teachers copied."""
         taught = build_teachers(self.objective, self.model, self.adapter is not None)
         if self.adapter is None:
             weights.mark_trainable(self.model)
         else:
             lora.attach_adapter(self.model, self.adapter, self.loop.seed)
         if self.loop.recompute:
-            recompute_blocks(self.model)
+            for block in self.model.blocks:
+                # Set on the instance, so that parameters keep their names.
+                block.forward = partial(
+                    torch.utils.checkpoint.checkpoint, block.forward, use_reentrant=False
+                )
         models = Models(self.model.train(), {**taught, **others})
         return LossModule(self.objective, models, self.loop.precision)
 
@@ -234,7 +236,6 @@ class Trainer:
             return self.resume_training(steps or self.loop.steps)
 
     def resume_training(self, steps: int) -> float:
-        """Train from the last checkpoint."""
         folder, print_line = self.out / "checkpoints", self.accelerator.print
         if self.feature_store is not None:
             scored = self.accelerator.unwrap_model(self.loss_module)
@@ -270,7 +271,6 @@ class Trainer:
         return log.loss
 
     def save_checkpoint(self, folder: Path, progress: checkpoint.TrainingProgress) -> None:
-        """Write a checkpoint; in sharded runs each process writes its part."""
         together = self.accelerator if self.is_sharded else None
         if self.accelerator.is_main_process or self.is_sharded:
             checkpoint.save_checkpoint(folder, self.model, self.optimizers, progress, together)
@@ -284,7 +284,6 @@ class Trainer:
         return bool(self.accelerator.reduce(flag, reduction="sum") > 0)
 
     def validate_model(self, step: int, steps: int, log: TrainingReport) -> None:
-        """Validate the model if a validation is due at this step."""
         if self.validator and (step % self.validator.settings.every == 0 or step == steps):
             scored = self.accelerator.unwrap_model(self.loss_module)
             log.write_held_out(
@@ -297,19 +296,12 @@ class Trainer:
                     self.write_export(self.out / BEST_FOLDER)
             self.accelerator.wait_for_everyone()
 
-    def open_feature_store(self, folder: str, others: Mapping[str, Transformer]) -> FeatureStore:
-        """Open the store of target features."""
-        reading = self.objective.feature_spec(self.model.config)
-        target, precision = others.get("target"), self.loop.precision
-        return FeatureStore(folder, self.examples, reading, target, precision)
-
     def check_origin(self, examples: Examples) -> None:
         """Raise `ValueError` if a draft's examples were made by another model than its target."""
         if isinstance(self.model, Draft) and (target := self.settings["model"].get("target")):
             check_origin(examples, target)
 
     def build_validator(self, held_out: HeldOut, data: Data) -> Validator:
-        """Build the validator, after checking its data."""
         examples = held_out.load_examples(data, self.examples.tokenizer, self.loop.seed)
         examples.check_records()
         self.check_origin(examples)
@@ -372,16 +364,16 @@ class Trainer:
             for group in optimizer.param_groups:
                 group["lr"] = rate
         batches, tokens = self.prefetcher(step, last=step + 1 == steps)
-        mass = torch.tensor(
+        normaliser = torch.tensor(
             sum(rows.normaliser for rows in batches), device=self.accelerator.device
         )
-        mean_mass = self.accelerator.reduce(mass.clone(), reduction="mean")
+        mean_normaliser = self.accelerator.reduce(normaliser.clone(), reduction="mean")
         total = torch.zeros((), device=self.accelerator.device)
         metrics: dict[str, Any] = {}
         for rows in batches[:-1]:
             with self.accelerator.no_sync(self.loss_module):
-                total += self.backward_micro_batch(rows, mean_mass, metrics)
-        total += self.backward_micro_batch(batches[-1], mean_mass, metrics)
+                total += self.backward_micro_batch(rows, mean_normaliser, metrics)
+        total += self.backward_micro_batch(batches[-1], mean_normaliser, metrics)
         if self.optim.clip:
             clip = self.accelerator.clip_grad_norm_
             norm = full_tensor(clip(self.model.parameters(), self.optim.clip))
@@ -389,29 +381,29 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        return total, mass, metrics, sum(len(rows) for rows in batches), tokens
+        return total, normaliser, metrics, sum(len(rows) for rows in batches), tokens
 
-    def backward_micro_batch(self, rows: Rows, mass: Tensor, metrics: dict[str, Any]) -> Tensor:
+    def backward_micro_batch(
+        self, rows: Rows, normaliser: Tensor, metrics: dict[str, Any]
+    ) -> Tensor:
         """Accumulate the gradient of one micro-batch; return its summed loss."""
         # Gradients are averaged over processes; the mean normaliser gives those of one big batch.
         loss: Tensor
         loss, parts = self.loss_module(rows.to(self.accelerator.device))
-        self.accelerator.backward(loss / mass)
+        self.accelerator.backward(loss / normaliser)
         for name, (value, count) in parts.items():
             old = metrics.get(name, (0.0, 0.0))
             metrics[name] = old[0] + value.detach(), old[1] + count
         return loss.detach()
 
     def build_batches(self, step: int) -> tuple[list[Rows], int]:
-        """Return this process's micro-batches of a step, and the tokens of their examples."""
-        portions = self.micro_batches.micro_batches(step, self.accelerator.process_index)
-        tokens = sum(len(example) for portion in portions for _, example in portion)
+        micro_batches = self.micro_batches.micro_batches(step, self.accelerator.process_index)
+        tokens = sum(len(example) for part in micro_batches for _, example in part)
         return [
-            pack_documents([self.example_rows(*each) for each in portion]) for portion in portions
+            pack_documents([self.example_rows(*each) for each in part]) for part in micro_batches
         ], tokens
 
     def example_rows(self, number: int, example: Example) -> Rows:
-        """Return the rows of an example, with stored features if there are any."""
         rows = self.objective.rows(example, default_rng([self.loop.seed, number, 2]))
         return (
             rows

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.load import (
@@ -24,7 +24,7 @@ from outpace.models.config import ModelConfig
 from outpace.models.draft import Draft
 from outpace.models.extending import build_draft_model
 from outpace.models.packed import DenseState
-from outpace.models.transformer import Stack, Transformer
+from outpace.models.transformer import Embedding, Stack, Transformer
 
 
 def random_model(config: Mapping[str, Any], seed: int) -> Transformer:
@@ -131,7 +131,6 @@ def build_draft(
 
 @torch.no_grad()
 def copy_tables(draft: Draft) -> None:
-    """Copy the target's embedding and head into a draft."""
     (target,), tokens = draft.lender, torch.arange(draft.config.vocab)
     assert draft.embedding is not None and draft.unembedding is not None
     draft.embedding.weight.copy_(target.embedding(tokens))
@@ -163,3 +162,27 @@ def check_draft_config(config: ModelConfig) -> ModelConfig:
             f"[model] target needs a draft that reads features, got {config.architecture}"
         )
     return config
+
+
+def load_target(name: str, dtype: torch.dtype, quantize: str | None) -> Transformer:
+    """Load a target, with matrices of 4 to 8 bits as `load_model` has them under `quantize`."""
+    return load_model(name, dtype=dtype, quantize=quantize, plain=quantize is None)
+
+
+def make_borrowed_head_dense(draft: Draft, target: Transformer) -> None:
+    """Replace the quantized head of a target, in place, by a dense one if a draft borrows it.
+
+    Compiled products have no gradient, and the loss of such a draft is computed by this head.
+    """
+    if draft.unembedding is not None:
+        return
+    head = target.embedding if target.unembedding is None else target.unembedding
+    if not isinstance(head, DenseState):
+        return
+    weight = nn.Parameter(head.dense_weight().to(target.norm.weight.dtype), requires_grad=False)
+    outputs, inputs = weight.shape
+    if target.unembedding is None:
+        target.embedding = Embedding(outputs, inputs, _weight=weight)
+    else:
+        target.unembedding = nn.Linear(inputs, outputs, bias=False, device="meta")
+        target.unembedding.weight = weight

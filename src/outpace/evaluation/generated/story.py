@@ -125,7 +125,6 @@ def write_solution(
 
 
 def format_term(step: StoryStep, values: dict[str, int]) -> str:
-    """Return the left side of a step in numbers, such as `4*6`."""
     return f"{values[step.left]}{step.op}{values[step.right]}"
 
 
@@ -135,7 +134,6 @@ def annotate_result(term: str, result: int) -> str:
 
 
 def draw_cast(template: StoryTemplate, rng: Random) -> dict[str, str]:
-    """Draw the people and things of a story, with the pronouns of the main person."""
     name, friend = rng.sample(PERSON_NAMES, 2)
     thing, other = rng.sample(template.things, 2)
     he, his, him = PRONOUNS[name]
@@ -180,7 +178,6 @@ def equation_index() -> dict[tuple[str, int | None, int | None, int | None], lis
 
 
 def parse_story_template(entry: dict[str, Any]) -> StoryTemplate:
-    """Return the template of a JSON entry."""
     steps = tuple(parse_step(*step) for step in entry["steps"])
     # Products and quotients fit least often, so they are drawn first, and from the end: a factor
     # is small, while any sum or product may have to result in it.
@@ -196,7 +193,6 @@ def parse_story_template(entry: dict[str, Any]) -> StoryTemplate:
 
 
 def parse_step(equation: str, *sentences: str) -> StoryStep:
-    """Return the step of an equation such as `t=a*b`, with its wordings."""
     result, term = equation.split("=")
     left, op, right = re.split(r"([-+*/])", term)
     return StoryStep(left, op, right, result, sentences)
@@ -204,7 +200,6 @@ def parse_step(equation: str, *sentences: str) -> StoryStep:
 
 @cache
 def load_templates() -> dict[str, tuple[StoryTemplate, ...]]:
-    """Return the templates of each kind from the data file next to this module."""
     stories = json.loads(files(__package__).joinpath("stories.json").read_text("utf-8"))
     return {kind: tuple(map(parse_story_template, entries)) for kind, entries in stories.items()}
 

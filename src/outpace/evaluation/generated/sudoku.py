@@ -86,7 +86,6 @@ def grids_by_cell() -> dict[tuple[int, int], int]:
 
 @cache
 def all_grids() -> tuple[SudokuGrid, ...]:
-    """Return all 288 grids whose rows, columns and boxes contain the digits 1 to 4."""
     rows = tuple(permutations(range(1, GRID_SIDE + 1)))
     halves = [(*a, *b) for a in rows for b in rows if forms_boxes(a, b)]
     return tuple(
@@ -101,12 +100,10 @@ def all_grids() -> tuple[SudokuGrid, ...]:
 
 
 def forms_boxes(upper: SudokuGrid, lower: SudokuGrid) -> bool:
-    """Return whether two rows form two valid boxes."""
     return not ({*upper[:2]} & {*lower[:2]} or {*upper[2:]} & {*lower[2:]})
 
 
 def format_sheet(sheet: Iterable[SudokuGrid]) -> str:
-    """Return grids as lines of four digits, separated by empty lines."""
     return "\n\n".join(
         "\n".join(
             "".join(map(str, grid[at : at + GRID_SIDE])) for at in range(0, len(grid), GRID_SIDE)

@@ -32,7 +32,6 @@ def draw_table_problem(split: str, rng: Random) -> Problem:
 
 
 def draw_counting(rng: Random) -> Problem:
-    """Draw a sequence of twelve to thirty numbers, upwards or downwards to a bound."""
     step = rng.randint(1, 5)
     length = rng.randint(12, min(30, (MAX_TABLE_NUMBER - 1) // step + 1))
     start = min(1 + step * (length - 1) + rng.randrange(step), MAX_TABLE_NUMBER)
@@ -45,13 +44,11 @@ def draw_counting(rng: Random) -> Problem:
 
 
 def draw_copying(rng: Random) -> Problem:
-    """Draw eight to eighteen numbers to be copied."""
     numbers = join_numbers(rng.randint(10, MAX_TABLE_NUMBER) for _ in range(rng.randint(8, 18)))
     return Problem(f"Copy: {numbers}", numbers)
 
 
 def draw_filling(rng: Random) -> Problem:
-    """Draw a table of six to ten sums, differences or products, one per line."""
     op = rng.choice("+-*")
     last = 10 * {"+": rng.randint(1, 8), "-": rng.randint(2, 9), "*": 1}[op]
     first = last + 1 - rng.randint(6, 10)
@@ -63,7 +60,6 @@ def draw_filling(rng: Random) -> Problem:
 
 
 def join_numbers(numbers: Iterable[int]) -> str:
-    """Return numbers separated by spaces."""
     return " ".join(map(str, numbers))
 
 

@@ -12,12 +12,10 @@ Scorer = Callable[[str, Any], bool | None]
 
 
 def judge_exact(answer: str, reference: str) -> bool:
-    """Compare the whole text, without surrounding whitespace."""
     return answer.strip() == reference
 
 
 def judge_regex(answer: str, reference: str) -> bool:
-    """Search for a regular expression in the text."""
     return re.search(reference, answer) is not None
 
 

@@ -35,7 +35,6 @@ def judge_humaneval_completion(answer: str, reference: JsonRecord) -> bool:
 
 
 def passes_humaneval(program: str, reference: JsonRecord) -> bool:
-    """Return whether a program passes the tests of a line of HumanEval."""
     tests = f"{reference['test']}\ncheck({reference['entry_point']})"
     return sandbox.run_sandboxed(f"{program}\n{tests}").passed
 
@@ -62,7 +61,6 @@ def judge_mbpp_few_shot(answer: str, reference: JsonRecord) -> bool:
 
 
 def passes_mbpp(program: str, reference: JsonRecord) -> bool:
-    """Return whether a program passes the tests of a line of MBPP."""
     parts = (program, reference.get("test_setup_code") or "", *reference["test_list"])
     return sandbox.run_sandboxed("\n".join(parts)).passed
 
@@ -103,7 +101,6 @@ def longest_program(lines: list[str]) -> ast.Module:
 
 
 def parse_python(text: str) -> ast.Module | None:
-    """Return the syntax tree of a string; None if it is not Python."""
     try:
         with warnings.catch_warnings(action="ignore"):
             return ast.parse(text)
@@ -112,7 +109,6 @@ def parse_python(text: str) -> ast.Module | None:
 
 
 def top_level_definitions(tree: ast.Module) -> Iterator[tuple[str, Definition]]:
-    """Yield the names that a program defines at the top level, with their nodes."""
     for node in tree.body:
         match node:
             case ast.ClassDef(name=name):

@@ -106,7 +106,6 @@ def judge_math_verify(answer: str, reference: str) -> bool:
 
 
 def import_math_verify() -> Any:
-    """Return the library that compares expressions."""
     try:
         import math_verify
     except ImportError as error:
@@ -136,7 +135,6 @@ def braced_prefix(text: str) -> str | None:
 
 
 def normalize_expression(expression: str) -> str:
-    """Return an expression without the marks that are ignored."""
     for mark in REMOVED_COMMANDS:
         expression = expression.replace(mark, "")
     for mark, replacement in REPLACED_COMMANDS:

@@ -42,7 +42,6 @@ def judge_countdown(answer: str, reference: str) -> bool:
 
 
 def equation_holds(expression: str, result: str) -> bool:
-    """Return whether an expression of at least two numbers has this value."""
     if len(expression) > MAX_EXPRESSION_LENGTH or not ARITHMETIC_EXPRESSION.fullmatch(expression):
         return False
     try:
@@ -97,7 +96,6 @@ def judge_sudoku_sheet(answer: str, reference: str) -> bool:
 
 
 def parse_grid(text: str) -> list[list[int]] | None:
-    """Return a square of digits; None if the text is not one."""
     try:
         square = [[int(digit) for digit in row] for row in text.strip().split("\n")]
     except ValueError:
@@ -106,7 +104,6 @@ def parse_grid(text: str) -> list[list[int]] | None:
 
 
 def sudoku_groups(grid: list[list[int]]) -> list[list[int]]:
-    """Return rows, columns and boxes."""
     columns = [list(column) for column in zip(*grid, strict=True)]
     boxes = [
         [grid[top + y][left + x] for y in range(SUDOKU_BOX) for x in range(SUDOKU_BOX)]

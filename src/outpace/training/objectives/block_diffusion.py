@@ -10,9 +10,9 @@ import torch
 from numpy.random import Generator
 
 from outpace.decoding.target import Kind
+from outpace.field_types import Bounds, Count, OpenFraction, TokenId, Weight, check_bounds
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.field_types import Bounds, Count, OpenFraction, TokenId, Weight, check_bounds
 from outpace.training.objective import Objective
 from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join_rows, pad_response
 
@@ -56,8 +56,6 @@ class BlockDiffusion(Objective):
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if self.weighting not in ("inverse", "uniform"):
-            raise ValueError(f"weighting must be inverse or uniform, got {self.weighting!r}")
         if self.complement and self.weighting != "uniform":
             raise ValueError(f"complement needs weighting uniform, got {self.weighting!r}")
 

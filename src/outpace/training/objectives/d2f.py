@@ -20,9 +20,8 @@ from outpace.decoding.blocks import (
     select_block_holes,
 )
 from outpace.decoding.target import Kind
-from outpace.models.config import ModelConfig
-from outpace.training.data import Example
-from outpace.training.field_types import (
+from outpace.errors import must
+from outpace.field_types import (
     Bounds,
     Count,
     Fraction,
@@ -31,6 +30,8 @@ from outpace.training.field_types import (
     Weight,
     check_bounds,
 )
+from outpace.models.config import ModelConfig
+from outpace.training.data import Example
 from outpace.training.layer_attention import hidden_states, plan_row_attention
 from outpace.training.objective import (
     Loss,
@@ -109,10 +110,10 @@ class Pipeline:
         """Fill the holes that decoding would fill, given their scores `f32[scored]`."""
         forced = (self.is_first | (self.filled_fraction() >= D2F_ACTIVATE).roll(1)).tolist()
         counts = self.block_numbers[self.open_holes].bincount(minlength=len(self.sizes)).tolist()
-        for holes, sure, must in zip(
+        for holes, sure, is_forced in zip(
             self.open_holes.split(counts), scores.cpu().split(counts), forced, strict=True
         ):
-            chosen = select_block_holes(sure.numpy(), sure.numpy(), confidence, is_active=must)
+            chosen = select_block_holes(sure.numpy(), sure.numpy(), confidence, is_active=is_forced)
             self.unfilled[holes[torch.from_numpy(chosen)]] = False
 
     def filled_fraction(self) -> Tensor:
@@ -151,7 +152,6 @@ class D2F(Objective):
             tokens start masked, and after each forward those that decoding would fill are filled
             with their true tokens. 0 uses random noise.
         confidence: confidence threshold of this simulated decoding.
-        end_blocks: whether blocks of padding only are scored.
         mark_weight: weight of marked tokens (see `Data.mark`).
         shift: 1 if row p - 1 predicts slot p, 0 if row p does; set by the model.
         mask_id: the mask token; set by the model.
@@ -168,7 +168,6 @@ class D2F(Objective):
     easy: Fraction = 0.0
     unroll: NonNegativeInt = 0
     confidence: Fraction = D2F_CONFIDENCE
-    end_blocks: bool = True
     mark_weight: Weight = 1.0
     shift: Annotated[int, Bounds(0, 1)] | None = None
     mask_id: TokenId | None = None
@@ -176,20 +175,17 @@ class D2F(Objective):
     def __post_init__(self) -> None:
         check_bounds(self)
         if not 0 < self.noise[0] <= self.noise[1] <= 1:
-            raise ValueError(
-                f"noise must be two fractions above 0 in ascending order, got {self.noise}"
-            )
+            raise must("noise", self.noise, "be two fractions above 0 in ascending order")
         if self.unroll and self.easy:
             raise ValueError("easy cannot be combined with unroll; set one of them to 0")
         if self.unroll and not self.monotone:
             raise ValueError("monotone = false cannot be combined with unroll; remove one of them")
         if self.reverse and self.hard:
-            raise ValueError(f"hard must be 0 with reverse, got {self.hard}")
+            raise must("hard", self.hard, "be 0 with reverse")
         check_canvas(self.canvas)
 
     @property
     def needs_teacher(self) -> bool:
-        """Whether the loss needs the teacher."""
         return self.hard < 1
 
     @property
@@ -202,11 +198,6 @@ class D2F(Objective):
         """False for unrolled decoding, which stops when all positions are filled."""
         return not self.unroll
 
-    @property
-    def single_forward(self) -> Self:
-        """The objective with at most one unrolled state."""
-        return replace(self, unroll=min(self.unroll, 1))
-
     def bind(self, config: ModelConfig) -> Self:
         """Set shift and mask token; `ValueError` unless it is a diffusion model."""
         if config.kind is not Kind.DIFFUSION:
@@ -215,13 +206,11 @@ class D2F(Objective):
                 "with mdlm first"
             )
         if self.block >= config.max_length:
-            raise ValueError(
-                f"block must be below the model's length of {config.max_length}, got {self.block}"
-            )
+            length = config.max_length
+            raise must("block", self.block, f"be below the model's length of {length}")
         return replace(self, shift=config.shift, mask_id=config.mask_id)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
-        """Build the prompt and noisy blocks."""
         answer = pad_response(example, self.canvas, rng, mark_weight=self.mark_weight)
         blocks = -(-len(answer) // self.block)
         if self.unroll:
@@ -251,12 +240,9 @@ class D2F(Objective):
         # Slot 0 has no row before it, so a shifted model cannot predict it.
         predictable = places + len(prompt) >= self.shift
         masked = (draws < shares[number]) & predictable
-        scored = predictable
-        if not self.end_blocks:
-            scored = predictable & (number * self.block < answer.content_length)
-        if not (masked & scored).any():
-            masked[np.where(scored, draws, 2.0).argmin()] = True
-        weights = np.where(masked & scored, answer.token_weights, 0.0)
+        if not masked.any():
+            masked[np.where(predictable, draws, 2.0).argmin()] = True
+        weights = np.where(masked, answer.token_weights, 0.0)
         padding = (len(prompt), 0)
         lengths = [len(prompt), *np.bincount(number).tolist()]
         rows = masked_rows(
@@ -296,7 +282,6 @@ class D2F(Objective):
         return mean_loss(losses)
 
     def state_loss(self, models: Models, hidden: Tensor, rows: Rows) -> Loss:
-        """Compute the loss of the masked positions of one state."""
         targets = self.teacher_targets(models, rows)
         return cross_entropy(models.trained, hidden, rows, targets, reverse=self.reverse)
 

@@ -17,12 +17,12 @@ from torch.nn import functional as F
 
 from outpace.attention.ranges import causal_ranges
 from outpace.decoding.target import MASKED_DRAFT_KINDS
+from outpace.field_types import Bounds, Count, Fraction, TokenId, Weight, check_bounds
 from outpace.models.attention import Attend
 from outpace.models.config import ModelConfig
 from outpace.models.draft import BlockDraft, ChainedDraft, DFlashFusedDraft, Draft, DSparkDraft
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
-from outpace.training.field_types import Bounds, Count, Fraction, TokenId, Weight, check_bounds
 from outpace.training.layer_attention import (
     block_attention,
     plan_row_attention,
@@ -50,11 +50,6 @@ def target_scores(draft: Draft, target: Transformer, hidden: Tensor) -> Tensor:
     logits = target.compute_logits(hidden).float()
     logits = logits if draft.head_tokens is None else logits[:, draft.head_tokens]
     return logits.log_softmax(-1)
-
-
-def score_distance(scores: Tensor, targets: Tensor) -> Tensor:
-    """Return the L1 distance `f32[R]` between distributions, twice their total variation."""
-    return (scores.exp() - targets.exp()).abs().sum(-1)
 
 
 def confidence_loss(draft: Draft, hidden: Tensor, previous: Tensor, distance: Tensor) -> Tensor:
@@ -197,7 +192,6 @@ class DFlash(Objective):
 
     @property
     def reads_target(self) -> bool:
-        """Whether the loss reads the target's distributions."""
         return self.divergence or bool(self.total_variation) or bool(self.confidence)
 
     def rows(self, example: Example, rng: Generator) -> Rows:
@@ -286,7 +280,8 @@ class DFlash(Objective):
             if self.divergence:
                 losses = F.kl_div(scores, targets, reduction="none", log_target=True).sum(-1)
             if self.total_variation or self.confidence:
-                distance, share = score_distance(scores, targets), self.total_variation or 0.0
+                distance = (scores.exp() - targets.exp()).abs().sum(-1)  # twice the total variation
+                share = self.total_variation or 0.0
                 losses = (1 - share) * losses + share * distance
                 if self.confidence:
                     errors = confidence_loss(draft, hidden, previous, distance)
@@ -294,7 +289,6 @@ class DFlash(Objective):
         return losses, surprise, scores.argmax(-1) == labels
 
     def run_models(self, models: Models, rows: Rows) -> DraftPasses:
-        """Run the target over context rows, and the draft over block rows."""
         draft, target = models.trained, models.others["target"]
         assert isinstance(draft, BlockDraft)
         # Only block rows have a second range.
@@ -373,5 +367,4 @@ def adding_draft_states(
 
 
 def count_tensor(items: Tensor) -> Tensor:
-    """Return the number of items as a float tensor, the count of a metric."""
     return torch.tensor(float(len(items)), device=items.device)

@@ -15,12 +15,12 @@ from torch.nn import functional as F
 
 from outpace.attention.ranges import RowRange, TrainingAttention, causal_ranges, find_documents
 from outpace.decoding.target import Kind
+from outpace.field_types import Count, Fraction, check_bounds
 from outpace.models.attention import Attend
 from outpace.models.config import ModelConfig
 from outpace.models.extending import EagleDraft
 from outpace.models.transformer import Transformer
 from outpace.training.data import Example
-from outpace.training.field_types import Count, Fraction, check_bounds
 from outpace.training.objective import (
     ENTRIES,
     FeatureSpec,
@@ -235,8 +235,8 @@ class UnrolledAttention:
         own = [(q * key).sum(-1)[self.places].transpose(1, 2)[..., None] for key in keys]
         weights = torch.cat((before, *own), -1).softmax(-1)
         length = before.shape[-1]
-        seen = torch.einsum("bhlm,bmhd->blhd", weights[..., :length], base[self.places])
-        out = seen[self.is_real]
+        attended = torch.einsum("bhlm,bmhd->blhd", weights[..., :length], base[self.places])
+        out = attended[self.is_real]
         for at, value in enumerate(values, length):
             out = out + weights[..., at].transpose(1, 2)[self.is_real][..., None] * value
         return out

@@ -16,9 +16,7 @@ import torch
 from numpy.random import Generator
 
 from outpace.attention.ranges import full_ranges
-from outpace.models.config import ModelConfig
-from outpace.training.data import Example
-from outpace.training.field_types import (
+from outpace.field_types import (
     Bounds,
     Count,
     Fraction,
@@ -28,6 +26,8 @@ from outpace.training.field_types import (
     Weight,
     check_bounds,
 )
+from outpace.models.config import ModelConfig
+from outpace.training.data import Example
 from outpace.training.objective import Objective
 from outpace.training.objectives.sft import SFT
 from outpace.training.rows import (
@@ -42,6 +42,9 @@ from outpace.training.rows import (
     masked_rows,
     pad_response,
 )
+
+MIN_MASKS = 2
+"""Minimum masks of a short or anchored suffix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +71,6 @@ class MDLM(Objective):
         starts: fraction of suffixes that start on a marked token (see `Data.mark`).
         short: fraction of suffixes with a random small number of masks instead of all up to the
             end of the canvas, as with a limited lookahead.
-        shortest: minimum masks of a short suffix.
         anchors: suffixes per anchored example.
         longest: maximum masks of an anchored suffix.
         scored: fraction of anchored examples whose clean copy is causal and scored.
@@ -89,7 +91,6 @@ class MDLM(Objective):
     causal: Fraction = 0.0
     starts: Fraction = 0.0
     short: Fraction = 0.5
-    shortest: Count = 2
     anchors: Count = 6
     longest: Count = 16
     scored: Fraction = 0.0
@@ -145,11 +146,10 @@ class MDLM(Objective):
         masked = rng.random(len(answer)) < share
         masked[:first] = False
         weights = np.where(masked, answer.token_weights / share, 0.0)
-        mass = float(answer.token_weights[first:].sum())
-        return self.mutual_rows(example.prompt, answer.tokens, masked, weights, mass)
+        normaliser = float(answer.token_weights[first:].sum())
+        return self.mutual_rows(example.prompt, answer.tokens, masked, weights, normaliser)
 
     def causal_rows(self, example: Example, rng: Generator) -> Rows:
-        """Build causal next-token rows."""
         return SFT(mark_weight=self.mark_weight).rows(example, rng)
 
     def suffix_starts(self, example: Example, count: int, rng: Generator) -> list[int]:
@@ -174,8 +174,8 @@ class MDLM(Objective):
         weights[start:] = (
             self.suffix_weight * answer.token_weights[start:end] * self.position_weights(masks)
         )
-        masked, mass = np.arange(end) >= start, float(weights.sum())
-        return self.mutual_rows(example.prompt, answer.tokens[:end], masked, weights, mass)
+        masked, normaliser = np.arange(end) >= start, float(weights.sum())
+        return self.mutual_rows(example.prompt, answer.tokens[:end], masked, weights, normaliser)
 
     def anchored_rows(self, example: Example, answer: Response, rng: Generator) -> Rows:
         """Build a clean copy, followed by short suffixes that attend to it and to themselves.
@@ -211,12 +211,10 @@ class MDLM(Objective):
         return join_rows(parts)
 
     def sample_mask_count(self, most: int, rng: Generator) -> int:
-        """Draw a number of masks, log-uniformly."""
-        least = min(self.shortest, most)
+        least = min(MIN_MASKS, most)
         return int(least * (most / least) ** rng.random())
 
     def position_weights(self, masks: int) -> Floats:
-        """Return weights that decay with the distance from the first mask."""
         return self.floor + self.peak * np.exp(-np.arange(masks) / self.decay)
 
     def mutual_rows(
@@ -225,17 +223,15 @@ class MDLM(Objective):
         canvas: Ints,
         masked: Bools,
         weights: Floats,
-        mass: float,
+        normaliser: float,
     ) -> Rows:
-        """Build rows of prompt and masked canvas with full attention."""
         padding = (len(prompt), 0)
         tokens = np.array([*prompt, *canvas])
         rows = self.with_holes(tokens, np.pad(masked, padding), np.pad(weights, padding))
-        rows.normaliser = mass
+        rows.normaliser = normaliser
         return rows
 
     def with_holes(self, tokens: Ints, masked: Bools, weights: Floats) -> Rows:
-        """Build rows with full attention, some of them masked."""
         assert self.shift is not None and self.mask_id is not None, "bind the objective first"
-        seen = full_ranges(len(tokens))
-        return masked_rows(tokens, masked, weights, seen, shift=self.shift, mask_id=self.mask_id)
+        ranges = full_ranges(len(tokens))
+        return masked_rows(tokens, masked, weights, ranges, shift=self.shift, mask_id=self.mask_id)

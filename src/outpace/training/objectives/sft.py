@@ -8,9 +8,9 @@ from typing import Self
 import numpy as np
 from numpy.random import Generator
 
+from outpace.field_types import Weight, check_bounds
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
-from outpace.training.field_types import Weight, check_bounds
 from outpace.training.objective import Objective
 from outpace.training.rows import Rows, next_token_rows
 

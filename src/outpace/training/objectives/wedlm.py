@@ -15,9 +15,8 @@ from numpy.random import Generator
 from torch import Tensor
 
 from outpace.decoding.target import CAUSAL_KINDS
-from outpace.models.config import ModelConfig
-from outpace.training.data import Example
-from outpace.training.field_types import (
+from outpace.errors import must
+from outpace.field_types import (
     Count,
     Fraction,
     NonNegativeInt,
@@ -25,6 +24,8 @@ from outpace.training.field_types import (
     Weight,
     check_bounds,
 )
+from outpace.models.config import ModelConfig
+from outpace.training.data import Example
 from outpace.training.layer_attention import hidden_states
 from outpace.training.objective import Loss, Models, Objective, cross_entropy
 from outpace.training.rows import UNSCORED, Bools, Floats, Ints, Rows, join_rows, next_token_rows
@@ -75,18 +76,13 @@ class WeDLM(Objective):
     def __post_init__(self) -> None:
         check_bounds(self)
         if not self.block_lengths:
-            raise ValueError("block must be a length of at least 1, or several, got ()")
+            raise must("block", self.block, "be a length of at least 1, or several")
         low, high = self.ratios
         if not 0 <= low <= high <= 1:
-            raise ValueError(f"ratios must be two fractions in ascending order, got {self.ratios}")
-        if self.weighting not in ("normalised", "inverse", "uniform"):
-            raise ValueError(
-                f"weighting must be normalised, inverse or uniform, got {self.weighting!r}"
-            )
+            raise must("ratios", self.ratios, "be two fractions in ascending order")
 
     @property
     def block_lengths(self) -> tuple[int, ...]:
-        """Block length of each masked stream."""
         return (self.block,) if isinstance(self.block, int) else self.block
 
     def bind(self, config: ModelConfig) -> Self:
@@ -138,7 +134,7 @@ class WeDLM(Objective):
     def masked_stream(
         self,
         tokens: Ints,
-        worth: Floats,
+        token_weights: Floats,
         blocks: Ints,
         masked: Bools,
         ratios: Floats,
@@ -162,8 +158,10 @@ class WeDLM(Objective):
             positions=torch.from_numpy(order),
             ranges=torch.from_numpy(ranges),
             labels=torch.from_numpy(np.where(holes, tokens[order], UNSCORED)),
-            weights=torch.from_numpy(np.where(holes, scale * worth[order], 0.0).astype(np.float32)),
-            normaliser=float(worth.sum()),
+            weights=torch.from_numpy(
+                np.where(holes, scale * token_weights[order], 0.0).astype(np.float32)
+            ),
+            normaliser=float(token_weights.sum()),
         )
 
     def loss(self, models: Models, rows: Rows) -> Loss:

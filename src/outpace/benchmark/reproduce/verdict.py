@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from outpace.benchmark.reproduce.figure import Claim, Figure, Published
 from outpace.evaluation.compare import (
     Difference,
     ResultRecord,
     bootstrap_differences,
     speed_accuracy,
 )
-from reproduce.figure import Claim, Figure, Published
 
 CHANGE = 0.05
 """Share by which a figure without an interval must change to count as changed."""
@@ -20,14 +20,14 @@ PAIRED = ("accuracy", "tokens_per_forward")
 """Figures whose differences have an interval, by the questions that two runs share."""
 
 NAMES = {"tokens_per_answer": ("answer_tokens",), "speed": ("tokens_per_second", "speedup")}
-"""What a published point calls a figure of a result, where its name is another."""
+"""Names of a figure of a result in published points, if they differ."""
 
 Lines = Sequence[Sequence[ResultRecord]]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a claim holds, and the figures that say so, here and in the paper."""
+    """Whether a claim holds, with its figures here and in the paper."""
 
     says: str
     holds: bool
@@ -36,29 +36,28 @@ class Verdict:
 
 
 def judge(claim: Claim, lines: Lines) -> Verdict:
-    """Look at one or two lines of results."""
+    """Judge a claim by one or two lines of results."""
     mine = lines[claim.line - 1]
     key = speed_of(mine[0]) if claim.key == "speed" else claim.key
     if claim.than is None:
-        holds, told = changed(mine[0], mine[-1], key, up=claim.trend == "rises")
-        told = f"{mine[0]['setting']} to {mine[-1]['setting']}: {told}"
-        return Verdict(claim.says, holds, told)
+        holds, change = changed(mine[0], mine[-1], key, up=claim.trend == "rises")
+        settings = f"{mine[0]['setting']} to {mine[-1]['setting']}"
+        return Verdict(claim.text, holds, f"{settings}: {change}")
     other = lines[claim.than - 1]
     if claim.trend == "unbeaten":
-        return unbeaten(claim.says, mine, other, key)
+        return unbeaten(claim.text, mine, other, key)
     pairs = list(zip(other, mine, strict=True))
     found = [changed(a, b, key, up=claim.trend == "higher") for a, b in pairs]
     told = "; ".join(at(b["setting"]) + t for (_, b), (_, t) in zip(pairs, found, strict=True))
-    return Verdict(claim.says, all(holds for holds, _ in found), told)
+    return Verdict(claim.text, all(holds for holds, _ in found), told)
 
 
 def at(setting: str) -> str:
-    """In front of a figure, where several settings have one."""
     return f"{setting}: " if setting else ""
 
 
 def changed(before: ResultRecord, after: ResultRecord, key: str, *, up: bool) -> tuple[bool, str]:
-    """Whether a figure rose (or fell) by more than chance, and from what to what."""
+    """Return whether a figure rose (or fell) by more than chance, and its change in words."""
     a, b = before[key] or 0.0, after[key] or 0.0
     if key in PAIRED:
         difference = bootstrap_differences(before, after)[key]
@@ -69,37 +68,33 @@ def changed(before: ResultRecord, after: ResultRecord, key: str, *, up: bool) ->
 
 
 def beyond(difference: Difference, *, up: bool) -> bool:
-    """Whether the interval lies on one side of zero."""
     return difference.low > 0 if up else difference.high < 0
 
 
 def between(difference: Difference, key: str) -> str:
-    """The interval of a difference."""
     scale = 100 if key == "accuracy" else 1
     return f"95 % {scale * difference.low:+.2f} … {scale * difference.high:+.2f}"
 
 
 def shown(value: float, key: str) -> str:
-    """A figure with its unit."""
     if key == "accuracy":
         return f"{100 * value:.1f} %"
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def judge_texts(results: Sequence[ResultRecord]) -> Verdict:
-    """Whether all lines give the texts of the first one."""
+    """Judge whether all lines give the texts of the first one."""
     unequal = {each["line"]: each["equal"] for each in results if each["equal"] < 1}
     found = "; ".join(f"{line}: {100 * share:.1f} %" for line, share in unequal.items())
     return Verdict("all texts equal those of the first line", not unequal, found or "all equal")
 
 
 def published(figure: Figure, claim: Claim, task: str | None = None) -> str:
-    """What the paper has of a claim, before and after; empty where it gives no numbers."""
+    """Return the figures of a claim in the paper, before and after; empty without any."""
     return " → ".join(pictured(point, claim.key) for point in figure.pair(claim, task))
 
 
 def pictured(point: Published, key: str) -> str:
-    """A figure of a published point, with its unit."""
     name = next(name for name in NAMES.get(key, (key,)) if name in point)
     unit = {"accuracy": " %", "speedup": " ×"}.get(name, "")
     return f"{point[name]:g}{unit}"
@@ -113,13 +108,13 @@ def speed_of(result: ResultRecord) -> str:
 def unbeaten(
     claim_text: str, mine: Sequence[ResultRecord], other: Sequence[ResultRecord], key: str
 ) -> Verdict:
-    """No setting of the other line is as right and as fast as one of this."""
+    """Judge whether no setting of the other line is as accurate and fast as one of this."""
     beaten = [f"{m['setting']} by {o['setting']}" for m in mine for o in other if beats(o, m, key)]
     finding = f"{len(mine)} settings, none beaten" if not beaten else f"beaten: {', '.join(beaten)}"
     return Verdict(claim_text, not beaten, finding)
 
 
 def beats(one: ResultRecord, other: ResultRecord, key: str) -> bool:
-    """Whether one result is at least as right and as fast, and better in one of both."""
+    """Return whether one result is at least as accurate and fast, and better in one of both."""
     a, b = speed_accuracy(one, key), speed_accuracy(other, key)
     return a[0] >= b[0] and a[1] >= b[1] and a != b

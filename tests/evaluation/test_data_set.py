@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM
-from outpace.api.data_set import OverlapIndex, make_data, read_prompt_set
 from outpace.checkpoints.fingerprint import Fingerprint
+from outpace.evaluation.data_set import OverlapIndex, make_data, read_prompt_set
 from outpace.evaluation.generated.story import story_problems
 
 QUESTIONS = [problem.question for problem in story_problems("test", 12)]

@@ -167,7 +167,6 @@ def answer_prompts(
 
 
 def training_example(prompt: ChatPrompt, output: Output) -> JsonRecord:
-    """Return a training example; `finish_reason` marks a truncated answer."""
     cut = {"finish_reason": "length"} if output.finish_reason == "length" else {}
     if isinstance(prompt, str):
         return {"prompt": prompt, "response": output.text, **cut}
@@ -182,7 +181,6 @@ def read_prompts(path: Path) -> list[ChatPrompt]:
 
 
 def parse_prompt(record: JsonRecord, place: str) -> ChatPrompt:
-    """Return the messages or text of a line; raises `ValueError` naming `place` if invalid."""
     prompt = record.get("messages") or record.get("prompt")
     match prompt:
         case str() if prompt:
@@ -254,7 +252,6 @@ OTHER_OUTPUT = "give another output"
 
 
 def find_answered_line(record: JsonRecord, prompts: Sequence[ChatPrompt]) -> int | None:
-    """Return the number of the line that a record answers, or None if it matches no prompt."""
     match record:
         case {"messages": [*prompt, {"role": "assistant", "content": str()}]}:
             question: Any = prompt
@@ -268,7 +265,6 @@ def find_answered_line(record: JsonRecord, prompts: Sequence[ChatPrompt]) -> int
 
 
 def is_partial_answer(torn: bytes, line: int, prompt: ChatPrompt) -> bool:
-    """Return whether an incomplete line is the beginning of the answer to a prompt."""
     fields = {"prompt": prompt} if isinstance(prompt, str) else {"messages": prompt}
     whole = json.dumps({"line": line, **fields}).encode().rstrip(b"]}")
     return whole.startswith(torn) or torn.startswith(whole)

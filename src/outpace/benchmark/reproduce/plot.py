@@ -36,8 +36,8 @@ def draw_figure(results: Results, published: Results, title: str, path: Path) ->
             place = (point[speed], point[height])
             there.annotate(differing(point), place, (4, 4), textcoords="offset points", size=6)
     if not shown:
-        middle = {"ha": "center", "transform": there.transAxes}
-        there.text(0.5, 0.5, "no points with both figures", **middle)
+        center = {"ha": "center", "transform": there.transAxes}
+        there.text(0.5, 0.5, "no points with both figures", **center)
     for pane, name in ((here, CLOCKED[key]), (there, f"{CLOCKED[speed]}, as published")):
         pane.set_xlabel(name)
         pane.set_ylabel(HEIGHTS[height])

@@ -1,4 +1,4 @@
-"""Figures of papers as data: what is measured for them, what was published, what must show."""
+"""Figures of papers as data: measured entries, published points, and claims."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from outpace.benchmark.entry import MethodEntry, expand_entries
 from outpace.errors import OptionError
 from outpace.evaluation.protocol import Setting, find_setting, load_settings
 from outpace.evaluation.tasks import TASKS
+from outpace.field_types import check_names
 
-FOLDER = Path(__file__).parent / "papers"
+DATA_FOLDER = Path(__file__).parent
+FOLDER = DATA_FOLDER / "papers"
 PAPERS = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
-BENCHMARKS = FOLDER.parents[1]
 SCALES = ("mini", "small", "full")
 TRENDS = ("rises", "falls", "higher", "lower", "unbeaten")
 GIVEN = "given:"
@@ -27,21 +28,21 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """What a figure must show to look like the published one.
+    """A property of the published figure that the measured one must share.
 
     Attributes:
-        says: the same in words.
-        line: number of the line that is looked at, from 1 on.
+        text: the claim in words.
+        line: number of the line, counted from 1.
         trend: `rises` or `falls` from its first setting to its last; `higher` or `lower` than
             another line at each setting; `unbeaten` by another line, in accuracy and speed.
         key: the figure of a result that is compared; `speed` is tokens per second.
         than: number of the other line.
-        points: the published points that say so, first to last or other to this line, each by
-            what tells it apart; none where the paper gives no numbers.
+        points: the fields that identify the published points, first to last or other to this
+            line; empty where the paper gives no numbers.
         scales: the scales that have its lines.
     """
 
-    says: str
+    text: str
     line: int
     trend: str
     key: str = "tokens_per_forward"
@@ -50,11 +51,11 @@ class Claim:
     scales: Sequence[str] = SCALES
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a trend that is none."""
+        """Raise `ValueError` for an unknown trend."""
         if self.trend not in TRENDS:
             raise ValueError(f"unknown trend {self.trend!r}; known are {', '.join(TRENDS)}")
         if (self.than is None) != (self.trend in TRENDS[:2]):
-            raise ValueError(f"{self.says!r} needs {'no' if self.than else 'another'} line: than")
+            raise ValueError(f"{self.text!r} needs {'no' if self.than else 'another'} line: than")
         if unknown := sorted(set(self.scales) - set(SCALES)):
             raise ValueError(f"unknown scales {unknown}; known are {', '.join(SCALES)}")
 
@@ -66,7 +67,7 @@ class Scale:
     Attributes:
         lines: entries as a file has them: model, adapter, method, options, lists where they are
             swept, and as `paper` the fields that identify the published point beside them.
-        data: files of tasks in `benchmarks`, used unless the user gives another.
+        data: files of tasks next to this one, used unless the user gives another.
         is_lossless: whether all lines must give the texts of the first one.
         tokens_per_second: mean speed of the lines on two cores, for the expected time.
     """
@@ -84,27 +85,23 @@ class Scale:
     tokens_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for a task or a line that is none."""
+        """Raise `ValueError` for an unknown task or an invalid line."""
         if self.task not in TASKS:
             raise ValueError(f"unknown task {self.task!r}; known are {', '.join(TASKS)}")
         self.entries()
 
     def setting(self) -> Setting:
-        """How the task is asked."""
         return find_setting(self.task, self.protocol)
 
     def entries(self) -> list[list[MethodEntry]]:
-        """The entries of each line."""
         return [list(line_of(line)) for line in self.lines]
 
     @property
     def every(self) -> list[MethodEntry]:
-        """The entries of all lines."""
         return [entry for line in self.entries() for entry in line]
 
     @property
     def longest(self) -> int:
-        """Most tokens of an answer."""
         return self.max_tokens or self.setting().max_tokens
 
     @property
@@ -133,7 +130,7 @@ class Scale:
 
 
 def line_of(line: Mapping[str, Any]) -> Iterator[MethodEntry]:
-    """The entries of a line; `ValueError` for one without model or method."""
+    """Yield the entries of a line; `ValueError` without a model or method."""
     options = dict(line)
     for name in ("model", "method"):
         if not isinstance(options.get(name), str):
@@ -150,10 +147,10 @@ class Figure:
     """A figure of a paper.
 
     Attributes:
-        about: what it shows.
-        place: how the places of its published points begin.
+        about: its subject.
+        place: beginning of the places of its published points.
         task: of the published points, where the paper has none of the task that is measured.
-        claims: what must show.
+        claims: properties that the measured figure must share.
         scales: what is measured, task by task: `mini` on the models of the zoo, `full` on the
             published ones, `small` on a published one that a processor decodes fast.
     """
@@ -178,34 +175,31 @@ class Figure:
         return points.get(task or self.task) or points[self.task]
 
     def file(self, scale: str, plan: Scale) -> str:
-        """What files of it are called, without their ending."""
         name = f"{self.paper}-{self.name}-{scale}"
         return f"{name}-{plan.task}" if len(self.scales[scale]) > 1 else name
 
     def claims_at(self, scale: str) -> list[Claim]:
-        """The claims about lines that a scale has."""
         return [claim for claim in self.claims if scale in claim.scales]
 
     def point(self, marks: Published, task: str | None = None) -> Published:
-        """The published point with some marks; `ValueError` for none or several."""
+        """Return the published point with these fields; `ValueError` for none or several."""
         fit = [point for point in self.published(task) if marks.items() <= point.items()]
         if len(fit) != 1:
             raise ValueError(f"{len(fit)} published points are {dict(marks)}")
         return fit[0]
 
     def pair(self, claim: Claim, task: str | None = None) -> list[Published]:
-        """The published points of a claim; `ValueError` for one that is none or several."""
+        """Return the published points of a claim; `ValueError` for an ambiguous or missing one."""
         return [self.point(marks, task) for marks in claim.points]
 
     def published_seconds(self, plan: Scale) -> float:
-        """What answers of full length take at the published speeds; 0 where none are."""
+        """Return the seconds of answers of full length at the published speeds, 0 without any."""
         tokens = plan.limit * plan.longest
         speeds = [point.get("tokens_per_second") for point in self.published()]
         return sum(tokens / speed for speed in speeds if speed)
 
 
 def figure_names() -> list[str]:
-    """`paper:figure` of all that are known."""
     tables = {
         paper: tomllib.loads((FOLDER / f"{paper}.toml").read_text("utf-8")) for paper in PAPERS
     }
@@ -213,7 +207,7 @@ def figure_names() -> list[str]:
 
 
 def figures(paper: str) -> list[Figure]:
-    """All figures of a paper; `ValueError` for an unknown one."""
+    """Return all figures of a paper; `ValueError` for an unknown one."""
     if paper not in PAPERS:
         raise ValueError(f"unknown paper {paper!r}; known are {', '.join(PAPERS)}")
     path = FOLDER / f"{paper}.toml"
@@ -224,7 +218,7 @@ def figures(paper: str) -> list[Figure]:
 
 
 def read(paper: str, name: str, table: Mapping[str, Any], path: Path) -> Figure:
-    """A figure from its table; `ValueError` with file and figure for a bad one."""
+    """Build a figure from its table; `ValueError` with file and figure for an invalid one."""
     try:
         rest = {key: value for key, value in table.items() if key not in SCALES}
         parts = {
@@ -237,21 +231,18 @@ def read(paper: str, name: str, table: Mapping[str, Any], path: Path) -> Figure:
 
 
 def split_tasks(table: Mapping[str, Any]) -> list[Scale]:
-    """Make a scale for each task of a table, whose `task` may be a list."""
     tasks = table["task"] if isinstance(table["task"], list) else [table["task"]]
     return [made(Scale, {**table, "task": task}) for task in tasks]
 
 
 def made(kind: type[Made], table: Mapping[str, Any]) -> Made:
-    """A dataclass from a table; `ValueError` for a field that it does not have."""
-    known = {field.name for field in fields(kind)}  # type: ignore[arg-type]
-    if unknown := sorted(set(table) - known):
-        raise ValueError(f"unknown {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    """Build a dataclass from a table; `ValueError` for a field that it does not have."""
+    check_names(kind.__name__, table, [f.name for f in fields(kind)])  # type: ignore[arg-type]
     return kind(**table)
 
 
 def find(named: str) -> list[Figure]:
-    """Figures of `paper` or `paper:figure`; `ValueError` with what is known for another."""
+    """Return figures of `paper` or `paper:figure`; `ValueError` with all names for another."""
     paper, _, name = named.partition(":")
     every = figures(paper)
     if not name:
@@ -264,7 +255,7 @@ def find(named: str) -> list[Figure]:
 
 
 def find_at(named: str, scale: str) -> list[Figure]:
-    """Figures of `find` with a scale; `OptionError` with all that have it if there are none."""
+    """Return figures of `find` with a scale; `OptionError` naming all that have it if none do."""
     if scale not in SCALES:
         message = f"scale: unknown scale {scale!r}; known are {', '.join(SCALES)}"
         raise OptionError("scale", scale, message)

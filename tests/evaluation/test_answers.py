@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from outpace import LLM, Output
-from outpace.api.answers import InvalidRequestError, answer_file
 from outpace.checkpoints.load import ZOO_FOLDER, load_tokenizer
+from outpace.evaluation.answers import InvalidRequestError, answer_file
 from outpace.evaluation.generated.story import story_problems
 from outpace.methods import Autoregressive
 from outpace.training.data import Data, Examples

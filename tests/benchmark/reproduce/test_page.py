@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from reproduce.page import page
+from outpace.benchmark.reproduce.page import page
 
 ROOT = Path(__file__).parents[3]
 RESULT: dict[str, Any] = {

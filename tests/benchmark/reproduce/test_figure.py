@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from outpace.checkpoints.load import zoo_names
-from outpace.training.recipe import load_recipe
-from refusal import refuses
-from reproduce import trained
-from reproduce.figure import (
+from outpace.benchmark.reproduce import trained
+from outpace.benchmark.reproduce.figure import (
     FOLDER,
     PAPERS,
     Claim,
@@ -21,8 +18,11 @@ from reproduce.figure import (
     find_at,
     read,
 )
-from reproduce.trained import needed, words_of
-from reproduce.verdict import NAMES, judge, published
+from outpace.benchmark.reproduce.trained import needed, words_of
+from outpace.benchmark.reproduce.verdict import NAMES, judge, published
+from outpace.checkpoints.load import zoo_names
+from outpace.training.recipe import load_recipe
+from refusal import refuses
 
 EVERY = [figure for paper in PAPERS for figure in figures(paper)]
 each = pytest.mark.parametrize("figure", EVERY, ids=lambda f: f"{f.paper}:{f.name}")
@@ -110,7 +110,7 @@ def test_a_claim_names_each_published_point_alone() -> None:
     (figure,) = find("apd:figure2")
     for point in ({"tokens": 9}, {"tokens": 2}):  # no point has nine tokens, two have two
         with pytest.raises(ValueError, match="published"):
-            figure.pair(Claim(says="so", line=1, trend="rises", points=[point]))
+            figure.pair(Claim(text="so", line=1, trend="rises", points=[point]))
         with pytest.raises(ValueError, match="published"):
             figure.point(point)
     for name in ("nobody", "apd:figure9"):
@@ -121,7 +121,7 @@ def test_a_claim_names_each_published_point_alone() -> None:
 
 
 LINE = {"model": "tiny-ar", "method": "autoregressive"}
-CLAIM = {"says": "x", "line": 1, "trend": "rises"}
+CLAIM = {"text": "x", "line": 1, "trend": "rises"}
 TABLE: dict[str, Any] = {
     "about": "x",
     "place": "Figure 2",
@@ -154,7 +154,7 @@ def test_a_bad_figure_is_named_with_its_file(change: dict[str, Any]) -> None:
 
 def claim(trend: str, key: str = "tokens_per_forward", than: int | None = None) -> Claim:
     """About the first line."""
-    return Claim(says="so", line=1, trend=trend, key=key, than=than)
+    return Claim(text="so", line=1, trend=trend, key=key, than=than)
 
 
 def test_trends_hold_beyond_chance_alone() -> None:

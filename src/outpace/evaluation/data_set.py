@@ -12,12 +12,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Unpack
 
-from outpace.api.answers import ChatPrompt, answer_prompts, read_prompts
 from outpace.api.llm import LLM
 from outpace.api.options import Options, check_options
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.decoding.sampling_params import is_finite_real
-from outpace.errors import ContextError, OptionError
+from outpace.errors import ContextError, must
+from outpace.evaluation.answers import ChatPrompt, answer_prompts, read_prompts
 from outpace.jsonl import read_content, read_records
 
 WORDS_PER_GRAM = 10
@@ -60,7 +60,6 @@ def iterate_grams(text: str) -> Iterator[str]:
 
 
 def iterate_texts(path: Path) -> Iterator[str]:
-    """Yield every text in a file of JSON lines, or the whole of a `.txt` file."""
     if path.suffix == ".txt":
         yield read_content(path).decode("utf-8", "replace")
         return
@@ -69,7 +68,6 @@ def iterate_texts(path: Path) -> Iterator[str]:
 
 
 def nested_texts(value: Any) -> Iterator[str]:
-    """Yield every text in a JSON value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -80,7 +78,7 @@ def nested_texts(value: Any) -> Iterator[str]:
 TRAINING_FILE, HELD_OUT_FILE, CARD_FILE = "train.jsonl", "held.jsonl", "data.json"
 
 FIXED_FIELDS = "fingerprint", "options", "held_out"
-"""Fields of a card that a further run must repeat."""
+"""Fields of a card that a later run must repeat."""
 
 Progress = Callable[[str, int, int, int], None]
 """Receives the name of a file, and the counts of `answer_file`."""
@@ -127,31 +125,30 @@ def read_prompt_set(
         ValueError: If a file or line is invalid, or no prompt is left for training.
     """
     if isinstance(held_out, bool) or not (is_finite_real(held_out) and 0 <= held_out < 1):
-        message = f"held_out must be a share of at least 0 and below 1, got {held_out!r}"
-        raise OptionError("held_out", held_out, message)
+        raise must("held_out", held_out, "be a share of at least 0 and below 1")
     index, read, overlapping = OverlapIndex(exclude), 0, Counter[str]()
-    kept: dict[bytes, tuple[str, ChatPrompt]] = {}
-    seen = set[bytes]()
+    remaining: dict[bytes, tuple[str, ChatPrompt]] = {}
+    digests = set[bytes]()
     for place, prompt in (each for path in sources for each in locate_prompts(path)):
         read += 1
-        if (digest := digest_prompt(prompt)) in seen:
+        if (digest := digest_prompt(prompt)) in digests:
             continue
-        seen.add(digest)
+        digests.add(digest)
         if (found := index.find_overlap(prompt)) is None:
-            kept[digest] = place, prompt
+            remaining[digest] = place, prompt
         else:
             overlapping[str(found)] += 1
-    apart = {digest for digest in kept if int.from_bytes(digest[:8]) < held_out * 2**64}
-    if len(apart) == len(kept):
+    held = {digest for digest in remaining if int.from_bytes(digest[:8]) < held_out * 2**64}
+    if len(held) == len(remaining):
         names = ", ".join(map(str, sources))
         raise ValueError(f"prompts: none of the {read} in {names} is left for training; give more")
     return PromptSet(
-        training=dict(each for digest, each in kept.items() if digest not in apart),
-        held_out=dict(each for digest, each in kept.items() if digest in apart),
+        training=dict(each for digest, each in remaining.items() if digest not in held),
+        held_out=dict(each for digest, each in remaining.items() if digest in held),
         held_out_share=held_out,
         excluded=index,
         read=read,
-        repeated=read - len(seen),
+        repeated=read - len(digests),
         overlapping=overlapping,
     )
 
@@ -238,7 +235,6 @@ def make_data(
 
 
 def find_too_long(llm: LLM, prompts: Sequence[ChatPrompt], options: Options) -> set[int]:
-    """Return the line numbers of prompts that, with their answers, exceed the model's context."""
     lines = set[int]()
     for line, prompt in enumerate(prompts, 1):
         try:
@@ -249,12 +245,10 @@ def find_too_long(llm: LLM, prompts: Sequence[ChatPrompt], options: Options) -> 
 
 
 def write_card(folder: Path, card: Mapping[str, Any]) -> None:
-    """Write the card of a folder."""
     (folder / CARD_FILE).write_text(json.dumps(card, indent=2) + "\n", "utf-8")
 
 
 def check_card(folder: Path, card: Mapping[str, Any]) -> None:
-    """Raise `ValueError` naming what differs if a folder has data of another run."""
     path = folder / CARD_FILE
     if not path.exists():
         return
@@ -273,7 +267,6 @@ def check_card(folder: Path, card: Mapping[str, Any]) -> None:
 
 
 def count_answers(path: Path, excluded: OverlapIndex, llm: LLM) -> dict[str, Any]:
-    """Return counts of a file: answers, their tokens, truncated ones, and overlaps by file."""
     records = [record for _, record in read_records(path)]
     answers = [
         record["response"] if "response" in record else record["messages"][-1]["content"]

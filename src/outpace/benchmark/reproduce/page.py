@@ -1,4 +1,4 @@
-"""Figures that were measured, as a page of Markdown: which claims hold, and all results."""
+"""Measured figures as a page of Markdown: which claims hold, and all results."""
 
 from __future__ import annotations
 
@@ -8,16 +8,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from reproduce.figure import PAPERS, SCALES, figures
+from outpace.benchmark.reproduce.figure import PAPERS, SCALES, figures
+from outpace.evaluation.compare import result_title
 
 Written = Mapping[str, Any]
-"""What `reproduce` has written of one figure."""
+"""Content of the JSON file of a figure."""
 
 
 def page(folder: Path) -> str:
-    """All figures of a folder, in the order of the papers: an overview, and a section for each.
+    """Return all figures of a folder, in the order of the papers: an overview and their sections.
 
-    A file that cannot be read has a line of the overview that says so.
+    The overview also lists files that cannot be read.
     """
     rows, sections = [], []
     for figure in (figure for paper in PAPERS for figure in figures(paper)):
@@ -33,7 +34,7 @@ def page(folder: Path) -> str:
 
 
 def read(path: Path) -> tuple[list[str], list[str]]:
-    """The rest of a file's line in the overview, and its section, if it can be read."""
+    """Return the rest of a file's row in the overview, and its section if it can be read."""
     try:
         written = json.loads(path.read_bytes())
         claims = written["claims"]
@@ -44,12 +45,10 @@ def read(path: Path) -> tuple[list[str], list[str]]:
 
 
 def minutes(written: Written) -> str:
-    """CPU time of all turns."""
     return f"{sum(result['cpu_seconds'] for result in written['results']) / 60:.1f}"
 
 
 def section(written: Written) -> str:
-    """Claims and results of a figure, and how they were measured."""
     results, about = written["results"], written["about"]
     speed = "CPU second" if results[0]["clock"] == "cpu" else "second"
     columns = ("setting", "accuracy, 95 %", "tokens per forward", "acceptance length")
@@ -70,13 +69,11 @@ def section(written: Written) -> str:
 
 
 def claimed(claim: Mapping[str, Any]) -> list[str]:
-    """A claim, whether it holds, and the numbers here and there."""
     holds = "holds" if claim["holds"] else "**does not hold**"
     return [claim["says"], holds, claim["told"], claim["paper"] or "–"]
 
 
-def measured(result: Mapping[str, Any]) -> list[str]:
-    """Headline figures of a setting."""
+def measured(result: dict[str, Any]) -> list[str]:
     error, faster = result["tokens_per_forward_error"], result["faster"]
     paper = {key: f" (paper {value:.2f})" for key, value in result.get("paper", {}).items()}
     right = "–"
@@ -85,7 +82,7 @@ def measured(result: Mapping[str, Any]) -> list[str]:
         right = f"{100 * result['accuracy']:.1f} %, {low:.1f}–{high:.1f}"
     name = "tokens_per_cpu_second" if result["clock"] == "cpu" else "tokens_per_second"
     return [
-        f"{result['line']} {result['setting']}".rstrip(),
+        result_title(result),
         right,
         f"{result['tokens_per_forward']:.2f}" + ("" if error is None else f" ± {error:.2f}"),
         f"{result['acceptance_length']:.2f}" + paper.get("acceptance_length", ""),
@@ -95,6 +92,5 @@ def measured(result: Mapping[str, Any]) -> list[str]:
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from outpace.decoding.sampling_params import is_finite_real, is_whole_number
+from outpace.errors import must
 
 TYPE_NAMES: dict[object, str] = {
     bool: "true or false",
@@ -66,17 +67,15 @@ def field_hints(kind: type[Any]) -> dict[str, Any]:
 
 
 def check_bounds(settings: Any) -> None:
-    """Raise `ValueError` for a field of a dataclass outside its annotated bounds."""
-    hints = field_hints(type(settings))
-    bounded = {name: hint for name, hint in hints.items() if has_bounds(hint)}
-    for name, hint in bounded.items():
-        if not matches_type(value := getattr(settings, name), hint):
-            raise ValueError(f"{name} must be {describe_type(hint)}, got {reprlib.repr(value)}")
+    """Raise `ValueError` for a field of a dataclass outside its annotated bounds or choices."""
+    for name, hint in field_hints(type(settings)).items():
+        if has_bounds(hint) and not matches_type(value := getattr(settings, name), hint):
+            raise must(name, value, f"be {describe_type(hint)}")
 
 
 def has_bounds(hint: Any) -> bool:
-    """Return whether an annotation, or a part of it, has bounds."""
-    return get_origin(hint) is Annotated or any(map(has_bounds, get_args(hint)))
+    """Return whether an annotation, or a part of it, has bounds or choices."""
+    return get_origin(hint) in (Annotated, Literal) or any(map(has_bounds, get_args(hint)))
 
 
 def check_values(where: str, kind: type[Any], values: Mapping[str, Any]) -> None:
@@ -90,6 +89,12 @@ def check_values(where: str, kind: type[Any], values: Mapping[str, Any]) -> None
             raise ValueError(
                 f"{where}: {name} must be {describe_type(hints[name])}, got {reprlib.repr(value)}"
             )
+
+
+def check_names(where: str, table: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """Raise `ValueError` for keys of a table that are not among those allowed."""
+    if unknown := sorted(set(table) - set(allowed)):
+        raise ValueError(f"{where}: unknown {', '.join(unknown)}; allowed are {', '.join(allowed)}")
 
 
 def matches_type(value: Any, hint: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Models that figures need and nobody ships: what trains each."""
+"""Models that figures need and that are not published, with the training of each."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from outpace.benchmark.entry import MethodEntry
 
 TRAINED = "trained:"
-"""In front of the name of such a model."""
+"""Prefix of the name of such a model."""
 
 TABLE = Path(__file__).parent / "trained.toml"
 
 
 def words_of(name: str) -> str:
-    """What `outpace train` is told for a model's name; `ValueError` for an unknown one."""
+    """Return the arguments of `outpace train` for a model; `ValueError` for an unknown one."""
     known: dict[str, str] = tomllib.loads(TABLE.read_text("utf-8"))
     plain = name.removeprefix(TRAINED)
     if plain not in known:
@@ -24,6 +24,6 @@ def words_of(name: str) -> str:
 
 
 def needed(entries: Iterable[MethodEntry]) -> dict[str, str]:
-    """The models that must be trained for some entries, each with what trains it."""
+    """Return the models that must be trained for entries, with the arguments of each."""
     names = dict.fromkeys(name for entry in entries for name in entry.model_names)
     return {name: words_of(name) for name in names if name.startswith(TRAINED)}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from outpace.benchmark.reproduce.figure import DATA_FOLDER, Scale
 from outpace.errors import OptionError
 from outpace.evaluation.tasks import TASKS
-from reproduce.figure import BENCHMARKS, Scale
 
 
 def model_paths(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
-    """Paths by name, from NAME=PATH; `OptionError` for a model that no plan needs."""
+    """Return paths by name, from NAME=PATH; `OptionError` for a model that no plan needs."""
     known = list(dict.fromkeys(name for plan in plans for name in plan.given))
     paths: dict[str, str] = {}
     for text in texts:
@@ -26,9 +26,9 @@ def model_paths(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
 
 
 def task_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
-    """Files by task, from TASK=FILE or a file alone; `OptionError` where tasks do not fit."""
+    """Return files by task, from TASK=FILE or a file alone; `OptionError` for other tasks."""
     tasks = list(dict.fromkeys(plan.task for plan in plans))
-    files = {task: str(BENCHMARKS / name) for plan in plans for task, name in plan.data.items()}
+    files = {task: str(DATA_FOLDER / name) for plan in plans for task, name in plan.data.items()}
     for text in texts:
         task, _, path = text.partition("=")
         if task not in TASKS:
