@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock, Thread
 from typing import TypeVar
@@ -26,10 +26,10 @@ from outpace.api.engine_client import (
     LoadError,
     QueueFullError,
     RemoveCommand,
-    RequestProgress,
     SubmitCommand,
 )
-from outpace.api.llm import LLM
+from outpace.api.llm import LLM, prepare_answer
+from outpace.api.output import Event
 from outpace.api.pending_answer import PendingAnswer
 from outpace.constraint.compiler import NotCompiledError
 from outpace.engine.stats import available_bytes, release_memory
@@ -68,41 +68,6 @@ class BackgroundWork:
             sys.setswitchinterval(SWITCH_INTERVAL if self.running else self.usual_interval)
 
 
-class ActiveRequest:
-    """A request in an engine, and the number of its steps that were sent."""
-
-    def __init__(self, command: SubmitCommand, answer: PendingAnswer) -> None:
-        answer.job.notify_always = command.watched
-        self.number = command.number
-        self.streams = command.streams or command.watched
-        self.answer = answer
-        self.steps_sent = 0
-
-    def has_progress(self, complete: bool) -> bool:
-        """Return whether its end, first text or, if `complete`, any new token is to be sent."""
-        job, last = self.answer.job, self.answer.last_sent
-        if job.is_finished or not self.streams:
-            return job.is_finished
-        if job.notify_always:
-            return len(job.request.trace) > last.steps
-        has_new = len(job.request) - len(job.request.prompt) > last.tokens
-        return has_new and (complete or not last.tokens)
-
-    def collect_progress(self) -> RequestProgress:
-        """Return the progress since the last call, or the error of decoding its text."""
-        request = self.answer.job.request
-        try:
-            if self.streams:
-                self.answer.decode_tokens(request)
-                self.answer.append_piece()
-            output = self.answer.build_output() if self.answer.job.is_finished else None
-        except Exception as error:
-            return RequestProgress(self.number, error=error)
-        steps, self.steps_sent = request.trace[self.steps_sent :], len(request.trace)
-        event = self.answer.take_event(output and replace(output, steps=[]))
-        return RequestProgress(self.number, replace(event, steps=()), steps)
-
-
 class ServedModel:
     """A model of the loop, and its requests by number."""
 
@@ -110,26 +75,22 @@ class ServedModel:
         self.name = name
         self.llm = llm
         self.driver = llm.driver
-        self.requests: dict[int, ActiveRequest] = {}
+        self.requests: dict[int, PendingAnswer] = {}
 
-    def collect_progress(self, complete: bool) -> list[RequestProgress]:
-        """Collect progress with exclusive access to the engine, and drop ended requests."""
-        found = [
-            each.collect_progress()
-            for each in self.requests.values()
-            if each.has_progress(complete)
-        ]
-        for progress in found:
-            if progress.is_last:
-                ended = self.requests.pop(progress.number)
-                if progress.error is not None:
-                    self.llm.engine.cancel(ended.answer.job)  # it may still be running
-        return found
+    def take_events(self, complete: bool) -> list[Event]:
+        """Collect events with exclusive access to the engine, and drop ended requests."""
+        events = [each.take_event() for each in self.requests.values() if each.has_event(complete)]
+        for event in events:
+            if event.is_last:
+                ended = self.requests.pop(event.number)
+                if event.error is not None:
+                    self.llm.engine.cancel(ended)  # it may still be running
+        return events
 
     def close(self) -> None:
         """Free the memory of its requests."""
         for request in [*self.requests.values()]:
-            self.driver.cancel(request.answer.job)
+            self.driver.cancel(request)
 
 
 LOG = logging.getLogger(__name__)
@@ -425,7 +386,7 @@ class EngineLoop:
             if error is None:
                 self.admit_request(submit)
             else:
-                self.outgoing.append(RequestProgress(submit.number, error=error))
+                self.outgoing.append(Event(number=submit.number, error=error))
         in_use = {name for name, model in [*self.models.items()] if model.requests}
         self.loader.update(in_use | {submit.model for submit, _ in self.compiling.values()})
 
@@ -437,12 +398,15 @@ class EngineLoop:
             return
         if (model := self.models.get(submit.model)) is None:
             return  # the model was removed, and its requests have ended
-        prepare = partial(model.llm.prepare, submit.prompt, **submit.options)
+        request = submit.prompt, submit.format, submit.options
+        prepare = partial(prepare_answer, model.llm, *request, limit=submit.limit)
         try:
             answer = prepare(wait=False) if future is None else future.result()
-            model.driver.submit(answer.job)
-            model.requests[submit.number] = ActiveRequest(submit, answer)
-            progress = RequestProgress(submit.number)
+            answer.number, answer.notify_always = submit.number, submit.watched
+            answer.has_events = submit.streams or submit.watched
+            model.driver.submit(answer)
+            model.requests[submit.number] = answer
+            event = Event(number=submit.number)
         except NotCompiledError:
             if len(self.compiling) < MAX_COMPILING_REQUESTS:
                 self.compiling[submit.number] = (
@@ -453,16 +417,16 @@ class EngineLoop:
             full = QueueFullError(
                 f"already {MAX_COMPILING_REQUESTS} constraints wait to be compiled; try again later"
             )
-            progress = RequestProgress(submit.number, error=full)
+            event = Event(number=submit.number, error=full)
         except Exception as error:
-            progress = RequestProgress(submit.number, error=error)
-        self.outgoing.append(progress)
+            event = Event(number=submit.number, error=error)
+        self.outgoing.append(event)
 
     def cancel_request(self, command: CancelCommand) -> None:
         """Cancel a request before the next step, or before its constraint is compiled."""
         number, model = command.number, self.models.get(command.model)
         if model is not None and number in model.requests:
-            model.driver.cancel_later(model.requests[number].answer.job)
+            model.driver.cancel_later(model.requests[number])
         elif number in self.compiling:
             self.compiling.pop(number)[1].cancel()
         else:
@@ -473,8 +437,8 @@ class EngineLoop:
         more = model.driver.process_and_step()
         began = time.thread_time()
         complete = self.is_due or not more
-        if progress := model.collect_progress(complete):
-            self.outgoing += progress
+        if events := model.take_events(complete):
+            self.outgoing += events
             if complete:
                 self.collection_cost = (self.collection_cost or 0.0) + time.thread_time() - began
         return more

@@ -21,6 +21,7 @@ from outpace.api.infill import InfillLayout
 from outpace.api.loading import resolve_types
 from outpace.api.options import REQUEST_OPTIONS, Options, RequestOptions, offset_seed, option_names
 from outpace.api.output import Output
+from outpace.api.parts import AnswerFormat
 from outpace.api.pending_answer import PendingAnswer, Stream
 from outpace.api.text import Prompt, TextCodec, list_prompts
 from outpace.checkpoints.adapter import model_title
@@ -435,19 +436,17 @@ class LLM:
         prompt: Prompt | None,
         *,
         streams: bool = False,
-        wait: bool = True,
         requests: int = ASSUMED_CONCURRENCY,
-        limit: int | None = None,
         **options: Unpack[Options],
     ) -> PendingAnswer:
-        """Prepare a request; its `job` can be submitted to `driver`.
+        """Prepare a request, which can be submitted to `driver`.
 
-        `streams` collects pieces of text. Without `max_tokens`, the answer has at most `limit`
-        tokens and this many `requests` share the cache. Without `wait`, an uncompiled constraint or
-        a model that is not loaded raises `NotCompiledError`. Raises `ValueError` for invalid input.
+        `streams` collects pieces of text. Without `max_tokens`, this many `requests` share the
+        cache. Raises `ValueError` for invalid input.
         """
         checked = RequestOptions.of(options)
-        return prepare_answer(self, prompt, checked, streams, wait, requests, limit)
+        ids, form = self.text.encode_request(prompt, checked)
+        return prepare_answer(self, ids, form, checked, streams=streams, requests=requests)
 
     def submit(
         self,
@@ -467,7 +466,7 @@ class LLM:
             ValueError: For an invalid prompt or option.
         """
         answer = self.prepare(prompt, requests=requests, **options)
-        self.driver.submit(answer.job)
+        self.driver.submit(answer)
         return answer
 
     def serve(
@@ -562,7 +561,7 @@ class LLM:
             ValueError: For an invalid prompt or option.
         """
         answer = self.prepare(prompt, streams=True, **options)
-        self.driver.submit(answer.job)
+        self.driver.submit(answer)
         return Stream(self.driver, answer)
 
 
@@ -572,34 +571,27 @@ MAX_ANSWERS = 2**16
 
 def prepare_answer(
     llm: LLM,
-    prompt: Prompt | None,
+    ids: list[int],
+    form: AnswerFormat,
     options: RequestOptions,
-    streams: bool,
-    wait: bool,
-    requests: int,
-    limit: int | None,
+    *,
+    streams: bool = False,
+    wait: bool = True,
+    requests: int = ASSUMED_CONCURRENCY,
+    limit: int | None = None,
 ) -> PendingAnswer:
-    """Create the answer and the job of a request; see `LLM.prepare`."""
+    """Return a request that the engine accepts; unless `wait`, raise `NotCompiledError`."""
     check_reasoning_limit(options, llm.text)
     check_prompt_logprobs(options, llm.name, llm.config.kind)
     method = llm.methods.select_method(options.method)
-    ids, layout = encode_prompt(llm, prompt, options, method)
+    layout = lay_out_template(llm, ids, options, method)
+    ids = ids if layout is None else layout.prompt
     pairing = llm.pair(method, options.adapter, wait=wait)
     method = method.fit_target(pairing.target)
     choose_max_tokens = max_tokens_chooser(llm, options, method, pairing, requests, limit)
     if options.suffix is not None and llm.text.middle_tokens is None:
         layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)
     max_tokens = choose_max_tokens(len(ids)) if layout is None else layout.size
-    is_raw = options.raw or layout is not None or options.suffix is not None
-    form = llm.text.find_answer_format(ids, options.tool_use, raw=is_raw)
-    padding = frozenset[int]() if layout is None else layout.ends
-    detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, form, padding)
-    answer = PendingAnswer(detokenizer, streams, layout)
-
-    def on_tokens(request: Request) -> None:
-        if answer.decode_tokens(request):
-            llm.engine.cancel(answer.job)
-
     ends, stop_ids = resolve_stop_ids(
         options, answer_ends(llm, options), pairing.vocab, llm.text.silent_ids
     )
@@ -612,8 +604,14 @@ def prepare_answer(
         sequential = method.is_sequential
         constraint = layout.build_constraint(llm.compiler, sequential, pairing.vocab, wait)
     processors += [] if constraint is None else [constraint]
-    request = pairing.make_request(
-        ids,
+    padding = frozenset[int]() if layout is None else layout.ends
+    answer = PendingAnswer(
+        method=method,
+        pairing=pairing,
+        detokenizer=Detokenizer(llm.text, options.stop, options.min_tokens, form, padding),
+        layout=layout,
+        streams=streams,
+        prompt=ids,
         max_tokens=max_tokens,
         sampling=options.build_sampling(llm.methods.default_sampling(method)),
         eos=ends if layout is None else frozenset(),
@@ -624,33 +622,29 @@ def prepare_answer(
         prompt_logprobs=options.prompt_logprobs,
         processors=tuple(processors),
         constraint=constraint,
-        fixed_tokens=None if layout is None else layout.given,
+        fixed_tokens={} if layout is None else layout.given,
+        is_infill=layout is not None,
     )
-    callback = on_tokens if streams or options.stop else None
-    answer.job = llm.engine.make_job(method, request, pairing, callback)
+
+    def on_tokens(_: Request) -> None:
+        if answer.decode_tokens():
+            llm.engine.cancel(answer)
+
+    answer.listener = on_tokens if streams or options.stop else None
+    llm.engine.prepare_job(answer)
     return answer
 
 
-def encode_prompt(
-    llm: LLM, prompt: Prompt | None, options: RequestOptions, method: Method
-) -> tuple[list[int], InfillLayout | None]:
-    """Return the token ids before the first decoded slot, and the layout of an infill template."""
-    encode = partial(
-        llm.text.encode,
-        raw=options.raw,
-        template=options.template,
-        tools=options.tool_use,
-        effort=options.reasoning_effort,
-        suffix=options.suffix,
-    )
+def lay_out_template(
+    llm: LLM, prompt: list[int], options: RequestOptions, method: Method
+) -> InfillLayout | None:
+    """Return the layout of an infill template, or None; the method must support it or a suffix."""
     if options.suffix is not None:
         check_suffix(options, method, llm.text)
     if options.cloze is None:
-        return encode(prompt), None
+        return None
     check_can_infill(method)
-    prefix = None if prompt is None else encode(prompt)
-    layout = InfillLayout.of(options.cloze, llm.text, prefix, llm.eos)
-    return layout.prompt, layout
+    return InfillLayout.of(options.cloze, llm.text, prompt, llm.eos)
 
 
 def max_tokens_chooser(
@@ -737,8 +731,8 @@ def answer_requests(
             if not waiting:
                 return
             llm.driver.step()
-            for number in [number for number, answer in waiting.items() if answer.job.is_finished]:
+            for number in [number for number, answer in waiting.items() if answer.is_finished]:
                 yield number, waiting.pop(number).build_output()
     finally:
         for answer in waiting.values():
-            llm.driver.cancel(answer.job)
+            llm.driver.cancel(answer)
