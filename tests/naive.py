@@ -256,26 +256,6 @@ def dflash(
     return verified(model, prompt, max_tokens, eos, guess)
 
 
-def dflash_tree(
-    model: Transformer,
-    draft: DFlashDraft,
-    prompt: list[int],
-    max_tokens: int,
-    *,
-    block: int,
-    width: int,
-    nodes: int,
-    eos: int | None = None,
-) -> Verified:
-    """A tree is a set of paths, whose tokens are independent of each other in a block."""
-
-    def grown(ids: list[int], levels: int) -> Paths:
-        scores = block_scores(model, draft, ids, levels)
-        return best_paths(lambda path: scores[len(path)], levels, width=width, nodes=nodes)
-
-    return tree_verified(model, prompt, max_tokens, eos, block - 1, grown)
-
-
 @torch.inference_mode()
 def block_scores(model: Transformer, draft: DFlashDraft, ids: list[int], count: int) -> Tensor:
     """Return log-probabilities `[count, vocab]` of a block's masks after the text."""

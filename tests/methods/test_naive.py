@@ -356,17 +356,6 @@ def test_dflash(engine: Engine, prompt: list[int], draft: str, block: int) -> No
 
 @prompts
 @pytest.mark.parametrize(
-    ("block", "width", "nodes"), [(5, 2, 8), (5, 3, 40), (3, 4, 3), (2, 2, 2), (1, 3, 9)]
-)
-def test_dflash_tree(engine: Engine, prompt: list[int], block: int, width: int, nodes: int) -> None:
-    shape = {"block": block, "width": width, "nodes": nodes}
-    loop = partial(naive.dflash_tree, TARGET, FEATURES, prompt, TOKENS, **shape)
-    method = DFlash(draft="", tokens=TOKENS, **shape)
-    check_verified(engine, method, {"target": "target", "draft": "features"}, prompt, loop)
-
-
-@prompts
-@pytest.mark.parametrize(
     ("width", "depth", "nodes"), [(1, 1, 2), (1, 3, 9), (2, 3, 8), (4, 2, 16), (3, 4, 3)]
 )
 def test_eagle(engine: Engine, prompt: list[int], width: int, depth: int, nodes: int) -> None:

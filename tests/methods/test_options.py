@@ -38,8 +38,6 @@ OUT_OF_RANGE: dict[type[Method], dict[str, list]] = {
         "block": [0],
         "tokens": [0],
         "confidence_threshold": [-0.1, 1.5],
-        "width": [10**9],
-        "nodes": [65],
     },
     Eagle: {"width": [0, 2.0], "depth": [0, True], "nodes": [1, 65]},
     D2F: {
@@ -95,7 +93,6 @@ CONFLICTS = [
     (DFlash, "tokens", {"verify": "rejection"}),
     (DFlash, "fly_window", {"verify": "fly", "tokens": 4}),
     (DFlash, "confidence_threshold", {**FLY, "confidence_threshold": 0.5}),
-    (DFlash, "verify", {"width": 2, "verify": "rejection", "tokens": 4}),
     (Eagle, "width", {"width": 8, "depth": 9}),
     (Eagle, "verify", {"verify": "rejection", "width": 2}),
     (Eagle, "verify", {"verify": "fly", "width": 10}),
