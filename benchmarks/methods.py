@@ -51,19 +51,6 @@ POINTS = [
     Point("block diffusion", "0.98", "tiny-block", BlockDiffusion(threshold=0.98)),
     Point("block diffusion, verified", "", "tiny-block", BlockDiffusion(verify=True)),
     Point("block diffusion", "0.5, edited", "tiny-block", BlockDiffusion(threshold=0.5, edit=0.5)),
-    Point(
-        "block diffusion",
-        "0.98, lookahead 3",
-        "tiny-block",
-        BlockDiffusion(threshold=0.98, lookahead=3),
-    ),
-    Point("block diffusion", "Fréchet", "tiny-block", BlockDiffusion(rule="frechet")),
-    Point(
-        "block diffusion",
-        "credit, 0.98",
-        "tiny-block",
-        BlockDiffusion(rule="credit", threshold=0.98),
-    ),
 ]
 """Every method on the model that was trained for it."""
 

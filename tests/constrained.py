@@ -59,7 +59,6 @@ CASES: list[Case] = [
     ("tiny-block", BlockDiffusion()),
     ("tiny-block", BlockDiffusion(budget=1.0, part=3, canvas=True)),
     ("tiny-block", BlockDiffusion(verify=True)),
-    ("tiny-block", BlockDiffusion(rule="credit")),
     ("tiny-llada", Diffusion(guidance=0.5)),
 ]
 CASES += further(CASES)

@@ -5,7 +5,6 @@ where a method caches them. `outpace.methods` must give the same tokens.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -257,26 +256,6 @@ def dflash(
     return verified(model, prompt, max_tokens, eos, guess)
 
 
-def dflash_tree(
-    model: Transformer,
-    draft: DFlashDraft,
-    prompt: list[int],
-    max_tokens: int,
-    *,
-    block: int,
-    width: int,
-    nodes: int,
-    eos: int | None = None,
-) -> Verified:
-    """A tree is a set of paths, whose tokens are independent of each other in a block."""
-
-    def grown(ids: list[int], levels: int) -> Paths:
-        scores = block_scores(model, draft, ids, levels)
-        return best_paths(lambda path: scores[len(path)], levels, width=width, nodes=nodes)
-
-    return tree_verified(model, prompt, max_tokens, eos, block - 1, grown)
-
-
 @torch.inference_mode()
 def block_scores(model: Transformer, draft: DFlashDraft, ids: list[int], count: int) -> Tensor:
     """Return log-probabilities `[count, vocab]` of a block's masks after the text."""
@@ -439,12 +418,7 @@ def block_diffusion(
     order: str = "confidence",
     part: int | None = None,
     block: int | None = None,
-    rule: str = "confidence",
-    entropy_limit: float = 0.45,
-    frechet_margin: float = 0.25,
-    klass_divergence: float = 0.01,
     edit: float | None = None,
-    lookahead: int = 0,
     eos: int | None = None,
 ) -> list[int]:
     """Fill one block after the other; everything up to its end is recomputed in every forward."""
@@ -452,7 +426,6 @@ def block_diffusion(
     ids, limit = list(prompt), len(prompt) + max_tokens
     steps = steps or size
     quotas = [size // steps + (step < size % steps) for step in range(steps)]
-    past: dict[int, list[Tensor]] = {}
     own = model.config.mask_shift == 0
 
     def run(text: list[int], ends: list[int]) -> Tensor:
@@ -488,7 +461,7 @@ def block_diffusion(
                 ids[slot] = token
             if not holes:
                 continue
-            logits = recalled(past, holes, every[holes], rule)
+            logits = every[holes]
             p, best = logits.softmax(-1), logits.softmax(-1).amax(-1)
             entropy = -(p * (p + 1e-10).log()).sum(-1)
             ranks = -torch.arange(len(holes)) if order == "left_to_right" else surest(logits, order)
@@ -500,54 +473,14 @@ def block_diffusion(
                 shared = [sum(spent[:n]) - max(spent[:n]) for n in range(1, len(first) + 1)]
                 count = max(sum(each <= budget for each in shared), 1)
                 sure = first[:count]
-            elif rule == "frechet":
-                sure = together(best.tolist(), frechet_margin)
-            elif rule == "entropy":
-                sure = [index for index in first if entropy[index] < entropy_limit]
             elif threshold is not None:
                 sure = [index for index in first if best[index] > threshold]
-            if rule == "klass":
-                sure = [index for index in sure if stable(past[holes[index]], klass_divergence)]
             taken = sure if len(sure) >= min(least, len(first)) else first[:least]
             guesses = logits.argmax(-1).tolist()
             for index in taken:
                 ids[holes[index]] = guesses[index]
-            rest = [index for index in first if index not in taken]
-            branches = [{holes[index]: guesses[index]} for index in rest[:lookahead]]
-            if branches:
-                left = [holes[index] for index in rest]
-                rows = partial(run, ends=ends)
-                best = best_branch([*branches, {}], ids, left, rows, past, rule, order)
-                ids = [best.get(slot, token) for slot, token in enumerate(ids)]
             turn += 1
     return answer(ids, prompt, eos)
-
-
-def best_branch(
-    branches: list[dict[int, int]],
-    ids: list[int],
-    holes: list[int],
-    run: Callable[[list[int]], Tensor],
-    past: dict[int, list[Tensor]],
-    rule: str,
-    order: str,
-) -> dict[int, int]:
-    """LoPA: the further tokens with which the holes that remain have the highest mean confidence.
-
-    It is 1 where none remains.
-    """
-
-    def confidence(more: dict[int, int]) -> float:
-        left = [slot for slot in holes if slot not in more]
-        if not left:
-            return 1.0
-        logits = run([more.get(slot, token) for slot, token in enumerate(ids)])[left]
-        if rule == "credit":
-            rows = zip(left, logits, strict=True)
-            logits = torch.stack([credited([*past[slot], row]) for slot, row in rows])
-        return float(surest(logits, order).mean())
-
-    return max(branches, key=confidence)
 
 
 def edits(logits: Tensor, filled: list[int], ids: list[int], least: float | None) -> dict[int, int]:
@@ -642,10 +575,6 @@ def d2f(
     confidence: float = 0.9,
     order: str = "confidence",
     canvas: bool = False,
-    rule: str = "confidence",
-    entropy_limit: float = 0.45,
-    frechet_margin: float = 0.25,
-    klass_divergence: float = 0.01,
     eos: int | None = None,
 ) -> list[int]:
     """Append, activate, accept, until no mask is left; everything is recomputed in every forward.
@@ -660,7 +589,6 @@ def d2f(
     limit = len(prompt) + max_tokens
     limit -= (limit - ends[-1]) % block if canvas else 0
     active: set[int] = set()
-    past: dict[int, list[Tensor]] = {}
 
     def filled(index: int) -> float:
         if not ends[index]:
@@ -678,8 +606,6 @@ def d2f(
             return output[: output.index(eos)] if eos in output else output
         shown = [model.config.mask_id if token is mask else token for token in ids]
         logits = by_block(model, shown, ends).clone()
-        masked = [slot for slot, token in enumerate(ids) if token is mask]
-        logits[masked] = recalled(past, masked, logits[masked], rule)
         probabilities = logits.softmax(-1)
         two = probabilities.topk(2, -1).values
         ranks = {
@@ -690,60 +616,11 @@ def d2f(
         for index in range(1, len(ends)):
             holes = [s for s in range(ends[index - 1], ends[index]) if ids[s] is mask]
             chosen = [slot for slot in holes if two[slot, 0] > confidence]
-            if rule == "entropy":
-                spread = -surest(logits, "entropy")
-                chosen = [slot for slot in holes if spread[slot] < entropy_limit]
-            elif rule == "klass":
-                chosen = [slot for slot in chosen if stable(past[slot], klass_divergence)]
-            elif rule == "frechet" and holes:
-                first = together(two[holes, 0].tolist(), frechet_margin)
-                lone = len(first) == 1 and 2 * two[holes[first[0]], 0] - 1 <= frechet_margin
-                chosen = [] if lone else [holes[index] for index in first]
             if holes and not chosen and index in active:
                 chosen = [max(holes, key=lambda slot: ranks[slot])]
             for slot in chosen:
                 ids[slot] = int(probabilities[slot].argmax())
                 ended |= ids[slot] == eos
-
-
-def recalled(past: dict[int, list[Tensor]], holes: list[int], logits: Tensor, rule: str) -> Tensor:
-    """Add the logits of holes to those of earlier forwards; return them, with credit if asked."""
-    for slot, row in zip(holes, logits, strict=True):
-        past.setdefault(slot, []).append(row)
-    return torch.stack([credited(past[slot]) for slot in holes]) if rule == "credit" else logits
-
-
-def credited(past: list[Tensor]) -> Tensor:
-    """CreditDecoding: the last logits, plus a share of the logarithm of each token's credit."""
-    credit = torch.zeros_like(past[0])
-    for logits in past:
-        chances = logits.softmax(-1)
-        credit = 0.8 * credit
-        credit[chances.argmax()] += chances.max() ** 0.2
-    return past[-1] + 0.7 * (1 + credit).log()
-
-
-def stable(past: list[Tensor], bound: float) -> bool:
-    """KLASS: the last two changes of a distribution are small."""
-    if len(past) < 3:
-        return False
-    logs = [logits.log_softmax(-1) for logits in past[-3:]]
-    changes = [
-        float((new.exp() * (new - old)).nansum()) for old, new in zip(logs, logs[1:], strict=False)
-    ]
-    return max(changes) < bound
-
-
-def together(confidence: list[float], margin: float) -> list[int]:
-    """Fast-dLLM++: the longest list of best holes that beats any competitor by a margin."""
-    first = sorted(range(len(confidence)), key=lambda index: -confidence[index])
-    taken = 1
-    for n in range(2, len(first) + 1):
-        values = [confidence[index] for index in first[:n]]
-        if max(0.0, sum(values) - (n - 1)) - (1 - values[-1]) <= margin:
-            break
-        taken = n
-    return first[:taken]
 
 
 def surest(logits: Tensor, order: str) -> Tensor:
@@ -818,17 +695,13 @@ def fast_dllm(
     factor: float | None = None,
     budget: float | None = None,
     cache: str | None = None,
-    rule: str = "confidence",
-    entropy_limit: float = 0.45,
-    frechet_margin: float = 0.25,
-    klass_divergence: float = 0.01,
+    entropy_limit: float | None = None,
     eos: int | None = None,
     canvas: bool = False,
 ) -> list[int]:
     """Run everything once per block, then the block or its suffix; fill the best holes."""
     mask, shift = model.config.mask_id, model.config.shift
     ids, limit = list(prompt) + [mask] * max_tokens, len(prompt) + max_tokens
-    past: dict[int, list[Tensor]] = {}
     for begin in range(len(prompt), limit, block):
         kept, fresh = Kept(model), True
         while mask in ids[begin : begin + block]:
@@ -842,8 +715,7 @@ def fast_dllm(
                 right = end if cache == "dual" else len(ids)
                 logits = kept.logits(ids, begin, right)[[slot - shift - begin for slot in holes]]
             fresh = False
-            logits = recalled(past, holes, logits, rule)
-            by_entropy = budget is not None or rule == "entropy"
+            by_entropy = budget is not None or entropy_limit is not None
             sure = surest(logits, "entropy" if by_entropy else "confidence").tolist()
             first = sorted(range(len(holes)), key=lambda index: -sure[index])
             taken = 1
@@ -855,18 +727,8 @@ def fast_dllm(
                 while taken < len(first) and sure[first[taken]] >= 1 - factor / (taken + 2):
                     taken += 1
                 taken += taken == len(first) - 1
-            elif rule == "frechet":
-                taken = len(together(sure, frechet_margin))
-            elif rule == "entropy":
-                taken = max(sum(-value < entropy_limit for value in sure), 1)
-            elif rule == "klass":
-                ready = [
-                    index
-                    for index in first
-                    if sure[index] > (threshold or 0)
-                    and stable(past[holes[index]], klass_divergence)
-                ]
-                first, taken = ready or first, len(ready) or 1
+            elif entropy_limit is not None:
+                taken = max(sum(-value <= entropy_limit for value in sure), 1)
             elif threshold is not None:
                 while taken < len(first) and sure[first[taken]] >= threshold:
                     taken += 1

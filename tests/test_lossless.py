@@ -63,7 +63,6 @@ METHODS: list[Method] = [
     Speculative(draft="draft", tokens=3, verify="rejection"),
     DFlash(draft="features", tokens=4),
     DFlash(draft="features", tokens=4, verify="rejection"),
-    DFlash(draft="features", tokens=4, width=3, nodes=8),
     DFlash(draft="added", tokens=4, verify="rejection"),
     DFlash(draft="corrected", tokens=4, verify="rejection", confidence_threshold=0.4),
     DFlash(draft="convolved", tokens=4, verify="rejection"),

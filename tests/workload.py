@@ -29,7 +29,6 @@ from helpers import (
 )
 from outpace.decoding import MASKED_DRAFT_KINDS, Kind, Sampling, Step
 from outpace.decoding import Request as Tokens
-from outpace.decoding.rules import Rule
 from outpace.decoding.target import HoleOrder, Rank
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
@@ -93,8 +92,7 @@ KINDS: list[Method] = [
     DFlash(draft="added", tokens=4),
     DFlash(draft="corrected", tokens=3, confidence_threshold=0.3),
     DFlash(draft="corrected", tokens=4, verify="rejection", confidence_threshold=0.5),
-    DFlash(draft="features", tokens=4, width=2, nodes=6),
-    DFlash(draft="added", tokens=4, width=3, nodes=8, lookup=True),
+    DFlash(draft="added", tokens=4, lookup=True),
     DFlash(draft="convolved", tokens=4),
     DFlash(draft="convolved", block=4, tokens=3, verify="rejection"),
     DFlash(draft="added", block=4, tokens=3, verify="rejection"),
@@ -111,6 +109,7 @@ KINDS: list[Method] = [
     Diffusion(guidance=1.5, ends="last"),
     FastDLLM(threshold=0.4, block=4),
     FastDLLM(budget=1.0, cache="prefix", block=6),
+    FastDLLM(entropy_limit=2.0, block=6),
     Speculative(draft="near", tokens=4, verify="fly", fly_window=1, fly_entropy=0.0),
     Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
     Lookup(tokens=4, match=1),
@@ -120,17 +119,8 @@ KINDS: list[Method] = [
     Eagle(draft="states", width=2, depth=3, nodes=8, lookup=True),
     BlockDiffusion(verify=True, threshold=0.3),
     BlockDiffusion(verify=True, threshold=None),
-    BlockDiffusion(rule="klass", threshold=0.3, klass_divergence=0.5),
-    BlockDiffusion(rule="credit", threshold=0.4),
     BlockDiffusion(edit=0.2, threshold=0.3),
     BlockDiffusion(edit=0.0, threshold=0.3, order="entropy"),
-    BlockDiffusion(lookahead=2, block=4, threshold=0.4),
-    BlockDiffusion(lookahead=1, block=7, rule="credit", threshold=0.6, order="margin", canvas=True),
-    FastDLLM(rule="klass", threshold=0.3, klass_divergence=0.5, block=6),
-    FastDLLM(rule="credit", threshold=0.4, block=6, cache=None),
-    FastDLLM(rule="frechet", block=6),
-    D2F(block=4, rule="klass", confidence=0.3, klass_divergence=0.5),
-    D2F(rule="credit", confidence=0.5),
 ]
 """A few options of each method, for any prompt with 12 or 20 tokens."""
 
@@ -172,7 +162,6 @@ ZOO: dict[str, list[Method]] = {
         BlockDiffusion(),
         BlockDiffusion(steps=2, canvas=True),
         BlockDiffusion(verify=True),
-        BlockDiffusion(lookahead=3),
         D2F(),
     ],
 }
@@ -293,7 +282,6 @@ def serve(engine: Engine, requests: Sequence[Request]) -> list[Result]:
 
 
 SIZES = (None, *range(1, 9))
-RULES: tuple[Rule, ...] = ("confidence", "entropy", "frechet", "klass", "credit")
 RANKS: tuple[Rank, ...] = get_args(Rank)
 
 
@@ -312,19 +300,14 @@ def random_block_diffusion(rng: Random) -> BlockDiffusion:
         "steps": rng.choice(SIZES),
         "order": rng.choice(RANKS),
     }
-    match rng.randrange(5):
+    match rng.randrange(3):
         case 0:
             options["threshold"] = rng.choice([None, 0.4])
             options["order"] = rng.choice([*RANKS, "left_to_right"])
             options |= {"budget": rng.choice([None, 1.0]), "part": rng.choice(SIZES)}
             options["canvas"] = rng.random() < 0.5
         case 1:
-            options |= {"rule": rng.choice(RULES), "canvas": rng.random() < 0.5}
-        case 2:
             options |= {"edit": rng.choice([0.0, 0.2, 0.6]), "part": rng.choice(SIZES)}
-        case 3:
-            options |= {"lookahead": rng.choice([1, 2, 6]), "rule": rng.choice(RULES)}
-            options["canvas"] = rng.random() < 0.5
         case _:
             options = {"threshold": rng.choice([None, 0.2, 0.9]), "block": rng.choice(SIZES)}
             options["verify"] = True
@@ -354,7 +337,7 @@ def random_fast_dllm(rng: Random) -> FastDLLM:
         case 2:
             options["threshold"] = rng.choice([None, 0.4, 0.9])
         case _:
-            options |= {"rule": rng.choice(RULES), "threshold": rng.choice([0.2, 0.6])}
+            options["entropy_limit"] = rng.choice([0.5, 2.0])
     return FastDLLM(**options)
 
 
@@ -393,7 +376,6 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         confidence=rng.choice([0.3, 0.6, 0.9]),
         order=rng.choice(RANKS),
         canvas=rng.random() < 0.5,
-        rule=rng.choice(RULES),
     ),
     WeDLM: lambda rng: WeDLM(
         window=rng.randint(1, 9),

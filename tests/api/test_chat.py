@@ -66,17 +66,22 @@ def test_conversations(name: str, data: st.DataObject) -> None:
 DECIDES = """{%- for m in messages %}{{- '<a>' }}{%- if '<b>' in m.content %}{{- 'other' }}
 {%- endif %}{%- if m.content == '<b>' %}{{- 'else' }}{%- endif %}{{- m.content + '<b>' }}
 {%- endfor %}"""
+REREADS = """{%- for m in messages %}{%- set c = '<a>' + m.content %}
+{{- 'x' + c.split('<a>')[-1] }}{%- endfor %}"""
 
 
-def test_a_template_that_looks_for_a_special_token_is_followed(
+def test_a_template_that_looks_for_a_special_token_is_followed_or_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(SHAPES, "decides", Shape(DECIDES, ("<a>", "<b>")))
     text = TextCodec("decides", tokenizer("decides"))
-    for content in ("hi <a>", "no <b> at all", "<b>, said"):
-        messages = [{"role": "user", "content": content}]
+    for content in ("hi <a>", "no <b> at all", "<b>, said", "<b>"):
+        messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": content}]
         assert text.encode_chat(messages, {}) == expected("decides", messages)
-    messages = [{"role": "user", "content": "hi"}, {"role": "user", "content": "<b>"}]
+    monkeypatch.setitem(SHAPES, "rereads", Shape(REREADS, ("<a>", "<b>")))
+    text = TextCodec("rereads", tokenizer("rereads"))
+    messages = [{"role": "user", "content": "1 < 2"}, {"role": "user", "content": "<b>"}]
+    assert text.encode_chat(messages[:1], {}) == expected("rereads", messages[:1])
     with refuses("messages[1]"):
         text.encode_chat(messages, {})
 

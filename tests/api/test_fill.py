@@ -56,7 +56,7 @@ CASES = [
     ("tiny-d2f", D2F()),
     ("tiny-block", BlockDiffusion()),
     ("tiny-block", BlockDiffusion(budget=1.0, part=3, canvas=True)),
-    ("tiny-block", BlockDiffusion(rule="klass", threshold=0.6)),
+    ("tiny-block", BlockDiffusion(threshold=0.6)),
     ("tiny-block", D2F()),
     ("tiny-wedlm", WeDLM()),
     ("tiny-wedlm", WeDLM(window=4)),

@@ -30,7 +30,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.runner import Runner
 from outpace.errors import OptionError
 from outpace.kernels import loader
-from outpace.methods import Autoregressive, DFlash, Eagle, Method
+from outpace.methods import Autoregressive, Eagle, Method
 from outpace.models.config import AttentionWindow
 from refusal import refuses
 from spans import AHEAD, FAR, TREE, attend, random, spans_of
@@ -392,7 +392,7 @@ def decode(method: Method, attention: str, temperature: float) -> list[list[int]
 def test_every_method_generates_the_text_of_dense(
     method: Method, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    has_trees = isinstance(method, DFlash | Eagle) and method.width
+    has_trees = isinstance(method, Eagle) and method.width
     for temperature in (0.0, 1.0) if has_trees else (0.0,):
         monkeypatch.undo()
         wanted = decode(method, "dense", temperature)

@@ -5,7 +5,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from helpers import chi_square
 from outpace.decoding import Prediction, Sample
@@ -24,10 +23,7 @@ from outpace.decoding.order import (
     top_holes,
     within_budget,
     within_factor,
-    within_frechet,
 )
-from outpace.decoding.rules import Credit, HoleHistory, LowEntropy, Stability
-from outpace.decoding.sampling import Readout
 
 SCORES = np.array([0.2, 0.9, 0.5, 0.9], dtype=np.float32)
 PLAIN = Sample(scores=("confidence",))
@@ -145,89 +141,3 @@ def test_active_block_fills_best_hole() -> None:
     assert select_block_holes(confidence, ranks, 0.9, is_active=True).tolist() == [2]
     assert select_block_holes(confidence, ranks, 0.9, is_active=False).tolist() == []
     assert select_block_holes(numbers(), numbers(), 0.9, is_active=True).tolist() == []
-
-
-def test_a_margin_replaces_the_threshold() -> None:
-    confidence = numbers(0.9, 0.7, 0.95)
-    for margin, chosen in ((0.1, [2, 0, 1]), (0.6, [2, 0]), (0.8, [2]), (0.95, [])):
-        found = select_block_holes(confidence, confidence, 0.0, is_active=False, margin=margin)
-        assert found.tolist() == chosen
-    found = select_block_holes(confidence, confidence, 0.0, is_active=True, margin=0.95)
-    assert found.tolist() == [2]
-
-
-def logits_of(*rows: list[float]) -> Tensor:
-    """Return logits whose probabilities are these."""
-    return torch.tensor(rows).log()
-
-
-def read(history: HoleHistory, holes: list[int], logits: Tensor, sample: Sample = PLAIN) -> Readout:
-    own = history.read(sample, holes)
-    reader = type(own).make_reader([own], [holes], torch.device("cpu"))
-    return reader(logits, slice(0, len(logits)))
-
-
-def predict(history: HoleHistory, holes: list[int], logits: Tensor) -> list[bool]:
-    """Read some holes alone, and record the prediction."""
-    out = read(history, holes, logits)
-    scores = {name: score.numpy().astype(np.float32) for name, score in out.scores.items()}
-    return history.record(
-        holes, Prediction(tokens=out.tokens.tolist(), scores=scores, logits=logits)
-    ).tolist()
-
-
-@pytest.mark.parametrize(
-    ("confidence", "margin", "chosen"),
-    [
-        ([0.9, 0.9, 0.9], 0.55, [0, 1, 2]),  # 1 - 4 * 0.1 = 0.6
-        ([0.9, 0.9, 0.9], 0.65, [0, 1]),
-        ([0.6, 1.0, 0.9], 0.0, [1, 2, 0]),  # 1 - 0.5 - 0.4 = 0.1
-        ([0.6, 1.0, 0.9], 0.25, [1, 2]),
-        ([0.1, 0.2], 0.0, [1]),
-        ([0.5], 1.0, [0]),
-    ],
-)
-def test_frechet_takes_the_longest_certain_prefix(
-    confidence: list[float], margin: float, chosen: list[int]
-) -> None:
-    assert within_frechet(np.array(confidence, dtype=np.float32), margin).tolist() == chosen
-
-
-def test_certain_are_slots_of_a_low_entropy() -> None:
-    logits = logits_of([0.9, 0.1, 0.0], [0.5, 0.5, 0.0])
-    assert predict(LowEntropy(0.33), [4, 5], logits) == [True, False]
-    assert predict(LowEntropy(0.32), [4, 5], logits) == [False, False]
-
-
-def test_stable_are_slots_that_hardly_changed_twice() -> None:
-    history, calm, other = Stability(0.01), [0.7, 0.2, 0.1], [0.2, 0.7, 0.1]
-    assert predict(history, [4, 5], logits_of(calm, calm)) == [False, False]
-    assert predict(history, [4, 5], logits_of(calm, other)) == [False, False]
-    assert predict(history, [4, 5], logits_of(calm, other)) == [True, False]
-    assert predict(history, [5], logits_of(other)) == [True]
-    assert predict(history, [4, 5], logits_of(calm, other)) == [False, True]
-
-
-def test_divergence_is_that_from_the_last_prediction() -> None:
-    history = Stability(1.0)
-    predict(history, [7], logits_of([0.5, 0.5, 0.0]))
-    out = read(history, [7], logits_of([0.9, 0.1, 0.0]))
-    expected = 0.9 * np.log(0.9 / 0.5) + 0.1 * np.log(0.1 / 0.5)
-    assert out.scores["divergence"].tolist() == pytest.approx([expected], abs=1e-6)
-
-
-def test_credit_boosts_what_was_most_probable_before() -> None:
-    history = Credit()
-    predict(history, [2], logits_of([0.6, 0.3, 0.1]))
-    predict(history, [2], logits_of([0.6, 0.3, 0.1]))
-    logits = logits_of([0.44, 0.46, 0.1])
-    out = read(history, [2], logits)
-    credit = np.array([0.6**0.2 * (0.8 + 0.64), 0.46**0.2, 0])
-    fused = np.array([0.44, 0.46, 0.1]) * (1 + credit) ** 0.7
-    assert out.tokens.tolist() == [0]
-    assert out.scores["confidence"].tolist() == pytest.approx([fused[0] / fused.sum()], rel=1e-5)
-    assert (out.scores["top_token"].item(), out.scores["top_probability"].item()) == (
-        1,
-        pytest.approx(0.46),
-    )
-    assert logits.exp().tolist()[0] == pytest.approx([0.44, 0.46, 0.1])  # unchanged

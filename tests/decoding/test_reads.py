@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outpace.decoding import Prediction, Sample, Sampling
+from outpace.decoding import Sample, Sampling
 from outpace.decoding.accept import Fly, Rejection
-from outpace.decoding.rules import Rule, start_history
 from outpace.decoding.sampling import Read, Readout
 from outpace.methods.apd import Mixture
 from outpace.methods.diffusion import AdjustedSample
@@ -64,24 +63,6 @@ def adjusted(index: int, holes: range, sampling: Sampling) -> Read:
     return AdjustedSample(sampling=sampling, scores=("confidence",), **kinds[index % 4])
 
 
-def with_history(rule: Rule) -> Callable[[int, range, Sampling], Read]:
-    def read(index: int, holes: range, sampling: Sampling) -> Read:
-        """Return the read after as many earlier predictions, which had one hole more."""
-        history, wider = start_history(rule, 1.0, 0.1), [*holes, 99]
-        for turn in range(index):
-            logits = random_logits(100 * turn + index, len(wider))
-            plain = history.read(Sample(scores=("confidence",)), wider)
-            out = read_in_chunks([plain], [wider], logits, len(wider))
-            scores = {name: score.numpy() for name, score in out.scores.items()}
-            history.record(
-                wider, Prediction(tokens=out.tokens.tolist(), scores=scores, logits=logits)
-            )
-        drawn = Sample(sampling=sampling, scores=("confidence",), score_as_drawn=True)
-        return history.read(drawn, holes)
-
-    return read
-
-
 samplings = st.builds(
     Sampling,
     temperature=st.sampled_from([0.0, 0.3, 1.0, 1.5]),
@@ -93,10 +74,7 @@ samplings = st.builds(
 asked = st.tuples(samplings, st.integers(0, 40), st.integers(1, 6))
 
 
-@pytest.mark.parametrize(
-    "make",
-    [sample, rejection, fly, mixture, adjusted, *map(with_history, ("entropy", "klass", "credit"))],
-)
+@pytest.mark.parametrize("make", [sample, rejection, fly, mixture, adjusted])
 @given(batch=st.lists(asked, min_size=1, max_size=5), chunk=st.integers(1, 8))
 def test_neighbours_and_chunks_change_nothing(
     make: Callable[[int, range, Sampling], Read], batch: list[tuple], chunk: int

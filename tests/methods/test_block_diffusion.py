@@ -1,10 +1,8 @@
 """Block diffusion, driven by hand."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from torch import Tensor
 
 from blocks import predicted, shape
 from helpers import (
@@ -22,7 +20,6 @@ from helpers import (
 from outpace.decoding import Prediction, Request, Sampling, Tree
 from outpace.decoding.processor import Penalties
 from outpace.methods import BlockDiffusion
-from refusal import refuses
 
 EOS = 0
 
@@ -182,60 +179,6 @@ def test_edits_of_a_block_end() -> None:
     forwards = script(BlockDiffusion(edit=0.0), seq, answers)
     assert [forward.start for forward in forwards] == [0] * 18 + [4]
     assert seq.tokens == [6, 1, 2, 3, 4]
-
-
-def test_most_confident_branch_continues() -> None:
-    seq = sequence(8, prompt=[1] * 4)
-    decoding = BlockDiffusion(lookahead=2).decode(seq)
-    assert shape(as_it_stands(next(decoding))) == (0, "1111____", (4, 4), [4, 5, 6, 7])
-    forward = as_it_stands(decoding.send(predicted("4567", "+-*-")))
-    assert (forward.start, seq.tokens) == (4, [4])
-    assert list(forward.ids) == [4, MASK, 6, MASK, 4, 5, MASK, MASK, 4, MASK, MASK, MASK]
-    assert forward.pattern == Tree(4, (0xF,) * 4 + (0xF0,) * 4 + (0xF00,) * 4)
-    assert forward.positions == [4, 5, 6, 7] * 3
-    assert list(forward.predict) == [5, 7, 6, 7, 5, 6, 7]
-    assert forward.predict_from == [5, 7, 10, 11, 13, 14, 15]
-    assert forward.branches is None
-    # The second branch: slot 6 is its best hole, and the one that would remain is filled too.
-    after = decoding.send(predicted("7891234", "--*----"))
-    assert seq.tokens == [4, 5, 9, 1]
-    assert shape(after) == (4, "4591____", (4, 4), [8, 9, 10, 11])
-
-
-def test_of_equal_branches_one_that_fills_a_hole_continues() -> None:
-    seq = sequence(8, shift=1, prompt=[1] * 4)
-    decoding = BlockDiffusion(lookahead=1).decode(seq)
-    for answer in (None, predicted("5", "-"), predicted("678", "--+"), predicted("923", "---")):
-        decoding.send(answer)  # type: ignore[arg-type]  # None begins
-    assert seq.tokens == [5, 6, 9, 8]
-
-
-@pytest.mark.parametrize(("size", "most"), [(2, 30), (4, 14), (8, 6), (31, 1), (32, 0)])
-def test_branches_of_a_block_fit_into_one_forward(size: int, most: int) -> None:
-    if most:
-        BlockDiffusion(lookahead=most).check_request(sequence(block=size))
-        assert size * most <= BlockDiffusion(lookahead=most).slots_needed(0, 0) < 63
-    with refuses("lookahead"):
-        BlockDiffusion(lookahead=most + 1).check_request(sequence(block=size))
-
-
-def test_processors_see_the_text_of_each_branch() -> None:
-    texts: list[tuple[int, list[int]]] = []
-
-    def record(logits: Tensor, slots: Sequence[int], text: Sequence[int]) -> None:
-        if len(slots) == 1:
-            texts.append((slots[0], list(text)))
-
-    engine = engine_of(("blocks", block_model(seed=1)))
-    target = {"target": runner(engine, "blocks")}
-    for canvas in (False, True):
-        method = BlockDiffusion(lookahead=3, threshold=0.4, canvas=canvas)
-        enter(engine, method, [5] * 4, runners=target, max_tokens=16, processors=(record,))
-        finish(engine)
-        assert texts and all(len(text) == slot for slot, text in texts)
-        assert all(text[:4] == [5] * 4 for _, text in texts)
-        assert {MASK in text[4:] for _, text in texts} == {False, True}
-        texts.clear()
 
 
 def test_fixed_tokens_are_not_holes() -> None:

@@ -130,8 +130,6 @@ def test_block_beyond_the_trained_one_warns() -> None:
 def test_options_need_a_draft_that_supports_them() -> None:
     with refuses("confidence_threshold"):
         DFlash(draft="", confidence_threshold=0.5).check_request(sequence())
-    with refuses("width"):
-        DFlash(draft="", width=2).check_request(sequence(drafts_in_order=True))
 
 
 @pytest.mark.parametrize("options", [{}, {"block": 4}], ids=str)

@@ -192,10 +192,7 @@ def test_diffusion_with_guidance(engine: Engine) -> None:
         {"factor": 2.0},
         {"budget": 0.5},
         {"budget": 3.0},
-        {"rule": "entropy", "entropy_limit": 2.0},
-        {"rule": "frechet", "frechet_margin": 0.0},
-        {"rule": "klass", "threshold": 0.2, "klass_divergence": 0.05},
-        {"rule": "credit", "threshold": 0.4},
+        {"entropy_limit": 2.0},
     ],
     ids=str,
 )
@@ -224,21 +221,9 @@ def test_fast_dllm(
         {"threshold": 0.4, "part": 3},
         {"budget": 1.0, "order": "entropy"},
         {"budget": 2.0, "part": 2, "steps": 9},
-        {"rule": "entropy", "entropy_limit": 2.0, "order": "entropy"},
-        {"rule": "entropy", "entropy_limit": 2.2, "part": 3},
-        {"rule": "frechet", "frechet_margin": 0.0},
-        {"rule": "klass", "threshold": 0.2, "klass_divergence": 0.05, "order": "margin"},
-        {"rule": "credit", "threshold": 0.4, "part": 3},
         {"edit": 0.0, "threshold": 0.2},
         {"edit": 0.3, "threshold": 0.4, "steps": 2, "order": "margin"},
         {"edit": 0.2, "budget": 2.0, "part": 2},
-        {"lookahead": 1, "threshold": 0.4},
-        {"lookahead": 3, "threshold": 0.3, "order": "margin"},
-        {"lookahead": 6, "threshold": None, "steps": 3, "order": "entropy"},
-        {"lookahead": 5, "budget": 1.0, "block": 9},
-        {"lookahead": 4, "rule": "frechet", "frechet_margin": 0.0},
-        {"lookahead": 3, "rule": "klass", "threshold": 0.2, "klass_divergence": 0.05},
-        {"lookahead": 3, "rule": "credit", "threshold": 0.4},
     ],
     ids=str,
 )
@@ -284,10 +269,6 @@ def test_verified_block_diffusion_has_blocks_of_one(
     [
         {"confidence": 0.3},
         {"confidence": 0.6, "add": 0.5, "order": "margin"},
-        {"rule": "entropy", "entropy_limit": 2.0},
-        {"rule": "frechet", "frechet_margin": 0.0},
-        {"rule": "klass", "confidence": 0.2, "klass_divergence": 0.1},
-        {"rule": "credit", "confidence": 0.4},
     ],
     ids=str,
 )
@@ -371,17 +352,6 @@ def test_dflash(engine: Engine, prompt: list[int], draft: str, block: int) -> No
     loop = partial(plain, TARGET, model, prompt, TOKENS, block=block)
     method = DFlash(draft="", block=block, tokens=TOKENS)
     check_verified(engine, method, {"target": "target", "draft": draft}, prompt, loop)
-
-
-@prompts
-@pytest.mark.parametrize(
-    ("block", "width", "nodes"), [(5, 2, 8), (5, 3, 40), (3, 4, 3), (2, 2, 2), (1, 3, 9)]
-)
-def test_dflash_tree(engine: Engine, prompt: list[int], block: int, width: int, nodes: int) -> None:
-    shape = {"block": block, "width": width, "nodes": nodes}
-    loop = partial(naive.dflash_tree, TARGET, FEATURES, prompt, TOKENS, **shape)
-    method = DFlash(draft="", tokens=TOKENS, **shape)
-    check_verified(engine, method, {"target": "target", "draft": "features"}, prompt, loop)
 
 
 @prompts

@@ -38,8 +38,6 @@ OUT_OF_RANGE: dict[type[Method], dict[str, list]] = {
         "block": [0],
         "tokens": [0],
         "confidence_threshold": [-0.1, 1.5],
-        "width": [10**9],
-        "nodes": [65],
     },
     Eagle: {"width": [0, 2.0], "depth": [0, True], "nodes": [1, 65]},
     D2F: {
@@ -58,7 +56,6 @@ OUT_OF_RANGE: dict[type[Method], dict[str, list]] = {
         "budget": [-1.0],
         "canvas": [1],
         "edit": [1.5],
-        "lookahead": [0],
     },
     WeDLM: {"window": [0], "entropy": [-0.1], "penalty": [-1.0], "confidence": [0.0, 1.1]},
     Diffusion: {
@@ -74,13 +71,14 @@ OUT_OF_RANGE: dict[type[Method], dict[str, list]] = {
         "threshold": [0.0, 1.1],
         "factor": [0.0],
         "budget": [-0.1],
+        "entropy_limit": [-1.0],
         "cache": ["both"],
         "block": [0],
     },
 }
 FLY = {"verify": "fly", "tokens": 8}
 UNUSED_BY_VERIFY = {"budget": 1.0, "steps": 2, "order": "margin", "part": 2, "canvas": True}
-UNUSED_BY_VERIFY |= {"rule": "klass", "edit": 0.5, "lookahead": 1}
+UNUSED_BY_VERIFY |= {"edit": 0.5}
 CONFLICTS = [
     (APD, "least", {"least": 9, "lookahead": 8}),
     (LeftToRight, "lookahead", {"tokens": 4, "lookahead": 3}),
@@ -95,7 +93,6 @@ CONFLICTS = [
     (DFlash, "tokens", {"verify": "rejection"}),
     (DFlash, "fly_window", {"verify": "fly", "tokens": 4}),
     (DFlash, "confidence_threshold", {**FLY, "confidence_threshold": 0.5}),
-    (DFlash, "verify", {"width": 2, "verify": "rejection", "tokens": 4}),
     (Eagle, "width", {"width": 8, "depth": 9}),
     (Eagle, "verify", {"verify": "rejection", "width": 2}),
     (Eagle, "verify", {"verify": "fly", "width": 10}),
@@ -103,20 +100,9 @@ CONFLICTS = [
     (Eagle, "fly_window", {"verify": "fly", "width": 1, "nodes": 7}),
     *((BlockDiffusion, name, {"verify": True, name: v}) for name, v in UNUSED_BY_VERIFY.items()),
     (BlockDiffusion, "canvas", {"edit": 0.5, "canvas": True}),
-    (BlockDiffusion, "rule", {"edit": 0.5, "rule": "credit"}),
-    (BlockDiffusion, "lookahead", {"edit": 0.5, "lookahead": 1}),
-    (BlockDiffusion, "part", {"lookahead": 1, "part": 2}),
-    (BlockDiffusion, "order", {"lookahead": 1, "order": "left_to_right"}),
-    (BlockDiffusion, "threshold", {"rule": "klass", "threshold": None}),
-    (BlockDiffusion, "budget", {"rule": "credit", "budget": 1.0}),
-    (BlockDiffusion, "frechet_margin", {"rule": "klass", "frechet_margin": 0.5}),
-    (BlockDiffusion, "frechet_margin", {"rule": "frechet", "frechet_margin": 1.5}),
-    (BlockDiffusion, "klass_divergence", {"rule": "klass", "klass_divergence": -1.0}),
-    (BlockDiffusion, "klass_divergence", {"klass_divergence": 0.5}),
     (WeDLM, "least", {"least": 2, "verify": True}),
     (FastDLLM, "factor", {"factor": 1.0, "budget": 1.0}),
-    (FastDLLM, "factor", {"rule": "frechet", "factor": 1.0}),
-    (FastDLLM, "entropy_limit", {"rule": "entropy", "entropy_limit": -1.0}),
+    (FastDLLM, "budget", {"budget": 1.0, "entropy_limit": 1.0}),
 ]
 
 
@@ -153,15 +139,7 @@ LOOSE = [
     DFlash(draft="features", tokens=3, verify="fly", fly_window=1),
     Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
 ]
-RULES = {"entropy_limit": "entropy", "klass_divergence": "klass", "frechet_margin": "frechet"}
-"""Options that only one rule has."""
-
-TYPED = [case for case in CASES if case.values[1] not in ("fly_entropy", *RULES)]
-TYPED += [
-    pytest.param(kind(rule=rule), name, id=f"{kind.__name__} {rule}")
-    for kind in (BlockDiffusion, D2F, FastDLLM)
-    for name, rule in RULES.items()
-]
+TYPED = [case for case in CASES if case.values[1] != "fly_entropy"]
 TYPED += [pytest.param(method, "fly_entropy", id=type(method).__name__) for method in LOOSE]
 FLOATS = [
     case

@@ -90,7 +90,9 @@ def constrained(client: openai.OpenAI, model: str, method: str) -> None:
     parsed = client.chat.completions.parse(**asked, response_format=Basket, extra_body=outpace)
     assert isinstance(parsed.choices[0].message.parsed, Basket)
     create: Any = client.chat.completions.create
-    chunks = create(**asked, stream=True, extra_body=outpace | {"guided_regex": REGEX})
+    chunks = create(
+        **asked, stream=True, extra_body=outpace | {"structured_outputs": {"regex": REGEX}}
+    )
     assert re.fullmatch(REGEX, text_of(list(chunks)))
     lines = {"structured_outputs": {"choice": ["yes", "no"]}}
     plain = client.completions.create(
@@ -115,7 +117,9 @@ def errors(client: openai.OpenAI) -> None:
     bad = openai.BadRequestError
     refused(client, openai.NotFoundError, "model", model="nobody")
     refused(client, bad, "n", n=99)
-    refused(client, bad, "guided_regex", extra_body={"guided_regex": "["})
+    refused(
+        client, bad, "structured_outputs.regex", extra_body={"structured_outputs": {"regex": "["}}
+    )
     refused(client, bad, "messages", messages=[])
 
 

@@ -43,26 +43,20 @@ def llm() -> LLM:
     ("option", "given"),
     [
         ("schema", formatted(SCHEMA, strict=True)),
-        ("regex", {"guided_regex": r"[A-Z][a-z]+ has \d{1,3} (apples|pears)\."}),
+        ("regex", {"structured_outputs": {"regex": r"[A-Z][a-z]+ has \d{1,3} (apples|pears)\."}}),
         ("choices", {"structured_outputs": {"choice": ["yes", "no", "seven apples"]}}),
-        ("schema", {"guided_json": SCHEMA}),
-        ("schema", {"guided_json": json.dumps(SCHEMA)}),
         ("schema", {"structured_outputs": {"json": SCHEMA}}),
         ("schema", {"structured_outputs": {"json": json.dumps(SCHEMA)}}),
-        ("regex", {"structured_outputs": {"regex": r"\d{2}"}}),
-        ("choices", {"guided_choice": ["yes", "no"]}),
-        ("grammar", {"guided_grammar": LARK}),
         ("grammar", {"structured_outputs": {"grammar": LARK}}),
     ],
 )
 def test_fields_equal_library_options(
     llm: LLM, client: TestClient, option: str, given: dict[str, Any]
 ) -> None:
-    (value,) = given.values()
     if "structured_outputs" in given:
-        (value,) = value.values()
-    elif "response_format" in given:
-        value = value["json_schema"]["schema"]
+        (value,) = given["structured_outputs"].values()
+    else:
+        value = given["response_format"]["json_schema"]["schema"]
     if option == "schema" and isinstance(value, str):
         value = json.loads(value)
     common = {"max_tokens": 40, "seed": 3, "temperature": 0.8}
@@ -97,12 +91,12 @@ DREAM = {"model": "tiny-dream", "max_tokens": 16, "outpace": {"method": "d2f"}}
 """A method that fills holes in any order, without fallback to a grammar."""
 AT = "response_format.json_schema.schema"
 BAD: list[tuple[str, dict[str, Any]]] = [
-    ("guided_regex", {"guided_regex": SLOW}),
-    ("guided_regex", {"guided_regex": "x" * 2_000_000}),
-    ("guided_regex", {"guided_regex": "\\ud800"}),
-    ("guided_regex", {"guided_regex": "x{300}", "max_tokens": 20}),
+    ("structured_outputs.regex", {"structured_outputs": {"regex": SLOW}}),
+    ("structured_outputs.regex", {"structured_outputs": {"regex": "x" * 2_000_000}}),
+    ("structured_outputs.regex", {"structured_outputs": {"regex": "\\ud800"}}),
+    ("structured_outputs.regex", {"structured_outputs": {"regex": "x{300}"}, "max_tokens": 20}),
     ("structured_outputs.regex", {"structured_outputs": {"regex": r"\bfoo"}}),
-    ("guided_choice", {"guided_choice": ["x" * 600], "max_tokens": 2}),
+    ("structured_outputs.choice", {"structured_outputs": {"choice": ["x" * 600]}, "max_tokens": 2}),
     (AT, formatted({"type": "a prompt of 5 tokens"})),
     (AT, formatted({"properties": {"a": {"enum": [math.nan]}}}) | DREAM),
     (AT, formatted({"type": "string", "minLength": 10**9}) | DREAM),
@@ -111,20 +105,21 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     (AT, formatted(deep(80)) | DREAM),
     (AT, formatted({"type": "number", "multipleOf": 0.01}) | DREAM),
     ("response_format.type", {"response_format": {"type": "json_object"}, "max_tokens": 1}),
-    ("guided_json", {"guided_json": '{"enum": ["\\ud800"]}'}),
-    ("guided_json", {"guided_json": '{"minimum": Infinity}'}),
-    ("guided_json", {"guided_json": '{"items":' * 50_000 + "{}" + "}" * 50_000}),
-    ("guided_grammar", {"guided_grammar": "start: )("}),
-    ("guided_grammar", {"guided_grammar": "%import os"}),
-    ("guided_grammar", {"guided_grammar": "x" * 1_000_000}),
+    ("structured_outputs.json", {"structured_outputs": {"json": '{"enum": ["\\ud800"]}'}}),
+    ("structured_outputs.json", {"structured_outputs": {"json": '{"minimum": Infinity}'}}),
+    (
+        "structured_outputs.json",
+        {"structured_outputs": {"json": '{"items":' * 50_000 + "{}" + "}" * 50_000}},
+    ),
+    ("structured_outputs.grammar", {"structured_outputs": {"grammar": "start: )("}}),
+    ("structured_outputs.grammar", {"structured_outputs": {"grammar": "%import os"}}),
+    ("structured_outputs.grammar", {"structured_outputs": {"grammar": "x" * 1_000_000}}),
     ("structured_outputs.grammar", {"structured_outputs": {"grammar": LARK}} | DREAM),
-    ("guided_regex", {"guided_regex": "a", **formatted(SCHEMA)}),
-    ("guided_choice", {"guided_regex": "a", "guided_choice": ["a"]}),
     ("structured_outputs.choice", {"structured_outputs": {"regex": "a", "choice": ["a"]}}),
     ("structured_outputs.regex", {"structured_outputs": {"regex": "a"}, **formatted(SCHEMA)}),
-    ("stop", {"guided_regex": "a", "stop": ["a"]}),
-    ("min_tokens", {"guided_regex": "a", "min_tokens": 3}),
-    ("ignore_eos", {"guided_regex": "a", "ignore_eos": True}),
+    ("stop", {"structured_outputs": {"regex": "a"}, "stop": ["a"]}),
+    ("min_tokens", {"structured_outputs": {"regex": "a"}, "min_tokens": 3}),
+    ("ignore_eos", {"structured_outputs": {"regex": "a"}, "ignore_eos": True}),
 ]
 
 
@@ -140,12 +135,12 @@ def test_invalid_constraints_are_refused(
 
 
 def test_slow_constraint_delays_no_other(service: Service) -> None:
-    known = {"guided_regex": "[a-f]{4}"}
+    known = {"structured_outputs": {"regex": "[a-f]{4}"}}
 
     async def run() -> list[str]:
         app, over = build_server_app(service), []
         await Call(app, chat(max_tokens=8, **known)).task
-        slow = [Call(app, chat(guided_regex=f"{SLOW}{n}")) for n in range(3)]
+        slow = [Call(app, chat(structured_outputs={"regex": f"{SLOW}{n}"})) for n in range(3)]
         calls = {
             **{f"slow {n}": call for n, call in enumerate(slow)},
             "free": Call(app, chat(max_tokens=8)),
@@ -164,11 +159,11 @@ def test_slow_constraint_delays_no_other(service: Service) -> None:
 def test_disconnect_during_compilation(service: Service) -> None:
     async def run() -> None:
         app = build_server_app(service)
-        gone = Call(app, chat(guided_regex=f"x{SLOW}"))
+        gone = Call(app, chat(structured_outputs={"regex": f"x{SLOW}"}))
         await asyncio.sleep(0.05)
         gone.gone.set()
         await gone.task
-        again = Call(app, chat(guided_regex="[a-c]{2}"))
+        again = Call(app, chat(structured_outputs={"regex": "[a-c]{2}"}))
         await again.task
         assert again.sent[0]["status"] == 200
 

@@ -50,10 +50,6 @@ VALUES = {
     "prompt_logprobs": 2,
     "top_k": 3,
     "response_format": {"type": "json_object"},
-    "guided_json": {"type": "integer"},
-    "guided_regex": "[a-z]{2}",
-    "guided_choice": ["yes", "no"],
-    "guided_grammar": 'start: "a" "b"?',
     "structured_outputs": {"choice": ["yes", "no"]},
     "structured_outputs.grammar": 'start: "a" "b"?',
 }

@@ -123,7 +123,7 @@ def test_answers_equal_in_process(
         {"structured_outputs": {"regex": "(("}},
         {"messages": [{"role": "user", "content": "x" * 2**20}]},
         {"chat_template_kwargs": {"none": 1}},
-        {"guided_json": '{"items":' * 700 + "{}" + "}" * 700},
+        {"structured_outputs": {"json": '{"items":' * 700 + "{}" + "}" * 700}},
         {"presence_penalty": 1.5, "logit_bias": {"5": -100}},
     ],
 )

@@ -104,7 +104,7 @@ BAD: list[tuple[str, dict[str, Any]]] = [
     ("stop_token_ids", filling(stop_token_ids=[3])),
     ("min_tokens", filling(min_tokens=3)),
     ("ignore_eos", filling(ignore_eos=True)),
-    ("guided_regex", filling(guided_regex="a")),
+    ("structured_outputs.regex", filling(structured_outputs={"regex": "a"})),
     ("outpace.fill", filling(model="tiny-ar")),
     ("outpace.fill", filling(outpace={"fill": 1})),
     ("outpace.fill", filling(model="tiny-wedlm", outpace=VERIFIED)),

@@ -18,6 +18,8 @@ DRAFTED = ("speculative", {"draft": "tiny-aux", "tokens": 0})
 SPECULATIVE = {"method": "speculative", "options": {"tokens": 0}}
 FORMAT = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
 
+OUTPUTS = "structured_outputs"
+
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
@@ -32,11 +34,16 @@ def llm() -> LLM:
         ({"stop_ids": [FAR]}, "stop_ids", chat(stop_token_ids=[FAR]), "stop_token_ids"),
         ({"template": X}, "template.x", chat(chat_template_kwargs=X), "chat_template_kwargs"),
         ({"suffix": 5}, "suffix", completion("a", suffix=5), "suffix"),
-        ({"schema": SCHEMA}, "schema", chat(guided_json=SCHEMA), "guided_json"),
         ({"schema": SCHEMA}, "schema", chat(response_format=FORMAT), SCHEMA_FIELD),
-        ({"regex": "("}, "regex", chat(guided_regex="("), "guided_regex"),
-        ({"choices": []}, "choices", chat(guided_choice=[]), "guided_choice"),
-        ({"grammar": "start: x"}, "grammar", chat(guided_grammar="start: x"), "guided_grammar"),
+        *(
+            ({option: value}, option, chat(structured_outputs={field: value}), f"{OUTPUTS}.{field}")
+            for option, field, value in (
+                ("schema", "json", SCHEMA),
+                ("regex", "regex", "("),
+                ("choices", "choice", []),
+                ("grammar", "grammar", "start: x"),
+            )
+        ),
     ],
 )
 def test_error_of_an_option_names_it(

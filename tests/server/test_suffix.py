@@ -83,7 +83,7 @@ def test_infilling_methods_fill_before_a_suffix(
         ("max_tokens", {"max_tokens": 2**20}),
         ("min_tokens", {"min_tokens": 2}),
         ("ignore_eos", {"ignore_eos": True}),
-        ("guided_regex", {"guided_regex": "a"}),
+        ("structured_outputs.regex", {"structured_outputs": {"regex": "a"}}),
         ("stop_token_ids", {"stop_token_ids": [5]}),
     ],
 )

@@ -96,7 +96,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("ignore_eos", {"ignore_eos": True}),
     ("reasoning_effort", {"reasoning_effort": "much"}),
     ("reasoning_effort", {"reasoning_effort": "low"}),
-    ("guided_regex", {"guided_regex": "(ab|cd){99}"}),
+    ("structured_outputs.regex", {"structured_outputs": {"regex": "(ab|cd){99}"}}),
     ("messages.0.reasoning_content", {"messages": [QUESTION | {"reasoning_content": "x"}]}),
     (
         "messages.1.reasoning_content",

@@ -5,26 +5,38 @@ written by the template and not whitespace, such as the roles of DeepSeek and `<
 Qwen. In an assistant's message only special tokens are hidden. Decoders write all others as text,
 so `<think>` in a returned answer is the token that the model generated.
 
-The template is rendered a second time with markers in place of the first and last characters of
-control tokens in the conversation. If the prompt is otherwise the same, the markers show which
-tokens come from the conversation. These are then encoded as text. If the template itself searches
-for such a token, as gpt-oss does, the token stays and only its borders are marked.
+The template is rendered a second time with marks in place of the first and last characters of
+control tokens: one kind of mark in the strings that the template writes, another in the texts of
+everyone but the assistant. Strings that it only compares with a text stay. If the prompt is
+otherwise the same, the marks show who wrote each token. If it is not, as for a template that
+searches a user's text for a token, only the template's strings are marked.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 from jinja2 import Environment, TemplateError
 from jinja2.ext import LoopControlExtension
 from jinja2.meta import find_undeclared_variables
-from jinja2.nodes import Call, Const, Getattr, Template, TemplateData
+from jinja2.nodes import (
+    Call,
+    Compare,
+    Const,
+    Filter,
+    Getattr,
+    Getitem,
+    Node,
+    Template,
+    TemplateData,
+    Test,
+)
 from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.api.codec import (
@@ -39,14 +51,11 @@ from outpace.constraint.thoughts import ThoughtFormat, find_thought_format
 from outpace.errors import OptionError
 
 Message = dict[str, Any]
-AuthorMap = dict[int, bool]
-"""Whether the assistant wrote a character, by position in the prompt; not of the template's."""
-AuthorPatterns = Mapping[bool, re.Pattern[str]]
-"""Patterns to search for in a string, by whether the assistant wrote it."""
-AuthorWords = Mapping[bool, Sequence[str]]
-"""Words to search for in a string, by whether the assistant wrote it."""
-TextChange = Callable[[str, bool], str]
-"""Function from a string, and whether the assistant wrote it, to a new string."""
+SEARCHES = {"split", "rsplit", "strip", "lstrip", "rstrip", "startswith", "endswith", "replace"} | {
+    *("find", "rfind", "index", "rindex", "count", "partition", "rpartition"),
+    *("removeprefix", "removesuffix", "trim"),
+}
+"""Methods of strings, and filters, whose first argument is searched for and never written."""
 
 
 def match_any(words: Sequence[str]) -> re.Pattern[str]:
@@ -87,25 +96,13 @@ class TemplatePart:
             ),
         ]
 
-    @property
-    def texts(self) -> list[str]:
-        """All texts of the part, except the role of a message."""
-        found: list[str] = []
-
-        def note(text: str, own: bool) -> str:
-            found.append(text)
-            return text
-
-        self.map_texts(note)
-        return found
-
-    def map_texts(self, change: TextChange) -> TemplatePart:
-        """Return the part with `change` applied to each text, also in lists and mappings."""
+    def map_texts(self, change: Callable[[str], str]) -> TemplatePart:
+        """Return the part with `change` applied to each text, except the role of a message."""
 
         def walk(value: Any, *, message: bool = False) -> Any:
             match value:
                 case str():
-                    return change(value, self.by_assistant)
+                    return change(value)
                 case Mapping():
                     return {
                         key if message else walk(key): each
@@ -119,144 +116,57 @@ class TemplatePart:
 
         return replace(self, value=walk(self.value, message=isinstance(self.key, int)))
 
-    def matches_any(self, patterns: AuthorPatterns) -> bool:
-        """Return whether one of its texts matches the pattern of its author."""
-        return any(map(patterns[self.by_assistant].search, self.texts))
+    @cached_property
+    def text(self) -> str:
+        """All its texts, except the role of a message."""
+        found: list[str] = []
+        self.map_texts(lambda text: found.append(text) or text)
+        return "\0".join(found)
 
 
-class Mark(NamedTuple):
-    """What a marker represents: a character, or a border of a word.
-
-    Attributes:
-        text: The character or word.
-        by_assistant: Whether the assistant wrote it.
-        side: 1 for the border before a word, -1 for the border after it, 0 for a character.
-        is_lone: Whether the word has no border on its other side.
-    """
-
-    text: str
-    by_assistant: bool
-    side: int = 0
-    is_lone: bool = False
+def parse_template(source: str) -> Template:
+    """Return the syntax tree of a template."""
+    # The `generation` tags, which training needs, are not part of Jinja.
+    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)
+    return Environment(extensions=[LoopControlExtension]).parse(plain)
 
 
-class Markers:
-    """Replaces control tokens in texts by markers, from which the original text is restored.
+def searched_nodes(tree: Template) -> Iterator[Node]:
+    """Yield the expressions of a template whose value is compared, and never written."""
+    for node in tree.find_all((Compare, Test, Getitem, Call, Filter)):
+        match node:
+            case Compare() | Test():
+                yield node
+            case Getitem():
+                yield node.arg
+            case Call(node=Getattr(attr=name)) | Filter(name=name) if name in SEARCHES:
+                yield from node.args[:1]
 
-    Args:
-        hidden: Patterns of control tokens.
-        edges: Pattern of their first and last characters.
-        kept: Words to leave unchanged, since the template may search for them.
-        fenced: Words whose borders are marked, since they are control tokens or parts of them.
-        free: Characters that occur nowhere.
-        inner: Fenced words with a single border where a string begins or ends with them, since the
-            template may search for that.
-    """
 
-    def __init__(
-        self,
-        hidden: AuthorPatterns,
-        edges: re.Pattern[str],
-        kept: AuthorWords,
-        fenced: AuthorWords,
-        free: Iterator[str],
-        *,
-        inner: Collection[str] = (),
-    ) -> None:
-        self.hidden, self.edges, self.free, self.inner = hidden, edges, free, inner
-        # A template that searches for a word inside another may leave a part of the other one.
-        words = {word for each in fenced.values() for word in each}
-        self.outer_words = {
-            word for word in words if not any(each in word for each in words - {word})
-        }
-        self.patterns = {
-            own: re.compile(
-                f"(?P<fenced>{match_any(fenced[own]).pattern})|(?P<control>{pattern.pattern})"
-                f"|(?P<kept>{match_any(kept[own]).pattern})|{edges.pattern}"
-            )
-            for own, pattern in hidden.items()
-        }
-        self.marks: dict[Mark, str] = {}
-
-    def find_marker(self, *fields: Any) -> str:
-        """Return the marker character of a `Mark` with these fields."""
-        mark = Mark(*fields)
-        if mark not in self.marks:
-            self.marks[mark] = take_unused_character(self.free)
-        return self.marks[mark]
-
-    def fence_word(self, word: str, own: bool, *, first: bool, last: bool) -> str:
-        """Return a word with both borders, or with one if it begins or ends a string."""
-        if first and last:
-            raise ValueError("the text is a word that the template searches for")
-        before = "" if first else self.find_marker(word, own, 1, last)
-        return before + word + ("" if last else self.find_marker(word, own, -1, first))
-
-    def hide_tokens(self, text: str, own: bool) -> str:
-        """Return a string with markers; raises `ValueError` if a control token cannot be hidden."""
-        begin, end = len(text) - len(text.lstrip()), len(text.rstrip())
-
-        def change(match: re.Match[str]) -> str:
-            word = match.group()
-            if match.lastgroup == "kept":
-                return word
-            if match.lastgroup != "fenced":
-                return self.edges.sub(lambda edge: self.find_marker(edge.group(), own), word)
-            inner = word in self.inner
-            first, last = match.start() <= begin, match.end() >= end
-            return self.fence_word(word, own, first=inner and first, last=inner and last)
-
-        changed = self.patterns[own].sub(change, text)
-        bare = self.patterns[own].sub(
-            lambda m: "\0" if m.lastgroup == "fenced" else change(m), text
-        )
-        if self.hidden[own].search(bare):
-            raise ValueError("a control token overlaps a word that the template searches for")
-        return changed
-
-    def restore_text(self, rendered: str) -> tuple[str, AuthorMap]:
-        """Restore a rendered text.
-
-        Returns:
-            The text without markers, and the author of each marked character.
-
-        Raises:
-            ValueError: If a part of a word may remain without a marker.
-        """
-        meanings = {character: mark for mark, character in self.marks.items()}
-        pattern = match_any([*meanings])
-        authors: AuthorMap = {}
-        borders: list[tuple[int, Mark]] = []
-        for match in pattern.finditer(rendered):
-            mark, place = meanings[match.group()], match.start() - len(borders)
-            if mark.side:
-                borders.append((place, mark))
-            else:
-                authors[place] = mark.by_assistant
-        plain = pattern.sub(
-            lambda match: "" if (mark := meanings[match.group()]).side else mark.text, rendered
-        )
-        self.restore_words(plain, borders, authors)
-        return plain, authors
-
-    def restore_words(
-        self, plain: str, borders: Sequence[tuple[int, Mark]], authors: AuthorMap
-    ) -> None:
-        """Add the author of each word between borders to `authors`."""
-        pairs, torn = set(borders), []
-        for place, mark in borders:
-            size = len(mark.text)
-            begin = place if mark.side > 0 else place - size
-            far = place + mark.side * size, mark._replace(side=-mark.side)
-            # A template that drops a word leaves its borders, perhaps next to the same word.
-            if (mark.is_lone or far in pairs) and begin >= 0 and plain.startswith(mark.text, begin):
-                authors |= dict.fromkeys(range(begin, begin + size), mark.by_assistant)
-            elif mark.text not in self.outer_words:
-                torn.append((place, mark))
-        for place, mark in torn:
-            inside, end = (place, 0) if mark.side > 0 else (place - 1, -1)
-            if inside not in authors and plain[inside : inside + 1] == mark.text[end]:
-                raise ValueError("a part of a word may remain")
+@lru_cache
+def mark_template(source: str, table: tuple[tuple[str, str], ...]) -> str:
+    """Return a template with characters replaced in all that it writes."""
+    tokens = [*Environment(keep_trailing_newline=True).lex(source)]
+    numbered = (
+        f"{value[:-1]}\0{number}\0{value[-1]}" if kind == "string" else value
+        for number, (_, kind, value) in enumerate(tokens)
+    )
+    searched = {
+        int(number)
+        for node in searched_nodes(parse_template("".join(numbered)))
+        for constant in (node, *node.find_all(Const))
+        if isinstance(constant, Const)
+        for number in re.findall("\0([0-9]+)\0", str(constant.value))
+    }
+    change = str.maketrans(dict(table))
+    changed: list[str] = []
+    for number, (_, kind, value) in enumerate(tokens):
+        if kind == "string" and number not in searched:
+            decoded = value[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape")
+            changed.append(json.dumps(decoded.translate(change), ensure_ascii=False))
+        else:
+            changed.append(value.translate(change) if kind == "data" else value)
+    return "".join(changed)
 
 
 RESERVED_NAMES = {"messages", "add_generation_prompt", "documents", "raise_exception"} | {
@@ -283,13 +193,11 @@ class TemplateSource:
         """Syntax trees of the template, or of all templates if there are several."""
         sources = self.tokenizer.chat_template or []
         sources = sources.values() if isinstance(sources, dict) else sources
-        # The `generation` tags, which training needs, are not part of Jinja.
-        plain = [
-            re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)
-            for source in ([sources] if isinstance(sources, str) else sources)
-        ]
         try:
-            return [Environment(extensions=[LoopControlExtension]).parse(each) for each in plain]
+            return [
+                parse_template(source)
+                for source in ([sources] if isinstance(sources, str) else sources)
+            ]
         except TemplateError as error:
             message = f"messages: the chat template of {self.name} fails: {error}"
             raise OptionError("messages", None, message) from error
@@ -418,19 +326,6 @@ class TemplateSource:
         found = chain.from_iterable(tree.find_all(Const) for tree in self.syntax_trees)
         return frozenset(each.value for each in found if isinstance(each.value, str) and each.value)
 
-    @cached_property
-    def boundary_constants(self) -> frozenset[str]:
-        """Strings that the template searches for at the beginning or end of a string."""
-        calls = chain.from_iterable(tree.find_all(Call) for tree in self.syntax_trees)
-        return frozenset(
-            word.value
-            for call in calls
-            if isinstance(call.node, Getattr) and call.node.attr in ("startswith", "endswith")
-            for argument in call.args
-            for word in (argument, *argument.find_all(Const))
-            if isinstance(word, Const) and isinstance(word.value, str)
-        )
-
 
 class ChatTemplate(TemplateSource):
     """The chat template of a tokenizer."""
@@ -459,28 +354,51 @@ class ChatTemplate(TemplateSource):
         }
 
     @cached_property
-    def hidden_patterns(self) -> dict[bool, re.Pattern[str]]:
-        """Patterns of the control tokens to hide, by whether the assistant wrote the text."""
-        return {
-            False: match_any([*self.control_tokens.values()]),
-            True: match_any([*self.special_tokens.values()]),
-        }
+    def control_pattern(self) -> re.Pattern[str]:
+        """Pattern of the control tokens."""
+        return match_any([*self.control_tokens.values()])
 
     @cached_property
     def edge_pattern(self) -> re.Pattern[str]:
         """Pattern of the first and last characters of control tokens."""
-        return match_any(
-            sorted({text[end] for text in self.control_tokens.values() for end in (0, -1)})
-        )
+        return match_any([*self.edges])
 
-    def render(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> str:
+    @cached_property
+    def edges(self) -> list[str]:
+        """First and last characters of control tokens."""
+        return sorted({text[end] for text in self.control_tokens.values() for end in (0, -1)})
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        table: Mapping[str, str] | None = None,
+    ) -> str:
         """Render a conversation, up to the beginning of the answer.
+
+        Args:
+            messages: The conversation.
+            variables: Variables of the template.
+            table: Characters to replace in what the template writes.
 
         Raises:
             OptionError: If the template fails.
             ContextError: If the text exceeds the context.
         """
         try:
+            if table is not None:
+                source = self.tokenizer.get_chat_template(tools=variables.get("tools"))
+                change = str.maketrans(dict(table))
+                special = self.tokenizer.special_tokens_map.items()
+                variables = {
+                    **{
+                        name: text.translate(change)
+                        for name, text in special
+                        if isinstance(text, str)
+                    },
+                    **variables,
+                    "chat_template": mark_template(source, tuple(table.items())),
+                }
             rendered = self.tokenizer.apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **variables
             )
@@ -490,10 +408,13 @@ class ChatTemplate(TemplateSource):
         self.codec.check_length(str(rendered))
         return validate_text("messages", str(rendered))
 
-    def render_parts(self, parts: Sequence[TemplatePart]) -> str:
+    def render_parts(
+        self, parts: Sequence[TemplatePart], table: Mapping[str, str] | None = None
+    ) -> str:
         """Render the parts of a conversation."""
         messages = [part.value for part in parts if isinstance(part.key, int)]
-        return self.render(messages, {str(part.key): part.value for part in parts[len(messages) :]})
+        variables = {str(part.key): part.value for part in parts[len(messages) :]}
+        return self.render(messages, variables, table)
 
     def encode(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
         """Encode a conversation.
@@ -503,17 +424,16 @@ class ChatTemplate(TemplateSource):
                 which control tokens cannot be separated from text.
         """
         for number, message in enumerate(messages):
-            if self.hidden_patterns[False].search(role := message["role"]):
+            if self.control_pattern.search(role := message["role"]):
                 param = f"messages[{number}].role"
                 text = f"{param} must not contain a special token, got {role!r}"
                 raise OptionError(param, role, text)
         messages = [self.write_message(*each) for each in enumerate(messages)]
         parts = TemplatePart.collect_parts(messages, variables)
         text = self.render_parts(parts)
-        authors = self.find_authors(parts, text)
         ids, spans = self.codec.encode_with_spans(text)
         control = [self.trim_span(text, span) for span in spans if span[0] in self.control_tokens]
-        own = [span for span in control if not self.is_text(span, authors)]
+        own = self.select_tokens(control, parts, text)
         if own == control:
             return ids
         return self.codec.encode_selected(text, own, frozenset(self.control_tokens))
@@ -524,104 +444,57 @@ class ChatTemplate(TemplateSource):
         found = text.find(self.control_tokens[token], begin, end)
         return span if found < 0 else (token, found, found + len(self.control_tokens[token]))
 
-    def is_text(self, span: TokenSpan, authors: AuthorMap) -> bool:
-        """Return whether a control token is part of a string that must not contain it."""
-        token, begin, end = span
-        ends = [authors[place] for place in (begin, end - 1) if place in authors]
-        return bool(ends) and (not all(ends) or token in self.special_tokens)
-
-    def find_authors(self, parts: Sequence[TemplatePart], text: str) -> AuthorMap:
-        """Find the authors of the first and last characters of control tokens in a prompt.
+    def select_tokens(
+        self, control: list[TokenSpan], parts: Sequence[TemplatePart], text: str
+    ) -> list[TokenSpan]:
+        """Return the control tokens in a prompt that are not text of the conversation.
 
         Raises:
             OptionError: If they cannot be determined, naming the part.
         """
-        edged = [
-            part
-            for part in parts
-            if part.matches_any({True: self.edge_pattern, False: self.edge_pattern})
-        ]
+        edged = [part for part in parts if self.edge_pattern.search(part.text)]
         if not edged:
-            return {}
-        if (found := self.trace_authors(parts, edged, text)) is not None:
-            return found
-        holders = [part for part in edged if part.matches_any(self.hidden_patterns)]
-        suspects, what = (holders, "a") if holders else (edged, "part of a")
-        guilty = (part for part in suspects if self.trace_authors(parts, [part], text) is None)
-        part = next(guilty, suspects[0])
+            return control
+        free = unused_characters(text, *(part.text for part in parts), *self.string_constants)
+        written, by_user = (
+            {edge: take_unused_character(free) for edge in self.edges} for _ in ("template", "user")
+        )
+        # A whole token that no answer contains is text wherever the template does not write it.
+        answers = "\0".join(part.text for part in parts if part.by_assistant)
+        shared = {token for token, name in self.control_tokens.items() if name in answers}
+        whole = match_any([n for token, n in self.control_tokens.items() if token not in shared])
+        pattern = re.compile(f"{whole.pattern}|{self.edge_pattern.pattern}")
+
+        def hide(text: str) -> str:
+            return pattern.sub(lambda match: by_user.get(match.group(), match.group()), text)
+
+        def is_own(token: int, ends: set[str]) -> bool:
+            if ends & {*by_user.values()}:
+                return False
+            return ends <= {*written.values()} or token in shared - self.special_tokens.keys()
+
+        try:
+            hidden = [part if part.by_assistant else part.map_texts(hide) for part in parts]
+            marked = self.render_parts(hidden, written)
+        except OptionError:  # the template depends on what is hidden
+            marked = ""
+        plain = {mark: edge for table in (written, by_user) for edge, mark in table.items()}
+        if marked.translate(str.maketrans(plain)) == text:
+            return [
+                each for each in control if is_own(each[0], {marked[each[1]], marked[each[2] - 1]})
+            ]
+        holders = [part for part in edged if self.control_pattern.search(part.text)]
+        if not holders:  # text that could only be a part of a token
+            change = str.maketrans(by_user)
+            marked = self.render_parts(
+                [part.map_texts(lambda text: text.translate(change)) for part in parts]
+            )
+            if self.control_pattern.findall(marked) == self.control_pattern.findall(text):
+                return control
+        part = (holders or edged)[0]
         raise OptionError(
             part.name,
             part.value,
-            f"{part.name} contains {what} special token, which changes the output of the chat "
-            f"template of {self.name}: remove it",
-        )
-
-    def trace_authors(
-        self, parts: Sequence[TemplatePart], edged: Sequence[TemplatePart], text: str
-    ) -> AuthorMap | None:
-        """Find the authors from markers in the parts `edged`; None if they cannot be determined."""
-        same = False
-        for markers in self.candidate_markers(
-            text, *(each for part in parts for each in part.texts)
-        ):
-            try:
-                shown = [
-                    part.map_texts(markers.hide_tokens) if part in edged else part for part in parts
-                ]
-                rendered = self.render_parts(shown)
-                plain, authors = markers.restore_text(rendered)
-            except ValueError:  # the template depends on what is hidden
-                continue
-            if plain == text:
-                return authors
-            same |= self.hidden_patterns[False].findall(rendered) == self.hidden_patterns[
-                False
-            ].findall(text)
-        # Text without a control token could only be a part of one, which it is not here.
-        return (
-            {}
-            if same and not any(part.matches_any(self.hidden_patterns) for part in edged)
-            else None
-        )
-
-    def candidate_markers(self, *known: str) -> Iterator[Markers]:
-        """Yield candidate ways to mark strings, the strictest first."""
-        free = unused_characters(*known, *self.string_constants)
-        plain, parts, single, several = self.word_groups
-        none: dict[bool, list[str]] = {True: [], False: []}
-        yield Markers(self.hidden_patterns, self.edge_pattern, none, none, free)
-        yield Markers(self.hidden_patterns, self.edge_pattern, plain, none, free)
-        for groups in ((parts, single), (parts, single, several)):
-            fenced = {own: [word for group in groups for word in group[own]] for own in none}
-            for inner in (frozenset[str](), self.boundary_constants):
-                yield Markers(
-                    self.hidden_patterns, self.edge_pattern, plain, fenced, free, inner=inner
-                )
-
-    @cached_property
-    def word_groups(self) -> tuple[dict[bool, list[str]], ...]:
-        """Words that the template may search for and that overlap control tokens.
-
-        Returns:
-            Four groups: words that share only characters with a token, that may be part of one,
-                that are one, and longer words.
-        """
-        tokens = [*self.control_tokens.values()]
-        heads = {token[:end] for token in tokens for end in range(1, len(token))}
-        tails = {token[begin:] for token in tokens for begin in range(1, len(token))}
-
-        def classify_word(word: str, own: bool) -> int:
-            if self.hidden_patterns[own].search(word):
-                return 2 if self.hidden_patterns[own].fullmatch(word) else 3
-            ends = range(1, len(word) + 1)
-            partial = any(word[-end:] in heads or word[:end] in tails for end in ends)
-            return int(partial or any(word in token and word != token for token in tokens))
-
-        words = [word for word in self.string_constants if self.edge_pattern.search(word)]
-        return tuple(
-            {
-                own: [word for word in words if classify_word(word, own) == number]
-                for own in (True, False)
-            }
-            for number in range(4)
+            f"{part.name} contains {'a' if holders else 'part of a'} special token, which changes "
+            f"the output of the chat template of {self.name}: remove it",
         )

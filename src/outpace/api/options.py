@@ -381,7 +381,7 @@ class RequestOptions:
             typed=Path,
             fields=(
                 *("response_format.type", "response_format.json_schema.schema"),
-                *("structured_outputs.json", "structured_outputs.json_object", "guided_json"),
+                *("structured_outputs.json", "structured_outputs.json_object"),
             ),
         ),
     ] = None
@@ -390,7 +390,7 @@ class RequestOptions:
         Info(
             "Regular expression of the whole answer.",
             "rule",
-            fields=("structured_outputs.regex", "guided_regex"),
+            fields=("structured_outputs.regex",),
         ),
     ] = None
     choices: Annotated[
@@ -399,7 +399,7 @@ class RequestOptions:
             "Allowed answer; may be repeated.",
             "rule",
             typed=list[str],
-            fields=("structured_outputs.choice", "guided_choice"),
+            fields=("structured_outputs.choice",),
         ),
     ] = None
     grammar: Annotated[
@@ -408,7 +408,7 @@ class RequestOptions:
             "File with a Lark grammar of the whole answer.",
             "rule",
             typed=Path,
-            fields=("structured_outputs.grammar", "guided_grammar"),
+            fields=("structured_outputs.grammar",),
             sequential=True,
         ),
     ] = None

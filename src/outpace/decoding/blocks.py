@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from outpace.decoding.canvas import Canvas
 from outpace.decoding.forward import FloatArray, Forward, IntArray
-from outpace.decoding.order import above_threshold, top_holes, within_frechet
+from outpace.decoding.order import above_threshold, top_holes
 from outpace.decoding.sampling import Read
 
 D2F_BLOCK_SIZE = 16
@@ -20,21 +20,10 @@ D2F_CONFIDENCE = 0.9
 
 
 def select_block_holes(
-    confidence: FloatArray,
-    ranks: FloatArray,
-    threshold: float,
-    *,
-    is_active: bool,
-    margin: float | None = None,
+    confidence: FloatArray, ranks: FloatArray, threshold: float, *, is_active: bool
 ) -> IntArray:
-    """Return the holes of a block above the threshold, or the best one if `is_active`.
-
-    `margin` replaces the threshold by the rule of Fast-dLLM++.
-    """
-    if margin is not None:
-        chosen = within_frechet(confidence, margin, least=0)
-    else:
-        chosen = above_threshold(confidence, threshold)
+    """Return the holes of a block above the threshold, or the best one if `is_active`."""
+    chosen = above_threshold(confidence, threshold)
     return chosen if len(chosen) or not is_active else top_holes(ranks)
 
 

@@ -272,15 +272,5 @@ class Prediction:
         found: list[float] = self.scores["logprob"].tolist()
         return found if self.top is None else attach_top_tokens(found, self.top)
 
-    def entries(self, begin: int, end: int) -> Prediction:
-        """Return the entries `begin` to `end`, without features."""
-        part = slice(begin, end)
-        return Prediction(
-            tokens=self.tokens[part],
-            scores={name: each[part] for name, each in self.scores.items()},
-            top=None if self.top is None else self.top[..., part],
-            logits=None if self.logits is None else self.logits[part],
-        )
-
 
 Decoding = Generator[Forward, Prediction, None]

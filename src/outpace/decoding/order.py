@@ -51,19 +51,6 @@ def within_factor(confidence: FloatArray, factor: float) -> IntArray:
     return chosen if count == len(chosen) - 1 else chosen[:count]
 
 
-def within_frechet(confidence: FloatArray, margin: float, least: int = 1) -> IntArray:
-    """Return the n best holes that are right together with a margin; at least `least`.
-
-    Fast-dLLM++ (Kasa et al., 2026, section 3): whatever their dependence, n tokens are right
-    together with a probability of at least 1 - sum(1 - c), and another choice with at most 1 - c of
-    the last one. The difference must exceed `margin`.
-    """
-    chosen = rank_descending(confidence)
-    ranked = confidence[chosen]
-    score = 1 - (1 - ranked).cumsum() - (1 - ranked)
-    return chosen[: max(int((score > margin).sum()), least)]
-
-
 def within_budget(scores: FloatArray, entropy: FloatArray, budget: float) -> IntArray:
     """Return the best holes whose shared entropy is within a budget; at least one.
 

@@ -208,9 +208,6 @@ Score = Literal[
     "entropy",
     "logprob",
     "margin",
-    "divergence",
-    "top_token",
-    "top_probability",
     "rank",
     "acceptance",
 ]

@@ -72,7 +72,6 @@ class Target:
         block: block length of the model, as trained or decoded; None for any.
         drafts_from_last: whether the row of the last token predicts the first draft, and the last
             mask of the block one after it (DSpark), instead of each mask its own slot.
-        drafts_in_order: whether its draft chooses the tokens of a block one after another.
         predicts_acceptance: whether its draft predicts if a token will be accepted.
         is_block_causal: whether rows see no further than the end of their block, counted from slot
             0.
@@ -96,7 +95,6 @@ class Target:
     mask_id: int = -1
     block: int | None = None
     drafts_from_last: bool = False
-    drafts_in_order: bool = False
     predicts_acceptance: bool = False
     is_block_causal: bool = False
     order: HoleOrder = "confidence"

@@ -262,7 +262,6 @@ def make_target(configs: Mapping[str, ModelConfig]) -> Target:
         mask_id=-1 if masked.mask_id is None else masked.mask_id,
         block=masked.block,
         drafts_from_last=masked.is_draft and masked.shift == 1,
-        drafts_in_order=masked.chain is not None,
         predicts_acceptance=masked.chain is not None and masked.chain.predicts_acceptance,
         is_block_causal=target.kind is Kind.BLOCK,
         order=target.order,

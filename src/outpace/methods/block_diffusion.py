@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import repeat
 from typing import Annotated
 
 import numpy as np
@@ -22,10 +22,7 @@ from outpace.decoding import (
     agreement,
 )
 from outpace.decoding.canvas import split_blocks
-from outpace.decoding.forward import IntArray
-from outpace.decoding.order import above_threshold, rank_descending
-from outpace.decoding.rules import HoleHistory
-from outpace.decoding.sampling import Sample
+from outpace.decoding.order import above_threshold
 from outpace.decoding.target import Rank
 from outpace.decoding.tree import MAX_TREE_SLOTS
 from outpace.methods.block_filling import BlockFilling, block_length, forward_of_blocks
@@ -65,8 +62,7 @@ def decode_edited(method: BlockFilling, request: Request, size: int, threshold: 
                 predict=predict,
                 read=read,
             )
-            any_hole = np.ones(len(holes), dtype=np.bool_)
-            chosen = method.choose_holes(out, method.least_count(size, fills), any_hole)
+            chosen = method.choose_holes(out, method.least_count(size, fills), len(holes))
             canvas.fill_chosen(holes, chosen, out)
             certain = above_threshold(out.scores["confidence"][len(holes) :], threshold)
             changed = canvas.replace_chosen(filled, certain, out, len(holes))
@@ -77,120 +73,6 @@ def decode_edited(method: BlockFilling, request: Request, size: int, threshold: 
                 break
         if not canvas.commit_until(request):
             return
-
-
-BranchRun = Generator[Forward, Prediction, tuple[list[int], Prediction]]
-
-
-@dataclass(frozen=True, slots=True)
-class Lookahead:
-    """Predicted holes that branches fill in addition, each a different one.
-
-    Attributes:
-        method: chooses by its `order` what the paper calls confidence.
-        holes: slots that were predicted.
-        out: their predictions.
-        further: indices of the holes to fill, the most confident first.
-    """
-
-    method: BlockFilling
-    holes: Sequence[int]
-    out: Prediction
-    further: IntArray
-
-    @classmethod
-    def spawn(
-        cls,
-        method: BlockFilling,
-        holes: Sequence[int],
-        out: Prediction,
-        chosen: IntArray,
-        count: int,
-    ) -> tuple[IntArray, Lookahead | None]:
-        """Return the indices of the holes to fill, and at most `count` branches, if any.
-
-        A branch without holes has the highest confidence, as in the authors' code. So a single
-        remaining hole is filled at once.
-        """
-        ranked = rank_descending(method.rank_holes(out, len(holes)))
-        rest = ranked[~np.isin(ranked, chosen)]
-        if len(rest) < 2:
-            return np.append(chosen, rest), None
-        return chosen, cls(method, holes, out, rest[:count])
-
-    def run_branches(
-        self, request: Request, canvas: Canvas, begin: int, read: Sample, history: HoleHistory
-    ) -> BranchRun:
-        """Run all branches of the block from slot `begin` on, and fill the hole of the best one.
-
-        The anchor is the last branch. Of equal ones the first is the best, as in the authors' code.
-
-        Returns:
-            The holes of the best branch, and their predictions.
-        """
-        anchor, open_holes = canvas.ids[begin:], canvas.holes_within(begin, len(canvas))
-        texts, holes = list[list[int]](), list[list[int]]()
-        for index in self.further.tolist():
-            row = self.holes[index] - begin
-            texts.append([*anchor[:row], self.out.tokens[index], *anchor[row + 1 :]])
-            holes.append([slot for slot in open_holes if slot != self.holes[index]])
-        texts, holes = [*texts, anchor], [*holes, open_holes]
-        read = history.read(read, list(chain(*holes)))
-        out = yield forward_of_branches(request, texts, holes, begin, read)
-        bounds = list(pairwise(accumulate(map(len, holes), initial=0)))
-        ranks = self.method.rank_holes(out, bounds[-1][1])
-        best = int(np.argmax([ranks[first:last].mean() for first, last in bounds]))
-        canvas.fill_chosen(self.holes, self.further[best : best + 1], self.out)
-        return holes[best], out.entries(*bounds[best])
-
-
-def forward_of_branches(
-    request: Request,
-    texts: Sequence[Sequence[int]],
-    holes: Sequence[Sequence[int]],
-    begin: int,
-    read: Read,
-) -> Forward:
-    """Return a forward of texts of one block, each of which sees the text before and itself.
-
-    They are stored one after the other from slot `begin` on, with the positions of the block.
-    """
-    target, size = request.target, len(texts[0])
-    shift = target.shift if target.mask_shift is None else target.mask_shift
-    wanted = [(size * place, slot) for place, each in enumerate(holes) for slot in each]
-    return Forward(
-        ids=list(chain(*texts)),
-        start=begin,
-        pattern=Tree(
-            begin,
-            tuple(
-                (1 << size) - 1 << size * place for place in range(len(texts)) for _ in range(size)
-            ),
-        ),
-        positions=[*range(begin, begin + size)] * len(texts),
-        predict=[slot for _, slot in wanted],
-        predict_from=[slot + moved - shift for moved, slot in wanted],
-        read=read,
-        branches=[
-            text[len(request) - begin : slot - begin]
-            for text, each in zip(texts, holes, strict=True)
-            for slot in each
-        ]
-        if request.processors
-        else None,
-    )
-
-
-def check_lookahead(count: int, size: int) -> None:
-    """Raise `OptionError` for more branches of blocks of `size` than one forward can hold."""
-    most = MAX_TREE_SLOTS // size - 1
-    if count > most:
-        allowed = f"at most {most}" if most > 0 else "None"
-        message = (
-            f"lookahead must be {allowed} with blocks of {size}, got {count}: the branches of a "
-            f"block have at most {MAX_TREE_SLOTS} rows together"
-        )
-        raise OptionError("lookahead", count, message)
 
 
 def decode_verified(request: Request, size: int, threshold: float | None) -> Decoding:
@@ -279,7 +161,7 @@ def count_certain(out: Prediction, first: int, threshold: float | None) -> int:
     return int(unsure[0]) if len(unsure) else len(out.tokens) - first
 
 
-PREFIX_UNUSED = ("budget", "steps", "order", "part", "canvas", "rule", "lookahead")
+PREFIX_UNUSED = ("budget", "steps", "order", "part", "canvas")
 """Options of the other ways to fill a block."""
 
 
@@ -326,8 +208,7 @@ class BlockDiffusion(BlockFilling):
     predicts the first token after it.
 
     With `edit` it is the joint threshold decoding of LLaDA2.1 (Bie et al., 2026), with `verify` the
-    self-speculation of S2D2 (Han et al., 2026), whose output is that of blocks of one token, with
-    `lookahead` the lookahead parallel decoding of LoPA (Xu et al., 2025).
+    self-speculation of S2D2 (Han et al., 2026), whose output is that of blocks of one token.
 
     Attributes:
         canvas: fill all of the block in which the answer ends, as the authors' code does.
@@ -343,47 +224,28 @@ class BlockDiffusion(BlockFilling):
         "any; None: never",
     ] = None
     verify: Annotated[bool, "emit only what blocks of one token would generate"] = False
-    lookahead: Annotated[
-        int | None,
-        "further branches of the open block that each fill one more hole; the most confident "
-        "branch continues",
-    ] = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(block=self.block, lookahead=self.lookahead)
+        check_at_least_one(block=self.block)
         check_fraction(edit=self.edit)
         if self.edit is not None:
-            unused = ("rule", "canvas", "lookahead")
-            check_default(self, *unused, reason="edit, which fills whole blocks")
+            check_default(self, "canvas", reason="edit, which fills whole blocks")
         if self.verify:
             check_default(
                 self, *PREFIX_UNUSED, "edit", reason="verify, which drafts in one forward"
             )
-        if self.lookahead is not None:
-            check_default(self, "part", reason="lookahead, which compares whole blocks")
-            if self.order == "left_to_right":
-                message = "order must be a score with lookahead, got 'left_to_right'"
-                raise OptionError("order", self.order, message)
 
     def check_request(self, request: Request) -> None:
         """Raise `ValueError` where the block length is unknown, or options do not fit."""
-        size = block_length(request, self.block)
-        if self.lookahead is not None:
-            check_lookahead(self.lookahead, size)
+        block_length(request, self.block)
         if request.constraint is not None:
-            check_default(self, "edit", "lookahead", reason="a constraint or template")
+            check_default(self, "edit", reason="a constraint or template")
         if request.target.mask_shift is not None:
             check_default(self, "edit", reason="a causal model, whose tokens have final keys")
         if request.target.mask_shift and not self.verify:
             check_default(self, *PREFIX_UNUSED, reason="a model whose masks predict the next slot")
             check_no_template(request)
-
-    def slots_needed(self, prompt: int, max_tokens: int) -> int:
-        """Return how many slots the text and the further branches of its last block need."""
-        branches = self.lookahead or 0
-        size = self.block or MAX_TREE_SLOTS // (branches + 1)
-        return prompt + max_tokens + branches * size
 
     @property
     def is_sequential(self) -> bool:
@@ -404,33 +266,23 @@ class BlockDiffusion(BlockFilling):
     def decode_blocks(self, request: Request, size: int) -> Decoding:
         """Run the block and earlier slots without final keys, fill some of its holes, repeat."""
         canvas, scores = Canvas.from_request(request), self.needed_scores
-        history = self.start_history()
         start = 0  # first slot without final keys
         for begin, end in split_blocks(len(request) - len(request) % size, request.limit, size):
             canvas.append_slots(max(end - len(canvas), 0))
             step = fills = 0
-            ahead: Lookahead | None = None
             while open_holes := canvas.holes_within(begin, end):
                 holes, last = self.next_holes(open_holes, begin, end, request.target.shift)
                 read = request.sample(step, scores=scores, score_as_drawn=True, joint=True)
-                if ahead is not None:
-                    holes, out = yield from ahead.run_branches(
-                        request, canvas, begin, read, history
-                    )
-                else:
-                    out = yield forward_of_blocks(
-                        request.target,
-                        canvas.ids[:last],
-                        start=start,
-                        size=size,
-                        begin=begin,
-                        predict=holes,
-                        read=history.read(read, holes),
-                    )
-                may_fill = history.record(holes, out)
-                chosen = self.choose_holes(out, self.least_count(size, fills), may_fill)
-                if self.lookahead is not None:
-                    chosen, ahead = Lookahead.spawn(self, holes, out, chosen, self.lookahead)
+                out = yield forward_of_blocks(
+                    request.target,
+                    canvas.ids[:last],
+                    start=start,
+                    size=size,
+                    begin=begin,
+                    predict=holes,
+                    read=read,
+                )
+                chosen = self.choose_holes(out, self.least_count(size, fills), len(holes))
                 canvas.fill_chosen(holes, chosen, out)
                 start, step, fills = begin, step + 1, fills + (last == end)
                 must_fill_block = self.canvas and canvas.holes_within(begin, end)

@@ -16,24 +16,22 @@ from outpace.decoding.order import (
     rank_scores,
     top_holes,
     within_budget,
-    within_frechet,
 )
-from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank, Target
 from outpace.methods.method import (
     Interval,
+    Method,
     OneOf,
     check_at_least_one,
     check_fraction,
     check_not_negative,
 )
-from outpace.methods.rule import RULES_WITHOUT_THRESHOLD, CertainMethod
 
 FillOrder = Literal["confidence", "margin", "entropy", "left_to_right"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockFilling(CertainMethod):
+class BlockFilling(Method):
     """A method that fills a block in several forwards, several holes in each.
 
     A forward fills all holes above `threshold`, or the best ones by `order` within an entropy
@@ -74,7 +72,7 @@ class BlockFilling(CertainMethod):
         wanted = {self.order}
         if self.budget is not None:
             wanted.add("entropy")
-        elif self.rule in RULES_WITHOUT_THRESHOLD or self.threshold is not None:
+        elif self.threshold is not None:
             wanted.add("confidence")
         return tuple(score for score in get_args(Rank) if score in wanted)
 
@@ -107,23 +105,14 @@ class BlockFilling(CertainMethod):
             return np.arange(count, 0, -1, dtype=np.float32)
         return rank_scores(out, self.order)[:count]
 
-    def choose_holes(self, out: Prediction, count: int, may_fill: BoolArray) -> IntArray:
-        """Return the indices of the holes to fill, at least `count` where possible.
-
-        `may_fill` has an entry for each hole: whether it may be filled by its confidence.
-        """
-        holes = len(may_fill)
-        ranks = self.rank_holes(out, holes)
-        chosen = top_holes(ranks, count)
+    def choose_holes(self, out: Prediction, least: int, count: int) -> IntArray:
+        """Return the indices of the holes to fill among the first `count`, at least `least`."""
+        ranks = self.rank_holes(out, count)
+        chosen = top_holes(ranks, least)
         if self.budget is not None:
-            within = within_budget(ranks, out.scores["entropy"][:holes], self.budget)
-        elif self.rule == "frechet":
-            within = within_frechet(out.scores["confidence"][:holes], self.frechet_margin)
-        elif self.rule == "entropy":
-            within = np.flatnonzero(may_fill)
+            within = within_budget(ranks, out.scores["entropy"][:count], self.budget)
         elif self.threshold is not None:
-            confidence = out.scores["confidence"][:holes] * may_fill
-            within = above_threshold(confidence, self.threshold)
+            within = above_threshold(out.scores["confidence"][:count], self.threshold)
         else:
             return chosen
         return within if len(within) >= len(chosen) else chosen

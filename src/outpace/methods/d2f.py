@@ -24,15 +24,20 @@ from outpace.decoding.blocks import (
 from outpace.decoding.dial import MAX_PACED_TOKENS
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import rank_scores
-from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank, Target
 from outpace.methods.block_filling import block_length
-from outpace.methods.method import Interval, OneOf, check_at_least_one, check_fraction, decode_plain
-from outpace.methods.rule import CertainMethod
+from outpace.methods.method import (
+    Interval,
+    Method,
+    OneOf,
+    check_at_least_one,
+    check_fraction,
+    decode_plain,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
-class D2F(CertainMethod):
+class D2F(Method):
     """Fill several blocks at once; each sees those before it, and is cached once it is full.
 
     The pipelined decoding of "Diffusion LLMs Can Do Faster-Than-AR Inference via Discrete Diffusion
@@ -123,7 +128,6 @@ class D2F(CertainMethod):
         whole_blocks = self.canvas and not request.is_infill  # a template has a fixed end
         limit = request.limit - ((request.limit - edges[-1]) % size if whole_blocks else 0)
         scores = tuple(dict.fromkeys(("confidence", self.order)))
-        history = self.start_history()
         step, alive, can_pause = 0, True, request.pace and not request.is_infill
         while alive:
             if can_pause and request.choose_length(MAX_PACED_TOKENS) == 1:
@@ -140,9 +144,9 @@ class D2F(CertainMethod):
                     break
                 continue  # a block of fixed tokens only
             read = request.sample(step, scores=scores, score_as_drawn=True, joint=True)
-            out = yield forward_of_holes(canvas, edges, history.read(read, canvas.holes))
+            out = yield forward_of_holes(canvas, edges, read)
             step += 1
-            chosen = self.choose_holes(canvas, edges, out, history.record(canvas.holes, out))
+            chosen = self.choose_holes(canvas, edges, out)
             edges = edges[bisect_right(edges, canvas.prefix_length) - 1 :]  # full blocks are cached
             slots = canvas.fill_chosen(canvas.holes, chosen, out)
             if ends := [slot for slot in slots if canvas.ids[slot] in request.eos]:
@@ -161,22 +165,17 @@ class D2F(CertainMethod):
         start, read = min(edges[0], len(request) - 1), request.sample()
         return decode_plain(request, start, read, block_pattern(edges, start, len(request)))
 
-    def choose_holes(
-        self, canvas: Canvas, edges: list[int], out: Prediction, may_fill: BoolArray
-    ) -> IntArray:
-        """Return the indices of the holes to fill; `may_fill` by their confidence."""
-        ranks, confidence = rank_scores(out, self.order), out.scores["confidence"] * may_fill
-        margin = self.frechet_margin if self.rule == "frechet" else None
-        threshold = 0.0 if self.rule == "entropy" else self.confidence
+    def choose_holes(self, canvas: Canvas, edges: list[int], out: Prediction) -> IntArray:
+        """Return the indices of the holes to fill."""
+        ranks, confidence = rank_scores(out, self.order), out.scores["confidence"]
         indices, first, previous_share = [], 0, 1.0
         for begin, end in pairwise(edges):
             last = first + len(canvas.holes_within(begin, end))
             chosen = select_block_holes(
                 confidence[first:last],
                 ranks[first:last],
-                threshold,
+                self.confidence,
                 is_active=previous_share >= self.activate,
-                margin=margin,
             )
             indices.append(first + chosen)
             first, previous_share = last, filled_share(canvas, begin, end)

@@ -25,7 +25,6 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.dial import MAX_PACED_TOKENS
-from outpace.decoding.tree import MAX_TREE_SLOTS, DraftTree
 from outpace.methods.copies import (
     FLY_ENTROPY,
     FLY_WINDOW,
@@ -34,7 +33,7 @@ from outpace.methods.copies import (
     LookupOption,
     check_fly,
 )
-from outpace.methods.features import FeatureBuffer, check_nodes, check_width
+from outpace.methods.features import FeatureBuffer
 from outpace.methods.method import (
     DraftLength,
     Interval,
@@ -44,17 +43,6 @@ from outpace.methods.method import (
     check_fraction,
     check_length,
 )
-
-
-def grow_tree(out: Prediction, width: int) -> DraftTree:
-    """Return a tree of the tokens of a block, with a level for each predicted slot."""
-    assert out.logits is not None
-    drafted = DraftTree(width)
-    for logits in out.logits:
-        if not drafted.beam:
-            break
-        drafted.add_level((), logits.expand(len(drafted.beam), -1))
-    return drafted
 
 
 def draft_block(request: Request, features: Tensor, rows: int) -> Forward:
@@ -87,14 +75,9 @@ class DFlash(Method):
     `Speculative`. A draft with a confidence head ("DSpark", DeepSeek-AI, 2026) may propose fewer:
     those before the first one that the target would accept with a probability below
     `confidence_threshold`. This does not depend on the token itself, so rejection stays lossless.
-
-    With a `width` above 1, the masks of the block propose a tree (as in SGLang): each level has the
-    most probable continuations of the best nodes before it, and the target verifies the most
-    probable nodes of all. Its tokens are not drawn, so it needs verify="match".
     """
 
     roles = {"draft": MASKED_DRAFT_KINDS}
-    tree_option = "width"
 
     draft: Annotated[str, "name or folder of a draft for this target"]
     block: Annotated[
@@ -109,16 +92,6 @@ class DFlash(Method):
         float,
         "proposals end before one of a lower predicted acceptance; needs a draft that predicts it",
     ] = 0.0
-    width: Annotated[
-        int,
-        Interval(1, 10),
-        "nodes extended per level of a tree, and children of each; 1: a chain",
-    ] = 1
-    nodes: Annotated[
-        int,
-        Interval(2, MAX_TREE_SLOTS + 1),
-        "rows of a tree that are verified, including the last token",
-    ] = 32
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     lookup: LookupOption = False
     fly_window: FlyWindow = FLY_WINDOW
@@ -126,17 +99,13 @@ class DFlash(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least_one(block=self.block, width=self.width)
-        check_width(self.width)
-        check_nodes(self.nodes)
+        check_at_least_one(block=self.block)
         check_fraction(confidence_threshold=self.confidence_threshold)
         check_length(self.tokens, self.verify)
         check_fly(self.verify, self.fly_window, self.fly_entropy, self.tokens)
         if self.verify == "fly":
             # Its window is a number of drafts, which the confidence head would cut.
             check_default(self, "confidence_threshold", reason="verify='fly'")
-        if self.width > 1:
-            check_default(self, "confidence_threshold", "verify", reason="width, for a tree")
 
     def check_request(self, request: Request) -> None:
         """Raise `ValueError` for a block too short for loose verification, or no confidence."""
@@ -146,12 +115,6 @@ class DFlash(Method):
                 f"confidence_threshold: the draft {self.draft} has no confidence head: omit it"
             )
             raise OptionError("confidence_threshold", threshold, message)
-        if self.width > 1 and request.target.drafts_in_order:
-            message = (
-                f"width must be 1 with the draft {self.draft}, which chooses the tokens of a block "
-                f"one after another, got {self.width}"
-            )
-            raise OptionError("width", self.width, message)
         if self.tokens != "auto":
             drafts = self.cycle_limit(self.block or request.target.block or 1, request.target) - 1
             check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
@@ -165,18 +128,9 @@ class DFlash(Method):
             values=range(1, min(self.cycle_limit(block, target), MAX_PACED_TOKENS) + 1),
             passes=lambda n, kept: [
                 ("draft", min(block, MAX_PACED_TOKENS) + kept, n > 1),
-                # The slots of an accepted branch are not contiguous, so its rows run again.
-                ("target", self.verified_rows(n) + (self.width > 1 < n) * (kept - 1), 1),
+                ("target", n, 1),
             ],
         )
-
-    def slots_needed(self, prompt: int, max_tokens: int) -> int:
-        """Return how many slots the text and a tree after it need."""
-        return prompt + max_tokens + self.nodes * (self.width > 1)
-
-    def verified_rows(self, value: int) -> int:
-        """Return the number of rows that are verified in a cycle of at most `value` tokens."""
-        return value if self.width == 1 or value == 1 else self.nodes
 
     def cycle_limit(self, block: int, target: Target) -> int:
         """Return the most tokens of a cycle, including the one after the drafts."""
@@ -206,11 +160,6 @@ class DFlash(Method):
                 predict=range(n, n + count),
                 read=self.block_read(request),
             )
-            if self.width > 1:
-                drafted_tree = grow_tree(out, self.width)
-                best = drafted_tree.best_nodes(self.nodes - 1)
-                alive = yield from features.verify_nodes(drafted_tree, best, request.sample())
-                continue
             kept = self.confident_drafts(out)
             drafted, guesses = out.tokens[:kept], None if out.logits is None else out.logits[:kept]
             fly = self.fly_window, self.fly_entropy
@@ -220,8 +169,6 @@ class DFlash(Method):
 
     def block_read(self, request: Request) -> Sample:
         """Return how the draft reads a block, with the predicted acceptance if it is used."""
-        if self.width > 1:
-            return Sample(keep=True)
         # Masks are independent of each other's noise, so the most probable tokens fit best.
         read = draft_read(request, self.verify, match=Sample(joint=request.joint_text))
         return (

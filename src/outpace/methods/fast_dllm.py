@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import numpy as np
-
 from outpace.decoding import (
     FULL,
     Canvas,
@@ -20,39 +18,40 @@ from outpace.decoding import (
 from outpace.decoding.canvas import split_blocks
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import (
-    above_threshold,
     rank_scores,
     reaching_threshold,
     top_holes,
     within_budget,
     within_factor,
-    within_frechet,
 )
-from outpace.decoding.rules import BoolArray
 from outpace.decoding.target import Rank
 from outpace.methods.method import (
     Interval,
+    Method,
     OneOf,
     check_at_least_one,
     check_not_negative,
     check_positive_fraction,
 )
-from outpace.methods.rule import CertainMethod
 
 CacheMode = Literal["prefix", "dual"]
 DEFAULT_BLOCK_TOKENS = 32
 
+LIMITS = ("factor", "budget", "entropy_limit")
+"""Options that replace the threshold."""
+
 
 @dataclass(frozen=True, kw_only=True)
-class FastDLLM(CertainMethod):
+class FastDLLM(Method):
     """Fill all holes of a block that are confident enough, and cache the keys around it.
 
     "Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and Parallel
     Decoding" (Wu et al., 2025). Each block begins with a forward of the whole canvas. After it,
     `cache="prefix"` recomputes the block and everything after it, `"dual"` the block only, and None
     everything. A forward fills the best hole, and all others whose confidence reaches `threshold`
-    (None: no others). `factor` or `budget` replace the threshold: the paper's rule of a factor, or
-    the entropy budget of the EB-Sampler (Ben-Hamu et al., 2025).
+    (None: no others). `factor`, `budget` or `entropy_limit` replace the threshold: the paper's rule
+    of a factor, the entropy budget of the EB-Sampler (Ben-Hamu et al., 2025), or the limit of
+    dParallel (Chen et al., 2025) and d3LLM (Qian et al., 2026).
 
     The answer ends once everything up to an end-of-sequence is filled; with `canvas` all holes are
     filled, as in the authors' code. A `block` is 32 tokens by default, unless the model has another
@@ -74,6 +73,9 @@ class FastDLLM(CertainMethod):
     budget: Annotated[
         float | None, "instead of threshold, the entropy that the holes of a forward may share"
     ] = None
+    entropy_limit: Annotated[
+        float | None, "instead of threshold, holes of a lower entropy are filled"
+    ] = None
     cache: Annotated[
         CacheMode | None,
         OneOf(("prefix", "dual")),
@@ -86,13 +88,14 @@ class FastDLLM(CertainMethod):
         super().__post_init__()
         check_at_least_one(block=self.block)
         check_positive_fraction(threshold=self.threshold)
-        check_not_negative(budget=self.budget)
+        check_not_negative(budget=self.budget, entropy_limit=self.entropy_limit)
         if self.factor is not None and self.factor <= 0:
             message = f"factor must be a positive number, got {self.factor}"
             raise OptionError("factor", self.factor, message)
-        if self.factor is not None and self.budget is not None:
-            message = "factor and budget are alternatives: set only one of them"
-            raise OptionError("factor", self.factor, message)
+        limits = [name for name in LIMITS if getattr(self, name) is not None]
+        if len(limits) > 1:
+            message = f"{limits[0]} and {limits[1]} are alternatives: set only one of them"
+            raise OptionError(limits[0], getattr(self, limits[0]), message)
 
     def block_size(self, request: Request) -> int:
         """Return the number of tokens of a block; the last one of an answer may have fewer."""
@@ -107,8 +110,7 @@ class FastDLLM(CertainMethod):
         """Refresh all keys at the start of a block, then run only the rows that are not cached."""
         canvas, step = Canvas.from_request(request), 0
         canvas.append_slots(request.max_tokens)
-        score: Rank = "confidence" if self.budget is None else "entropy"
-        history = self.start_history()
+        score: Rank = "confidence" if self.budget is self.entropy_limit is None else "entropy"
         for begin, end in split_blocks(len(request), request.limit, self.block_size(request)):
             cache: CacheMode | None = None
             while holes := canvas.holes_within(begin, end):
@@ -130,33 +132,23 @@ class FastDLLM(CertainMethod):
                     pattern=FULL,
                     visible_end=len(canvas),
                     predict=holes,
-                    read=history.read(read, holes),
+                    read=read,
                 )
-                may_fill = history.record(holes, out)
-                slots = canvas.fill_chosen(holes, self.choose_holes(out, may_fill), out)
+                slots = canvas.fill_chosen(holes, self.choose_holes(out), out)
                 if not self.canvas and not canvas.commit_prefix(request, slots):
                     return
                 cache, step = self.cache, step + 1
         canvas.commit_until(request, len(canvas))
 
-    def choose_holes(self, out: Prediction, may_fill: BoolArray) -> IntArray:
-        """Return the indices of the holes to fill; `may_fill` by their confidence."""
+    def choose_holes(self, out: Prediction) -> IntArray:
+        """Return the indices of the holes to fill."""
         if self.budget is not None:
             return within_budget(rank_scores(out, "entropy"), out.scores["entropy"], self.budget)
+        if self.entropy_limit is not None:
+            return reaching_threshold(rank_scores(out, "entropy"), -self.entropy_limit)
         confidence = rank_scores(out, "confidence")
         if self.factor is not None:
             return within_factor(confidence, self.factor)
-        if self.rule == "frechet":
-            return within_frechet(confidence, self.frechet_margin)
-        if self.rule == "entropy":
-            return (
-                np.flatnonzero(may_fill)
-                if may_fill.any()
-                else top_holes(rank_scores(out, "entropy"))
-            )
         if self.threshold is None:
             return top_holes(confidence)
-        if self.rule == "klass":
-            chosen = above_threshold(confidence * may_fill, self.threshold)
-            return chosen if len(chosen) else top_holes(confidence)
         return reaching_threshold(confidence, self.threshold)

@@ -54,7 +54,9 @@ class TreeShape:
         """Raise `OptionError` for a size that cannot be verified in one pass, or by a rule."""
         width, depth, nodes = self.width, self.depth, self.nodes
         check_at_least_one(width=width, depth=depth)
-        check_nodes(nodes)
+        if not 2 <= nodes <= MAX_TREE_SLOTS + 1:
+            message = f"nodes must be between 2 and {MAX_TREE_SLOTS + 1}, got {nodes}"
+            raise OptionError("nodes", nodes, message)
         if width > 1 and width * max(depth - 1, 1) > MAX_TREE_SLOTS:
             message = f"width * (depth - 1) must be at most {MAX_TREE_SLOTS}, the size of a mask, "
             more = f"got width={width} and depth={depth}"
@@ -78,20 +80,6 @@ class TreeShape:
         if self.width == 1:
             return value
         return 1 + ceil((self.nodes - 1) * (value - 1) / self.draft_depth)
-
-
-def check_nodes(nodes: int) -> None:
-    """Raise `OptionError` for a number of rows that cannot be verified in one pass."""
-    if not 2 <= nodes <= MAX_TREE_SLOTS + 1:
-        message = f"nodes must be between 2 and {MAX_TREE_SLOTS + 1}, got {nodes}"
-        raise OptionError("nodes", nodes, message)
-
-
-def check_width(width: int) -> None:
-    """Raise `OptionError` for a level of more nodes than a tree may have."""
-    if width > MAX_TREE_SLOTS:
-        message = f"width must be at most {MAX_TREE_SLOTS}, the size of a mask, got {width}"
-        raise OptionError("width", width, message)
 
 
 class FeatureBuffer:

@@ -143,7 +143,7 @@ def add_completion_routes(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/chat/completions",
         response_class=Response,
-        responses=document.completion_responses("ChatCompletion"),
+        responses=document.completion_responses(),
         openapi_extra=document.request_body(ChatRequest),
     )
     async def chat(request: Request) -> Response:
@@ -153,7 +153,7 @@ def add_completion_routes(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/completions",
         response_class=Response,
-        responses=document.completion_responses("Completion"),
+        responses=document.completion_responses(),
         openapi_extra=document.request_body(CompletionRequest),
     )
     async def complete(request: Request) -> Response:
@@ -169,7 +169,7 @@ def add_response_routes(app: FastAPI, service: Service) -> None:
     @app.post(
         "/v1/responses",
         response_class=Response,
-        responses=document.completion_responses("Response"),
+        responses=document.completion_responses(),
         openapi_extra=document.request_body(ResponsesRequest),
     )
     async def responses(request: Request) -> Response:
@@ -180,7 +180,7 @@ def add_response_routes(app: FastAPI, service: Service) -> None:
     @app.post(
         MESSAGES_PATH,
         response_class=Response,
-        responses=document.completion_responses("Message", error="MessagesError"),
+        responses=document.completion_responses(error="MessagesError"),
         openapi_extra=document.request_body(MessagesRequest),
     )
     async def messages(request: Request) -> Response:
@@ -208,7 +208,7 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post(
         "/tokenize",
         response_class=Response,
-        responses=describe_responses("Tokens") | document.error_responses(400, 404, 503),
+        responses=document.answer_responses(400, 404, 503),
         openapi_extra=document.request_body(ChatRequest, CompletionRequest),
     )
     async def tokenize(request: Request) -> Response:
@@ -218,7 +218,7 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
     @app.post(
         "/detokenize",
         response_class=Response,
-        responses=describe_responses("Prompt") | document.error_responses(400, 404),
+        responses=document.answer_responses(400, 404),
         openapi_extra=document.request_body(tokens.DetokenizeRequest),
     )
     async def detokenize(request: Request) -> Response:
@@ -239,7 +239,7 @@ async def respond(
 def add_model_routes(app: FastAPI, service: Service) -> None:
     """Add the routes that list models."""
 
-    @app.get("/v1/models", response_class=Response, responses=describe_responses("Models"))
+    @app.get("/v1/models", response_class=Response, responses=document.answer_responses())
     async def models() -> Response:
         """List all models, with the methods that each supports."""
         return json_response(await service.list_models())
@@ -249,7 +249,7 @@ def add_model_routes(app: FastAPI, service: Service) -> None:
     @app.get(
         "/v1/models/{model:path}",
         response_class=Response,
-        responses=describe_responses("Model") | document.error_responses(404),
+        responses=document.answer_responses(404),
         openapi_extra={"parameters": [name]},
     )
     async def model(request: Request) -> Response:
@@ -269,7 +269,7 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
     @app.get(
         "/health",
         response_class=Response,
-        responses=describe_responses("Status") | document.error_responses(503),
+        responses=document.answer_responses(503),
     )
     async def health() -> Response:
         """Check that the engine is running and no step takes too long."""
@@ -280,26 +280,22 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
     @app.get(
         "/ready",
         response_class=Response,
-        responses=describe_responses("Status") | document.error_responses(503),
+        responses=document.answer_responses(503),
     )
     async def ready() -> Response:
         """Check that requests are accepted."""
         service.check_ready()
         return json_response({"status": "ready"})
 
-    text: dict[int | str, Any] = {200: {"description": "Metrics.", "content": {"text/plain": {}}}}
-
-    @app.get("/metrics", response_class=Response, responses=text | document.error_responses())
+    @app.get(
+        "/metrics",
+        response_class=Response,
+        responses=document.answer_responses(media=("text/plain",)),
+    )
     async def metrics() -> Response:
         """Return all metrics in Prometheus' format."""
         await service.client.update_stats()
         return Response(service.metrics.render(), media_type="text/plain; version=0.0.4")
-
-
-def describe_responses(name: str) -> dict[int | str, Any]:
-    """Describe a JSON answer and the errors possible on every route, for OpenAPI."""
-    ok = document.media_content("application/json", document.schema_reference(name))
-    return {200: {"description": "As described.", **ok}, **document.error_responses()}
 
 
 def json_response(value: Any) -> Response:

@@ -153,12 +153,9 @@ class RequestConstraint(NamedTuple):
     field: str
 
 
-FIELD_PREFIXES = ("response_format", "structured_outputs", "guided")
-"""Prefixes of constraint fields, in the order in which they are searched."""
-
 CONSTRAINT_FIELDS = {
     field: option.name
-    for form in FIELD_PREFIXES
+    for form in ("response_format", "structured_outputs")
     for option in REQUEST_OPTIONS.values()
     for field in option.fields
     if field.startswith(form)
@@ -184,10 +181,6 @@ class ConstraintFields(StrictModel):
 
     response_format: Format | None = None
     structured_outputs: StructuredOutputs | None = None
-    guided_json: SchemaOrText | None = None
-    guided_regex: BoundedText | None = None
-    guided_choice: ChoiceTexts | None = None
-    guided_grammar: BoundedText | None = None
 
     @property
     def constraints(self) -> Iterator[RequestConstraint]:
