@@ -9,6 +9,7 @@ FLOORS = {
     for part, below in {
         "errors": "",
         "version": "",
+        "tokenizer": "",
         "jsonl": "",
         "lock": "",
         "recipes": "",
@@ -17,11 +18,11 @@ FLOORS = {
         "kernels": "measurements version",
         "provenance": "measurements version",
         "decoding": "errors kernels",
-        "constraint": "decoding errors",
+        "constraint": "decoding errors tokenizer",
         "methods": "decoding",
         "pacing": "decoding",
         "models": "decoding errors kernels",
-        "checkpoints": "decoding errors kernels models",
+        "checkpoints": "decoding errors kernels models tokenizer",
         "attention": "decoding errors kernels models",
         "engine": (
             "attention checkpoints decoding errors kernels measurements methods models pacing "
@@ -29,12 +30,14 @@ FLOORS = {
         ),
         "api": (
             "attention checkpoints constraint decoding engine errors jsonl lock measurements "
-            "methods models"
+            "methods models tokenizer"
         ),
         "__init__": "api constraint errors version",
         "evaluation": "api checkpoints decoding jsonl methods",
         "benchmark": "api checkpoints decoding evaluation jsonl methods models",
-        "training": "api attention checkpoints decoding evaluation lock models provenance recipes",
+        "training": (
+            "api attention checkpoints decoding evaluation lock models provenance recipes tokenizer"
+        ),
         "server": "api checkpoints constraint decoding engine errors methods models version",
         "ray": "api checkpoints engine errors evaluation methods models server",
         "cli": (

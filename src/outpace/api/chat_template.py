@@ -21,11 +21,9 @@ from functools import cached_property
 from itertools import chain
 from typing import Any, NamedTuple
 
-from jinja2 import Environment, TemplateError
-from jinja2.ext import LoopControlExtension
+from jinja2 import TemplateError
 from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import Call, Const, Getattr, Template, TemplateData
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.api.codec import (
     SharedTokenizer,
@@ -34,9 +32,11 @@ from outpace.api.codec import (
     unused_characters,
     validate_text,
 )
+from outpace.api.rendering import render_chat, template_environment
 from outpace.constraint.calls import TOOL_VARIABLES, CallFormat, find_call_format
 from outpace.constraint.thoughts import ThoughtFormat, find_thought_format
 from outpace.errors import OptionError
+from outpace.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 AuthorMap = dict[int, bool]
@@ -283,13 +283,11 @@ class TemplateSource:
         """Syntax trees of the template, or of all templates if there are several."""
         sources = self.tokenizer.chat_template or []
         sources = sources.values() if isinstance(sources, dict) else sources
-        # The `generation` tags, which training needs, are not part of Jinja.
-        plain = [
-            re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)
-            for source in ([sources] if isinstance(sources, str) else sources)
-        ]
         try:
-            return [Environment(extensions=[LoopControlExtension]).parse(each) for each in plain]
+            return [
+                template_environment().parse(source)
+                for source in ([sources] if isinstance(sources, str) else sources)
+            ]
         except TemplateError as error:
             message = f"messages: the chat template of {self.name} fails: {error}"
             raise OptionError("messages", None, message) from error
@@ -481,14 +479,12 @@ class ChatTemplate(TemplateSource):
             ContextError: If the text exceeds the context.
         """
         try:
-            rendered = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **variables
-            )
+            rendered = render_chat(self.tokenizer, messages, **variables)
         except Exception as error:  # a template is a program and may raise anything
             message = f"messages: the chat template of {self.name} fails: {error}"
             raise OptionError("messages", messages, message) from error
-        self.codec.check_length(str(rendered))
-        return validate_text("messages", str(rendered))
+        self.codec.check_length(rendered)
+        return validate_text("messages", rendered)
 
     def render_parts(self, parts: Sequence[TemplatePart]) -> str:
         """Render the parts of a conversation."""
