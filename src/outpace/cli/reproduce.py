@@ -7,28 +7,22 @@ from collections.abc import Callable
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
-from typing import Annotated
-
-from typer import Argument, Typer
 
 REPRODUCE_FOLDER = Path(__file__).parents[3] / "benchmarks" / "reproduce"
 """Its folder in a clone whose package is installed as editable."""
 
-CLONE_NOTICE = (
-    "needs a clone of the repository: the installed package does not include the figures. "
-    "Clone it, then run in its folder: pip install --editable ."
-)
-"""What the command needs."""
 
-
-def reproduce() -> Callable[..., None] | Typer:
+def reproduce() -> Callable[..., None]:
     """Reproduce the figures of a paper, next to the published points.
 
-    Returns the command of the clone, or one that reports the missing clone.
+    Returns the command of the clone; raises `ValueError` if there is none.
     """
     init = REPRODUCE_FOLDER / "__init__.py"
     if not init.is_file():
-        return command_without_clone()
+        raise ValueError(
+            "reproduce needs a clone of the repository: the installed package does not include the "
+            "figures. Clone it, then run in its folder: pip install --editable ."
+        )
     if "reproduce" not in sys.modules:
         # Imported by path: other programs next to it must not shadow modules.
         spec = spec_from_file_location("reproduce", init)
@@ -37,19 +31,3 @@ def reproduce() -> Callable[..., None] | Typer:
         spec.loader.exec_module(package)
     command: Callable[..., None] = import_module("reproduce.command").reproduce
     return command
-
-
-def command_without_clone() -> Typer:
-    """Return a command that accepts any arguments and reports the missing clone."""
-    app = Typer(add_completion=False)
-    about = (
-        f"Reproduce the figures of a paper, next to the published points.\n\nThis {CLONE_NOTICE}"
-    )
-
-    @app.command("reproduce", help=about, context_settings={"ignore_unknown_options": True})
-    def refuse_command(
-        words: Annotated[list[str] | None, Argument(help="PAPER or PAPER:FIGURE.")] = None,
-    ) -> None:
-        raise ValueError(f"reproduce {CLONE_NOTICE}")
-
-    return app

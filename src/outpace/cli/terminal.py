@@ -24,6 +24,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+COMPLETION = "_OUTPACE_COMPLETE"
+"""Environment variable by which a shell asks for completions."""
+
 INPUT_PROMPT = "> "
 PASTE_PAUSE = 0.02
 """Seconds within which the next line of a paste arrives if the terminal does not mark pastes."""
@@ -125,11 +128,6 @@ def has_pending_input() -> bool:
         return False
 
 
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from typing import NoReturn
-
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 """Exit statuses: an error not caused by the user, Ctrl-C, and SIGTERM."""
 
@@ -187,7 +185,8 @@ def show_startup_spinner(what: str) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     replaceable = before is signal.default_int_handler and current_thread() is main_thread()
     with ExitStack() as spinner:
-        spinner.enter_context(show_spinner(what))
+        if COMPLETION not in os.environ:
+            spinner.enter_context(show_spinner(what))
 
         def exit_now(*_: object) -> NoReturn:
             try:
