@@ -15,7 +15,7 @@ from typing import Annotated, Any, cast
 from typer import BadParameter, Exit, Option, Typer
 from typer.main import get_command
 
-from outpace.cli.terminal import COMPLETION, FAILED, buffer_typed_input, exit_with_error
+from outpace.cli.terminal import COMPLETION, FAILED, exit_with_error
 from outpace.version import __version__
 
 # Typer exports only the subclass `BadParameter`; its base covers all usage errors.
@@ -52,8 +52,6 @@ def load_command(words: Sequence[str]) -> Any:
         typed = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS", "")
         words = typed.split(" ")[1:-1]
     names = [word for word in words if not word.startswith("-")][:2]
-    if names[:1] == ["chat"]:
-        buffer_typed_input()  # before PyTorch, which takes seconds
     app = Typer(context_settings={"help_option_names": ["-h", "--help"]})
     app.callback()(outpace)
     benchmarks = Typer(help="Benchmark methods or a server.")

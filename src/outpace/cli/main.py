@@ -10,6 +10,7 @@ from outpace.cli.terminal import (
     INTERRUPTED,
     TERMINATED,
     exit_with_error,
+    open_prompt,
     show_startup_spinner,
 )
 
@@ -18,6 +19,8 @@ def main(args: Sequence[str] | None = None) -> None:
     """Run a command; user errors print one line to standard error and exit with status 2."""
     words = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
+        if words[0] == "chat" and not {"-h", "--help"} & {*words}:
+            open_prompt()
         with show_startup_spinner("loading PyTorch"):
             from outpace.cli.app import load_command, run_command
 
