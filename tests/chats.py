@@ -14,13 +14,15 @@ from typing import Any
 
 from jinja2 import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from tokenizers.normalizers import Prepend, Replace
 from tokenizers.normalizers import Sequence as Chain
 from tokenizers.pre_tokenizers import ByteLevel, Metaspace
 from tokenizers.trainers import BpeTrainer
-from transformers import PreTrainedTokenizerFast
+
+from outpace.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 
@@ -157,7 +159,7 @@ def merges(name: str) -> BPE:
     if shape.like is not None:
         return merges(shape.like)
     corpus = [*CORPUS, shape.template, " ".join((*shape.special, *shape.added))] * 9
-    tokenizer = Tokenizer(BPE())
+    tokenizer = Backend(BPE())
     if shape.cut == "bytes":
         tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
         alphabet, vocab = ByteLevel.alphabet(), {}
@@ -177,9 +179,9 @@ def merges(name: str) -> BPE:
     return BPE(vocab, pairs, byte_fallback=shape.cut != "bytes")
 
 
-def backend(name: str, *, cut: str | None = None, without: Sequence[str] = ()) -> Tokenizer:
+def backend(name: str, *, cut: str | None = None, without: Sequence[str] = ()) -> Backend:
     shape = SHAPES[name]
-    tokenizer = Tokenizer(merges(name))
+    tokenizer = Backend(merges(name))
     match cut or shape.cut:
         case "bytes":
             tokenizer.pre_tokenizer = ByteLevel(add_prefix_space=False)
@@ -200,12 +202,10 @@ def backend(name: str, *, cut: str | None = None, without: Sequence[str] = ()) -
 
 
 @cache
-def tokenizer(name: str) -> PreTrainedTokenizerFast:
+def tokenizer(name: str) -> Tokenizer:
     shape = SHAPES[name]
     bos, eos = shape.special[:2]
-    found = PreTrainedTokenizerFast(
-        tokenizer_object=backend(name), bos_token=bos, eos_token=eos, chat_template=shape.template
-    )
+    found = Tokenizer(backend(name), {"bos_token": bos, "eos_token": eos}, shape.template)
     assert {str(t) for t in found.added_tokens_decoder.values() if t.special} == {*shape.special}
     return found
 
@@ -308,7 +308,7 @@ def expected(name: str, messages: Sequence[Message], **variables: Any) -> list[i
         mark = next((mark for mark in marks if text.startswith(mark, begin)), "")
         if mark in hidden and own(name, text, begin, mark):
             ids += plain(name, str.__getitem__(text, slice(last, begin)), first=last == 0)
-            ids.append(tokenizer(name).convert_tokens_to_ids(mark))
+            ids.append(tokenizer(name).backend_tokenizer.token_to_id(mark))
             begin += len(mark)
             while shape.rstrip and begin < len(text) and text[begin].isspace():
                 begin += 1
@@ -322,9 +322,9 @@ def plain(name: str, text: str, *, first: bool) -> list[int]:
     cut = "never" if SHAPES[name].cut == "first" and not first else None
     known, short = tokenizer(name), bare(name, cut)
     found = short.encode(text, add_special_tokens=False).ids
-    return known.convert_tokens_to_ids([short.id_to_token(each) for each in found])
+    return [known.backend_tokenizer.token_to_id(short.id_to_token(each)) for each in found]
 
 
 @cache
-def bare(name: str, cut: str | None) -> Tokenizer:
+def bare(name: str, cut: str | None) -> Backend:
     return backend(name, cut=cut, without=control(name))

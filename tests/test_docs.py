@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from outpace.checkpoints.load import ZOO_TOKENIZER, load_tokenizer
-from outpace.cli.app import build_app
+from outpace.cli.app import load_command
 from outpace.cli.main import main
 from outpace.cli.measure import parse_entry
 from outpace.cli.options import parse_entries, parse_method
@@ -174,8 +174,8 @@ def test_commands_are_accepted(path: Path) -> None:
 
 def check(words: list[str]) -> None:
     """Parse a command, with its method, entries and recipe."""
-    command: Any = build_app()
-    while hasattr(command, "commands"):
+    command: Any = load_command(words)
+    while words and hasattr(command, "commands"):
         name, *words = words
         command = command.commands[name]
     given = command.make_context(command.name, words).params

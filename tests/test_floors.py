@@ -9,6 +9,7 @@ FLOORS = {
     for part, below in {
         "errors": "",
         "version": "",
+        "tokenizer": "",
         "jsonl": "",
         "lock": "",
         "recipes": "",
@@ -18,25 +19,26 @@ FLOORS = {
         "kernels": "measurements version",
         "provenance": "measurements version",
         "decoding": "errors kernels",
-        "constraint": "decoding errors",
+        "constraint": "decoding errors tokenizer",
         "methods": "decoding",
         "pacing": "decoding",
         "models": "decoding errors kernels",
-        "checkpoints": "decoding errors kernels models",
+        "checkpoints": "decoding errors kernels models tokenizer",
         "attention": "decoding errors kernels models",
         "engine": (
             "attention checkpoints decoding errors kernels measurements methods models pacing "
             "version"
         ),
         "api": (
-            "attention checkpoints constraint decoding engine errors measurements methods models"
+            "attention checkpoints constraint decoding engine errors jsonl lock measurements "
+            "methods models tokenizer"
         ),
         "__init__": "api constraint errors version",
         "evaluation": "api checkpoints decoding engine errors field_types jsonl lock methods",
         "benchmark": "api checkpoints decoding errors evaluation field_types jsonl methods models",
         "training": (
             "api attention checkpoints decoding errors evaluation field_types lock models "
-            "provenance recipes"
+            "provenance recipes tokenizer"
         ),
         "server": "api checkpoints constraint decoding engine errors methods models version",
         "ray": "api checkpoints engine errors evaluation methods models server",

@@ -8,12 +8,12 @@ import re
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
-import transformers
 
 from outpace.measurements import cpu_model
 from outpace.version import __version__
@@ -31,7 +31,7 @@ def provenance_record(secret: str | None = None) -> dict[str, Any]:
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "python": platform.python_version(),
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": version("transformers"),
         "numpy": numpy.__version__,
         "processor": cpu_model(),
         "cores": os.cpu_count(),

@@ -36,9 +36,8 @@ def conversations(name: str) -> st.SearchStrategy[list[dict[str, str]]]:
 
 
 def usual(name: str, messages: list[dict[str, str]]) -> list[int]:
-    return list(
-        tokenizer(name).apply_chat_template(messages, add_generation_prompt=True)["input_ids"]
-    )
+    theirs = tokenizer(name).to_transformers()
+    return list(theirs.apply_chat_template(messages, add_generation_prompt=True)["input_ids"])
 
 
 def compare(name: str, messages: list[dict[str, str]]) -> None:
@@ -175,6 +174,6 @@ def test_control_tokens_in_variables_and_roles(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(SHAPES, "variable", Shape(template, ("<a>", "<b>")))
     text = TextCodec("variable", tokenizer("variable"))
     ids = text.encode_chat([{"role": "user", "content": "hi"}], {"extra": "<b>"})
-    assert text.tokenizer.convert_tokens_to_ids("<b>") not in ids
+    assert text.tokenizer.backend_tokenizer.token_to_id("<b>") not in ids
     with refuses("messages[0].role"):
         text.encode_chat([{"role": "<a>", "content": "hi"}], {})

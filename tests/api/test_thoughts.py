@@ -100,7 +100,7 @@ def test_answers_of_gpt_oss(name: str, method: Any) -> None:
         kinds.add((bool(output.reasoning), bool(output.tool_calls)))
         assert "<|channel|>final" not in output.content[:20]
         assert bool(output.content) != bool(output.tool_calls)
-    marker = llm.text.tokenizer.convert_tokens_to_ids("<|channel|>")  # type: ignore[union-attr]
+    marker = llm.text.tokenizer.backend_tokenizer.token_to_id("<|channel|>")  # type: ignore[union-attr]
     (plain,) = llm.generate("hi", max_tokens=30, logit_bias={marker: 1.0})
     assert plain.tool_calls == []
 

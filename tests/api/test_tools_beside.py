@@ -71,7 +71,7 @@ def test_stop_strings_end_before_a_call(form: CallFormat) -> None:
 def test_call_beside_stop_strings(name: str) -> None:
     llm = tool_llm("tiny-ar", name)
     tokenizer: Any = llm.text.tokenizer
-    marker = tokenizer.convert_tokens_to_ids("[TOOL_CALLS]")
+    marker = tokenizer.backend_tokenizer.token_to_id("[TOOL_CALLS]")
     options: Any = {"tools": TOOLS, "max_tokens": 120, "stop": ['"', "{"], "seed": 3}
     forced = {**options, "logit_bias": {marker: 1000.0}, "parallel_tool_calls": False}
     (output,) = llm.generate("Tom has 3 apples.", **forced)
@@ -133,7 +133,7 @@ def test_text_with_a_marker_is_no_text() -> None:
 def biased(form: str, token: str) -> dict[int, float]:
     """A bias towards a token."""
     tokenizer: Any = tool_llm("tiny-ar", form).text.tokenizer
-    return {tokenizer.convert_tokens_to_ids(token): 1000.0}
+    return {tokenizer.backend_tokenizer.token_to_id(token): 1000.0}
 
 
 CASES: list[Any] = [

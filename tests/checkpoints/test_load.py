@@ -5,17 +5,20 @@ import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers.pre_tokenizers import ByteLevel
-from transformers import dynamic_module_utils
+from transformers import PreTrainedTokenizerFast, dynamic_module_utils
 
 from helpers import causal_model, diffusion_model, loaded_models, published, save_tokenizer, whole
 from outpace import LLM
+from outpace.api.rendering import render_chat
 from outpace.checkpoints import load
 from outpace.checkpoints.load import (
+    ZOO_TOKENIZER,
     load_config,
     load_model,
     load_tokenizer,
@@ -67,7 +70,7 @@ def test_missing_models_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: object, **options: object) -> str:
         raise OSError("offline")
 
-    monkeypatch.setattr(load, "snapshot_download", refuse)
+    monkeypatch.setattr(load.huggingface_hub, "snapshot_download", refuse)
     for name, load_ in (("no-such-model", resolve_checkpoint), ("some/thing", load_model)):
         with pytest.raises(ValueError, match=name):
             load_(name)
@@ -218,7 +221,7 @@ def test_a_missing_draft_is_named_and_not_downloaded(
         requests.append((name, local_files_only))
         raise FileNotFoundError
 
-    monkeypatch.setattr(load, "snapshot_download", snapshot)
+    monkeypatch.setattr(load.huggingface_hub, "snapshot_download", snapshot)
     shutil.copytree(load.ZOO_FOLDER / "tiny-ar", tmp_path / "Qwen3-8B")
     with pytest.raises(ValueError, match="z-lab/Qwen3-8B-DFlash-b16"):
         LLM(tmp_path / "Qwen3-8B", DFlash(draft="auto"), cache_gib=0.05)
@@ -232,7 +235,9 @@ def test_a_missing_draft_is_named_and_not_downloaded(
 def test_a_draft_in_the_hub_cache_is_selected(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(load, "snapshot_download", lambda name, **others: str(tmp_path))
+    monkeypatch.setattr(
+        load.huggingface_hub, "snapshot_download", lambda name, **others: str(tmp_path)
+    )
     assert not load.is_local("z-lab/Qwen3-8B-DFlash-b16")
     (tmp_path / "config.json").write_text("{}")
     assert load.is_local("z-lab/Qwen3-8B-DFlash-b16")
@@ -282,7 +287,7 @@ def test_remote_class_is_read_without_its_code(
     ids = tokenizer("hehello").input_ids
     assert ids[:2] == [256, 256] and len(ids) == 5
     assert tokenizer.decode(ids) == "hehello"
-    assert (tokenizer.eos_token_id, tokenizer.mask_token_id) == (257, 260)
+    assert (tokenizer.eos_token_id, tokenizer("<|mask|>").input_ids) == (257, [260])
 
 
 def test_remote_class_splits_digits_and_keeps_specials(dream: Path) -> None:
@@ -296,14 +301,50 @@ def test_remote_class_splits_digits_and_keeps_specials(dream: Path) -> None:
 def test_dream_has_its_chat_template_when_none_is_published(dream: Path) -> None:
     tokenizer = load_tokenizer(dream)
     assert tokenizer is not None
-    text = tokenizer.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
+    text = render_chat(tokenizer, HELLO)
     assert text == (
         "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
         "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
     )
     given = [{"role": "system", "content": "Be brief."}, *HELLO]
-    text = tokenizer.apply_chat_template(given, tokenize=False, add_generation_prompt=False)
+    text = render_chat(tokenizer, given, add_generation_prompt=False)
     assert text == ("<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nhello<|im_end|>\n")
+
+
+PLAIN = {"content": "x", **dict.fromkeys(("lstrip", "normalized", "rstrip"), False)}
+DEFAULT = {"name": "default", "template": "{{ messages[0].content }}"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "files"),
+    [
+        ({}, {}),
+        ({"added_tokens_decoder": {"1024": mark("<x>"), "1025": PLAIN}, "sep_token": "x"}, {}),
+        ({"eos_token": {"__type": "AddedToken", **mark("<|im_end|>")}}, {}),
+        (
+            {
+                "chat_template": [DEFAULT, {**DEFAULT, "name": "tool_use"}],
+                "image_token": "<|mask|>",
+            },
+            {},
+        ),
+        ({"additional_special_tokens": ["<x>"]}, {"chat_template.jinja": "{{ eos_token }}\n\n"}),
+        ({}, {"special_tokens_map.json": '{"eos_token": "<|im_end|>"}'}),
+        ({}, {"added_tokens.json": '{"<x>": 1024}'}),
+    ],
+)
+def test_a_tokenizer_is_read_as_by_transformers(
+    changes: dict[str, Any], files: dict[str, str], tmp_path: Path
+) -> None:
+    shutil.copytree(ZOO_TOKENIZER, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text()) | changes
+    for name, content in {"tokenizer_config.json": json.dumps(config), **files}.items():
+        (tmp_path / name).write_text(content)
+    ours, theirs = load_tokenizer(tmp_path), PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert ours is not None and ours.special_tokens_map == theirs.special_tokens_map
+    assert ours.backend_tokenizer.to_str() == theirs.backend_tokenizer.to_str()
+    wanted = theirs.apply_chat_template(HELLO, tokenize=False, add_generation_prompt=True)
+    assert render_chat(ours, HELLO) == wanted
 
 
 @pytest.mark.parametrize(

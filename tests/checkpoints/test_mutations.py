@@ -34,7 +34,7 @@ from outpace.checkpoints.load import (
     save_model,
     translate_config,
 )
-from outpace.checkpoints.tokenizer_files import TOKENIZER_FIELDS
+from outpace.checkpoints.tokenizer import TOKENIZER_FIELDS
 from outpace.models.extending import build_draft_model
 from outpace.models.transformer import Transformer
 from speculator_configs import dflash, eagle

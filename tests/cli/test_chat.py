@@ -211,8 +211,7 @@ CONTROL = "import fcntl, termios\nfcntl.ioctl(0, termios.TIOCSCTTY, 0)"
 @pytest.mark.nightly
 def test_a_conversation_at_a_terminal() -> None:
     with terminal("chat", "tiny-aux", "--ignore-eos", "--max-tokens", "400") as talk:
-        begun = talk("", "> ")
-        assert "loading PyTorch" in begun and "loading tiny-aux" in begun
+        assert talk("", "> ") == "> "
         shown = talk(f"{STORY}\r", "\x1b[38;5;31m")
         shown += talk("\x03", "(cancelled)")
         assert "tokens per forward" in shown and "Traceback" not in shown

@@ -182,7 +182,7 @@ INVALID = [
     ("generate tiny-dream --fill {{two}}", "{{two}}"),
     ("generate tiny-ar --fill x{{2}}", "method"),
     ("generate tiny-aux --fill {{2}} --ray", "--input"),
-    ("generate tiny-aux x --max-tokens abc", "abc"),
+    ("generate tiny-aux x --max-tokens abc", "--max-tokens"),
     ("generate tiny-aux x --max-tokens 100000", "slots"),
     ("generate tiny-aux x --min-tokens 9 --max-tokens 8", "min_tokens"),
     ("generate tiny-aux x --temperature nan", "temperature"),
@@ -285,7 +285,7 @@ def test_an_interrupt_is_one_line_and_status_130(outpace, monkeypatch, place):
     if place == "inside":
         monkeypatch.setattr(LoadFlags, LoadFlags.open_model.__name__, interrupt)
     else:
-        monkeypatch.setattr(app, app.build_app.__name__, interrupt)
+        monkeypatch.setattr(app, app.load_command.__name__, interrupt)
     assert outpace("generate", "tiny-aux", "x") == (130, "", "outpace: interrupted\n")
 
 
@@ -357,7 +357,24 @@ def test_a_full_disk_is_one_line_and_status_2():
 def test_no_command_is_a_question_for_help(outpace, words):
     status, out, err = outpace(*words)
     assert status == 0 and "Usage: outpace" in out and not err
-    assert "--help" in out and "<bool>" not in out
+    assert "--help" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        ("outpace gen", "generate"),
+        ("outpace benchmark ser", "serve"),
+        ("outpace generate tiny-dre", "tiny-dream"),
+        ("outpace generate m --method loo", "lookup"),
+        ("outpace generate m --method apd --verif", "--verifier"),
+    ],
+)
+def test_words_are_completed(outpace, monkeypatch, words, completed):
+    monkeypatch.setenv("_OUTPACE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", str(words.count(" ")))
+    assert completed in outpace()[1].split()
 
 
 def test_standard_input_may_be_the_prompt(outpace, refused, monkeypatch):

@@ -206,7 +206,7 @@ def test_a_large_count_is_exact() -> None:
         size=len(model.text.tokenizer),
         ends=frozenset({model.text.tokenizer.eos_token_id}),
     )
-    token = {text: model.text.tokenizer.encode(text)[0] for text in ('"', "x")}
+    token = {text: model.text.tokenizer(text).input_ids[0] for text in ('"', "x")}
     for count, more in ((5999, True), (6000, False)):
         row = torch.zeros(1, len(model.text.tokenizer))
         holds(row, [count + 1], [token['"'], *[token["x"]] * count])

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as Backend
 from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence
 from tokenizers.models import BPE, WordLevel
-from transformers import PreTrainedTokenizerFast
 
 from constrained import llm
 from outpace import Hole
@@ -17,6 +16,7 @@ from outpace.constraint.compiler import Compiler, NotCompiledError
 from outpace.decoding import FULL, Decoding, Forward, Kind, Request
 from outpace.engine.job import DecodingError
 from outpace.methods import D2F, FastDLLM, Method
+from outpace.tokenizer import Tokenizer
 from refusal import refuses
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
@@ -153,19 +153,19 @@ def test_far_too_long_rules_are_not_compiled() -> None:
     assert [*model.compiler.compiled_rules] != compiled  # this one may fit
 
 
-def words() -> PreTrainedTokenizerFast:
+def words() -> Tokenizer:
     """Return a tokenizer whose tokens are words without bytes."""
     known = {word: number for number, word in enumerate(["</s>", "a", "b", "c", "d", "e"])}
-    return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(known, unk_token="a")))
+    return Tokenizer(Backend(WordLevel(known, unk_token="a")), {})
 
 
-def pieces() -> PreTrainedTokenizerFast:
+def pieces() -> Tokenizer:
     """Return a tokenizer with byte fallback."""
     names = ["</s>", "<0x0A>", "<0xC3>", "\u2581a", "\u00e9", "b"]
     known = {name: number for number, name in enumerate(names)}
-    tokenizer = Tokenizer(BPE(known, [], byte_fallback=True))
+    tokenizer = Backend(BPE(known, [], byte_fallback=True))
     tokenizer.decoder = Sequence([Replace("\u2581", " "), ByteFallback(), Fuse()])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+    return Tokenizer(tokenizer, {"eos_token": "</s>"})
 
 
 SLOTS: dict[str, Any] = {
@@ -188,7 +188,7 @@ SLOTS: dict[str, Any] = {
     ids=["no bytes", "no tokenizer", "no end", "no tokens"],
 )
 def test_what_a_vocabulary_cannot_spell_is_refused(
-    tokenizer: PreTrainedTokenizerFast | None, regex: str, changes: dict[str, Any]
+    tokenizer: Tokenizer | None, regex: str, changes: dict[str, Any]
 ) -> None:
     with refuses("regex"):
         Compiler(tokenizer, None).build_constraint(("regex", regex), **{**SLOTS, **changes})

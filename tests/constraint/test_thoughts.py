@@ -96,7 +96,7 @@ def check_thoughts(
 def test_thoughts_end_in_time(model: str, form: str) -> None:
     llm = thinking_llm(model, form)
     assert llm.text.tokenizer is not None
-    token = llm.text.tokenizer.convert_tokens_to_ids(MARKS[form][0])
+    token = llm.text.tokenizer.backend_tokenizer.token_to_id(MARKS[form][0])
     assert isinstance(token, int)
     check_thoughts(model, None, form, 0, temperature=1)
     for most in (5, None):

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from helpers import GOLDEN, close, published, same_weights, save_tokenizer, whole
+from outpace.api.rendering import render_chat
 from outpace.checkpoints.load import load_model, load_tokenizer, save_model, translate_config
 from outpace.decoding import Kind
 from outpace.models.transformer import Transformer
@@ -102,7 +103,7 @@ def test_chat_is_the_published_one(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(tmp_path)
     assert tokenizer is not None
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Hi\n"}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = render_chat(tokenizer, messages)
     assert text == (
         "<|startoftext|><|start_header_id|>system<|end_header_id|>\n\nBe brief.<|eot_id|>"
         "<|start_header_id|>user<|end_header_id|>\n\nHi<|eot_id|>"

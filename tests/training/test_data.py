@@ -70,13 +70,13 @@ def test_formats_of_public_data_sets_are_read(tmp_path: Path) -> None:
     ("record", "options", "prompt", "response"),
     [
         ({"prompt": "1+1", "response": "2"}, {"end": "<|im_end|>"}, "1+1\n", "2<|im_end|>"),
-        ({"text": "1 + 1", "id": 3}, {}, "", f"1 + 1{TOKENIZER.eos_token}"),
+        ({"text": "1 + 1", "id": 3}, {}, "", "1 + 1<|endoftext|>"),
         ({"prompt": "1+1", "response": "2", "finish_reason": "length"}, {}, "1+1\n", "2"),
         (
             {"question": "1+1", "answer": "2", "more": 5},
             {"fields": ("question", "answer")},
             "1+1\n",
-            f"2{TOKENIZER.eos_token}",
+            "2<|endoftext|>",
         ),
     ],
 )

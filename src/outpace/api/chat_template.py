@@ -23,7 +23,6 @@ from itertools import chain
 from typing import Any
 
 from jinja2 import Environment, TemplateError
-from jinja2.ext import LoopControlExtension
 from jinja2.meta import find_undeclared_variables
 from jinja2.nodes import (
     Call,
@@ -37,7 +36,6 @@ from jinja2.nodes import (
     TemplateData,
     Test,
 )
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.api.codec import (
     SharedTokenizer,
@@ -46,9 +44,11 @@ from outpace.api.codec import (
     unused_characters,
     validate_text,
 )
+from outpace.api.rendering import render_chat, template_environment
 from outpace.constraint.calls import TOOL_VARIABLES, CallFormat, find_call_format
 from outpace.constraint.thoughts import ThoughtFormat, find_thought_format
 from outpace.errors import OptionError
+from outpace.tokenizer import Tokenizer
 
 Message = dict[str, Any]
 SEARCHES = {"split", "rsplit", "strip", "lstrip", "rstrip", "startswith", "endswith", "replace"} | {
@@ -124,13 +124,6 @@ class TemplatePart:
         return "\0".join(found)
 
 
-def parse_template(source: str) -> Template:
-    """Return the syntax tree of a template."""
-    # The `generation` tags, which training needs, are not part of Jinja.
-    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", source)
-    return Environment(extensions=[LoopControlExtension]).parse(plain)
-
-
 def searched_nodes(tree: Template) -> Iterator[Node]:
     """Yield the expressions of a template whose value is compared, and never written."""
     for node in tree.find_all((Compare, Test, Getitem, Call, Filter)):
@@ -153,7 +146,7 @@ def mark_template(source: str, table: tuple[tuple[str, str], ...]) -> str:
     )
     searched = {
         int(number)
-        for node in searched_nodes(parse_template("".join(numbered)))
+        for node in searched_nodes(template_environment().parse("".join(numbered)))
         for constant in (node, *node.find_all(Const))
         if isinstance(constant, Const)
         for number in re.findall("\0([0-9]+)\0", str(constant.value))
@@ -195,7 +188,7 @@ class TemplateSource:
         sources = sources.values() if isinstance(sources, dict) else sources
         try:
             return [
-                parse_template(source)
+                template_environment().parse(source)
                 for source in ([sources] if isinstance(sources, str) else sources)
             ]
         except TemplateError as error:
@@ -386,27 +379,18 @@ class ChatTemplate(TemplateSource):
             ContextError: If the text exceeds the context.
         """
         try:
+            source = find_template(self.tokenizer, with_tools=variables.get("tools") is not None)
+            special = self.tokenizer.special_tokens_map
             if table is not None:
-                source = self.tokenizer.get_chat_template(tools=variables.get("tools"))
                 change = str.maketrans(dict(table))
-                special = self.tokenizer.special_tokens_map.items()
-                variables = {
-                    **{
-                        name: text.translate(change)
-                        for name, text in special
-                        if isinstance(text, str)
-                    },
-                    **variables,
-                    "chat_template": mark_template(source, tuple(table.items())),
-                }
-            rendered = self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **variables
-            )
+                special = {name: text.translate(change) for name, text in special.items()}
+                source = mark_template(source, tuple(table.items()))
+            rendered = render_template(source, messages, {**special, **variables})
         except Exception as error:  # a template is a program and may raise anything
             message = f"messages: the chat template of {self.name} fails: {error}"
             raise OptionError("messages", messages, message) from error
-        self.codec.check_length(str(rendered))
-        return validate_text("messages", str(rendered))
+        self.codec.check_length(rendered)
+        return validate_text("messages", rendered)
 
     def render_parts(
         self, parts: Sequence[TemplatePart], table: Mapping[str, str] | None = None

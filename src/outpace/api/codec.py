@@ -9,10 +9,10 @@ from threading import Lock
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.checkpoints.fields import convert_panics
 from outpace.errors import ContextError, OptionError
+from outpace.tokenizer import Tokenizer
 
 TokenSpan = tuple[int, int, int]
 """A token id, and the start and end of its text in characters."""
@@ -95,19 +95,15 @@ class SharedTokenizer:
         self.check_length(text)
         with self.lock, convert_panics(self.name):
             return self.tokenizer(
-                text, add_special_tokens=begin, split_special_tokens=True, verbose=False
+                text, add_special_tokens=begin, split_special_tokens=True
             ).input_ids
 
     def encode_with_spans(self, text: str) -> tuple[list[int], list[TokenSpan]]:
         """Encode text with its special tokens; return the ids and the span of each."""
         self.check_length(text)
         with self.lock, convert_panics(self.name):
-            found = self.tokenizer(
-                text, add_special_tokens=False, return_offsets_mapping=True, verbose=False
-            )
-        ids = list(found.input_ids)
-        places = zip(ids, found.offset_mapping, strict=True)
-        return ids, [(token, begin, end) for token, (begin, end) in places]
+            ids, spans = self.tokenizer(text, add_special_tokens=False)
+        return ids, [(token, begin, end) for token, (begin, end) in zip(ids, spans, strict=True)]
 
     def encode_selected(
         self, text: str, spans: Sequence[TokenSpan], hidden: frozenset[int]

@@ -6,11 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
-
 from outpace.api.codec import overlap_length
 from outpace.constraint.calls import CallFormat
 from outpace.constraint.thoughts import MAX_GAP, ThoughtFormat
+from outpace.tokenizer import Tokenizer
 
 
 class ToolCall(NamedTuple):

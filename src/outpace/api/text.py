@@ -10,7 +10,6 @@ from typing import Any
 
 from numpy import integer, ndarray
 from torch import Tensor
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.api.chat_template import ChatTemplate, Message
 from outpace.api.codec import SharedTokenizer, validate_text
@@ -22,6 +21,7 @@ from outpace.constraint.thoughts import ThoughtFormat
 from outpace.decoding import Kind
 from outpace.errors import OptionError
 from outpace.models.config import ModelConfig
+from outpace.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ def find_middle_tokens(tokenizer: Tokenizer) -> MiddleTokens | None:
 def encode_inner(codec: SharedTokenizer, text: str) -> list[int]:
     """Encode text that does not begin a sequence, so without a space before it."""
     lead = codec.encode_plain(ANCHOR)
-    if not str(codec.tokenizer.convert_ids_to_tokens(lead[0])).startswith("▁"):
+    if not str(codec.tokenizer.backend_tokenizer.id_to_token(lead[0])).startswith("▁"):
         return codec.encode_plain(text)
     return codec.encode_plain(ANCHOR + text)[len(lead) :]
 

@@ -207,7 +207,7 @@ def write_tokenizer(origin: Path, folder: Path) -> None:
     """Write the tokenizer of a checkpoint and its other small files."""
     if is_gguf(origin):
         if (tokenizer := load_tokenizer(origin)) is not None:
-            tokenizer.save_pretrained(folder)
+            tokenizer.to_transformers().save_pretrained(folder)
         return
     for path in files_to_copy(origin, tokenizer_folder(origin)):
         shutil.copyfile(path, folder / path.name)

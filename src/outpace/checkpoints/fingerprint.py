@@ -9,10 +9,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
-
 from outpace.checkpoints.gguf.file import is_gguf
 from outpace.checkpoints.load import resolve_checkpoint
+from outpace.tokenizer import Tokenizer
 
 SAMPLES, SAMPLE_BYTES = 64, 4096
 """Number and size of the samples, evenly spaced, that identify a file of weights."""
@@ -39,7 +38,7 @@ class Fingerprint:
     def of(
         cls,
         model: str | Path,
-        tokenizer: PreTrainedTokenizerBase | None,
+        tokenizer: Tokenizer | None,
         template: Mapping[str, Any],
         adapter: str | Path | None = None,
     ) -> Fingerprint:

@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import huggingface_hub
 import torch
-import transformers
-from huggingface_hub import snapshot_download
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.adapter import Adapter
 from outpace.checkpoints.families import FAMILIES
@@ -35,12 +33,7 @@ from outpace.checkpoints.gguf.weights import GGUFWeights
 from outpace.checkpoints.lookup import KNOWN_DRAFTS
 from outpace.checkpoints.lookup import family_of as family_of
 from outpace.checkpoints.quantised import QUANTIZATION_FIELD, scheme_of
-from outpace.checkpoints.tokenizer_files import (
-    TOKENIZER_CLASSES,
-    TOKENIZER_CONFIGS,
-    check_tokenizer_fields,
-    try_tokenizer,
-)
+from outpace.checkpoints.tokenizer import TOKENIZER_CLASSES, read_tokenizer
 from outpace.checkpoints.weights import CheckpointWeights, sharded_parts
 from outpace.checkpoints.weights import save_model as save_model
 from outpace.decoding.target import DRAFT_KINDS
@@ -52,6 +45,7 @@ from outpace.models.low_bits import build_cpu_quantizer, build_quantizer, check_
 from outpace.models.packed import log_packed
 from outpace.models.split import ModelShard, keep_one_bias, parallelize_model
 from outpace.models.transformer import Stack, Transformer
+from outpace.tokenizer import Tokenizer
 
 MAX_ROTARY_ENTRIES = 2**27
 """Limit on the entries of a rotary table: cosines and sines take a GiB in float32."""
@@ -134,7 +128,7 @@ def resolve_checkpoint(
             f"{', '.join(zoo_names()) or 'the zoo (empty)'}",
         )
     try:
-        return Path(snapshot_download(str(name), allow_patterns=[*patterns]))
+        return Path(huggingface_hub.snapshot_download(str(name), allow_patterns=[*patterns]))
     except Exception as error:
         message = f"{param}: cannot download {str(name)!r} from the hub: {error_line(error)}"
         raise OptionError(param, name, message) from error
@@ -145,7 +139,9 @@ def is_local(name: str) -> bool:
     if os.path.isdir(name) or os.path.isfile(ZOO_FOLDER / name / CONFIG_FILE):
         return True
     try:
-        folder = snapshot_download(name, allow_patterns=CHECKPOINT_PATTERNS, local_files_only=True)
+        folder = huggingface_hub.snapshot_download(
+            name, allow_patterns=CHECKPOINT_PATTERNS, local_files_only=True
+        )
     except Exception:  # the hub's library raises various errors for an empty cache
         return False
     return os.path.isfile(Path(folder) / CONFIG_FILE)
@@ -355,39 +351,21 @@ def tokenizer_folder(name: str | Path) -> Path:
     return ZOO_TOKENIZER if not own and folder.resolve().parent == ZOO_FOLDER.resolve() else folder
 
 
-def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
+def load_tokenizer(name: str | Path) -> Tokenizer | None:
     """Load the tokenizer of a checkpoint; None if it has none, so that only token ids work.
 
     A tokenizer whose class is remote code (Dream) is read from its vocabulary and merges as a
-    Qwen2 tokenizer. Raises `ValueError` naming an invalid file.
+    Qwen2 tokenizer. Without a chat template it gets that of its family. Raises `ValueError` naming
+    an invalid file.
     """
     folder = resolve_checkpoint(name)
     if is_gguf(folder):
         with convert_panics(str(folder)):
-            return add_chat_template(build_gguf_tokenizer(open_gguf(folder)), folder)
-    home = tokenizer_folder(folder)
-    # These classes never load code of the repository, as AutoTokenizer would.
-    paths = [home / name for name in TOKENIZER_CLASSES if (home / name).is_file()]
-    if not paths:
-        return None
-    for path in (paths[0], *(home / name for name in TOKENIZER_CONFIGS if (home / name).is_file())):
-        check_tokenizer_fields(read_json_object(path), path)
-    try:
-        with convert_panics(str(paths[0])):
-            tokenizer_class = getattr(transformers, TOKENIZER_CLASSES[paths[0].name])
-            tokenizer = tokenizer_class.from_pretrained(home)
-    except Exception as error:  # the tokenizers library raises the base class
-        raise ValueError(f"{paths[0]} is not a readable tokenizer: {error_line(error)}") from error
-    try_tokenizer(tokenizer, paths[0])
-    return add_chat_template(tokenizer, folder / CONFIG_FILE)
-
-
-def add_chat_template(
-    tokenizer: PreTrainedTokenizerBase | None, path: Path
-) -> PreTrainedTokenizerBase | None:
-    """Give a tokenizer without a chat template that of its family."""
-    if tokenizer is not None and tokenizer.chat_template is None and path.is_file():
-        tokenizer.chat_template = family_of(read_published_config(path), path).template
+            tokenizer, config = build_gguf_tokenizer(open_gguf(folder)), folder
+    else:
+        tokenizer, config = read_tokenizer(tokenizer_folder(folder)), folder / CONFIG_FILE
+    if tokenizer is not None and tokenizer.chat_template is None and config.is_file():
+        tokenizer.chat_template = family_of(read_published_config(config), config).template
     return tokenizer
 
 

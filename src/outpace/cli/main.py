@@ -1,32 +1,31 @@
-"""Entry point of the command line, which prints user errors as one line.
-
-It imports only modules that Python has already loaded: until `main` runs, Ctrl-C prints a
-traceback.
-"""
+"""Entry point of the command line, which prints user errors as one line."""
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
-from outpace.cli.terminal import INTERRUPTED, TERMINATED, exit_with_error
-
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from outpace.cli.terminal import (
+    INTERRUPTED,
+    TERMINATED,
+    exit_with_error,
+    open_prompt,
+    show_startup_spinner,
+)
 
 
 def main(args: Sequence[str] | None = None) -> None:
     """Run a command; user errors print one line to standard error and exit with status 2."""
-    hook = sys.unraisablehook
-    sys.unraisablehook = lambda info: (
-        repeat_interrupt() if info.exc_type is KeyboardInterrupt else hook(info)
-    )
+    words = list(sys.argv[1:] if args is None else args) or ["--help"]
     try:
-        from outpace.cli.app import run_command
+        if words[0] == "chat" and not {"-h", "--help"} & {*words}:
+            open_prompt()
+        with show_startup_spinner("loading PyTorch"):
+            from outpace.cli.app import load_command, run_command
 
-        status = run_command(list(sys.argv[1:] if args is None else args) or ["--help"])
+            command = load_command(words)
+        status = run_command(command, words)
         print(end="", flush=True)
     except KeyboardInterrupt:
         status = INTERRUPTED
@@ -36,20 +35,9 @@ def main(args: Sequence[str] | None = None) -> None:
         raise
     except (ValueError, OSError) as error:
         exit_with_error(f"{'standard output: ' if is_stdout_full() else ''}{error}")
-    finally:
-        sys.unraisablehook = hook
     if status == INTERRUPTED:
-        exec("")  # otherwise Python dies by the signal if it came inside exec, as in dataclasses
         exit_with_error("interrupted", INTERRUPTED)
     sys.exit(status)
-
-
-def repeat_interrupt() -> None:
-    """Repeat a Ctrl-C that arrived where it could not be raised, such as in an import."""
-    from _thread import interrupt_main
-    from threading import Timer
-
-    Timer(0.01, interrupt_main).start()
 
 
 def is_stdout_full() -> bool:

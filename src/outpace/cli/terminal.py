@@ -24,6 +24,9 @@ from rich.progress import (
 )
 from rich.text import Text
 
+COMPLETION = "_OUTPACE_COMPLETE"
+"""Environment variable by which a shell asks for completions."""
+
 INPUT_PROMPT = "> "
 PASTE_PAUSE = 0.02
 """Seconds within which the next line of a paste arrives if the terminal does not mark pastes."""
@@ -40,14 +43,18 @@ def is_interactive() -> bool:
     return all(each is not None and each.isatty() for each in (sys.stdin, sys.stdout))
 
 
-def buffer_typed_input() -> None:
-    """Keep input of any length that is typed while no read is pending, until the process exits.
+def open_prompt() -> None:
+    """Show the prompt before anything is loaded, and keep what is typed until it is read.
 
     A terminal's canonical mode drops everything after 4,095 characters of a line. Echo stays on,
     since readline shows nothing at a terminal without echo.
     """
     if not is_interactive():
         return
+    error_console.quiet = True  # a spinner would overwrite the prompt
+    terminal_restorer.callback(write_code, "\r")
+    write_code(INPUT_PROMPT)
+    atexit.register(terminal_restorer.close)
     with suppress(ImportError):  # Windows does not drop input
         import termios
 
@@ -62,7 +69,6 @@ def buffer_typed_input() -> None:
             if has_paste_marks():
                 terminal_restorer.callback(write_code, PASTE_MARKS_OFF)
                 write_code(PASTE_MARKS_ON)
-            atexit.register(terminal_restorer.close)
 
 
 def has_paste_marks() -> bool:
@@ -87,6 +93,8 @@ def read_typed_messages(ends: Callable[[str], bool]) -> Iterator[str]:
 
     A line for which `ends` is true, such as a command, is a separate message.
     """
+    error_console.quiet = False
+    write_code("\r")  # to where the prompt already is
     marks = has_paste_marks()
     if marks:
         import readline
@@ -125,17 +133,13 @@ def has_pending_input() -> bool:
         return False
 
 
-TYPE_CHECKING = False
-
-if TYPE_CHECKING:
-    from typing import NoReturn
-
 FAILED, INTERRUPTED, TERMINATED = 1, 130, 143
 """Exit statuses: an error not caused by the user, Ctrl-C, and SIGTERM."""
 
 
 def exit_with_error(message: str, status: int = 2) -> NoReturn:
     """Print one line to standard error, with control characters escaped, and exit."""
+    terminal_restorer.close()
     line = " ".join(message.split())
     shown = (c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
     print(f"outpace: {''.join(shown)}", file=sys.stderr)
@@ -187,12 +191,12 @@ def show_startup_spinner(what: str) -> Iterator[None]:
     before = signal.getsignal(signal.SIGINT)
     replaceable = before is signal.default_int_handler and current_thread() is main_thread()
     with ExitStack() as spinner:
-        spinner.enter_context(show_spinner(what))
+        if COMPLETION not in os.environ:
+            spinner.enter_context(show_spinner(what))
 
         def exit_now(*_: object) -> NoReturn:
             try:
                 spinner.close()
-                terminal_restorer.close()
                 exit_with_error("interrupted", INTERRUPTED)
             finally:
                 os._exit(INTERRUPTED)

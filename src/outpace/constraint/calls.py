@@ -9,7 +9,6 @@ from itertools import count, product
 from typing import Any
 
 import numpy as np
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.constraint.dfa import (
     MAX_DETERMINIZE_STEPS,
@@ -25,6 +24,7 @@ from outpace.constraint.schema import SchemaWriter, check_schema_limits
 from outpace.constraint.thoughts import free_text_dfa
 from outpace.constraint.vocabulary import special_tokens_in
 from outpace.errors import OptionError
+from outpace.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.constraint.automaton import HOLE_CLASS, UNREACHABLE, TokenAutomaton
 from outpace.constraint.calls import CallFormat, find_call_format, tools_dfa
@@ -24,6 +23,7 @@ from outpace.constraint.thoughts import ThoughtFormat, add_thoughts, free_text_d
 from outpace.constraint.vocabulary import Vocabulary, token_bytes
 from outpace.decoding import Constraint, Request
 from outpace.errors import OptionError
+from outpace.tokenizer import Tokenizer
 
 ConstraintRule = tuple[str, str]
 """Option name (`schema`, `regex`, `choices`, `grammar`, `tools`) and its text, which is JSON for

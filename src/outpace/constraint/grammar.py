@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.constraint.pattern import TooLargeError
 from outpace.decoding import Request
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.decoding.sampling import JointRows, row_chooser
+from outpace.tokenizer import Tokenizer
 
 JSON_SPACING = {"whitespace_flexible": False, "item_separator": ", ?", "key_separator": ": ?"}
 """White space in JSON answers: at most one space after commas and colons."""
@@ -55,8 +55,7 @@ class CompiledGrammar:
             ValueError: with the message of llguidance if it cannot compile the source.
         """
         try:
-            from llguidance import LLMatcher
-            from llguidance.hf import from_tokenizer
+            from llguidance import LLMatcher, LLTokenizer
         except ImportError as error:
             raise ValueError(INSTALL_LLGUIDANCE) from error
         parse: dict[str, Callable[[str], str]] = {
@@ -66,7 +65,9 @@ class CompiledGrammar:
                 overrides=options,  # type: ignore[arg-type]
             ),
         }
-        tokens = from_tokenizer(tokenizer, n_vocab=size, eos_token=min(ends))  # type: ignore[arg-type]
+        tokens = LLTokenizer(
+            tokenizer.backend_tokenizer.to_str(), n_vocab=size, eos_token=min(ends)
+        )
         matcher = LLMatcher(tokens, parse[kind](source), log_level=0)
         if matcher.is_error():
             raise ValueError(first_line(matcher.get_error()))

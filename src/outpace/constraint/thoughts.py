@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.constraint.dfa import Dfa, search_table
 from outpace.constraint.vocabulary import special_tokens_in
+from outpace.tokenizer import Tokenizer
 
 MAX_GAP = 2
 """Maximum number of line breaks between thoughts and answer that belong to neither."""

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Tokenizer
 
 from outpace.constraint.dfa import Dfa, IndexArray, TransitionTable
 from outpace.constraint.pattern import TooLargeError
+from outpace.tokenizer import Tokenizer
 
 MAX_PREFIX_MOVES = 50_000_000
 """Maximum pairs of token prefixes and states to visit; takes about a second."""

@@ -88,7 +88,7 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         if not str(batch_size).isdigit():
             raise must("batch_size", batch_size, "be an integer")
         self.llm = llm
-        self.tokenizer = llm.text.tokenizer
+        self.tokenizer = llm.text.tokenizer.to_transformers()
         self.batch = int(batch_size)
         self.max_tokens, self.seed, self.draws = max_tokens, seed, draws
         self.samples = None if samples is None else Path(samples)

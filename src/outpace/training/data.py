@@ -13,14 +13,15 @@ from typing import Annotated, Any
 
 import numpy as np
 from jinja2 import TemplateError
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
+from outpace.api.rendering import render_chat
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.errors import must
 from outpace.evaluation.generated import story, sudoku, table
 from outpace.evaluation.generated.problems import Problem
 from outpace.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
 from outpace.models.config import ModelConfig
+from outpace.tokenizer import Tokenizer
 
 STORY_PREFIX, HUB_PREFIX = "story:", "hub:"
 PROBLEM_GENERATORS = {
@@ -349,7 +350,7 @@ class Examples:
     """An endless stream of examples; number n is a function of the seed and n alone."""
 
     def __init__(
-        self, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int = 0, split: str = "train"
+        self, data: Data, tokenizer: Tokenizer, seed: int = 0, split: str = "train"
     ) -> None:
         """Open the sources; `ValueError` if one is missing or malformed."""
         if tokenizer.eos_token_id is None:
@@ -456,19 +457,15 @@ class Examples:
         if not messages:
             return self.build_example([], answer, ended=ended)
         text = self.render_messages(messages)[-MAX_TOKEN_CHARACTERS * self.data.longest :]
-        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return self.build_example(list(ids), answer, ended=ended)
+        ids = self.tokenizer(text, add_special_tokens=False).input_ids
+        return self.build_example(ids, answer, ended=ended)
 
     def render_messages(self, messages: list[dict[str, str]]) -> str:
         """Render messages as one text; `ValueError` if the chat template rejects them."""
         if self.tokenizer.chat_template is None:
             return "\n".join(message["content"] for message in messages)
         try:
-            return str(
-                self.tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True, **self.data.template
-                )
-            )
+            return render_chat(self.tokenizer, messages, **self.data.template)
         except TemplateError as error:
             raise ValueError(f"the chat template rejects its messages: {error}") from error
 
@@ -476,13 +473,10 @@ class Examples:
         """Tokenize the answer, and truncate prompt and answer to the maximum length."""
         widest = MAX_TOKEN_CHARACTERS * self.data.longest
         answer, ended = answer[:widest], ended and len(answer) <= widest
-        encoded = self.tokenizer(
-            answer, add_special_tokens=False, return_offsets_mapping=self.mark_pattern is not None
-        )
-        response = list(encoded["input_ids"])
+        response, offsets = self.tokenizer(answer, add_special_tokens=False)
         marks = [False] * len(response)
         if self.mark_pattern is not None:
-            marks = marked_tokens(self.mark_pattern, answer, encoded["offset_mapping"])
+            marks = marked_tokens(self.mark_pattern, answer, offsets)
         if ended:
             response, marks = [*response, self.end_token], [*marks, False]
         room = max(self.data.longest - len(prompt), 1)
@@ -503,9 +497,9 @@ def marked_tokens(
     return [any(a < end and start < b for a, b in spans) for start, end in offsets]
 
 
-def single_token_id(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+def single_token_id(tokenizer: Tokenizer, text: str) -> int:
     """Return the id of the single token that a string encodes to."""
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
+    ids = tokenizer(text, add_special_tokens=False).input_ids
     if len(ids) != 1:
         raise ValueError(
             f"end must be a single token, but {text!r} is {len(ids)} tokens of this tokenizer"

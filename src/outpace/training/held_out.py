@@ -14,13 +14,13 @@ import torch
 from accelerate import Accelerator
 from numpy.random import default_rng
 from torch import nn
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.api.llm import LLM
 from outpace.evaluation.protocol import method_from_options
 from outpace.evaluation.scoring import SCORERS
 from outpace.evaluation.scoring.expressions import final_number
 from outpace.field_types import Count, NonNegativeInt, check_bounds
+from outpace.tokenizer import Tokenizer
 from outpace.training.data import PROBLEM_GENERATORS, STORY_PREFIX, Data, Examples
 from outpace.training.objective import Objective
 from outpace.training.report import MetricAccumulator, compute_means
@@ -110,7 +110,7 @@ class HeldOut:
                 "raise examples"
             )
 
-    def load_examples(self, data: Data, tokenizer: PreTrainedTokenizerBase, seed: int) -> Examples:
+    def load_examples(self, data: Data, tokenizer: Tokenizer, seed: int) -> Examples:
         """Open the examples with the settings of the training data.
 
         Raises:

@@ -10,18 +10,18 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
-from transformers.tokenization_utils_base import PreTrainedTokenizerBase
 
 from outpace.checkpoints.load import load_tokenizer
 from outpace.field_types import check_names, check_values
 from outpace.models.transformer import Stack, Transformer
+from outpace.tokenizer import Tokenizer
 from outpace.training.loop import Loop
 from outpace.training.objective import Objective, ignore_norm_advice
 from outpace.training.optim import Optim
 from outpace.training.weights import check_trainable
 
 
-def require_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def require_tokenizer(folder: Path) -> Tokenizer:
     """Load the tokenizer of a folder; `ValueError` if there is none."""
     tokenizer = load_tokenizer(folder)
     if tokenizer is None:

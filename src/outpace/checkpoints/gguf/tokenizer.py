@@ -11,13 +11,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
-from transformers import PreTrainedTokenizerFast
 
 from outpace.checkpoints.fields import error_line, flag, parse_value, shorten
 from outpace.checkpoints.gguf.file import GGUFFile, MetadataArray
+from outpace.tokenizer import Tokenizer
 
 CONTRACTION, BEFORE_WORD = "(?i:'s|'t|'re|'ve|'m|'ll|'d)", r"[^\r\n\p{L}\p{N}]?"
 WORD_PATTERN = rf"{CONTRACTION}|{BEFORE_WORD}\p{{L}}+"
@@ -123,19 +124,6 @@ ADDED_TYPES = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.USER_DEFINED)
 
 
 @dataclass(frozen=True)
-class UncopiedTokenizer:
-    """A tokenizer that a deep copy returns unchanged.
-
-    transformers copies its `tokenizer_object`, which takes half a second for 150,000 tokens.
-    """
-
-    tokenizer: Tokenizer
-
-    def __deepcopy__(self, memo: object) -> Tokenizer:
-        return self.tokenizer
-
-
-@dataclass(frozen=True)
 class GGUFVocabulary:
     """The vocabulary of a file, with `kinds i64[V]`, and its metadata `tokenizer.ggml.*`."""
 
@@ -188,7 +176,7 @@ class GGUFVocabulary:
         )
 
 
-def build_gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerFast | None:
+def build_gguf_tokenizer(file: GGUFFile) -> Tokenizer | None:
     """Build the tokenizer of a file; None if it has no vocabulary.
 
     Raises:
@@ -199,7 +187,7 @@ def build_gguf_tokenizer(file: GGUFFile) -> PreTrainedTokenizerFast | None:
         return (
             None
             if pieces is None
-            else build_fast_tokenizer(pieces, file.metadata.get(TEMPLATE_METADATA))
+            else build_tokenizer(pieces, file.metadata.get(TEMPLATE_METADATA))
         )
     except Exception as error:  # the tokenizers library raises the base class
         raise ValueError(f"{file.path} has no valid tokenizer: {error_line(error)}") from error
@@ -241,7 +229,7 @@ def end_index(wanted: TokenMask) -> int:
     return int(found[-1]) + 1 if len(found) else 0
 
 
-def build_fast_tokenizer(pieces: GGUFVocabulary, template: Any) -> PreTrainedTokenizerFast:
+def build_tokenizer(pieces: GGUFVocabulary, template: Any) -> Tokenizer:
     """Build the tokenizer, with each token under its id in the file."""
     if not isinstance(template, str | None):
         raise ValueError(f"{TEMPLATE_METADATA} must be a string, got {shorten(template)}")
@@ -266,15 +254,10 @@ def build_fast_tokenizer(pieces: GGUFVocabulary, template: Any) -> PreTrainedTok
         for ours, theirs in names.items()
         if (token := pieces.special_token(f"{theirs}_token_id")) is not None
     }
-    return PreTrainedTokenizerFast(
-        tokenizer_object=UncopiedTokenizer(tokenizer),
-        chat_template=template,
-        clean_up_tokenization_spaces=False,
-        **special,
-    )
+    return Tokenizer(tokenizer, special, template)
 
 
-def set_post_processor(tokenizer: Tokenizer, pieces: GGUFVocabulary, begins: bool) -> None:
+def set_post_processor(tokenizer: Backend, pieces: GGUFVocabulary, begins: bool) -> None:
     """Add the tokens that the file puts at the beginning and end of a sequence."""
     begin = (
         pieces.special_token("bos_token_id") if pieces.read_flag("add_bos_token", begins) else None
@@ -289,7 +272,7 @@ def set_post_processor(tokenizer: Tokenizer, pieces: GGUFVocabulary, begins: boo
         )
 
 
-def build_byte_bpe(pieces: GGUFVocabulary) -> tuple[Tokenizer, bool]:
+def build_byte_bpe(pieces: GGUFVocabulary) -> tuple[Backend, bool]:
     """Build GPT-2's byte-level byte-pair encoding; also return whether sequences begin with BOS."""
     name = pieces.metadata.get("pre")
     if not isinstance(name, str) or name not in SPLIT_RULES:
@@ -301,7 +284,7 @@ def build_byte_bpe(pieces: GGUFVocabulary) -> tuple[Tokenizer, bool]:
     merges = [
         tuple(merge.split(" ")) for merge in read_metadata_array(pieces.metadata, "merges", str)
     ]
-    tokenizer = Tokenizer(BPE(pieces.base_vocabulary, merges, ignore_merges=split.ignores_merges))
+    tokenizer = Backend(BPE(pieces.base_vocabulary, merges, ignore_merges=split.ignores_merges))
     if split.composes_accents:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = split.build_pre_tokenizer()
@@ -309,7 +292,7 @@ def build_byte_bpe(pieces: GGUFVocabulary) -> tuple[Tokenizer, bool]:
     return tokenizer, split.adds_bos
 
 
-def build_sentencepiece(pieces: GGUFVocabulary) -> tuple[Tokenizer, bool]:
+def build_sentencepiece(pieces: GGUFVocabulary) -> tuple[Backend, bool]:
     """Build SentencePiece's byte-pair encoding; also return whether sequences begin with BOS."""
     scores = read_metadata_array(pieces.metadata, "scores", float)
     if len(scores) != len(pieces.tokens):
@@ -321,7 +304,7 @@ def build_sentencepiece(pieces: GGUFVocabulary) -> tuple[Tokenizer, bool]:
         fuse_unk=True,
         byte_fallback=TokenType.BYTE in pieces.kinds,
     )
-    tokenizer, spaced = Tokenizer(model), pieces.read_flag("add_space_prefix", True)
+    tokenizer, spaced = Backend(model), pieces.read_flag("add_space_prefix", True)
     steps: list[Any] = [normalizers.Prepend(SPACE_MARK)] if spaced else []
     tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
     back = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]

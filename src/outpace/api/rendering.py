@@ -1,0 +1,169 @@
+"""Rendering of chat templates, in the Jinja environment for which they are published."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from functools import cache, lru_cache
+from typing import Any, NoReturn
+
+import numpy as np
+from jinja2 import Template, TemplateError, nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+from outpace.tokenizer import Tokenizer
+
+THOUGHT_FIELDS = ("reasoning_content", "thinking", "reasoning")
+"""Fields of messages that hold thoughts; templates read the first or the second."""
+
+
+class GenerationTags(Extension):
+    """The tags `generation`, which mark answers for training and are not part of Jinja."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return the content of the tags."""
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.Scope(body, lineno=line)
+
+
+class TemplateNamespace(Namespace):
+    """A namespace without the names by which templates could leave the sandbox."""
+
+    def __init__(*args: Any, **attributes: Any) -> None:
+        self, *args = args  # `self` may be an attribute
+        for name in (given := dict(*args, **attributes)):
+            check_attribute(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        check_attribute(name)
+        super().__setitem__(name, value)
+
+
+def check_attribute(name: object) -> None:
+    """Raise `SecurityError` for the name of a private attribute."""
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace must not have the attribute {name!r}")
+
+
+class TemplateDict:
+    """The function `dict` without the attributes of the type."""
+
+    def __call__(self, *args: Any, **values: Any) -> dict[Any, Any]:
+        """Build a dict."""
+        return dict(*args, **values)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        """Build a dict of equal values."""
+        return dict.fromkeys(*args)
+
+
+def raise_exception(message: str) -> NoReturn:
+    """Fail, as a template does that rejects a conversation."""
+    raise TemplateError(message)
+
+
+def write_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: Any = None,
+    separators: Any = None,
+    sort_keys: bool = False,
+) -> str:
+    """Write JSON without Jinja's escapes for HTML."""
+    return json.dumps(
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    )
+
+
+@cache
+def template_environment() -> ImmutableSandboxedEnvironment:
+    """Return the environment of chat templates, which are untrusted code."""
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTags, LoopControlExtension]
+    )
+    environment.filters["tojson"] = write_json
+    environment.globals |= {
+        "raise_exception": raise_exception,
+        "strftime_now": lambda form: datetime.now().strftime(form),
+        "dict": TemplateDict(),
+        "namespace": TemplateNamespace,
+    }
+    return environment
+
+
+@lru_cache
+def compile_template(source: str) -> Template:
+    """Compile a template once."""
+    return template_environment().from_string(source)
+
+
+def find_template(tokenizer: Tokenizer, *, with_tools: bool) -> str:
+    """Return the chat template of a tokenizer; `ValueError` if it has several and no default."""
+    source = tokenizer.chat_template
+    if isinstance(source, dict):
+        names = ("tool_use", "default") if with_tools else ("default",)
+        source = next((source[name] for name in names if name in source), None)
+    if source is None:
+        raise ValueError("there is no default template")
+    return source
+
+
+def render_template(
+    source: str, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]
+) -> str:
+    """Render a conversation with a chat template, up to the next answer.
+
+    Raises:
+        TemplateError: If the template fails, among other errors of its code.
+    """
+    values = {"tools": None, "documents": None, "add_generation_prompt": True}
+    shown = [alias_thoughts(plain_value(message)) for message in messages]
+    return compile_template(source).render(messages=shown, **(values | plain_value(variables)))
+
+
+def render_chat(
+    tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]], **variables: Any
+) -> str:
+    """Render a conversation with the chat template of a tokenizer, as `render_template` does."""
+    source = find_template(tokenizer, with_tools=variables.get("tools") is not None)
+    return render_template(source, messages, {**tokenizer.special_tokens_map, **variables})
+
+
+def alias_thoughts(message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message without missing fields, with its thoughts in the fields of all templates."""
+    message = {name: value for name, value in message.items() if value is not None}
+    thoughts = next((message[name] for name in THOUGHT_FIELDS if name in message), None)
+    if thoughts is None:
+        return message
+    return {"thinking": thoughts, **message, "reasoning_content": thoughts}
+
+
+def plain_value(value: Any) -> Any:
+    """Rebuild a value from JSON types, since templates may call the methods of others."""
+    match value:
+        case None | bool():
+            return value
+        case str():
+            return str.__str__(value)
+        case int():
+            return int.__int__(value)
+        case float():
+            return float.__float__(value)
+        case Mapping():
+            return {plain_value(key): plain_value(each) for key, each in value.items()}
+        case list():
+            return [plain_value(each) for each in value]
+        case tuple():
+            return tuple(map(plain_value, value))
+        case np.generic():
+            return plain_value(value.item())
+    return f"<{type(value).__name__}>"
