@@ -20,13 +20,15 @@ from outpace.server.reply import call_id, dump_json
 from outpace.server.schema import (
     BoundedText,
     ChatRequest,
-    EmptyList,
     JsonScalar,
     MethodExtension,
     Name,
+    OpenModel,
     ShortText,
     StopString,
     StrictModel,
+    TopK,
+    Whole,
 )
 from outpace.server.writer import (
     AnswerWriter,
@@ -41,45 +43,38 @@ from outpace.server.writer import (
 CacheControl = dict[Name, JsonScalar] | None
 
 
-class TextBlock(StrictModel):
+class TextBlock(OpenModel):
     """A text."""
 
     type: Literal["text"]
     text: BoundedText
-    citations: EmptyList | None = None
-    cache_control: CacheControl = None
 
 
-class ThinkingBlock(StrictModel):
+class ThinkingBlock(OpenModel):
     """Thoughts of the model. Their signature is ignored."""
 
     type: Literal["thinking"]
     thinking: BoundedText
-    signature: BoundedText | None = None
 
 
-class ToolUseBlock(StrictModel):
+class ToolUseBlock(OpenModel):
     """A call of a tool by the model."""
 
     type: Literal["tool_use"]
     id: Name
     name: Name
     input: dict[str, Any]
-    caller: dict[str, Any] | None = None
-    cache_control: CacheControl = None
 
 
 Texts = BoundedText | Annotated[list[TextBlock], Field(max_length=1024)]
 
 
-class ToolResultBlock(StrictModel):
+class ToolResultBlock(OpenModel):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
     content: Texts | None = None
-    is_error: bool | None = None
-    cache_control: CacheControl = None
 
 
 def block_tag(block: object) -> str:
@@ -134,7 +129,7 @@ class Thinking(StrictModel):
     """Whether the model thinks, and the maximum number of tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=0, le=MAX_ANSWER_TOKENS)] | None = None
+    budget_tokens: Annotated[Whole, Field(ge=0, le=MAX_ANSWER_TOKENS)] | None = None
     display: Name | None = None
 
 
@@ -148,13 +143,13 @@ class MessagesRequest(StrictModel):
     """A conversation to be continued with the next message."""
 
     model: Name
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)]
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)]
     messages: Annotated[list[TurnMessage], Field(fail_fast=True, min_length=1, max_length=1024)]
     system: Texts | None = None
     stop_sequences: Annotated[list[StopString], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    top_k: TopK | None = None
     tools: Annotated[list[MessagesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None

@@ -18,12 +18,13 @@ from outpace.server.reply import call_id, dump_json
 from outpace.server.schema import (
     BoundedText,
     ChatRequest,
-    EmptyList,
     JsonScalar,
     MethodExtension,
     Name,
+    OpenModel,
     ShortText,
     StrictModel,
+    Whole,
 )
 from outpace.server.writer import (
     AnswerWriter,
@@ -38,62 +39,47 @@ from outpace.server.writer import (
 MAX_ITEMS = 4096
 """Maximum number of items of an input."""
 
-Status = Literal["in_progress", "completed", "incomplete"] | None
 
-
-class InputText(StrictModel):
+class InputText(OpenModel):
     """A text in a message. Clients return those of answers unchanged."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text"]
     text: BoundedText
-    annotations: EmptyList | None = None
-    logprobs: EmptyList | None = None
 
 
 Texts = BoundedText | Annotated[list[InputText], Field(max_length=1024)]
 
 
-class MessageItem(StrictModel):
+class MessageItem(OpenModel):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Texts
-    id: ShortText | None = None
-    status: Status = None
-    phase: ShortText | None = None
 
 
-class CallItem(StrictModel):
+class CallItem(OpenModel):
     """A call of a function by the model."""
 
     type: Literal["function_call"]
     call_id: Name
     name: Name
     arguments: BoundedText
-    id: ShortText | None = None
-    status: Status = None
 
 
-class CallOutputItem(StrictModel):
+class CallOutputItem(OpenModel):
     """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: Name
     output: Texts
-    id: ShortText | None = None
-    status: Status = None
 
 
-class ReasoningItem(StrictModel):
+class ReasoningItem(OpenModel):
     """Thoughts of the model before its next message or call."""
 
     type: Literal["reasoning"]
-    summary: EmptyList | None = None
     content: Annotated[list[InputText], Field(max_length=1024)] | None = None
-    encrypted_content: None = None
-    id: ShortText | None = None
-    status: Status = None
 
 
 def item_tag(item: object) -> str:
@@ -174,7 +160,7 @@ class ResponsesRequest(StrictModel):
         Field(min_length=1),
     ]
     instructions: BoundedText | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
+    max_output_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
@@ -186,7 +172,7 @@ class ResponsesRequest(StrictModel):
 
     # Fields of chats that OpenAI's API does not have.
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    max_reasoning_tokens: Annotated[int, Field(ge=0, le=MAX_ANSWER_TOKENS)] | None = None
+    max_reasoning_tokens: Annotated[Whole, Field(ge=0, le=MAX_ANSWER_TOKENS)] | None = None
     chat_template_kwargs: Annotated[dict[Name, JsonScalar], Field(max_length=32)] | None = None
     outpace: MethodExtension | None = None
 
@@ -199,6 +185,7 @@ class ResponsesRequest(StrictModel):
     service_tier: Name | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
+    prompt_cache_retention: ShortText | None = None
     truncation: Literal["disabled"] | None = None
 
     # Not supported, except for values that disable the feature.
