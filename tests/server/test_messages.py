@@ -144,6 +144,32 @@ def test_loop_with_official_client(client: Any) -> None:
     assert third.content[0].text
 
 
+AGENT: dict[str, Any] = {
+    "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
+    "tools": [
+        *(tool | {"defer_loading": True, "eager_input_streaming": True} for tool in DECLARED),
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+    ],
+    "tool_choice": {"type": "auto"},
+    "metadata": {"user_id": "x"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "max"},
+}
+"""Fields as coding agents send them."""
+
+
+def test_requests_of_agents(served: TestClient) -> None:
+    messages = [QUESTION, {"role": "system", "content": [{"type": "text", "text": "Now."}]}]
+    sent = body("tools", **AGENT) | {"messages": messages}
+    answer = ask(served, sent | {"tool_choice": ANY, "max_tokens": 200})
+    assert answer["stop_reason"] == "tool_use"
+    assert ask(served, sent | {"tool_choice": {"type": "none"}})["content"]
+    schema = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"]}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    (block,) = ask(served, body("plain", output_config=form, thinking=BUDGET))["content"]
+    assert json.loads(block["text"]) == {"n": 7}
+
+
 CALL = {"type": "tool_use", "id": "x", "name": "stop", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "x"}
 CALLING = {"role": "assistant", "content": [{"type": "text", "text": "a"}, CALL]}
@@ -155,7 +181,12 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("messages", {"messages": []}),
     ("messages", {"messages": [{"role": "user", "content": [RESULT]}]}),
     ("messages", {"messages": [QUESTION, {"role": "assistant", "content": [CALL, CALL]}]}),
-    ("messages.0.role", {"messages": [{"role": "system", "content": "a"}]}),
+    ("messages.0.role", {"messages": [{"role": "tool", "content": "a"}]}),
+    ("output_config.effort", {"output_config": {"effort": "much"}}),
+    (
+        "output_config.format.schema",
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "teapot"}}}},
+    ),
     ("messages.0.content.0", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
     ("messages.0.content.1", {"messages": [{"role": "user", "content": CALLING["content"]}]}),
     (
@@ -174,8 +205,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ),
     ("tool_choice", {"model": "tools", "tools": DECLARED, "tool_choice": {"type": "tool"}}),
     ("tool_choice", {"model": "tools", "tool_choice": ANY}),
+    ("tool_choice", {"model": "tools", "tools": AGENT["tools"][2:], "tool_choice": ANY}),
     ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": -1}}),
-    ("thinking.budget_tokens", {"model": "plain", "thinking": BUDGET}),
     ("thinking", {"thinking": {"type": "disabled"}}),
     ("outpace.fill", {"outpace": {"fill": True}}),
     ("x", {"x": 1}),

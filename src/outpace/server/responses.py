@@ -22,6 +22,7 @@ from outpace.server.schema import (
     MethodExtension,
     Name,
     OpenModel,
+    ProviderTool,
     ShortText,
     StrictModel,
     Whole,
@@ -112,6 +113,21 @@ class FunctionTool(StrictModel):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    # Accepted from clients and ignored.
+    defer_loading: bool | None = None
+
+
+def tool_tag(tool: object) -> str:
+    """Return the tag of a tool."""
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "dict-function" if kind == "function" else "dict-provider"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("dict-function")] | Annotated[ProviderTool, Tag("dict-provider")],
+    Discriminator(tool_tag),
+]
+
 
 class FunctionChoice(StrictModel):
     """The function to call."""
@@ -148,7 +164,7 @@ class ReasoningOptions(StrictModel):
     """Options of the thoughts of an answer."""
 
     effort: Name | None = None
-    summary: None = None
+    summary: Name | None = None
 
 
 class ResponsesRequest(StrictModel):
@@ -163,7 +179,7 @@ class ResponsesRequest(StrictModel):
     max_output_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -181,6 +197,7 @@ class ResponsesRequest(StrictModel):
         None
     )
     metadata: Annotated[dict[Name, ShortText], Field(max_length=16)] | None = None
+    client_metadata: dict[str, Any] | None = None
     user: ShortText | None = None
     service_tier: Name | None = None
     safety_identifier: ShortText | None = None
@@ -208,7 +225,7 @@ class ResponsesRequest(StrictModel):
             | {
                 "messages": [*self.messages()],
                 "max_completion_tokens": self.max_output_tokens,
-                "tools": None if self.tools is None else [*map(declare_tool, self.tools)],
+                "tools": [*map(declare_tool, self.functions)],
                 "tool_choice": self.chat_tool_choice(),
                 "response_format": self.response_format(),
                 "reasoning_effort": reasoning.effort,
@@ -218,12 +235,17 @@ class ResponsesRequest(StrictModel):
             }
         )
 
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The tools that the model may call."""
+        return [tool for tool in self.tools or () if isinstance(tool, FunctionTool)]
+
     def chat_tool_choice(self) -> Any:
         """Return the choice of tools in the form of chats."""
         choice = self.tool_choice
         if isinstance(choice, FunctionChoice):
             return {"type": "function", "function": {"name": choice.name}}
-        return choice
+        return None if choice == "auto" else choice
 
     def response_format(self) -> dict[str, Any] | None:
         """Return the format of the text in the form of chats."""
@@ -287,7 +309,8 @@ def join_texts(content: str | Sequence[InputText] | None) -> str:
 
 def declare_tool(tool: FunctionTool) -> dict[str, Any]:
     """Return a tool in the form of chats."""
-    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+    ignored = {"type", "defer_loading"}
+    return {"type": "function", "function": tool.model_dump(exclude=ignored, exclude_none=True)}
 
 
 ReplyObject = dict[str, Any]
@@ -363,7 +386,10 @@ class ResponsesWriter(AnswerWriter):
             "temperature": request.temperature,
             "text": {"format": given.get("text", {}).get("format", {"type": "text"})},
             "tool_choice": given.get("tool_choice", "auto"),
-            "tools": [{"parameters": None, "strict": None, **t} for t in given.get("tools", ())],
+            "tools": [
+                {"parameters": None, "strict": None, **tool.model_dump(exclude_none=True)}
+                for tool in request.functions
+            ],
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": None if output is None else self.format_usage(output),

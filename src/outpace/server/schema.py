@@ -52,6 +52,15 @@ class OpenModel(StrictModel):
     model_config = ConfigDict(extra="ignore")
 
 
+class ProviderTool(OpenModel):
+    """A tool that a provider's servers run, or that models of the provider know.
+
+    No model here calls it, so it is left out.
+    """
+
+    type: Name
+
+
 def convert_whole_number(value: object) -> object:
     """Return an integral float as an integer, since JSON does not distinguish them."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
