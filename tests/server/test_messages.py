@@ -55,6 +55,7 @@ REQUESTS: list[dict[str, Any]] = [
     body("tools", max_tokens=200, tools=DECLARED, tool_choice=ANY, temperature=1),
     body("array", max_tokens=200, tools=DECLARED, tool_choice={"type": "tool", "name": "stop"}),
     body("tools", max_tokens=9, tools=DECLARED, tool_choice={"type": "none"}),
+    body("plain", max_tokens=32_000, temperature=0),
 ]
 
 
@@ -107,6 +108,8 @@ def test_each_block_ends_before_the_next() -> None:
 
 
 def test_reason_of_the_end(served: TestClient) -> None:
+    whole = ask(served, REQUESTS[-1])
+    assert 40 < whole["outpace"]["max_tokens"] <= 512 - whole["usage"]["input_tokens"]
     answers = [ask(served, each) for each in (*REQUESTS[4:8], REQUESTS[3])]
     reasons = ["stop_sequence", "max_tokens", "tool_use", "tool_use", "end_turn"]
     assert [answer["stop_reason"] for answer in answers] == reasons
@@ -158,6 +161,15 @@ AGENT: dict[str, Any] = {
 """Fields as coding agents send them."""
 
 
+def test_tokens_are_counted(served: TestClient, client: Any) -> None:
+    sent = body("tools", max_tokens=9, **AGENT)
+    used = ask(served, sent)["usage"]["input_tokens"]
+    asked = {name: sent[name] for name in ("model", "messages", "system", "tools")}
+    assert client.messages.count_tokens(**asked).input_tokens == used
+    error = served.post(f"{PATH}/count_tokens", json=asked | {"messages": []}).json()["error"]
+    assert error["message"].startswith("messages:")
+
+
 def test_requests_of_agents(served: TestClient) -> None:
     messages = [QUESTION, {"role": "system", "content": [{"type": "text", "text": "Now."}]}]
     sent = body("tools", **AGENT) | {"messages": messages}
@@ -177,7 +189,7 @@ CALLING = {"role": "assistant", "content": [{"type": "text", "text": "a"}, CALL]
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens", {"max_tokens": None}),
-    ("max_tokens", {"max_tokens": 10**6}),
+    ("max_tokens", {"max_tokens": 10**7}),
     ("messages", {"messages": []}),
     ("messages", {"messages": [{"role": "user", "content": [RESULT]}]}),
     ("messages", {"messages": [QUESTION, {"role": "assistant", "content": [CALL, CALL]}]}),

@@ -173,7 +173,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("input", {"input": [CALL | {"arguments": "{"}]}),
     ("input.0", {"input": [{"type": "item_reference", "id": "x"}]}),
     ("input.0.role", {"input": [{"role": "tool", "content": "x"}]}),
-    ("max_output_tokens", {"max_output_tokens": 10**6}),
+    ("max_output_tokens", {"max_output_tokens": 10**7}),
     ("reasoning.effort", {"reasoning": {"effort": "much"}}),
     ("reasoning.effort", {"reasoning": {"effort": "low"}}),
     ("max_reasoning_tokens", {"model": "plain", "max_reasoning_tokens": 5}),

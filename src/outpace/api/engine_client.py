@@ -232,6 +232,7 @@ class ModelClient:
         streams: bool = False,
         watched: bool = False,
         limit: int | None = None,
+        fits: bool = False,
         **options: Unpack[Options],
     ) -> PendingRequest:
         """Submit a prompt, and wait until the engine admits it.
@@ -242,6 +243,7 @@ class ModelClient:
             streams: Whether to receive events before the last one.
             watched: Whether to receive an event with the canvas after every forward.
             limit: Maximum number of tokens of an answer without `max_tokens`.
+            fits: Whether a `max_tokens` above the room after the prompt is reduced to it.
             **options: Options of the request, see `Options`.
 
         Returns:
@@ -266,7 +268,7 @@ class ModelClient:
                 found = await request.loop.run_in_executor(self.tokenizer_executor, encode)
                 ids, request.format = found
                 request.prompt = ids
-            arguments = {"limit": limit, **options}
+            arguments = {"limit": limit, "fits": fits, **options}
             # After the request is registered, so that `fail_requests` includes it.
             self.client.check_alive()
             self.client.send_command(

@@ -438,16 +438,18 @@ class LLM:
         wait: bool = True,
         requests: int = ASSUMED_CONCURRENCY,
         limit: int | None = None,
+        fits: bool = False,
         **options: Unpack[Options],
     ) -> PendingAnswer:
         """Prepare a request; its `job` can be submitted to `driver`.
 
         `streams` collects pieces of text. Without `max_tokens`, the answer has at most `limit`
-        tokens and this many `requests` share the cache. Without `wait`, an uncompiled constraint or
+        tokens and this many `requests` share the cache. With `fits`, a `max_tokens` above the room
+        after the prompt is reduced to it. Without `wait`, an uncompiled constraint or
         a model that is not loaded raises `NotCompiledError`. Raises `ValueError` for invalid input.
         """
         checked = RequestOptions.of(options)
-        return prepare_answer(self, prompt, checked, streams, wait, requests, limit)
+        return prepare_answer(self, prompt, checked, streams, wait, requests, limit, fits)
 
     def submit(
         self,
@@ -578,6 +580,7 @@ def prepare_answer(
     wait: bool,
     requests: int,
     limit: int | None,
+    fits: bool,
 ) -> PendingAnswer:
     """Create the answer and the job of a request; see `LLM.prepare`."""
     check_reasoning_limit(options, llm.text)
@@ -586,7 +589,7 @@ def prepare_answer(
     ids, layout = encode_prompt(llm, prompt, options, method)
     pairing = llm.pair(method, options.adapter, wait=wait)
     method = method.fit_target(pairing.target)
-    choose_max_tokens = max_tokens_chooser(llm, options, method, pairing, requests, limit)
+    choose_max_tokens = max_tokens_chooser(llm, options, method, pairing, requests, limit, fits)
     if options.suffix is not None and llm.text.middle_tokens is None:
         layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)
     max_tokens = choose_max_tokens(len(ids)) if layout is None else layout.size
@@ -660,13 +663,15 @@ def max_tokens_chooser(
     pairing: Pairing,
     requests: int,
     limit: int | None,
+    fits: bool,
 ) -> Callable[[int], int]:
     """Return a function from the length of a prompt to the maximum number of tokens after it."""
     share, least = min(requests, llm.engine.max_sequences), options.min_tokens
 
     def choose(length: int) -> int:
         if options.max_tokens is not None:
-            return int(options.max_tokens)
+            room = max(pairing.free_tokens(method, length), 1) if fits else options.max_tokens
+            return int(min(options.max_tokens, room))
         return pairing.default_max_tokens(method, length, share, least, limit)
 
     return choose

@@ -131,6 +131,7 @@ class PendingAnswer:
             finish_reason="stop" if detokenizer.stopped else request.finish_reason,
             steps=request.trace,
             prompt_tokens=len(request.prompt),
+            max_tokens=request.max_tokens,
             seconds=self.job.ended - self.job.began,
             logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
             prompt_logprobs=self.prompt_logprobs,
@@ -149,12 +150,14 @@ class PendingAnswer:
         if not ended:
             self.check_filled()
         places = self.find_text_places(output.ids)
-        is_full = len(places) == self.job.request.max_tokens - len(suffix)
+        max_tokens = self.job.request.max_tokens - len(suffix)
+        is_full = len(places) == max_tokens
         return replace(
             output,
             ids=[output.ids[place] for place in places],
             finish_reason=output.finish_reason if ended else "length" if is_full else "stop",
             suffix_tokens=len(suffix),
+            max_tokens=max_tokens,
             logprobs=output.logprobs and [output.logprobs[place] for place in places],
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from outpace.server.http_error import ERROR_SCHEMA
-from outpace.server.messages import MESSAGES_ERROR_SCHEMA, MessagesRequest
+from outpace.server.messages import MESSAGES_ERROR_SCHEMA, CountTokensRequest, MessagesRequest
 from outpace.server.responses import ResponsesRequest
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.tokens import DetokenizeRequest
@@ -17,7 +17,7 @@ OpenApiObject = dict[str, Any]
 
 REQUEST_MODELS = (
     *(ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest),
-    DetokenizeRequest,
+    *(CountTokensRequest, DetokenizeRequest),
 )
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 
@@ -196,6 +196,7 @@ ANSWER_SCHEMAS: OpenApiObject = {
         max_model_len=INTEGER_SCHEMA,
         tokens={"type": "array", "items": INTEGER_SCHEMA},
     ),
+    "MessageTokens": object_schema(input_tokens=INTEGER_SCHEMA),
     "Prompt": object_schema(prompt=STRING_SCHEMA),
     "Status": object_schema(status=STRING_SCHEMA),
 }

@@ -173,11 +173,10 @@ class Metadata(StrictModel):
     user_id: ShortText | None = None
 
 
-class MessagesRequest(StrictModel):
-    """A conversation to be continued with the next message."""
+class CountTokensRequest(StrictModel):
+    """A conversation whose tokens are counted, with any fields of its continuation."""
 
     model: Name
-    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)]
     messages: Annotated[list[TurnMessage], Field(fail_fast=True, min_length=1, max_length=1024)]
     system: Texts | None = None
     stop_sequences: Annotated[list[StopString], Field(max_length=16)] | None = None
@@ -227,7 +226,7 @@ class MessagesRequest(StrictModel):
             effort = None
         extension = None if self.outpace is None else self.outpace.model_dump(exclude_none=True)
         same = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed")
-        fields = {name: getattr(self, name) for name in same}
+        fields = {name: getattr(self, name, None) for name in same}
         if can_think and thinking.type == "disabled":
             effort = "none"
         return build_chat_request(
@@ -259,6 +258,12 @@ class MessagesRequest(StrictModel):
                 yield assistant_turn(message.content)
             else:
                 yield from other_turn(message.role, message.content)
+
+
+class MessagesRequest(CountTokensRequest):
+    """A conversation to be continued with the next message."""
+
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)]
 
 
 def join_texts(content: str | Sequence[TextBlock] | None) -> str:
@@ -342,7 +347,7 @@ class MessagesTranslation(Translation):
         r"response_format": "output_config.format",
     }
 
-    def __init__(self, original: MessagesRequest, model: HostedModel) -> None:
+    def __init__(self, original: CountTokensRequest, model: HostedModel) -> None:
         with self.rename_faults():
             self.request = original.to_chat(model.text)
 
@@ -375,6 +380,7 @@ class MessagesWriter(AnswerWriter):
                 "input_tokens": prompt_tokens,
                 "output_tokens": 0 if output is None else output.chosen,
             },
+            **({} if output is None else extension_fields(output)),
         }
 
     def format_block(self, block: Block) -> ReplyObject:
@@ -419,7 +425,8 @@ class MessagesWriter(AnswerWriter):
         """Return the events after all blocks."""
         (output,) = outputs
         usage = {"output_tokens": output.chosen}
-        ends = format_event("message_delta", delta=stop_fields(output), usage=usage)
+        more = extension_fields(output)
+        ends = format_event("message_delta", delta=stop_fields(output), usage=usage, **more)
         return (ends + format_event("message_stop")).encode()
 
     def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
@@ -445,6 +452,11 @@ def stop_fields(output: Output) -> ReplyObject:
     elif output.tool_calls:
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": output.stop_string}
+
+
+def extension_fields(output: Output) -> ReplyObject:
+    """Return the fields that Anthropic's API does not have."""
+    return {"outpace": {"max_tokens": output.max_tokens}}
 
 
 def error_object(fault: HttpError) -> ReplyObject:

@@ -376,7 +376,7 @@ class ResponsesWriter(AnswerWriter):
             "error": error,
             "incomplete_details": details,
             "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
+            "max_output_tokens": request.max_output_tokens if output is None else output.max_tokens,
             "model": self.model.name,
             "output": items,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
