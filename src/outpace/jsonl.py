@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
@@ -14,15 +15,17 @@ JsonRecord = dict[str, Any]
 def read_records(path: Path, limit: int | None = None) -> list[tuple[str, JsonRecord]]:
     """Return the first `limit` records of a file, each with its location `file:line`.
 
-    Files whose name ends in `.gz` are decompressed.
+    Files whose name ends in `.gz` are decompressed. A byte order mark and blank lines are ignored.
 
     Raises:
-        ValueError: If the file is not valid gzip, or a line is not a JSON object.
+        ValueError: If the file is not valid gzip, has no records, or a line is not a JSON object.
     """
     # JSON strings may contain other characters that `str.splitlines` splits at.
-    lines = read_content(path).rstrip().split(b"\n")[:limit]
-    places = (f"{path}:{number}" for number in range(1, len(lines) + 1))
-    return [(place, parse_record(line, place)) for place, line in zip(places, lines, strict=True)]
+    lines = read_content(path).removeprefix(BOM_UTF8).split(b"\n")
+    placed = [(f"{path}:{number}", line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not placed:
+        raise ValueError(f"{path} has no records")
+    return [(place, parse_record(line, place)) for place, line in placed[:limit]]
 
 
 def read_content(path: Path) -> bytes:

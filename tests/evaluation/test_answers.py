@@ -106,7 +106,6 @@ def test_a_cut_answer_does_not_end_in_training(llm: LLM, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "line",
     [
-        "",
         "[1]",
         "[" * 100_000,
         '{"prompt": 1' + "0" * 5000 + "}",

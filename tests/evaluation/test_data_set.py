@@ -21,8 +21,8 @@ def llm() -> LLM:
 
 
 def write_prompts(path: Path, texts: list[str]) -> Path:
-    """Write a file of prompts."""
-    path.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in texts))
+    """Write a file of prompts, with a byte order mark and blank lines."""
+    path.write_text("\ufeff" + "".join(json.dumps({"prompt": text}) + "\n\n" for text in texts))
     return path
 
 

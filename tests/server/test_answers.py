@@ -131,6 +131,9 @@ def test_logprobs_equal_library(client: TestClient, model: str) -> None:
         assert [t["logprob"] for t in each["top_logprobs"]] == pytest.approx(scores, abs=1e-4)
         assert all(set(t) == {"token", "logprob", "bytes"} for t in each["top_logprobs"])
     assert [each for part in streamed_logprobs(client, body) for each in part["content"]] == content
+    text = "🙂 日本 ü!"
+    split = ask(client, body | {"guided_choice": [text]})["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for each in split for byte in each["bytes"]).decode() == text
     body = completion(model=model, **fields, logprobs=3)
     (choice,) = ask(client, body)["choices"]
     found = choice["logprobs"]

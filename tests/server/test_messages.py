@@ -55,6 +55,7 @@ REQUESTS: list[dict[str, Any]] = [
     body("tools", max_tokens=200, tools=DECLARED, tool_choice=ANY, temperature=1),
     body("array", max_tokens=200, tools=DECLARED, tool_choice={"type": "tool", "name": "stop"}),
     body("tools", max_tokens=9, tools=DECLARED, tool_choice={"type": "none"}),
+    body("plain", max_tokens=32_000, temperature=0),
 ]
 
 
@@ -107,6 +108,8 @@ def test_each_block_ends_before_the_next() -> None:
 
 
 def test_reason_of_the_end(served: TestClient) -> None:
+    whole = ask(served, REQUESTS[-1])
+    assert 40 < whole["outpace"]["max_tokens"] <= 512 - whole["usage"]["input_tokens"]
     answers = [ask(served, each) for each in (*REQUESTS[4:8], REQUESTS[3])]
     reasons = ["stop_sequence", "max_tokens", "tool_use", "tool_use", "end_turn"]
     assert [answer["stop_reason"] for answer in answers] == reasons
@@ -144,6 +147,41 @@ def test_loop_with_official_client(client: Any) -> None:
     assert third.content[0].text
 
 
+AGENT: dict[str, Any] = {
+    "system": [{"type": "text", "text": "Be kind.", "cache_control": {"type": "ephemeral"}}],
+    "tools": [
+        *(tool | {"defer_loading": True, "eager_input_streaming": True} for tool in DECLARED),
+        {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+    ],
+    "tool_choice": {"type": "auto"},
+    "metadata": {"user_id": "x"},
+    "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+    "output_config": {"effort": "max"},
+}
+"""Fields as coding agents send them."""
+
+
+def test_tokens_are_counted(served: TestClient, client: Any) -> None:
+    sent = body("tools", max_tokens=9, **AGENT)
+    used = ask(served, sent)["usage"]["input_tokens"]
+    asked = {name: sent[name] for name in ("model", "messages", "system", "tools")}
+    assert client.messages.count_tokens(**asked).input_tokens == used
+    error = served.post(f"{PATH}/count_tokens", json=asked | {"messages": []}).json()["error"]
+    assert error["message"].startswith("messages:")
+
+
+def test_requests_of_agents(served: TestClient) -> None:
+    messages = [QUESTION, {"role": "system", "content": [{"type": "text", "text": "Now."}]}]
+    sent = body("tools", **AGENT) | {"messages": messages}
+    answer = ask(served, sent | {"tool_choice": ANY, "max_tokens": 200})
+    assert answer["stop_reason"] == "tool_use"
+    assert ask(served, sent | {"tool_choice": {"type": "none"}})["content"]
+    schema = {"type": "object", "properties": {"n": {"enum": [7]}}, "required": ["n"]}
+    form = {"format": {"type": "json_schema", "schema": schema}}
+    (block,) = ask(served, body("plain", output_config=form, thinking=BUDGET))["content"]
+    assert json.loads(block["text"]) == {"n": 7}
+
+
 CALL = {"type": "tool_use", "id": "x", "name": "stop", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "x"}
 CALLING = {"role": "assistant", "content": [{"type": "text", "text": "a"}, CALL]}
@@ -151,11 +189,16 @@ CALLING = {"role": "assistant", "content": [{"type": "text", "text": "a"}, CALL]
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_tokens", {"max_tokens": None}),
-    ("max_tokens", {"max_tokens": 10**6}),
+    ("max_tokens", {"max_tokens": 10**7}),
     ("messages", {"messages": []}),
     ("messages", {"messages": [{"role": "user", "content": [RESULT]}]}),
     ("messages", {"messages": [QUESTION, {"role": "assistant", "content": [CALL, CALL]}]}),
-    ("messages.0.role", {"messages": [{"role": "system", "content": "a"}]}),
+    ("messages.0.role", {"messages": [{"role": "tool", "content": "a"}]}),
+    ("output_config.effort", {"output_config": {"effort": "much"}}),
+    (
+        "output_config.format.schema",
+        {"output_config": {"format": {"type": "json_schema", "schema": {"type": "teapot"}}}},
+    ),
     ("messages.0.content.0", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
     ("messages.0.content.1", {"messages": [{"role": "user", "content": CALLING["content"]}]}),
     (
@@ -174,8 +217,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ),
     ("tool_choice", {"model": "tools", "tools": DECLARED, "tool_choice": {"type": "tool"}}),
     ("tool_choice", {"model": "tools", "tool_choice": ANY}),
+    ("tool_choice", {"model": "tools", "tools": AGENT["tools"][2:], "tool_choice": ANY}),
     ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": -1}}),
-    ("thinking.budget_tokens", {"model": "plain", "thinking": BUDGET}),
     ("thinking", {"thinking": {"type": "disabled"}}),
     ("outpace.fill", {"outpace": {"fill": True}}),
     ("x", {"x": 1}),

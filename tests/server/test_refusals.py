@@ -13,6 +13,10 @@ IMAGE = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/x.png"}}
 NAMED = {"name": "x", "schema": {"type": "object"}}
 
 
+PART = {"type": "text", "text": chat()["messages"][0]["content"]}
+CACHED = {"role": "user", "content": [PART | {"name": "x", "cache_control": {"ttl": "1h"}}]}
+
+
 def formatted(named: Any) -> dict[str, Any]:
     return chat(response_format={"type": "json_schema", "json_schema": named})
 
@@ -28,7 +32,7 @@ FIELDS: dict[str, list[Any]] = {
     "min_tokens": [-1, 10**9, "x"],
     "temperature": [-1, 2.01, float("nan"), float("inf"), "0", True],
     "top_p": [0, 1.1, float("nan"), "1"],
-    "top_k": [0, 2**40, 1.5],
+    "top_k": [-2, 2**40, 1.5, False],
     "min_p": [-0.1, 1.1, float("inf")],
     "seed": [1.5, "1", 2**64, -(2**64), True],
     "stop": ["", 5, ["x"] * 17, "x" * 257, {}],
@@ -165,12 +169,14 @@ def test_nested_field_is_named(client: TestClient, param: str, body: dict[str, A
         {"functions": [], "function_call": "none"},
         {"modalities": ["text"], "response_format": {"type": "text"}},
         {"user": "me", "metadata": {"a": "b"}, "store": False, "service_tier": "auto"},
+        {"max_tokens": 8.0, "top_k": 0, "prompt_cache_retention": "24h"},
+        {"max_tokens": 8.0, "top_k": -1, "messages": [CACHED]},
         {"presence_penalty": 0, "frequency_penalty": 0, "top_logprobs": None, "n": None},
     ],
 )
 def test_neutral_fields_are_accepted(client: TestClient, fields: dict[str, Any]) -> None:
     usual = {"seed": 1, "max_tokens": 8, "temperature": 2}
-    wanted, answer = ask(client, chat(**usual)), ask(client, chat(**usual, **fields))
+    wanted, answer = ask(client, chat(**usual)), ask(client, chat(**usual) | fields)
     assert answer["choices"] == wanted["choices"]
 
 

@@ -124,6 +124,27 @@ def test_stream_with_official_client(served: TestClient) -> None:
         ]
 
 
+def test_requests_of_agents(served: TestClient) -> None:
+    others = [{"type": "web_search", "external_web_access": False}, {"type": "local_shell"}]
+    others += [{"type": "custom", "name": "apply_patch", "format": {"type": "grammar"}}]
+    sent = body(
+        "tools",
+        instructions="Be kind.",
+        tools=[*DECLARED, *others],
+        tool_choice="required",
+        parallel_tool_calls=False,
+        reasoning={"summary": "auto"},
+        client_metadata={"x": "y"},
+        include=["reasoning.encrypted_content"],
+        store=False,
+        max_output_tokens=200,
+    )
+    answer = ask(served, sent)
+    assert [tool["name"] for tool in answer["tools"]] == [tool["name"] for tool in DECLARED]
+    assert [item["type"] for item in answer["output"]] == ["function_call"]
+    assert ask(served, body(tools=others, tool_choice="auto"))["output"]
+
+
 CALL = {"type": "function_call", "call_id": "x", "name": "stop", "arguments": "{}"}
 RESULT = {"type": "function_call_output", "call_id": "x", "output": "done"}
 THOUGHT = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "Hm"}]}
@@ -152,12 +173,13 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("input", {"input": [CALL | {"arguments": "{"}]}),
     ("input.0", {"input": [{"type": "item_reference", "id": "x"}]}),
     ("input.0.role", {"input": [{"role": "tool", "content": "x"}]}),
-    ("max_output_tokens", {"max_output_tokens": 10**6}),
+    ("max_output_tokens", {"max_output_tokens": 10**7}),
     ("reasoning.effort", {"reasoning": {"effort": "much"}}),
     ("reasoning.effort", {"reasoning": {"effort": "low"}}),
     ("max_reasoning_tokens", {"model": "plain", "max_reasoning_tokens": 5}),
     ("tools", {"tools": DECLARED}),
-    ("tools.0.type", {"tools": [{"type": "web_search"}]}),
+    ("tools.0.type", {"tools": [{"name": "x"}]}),
+    ("tool_choice", {"tools": [{"type": "web_search"}], "tool_choice": "required"}),
     (
         "tools.0.parameters",
         {"model": "tools", "tools": [DECLARED[1] | {"parameters": {"type": "teapot"}}]},

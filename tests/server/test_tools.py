@@ -109,6 +109,8 @@ def test_loop_of_calls_and_results(tool_client: TestClient, model: str) -> None:
     result = {"role": "tool", "tool_call_id": call.id, "content": "done"}
     messages = [QUESTION, message.model_dump(exclude_none=True), result]
     body = calling(model, tool_choice="auto", max_tokens=12)
+    empty = {"id": "123456789", "function": {"name": "stop", "arguments": ""}}
+    messages[1]["tool_calls"] += [CALL | empty]
     second = create(**body | {"messages": messages})
     assert second.choices[0].message.content
     assert second.usage.prompt_tokens > first.usage.prompt_tokens

@@ -44,7 +44,7 @@ from outpace.api.codec import (
     unused_characters,
     validate_text,
 )
-from outpace.api.rendering import render_chat, template_environment
+from outpace.api.rendering import find_template, render_template, template_environment
 from outpace.constraint.calls import TOOL_VARIABLES, CallFormat, find_call_format
 from outpace.constraint.thoughts import ThoughtFormat, find_thought_format
 from outpace.errors import OptionError

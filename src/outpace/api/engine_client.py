@@ -44,6 +44,7 @@ class SubmitCommand(NamedTuple):
         streams: Whether to send events before the last one.
         watched: Whether to send an event with the canvas after every forward.
         limit: Maximum number of tokens of an answer without `max_tokens`.
+        fits: Whether a `max_tokens` above the room after the prompt is reduced to it.
     """
 
     number: int
@@ -54,6 +55,7 @@ class SubmitCommand(NamedTuple):
     streams: bool
     watched: bool
     limit: int | None
+    fits: bool
 
 
 class CancelCommand(NamedTuple):
@@ -214,6 +216,7 @@ class ModelClient:
         streams: bool = False,
         watched: bool = False,
         limit: int | None = None,
+        fits: bool = False,
         **options: Unpack[Options],
     ) -> PendingRequest:
         """Submit a prompt, and wait until the engine admits it.
@@ -224,6 +227,7 @@ class ModelClient:
             streams: Whether to receive events before the last one.
             watched: Whether to receive an event with the canvas after every forward.
             limit: Maximum number of tokens of an answer without `max_tokens`.
+            fits: Whether a `max_tokens` above the room after the prompt is reduced to it.
             **options: Options of the request, see `Options`.
 
         Returns:
@@ -248,7 +252,7 @@ class ModelClient:
             # After the request is registered, so that `fail_requests` includes it.
             self.client.check_alive()
             self.client.send_command(
-                SubmitCommand(request.number, self.name, *found, streams, watched, limit)
+                SubmitCommand(request.number, self.name, *found, streams, watched, limit, fits)
             )
             await request.wait_until_admitted()
         except BaseException:

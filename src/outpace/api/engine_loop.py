@@ -399,7 +399,7 @@ class EngineLoop:
         if (model := self.models.get(submit.model)) is None:
             return  # the model was removed, and its requests have ended
         request = submit.prompt, submit.format, submit.options
-        prepare = partial(prepare_answer, model.llm, *request, limit=submit.limit)
+        prepare = partial(prepare_answer, model.llm, *request, limit=submit.limit, fits=submit.fits)
         try:
             answer = prepare(wait=False) if future is None else future.result()
             answer.number, answer.notify_always = submit.number, submit.watched

@@ -579,6 +579,7 @@ def prepare_answer(
     wait: bool = True,
     requests: int = ASSUMED_CONCURRENCY,
     limit: int | None = None,
+    fits: bool = False,
 ) -> PendingAnswer:
     """Return a request that the engine accepts; unless `wait`, raise `NotCompiledError`."""
     check_reasoning_limit(options, llm.text)
@@ -588,7 +589,7 @@ def prepare_answer(
     ids = ids if layout is None else layout.prompt
     pairing = llm.pair(method, options.adapter, wait=wait)
     method = method.fit_target(pairing.target)
-    choose_max_tokens = max_tokens_chooser(llm, options, method, pairing, requests, limit)
+    choose_max_tokens = max_tokens_chooser(llm, options, method, pairing, requests, limit, fits)
     if options.suffix is not None and llm.text.middle_tokens is None:
         layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)
     max_tokens = choose_max_tokens(len(ids)) if layout is None else layout.size
@@ -654,13 +655,15 @@ def max_tokens_chooser(
     pairing: Pairing,
     requests: int,
     limit: int | None,
+    fits: bool,
 ) -> Callable[[int], int]:
     """Return a function from the length of a prompt to the maximum number of tokens after it."""
     share, least = min(requests, llm.engine.max_sequences), options.min_tokens
 
     def choose(length: int) -> int:
         if options.max_tokens is not None:
-            return int(options.max_tokens)
+            room = max(pairing.free_tokens(method, length), 1) if fits else options.max_tokens
+            return int(min(options.max_tokens, room))
         return pairing.default_max_tokens(method, length, share, least, limit)
 
     return choose

@@ -78,6 +78,7 @@ class Output:
         suffix_tokens: Number of tokens of a suffix that the answer was infilled before.
         format: Format of the parts of `text`.
         stop_string: The stop string that ended the answer, or None.
+        max_tokens: Maximum number of tokens of the answer; None for an infill template.
     """
 
     text: str
@@ -94,6 +95,7 @@ class Output:
     suffix_tokens: int = 0
     format: AnswerFormat = field(default=PLAIN_FORMAT, repr=False)
     stop_string: str | None = field(default=None, repr=False)
+    max_tokens: int | None = field(default=None, repr=False)
 
     @property
     def top_logprobs(self) -> list[TopTokens] | None:

@@ -135,6 +135,7 @@ class PendingAnswer(Job):
             finish_reason="stop" if detokenizer.stopped else self.finish_reason,
             steps=self.trace,
             prompt_tokens=len(self.prompt),
+            max_tokens=self.max_tokens,
             seconds=self.ended - self.began,
             logprobs=self.scores[: len(detokenizer.ids)] if self.logprobs else None,
             prompt_logprobs=self.all_prompt_scores,
@@ -153,12 +154,14 @@ class PendingAnswer(Job):
         if not ended:
             self.check_filled()
         places = self.find_text_places(output.ids)
-        is_full = len(places) == self.max_tokens - len(suffix)
+        max_tokens = self.max_tokens - len(suffix)
+        is_full = len(places) == max_tokens
         return replace(
             output,
             ids=[output.ids[place] for place in places],
             finish_reason=output.finish_reason if ended else "length" if is_full else "stop",
             suffix_tokens=len(suffix),
+            max_tokens=max_tokens,
             logprobs=output.logprobs and [output.logprobs[place] for place in places],
         )
 

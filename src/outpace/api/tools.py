@@ -192,7 +192,7 @@ def read_call(param: str, call: Any) -> Message:
     param += ".function.arguments"
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments.strip() or "{}")  # empty where there are none
         except (ValueError, RecursionError) as error:
             raise OptionError(param, arguments, f"{param}: must be JSON: {error}") from error
     if not isinstance(arguments, dict):

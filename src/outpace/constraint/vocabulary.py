@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -223,6 +224,13 @@ def decode_byte_level(name: str) -> bytes | None:
         if all(each in alphabet_bytes for each in name)
         else None
     )
+
+
+def partial_bytes(name: str) -> bytes | None:
+    """Return the bytes of a token that holds part of a character; None if it is text."""
+    if re.fullmatch("<0x[0-9A-F]{2}>", name):
+        return decode_byte_fallback(name)
+    return decode_byte_level(name)
 
 
 def decode_byte_fallback(name: str) -> bytes:

@@ -20,7 +20,7 @@ from outpace.server import document, tokens
 from outpace.server.guard import GuardMiddleware, parse_request
 from outpace.server.http_error import HttpError
 from outpace.server.logs import AccessLogMiddleware
-from outpace.server.messages import MessagesRequest, MessagesTranslation
+from outpace.server.messages import CountTokensRequest, MessagesRequest, MessagesTranslation
 from outpace.server.messages import error_response as messages_error_response
 from outpace.server.reply import dump_json
 from outpace.server.request_handler import RequestHandler
@@ -74,6 +74,7 @@ class PlaygroundPage:
 
 
 MESSAGES_PATH = "/v1/messages"
+COUNT_PATH = f"{MESSAGES_PATH}/count_tokens"
 
 LOG = logging.getLogger("outpace.server")
 
@@ -216,6 +217,18 @@ def add_token_routes(app: FastAPI, service: Service) -> None:
         return json_response(await tokens.tokenize(service, await request.body()))
 
     @app.post(
+        COUNT_PATH,
+        response_class=Response,
+        responses=document.answer_responses(400, 404, 503, error="MessagesError"),
+        openapi_extra=document.request_body(CountTokensRequest),
+    )
+    async def count_tokens(request: Request) -> Response:
+        """Return the number of tokens of a conversation, as Anthropic's Messages API."""
+        body = parse_request(CountTokensRequest, await request.body())
+        translation = MessagesTranslation(body, service.find_model(body.model))
+        return json_response(await tokens.count_tokens(service, translation))
+
+    @app.post(
         "/detokenize",
         response_class=Response,
         responses=document.answer_responses(400, 404),
@@ -306,7 +319,7 @@ def json_response(value: Any) -> Response:
 async def error_response(request: Request, error: Exception) -> Response:
     """Return a `HttpError` as the error object of the API."""
     assert isinstance(error, HttpError)
-    if request.url.path == MESSAGES_PATH:
+    if request.url.path in (MESSAGES_PATH, COUNT_PATH):
         return messages_error_response(error)
     return error.to_response()
 

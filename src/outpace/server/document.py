@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from outpace.server.http_error import ERROR_SCHEMA
-from outpace.server.messages import MESSAGES_ERROR_SCHEMA, MessagesRequest
+from outpace.server.messages import MESSAGES_ERROR_SCHEMA, CountTokensRequest, MessagesRequest
 from outpace.server.responses import ResponsesRequest
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.tokens import DetokenizeRequest
@@ -17,7 +17,7 @@ OpenApiObject = dict[str, Any]
 
 REQUEST_MODELS = (
     *(ChatRequest, CompletionRequest, ResponsesRequest, MessagesRequest),
-    DetokenizeRequest,
+    *(CountTokensRequest, DetokenizeRequest),
 )
 SCHEMA_REFERENCE = "#/components/schemas/{model}"
 

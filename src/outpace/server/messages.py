@@ -12,6 +12,7 @@ from starlette.responses import Response
 from outpace.api.engine_client import PendingRequest
 from outpace.api.options import MAX_ANSWER_TOKENS
 from outpace.api.output import Event, Output
+from outpace.api.text import TextCodec
 from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
 from outpace.errors import OptionError
 from outpace.server.http_error import HttpError
@@ -20,13 +21,16 @@ from outpace.server.reply import call_id, dump_json
 from outpace.server.schema import (
     BoundedText,
     ChatRequest,
-    EmptyList,
     JsonScalar,
     MethodExtension,
     Name,
+    OpenModel,
+    ProviderTool,
     ShortText,
     StopString,
     StrictModel,
+    TopK,
+    Whole,
 )
 from outpace.server.writer import (
     AnswerWriter,
@@ -41,45 +45,38 @@ from outpace.server.writer import (
 CacheControl = dict[Name, JsonScalar] | None
 
 
-class TextBlock(StrictModel):
+class TextBlock(OpenModel):
     """A text."""
 
     type: Literal["text"]
     text: BoundedText
-    citations: EmptyList | None = None
-    cache_control: CacheControl = None
 
 
-class ThinkingBlock(StrictModel):
+class ThinkingBlock(OpenModel):
     """Thoughts of the model. Their signature is ignored."""
 
     type: Literal["thinking"]
     thinking: BoundedText
-    signature: BoundedText | None = None
 
 
-class ToolUseBlock(StrictModel):
+class ToolUseBlock(OpenModel):
     """A call of a tool by the model."""
 
     type: Literal["tool_use"]
     id: Name
     name: Name
     input: dict[str, Any]
-    caller: dict[str, Any] | None = None
-    cache_control: CacheControl = None
 
 
 Texts = BoundedText | Annotated[list[TextBlock], Field(max_length=1024)]
 
 
-class ToolResultBlock(StrictModel):
+class ToolResultBlock(OpenModel):
     """The result of a call."""
 
     type: Literal["tool_result"]
     tool_use_id: Name
     content: Texts | None = None
-    is_error: bool | None = None
-    cache_control: CacheControl = None
 
 
 def block_tag(block: object) -> str:
@@ -107,7 +104,7 @@ ROLES_OF_BLOCKS = {"thinking": "assistant", "tool_use": "assistant", "tool_resul
 class TurnMessage(StrictModel):
     """A turn of the conversation."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: BoundedText | Annotated[list[ContentBlock], Field(fail_fast=True, max_length=1024)]
 
 
@@ -119,7 +116,25 @@ class MessagesTool(StrictModel):
     description: BoundedText | None = None
     input_schema: dict[str, Any]
     strict: bool | None = None
+
+    # Accepted from clients and ignored.
     cache_control: CacheControl = None
+    defer_loading: bool | None = None
+    eager_input_streaming: bool | None = None
+    allowed_callers: list[Name] | None = None
+    input_examples: list[dict[str, Any]] | None = None
+
+
+def tool_tag(tool: object) -> str:
+    """Return the tag of a tool; clients define those without a type."""
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "dict-custom" if kind in (None, "custom") else "dict-provider"
+
+
+AnyTool = Annotated[
+    Annotated[MessagesTool, Tag("dict-custom")] | Annotated[ProviderTool, Tag("dict-provider")],
+    Discriminator(tool_tag),
+]
 
 
 class MessagesToolChoice(StrictModel):
@@ -134,8 +149,22 @@ class Thinking(StrictModel):
     """Whether the model thinks, and the maximum number of tokens."""
 
     type: Literal["enabled", "disabled", "adaptive"]
-    budget_tokens: Annotated[int, Field(ge=0, le=MAX_ANSWER_TOKENS)] | None = None
+    budget_tokens: Annotated[Whole, Field(ge=0, le=MAX_ANSWER_TOKENS)] | None = None
     display: Name | None = None
+
+
+class OutputFormat(StrictModel):
+    """Schema of the answer."""
+
+    type: Literal["json_schema"]
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+
+
+class OutputConfig(StrictModel):
+    """Effort and form of the answer."""
+
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
 
 
 class Metadata(StrictModel):
@@ -144,20 +173,20 @@ class Metadata(StrictModel):
     user_id: ShortText | None = None
 
 
-class MessagesRequest(StrictModel):
-    """A conversation to be continued with the next message."""
+class CountTokensRequest(StrictModel):
+    """A conversation whose tokens are counted, with any fields of its continuation."""
 
     model: Name
-    max_tokens: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)]
     messages: Annotated[list[TurnMessage], Field(fail_fast=True, min_length=1, max_length=1024)]
     system: Texts | None = None
     stop_sequences: Annotated[list[StopString], Field(max_length=16)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1, lt=2**31)] | None = None
-    tools: Annotated[list[MessagesTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    top_k: TopK | None = None
+    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
     stream: bool | None = None
 
     # Fields of chats that Anthropic's API does not have.
@@ -169,6 +198,7 @@ class MessagesRequest(StrictModel):
     metadata: Metadata | None = None
     service_tier: Name | None = None
     cache_control: CacheControl = None
+    context_management: dict[str, Any] | None = None
 
     @model_validator(mode="after")
     def check_blocks(self) -> Self:
@@ -183,29 +213,35 @@ class MessagesRequest(StrictModel):
                     raise OptionError(param, block.type, f"{param}: {problem}")
         return self
 
-    def to_chat(self, *, can_think: bool) -> ChatRequest:
-        """Return the request as a chat; raises `HttpError` for an invalid conversation.
+    def to_chat(self, text: TextCodec) -> ChatRequest:
+        """Return the request as a chat for a model; raises `HttpError` if it is invalid.
 
-        Args:
-            can_think: Whether the model has thoughts, so that they may have to be turned off.
+        Fields about thoughts have no effect on models without any, nor efforts on templates
+        without the variable: clients send them to all models.
         """
         choice, thinking = self.tool_choice, self.thinking or Thinking(type="adaptive")
+        config, tools = self.output_config or OutputConfig(), self.tools or ()
+        can_think, effort = text.thought_format is not None, config.effort
+        if "reasoning_effort" not in text.template_variables:
+            effort = None
         extension = None if self.outpace is None else self.outpace.model_dump(exclude_none=True)
         same = ("model", "max_tokens", "temperature", "top_p", "top_k", "stream", "seed")
-        fields = {name: getattr(self, name) for name in same}
-        is_off = can_think and thinking.type == "disabled"
+        fields = {name: getattr(self, name, None) for name in same}
+        if can_think and thinking.type == "disabled":
+            effort = "none"
         return build_chat_request(
             fields
             | {
                 "messages": [*self.chat_messages()],
                 "stop": self.stop_sequences or None,
-                "tools": None if self.tools is None else [*map(declare_tool, self.tools)],
+                "tools": [declare_tool(tool) for tool in tools if isinstance(tool, MessagesTool)],
                 "tool_choice": None if choice is None else chat_tool_choice(choice),
+                "response_format": None if config.format is None else chat_format(config.format),
                 "parallel_tool_calls": (
                     False if choice is not None and choice.disable_parallel_tool_use else None
                 ),
-                "reasoning_effort": "none" if is_off else None,
-                "max_reasoning_tokens": thinking.budget_tokens,
+                "reasoning_effort": "xhigh" if effort == "max" else effort,
+                "max_reasoning_tokens": thinking.budget_tokens if can_think else None,
                 "chat_template_kwargs": self.chat_template_kwargs,
                 "outpace": extension,
             }
@@ -221,7 +257,13 @@ class MessagesRequest(StrictModel):
             elif message.role == "assistant":
                 yield assistant_turn(message.content)
             else:
-                yield from user_turn(message.content)
+                yield from other_turn(message.role, message.content)
+
+
+class MessagesRequest(CountTokensRequest):
+    """A conversation to be continued with the next message."""
+
+    max_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)]
 
 
 def join_texts(content: str | Sequence[TextBlock] | None) -> str:
@@ -247,14 +289,14 @@ def assistant_turn(blocks: Sequence[Any]) -> dict[str, Any]:
     return message
 
 
-def user_turn(blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """Yield the messages of a turn of the user: results of calls, then its text."""
+def other_turn(role: str, blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """Yield the messages of a turn of the user or system: results of calls, then its text."""
     for block in blocks:
         if isinstance(block, ToolResultBlock):
             result = join_texts(block.content)
             yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": result}
     if texts := [block for block in blocks if isinstance(block, TextBlock)]:
-        yield {"role": "user", "content": join_texts(texts)}
+        yield {"role": role, "content": join_texts(texts)}
 
 
 def declare_tool(tool: MessagesTool) -> dict[str, Any]:
@@ -269,7 +311,12 @@ def chat_tool_choice(choice: MessagesToolChoice) -> Any:
     """Return a choice of tools in the form of chats."""
     if choice.type == "tool":
         return {"type": "function", "function": {"name": choice.name or ""}}
-    return "required" if choice.type == "any" else choice.type
+    return {"auto": None, "any": "required", "none": "none"}[choice.type]
+
+
+def chat_format(form: OutputFormat) -> dict[str, Any]:
+    """Return a format of the answer in the form of chats."""
+    return {"type": form.type, "json_schema": {"name": "answer", "schema": form.schema_}}
 
 
 ReplyObject = dict[str, Any]
@@ -296,11 +343,13 @@ class MessagesTranslation(Translation):
         r"tool_choice.*|parallel_tool_calls": "tool_choice",
         r"max_reasoning_tokens": "thinking.budget_tokens",
         r"reasoning_effort": "thinking",
+        r"response_format.json_schema.schema": "output_config.format.schema",
+        r"response_format": "output_config.format",
     }
 
-    def __init__(self, original: MessagesRequest, model: HostedModel) -> None:
+    def __init__(self, original: CountTokensRequest, model: HostedModel) -> None:
         with self.rename_faults():
-            self.request = original.to_chat(can_think=model.text.thought_format is not None)
+            self.request = original.to_chat(model.text)
 
     def open_writer(self, model: HostedModel, number: int) -> AnswerWriter:
         """Return the writer of the answer."""
@@ -331,6 +380,7 @@ class MessagesWriter(AnswerWriter):
                 "input_tokens": prompt_tokens,
                 "output_tokens": 0 if output is None else output.chosen,
             },
+            **({} if output is None else extension_fields(output)),
         }
 
     def format_block(self, block: Block) -> ReplyObject:
@@ -375,7 +425,8 @@ class MessagesWriter(AnswerWriter):
         """Return the events after all blocks."""
         (output,) = outputs
         usage = {"output_tokens": output.chosen}
-        ends = format_event("message_delta", delta=stop_fields(output), usage=usage)
+        more = extension_fields(output)
+        ends = format_event("message_delta", delta=stop_fields(output), usage=usage, **more)
         return (ends + format_event("message_stop")).encode()
 
     def format_answer(self, outputs: Sequence[Output], prompts: Sequence[Sequence[int]]) -> bytes:
@@ -401,6 +452,11 @@ def stop_fields(output: Output) -> ReplyObject:
     elif output.tool_calls:
         reason = "tool_use"
     return {"stop_reason": reason, "stop_sequence": output.stop_string}
+
+
+def extension_fields(output: Output) -> ReplyObject:
+    """Return the fields that Anthropic's API does not have."""
+    return {"outpace": {"max_tokens": output.max_tokens}}
 
 
 def error_object(fault: HttpError) -> ReplyObject:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from outpace.api.detokenizer import REPLACEMENT_CHARACTER
 from outpace.api.engine_client import ModelClient
 from outpace.api.engine_loop import LazyModel
 from outpace.api.llm import LLM
@@ -19,6 +20,7 @@ from outpace.api.text import TextCodec
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.load import load_adapter, load_tokenizer, resolve_checkpoint
 from outpace.checkpoints.stored_size import loaded_bytes
+from outpace.constraint.vocabulary import partial_bytes
 from outpace.engine.cache import cache_bytes, check_cache_gib
 from outpace.engine.engine import Pacing
 from outpace.engine.pairing import check_models, family_method
@@ -137,6 +139,14 @@ class HostedModel(ModelInfo):
         longest = None if tokenizer is None else max(map(len, tokenizer.get_vocab()))
         self.max_prompt_characters = longest and longest * self.config.max_length
         """Upper bound for the characters of a prompt that fits; None without a tokenizer."""
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes of one token, which may hold part of a character."""
+        text, tokenizer = self.token_text(token), self.text.tokenizer
+        part = None
+        if REPLACEMENT_CHARACTER in text and tokenizer is not None:
+            part = partial_bytes(tokenizer.convert_ids_to_tokens(token))
+        return text.encode() if part is None else part
 
     def with_adapters(self) -> dict[str, HostedModel]:
         """Return the model and each of its adapters, by the names that clients use."""

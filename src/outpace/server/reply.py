@@ -215,25 +215,26 @@ class Reply:
         """Return log-probabilities of the chosen tokens; None if not requested."""
         if logprobs is None:
             return None
-        tokens = [self.model.token_text(token) for token in ids]
         if not self.chat:
             return {
-                "tokens": tokens,
+                "tokens": [self.model.token_text(token) for token in ids],
                 "token_logprobs": list(logprobs),
                 "top_logprobs": self.format_top_logprobs(logprobs),
                 "text_offset": offsets.advance(ids),
             }
         entries = [
             {
-                **format_logprob(token, score),
-                "top_logprobs": [
-                    format_logprob(self.model.token_text(top), value)
-                    for top, value in top_tokens(score)
-                ],
+                **self.format_logprob(token, score),
+                "top_logprobs": [self.format_logprob(*each) for each in top_tokens(score)],
             }
-            for token, score in zip(tokens, logprobs, strict=True)
+            for token, score in zip(ids, logprobs, strict=True)
         ]
         return {"content": entries, "refusal": None}
+
+    def format_logprob(self, token: int, score: float) -> ReplyObject:
+        """Return the text, the bytes and the log-probability of a token."""
+        text, data = self.model.token_text(token), self.model.token_bytes(token)
+        return {"token": text, "logprob": score, "bytes": [*data]}
 
     def format_top_logprobs(self, logprobs: Sequence[float | None]) -> PromptScores | None:
         """Return the most probable tokens of each place, by text; None if not requested.
@@ -274,12 +275,6 @@ class Reply:
         if output.holes is not None:
             figure["holes"] = list(output.holes)
         return figure | ({"steps": list(map(step_record, output.steps))} if trace else {})
-
-
-def format_logprob(token: str, score: float) -> ReplyObject:
-    """Return the text and the log-probability of a token."""
-    unknown = REPLACEMENT_CHARACTER in token
-    return {"token": token, "logprob": score, "bytes": None if unknown else [*token.encode()]}
 
 
 def token_usage(outputs: Sequence[Output], prompts: int) -> ReplyObject:

@@ -60,6 +60,7 @@ class RequestHandler:
         service.check_ready()
         self.service = service
         self.request = request
+        self.fits = translation is not None  # clients of other APIs send their own models' limits
         self.timer = RequestTimer()
         self.model = service.find_model(request.model)
         self.extension = request.extension
@@ -114,7 +115,10 @@ class RequestHandler:
                 options["prompt_logprobs"] = request.logprobs
         limit = self.model.entry.max_tokens
         for option in LENGTH_OPTIONS:
-            if limit is not None and options.get(option, 0) > limit:
+            if limit is not None and (options.get(option) or 0) > limit:
+                if self.fits:
+                    options[option] = limit
+                    continue
                 name = self.field_of_option(option)
                 raise HttpError(400, f"{name}: must be at most {limit} on this server", param=name)
         return {name: value for name, value in options.items() if value is not None}
@@ -136,6 +140,7 @@ class RequestHandler:
                 streams=bool(self.request.stream),
                 watched=bool(self.extension.provisional),
                 limit=self.model.entry.max_tokens,
+                fits=self.fits,
                 **options,
             )
             submits = [

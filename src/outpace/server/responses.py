@@ -18,12 +18,14 @@ from outpace.server.reply import call_id, dump_json
 from outpace.server.schema import (
     BoundedText,
     ChatRequest,
-    EmptyList,
     JsonScalar,
     MethodExtension,
     Name,
+    OpenModel,
+    ProviderTool,
     ShortText,
     StrictModel,
+    Whole,
 )
 from outpace.server.writer import (
     AnswerWriter,
@@ -38,62 +40,47 @@ from outpace.server.writer import (
 MAX_ITEMS = 4096
 """Maximum number of items of an input."""
 
-Status = Literal["in_progress", "completed", "incomplete"] | None
 
-
-class InputText(StrictModel):
+class InputText(OpenModel):
     """A text in a message. Clients return those of answers unchanged."""
 
     type: Literal["input_text", "output_text", "text", "reasoning_text"]
     text: BoundedText
-    annotations: EmptyList | None = None
-    logprobs: EmptyList | None = None
 
 
 Texts = BoundedText | Annotated[list[InputText], Field(max_length=1024)]
 
 
-class MessageItem(StrictModel):
+class MessageItem(OpenModel):
     """A message of the conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]
     content: Texts
-    id: ShortText | None = None
-    status: Status = None
-    phase: ShortText | None = None
 
 
-class CallItem(StrictModel):
+class CallItem(OpenModel):
     """A call of a function by the model."""
 
     type: Literal["function_call"]
     call_id: Name
     name: Name
     arguments: BoundedText
-    id: ShortText | None = None
-    status: Status = None
 
 
-class CallOutputItem(StrictModel):
+class CallOutputItem(OpenModel):
     """The result of a call."""
 
     type: Literal["function_call_output"]
     call_id: Name
     output: Texts
-    id: ShortText | None = None
-    status: Status = None
 
 
-class ReasoningItem(StrictModel):
+class ReasoningItem(OpenModel):
     """Thoughts of the model before its next message or call."""
 
     type: Literal["reasoning"]
-    summary: EmptyList | None = None
     content: Annotated[list[InputText], Field(max_length=1024)] | None = None
-    encrypted_content: None = None
-    id: ShortText | None = None
-    status: Status = None
 
 
 def item_tag(item: object) -> str:
@@ -125,6 +112,21 @@ class FunctionTool(StrictModel):
     description: BoundedText | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+
+    # Accepted from clients and ignored.
+    defer_loading: bool | None = None
+
+
+def tool_tag(tool: object) -> str:
+    """Return the tag of a tool."""
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "dict-function" if kind == "function" else "dict-provider"
+
+
+AnyTool = Annotated[
+    Annotated[FunctionTool, Tag("dict-function")] | Annotated[ProviderTool, Tag("dict-provider")],
+    Discriminator(tool_tag),
+]
 
 
 class FunctionChoice(StrictModel):
@@ -162,7 +164,7 @@ class ReasoningOptions(StrictModel):
     """Options of the thoughts of an answer."""
 
     effort: Name | None = None
-    summary: None = None
+    summary: Name | None = None
 
 
 class ResponsesRequest(StrictModel):
@@ -174,10 +176,10 @@ class ResponsesRequest(StrictModel):
         Field(min_length=1),
     ]
     instructions: BoundedText | None = None
-    max_output_tokens: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
+    max_output_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    tools: Annotated[list[FunctionTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
+    tools: Annotated[list[AnyTool], Field(fail_fast=True, max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -186,7 +188,7 @@ class ResponsesRequest(StrictModel):
 
     # Fields of chats that OpenAI's API does not have.
     seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
-    max_reasoning_tokens: Annotated[int, Field(ge=0, le=MAX_ANSWER_TOKENS)] | None = None
+    max_reasoning_tokens: Annotated[Whole, Field(ge=0, le=MAX_ANSWER_TOKENS)] | None = None
     chat_template_kwargs: Annotated[dict[Name, JsonScalar], Field(max_length=32)] | None = None
     outpace: MethodExtension | None = None
 
@@ -195,10 +197,12 @@ class ResponsesRequest(StrictModel):
         None
     )
     metadata: Annotated[dict[Name, ShortText], Field(max_length=16)] | None = None
+    client_metadata: dict[str, Any] | None = None
     user: ShortText | None = None
     service_tier: Name | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
+    prompt_cache_retention: ShortText | None = None
     truncation: Literal["disabled"] | None = None
 
     # Not supported, except for values that disable the feature.
@@ -221,7 +225,7 @@ class ResponsesRequest(StrictModel):
             | {
                 "messages": [*self.messages()],
                 "max_completion_tokens": self.max_output_tokens,
-                "tools": None if self.tools is None else [*map(declare_tool, self.tools)],
+                "tools": [*map(declare_tool, self.functions)],
                 "tool_choice": self.chat_tool_choice(),
                 "response_format": self.response_format(),
                 "reasoning_effort": reasoning.effort,
@@ -231,12 +235,17 @@ class ResponsesRequest(StrictModel):
             }
         )
 
+    @property
+    def functions(self) -> list[FunctionTool]:
+        """The tools that the model may call."""
+        return [tool for tool in self.tools or () if isinstance(tool, FunctionTool)]
+
     def chat_tool_choice(self) -> Any:
         """Return the choice of tools in the form of chats."""
         choice = self.tool_choice
         if isinstance(choice, FunctionChoice):
             return {"type": "function", "function": {"name": choice.name}}
-        return choice
+        return None if choice == "auto" else choice
 
     def response_format(self) -> dict[str, Any] | None:
         """Return the format of the text in the form of chats."""
@@ -300,7 +309,8 @@ def join_texts(content: str | Sequence[InputText] | None) -> str:
 
 def declare_tool(tool: FunctionTool) -> dict[str, Any]:
     """Return a tool in the form of chats."""
-    return {"type": "function", "function": tool.model_dump(exclude={"type"}, exclude_none=True)}
+    ignored = {"type", "defer_loading"}
+    return {"type": "function", "function": tool.model_dump(exclude=ignored, exclude_none=True)}
 
 
 ReplyObject = dict[str, Any]
@@ -366,7 +376,7 @@ class ResponsesWriter(AnswerWriter):
             "error": error,
             "incomplete_details": details,
             "instructions": request.instructions,
-            "max_output_tokens": request.max_output_tokens,
+            "max_output_tokens": request.max_output_tokens if output is None else output.max_tokens,
             "model": self.model.name,
             "output": items,
             "parallel_tool_calls": request.parallel_tool_calls is not False,
@@ -376,7 +386,10 @@ class ResponsesWriter(AnswerWriter):
             "temperature": request.temperature,
             "text": {"format": given.get("text", {}).get("format", {"type": "text"})},
             "tool_choice": given.get("tool_choice", "auto"),
-            "tools": [{"parameters": None, "strict": None, **t} for t in given.get("tools", ())],
+            "tools": [
+                {"parameters": None, "strict": None, **tool.model_dump(exclude_none=True)}
+                for tool in request.functions
+            ],
             "top_p": request.top_p,
             "truncation": "disabled",
             "usage": None if output is None else self.format_usage(output),

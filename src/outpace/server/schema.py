@@ -45,6 +45,37 @@ class StrictModel(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
+class OpenModel(StrictModel):
+    """Part of a conversation, whose unknown fields are ignored: they cannot change its text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class ProviderTool(OpenModel):
+    """A tool that a provider's servers run, or that models of the provider know.
+
+    No model here calls it, so it is left out.
+    """
+
+    type: Name
+
+
+def convert_whole_number(value: object) -> object:
+    """Return an integral float as an integer, since JSON does not distinguish them."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Whole = Annotated[int, BeforeValidator(convert_whole_number)]
+
+MAX_TOP_K = 2**31 - 1
+"""Maximum `top_k`, which excludes no token."""
+
+
+def disable_top_k(value: object) -> object:
+    """Return the `top_k` that excludes no token for 0 and -1, by which other servers disable it."""
+    return MAX_TOP_K if value in (0, -1) and not isinstance(value, bool) else value
+
+
 def requirement(message: str) -> str:
     """Return pydantic's message about a value, worded as a requirement."""
     return re.sub("(Input|String) should", "must", message)
@@ -53,9 +84,8 @@ def requirement(message: str) -> str:
 def bounded_type(option: DeclaredOption) -> Any:
     """Return the type of an option with its bounds; optional if it is so in Python."""
     bounds: dict[str, Any] = dict(option.info.bounds or {})
-    if option.kind == option.plain:
-        return Annotated[option.plain, Field(**bounds)]
-    return Annotated[option.plain, Field(**bounds)] | None
+    kind = Annotated[Whole if option.plain is int else option.plain, Field(**bounds)]
+    return kind if option.kind == option.plain else kind | None
 
 
 MAX_LOGIT_BIASES = 1024
@@ -282,7 +312,7 @@ BoundedTokenIds = Annotated[
 EmptyList = Annotated[list[None], Field(max_length=0)]
 
 
-TopCount = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+TopCount = Annotated[Whole, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 
 
 class MethodExtension(StrictModel):
@@ -307,10 +337,13 @@ class StreamOptions(StrictModel):
     include_obfuscation: Literal[False] | None = None
 
 
+TopK = Annotated[Whole, Field(ge=1, le=MAX_TOP_K), BeforeValidator(disable_top_k)]
+
 JSON_TYPES: dict[str, Any] = {
     "stop": StopString | Annotated[list[StopString], Field(max_length=16)],
     "stop_ids": Annotated[list[BoundedTokenId], Field(max_length=64)],
     "logit_bias": LogitBias,
+    "top_k": TopK,
     "reasoning_effort": Literal[EFFORTS],
 }
 """Types of options whose JSON form differs from the Python form."""
@@ -336,7 +369,7 @@ class BaseRequest(OptionFields):
     """Fields common to both kinds of requests."""
 
     model: Name
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES_PER_PROMPT)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     outpace: Extension | None = None
@@ -382,7 +415,7 @@ class BaseRequest(OptionFields):
         return self.outpace or Extension()
 
 
-class TextPart(StrictModel):
+class TextPart(OpenModel):
     """A text part of a message."""
 
     type: Literal["text"]
@@ -449,7 +482,7 @@ class ChatRequest(BaseRequest):
     """A conversation to be continued with the next message."""
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1024)]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
+    max_completion_tokens: Annotated[Whole, Field(ge=1, le=MAX_ANSWER_TOKENS)] | None = None
     logprobs: bool | None = None
     top_logprobs: TopCount | None = None
     chat_template_kwargs: Annotated[dict[Name, JsonScalar], Field(max_length=32)] | None = None
@@ -463,6 +496,7 @@ class ChatRequest(BaseRequest):
     service_tier: Name | None = None
     safety_identifier: ShortText | None = None
     prompt_cache_key: ShortText | None = None
+    prompt_cache_retention: ShortText | None = None
 
     # Not supported yet, except for values that disable the feature.
     functions: EmptyList | None = None

@@ -13,6 +13,7 @@ from outpace.server.http_error import HttpError
 from outpace.server.request_handler import RequestHandler
 from outpace.server.schema import BoundedTokenIds, ChatRequest, CompletionRequest, Name, StrictModel
 from outpace.server.service import Service
+from outpace.server.writer import Translation
 
 
 class DetokenizeRequest(StrictModel):
@@ -47,6 +48,23 @@ async def tokenize(service: Service, body: bytes) -> dict[str, Any]:
     handler = RequestHandler(service, parse_prompt_request(body))
     if len(handler.prompts) > 1:
         raise HttpError(400, "prompt: must be one prompt here", param="prompt")
+    tokens, length = await encode_prompt(handler), handler.model.config.max_length
+    return {"count": len(tokens), "max_model_len": length, "tokens": tokens}
+
+
+async def count_tokens(service: Service, translation: Translation) -> dict[str, Any]:
+    """Return the number of tokens of a translated request, which is not answered.
+
+    Raises:
+        HttpError: If the request is invalid.
+    """
+    with translation.rename_faults():
+        handler = RequestHandler(service, translation.request, translation)
+        return {"input_tokens": len(await encode_prompt(handler))}
+
+
+async def encode_prompt(handler: RequestHandler) -> list[int]:
+    """Return the token ids of the prompt of a request; raises `HttpError` if it is invalid."""
     engine = handler.model.engine
     read = partial(engine.read_request, handler.prompts[0][0], handler.options)
     try:
@@ -54,8 +72,7 @@ async def tokenize(service: Service, body: bytes) -> dict[str, Any]:
         tokens, *_ = await loop.run_in_executor(engine.tokenizer_executor, read)
     except ValueError as error:
         raise handler.validation_error(error) from None
-    length = handler.model.config.max_length
-    return {"count": len(tokens), "max_model_len": length, "tokens": tokens}
+    return tokens
 
 
 async def detokenize(service: Service, body: bytes) -> dict[str, Any]:
