@@ -120,7 +120,12 @@ class TemplatePart:
     def text(self) -> str:
         """All its texts, except the role of a message."""
         found: list[str] = []
-        self.map_texts(lambda text: found.append(text) or text)
+
+        def collect(text: str) -> str:
+            found.append(text)
+            return text
+
+        self.map_texts(collect)
         return "\0".join(found)
 
 
@@ -184,13 +189,10 @@ class TemplateSource:
     @cached_property
     def syntax_trees(self) -> list[Template]:
         """Syntax trees of the template, or of all templates if there are several."""
-        sources = self.tokenizer.chat_template or []
-        sources = sources.values() if isinstance(sources, dict) else sources
+        given = self.tokenizer.chat_template or {}
+        sources = [given] if isinstance(given, str) else given.values()
         try:
-            return [
-                template_environment().parse(source)
-                for source in ([sources] if isinstance(sources, str) else sources)
-            ]
+            return [template_environment().parse(source) for source in sources]
         except TemplateError as error:
             message = f"messages: the chat template of {self.name} fails: {error}"
             raise OptionError("messages", None, message) from error
@@ -462,8 +464,8 @@ class ChatTemplate(TemplateSource):
             marked = self.render_parts(hidden, written)
         except OptionError:  # the template depends on what is hidden
             marked = ""
-        plain = {mark: edge for table in (written, by_user) for edge, mark in table.items()}
-        if marked.translate(str.maketrans(plain)) == text:
+        plain = {ord(mark): edge for table in (written, by_user) for edge, mark in table.items()}
+        if marked.translate(plain) == text:
             return [
                 each for each in control if is_own(each[0], {marked[each[1]], marked[each[2] - 1]})
             ]

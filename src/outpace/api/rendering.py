@@ -38,8 +38,8 @@ class TemplateNamespace(Namespace):
     """A namespace without the names by which templates could leave the sandbox."""
 
     def __init__(*args: Any, **attributes: Any) -> None:
-        self, *args = args  # `self` may be an attribute
-        for name in (given := dict(*args, **attributes)):
+        self, *rest = args  # `self` may be an attribute
+        for name in (given := dict(*rest, **attributes)):
             check_attribute(name)
         Namespace.__init__(self, given)
 

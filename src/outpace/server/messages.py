@@ -221,7 +221,8 @@ class CountTokensRequest(StrictModel):
         """
         choice, thinking = self.tool_choice, self.thinking or Thinking(type="adaptive")
         config, tools = self.output_config or OutputConfig(), self.tools or ()
-        can_think, effort = text.thought_format is not None, config.effort
+        can_think = text.thought_format is not None
+        effort: str | None = config.effort
         if "reasoning_effort" not in text.template_variables:
             effort = None
         extension = None if self.outpace is None else self.outpace.model_dump(exclude_none=True)

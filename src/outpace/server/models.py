@@ -145,7 +145,8 @@ class HostedModel(ModelInfo):
         text, tokenizer = self.token_text(token), self.text.tokenizer
         part = None
         if REPLACEMENT_CHARACTER in text and tokenizer is not None:
-            part = partial_bytes(tokenizer.convert_ids_to_tokens(token))
+            (piece,) = tokenizer.convert_ids_to_tokens([token])
+            part = None if piece is None else partial_bytes(piece)
         return text.encode() if part is None else part
 
     def with_adapters(self) -> dict[str, HostedModel]:

@@ -84,7 +84,8 @@ def requirement(message: str) -> str:
 def bounded_type(option: DeclaredOption) -> Any:
     """Return the type of an option with its bounds; optional if it is so in Python."""
     bounds: dict[str, Any] = dict(option.info.bounds or {})
-    kind = Annotated[Whole if option.plain is int else option.plain, Field(**bounds)]
+    plain: Any = Whole if option.plain is int else option.plain
+    kind: Any = Annotated[plain, Field(**bounds)]
     return kind if option.kind == option.plain else kind | None
 
 

@@ -217,9 +217,9 @@ class Validator:
             )
         finally:
             shutil.rmtree(export, ignore_errors=True)
-        responses = self.tokenizer.batch_decode(
-            [example.response for example in chosen], skip_special_tokens=True
-        )
+        responses = [
+            self.tokenizer.decode(example.response, skip_special_tokens=True) for example in chosen
+        ]
         right = [
             self.is_right(output.text, response.strip())
             for output, response in zip(outputs, responses, strict=True)
