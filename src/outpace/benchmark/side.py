@@ -21,7 +21,7 @@ from outpace.api.options import Options
 from outpace.api.output import Output
 from outpace.benchmark.entry import MethodEntry
 from outpace.checkpoints.name import short_title
-from outpace.evaluation.metrics import model_roles, quantile_value
+from outpace.evaluation.metrics import model_roles, percentiles
 from outpace.evaluation.protocol import Question
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.samples import (
@@ -304,8 +304,7 @@ def turn_costs(turns: Sequence[SideTurn]) -> SideFigures:
         times = [1e3 * step.seconds for step in steps if step.model == model]
         rows = [step.rows for step in steps if step.model == model]
         passes[model] = {
-            "p50": round(quantile_value(times, 0.5), 4),
-            "p95": round(quantile_value(times, 0.95), 4),
+            **percentiles(times, 4),
             "rows": round(statistics.fmean(rows), 2) if rows else 0.0,
         }
     return {

@@ -104,9 +104,12 @@ def first_text_seconds(output: Output) -> float:
     return seconds
 
 
-def quantile_value(values: Sequence[float], share: float) -> float:
-    """Return a quantile of the values; 0 if there are none."""
-    return float(np.quantile(values, share)) if len(values) else 0.0
+def percentiles(values: Sequence[float], digits: int) -> dict[str, float]:
+    """Return the rounded median and 95th percentile of the values; 0 if there are none."""
+    found = np.percentile(values or [0.0], (50, 95))
+    return {
+        name: round(float(each), digits) for name, each in zip(("p50", "p95"), found, strict=True)
+    }
 
 
 def model_roles(outputs: Sequence[Output]) -> Iterator[str]:

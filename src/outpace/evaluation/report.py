@@ -118,19 +118,15 @@ class EvaluationReport:
         lengths = [len(output.ids) for output in self.outputs]
         forwards = [output.forwards for output in self.outputs]
         error = metrics.ratio_error(lengths, forwards)
-        latencies = [output.seconds for output in self.outputs]
-        first = [metrics.first_text_seconds(output) for output in self.outputs]
         return {
             "tokens_per_forward": round(self.tokens_per_forward, 3),
             "tokens_per_forward_error": None if math.isnan(error) else round(error, 4),
             "tokens_per_second": round(self.tokens_per_second, 1),
             "tokens_per_answer": round(self.token_count / max(len(lengths), 1), 1),
-            "latency": {
-                f"p{p}": round(metrics.quantile_value(latencies, p / 100), 5) for p in (50, 95)
-            },
-            "first_text": {
-                f"p{p}": round(metrics.quantile_value(first, p / 100), 5) for p in (50, 95)
-            },
+            "latency": metrics.percentiles([output.seconds for output in self.outputs], 5),
+            "first_text": metrics.percentiles(
+                list(map(metrics.first_text_seconds, self.outputs)), 5
+            ),
         }
 
     def acceptance_fields(self) -> dict[str, Any]:

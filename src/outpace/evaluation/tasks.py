@@ -11,6 +11,7 @@ from pathlib import Path
 from reprlib import repr as brief
 from typing import Any
 
+from outpace.errors import must
 from outpace.evaluation.generated import story, sudoku, table
 from outpace.evaluation.generated.problems import Problem
 from outpace.evaluation.scoring.expressions import STRICT_NUMBER, final_number, last_boxed
@@ -89,10 +90,8 @@ class GeneratedTask(Task):
                 f"--data: the problems of this task are generated; omit the file {path!r}"
             )
         if limit > MAX_GENERATED_PROBLEMS:
-            raise ValueError(
-                f"limit must be at most {MAX_GENERATED_PROBLEMS} for generated "
-                f"problems, got {limit}"
-            )
+            most = f"be at most {MAX_GENERATED_PROBLEMS} for generated problems"
+            raise must("limit", limit, most)
         problems = self.problems(limit)
         return [
             {"question": p.question, "answer": p.answer, "final": p.final_result} for p in problems

@@ -16,6 +16,7 @@ from numpy.random import default_rng
 from torch import nn
 
 from outpace.api.llm import LLM
+from outpace.errors import must
 from outpace.evaluation.protocol import method_from_options
 from outpace.evaluation.scoring import SCORERS
 from outpace.evaluation.scoring.expressions import final_number
@@ -105,10 +106,7 @@ class HeldOut:
         if self.method and "name" not in self.method:
             raise ValueError(f"method needs a name in addition to {', '.join(self.method)}")
         if self.decode > self.examples:
-            raise ValueError(
-                f"decode must be at most examples ({self.examples}), got {self.decode}; "
-                "raise examples"
-            )
+            raise must("decode", self.decode, f"be at most examples ({self.examples})")
 
     def load_examples(self, data: Data, tokenizer: Tokenizer, seed: int) -> Examples:
         """Open the examples with the settings of the training data.
@@ -151,16 +149,11 @@ class Validator:
                 "decode needs models given by name or folder; give them, or decode = 0"
             )
         count = settings.examples
-        if count < accelerator.num_processes:
-            raise ValueError(
-                f"examples must be at least the {accelerator.num_processes} processes, got {count}"
-            )
+        if count < (processes := accelerator.num_processes):
+            raise must("examples", count, f"be at least the {processes} processes")
         if examples.epoch_size is not None and examples.epoch_size < count:
-            raise ValueError(
-                f"examples must be at most {examples.epoch_size}, the size of the "
-                "held-out data, got "
-                f"{count}"
-            )
+            size = examples.epoch_size
+            raise must("examples", count, f"be at most {size}, the size of the held-out data")
         self.settings, self.decoder, self.accelerator = settings, decoder, accelerator
         self.examples = [examples[number] for number in range(count)]
         longest = max((len(each.prompt) for each in self.examples[: settings.decode]), default=0)
