@@ -9,9 +9,9 @@ from outpace.api.engine_client import (
     ConnectionEndedError,
     EngineCommand,
     EngineMessage,
-    RequestProgress,
     SubmitCommand,
 )
+from outpace.api.output import Event
 
 PROMPT = [9, 17, 4, 33]
 
@@ -38,17 +38,17 @@ class Script:
         self.messages += messages
         self.charged.append(charge is not None)
 
-    def of(self, number: int) -> list[RequestProgress]:
-        return [e for e in self.messages if isinstance(e, RequestProgress) and e.number == number]
+    def of(self, number: int) -> list[Event]:
+        return [e for e in self.messages if isinstance(e, Event) and e.number == number]
 
     def ids(self, number: int) -> list[int]:
         """Return the tokens of a request that has been answered."""
-        event = self.of(number)[-1].event
-        assert event is not None and event.output is not None
-        return list(event.output.ids)
+        output = self.of(number)[-1].output
+        assert output is not None
+        return output.ids
 
     def over(self, number: int) -> bool:
-        return any(progress.is_last for progress in self.of(number))
+        return any(event.is_last for event in self.of(number))
 
 
 def submit(

@@ -13,11 +13,10 @@ from outpace.api.engine_client import (
     ConnectionEndedError,
     EngineCommand,
     InspectCommand,
-    RequestProgress,
 )
 from outpace.api.engine_loop import EngineLoop
+from outpace.api.output import Event
 from outpace.api.pending_answer import PendingAnswer
-from outpace.decoding import Step
 from outpace.engine.job import DecodingError
 
 
@@ -51,14 +50,12 @@ def test_events_of_a_request_are_whole(llm: LLM) -> None:
     (alone,) = llm.generate([PROMPT], max_tokens=24, logprobs=True)
     for number in (1, 2):
         first, *rest = script.of(number)
-        assert first == RequestProgress(number)
-        events = [progress.event for progress in rest]
-        output = events[-1].output if events[-1] else None
+        assert first == Event(number=number)
+        output = rest[-1].output
         assert output is not None and output.ids == alone.ids and output.steps == []
-        assert all(event is not None and event.steps == () for event in events)
-        steps: list[Step] = [step for progress in rest for step in progress.steps]
+        steps = [step for event in rest for step in event.steps]
         assert [step.kept for step in steps] == [step.kept for step in alone.steps]
-    streamed = [progress.event for progress in script.of(1)[1:] if progress.event]
+    streamed = script.of(1)
     assert [token for event in streamed for token in event.ids] == alone.ids
     assert "".join(event.text for event in streamed) == alone.text
     assert len(script.of(2)) == 2  # what is not streamed has one event
@@ -78,9 +75,8 @@ def test_a_cancelled_request_ends_with_an_event(llm: LLM) -> None:
         yield [InspectCommand(), CancelCommand(1, "x")]
 
     script, _ = played(llm, play)
-    event = script.of(1)[-1].event
-    assert event is not None and event.output is not None
-    assert event.output.finish_reason == "cancelled"
+    output = script.of(1)[-1].output
+    assert output is not None and output.finish_reason == "cancelled"
     before, after = [each["x"] for each in script.messages if isinstance(each, dict)]
     assert before.running == 2 and sum(usage.held_pages for usage in before.models) > 0
     assert after.running == 0 and sum(usage.held_pages for usage in after.models) == 0
@@ -102,7 +98,7 @@ def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
 
     script, _ = played(llm, play)
     (refusal,) = script.messages
-    assert isinstance(refusal, RequestProgress) and refusal.is_last
+    assert isinstance(refusal, Event) and refusal.is_last
     assert isinstance(refusal.error, ValueError) and "temperature" in str(refusal.error)
 
 
@@ -114,7 +110,7 @@ def test_a_request_that_fails_ends_with_its_error(
 
     def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
         yield [submit(1, streams=True)]
-        monkeypatch.setattr(PendingAnswer, PendingAnswer.append_piece.__name__, broken)
+        monkeypatch.setattr(PendingAnswer, PendingAnswer.take_text.__name__, broken)
         yield from until_over(script, 1)
         assert not loop.models["x"].requests
         yield []

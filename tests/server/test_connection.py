@@ -13,9 +13,9 @@ from outpace.api.engine_client import (
     InspectCommand,
     LoadError,
     QueueFullError,
-    RequestProgress,
     SubmitCommand,
 )
+from outpace.api.output import Event
 from outpace.constraint.pattern import TooLargeError
 from outpace.engine.job import DecodingError
 from outpace.server.engine_process import (
@@ -80,18 +80,14 @@ def test_closed_connection_raises(pair: tuple[socket.socket, socket.socket]) -> 
         receive_object(theirs)
 
 
-def test_progress_round_trip(pair: tuple[socket.socket, socket.socket]) -> None:
+def test_events_arrive_whole(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     (output,) = LLM("tiny-aux").generate([[5, 6, 7]], max_tokens=4)
-    progress = RequestProgress(3, steps=output.steps)
-    usage = {"x": (2, [])}
-    EngineConnection(theirs).send_messages([progress, RequestProgress(4), usage], None)
-    ((first, second, third),) = FrameDecoder().feed(ours.recv(2**20))
-    assert [decode_message(each) for each in (first, second, third)] == [
-        progress,
-        RequestProgress(4, None, []),
-        usage,
-    ]
+    event = Event(number=3, text=output.text, steps=output.steps, output=output)
+    messages = [event, Event(number=4), {"x": (2, [])}]
+    EngineConnection(theirs).send_messages(messages, None)
+    (received,) = FrameDecoder().feed(ours.recv(2**20))
+    assert [*map(decode_message, received)] == messages
 
 
 @pytest.mark.parametrize(
@@ -108,10 +104,10 @@ def test_errors_keep_their_type(
     error = kind("no")
     error.__cause__ = TooLargeError("much")
     EngineConnection(theirs).send_messages(
-        [RequestProgress(1, error=error), RequestProgress(2, error=Own("x"))], None
+        [Event(number=1, error=error), Event(number=2, error=Own("x"))], None
     )
     known, other = map(decode_message, receive_object(ours))
-    assert isinstance(known, RequestProgress) and isinstance(other, RequestProgress)
+    assert isinstance(known, Event) and isinstance(other, Event)
     assert type(known.error) is kind and str(known.error) == "no"
     assert isinstance(known.error.__cause__, TooLargeError) and str(known.error.__cause__) == "much"
     assert type(other.error) is RuntimeError and str(other.error) == "Own('x')"

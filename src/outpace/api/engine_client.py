@@ -7,13 +7,12 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, Protocol, Unpack
 
 from outpace.api.options import Options, RequestOptions, option_names
-from outpace.api.output import Event, Output, merge_events
+from outpace.api.output import Event, Output
 from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
 from outpace.api.text import Prompt, TextCodec
 from outpace.decoding import Step
@@ -73,28 +72,7 @@ class InspectCommand(NamedTuple):
 EngineCommand = SubmitCommand | CancelCommand | RemoveCommand | InspectCommand
 
 
-class RequestProgress(NamedTuple):
-    """Progress of a request; without event and error, it was admitted.
-
-    Attributes:
-        number: Number of the request.
-        event: New event, without its steps.
-        steps: Steps since the previous progress.
-        error: Error that ended the request.
-    """
-
-    number: int
-    event: Event | None = None
-    steps: Sequence[Step] = ()
-    error: BaseException | None = None
-
-    @property
-    def is_last(self) -> bool:
-        """Whether no more progress follows."""
-        return self.error is not None or self.event is not None and self.event.output is not None
-
-
-EngineMessage = RequestProgress | dict[str, Stats]
+EngineMessage = Event | dict[str, Stats]
 
 ChargeCallback = Callable[[float], None]
 """Receives the CPU seconds that a notification has cost."""
@@ -326,7 +304,8 @@ class PendingRequest:
     Attributes:
         loop: Event loop that waits for it.
         change_event: Set on progress.
-        events: Events that were not consumed yet.
+        event: Progress that was not consumed yet.
+        steps: All steps so far.
         format: Format of the answer.
         prompt: Token ids of the prompt; none for an infill template.
     """
@@ -337,24 +316,24 @@ class PendingRequest:
         self.loop = asyncio.get_running_loop()
         self.change_event = asyncio.Event()
         self.is_admitted = self.is_cancelled = False
-        self.events: list[Event] = []
+        self.event: Event | None = None
         self.steps: list[Step] = []
         self.format, self.prompt = PLAIN_FORMAT, list[int]()
         self.result: Output | None = None
         self.error: BaseException | None = None
 
     async def __aiter__(self) -> AsyncIterator[Event]:
-        """Yield events, merging those that are ready; leaving the loop cancels the request."""
+        """Yield the progress so far as one event; leaving the loop cancels the request."""
         try:
             over = False
             while not over:
                 self.raise_error()
-                if not self.events:
+                if self.event is None:
                     await self.wait_for_change()
                     continue
-                events, self.events = self.events, []
-                over = events[-1].output is not None
-                yield events[0] if len(events) == 1 else merge_events(events)
+                event, self.event = self.event, None
+                over = event.is_last
+                yield event
         finally:
             self.cancel()
 
@@ -384,25 +363,24 @@ class PendingRequest:
         if self.error is not None:
             raise self.error
 
-    def apply_progress(self, progress: RequestProgress) -> None:
-        """Apply progress, in the event loop of the request."""
-        if progress.error is not None:
-            self.fail(progress.error)
+    def add_event(self, event: Event) -> None:
+        """Add an event to the progress, in the event loop of the request."""
+        if event.error is not None:
+            self.fail(event.error)
             return
-        self.is_admitted = True
-        if progress.event is not None:
-            self.append_event(progress.event, progress.steps)
+        if not self.is_admitted:
+            self.is_admitted = True
+        else:
+            self.steps += event.steps
+            if event.output is not None:
+                event.output.steps.extend(self.steps)
+                self.result = event.output
+                self.release_place()
+            if self.event is None:
+                self.event = event
+            else:
+                self.event.extend(event)
         self.change_event.set()
-
-    def append_event(self, event: Event, steps: Sequence[Step]) -> None:
-        """Append an event, which is sent without its steps, until it is consumed."""
-        self.steps += steps
-        if event.output is not None:
-            self.result = replace(event.output, steps=self.steps)
-            self.release_place()
-        if self.events:  # only the last canvas is shown
-            self.events[-1] = replace(self.events[-1], canvas=())
-        self.events.append(replace(event, steps=steps, output=self.result))
 
     def fail(self, error: BaseException) -> None:
         """End the request with an error, from any thread."""

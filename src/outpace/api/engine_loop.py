@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from threading import Lock, Thread
 from typing import TypeVar
@@ -26,10 +26,10 @@ from outpace.api.engine_client import (
     LoadError,
     QueueFullError,
     RemoveCommand,
-    RequestProgress,
     SubmitCommand,
 )
 from outpace.api.llm import LLM
+from outpace.api.output import Event
 from outpace.api.pending_answer import PendingAnswer
 from outpace.constraint.compiler import NotCompiledError
 from outpace.engine.stats import available_bytes, release_memory
@@ -69,38 +69,30 @@ class BackgroundWork:
 
 
 class ActiveRequest:
-    """A request in an engine, and the number of its steps that were sent."""
+    """A request in an engine."""
 
     def __init__(self, command: SubmitCommand, answer: PendingAnswer) -> None:
         answer.job.notify_always = command.watched
         self.number = command.number
         self.streams = command.streams or command.watched
         self.answer = answer
-        self.steps_sent = 0
 
     def has_progress(self, complete: bool) -> bool:
         """Return whether its end, first text or, if `complete`, any new token is to be sent."""
-        job, last = self.answer.job, self.answer.last_sent
+        job, tokens_sent = self.answer.job, self.answer.tokens_sent
         if job.is_finished or not self.streams:
             return job.is_finished
         if job.notify_always:
-            return len(job.request.trace) > last.steps
-        has_new = len(job.request) - len(job.request.prompt) > last.tokens
-        return has_new and (complete or not last.tokens)
+            return len(job.request.trace) > self.answer.steps_sent
+        has_new = len(job.request) - len(job.request.prompt) > tokens_sent
+        return has_new and (complete or not tokens_sent)
 
-    def collect_progress(self) -> RequestProgress:
+    def take_event(self) -> Event:
         """Return the progress since the last call, or the error of decoding its text."""
-        request = self.answer.job.request
         try:
-            if self.streams:
-                self.answer.decode_tokens(request)
-                self.answer.append_piece()
-            output = self.answer.build_output() if self.answer.job.is_finished else None
+            return self.answer.take_event(self.number, has_text=self.streams)
         except Exception as error:
-            return RequestProgress(self.number, error=error)
-        steps, self.steps_sent = request.trace[self.steps_sent :], len(request.trace)
-        event = self.answer.take_event(output and replace(output, steps=[]))
-        return RequestProgress(self.number, replace(event, steps=()), steps)
+            return Event(number=self.number, error=error)
 
 
 class ServedModel:
@@ -112,19 +104,17 @@ class ServedModel:
         self.driver = llm.driver
         self.requests: dict[int, ActiveRequest] = {}
 
-    def collect_progress(self, complete: bool) -> list[RequestProgress]:
-        """Collect progress with exclusive access to the engine, and drop ended requests."""
-        found = [
-            each.collect_progress()
-            for each in self.requests.values()
-            if each.has_progress(complete)
+    def take_events(self, complete: bool) -> list[Event]:
+        """Collect events with exclusive access to the engine, and drop ended requests."""
+        events = [
+            each.take_event() for each in self.requests.values() if each.has_progress(complete)
         ]
-        for progress in found:
-            if progress.is_last:
-                ended = self.requests.pop(progress.number)
-                if progress.error is not None:
+        for event in events:
+            if event.is_last:
+                ended = self.requests.pop(event.number)
+                if event.error is not None:
                     self.llm.engine.cancel(ended.answer.job)  # it may still be running
-        return found
+        return events
 
     def close(self) -> None:
         """Free the memory of its requests."""
@@ -425,7 +415,7 @@ class EngineLoop:
             if error is None:
                 self.admit_request(submit)
             else:
-                self.outgoing.append(RequestProgress(submit.number, error=error))
+                self.outgoing.append(Event(number=submit.number, error=error))
         in_use = {name for name, model in [*self.models.items()] if model.requests}
         self.loader.update(in_use | {submit.model for submit, _ in self.compiling.values()})
 
@@ -442,7 +432,7 @@ class EngineLoop:
             answer = prepare(wait=False) if future is None else future.result()
             model.driver.submit(answer.job)
             model.requests[submit.number] = ActiveRequest(submit, answer)
-            progress = RequestProgress(submit.number)
+            event = Event(number=submit.number)
         except NotCompiledError:
             if len(self.compiling) < MAX_COMPILING_REQUESTS:
                 self.compiling[submit.number] = (
@@ -453,10 +443,10 @@ class EngineLoop:
             full = QueueFullError(
                 f"already {MAX_COMPILING_REQUESTS} constraints wait to be compiled; try again later"
             )
-            progress = RequestProgress(submit.number, error=full)
+            event = Event(number=submit.number, error=full)
         except Exception as error:
-            progress = RequestProgress(submit.number, error=error)
-        self.outgoing.append(progress)
+            event = Event(number=submit.number, error=error)
+        self.outgoing.append(event)
 
     def cancel_request(self, command: CancelCommand) -> None:
         """Cancel a request before the next step, or before its constraint is compiled."""
@@ -473,8 +463,8 @@ class EngineLoop:
         more = model.driver.process_and_step()
         began = time.thread_time()
         complete = self.is_due or not more
-        if progress := model.collect_progress(complete):
-            self.outgoing += progress
+        if events := model.take_events(complete):
+            self.outgoing += events
             if complete:
                 self.collection_cost = (self.collection_cost or 0.0) + time.thread_time() - began
         return more

@@ -19,10 +19,10 @@ from outpace.api.engine_client import (
     EngineMessage,
     PendingRequest,
     RemoveCommand,
-    RequestProgress,
 )
 from outpace.api.engine_loop import EngineLoop, LazyModel
 from outpace.api.llm import LLM
+from outpace.api.output import Event
 from outpace.engine.stats import Stats
 
 LOG = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class EngineThread(EngineClient):
         return {name: model.driver.stats for name, model in [*self.loop.models.items()]}
 
     async def start_receiving(self) -> None:
-        """Do nothing: each event loop receives the progress of its requests."""
+        """Do nothing: each event loop receives the events of its requests."""
 
     async def update_stats(self) -> None:
         """Do nothing: `stats` reads the engines directly."""
@@ -111,29 +111,29 @@ class EngineThread(EngineClient):
     def send_messages(
         self, messages: Sequence[EngineMessage], charge: ChargeCallback | None
     ) -> None:
-        """Deliver progress to the event loops of the requests."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[PendingRequest, RequestProgress]]] = {}
+        """Deliver events to the event loops of the requests."""
+        by_loop: dict[asyncio.AbstractEventLoop, list[tuple[PendingRequest, Event]]] = {}
         for each in messages:
-            if isinstance(each, RequestProgress) and (request := self.requests.get(each.number)):
+            if isinstance(each, Event) and (request := self.requests.get(each.number)):
                 by_loop.setdefault(request.loop, []).append((request, each))
         for loop, found in by_loop.items():
             try:
-                loop.call_soon_threadsafe(deliver_progress, loop, found, charge)
+                loop.call_soon_threadsafe(deliver_events, loop, found, charge)
             except RuntimeError:  # the event loop is closed, so no request waits
                 for request, _ in found:
                     request.cancel()
                     request.release_place()
 
 
-def deliver_progress(
+def deliver_events(
     loop: asyncio.AbstractEventLoop,
-    found: Sequence[tuple[PendingRequest, RequestProgress]],
+    found: Sequence[tuple[PendingRequest, Event]],
     charge: ChargeCallback | None,
 ) -> None:
-    """Apply progress in the event loop of the requests, and charge the CPU time that follows."""
+    """Deliver events in the event loop of the requests, and charge the CPU time that follows."""
     began = time.thread_time()
-    for request, progress in found:
-        request.apply_progress(progress)
+    for request, event in found:
+        request.add_event(event)
 
     def charge_after(turns: int = DELIVERY_HOPS) -> None:
         if turns:

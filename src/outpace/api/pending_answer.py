@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from outpace.api.detokenizer import Detokenizer
 from outpace.api.driver import Driver
@@ -17,22 +16,6 @@ from outpace.decoding.processor import TokenLogprob
 from outpace.engine.job import DecodingError, Job
 
 
-class TextPiece(NamedTuple):
-    """Text committed by a forward, and the progress so far.
-
-    Attributes:
-        text: Committed text of whole characters; empty while it is held back.
-        tokens: Number of output tokens so far.
-        steps: Number of forwards so far, of every model.
-        canvas: Tokens after the committed ones, -1 for a mask; empty unless the request is watched.
-    """
-
-    text: str
-    tokens: int
-    steps: int
-    canvas: Sequence[int]
-
-
 @dataclass(slots=True, eq=False)
 class PendingAnswer:
     """A request in progress, and its text so far.
@@ -41,15 +24,18 @@ class PendingAnswer:
     output once the job is over.
 
     Attributes:
-        last_sent: Last piece that was part of an event.
         layout: Layout of an infill template, or None.
+        pieces: Text that each forward committed, if `streams` is set.
+        tokens_sent: Number of tokens in the events so far.
+        steps_sent: Number of steps in the events so far.
     """
 
     detokenizer: Detokenizer
     streams: bool = False
     layout: InfillLayout | None = None
-    pieces: deque[TextPiece] = field(default_factory=deque)
-    last_sent: TextPiece = TextPiece("", 0, 0, ())
+    pieces: deque[str] = field(default_factory=deque)
+    tokens_sent: int = 0
+    steps_sent: int = 0
     job: Job = field(init=False)
 
     @property
@@ -69,35 +55,38 @@ class PendingAnswer:
         end = None if self.suffix is None else request.limit - len(self.suffix)
         stopped = self.detokenizer.push_tokens(request.ids[begin:end])
         if self.streams:
-            self.append_piece()
+            self.pieces.append(self.take_text())
         return stopped
 
-    def append_piece(self) -> None:
-        """Append a piece with the progress since the previous piece."""
-        request = self.job.request
-        text = self.detokenizer.take_text(final=request.finish_reason is not None)
-        canvas = uncommitted_canvas(request) if self.job.notify_always else ()
-        self.pieces.append(TextPiece(text, len(self.detokenizer.ids), len(request.trace), canvas))
+    def take_text(self) -> str:
+        """Return the text since the last call."""
+        return self.detokenizer.take_text(final=self.job.request.finish_reason is not None)
 
-    def take_event(self, output: Output | None = None) -> Event:
-        """Return all pieces since the previous event as one event."""
-        request, before, text = self.job.request, self.last_sent, ""
-        while self.pieces:
-            self.last_sent = self.pieces.popleft()
-            text += self.last_sent.text
-        ids = request.tokens[before.tokens : self.last_sent.tokens]
-        scores = request.scores[before.tokens : self.last_sent.tokens]
-        places = range(len(ids)) if self.suffix is None else self.find_text_places(ids)
-        return Event(
-            text=text,
-            ids=[ids[place] for place in places],
-            chosen=self.count_chosen(before.tokens, self.last_sent.tokens),
-            logprobs=[scores[place] for place in places] if request.logprobs else None,
-            steps=request.trace[before.steps : self.last_sent.steps],
-            canvas=self.last_sent.canvas,
-            output=output,
-            prompt_logprobs=None if before.steps else self.prompt_logprobs,
-        )
+    def take_event(self, number: int, *, has_text: bool) -> Event:
+        """Return the progress since the previous event; without text, only steps and output.
+
+        The output has no steps, since events have them.
+        """
+        request = self.job.request
+        event = Event(number=number, steps=request.trace[self.steps_sent :])
+        if has_text:
+            self.decode_tokens(request)
+            event.text = self.take_text()
+            begin, self.tokens_sent = self.tokens_sent, len(self.detokenizer.ids)
+            ids = request.tokens[begin : self.tokens_sent]
+            places = range(len(ids)) if self.suffix is None else self.find_text_places(ids)
+            event.ids = [ids[place] for place in places]
+            event.chosen = self.count_chosen(begin, self.tokens_sent)
+            if request.logprobs:
+                event.logprobs = [request.scores[begin + place] for place in places]
+            if self.job.notify_always:
+                event.canvas = uncommitted_canvas(request)
+            if not self.steps_sent:
+                event.prompt_logprobs = self.prompt_logprobs
+        self.steps_sent = len(request.trace)
+        if self.job.is_finished:
+            event.output = replace(self.build_output(), steps=[])
+        return event
 
     @property
     def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
@@ -225,7 +214,7 @@ class Stream(Iterator[str]):
                 self.answer.job.is_finished
             )  # read first: the last piece is appended before it is set
             if self.answer.pieces:
-                if text := self.answer.pieces.popleft().text:
+                if text := self.answer.pieces.popleft():
                     return text
             elif over:
                 self.output = self.answer.build_output()

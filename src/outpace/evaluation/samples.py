@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.api.answers import append_record, open_for_append
-from outpace.api.output import Output
-from outpace.decoding import Step
+from outpace.api.output import Output, step_from_record, step_record
 from outpace.evaluation.protocol import Question
 from outpace.jsonl import JsonRecord, parse_record
 
@@ -100,38 +99,24 @@ def check_same_run(actual: JsonRecord, expected: JsonRecord, path: Path) -> None
 
 
 def output_record(output: Output) -> JsonRecord:
-    """Return an output as JSON fields, with the counts of each step."""
+    """Return an output as JSON fields."""
     return {
         "text": output.text,
         "ids": list(output.ids),
         "finish_reason": output.finish_reason,
         "prompt_tokens": output.prompt_tokens,
         "seconds": output.seconds,
-        "steps": [
-            [
-                s.model,
-                s.start,
-                s.rows,
-                s.seen,
-                s.kept,
-                s.seconds,
-                [[r.start, r.stop] for r in s.holes],
-            ]
-            for s in output.steps
-        ],
+        "steps": [*map(step_record, output.steps)],
     }
 
 
 def output_from_record(record: JsonRecord) -> Output:
-    """Return the output of a record; its steps have no patterns."""
+    """Return the output of a record."""
     return Output(
         text=str(record["text"]),
         ids=record["ids"],
         finish_reason=record["finish_reason"],
         prompt_tokens=record["prompt_tokens"],
         seconds=record["seconds"],
-        steps=[
-            Step(model, start, rows, seen, kept, seconds, holes=tuple(range(*run) for run in holes))
-            for model, start, rows, seen, kept, seconds, holes in record["steps"]
-        ],
+        steps=[*map(step_from_record, record["steps"])],
     )

@@ -16,7 +16,6 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from operator import attrgetter
 from struct import Struct
 from typing import Any, NamedTuple, cast
 
@@ -32,12 +31,11 @@ from outpace.api.engine_client import (
     InspectCommand,
     LoadError,
     QueueFullError,
-    RequestProgress,
 )
 from outpace.api.engine_loop import EngineLoop
+from outpace.api.output import Event
 from outpace.constraint.pattern import TooLargeError
 from outpace.constraint.schema import MAX_SCHEMA_DEPTH
-from outpace.decoding import Step
 from outpace.engine.job import DecodingError
 from outpace.engine.stats import Stats
 from outpace.errors import ContextError, OptionError
@@ -53,9 +51,6 @@ HEARTBEAT_SECONDS = 0.1
 
 MAX_RECEIVE_BYTES = 2**18
 """Maximum number of bytes that the engine process receives between two steps."""
-
-STEP_FIELDS = attrgetter(*Step.__slots__)
-"""Convert a step to a tuple, which takes an eighth of the time to pickle."""
 
 PORTABLE_ERRORS = (TooLargeError, ValueError, QueueFullError, LoadError, DecodingError)
 """Error types that are preserved. Others may not survive pickling."""
@@ -160,26 +155,18 @@ class EngineConnection:
 
 def encode_message(message: EngineMessage) -> Any:
     """Return a message in the form that is pickled."""
-    if not isinstance(message, RequestProgress):
+    if not isinstance(message, Event) or (error := message.error) is None:
         return message
-    if (error := message.error) is not None:
-        cause = error.__cause__ if isinstance(error.__cause__, TooLargeError) else None
-        return RequestFailure(
-            message.number, portable_error(error), cause and portable_error(cause)
-        )
-    steps: list[Any] = [*map(STEP_FIELDS, message.steps)]
-    return message._replace(steps=steps)
+    cause = error.__cause__ if isinstance(error.__cause__, TooLargeError) else None
+    return RequestFailure(message.number, portable_error(error), cause and portable_error(cause))
 
 
-def decode_message(message: Any) -> EngineMessage:
+def decode_message(message: EngineMessage | RequestFailure) -> EngineMessage:
     """Return the message from its pickled form."""
-    if isinstance(message, RequestFailure):
-        message.error.__cause__ = message.cause
-        return RequestProgress(message.number, error=message.error)
-    if isinstance(message, RequestProgress):
-        steps: Sequence[Any] = message.steps
-        return message._replace(steps=[Step(*fields) for fields in steps])
-    return cast(dict[str, Stats], message)
+    if not isinstance(message, RequestFailure):
+        return message
+    message.error.__cause__ = message.cause
+    return Event(number=message.number, error=message.error)
 
 
 def portable_error(error: BaseException) -> BaseException:
@@ -325,7 +312,7 @@ class EngineProcess(EngineClient, asyncio.Protocol):
                     self.latest_stats = message
                     self.stats_received.set()
                 elif (request := self.requests.get(message.number)) is not None:
-                    request.apply_progress(message)
+                    request.add_event(message)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Fail all requests if the process has exited unexpectedly."""

@@ -15,9 +15,8 @@ from json.encoder import encode_basestring_ascii as quoted
 from typing import Any
 
 from outpace.api.detokenizer import REPLACEMENT_CHARACTER
-from outpace.api.output import Output
+from outpace.api.output import Output, step_record
 from outpace.api.parts import CallDelta, PartsDelta, ToolCall, assistant_message, call_object
-from outpace.decoding import Step
 from outpace.decoding.processor import top_tokens
 from outpace.server.models import HostedModel
 
@@ -274,28 +273,13 @@ class Reply:
         }
         if output.holes is not None:
             figure["holes"] = list(output.holes)
-        return figure | ({"steps": list(map(format_step, output.steps))} if trace else {})
+        return figure | ({"steps": list(map(step_record, output.steps))} if trace else {})
 
 
 def format_logprob(token: str, score: float) -> ReplyObject:
     """Return the text and the log-probability of a token."""
     unknown = REPLACEMENT_CHARACTER in token
     return {"token": token, "logprob": score, "bytes": None if unknown else [*token.encode()]}
-
-
-def format_step(step: Step) -> ReplyObject:
-    """Return a step of a trace as JSON fields."""
-    return {
-        "model": step.model,
-        "start": step.start,
-        "rows": step.rows,
-        "seen": step.seen,
-        "kept": step.kept,
-        "seconds": step.seconds,
-        "pattern": step.pattern,
-        "holes": [[hole.start, hole.stop] for hole in step.holes],
-        "dial": step.dial,
-    }
 
 
 def token_usage(outputs: Sequence[Output], prompts: int) -> ReplyObject:

@@ -8,12 +8,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 from outpace.api.engine_client import PendingRequest
-from outpace.api.output import Event, Output
+from outpace.api.output import Event, Output, step_record
 from outpace.api.parts import AnswerFormat, AnswerParser, PartsDelta
 from outpace.decoding.processor import TokenLogprob
 from outpace.server.http_error import HttpError
 from outpace.server.models import HostedModel
-from outpace.server.reply import STREAM_END, Reply, ReplyObject, TextOffsets, format_step
+from outpace.server.reply import STREAM_END, Reply, ReplyObject, TextOffsets
 from outpace.server.schema import BaseRequest
 from outpace.server.writer import AnswerWriter
 
@@ -132,7 +132,7 @@ class ChoiceStream:
 
     def buffer_trace(self, event: Event) -> None:
         """Buffer steps and tokens until a chunk reports them."""
-        self.steps += map(format_step, event.steps)
+        self.steps += map(step_record, event.steps)
         self.texts += map(self.reply.model.token_text, event.ids)
         self.tokens += event.chosen
         self.forwards += sum(each.model == "target" for each in event.steps)
