@@ -11,7 +11,9 @@ from outpace.api.engine_client import (
     EngineMessage,
     SubmitCommand,
 )
+from outpace.api.options import RequestOptions
 from outpace.api.output import Event
+from outpace.api.parts import PLAIN_FORMAT
 
 PROMPT = [9, 17, 4, 33]
 
@@ -59,7 +61,8 @@ def submit(
     watched: bool = False,
     **options: Any,
 ) -> SubmitCommand:
-    return SubmitCommand(number, model, PROMPT, streams, watched, {"max_tokens": 24, **options})
+    checked = RequestOptions.of({"max_tokens": 24, **options})
+    return SubmitCommand(number, model, PROMPT, PLAIN_FORMAT, checked, streams, watched, None)
 
 
 def until_over(script: Script, *numbers: int) -> Iterator[list[EngineCommand]]:

@@ -18,6 +18,7 @@ from outpace.api.engine_loop import EngineLoop
 from outpace.api.output import Event
 from outpace.api.pending_answer import PendingAnswer
 from outpace.engine.job import DecodingError
+from outpace.errors import OptionError
 
 
 @pytest.fixture(scope="module")
@@ -94,12 +95,12 @@ def test_a_request_cancelled_while_its_constraint_compiles_is_not_admitted(llm: 
 
 def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
     def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
-        yield [submit(1, temperature=-1), submit(2)._replace(model="nobody")]
+        yield [submit(1, adapter="none"), submit(2)._replace(model="nobody")]
 
     script, _ = played(llm, play)
     (refusal,) = script.messages
     assert isinstance(refusal, Event) and refusal.is_last
-    assert isinstance(refusal.error, ValueError) and "temperature" in str(refusal.error)
+    assert isinstance(refusal.error, OptionError) and refusal.error.param == "adapter"
 
 
 def test_a_request_that_fails_ends_with_its_error(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from looped import submit
 from outpace import LLM
 from outpace.api.engine_client import (
     CancelCommand,
@@ -13,7 +14,6 @@ from outpace.api.engine_client import (
     InspectCommand,
     LoadError,
     QueueFullError,
-    SubmitCommand,
 )
 from outpace.api.output import Event
 from outpace.constraint.pattern import TooLargeError
@@ -43,7 +43,7 @@ def test_commands_arrive_in_order(
     ours, theirs = pair
     connection = EngineConnection(theirs)
     commands = [
-        SubmitCommand(1, "x", [1, 2], True, False, {"seed": 3}),
+        submit(1, seed=3, regex="a+"),
         CancelCommand(1, "x"),
         InspectCommand(),
     ]

@@ -11,7 +11,7 @@ from functools import partial
 from itertools import count
 from typing import Any, NamedTuple, Protocol, Unpack
 
-from outpace.api.options import Options, RequestOptions, option_names
+from outpace.api.options import Options, RequestOptions
 from outpace.api.output import Event, Output
 from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
 from outpace.api.text import Prompt, TextCodec
@@ -38,18 +38,22 @@ class SubmitCommand(NamedTuple):
     Attributes:
         number: Number of the request.
         model: Name of the model.
-        prompt: Token ids, or None for an infill template without a prompt.
+        prompt: Token ids; empty for an infill template without a prompt.
+        format: Format of the answer.
+        options: Options of the request.
         streams: Whether to send events before the last one.
         watched: Whether to send an event with the canvas after every forward.
-        options: Options of the request by name.
+        limit: Maximum number of tokens of an answer without `max_tokens`.
     """
 
     number: int
     model: str
-    prompt: list[int] | None
+    prompt: list[int]
+    format: AnswerFormat
+    options: RequestOptions
     streams: bool
     watched: bool
-    options: dict[str, Any]
+    limit: int | None
 
 
 class CancelCommand(NamedTuple):
@@ -238,17 +242,13 @@ class ModelClient:
         self.client.requests[request.number] = request
         self.requests.add(request)
         try:
-            ids = None
-            if prompt is not None:
-                encode = partial(self.encode_request, prompt, options)
-                found = await request.loop.run_in_executor(self.tokenizer_executor, encode)
-                ids, request.format = found
-                request.prompt = ids
-            arguments = {"limit": limit, **options}
+            read = partial(self.read_request, prompt, options)
+            found = await request.loop.run_in_executor(self.tokenizer_executor, read)
+            request.prompt, request.format, _ = found
             # After the request is registered, so that `fail_requests` includes it.
             self.client.check_alive()
             self.client.send_command(
-                SubmitCommand(request.number, self.name, ids, streams, watched, arguments)
+                SubmitCommand(request.number, self.name, *found, streams, watched, limit)
             )
             await request.wait_until_admitted()
         except BaseException:
@@ -256,23 +256,12 @@ class ModelClient:
             raise
         return request
 
-    def encode_request(
-        self, prompt: Prompt, options: Mapping[str, Any]
-    ) -> tuple[list[int], AnswerFormat]:
-        """Return the token ids of a prompt, and the format of its answer."""
-        names = option_names("prompt") + option_names("calls") + option_names("rule")
-        request = RequestOptions.of({name: options[name] for name in names if name in options})
-        raw, tools = request.raw, request.tool_use
-        ids = self.text.encode(
-            prompt,
-            raw=raw,
-            template=request.template,
-            tools=tools,
-            effort=request.reasoning_effort,
-            suffix=request.suffix,
-        )
-        is_raw = raw or request.suffix is not None or options.get("cloze") is not None
-        return ids, self.text.find_answer_format(ids, tools, raw=is_raw)
+    def read_request(
+        self, prompt: Prompt | None, options: Mapping[str, Any]
+    ) -> tuple[list[int], AnswerFormat, RequestOptions]:
+        """Return the token ids of a prompt, the format of its answer, and the checked options."""
+        checked = RequestOptions.of(options)
+        return *self.text.encode_request(prompt, checked), checked
 
     def check_accepting(self) -> None:
         """Raise `DrainingError` or `QueueFullError` if no request is accepted now."""

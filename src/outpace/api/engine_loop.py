@@ -28,7 +28,7 @@ from outpace.api.engine_client import (
     RemoveCommand,
     SubmitCommand,
 )
-from outpace.api.llm import LLM
+from outpace.api.llm import LLM, prepare_answer
 from outpace.api.output import Event
 from outpace.api.pending_answer import PendingAnswer
 from outpace.constraint.compiler import NotCompiledError
@@ -427,7 +427,8 @@ class EngineLoop:
             return
         if (model := self.models.get(submit.model)) is None:
             return  # the model was removed, and its requests have ended
-        prepare = partial(model.llm.prepare, submit.prompt, **submit.options)
+        request = submit.prompt, submit.format, submit.options
+        prepare = partial(prepare_answer, model.llm, *request, limit=submit.limit)
         try:
             answer = prepare(wait=False) if future is None else future.result()
             model.driver.submit(answer.job)

@@ -63,7 +63,7 @@ class InfillLayout:
         cls,
         cloze: InfillParts,
         text: TextCodec,
-        prompt: Sequence[int] | None,
+        prompt: Sequence[int],
         ends: frozenset[int],
     ) -> InfillLayout:
         """Lay out a template after a prompt, or after the default start of a sequence.
@@ -71,7 +71,7 @@ class InfillLayout:
         Args:
             cloze: Text and holes.
             text: Tokenizer of the model.
-            prompt: Token ids of the prompt, or None.
+            prompt: Token ids of the prompt; empty if there is none.
             ends: Token ids that pad a hole.
 
         Raises:
@@ -86,7 +86,7 @@ class InfillLayout:
             else (part, text.encode_plain(validate_text("cloze", part)))
             for part in check_template(cloze)
         ]
-        front = text.encode_plain("", begin=True) if prompt is None else list(prompt)
+        front = list(prompt) or text.encode_plain("", begin=True)
         first = parts[0]
         lead = [] if isinstance(first, Hole) else first[1]
         if not front + lead:

@@ -21,6 +21,7 @@ from outpace.api.infill import InfillLayout
 from outpace.api.loading import resolve_types
 from outpace.api.options import REQUEST_OPTIONS, Options, RequestOptions, offset_seed, option_names
 from outpace.api.output import Output
+from outpace.api.parts import AnswerFormat
 from outpace.api.pending_answer import PendingAnswer, Stream
 from outpace.api.text import Prompt, TextCodec, list_prompts
 from outpace.checkpoints.adapter import model_title
@@ -435,19 +436,17 @@ class LLM:
         prompt: Prompt | None,
         *,
         streams: bool = False,
-        wait: bool = True,
         requests: int = ASSUMED_CONCURRENCY,
-        limit: int | None = None,
         **options: Unpack[Options],
     ) -> PendingAnswer:
         """Prepare a request; its `job` can be submitted to `driver`.
 
-        `streams` collects pieces of text. Without `max_tokens`, the answer has at most `limit`
-        tokens and this many `requests` share the cache. Without `wait`, an uncompiled constraint or
-        a model that is not loaded raises `NotCompiledError`. Raises `ValueError` for invalid input.
+        `streams` collects pieces of text. Without `max_tokens`, this many `requests` share the
+        cache. Raises `ValueError` for invalid input.
         """
         checked = RequestOptions.of(options)
-        return prepare_answer(self, prompt, checked, streams, wait, requests, limit)
+        ids, form = self.text.encode_request(prompt, checked)
+        return prepare_answer(self, ids, form, checked, streams=streams, requests=requests)
 
     def submit(
         self,
@@ -572,26 +571,27 @@ MAX_ANSWERS = 2**16
 
 def prepare_answer(
     llm: LLM,
-    prompt: Prompt | None,
+    ids: list[int],
+    form: AnswerFormat,
     options: RequestOptions,
-    streams: bool,
-    wait: bool,
-    requests: int,
-    limit: int | None,
+    *,
+    streams: bool = False,
+    wait: bool = True,
+    requests: int = ASSUMED_CONCURRENCY,
+    limit: int | None = None,
 ) -> PendingAnswer:
-    """Create the answer and the job of a request; see `LLM.prepare`."""
+    """Create the answer and the job of a request; raise `NotCompiledError` instead of waiting."""
     check_reasoning_limit(options, llm.text)
     check_prompt_logprobs(options, llm.name, llm.config.kind)
     method = llm.methods.select_method(options.method)
-    ids, layout = encode_prompt(llm, prompt, options, method)
+    layout = lay_out_template(llm, ids, options, method)
+    ids = ids if layout is None else layout.prompt
     pairing = llm.pair(method, options.adapter, wait=wait)
     method = method.fit_target(pairing.target)
     choose_max_tokens = max_tokens_chooser(llm, options, method, pairing, requests, limit)
     if options.suffix is not None and llm.text.middle_tokens is None:
         layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)
     max_tokens = choose_max_tokens(len(ids)) if layout is None else layout.size
-    is_raw = options.raw or layout is not None or options.suffix is not None
-    form = llm.text.find_answer_format(ids, options.tool_use, raw=is_raw)
     padding = frozenset[int]() if layout is None else layout.ends
     detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, form, padding)
     answer = PendingAnswer(detokenizer, streams, layout)
@@ -631,26 +631,16 @@ def prepare_answer(
     return answer
 
 
-def encode_prompt(
-    llm: LLM, prompt: Prompt | None, options: RequestOptions, method: Method
-) -> tuple[list[int], InfillLayout | None]:
-    """Return the token ids before the first decoded slot, and the layout of an infill template."""
-    encode = partial(
-        llm.text.encode,
-        raw=options.raw,
-        template=options.template,
-        tools=options.tool_use,
-        effort=options.reasoning_effort,
-        suffix=options.suffix,
-    )
+def lay_out_template(
+    llm: LLM, prompt: list[int], options: RequestOptions, method: Method
+) -> InfillLayout | None:
+    """Return the layout of an infill template, or None; the method must support it or a suffix."""
     if options.suffix is not None:
         check_suffix(options, method, llm.text)
     if options.cloze is None:
-        return encode(prompt), None
+        return None
     check_can_infill(method)
-    prefix = None if prompt is None else encode(prompt)
-    layout = InfillLayout.of(options.cloze, llm.text, prefix, llm.eos)
-    return layout.prompt, layout
+    return InfillLayout.of(options.cloze, llm.text, prompt, llm.eos)
 
 
 def max_tokens_chooser(

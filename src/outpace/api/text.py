@@ -14,6 +14,7 @@ from transformers.tokenization_utils_base import PreTrainedTokenizerBase as Toke
 
 from outpace.api.chat_template import ChatTemplate, Message
 from outpace.api.codec import SharedTokenizer, validate_text
+from outpace.api.options import RequestOptions
 from outpace.api.parts import PLAIN_FORMAT, AnswerFormat
 from outpace.api.tools import ToolUse, link_calls
 from outpace.constraint.calls import CallFormat
@@ -344,20 +345,34 @@ class TextCodec:
         """Format in which the model thinks, or None."""
         return None if self.chat_template is None else self.chat_template.thought_format
 
-    def find_answer_format(
-        self, prompt: Sequence[int], tools: ToolUse | None, *, raw: bool
-    ) -> AnswerFormat:
-        """Return the format of the answer to a prompt, which is text only if it is `raw`."""
-        if raw:
-            return PLAIN_FORMAT
+    def encode_request(
+        self, prompt: Prompt | None, options: RequestOptions
+    ) -> tuple[list[int], AnswerFormat]:
+        """Return the token ids of a prompt, and the format of the answer to it.
+
+        An infill template may have no prompt.
+        """
+        tools = options.tool_use
+        if prompt is None and options.cloze is not None:
+            return [], PLAIN_FORMAT
+        ids = self.encode(
+            prompt,
+            raw=options.raw,
+            template=options.template,
+            tools=tools,
+            effort=options.reasoning_effort,
+            suffix=options.suffix,
+        )
+        if options.raw or options.suffix is not None or options.cloze is not None:
+            return ids, PLAIN_FORMAT
         thoughts = self.thought_format
         if thoughts is not None:
-            tail = self.decode(prompt[-MAX_MARK_TOKENS:], special=True)
+            tail = self.decode(ids[-MAX_MARK_TOKENS:], special=True)
             thoughts = thoughts.after_prompt(tail)
         calls = None if tools is None else tools.call_format(self.call_format)
         if thoughts is not None and calls is not None:
             thoughts = thoughts.without_preface(calls.preface)
-        return AnswerFormat(thoughts, calls)
+        return ids, AnswerFormat(thoughts, calls)
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
         """Decode token ids, without special tokens unless `special`.

@@ -64,7 +64,6 @@ class RequestHandler:
         self.model = service.find_model(request.model)
         self.extension = request.extension
         self.constraint = request.constraint
-        self.tools = request.build_tool_options() if isinstance(request, ChatRequest) else {}
         choice = self.model.find_method_choice(self.extension.method)
         public_method, self.method = choice.create(self.extension.options or {})
         check_supported_fields(request, public_method)
@@ -101,11 +100,10 @@ class RequestHandler:
         """Options shared by all choices, as the model accepts them."""
         request, options = self.request, self.request.options
         options |= {"method": self.method, "adapter": self.model.adapter}
-        options |= {"streams": request.stream, "watched": request.extension.provisional}
-        options |= self.tools
         if self.constraint is not None:
             options[self.constraint.option] = self.constraint.value
         if isinstance(request, ChatRequest):
+            options |= request.tool_options
             if request.max_completion_tokens is not None:
                 options["max_tokens"] = request.max_completion_tokens
             options["top_logprobs"] = request.top_logprobs
@@ -114,7 +112,7 @@ class RequestHandler:
             options |= {"logprobs": request.logprobs is not None, "top_logprobs": request.logprobs}
             if request.echoes_scores:
                 options["prompt_logprobs"] = request.logprobs
-        limit = options["limit"] = self.model.entry.max_tokens
+        limit = self.model.entry.max_tokens
         for option in LENGTH_OPTIONS:
             if limit is not None and options.get(option, 0) > limit:
                 name = self.field_of_option(option)
@@ -133,13 +131,19 @@ class RequestHandler:
         result = "error"
         try:
             per_prompt = len(self.seeds) // len(self.prompts)
-            submit = partial(self.model.engine.submit, **options)
+            submit = partial(
+                self.model.engine.submit,
+                streams=bool(self.request.stream),
+                watched=bool(self.extension.provisional),
+                limit=self.model.entry.max_tokens,
+                **options,
+            )
             submits = [
                 partial(submit, prompt, cloze=cloze, seed=seed)
                 for number, (prompt, cloze) in enumerate(self.prompts)
                 for seed in self.seeds[number * per_prompt :][:per_prompt]
             ]
-            compiles = self.constraint or self.extension.fill or self.tools or "suffix" in options
+            compiles = self.constraint or self.extension.fill or {"tools", "suffix"} & {*options}
             group_size = CONSTRAINED_BATCH if compiles else len(submits)
             with self.convert_errors():
                 for begin in range(0, len(submits), group_size):

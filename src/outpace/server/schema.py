@@ -25,9 +25,8 @@ from outpace.api.options import (
     MAX_TOP_LOGPROBS,
     REQUEST_OPTIONS,
     DeclaredOption,
-    option_names,
 )
-from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS, link_calls, read_tool_use
+from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
 from outpace.constraint.pattern import MAX_PATTERN_LENGTH
 from outpace.constraint.schema import MAX_SCHEMA_DEPTH
 from outpace.errors import OptionError
@@ -499,27 +498,16 @@ class ChatRequest(BaseRequest):
         return self
 
     @model_validator(mode="after")
-    def check_tools(self) -> Self:
-        """Check the tools, the choice among them, and calls and results in the conversation."""
+    def check_messages(self) -> Self:
+        """Check the fields of messages."""
         for number, message in enumerate(self.messages):
             message.check_fields(f"messages.{number}")
-        try:
-            link_calls([message.template_message() for message in self.messages])
-            self.build_tool_options()
-        except OptionError as error:
-            raise dotted_error(error) from None
         return self
 
-    def build_tool_options(self) -> dict[str, Any]:
-        """Return options of the library for tools; empty if the answer calls none."""
-        tools = [tool.model_dump() for tool in self.tools or ()]
-        choice: Any = self.tool_choice
-        if isinstance(choice, NamedChoice):
-            choice = choice.model_dump()
-        parallel = self.parallel_tool_calls
-        if read_tool_use(tools, choice, parallel) is None:
-            return {}
-        return dict(zip(option_names("calls"), (tools, choice, parallel), strict=True))
+    @property
+    def tool_options(self) -> dict[str, Any]:
+        """Options of the library for tools."""
+        return self.model_dump(include={"tools", "tool_choice", "parallel_tool_calls"})
 
 
 def prompt_type_tag(prompt: object) -> str | None:

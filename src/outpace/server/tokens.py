@@ -48,10 +48,10 @@ async def tokenize(service: Service, body: bytes) -> dict[str, Any]:
     if len(handler.prompts) > 1:
         raise HttpError(400, "prompt: must be one prompt here", param="prompt")
     engine = handler.model.engine
-    encode = partial(engine.encode_request, handler.prompts[0][0], handler.options)
+    read = partial(engine.read_request, handler.prompts[0][0], handler.options)
     try:
         loop = asyncio.get_running_loop()
-        tokens, _ = await loop.run_in_executor(engine.tokenizer_executor, encode)
+        tokens, *_ = await loop.run_in_executor(engine.tokenizer_executor, read)
     except ValueError as error:
         raise handler.validation_error(error) from None
     length = handler.model.config.max_length
