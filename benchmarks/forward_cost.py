@@ -88,7 +88,7 @@ def decode_seconds(llm: LLM, ids: list[int], tokens: int, profiler: profile | No
     if profiler is not None:
         profiler.start()
     began = time.perf_counter()
-    while not answer.job.is_finished:
+    while not answer.is_finished:
         llm.driver.step()
     seconds = time.perf_counter() - began
     if profiler is not None:

@@ -70,7 +70,7 @@ def after_prompt(llm: LLM, method: Method, ids: list[int], tokens: int) -> Timin
     answer = llm.submit(ids, method=method, max_tokens=tokens)
     llm.driver.step()
     wall, cpu = time.perf_counter(), time.process_time()
-    while not answer.job.is_finished:
+    while not answer.is_finished:
         llm.driver.step()
     return Timing(time.process_time() - cpu, time.perf_counter() - wall)
 

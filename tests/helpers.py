@@ -355,7 +355,7 @@ def tokens(job: Job) -> list[int]:
     """Output of a request; raises what its method raised."""
     if job.error is not None:
         raise job.error
-    return job.request.tokens
+    return job.tokens
 
 
 def pages_in_use(engine: Engine) -> int:
@@ -405,9 +405,9 @@ def enter(
     kinds = {role: (each.name, each.config.kind) for role, each in runners.items()}
     check_kinds(type(method.method if isinstance(method, Recorded) else method), kinds)
     pairing = Pairing.from_runners(runners)
-    return engine.enqueue(
-        engine.make_job(method, pairing.make_request(prompt, **options), pairing, listener)
-    )
+    options.setdefault("eos", frozenset(runners["target"].config.eos))
+    job = Job(method=method, pairing=pairing, prompt=list(prompt), listener=listener, **options)
+    return engine.enqueue(engine.prepare_job(job))
 
 
 def feeds(

@@ -81,7 +81,7 @@ def test_odd_options_are_refused_or_answered(llm: LLM, option: str, entry: str) 
         elif entry == "stream":
             list(llm.stream([1, 2], **options))
         elif entry == "submit":
-            llm.driver.cancel(llm.submit([1, 2], **options).job)
+            llm.driver.cancel(llm.submit([1, 2], **options))
         else:
             llm.generate([1, 2], **options)
 

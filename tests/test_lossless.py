@@ -106,11 +106,11 @@ def count_pairs(engine: Engine, method: Method, sampling: Sampling, samples: int
         for index in range(SEQUENCES)
     ]
     finish(engine)
-    rounds = sum(step.model == "target" for job in jobs for step in job.request.trace)
+    rounds = sum(step.model == "target" for job in jobs for step in job.trace)
     assert 1.05 < samples / rounds < 3.5  # many drafts are kept, and many are not
     counts = torch.zeros(VOCAB, VOCAB)
     for job in jobs:
-        ids = torch.tensor([job.request.prompt[-1], *tokens(job)])
+        ids = torch.tensor([job.prompt[-1], *tokens(job)])
         counts.index_put_((ids[:-1], ids[1:]), torch.ones(len(ids) - 1), accumulate=True)
     return counts.double()
 

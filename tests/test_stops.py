@@ -54,12 +54,12 @@ def cut(free: Job, stop_ids: frozenset[int], least: int = 0) -> tuple[list[int],
     for place, token in enumerate(output):
         if place >= least and token in stop_ids:
             return output[:place], "stop"
-    return output, free.request.finish_reason
+    return output, free.finish_reason
 
 
 def found(job: Job) -> tuple[list[int], str | None]:
     """Tokens of a request, and why it ended."""
-    return tokens(job), job.request.finish_reason
+    return tokens(job), job.finish_reason
 
 
 @pytest.mark.parametrize("temperature", [0.0, pytest.param(0.8, marks=pytest.mark.nightly)])

@@ -265,8 +265,8 @@ Result = tuple[list[int], str | None, list[Step]]
 
 def result(job: Job) -> Result:
     """Return tokens, finish reason and trace, without times."""
-    steps = [replace(step, seconds=0.0) for step in job.request.trace]
-    return tokens(job), job.request.finish_reason, steps
+    steps = [replace(step, seconds=0.0) for step in job.trace]
+    return tokens(job), job.finish_reason, steps
 
 
 @cache

@@ -26,6 +26,7 @@ from gpu_parts.device import Found, Setup, Where, clear, shrunk, timed
 from gpu_parts.shapes import IDS, TARGETS
 from harness import Budget, Row
 from outpace.engine.engine import Engine
+from outpace.engine.job import Job
 from outpace.engine.pairing import Pairing
 from outpace.methods import Autoregressive
 
@@ -60,15 +61,11 @@ def with_outpace(where: Where, sizes: Answers) -> Run:
 
     def run(prompts: list[list[int]]) -> None:
         jobs = [
-            engine.make_job(
-                Autoregressive(),
-                pairing.make_request(ids, max_tokens=sizes.tokens, eos=frozenset()),
-                pairing,
-            )
+            Job(method=Autoregressive(), pairing=pairing, prompt=ids, max_tokens=sizes.tokens)
             for ids in prompts
         ]
         for job in jobs:
-            engine.enqueue(job)
+            engine.enqueue(engine.prepare_job(job))
         while engine.step():
             pass
         assert all(job.error is None for job in jobs), jobs[0].error

@@ -164,24 +164,23 @@ def prefill(name: str, runner: Runner, sizes: Steps, card: Card) -> Row:
 def requests(engine: Engine, case: Case, pairing: Pairing, batch: int, sizes: Steps) -> list[Job]:
     """Requests that have begun."""
     jobs = [
-        engine.make_job(
-            case.method,
-            pairing.make_request(
-                prompt(sizes.prompt, IDS, seed), max_tokens=sizes.tokens, eos=frozenset()
-            ),
-            pairing,
+        Job(
+            method=case.method,
+            pairing=pairing,
+            prompt=prompt(sizes.prompt, IDS, seed),
+            max_tokens=sizes.tokens,
         )
         for seed in range(batch)
     ]
     for job in jobs:
-        engine.enqueue(job)
+        engine.enqueue(engine.prepare_job(job))
     advance(engine, jobs, WARM)
     return jobs
 
 
 def forwards(job: Job, begin: int = 0) -> int:
     """Forwards of the target in the trace of a request, from an entry on."""
-    return sum(step.model == "target" for step in job.request.trace[begin:])
+    return sum(step.model == "target" for step in job.trace[begin:])
 
 
 def advance(
@@ -189,7 +188,7 @@ def advance(
 ) -> tuple[int, float]:
     """Let requests go on by so many cycles, or seconds; forwards of the target, and seconds."""
     before, first = sum(map(forwards, jobs)), jobs[0]
-    begin = len(first.request.trace)
+    begin = len(first.trace)
     wait()
     began = time.perf_counter()
     # They take turns, so one tells of all.

@@ -111,7 +111,7 @@ def stray(stream: Stream, rng: Random) -> None:
         case 0:
             stream.close()
         case 1:
-            stream.driver.cancel(stream.answer.job)
+            stream.driver.cancel(stream.answer)
         case 2:
             ring: list[Any] = [stream]
             ring.append(ring)
@@ -228,7 +228,7 @@ def test_a_method_that_waits_for_other_answers_is_told_so(folders: dict[str, str
         beside = llm.submit([4, 5], method=Autoregressive(), max_tokens=12)
         with pytest.raises(DecodingError, match="wait"):
             llm.generate([1, 2, 3], method=Own(does=does), max_tokens=9)
-        while not beside.job.is_finished:
+        while not beside.is_finished:
             llm.driver.step()
         assert beside.build_output().ids == expected
         gc.collect()
@@ -272,7 +272,7 @@ def test_ctrl_c_behind_a_step_leaves_the_driver_free(folders: dict[str, str]) ->
     assert llm.driver.driving_thread is None
 
     def wait() -> list[int]:
-        while not answer.job.is_finished:
+        while not answer.is_finished:
             llm.driver.step()
         return answer.build_output().ids
 

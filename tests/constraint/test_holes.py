@@ -36,6 +36,7 @@ from outpace.decoding import Request, Sampling
 from outpace.decoding.processor import BANNED_LOGIT
 from outpace.decoding.sampling import Joint, JointRows, Sample
 from outpace.engine.engine import Engine
+from outpace.engine.job import Job
 from outpace.engine.pairing import Pairing
 from outpace.methods import (
     D2F,
@@ -351,23 +352,24 @@ def test_every_choice_of_a_method(method: Method, temperature: float) -> None:
                 both=not method.is_sequential,
                 pattern=pattern,
             )
-            request = pairing.make_request(
-                [seed % 6, 1, 2],
+            job = Job(
+                method=method,
+                pairing=pairing,
+                prompt=[seed % 6, 1, 2],
                 max_tokens=6,
                 sampling=Sampling(temperature=temperature, seed=seed),
                 eos=frozenset({EOS}),
                 processors=(watching,),
                 constraint=watching,
             )
-            job = engine.enqueue(engine.make_job(method, request, pairing))
-            jobs.append((pattern, watching, job))
+            jobs.append((pattern, watching, engine.enqueue(engine.prepare_job(job))))
     finish(engine)
     for pattern, _, job in jobs:
         if job.error is not None:
             raise job.error
-        ended = (*job.request.tokens, EOS)[:6]
+        ended = (*job.tokens, EOS)[:6]
         assert any(ended == whole[: len(ended)] for whole in contents("answer", pattern, 6))
-        assert job.request.finish_reason == "stop" or isinstance(method, D2F)
+        assert job.finish_reason == "stop" or isinstance(method, D2F)
     joint = sum(max(watching.num_choices, default=0) > 1 for _, watching, _ in jobs)
     assert joint > 2 or 1 in (getattr(method, name, 0) for name in ("block", "tokens"))
 
@@ -395,8 +397,10 @@ def test_every_method_keeps_the_text_and_fills_each_hole(
             for each, (begin, size) in zip(chosen, HOLES.items(), strict=True)
         ]
         made = InfillConstraint(holes, GIVEN)
-        request = pairing.make_request(
-            [seed % 6, 1, 2],
+        job = Job(
+            method=method,
+            pairing=pairing,
+            prompt=[seed % 6, 1, 2],
             max_tokens=14,
             sampling=Sampling(temperature=temperature, seed=seed),
             eos=frozenset(),
@@ -404,20 +408,20 @@ def test_every_method_keeps_the_text_and_fills_each_hole(
             processors=(made,),
             constraint=made,
             fixed_tokens=GIVEN,
+            is_infill=True,
         )
-        jobs.append((chosen, engine.enqueue(engine.make_job(method, request, pairing))))
+        jobs.append((chosen, engine.enqueue(engine.prepare_job(job))))
     finish(engine)
     for chosen, job in jobs:
         if job.error is not None:
             raise job.error
-        request = job.request
-        assert len(request) == 17 and request.finish_reason == "stop"
-        assert {slot: request.ids[slot] for slot in GIVEN} == GIVEN
+        assert len(job) == 17 and job.finish_reason == "stop"
+        assert {slot: job.ids[slot] for slot in GIVEN} == GIVEN
         for each, (begin, size) in zip(chosen, HOLES.items(), strict=True):
-            assert tuple(request.ids[begin : begin + size]) in contents(*each, size)
-        filled = {slot for step in request.trace for run in step.holes for slot in run}
-        assert filled.isdisjoint(GIVEN) and request.trace[0].holes
-        assert len(request.scores) == (14 if request.logprobs else 0)
+            assert tuple(job.ids[begin : begin + size]) in contents(*each, size)
+        filled = {slot for step in job.trace for run in step.holes for slot in run}
+        assert filled.isdisjoint(GIVEN) and job.trace[0].holes
+        assert len(job.scores) == (14 if job.logprobs else 0)
 
 
 def test_tokens_outside_the_template_are_not_committed() -> None:

@@ -218,7 +218,7 @@ def test_lookup_shares_answers_of_one_adapter_only(folders: Path) -> None:
 def test_controllers_of_draft_lengths_are_those_of_an_adapter(folders: Path) -> None:
     llm = adapted(folders, pace="auto")
     paces = {
-        name: llm.prepare(PROMPTS[0], method=Lookup(), adapter=name).job.request.pace
+        name: llm.prepare(PROMPTS[0], method=Lookup(), adapter=name).pace
         for name in (None, "a1", "a2")
     }
     assert len({id(pace) for pace in paces.values()}) == 3 and None not in paces.values()

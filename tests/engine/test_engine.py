@@ -78,7 +78,7 @@ def test_listener_is_called_for_tokens_and_the_end() -> None:
         engine, lambda seq: heard.append((len(seq.tokens), seq.finish_reason))
     )
     finish(engine)
-    kept = [step.kept for step in job.request.trace if step.kept]
+    kept = [step.kept for step in job.trace if step.kept]
     assert [count for count, _ in heard] == [sum(kept[: i + 1]) for i in range(len(kept))]
     assert [reason for _, reason in heard] == [None] * (len(kept) - 1) + ["length"]
 
@@ -184,10 +184,10 @@ def test_cancelling_a_queued_request_removes_it() -> None:
     first, second = (Request(method=AR).submit(engine) for _ in range(2))
     engine.step()
     engine.cancel(second)
-    assert second.request.finish_reason == "cancelled"
+    assert second.finish_reason == "cancelled"
     assert not Stats.from_engine(engine).waiting
     finish(engine)
-    assert result(first) == alone(Request(method=AR)) and second.request.trace == []
+    assert result(first) == alone(Request(method=AR)) and second.trace == []
 
 
 @pytest.mark.parametrize("method", [AR, LTR, VERIFIED], ids=lambda m: type(m).__name__)
@@ -201,7 +201,7 @@ def test_cancelling_a_running_request_frees_its_pages_at_once(method: Method, tu
         engine.step()
     engine.cancel(job)
     assert pages_in_use(engine) == 0
-    assert (job.request.finish_reason, heard[-1]) == ("cancelled", "cancelled")
+    assert (job.finish_reason, heard[-1]) == ("cancelled", "cancelled")
     other = Request(method=AR)
     assert serve(engine, [other]) == [alone(other)]
 
@@ -223,7 +223,7 @@ def test_cancelling_from_the_listener_keeps_tokens() -> None:
 
     job = Request(method=AR).submit(engine, stop)
     finish(engine)
-    assert (len(job.request.tokens), job.request.finish_reason) == (4, "cancelled")
+    assert (len(job.tokens), job.finish_reason) == (4, "cancelled")
     assert pages_in_use(engine) == 0
 
 
@@ -238,7 +238,7 @@ def test_one_listener_may_cancel_another_request() -> None:
     jobs.append(Request(method=AR).submit(engine))
     finish(engine)
     assert result(jobs[0]) == alone(Request(method=AR))
-    assert jobs[1].request.finish_reason == "cancelled"
+    assert jobs[1].finish_reason == "cancelled"
     assert is_idle(engine)
 
 
@@ -253,7 +253,7 @@ def fails_alone(method: Method) -> DecodingError:
     finish(engine)
     assert result(jobs[0]) == result(jobs[2]) == alone(neighbour)
     assert isinstance(jobs[1].error, DecodingError)
-    assert jobs[1].request.finish_reason is None and jobs[1].has_ended
+    assert jobs[1].finish_reason is None and jobs[1].has_ended
     assert is_idle(engine)
     return jobs[1].error
 

@@ -33,15 +33,14 @@ def count(frame, event, argument):
 
 llm = LLM("tiny-ar", method=Autoregressive())
 answer = llm.submit("Count from 10 by 5 up to 99.", max_tokens=40, temperature=0.0)
-request = answer.job.request
-while len(request.tokens) < 8:
+while len(answer.tokens) < 8:
     llm.driver.step()
-before = len(request.tokens)
+before = len(answer.tokens)
 sys.setprofile(count)
-while len(request.tokens) < before + {TOKENS}:
+while len(answer.tokens) < before + {TOKENS}:
     llm.driver.step()
 sys.setprofile(None)
-assert len(request.tokens) == before + {TOKENS} and not answer.job.has_ended
+assert len(answer.tokens) == before + {TOKENS} and not answer.has_ended
 print(len(calls) / {TOKENS}, len(set(calls)))
 """
 

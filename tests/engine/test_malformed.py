@@ -217,7 +217,7 @@ def test_nan_logits_end_their_request_alone(value: float, max_rows: int) -> None
         engine = poisoned(value)
         job = ask(engine, prompt, seed=seed)
         finish(engine)
-        expected.append(job.request.tokens)
+        expected.append(job.tokens)
     engine = poisoned(value)
     engine.max_rows = max_rows
     for _ in range(3):
@@ -228,7 +228,7 @@ def test_nan_logits_end_their_request_alone(value: float, max_rows: int) -> None
             engine.step()
         finish(engine)
         assert all("finite" in str(job.error) for job in bad)
-        assert [job.request.tokens for job in jobs] == expected
+        assert [job.tokens for job in jobs] == expected
         assert not any(job.error for job in jobs)
         assert pages_in_use(engine) == 0
     assert runner(engine, "causal").cache.memories[0].isfinite().all()
@@ -250,6 +250,6 @@ def test_nan_pages_do_not_affect_other_requests() -> None:
     assert "finite" in str(jobs[2].error)
     for job in jobs[:2]:
         plain = poisoned(float("nan"))
-        again = ask(plain, job.request.prompt, count=job.request.max_tokens)
+        again = ask(plain, job.prompt, count=job.max_tokens)
         finish(plain)
-        assert job.error is None and job.request.tokens == again.request.tokens
+        assert job.error is None and job.tokens == again.tokens

@@ -172,7 +172,7 @@ def of_slots(model: str, slots: int, method: Method | None = None, **options: An
 
 def default(llm: LLM, prompt: int = 24, **options: Any) -> int:
     """Return the `max_tokens` of a request that sets none."""
-    return llm.prepare([1] * prompt, **options).job.request.max_tokens
+    return llm.prepare([1] * prompt, **options).max_tokens
 
 
 def test_default_answers_share_the_cache(long: dict[str, str]) -> None:

@@ -245,7 +245,7 @@ def test_a_block_longer_than_a_page_is_found_by_all_of_it(share: bool) -> None:
         target = {"target": runner(engine, "wide")}
         job = enter(engine, BlockDiffusion(threshold=0.3), prompt, runners=target, max_tokens=12)
         finish(engine)
-        return tokens(job), job.request.trace[0].rows
+        return tokens(job), job.trace[0].rows
 
     def fresh(*, on: bool) -> Engine:
         engine = engine_of(*models.items())

@@ -222,7 +222,7 @@ def test_a_pass_that_fails_in_the_middle_runs_again(
         except KeyboardInterrupt:
             continue
     assert calls >= call
-    found = [job.request.tokens for job in jobs if job.error is None]
+    found = [job.tokens for job in jobs if job.error is None]
     assert found == [text for job, text in zip(jobs, wanted, strict=True) if job.error is None]
     # A pass of one request that fails ends it.
     assert len(found) >= (2 if error is RuntimeError else 3)

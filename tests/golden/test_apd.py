@@ -243,7 +243,7 @@ def replay(engine: Engine, case: dict[str, Any], *, windowed: bool = True) -> tu
 def kept_by_iteration(job: Job) -> list[int]:
     """Tokens committed in each iteration, as the engine's trace has it."""
     kept: list[int] = []
-    for step in job.request.trace:
+    for step in job.trace:
         if step.model == "target":
             kept.append(0)
         kept[-1] += step.kept
@@ -264,13 +264,11 @@ def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> N
         # The official loop looks for end-of-sequence in the whole canvas, finds it in the prompt
         # and stops after one iteration. A prompt does not end an answer of ours: it goes on.
         assert len(ours) > case["num_forward_evals"] == 1
-        assert job.request.tokens[0] == expected_tokens(case)[0]
+        assert job.tokens[0] == expected_tokens(case)[0]
         ours = ours[:1]
     else:
-        assert job.request.tokens == expected_tokens(case)
-        assert (
-            sum(step.model == "target" for step in job.request.trace) == case["num_forward_evals"]
-        )
+        assert job.tokens == expected_tokens(case)
+        assert sum(step.model == "target" for step in job.trace) == case["num_forward_evals"]
     assert [turn.left for turn in ours] == official["left"]
     assert [turn.right for turn in ours] == official["right"]
     assert [turn.proposals for turn in ours] == official["x0"]
@@ -283,7 +281,7 @@ def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> N
         *kept, last = accepted(case)
         ended = len(expected_tokens(case)) - sum(kept)
         assert kept_by_iteration(job) == [*kept, ended]
-        assert ended == last or job.request.finish_reason == "stop"
+        assert ended == last or job.finish_reason == "stop"
     if "masked_logits" in case:
         for index, turn in enumerate(recorded.iterations):
             expected = EXPECTED[f"{case['id']}_iter{index}_masked_logits"].clone()
@@ -306,8 +304,8 @@ GREEDY = [
 def test_window_matters(engine: Engine, case: dict[str, Any]) -> None:
     job, _ = replay(engine, case, windowed=False)
     assert len(WITHOUT_WINDOW) == 7
-    assert job.request.tokens == expected_tokens(case, "output_ids_without_W")
-    assert job.request.tokens != expected_tokens(case)
+    assert job.tokens == expected_tokens(case, "output_ids_without_W")
+    assert job.tokens != expected_tokens(case)
 
 
 def test_greedy_cases_as_a_user_runs_them_all_in_one_batch(engine: Engine) -> None:
@@ -317,9 +315,7 @@ def test_greedy_cases_as_a_user_runs_them_all_in_one_batch(engine: Engine) -> No
     for job, case in zip(jobs, GREEDY, strict=True):
         assert tokens(job) == expected_tokens(case), case["id"]
         windows = [
-            (step.start, step.start + step.rows)
-            for step in job.request.trace
-            if step.model == "target"
+            (step.start, step.start + step.rows) for step in job.trace if step.model == "target"
         ]
         assert windows == list(zip(case["trace"]["left"], case["trace"]["right"], strict=True))
 

@@ -129,7 +129,7 @@ def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> N
     finish(engine)
     assert tokens(job) == text(case)
     steps, asked = case["steps"], recorded.forwards
-    assert len(asked) == len(job.request.trace) == len(steps) == case["n_forward"]
+    assert len(asked) == len(job.trace) == len(steps) == case["n_forward"]
     assert accepted(recorded) == [step["accepted"] for step in steps]
     assert states(case, recorded) == [step["states"] for step in steps]
     prompt, block = len(case["prompt_ids"]), case["params"]["block_size"]
@@ -183,11 +183,11 @@ def test_cases_all_in_one_batch(engine: Engine, canvas: bool) -> None:
     finish(engine)
     for job, case in zip(jobs, CASES, strict=True):
         output, expected = tokens(job), text(case)
-        if canvas or job.request.finish_reason == "stop":
+        if canvas or job.finish_reason == "stop":
             assert output == expected, case["id"]
         else:
             assert len(output) == case["params"]["max_new_tokens"]
             assert output[: len(expected)] == expected
-        forwards = len(job.request.trace)
+        forwards = len(job.trace)
         if canvas or len(output) == len(expected):
             assert forwards <= case["n_forward"] and (not canvas or forwards == case["n_forward"])

@@ -62,13 +62,13 @@ def test_greedy_decode(pair: str, case: Case) -> None:
     )
     finish(engine)
     expected = case["output_ids"][len(case["prompt"]) :]
-    stopped = expected[-1] in job.request.eos
+    stopped = expected[-1] in job.eos
     assert tokens(job) == expected[: len(expected) - stopped]
-    first, *kept = [step.kept for step in job.request.trace if step.model == "target"]
+    first, *kept = [step.kept for step in job.trace if step.model == "target"]
     lengths = clipped(case["acceptance_lengths"], len(expected) - 1)
     if stopped and lengths:
         lengths[-1] -= 1  # end-of-sequence is no output here
-    assert (first, sum(kept)) == (min(len(job.request.tokens), 1), sum(lengths))
+    assert (first, sum(kept)) == (min(len(job.tokens), 1), sum(lengths))
     # The authors draft a whole block where less is wanted; here it is shortened.
     room = [case["max_new_tokens"] - 1 - before for before in accumulate([0, *lengths[:-1]])]
     whole = sum(left >= case["block_size"] for left in room)

@@ -65,8 +65,8 @@ def with_noise(uniforms: Tensor) -> Callable[[Forward], Forward]:
 
 def canvases(method: Recorded, job: Job) -> list[list[int]]:
     """Return the inputs of all forwards with the prompt, and the final text."""
-    prompt, inputs = job.request.prompt, [list(forward.ids) for forward in method.forwards]
-    return [ids for ids in inputs if ids[: len(prompt)] == prompt] + [job.request.ids]
+    prompt, inputs = job.prompt, [list(forward.ids) for forward in method.forwards]
+    return [ids for ids in inputs if ids[: len(prompt)] == prompt] + [job.ids]
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +145,7 @@ def test_dream(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
         engine, "dream", method, case["prompt"], params["max_new_tokens"], dream_sampling(case)
     )
     finish(engine)
-    assert job.request.prompt + tokens(job) == case["output_ids"]
+    assert job.prompt + tokens(job) == case["output_ids"]
     start = case["prompt"] + [MASK] * params["max_new_tokens"]
     history = EXPECTED["dream"][f"{name}_history"].tolist()
     assert changes(canvases(method, job)) == changes([start, *history])
@@ -219,7 +219,7 @@ def test_llada(engine: Engine, case: dict[str, Any], monkeypatch: pytest.MonkeyP
     left = expected.index(MASK) if MASK in expected else len(expected)
     assert tokens(job)[:left] == expected[: min(cut, left)]
     passes = 2 if params["cfg_scale"] else 1
-    assert MASK in expected or len(job.request.trace) == passes * case["num_forwards"]
+    assert MASK in expected or len(job.trace) == passes * case["num_forwards"]
 
 
 @pytest.mark.parametrize("case", LLADA_MANY, ids=lambda case: case["id"])

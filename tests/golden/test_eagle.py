@@ -94,8 +94,8 @@ def test_greedy_decode(pair: str, case: Case) -> None:
     output = case["output_ids"][case["prompt_length"] :]
     if (eos := case["params"]["eos_token_id"]) in output:
         output = output[: output.index(eos)]
-        assert job.request.tokens == output and job.request.finish_reason == "stop"
-    assert job.request.tokens[: len(output)] == output
+        assert job.tokens == output and job.finish_reason == "stop"
+    assert job.tokens[: len(output)] == output
     checks = [forward for forward in method.forwards if forward.model == "target"][1:]
     # Where the last root ends the text, they verify a tree behind it; here it has ended.
     ended = case["trace"][-1]["accepted"][0] == eos

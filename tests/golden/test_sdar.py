@@ -140,7 +140,7 @@ def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> N
     job = submit(engine, replayed, case)
     finish(engine)
     assert tokens(job) == text(case)
-    assert len(replayed.asked) == len(case["trace"]) == len(job.request.trace)
+    assert len(replayed.asked) == len(case["trace"]) == len(job.trace)
     block, mask = case["params"]["block_length"], FILE["mask_token_id"]
     logits, fed = EXPECTED.get(f"step_logits_{case['id']}"), 0
     for number, (step, forward) in enumerate(zip(case["trace"], replayed.asked, strict=True)):
@@ -156,7 +156,7 @@ def test_case_equals_the_official_run(engine: Engine, case: dict[str, Any]) -> N
         if logits is not None:
             close(ours[:, SAID], logits[number][holes][:, SAID])
         fed = begin
-    assert list(job.request.canvas) == case["output_ids"][: len(job.request.canvas)]
+    assert list(job.canvas) == case["output_ids"][: len(job.canvas)]
 
 
 @pytest.mark.parametrize("canvas", [True, False])
@@ -176,7 +176,7 @@ def test_greedy_cases_all_in_one_batch(engine: Engine, canvas: bool) -> None:
         finish(engine)
         for job, case in zip(jobs, GREEDY, strict=True):
             assert tokens(job) == text(case), case["id"]
-            forwards = len(job.request.trace)
+            forwards = len(job.trace)
             if canvas or not stops(case):
                 assert forwards == len(case["trace"])
             assert forwards <= len(case["trace"])
@@ -187,4 +187,4 @@ def test_a_quota_beyond_the_masks_overwrites_nothing(engine: Engine) -> None:
         job = submit(engine, official(case["params"]), case)
         finish(engine)
         assert len(tokens(job)) == room(case)
-        assert job.request.ids[: case["prompt_length"]] == case["input_ids"]
+        assert job.ids[: case["prompt_length"]] == case["input_ids"]

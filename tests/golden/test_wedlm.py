@@ -144,7 +144,7 @@ def test_eager_decode_has_the_same_tokens_and_fewer_forwards(engine: Engine, cas
     job = submit(engine, case, streaming(case), max_tokens=case["params"]["max_tokens"])
     finish(engine)
     assert tokens(job) == visible(case)
-    assert len(job.request.trace) < case["n_forwards"]
+    assert len(job.trace) < case["n_forwards"]
 
 
 def test_batch_equals_each_alone(engine: Engine) -> None:
@@ -202,7 +202,7 @@ def test_block_decode_of_a_batch(engine: Engine, case: Case) -> None:
         job = submit(engine, alone, blockwise(case), eos=frozenset())
         finish(engine)
         assert tokens(job) == alone["output_ids"]
-        steps += len(job.request.trace)
+        steps += len(job.trace)
     assert steps == case["total_steps"]
 
 

@@ -264,6 +264,6 @@ def test_verified_drafts_count_for_penalties(shift: int) -> None:
             )
             finish(engine)
             texts.append(tokens(job))
-            forwards.append(len(job.request.trace))
+            forwards.append(len(job.trace))
         assert texts[0] == texts[1] and len(set(texts[0])) > 3
         assert forwards[1] == 24

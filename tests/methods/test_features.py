@@ -79,13 +79,11 @@ def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bo
     jobs = [request.submit(engine) for request in asked]
     paces = [Scripted(PLANS[plan]) for _ in jobs]
     for job, pace in zip(jobs, paces, strict=True):
-        job.request.pace = pace
+        job.pace = pace
     finish(engine)
     assert [result(job)[:2] for job in jobs] == [alone(request)[:2] for request in asked]
     lost = [slots for pace in paces for slots in pace.lost]
-    again = [
-        step for job in jobs for step in job.request.trace[1:] if step.dial == 1 and step.rows > 9
-    ]
+    again = [step for job in jobs for step in job.trace[1:] if step.dial == 1 and step.rows > 9]
     assert max(lost) > 9 and bool(again) == (plan != "never")
     assert all(tokens == 1 for pace in paces for value, tokens in pace.told if value == 1)
     assert pages_in_use(engine) == 0
@@ -106,7 +104,7 @@ def test_a_recurrent_target_stores_all_states(plan: str) -> None:
         options = {"max_tokens": 24, "sampling": Sampling(temperature=0.7, seed=2)}
         jobs.append(enter(engine, method, range(1, 22), runners=runners, **options))
         paces.append(Scripted(PLANS[plan]))
-        jobs[-1].request.pace = paces[-1] if method.model_names() else None
+        jobs[-1].pace = paces[-1] if method.model_names() else None
     finish(engine)
     assert tokens(jobs[0]) == tokens(jobs[1]) == tokens(jobs[2])
     assert {slots for pace in paces for slots in pace.lost} == {0}

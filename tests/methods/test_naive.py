@@ -265,7 +265,7 @@ def test_verified_block_diffusion_has_blocks_of_one(
         ends = frozenset() if eos is None else frozenset([eos])
         job = enter(engine, method, prompt, runners=target, max_tokens=TOKENS, eos=ends)
         finish(engine)
-        kept = [step.kept for step in job.request.trace]
+        kept = [step.kept for step in job.trace]
         loop = naive.self_verified(BLOCKS[name], prompt, TOKENS, **options, eos=eos)
         assert (tokens(job), kept) == loop
         assert tokens(job) == (plain if eos is None else plain[: plain.index(eos)])
@@ -337,7 +337,7 @@ def test_apd_accepts_long_and_short_runs(engine: Engine) -> None:
     methods = [APD(verifier="", ratio=ratio) for ratio in (0.4, 0.8)]
     jobs = [enter(engine, each, PROMPTS[1], runners=runners, max_tokens=60) for each in methods]
     finish(engine)
-    steps = [step for job in jobs for step in job.request.trace]
+    steps = [step for job in jobs for step in job.trace]
     assert {1, 2, 3, 4} <= {step.kept for step in steps if step.model == "verifier"}
 
 
@@ -437,7 +437,7 @@ def test_d2f(
     finish(engine)
     assert tokens(job) == expected
     whole = max_tokens // options["block"] * options["block"] if options["canvas"] else max_tokens
-    assert (job.request.finish_reason == "length") == (len(expected) == whole)
+    assert (job.finish_reason == "length") == (len(expected) == whole)
 
 
 def test_every_method_has_a_naive_loop() -> None:

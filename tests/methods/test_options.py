@@ -325,5 +325,5 @@ def test_an_answer_may_be_of_any_length(method: Method) -> None:
     finish(engine)
     for length, request, job in zip(lengths, asked, jobs, strict=True):
         assert result(job) == alone(request)
-        reason = job.request.finish_reason
+        reason = job.finish_reason
         assert reason == "stop" or (reason == "length" and len(tokens(job)) == length)

@@ -68,33 +68,6 @@ class BackgroundWork:
             sys.setswitchinterval(SWITCH_INTERVAL if self.running else self.usual_interval)
 
 
-class ActiveRequest:
-    """A request in an engine."""
-
-    def __init__(self, command: SubmitCommand, answer: PendingAnswer) -> None:
-        answer.job.notify_always = command.watched
-        self.number = command.number
-        self.streams = command.streams or command.watched
-        self.answer = answer
-
-    def has_progress(self, complete: bool) -> bool:
-        """Return whether its end, first text or, if `complete`, any new token is to be sent."""
-        job, tokens_sent = self.answer.job, self.answer.tokens_sent
-        if job.is_finished or not self.streams:
-            return job.is_finished
-        if job.notify_always:
-            return len(job.request.trace) > self.answer.steps_sent
-        has_new = len(job.request) - len(job.request.prompt) > tokens_sent
-        return has_new and (complete or not tokens_sent)
-
-    def take_event(self) -> Event:
-        """Return the progress since the last call, or the error of decoding its text."""
-        try:
-            return self.answer.take_event(self.number, has_text=self.streams)
-        except Exception as error:
-            return Event(number=self.number, error=error)
-
-
 class ServedModel:
     """A model of the loop, and its requests by number."""
 
@@ -102,24 +75,22 @@ class ServedModel:
         self.name = name
         self.llm = llm
         self.driver = llm.driver
-        self.requests: dict[int, ActiveRequest] = {}
+        self.requests: dict[int, PendingAnswer] = {}
 
     def take_events(self, complete: bool) -> list[Event]:
         """Collect events with exclusive access to the engine, and drop ended requests."""
-        events = [
-            each.take_event() for each in self.requests.values() if each.has_progress(complete)
-        ]
+        events = [each.take_event() for each in self.requests.values() if each.has_event(complete)]
         for event in events:
             if event.is_last:
                 ended = self.requests.pop(event.number)
                 if event.error is not None:
-                    self.llm.engine.cancel(ended.answer.job)  # it may still be running
+                    self.llm.engine.cancel(ended)  # it may still be running
         return events
 
     def close(self) -> None:
         """Free the memory of its requests."""
         for request in [*self.requests.values()]:
-            self.driver.cancel(request.answer.job)
+            self.driver.cancel(request)
 
 
 LOG = logging.getLogger(__name__)
@@ -431,8 +402,10 @@ class EngineLoop:
         prepare = partial(prepare_answer, model.llm, *request, limit=submit.limit)
         try:
             answer = prepare(wait=False) if future is None else future.result()
-            model.driver.submit(answer.job)
-            model.requests[submit.number] = ActiveRequest(submit, answer)
+            answer.number, answer.notify_always = submit.number, submit.watched
+            answer.has_events = submit.streams or submit.watched
+            model.driver.submit(answer)
+            model.requests[submit.number] = answer
             event = Event(number=submit.number)
         except NotCompiledError:
             if len(self.compiling) < MAX_COMPILING_REQUESTS:
@@ -453,7 +426,7 @@ class EngineLoop:
         """Cancel a request before the next step, or before its constraint is compiled."""
         number, model = command.number, self.models.get(command.model)
         if model is not None and number in model.requests:
-            model.driver.cancel_later(model.requests[number].answer.job)
+            model.driver.cancel_later(model.requests[number])
         elif number in self.compiling:
             self.compiling.pop(number)[1].cancel()
         else:

@@ -439,7 +439,7 @@ class LLM:
         requests: int = ASSUMED_CONCURRENCY,
         **options: Unpack[Options],
     ) -> PendingAnswer:
-        """Prepare a request; its `job` can be submitted to `driver`.
+        """Prepare a request, which can be submitted to `driver`.
 
         `streams` collects pieces of text. Without `max_tokens`, this many `requests` share the
         cache. Raises `ValueError` for invalid input.
@@ -466,7 +466,7 @@ class LLM:
             ValueError: For an invalid prompt or option.
         """
         answer = self.prepare(prompt, requests=requests, **options)
-        self.driver.submit(answer.job)
+        self.driver.submit(answer)
         return answer
 
     def serve(
@@ -561,7 +561,7 @@ class LLM:
             ValueError: For an invalid prompt or option.
         """
         answer = self.prepare(prompt, streams=True, **options)
-        self.driver.submit(answer.job)
+        self.driver.submit(answer)
         return Stream(self.driver, answer)
 
 
@@ -580,7 +580,7 @@ def prepare_answer(
     requests: int = ASSUMED_CONCURRENCY,
     limit: int | None = None,
 ) -> PendingAnswer:
-    """Create the answer and the job of a request; raise `NotCompiledError` instead of waiting."""
+    """Return a request that the engine accepts; unless `wait`, raise `NotCompiledError`."""
     check_reasoning_limit(options, llm.text)
     check_prompt_logprobs(options, llm.name, llm.config.kind)
     method = llm.methods.select_method(options.method)
@@ -592,14 +592,6 @@ def prepare_answer(
     if options.suffix is not None and llm.text.middle_tokens is None:
         layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)
     max_tokens = choose_max_tokens(len(ids)) if layout is None else layout.size
-    padding = frozenset[int]() if layout is None else layout.ends
-    detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, form, padding)
-    answer = PendingAnswer(detokenizer, streams, layout)
-
-    def on_tokens(request: Request) -> None:
-        if answer.decode_tokens(request):
-            llm.engine.cancel(answer.job)
-
     ends, stop_ids = resolve_stop_ids(
         options, answer_ends(llm, options), pairing.vocab, llm.text.silent_ids
     )
@@ -612,8 +604,14 @@ def prepare_answer(
         sequential = method.is_sequential
         constraint = layout.build_constraint(llm.compiler, sequential, pairing.vocab, wait)
     processors += [] if constraint is None else [constraint]
-    request = pairing.make_request(
-        ids,
+    padding = frozenset[int]() if layout is None else layout.ends
+    answer = PendingAnswer(
+        method=method,
+        pairing=pairing,
+        detokenizer=Detokenizer(llm.text, options.stop, options.min_tokens, form, padding),
+        layout=layout,
+        streams=streams,
+        prompt=ids,
         max_tokens=max_tokens,
         sampling=options.build_sampling(llm.methods.default_sampling(method)),
         eos=ends if layout is None else frozenset(),
@@ -624,10 +622,16 @@ def prepare_answer(
         prompt_logprobs=options.prompt_logprobs,
         processors=tuple(processors),
         constraint=constraint,
-        fixed_tokens=None if layout is None else layout.given,
+        fixed_tokens={} if layout is None else layout.given,
+        is_infill=layout is not None,
     )
-    callback = on_tokens if streams or options.stop else None
-    answer.job = llm.engine.make_job(method, request, pairing, callback)
+
+    def on_tokens(_: Request) -> None:
+        if answer.decode_tokens():
+            llm.engine.cancel(answer)
+
+    answer.listener = on_tokens if streams or options.stop else None
+    llm.engine.prepare_job(answer)
     return answer
 
 
@@ -727,8 +731,8 @@ def answer_requests(
             if not waiting:
                 return
             llm.driver.step()
-            for number in [number for number, answer in waiting.items() if answer.job.is_finished]:
+            for number in [number for number, answer in waiting.items() if answer.is_finished]:
                 yield number, waiting.pop(number).build_output()
     finally:
         for answer in waiting.values():
-            llm.driver.cancel(answer.job)
+            llm.driver.cancel(answer)

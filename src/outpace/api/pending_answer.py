@@ -11,32 +11,34 @@ from outpace.api.driver import Driver
 from outpace.api.infill import InfillLayout
 from outpace.api.output import Event, Output
 from outpace.api.parts import AnswerFormat
-from outpace.decoding import Request
 from outpace.decoding.processor import TokenLogprob
 from outpace.engine.job import DecodingError, Job
 
 
-@dataclass(slots=True, eq=False)
-class PendingAnswer:
-    """A request in progress, and its text so far.
+@dataclass(slots=True, kw_only=True, eq=False)
+class PendingAnswer(Job):
+    """A request in progress, with its text so far.
 
-    The driving thread decodes text. Another thread may take `pieces`, if `streams` is set, and the
-    output once the job is over.
+    The driving thread decodes text. Another thread may take `pieces`, and the output once the
+    request is finished.
 
     Attributes:
         layout: Layout of an infill template, or None.
-        pieces: Text that each forward committed, if `streams` is set.
+        streams: Whether `pieces` receives the text that each forward committed.
+        number: Number of the request at its client.
+        has_events: Whether its client receives events before the last one.
         tokens_sent: Number of tokens in the events so far.
         steps_sent: Number of steps in the events so far.
     """
 
     detokenizer: Detokenizer
-    streams: bool = False
     layout: InfillLayout | None = None
+    streams: bool = False
     pieces: deque[str] = field(default_factory=deque)
+    number: int = 0
+    has_events: bool = False
     tokens_sent: int = 0
     steps_sent: int = 0
-    job: Job = field(init=False)
 
     @property
     def format(self) -> AnswerFormat:
@@ -48,57 +50,70 @@ class PendingAnswer:
         """Tokens of the suffix that follows an infilled answer, by slot; None without one."""
         return self.layout.given if self.layout is not None and self.layout.is_suffix else None
 
-    def decode_tokens(self, request: Request) -> bool:
+    def decode_tokens(self) -> bool:
         """Decode new tokens; returns True if a stop string ends the answer."""
         # Counted by the decoded tokens, so Ctrl-C while one is decoded loses none after it.
-        begin = len(request.prompt) + len(self.detokenizer.ids)
-        end = None if self.suffix is None else request.limit - len(self.suffix)
-        stopped = self.detokenizer.push_tokens(request.ids[begin:end])
+        begin = len(self.prompt) + len(self.detokenizer.ids)
+        end = None if self.suffix is None else self.limit - len(self.suffix)
+        stopped = self.detokenizer.push_tokens(self.ids[begin:end])
         if self.streams:
             self.pieces.append(self.take_text())
         return stopped
 
     def take_text(self) -> str:
         """Return the text since the last call."""
-        return self.detokenizer.take_text(final=self.job.request.finish_reason is not None)
+        return self.detokenizer.take_text(final=self.finish_reason is not None)
 
-    def take_event(self, number: int, *, has_text: bool) -> Event:
-        """Return the progress since the previous event; without text, only steps and output.
+    def has_event(self, complete: bool) -> bool:
+        """Return whether its end, first text or, if `complete`, any new token is to be sent."""
+        if self.is_finished or not self.has_events:
+            return self.is_finished
+        if self.notify_always:
+            return len(self.trace) > self.steps_sent
+        has_new = len(self) - len(self.prompt) > self.tokens_sent
+        return has_new and (complete or not self.tokens_sent)
 
-        The output has no steps, since events have them.
-        """
-        request = self.job.request
-        event = Event(number=number, steps=request.trace[self.steps_sent :])
-        if has_text:
-            self.decode_tokens(request)
-            event.text = self.take_text()
-            begin, self.tokens_sent = self.tokens_sent, len(self.detokenizer.ids)
-            ids = request.tokens[begin : self.tokens_sent]
-            places = range(len(ids)) if self.suffix is None else self.find_text_places(ids)
-            event.ids = [ids[place] for place in places]
-            event.chosen = self.count_chosen(begin, self.tokens_sent)
-            if request.logprobs:
-                event.logprobs = [request.scores[begin + place] for place in places]
-            if self.job.notify_always:
-                event.canvas = uncommitted_canvas(request)
-            if not self.steps_sent:
-                event.prompt_logprobs = self.prompt_logprobs
-        self.steps_sent = len(request.trace)
-        if self.job.is_finished:
-            event.output = replace(self.build_output(), steps=[])
+    def take_event(self) -> Event:
+        """Return the progress since the previous event, or the error of decoding its text."""
+        event = Event(number=self.number, steps=self.trace[self.steps_sent :])
+        try:
+            if self.has_events:
+                self.add_text(event)
+            if self.is_finished:
+                event.output = replace(self.build_output(), steps=[])  # events have them
+        except Exception as error:
+            return Event(number=self.number, error=error)
+        self.steps_sent = len(self.trace)
         return event
 
+    def add_text(self, event: Event) -> None:
+        """Add the text and the tokens since the previous event."""
+        self.decode_tokens()
+        event.text = self.take_text()
+        begin, self.tokens_sent = self.tokens_sent, len(self.detokenizer.ids)
+        ids = self.tokens[begin : self.tokens_sent]
+        places = range(len(ids)) if self.suffix is None else self.find_text_places(ids)
+        event.ids = [ids[place] for place in places]
+        event.chosen = self.count_chosen(begin, self.tokens_sent)
+        if self.logprobs:
+            event.logprobs = [self.scores[begin + place] for place in places]
+        if self.notify_always and self.finish_reason is None:
+            mask = self.target.mask_id
+            canvas = self.canvas[len(self) :]
+            event.canvas = [-1 if token == mask else token for token in canvas]
+        if not self.steps_sent:
+            event.prompt_logprobs = self.all_prompt_scores
+
     @property
-    def prompt_logprobs(self) -> list[TokenLogprob | None] | None:
+    def all_prompt_scores(self) -> list[TokenLogprob | None] | None:
         """Log-probabilities of the prompt, None for its first token; None if not computed."""
-        request = self.job.request
-        is_scored = len(request.prompt_scores) == len(request.prompt) - 1
-        wanted = request.prompt_logprobs is not None and is_scored
-        return [None, *request.prompt_scores] if wanted else None
+        is_scored = len(self.prompt_scores) == len(self.prompt) - 1
+        wanted = self.prompt_logprobs is not None and is_scored
+        return [None, *self.prompt_scores] if wanted else None
 
     def count_chosen(self, begin: int, end: int) -> int:
         """Return how many tokens from `begin` to `end` the model chose, without padding."""
-        layout, tokens = self.layout, self.job.request.tokens[begin:end]
+        layout, tokens = self.layout, self.tokens[begin:end]
         if layout is None:
             return len(tokens)
         slots = enumerate(tokens, len(layout.prompt) + begin)
@@ -106,23 +121,23 @@ class PendingAnswer:
 
     def build_output(self) -> Output:
         """Return the output of a request that has ended; raises the error of its method, if any."""
-        if self.job.error is not None:
-            raise self.job.error
-        request, detokenizer = self.job.request, self.detokenizer
-        assert request.finish_reason is not None
+        if self.error is not None:
+            raise self.error
+        detokenizer = self.detokenizer
+        assert self.finish_reason is not None
         if self.layout is not None and self.suffix is None:
             return self.build_infill_output(self.layout)
-        self.decode_tokens(request)
+        self.decode_tokens()
         detokenizer.take_text(final=True)
         output = Output(
             text=detokenizer.text,
             ids=detokenizer.ids,
-            finish_reason="stop" if detokenizer.stopped else request.finish_reason,
-            steps=request.trace,
-            prompt_tokens=len(request.prompt),
-            seconds=self.job.ended - self.job.began,
-            logprobs=request.scores[: len(detokenizer.ids)] if request.logprobs else None,
-            prompt_logprobs=self.prompt_logprobs,
+            finish_reason="stop" if detokenizer.stopped else self.finish_reason,
+            steps=self.trace,
+            prompt_tokens=len(self.prompt),
+            seconds=self.ended - self.began,
+            logprobs=self.scores[: len(detokenizer.ids)] if self.logprobs else None,
+            prompt_logprobs=self.all_prompt_scores,
             codec=detokenizer.codec,
             format=self.format,
             stop_string=detokenizer.stop_string,
@@ -138,7 +153,7 @@ class PendingAnswer:
         if not ended:
             self.check_filled()
         places = self.find_text_places(output.ids)
-        is_full = len(places) == self.job.request.max_tokens - len(suffix)
+        is_full = len(places) == self.max_tokens - len(suffix)
         return replace(
             output,
             ids=[output.ids[place] for place in places],
@@ -154,43 +169,33 @@ class PendingAnswer:
 
     def check_filled(self) -> None:
         """Raise `DecodingError` if a hole of an infill template is unfilled."""
-        request = self.job.request
-        if len(request) < request.limit:
+        if len(self) < self.limit:
             raise DecodingError(
-                f"{self.job.method!r} left holes unfilled from slot {len(request)} on "
-                f"({request.finish_reason})"
+                f"{self.method!r} left holes unfilled from slot {len(self)} on "
+                f"({self.finish_reason})"
             )
 
     def build_infill_output(self, layout: InfillLayout) -> Output:
         """Return the output of an infill template; raises `DecodingError` if a hole is unfilled."""
-        request = self.job.request
-        assert request.finish_reason is not None
+        assert self.finish_reason is not None
         self.check_filled()
-        filled, tokens = layout.decode_answer(request.tokens), request.tokens
-        lead = len(request.prompt) - layout.lead
+        filled, tokens = layout.decode_answer(self.tokens), self.tokens
+        lead = len(self.prompt) - layout.lead
         scores = None
-        if request.logprobs:
-            scores = [0.0] * layout.lead + [request.scores[place] for place in filled.answer_places]
+        if self.logprobs:
+            scores = [0.0] * layout.lead + [self.scores[place] for place in filled.answer_places]
         return Output(
             text=filled.text,
-            ids=request.prompt[lead:] + [tokens[place] for place in filled.answer_places],
-            finish_reason=request.finish_reason,
-            steps=request.trace,
+            ids=self.prompt[lead:] + [tokens[place] for place in filled.answer_places],
+            finish_reason=self.finish_reason,
+            steps=self.trace,
             prompt_tokens=lead,
-            seconds=self.job.ended - self.job.began,
+            seconds=self.ended - self.began,
             logprobs=scores,
-            prompt_logprobs=self.prompt_logprobs,
+            prompt_logprobs=self.all_prompt_scores,
             holes=filled.holes,
             given=filled.given,
         )
-
-
-def uncommitted_canvas(request: Request) -> list[int]:
-    """Return the canvas after the committed tokens of a running request; -1 for a mask."""
-    if request.finish_reason is not None:
-        return []
-    mask = request.target.mask_id
-    return [-1 if token == mask else token for token in request.canvas[len(request) :]]
 
 
 class Stream(Iterator[str]):
@@ -211,7 +216,7 @@ class Stream(Iterator[str]):
         """Return the next piece of text; raises the error of the method, if any."""
         while self.output is None:
             over = (
-                self.answer.job.is_finished
+                self.answer.is_finished
             )  # read first: the last piece is appended before it is set
             if self.answer.pieces:
                 if text := self.answer.pieces.popleft():
@@ -224,9 +229,9 @@ class Stream(Iterator[str]):
 
     def close(self) -> None:
         """Cancel the rest of the request."""
-        self.driver.cancel(self.answer.job)
+        self.driver.cancel(self.answer)
 
     def __del__(self) -> None:
         # The garbage collector may run in any thread, including the driving one.
         if self.output is None:
-            self.driver.cancel_later(self.answer.job)
+            self.driver.cancel_later(self.answer)

@@ -89,7 +89,7 @@ class Step:
     dial: int | None = None
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class Request:
     """Prompt, committed tokens, limits and trace of one request.
 

@@ -161,7 +161,7 @@ class ControllerTable(dict[tuple[Method | str | None, ...], PaceController]):
         self, work: Sequence[tuple[Job, ScheduledForward, ScheduledForward | None]], requests: int
     ) -> set[tuple[Pace, str]]:
         """Return the controllers that measure a pass with their roles, and set their load."""
-        used = ((job.request.pace, forward.model) for job, forward, _ in work)
+        used = ((job.pace, forward.model) for job, forward, _ in work)
         controllers = {(pace, role) for pace, role in used if pace is not None}
         for pace, _ in controllers:
             pace.set_requests(requests)

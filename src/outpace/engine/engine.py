@@ -12,17 +12,15 @@ from typing import Literal
 
 import torch
 
-from outpace.decoding import Prediction, Request
+from outpace.decoding import Prediction
 from outpace.decoding.sampling_params import is_whole_number
 from outpace.engine.controllers import ControllerTable, PassTimes
-from outpace.engine.job import DecodingError, Job, Listener, is_device_lost
+from outpace.engine.job import DecodingError, Job, is_device_lost
 from outpace.engine.pack import ScheduledForward
-from outpace.engine.pairing import Pairing
 from outpace.engine.prefix import PrefixStats
 from outpace.engine.readout import LaunchedPass
 from outpace.engine.runner import Runner
 from outpace.errors import OptionError
-from outpace.methods import Method
 from outpace.methods.method import check_type
 
 LOG = logging.getLogger(__name__)
@@ -81,17 +79,15 @@ class Engine:
         self.runners = [runner, *self.runners]
         self.is_async = self.is_async or runner.device.type != "cpu"
 
-    def make_job(
-        self, method: Method, request: Request, pairing: Pairing, listener: Listener | None = None
-    ) -> Job:
-        """Return a job that is ready to be queued; callable from any thread.
+    def prepare_job(self, job: Job) -> Job:
+        """Prepare a job to be queued; callable from any thread.
 
-        `listener` is called after every forward that committed tokens, and at the end. Raises
-        `ValueError` for a request that could never run on these models.
+        Raises `ValueError` for a request that could never run on its models.
         """
-        pairing.check_request(method, request)
-        request.pace = self.controllers.controller_for(method, pairing, auto=self.pace == "auto")
-        return Job(request=request, method=method, pairing=pairing, listener=listener)
+        job.pairing.check_request(job.method, job)
+        auto = self.pace == "auto"
+        job.pace = self.controllers.controller_for(job.method, job.pairing, auto=auto)
+        return job
 
     def enqueue(self, job: Job) -> Job:
         """Queue a job once; repeated calls and ended jobs are ignored."""
@@ -161,7 +157,7 @@ class Engine:
         if job.has_ended:
             return
         needed_recovery, self.needs_recovery = self.needs_recovery, True
-        job.request.finish_reason = "cancelled"
+        job.finish_reason = "cancelled"
         if job in self.queue:
             self.queue.remove(job)
         self.finish_job(job)
@@ -172,7 +168,7 @@ class Engine:
         while admitted := self.reserve_queued():
             for job in admitted:
                 if not job.has_ended:
-                    if (pace := job.request.pace) is not None:
+                    if (pace := job.pace) is not None:
                         pace.set_requests(len(self.running))
                     self.advance_job(job, None)
                 if job.has_ended and job in self.running:
@@ -244,7 +240,7 @@ class Engine:
             return
         seconds = time.perf_counter() - launched.began
         results = [pair for pair in zip(work, predictions, strict=True) if not pair[0][0].has_ended]
-        runner.register_prefix((forward, job.request.ids) for (job, forward, _), _ in results)
+        runner.register_prefix((forward, job.ids) for (job, forward, _), _ in results)
         for (job, _, rest), prediction in results:
             # The listener of a request that ended may have cancelled another.
             if not job.has_ended:
@@ -288,7 +284,7 @@ class Engine:
         if rest is not None:
             job.store_partial(rest, prediction)
             return
-        forward, before, length = job.full_forward, len(job.request.ids), job.request.cycle_length
+        forward, before, length = job.full_forward, len(job.ids), job.cycle_length
         assert forward is not None
         self.advance_job(job, job.join_features(prediction))
         accepted = job.record_step(forward, before, length)
@@ -303,7 +299,7 @@ class Engine:
             job.advance_method(prediction)
             job.turn = next(self.turn_counter)
         except StopIteration:
-            if job.request.finish_reason is None:
+            if job.finish_reason is None:
                 job.error = DecodingError(f"{job.method!r} returned before the request had ended")
         except Exception as error:
             job.error = job.wrap_error(error)
@@ -340,7 +336,7 @@ class Engine:
         if job.listener is None:
             return
         try:
-            job.listener(job.request)
+            job.listener(job)
         except Exception as error:
             if job.has_ended:
                 job.error = job.error or job.wrap_error(error)

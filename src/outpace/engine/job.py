@@ -34,8 +34,8 @@ class DecodingError(RuntimeError):
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
-class Job:
-    """A request, its method's generator, its memory, and the model that it waits for.
+class Job(Request):
+    """A request in the engine: its method's generator, its memory, the model that it waits for.
 
     Attributes:
         notify_always: whether the listener is called after every forward, or only after new tokens.
@@ -50,7 +50,6 @@ class Job:
             thread read the job.
     """
 
-    request: Request
     method: Method
     pairing: Pairing
     listener: Listener | None = None
@@ -68,14 +67,18 @@ class Job:
     error: Exception | None = None
     is_finished: bool = False
 
+    def __post_init__(self) -> None:
+        Request.__post_init__(self)  # a class with slots has no `super()`
+        self.target, self.shared_answers = self.pairing.target, self.pairing.answers
+
     @property
     def has_ended(self) -> bool:
         """Whether the request has ended, with or without an error."""
-        return self.request.finish_reason is not None or self.error is not None
+        return self.finish_reason is not None or self.error is not None
 
     def reserve_memory(self) -> bool:
         """Reserve memory in all of its models, or in none."""
-        slots = self.method.slots_needed(len(self.request.prompt), self.request.max_tokens)
+        slots = self.method.slots_needed(len(self.prompt), self.max_tokens)
         for role, runner in self.pairing.runners.items():
             # Pages of a draft depend on the target's features, and so on its adapter.
             depends = role == "target" or runner.config.kind in DRAFT_KINDS
@@ -96,9 +99,9 @@ class Job:
         """Resume its method up to the next forward."""
         self.runner = None
         if self.decoding is None:
-            self.decoding = self.method.decode(self.request)
-            if self.request.prompt_logprobs is not None:
-                self.decoding = score_prompt(self.request, self.decoding)
+            self.decoding = self.method.decode(self)
+            if self.prompt_logprobs is not None:
+                self.decoding = score_prompt(self, self.decoding)
         forward = self.decoding.send(prediction)  # type: ignore[arg-type]  # None begins
         self.partial_features = []  # those of the last forward, even after Ctrl-C
         self.full_forward = self.remaining_forward = self.schedule_forward(forward)
@@ -120,9 +123,9 @@ class Job:
             )
         config = self.pairing.runners[forward.model].config
         read = forward.read
-        processors = () if read.is_given else self.request.processors
-        top = self.request.top_logprobs if read.top_logprobs is None else read.top_logprobs
-        canvas = self.request.canvas if forward.branches is None else ()  # branches follow the ids
+        processors = () if read.is_given else self.processors
+        top = self.top_logprobs if read.top_logprobs is None else read.top_logprobs
+        canvas = self.canvas if forward.branches is None else ()  # branches follow the ids
         return ScheduledForward.from_forward(
             forward,
             self.tables[forward.model],
@@ -130,8 +133,8 @@ class Job:
             layers=() if forward.features_for is None else self.feature_layers(forward),
             processors=self.pairing.processors[forward.model] + processors,
             top_logprobs=top,
-            text=forward.merge_text(canvas or self.request.ids) if processors else (),
-            settled=len(self.request.ids) - 1,
+            text=forward.merge_text(canvas or self.ids) if processors else (),
+            settled=len(self.ids) - 1,
         )
 
     def feature_layers(self, forward: Forward) -> tuple[int, ...]:
@@ -177,9 +180,8 @@ class Job:
             before: number of slots before it.
             dial: tokens that its cycle was to propose.
         """
-        request = self.request
-        accepted = len(request.ids) - before
-        request.trace.append(
+        accepted = len(self.ids) - before
+        self.trace.append(
             Step(
                 model=whole.model,
                 start=whole.start,
@@ -188,7 +190,7 @@ class Job:
                 kept=accepted,
                 seconds=self.seconds,
                 pattern="tree" if isinstance(whole.pattern, Tree) else whole.pattern,
-                holes=whole.mask_runs(request.target.mask_id, before),
+                holes=whole.mask_runs(self.target.mask_id, before),
                 dial=dial,
             )
         )
@@ -198,7 +200,7 @@ class Job:
     def wrap_error(self, error: BaseException) -> DecodingError:
         """Wrap an error with the method and the slot at which it failed."""
         message = str(error) or type(error).__name__
-        wrapped = DecodingError(f"{self.method!r} failed at slot {len(self.request)}: {message}")
+        wrapped = DecodingError(f"{self.method!r} failed at slot {len(self)}: {message}")
         wrapped.__cause__ = error
         return wrapped
 

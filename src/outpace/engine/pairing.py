@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,11 +20,9 @@ from outpace.checkpoints.load import (
 from outpace.decoding import (
     DRAFT_KINDS,
     MASKED_DRAFT_KINDS,
-    Constraint,
     Kind,
     Processor,
     Request,
-    Sampling,
     Target,
 )
 from outpace.decoding.processor import VocabularyLimit
@@ -78,44 +76,6 @@ class Pairing:
                 for role, runner in runners.items()
             },
             adapter=adapter,
-        )
-
-    def make_request(
-        self,
-        prompt: Sequence[int],
-        *,
-        max_tokens: int,
-        sampling: Sampling | None = None,
-        eos: frozenset[int] | None = None,
-        stop_ids: frozenset[int] = frozenset(),
-        min_tokens: int = 0,
-        logprobs: bool = False,
-        top_logprobs: int = 0,
-        prompt_logprobs: int | None = None,
-        processors: tuple[Processor, ...] = (),
-        constraint: Constraint | None = None,
-        fixed_tokens: Mapping[int, int] | None = None,
-    ) -> Request:
-        """Return a request for these models, with the target's `eos` by default.
-
-        `fixed_tokens` are the tokens of an infill template, whose slots are all filled.
-        """
-        return Request(
-            prompt=list(prompt),
-            max_tokens=max_tokens,
-            sampling=sampling or Sampling(),
-            eos=frozenset(self.runners["target"].config.eos) if eos is None else eos,
-            stop_ids=stop_ids,
-            min_tokens=min_tokens,
-            target=self.target,
-            logprobs=logprobs,
-            top_logprobs=top_logprobs,
-            prompt_logprobs=prompt_logprobs,
-            processors=processors,
-            constraint=constraint,
-            fixed_tokens=fixed_tokens or {},
-            is_infill=fixed_tokens is not None,
-            shared_answers=self.answers,
         )
 
     def default_max_tokens(
