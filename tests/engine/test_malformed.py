@@ -22,7 +22,7 @@ from workload import alone, new_engine, result
 
 @dataclass(frozen=True, kw_only=True)
 class Own(Method):
-    """Yields a good forward, then the given object."""
+    """Yields a good forward, then the given object, or a forward of the given fields."""
 
     target_kinds = (*CAUSAL_KINDS, Kind.DIFFUSION)
 
@@ -32,7 +32,7 @@ class Own(Method):
         n = len(request)
         out = yield Forward(ids=request.ids, start=0, predict=[n], pattern=FULL)
         request.commit(out.tokens)
-        yield self.asks
+        yield Forward(**self.asks) if isinstance(self.asks, dict) else self.asks
 
 
 class Broken(Read):
@@ -137,10 +137,7 @@ def beside(engine: Engine, methods: Sequence[Method], target: str = "causal") ->
 @pytest.mark.parametrize("target", ["causal", "diffusion"])
 def test_malformed_forwards_end_their_requests_alone(target: str) -> None:
     common = {**GOOD, "predict": [6], "predict_from": [5]}
-    forwards = [
-        Forward(**{**common, **given}) if isinstance(given, dict) else given
-        for given in BAD.values()
-    ]
+    forwards = [{**common, **g} if isinstance(g, dict) else g for g in BAD.values()]
     engine = new_engine()
     jobs = beside(engine, [Own(asks=forward) for forward in forwards], target)
     for job, kind in zip(jobs, BAD, strict=True):

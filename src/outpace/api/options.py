@@ -464,7 +464,6 @@ class RequestOptions:
         if not isinstance(self.template, Mapping):
             message = f"template must map names to values, got {self.template!r}"
             raise OptionError("template", self.template, message)
-        self.build_sampling({})  # checks its values
         self.check_rule_conflicts()
 
     @cached_property
@@ -542,4 +541,4 @@ def option_names(group: str) -> list[str]:
 
 def check_options(options: Options) -> None:
     """Raise `OptionError` for options that are invalid for every model and method."""
-    RequestOptions.of(options)
+    RequestOptions.of(options).build_sampling({})

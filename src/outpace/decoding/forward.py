@@ -60,6 +60,9 @@ class Forward:
         features_for: role of the draft that needs the hidden states of these rows, if any.
         branches: for each wanted slot, the tokens proposed between the text and it, where the rows
             are not the text in order.
+        first_slot: first slot that is written, context included.
+        end: first slot after the rows.
+        num_visible: number of slots that the last row sees.
     """
 
     ids: Sequence[int]
@@ -75,23 +78,16 @@ class Forward:
     features: Tensor | None = None
     features_for: str | None = None
     branches: Sequence[Sequence[int]] | None = None
+    first_slot: int = field(init=False, repr=False)
+    end: int = field(init=False, repr=False)
+    num_visible: int = field(init=False, repr=False)
 
-    @property
-    def first_slot(self) -> int:
-        """First slot that is written, context included."""
-        return self.start if self.context is None else self.start - self.context.shape[0]
-
-    @property
-    def end(self) -> int:
-        """First slot after the rows."""
-        return self.start + len(self.ids)
-
-    @property
-    def num_visible(self) -> int:
-        """Number of slots that the last row sees."""
-        if self.visible_end is None or self.pattern == CAUSAL:
-            return self.start + len(self.ids)
-        return self.visible_end
+    def __post_init__(self) -> None:
+        self.end = self.start + len(self.ids)
+        self.first_slot = self.start if self.context is None else self.start - self.context.shape[0]
+        self.num_visible = (
+            self.end if self.visible_end is None or self.pattern == CAUSAL else self.visible_end
+        )
 
     def visible_ends(self) -> list[int]:
         """Return the first slot that each row does not see."""

@@ -118,7 +118,9 @@ class Engine:
             self.finish_pass(runner, work, launched)
             for pace, role in measured:
                 pace.record_pass(
-                    role, sum(forward.size for _, forward, _ in work), self.clock() - started
+                    role,
+                    sum(forward.end - forward.first_slot for _, forward, _ in work),
+                    self.clock() - started,
                 )
         if runner is None or not self.is_async:
             self.run_callbacks()
@@ -202,7 +204,7 @@ class Engine:
             except ValueError as error:
                 self.fail_job(job, error)
                 continue
-            size = forward.size
+            size = forward.end - forward.first_slot
             if size > room:
                 if cut := forward.find_split(room):
                     work.append((job, *forward.split_at(cut)))

@@ -35,9 +35,6 @@ class ScheduledForward(Forward):
         settled: slot before which no later forward of the sequence starts.
         missing: leading rows found in the prefix cache whose hidden states are wanted but were not
             computed.
-        first_slot, end: first slot, context included, and the slot after the last row.
-        num_visible: number of slots that the last row sees.
-        size: number of rows, context included.
     """
 
     table: PageTable
@@ -49,19 +46,6 @@ class ScheduledForward(Forward):
     text: Sequence[int] = ()
     settled: int = 0
     missing: int = 0
-    first_slot: int = field(init=False)
-    end: int = field(init=False)
-    num_visible: int = field(init=False)
-    size: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        count = len(self.ids)
-        features = 0 if self.context is None else self.context.shape[0]
-        self.first_slot, self.end = self.start - features, self.start + count
-        self.size = count + features
-        self.num_visible = (
-            self.end if self.visible_end is None or self.pattern == CAUSAL else self.visible_end
-        )
 
     @classmethod
     def from_forward(
