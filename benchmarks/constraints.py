@@ -25,9 +25,9 @@ from random import Random
 from typing import Any
 from unittest import mock
 
-from tokenizers import Tokenizer, decoders
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 from tokenizers.models import BPE
-from transformers import PreTrainedTokenizerFast
 
 from checkpoints import load
 from harness import Bar, Row, alternate, arguments, finish, median, prepare, ratio, save, show
@@ -50,6 +50,7 @@ from outpace.methods import (
     Speculative,
     WeDLM,
 )
+from outpace.tokenizer import Tokenizer
 
 SHARE = 0.15
 """Of the CPU time, in a constraint."""
@@ -163,7 +164,7 @@ def overhead(name: str, options: argparse.Namespace) -> Row:
     }
 
 
-def made_up(size: int) -> PreTrainedTokenizerFast:
+def made_up(size: int) -> Tokenizer:
     """A byte-level tokenizer of words, punctuation, numbers and ideographs; the last token ends."""
     rng = Random(0)
     shown = {byte: letter for letter, byte in byte_alphabet().items()}
@@ -187,9 +188,9 @@ def made_up(size: int) -> PreTrainedTokenizerFast:
     while len(known) < size - 1:
         known["".join(shown[byte] for byte in text().encode())] = None
     vocabulary = {name: number for number, name in enumerate([*known, "<end>"])}
-    tokenizer = Tokenizer(BPE(vocabulary, []))
+    tokenizer = Backend(BPE(vocabulary, []))
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    return Tokenizer(tokenizer, {"eos_token": "<end>"})
 
 
 def long_schema(size: int) -> str:

@@ -281,13 +281,10 @@ class TemplateSource:
     @cached_property
     def syntax_trees(self) -> list[Template]:
         """Syntax trees of the template, or of all templates if there are several."""
-        sources = self.tokenizer.chat_template or []
-        sources = sources.values() if isinstance(sources, dict) else sources
+        template = self.tokenizer.chat_template or {}
+        sources = template.values() if isinstance(template, dict) else [template]
         try:
-            return [
-                template_environment().parse(source)
-                for source in ([sources] if isinstance(sources, str) else sources)
-            ]
+            return [template_environment().parse(source) for source in sources]
         except TemplateError as error:
             message = f"messages: the chat template of {self.name} fails: {error}"
             raise OptionError("messages", None, message) from error
