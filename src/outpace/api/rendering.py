@@ -37,11 +37,10 @@ class GenerationTags(Extension):
 class TemplateNamespace(Namespace):
     """A namespace without the names by which templates could leave the sandbox."""
 
-    def __init__(*args: Any, **attributes: Any) -> None:
-        self, *rest = args  # `self` may be an attribute
-        for name in (given := dict(*rest, **attributes)):
+    def __init__(self, /, *args: Any, **attributes: Any) -> None:
+        for name in (given := dict(*args, **attributes)):
             check_attribute(name)
-        Namespace.__init__(self, given)
+        super().__init__(given)
 
     def __setitem__(self, name: str, value: Any) -> None:
         check_attribute(name)

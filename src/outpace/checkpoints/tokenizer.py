@@ -111,7 +111,7 @@ def read_tokenizer(home: Path) -> Tokenizer | None:
 
 
 def read_by_transformers(path: Path) -> Tokenizer:
-    """Read a tokenizer by transformers, which knows its older formats."""
+    """Read a tokenizer by transformers, which supports older formats too."""
     import transformers
 
     loaded = getattr(transformers, TOKENIZER_CLASSES[path.name]).from_pretrained(path.parent)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -21,10 +22,14 @@ def main(args: Sequence[str] | None = None) -> None:
     try:
         if words[0] == "chat" and not {"-h", "--help"} & {*words}:
             open_prompt()
+        # Modules stay. Collecting them took 0.15 s up to the first token of SmolLM2-135M.
+        gc.disable()
         with show_startup_spinner("loading PyTorch"):
             from outpace.cli.app import load_command, run_command
 
             command = load_command(words)
+        gc.freeze()
+        gc.enable()
         status = run_command(command, words)
         print(end="", flush=True)
     except KeyboardInterrupt:
@@ -35,6 +40,9 @@ def main(args: Sequence[str] | None = None) -> None:
         raise
     except (ValueError, OSError) as error:
         exit_with_error(f"{'standard output: ' if is_stdout_full() else ''}{error}")
+    finally:
+        gc.enable()
+        gc.unfreeze()
     if status == INTERRUPTED:
         exit_with_error("interrupted", INTERRUPTED)
     sys.exit(status)
