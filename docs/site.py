@@ -17,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MOVED = {
     "docs/start.md": "index.md",
+    "benchmarks/results/README.md": "measurements.md",
     "README.md": "about.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",

@@ -31,6 +31,7 @@ from shown import ROOT, blocks, is_right
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    ROOT / "benchmarks" / "results" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 MARKS = ("hub", "long", "ray", "serves")
