@@ -2,8 +2,9 @@
 
 The site is FOLDER/site, by default build/site. Two builds at once need two folders.
 
-What readers of the repository find at its root, in docs/ and in examples/ stands side by side in
-the site, so links between them are turned accordingly; files that they name go along.
+What readers of the repository find at its root, in docs/, in examples/ and in benchmarks/results/
+stands side by side in the site, so links between them are turned accordingly; files that they name
+go along.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 MOVED = {
     "docs/start.md": "index.md",
+    "benchmarks/results/README.md": "measurements.md",
     "README.md": "about.md",
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",

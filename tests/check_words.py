@@ -47,7 +47,7 @@ def blank(text: str) -> str:
 
 def list_pages() -> list[Path]:
     """Pages that people write and read; the changelog repeats names of old releases."""
-    folders = (ROOT, ROOT / "docs", ROOT / "examples")
+    folders = (ROOT, ROOT / "docs", ROOT / "examples", ROOT / "benchmarks" / "results")
     pages = [page for folder in folders for page in sorted(folder.glob("*.md"))]
     return [page for page in pages if page.name != "CHANGELOG.md"]
 

@@ -89,7 +89,7 @@ def test_users_are_created_and_own_the_volumes() -> None:
     start = texts.index("USER outpace")
     assert all(f"RUN mkdir {folder}" in texts[start:] for folder in folders)
     (user,) = re.findall(r"^User=(.+)$", (DEPLOY / "outpace.service").read_text(), re.MULTILINE)
-    assert f"`useradd --system {user}`" in (ROOT / "docs/production.md").read_text()
+    assert f"`useradd --system {user}`" in (ROOT / "docs/operating.md").read_text()
 
 
 def test_image_is_served_and_checked() -> None:

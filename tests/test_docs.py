@@ -31,6 +31,7 @@ from shown import ROOT, blocks, is_right
 
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "examples/README.md")),
+    ROOT / "benchmarks" / "results" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
 ]
 MARKS = ("hub", "long", "ray", "serves")
@@ -237,3 +238,14 @@ def test_links_lead_somewhere(path: Path) -> None:
         file = path.parent / name if name else path
         assert file.exists(), target
         assert not anchor or anchor in headings(file), target
+
+
+def test_tour_quotes_the_source() -> None:
+    _, *parts = (ROOT / "docs" / "tour.md").read_text().split("\n### `")
+    for name, text in (part.split("`", 1) for part in parts):
+        source = " ".join((ROOT / name).read_text().split())
+        quotes = re.findall(r"^```\w+\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+        for quote in quotes:
+            for lines in re.split(r"^…$", quote, flags=re.MULTILINE):
+                assert " ".join(lines.split()) in source, (name, lines)
+        assert quotes, name
