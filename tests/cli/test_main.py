@@ -367,7 +367,7 @@ def test_no_command_is_a_question_for_help(outpace, words):
         ("outpace benchmark ser", "serve"),
         ("outpace generate tiny-dre", "tiny-dream"),
         ("outpace generate m --method loo", "lookup"),
-        ("outpace generate m --method apd --verif", "--verifier"),
+        ("outpace generate m --method=apd --verif", "--verifier"),
     ],
 )
 def test_words_are_completed(outpace, monkeypatch, words, completed):

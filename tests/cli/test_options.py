@@ -3,7 +3,6 @@
 import pytest
 
 from outpace import OptionError
-from outpace.cli.app import find_method_name
 from outpace.cli.options import parse_method
 from outpace.methods import APD, DFlash, Speculative
 
@@ -30,11 +29,3 @@ def test_wrong_values_are_named(name, value):
     with pytest.raises(OptionError) as caught:
         parse_method("left_to_right", {name: value})
     assert caught.value.param == name
-
-
-def test_the_method_is_found_wherever_it_stands():
-    assert find_method_name(["generate", "m", "--method", "apd", "p"]) == "apd"
-    assert find_method_name(["generate", "--method=apd"]) == "apd"
-    assert find_method_name(["generate", "m", "p"]) is None
-    assert find_method_name(["generate", "--method"]) is None
-    assert find_method_name([]) is None
