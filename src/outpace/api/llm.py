@@ -418,10 +418,10 @@ class LLM:
         if not isinstance(method, Method):
             message = f"method must be a Method, such as Autoregressive(), got {method!r}"
             raise OptionError("method", method, message)
-        check_adapter_name(adapter, self.adapters, self.name)
         models = further_models(method, self.path, self.config)
         key = (type(method), adapter, *models.items())
         if key not in self.pairings:
+            check_adapter_name(adapter, self.adapters, self.name)
             if not wait:
                 raise NotCompiledError
             with self.load_lock:

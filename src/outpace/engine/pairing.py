@@ -115,9 +115,6 @@ class Pairing:
         if not request.prompt:
             message = "prompt: the prompt is empty: give at least one token"
             raise OptionError("prompt", request.prompt, message)
-        if request.max_tokens < (1 if request.prompt_logprobs is None else 0):
-            message = f"max_tokens must be at least 1, got {request.max_tokens}"
-            raise OptionError("max_tokens", request.max_tokens, message)
         method.check_request(request)
         if bad := [token for token in request.prompt if not 0 <= token < self.vocab]:
             smallest = min(self.runners.values(), key=lambda runner: runner.vocab)

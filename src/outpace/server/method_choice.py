@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from typing import Any
@@ -188,7 +188,7 @@ class MethodChoice:
             param = "outpace.options"
             raise HttpError(400, f"{param}: {error}", param=param) from None
         paths = {role: self.paths[values[role]] for role in self.method_type.roles}
-        return shown, self.method_type(**values | paths)
+        return shown, replace(shown, **paths) if paths else shown
 
     def describe(self, default: bool) -> dict[str, Any]:
         """Return the entry of `GET /v1/models`."""
