@@ -68,7 +68,7 @@ class Job(Request):
     is_finished: bool = False
 
     def __post_init__(self) -> None:
-        Request.__post_init__(self)  # a class with slots has no `super()`
+        Request.__post_init__(self)  # `super()` fails in a dataclass with slots
         self.target, self.shared_answers = self.pairing.target, self.pairing.answers
 
     @property
