@@ -48,7 +48,7 @@ def samples(case: Case) -> list[dict[str, np.ndarray]]:
         found.append(
             {
                 "tokens": np.array(case["input_ids"][begin:end]),
-                "worth": np.array(case["labels"][begin:end]) != UNSCORED,
+                "token_weights": np.array(case["labels"][begin:end]) != UNSCORED,
                 "blocks": blocks,
                 "masked": np.concatenate([next(masks) for _ in ratios]).astype(bool),
                 "ratios": np.array(ratios)[blocks],
@@ -61,8 +61,8 @@ def rows(case: Case) -> Rows:
     """The rows of a case, sample by sample as the authors pack them."""
     parts, total = [], 0
     for sample in samples(case):
-        sample["worth"] = sample["worth"].astype(float)
-        text = next_token_rows(sample["tokens"], sample["worth"])
+        sample["token_weights"] = sample["token_weights"].astype(float)
+        text = next_token_rows(sample["tokens"], sample["token_weights"])
         masked = objective(case).masked_stream(**sample, begin=len(text))
         document = join_rows([text, masked])
         document.ranges += total
@@ -117,7 +117,7 @@ def test_counts(case: Case) -> None:
     for sample in samples(case):
         for block in range(sample["blocks"][-1] + 1):
             inside = sample["blocks"] == block
-            count = int(sample["worth"][inside].sum())
+            count = int(sample["token_weights"][inside].sum())
             ratio = float(sample["ratios"][inside][0])
             assert sample["masked"][inside].sum() == round(count * ratio)
 

@@ -344,9 +344,6 @@ def test_greedy_text_equals_that_of_transformers(
     check(BlockDiffusion(threshold=0.3), decode, threshold=0.3)
     if name in CAUSAL:
         check(BlockDiffusion(threshold=None), decode, threshold=None)
-    if name == "nemotron_diffusion":
-        options = {"threshold": 0.3, "lookahead": 3}
-        check(BlockDiffusion(**options), decode, **options)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [

@@ -55,7 +55,7 @@ class SubmitCommand(NamedTuple):
     streams: bool
     watched: bool
     limit: int | None
-    fits: bool
+    fits: bool = False
 
 
 class CancelCommand(NamedTuple):
