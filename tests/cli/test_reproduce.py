@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from outpace.benchmark.reproduce import figure, trained
+from outpace.benchmark.reproduce import figure
 
 PNG = b"\x89PNG"
 MODELS = ("target=tiny-ar", "dflash=tiny-dflash", "eagle=tiny-eagle")
@@ -114,7 +114,7 @@ def test_models_that_nobody_ships_are_trained_first(outpace, refused, tmp_path, 
     names = ("draft", "draft-1-layer", "draft-3-layers", "draft-first-feature", "draft-1-feature")
     words = "tiny-dflash data.path=story:train data.plain=true steps=2 batch=2 anchors=2"
     table.write_text("".join(f'{name} = "{words}"\n' for name in names))
-    monkeypatch.setattr(trained, "TABLE", table)
+    monkeypatch.setattr(figure, "TABLE", table)
     asked = ("dflash:depth", "--limit", 2, "--rounds", 1, "--out", tmp_path)
     status, out, err = outpace("reproduce", *asked)
     assert status == 0, err
@@ -132,6 +132,6 @@ def test_models_that_nobody_ships_are_trained_first(outpace, refused, tmp_path, 
         status, out, err = outpace("reproduce", *words)
         assert status == 0, err
         assert "trained:draft: outpace train" in out and "resuming after step 2" in out
-    monkeypatch.setattr(trained, "TABLE", tmp_path / "other.toml")
+    monkeypatch.setattr(figure, "TABLE", tmp_path / "other.toml")
     (tmp_path / "other.toml").write_text(table.read_text().replace("steps=2", "steps=2 lr=1e-3"))
     assert "lr" in refused("reproduce", *asked)

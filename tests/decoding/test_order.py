@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from helpers import chi_square
 from outpace.decoding import Prediction, Sample
-from outpace.decoding.blocks import select_block_holes
 from outpace.decoding.forward import FloatArray
 from outpace.decoding.order import (
     above_threshold,
@@ -16,6 +15,7 @@ from outpace.decoding.order import (
     rank_descending,
     rank_scores,
     reaching_threshold,
+    select_block_holes,
     slot_uniforms,
     step_schedule,
     timestep_counts,

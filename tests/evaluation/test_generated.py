@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from outpace.evaluation.generated.problems import Problem
+from outpace.evaluation.generated import Problem
 from outpace.evaluation.generated.story import STORY_SPLITS, story_problems
 from outpace.evaluation.generated.sudoku import (
     SUDOKU_SPLITS,

@@ -13,10 +13,17 @@ from typing import Annotated
 from rich.table import Table
 from typer import Argument, Option
 
-from outpace.benchmark.reproduce.figure import Figure, Scale, figure_names, find_at
-from outpace.benchmark.reproduce.given import model_paths, task_files
+from outpace.benchmark.reproduce.figure import (
+    TRAINED,
+    Figure,
+    Scale,
+    figure_names,
+    find_at,
+    model_paths,
+    needed,
+    task_files,
+)
 from outpace.benchmark.reproduce.page import page
-from outpace.benchmark.reproduce.trained import TRAINED, needed
 from outpace.benchmark.reproduce.verdict import Verdict, judge, judge_texts, published
 from outpace.benchmark.side import Side, SideFigures, check_rounds, summarise_sides
 from outpace.cli.draw import console, replace_file
@@ -123,7 +130,7 @@ def make_part(figure: Figure, plan: Scale, scale: str, file: str | None, shots: 
 
 def redraw(part: Part, loading: LoadFlags, out: Path) -> None:
     """Measure a part, judge its claims, and write figures and picture."""
-    from outpace.benchmark.reproduce.plot import draw_figure
+    from outpace.benchmark.plots import draw_figure
 
     figure, plan, name = part.figure, part.plan, part.name
     with replace_file(out / f"{name}.json") as file, replace_file(out / f"{name}.png") as picture:

@@ -12,8 +12,7 @@ from reprlib import repr as brief
 from typing import Any
 
 from outpace.errors import must
-from outpace.evaluation.generated import story, sudoku, table
-from outpace.evaluation.generated.problems import Problem
+from outpace.evaluation.generated import Problem, story, sudoku, table
 from outpace.evaluation.scoring.expressions import STRICT_NUMBER, final_number, last_boxed
 from outpace.jsonl import JsonRecord, read_records
 

@@ -11,7 +11,9 @@ from typing import Annotated
 import numpy as np
 
 from outpace.decoding import Canvas, Decoding, Dial, Forward, Kind, OptionError, Prediction, Request
-from outpace.decoding.blocks import (
+from outpace.decoding.dial import MAX_PACED_TOKENS
+from outpace.decoding.forward import IntArray
+from outpace.decoding.order import (
     D2F_ACTIVATE,
     D2F_ADD,
     D2F_BLOCK_SIZE,
@@ -19,11 +21,9 @@ from outpace.decoding.blocks import (
     block_pattern,
     filled_share,
     forward_of_holes,
+    rank_scores,
     select_block_holes,
 )
-from outpace.decoding.dial import MAX_PACED_TOKENS
-from outpace.decoding.forward import IntArray
-from outpace.decoding.order import rank_scores
 from outpace.decoding.target import Rank, Target
 from outpace.methods.block_filling import block_length
 from outpace.methods.method import (

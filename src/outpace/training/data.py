@@ -17,8 +17,7 @@ from jinja2 import TemplateError
 from outpace.api.rendering import render_chat
 from outpace.checkpoints.fingerprint import Fingerprint
 from outpace.errors import must
-from outpace.evaluation.generated import story, sudoku, table
-from outpace.evaluation.generated.problems import Problem
+from outpace.evaluation.generated import Problem, story, sudoku, table
 from outpace.field_types import MAX_COUNT, Bounds, Count, Fraction, check_bounds
 from outpace.models.config import ModelConfig
 from outpace.tokenizer import Tokenizer

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from outpace.benchmark.reproduce import trained
+from outpace.benchmark.reproduce import figure
 from outpace.benchmark.reproduce.figure import (
     FOLDER,
     PAPERS,
@@ -16,9 +16,10 @@ from outpace.benchmark.reproduce.figure import (
     figures,
     find,
     find_at,
+    needed,
     read,
+    words_of,
 )
-from outpace.benchmark.reproduce.trained import needed, words_of
 from outpace.benchmark.reproduce.verdict import NAMES, judge, published
 from outpace.checkpoints.load import zoo_names
 from outpace.training.recipe import load_recipe
@@ -85,7 +86,7 @@ def test_what_trains_models_is_known_and_used() -> None:
         for scale in ("mini", "full")
     }
     assert not names["mini"] & names["full"]
-    table = tomllib.loads(trained.TABLE.read_text())
+    table = tomllib.loads(figure.TABLE.read_text())
     assert {f"trained:{name}" for name in table} == names["mini"] | names["full"]
     for name in table:
         recipe, *overrides = split(words_of(f"trained:{name}"))

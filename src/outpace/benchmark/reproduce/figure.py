@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -266,3 +266,58 @@ def find_at(named: str, scale: str) -> list[Figure]:
         message = f"scale: {named} has no scale {scale}; figures with it are {known}"
         raise OptionError("scale", scale, message)
     return found
+
+
+def model_paths(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Return paths by name, from NAME=PATH; `OptionError` for a model that no plan needs."""
+    known = list(dict.fromkeys(name for plan in plans for name in plan.given))
+    paths: dict[str, str] = {}
+    for text in texts:
+        name, _, path = text.partition("=")
+        if not known:
+            message = f"--model {text}: this scale names its models; omit it, or use --scale small"
+            raise OptionError("model", text, message)
+        if name not in known or name in paths or not path:
+            message = f"--model {text}: give each of {', '.join(known)} once, as NAME=PATH"
+            raise OptionError("model", text, message)
+        paths[name] = path
+    return paths
+
+
+def task_files(texts: Iterable[str], plans: Sequence[Scale]) -> dict[str, str]:
+    """Return files by task, from TASK=FILE or a file alone; `OptionError` for other tasks."""
+    tasks = list(dict.fromkeys(plan.task for plan in plans))
+    files = {task: str(DATA_FOLDER / name) for plan in plans for task, name in plan.data.items()}
+    for text in texts:
+        task, _, path = text.partition("=")
+        if task not in TASKS:
+            if len(tasks) > 1:
+                message = f"--data {text}: write TASK=FILE, for each of {', '.join(tasks)}"
+                raise OptionError("data", text, message)
+            task, path = tasks[0], text
+        if task not in tasks or not path:
+            message = f"--data {text}: write TASK=FILE; tasks here are {', '.join(tasks)}"
+            raise OptionError("data", text, message)
+        files[task] = path
+    return files
+
+
+TRAINED = "trained:"
+"""Prefix of the name of such a model."""
+
+TABLE = Path(__file__).parent / "trained.toml"
+
+
+def words_of(name: str) -> str:
+    """Return the arguments of `outpace train` for a model; `ValueError` for an unknown one."""
+    known: dict[str, str] = tomllib.loads(TABLE.read_text("utf-8"))
+    plain = name.removeprefix(TRAINED)
+    if plain not in known:
+        raise ValueError(f"nothing trains {plain!r}; known are {', '.join(known)}")
+    return known[plain]
+
+
+def needed(entries: Iterable[MethodEntry]) -> dict[str, str]:
+    """Return the models that must be trained for entries, with the arguments of each."""
+    names = dict.fromkeys(name for entry in entries for name in entry.model_names)
+    return {name: words_of(name) for name in names if name.startswith(TRAINED)}

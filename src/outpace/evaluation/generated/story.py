@@ -19,7 +19,7 @@ from itertools import product
 from random import Random
 from typing import Any
 
-from outpace.evaluation.generated.problems import Problem, ProblemSplits
+from outpace.evaluation.generated import Problem, ProblemSplits
 
 Equation = tuple[int, int, int]
 

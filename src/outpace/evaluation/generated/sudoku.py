@@ -13,7 +13,7 @@ from itertools import permutations
 from operator import and_
 from random import Random
 
-from outpace.evaluation.generated.problems import Problem, ProblemSplits
+from outpace.evaluation.generated import Problem, ProblemSplits
 
 SUDOKU_SPLITS = ProblemSplits(("train", "test"), test_every=50)
 GIVEN_COUNTS = range(4, 11)

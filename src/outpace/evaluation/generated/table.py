@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from random import Random
 
-from outpace.evaluation.generated.problems import Problem, ProblemSplits
+from outpace.evaluation.generated import Problem, ProblemSplits
 
 TABLE_SPLITS = ProblemSplits(("train", "test"), test_every=10)
 MAX_TABLE_NUMBER = 99  # numbers have at most two digits

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outpace.attention.ranges import document_ranges, find_documents, grouped_ranges
-from outpace.decoding.blocks import (
+from outpace.decoding.order import (
     D2F_ACTIVATE,
     D2F_ADD,
     D2F_BLOCK_SIZE,
