@@ -68,21 +68,17 @@ from outpace.models.transformer import Stack
 
 
 def resolve_stop_ids(
-    options: RequestOptions, eos: frozenset[int], vocab: int, silent: Set[int]
+    llm: LLM, options: RequestOptions, vocab: int
 ) -> tuple[frozenset[int], frozenset[int]]:
     """Return the end-of-sequence ids of an answer, and the ids that end it at any position.
 
-    A constrained answer must be able to end. If the model has no `eos`, the stop ids replace it.
-
-    Args:
-        options: Options of the request.
-        eos: End-of-sequence ids of the model.
-        vocab: Size of the vocabulary.
-        silent: Token ids without text, such as special tokens.
+    A constrained answer must be able to end. If the model has no end-of-sequence, the stop ids
+    replace it.
 
     Raises:
         OptionError: For an invalid token id, or one that could cut off a constrained answer.
     """
+    eos = answer_ends(llm, options)
     listed: Any = options.stop_ids
     if isinstance(listed, ndarray | Tensor):
         listed = listed.tolist()
@@ -93,7 +89,7 @@ def resolve_stop_ids(
         return frozenset() if options.ignore_eos else eos, stops
     if not eos:
         return stops, frozenset()
-    if conflicts := sorted(stops - eos - silent):
+    if conflicts := sorted(stops - eos - llm.text.silent_ids):
         raise OptionError(
             "stop_ids",
             conflicts[0],
@@ -135,14 +131,13 @@ def build_processors(
 
 
 def build_constraint(
+    llm: LLM,
     options: RequestOptions,
-    compiler: Compiler,
     method: Method,
+    pairing: Pairing,
     thoughts: ThoughtFormat | None,
     slots: range,
     ends: frozenset[int],
-    vocab: int,
-    mask_id: int,
     wait: bool,
 ) -> Constraint | None:
     """Return the constraint on an answer in `slots`, or None if it is unconstrained.
@@ -158,14 +153,14 @@ def build_constraint(
         return None
     if rule[0] == "grammar" and most is None and thoughts is not None and thoughts.begin:
         thoughts = None  # a grammar cannot follow thoughts, which the prompt does not require
-    return compiler.build_constraint(
+    return llm.compiler.build_constraint(
         rule,
         sequential=method.is_sequential,
         begin=slots.start,
         limit=slots.stop,
-        size=vocab,
+        size=pairing.vocab,
         ends=ends,
-        mask_id=mask_id,
+        mask_id=pairing.target.mask_id,
         wait=wait,
         thoughts=thoughts,
         max_thoughts=most,
@@ -593,18 +588,14 @@ def prepare_answer(
     if options.suffix is not None and llm.text.middle_tokens is None:
         layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)
     max_tokens = choose_max_tokens(len(ids)) if layout is None else layout.size
-    ends, stop_ids = resolve_stop_ids(
-        options, answer_ends(llm, options), pairing.vocab, llm.text.silent_ids
-    )
+    ends, stop_ids = resolve_stop_ids(llm, options, pairing.vocab)
     processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
     if layout is None:
-        slots = range(len(ids), len(ids) + max_tokens)
-        sizes = slots, ends | stop_ids, pairing.vocab, pairing.target.mask_id
-        constraint = build_constraint(options, llm.compiler, method, form.thoughts, *sizes, wait)
+        where = form.thoughts, range(len(ids), len(ids) + max_tokens), ends | stop_ids
+        constraint = build_constraint(llm, options, method, pairing, *where, wait)
     else:
         sequential = method.is_sequential
         constraint = layout.build_constraint(llm.compiler, sequential, pairing.vocab, wait)
-    processors += [] if constraint is None else [constraint]
     padding = frozenset[int]() if layout is None else layout.ends
     answer = PendingAnswer(
         method=method,
@@ -621,7 +612,7 @@ def prepare_answer(
         logprobs=options.logprobs,
         top_logprobs=int(options.top_logprobs),
         prompt_logprobs=options.prompt_logprobs,
-        processors=tuple(processors),
+        processors=(*processors, *([] if constraint is None else [constraint])),
         constraint=constraint,
         fixed_tokens={} if layout is None else layout.given,
         is_infill=layout is not None,
