@@ -35,7 +35,7 @@ from outpace.api.codec import (
     validate_text,
 )
 from outpace.constraint.calls import TOOL_VARIABLES, CallFormat, find_call_format
-from outpace.constraint.thoughts import ThoughtFormat, find_thought_format
+from outpace.constraint.thoughts import CHANNELS, ThoughtFormat, find_thought_format
 from outpace.errors import OptionError
 
 Message = dict[str, Any]
@@ -122,6 +122,10 @@ class TemplatePart:
     def matches_any(self, patterns: AuthorPatterns) -> bool:
         """Return whether one of its texts matches the pattern of its author."""
         return any(map(patterns[self.by_assistant].search, self.texts))
+
+
+CONTINUED = "continue_final_message"
+"""Key of the part that holds thoughts and text of the last message, if it is continued."""
 
 
 class Mark(NamedTuple):
@@ -493,22 +497,46 @@ class ChatTemplate(TemplateSource):
     def render_parts(self, parts: Sequence[TemplatePart]) -> str:
         """Render the parts of a conversation."""
         messages = [part.value for part in parts if isinstance(part.key, int)]
-        return self.render(messages, {str(part.key): part.value for part in parts[len(messages) :]})
+        variables = {str(part.key): part.value for part in parts[len(messages) :]}
+        continued = variables.pop(CONTINUED, None)
+        rendered = self.render(messages, variables)
+        return rendered if continued is None else rendered + self.write_begun(rendered, *continued)
 
-    def encode(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
-        """Encode a conversation.
+    def write_begun(self, rendered: str, thoughts: str, text: str) -> str:
+        """Return the beginning of an answer, as the model writes it after a rendered prompt."""
+        form = self.thought_format
+        if form is None or (form := form.after_prompt(rendered)) is None:
+            return text
+        if form.begin and not thoughts:
+            return form.direct + text
+        gap = "" if self.thought_format is CHANNELS else "\n"
+        before = f"{form.begin}{gap}" if form.begin else ""
+        return f"{before}{thoughts}{gap}{form.end}{gap * 2}{text}"
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        *,
+        continues: bool = False,
+    ) -> list[int]:
+        """Encode a conversation; if it `continues`, its last message begins the answer.
 
         Raises:
-            OptionError: For a role with a control token, if rendering fails, and for a message in
-                which control tokens cannot be separated from text.
+            OptionError: For a role with a control token, if rendering fails, for a message in
+                which control tokens cannot be separated from text, and for a last message that
+                cannot be continued.
         """
         for number, message in enumerate(messages):
             if self.hidden_patterns[False].search(role := message["role"]):
                 param = f"messages[{number}].role"
                 text = f"{param} must not contain a special token, got {role!r}"
                 raise OptionError(param, role, text)
-        messages = [self.write_message(*each) for each in enumerate(messages)]
-        parts = TemplatePart.collect_parts(messages, variables)
+        last = self.take_continued(messages) if continues else []
+        messages = [
+            self.write_message(*e) for e in enumerate(messages[: len(messages) - len(last)])
+        ]
+        parts = TemplatePart.collect_parts(messages, variables) + last
         text = self.render_parts(parts)
         authors = self.find_authors(parts, text)
         ids, spans = self.codec.encode_with_spans(text)
@@ -517,6 +545,25 @@ class ChatTemplate(TemplateSource):
         if own == control:
             return ids
         return self.codec.encode_selected(text, own, frozenset(self.control_tokens))
+
+    def take_continued(self, messages: Sequence[Message]) -> list[TemplatePart]:
+        """Return the thoughts and text of the last message as a part.
+
+        Raises:
+            OptionError: If it is not the assistant's, has no text, or has calls of tools.
+        """
+        param, message = f"messages[{len(messages) - 1}]", messages[-1]
+        problems = {
+            "role": message["role"] != "assistant" and "must be 'assistant'",
+            "tool_calls": message.get("tool_calls") and "must be absent",
+            "content": not message["content"] and "must not be empty",
+        }
+        for name, problem in problems.items():
+            if problem:
+                text = f"{param}.{name}: {problem} in a last message that is continued"
+                raise OptionError(f"{param}.{name}", message.get(name), text)
+        value = [message.get("reasoning_content", ""), message["content"]]
+        return [TemplatePart(param, CONTINUED, value, by_assistant=True)]
 
     def trim_span(self, text: str, span: TokenSpan) -> TokenSpan:
         """Return the span of a control token without the whitespace that it absorbs."""

@@ -294,9 +294,10 @@ class ModelClient:
             tools=tools,
             effort=request.reasoning_effort,
             suffix=request.suffix,
+            continues=(continues := request.continue_final_message),
         )
         is_raw = raw or request.suffix is not None or options.get("cloze") is not None
-        return ids, self.text.find_answer_format(ids, tools, raw=is_raw)
+        return ids, self.text.find_answer_format(ids, tools, raw=is_raw, continues=continues)
 
     def check_accepting(self) -> None:
         """Raise `DrainingError` or `QueueFullError` if no request is accepted now."""

@@ -594,7 +594,8 @@ def prepare_answer(
         layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)
     max_tokens = choose_max_tokens(len(ids)) if layout is None else layout.size
     is_raw = options.raw or layout is not None or options.suffix is not None
-    form = llm.text.find_answer_format(ids, options.tool_use, raw=is_raw)
+    continues = options.continue_final_message
+    form = llm.text.find_answer_format(ids, options.tool_use, raw=is_raw, continues=continues)
     padding = frozenset[int]() if layout is None else layout.ends
     detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, form, padding)
     answer = PendingAnswer(detokenizer, streams, layout)
@@ -645,6 +646,7 @@ def encode_prompt(
         tools=options.tool_use,
         effort=options.reasoning_effort,
         suffix=options.suffix,
+        continues=options.continue_final_message,
     )
     if options.suffix is not None:
         check_suffix(options, method, llm.text)

@@ -232,6 +232,7 @@ class TextCodec:
         tools: ToolUse | None = None,
         effort: str | None = None,
         suffix: str | None = None,
+        continues: bool = False,
     ) -> list[int]:
         """Encode a prompt.
 
@@ -244,6 +245,7 @@ class TextCodec:
             tools: Tools that the answer may call.
             effort: Effort of reasoning, see `Options`.
             suffix: Text after the answer, which a prompt of `middle_tokens` contains.
+            continues: Whether the last message is the beginning of the answer.
 
         Raises:
             OptionError: For an invalid or empty prompt, a malformed message, text that is not UTF-8
@@ -275,7 +277,10 @@ class TextCodec:
                 raise OptionError("reasoning_effort", effort, message)
             template = self.required_template.effort_variables(effort) | template
         if isinstance(prompt, list):
-            return self.encode_chat(prompt, template)
+            return self.required_template.encode(prompt, template, continues=continues)
+        if continues:
+            message = "continue_final_message needs chat messages as prompt: omit it"
+            raise OptionError("continue_final_message", continues, message)
         if raw or self.tokenizer.chat_template is None:
             return self.encode_plain(prompt, begin=True)
         return self.encode_chat([{"role": "user", "content": prompt}], template)
@@ -345,16 +350,25 @@ class TextCodec:
         return None if self.chat_template is None else self.chat_template.thought_format
 
     def find_answer_format(
-        self, prompt: Sequence[int], tools: ToolUse | None, *, raw: bool
+        self, prompt: Sequence[int], tools: ToolUse | None, *, raw: bool, continues: bool = False
     ) -> AnswerFormat:
-        """Return the format of the answer to a prompt, which is text only if it is `raw`."""
+        """Return the format of the answer to a prompt, which is text only if it is `raw`.
+
+        An answer that `continues` a text has no thoughts, and calls only if they may follow a text.
+        """
         if raw:
             return PLAIN_FORMAT
-        thoughts = self.thought_format
+        thoughts = None if continues else self.thought_format
         if thoughts is not None:
             tail = self.decode(prompt[-MAX_MARK_TOKENS:], special=True)
             thoughts = thoughts.after_prompt(tail)
         calls = None if tools is None else tools.call_format(self.call_format)
+        if continues and calls is not None and calls.leads:
+            message = (
+                "continue_final_message cannot be combined with tools, whose calls begin the "
+                f"answers of {self.name}: omit one"
+            )
+            raise OptionError("continue_final_message", continues, message)
         if thoughts is not None and calls is not None:
             thoughts = thoughts.without_preface(calls.preface)
         return AnswerFormat(thoughts, calls)
