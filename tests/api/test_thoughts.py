@@ -130,6 +130,26 @@ def test_output_has_thoughts() -> None:
 
 
 @pytest.mark.parametrize("form", TEMPLATES)
+@pytest.mark.parametrize("thoughts", ["", "Hm"])
+def test_last_message_is_continued(form: str, thoughts: str) -> None:
+    text = thinking_llm("tiny-ar", form).text
+    assert text.tokenizer is not None
+    question, content = {"role": "user", "content": "hi"}, f"Yes {text.tokenizer.special_tokens_map["eos_token"]}"
+    begun = {"role": "assistant", "content": content, "reasoning_content": thoughts}
+    start, ids = text.encode([question]), text.encode([question, begun], continues=True)
+    before, whole = text.decode(start, special=True), text.decode(ids, special=True)
+    assert whole.startswith(before) and text.tokenizer.eos_token_id not in ids
+    form_after = text.find_answer_format(start, None, raw=False)
+    parts = parse_answer(form_after, whole.removeprefix(before))
+    assert (parts.reasoning, parts.text) == (thoughts, content)
+    assert text.find_answer_format(ids, None, raw=False, continues=True).thoughts is None
+    for last, name in (({"content": ""}, "content"), ({"role": "user"}, "role")):
+        with refuses(f"messages[1].{name}"):
+            message = {"role": "assistant", "content": "x"} | last
+            text.encode([question, message], continues=True)
+
+
+@pytest.mark.parametrize("form", TEMPLATES)
 def test_effort_reaches_the_template(form: str) -> None:
     llm = thinking_llm("tiny-ar", form)
 

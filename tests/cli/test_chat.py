@@ -72,6 +72,9 @@ def test_the_model_sees_what_was_said(llm: LLM) -> None:
     asked: Options = {"method": "autoregressive", "max_tokens": 64, "min_tokens": 8}
     (alone,) = llm.generate(talk.messages[:3], **asked)
     assert talk.messages[3]["content"] == alone.text
+    talk.handle_line("/continue")
+    assert len(talk.messages) == 4 and len(talk.messages[3]["content"]) > len(alone.text)
+    assert talk.messages[3]["content"].startswith(alone.text)
     talk.handle_line("/reset")
     assert talk.messages == [] and talk.last_turn is None
 

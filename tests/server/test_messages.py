@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 from starlette.testclient import TestClient
 
+from asking import QUESTION as STORY
 from asking import URL, attack, named_events, post
 from outpace.api.parts import AnswerFormat, CallDelta, PartsDelta
 from outpace.server.writer import BlockParser
@@ -161,6 +162,23 @@ AGENT: dict[str, Any] = {
 """Fields as coding agents send them."""
 
 
+def test_beginning_of_an_answer_is_continued(served: TestClient) -> None:
+    story = {"role": "user", "content": STORY}
+    sent = body("plain", temperature=0, max_tokens=60, messages=[story])
+    (block,) = ask(served, sent)["content"]
+    cut = block["text"].index("####")
+    begun = {"role": "assistant", "content": [{"type": "text", "text": block["text"][:cut]}]}
+    (rest,) = ask(served, sent | {"messages": [story, begun]})["content"]
+    assert rest["text"] == block["text"][cut:]
+    chat = {"model": "plain", "temperature": 0, "max_tokens": 60, "continue_final_message": True}
+    chat |= {"messages": [story, begun], "add_generation_prompt": False}
+    (choice,) = json.loads(post(served, "/v1/chat/completions", chat))["choices"]
+    assert choice["message"]["content"] == rest["text"]
+    for wrong in ({"add_generation_prompt": True}, {"continue_final_message": False}):
+        answer = served.post("/v1/chat/completions", json=chat | wrong)
+        assert answer.json()["error"]["param"] == "add_generation_prompt"
+
+
 def test_tokens_are_counted(served: TestClient, client: Any) -> None:
     sent = body("tools", max_tokens=9, **AGENT)
     used = ask(served, sent)["usage"]["input_tokens"]
@@ -205,6 +223,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "messages.0.content.0",
         {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
     ),
+    ("messages", {"messages": [QUESTION, CALLING]}),
     ("stop_sequences.0", {"stop_sequences": [""]}),
     (
         "stop_sequences",

@@ -46,7 +46,7 @@ from outpace.api.codec import (
 )
 from outpace.api.rendering import find_template, render_template, template_environment
 from outpace.constraint.calls import TOOL_VARIABLES, CallFormat, find_call_format
-from outpace.constraint.thoughts import ThoughtFormat, find_thought_format
+from outpace.constraint.thoughts import CHANNELS, ThoughtFormat, find_thought_format
 from outpace.errors import OptionError
 from outpace.tokenizer import Tokenizer
 
@@ -127,6 +127,10 @@ class TemplatePart:
 
         self.map_texts(collect)
         return "\0".join(found)
+
+
+CONTINUED = "continue_final_message"
+"""Key of the part that holds thoughts and text of the last message, if it is continued."""
 
 
 def searched_nodes(tree: Template) -> Iterator[Node]:
@@ -400,22 +404,54 @@ class ChatTemplate(TemplateSource):
         """Render the parts of a conversation."""
         messages = [part.value for part in parts if isinstance(part.key, int)]
         variables = {str(part.key): part.value for part in parts[len(messages) :]}
-        return self.render(messages, variables, table)
+        continued = variables.pop(CONTINUED, None)
+        rendered = self.render(messages, variables, table)
+        if continued is None:
+            return rendered
+        return rendered + self.write_begun(rendered, *continued, table=table or {})
 
-    def encode(self, messages: Sequence[Message], variables: Mapping[str, Any]) -> list[int]:
-        """Encode a conversation.
+    def write_begun(
+        self, rendered: str, thoughts: str, text: str, *, table: Mapping[str, str]
+    ) -> str:
+        """Return the beginning of an answer, as the model writes it after a rendered prompt.
+
+        The table replaces characters in what the model's format adds, as in the prompt.
+        """
+        change, form = str.maketrans(dict(table)), self.thought_format
+        plain = rendered.translate({ord(mark): edge for edge, mark in table.items()})
+        if form is None or (form := form.after_prompt(plain)) is None:
+            return text
+        if form.begin and not thoughts:
+            return form.direct.translate(change) + text
+        gap = "" if self.thought_format is CHANNELS else "\n"
+        before = f"{form.begin}{gap}" if form.begin else ""
+        after = f"{gap}{form.end}{gap * 2}"
+        return f"{before.translate(change)}{thoughts}{after.translate(change)}{text}"
+
+    def encode(
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any],
+        *,
+        continues: bool = False,
+    ) -> list[int]:
+        """Encode a conversation; if it `continues`, its last message begins the answer.
 
         Raises:
-            OptionError: For a role with a control token, if rendering fails, and for a message in
-                which control tokens cannot be separated from text.
+            OptionError: For a role with a control token, if rendering fails, for a message in
+                which control tokens cannot be separated from text, and for a last message that
+                cannot be continued.
         """
         for number, message in enumerate(messages):
             if self.control_pattern.search(role := message["role"]):
                 param = f"messages[{number}].role"
                 text = f"{param} must not contain a special token, got {role!r}"
                 raise OptionError(param, role, text)
-        messages = [self.write_message(*each) for each in enumerate(messages)]
-        parts = TemplatePart.collect_parts(messages, variables)
+        last = self.take_continued(messages) if continues else []
+        messages = [
+            self.write_message(*e) for e in enumerate(messages[: len(messages) - len(last)])
+        ]
+        parts = TemplatePart.collect_parts(messages, variables) + last
         text = self.render_parts(parts)
         ids, spans = self.codec.encode_with_spans(text)
         control = [self.trim_span(text, span) for span in spans if span[0] in self.control_tokens]
@@ -423,6 +459,25 @@ class ChatTemplate(TemplateSource):
         if own == control:
             return ids
         return self.codec.encode_selected(text, own, frozenset(self.control_tokens))
+
+    def take_continued(self, messages: Sequence[Message]) -> list[TemplatePart]:
+        """Return the thoughts and text of the last message as a part.
+
+        Raises:
+            OptionError: If it is not the assistant's, has no text, or has calls of tools.
+        """
+        param, message = f"messages[{len(messages) - 1}]", messages[-1]
+        problems = {
+            "role": message["role"] != "assistant" and "must be 'assistant'",
+            "tool_calls": message.get("tool_calls") and "must be absent",
+            "content": not message["content"] and "must not be empty",
+        }
+        for name, problem in problems.items():
+            if problem:
+                text = f"{param}.{name}: {problem} in a last message that is continued"
+                raise OptionError(f"{param}.{name}", message.get(name), text)
+        value = [message.get("reasoning_content", ""), message["content"]]
+        return [TemplatePart(param, CONTINUED, value, by_assistant=True)]
 
     def trim_span(self, text: str, span: TokenSpan) -> TokenSpan:
         """Return the span of a control token without the whitespace that it absorbs."""

@@ -123,6 +123,7 @@ class Options(TypedDict, total=False):
         suffix: Text after the answer, which is then the text between the two, without the chat
             template. Causal models need tokens for it, which prompts of token ids already contain;
             others fill `max_tokens` slots or fewer, see docs/fill.md.
+        continue_final_message: Continue the last message, the beginning of an answer, in its turn.
         template: Variables of the chat template, such as `enable_thinking`.
         reasoning_effort: `none`, `minimal`, `low`, `medium`, `high` or `xhigh`. Sets the variable
             `reasoning_effort` of the chat template, or else `enable_thinking`, false for `none`.
@@ -159,6 +160,7 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float]
     raw: bool
     suffix: str | None
+    continue_final_message: bool
     template: Mapping[str, Any]
     reasoning_effort: str | None
     max_reasoning_tokens: int | None
@@ -344,6 +346,7 @@ class RequestOptions:
         bool, Info("Continue the text as it is, without the chat template.", "prompt", fields=())
     ] = False
     suffix: Annotated[str | None, Info(None, "prompt", fields=())] = None
+    continue_final_message: Annotated[bool, Info(None, "prompt", fields=())] = False
     template: Annotated[
         Mapping[str, Any],
         Info(
@@ -503,11 +506,13 @@ class RequestOptions:
             check_template(self.cloze)
             what = "cloze"
             names += ["stop_ids", "max_tokens", "max_reasoning_tokens"]
-            names += [*option_names("rule"), *option_names("calls")]
+            names += [*option_names("rule"), *option_names("calls"), "continue_final_message"]
         if what is None and self.max_reasoning_tokens is not None:
             what, names = "max_reasoning_tokens", ["ignore_eos", "raw"]
         if what is not None:
             self.check_absent(names, what)
+        if self.continue_final_message:
+            self.check_absent(["raw", "max_reasoning_tokens"], "continue_final_message")
         if self.suffix is not None:
             own = [n for n in option_names("prompt") if n != "raw" and getattr(self, n)]
             names = [*own, "max_reasoning_tokens", *option_names("calls"), "cloze"]

@@ -233,6 +233,7 @@ class TextCodec:
         tools: ToolUse | None = None,
         effort: str | None = None,
         suffix: str | None = None,
+        continues: bool = False,
     ) -> list[int]:
         """Encode a prompt.
 
@@ -245,6 +246,7 @@ class TextCodec:
             tools: Tools that the answer may call.
             effort: Effort of reasoning, see `Options`.
             suffix: Text after the answer, which a prompt of `middle_tokens` contains.
+            continues: Whether the last message is the beginning of the answer.
 
         Raises:
             OptionError: For an invalid or empty prompt, a malformed message, text that is not UTF-8
@@ -276,7 +278,10 @@ class TextCodec:
                 raise OptionError("reasoning_effort", effort, message)
             template = self.required_template.effort_variables(effort) | template
         if isinstance(prompt, list):
-            return self.encode_chat(prompt, template)
+            return self.required_template.encode(prompt, template, continues=continues)
+        if continues:
+            message = "continue_final_message needs chat messages as prompt: omit it"
+            raise OptionError("continue_final_message", continues, message)
         if raw or self.tokenizer.chat_template is None:
             return self.encode_plain(prompt, begin=True)
         return self.encode_chat([{"role": "user", "content": prompt}], template)
@@ -350,9 +355,10 @@ class TextCodec:
     ) -> tuple[list[int], AnswerFormat]:
         """Return the token ids of a prompt, and the format of the answer to it.
 
-        An infill template may have no prompt.
+        An infill template may have no prompt. An answer that continues a text has no thoughts, and
+        calls only if they may follow a text.
         """
-        tools = options.tool_use
+        tools, continues = options.tool_use, options.continue_final_message
         if prompt is None and options.cloze is not None:
             return [], PLAIN_FORMAT
         ids = self.encode(
@@ -362,14 +368,21 @@ class TextCodec:
             tools=tools,
             effort=options.reasoning_effort,
             suffix=options.suffix,
+            continues=continues,
         )
         if options.raw or options.suffix is not None or options.cloze is not None:
             return ids, PLAIN_FORMAT
-        thoughts = self.thought_format
+        thoughts = None if continues else self.thought_format
         if thoughts is not None:
             tail = self.decode(ids[-MAX_MARK_TOKENS:], special=True)
             thoughts = thoughts.after_prompt(tail)
         calls = None if tools is None else tools.call_format(self.call_format)
+        if continues and calls is not None and calls.leads:
+            message = (
+                "continue_final_message cannot be combined with tools, whose calls begin the "
+                f"answers of {self.name}: omit one"
+            )
+            raise OptionError("continue_final_message", continues, message)
         if thoughts is not None and calls is not None:
             thoughts = thoughts.without_preface(calls.preface)
         return ids, AnswerFormat(thoughts, calls)

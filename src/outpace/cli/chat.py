@@ -47,11 +47,12 @@ from outpace.methods.options import AUTO_METHOD
 CHAT_HELP = """\
 /method NAME option=value …  change the method; alone, list the methods
 /race NAME option=value …    answer again by another method, and show both
+/continue                    continue the last answer, after Ctrl-C or if it was cut
 /reset                       clear the conversation
 /help                        show this help
 /exit                        exit, as Ctrl-D does; Ctrl-C stops an answer"""
 
-CHAT_COMMANDS = ("/method", "/race", "/reset", "/help", "/exit")
+CHAT_COMMANDS = ("/method", "/race", "/continue", "/reset", "/help", "/exit")
 
 
 def chat(
@@ -123,7 +124,12 @@ class ChatTurn:
 
     def stream_answer(self, llm: LLM, options: Options, show: Callable[[Text], None]) -> None:
         """Stream the answer and show each piece; after Ctrl-C, keep the text so far."""
-        turn_options: Options = {**options, "method": self.method}
+        continues = self.messages[-1]["role"] == "assistant"
+        turn_options: Options = {
+            **options,
+            "method": self.method,
+            "continue_final_message": continues,
+        }
         stream = llm.stream(self.messages, **turn_options)
         painter = AnswerPainter(stream.answer.format)
         try:
@@ -184,6 +190,8 @@ class ChatSession:
                 return False
             case "/help":
                 console.print(CHAT_HELP)
+            case "/continue":
+                self.continue_answer()
             case "/reset":
                 self.messages, self.last_turn = list(self.initial_messages), None
             case "/method":
@@ -199,6 +207,22 @@ class ChatSession:
     def answer_message(self, message: str) -> None:
         """Answer a message, and append both to the conversation."""
         messages = [*self.messages, {"role": "user", "content": message}]
+        if (answer := self.stream_turn(messages)) is not None:
+            self.messages = [*messages, answer]
+
+    def continue_answer(self) -> None:
+        """Continue the last answer in its turn."""
+        if self.last_turn is None:
+            raise ValueError("/continue needs an answer: send a message first")
+        last = self.messages[-1]
+        if (rest := self.stream_turn(self.messages)) is not None:
+            self.messages = [
+                *self.messages[:-1],
+                last | {"content": last["content"] + rest["content"]},
+            ]
+
+    def stream_turn(self, messages: list[Message]) -> Message | None:
+        """Answer a conversation; return the answer as a message, or None if it is empty."""
         turn = ChatTurn(messages, self.title, self.method)
         try:
             turn.stream_answer(
@@ -209,9 +233,10 @@ class ChatSession:
         finally:
             console.print()
         console.print(turn.figures, style="dim", soft_wrap=True)
-        if turn.output is not None and turn.output.text:
-            self.last_turn = turn
-            self.messages = [*messages, turn.output.message]
+        if turn.output is None or not turn.output.text:
+            return None
+        self.last_turn = turn
+        return turn.output.message
 
     def choose_method(self, words: str) -> None:
         """Change the method; without words, list the methods."""

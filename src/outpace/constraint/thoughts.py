@@ -55,15 +55,17 @@ class ThoughtFormat:
         return special_tokens_in(tokenizer, self.begin, self.end, self.direct)
 
 
+CHANNELS = ThoughtFormat(
+    name="channels",
+    begin="<|channel|>analysis<|message|>",
+    end="<|end|><|start|>assistant<|channel|>final<|message|>",
+    direct="<|channel|>final<|message|>",
+    required=("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
+)
+
 THOUGHT_FORMATS = (
     ThoughtFormat(name="think", begin="<think>", end="</think>", required=("<think>", "</think>")),
-    ThoughtFormat(
-        name="channels",
-        begin="<|channel|>analysis<|message|>",
-        end="<|end|><|start|>assistant<|channel|>final<|message|>",
-        direct="<|channel|>final<|message|>",
-        required=("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),
-    ),
+    CHANNELS,
 )
 """Formats of Qwen3, DeepSeek-R1 and SmolLM3; of gpt-oss."""
 

@@ -223,6 +223,7 @@ class CountTokensRequest(StrictModel):
         config, tools = self.output_config or OutputConfig(), self.tools or ()
         can_think = text.thought_format is not None
         effort: str | None = config.effort
+        continues = self.messages[-1].role == "assistant"
         if "reasoning_effort" not in text.template_variables:
             effort = None
         extension = None if self.outpace is None else self.outpace.model_dump(exclude_none=True)
@@ -234,6 +235,7 @@ class CountTokensRequest(StrictModel):
             fields
             | {
                 "messages": [*self.chat_messages()],
+                "continue_final_message": continues or None,
                 "stop": self.stop_sequences or None,
                 "tools": [declare_tool(tool) for tool in tools if isinstance(tool, MessagesTool)],
                 "tool_choice": None if choice is None else chat_tool_choice(choice),
@@ -242,7 +244,9 @@ class CountTokensRequest(StrictModel):
                     False if choice is not None and choice.disable_parallel_tool_use else None
                 ),
                 "reasoning_effort": "xhigh" if effort == "max" else effort,
-                "max_reasoning_tokens": thinking.budget_tokens if can_think else None,
+                "max_reasoning_tokens": (
+                    thinking.budget_tokens if can_think and not continues else None
+                ),
                 "chat_template_kwargs": self.chat_template_kwargs,
                 "outpace": extension,
             }
@@ -337,7 +341,7 @@ class MessagesTranslation(Translation):
     """A request of the Messages API, as a chat request."""
 
     RENAMED_FIELDS = {
-        r"messages.*": "messages",
+        r"messages.*|continue_final_message": "messages",
         r"stop$": "stop_sequences",
         r"(tools\.\d+)\.function\.parameters": r"\1.input_schema",
         r"(tools\.\d+)\.function": r"\1",

@@ -40,6 +40,7 @@ NOT_COMMON = SEQUENTIAL_FIELDS + CAUSAL_FIELDS
 COMMON_FIELDS = (
     *("n", "max_completion_tokens", "response_format", "structured_outputs"),
     *("tools", "tool_choice", "parallel_tool_calls", "top_logprobs"),
+    *("continue_final_message", "add_generation_prompt"),
     *(field for field in OPTIONS_BY_FIELD if "." not in field and field not in NOT_COMMON),
     *("stream", "stream_options", "outpace.trace"),
 )

@@ -108,6 +108,7 @@ class RequestHandler:
             if request.max_completion_tokens is not None:
                 options["max_tokens"] = request.max_completion_tokens
             options["top_logprobs"] = request.top_logprobs
+            options["continue_final_message"] = request.continue_final_message
         else:
             options |= {"raw": True, "suffix": request.suffix}
             options |= {"logprobs": request.logprobs is not None, "top_logprobs": request.logprobs}

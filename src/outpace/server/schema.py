@@ -490,6 +490,8 @@ class ChatRequest(BaseRequest):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
     # Accepted from clients and ignored.
     metadata: Annotated[dict[Name, ShortText], Field(max_length=16)] | None = None
@@ -515,6 +517,15 @@ class ChatRequest(BaseRequest):
         if self.max_completion_tokens is not None and older is not None:
             message = "max_tokens: cannot be combined with max_completion_tokens"
             raise OptionError("max_tokens", older, message)
+        return self
+
+    @model_validator(mode="after")
+    def check_continued(self) -> Self:
+        """Reject `add_generation_prompt` unless a new turn is exactly what follows."""
+        new_turn, continues = self.add_generation_prompt, bool(self.continue_final_message)
+        if new_turn is not None and new_turn == continues:
+            message = "add_generation_prompt: must be false with continue_final_message, else true"
+            raise OptionError("add_generation_prompt", new_turn, message)
         return self
 
     @model_validator(mode="after")
