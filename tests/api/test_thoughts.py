@@ -134,7 +134,8 @@ def test_output_has_thoughts() -> None:
 def test_last_message_is_continued(form: str, thoughts: str) -> None:
     text = thinking_llm("tiny-ar", form).text
     assert text.tokenizer is not None
-    question, content = {"role": "user", "content": "hi"}, f"Yes {text.tokenizer.special_tokens_map["eos_token"]}"
+    eos = text.tokenizer.special_tokens_map["eos_token"]
+    question, content = {"role": "user", "content": "hi"}, f"Yes {eos}"
     begun = {"role": "assistant", "content": content, "reasoning_content": thoughts}
     start, ids = text.encode([question]), text.encode([question, begun], continues=True)
     before, whole = text.decode(start, special=True), text.decode(ids, special=True)
