@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from outpace import LLM, OptionError
+from outpace.api.options import RequestOptions
 from outpace.api.parts import AnswerFormat, AnswerParser, parse_answer
 from outpace.api.text import validate_prompt
 from outpace.constraint.calls import CALL_FORMATS
@@ -137,13 +138,14 @@ def test_last_message_is_continued(form: str, thoughts: str) -> None:
     eos = text.tokenizer.special_tokens_map["eos_token"]
     question, content = {"role": "user", "content": "hi"}, f"Yes {eos}"
     begun = {"role": "assistant", "content": content, "reasoning_content": thoughts}
-    start, ids = text.encode([question]), text.encode([question, begun], continues=True)
+    start, form_after = text.encode_request([question], RequestOptions())
+    continued = RequestOptions(continue_final_message=True)
+    ids, plain = text.encode_request([question, begun], continued)
     before, whole = text.decode(start, special=True), text.decode(ids, special=True)
     assert whole.startswith(before) and text.tokenizer.eos_token_id not in ids
-    form_after = text.find_answer_format(start, None, raw=False)
     parts = parse_answer(form_after, whole.removeprefix(before))
     assert (parts.reasoning, parts.text) == (thoughts, content)
-    assert text.find_answer_format(ids, None, raw=False, continues=True).thoughts is None
+    assert plain.thoughts is None
     for last, name in (({"content": ""}, "content"), ({"role": "user"}, "role")):
         with refuses(f"messages[1].{name}"):
             message = {"role": "assistant", "content": "x"} | last

@@ -588,7 +588,10 @@ def prepare_answer(
     if options.suffix is not None and llm.text.middle_tokens is None:
         layout = lay_out_suffix(llm, options.suffix, method, pairing, ids, choose_max_tokens)
     max_tokens = choose_max_tokens(len(ids)) if layout is None else layout.size
+    padding = frozenset[int]() if layout is None else layout.ends
+    detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, form, padding)
     ends, stop_ids = resolve_stop_ids(llm, options, pairing.vocab)
+    stop_ids |= frozenset() if layout is not None else detokenizer.stop_ids
     processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
     if layout is None:
         where = form.thoughts, range(len(ids), len(ids) + max_tokens), ends | stop_ids
@@ -596,11 +599,10 @@ def prepare_answer(
     else:
         sequential = method.is_sequential
         constraint = layout.build_constraint(llm.compiler, sequential, pairing.vocab, wait)
-    padding = frozenset[int]() if layout is None else layout.ends
     answer = PendingAnswer(
         method=method,
         pairing=pairing,
-        detokenizer=Detokenizer(llm.text, options.stop, options.min_tokens, form, padding),
+        detokenizer=detokenizer,
         layout=layout,
         streams=streams,
         prompt=ids,
@@ -622,7 +624,7 @@ def prepare_answer(
         if answer.decode_tokens():
             llm.engine.cancel(answer)
 
-    answer.listener = on_tokens if streams or options.stop else None
+    answer.listener = on_tokens if streams or detokenizer.stop else None
     llm.engine.prepare_job(answer)
     return answer
 

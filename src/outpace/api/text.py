@@ -217,6 +217,14 @@ class TextCodec:
         """Number of tokens of the tokenizer; None if there is no tokenizer."""
         return None if self.tokenizer is None else len(self.tokenizer)
 
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """Ids of special tokens, by name."""
+        if self.tokenizer is None:
+            return {}
+        ids = [*self.silent_ids]
+        return dict(zip(map(str, self.tokenizer.convert_ids_to_tokens(ids)), ids, strict=True))
+
     @property
     def eos(self) -> frozenset[int]:
         """End-of-sequence ids of the tokenizer, which may differ from the model's."""
