@@ -15,6 +15,7 @@ from outpace.decoding.processor import MinTokens
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
 from outpace.methods import FastDLLM, Method
+from refusal import refuses
 from workload import EOS, KINDS, LONG, ON_ZOO, Request, new_engine, requests
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
@@ -166,3 +167,17 @@ def test_some_stops_of_every_method(name: str, method: Method) -> None:
 @pytest.mark.parametrize(("name", "method"), ON_ZOO, ids=repr)
 def test_stops_of_every_method(name: str, method: Method, least: int) -> None:
     assert sum(check_zoo(name, method, temperature, least) for temperature in (0.0, 0.9)) > 16
+
+
+def test_special_token_as_a_stop_string() -> None:
+    llm = LLM("tiny-ar")
+    assert llm.text.tokenizer is not None
+    mark = str(llm.text.tokenizer.eos_token)
+    bias = {llm.text.special_ids[mark]: 50.0}
+    options: Any = {"ignore_eos": True, "logit_bias": bias, "max_tokens": 9, "temperature": 0.0}
+    (free,) = llm.generate(QUESTION, **options)
+    (stopped,) = llm.generate(QUESTION, stop=["zz", mark], **options)
+    assert (len(free.ids), free.finish_reason) == (9, "length")
+    assert (stopped.ids, stopped.finish_reason) == ([], "stop")
+    with refuses("stop"):
+        llm.generate(QUESTION, stop=f"a{mark}")

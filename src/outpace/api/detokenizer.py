@@ -33,6 +33,9 @@ class Detokenizer:
         min_tokens: Stop strings that begin within this many tokens have no effect.
         form: Format of the answer, whose special tokens are text.
         padding: Tokens without text.
+
+    Attributes:
+        stop_ids: Tokens that end the answer, since a stop string names them and they have no text.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Detokenizer:
         # Special tokens that are not shown are left out before decoding.
         self.decode = partial(text.decode, special=True) if shown else text.decode
         self.silent_ids = text.silent_ids - shown.keys() | padding
-        self.stop = parse_stop_strings(stop)
+        self.stop, self.stop_ids = self.split_stop_strings(stop)
         if self.stop and text.tokenizer is None:
             message = f"stop needs a tokenizer, which {text.name} does not have"
             raise OptionError("stop", stop, message)
@@ -63,6 +66,24 @@ class Detokenizer:
         self.stop_begin = 0  # first position at which a stop string may begin
         self.call_begin: int | None = None  # position after the text that begins a call
         self.parser = AnswerParser(form) if self.stop and form.calls is not None else None
+
+    def split_stop_strings(self, stop: Any) -> tuple[list[str], frozenset[int]]:
+        """Return the stop strings with text, and the ids of those that are tokens without text.
+
+        Raises:
+            OptionError: For an invalid string, and for a token without text among text.
+        """
+        marks, silent = parse_stop_strings(stop), self.codec.special_ids
+        strings = [mark for mark in marks if silent.get(mark) not in self.silent_ids]
+        for mark in strings:
+            for name, token in silent.items():
+                if token in self.silent_ids and name in mark:
+                    message = (
+                        f"stop: {brief(mark)} has the special token {name} among text, which is "
+                        "no text in answers: give the token alone"
+                    )
+                    raise OptionError("stop", mark, message)
+        return strings, frozenset(silent[mark] for mark in marks if mark not in strings)
 
     @property
     def stopped(self) -> bool:

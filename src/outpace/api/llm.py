@@ -607,6 +607,7 @@ def prepare_answer(
     ends, stop_ids = resolve_stop_ids(
         options, answer_ends(llm, options), pairing.vocab, llm.text.silent_ids
     )
+    stop_ids |= frozenset() if layout is not None else detokenizer.stop_ids
     processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
     if layout is None:
         slots = range(len(ids), len(ids) + max_tokens)
@@ -630,7 +631,7 @@ def prepare_answer(
         constraint=constraint,
         fixed_tokens=None if layout is None else layout.given,
     )
-    callback = on_tokens if streams or options.stop else None
+    callback = on_tokens if streams or detokenizer.stop else None
     answer.job = llm.engine.make_job(method, request, pairing, callback)
     return answer
 

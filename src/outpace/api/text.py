@@ -216,6 +216,13 @@ class TextCodec:
         """Number of tokens of the tokenizer; None if there is no tokenizer."""
         return None if self.tokenizer is None else len(self.tokenizer)
 
+    @cached_property
+    def special_ids(self) -> dict[str, int]:
+        """Ids of special tokens, by name."""
+        if self.tokenizer is None:
+            return {}
+        return {str(self.tokenizer.convert_ids_to_tokens(each)): each for each in self.silent_ids}
+
     @property
     def eos(self) -> frozenset[int]:
         """End-of-sequence ids of the tokenizer, which may differ from the model's."""
