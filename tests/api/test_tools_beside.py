@@ -31,7 +31,7 @@ AGE: Any = {
 class Characters:
     """A codec whose tokens are characters."""
 
-    name, silent_ids = "characters", frozenset[int]()
+    name, silent_ids, special_ids = "characters", frozenset[int](), dict[str, int]()
     tokenizer = SimpleNamespace(added_tokens_decoder={})
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
