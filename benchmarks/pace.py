@@ -148,7 +148,11 @@ class Side:
     def dial(self) -> float:
         """Mean number of tokens that cycles proposed; 0 where nothing decides."""
         steps = [step for output in self.outputs for step in output.steps]
-        found = [step.dial for step in steps if step.dial is not None and step.model == "target"]
+        found = [
+            step.draft_length
+            for step in steps
+            if step.draft_length is not None and step.model == "target"
+        ]
         return statistics.fmean(found) if found else 0.0
 
 

@@ -294,7 +294,7 @@ def format_step(step: Step) -> ReplyObject:
         "seconds": step.seconds,
         "pattern": step.pattern,
         "holes": [[hole.start, hole.stop] for hole in step.holes],
-        "dial": step.dial,
+        "draft_length": step.draft_length,
     }
 
 
