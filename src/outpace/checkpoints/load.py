@@ -58,7 +58,6 @@ MAX_ROTARY_ENTRIES = 2**27
 
 
 def limit_positions(config: ModelConfig, max_length: int | None) -> ModelConfig:
-    """Limit a configuration's positions; raise `OptionError` if the rotary tables are too large."""
     if max_length is not None:
         most = parse_value("max_length", max_length, count)
         config = replace(config, max_length=min(most, config.max_length))
@@ -87,7 +86,6 @@ def split_head_name(name: str | Path) -> tuple[str | Path, bool]:
 
 
 def head_config(target: ModelConfig, name: str | Path) -> ModelConfig:
-    """Return the configuration of a target's head; raise `OptionError` if there is none."""
     try:
         return mtp_config(target)
     except ValueError as error:
@@ -95,7 +93,6 @@ def head_config(target: ModelConfig, name: str | Path) -> ModelConfig:
 
 
 def head_prefix(config: ModelConfig) -> str | None:
-    """Return the prefix of the tensors of a head; None for other models."""
     family = FAMILIES[config.family]
     if config.mtp is None or family.mtp is None or not config.is_draft:
         return None
@@ -173,7 +170,6 @@ def load_config(name: str | Path, **changes: Any) -> ModelConfig:
 
 
 def generation_ends(folder: Path) -> tuple[int, ...]:
-    """Return the end tokens of a checkpoint's `generation_config.json`."""
     path = folder / GENERATION_FILE
     ids = read_json_object(path).get("eos_token_id") if path.is_file() else None
     try:
@@ -293,7 +289,6 @@ def build_model(
     plain: bool = False,
     share: ModelShard | None = None,
 ) -> StackType:
-    """Build a model and fill it from a folder or GGUF file, or this process's share of it."""
     check_quantize(quantize, device, dtype)
     with ExitStack() as stack:
         weights = open_weights(folder, config, stack)
@@ -385,7 +380,6 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase | None:
 def add_chat_template(
     tokenizer: PreTrainedTokenizerBase | None, path: Path
 ) -> PreTrainedTokenizerBase | None:
-    """Give a tokenizer without a chat template that of its family."""
     if tokenizer is not None and tokenizer.chat_template is None and path.is_file():
         tokenizer.chat_template = family_of(read_published_config(path), path).template
     return tokenizer

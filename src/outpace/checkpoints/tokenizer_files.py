@@ -33,14 +33,12 @@ def parse_length(value: Any) -> float:
 
 
 def parse_names(value: Any) -> tuple[str, ...]:
-    """Parse a list of names."""
     if isinstance(value, list) and all(isinstance(each, str) for each in value):
         return tuple(value)
     raise ValueError("a list of texts")
 
 
 def parse_templates(value: Any) -> Any:
-    """Parse a chat template, or several by name."""
     if isinstance(value, str):
         return value
     entries = value.items() if isinstance(value, dict) else template_pairs(value)
@@ -50,7 +48,6 @@ def parse_templates(value: Any) -> Any:
 
 
 def template_pairs(value: Any) -> list[tuple[Any, Any]]:
-    """Return names and templates of a list; empty for any other value."""
     if not isinstance(value, list) or not all(isinstance(each, dict) for each in value):
         return []
     return [(each.get("name"), each.get("template")) for each in value]
