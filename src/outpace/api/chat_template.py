@@ -120,7 +120,12 @@ class TemplatePart:
     def text(self) -> str:
         """All its texts, except the role of a message."""
         found: list[str] = []
-        self.map_texts(lambda text: found.append(text) or text)
+
+        def note(text: str) -> str:
+            found.append(text)
+            return text
+
+        self.map_texts(note)
         return "\0".join(found)
 
 
@@ -466,8 +471,8 @@ class ChatTemplate(TemplateSource):
             marked = self.render_parts(hidden, written)
         except OptionError:  # the template depends on what is hidden
             marked = ""
-        plain = {mark: edge for table in (written, by_user) for edge, mark in table.items()}
-        if marked.translate(str.maketrans(plain)) == text:
+        plain = {ord(mark): edge for table in (written, by_user) for edge, mark in table.items()}
+        if marked.translate(plain) == text:
             return [
                 each for each in control if is_own(each[0], {marked[each[1]], marked[each[2] - 1]})
             ]
