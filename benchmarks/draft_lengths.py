@@ -40,7 +40,11 @@ class Setting:
         """Figures beside those of the first setting, whose texts should be the same."""
         count = sum(len(output.ids) for output in self.outputs)
         steps = [step for output in self.outputs for step in output.steps]
-        values = [step.dial for step in steps if step.dial is not None and step.model == "target"]
+        values = [
+            step.draft_length
+            for step in steps
+            if step.draft_length is not None and step.model == "target"
+        ]
         pairs = list(zip(self.outputs, first.outputs, strict=True))
         return {
             "setting": name,

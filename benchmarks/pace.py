@@ -148,7 +148,11 @@ class Side:
     def dial(self) -> float:
         """Mean number of tokens that cycles proposed; 0 where nothing decides."""
         steps = [step for output in self.outputs for step in output.steps]
-        found = [step.dial for step in steps if step.dial is not None and step.model == "target"]
+        found = [
+            step.draft_length
+            for step in steps
+            if step.draft_length is not None and step.model == "target"
+        ]
         return statistics.fmean(found) if found else 0.0
 
 
@@ -209,7 +213,7 @@ def measure(
         "autoregressive": statistics.median(speeds[base]),
         "ratio": statistics.median(ratios),
         "range": f"{min(ratios):.2f}-{max(ratios):.2f}",
-        "mean dial": sides[ours].dial,
+        "mean draft length": sides[ours].draft_length,
         "equal texts": sum(a.ids == b.ids for a, b in pairs) / len(sides[ours].outputs),
         "best fixed": best,
         "over best fixed": statistics.median(over) if over else 0.0,

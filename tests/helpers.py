@@ -245,7 +245,7 @@ def trained_pair(name: str = "pair_b") -> tuple[Transformer, DFlashDraft]:
     return target, draft
 
 
-def dense(*, causal: bool, sights: Sequence[AttentionWindow] = ()) -> Attend:
+def dense(*, causal: bool, windows: Sequence[AttentionWindow] = ()) -> Attend:
     """Attention of all rows to one another, without a cache."""
     kept: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -255,9 +255,9 @@ def dense(*, causal: bool, sights: Sequence[AttentionWindow] = ()) -> Attend:
         kept[layer] = k, v
         q, k, v = (x.transpose(0, 1) for x in (q, k, v))
         if sinks is not None:
-            return beside(q, k, v, sinks, sights[layer].window or len(q[0])).transpose(0, 1)
+            return beside(q, k, v, sinks, windows[layer].window or len(q[0])).transpose(0, 1)
         shown: dict[str, Any] = {"is_causal": causal}
-        if sights and (window := sights[layer].window) is not None:
+        if windows and (window := windows[layer].window) is not None:
             before = torch.arange(q.shape[1])[:, None] - torch.arange(k.shape[1])
             shown = {"attn_mask": (before >= 0) & (before < window)}
         out = F.scaled_dot_product_attention(q[None], k[None], v[None], **shown, enable_gqa=True)
@@ -309,7 +309,7 @@ def extending_draft(
 
 def whole(model: Transformer, ids: list[int], *, causal: bool) -> Tensor:
     """Logits `[n, vocab]` of all rows of a canvas, by attention without a cache."""
-    attend = dense(causal=causal, sights=model.config.sights)
+    attend = dense(causal=causal, windows=model.config.windows)
     if model.config.delta is not None:
         table = PageTable(pages=[0], size=len(ids))
         attend = RecurrentPass(attend, [RowSpan(slice(0, len(ids)), 0, len(ids), None, table)])

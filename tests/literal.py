@@ -49,15 +49,15 @@ class Memory:
 
     def visible(self, forward: Forward, layer: int) -> Tensor:
         """Return the slots that each row of a forward sees in a layer, `bool[n, seen]`."""
-        sights = self.model.config.sights
-        sight = sights[layer] if sights else AttentionWindow()
-        window = forward.num_visible if sight.window is None else sight.window
+        windows = self.model.config.windows
+        layer_window = windows[layer] if windows else AttentionWindow()
+        window = forward.num_visible if layer_window.window is None else layer_window.window
         if isinstance(forward.pattern, Tree):
             return in_tree(forward.pattern, forward.start, forward.num_visible, window)
         return torch.tensor(
             [
                 [
-                    slot < stop and slot > own - window and (slot <= own or not sight.causal)
+                    slot < stop and slot > own - window and (slot <= own or not layer_window.causal)
                     for slot in range(forward.num_visible)
                 ]
                 for own, stop in enumerate(forward.visible_ends(), forward.start)

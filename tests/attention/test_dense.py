@@ -75,8 +75,8 @@ def attend(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """Attend in the last layer over the stored keys, without writing new ones."""
-    sights = [AttentionWindow(), window] if window else []
-    backend = DenseAttention(list(memory[0]), list(memory[1]), HEADS, sights)
+    windows = [AttentionWindow(), window] if window else []
+    backend = DenseAttention(list(memory[0]), list(memory[1]), HEADS, windows)
     none = q.new_zeros(0, KEYS, DIM)
     return backend.plan_pass(batch(spans, []))(1, q, none, none, sinks)
 

@@ -43,7 +43,7 @@ def test_published_configuration_is_read(name: str) -> None:
     assert config.head_dim in (64, 96, 128, 192, 256)
     with torch.device("meta"):
         if not config.feature_layers and config.kind is not Kind.EAGLE:
-            few = replace(config, layers=4 if config.delta else 2, sights=config.sights[:2])
+            few = replace(config, layers=4 if config.delta else 2, windows=config.windows[:2])
             few = replace(few, shared_keys=None)  # of layers that are cut
             assert Transformer(few).blocks[-1].attention.out.weight.shape[0] == config.dim
     nested = published.get("dflash_config", {})
@@ -56,8 +56,8 @@ def test_published_configuration_is_read(name: str) -> None:
     assert config.mask_id == mask
     every = published.get("sliding_window_pattern", config.layers + 1)
     usual = ["sliding_attention"] * (config.layers - config.layers // every)
-    listed = published.get("layer_types", usual if config.sights else [])
-    windows = [sight.window for sight in config.sights if sight.window is not None]
+    listed = published.get("layer_types", usual if config.windows else [])
+    windows = [each.window for each in config.windows if each.window is not None]
     assert windows == [published.get("sliding_window")] * listed.count("sliding_attention")
 
 

@@ -187,7 +187,7 @@ def test_dflash_equals_the_plain_draft(
     tensors |= tables(tokens) if reduced else {}
     folder = written(tmp_path / "draft", config, tensors)
     ours = load_draft(folder, target)
-    assert isinstance(ours, DFlashDraft) and ours.config.sights == plain.config.sights
+    assert isinstance(ours, DFlashDraft) and ours.config.windows == plain.config.windows
     rows = torch.randn(5, 32)
     found, wanted = ours.compute_logits(rows), plain.compute_logits(rows)
     torch.testing.assert_close(found[:, tokens], wanted[:, tokens])

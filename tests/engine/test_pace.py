@@ -81,10 +81,10 @@ def plain(requests: list[Request]) -> list[list[int]]:
     return [alone(each)[0] for each in alike]
 
 
-def dials(results) -> list[int]:
+def lengths_of(results) -> list[int]:
     """Return the chosen lengths, cycle by cycle."""
     steps = [step for _, _, steps in results for step in steps if step.model == "target"]
-    return [step.dial for step in steps if step.dial is not None]
+    return [step.draft_length for step in steps if step.draft_length is not None]
 
 
 @pytest.mark.sampled
@@ -96,10 +96,10 @@ def test_lossless_methods_give_autoregressive_text(method: Method, row: float) -
     requests = batch(method, 4)
     results = serve(engine, requests)
     assert [ids for ids, *_ in results] == plain(requests)
-    decided = dials(results)
+    decided = lengths_of(results)
     assert decided and min(decided) == 1 and max(decided) > 2
     if row:  # which has been measured by now
-        later = dials(serve(engine, requests))
+        later = lengths_of(serve(engine, requests))
         assert later.count(1) > 0.5 * len(later)
 
 
@@ -135,7 +135,7 @@ def test_lossy_lengths_stay_within_bounds() -> None:
     ):
         engine = new_engine(pace="auto")
         Clock(engine, 20.0)
-        found = [dial for _ in range(2) for dial in dials(serve(engine, batch(method, 4)))]
+        found = [each for _ in range(2) for each in lengths_of(serve(engine, batch(method, 4)))]
         assert least <= min(found) < max(found) == most
 
 
@@ -165,9 +165,9 @@ def test_a_decision_recovers_when_the_load_falls() -> None:
     engine = new_engine(pace="auto")
     Clock(engine, 20.0, free=4)
     method = Speculative(draft="causal", tokens=4)  # it is its own draft: everything is accepted
-    _, many = (dials(serve(engine, batch(method, 16))) for _ in range(2))
+    _, many = (lengths_of(serve(engine, batch(method, 16))) for _ in range(2))
     assert many.count(1) > 0.5 * len(many)
-    few = [dials(serve(engine, batch(method, 1))) for _ in range(6)]
+    few = [lengths_of(serve(engine, batch(method, 1))) for _ in range(6)]
     assert min(few[-1]) > 1
 
 

@@ -14,8 +14,8 @@ from helpers import (
 from outpace.decoding import (
     CAUSAL,
     FULL,
-    Dial,
     Forward,
+    LengthRange,
     Prediction,
     Request,
     Sample,
@@ -95,7 +95,7 @@ def test_single_hole_needs_no_verifier() -> None:
 
 @pytest.mark.parametrize(("shift", "masks"), [(1, []), (0, [MASK])])
 def test_length_one_uses_no_mask(shift: int, masks: list[int]) -> None:
-    pace = PaceController(Dial(values=[1], passes=lambda value, _: [("target", value, 1)]))
+    pace = PaceController(LengthRange(values=[1], passes=lambda value, _: [("target", value, 1)]))
     method = APD(verifier="v", window=1, lookahead=1, least=1)
     target = Target(shift=shift, mask_id=MASK)
     request = Request(prompt=[1, 2, 3], max_tokens=2, target=target, pace=pace)
@@ -105,8 +105,8 @@ def test_length_one_uses_no_mask(shift: int, masks: list[int]) -> None:
         ("target", 3, [4, *masks], [4]),
     ]
     assert all(forward.pattern == FULL for forward in forwards)
-    dial = method.length_range(target, auto=True)
-    assert dial is not None and dial.passes(1, 1)[0] == ("target", 1 + len(masks), 1)
+    lengths = method.length_range(target, auto=True)
+    assert lengths is not None and lengths.passes(1, 1)[0] == ("target", 1 + len(masks), 1)
 
 
 @pytest.mark.parametrize("window", [1, 3])
@@ -114,9 +114,9 @@ def test_length_range_counts_recomputed_rows(window: int) -> None:
     method = APD(verifier="v", window=window, lookahead=3, least=1)
     said = [guess(4, 5, 6), [5, 6], guess(7, 8, 9), [8, 9]]
     forwards = script(method, sequence(), said)
-    dial = method.length_range(Target(shift=1, mask_id=MASK), auto=True)
-    assert dial is not None
-    (_, rows, _), (_, checked, _) = dial.passes(3, 3)
+    lengths = method.length_range(Target(shift=1, mask_id=MASK), auto=True)
+    assert lengths is not None
+    (_, rows, _), (_, checked, _) = lengths.passes(3, 3)
     assert (rows, checked) == (len(forwards[2].ids), len(forwards[3].ids))
 
 

@@ -122,10 +122,10 @@ def fed(forward: Forward) -> tuple[int, list[int], object, object]:
 
 def test_length_one_uses_no_mask() -> None:
     method = D2F(block=4, add=0.5, least=1)
-    dial = method.length_range(Target(shift=1, mask_id=MASK), auto=True)
-    assert dial is not None and dial.values == (1, 64)
-    assert [dial.passes(value, 4)[0][1] for value in dial.values] == [1, 10]
-    pace = Turned(dial)
+    lengths = method.length_range(Target(shift=1, mask_id=MASK), auto=True)
+    assert lengths is not None and lengths.values == (1, 64)
+    assert [lengths.passes(value, 4)[0][1] for value in lengths.values] == [1, 10]
+    pace = Turned(lengths)
     seq = sequence(12, pace=pace)
     decoding = method.decode(seq)
     assert fed(next(decoding)) == (0, [1, 2, 3], (3,), None)

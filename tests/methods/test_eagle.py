@@ -163,8 +163,8 @@ def test_default_sizes_follow_the_target(
 ) -> None:
     shape = Eagle(**options).shape(Target(**target))
     assert (shape.width, shape.depth) == size
-    dial = Eagle(**options).length_range(Target(**target), auto=True)
-    assert dial is None if options.get("verify") else dial.values[-1] == size[1] + 2
+    lengths = Eagle(**options).length_range(Target(**target), auto=True)
+    assert lengths is None if options.get("verify") else lengths.values[-1] == size[1] + 2
 
 
 def test_processors_get_the_branch_of_each_row() -> None:

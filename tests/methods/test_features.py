@@ -18,7 +18,7 @@ from helpers import (
     script,
     tokens,
 )
-from outpace.decoding import Dial, Prediction, Sampling
+from outpace.decoding import LengthRange, Prediction, Sampling
 from outpace.engine.prefix import PrefixCache
 from outpace.methods import Autoregressive, DFlash, Eagle, Method
 from outpace.pacing.controller import PaceController
@@ -43,7 +43,7 @@ class Scripted(PaceController):
     """A controller with scripted lengths, which records its reports."""
 
     def __init__(self, plan: list[int]) -> None:
-        super().__init__(Dial(values=range(1, 9), passes=lambda n, _: [("target", n, 1)]))
+        super().__init__(LengthRange(values=range(1, 9), passes=lambda n, _: [("target", n, 1)]))
         self.now, self.plan_trial = plan[0], chain(plan, repeat(plan[-1]))
         self.told: list[tuple[int, int]] = []
         self.lost: list[int] = []
@@ -83,7 +83,7 @@ def test_the_text_is_that_of_plain_decoding(method: Method, plan: str, share: bo
     finish(engine)
     assert [result(job)[:2] for job in jobs] == [alone(request)[:2] for request in asked]
     lost = [slots for pace in paces for slots in pace.lost]
-    again = [step for job in jobs for step in job.trace[1:] if step.dial == 1 and step.rows > 9]
+    again = [s for job in jobs for s in job.trace[1:] if s.draft_length == 1 and s.rows > 9]
     assert max(lost) > 9 and bool(again) == (plan != "never")
     assert all(tokens == 1 for pace in paces for value, tokens in pace.told if value == 1)
     assert pages_in_use(engine) == 0

@@ -94,9 +94,13 @@ def test_holes_of_low_entropy_are_filled(
 
 def test_length_one_uses_no_mask() -> None:
     method = WeDLM(window=4, least=1)
-    dial = method.length_range(Target(mask_id=MASK), auto=True)
-    assert dial is not None and [dial.passes(value, 1)[0][1] for value in (1, 2, 4)] == [1, 3, 5]
-    pace = Turned(dial)
+    lengths = method.length_range(Target(mask_id=MASK), auto=True)
+    assert lengths is not None and [lengths.passes(value, 1)[0][1] for value in (1, 2, 4)] == [
+        1,
+        3,
+        5,
+    ]
+    pace = Turned(lengths)
     seq = sequence(pace=pace)
     decoding = method.decode(seq)
     assert shape(next(decoding)) == (0, [1, 2], [], [2])

@@ -194,7 +194,7 @@ def test_sliding_layers_are_causal_by_default(
     kinds = ["sliding_attention", "full_attention"]
     found = translate_config(dflash_fields(layer_types=kinds, sliding_window=6, **changes))
     sliding, full = is_causal
-    assert found.sights == (
+    assert found.windows == (
         AttentionWindow(window=6, causal=sliding),
         AttentionWindow(causal=full),
     )

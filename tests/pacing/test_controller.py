@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from outpace.decoding import Request
-from outpace.decoding.dial import Dial, halving_values
+from outpace.decoding.draft_length import LengthRange, halving_values
 from outpace.pacing.controller import PaceController
 
 MOST = 16
@@ -29,7 +29,7 @@ class Machine:
     def new_controller(self, values: Sequence[int] = range(1, MOST + 1)) -> PaceController:
         """Return a controller of drafts on this machine."""
         return PaceController(
-            Dial(
+            LengthRange(
                 values=values,
                 passes=lambda value, _: [("draft", MOST, self.drafts(value)), ("target", value, 1)],
             )
@@ -136,7 +136,7 @@ def test_stored_costs_are_used_and_corrected() -> None:
     for past, now in ((EQUAL, PLAIN_CHEAPER), (PLAIN_CHEAPER, EQUAL), (EQUAL, EQUAL)):
         before = past.new_controller()
         past.run(before, 200)
-        values = now.run(PaceController(before.dial, before.measured_costs), 400)
+        values = now.run(PaceController(before.lengths, before.measured_costs), 400)
         assert now.share(values[-100:]) > 0.95
         assert past is not now or now.share(values[:16]) > 0.95
 
@@ -152,7 +152,10 @@ def test_stored_costs_are_used_and_corrected() -> None:
     ids=str,
 )
 def test_windows_are_judged_by_their_own_tokens(tokens: dict[int, int]) -> None:
-    pace, values = PaceController(Dial(values=list(tokens), passes=one_pass, nested=False)), []
+    pace, values = (
+        PaceController(LengthRange(values=list(tokens), passes=one_pass, nested=False)),
+        [],
+    )
     seconds = {value: 10 + value / 4 for value in tokens}
     for _ in range(2000):
         values.append(value := pace.choose_length())
@@ -238,7 +241,7 @@ def test_the_last_cycle_counts_too(tokens: list[int], kept: int) -> None:
         def record_cycle(self, value: int, tokens: int) -> None:
             reports.append((value, tokens))
 
-    pace = Recorded(Dial(values=range(1, 9), passes=one_pass))
+    pace = Recorded(LengthRange(values=range(1, 9), passes=one_pass))
     request = Request(prompt=[1], max_tokens=5, eos=frozenset([9]), pace=pace)
     request.choose_length(8)
     request.commit([3])

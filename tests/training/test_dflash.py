@@ -131,8 +131,8 @@ def test_losses_and_gradients(name: str, kind: str, options: dict[str, Any]) -> 
 
 def test_loss_with_a_sliding_layer() -> None:
     pair = Pair("pair_a")
-    sights = (AttentionWindow(window=6, causal=True), AttentionWindow())
-    pair.draft.config = replace(pair.draft.config, sights=sights)
+    windows = (AttentionWindow(window=6, causal=True), AttentionWindow())
+    pair.draft.config = replace(pair.draft.config, windows=windows)
     loss, mass = pair.loss()
     facts = pair.facts["sliding_first_layer_w6"]
     assert loss.total.item() / mass == pytest.approx(facts["loss"], rel=1e-5)
@@ -196,13 +196,13 @@ NARROW = AttentionWindow(window=3, causal=True), AttentionWindow()
 
 
 @pytest.mark.parametrize(
-    "options", [{"dpace": True}, {"divergence": True}, {"features": False}, {"sights": NARROW}]
+    "options", [{"dpace": True}, {"divergence": True}, {"features": False}, {"windows": NARROW}]
 )
 def test_options_hold_for_a_draft_that_adds_features(options: dict[str, Any]) -> None:
-    sights = options.pop("sights", None)
+    windows = options.pop("windows", None)
     plain, other = Adding("pair_a"), Adding("pair_a", **options)
-    if sights:
-        other.draft.config = replace(other.draft.config, sights=sights)
+    if windows:
+        other.draft.config = replace(other.draft.config, windows=windows)
     loss = other.loss()[0].total
     loss.backward()
     assert loss.isfinite() and loss.item() != plain.loss()[0].total.item()

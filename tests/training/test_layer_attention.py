@@ -30,16 +30,16 @@ from outpace.training.objectives import D2F, MDLM, SFT, WeDLM
 from outpace.training.rows import Rows, pack_documents
 from runs import plain_response
 
-SIGHTS = [
+WINDOWS = [
     (AttentionWindow(window=3, causal=True), AttentionWindow()),
     (AttentionWindow(window=1), AttentionWindow(window=4, causal=True)),
     (AttentionWindow(causal=True), AttentionWindow(window=5)),
 ]
-slides = pytest.mark.parametrize("sights", SIGHTS, ids=["first", "both", "apart"])
+slides = pytest.mark.parametrize("windows", WINDOWS, ids=["first", "both", "apart"])
 
 
-def seeing(model: Transformer, sights: tuple[AttentionWindow, ...]) -> Transformer:
-    model.config = replace(model.config, sights=sights)
+def seeing(model: Transformer, windows: tuple[AttentionWindow, ...]) -> Transformer:
+    model.config = replace(model.config, windows=windows)
     return model
 
 
@@ -63,8 +63,8 @@ def same(ours: Tensor, theirs: Tensor) -> None:
 
 
 @slides
-def test_packed_texts(sights: tuple[AttentionWindow, ...]) -> None:
-    model = seeing(causal_model(), sights)
+def test_packed_texts(windows: tuple[AttentionWindow, ...]) -> None:
+    model = seeing(causal_model(), windows)
     parts = [SFT().rows(example(2, n, n), np.random.default_rng(0)) for n in (3, 9, 9, 6)]
     ours = hidden_states(model, pack_documents(parts)).split([5, 8, 11, 11])
     for part, states in zip(sorted(parts, key=len), ours, strict=True):
@@ -97,15 +97,15 @@ def test_published_models_see_as_they_decode(architecture: str, fields: dict[str
 
 
 @slides
-def test_a_text_all_of_which_is_seen(sights: tuple[AttentionWindow, ...]) -> None:
-    model, objective = seeing(diffusion_model(), sights), MDLM(shift=1, mask_id=MASK)
+def test_a_text_all_of_which_is_seen(windows: tuple[AttentionWindow, ...]) -> None:
+    model, objective = seeing(diffusion_model(), windows), MDLM(shift=1, mask_id=MASK)
     rows = objective.rows(example(4, 8), np.random.default_rng(0))
     same(hidden_states(model, rows), *decoded(model, (rows, slice(None), 0, FULL)))
 
 
 @slides
-def test_blocks_that_see_what_is_before_them(sights: tuple[AttentionWindow, ...]) -> None:
-    model, objective = seeing(diffusion_model(), sights), D2F(block=3, shift=1, mask_id=MASK)
+def test_blocks_that_see_what_is_before_them(windows: tuple[AttentionWindow, ...]) -> None:
+    model, objective = seeing(diffusion_model(), windows), D2F(block=3, shift=1, mask_id=MASK)
     answer = plain_response(np.arange(1, 9))
     rows = objective.noisy_rows([5, 6], answer, np.ones(3), np.zeros(8))
     same(hidden_states(model, rows), *decoded(model, (rows, slice(None), 0, (2, 3, 3, 2))))
@@ -123,8 +123,8 @@ def whole_text(length: int) -> Tensor:
 
 
 @slides
-def test_short_suffixes_behind_one_clean_copy(sights: tuple[AttentionWindow, ...]) -> None:
-    model = seeing(diffusion_model(), sights)
+def test_short_suffixes_behind_one_clean_copy(windows: tuple[AttentionWindow, ...]) -> None:
+    model = seeing(diffusion_model(), windows)
     objective = MDLM(anchored=1.0, scored=1.0, anchors=3, shift=1, mask_id=MASK)
     rows = objective.rows(example(4, 12), np.random.default_rng(1))
     begins = torch.nonzero(rows.ranges[:, 1, 1] > 0).squeeze(1)
@@ -139,8 +139,8 @@ def test_short_suffixes_behind_one_clean_copy(sights: tuple[AttentionWindow, ...
 
 
 @slides
-def test_masks_behind_what_is_known_of_their_block(sights: tuple[AttentionWindow, ...]) -> None:
-    model = seeing(masked_model(), sights)
+def test_masks_behind_what_is_known_of_their_block(windows: tuple[AttentionWindow, ...]) -> None:
+    model = seeing(masked_model(), windows)
     objective = WeDLM(block=6, ratios=(0.4, 0.8)).bind(model.config)
     rows = objective.rows(example(4, 14), np.random.default_rng(2))
     ours, streams = hidden_states(model, rows), 0

@@ -242,7 +242,6 @@ class TemplateSource:
 
     @cached_property
     def reasoning_field(self) -> str | None:
-        """Field of messages by which the template receives thoughts, or None."""
         return next((name for name in REASONING_FIELDS if name in self.message_fields), None)
 
     def effort_variables(self, effort: str) -> dict[str, Any]:
@@ -260,14 +259,6 @@ class TemplateSource:
             "reasoning_effort nor enable_thinking; omit it"
         )
         raise OptionError("reasoning_effort", effort, message)
-
-    def write_message(self, number: int, message: Message) -> Message:
-        """Return a message in the form that the template expects.
-
-        Raises:
-            OptionError: If the template supports neither calls nor their results.
-        """
-        return self.write_calls(number, self.write_thoughts(message))
 
     def write_thoughts(self, message: Message) -> Message:
         """Return a message with its thoughts in the template's field, or else as text.
@@ -310,7 +301,6 @@ class TemplateSource:
 
     @property
     def has_calls(self) -> bool:
-        """Whether the template writes the calls in a message."""
         return "tool_calls" in self.message_fields
 
     @cached_property
@@ -335,7 +325,6 @@ class ChatTemplate(TemplateSource):
 
     @cached_property
     def control_tokens(self) -> dict[int, str]:
-        """Control tokens by id."""
         data = chain.from_iterable(tree.find_all(TemplateData) for tree in self.syntax_trees)
         written = "\0".join([*self.string_constants, *(each.data for each in data)])
         return {
@@ -354,12 +343,10 @@ class ChatTemplate(TemplateSource):
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
-        """Pattern of the control tokens."""
         return match_any([*self.control_tokens.values()])
 
     @cached_property
     def edge_pattern(self) -> re.Pattern[str]:
-        """Pattern of the first and last characters of control tokens."""
         return match_any([*self.edges])
 
     @cached_property
@@ -401,7 +388,6 @@ class ChatTemplate(TemplateSource):
     def render_parts(
         self, parts: Sequence[TemplatePart], table: Mapping[str, str] | None = None
     ) -> str:
-        """Render the parts of a conversation."""
         messages = [part.value for part in parts if isinstance(part.key, int)]
         variables = {str(part.key): part.value for part in parts[len(messages) :]}
         continued = variables.pop(CONTINUED, None)
@@ -449,7 +435,8 @@ class ChatTemplate(TemplateSource):
                 raise OptionError(param, role, text)
         last = self.take_continued(messages) if continues else []
         messages = [
-            self.write_message(*e) for e in enumerate(messages[: len(messages) - len(last)])
+            self.write_calls(number, self.write_thoughts(message))
+            for number, message in enumerate(messages[: len(messages) - len(last)])
         ]
         parts = TemplatePart.collect_parts(messages, variables) + last
         text = self.render_parts(parts)
@@ -480,7 +467,6 @@ class ChatTemplate(TemplateSource):
         return [TemplatePart(param, CONTINUED, value, by_assistant=True)]
 
     def trim_span(self, text: str, span: TokenSpan) -> TokenSpan:
-        """Return the span of a control token without the whitespace that it absorbs."""
         token, begin, end = span
         found = text.find(self.control_tokens[token], begin, end)
         return span if found < 0 else (token, found, found + len(self.control_tokens[token]))

@@ -168,7 +168,6 @@ class AliasedTokenizer:
         self.original_ids = {self.backend.token_to_id(name): token for token, name in names.items()}
 
     def alias_name(self, token: int) -> str:
-        """Return the alias of a hidden token."""
         return f"{self.delimiter}{token}{self.delimiter}"
 
     def encode(self, text: str) -> list[int]:
@@ -178,6 +177,5 @@ class AliasedTokenizer:
 
 
 def alias_token(token: AddedToken, name: str) -> AddedToken:
-    """Return an added token under another name, matched by the same rules."""
     flags = ("single_word", "lstrip", "rstrip", "normalized")
     return AddedToken(name, special=False, **{flag: getattr(token, flag) for flag in flags})

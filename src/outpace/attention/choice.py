@@ -108,7 +108,6 @@ def select_backend(
 
 
 def build_backend(name: str, dense: DenseAttention, page: int, pad_work: bool) -> Backend:
-    """Create a back end over the cache of `dense`."""
     if name == "compiled":
         return compiled.CompiledAttention(dense)
     from outpace.attention.paged import PagedAttention

@@ -184,7 +184,6 @@ class DenseAttention:
     def plan_calls(
         self, spans: Sequence[RowSpan], layer_window: AttentionWindow
     ) -> list[SequenceCall | GroupCall]:
-        """Plan few calls that cover all rows."""
         singles: list[RowSpan] = []
         by_shape: dict[tuple[int, int], list[RowSpan]] = {}
         for span in spans:
@@ -206,7 +205,6 @@ class DenseAttention:
         return calls + [SequenceCall.from_span(span, layer_window, self.like) for span in singles]
 
     def split_group(self, run: list[RowSpan]) -> list[list[RowSpan]]:
-        """Split a group so that the copies for each part take at most `MAX_COPY_BYTES`."""
         if not self.double:
             return [run]
         slot = 2 * self.keys[0][0].numel() * self.like.element_size()
@@ -219,7 +217,6 @@ class DenseAttention:
 def group_neighbours(
     group: list[RowSpan], stride: int
 ) -> tuple[list[list[RowSpan]], list[RowSpan]]:
-    """Return groups of sequences that are close in memory, and the remaining sequences."""
     group = sorted(group, key=first_physical_slot)
     runs: list[list[RowSpan]] = []
     for span in group:
@@ -231,7 +228,6 @@ def group_neighbours(
 
 
 def first_physical_slot(span: RowSpan) -> int:
-    """Return the first physical slot of a contiguous sequence."""
     assert span.pages.first is not None
     return span.pages.first
 
@@ -255,7 +251,6 @@ class SequenceCall:
 
     @classmethod
     def from_span(cls, span: RowSpan, layer_window: AttentionWindow, like: Tensor) -> SequenceCall:
-        """Create the call of a span, with a bias only where one is needed."""
         window = span.pages.physical_slots(span.num_visible)
         slots = window if isinstance(window, slice) else torch.from_numpy(window).to(like.device)
         stops = span.row_visible_ends

@@ -229,7 +229,6 @@ def latest_bits(bits: int, count: int) -> int:
 
 
 def next_power_of_two(count: int) -> int:
-    """Return the smallest power of two that is at least `count`."""
     return 1 << (count - 1).bit_length()
 
 

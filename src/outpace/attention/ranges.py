@@ -222,7 +222,6 @@ def document_batches(ranges: Tensor) -> list[DocumentBatch]:
 
 
 def build_document(ranges: Tensor) -> DocumentBatch:
-    """Create the batch of one document, with a mask only where it needs one."""
     length, mask = len(ranges), dense_mask(ranges, len(ranges))
     if bool(mask.all()):
         return DocumentBatch(1, length, causal=False, mask=None)

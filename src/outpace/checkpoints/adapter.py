@@ -38,8 +38,6 @@ DOWN_SUFFIX, UP_SUFFIX = ".lora_A.weight", ".lora_B.weight"
 
 
 def pattern_parser(check: ValueParser) -> ValueParser:
-    """Return a parser of objects from patterns of names to values."""
-
     def parse_patterns(value: Any) -> dict[str, Any]:
         for pattern, entry in mapping(value).items():
             check(entry)
@@ -100,7 +98,6 @@ class LowRank:
         return self.up.shape[0], self.down.shape[1]
 
     def compute_delta(self) -> Tensor:
-        """Return the update `f32[out, in]`."""
         return self.scale * (self.up.float() @ self.down.float())
 
 
@@ -168,7 +165,6 @@ class Adapter:
 
 
 def read_lora_config(config: Fields) -> Fields:
-    """Read the fields of an `adapter_config.json` that define the updates."""
     if config.get("peft_type") != "LORA":
         raise ValueError(f"peft_type must be 'LORA', got {config.get('peft_type')!r}")
     refuse_unknown_fields(

@@ -37,12 +37,7 @@ def load_adapters(
 
 
 def fit_adapter(adapter: Adapter, config: ModelConfig, dtype: torch.dtype) -> ModelUpdates:
-    """Return the updates of an adapter by linear layer of a model, in the dtype of its rows.
-
-    Raises:
-        ValueError: If the model lacks a weight or has another shape, if a weight is not that of a
-            linear layer or belongs to an expert, or if the dtype cannot represent an update.
-    """
+    """Return the updates of an adapter by linear layer of a model, in the dtype of its rows."""
     with torch.device("meta"):
         model = Transformer(config)
     parts_by_name = parameter_parts(model, adapter.updates)

@@ -67,9 +67,6 @@ def partial_folder(folder: Path) -> Iterator[Path]:
     """Yield a hidden folder that becomes `folder` at the end and is removed on any error.
 
     Partial folders of killed processes are removed first.
-
-    Raises:
-        OSError: If it cannot be written.
     """
     home, name = folder.resolve().parent, folder.resolve().name
     home.mkdir(parents=True, exist_ok=True)
@@ -88,11 +85,7 @@ def partial_folder(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def lock_partial_folder(folder: Path) -> Iterator[None]:
-    """Lock a folder; the operating system releases the lock when the process ends.
-
-    Raises:
-        BlockingIOError: If another process holds the lock.
-    """
+    """Lock a folder; the operating system releases the lock when the process ends."""
     if fcntl is None:
         yield
         return
@@ -105,7 +98,6 @@ def lock_partial_folder(folder: Path) -> Iterator[None]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove a partial folder unless a process holds it, or locks are unavailable."""
     if fcntl is not None:
         with suppress(OSError), lock_partial_folder(folder):
             shutil.rmtree(folder)
@@ -119,7 +111,6 @@ COPIED_PATTERNS = ("*.json", "*.txt", "*.jinja")
 
 
 def int8_scheme(ignored: list[str]) -> dict[str, Any]:
-    """Return the `quantization_config` of int8 matrices, including embedding and head."""
     every = {
         "targets": ["Linear", "Embedding"],
         "weights": {**INT8_CODES, "strategy": "channel", "dynamic": False},
@@ -204,7 +195,6 @@ def build_skeleton(name: str | Path, config: ModelConfig, target: str | Path | N
 
 
 def write_tokenizer(origin: Path, folder: Path) -> None:
-    """Write the tokenizer of a checkpoint and its other small files."""
     if is_gguf(origin):
         if (tokenizer := load_tokenizer(origin)) is not None:
             tokenizer.to_transformers().save_pretrained(folder)
@@ -287,5 +277,4 @@ def quantize_tensor(
 
 
 def write_json_file(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a JSON file."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -178,9 +178,6 @@ def check_borrowed_embedding(model: Stack, weights: CheckpointWeights) -> set[st
 
     Returns:
         Published names of the copied tensors.
-
-    Raises:
-        ValueError: If the embeddings differ.
     """
     if not isinstance(model, Draft) or not (copied := borrowed_names(model, weights)):
         return set()

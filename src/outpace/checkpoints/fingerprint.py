@@ -63,7 +63,6 @@ class Fingerprint:
 
 
 def digest_weights(name: str | Path) -> str:
-    """Return a digest of a checkpoint's weights: of the names, sizes and samples of its files."""
     folder = resolve_checkpoint(name)
     files = [folder] if is_gguf(folder) else sorted(folder.glob("*.safetensors"))
     digest = sha256()
@@ -78,5 +77,4 @@ def digest_weights(name: str | Path) -> str:
 
 
 def shorten_digest(text: str) -> str:
-    """Return the digest of a text."""
     return sha256(text.encode()).hexdigest()[:DIGEST_CHARACTERS]

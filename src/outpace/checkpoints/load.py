@@ -52,7 +52,6 @@ MAX_ROTARY_ENTRIES = 2**27
 
 
 def limit_positions(config: ModelConfig, max_length: int | None) -> ModelConfig:
-    """Limit a configuration's positions; raise `OptionError` if the rotary tables are too large."""
     if max_length is not None:
         most = parse_value("max_length", max_length, count)
         config = replace(config, max_length=min(most, config.max_length))
@@ -81,7 +80,6 @@ def split_head_name(name: str | Path) -> tuple[str | Path, bool]:
 
 
 def head_config(target: ModelConfig, name: str | Path) -> ModelConfig:
-    """Return the configuration of a target's head; raise `OptionError` if there is none."""
     try:
         return mtp_config(target)
     except ValueError as error:
@@ -89,7 +87,6 @@ def head_config(target: ModelConfig, name: str | Path) -> ModelConfig:
 
 
 def head_prefix(config: ModelConfig) -> str | None:
-    """Return the prefix of the tensors of a head; None for other models."""
     family = FAMILIES[config.family]
     if config.mtp is None or family.mtp is None or not config.is_draft:
         return None
@@ -169,7 +166,6 @@ def load_config(name: str | Path, **changes: Any) -> ModelConfig:
 
 
 def generation_ends(folder: Path) -> tuple[int, ...]:
-    """Return the end tokens of a checkpoint's `generation_config.json`."""
     path = folder / GENERATION_FILE
     ids = read_json_object(path).get("eos_token_id") if path.is_file() else None
     try:
@@ -289,7 +285,6 @@ def build_model(
     plain: bool = False,
     share: ModelShard | None = None,
 ) -> StackType:
-    """Build a model and fill it from a folder or GGUF file, or this process's share of it."""
     check_quantize(quantize, device, dtype)
     with ExitStack() as stack:
         weights = open_weights(folder, config, stack)

@@ -72,7 +72,6 @@ def family_of(config: Mapping[str, Any], path: Path) -> Family:
 
 
 def match_architecture(names: Any, config: Mapping[str, Any], path: Path) -> Family:
-    """Return the family of the first architecture; raise `ValueError` for an unknown one."""
     known = {name: family for family in FAMILIES.values() for name in family.architectures}
     for family in FAMILIES.values():
         for name, field in family.aliases.items():

@@ -78,13 +78,11 @@ def quantized_bytes(
 
 
 def head_matrix(target: Transformer) -> Tensor:
-    """Return the matrix of a target's head."""
     head = target.embedding if target.unembedding is None else target.unembedding
     return head.get_parameter("weight")
 
 
 def gguf_bytes(path: Path, dtype: torch.dtype, *, dense_head: bool) -> int:
-    """Return the bytes of a GGUF file's tensors, in `dtype` if they have no compiled loop."""
     tensors = open_gguf(path).tensors
     head = next(name for name in GGUF_HEADS if name in tensors)
     return sum(

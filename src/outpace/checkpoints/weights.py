@@ -97,7 +97,6 @@ def sharded_parts(model: Stack, whole: Stack, share: ModelShard) -> dict[str, li
 
 
 def stacked_sizes(model: Stack, name: str, rows: int) -> tuple[int, ...]:
-    """Return the number of rows of each matrix that is stacked in parameter `name`."""
     return (
         part_sizes(model.config, name)
         if any(part in name for part in STACKED_PARAMETERS)
@@ -334,7 +333,6 @@ def unread_keys(config: ModelConfig) -> set[str]:
 
 
 def find_shards(folder: Path) -> list[Path]:
-    """Return the safetensors files of a folder; raise `ValueError` if one is missing."""
     index = folder / WEIGHTS_INDEX
     if index.is_file():
         return read_index(folder, index)

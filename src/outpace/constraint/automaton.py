@@ -114,7 +114,6 @@ class TokenAutomaton:
         return max(begin, count + closing)
 
     def tokens_to_answer(self, state: int) -> int:
-        """Return the number of tokens from a state to the answer, for the shortest text."""
         each = enumerate(self.thought_distances)
         return next(n for n, found in each if found[state] == self.tokens_to_end[state])
 
@@ -226,7 +225,6 @@ def hash_numbers(numbers: IndexArray) -> np.ndarray[tuple[int], np.dtype[np.uint
 
 
 def end_distances(froms: IndexArray, tos: IndexArray, accepts: StateFlags) -> IndexArray:
-    """Return the minimum number of steps from each state to an accepting one."""
     order = tos.argsort(kind="stable")
     before, froms = OwnerSpans(tos[order], len(accepts)), froms[order]
     distance, steps, found = np.where(accepts, 0, UNREACHABLE), 0, np.flatnonzero(accepts)

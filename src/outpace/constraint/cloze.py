@@ -66,11 +66,7 @@ class Hole:
     def compile_language(
         self, compiler: Compiler, size: int, ends: frozenset[int]
     ) -> TokenLanguage:
-        """Compile its constraint over tokens below `size`; `ends` pad shorter strings.
-
-        Raises:
-            ValueError: if nothing can fill it.
-        """
+        """Compile its constraint over tokens below `size`; `ends` pad shorter strings."""
         read = compiler.compile_rule(RuleKey(self.rule, False, size, ends), self.size)
         assert isinstance(read, TokenLanguage)
         if not read.automaton.can_finish(self.size)[0]:
@@ -85,7 +81,6 @@ InfillParts = Sequence[str | Hole]
 
 
 def describe_lengths(automaton: TokenAutomaton, room: int) -> str:
-    """Return a message about token counts of strings, of which none takes `room` tokens."""
     if automaton.min_tokens > room:
         return f"the shortest text of its regex takes {automaton.min_tokens}"
     longest = max(count for count in range(room) if automaton.can_finish(count)[0])
@@ -218,5 +213,4 @@ class InfillConstraint:
 
 
 def hole_rows(hole: RegularConstraint, slots: Sequence[int]) -> list[int]:
-    """Return the rows of slots inside a hole."""
     return [row for row, slot in enumerate(slots) if hole.begin <= slot < hole.limit]

@@ -67,7 +67,6 @@ def constraint_rule(
 
 
 def schema_text(schema: Any) -> str:
-    """Return a JSON schema as text."""
     model = getattr(schema, "model_json_schema", None)
     found = model() if isinstance(schema, type) and callable(model) else schema
     if not isinstance(found, dict):
@@ -166,11 +165,7 @@ class CountedSchema:
         size: int,
         ends: frozenset[int],
     ) -> CountedSchema:
-        """Add the counts of a schema to its automaton without large upper counts.
-
-        Raises:
-            ValueError: if llguidance cannot count.
-        """
+        """Add the counts of a schema to its automaton without large upper counts."""
         source = json.dumps(count_schema(schema))
         return cls(
             language,
@@ -367,14 +362,12 @@ class Compiler:
         return key in self.compiled_rules
 
     def cached_rule(self, key: object) -> CompiledRule | None:
-        """Return a cached rule and mark it as most recently used."""
         with self.lock:
             if key in self.compiled_rules:
                 self.compiled_rules.move_to_end(key)
             return self.compiled_rules.get(key)
 
     def compile_uncached(self, key: RuleKey, room: int) -> CompiledRule:
-        """Compile an automaton, or for sequential methods a grammar or counted schema."""
         if not key.ends:
             raise ValueError("a constraint requires an end-of-sequence token")
         if self.tokenizer is None:
@@ -407,7 +400,6 @@ class Compiler:
             return self.compile_counted(source, key.size, key.ends, error)
 
     def compile_grammar(self, key: RuleKey) -> CompiledGrammar:
-        """Compile a grammar, for sequential methods and answers without thoughts."""
         assert self.tokenizer is not None
         if not key.sequential:
             raise UnsupportedError(f"a grammar is not supported {ANY_ORDER_METHODS}")
@@ -467,11 +459,6 @@ NO_THOUGHTS = (
 def build_language(
     make: type[TokenAutomaton], dfa: Dfa, vocabulary: Vocabulary, ends: frozenset[int]
 ) -> TokenLanguage:
-    """Create an automaton over tokens.
-
-    Raises:
-        ValueError: if no token sequence is an accepted text.
-    """
     automaton = make(dfa, vocabulary, ends)
     if automaton.min_tokens == UNREACHABLE:
         raise ValueError("no text of the model's tokens matches it")
@@ -479,7 +466,6 @@ def build_language(
 
 
 def build_rule_dfa(name: str, source: str, room: TextRoom) -> Dfa:
-    """Return the automaton over bytes of a rule."""
     match name:
         case "regex" | "hole" | "padded hole":
             return Dfa.from_pattern(source, room=room)

@@ -200,7 +200,6 @@ def epsilon_closures(net: Nfa) -> list[frozenset[int]]:
 
 
 def trim_dfa(table: TransitionTable, accepts: StateFlags, before: list[list[int]]) -> Dfa:
-    """Return an automaton without states from which no text can be finished."""
     alive = accepts.copy()
     stack = np.flatnonzero(accepts).tolist()
     while stack:
@@ -234,11 +233,6 @@ def subtract_dfa(one: Dfa, other: Dfa) -> Dfa:
 
 
 def product_dfa(one: Dfa, other: Dfa, *, minus: bool) -> Dfa:
-    """Return the automaton over pairs of states.
-
-    Raises:
-        TooLargeError: if there are too many.
-    """
     if not (len(one.table) and len(other.table)):
         return one if minus else Dfa(one.table[:0], one.accepts[:0])
     (left, right), kinds = distinct_columns(one.table, other.table)
@@ -268,7 +262,6 @@ def product_dfa(one: Dfa, other: Dfa, *, minus: bool) -> Dfa:
 
 
 def distinct_columns(*tables: TransitionTable) -> tuple[list[TransitionTable], IndexArray]:
-    """Return tables with one column per group of equal bytes, and the column of each byte."""
     _, first, kinds = np.unique(np.vstack(tables), axis=1, return_index=True, return_inverse=True)
     return [table[:, first] for table in tables], kinds.reshape(-1)
 

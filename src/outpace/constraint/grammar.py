@@ -182,5 +182,4 @@ def add_spacing(lark: str) -> str:
 
 
 def first_line(text: str) -> str:
-    """Return the first line of a message that is not empty."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "no reason given")

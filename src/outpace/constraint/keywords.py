@@ -127,11 +127,6 @@ class SchemaReader:
     values_read: Iterator[int] = field(default_factory=count)
 
     def count_value(self) -> None:
-        """Count a value.
-
-        Raises:
-            TooLargeError: if there are too many.
-        """
         if next(self.values_read) == MAX_SCHEMA_VALUES:
             raise TooLargeError(f"it is too large: it has more than {MAX_SCHEMA_VALUES} values")
 
@@ -183,7 +178,6 @@ class SchemaReader:
         return found
 
     def applicator_cases(self, name: str, schema: SubSchema) -> list[SchemaCase]:
-        """Return the cases of the schemas that a keyword applies."""
         rule, at, refs = schema.value[name], schema.at, schema.refs
         if name == "$ref":
             if refs.count(rule) == MAX_REF_RECURSION:
@@ -351,7 +345,6 @@ def required_names(case: SchemaCase) -> list[str]:
 
 
 def property_subschemas(case: SchemaCase, name: str) -> list[SubSchema]:
-    """Return the schemas of a property by name, without those of patterns."""
     found = []
     for schema in case:
         named = require_type(schema.value.get("properties", {}), dict, f"properties at {schema.at}")
@@ -376,7 +369,6 @@ def count_bounds(case: SchemaCase, what: str) -> tuple[int, int | None]:
 
 
 def resolve_reference(root: Any, reference: Any, at: str) -> Any:
-    """Return the part of a schema that a reference names."""
     if not (isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))):
         refuse_keyword(f"$ref to {reference!r}", at, "$ref to another document")
     found = root

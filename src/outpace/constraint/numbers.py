@@ -93,7 +93,6 @@ EXPONENT = "(?:[eE][+-]?[0-9]{1,2})?"
 
 @lru_cache(256)
 def integer_dfa(low: int | None, high: int | None, steps: tuple[Decimal, ...] = ()) -> Dfa:
-    """Return the automaton of integers from `low` to `high` that are multiples of all `steps`."""
     if not steps:  # remainders and digit counts together need too many states
         most = 10 ** max_integer_digits(low, high) - 1
         low, high = -most if low is None else low, most if high is None else high
@@ -130,7 +129,6 @@ def pattern_dfa(pattern: str) -> Dfa:
 
 
 def keep_multiples(dfa: Dfa, steps: tuple[Decimal, ...]) -> Dfa:
-    """Restrict an automaton of numbers to multiples of all `steps`."""
     return minimize_dfa(intersect_dfas(dfa, multiples_dfa(steps)) if steps else dfa)
 
 
@@ -270,19 +268,16 @@ def number_fits(value: float, case: SchemaCase) -> bool:
 
 
 def lower_bound(case: SchemaCase) -> DecimalBound | None:
-    """Return the largest of the lower bounds."""
     return max(bounds_of_side(case, "inimum"), default=None)
 
 
 def upper_bound(case: SchemaCase) -> DecimalBound | None:
-    """Return the smallest of the upper bounds."""
     return min(
         bounds_of_side(case, "aximum"), key=lambda bound: (bound[0], not bound[1]), default=None
     )
 
 
 def bounds_of_side(case: SchemaCase, side: str) -> list[DecimalBound]:
-    """Return all bounds of one side."""
     found = []
     for schema in case:
         for name, strict in ((f"m{side}", False), (f"exclusiveM{side}", True)):
@@ -292,11 +287,6 @@ def bounds_of_side(case: SchemaCase, side: str) -> list[DecimalBound]:
 
 
 def parse_bound(schema: SubSchema, name: str) -> Decimal:
-    """Return a bound.
-
-    Raises:
-        UnsupportedError: if it is too close to zero.
-    """
     found = exact_decimal(require_type(schema.value[name], int | float, f"{name} at {schema.at}"))
     if found and found.adjusted() < -MAX_LEADING_ZEROS:
         refuse_keyword(

@@ -122,7 +122,6 @@ class ObjectPiece:
     def next_members(
         self, now: ObjectProgress
     ) -> Iterator[tuple[ObjectProgress, JsonPiece | None]]:
-        """Yield the possible next progress and its piece, or None if a member is skipped."""
         if now.place < len(self.members):
             name, part, required = self.members[now.place]
             now = now._replace(place=now.place + 1)
@@ -135,12 +134,10 @@ class ObjectPiece:
             yield self.count_member(now._replace(other=True), not now.other), self.others
 
     def count_member(self, now: ObjectProgress, sure: int) -> ObjectProgress:
-        """Return the progress after one more member."""
         written = now.written + 1 if self.most is not None else 1
         return now._replace(written=written, sure=min(now.sure + sure, self.least))
 
     def can_end(self, now: ObjectProgress) -> bool:
-        """Return whether the object may end here, skipping optional members."""
         return (
             not any(member.required for member in self.members[now.place :])
             and now.sure >= self.least
@@ -235,7 +232,6 @@ def object_piece(case: SchemaCase, value: WriteValue, depth: int) -> JsonPiece:
 
 
 def named_properties(schema: SubSchema) -> dict[str, Any]:
-    """Return the properties that a schema names."""
     found: dict[str, Any] = require_type(
         schema.value.get("properties", {}), dict, f"properties at {schema.at}"
     )
@@ -243,7 +239,6 @@ def named_properties(schema: SubSchema) -> dict[str, Any]:
 
 
 def quoted_name(name: str) -> str:
-    """Return a name as JSON writes it."""
     return json.dumps(name, ensure_ascii=False)
 
 
@@ -269,7 +264,6 @@ def allowed_names_dfa(case: SchemaCase, value: WriteValue) -> Dfa | None:
 
 
 def name_patterns(schema: SubSchema) -> list[str]:
-    """Return the patterns of names in a schema."""
     found = require_type(
         schema.value.get("patternProperties", {}), dict, f"patternProperties at {schema.at}"
     )
@@ -284,7 +278,6 @@ def matching_names_dfa(pattern: str, at: str, *, loose: bool) -> Dfa:
 
 
 def property_schemas(case: SchemaCase, name: str) -> list[SubSchema]:
-    """Return the schemas of a property by name and by each pattern that may match."""
     found, text = [], quoted_name(name).encode()
     for schema in case:
         is_named = name in named_properties(schema)
@@ -349,7 +342,6 @@ def other_member(
 def other_schemas(
     case: SchemaCase, matched: Sequence[tuple[SubSchema, str]]
 ) -> Iterator[SubSchema]:
-    """Yield the schemas of a property without a given name, by the patterns that it matches."""
     for schema in case:
         own = [pattern for one, pattern in matched if one is schema]
         for pattern in own:

@@ -24,7 +24,6 @@ SURROGATES = (0xD800, 0xDFFF)
 
 @cache
 def all_characters() -> str:
-    """Return all characters in order."""
     return "".join(map(chr, range(0x110000)))
 
 
@@ -258,7 +257,6 @@ class NfaBuilder:
                 raise UnsupportedError(f"{what} is not supported")
 
     def add_branch(self, parts: Any, at: int, *, first: bool, last: bool) -> int:
-        """Add alternatives."""
         end = self.nfa.add_state()
         for part in parts:
             begin = self.nfa.add_state()
@@ -310,7 +308,6 @@ class NfaBuilder:
         return [way for span in matched_ranges(node, self.flags) for way in utf8_ranges(*span)]
 
     def tail_state(self, spans: ByteRanges, tails: dict[ByteRanges, int]) -> int:
-        """Return a state from which these bytes lead to the end; equal tails share it."""
         if spans not in tails:
             target = self.tail_state(spans[1:], tails)
             tails[spans] = self.nfa.add_state()

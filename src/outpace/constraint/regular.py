@@ -58,14 +58,12 @@ class StateMoves:
 
     @property
     def token_classes(self) -> IndexArray:
-        """Classes of all their tokens, possibly repeated."""
         return self.automaton.bundle_classes[
             self.automaton.bundle_spans.pairs_of(np.unique(self.bundles))[1]
         ]
 
     @property
     def banned_tokens(self) -> Tensor:
-        """Tokens that no move takes, `bool[V]`."""
         if self.mask is None:
             allowed = np.zeros(self.automaton.table.shape[1], dtype=bool)
             allowed[self.token_classes] = True
@@ -74,7 +72,6 @@ class StateMoves:
 
     @property
     def single_token(self) -> int | None:
-        """The only possible token, or None."""
         if len(self.tos) != 1 or len(self.token_classes) != 1:
             return None
         same, kind = self.automaton.class_spans, self.token_classes[0]
@@ -118,13 +115,11 @@ class StateSets:
         return self.by_flags[key]
 
     def count_bytes(self, size: int) -> None:
-        """Count bytes that are cached from now on."""
         if self.used_bytes > MAX_SET_BYTES:
             self.clear_sets()
         self.used_bytes += size
 
     def single_state(self, state: int) -> StateSet:
-        """Return the set of one state."""
         if state not in self.by_state:
             self.by_state[state] = self.lookup_flags(
                 np.arange(len(self.automaton.tokens_to_end)) == state
@@ -212,7 +207,6 @@ class ReachableStates:
         return self.kinds[offset] if 0 <= offset < len(self.kinds) else HOLE_CLASS
 
     def head_states(self, place: int) -> StateSet:
-        """Return the states that the tokens before a place can lead to."""
         if place < self.first:
             return self.sets.single_state(self.states[place])
         while len(self.heads) <= place - self.first:
@@ -238,7 +232,6 @@ class ReachableStates:
         return self.sets.answer_states(states)
 
     def tail_states(self, place: int) -> StateSet:
-        """Return the states from which the tokens from a place on can be finished."""
         if place >= self.last_filled_end or place <= self.first:
             return self.states_within_limits(place)
         while len(self.tails) < self.last_filled_end - place:
@@ -374,16 +367,11 @@ def sampling_log_weights(stretches: Sequence[HoleSegment], logits: Tensor) -> Te
 
 
 def uniform_draws(stretches: Sequence[HoleSegment]) -> LogWeights:
-    """Return three uniform numbers for each hole, `[3, h]`."""
     samplings = [each.read.sampling for each in stretches]
     slots = [each.slots for each in stretches]
     steps = [-1 - 3 * each.read.step - turn for turn in range(3) for each in stretches]
-    return unit_fractions(slot_noise_keys(samplings * 3, steps, slots * 3)).reshape(3, -1)
-
-
-def unit_fractions(keys: Tensor) -> LogWeights:
-    """Return uniform numbers below one for keys of 62 bits."""
-    return (keys.numpy() >> 9) * 2.0**-53
+    keys = slot_noise_keys(samplings * 3, steps, slots * 3)  # of 62 bits
+    return ((keys.numpy() >> 9) * 2.0**-53).reshape(3, -1)
 
 
 class HoleDistributions:
@@ -416,7 +404,6 @@ class HoleDistributions:
         )
 
     def reduce_groups(self, values: LogWeights, sizes: IndexArray) -> LogWeights:
-        """Return the log weights of consecutive groups of these sizes."""
         begins = sizes.cumsum() - sizes
         tops = np.maximum.reduceat(values, begins, axis=1)
         if self.draws is None:
@@ -427,7 +414,6 @@ class HoleDistributions:
             return tops + np.log(np.add.reduceat(parts, begins, axis=1))
 
     def choose_tokens(self, bundles: IndexArray) -> IndexArray:
-        """Return one token of a bundle for each hole, `[h]`."""
         automaton, inside = self.automaton, self.automaton.bundle_spans
         rows, places = inside.pairs_of(bundles)
         kinds = automaton.bundle_classes[places]
@@ -439,7 +425,6 @@ class HoleDistributions:
         return automaton.token_order[places[picked]]
 
     def choose_members(self, weights: LogWeights, sizes: IndexArray, draw: int) -> IndexArray:
-        """Return the index of the best or a sampled member of each hole's group."""
         ends = sizes.cumsum()
         begins = ends - sizes
         tops = np.maximum.reduceat(weights, begins).repeat(sizes)
@@ -481,11 +466,7 @@ def is_feasible(stretch: HoleSegment, allowed: StateFlags) -> bool:
 
 
 def choose_path(stretch: HoleSegment, begin: int, distributions: HoleDistributions) -> list[int]:
-    """Return the bundle of each hole of a segment, whose distributions start at `begin`.
-
-    Raises:
-        ArithmeticError: if the weights are not finite.
-    """
+    """Return the bundle of each hole of a segment, whose distributions start at `begin`."""
     steps, rows = stretch.steps, stretch.distribution_rows(begin)
     later: LogWeights = np.zeros(steps[-1].count)  # of the states after the last place
     step_weights = []
@@ -510,12 +491,10 @@ def choose_path(stretch: HoleSegment, begin: int, distributions: HoleDistributio
 
 
 def max_by_state(weights: LogWeights, step: StateMoves) -> LogWeights:
-    """Return the best weight of each state."""
     return np.maximum.reduceat(weights, step.begins)
 
 
 def logsumexp_by_state(weights: LogWeights, step: StateMoves) -> LogWeights:
-    """Return the log of the summed weights of each state."""
     if len(weights) < MAX_DIRECT_MOVES:
         return np.logaddexp.reduceat(weights, step.begins)
     tops = np.maximum(np.maximum.reduceat(weights, step.begins), LOG_ZERO)
@@ -629,7 +608,6 @@ class RegularConstraint:
         return found
 
     def first_hole(self, answer: Sequence[int]) -> int:
-        """Return the first place that is not filled."""
         return answer.index(self.mask_id) if self.mask_id in answer else len(answer)
 
     def walk_answer(self, tokens: Sequence[int]) -> list[int]:
@@ -646,7 +624,6 @@ class RegularConstraint:
         return self.states
 
     def reachable_states(self, answer: Sequence[int]) -> ReachableStates:
-        """Return the possible states of an answer, cached for the last one."""
         first = self.first_hole(answer)
         rest = answer[first:]
         if rest.count(self.mask_id) == len(rest):

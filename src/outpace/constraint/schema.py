@@ -107,14 +107,12 @@ class SchemaWriter:
         return parts[0] if len(parts) == 1 else ChoicePiece(parts)
 
     def write_case(self, case: SchemaCase) -> JsonPiece:
-        """Return the piece of a value of one case."""
         values = listed_values(case)
         if values is not None:
             return listed_piece([value for value in values if self.value_fits(value, case)])
         return ChoicePiece([self.write_type(kind, case) for kind in written_types(case)])
 
     def write_type(self, kind: str, case: SchemaCase) -> JsonPiece:
-        """Return the piece of a value of one type."""
         out = [value for schema in case for value in exclusions(schema)[1]]
         match kind:
             case "string":
@@ -217,7 +215,6 @@ class SchemaWriter:
 
 
 def prefix_schemas(schema: SubSchema) -> list[Any]:
-    """Return the schemas of the first items."""
     found: list[Any] = require_type(
         schema.value.get("prefixItems", []), list, f"prefixItems at {schema.at}"
     )
@@ -236,7 +233,6 @@ def item_schemas(case: SchemaCase, place: int) -> list[SubSchema]:
 
 
 def has_unique_items(case: SchemaCase) -> bool:
-    """Return whether all items must differ."""
     for schema in case:
         if not isinstance(schema.value.get("uniqueItems", False), bool):
             raise ValueError(f"uniqueItems at {schema.at} must be true or false")
@@ -244,14 +240,12 @@ def has_unique_items(case: SchemaCase) -> bool:
 
 
 def listed_piece(values: Sequence[Any]) -> JsonPiece:
-    """Return the piece of one of given values."""
     if any(isinstance(value, list | dict) for value in values):
         return ChoicePiece([constant_piece(value) for value in values])
     return DfaPiece(Dfa.from_texts(json.dumps(value, ensure_ascii=False) for value in values))
 
 
 def constant_piece(value: Any) -> JsonPiece:
-    """Return the piece of a given value, with its keys in order."""
     match value:
         case list():
             return SequencePiece(
@@ -272,7 +266,6 @@ def constant_piece(value: Any) -> JsonPiece:
 
 @cache
 def any_value(depth: int) -> JsonPiece:
-    """Return the piece of any value, with arrays and objects up to a depth."""
     scalars = ChoicePiece(
         (
             LiteralPiece("true"),

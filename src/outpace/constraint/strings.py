@@ -75,11 +75,6 @@ def search_dfa(pattern: str, *, loose: bool = False) -> Dfa:
 
     A string is accepted if both Python and ECMA 262 find the pattern, or with `loose` if one of
     them may.
-
-    Raises:
-        UnsupportedError: if the pattern uses an unsupported construct.
-        TooLargeError: if the automaton is too large.
-        ValueError: if the pattern is malformed.
     """
     for what, sign in PYTHON_SYNTAX.items():
         if sign.search(pattern):
@@ -126,7 +121,6 @@ class SearchNfaBuilder(NfaBuilder):
         return end
 
     def add_anything(self, at: int) -> int:
-        """Add any characters."""
         every = (_constants.IN, [(_constants.RANGE, (0, 0x10FFFF))])
         return self.add_repeat(0, _constants.MAXREPEAT, [every], at)
 
@@ -146,7 +140,7 @@ class SearchNfaBuilder(NfaBuilder):
         if node[0] is _constants.ANY and not self.loose:
             for line in ECMA_LINE_ENDS:
                 found = list(exclude_range(found, line))
-        if has_categories(node):
+        if node[0] is _constants.IN and any(kind is _constants.CATEGORY for kind, _ in node[1]):
             ascii_only = matched_ranges(node, _constants.SRE_FLAG_ASCII)
             if self.loose:
                 return [*found, *ascii_only, BYTE_ORDER_MARK]
@@ -157,11 +151,6 @@ class SearchNfaBuilder(NfaBuilder):
 def is_anchored(node: Any, anchors: tuple[Any, ...]) -> bool:
     """Return whether a node at an edge is an anchor, or a group that handles its own edge."""
     return str(node[0]) in GROUP_NODES or (str(node[0]) == "AT" and node[1] in anchors)
-
-
-def has_categories(node: Any) -> bool:
-    """Return whether a node uses a class such as digits."""
-    return node[0] is _constants.IN and any(each[0] is _constants.CATEGORY for each in node[1])
 
 
 HEX = "[0-9a-f]"
@@ -222,7 +211,6 @@ def string_piece(case: SchemaCase, counted: int | None = None) -> JsonPiece:
 
 
 def string_dfas(case: SchemaCase) -> list[Dfa]:
-    """Return the automata of the formats and patterns of a case."""
     return [
         *(pattern_dfa(STRING_FORMATS[name]) for schema in case for name in format_names(schema)),
         *(schema_pattern_dfa(schema) for schema in case if "pattern" in schema.value),
@@ -243,7 +231,6 @@ def quote_piece(part: JsonPiece) -> JsonPiece:
 
 
 def escaped_text(value: str) -> str:
-    """Return the characters of a string as JSON writes them between the quotes."""
     return json.dumps(value, ensure_ascii=False)[1:-1]
 
 

@@ -128,14 +128,12 @@ class Vocabulary:
 def add_group(
     parts: PrefixGroups, nodes: IndexArray, froms: IndexArray, tos: TransitionTable
 ) -> None:
-    """Add states and their targets to a group of prefixes."""
     part = parts.setdefault(nodes.tobytes(), (nodes, [], []))
     part[1].append(froms)
     part[2].append(tos.astype(np.int64))
 
 
 def group_equal(values: IndexArray) -> Iterator[tuple[int, IndexArray]]:
-    """Yield each value and its indices."""
     order = values.argsort(kind="stable")
     begins = np.flatnonzero(np.diff(values[order], prepend=values.min() - 1))
     for begin, end in pairwise([*begins.tolist(), len(order)]):
@@ -217,7 +215,6 @@ def decoder_steps(decoder: Any) -> list[dict[str, Any]]:
 
 
 def decode_byte_level(name: str) -> bytes | None:
-    """Decode a token whose characters represent bytes."""
     alphabet_bytes = byte_alphabet()
     return (
         bytes(alphabet_bytes[each] for each in name)

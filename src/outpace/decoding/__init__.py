@@ -2,7 +2,7 @@
 
 from outpace.decoding.accept import Verify, agreement, draft_read, verify_read
 from outpace.decoding.canvas import Canvas
-from outpace.decoding.dial import Dial, Pace
+from outpace.decoding.draft_length import LengthRange, Pace
 from outpace.decoding.forward import CAUSAL, FULL, Decoding, Forward, Pattern, Prediction
 from outpace.decoding.processor import Processor
 from outpace.decoding.request import Constraint, Request, Step
@@ -23,9 +23,9 @@ __all__ = [
     "Canvas",
     "Constraint",
     "Decoding",
-    "Dial",
     "Forward",
     "Kind",
+    "LengthRange",
     "OptionError",
     "Pace",
     "Pattern",

@@ -218,7 +218,6 @@ class Forward:
             raise ValueError(f"{len(self.branches)} branches for {wanted} wanted slots")
 
     def check_tree(self, tree: Tree) -> None:
-        """Raise `ValueError` where a tree does not match the rows or `visible_end` is set."""
         if self.visible_end is not None:
             raise ValueError(f"visible_end must be None for a tree, got {self.visible_end}")
         tree.check_rows(self.start, len(self.ids))

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from outpace.decoding.dial import Pace
+from outpace.decoding.draft_length import Pace
 from outpace.decoding.processor import Processor, TokenLogprob
 from outpace.decoding.sampling import Joint, JointRows, Sample, Score
 from outpace.decoding.sampling_params import Sampling
@@ -75,7 +75,7 @@ class Step:
         seconds: wall time of the pass, shared by all requests of the batch.
         pattern: attention pattern of the rows; "tree" for any tree.
         holes: runs of slots that were masks.
-        dial: tokens that the cycle of this forward was to propose, where a `Pace` decided.
+        draft_length: tokens that the cycle of this forward was to propose, where a `Pace` decided.
     """
 
     model: str
@@ -86,7 +86,7 @@ class Step:
     seconds: float
     pattern: Literal["causal", "full", "tree"] | tuple[int, ...] = "causal"
     holes: tuple[range, ...] = ()
-    dial: int | None = None
+    draft_length: int | None = None
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -200,7 +200,6 @@ class Request:
         return self.finish_reason is None
 
     def is_end(self, token: int) -> bool:
-        """Return whether this token ends the answer and is not part of it."""
         if token in self.eos:
             return True
         return token in self.stop_ids and len(self.ids) >= len(self.prompt) + self.min_tokens

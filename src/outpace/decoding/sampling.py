@@ -289,7 +289,7 @@ class Sample(Read):
             if read.sampling.temperature != 0 or read.scores or read.joint is not None:
                 break
         else:
-            return read_greedily
+            return lambda logits, rows: Readout(argmax_tokens(logits), {})
         if runs_triton(device) and cls.is_fusible(reads):
             return cls.make_fused_reader(reads, slots, device)
         choose = cls.make_chooser(reads, slots, device)
@@ -414,11 +414,6 @@ class JointChooser:
         for kind, fits in joint_reads.items():  # in one call, since they share work
             kind.choose_jointly(fits, logits, tokens)
         return tokens
-
-
-def read_greedily(logits: Tensor, rows: slice) -> Readout:
-    """Return the most probable token of each row, without scores."""
-    return Readout(argmax_tokens(logits), {})
 
 
 Chooser = Callable[[Tensor, slice], Tensor]

@@ -172,13 +172,13 @@ class Job(Request):
             prediction.features = torch.cat((*self.partial_features, prediction.features))
         return prediction
 
-    def record_step(self, whole: ScheduledForward, before: int, dial: int | None) -> int:
+    def record_step(self, whole: ScheduledForward, before: int, draft_length: int | None) -> int:
         """Add a forward to the trace; return the number of tokens accepted from it.
 
         Args:
             whole: the forward, with all of its parts.
             before: number of slots before it.
-            dial: tokens that its cycle was to propose.
+            draft_length: tokens that its cycle was to propose.
         """
         accepted = len(self.ids) - before
         self.trace.append(
@@ -191,7 +191,7 @@ class Job(Request):
                 seconds=self.seconds,
                 pattern="tree" if isinstance(whole.pattern, Tree) else whole.pattern,
                 holes=whole.mask_runs(self.target.mask_id, before),
-                dial=dial,
+                draft_length=draft_length,
             )
         )
         self.seconds = 0.0

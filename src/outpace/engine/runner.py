@@ -105,7 +105,7 @@ class Runner:
         self.backend = backend_by_shape(
             self.cache.keys,
             self.cache.values,
-            self.config.sights,
+            self.config.windows,
             lambda keys, values, windows: select_backend(
                 *(attention, keys, values, self.config.heads, windows),
                 page=PAGE_SIZE,

@@ -111,12 +111,10 @@ def verify_rows(
 
 
 def contiguous_rows(logits: Tensor) -> Tensor:
-    """Return the logits with contiguous rows."""
     return logits if logits.stride(1) == 1 else logits.contiguous()
 
 
 def allocate_outputs(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Allocate the tokens and all scores of `logits [R, V]`."""
     rows, device = len(logits), logits.device
     tokens = torch.empty(rows, dtype=torch.int64, device=device)
     return tokens, torch.empty(len(SCORES), rows, dtype=torch.float32, device=device)

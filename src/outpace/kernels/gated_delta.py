@@ -66,7 +66,6 @@ class DeltaState:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows after the state."""
         return self.decay.shape[1]
 
     @property

@@ -140,7 +140,6 @@ def multiply_exactly(codes: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 @cache
 def zero_points(count: int) -> Tensor:
-    """Return zeros `i32[count]`."""
     return torch.zeros(count, dtype=torch.int32)
 
 
@@ -167,7 +166,6 @@ def has_layout(layout: str, dtype: torch.dtype) -> bool:
 
 
 def is_correct(lay: Callable[[Tensor], Tensor], dtype: torch.dtype) -> bool:
-    """Return whether products in a layout are correct."""
     if dtype != torch.int8:
         rows, weight = torch.ones(2, 32, dtype=dtype), torch.eye(32, dtype=dtype)[:16]
         return torch.equal(bind_product(lay(weight))(rows), F.linear(rows, weight))
@@ -180,7 +178,6 @@ def is_correct(lay: Callable[[Tensor], Tensor], dtype: torch.dtype) -> bool:
 
 
 def available_layouts(weight: Tensor) -> tuple[str, ...]:
-    """Return the fast layouts available for a matrix `[out, in]`, the default first."""
     names = ("tiles", "blocks") if tiles.can_tile(weight) else ("blocks",)
     return tuple(name for name in names if has_layout(name, weight.dtype))
 
@@ -315,7 +312,6 @@ def is_times(value: Any) -> bool:
 def measure_layouts(
     shape: tuple[int, int], dtype: torch.dtype, layouts: tuple[str, ...]
 ) -> LayoutTimes:
-    """Measure the seconds of a product per layout and number of rows."""
     weight = torch.ones(shape, dtype=dtype)
     is_int8 = dtype == torch.int8
     copies, scale = max(TIMED_BYTES // weight.nbytes, 1), torch.ones(shape[0]) if is_int8 else None

@@ -47,7 +47,6 @@ def split_key(key):
 
 @triton.jit
 def interpolate_logits(x, y, ratio):
-    """Interpolate from x to y, as `torch.lerp`."""
     return tl.where(ratio < 0.5, x + ratio * (y - x), y - (y - x) * (1.0 - ratio))
 
 

@@ -55,7 +55,6 @@ TILED_LOOKUP_BYTES = 2**26
 
 @cache
 def find_loop(dtype: torch.dtype) -> TileLoop | None:
-    """Return the fastest loop of this machine for tiles of a dtype, if there is one."""
     return next((loop for loop in TILE_LOOPS.get(dtype, ()) if has_isa(loop.isa)), None)
 
 

@@ -14,9 +14,9 @@ from outpace.decoding import (
     CAUSAL_KINDS,
     FULL,
     Decoding,
-    Dial,
     Forward,
     Kind,
+    LengthRange,
     Request,
     Sampling,
     Target,
@@ -24,7 +24,7 @@ from outpace.decoding import (
     runs_triton,
     to_device,
 )
-from outpace.decoding.dial import MAX_PACED_TOKENS, halving_values
+from outpace.decoding.draft_length import MAX_PACED_TOKENS, halving_values
 from outpace.decoding.sampling import GroupReader, NoisyChooser, Read, Readout, row_chooser
 from outpace.methods.method import (
     Interval,
@@ -81,12 +81,12 @@ class APD(Method):
         check_at_least_one(window=self.window, lookahead=self.lookahead)
         check_least(self.least, lookahead=self.lookahead)
 
-    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         """Return the range of the lookahead."""
         if not auto or self.least is None or self.lookahead is None:
             return None
         window = min(self.window or 1, MAX_PACED_TOKENS)
-        return Dial(
+        return LengthRange(
             values=halving_values(self.least, self.lookahead),
             passes=lambda value, kept: [
                 ("target", window - 1 + kept + value - (value == target.shift), 1),

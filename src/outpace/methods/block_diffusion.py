@@ -166,7 +166,6 @@ PREFIX_UNUSED = ("budget", "steps", "order", "part", "canvas")
 
 
 def check_no_template(request: Request) -> None:
-    """Raise `OptionError` for a template or suffix, which such a block does not see."""
     if request.is_infill:
         message = (
             "method: the model predicts from left to right, so it cannot fill a template or the "

@@ -100,7 +100,6 @@ class BlockFilling(Method):
         return quotient + (fills < remainder)
 
     def rank_holes(self, out: Prediction, count: int) -> FloatArray:
-        """Return the scores of the first `count` predicted holes by `order`, larger first."""
         if self.order == "left_to_right":
             return np.arange(count, 0, -1, dtype=np.float32)
         return rank_scores(out, self.order)[:count]

@@ -161,7 +161,6 @@ def most_frequent(text: Sequence[int], places: Sequence[int]) -> int:
 
 
 def match_length(text: Sequence[int], place: int, ids: Sequence[int]) -> int:
-    """Return how many tokens before and at a place are the last ones of `ids`, up to the limit."""
     length, limit, last = 0, min(MAX_MATCH_TOKENS, place + 1, len(ids)), len(ids) - 1
     while length < limit and text[place - length] == ids[last - length]:
         length += 1

@@ -10,8 +10,17 @@ from typing import Annotated
 
 import numpy as np
 
-from outpace.decoding import Canvas, Decoding, Dial, Forward, Kind, OptionError, Prediction, Request
-from outpace.decoding.dial import MAX_PACED_TOKENS
+from outpace.decoding import (
+    Canvas,
+    Decoding,
+    Forward,
+    Kind,
+    LengthRange,
+    OptionError,
+    Prediction,
+    Request,
+)
+from outpace.decoding.draft_length import MAX_PACED_TOKENS
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import (
     D2F_ACTIVATE,
@@ -88,13 +97,13 @@ class D2F(Method):
             message = f"least must be 1 (token by token) or None, got {self.least}"
             raise OptionError("least", self.least, message)
 
-    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         """Return a choice between appended blocks and one token at a time."""
         can_pause = auto and self.least is not None and target.shift == 1
         if not can_pause or target.is_block_causal or self.canvas:
             return None
         size = self.block or D2F_BLOCK_SIZE
-        return Dial(
+        return LengthRange(
             values=(1, MAX_PACED_TOKENS),
             # Masks of a block, its accepted tokens, and the masks of blocks appended early.
             passes=lambda value, kept: [

@@ -13,8 +13,8 @@ from outpace.decoding import (
     FULL,
     MASKED_DRAFT_KINDS,
     Decoding,
-    Dial,
     Forward,
+    LengthRange,
     OptionError,
     Prediction,
     Request,
@@ -24,7 +24,7 @@ from outpace.decoding import (
     draft_read,
     verify_read,
 )
-from outpace.decoding.dial import MAX_PACED_TOKENS
+from outpace.decoding.draft_length import MAX_PACED_TOKENS
 from outpace.methods.copies import (
     FLY_ENTROPY,
     FLY_WINDOW,
@@ -119,12 +119,12 @@ class DFlash(Method):
             drafts = self.cycle_limit(self.block or request.target.block or 1, request.target) - 1
             check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
 
-    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         """Return the range of verified drafts, which change the output except under "match"."""
         if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
         block = self.block or target.block or 1
-        return Dial(
+        return LengthRange(
             values=range(1, min(self.cycle_limit(block, target), MAX_PACED_TOKENS) + 1),
             passes=lambda n, kept: [
                 ("draft", min(block, MAX_PACED_TOKENS) + kept, n > 1),
@@ -178,7 +178,6 @@ class DFlash(Method):
         )
 
     def confident_drafts(self, out: Prediction) -> int:
-        """Return the number of leading drafts whose predicted acceptance reaches the threshold."""
         if not self.confidence_threshold:
             return len(out.tokens)
         return int((out.scores["acceptance"] >= self.confidence_threshold).cumprod().sum())

@@ -230,7 +230,6 @@ class Diffusion(Method):
     def predict_holes(
         self, request: Request, canvas: Canvas, holes: list[int], read: Sample
     ) -> Generator[Forward, Prediction, Prediction]:
-        """Predict the holes, adjusted by guidance and by the rule for the end of the answer."""
         null = None
         if self.guidance:
             prompt = len(request.prompt)

@@ -11,9 +11,9 @@ from torch import Tensor
 from outpace.decoding import (
     CAUSAL,
     Decoding,
-    Dial,
     Forward,
     Kind,
+    LengthRange,
     Pattern,
     Prediction,
     Read,
@@ -100,12 +100,12 @@ class Eagle(Method):
         shape = self.shape(target)
         return replace(self, width=shape.width, depth=shape.depth)
 
-    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         """Return the range of levels, which change the output except under "match"."""
         if self.verify != "match" or not auto:
             return None
         shape = self.shape(target)
-        return Dial(
+        return LengthRange(
             values=range(1, shape.draft_depth + 2),
             passes=lambda n, kept: [
                 ("draft", kept, n > 1),  # the text since the last cycle
@@ -173,7 +173,6 @@ class Eagle(Method):
                 pattern = Tree(n - 1, drafted.ancestor_masks())
 
     def level_read(self, request: Request, width: int) -> Read:
-        """Return how the draft reads a level: a chain samples tokens, a tree keeps logits."""
         if width > 1:
             return Sample(keep=True)
         return draft_read(request, self.verify, match=request.sample())

@@ -209,7 +209,6 @@ class FeatureBuffer:
         )
 
     def add_states(self, states: Tensor) -> None:
-        """Store hidden states `[c, f]` of the next slots."""
         self.states.append(states)
         self.stored_slots += len(states)
 

@@ -6,8 +6,8 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Annotated
 
-from outpace.decoding import Decoding, Dial, Forward, Prediction, Read, Request, Target
-from outpace.decoding.dial import halving_values
+from outpace.decoding import Decoding, Forward, LengthRange, Prediction, Read, Request, Target
+from outpace.decoding.draft_length import halving_values
 from outpace.methods.copies import MAX_MATCH_TOKENS, CopyFinder, verify_chain
 from outpace.methods.method import (
     DraftLength,
@@ -60,11 +60,11 @@ class Lookup(Method):
         """Most tokens of a cycle, including the one after the copy."""
         return 1 + (MAX_COPY_TOKENS if self.tokens == "auto" else self.tokens)
 
-    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         """Return the range of copy lengths, which do not change the output."""
         if not (auto or self.tokens == "auto"):
             return None
-        return Dial(
+        return LengthRange(
             values=halving_values(1, self.cycle_limit),
             # Most matches are short: on average, one copied token is rejected.
             passes=lambda n, kept: [("target", min(n, kept + 1), 1)],

@@ -14,9 +14,9 @@ from outpace.decoding import (
     CAUSAL_KINDS,
     FULL,
     Decoding,
-    Dial,
     Forward,
     Kind,
+    LengthRange,
     OptionError,
     Pattern,
     Prediction,
@@ -137,7 +137,7 @@ class Method(ABC):
         """Whether holes see tokens that follow them."""
         return Kind.DIFFUSION in self.target_kinds or not self.is_sequential
 
-    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         """Return the range of draft lengths that a `Pace` may choose from; None if fixed.
 
         `auto` is whether it may choose where the options give a fixed number.

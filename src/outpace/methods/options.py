@@ -111,7 +111,6 @@ def method_options(method: type[Method]) -> dict[str, Option]:
 
 
 def make_option(name: str, hint: Any, default: Any) -> Option:
-    """Return an option from its annotation."""
     marks = getattr(hint, "__metadata__", ())
     hint = get_args(hint)[0] if marks else hint
     types = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -10,15 +10,15 @@ from torch import Tensor
 from outpace.decoding import (
     CAUSAL_KINDS,
     Decoding,
-    Dial,
     Forward,
+    LengthRange,
     Request,
     Target,
     Verify,
     draft_read,
     verify_read,
 )
-from outpace.decoding.dial import MAX_PACED_TOKENS
+from outpace.decoding.draft_length import MAX_PACED_TOKENS
 from outpace.methods.copies import (
     DRAFT_MATCH,
     FLY_ENTROPY,
@@ -72,11 +72,11 @@ class Speculative(Method):
         """Most tokens of a cycle, including the one after the drafts."""
         return 1 + (MAX_DRAFT_TOKENS if self.tokens == "auto" else self.tokens)
 
-    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         """Return the range of draft lengths, which change the output except under "match"."""
         if self.verify != "match" or not (auto or self.tokens == "auto"):
             return None
-        return Dial(
+        return LengthRange(
             values=range(1, min(self.cycle_limit, MAX_PACED_TOKENS) + 1),
             passes=lambda n, _: [
                 ("draft", 2, n > 1),

@@ -11,16 +11,16 @@ import numpy as np
 from outpace.decoding import (
     Canvas,
     Decoding,
-    Dial,
     Forward,
     Kind,
+    LengthRange,
     OptionError,
     Prediction,
     Request,
     Target,
     agreement,
 )
-from outpace.decoding.dial import halving_values
+from outpace.decoding.draft_length import halving_values
 from outpace.decoding.order import top_holes
 from outpace.decoding.target import Rank
 from outpace.methods.method import (
@@ -92,14 +92,14 @@ class WeDLM(Method):
         windows = 0 if self.clip or self.verify else 1 if self.eager else 2
         return prompt + max_tokens + max(windows * self.window - 1, 0)
 
-    def length_range(self, target: Target, *, auto: bool) -> Dial | None:
+    def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         """Return the range of the window; with `verify`, a choice between it and none."""
         if not auto or not (self.verify or self.least):
             return None
         values = halving_values(self.least or 1, self.window)
         if self.verify:  # a full window also yields the token after it
             values = [1, values[-1] + 1]
-        return Dial(
+        return LengthRange(
             values=values,
             # The window, and the filled tokens of the last one, which run once more.
             passes=lambda n, kept: [("target", 1 if n == 1 else n - self.verify + kept, 1)],

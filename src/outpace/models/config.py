@@ -206,7 +206,7 @@ class ModelConfig:
             does.
         mask_id: token that marks a hole.
         mask_shift: for a causal model that fills blocks, the shift of the rows of masks.
-        sights: attention window of each layer; empty if no layer has one.
+        windows: attention window of each layer; empty if no layer has one.
         block, order, eps, drawn, null_prompt: how its authors decode it, see `Target`; the
             `block` of a draft is its trained length, first token included.
         wide_qk_norm: whether queries, and keys, are normalised over all heads at once.
@@ -302,7 +302,7 @@ class ModelConfig:
     mask_id: int | None = None
     mask_shift: int | None = None
     eos: tuple[int, ...] = ()
-    sights: tuple[AttentionWindow, ...] = ()
+    windows: tuple[AttentionWindow, ...] = ()
     block: int | None = None
     order: HoleOrder = "confidence"
     eps: float = 0.0
@@ -370,7 +370,7 @@ class ModelConfig:
     def layer_config(self, layer: int) -> ModelConfig:
         """Return the configuration with the sizes of one layer."""
         changes: dict[str, Any] = {}
-        if self.global_heads is not None and self.sights[layer].window is None:
+        if self.global_heads is not None and self.windows[layer].window is None:
             changes |= vars(self.global_heads)
         if self.shared_keys is not None and self.kv_layer(layer) != layer:
             changes["mlp"] = self.shared_keys.mlp
@@ -381,7 +381,7 @@ class ModelConfig:
         first = self.layers if self.shared_keys is None else self.layers - self.shared_keys.count
         if layer < first:
             return layer
-        return max(each for each in range(first) if self.sights[each] == self.sights[layer])
+        return max(each for each in range(first) if self.windows[each] == self.windows[layer])
 
     @cached_property
     def attention_layers(self) -> tuple[int, ...]:
@@ -417,7 +417,7 @@ class ModelConfig:
         if self.local_rope is None:
             return self.rope, None
         whole, local = (rope.width(size) for rope, size in self.ropes)
-        if self.sights and self.sights[layer].window is not None:
+        if self.windows and self.windows[layer].window is not None:
             return self.local_rope, slice(whole, whole + local)
         return self.rope, slice(0, whole)
 

@@ -119,7 +119,6 @@ class BlockDraft(Draft):
     block_type: type[Block] = Block
 
     def build_layers(self) -> None:
-        """Create the layers that follow the feature input."""
         config = self.config
         self.blocks = nn.ModuleList(
             self.block_type(config, layer) for layer in range(config.layers)
@@ -217,7 +216,6 @@ class DSparkDraft(ChainedDraft):
     """
 
     def build_layers(self) -> None:
-        """Create the heads and the layers."""
         config = self.config
         assert config.chain is not None
         rank, self.reads_previous = config.chain.rank, config.chain.reads_previous
@@ -230,7 +228,6 @@ class DSparkDraft(ChainedDraft):
         super().build_layers()
 
     def embed_previous(self, previous: Tensor) -> Tensor:
-        """Return the embeddings `[R, rank]` of tokens `previous i64[R]`."""
         assert self.previous_embedding is not None
         rows: Tensor = self.previous_embedding(previous)
         return rows
@@ -345,7 +342,6 @@ class DFlash2Draft(ChainedDraft):
     block_type = ConvolvedBlock
 
     def build_layers(self) -> None:
-        """Create the selector and the layers."""
         config = self.config
         assert config.chain is not None
         self.candidates = config.chain.candidates

@@ -64,7 +64,7 @@ def mtp_config(target: ModelConfig) -> ModelConfig:
         target,
         kind=Kind.EAGLE,
         layers=1,
-        sights=(),
+        windows=(),
         unrotated=(),
         delta=None,
         dense_layers=0,
@@ -181,7 +181,6 @@ def fit_draft_config(draft: ModelConfig, target: ModelConfig) -> ModelConfig:
 
 
 def block_draft_type(config: ModelConfig) -> type[DFlashDraft]:
-    """Return the class of a draft that fills blocks after context."""
     if config.convolution is not None:
         return DFlash2Draft
     return DFlashDraft if config.chain is None else DSparkDraft

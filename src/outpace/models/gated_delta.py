@@ -158,7 +158,6 @@ def whole_sequences(ranges: Sequence[tuple[int, int]]) -> list[SequenceRows]:
 
 
 def settle_rows(state: DeltaState, count: int, settled: int) -> DeltaState:
-    """Add rows below slot `settled` to a state, if there are many with `count` further ones."""
     return state.advance(min(settled_start(state, count, settled), state.end))
 
 

@@ -95,11 +95,6 @@ def check_quantize_gpu(quantize: str, device: torch.device, dtype: torch.dtype) 
 
 
 def torchao_config(quantize: str) -> Any:
-    """Return the configuration for torchao.
-
-    Raises:
-        OptionError: if torchao is not installed.
-    """
     try:
         from torchao.quantization import (
             Float8DynamicActivationFloat8WeightConfig,
@@ -193,11 +188,7 @@ def build_cpu_quantizer(model: Stack, quantize: str | None, dtype: torch.dtype) 
 
 
 def build_int4_quantizer(model: Stack, dtype: torch.dtype) -> Quantizer:
-    """Return a function that rounds projections of layers to 4 bits, and other matrices to 8.
-
-    Raises:
-        OptionError: if the inputs of a matrix are not a multiple of 32.
-    """
+    """Return a function that rounds projections of layers to 4 bits, and other matrices to 8."""
     names = {
         module: name
         for name, module in model.named_modules()

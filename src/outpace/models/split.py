@@ -151,7 +151,6 @@ class ParallelHead(nn.Linear):
 
 
 def all_reduce_sum(part: Tensor) -> Tensor:
-    """Sum a tensor over all processes in place."""
     dist.all_reduce(part)
     return part
 
@@ -167,7 +166,6 @@ def gather_logits(logits: Tensor, vocab: int) -> Tensor:
 
 
 def row_parallel_linear(layer: nn.Linear) -> RowParallelLinear:
-    """Create a row-parallel layer of the size of another."""
     return RowParallelLinear(layer.in_features, layer.out_features, bias=layer.bias is not None)
 
 

@@ -27,7 +27,6 @@ CLAMP_LIMIT, SIGMOID_SLOPE = 7.0, 1.702
 
 
 def swiglu_factors(x: Tensor) -> tuple[Tensor, Tensor]:
-    """SwiGLU."""
     gate, up = x.chunk(2, -1)
     return F.silu(gate), up
 

@@ -12,7 +12,7 @@ from math import log2
 from operator import mul
 from sys import maxsize
 
-from outpace.decoding.dial import CyclePasses, Dial
+from outpace.decoding.draft_length import CyclePasses, LengthRange
 from outpace.pacing.cost import PassCost, StoredCosts
 from outpace.pacing.load import MAX_PATIENCE, MIN_PATIENCE, Backlog, BacklogSum, LoadState
 
@@ -110,13 +110,15 @@ class PaceController:
     none.
     """
 
-    def __init__(self, dial: Dial, stored: StoredCosts | None = None) -> None:
-        self.dial, self.stored = dial, stored or {}
-        self.least, *self.others = dial.values
-        rows = [rows for role, rows, _ in dial.passes(self.least, self.least) if role == "target"]
+    def __init__(self, lengths: LengthRange, stored: StoredCosts | None = None) -> None:
+        self.lengths, self.stored = lengths, stored or {}
+        self.least, *self.others = lengths.values
+        rows = [
+            rows for role, rows, _ in lengths.passes(self.least, self.least) if role == "target"
+        ]
         self.plain_rows = max(rows)
         """Rows of a plain cycle, per request."""
-        self.acceptance = Acceptance(nested=dial.nested)
+        self.acceptance = Acceptance(nested=lengths.nested)
         self.backlog = BacklogSum()
         self.cycles = self.paused_until = 0
         self.loads = dict[int, LoadState]()
@@ -139,13 +141,13 @@ class PaceController:
         """
         if key in self.loads:
             return self.loads[key]
-        most = self.dial.values[-1]
+        most = self.lengths.values[-1]
         costs = (
             {role: PassCost(prior=dict(points)) for role, points in self.stored[key].items()}
             if key in self.stored
             else {}
         )
-        roles = {role for role, _, times in self.dial.passes(most, most) if times}
+        roles = {role for role, _, times in self.lengths.passes(most, most) if times}
         load = LoadState(most, costs)
         if roles <= costs.keys():
             load.tried[self.least], load.patience = self.cycles, MIN_PATIENCE
@@ -215,7 +217,7 @@ class PaceController:
 
     def review_choice(self, load: LoadState) -> None:
         """Choose the best number at a load, begin or end a trial, and set the next decision."""
-        most, load.review = self.expected_passes(self.dial.values[-1]), self.cycles + 1
+        most, load.review = self.expected_passes(self.lengths.values[-1]), self.cycles + 1
         if not self.others:
             load.review = maxsize
         elif load.is_cold(most):
@@ -230,7 +232,7 @@ class PaceController:
             times = {
                 value: load.expected_seconds(self.expected_passes(value))
                 / self.expected_tokens(value)
-                for value in self.dial.values
+                for value in self.lengths.values
             }
             self.choose_value(load, times)
             load.gain = times[self.least] - times[load.value]
@@ -282,7 +284,7 @@ class PaceController:
         if self.cycles >= load.due:
             best = min(self.others, key=times.__getitem__)
             close = [value for value in self.others if times[value] <= NEAR_FACTOR * times[best]]
-            rivals = {*([best] if self.dial.nested else close)} - {load.value}
+            rivals = {*([best] if self.lengths.nested else close)} - {load.value}
             if not self.is_plain_settled(load, times):
                 rivals.add(self.least)
             if rivals:
@@ -329,5 +331,5 @@ class PaceController:
 
     def expected_passes(self, value: int) -> CyclePasses:
         """Return the expected passes of a cycle, with the rows of all requests."""
-        passes = self.dial.passes(value, self.expected_tokens(value))
+        passes = self.lengths.passes(value, self.expected_tokens(value))
         return [(role, rows * self.requests, times) for role, rows, times in passes if times]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from outpace.decoding.dial import CyclePasses
+from outpace.decoding.draft_length import CyclePasses
 from outpace.pacing.cost import PassCost
 
 

@@ -23,7 +23,6 @@ SCHEMA_REFERENCE = "#/components/schemas/{model}"
 
 
 def schema_reference(name: str) -> OpenApiObject:
-    """Return a reference to a named schema of the document."""
     return {"$ref": SCHEMA_REFERENCE.format(model=name)}
 
 

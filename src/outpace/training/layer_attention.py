@@ -34,7 +34,8 @@ def plan_row_attention(config: ModelConfig, ranges: Tensor, device: torch.device
     """Plan the attention of packed rows, once for all layers, and their recurrence if any."""
     own = torch.arange(len(ranges))
     attend = plan_layer_attention(
-        config, lambda sight: RangesAttention(narrow_ranges(sight, ranges, own), device)
+        config,
+        lambda layer_window: RangesAttention(narrow_ranges(layer_window, ranges, own), device),
     )
     return attend if config.delta is None else RowRecurrence(attend, ranges, device)
 
@@ -64,19 +65,19 @@ class RowRecurrence:
 
 def plan_layer_attention(config: ModelConfig, plan: Callable[[AttentionWindow], Attend]) -> Attend:
     """Plan one attention per distinct attention window; return a dispatcher by layer."""
-    if not config.sights:
+    if not config.windows:
         return plan(AttentionWindow())
-    plans = {sight: plan(sight) for sight in set(config.sights)}
+    plans = {layer_window: plan(layer_window) for layer_window in set(config.windows)}
 
     def attend(layer: int, q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None = None) -> Tensor:
-        return plans[config.sights[layer]](layer, q, k, v, sinks)
+        return plans[config.windows[layer]](layer, q, k, v, sinks)
 
     return attend
 
 
-def narrow_ranges(sight: AttentionWindow, ranges: Tensor, own: Tensor) -> Tensor:
+def narrow_ranges(layer_window: AttentionWindow, ranges: Tensor, own: Tensor) -> Tensor:
     """Narrow ranges to a layer's attention window; `own i64[T]` are the rows' own keys."""
-    return narrow_to_window(ranges, own, window=sight.window, causal=sight.causal)
+    return narrow_to_window(ranges, own, window=layer_window.window, causal=layer_window.causal)
 
 
 MAX_ROWS_PER_CALL = 512
@@ -116,16 +117,16 @@ def block_attention(
     runs = [min(most, rows - at) for rows in counts.tolist() for at in range(0, rows, most)]
     own = context + torch.arange(len(ranges))
 
-    def plan(sight: AttentionWindow) -> Attend:
-        return HullAttention(narrow_block_ranges(sight, ranges, own), runs, device)
+    def plan(layer_window: AttentionWindow) -> Attend:
+        return HullAttention(narrow_block_ranges(layer_window, ranges, own), runs, device)
 
     return plan_layer_attention(config, plan)
 
 
-def narrow_block_ranges(sight: AttentionWindow, ranges: Tensor, own: Tensor) -> Tensor:
+def narrow_block_ranges(layer_window: AttentionWindow, ranges: Tensor, own: Tensor) -> Tensor:
     """Narrow ranges of block rows to a layer's attention window.
 
     As in the published trainer, a window limits the context only; blocks are visible in full.
     """
-    visible = narrow_ranges(sight, ranges, own)
+    visible = narrow_ranges(layer_window, ranges, own)
     return torch.stack((visible[:, 0], torch.stack((ranges[:, 1, 0], visible[:, 1, 1]), 1)), 1)

@@ -53,7 +53,6 @@ def read_windows(published: Fields, ours: Fields) -> tuple[AttentionWindow, ...]
 
 
 def check_windows(published: Fields, ours: Fields, slides: list[bool]) -> None:
-    """Raise `ValueError` for contradictory fields about attention windows."""
     used = USE_SLIDING_WINDOW.read(published, ours)
     if used and published.get(LAYER_TYPES) is None:
         raise ValueError(f"use_sliding_window is True, which needs {LAYER_TYPES}")
@@ -68,7 +67,6 @@ def check_windows(published: Fields, ours: Fields, slides: list[bool]) -> None:
 
 
 def parse_window(value: Any) -> int | None:
-    """Parse the length of a window, or None."""
     return None if value is None else parse_value("sliding_window", value, count)
 
 

@@ -43,7 +43,6 @@ NUM_TARGET_LAYERS = field("num_target_layers", few)
 
 
 def flatten_dflash(published: Fields) -> Fields:
-    """Move the fields of `dflash_config` to the top level, where they may be as well."""
     own = inner(published, DFLASH_CONFIG).items()
     nested = {
         name if name in NESTED_FIELDS else f"{DFLASH_CONFIG}.{name}": value for name, value in own
@@ -96,7 +95,7 @@ DFLASH = Family(
         ),
         "mask_id": field("mask_token_id", index),
         "eos": (),
-        "sights": ATTENTION_WINDOWS,
+        "windows": ATTENTION_WINDOWS,
         "feature_layers": Field(
             (*TARGET_LAYER_IDS.names, *AUX_LAYER_IDS.names, *NUM_TARGET_LAYERS.names),
             dflash_feature_layers,
@@ -162,7 +161,7 @@ DSPARK = replace(
         **DFLASH.fields,
         "shift": 1,
         "kind": Kind.DFLASH,
-        "sights": FULL_WINDOWS,
+        "windows": FULL_WINDOWS,
         "feature_layers": field("target_layer_ids", some_indices),
         "block": field("block_size", count),
         "draft_vocab": itemgetter("vocab"),
@@ -186,12 +185,10 @@ CANDIDATES = field(f"{DFLASH_CONFIG}.selector_top_k", count)
 
 
 def read_convolution(published: Fields, ours: Fields) -> BlockConvolution:
-    """Return the sizes of the convolutions."""
     return BlockConvolution(taps=TAPS.read(published, ours), group=GROUP.read(published, ours))
 
 
 def read_selector(published: Fields, ours: Fields) -> ChainHeads:
-    """Return the sizes of the selector."""
     return ChainHeads(rank=RANK.read(published, ours), candidates=CANDIDATES.read(published, ours))
 
 

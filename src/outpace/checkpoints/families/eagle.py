@@ -22,7 +22,6 @@ TOP_LAYERS = field(EAGLE_LAYER_IDS, indices, ())
 
 
 def flatten_eagle(published: Fields) -> Fields:
-    """Move the fields of `eagle_config` to the top level, with that name as a prefix."""
     nested = {f"{EAGLE_KEY}.{name}": value for name, value in inner(published, EAGLE_KEY).items()}
     return {name: value for name, value in published.items() if name != EAGLE_KEY} | nested
 

@@ -144,7 +144,7 @@ DECODER: Fields = {
     "max_length": field("max_position_embeddings", count, 2048),
     "norm_eps": field("rms_norm_eps", number, 1e-6),
     "rope": ROPE,
-    "sights": FULL_WINDOWS,
+    "windows": FULL_WINDOWS,
     "tied": field("tie_word_embeddings", flag, False),
     "mask_id": field("mask_token_id", index, None),
     "kind": lambda ours: Kind.causal_kind(ours["mask_id"]),

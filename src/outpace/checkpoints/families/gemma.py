@@ -63,7 +63,7 @@ GEMMA3 = Family(
         **BIASES,
         "head_dim": field("head_dim", few),
         "tied": field("tie_word_embeddings", flag, True),
-        "sights": alternating_windows(6),
+        "windows": alternating_windows(6),
         "rope": FULL_ROPE,
         "local_rope": sliding_rope("rope_local_base_freq"),
         "query_factor": Field(QUERY_SCALAR.names, query_factor),
@@ -143,7 +143,7 @@ def read_global_heads(published: Fields, ours: Fields) -> GlobalHeads:
     same, wanted = SAME_KEYS.read(published, ours), published
     if published.get(PER_LAYER) is not None:
         layers = parse_value(PER_LAYER, published[PER_LAYER], mapping)
-        full = {str(n) for n, sight in enumerate(ours["sights"]) if sight.window is None}
+        full = {str(n) for n, each in enumerate(ours["windows"]) if each.window is None}
         own = list(layers.values())
         if {*layers} != full or any(each != own[0] for each in own):
             raise ValueError(
@@ -180,12 +180,11 @@ INPUT_VOCABULARY = field("vocab_size_per_layer_input", index, 262_144)
 
 
 def read_shared_keys(published: Fields, ours: Fields) -> SharedKeys | None:
-    """Read how many of the last layers attend to the keys of earlier ones."""
-    count, sights = SHARED_LAYERS.read(published, ours), ours["sights"]
+    count, windows = SHARED_LAYERS.read(published, ours), ours["windows"]
     wide = DOUBLE_MLP.read(published, ours)
     if not count:
         return None
-    if count >= ours["layers"] or {*sights[-count:]} - {*sights[:-count]}:
+    if count >= ours["layers"] or {*windows[-count:]} - {*windows[:-count]}:
         raise ValueError(
             f"num_kv_shared_layers is {count}, but these layers need an earlier one of each type "
             f"in {LAYER_TYPES} that is not shared"
@@ -237,7 +236,6 @@ def mixture_field(size: Field) -> Field:
 
 
 def read_width(published: Fields, ours: Fields) -> int:
-    """Read the width of an expert, or that of the MLP in a model without experts."""
     width = SIZES[2] if ours["experts_beside"] else WIDTH
     return int(width.read(published, ours))
 
@@ -266,7 +264,7 @@ GEMMA4_TEXT = Family(
         "kind": CAUSAL_TEXT,
         "head_dim": field("head_dim", few),
         "tied": field("tie_word_embeddings", flag, True),
-        "sights": alternating_windows(6),
+        "windows": alternating_windows(6),
         "global_heads": GLOBAL_HEADS,
         **BESIDE_EXPERTS,
         "shared_keys": SHARED_KEYS,

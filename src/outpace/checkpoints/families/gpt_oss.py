@@ -24,7 +24,7 @@ GPT_OSS = Family(
         **STRICT_DECODER,
         **dict.fromkeys(("qkv_bias", "out_bias"), field("attention_bias", flag, True)),
         "head_dim": field("head_dim", few),
-        "sights": alternating_windows(2),
+        "windows": alternating_windows(2),
         "sinks": True,
         "experts": field("num_local_experts", few),
         "experts_per_row": field("num_experts_per_tok", few),

@@ -91,7 +91,6 @@ ROTARY = {"theta": field("rope_theta", number), "float32": field("rope_full_prec
 
 
 def end_tokens(published: Fields, ours: Fields) -> tuple[int, ...]:
-    """Return the tokens that end an answer."""
     return (*EOS.read(published, ours), *((EOT,) if ours["vocab"] > EOT else ()))
 
 

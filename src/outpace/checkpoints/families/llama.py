@@ -63,14 +63,12 @@ NO_ROPE_LAYERS = "no_rope_layers"
 
 
 def parse_rope_flags(value: Any) -> list[int]:
-    """Parse a list of 0 and 1 per layer."""
     if isinstance(value, list) and all(type(each) is int and each in (0, 1) for each in value):
         return value
     raise ValueError("a list of 0 (no rotary embedding) and 1")
 
 
 def layers_without_rope(published: Fields, ours: Fields) -> tuple[int, ...]:
-    """Return the layers without rotary embedding."""
     every = NO_ROPE_INTERVAL.read(published, ours)
     usual = [int((layer + 1) % every != 0) for layer in range(ours["layers"])]
     found = published.get(NO_ROPE_LAYERS)

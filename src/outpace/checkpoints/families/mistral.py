@@ -18,7 +18,7 @@ MISTRAL = Family(
     about="Mistral: every layer attends to the last `sliding_window` tokens, or to all",
     architectures=("MistralForCausalLM",),
     checkpoints=("mistralai/Mistral-7B-Instruct-v0.3", "mistralai/Mistral-Nemo-Instruct-2407"),
-    fields={**STRICT_DECODER, "sights": sliding_windows(4096)},
+    fields={**STRICT_DECODER, "windows": sliding_windows(4096)},
     names=HUGGING_FACE_NAMES,
     # Without a window; files of the architecture "llama" are read as that family.
     gguf=GGUFFormat(architecture="mistral3", implied={"sliding_window": None}, rows=PAIRED_ROWS),
@@ -31,7 +31,7 @@ MIXTRAL = Family(
     checkpoints=("mistralai/Mixtral-8x7B-Instruct-v0.1", "mistralai/Mixtral-8x22B-Instruct-v0.1"),
     fields={
         **STRICT_DECODER,
-        "sights": sliding_windows(None),
+        "windows": sliding_windows(None),
         "experts": field("num_local_experts num_experts", few),
         "experts_per_row": field("num_experts_per_tok", few),
         "norm_experts": True,

@@ -46,7 +46,7 @@ OLMO3 = Family(
         **STRICT_DECODER,
         **BIASES,
         **OLMO_NORMS,
-        "sights": alternating_windows(4),
+        "windows": alternating_windows(4),
         "rope": float32_rope(FULL_ROPE),
         "local_rope": float32_rope(sliding_rope("rope_theta")),
     },

@@ -18,7 +18,7 @@ PHI3 = Family(
     checkpoints=("microsoft/Phi-3-mini-4k-instruct", "microsoft/phi-4"),
     fields={
         **STRICT_DECODER,
-        "sights": sliding_windows(None),
+        "windows": sliding_windows(None),
     },
     # The trained length only matters for rotary scaling by it, which is not supported.
     ignored=IGNORABLE | {"original_max_position_embeddings"},

@@ -80,7 +80,7 @@ def delta_field(*, grouped: bool) -> Field:
 
 
 HYBRID: Fields = {
-    **{name: each for name, each in DECODER.items() if name not in ("sights", "mask_id")},
+    **{name: each for name, each in DECODER.items() if name not in ("windows", "mask_id")},
     **{name: STRICT_DECODER[name] for name in ("kv_heads", "max_length")},
     **BIASES,
     "kind": Kind.CAUSAL,
@@ -134,7 +134,6 @@ MIXTURE_NAMES: TensorNames = {
 
 
 def fused_experts(model: str) -> dict[str, str]:
-    """Return the names of experts that are published as one tensor per layer of `model`."""
     experts = f"{model}.layers.{{}}.mlp.experts"
     return {
         "blocks.{}.mlp.experts.{}.gate_up.weight": f"{experts}.gate_up_proj[{{}}]",
@@ -143,7 +142,6 @@ def fused_experts(model: str) -> dict[str, str]:
 
 
 def hybrid_mtp(names: TensorNames) -> MTPFormat:
-    """Return the format of the head of a model with these `names` of attention and MLP."""
     return MTPFormat(
         prefix="mtp.",
         names=mtp_names(
@@ -162,7 +160,6 @@ DELTA_MODULE = "linear_attn."
 
 
 def delta_layers(config: ModelConfig) -> DeltaLayers:
-    """Return the gated delta layers of a model that has some."""
     assert config.delta is not None
     return config.delta
 
@@ -226,13 +223,7 @@ def derive_fields(metadata: dict[str, Any], fields: Fields) -> Fields:
     return {**derived, LAYER_TYPES: kinds[:layers]}
 
 
-def restore_log(decay: Tensor) -> Tensor:
-    """Return the published logarithms; the file has the negative decays."""
-    return (-decay).log()
-
-
 def hybrid_format(architecture: str, **others: Any) -> GGUFFormat:
-    """Return the format of an architecture with gated delta layers."""
     tensors = {
         f"{DELTA_MODULE}dt_bias": (f"{DELTA_MODULE}dt_proj.bias",),
         **others.pop("tensors", {}),
@@ -240,7 +231,10 @@ def hybrid_format(architecture: str, **others: Any) -> GGUFFormat:
     return GGUFFormat(
         architecture=architecture,
         derived=derive_fields,
-        values={f"{DELTA_MODULE}A_log": restore_log, **dict.fromkeys(NORMS, subtract_one)},
+        values={
+            f"{DELTA_MODULE}A_log": lambda decay: (-decay).log(),  # the file has negative decays
+            **dict.fromkeys(NORMS, subtract_one),
+        },
         tensors=tensors,
         **others,
     )

@@ -45,14 +45,12 @@ ROPE_FIXED = {"partial_rotary_factor": 1.0, "truncate": True}
 
 
 def parse_base(value: Any) -> float:
-    """Parse a base frequency, above 1."""
     if (theta := number(value)) > 1:
         return theta
     raise ValueError("above 1")
 
 
 def read_rope(config: Fields, ours: Fields) -> Rope:
-    """Read base frequency and scaling, in the old and in the new format."""
     names = ("rope_scaling", "rope_parameters")
     parts = [parse_value(name, config[name], mapping) for name in names if config.get(name)]
     if len(parts) > 1 and parts[0] != parts[1]:
@@ -85,7 +83,6 @@ ROPE = Field(ROPE_NAMES, read_rope)
 
 
 def read_required_rope(published: Fields, ours: Fields) -> Rope:
-    """Read a rotary embedding whose base frequency is required."""
     parts = [published, *(published.get(name) for name in ROPE_NAMES)]
     if not any(isinstance(part, Mapping) and part.get("rope_theta") for part in parts):
         raise ValueError("field 'rope_theta' is missing")
@@ -93,7 +90,6 @@ def read_required_rope(published: Fields, ours: Fields) -> Rope:
 
 
 def read_full_rope(published: Fields, ours: Fields) -> Rope:
-    """Read the rotary embedding of full-attention layers."""
     return read_required_rope(layer_rope_fields(published, FULL_ATTENTION), ours)
 
 

@@ -93,11 +93,6 @@ LLAMA3_SCALING = {
 
 
 def family_of_file(file: GGUFFile) -> Family:
-    """Return the family of a file.
-
-    Raises:
-        ValueError: If its architecture is not supported.
-    """
     name = file.metadata.get("general.architecture")
     written = [family for family in FAMILIES.values() if family.gguf is not None]
     known = [family for family in written if family.gguf and family.gguf.architecture == name]
@@ -113,7 +108,6 @@ def family_of_file(file: GGUFFile) -> Family:
 
 
 def has_marker(file: GGUFFile, family: Family) -> bool:
-    """Return whether a file has the metadata by which a family is recognised."""
     form = family.gguf
     assert form is not None
     return form.marker is None or bool(file.metadata.get(f"{form.architecture}.{form.marker}"))
@@ -198,7 +192,6 @@ def predicting_layers(file: GGUFFile, form: GGUFFormat) -> int:
 
 
 def full_name(name: str, form: GGUFFormat) -> str:
-    """Return a metadata name as in the file."""
     return name if name.startswith(DIFFUSION_PREFIX) else f"{form.architecture}.{name}"
 
 
@@ -258,11 +251,7 @@ def rope_scaling(
 
 
 def llama3_scaling(file: GGUFFile, fields: Fields, size: int | None) -> dict[str, Any]:
-    """Return Llama 3.1's scaling.
-
-    Raises:
-        ValueError: If the stored factors do not follow that rule.
-    """
+    """Return Llama 3.1's scaling."""
     theta = fields.get("rope_theta", Rope.theta)
     shape = file.tensors[ROPE_FACTORS].shape
     if isinstance(size, int) and isinstance(theta, float) and theta > 0 and shape == (size // 2,):

@@ -62,12 +62,8 @@ class MetadataArray:
         return self.count
 
     def __repr__(self) -> str:
-        return f"{self.count} of type {self.element_type}"
-
-    @property
-    def element_type(self) -> str:
-        """Name of the element type, such as `int32`."""
-        return "string" if self.kind == STRING_TYPE else NUMBER_TYPES[self.kind].name
+        kind = "string" if self.kind == STRING_TYPE else NUMBER_TYPES[self.kind].name
+        return f"{self.count} of type {kind}"
 
     def holds_type(self, kind: type) -> bool:
         """Return whether the elements become this Python type."""
@@ -122,11 +118,6 @@ class GGUFHeader:
 
 
 def read_header(path: Path) -> GGUFHeader:
-    """Read the header of a file.
-
-    Raises:
-        ValueError: If the file is truncated or is not a GGUF file.
-    """
     with path.open("rb") as file:
         if file.read(len(GGUF_MAGIC)) != GGUF_MAGIC:
             raise ValueError("it does not begin with GGUF")
@@ -142,7 +133,6 @@ class HeaderReader:
         self.end, self.position, self.elements = len(content), len(GGUF_MAGIC), 0
 
     def read_all(self) -> GGUFHeader:
-        """Read the whole header."""
         check_gguf_version(self.read_integer(4))
         tensors = self.read_count("tensors")
         fields = self.read_count("fields")
@@ -163,11 +153,7 @@ class HeaderReader:
         return GGUFHeader(metadata, infos, begin)
 
     def take_bytes(self, size: int) -> int:
-        """Advance by `size` bytes and return where they begin.
-
-        Raises:
-            ValueError: If the file has fewer bytes.
-        """
+        """Advance by `size` bytes and return where they begin."""
         begin, self.position = self.position, self.position + size
         if self.position > self.end:
             raise ValueError(
@@ -176,18 +162,15 @@ class HeaderReader:
         return begin
 
     def read_integer(self, size: int) -> int:
-        """Read an unsigned integer of `size` bytes."""
         begin = self.take_bytes(size)
         return int.from_bytes(self.content[begin : self.position], "little")
 
     def read_count(self, what: str) -> int:
-        """Read a number of entries."""
         if (count := self.read_integer(LENGTH_FORMAT.size)) > MAX_HEADER_ENTRIES:
             raise ValueError(f"it has {count} {what}; at most {MAX_HEADER_ENTRIES} are read")
         return count
 
     def read_string(self, longest: int = MAX_STRING_BYTES) -> str:
-        """Read a string of at most `longest` bytes."""
         if (size := self.read_integer(LENGTH_FORMAT.size)) > longest:
             raise ValueError(
                 f"the string after byte {self.position} has {size} bytes; at most "
@@ -220,7 +203,6 @@ class HeaderReader:
         return np.frombuffer(self.content[begin : self.position], NUMBER_TYPES[kind])[0].item()
 
     def read_array(self, name: str) -> MetadataArray:
-        """Read an array's header and skip its elements."""
         kind, count = self.read_integer(4), self.read_integer(LENGTH_FORMAT.size)
         if kind != STRING_TYPE and kind not in NUMBER_TYPES:
             raise ValueError(f"{name} is an array of type {kind}, which is not supported")
@@ -238,7 +220,6 @@ class HeaderReader:
         return MetadataArray(self.path, kind, count, begin, self.position - begin)
 
     def read_info(self, name: str) -> TensorInfo:
-        """Read a tensor's type, sizes and offset."""
         if not 1 <= (count := self.read_integer(4)) <= MAX_DIMENSIONS:
             raise ValueError(
                 f"tensor {name!r} has {count} dimensions; 1 to {MAX_DIMENSIONS} are read"
@@ -252,7 +233,6 @@ class HeaderReader:
 
 
 def check_gguf_version(version: int) -> None:
-    """Raise `ValueError` for an unsupported version."""
     if version in GGUF_VERSIONS:
         return
     if int.from_bytes(version.to_bytes(4, "little"), "big") in GGUF_VERSIONS:
@@ -264,11 +244,7 @@ def check_gguf_version(version: int) -> None:
 
 
 def iterate_strings(content: bytes | mmap, at: int, count: int) -> Iterator[tuple[int, int]]:
-    """Yield begin and end of each of `count` consecutive strings.
-
-    Raises:
-        ValueError: If the bytes end before the last string.
-    """
+    """Yield begin and end of each of `count` consecutive strings."""
     size_at, end, wide = LENGTH_FORMAT.unpack_from, len(content), LENGTH_FORMAT.size
     for _ in range(count):
         try:
@@ -450,7 +426,6 @@ def open_gguf(path: Path) -> GGUFFile:
 
 
 def part_paths(path: Path, count: int) -> list[Path]:
-    """Return the parts of a file; raise `ValueError` for a missing one."""
     found = PART_NAME.fullmatch(path.name)
     if found is None or int(found["count"]) != count:
         raise ValueError(
@@ -468,7 +443,6 @@ def part_paths(path: Path, count: int) -> list[Path]:
 
 
 def open_part(path: Path) -> GGUFFile:
-    """Open one GGUF file without its other parts."""
     try:
         stat = path.stat()
     except (OSError, ValueError) as error:
@@ -480,7 +454,6 @@ def open_part(path: Path) -> GGUFFile:
 
 @lru_cache(maxsize=64)
 def parse_gguf(path: Path, changed: int, size: int) -> GGUFFile:
-    """Parse a file once per modification: configuration, tokenizer and weights all need it."""
     gguf = import_gguf()
     try:
         header = read_header(path)
@@ -496,11 +469,7 @@ def parse_gguf(path: Path, changed: int, size: int) -> GGUFFile:
 def tensor_entry(
     gguf: ModuleType, path: Path, name: str, info: TensorInfo, header: GGUFHeader, size: int
 ) -> TensorEntry:
-    """Locate a tensor in a file of `size` bytes.
-
-    Raises:
-        ValueError: If its type is unknown or its bytes exceed the file.
-    """
+    """Locate a tensor in a file of `size` bytes."""
     try:
         kind = gguf.GGMLQuantizationType(info.kind)
     except ValueError:

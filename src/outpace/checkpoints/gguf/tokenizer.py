@@ -49,7 +49,6 @@ class SplitRule:
     adds_bos: bool = False
 
     def build_pre_tokenizer(self) -> Any:
-        """Build the split, followed by the byte-level mapping."""
         first: list[Any] = []
         if self.single_digits:
             first.append(pre_tokenizers.Digits(individual_digits=True))
@@ -138,7 +137,6 @@ class GGUFVocabulary:
 
     @cached_property
     def added_ids(self) -> list[int]:
-        """Ids of the tokens that are matched before text is split."""
         found: list[int] = np.flatnonzero(np.isin(self.kinds, ADDED_TYPES)).tolist()
         return found
 
@@ -160,12 +158,10 @@ class GGUFVocabulary:
         ]
 
     def read_flag(self, name: str, usual: bool) -> bool:
-        """Read a boolean field."""
         found: bool = parse_value(f"{METADATA_PREFIX}{name}", self.metadata.get(name, usual), flag)
         return found
 
     def special_token(self, name: str) -> str | None:
-        """Return the token whose id a field has, if any."""
         number = self.metadata.get(name)
         if number is None:
             return None
@@ -194,7 +190,6 @@ def build_gguf_tokenizer(file: GGUFFile) -> Tokenizer | None:
 
 
 def read_vocabulary(file: GGUFFile) -> GGUFVocabulary | None:
-    """Read the vocabulary of a file; None if it has none."""
     metadata = {
         name.removeprefix(METADATA_PREFIX): value
         for name, value in file.metadata.items()
@@ -224,13 +219,11 @@ def read_metadata_array(metadata: Mapping[str, Any], name: str, kind: type) -> l
 
 
 def end_index(wanted: TokenMask) -> int:
-    """Return the index after the last selected token."""
     found = np.flatnonzero(wanted)
     return int(found[-1]) + 1 if len(found) else 0
 
 
 def build_tokenizer(pieces: GGUFVocabulary, template: Any) -> Tokenizer:
-    """Build the tokenizer, with each token under its id in the file."""
     if not isinstance(template, str | None):
         raise ValueError(f"{TEMPLATE_METADATA} must be a string, got {shorten(template)}")
     model = pieces.metadata["model"]
@@ -337,13 +330,8 @@ def find_merges(pieces: GGUFVocabulary, scores: Sequence[float]) -> list[tuple[s
             for at in range(len(text) - 1, 0, -1)
             if (right := text[at:]) in known and (left := text[:at]) in known
         ]
-        merges += sorted(found, key=left_length, reverse=True)
+        merges += sorted(found, key=lambda merge: len(merge[0]), reverse=True)
     return merges
-
-
-def left_length(merge: tuple[str, str]) -> int:
-    """Return the characters of the left token of a merge."""
-    return len(merge[0])
 
 
 TOKENIZER_BUILDERS = {"gpt2": build_byte_bpe, "llama": build_sentencepiece}

@@ -51,7 +51,6 @@ class GGUFWeights(CheckpointWeights):
 
     @cached_property
     def name_map(self) -> Any:
-        """The library's map from published to GGUF names."""
         gguf = import_gguf()
         kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
         architecture = self.format.named_like or self.format.architecture
@@ -254,7 +253,6 @@ class GGUFWeights(CheckpointWeights):
 
 
 def find_suffix(entries: Mapping[str, Entry], name: str) -> Entry | None:
-    """Return the entry for a suffix of a name, if there is one."""
     return next((entry for suffix, entry in entries.items() if name.endswith(suffix)), None)
 
 

@@ -33,7 +33,6 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 def parse_version(value: object) -> str:
-    """Parse the packing format."""
     if isinstance(value, str) and value.lower() == "gemm":
         return "gemm"
     raise ValueError("'gemm'")

@@ -62,7 +62,6 @@ class GroupScheme:
 
     @property
     def part_suffixes(self) -> tuple[str, ...]:
-        """Suffixes of the stored tensors after the name of the matrix."""
         first = ("_packed", "_shape") if self.packed else ("",)
         mixed = ("_g_idx",) if self.has_group_indices else ()
         return *first, "_scale", *(() if self.symmetric else ("_zero_point",)), *mixed
@@ -72,7 +71,6 @@ class GroupScheme:
         return group_inputs(shape, self.size if self.strategy == "group" else -1)
 
     def scale_shapes(self, shape: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-        """Return the allowed shapes of the scales."""
         if self.strategy == "tensor":
             return (), (1,), (1, 1)
         if self.strategy == "block":
@@ -119,7 +117,6 @@ class GroupScheme:
         return self.to_signed(unpack_codes(packed, self.bits)[:, : shape[1]])
 
     def to_signed(self, codes: Tensor) -> Tensor:
-        """Convert codes stored with an offset to signed ones."""
         return codes.to(torch.int16).sub_(1 << (self.bits - 1)).to(torch.int8)
 
     def read_zero_points(
@@ -162,7 +159,6 @@ def choice_parser(known: tuple[str, ...]) -> Callable[[Any], str]:
 
 
 def parse_block_structure(value: Any) -> tuple[int, int]:
-    """Parse the sizes of a block, as `AxB` or as a list."""
     if isinstance(value, str) and re.fullmatch(r"\d{1,8}x\d{1,8}", value):
         value = [int(part) for part in value.split("x")]
     return parse_block(value)
@@ -175,7 +171,6 @@ def check_dense(value: Any) -> None:
 
 
 def parse_ordering(value: Any) -> str | None:
-    """Parse the order of the inputs."""
     return (
         None if isinstance(value, bool) and not value else choice_parser(ACTIVATION_ORDERS)(value)
     )
@@ -308,7 +303,6 @@ class CompressedTensors(Scheme):
 
 
 def parse_group(name: str, config: Any, whole_config: Fields) -> GroupScheme:
-    """Parse one group of a `quantization_config`."""
     config, remedy = parse_value(name, config, mapping), f"supported: {COMPRESSED_ABOUT}"
     try:
         refuse_unknown_fields(config, GROUP_FIELDS, remedy)
@@ -368,6 +362,5 @@ def compile_target(target: str) -> re.Pattern[str] | None:
 
 
 def matches_module(target: str, module: str) -> bool:
-    """Return whether a target names this module."""
     pattern = compile_target(target)
     return target == module if pattern is None else pattern.match(module) is not None

@@ -43,7 +43,6 @@ def parse_block(value: Any) -> tuple[int, int]:
 
 
 def parse_activation_scheme(value: Any) -> str:
-    """Parse when activation scales are computed."""
     if value in ("dynamic", "static"):
         return str(value)
     raise ValueError("'dynamic' or 'static'")
@@ -88,7 +87,6 @@ class FP8(Scheme):
         return name, self.scale_name(source, name)
 
     def scale_name(self, source: TensorSource, name: str) -> str:
-        """Return the name of a matrix's scales."""
         found = [f"{name}{end}" for end in SCALE_SUFFIXES if f"{name}{end}" in source]
         return found[0] if found else f"{name}{SCALE_SUFFIXES[0]}"
 
@@ -108,8 +106,6 @@ class FP8(Scheme):
 
 
 def optional_choice_parser(known: tuple[str, ...]) -> Any:
-    """Return a parser that accepts only these values or None."""
-
     def parse_choice(value: Any) -> Any:
         if value is None or value in known:
             return value

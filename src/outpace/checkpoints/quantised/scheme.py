@@ -251,11 +251,7 @@ def order_by_group(group: Tensor | None) -> Tensor | None:
 
 
 def convert_groups(part: GroupedCodes, order: Tensor | None) -> Tensor:
-    """Convert groups to blocks `u8[out, blocks, 19]`, with the inputs in this order.
-
-    Raises:
-        PackingError: If the blocks would differ from the groups.
-    """
+    """Convert groups to blocks `u8[out, blocks, 19]`, with the inputs in this order."""
     inputs = part.codes.shape[1]
     if inputs % PACKED_BLOCK:
         raise PackingError(f"{inputs} inputs are not a multiple of {PACKED_BLOCK}")

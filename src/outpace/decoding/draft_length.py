@@ -14,7 +14,7 @@ CyclePasses = Sequence[tuple[str, float, int]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dial:
+class LengthRange:
     """Range of a draft length (or parallelism): numbers of tokens that a cycle may propose.
 
     Attributes:
