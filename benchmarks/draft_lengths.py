@@ -52,7 +52,7 @@ class Setting:
             "tokens": count,
             "tokens per CPU second": count / sum(timing.cpu for timing in self.timings),
             "tokens per second": count / sum(timing.wall for timing in self.timings),
-            "mean dial": statistics.fmean(values) if values else None,
+            "mean draft length": statistics.fmean(values) if values else None,
             "equal texts": sum(ours.ids == theirs.ids for ours, theirs in pairs) / len(pairs),
         }
 

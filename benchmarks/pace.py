@@ -59,7 +59,7 @@ LEARNING = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A method whose dial is turned, the same with fixed settings, and what it is held against."""
+    """A method of automatic draft length, the same with fixed settings, and what it is held against."""
 
     model: str
     method: Method
@@ -145,7 +145,7 @@ class Side:
         return [tokens / each for tokens, each in zip(counted, taken, strict=True)]
 
     @property
-    def dial(self) -> float:
+    def draft_length(self) -> float:
         """Mean number of tokens that cycles proposed; 0 where nothing decides."""
         steps = [step for output in self.outputs for step in output.steps]
         found = [
