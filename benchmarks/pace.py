@@ -59,7 +59,7 @@ LEARNING = 3
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A method of automatic draft length, the same with fixed settings, and what it is held against."""
+    """A method of automatic draft length, fixed settings, and what it is compared with."""
 
     model: str
     method: Method

@@ -50,7 +50,6 @@ def official_client(client: TestClient) -> Any:
 
 @contextmanager
 def serve_models(**models: Entry | str) -> Iterator[TestClient]:
-    """A client of a server of models, each an entry or a path."""
     entries = {n: Entry(path=each) if isinstance(each, str) else each for n, each in models.items()}
     service = Service.load(Config(models=entries))
     with connect(service) as client:
@@ -83,7 +82,6 @@ def refused(client: TestClient, body: dict[str, Any], status: int = 400) -> dict
 
 
 def events(client: TestClient, body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Events of a stream that ends well."""
     response = client.post(route(body), json=body | {"stream": True})
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -94,7 +92,6 @@ def events(client: TestClient, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def text_of(chunks: list[dict[str, Any]], index: int = 0) -> str:
-    """Text of a choice of a stream."""
     choices = [choice for chunk in chunks for choice in chunk["choices"]]
     own = [choice for choice in choices if choice["index"] == index]
     return "".join(each.get("text") or each.get("delta", {}).get("content") or "" for each in own)
@@ -105,13 +102,11 @@ def route(body: dict[str, Any]) -> str:
 
 
 def http_scope(path: str) -> dict[str, Any]:
-    """The ASGI scope of a request."""
     scope = {"type": "http", "method": "POST", "path": path, "headers": [], "root_path": ""}
     return scope | {"query_string": b"", "scheme": "http", "http_version": "1.1"}
 
 
 def places(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Paths of all parts of a request."""
     yield at
     inner = enumerate(value) if isinstance(value, list) else ()
     for key, part in value.items() if isinstance(value, dict) else inner:
@@ -125,7 +120,6 @@ def post(served: TestClient, path: str, request: dict[str, Any]) -> str:
 
 
 def named_events(served: TestClient, path: str, request: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the events of a stream, each with its name."""
     *lines, nothing = post(served, path, request | {"stream": True}).split("\n\n")
     assert nothing == ""
     pairs = [line.removeprefix("event: ").split("\ndata: ") for line in lines]

@@ -220,7 +220,6 @@ class Tagged(str):
 
     @classmethod
     def of(cls, text: str, tags: Sequence[str | None] | str | None = None) -> Tagged:
-        """Text of one author or many; text that is tagged keeps its tags."""
         if isinstance(text, Tagged):
             return text
         found = cls(text)

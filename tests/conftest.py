@@ -86,7 +86,6 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Debian's Chromium."""
     from playwright.sync_api import sync_playwright
 
     path = shutil.which("chromium")

@@ -49,7 +49,6 @@ ASKED = [(60, 1, "causal"), (9, 16, "full"), (68, 10, TREE), (83, 3, FAR), (130,
 
 
 def numbers(*each: int) -> bytes:
-    """Return 64-bit numbers."""
     return struct.pack(f"{len(each)}q", *each)
 
 
@@ -61,7 +60,6 @@ class Memory:
     pointers: dict[int, Memory | Output] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the argument as the program reads it."""
         pointers = [numbers(place) + other.encode() for place, other in self.pointers.items()]
         head = numbers(ARRAY, len(self.content)) + self.content
         return head + numbers(len(pointers)) + b"".join(pointers)
@@ -74,7 +72,6 @@ class Output:
     expected: Tensor
 
     def encode(self) -> bytes:
-        """Return the argument as the program reads it."""
         return numbers(OUTPUT, self.expected.nbytes)
 
 
@@ -82,7 +79,6 @@ Argument = int | None | Tensor | Memory | Output
 
 
 def content(tensor: Tensor) -> bytes:
-    """Return the bytes of a tensor."""
     return tensor.contiguous().view(torch.uint8).numpy().tobytes()
 
 
@@ -102,7 +98,6 @@ class Call:
     outputs: Sequence[Tensor]
 
     def encode(self) -> bytes:
-        """Return the call as the program reads it."""
         head = numbers(self.function, len(self.arguments))
         return head + b"".join(map(encode, self.arguments))
 
@@ -153,7 +148,6 @@ def packed_calls(isa: Isa) -> Iterator[Call]:
 
 
 def rounding_calls() -> Iterator[Call]:
-    """Rounding to 4 bits, with zeros and one sign."""
     plain = random(9, 96)
     plain[0], plain[1] = 0, plain[1].abs()
     blocks = round_to_int4(plain)

@@ -40,17 +40,14 @@ def words(codes: list[list[int]], bits: int, order: tuple[int, ...] = ()) -> Ten
 
 
 def turned(table: list[list[int]]) -> list[list[int]]:
-    """Transpose rows and columns."""
     return [list(row) for row in zip(*table, strict=True)]
 
 
 def table(rows: int, columns: int, low: int, high: int) -> list[list[int]]:
-    """Return random integers."""
     return [[random.randint(low, high) for _ in range(columns)] for _ in range(rows)]
 
 
 def grid(rows: int, columns: int, dtype: torch.dtype = torch.float16) -> Tensor:
-    """Return random scales."""
     return (torch.rand(rows, columns) * 0.01 + 1e-3).to(dtype)
 
 
@@ -172,7 +169,6 @@ def compressed(form: str, *, activations: Any = None, **weights: Any) -> dict[st
 
 
 def gptq_config(**changes: Any) -> dict[str, Any]:
-    """Return a `quantization_config` of GPTQ, as published."""
     return {
         "bits": 4,
         "damp_percent": 0.01,
@@ -199,7 +195,6 @@ AWQ_CONFIG = {
 
 
 def change(folder: Path, edit: Callable[[dict[str, Tensor]], Any]) -> None:
-    """Change the tensors of a checkpoint."""
     tensors = load_file(folder / FILE)
     edit(tensors)
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / FILE)

@@ -474,7 +474,6 @@ def ends(decoding: Decoding, answer: Prediction) -> bool:
 
 
 def one_hot(tokens: list[int], vocab: int = VOCAB) -> Tensor:
-    """Logits that all but name these tokens."""
     return 10 * F.one_hot(torch.tensor(tokens), vocab).float()
 
 

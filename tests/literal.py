@@ -83,7 +83,6 @@ def in_tree(tree: Tree, start: int, seen: int, window: int) -> Tensor:
 
 
 def decode(method: Method, seq: Request, models: Mapping[str, Stack]) -> list[Forward]:
-    """Run one request to its end on the model of each role; return its forwards."""
     memories = {role: Memory(model) for role, model in models.items()}
     decoding = method.decode(seq)
     forwards: list[Forward] = []

@@ -15,8 +15,6 @@ MARKS = {
 
 @cache
 def middle_model() -> str:
-    """The folder of the model."""
-
     def edit(config: Fields, tokenizer: Fields) -> None:
         for token in tokenizer["added_tokens"]:
             token["content"] = MARKS.get(token["content"], token["content"])
@@ -31,5 +29,4 @@ def middle_model() -> str:
 
 @cache
 def middle_llm() -> LLM:
-    """The model, loaded once."""
     return LLM(middle_model())

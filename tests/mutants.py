@@ -54,7 +54,6 @@ def copy_project(folder: Path) -> None:
 
 
 def apply_patch(folder: Path, patch: Path, *options: str) -> None:
-    """Apply a patch to a copy."""
     command = ["patch", "--quiet", "--strip=1", "--no-backup-if-mismatch", *options]
     done = subprocess.run(
         [*command, "--input", patch], cwd=folder, capture_output=True, text=True, check=False

@@ -221,8 +221,6 @@ def lookup(
     match: int,
     eos: int | None = None,
 ) -> Verified:
-    """Drafts are copies."""
-
     def guess(ids: list[int], most: int) -> list[int]:
         return copy_of(ids, min(tokens, most), match)
 
@@ -374,7 +372,6 @@ def tree_verified(
     most: int,
     grown: Callable[[list[int], int], Paths],
 ) -> Verified:
-    """Accept the tokens of the model along a path of the tree, of at most `most` levels."""
     ids, limit, kept = list(prompt), len(prompt) + max_tokens, list[int]()
     while len(ids) < limit:
         before = len(ids)

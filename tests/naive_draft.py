@@ -15,7 +15,6 @@ Surround = Callable[[Weights, str, Tensor], tuple[Tensor, Finish]]
 
 
 def leave_unchanged(part: Weights, name: str, y: Tensor) -> tuple[Tensor, Finish]:
-    """Return the input, and a function that returns the output."""
     return y, lambda out: out
 
 

@@ -32,7 +32,6 @@ OTHERS = {
 
 @cache
 def arrows() -> dict[str, set[str]]:
-    """Return the rooms that each room imports."""
     graph: dict[str, set[str]] = {part(module): set() for module in MODULES}
     for module, tree in MODULES.items():
         graph[part(module)] |= imported(module, tree) & graph.keys()
@@ -62,7 +61,6 @@ def imported_rooms(path: Path) -> frozenset[str]:
 
 
 def imported_helpers(tree: ast.Module) -> set[Path]:
-    """Return the helpers of the tests that a file imports."""
     names = {n.module for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module}
     names |= {a.name for n in ast.walk(tree) if isinstance(n, ast.Import) for a in n.names}
     return {path for name in names if (path := TESTS / f"{name}.py").is_file()}
@@ -96,7 +94,6 @@ def changed_files(commit: str | None) -> list[str]:
 
 
 def git(*words: str) -> list[str]:
-    """Return the lines that a command of git prints."""
     done = subprocess.run(["git", "-C", ROOT, *words], capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr.strip())

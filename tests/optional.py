@@ -21,7 +21,6 @@ ABSENT = frozenset(name for name in OPTIONAL if find_spec(name) is None)
 
 
 def absent_package(error: BaseException | None) -> str | None:
-    """Return the absent optional package that an error or one of its causes names."""
     while error is not None:
         if isinstance(error, ModuleNotFoundError):
             name = (error.name or "").partition(".")[0]

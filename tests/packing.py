@@ -48,12 +48,10 @@ def random_blocks(name: str, outputs: int, inputs: int, seed: int = 0) -> Bytes:
 
 
 def rows_of(name: str, blocks: Bytes) -> FormatRows:
-    """Return the same rows by their addresses."""
     return FormatRows(BLOCK_FORMATS[name], np.array([row.ctypes.data for row in blocks], np.uint64))
 
 
 def pack_blocks(name: str, blocks: Bytes) -> PackedMatrix:
-    """Pack a matrix."""
     packed = pack_matrix(
         [rows_of(name, blocks)], blocks.shape[1] * INPUT_MULTIPLES[BLOCK_FORMATS[name]]
     )
@@ -109,7 +107,6 @@ def rounded(x: Floats) -> tuple[NDArray[np.int64], Floats]:
 
 
 def fused(a: Any, b: Any, c: Floats) -> Floats:
-    """Return `a * b + c`, rounded once."""
     wide = np.multiply(a, b, dtype=np.longdouble) + c.astype(np.longdouble)
     sums: Floats = wide.astype(np.float32)
     return sums

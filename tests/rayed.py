@@ -60,7 +60,6 @@ class Program:
 
 
 def ancestors(process: int) -> Iterator[int]:
-    """The parent of a process, its parent, and so on."""
     while process > 1:
         try:
             stat = Path(f"/proc/{process}/stat").read_text()

@@ -36,7 +36,6 @@ class Process:
         self.reader.start()
 
     def pages(self) -> float:
-        """Pages that are held."""
         lines = httpx2.get(f"{self.url}/metrics").text.splitlines()
         used = [line for line in lines if line.startswith("outpace_cache_pages_used{")]
         assert used
@@ -61,7 +60,6 @@ class Process:
             return answer
 
     def end(self) -> int:
-        """Tell it to end; its exit status."""
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(20)
 

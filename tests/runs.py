@@ -95,7 +95,6 @@ def draft_trainer(
 
 
 def write_lines(path: Path, *records: object) -> str:
-    """Write a file of JSON lines, and return its path."""
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     return str(path)
 
@@ -106,7 +105,6 @@ def plain_response(tokens: Ints) -> Response:
 
 
 def scored_rows(rows: Rows) -> dict[int, tuple[int, float]]:
-    """Label and weight by row, where scored."""
     table = zip(rows.labels.tolist(), rows.weights.tolist(), strict=True)
     return {r: (label, round(w, 4)) for r, (label, w) in enumerate(table) if label != UNSCORED}
 
@@ -135,7 +133,6 @@ def metrics(out: Path) -> list[dict[str, float]]:
 
 
 def losses(out: Path) -> list[float]:
-    """The losses that a run has logged."""
     return [line["loss"] for line in metrics(out)]
 
 

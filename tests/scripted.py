@@ -40,14 +40,12 @@ class Reply:
         self.writer.write(b"%x\r\n%s\r\n" % (len(data), data))
 
     def event(self, *chunks: Json) -> None:
-        """Chunks in one write."""
         self.raw(b"".join(b"data: %s\n\n" % json.dumps(chunk).encode() for chunk in chunks))
 
     def text(self, *pieces: str) -> None:
         self.event(*({"choices": [{"index": 0, "delta": {"content": p}}]} for p in pieces))
 
     def finish(self, tokens: int, **outpace: int) -> None:
-        """Reason, usage and end."""
         self.event({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})
         extra = {"outpace": outpace} if outpace else {}
         self.event({"choices": [], "usage": {"completion_tokens": tokens}, **extra})

@@ -59,7 +59,6 @@ def is_sampled(item: pytest.Item, seed: str) -> bool:
 
 
 def select_short(items: Sequence[pytest.Item], seed: str) -> list[pytest.Item]:
-    """Return the tests of the short suite, in order."""
     grids: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
     for item in items:
         if hasattr(item, "callspec"):

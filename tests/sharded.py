@@ -64,7 +64,6 @@ def fresh(architecture: str, **more: Any) -> Any:
 def trainers(
     folder: Path, *, only: Collection[str] = (), **options: Any
 ) -> Iterator[tuple[str, Trainer]]:
-    """One for each objective, or for some of them."""
     target, other, third, fourth, fifth = (
         causal_model(vocab_size=1024) for _ in range(5)
     )  # all are shared out

@@ -16,7 +16,6 @@ ANSWERS = {
 
 
 def blocks(path: Path, language: str) -> list[str]:
-    """Fenced blocks of a page in one language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", path.read_text(), re.MULTILINE | re.DOTALL)
 
 

@@ -19,7 +19,6 @@ In the third, three rows see each other."""
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
-    """Return reproducible random numbers."""
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 

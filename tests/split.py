@@ -55,7 +55,6 @@ def fail(*given: Any) -> None:
 
 
 def main() -> None:
-    """Answer in two processes."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     rank = dist.get_rank()

@@ -27,7 +27,6 @@ ODD = [
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A model with a tokenizer."""
     root = tmp_path_factory.mktemp("models") / "causal"
     model = causal_model(seed=1, vocab_size=ROWS)
     save_model(model, root, dtype=torch.float32)
@@ -41,7 +40,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def llm(folder: str) -> LLM:
-    """It, loaded."""
     return LLM(folder, cache_gib=0.01)
 
 

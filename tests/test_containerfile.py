@@ -23,7 +23,6 @@ class Instruction(NamedTuple):
 
 
 def read_stages() -> list[list[Instruction]]:
-    """The instructions before the first stage, then those of each stage."""
     text = (DEPLOY / "Containerfile").read_text().replace("\\\n", " ")
     stages: list[list[Instruction]] = [[]]
     for line in text.splitlines():

@@ -67,7 +67,6 @@ def headings(path: Path) -> set[str]:
 
 
 def extras() -> set[str]:
-    """Return the names of the package's extras."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return set(project["optional-dependencies"])
 

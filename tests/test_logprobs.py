@@ -18,7 +18,6 @@ STORY = "Omar has 9 coins and gives 3 of them to Ann. How many coins are left?"
 
 @cache
 def llm(name: str) -> LLM:
-    """A model of the zoo."""
     return LLM(name)
 
 

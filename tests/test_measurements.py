@@ -13,7 +13,6 @@ from outpace.measurements import MeasurementFile, machine_name
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasurementFile:
-    """Return the file of a user without measurements."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return MeasurementFile.of_user()
 

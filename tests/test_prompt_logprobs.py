@@ -20,7 +20,6 @@ CAUSAL = ("tiny-ar", "tiny-aux", "tiny-wedlm")
 
 @cache
 def llm(name: str) -> LLM:
-    """A model of the zoo."""
     return LLM(name)
 
 

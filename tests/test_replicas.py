@@ -44,11 +44,9 @@ class Handle:
 
     @property
     def answer(self) -> Handle:
-        """The method that is called."""
         return self
 
     def remote(self, *asked: object) -> Handle:
-        """Call it."""
         self.script = self.scripts.pop(0)
         return self
 
@@ -61,7 +59,6 @@ class Handle:
             yield dict(each)
 
     def cancel(self) -> None:
-        """Give it up."""
         self.cancelled += 1
 
 
@@ -128,7 +125,6 @@ class Served:
         self.url = f"http://127.0.0.1:{port}"
 
     def ask(self, prompt: str, **fields: Any) -> httpx2.Response:
-        """The whole answer."""
         body = {"model": "tiny-ar", "prompt": prompt, **fields}
         return httpx2.post(f"{self.url}/v1/completions", json=body, timeout=SECONDS)
 
@@ -145,7 +141,6 @@ class Served:
         return told
 
     def running(self) -> float:
-        """Requests in all engines."""
         lines = httpx2.get(f"{self.url}/metrics", timeout=SECONDS).text.splitlines()
         counts = [line for line in lines if line.startswith("outpace_running{")]
         assert counts
@@ -165,12 +160,10 @@ def served() -> Iterator[Served]:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """The same model in this process."""
     return LLM("tiny-ar", cache_gib=0.25)
 
 
 def said(events: list[str]) -> str:
-    """The text of a stream."""
     chunks = [json.loads(event) for event in events if event != "[DONE]"]
     return "".join(chunk["choices"][0]["text"] for chunk in chunks if chunk.get("choices"))
 

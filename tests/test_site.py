@@ -80,7 +80,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(folder: Path) -> dict[Path, Page]:
-    """Its pages."""
     return {path: Page(path) for path in folder.rglob("*.html")}
 
 
@@ -159,7 +158,6 @@ def seen(colours: tuple[str, ...]) -> tuple[list[float], list[float]]:
 
 
 def mixed(colour: str, ground: list[float]) -> list[float]:
-    """A colour as a browser names it, on a ground."""
     assert colour.startswith("rgb"), colour
     *parts, share = [*map(float, re.findall(r"[\d.]+", colour)), 1.0][:4]
     return [share * part / 255 + (1 - share) * g for part, g in zip(parts, ground, strict=True)]

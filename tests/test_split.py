@@ -98,7 +98,6 @@ class Room:
         return both
 
     def run(self, models: list[Transformer], ids: Tensor) -> list[Tensor]:
-        """The logits that each thread comes to."""
         found: dict[str, Tensor] = {}
 
         def work(name: str, model: Transformer) -> None:
@@ -113,7 +112,6 @@ class Room:
 
 
 def logits(model: Transformer, ids: Tensor) -> Tensor:
-    """Logits of all rows of a causal forward."""
     with torch.no_grad():
         return model.compute_logits(model(ids, torch.arange(len(ids)), dense(causal=True)))
 

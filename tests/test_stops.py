@@ -102,7 +102,6 @@ def test_stop_ids_of_many_requests(request: Request, stops: frozenset[int], leas
 
 @cache
 def llm(name: str) -> LLM:
-    """A model of the zoo."""
     return LLM(name)
 
 

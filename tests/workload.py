@@ -172,7 +172,6 @@ ON_ZOO: list[Case] = [(name, method) for name, methods in ZOO.items() for method
 
 
 def further(cases: list[Case]) -> list[Case]:
-    """Return the cases of `ON_ZOO` whose method a list lacks."""
     kinds = {type(method) for _, method in cases}
     return [(name, method) for name, method in ON_ZOO if type(method) not in kinds]
 
@@ -260,7 +259,6 @@ def result(job: Job) -> Result:
 
 @cache
 def alone(request: Request) -> Result:
-    """Return the result of the request in a separate engine."""
     engine = new_engine()
     job = request.submit(engine)
     finish(engine)

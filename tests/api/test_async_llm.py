@@ -33,13 +33,11 @@ LIMIT = 120
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """An embedded causal model."""
     return LLM("tiny-ar")
 
 
 @pytest.fixture(scope="module")
 def dream() -> LLM:
-    """An embedded diffusion model."""
     return LLM("tiny-dream")
 
 
@@ -58,12 +56,10 @@ async def serving(llm: LLM, **options: Any) -> AsyncIterator[AsyncLLM]:
 
 
 def run(work: Coroutine[Any, Any, Any]) -> Any:
-    """Run a coroutine to its end, with a timeout."""
     return asyncio.run(asyncio.wait_for(work, LIMIT))
 
 
 def options_of(number: int, methods: list[Method]) -> dict[str, Any]:
-    """Options of a request, a function of its number."""
     rng = Random(number)
     return {
         "method": rng.choice(methods),
@@ -172,7 +168,6 @@ class Own(Method):
     does: Callable[[Request], None] = field(hash=False)
 
     def decode(self, request: Request) -> Decoding:
-        """Decode as `Autoregressive` does."""
         out = yield Forward(ids=request.ids, start=0, read=request.sample())
         while request.commit(out.tokens):
             self.does(request)

@@ -28,7 +28,6 @@ LIMIT = 120
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """The models of the workload."""
     root = tmp_path_factory.mktemp("models")
     for name, model in MODELS.items():
         save_model(model, root / name, dtype=torch.float32)
@@ -37,7 +36,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def methods(folders: dict[str, str]) -> dict[str, list[Method]]:
-    """All methods of the workload, by target model."""
     found: dict[str, list[Method]] = {}
     for method in KINDS:
         further = {role: folders[name] for role, name in method.model_names().items()}
@@ -52,7 +50,6 @@ def llm_of(folders: dict[str, str], name: str, **options: Any) -> LLM:
 
 
 def asked(number: int, methods: list[Method]) -> tuple[list[int], dict[str, Any]]:
-    """Return a request, a function of its number."""
     rng = Random(number)
     prompt = [rng.randint(1, MASK - 1) for _ in range(rng.randint(1, 30))]
     return prompt, {
@@ -169,8 +166,6 @@ class Own(Method):
 
 
 def fail(error: BaseException) -> Callable[[Request], None]:
-    """Return a callback that raises an error."""
-
     def does(request: Request) -> None:
         raise error
 

@@ -23,7 +23,6 @@ from outpace.errors import OptionError
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """An embedded causal model."""
     return LLM("tiny-ar", "autoregressive")
 
 

@@ -73,25 +73,21 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Checkpoints:
 
 @pytest.fixture(scope="module")
 def causal(names: Checkpoints) -> LLM:
-    """An autoregressive model."""
     return LLM(names["causal"], cache_gib=0.001)
 
 
 @pytest.fixture(scope="module")
 def diffusion(names: Checkpoints) -> LLM:
-    """A diffusion model decoded by APD."""
     method = APD(verifier=names["verifier"], ratio=0.6, window=4)
     return LLM(names["diffusion"], method, cache_gib=0.001)
 
 
 @pytest.fixture(params=["causal", "diffusion"])
 def llm(request: pytest.FixtureRequest) -> LLM:
-    """Either model."""
     return request.getfixturevalue(request.param)
 
 
 def one(llm: LLM, prompt, **options) -> Output:
-    """Return the answer to one prompt."""
     (output,) = llm.generate(prompt, **{"max_tokens": 24, **options})
     return output
 
@@ -290,7 +286,6 @@ def test_mask_token_is_needed_by_what_feeds_it(names: Checkpoints) -> None:
 
 
 def sampling_of(llm: LLM, method: Method, **options: Any) -> Sampling:
-    """Return the sampling parameters of a request with these options."""
     return RequestOptions.of(options).build_sampling(llm.methods.default_sampling(method))
 
 

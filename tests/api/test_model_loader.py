@@ -25,7 +25,6 @@ GIB = 2**30
 
 
 def load() -> LLM:
-    """Load a small model."""
     return LLM("tiny-aux", "autoregressive", cache_gib=0.01)
 
 
@@ -37,7 +36,6 @@ def usual() -> list[int]:
 
 
 def lazy(load: Callable[[], LLM] = load, keep: float = 3600.0, weights: int = 0) -> LazyModel:
-    """A model to be loaded."""
     return LazyModel(
         load=load,
         keep_seconds=keep,
@@ -50,7 +48,6 @@ def lazy(load: Callable[[], LLM] = load, keep: float = 3600.0, weights: int = 0)
 def played(
     play: Callable[[Script, EngineLoop], Rounds], **models: LLM | LazyModel
 ) -> tuple[Script, EngineLoop]:
-    """Run a script to its end."""
     script = Script(iter(()))
     loop = EngineLoop(script)
     for name, model in models.items():

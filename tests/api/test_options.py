@@ -37,13 +37,11 @@ PENALTIES: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """An embedded causal model."""
     return LLM("tiny-ar")
 
 
 @pytest.fixture(scope="module")
 def dream() -> LLM:
-    """An embedded diffusion model."""
     return LLM("tiny-dream")
 
 

@@ -20,7 +20,6 @@ class Reader(HTMLParser):
     """Collects the elements of a page other than plain layout, and its text."""
 
     def __init__(self, page: str) -> None:
-        """Create an empty reader."""
         super().__init__()
         self.tags: list[str] = []
         self.text = ""
@@ -28,12 +27,10 @@ class Reader(HTMLParser):
         self.close()
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Store an element."""
         self.tags.append(tag)
         assert all(name in ("style", "title") for name, _ in attrs)
 
     def handle_data(self, data: str) -> None:
-        """Append text."""
         self.text += data
 
 

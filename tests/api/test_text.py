@@ -28,7 +28,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(folder: Path, chat: str | None = CHAT) -> TextCodec:
-    """Load a tokenizer with a chat template."""
     tokenizer = load_tokenizer(folder)
     assert tokenizer is not None
     tokenizer.chat_template = chat
@@ -37,7 +36,6 @@ def load(folder: Path, chat: str | None = CHAT) -> TextCodec:
 
 @pytest.fixture(scope="module")
 def text(folder: Path) -> TextCodec:
-    """A tokenizer with a chat template."""
     return load(folder)
 
 
@@ -219,7 +217,6 @@ def test_a_stop_string_begins_behind_the_least_tokens(
 
 
 def bytes_of(text: TextCodec, data: bytes) -> list[int]:
-    """Return one token per byte."""
     assert text.tokenizer is not None
     alphabet = bytes_to_unicode()
     return [text.tokenizer.get_vocab()[alphabet[byte]] for byte in data]

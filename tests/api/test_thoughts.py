@@ -27,7 +27,6 @@ CALL = CALL_FORMATS[0].write_calls([("f", '{"a": "</think>"}')])
 
 
 def texts(form: ThoughtFormat) -> dict[str, tuple[str, str]]:
-    """Answers, each with its thoughts and its text."""
     opened = form.begin + "\n\n" + THOUGHT
     whole = opened + "\n" + form.end
     return {
@@ -47,7 +46,6 @@ def texts(form: ThoughtFormat) -> dict[str, tuple[str, str]]:
 
 
 def feed(form: AnswerFormat, text: str, cut: list[int]) -> tuple[str, str, list[Any]]:
-    """Parts of an answer that arrives in pieces."""
     parser, found = AnswerParser(form), ["", ""]
     calls: list[list[str]] = []
     for begin, end in pairwise([0, *cut, len(text)]):

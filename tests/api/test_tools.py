@@ -22,7 +22,6 @@ HARD = ['{"a": "}{\\"] \\\\", "b": [{"c": {}}]}', "{}", '{"name": "x", "d": "</t
 
 
 def parse_calls(form: CallFormat | None, text: str) -> tuple[str, list[ToolCall]]:
-    """The text and the finished calls of an answer."""
     parts = parse_answer(AnswerFormat(calls=form), text)
     return parts.text, parts.calls
 
@@ -31,7 +30,6 @@ every = pytest.mark.parametrize("form", CALL_FORMATS, ids=lambda form: form.name
 
 
 def written(form: CallFormat, count: int = 3) -> tuple[str, list[ToolCall]]:
-    """The text of some calls, and the calls."""
     calls = [ToolCall(f"f{n}", arguments) for n, arguments in enumerate(HARD[:count])]
     calls = calls[: count if form.between else 1]
     return form.write_calls(calls), calls

@@ -35,7 +35,6 @@ class Characters:
     tokenizer = SimpleNamespace(added_tokens_decoder={})
 
     def decode(self, ids: list[int], *, special: bool = False) -> str:
-        """The text of tokens."""
         return "".join(map(chr, ids))
 
 
@@ -86,7 +85,6 @@ def test_call_beside_stop_strings(name: str) -> None:
 
 
 def source(**changes: Any) -> str:
-    """Text of a rule for a function."""
     functions = [("f", 0, {"type": "object", "properties": {"a": {"type": "string"}}})]
     rule = {"functions": functions, "free": True, "single": False, "loose": False, **changes}
     return json.dumps(rule)
@@ -131,7 +129,6 @@ def test_text_with_a_marker_is_no_text() -> None:
 
 @cache
 def biased(form: str, token: str) -> dict[int, float]:
-    """A bias towards a token."""
     tokenizer: Any = tool_llm("tiny-ar", form).text.tokenizer
     return {tokenizer.backend_tokenizer.token_to_id(token): 1000.0}
 

@@ -17,7 +17,6 @@ def step(
     holes: str = "",
     model: str = "target",
 ) -> Step:
-    """Return a forward; holes are runs such as `3-5 7-8`."""
     runs = [tuple(map(int, run.split("-"))) for run in holes.split()]
     return Step(
         model=model,
@@ -45,7 +44,6 @@ def output(*steps: Step) -> Output:
 
 
 def picture(given: Output) -> list[str]:
-    """Return one character per slot."""
     return ["".join(CELLS[state] for state in row) for row in slot_states(given)]
 
 

@@ -50,7 +50,6 @@ class Pass:
         self.backend = CompiledAttention(DenseAttention([self.keys], [self.values], heads))
 
     def run(self, sinks: Tensor | None = None) -> Tensor:
-        """Attend in one layer."""
         return attend(self.backend, self.spans, self.q, 0, sinks)
 
 

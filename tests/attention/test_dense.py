@@ -21,7 +21,6 @@ HEADS, KEYS, DIM = 4, 2, 8
 
 
 def first(pair: tuple[int, int]) -> int:
-    """Return the first physical slot."""
     return pair[0]
 
 
@@ -55,7 +54,6 @@ class Memory:
         return ends[0] if self.slots == list(range(*ends)) else None
 
     def physical_slots(self, end: int) -> slice | NDArray[np.int64]:
-        """Return the physical slots below slot `end`."""
         if self.first is not None:
             return slice(self.first, self.first + end)
         return np.array(self.slots[:end])

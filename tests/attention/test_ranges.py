@@ -44,7 +44,6 @@ def brute(ranges: torch.Tensor) -> torch.Tensor:
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
 ) -> torch.Tensor:
-    """Attend with all rows in one masked call."""
     groups = q.shape[1] // k.shape[1]
     k, v = (tensor.repeat_interleave(groups, dim=1) for tensor in (k, v))
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (q, k, v))

@@ -16,8 +16,6 @@ CHAT = {"model": "m", "messages": [{"role": "user", "content": "x"}], "stream": 
 
 
 def ask(server, body=CHAT, **options):
-    """Send one request, and return its record."""
-
     async def run():
         async with Client(server.url, **options) as client:
             return await client.send_request(body)

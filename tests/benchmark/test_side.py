@@ -31,7 +31,6 @@ QUESTIONS = questions_of("story", 6)
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """A small model."""
     return LLM("tiny-aux", prefix_cache=False)
 
 
@@ -42,7 +41,6 @@ def without_collection(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def side(llm: LLM, name: str = "a", **changes: Any) -> Side:
-    """A side that answers stories."""
     entry = MethodEntry(model="tiny-aux", method=Autoregressive(), line=name)
     return Side(
         entry=entry,
@@ -56,7 +54,6 @@ def side(llm: LLM, name: str = "a", **changes: Any) -> Side:
 
 
 def turn(tokens: int, cpu: float) -> SideTurn:
-    """A turn of one answer, in ten forwards."""
     steps = [Step("target", 0, 1, 1, 1, 0.01) for _ in range(10)]
     output = Output(
         text="", ids=[0] * tokens, finish_reason="stop", steps=steps, prompt_tokens=3, seconds=1.0

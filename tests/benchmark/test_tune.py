@@ -28,7 +28,6 @@ from outpace.methods.options import method_options
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """A diffusion model."""
     return LLM("tiny-dream", prefix_cache=False)
 
 

@@ -17,7 +17,6 @@ PROMPT = prompt(cpu.PROMPT, TINY_AR["vocab_size"])
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small checkpoint in bfloat16."""
     return cpu.made(TINY_AR, tmp_path_factory.mktemp("tiny"))
 
 

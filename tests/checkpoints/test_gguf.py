@@ -211,7 +211,6 @@ def test_chunks_make_the_whole_matrix(
 
 
 def split_file(folder: Path, kind: TYPES = TYPES.F32) -> tuple[list[Path], Path]:
-    """Return the parts of a file, and the same model as a folder."""
     written = Written(folder, "llama", kind, split=8)
     written.write()
     parts = sorted(folder.glob("model-*.gguf"))

@@ -47,7 +47,6 @@ def file(
     counts: tuple[int, int] | None = None,
     data: bytes = bytes(64),
 ) -> bytes:
-    """Return a file, whose tensors begin at the next multiple of 32."""
     fields, tensors = fields or [], tensors or []
     lengths = counts or (len(tensors), len(fields))
     head = b"GGUF" + struct.pack("<IQQ", version, *lengths) + b"".join(fields + tensors)

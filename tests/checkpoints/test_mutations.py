@@ -352,7 +352,6 @@ def tokenizer_mutations(folder: Path) -> Iterator[Mutation]:
 
 
 def outcome(folder: Path, file: str, load: Callable[[Path], Any]) -> str:
-    """Return "loaded", "refused", or a failure."""
     try:
         load(folder)
     except ValueError as error:
@@ -367,7 +366,6 @@ def outcome(folder: Path, file: str, load: Callable[[Path], Any]) -> str:
 def outcomes(
     folder: Path, mutations: Iterable[Mutation], load: Callable[[Path], Any], least: int
 ) -> dict[str, str]:
-    """Return the outcome of each mutation of a sound checkpoint: loaded or refused."""
     load(folder / "sound")
     found = {}
     for number, (file, kind, mutate) in enumerate(mutations):

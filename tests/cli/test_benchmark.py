@@ -127,22 +127,18 @@ def test_the_key_is_nowhere_to_be_read(serve, tmp_path, monkeypatch):
 
 
 async def unauthorised(asked, reply):
-    """Refuse the key."""
     reply.refuse(401, "no key")
 
 
 async def unknown(asked, reply):
-    """Refuse the model."""
     reply.refuse(404, "no model 'm'; there is x")
 
 
 async def no_stream(asked, reply):
-    """Answer without a stream."""
     reply.whole({"choices": [{"message": {"content": "x"}}]})
 
 
 async def no_usage(asked, reply):
-    """Answer without usage."""
     reply.start()
     reply.text("a")
     reply.raw(b"data: [DONE]\n\n")

@@ -49,7 +49,6 @@ def llm() -> LLM:
 
 
 def conversation(llm: LLM, **options: Any) -> ChatSession:
-    """A conversation without messages."""
     return ChatSession(llm, [], {"max_tokens": 64, **options})
 
 

@@ -252,7 +252,6 @@ def expressions() -> list[str]:
 
 @cache
 def shortest(name: str, *rule: str) -> int:
-    """Return the tokens of the shortest answer by a rule."""
     model = llm(name)
     size = len(model.text.tokenizer)
     ends = frozenset({model.text.tokenizer.eos_token_id})

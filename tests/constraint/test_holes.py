@@ -67,7 +67,6 @@ class Case:
 
     @property
     def open_places(self) -> list[int]:
-        """Places of unknown tokens."""
         return [place for place, token in enumerate(self.canvas) if token == HOLE]
 
     @property
@@ -76,7 +75,6 @@ class Case:
         return [0] * BEGIN + [*self.canvas] + [2] * (self.kind != "answer")
 
     def cut(self, place: int) -> Case:
-        """Return the case with unknown places from one on."""
         end = place + 1 if self.kind == "answer" else self.room
         return Case(
             self.kind, self.pattern, (*self.canvas[:place], *[HOLE] * (end - place)), self.room
@@ -107,7 +105,6 @@ class Case:
 
 @cache
 def language(kind: str, pattern: str) -> TokenLanguage:
-    """Return the language of a pattern over the tokens of the enumeration."""
     texts = [text.encode() for text in TEXTS] + [None, None]
     dfa = Dfa.from_pattern(pattern)
     return TokenLanguage(AUTOMATA[kind](dfa, Vocabulary(texts), frozenset({EOS})))
@@ -115,7 +112,6 @@ def language(kind: str, pattern: str) -> TokenLanguage:
 
 @cache
 def contents(kind: str, pattern: str, room: int) -> list[Filling]:
-    """Return all contents of this many places."""
     if kind == "answer":
         return [(*answer, *[None] * (room - len(answer))) for answer in answers(pattern, room)]
     match = re.compile(pattern).fullmatch
@@ -142,14 +138,12 @@ def cases(count: int, seed: int) -> list[Case]:
 
 
 def unbanned(made: Any, text: Sequence[int], slot: int) -> set[int]:
-    """Return the tokens that are not banned in a slot."""
     row = torch.zeros(1, SIZE)
     made(row, [slot], text)
     return {token for token in range(SIZE) if row[0, token] > BANNED_LOGIT / 2}
 
 
 def fill(case: Case, places: list[int], logits: Tensor, **sampling: Any) -> tuple[int, ...]:
-    """Return the joint tokens of some places."""
     made = case.constraint()
     slots = [BEGIN + place for place in places]
     read = Sample(sampling=Sampling(**sampling), joint=Joint(made, case.text))
@@ -260,7 +254,6 @@ class Watching(RegularConstraint):
     num_choices: list[int] = field(default_factory=list)
 
     def case(self, text: Sequence[int]) -> Case:
-        """Return the case of a text."""
         canvas = [*text[self.begin : self.limit]]
         canvas += [HOLE] * (self.limit - self.begin - len(canvas))
         return Case("answer", self.pattern, tuple(canvas), len(canvas))
@@ -283,7 +276,6 @@ class Watching(RegularConstraint):
             own.compare(slots, logits[list(rows)], tokens[list(rows)].tolist(), one)
 
     def compare(self, slots: Any, logits: Tensor, chosen: list[int], one: Sample) -> None:
-        """Compare one choice with all completions."""
         assert one.joint is not None
         rows = {
             slot - self.begin: row

@@ -23,7 +23,6 @@ QUESTION = "Tom has 3 apples and buys 4 more. How many apples does Tom have?"
 
 
 def deep(levels: int) -> dict[str, Any]:
-    """Return nested arrays."""
     schema: dict[str, Any] = {}
     for _ in range(levels):
         schema = {"items": schema, "type": "array"}
@@ -154,13 +153,11 @@ def test_far_too_long_rules_are_not_compiled() -> None:
 
 
 def words() -> Tokenizer:
-    """Return a tokenizer whose tokens are words without bytes."""
     known = {word: number for number, word in enumerate(["</s>", "a", "b", "c", "d", "e"])}
     return Tokenizer(Backend(WordLevel(known, unk_token="a")), {})
 
 
 def pieces() -> Tokenizer:
-    """Return a tokenizer with byte fallback."""
     names = ["</s>", "<0x0A>", "<0xC3>", "\u2581a", "\u00e9", "b"]
     known = {name: number for number, name in enumerate(names)}
     tokenizer = Backend(BPE(known, [], byte_fallback=True))
@@ -224,7 +221,6 @@ class Careless(Method):
     target_kinds = (Kind.DIFFUSION,)
 
     def decode(self, request: Request) -> Decoding:
-        """Fill all of them at once."""
         begin = len(request)
         out = yield Forward(
             ids=request.ids + [request.target.mask_id] * request.max_tokens,

@@ -28,7 +28,6 @@ def loose(drafted: list[int], window: int = 2, entropy: float = 0.3, **given) ->
 
 
 def said(reads: list[Fly], logits: list[Tensor]) -> list[list[int]]:
-    """Return the tokens of reads that run together."""
     slots = [range(len(each)) for each in logits]
     rows = torch.cat(logits)
     tokens = Fly.make_reader(reads, slots, CPU)(rows, slice(0, len(rows))).tokens

@@ -75,12 +75,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def adapters_of(folders: Path, kind: str) -> dict[str, str]:
-    """Paths of the adapters of a model."""
     return {f"a{number}": str(folders / f"{kind}-a{number}") for number in range(8)}
 
 
 def adapted(folders: Path, kind: str = "causal", **options: Any) -> LLM:
-    """A model with its adapters."""
     return LLM(folders / kind, adapters=adapters_of(folders, kind), cache_gib=0.01, **options)
 
 
@@ -175,7 +173,6 @@ def test_prefix_cache_separates_adapters(folders: Path) -> None:
 
 @pytest.fixture(scope="module")
 def drafts(folders: Path) -> Mapping[str, Method]:
-    """Methods with drafts of the causal model."""
     target = causal_model(**SIZES)
     made = {
         "near": causal_model(seed=2, **SIZES),

@@ -18,7 +18,6 @@ CONFIG, CPU = translate_config(published()), torch.device("cpu")
 
 
 def cache(pages: int = 8) -> PagedCache:
-    """Return a small cache."""
     return PagedCache(CONFIG, pages * PAGE_SIZE, dtype=torch.float32, device=CPU)
 
 
@@ -92,7 +91,6 @@ def test_memory_is_taken_as_it_is_written() -> None:
 
 
 def resident_bytes() -> int:
-    """Return the memory that this process holds."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
@@ -110,7 +108,6 @@ def system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def limit_group(folder: Path, limit: str, used: int, files: int) -> None:
-    """Write the files of a control group."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "memory.max").write_text(f"{limit}\n")
     (folder / "memory.current").write_text(f"{used}\n")

@@ -57,7 +57,6 @@ def machine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def model(*, bidirectional: bool, vocab: int = 2048, tied: bool = False) -> Transformer:
-    """Return a model with matrices of all sizes."""
     torch.manual_seed(0)
     config = ModelConfig(
         family="dream" if bidirectional else "qwen2",

@@ -27,12 +27,10 @@ each_half = pytest.mark.parametrize("dtype", HALVES, ids=["bfloat16", "float16"]
 
 @cache
 def halved(dtype: torch.dtype) -> dict[str, Stack]:
-    """Return the models of the workload in a 16-bit dtype."""
     return {name: model.to(dtype) for name, model in new_models().items()}
 
 
 def engine_in(dtype: torch.dtype, **limits: int) -> Engine:
-    """Return an engine of all of them."""
     return engine_of(*halved(dtype).items(), slots=64 * PAGE_SIZE, **limits)
 
 

@@ -172,7 +172,6 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def states(model: Stack, rows: int) -> torch.Tensor:
-    """Return hidden states of this many rows of text."""
     ids = torch.arange(rows) % 20
     with torch.inference_mode():
         return model(ids, torch.arange(rows), RangesAttention(causal_ranges(rows)))

@@ -47,13 +47,11 @@ def small(bits: int = 8) -> dict[str, Stack]:
 
 
 def small_engine(bits: int = 8, **limits: int) -> Engine:
-    """Return an engine of all of them."""
     return engine_of(*small(bits).items(), **limits)
 
 
 @cache
 def alone(request: Request, bits: int = 8) -> Result:
-    """Return the result of a request in a separate engine."""
     engine = small_engine(bits)
     job = request.submit(engine)
     finish(engine)

@@ -61,7 +61,6 @@ class Trace:
 
     @contextmanager
     def on(self) -> Iterator[None]:
-        """Trace the code that runs here."""
         before = sys.gettrace()
         sys.settrace(self)
         try:

@@ -40,17 +40,14 @@ class Broken(Read):
 
     @classmethod
     def make_reader(cls, reads: Sequence[Any], slots: Any, device: torch.device) -> GroupReader:
-        """Fail, or return one of these readouts."""
         return cls.reader  # type: ignore[attr-defined]
 
 
 def reads(reader: Any) -> Read:
-    """Return a read of a separate type."""
     return type("Own", (Broken,), {"reader": staticmethod(reader)})()
 
 
 def raises(logits: Tensor, rows: slice) -> Readout:
-    """Raise instead of returning a readout."""
     raise RuntimeError("no idea")
 
 
@@ -194,7 +191,6 @@ def poisoned(value: float) -> Engine:
 
 
 def ask(engine: Engine, prompt: Sequence[int], count: int = 12, seed: int = 0) -> Job:
-    """Return a request for that model."""
     return enter(
         engine,
         Autoregressive(),

@@ -82,7 +82,6 @@ def plain(requests: list[Request]) -> list[list[int]]:
 
 
 def lengths_of(results) -> list[int]:
-    """Return the chosen lengths, cycle by cycle."""
     steps = [step for _, _, steps in results for step in steps if step.model == "target"]
     return [step.draft_length for step in steps if step.draft_length is not None]
 
@@ -186,13 +185,11 @@ QUESTION = "Tom has 3 apples and buys 4 more. " * 3
 
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasurementFile:
-    """Return the file of a user without measurements."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return MeasurementFile.of_user()
 
 
 def new_llm() -> LLM:
-    """Return a small model."""
     return LLM("tiny-ar", Lookup(), cache_gib=0.01)
 
 

@@ -147,7 +147,6 @@ def test_what_is_refused_leaves_nothing_loaded(
 
 @pytest.fixture(scope="module")
 def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Return models of 1,024 and more positions."""
     root = tmp_path_factory.mktemp("long")
     changes: dict[str, Any] = {"vocab_size": SMALL, "max_position_embeddings": 1024}
     models = {
@@ -162,7 +161,6 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def of_slots(model: str, slots: int, method: Method | None = None, **options: Any) -> LLM:
-    """Return a model whose cache has this many slots."""
     config = load_config(model)
     slot = 2 * config.layers * config.kv_heads * config.head_dim * torch.float32.itemsize
     llm = LLM(model, method, cache_gib=(slots + 0.5) * slot / 2**30, **options)

@@ -282,14 +282,12 @@ CONFIG = translate_config(
 
 
 def small_cache(pages: int) -> PagedCache:
-    """Return a cache whose slots show their content."""
     cache = PagedCache(CONFIG, pages * PAGE_SIZE, dtype=torch.float64, device=torch.device("cpu"))
     cache.memories[0].fill_(-1)
     return cache
 
 
 def reserved(cache: PagedCache, slots: int) -> PageTable:
-    """Return a table of a cache that has room."""
     table = cache.reserve(slots)
     assert table is not None
     return table
@@ -305,7 +303,6 @@ def expected(ids: list[int], before: float = 0.0) -> list[float]:
 
 
 def contents(cache: PagedCache, table: PageTable, end: int) -> list[float]:
-    """Return the content of the first slots of a table."""
     return cache.memories[0][0, 0, torch.from_numpy(table.slots[:end]), 0, 0].tolist()
 
 

@@ -56,7 +56,6 @@ SIZES: dict[str, dict[str, int]] = {
 
 @cache
 def models_of(form: str) -> dict[str, Stack]:
-    """Return the models of a form: target, drafts and others."""
     sizes = SIZES[form]
     target = hybrid_model(seed=1, **sizes)
     features = feature_draft(target, seed=3)
@@ -93,7 +92,6 @@ TEXT = [(7 * slot * slot + 3 * slot + slot // 5) % (VOCAB - 1) for slot in range
 
 
 def new_engine(form: str = "torch", **options: Any) -> Engine:
-    """Return an engine with all models of a form."""
     return engine_of(*models_of(form).items(), **options)
 
 
@@ -109,7 +107,6 @@ def submit(engine: Engine, method: Method, number: int) -> Job:
 
 @cache
 def alone(method: Method, number: int, form: str = "torch") -> list[int]:
-    """Return the text of a request that runs alone."""
     engine = new_engine(form)
     job = submit(engine, method, number)
     finish(engine)
@@ -270,7 +267,6 @@ def test_methods_and_options_that_need_attention_are_refused(tmp_path: Path) -> 
 
 
 def prefix_runner(slots: int = 2048, **options: Any) -> Engine:
-    """Return an engine with the target alone."""
     engine = Engine()
     engine.add_runner(Runner("target", TARGET, slots=slots, **options))
     return engine

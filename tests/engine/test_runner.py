@@ -36,14 +36,12 @@ KEPT = Sample(keep=True)
 
 
 def table_of(runner: Runner, slots: int = ROOM) -> PageTable:
-    """Return memory of a sequence."""
     table = runner.cache.reserve(slots)
     assert table is not None
     return table
 
 
 def new_runner(model: Transformer | DFlashDraft = CAUSAL_MODEL, **options: int) -> Runner:
-    """Return a runner of a tiny model."""
     return Runner("tiny", model, slots=32 * PAGE_SIZE, **options)
 
 
@@ -299,7 +297,6 @@ WIDE = Runner("wide", causal_model(vocab_size=VOCAB + 100), slots=512)
 
 
 def feed_of(forward: Forward, written: int = 100) -> ScheduledForward:
-    """Return a scheduled forward of a causal model."""
     table = WIDE.reserve(160)
     assert table is not None
     table.written = written

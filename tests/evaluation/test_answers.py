@@ -21,23 +21,19 @@ QUESTIONS = [problem.question for problem in story_problems("test", 9)]
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """The smallest embedded model."""
     return LLM("tiny-aux", max_length=160)
 
 
 def write(path: Path, *records: object) -> Path:
-    """Write a file of JSON lines."""
     path.write_text("".join(f"{json.dumps(record)}\n" for record in records))
     return path
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Read the answers in the order of the prompts."""
     return sorted(map(json.loads, path.read_text().splitlines()), key=lambda record: record["line"])
 
 
 def prompts(path: Path) -> Path:
-    """Prompts of both formats, mixed."""
     plain = [{"prompt": question} for question in QUESTIONS[:6]]
     chats = [{"messages": [{"role": "user", "content": text}]} for text in QUESTIONS[6:]]
     return write(path, *plain, *chats)

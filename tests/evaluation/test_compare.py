@@ -16,7 +16,6 @@ from outpace.evaluation.compare import (
 
 
 def result(right: list[bool], tokens: list[int], **changes: Any) -> dict[str, Any]:
-    """A result with ten forwards per answer."""
     return {
         "schema": 1,
         "task": "story",
@@ -41,7 +40,6 @@ def result(right: list[bool], tokens: list[int], **changes: Any) -> dict[str, An
 
 
 def write(path: Path, *results: Any) -> Path:
-    """Write a report."""
     path.write_text(json.dumps({"provenance": {}, "results": results}))
     return path
 

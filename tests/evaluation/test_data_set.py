@@ -16,7 +16,6 @@ QUESTIONS = [problem.question for problem in story_problems("test", 12)]
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    """The smallest embedded model."""
     return LLM("tiny-aux", max_length=160)
 
 
@@ -32,7 +31,6 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def fingerprint(llm: LLM, **template: Any) -> Fingerprint:
-    """The fingerprint of an embedded model."""
     return Fingerprint.of(llm.name, llm.text.tokenizer, template)
 
 

@@ -51,7 +51,6 @@ Board = list[list[int]]
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerBase:
-    """Load the zoo's tokenizer."""
     with as_file(files("outpace.zoo") / "vocabulary") as folder:
         return AutoTokenizer.from_pretrained(folder)
 
@@ -151,7 +150,6 @@ def solve_puzzle(board: Board) -> list[Board]:
 
 
 def parse_sheet(problem: Problem) -> list[tuple[Board, Board]]:
-    """Return puzzles and solutions of a sheet."""
     pairs = zip(
         map(parse_grid, sheet_text(problem.question).split("\n\n")),
         map(parse_grid, problem.answer.split("\n\n")),
@@ -190,7 +188,6 @@ def test_sheets_are_judged_as_a_whole() -> None:
 
 
 def solve_table(question: str) -> str:
-    """Return the answer to a question."""
     if found := COUNT.fullmatch(question):
         first, step, last = int(found[2]), int(found[3]), int(found[4])
         numbers = range(first, last - 1, -step) if found[1] else range(first, last + 1, step)

@@ -75,7 +75,6 @@ def harness() -> Any:
 
 
 def instances(kind: str, *arguments: Any) -> list[Any]:
-    """Requests as created by the harness."""
     from lm_eval.api.instance import Instance
 
     return [Instance(kind, {}, args, number) for number, args in enumerate(arguments)]

@@ -16,7 +16,6 @@ TEXT = "Tom has 5 bags. He gives 2 bags to Ann."
 
 
 def read(llm: LLM, method: Any, ids: list[int]) -> float:
-    """Result of a method after its request."""
     (output,) = llm.generate([ids], method=method, max_tokens=1, temperature=0)
     assert output.finish_reason in ("stop", "length")
     return float(method.found.logprob)

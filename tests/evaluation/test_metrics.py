@@ -15,7 +15,6 @@ HOLES = (range(4, 6),)
 
 
 def output(*steps: Step, tokens: int, prompt: int = 4) -> Output:
-    """An output with a trace."""
     return Output(
         text="",
         ids=[0] * tokens,

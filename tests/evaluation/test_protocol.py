@@ -32,7 +32,6 @@ OPTIONS = {"tokens", "lookahead", "window", "ratio", "activate", "confidence", "
 
 @pytest.fixture
 def data(tmp_path: Path) -> str:
-    """A file of a few additions."""
     path = tmp_path / "test.jsonl"
     path.write_text("".join(json.dumps(line) + "\n" for line in GSM8K))
     return str(path)

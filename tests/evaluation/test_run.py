@@ -14,7 +14,6 @@ from outpace.evaluation.samples import resume_samples
 
 
 def output(tokens: int, forwards: int) -> Output:
-    """An output of this many tokens and forwards of two models."""
     steps = [Step(role, 0, 1, 1, 0, 0.0) for role in ["target"] * forwards + ["verifier"] * 9]
     return Output(
         text="",

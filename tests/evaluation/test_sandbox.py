@@ -156,7 +156,6 @@ def runs(pid: int) -> bool:
 
 
 def jails(parent: int) -> list[int]:
-    """Sandbox processes of a parent."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

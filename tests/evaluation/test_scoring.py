@@ -26,7 +26,6 @@ def pairs(table: dict[str, list[list[Any]]]) -> list[tuple[str, str, Any]]:
 
 
 def judged(rules: dict[str, str], answer: str, reference: Any) -> str:
-    """Letters of the rules that accept an answer."""
     return "".join(letter for letter in rules if SCORERS[rules[letter]](answer, reference))
 
 

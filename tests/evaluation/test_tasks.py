@@ -26,7 +26,6 @@ MADE = {"story", "story-unseen", "sudoku-sheet", "table"}
 
 
 def file_of(path: Path, *lines: object) -> str:
-    """Write a JSON Lines file."""
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return str(path)
 

@@ -74,7 +74,6 @@ def decoded(pair: str, case: Case, **options: Any) -> tuple[Recorded, Job]:
 
 
 def hung(forward: Forward, rows: int) -> list[int]:
-    """The row that each of the last rows hangs on, of these; -1 for the first."""
     if not isinstance(forward.pattern, Tree):
         return list(range(-1, rows - 1))
     return [own.bit_length() - 1 for own in forward.pattern.ancestor_masks]

@@ -27,7 +27,6 @@ Case = dict[str, Any]
 
 
 def objective(case: Case) -> WeDLM:
-    """The options of a case."""
     weighting = {"weighted": "normalised", "uniform": "uniform"}[case["weighting"]]
     return WeDLM(
         block=case["block_size"],

@@ -30,7 +30,6 @@ PARTS = "state", "inputs", "keys", "values", "decay"
 
 
 def blank(layer: Layer) -> DeltaState:
-    """Return the state before the first row."""
     return DeltaState.blank(layer.shape, torch.zeros(layer.taps - 1, layer.mixed.shape[1]))
 
 

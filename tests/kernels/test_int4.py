@@ -28,7 +28,6 @@ def weights(out: int = 40, inputs: int = 96) -> Tensor:
 
 
 def error(blocks: Tensor, plain: Tensor) -> Tensor:
-    """Return the squared error of each block."""
     scale = blocks[..., :2].contiguous().view(torch.float16).float()
     codes = torch.cat((blocks[..., 3:] & 15, blocks[..., 3:] >> 4), -1).float()
     own: Tensor = (codes - blocks[..., 2:3].float()) * scale - plain.view(codes.shape)

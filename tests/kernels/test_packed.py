@@ -28,7 +28,6 @@ SIZES = ((16, 1), (48, 3), (80, 2), (33, 1), (1, 2), (15, 5))
 
 
 def random_rows(count: int, inputs: int, seed: int = 1) -> Tensor:
-    """Return rows with numbers of different magnitudes."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.randn(count, inputs, generator=generator)
     return rows * torch.rand(count, inputs, generator=generator).exp2_().pow(4)

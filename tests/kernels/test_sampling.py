@@ -61,7 +61,6 @@ def noisy(samplings: Sequence[Sampling], slots: Sequence[Sequence[int]]) -> Nois
 
 
 def check_scores(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
-    """Check that scores are equal up to rounding."""
     assert found.keys() >= wanted.keys()
     for name, expected in wanted.items():
         torch.testing.assert_close(found[name], expected, atol=2e-5, rtol=2e-5)
@@ -201,7 +200,6 @@ def test_reads_use_the_kernel_if_possible(
 
 
 def drafted_reads(guess: Tensor, samplings: Sequence[Sampling], seed: int = 0) -> list[Rejection]:
-    """Return a read per setting, of two drafts each, sampled from `guess [2 reads, W]`."""
     drawn = torch.Generator().manual_seed(seed)
     heats = torch.tensor([each.temperature or 0.1 for each in samplings]).repeat_interleave(2)
     drafted = (guess / heats[:, None]).softmax(-1).multinomial(1, generator=drawn)
@@ -228,7 +226,6 @@ def random_drafts(
 
 
 def verify(reads: Sequence[Rejection], logits: Tensor, rows: slice | None = None) -> Readout:
-    """Verify some rows."""
     rows = rows or slice(0, len(logits))
     slots = [range(len(read.drafted) + 1) for read in reads]
     return Rejection.make_reader(reads, slots, CPU)(logits[rows], rows)

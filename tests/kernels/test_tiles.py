@@ -15,7 +15,6 @@ FLOAT_LOOPS = [(dtype, loop) for dtype in DTYPES for loop in tiles.TILE_LOOPS[dt
 
 @pytest.fixture(params=FLOAT_LOOPS, ids=lambda pair: f"{pair[0]}-{pair[1].isa.name}")
 def looped(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
-    """Return a dtype with each of its loops on this machine."""
     dtype, loop = request.param
     if not has_isa(loop.isa):
         pytest.skip(f"this machine has no {loop.isa.name}")

@@ -23,7 +23,6 @@ def sequence(**options) -> Request:
 
 
 def seen(tokens: list[int], rows: int) -> Prediction:
-    """Return a prediction of the target, with features numbered by row."""
     return Prediction(tokens=tokens, features=torch.arange(float(rows))[:, None])
 
 

@@ -15,7 +15,6 @@ WIDE, OWN = 3, 1
 
 
 def seen(tokens: list[int], rows: int) -> Prediction:
-    """Return a prediction of the target, with features numbered by row."""
     return Prediction(tokens=tokens, features=torch.arange(float(rows))[:, None].expand(-1, WIDE))
 
 

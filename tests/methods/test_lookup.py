@@ -15,7 +15,6 @@ from outpace.methods.copies import AnswerStore, CopyFinder
 
 
 def fed(forwards: list[Forward]) -> list[tuple[int, list[int]]]:
-    """Return first slot and rows of each forward."""
     return [(forward.start, list(forward.ids)) for forward in forwards]
 
 

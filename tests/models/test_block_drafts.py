@@ -95,7 +95,6 @@ FIELDS = {"dflash2": dflash2_fields, "dspark": dspark_fields}
 
 
 def random_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
-    """Return random tensors under the published names."""
     generator = torch.Generator().manual_seed(7)
 
     def matrix(*shape: int) -> Tensor:
@@ -132,7 +131,6 @@ def random_tensors(config: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def write_draft(folder: Path, kind: str, **changes: Any) -> Path:
-    """Write a draft in the published format."""
     folder.mkdir()
     config = FIELDS[kind](**changes)
     (folder / "config.json").write_text(json.dumps(config))
@@ -238,7 +236,6 @@ def block_forward(draft: DFlashDraft, block: tuple[Tensor, int, int], **read: An
 def draft_blocks(
     draft: DFlashDraft, blocks: list[tuple[Tensor, int, int]], read_rows: int = 256, **read: Any
 ) -> list[Prediction]:
-    """Draft blocks of several sequences in one pass."""
     runner = Runner("draft", draft, slots=512, read_rows=read_rows)
     memory = [runner.reserve(64) for _ in blocks]
     forwards = [block_forward(draft, block, **read) for block in blocks]
@@ -330,7 +327,6 @@ def test_rejection_draws_from_the_drafted_distribution(tmp_path: Path, kind: str
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Return the folders of a target and its drafts."""
     folder = tmp_path_factory.mktemp("pair")
     save_model(causal_model(), folder / "target", dtype=torch.float32)
     drafts = {kind: write_draft(folder / kind, kind) for kind in FIELDS}

@@ -51,13 +51,11 @@ def seeing(mask: Tensor | None) -> Attend:
 
 @pytest.fixture(scope="module", params=PAIRS)
 def pair(request: pytest.FixtureRequest) -> Path:
-    """Return the folder of a target and its draft."""
     return GOLDEN / "dflash" / request.param
 
 
 @pytest.fixture(scope="module")
 def draft(pair: Path) -> DFlashDraft:
-    """Return the draft with its target."""
     return load_draft(pair / "draft", load_model(pair / "target"))
 
 

@@ -234,7 +234,6 @@ def published_fields(name: str, **changes: Any) -> dict[str, Any]:
 
 
 def write_fields(folder: Path, fields: dict[str, Any]) -> None:
-    """Write a `config.json`."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields))
 
@@ -277,7 +276,6 @@ def rename_glm(path: Path) -> None:
 def pair(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, PreTrainedModel, Path]:
-    """Return a family, a model of transformers, and its folder."""
     folder = tmp_path_factory.mktemp("family")
     return request.param, write_model(request.param, folder), folder
 

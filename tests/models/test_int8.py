@@ -34,7 +34,6 @@ def linear(*, width: int = 96, out: int = 80, bias: bool = False, seed: int = 0)
 
 
 def quantised(layer: nn.Linear) -> Int8Linear:
-    """Return an int8 copy."""
     own = quantize_module(layer, torch.float32)
     assert isinstance(own, Int8Linear)
     return own

@@ -97,7 +97,6 @@ def published_mixture() -> dict[str, Any]:
 
 
 def reduced(model: nn.Module) -> set[str]:
-    """Return the names of the modules whose weight is quantized."""
     return {
         name
         for name, module in model.named_modules()

@@ -15,7 +15,6 @@ from outpace.models.transformer import BEFORE_NORM
 
 
 def freeze(norm: torch.nn.Module) -> torch.nn.Sequential:
-    """Return a frozen model that consists of a norm."""
     model = torch.nn.Sequential(norm)
     freeze_model(model)
     return model

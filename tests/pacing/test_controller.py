@@ -27,7 +27,6 @@ class Machine:
     spikes: float = 0.0
 
     def new_controller(self, values: Sequence[int] = range(1, MOST + 1)) -> PaceController:
-        """Return a controller of drafts on this machine."""
         return PaceController(
             LengthRange(
                 values=values,
@@ -36,15 +35,12 @@ class Machine:
         )
 
     def drafts(self, value: int) -> int:
-        """Return the draft's passes in a cycle."""
         return min(value - 1, 1) if self.once else value - 1
 
     def seconds(self, value: int) -> float:
-        """Return the seconds of a cycle."""
         return self.target(value) + self.drafts(value) * self.draft
 
     def tokens(self, value: int) -> float:
-        """Return the expected tokens of a cycle."""
         return sum(self.chance**n for n in range(value))
 
     def run(self, pace: PaceController, cycles: int, requests: int = 1) -> list[int]:
@@ -166,7 +162,6 @@ def test_windows_are_judged_by_their_own_tokens(tokens: dict[int, int]) -> None:
 
 
 def one_pass(value: int, _: float) -> list[tuple[str, float, int]]:
-    """Return a cycle of one pass of the target."""
     return [("target", value, 1)]
 
 

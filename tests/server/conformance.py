@@ -18,7 +18,6 @@ MESSAGES: Any = [{"role": "user", "content": QUESTION}]
 
 
 def text_of(chunks: list[Any]) -> str:
-    """Concatenated text of the chunks of a stream."""
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
@@ -56,7 +55,6 @@ def chat(client: openai.OpenAI, model: str, method: str) -> None:
 
 
 def complete(client: openai.OpenAI, model: str, method: str) -> None:
-    """Completions of one prompt and of several."""
     asked: dict[str, Any] = {
         "model": model,
         "max_tokens": 12,

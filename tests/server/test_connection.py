@@ -31,7 +31,6 @@ from outpace.server.engine_process import (
 
 @pytest.fixture
 def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """Both ends of a connection."""
     one, other = socket.socketpair()
     with one, other:
         yield one, other

@@ -25,7 +25,6 @@ RIGHT = f"Bearer {KEY}".encode()
 
 
 def guarded(service: Service, monkeypatch: pytest.MonkeyPatch, **given: Any) -> TestClient:
-    """A client of the server with other settings."""
     monkeypatch.setattr(service, "settings", Settings(**given))
     return connect(service)
 

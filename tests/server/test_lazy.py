@@ -36,7 +36,6 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def service(folder: Path) -> Iterator[Service]:
-    """A service whose first model is lazy."""
     own = served(
         slow=Entry(path=str(folder), lazy=True, cache_gib=0.01),
         fast=Entry(path="tiny-aux", cache_gib=0.01),

@@ -79,7 +79,6 @@ Samples = dict[tuple[str, ...], float]
 
 
 def scrape(client: TestClient) -> Samples:
-    """All samples, by name and labels."""
     response = client.get("/metrics")
     assert response.status_code == 200
     families = list(text_string_to_metric_families(response.text))

@@ -29,7 +29,6 @@ BUDGET = {"type": "enabled", "budget_tokens": 6}
 
 @pytest.fixture(scope="module")
 def client(served: TestClient) -> Any:
-    """The official client."""
     anthropic = pytest.importorskip("anthropic")
     return anthropic.Anthropic(base_url=URL, api_key="none", http_client=served, max_retries=0)
 

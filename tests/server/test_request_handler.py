@@ -52,14 +52,12 @@ class Call:
 
 
 def held(service: Service) -> int:
-    """Pages held by requests."""
     return sum(
         each.held_pages for model in service.models.values() for each in model.engine.cache_usage
     )
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Wait for a condition, with a time limit."""
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.001)

@@ -148,7 +148,6 @@ def posting(body: dict[str, Any], path: str = "completions") -> bytes:
 
 
 async def posted(process: Process, bodies: list[dict[str, Any]]) -> list[Any]:
-    """Answers to concurrent requests."""
     limits = httpx2.Limits(max_connections=None)
     url = f"{process.url}/v1/chat/completions"
     async with httpx2.AsyncClient(timeout=60, limits=limits) as client:
@@ -170,7 +169,6 @@ def test_concurrent_streams_equal_single_ones(zoo: Process) -> None:
 
 
 def said(text: str) -> str:
-    """Text of a stream that ended normally."""
     *lines, last = text.strip().split("\n\n")
     assert last == "data: [DONE]"
     return text_of([json.loads(line.removeprefix("data: ")) for line in lines])

@@ -36,7 +36,6 @@ def thinking(model: str = "open", **fields: Any) -> dict[str, Any]:
 
 
 def joined(chunks: list[dict[str, Any]], index: int) -> dict[str, str]:
-    """Parts of a choice of a stream."""
     parts = {"reasoning_content": "", "content": ""}
     for choice in (c for chunk in chunks for c in chunk["choices"] if c["index"] == index):
         assert set(choice["delta"]) <= {"role", *parts}

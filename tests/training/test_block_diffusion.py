@@ -37,7 +37,6 @@ class Drawn:
 
 
 def rows_of(objective: BlockDiffusion, masked: str, share: float = 0.5) -> Rows:
-    """Rows of the example where `_` is masked, under one share for all blocks."""
     draws = [0.0 if each == "_" else 1.0 for each in masked]
     t = (share - objective.least) / (1 - objective.least)
     return objective.rows(EXAMPLE, Drawn([t] * 3, draws))  # type: ignore[arg-type]

@@ -32,7 +32,6 @@ EACH = {"steps": 2, "save_every": 1, "log_every": 1}
 
 @pytest.fixture
 def run(whole: Path, tmp_path: Path) -> Path:
-    """A copy of the run, to damage."""
     shutil.copytree(whole, tmp_path / "run")
     return tmp_path / "run"
 

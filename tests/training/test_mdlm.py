@@ -25,25 +25,20 @@ class Scripted:
     """A scripted random generator."""
 
     def __init__(self, *numbers: float | list[float]) -> None:
-        """What is drawn, in order."""
         self.numbers = list(numbers)
 
     def random(self, size: int | None = None) -> Any:
-        """The next number, or that many."""
         number = self.numbers.pop(0)
         return np.array(number) if size is not None else number
 
     def choice(self, places: Sequence[int]) -> int:
-        """The place whose index is next."""
         return places[int(self.numbers.pop(0))]
 
     def integers(self, low: int, high: int) -> int:
-        """The next number."""
         return int(self.numbers.pop(0))
 
 
 def rows_of(objective: MDLM, example: Example, *numbers: float | list[float]) -> Rows:
-    """Rows of an example, given these random numbers."""
     return objective.rows(example, Scripted(*numbers))
 
 

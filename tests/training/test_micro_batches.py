@@ -25,7 +25,6 @@ def portions(processes: int, **options: Any) -> MicroBatches:
 
 
 def numbers(made: MicroBatches, step: int) -> list[list[int]]:
-    """Example numbers of a step, by process and micro-batch."""
     ranks = [made.micro_batches(step, rank) for rank in range(made.processes)]
     return [[number for number, _ in portion] for rank in ranks for portion in rank]
 

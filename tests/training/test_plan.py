@@ -21,7 +21,6 @@ from training.test_drafts import RECIPE as DRAFT_RECIPE
 def published_config(
     architecture: str, width: int, mlp: int, layers: int, heads: int, kv_heads: int, **more: Any
 ) -> dict[str, Any]:
-    """The configuration of a published model."""
     return {
         "architectures": [architecture],
         "vocab_size": 151936,

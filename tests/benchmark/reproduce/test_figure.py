@@ -154,7 +154,6 @@ def test_a_bad_figure_is_named_with_its_file(change: dict[str, Any]) -> None:
 
 
 def claim(trend: str, key: str = "tokens_per_forward", than: int | None = None) -> Claim:
-    """About the first line."""
     return Claim(text="so", line=1, trend=trend, key=key, than=than)
 
 
