@@ -159,6 +159,7 @@ def declared(**function: Any) -> list[dict[str, Any]]:
     return [{"type": "function", "function": {"name": "f", **function}}]
 
 
+WIDE = {"type": "object", "properties": {"a": {"enum": ["b"], "nullable": True}}}
 ARGUMENTS = "messages.1.tool_calls.0.function.arguments"
 
 
@@ -182,6 +183,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tools.0.function.parameters", {"tools": declared(parameters={"type": "teapot"})}),
     ("tools.0.function.parameters", {"tools": declared(parameters={"type": "string"})}),
     ("tools.0.function.parameters", {"tools": declared(parameters=DEEP)}),
+    ("tools.0.function.parameters", {"tools": declared(parameters=WIDE, strict=True)}),
     ("tools", {"tools": declared(parameters={"enum": ["x" * 100_000]})}),
     ("tools", {"tools": [each for n in range(129) for each in declared(name=f"f{n}")]}),
     ("tools.0.type", {"tools": [{"type": "web_search"}]}),
@@ -220,6 +222,13 @@ def test_invalid_field_is_named(
 ) -> None:
     error = refused(tool_client, calling(**fields))
     assert error["param"] == param, error
+
+
+def test_schema_that_is_no_contract_is_a_help(tool_client: TestClient) -> None:
+    for strict in (None, False):
+        body = calling(tools=declared(parameters=WIDE, strict=strict))
+        for call in ask(tool_client, body)["choices"][0]["message"]["tool_calls"]:
+            assert json.loads(call["function"]["arguments"]) in ({}, {"a": "b"}, {"a": None})
 
 
 @pytest.mark.parametrize("choice", ["required", "auto", NAMED])

@@ -39,6 +39,7 @@ class ToolUse:
         choice: `auto` or `required`.
         is_parallel: Whether an answer may have several calls.
         function: Name of the only function that may be called, or None.
+        strict: Names of the functions whose schemas are enforced, or refused where they cannot be.
         text: Constraint on an answer without a call, or None.
     """
 
@@ -46,6 +47,7 @@ class ToolUse:
     choice: str
     is_parallel: bool
     function: str | None = None
+    strict: tuple[str, ...] = ()
     text: ConstraintRule | None = None
 
     @property
@@ -60,6 +62,7 @@ class ToolUse:
         ]
         free, single = self.choice == "auto", is_named or not self.is_parallel
         rule = {"functions": functions, "free": free, "single": single, "loose": self.is_loose}
+        rule["strict"] = self.strict
         return json.dumps(rule | {"text": self.text if free else None})
 
     @property
@@ -97,7 +100,12 @@ def read_tool_use(tools: Any, choice: Any, parallel: Any) -> ToolUse | None:
     word, function = read_choice(choice, names)
     if word == "none" or not declared:
         return None
-    return ToolUse(declared, word, parallel is not False, function)
+    strict = tuple(
+        name
+        for name, tool in zip(names, listed, strict=True)
+        if tool["function"].get("strict") is True
+    )
+    return ToolUse(declared, word, parallel is not False, function, strict)
 
 
 def read_tool(param: str, tool: Any) -> Message:

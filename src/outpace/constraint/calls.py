@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, product
@@ -18,13 +19,16 @@ from outpace.constraint.dfa import (
     subtract_dfa,
 )
 from outpace.constraint.keywords import SchemaReader, SubSchema
-from outpace.constraint.pattern import TooLargeError
+from outpace.constraint.loosen import loosen_schema
+from outpace.constraint.pattern import TooLargeError, UnsupportedError
 from outpace.constraint.pieces import piece_dfa
 from outpace.constraint.schema import SchemaWriter, check_schema_limits
 from outpace.constraint.thoughts import free_text_dfa
 from outpace.constraint.vocabulary import special_tokens_in
 from outpace.errors import OptionError
 from outpace.tokenizer import Tokenizer
+
+LOG = logging.getLogger("outpace.constraint")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,9 +242,10 @@ def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> 
     """Return the automaton of answers with tools.
 
     Args:
-        source: JSON with the `functions`, each a name and the schema of its arguments; whether the
-            answer is `free` to be a text, and whether it has a `single` call. Further names in
-            `loose` are those that make a text a call of a variant.
+        source: JSON with the `functions`, each a name, its place and the schema of its arguments;
+            the names whose schemas are `strict`; whether the answer is `free` to be a text, and
+            whether it has a `single` call. Further names in `loose` are those that make a text a
+            call of a variant.
         form: Format of the calls.
         text: Automaton of the texts that an answer without a call may be; None if all may.
 
@@ -251,8 +256,10 @@ def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> 
     if form is None:
         raise ValueError("the chat template of the model describes no known format of calls")
     rule, budget = json.loads(source), CallBudget()
+    strict = rule.get("strict", ())
     functions = {
-        name: arguments_dfa(place, schema, budget) for name, place, schema in rule["functions"]
+        name: (arguments_dfa if name in strict else loose_arguments_dfa)(place, schema, budget)
+        for name, place, schema in rule["functions"]
     }
     dfa = calls_dfa(form, functions, single=rule["single"])
     if not rule["free"]:
@@ -297,6 +304,25 @@ def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
         param = f"tools[{place}].function.parameters"
         raise OptionError(param, schema, f"{param}: {why}") from error
     return dfa
+
+
+def loose_arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
+    """Return the automaton of arguments, without keywords of their schema that it cannot hold.
+
+    Raises:
+        OptionError: for an invalid or unsatisfiable schema.
+    """
+    try:
+        return arguments_dfa(place, schema, budget)
+    except OptionError as error:
+        try:
+            found = arguments_dfa(place, loosen_schema(schema), budget)
+        except OptionError as other:
+            if not isinstance(other.__cause__, UnsupportedError | TooLargeError):
+                raise error from None
+            found = arguments_dfa(place, {"type": "object"}, CallBudget())
+        LOG.warning("%s; calls of this tool are not constrained by it, as with strict", error)
+        return found
 
 
 def add_text(text: Dfa, calls: Dfa, form: CallFormat) -> Dfa:

@@ -109,7 +109,7 @@ class TurnMessage(StrictModel):
 
 
 class MessagesTool(StrictModel):
-    """A tool that the model may call. Its schema is always enforced."""
+    """A tool that the model may call."""
 
     type: Literal["custom"] | None = None
     name: Annotated[str, Field(pattern=f"^{FUNCTION_NAME.pattern}$")]
@@ -306,7 +306,7 @@ def other_turn(role: str, blocks: Sequence[Any]) -> Iterator[dict[str, Any]]:
 
 def declare_tool(tool: MessagesTool) -> dict[str, Any]:
     """Return a tool in the form of chats."""
-    function = {"name": tool.name, "parameters": tool.input_schema}
+    function = {"name": tool.name, "parameters": tool.input_schema, "strict": tool.strict}
     if tool.description is not None:
         function["description"] = tool.description
     return {"type": "function", "function": function}

@@ -105,7 +105,7 @@ InputItem = Annotated[
 
 
 class FunctionTool(StrictModel):
-    """A function that the model may call. Its schema is always enforced."""
+    """A function that the model may call."""
 
     type: Literal["function"]
     name: Annotated[str, Field(pattern=f"^{FUNCTION_NAME.pattern}$")]

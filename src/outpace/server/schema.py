@@ -247,7 +247,7 @@ TOOL_PARAM = re.compile(r"tools|tool_choice|parallel_tool_calls|messages.*tool_c
 
 
 class Function(StrictModel):
-    """A function that a model may call. Its schema is always enforced, whatever `strict` is."""
+    """A function that a model may call. Its schema is no contract without `strict`."""
 
     name: Annotated[str, Field(pattern=f"^{FUNCTION_NAME.pattern}$")]
     description: BoundedText | None = None
