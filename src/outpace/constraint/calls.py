@@ -297,6 +297,7 @@ class CallBuilder:
                     self.rows[state][byte] = states[target]
 
     def build_dfa(self, *, single: bool) -> Dfa:
+        """Return the automaton, without further calls after the first if `single`."""
         end = self.add_text(self.after_arguments, self.form.end)
         if self.form.between is not None and not single:
             last = self.add_text(self.after_arguments, self.form.between[:-1])
@@ -346,6 +347,7 @@ def tools_dfa(source: str, form: CallFormat | None, text: Dfa | None = None) -> 
 
 
 def calls_dfa(form: CallFormat, functions: Mapping[str, Dfa], *, single: bool) -> Dfa:
+    """Return the automaton of calls of functions, by the automata of their arguments."""
     builder = CallBuilder(form)
     for name, arguments in functions.items():
         builder.add_function(name, arguments)
@@ -353,7 +355,11 @@ def calls_dfa(form: CallFormat, functions: Mapping[str, Dfa], *, single: bool) -
 
 
 def arguments_dfa(place: int, schema: Any, budget: CallBudget) -> Dfa:
-    """Return the automaton of the arguments of the tool at a place, which are an object."""
+    """Return the automaton of the arguments of a function, the tool at a place; they are an object.
+
+    Raises:
+        OptionError: for an invalid, unsupported, too large or unsatisfiable schema.
+    """
     try:
         check_schema_limits(schema)
         if isinstance(schema, dict) and schema.get("properties") == {}:

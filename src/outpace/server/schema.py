@@ -52,7 +52,7 @@ class OpenModel(StrictModel):
 
 
 class ProviderTool(OpenModel):
-    """A tool that a provider's servers run, or that models of the provider know.
+    """A tool that a provider's servers run, or that models of the provider support.
 
     No model here calls it, so it is left out.
     """
