@@ -171,7 +171,7 @@ def test_stops_of_every_method(name: str, method: Method, least: int) -> None:
 def test_special_token_as_a_stop_string() -> None:
     llm = LLM("tiny-ar")
     assert llm.text.tokenizer is not None
-    mark = str(llm.text.tokenizer.eos_token)
+    mark = llm.text.tokenizer.special_tokens_map["eos_token"]
     bias = {llm.text.special_ids[mark]: 50.0}
     options: Any = {"ignore_eos": True, "logit_bias": bias, "max_tokens": 9, "temperature": 0.0}
     (free,) = llm.generate(QUESTION, **options)
