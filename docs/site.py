@@ -54,9 +54,10 @@ def turned(page: Path) -> tuple[str, set[Path]]:
 
 def measured_figures() -> str:
     """All measured figures of the papers as Markdown, from `benchmarks/results`."""
-    code = "from reproduce.page import page; import pathlib; print(page(pathlib.Path('results')))"
+    code = "from outpace.benchmark.reproduce.page import page; import pathlib; "
+    code += "print(page(pathlib.Path('benchmarks/results')))"
     run = [sys.executable, "-c", code]
-    made = subprocess.run(run, cwd=ROOT / "benchmarks", check=True, capture_output=True, text=True)
+    made = subprocess.run(run, cwd=ROOT, check=True, capture_output=True, text=True)
     _, _, sections = made.stdout.partition("\n\n")
     return "\n" + sections
 
