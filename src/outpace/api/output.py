@@ -9,7 +9,7 @@ from functools import partial
 from html import escape
 from itertools import accumulate
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from outpace.decoding import Step
 from outpace.decoding.forward import IntArray
 from outpace.decoding.processor import TokenLogprob, TopTokens, top_tokens
 from outpace.decoding.request import FinishReason
+
+DRAFT_COUNTS = ("draft_tokens", "accepted_tokens", "draft_forwards")
+"""Names of the counts of drafts, in Python and JSON."""
 
 PIECE_HUES = (200, 45, 310, 130, 20)
 """Hues of successive forwards, in degrees; neighbours differ."""
@@ -141,6 +144,47 @@ class Output:
     def forwards(self) -> int:
         """Number of forward passes of the target model."""
         return sum(step.model == "target" for step in self.steps)
+
+    @property
+    def draft_forwards(self) -> int:
+        """Number of forward passes of the draft or verifier."""
+        return len(self.steps) - self.forwards
+
+    @property
+    def verifications(self) -> list[tuple[int, int]]:
+        """Draft tokens of each forward that verified some, and the number of them in `ids`."""
+        counts, left = [], len(self.ids)
+        for step in self.steps:
+            committed = min(step.kept, left)  # a stop string may drop the end of a draft
+            left -= committed
+            if step.drafted:
+                own = step.model == "verifier"  # the target's first token, which is no draft
+                counts.append((step.drafted, max(min(step.accepted, committed - own), 0)))
+        return counts
+
+    @property
+    def draft_tokens(self) -> int:
+        """Number of draft tokens that were verified: proposals, copies and forced tokens."""
+        return sum(drafted for drafted, _ in self.verifications)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Number of verified draft tokens that are part of the answer."""
+        return sum(accepted for _, accepted in self.verifications)
+
+    @property
+    def drafting_off(self) -> Literal["pace"] | None:
+        """What switched drafting off for the whole request, if anything is known to have."""
+        lengths = [step.draft_length for step in self.steps if step.draft_length is not None]
+        # A single one may be due to the limit, before which no draft fits.
+        return "pace" if len(lengths) > 1 and {*lengths} == {1} else None
+
+    @property
+    def draft_figures(self) -> dict[str, Any]:
+        """Statistics of drafts as JSON fields; empty without drafts and without a reason."""
+        figures = {name: getattr(self, name) for name in DRAFT_COUNTS}
+        off = {} if self.drafting_off is None else {"drafting_off": self.drafting_off}
+        return (figures if any(figures.values()) else {}) | off
 
     @property
     def tokens_per_forward(self) -> float:

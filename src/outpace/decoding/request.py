@@ -76,6 +76,8 @@ class Step:
         pattern: attention pattern of the rows; "tree" for any tree.
         holes: runs of slots that were masks.
         draft_length: tokens that the cycle of this forward was to propose, where a `Pace` decided.
+        drafted: number of draft tokens that this forward verified.
+        accepted: number of those that were committed.
     """
 
     model: str
@@ -87,6 +89,8 @@ class Step:
     pattern: Literal["causal", "full", "tree"] | tuple[int, ...] = "causal"
     holes: tuple[range, ...] = ()
     draft_length: int | None = None
+    drafted: int = 0
+    accepted: int = 0
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

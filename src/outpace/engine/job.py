@@ -173,29 +173,51 @@ class Job(Request):
         return prediction
 
     def record_step(self, whole: ScheduledForward, before: int, draft_length: int | None) -> int:
-        """Add a forward to the trace; return the number of tokens accepted from it.
+        """Add a forward to the trace; return the number of tokens committed from it.
 
         Args:
             whole: the forward, with all of its parts.
             before: number of slots before it.
             draft_length: tokens that its cycle was to propose.
         """
-        accepted = len(self.ids) - before
+        committed, drafted = len(self.ids) - before, self.count_drafts(whole, before)
+        # Before an end-of-sequence, the target's tokens are drafts; the verifier's follow another.
+        has_end = self.finish_reason == "stop" and len(self.ids) < self.limit
+        own = whole.model == "verifier" or not has_end
+        chosen = sum(slot not in self.fixed_tokens for slot in range(before, len(self.ids)))
         self.trace.append(
             Step(
                 model=whole.model,
                 start=whole.start,
                 rows=len(whole.ids),
                 seen=whole.num_visible,
-                kept=accepted,
+                kept=committed,
                 seconds=self.seconds,
                 pattern="tree" if isinstance(whole.pattern, Tree) else whole.pattern,
                 holes=whole.mask_runs(self.target.mask_id, before),
                 draft_length=draft_length,
+                drafted=drafted,
+                accepted=max(min(drafted, chosen - own), 0),
             )
         )
         self.seconds = 0.0
-        return accepted
+        return committed
+
+    def count_drafts(self, whole: ScheduledForward, before: int) -> int:
+        """Return the number of draft tokens that a forward verifies after `before` slots.
+
+        A chain has no draft for the last slot before the limit, where the verifying model's own
+        token follows the accepted ones in any case.
+        """
+        if whole.model == "draft" or not self.method.is_sequential:
+            return 0
+        is_tree, positions = isinstance(whole.pattern, Tree), whole.positions
+        row = begin = before - whole.start
+        while row < len(whole.ids) and whole.ids[row] != self.target.mask_id:
+            if not is_tree and positions is not None and positions[row] != whole.start + row:
+                break  # WeDLM's tokens after the first hole
+            row += 1
+        return row - begin if is_tree else max(min(row, self.limit - 1 - whole.start) - begin, 0)
 
     def wrap_error(self, error: BaseException) -> DecodingError:
         """Wrap an error with the method and the slot at which it failed."""

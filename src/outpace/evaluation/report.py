@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from outpace.api.output import Output
+from outpace.api.output import DRAFT_COUNTS, Output
 from outpace.checkpoints.name import short_title
 from outpace.evaluation import metrics
 from outpace.evaluation.samples import SCHEMA_VERSION
@@ -137,6 +137,7 @@ class EvaluationReport:
             for model in metrics.model_roles(self.outputs)
         }
         return {
+            **{name: sum(getattr(each, name) for each in self.outputs) for name in DRAFT_COUNTS},
             "acceptance_length": round(metrics.acceptance_length(self.outputs), 3),
             "acceptance_histogram": counts,
             "acceptance_by_position": [

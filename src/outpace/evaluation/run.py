@@ -123,4 +123,5 @@ def judgment_records(
             "finish_reason": output.finish_reason,
             "tokens": len(output.ids),
             "forwards": output.forwards,
+            **output.draft_figures,
         }

@@ -461,7 +461,7 @@ def stop_fields(output: Output) -> ReplyObject:
 
 def extension_fields(output: Output) -> ReplyObject:
     """Return the fields that Anthropic's API does not have."""
-    return {"outpace": {"max_tokens": output.max_tokens}}
+    return {"outpace": {"max_tokens": output.max_tokens, **output.draft_figures}}
 
 
 def error_object(fault: HttpError) -> ReplyObject:

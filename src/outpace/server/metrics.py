@@ -14,6 +14,7 @@ from outpace.server.models import HostedModel
 
 SECONDS_BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 TOKENS_BUCKETS = (0.5, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32)
+DRAFT_BUCKETS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 24, 32, 64)
 METHOD_LABELS = ("model", "method")
 
 
@@ -41,6 +42,12 @@ class ServerMetrics:
         )
         self.accepted = counter(
             "kept_tokens", "Verified draft tokens that were accepted", *METHOD_LABELS
+        )
+        self.lengths = histogram(
+            "accepted_tokens",
+            "Draft tokens accepted per verification",
+            DRAFT_BUCKETS,
+            *METHOD_LABELS,
         )
         self.first = histogram(
             "first_text_seconds", "Time to the first text", SECONDS_BUCKETS, *METHOD_LABELS
@@ -70,28 +77,10 @@ class ServerMetrics:
             counts[step.model] = counts.get(step.model, 0) + 1
         for role, count in counts.items():
             self.forwards.labels(*labels, role).inc(count)
-        proposed, accepted = count_verified_tokens(output)
-        if proposed:
+        for proposed, accepted in output.verifications:
             self.proposed.labels(*labels).inc(proposed)
             self.accepted.labels(*labels).inc(accepted)
-
-
-def count_verified_tokens(output: Output) -> tuple[int, int]:
-    """Return the number of draft tokens that were verified, and of those accepted.
-
-    The verifying model is the verifier if there is one, else the target if there is a draft. Its
-    rows are committed tokens followed by draft tokens. The first token that it commits is its own.
-    """
-    roles = {step.model for step in output.steps}
-    verifying_model = "verifier" if "verifier" in roles else "target" if "draft" in roles else None
-    proposed = accepted = 0
-    length = output.prompt_tokens
-    for step in output.steps:
-        if step.model == verifying_model and (verified := step.start + step.rows - length) > 0:
-            proposed += verified
-            accepted += max(step.kept - 1, 0)
-        length += step.kept
-    return proposed, accepted
+            self.lengths.labels(*labels).observe(accepted)
 
 
 class RequestTimer:

@@ -271,6 +271,7 @@ class Reply:
             "tokens_per_second": output.tokens_per_second,
             "method": self.method,
             "seed": seed,
+            **output.draft_figures,
         }
         if output.holes is not None:
             figure["holes"] = list(output.holes)

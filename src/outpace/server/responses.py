@@ -394,6 +394,7 @@ class ResponsesWriter(AnswerWriter):
             "truncation": "disabled",
             "usage": None if output is None else self.format_usage(output),
             "metadata": request.metadata or {},
+            **({} if output is None else {"outpace": output.draft_figures}),
         }
 
     def format_usage(self, output: Output) -> ReplyObject:
