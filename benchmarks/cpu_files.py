@@ -30,17 +30,7 @@ import llama
 from checkpoints import prompt
 from cpu import ROWS, make_feed, settled
 from everyday_parts.sides import load_transformers
-from harness import (
-    Bar,
-    Row,
-    alternate,
-    arguments,
-    finish,
-    median,
-    prepare,
-    save,
-    show,
-)
+from harness import Bar, Row, alternate, arguments, finish, median, prepare, save, show
 
 AVX2_ONLY = """
 from outpace.kernels.loader import Isa, load_library

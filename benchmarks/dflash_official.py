@@ -68,10 +68,7 @@ class Official:
         self.module = module
         self.target, self.draft = (
             kind.from_pretrained(folder, attn_implementation="sdpa", dtype=torch.float32).eval()
-            for kind, folder in (
-                (AutoModelForCausalLM, target),
-                (module.DFlashDraftModel, draft),
-            )
+            for kind, folder in ((AutoModelForCausalLM, target), (module.DFlashDraftModel, draft))
         )
 
     def run(self, tokens: int, block: int, eos: list[int]) -> Decode:

@@ -37,10 +37,7 @@ METHODS: dict[str, tuple[str, Method]] = {
     "LeftToRight": ("tiny-dream", LeftToRight()),
     "APD": ("tiny-dream", APD(verifier=VERIFIER)),
     "LeftToRight, window 16, lookahead 32": ("tiny-dream", LeftToRight(window=16, lookahead=32)),
-    "APD, window 16, lookahead 32": (
-        "tiny-dream",
-        APD(verifier=VERIFIER, window=16, lookahead=32),
-    ),
+    "APD, window 16, lookahead 32": ("tiny-dream", APD(verifier=VERIFIER, window=16, lookahead=32)),
 }
 """Models and methods by name; those of a name without options have bars."""
 

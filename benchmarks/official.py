@@ -25,12 +25,7 @@ Measured = tuple[dict[str, list[Row]], list[Bar]]
 
 
 def parser_for(
-    doc: str | None,
-    repository: str,
-    *,
-    rounds: int,
-    problems: bool = False,
-    required: bool = True,
+    doc: str | None, repository: str, *, rounds: int, problems: bool = False, required: bool = True
 ) -> argparse.ArgumentParser:
     """The options of a comparison with a clone of a repository, stories included on request."""
     parser = arguments(doc, rounds=rounds)

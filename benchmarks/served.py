@@ -130,11 +130,7 @@ class Task:
             model=self.point.model,
             prompts=[self.prompt],
             seed=self.seed,
-            fields={
-                "max_tokens": self.tokens,
-                "temperature": self.temperature,
-                "outpace": chosen,
-            },
+            fields={"max_tokens": self.tokens, "temperature": self.temperature, "outpace": chosen},
             stream=stream,
         ).request_body(0)
 

@@ -54,12 +54,7 @@ class Script:
 
 
 def submit(
-    number: int,
-    model: str = "x",
-    *,
-    streams: bool = False,
-    watched: bool = False,
-    **options: Any,
+    number: int, model: str = "x", *, streams: bool = False, watched: bool = False, **options: Any
 ) -> SubmitCommand:
     checked = RequestOptions.of({"max_tokens": 24, **options})
     return SubmitCommand(number, model, PROMPT, PLAIN_FORMAT, checked, streams, watched, None)

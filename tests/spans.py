@@ -57,11 +57,7 @@ def spans_of(asked: Sequence[tuple[int, int, object]], size: int, seed: int = 0)
 
 
 def attend(
-    backend: Backend,
-    spans: list[RowSpan],
-    q: Tensor,
-    layer: int = 0,
-    sinks: Tensor | None = None,
+    backend: Backend, spans: list[RowSpan], q: Tensor, layer: int = 0, sinks: Tensor | None = None
 ) -> Tensor:
     """Attend with queries over the cache of a back end, without new keys."""
     numbers = [torch.from_numpy(each) for each in backend.plan_arrays(spans)]

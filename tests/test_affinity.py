@@ -45,8 +45,7 @@ def test_prompts_that_begin_alike_have_one_key(one: dict[str, Any], two: dict[st
 
 
 @pytest.mark.parametrize(
-    "body",
-    [b"", b"{", b"[]", b"3", b'"prompt"', b"{}", b'{"prompt": null}', b"\xff", b"[" * 10**5],
+    "body", [b"", b"{", b"[]", b"3", b'"prompt"', b"{}", b'{"prompt": null}', b"\xff", b"[" * 10**5]
 )
 def test_a_body_without_a_prompt_has_no_key(body: bytes) -> None:
     assert routing_key(body) == ""

@@ -80,10 +80,7 @@ def extras() -> set[str]:
     ],
 )
 def test_snippets_run(
-    path: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {"__name__": path.stem}
@@ -120,10 +117,7 @@ def write_inputs(folder: Path) -> None:
     ],
 )
 def test_commands_run(
-    path: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_inputs(tmp_path)
     monkeypatch.chdir(tmp_path)

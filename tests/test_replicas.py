@@ -101,10 +101,7 @@ def test_what_cannot_be_had_is_a_fault(scripts: list[list[Any]], status: int) ->
 
 @pytest.mark.parametrize(
     ("server", "entry", "named"),
-    [
-        ({}, {"tensor_parallel": 2}, "tensor_parallel"),
-        ({"host": "0.0.0.0"}, {}, "API key"),
-    ],
+    [({}, {"tensor_parallel": 2}, "tensor_parallel"), ({"host": "0.0.0.0"}, {}, "API key")],
 )
 def test_what_cannot_be_served_is_refused(server: Any, entry: Any, named: str) -> None:
     models = {"m": Entry(path="tiny-ar", **entry)}

@@ -39,11 +39,7 @@ PERSON: dict[str, Any] = {
         "age": {"type": "integer", "minimum": 0, "maximum": 130},
         "city": {"type": "string", "maxLength": 40},
         "job": {"type": "string", "maxLength": 40},
-        "languages": {
-            "type": "array",
-            "items": {"type": "string", "maxLength": 20},
-            "maxItems": 4,
-        },
+        "languages": {"type": "array", "items": {"type": "string", "maxLength": 20}, "maxItems": 4},
     },
     "required": ["name", "age", "city", "job", "languages"],
     "additionalProperties": False,

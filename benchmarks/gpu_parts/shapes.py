@@ -121,9 +121,7 @@ CASES = (
         published=point("dflash:8b", method="EAGLE-3(16)"),
     ),
     Case(
-        target="Qwen3-8B",
-        name="speculative, 8 tokens",
-        method=Speculative(draft="draft", tokens=8),
+        target="Qwen3-8B", name="speculative, 8 tokens", method=Speculative(draft="draft", tokens=8)
     ),
     Case(
         target="Dream-7B",

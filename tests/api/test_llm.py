@@ -21,15 +21,7 @@ from outpace.api.options import RequestOptions
 from outpace.checkpoints.load import save_model
 from outpace.decoding import Decoding, Forward, Request, Sampling
 from outpace.engine.job import DecodingError
-from outpace.methods import (
-    APD,
-    Autoregressive,
-    DFlash,
-    LeftToRight,
-    Lookup,
-    Method,
-    WeDLM,
-)
+from outpace.methods import APD, Autoregressive, DFlash, LeftToRight, Lookup, Method, WeDLM
 from refusal import refuses
 
 ROWS, MASK = 264, END + 1

@@ -12,12 +12,7 @@ import torch
 from looped import PROMPT, Script, submit, until_over
 from outpace import LLM
 from outpace.api import engine_loop
-from outpace.api.engine_client import (
-    ConnectionEndedError,
-    EngineCommand,
-    InspectCommand,
-    LoadError,
-)
+from outpace.api.engine_client import ConnectionEndedError, EngineCommand, InspectCommand, LoadError
 from outpace.api.engine_loop import EngineLoop, LazyModel
 
 Rounds = Iterator[list[EngineCommand]]

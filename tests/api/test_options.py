@@ -159,9 +159,7 @@ def test_a_batch_of_mixed_options_is_each_alone(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "method",
-    [Diffusion(), FastDLLM(), D2F(), WeDLM()],
-    ids=lambda method: type(method).__name__,
+    "method", [Diffusion(), FastDLLM(), D2F(), WeDLM()], ids=lambda method: type(method).__name__
 )
 @pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty", "repetition_penalty"])
 def test_penalties_need_an_order(method: Method, name: str) -> None:

@@ -80,12 +80,7 @@ def test_special_tokens_in_any_message_are_plain_text(text: TextCodec) -> None:
 
 @pytest.mark.parametrize(
     "ids",
-    [
-        np.array([1, 2, 3]),
-        torch.tensor([1, 2, 3]),
-        [np.int64(1), np.uint8(2), 3],
-        range(1, 4),
-    ],
+    [np.array([1, 2, 3]), torch.tensor([1, 2, 3]), [np.int64(1), np.uint8(2), 3], range(1, 4)],
     ids=["numpy", "torch", "numbers of numpy", "range"],
 )
 def test_arrays_of_token_ids_are_prompts(ids: Prompt) -> None:

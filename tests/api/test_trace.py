@@ -54,12 +54,7 @@ def test_a_pipeline_of_blocks() -> None:
         step(3, 3, 5, pattern=(3,), holes="4-5"),
         step(6, 6, 3, pattern=(3, 3), holes="9-12"),
     )
-    assert picture(given) == [
-        "░░█      ",
-        "█░▒███   ",
-        "▒█▒▒▒▒   ",
-        "···▒▒▒███",
-    ]
+    assert picture(given) == ["░░█      ", "█░▒███   ", "▒█▒▒▒▒   ", "···▒▒▒███"]
     assert block_edges(given) == [3, 6, 9] and is_scattered(given)
 
 
@@ -71,8 +66,6 @@ def test_one_token_a_forward() -> None:
 
 def test_tokens_that_another_model_checked_belong_to_the_forward_of_the_target() -> None:
     given = output(
-        step(0, 6, 0, holes="3-6"),
-        step(0, 5, 2, model="verifier"),
-        step(2, 6, 3, holes="5-8"),
+        step(0, 6, 0, holes="3-6"), step(0, 5, 2, model="verifier"), step(2, 6, 3, holes="5-8")
     )
     assert picture(given) == ["██░  ", "▒▒███"]

@@ -39,8 +39,7 @@ def test_a_bad_entry_is_named(text: str, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "method",
-    [Autoregressive(), LeftToRight(tokens=2, window=8), APD(verifier="v", lookahead=None)],
+    "method", [Autoregressive(), LeftToRight(tokens=2, window=8), APD(verifier="v", lookahead=None)]
 )
 def test_flags_make_a_method_again(method: Autoregressive) -> None:
     _, name, *rest = method_flags(method)

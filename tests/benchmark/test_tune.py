@@ -14,11 +14,7 @@ from outpace import LLM
 from outpace.benchmark import tune
 from outpace.benchmark.entry import MethodEntry
 from outpace.benchmark.side import RequestLoad, Side
-from outpace.benchmark.tune import (
-    TuningSearch,
-    option_distribution,
-    reference_method,
-)
+from outpace.benchmark.tune import TuningSearch, option_distribution, reference_method
 from outpace.evaluation.run import questions_of
 from outpace.evaluation.samples import Samples, resume_samples
 from outpace.methods import APD, METHODS, Autoregressive, LeftToRight

@@ -31,13 +31,7 @@ from transformers import PreTrainedTokenizerFast
 from helpers import CHAT, needs_packed_loops, published, published_llada, random_model, whole
 from outpace import LLM
 from outpace.checkpoints.gguf import file as file_module
-from outpace.checkpoints.load import (
-    load_config,
-    load_draft,
-    load_model,
-    load_tokenizer,
-    save_model,
-)
+from outpace.checkpoints.load import load_config, load_draft, load_model, load_tokenizer, save_model
 from outpace.checkpoints.name import name_of
 from outpace.models.attention import rotary_frequencies
 from outpace.models.config import Rope

@@ -118,13 +118,7 @@ def other_order(tensors: dict[str, Tensor]) -> None:
 
 FALLBACKS: dict[str, tuple[str, dict[str, Any], Any, str, int]] = {
     "scales": ("gptq", {}, in_float32, "scales are not exact in float16", 1),
-    "order": (
-        "gptq, ordered",
-        {},
-        other_order,
-        "order their inputs differently",
-        1,
-    ),
+    "order": ("gptq, ordered", {}, other_order, "order their inputs differently", 1),
     "inputs": ("gptq", {"intermediate_size": 80}, None, "80 inputs are not a multiple of 32", 2),
     "groups": ("", {}, None, "a group does not end after a multiple of 32 inputs", 8),
 }

@@ -178,12 +178,7 @@ def terminal(*words: str, kind: str = "xterm-256color") -> Iterator[Callable[[st
     command = prepared(CONTROL, "-m", "outpace", *words)
     environment = {**os.environ, "TERM": kind, "COLUMNS": "80"}
     process = subprocess.Popen(
-        command,
-        stdin=theirs,
-        stdout=theirs,
-        stderr=theirs,
-        env=environment,
-        start_new_session=True,
+        command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment, start_new_session=True
     )
     os.close(theirs)
 

@@ -4,10 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from outpace.api.output import Output
-from outpace.cli.draw import (
-    canvas_lines,
-    colour_pieces,
-)
+from outpace.cli.draw import canvas_lines, colour_pieces
 from outpace.decoding import Step
 
 

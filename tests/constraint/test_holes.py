@@ -38,15 +38,7 @@ from outpace.decoding.sampling import Joint, JointRows, Sample
 from outpace.engine.engine import Engine
 from outpace.engine.job import Job
 from outpace.engine.pairing import Pairing
-from outpace.methods import (
-    D2F,
-    BlockDiffusion,
-    Diffusion,
-    FastDLLM,
-    LeftToRight,
-    Method,
-    WeDLM,
-)
+from outpace.methods import D2F, BlockDiffusion, Diffusion, FastDLLM, LeftToRight, Method, WeDLM
 
 BEGIN = 2
 LIKELY = 1e-4

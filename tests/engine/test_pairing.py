@@ -22,15 +22,7 @@ from outpace.checkpoints.load import load_config, save_model
 from outpace.decoding import Decoding, Request
 from outpace.engine.cache import PAGE_SIZE
 from outpace.engine.pairing import ASSUMED_CONCURRENCY, DEFAULT_CANVAS_TOKENS
-from outpace.methods import (
-    APD,
-    D2F,
-    Autoregressive,
-    DFlash,
-    LeftToRight,
-    Method,
-    Speculative,
-)
+from outpace.methods import APD, D2F, Autoregressive, DFlash, LeftToRight, Method, Speculative
 from refusal import refuses
 
 ROWS, SMALL = 264, 200

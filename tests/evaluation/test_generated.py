@@ -14,11 +14,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from outpace.evaluation.generated import Problem
 from outpace.evaluation.generated.story import STORY_SPLITS, story_problems
-from outpace.evaluation.generated.sudoku import (
-    SUDOKU_SPLITS,
-    sheet_text,
-    sudoku_problems,
-)
+from outpace.evaluation.generated.sudoku import SUDOKU_SPLITS, sheet_text, sudoku_problems
 from outpace.evaluation.generated.table import OPERATION_RESULTS, TABLE_SPLITS, table_problems
 from outpace.evaluation.generated.vocabulary import (
     SPECIAL_TOKENS,

@@ -5,11 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from outpace.evaluation.protocol import (
-    PROTOCOLS,
-    find_setting,
-    load_settings,
-)
+from outpace.evaluation.protocol import PROTOCOLS, find_setting, load_settings
 from outpace.evaluation.tasks import TASKS
 from outpace.methods import D2F, LeftToRight, WeDLM
 

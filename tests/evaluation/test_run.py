@@ -16,12 +16,7 @@ from outpace.evaluation.samples import resume_samples
 def output(tokens: int, forwards: int) -> Output:
     steps = [Step(role, 0, 1, 1, 0, 0.0) for role in ["target"] * forwards + ["verifier"] * 9]
     return Output(
-        text="",
-        ids=[0] * tokens,
-        finish_reason="stop",
-        steps=steps,
-        prompt_tokens=3,
-        seconds=2.0,
+        text="", ids=[0] * tokens, finish_reason="stop", steps=steps, prompt_tokens=3, seconds=2.0
     )
 
 

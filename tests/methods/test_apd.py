@@ -4,13 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers import (
-    MASK,
-    chi_square,
-    one_hot,
-    request_of,
-    script,
-)
+from helpers import MASK, chi_square, one_hot, request_of, script
 from outpace.decoding import (
     CAUSAL,
     FULL,
@@ -80,9 +74,7 @@ def test_leading_agreement_is_accepted() -> None:
 
 def test_wholly_accepted_lookahead_leaves_its_last_token_to_the_verifier() -> None:
     forwards = script(
-        APD(verifier="v", lookahead=3),
-        sequence(),
-        [guess(4, 5, 6), [5, 6], guess(7, 8, 9), [8, 9]],
+        APD(verifier="v", lookahead=3), sequence(), [guess(4, 5, 6), [5, 6], guess(7, 8, 9), [8, 9]]
     )
     assert shape(forwards[1])[2:] == ([1, 2, 3, 4, 5], [4, 5])
     assert shape(forwards[3]) == ("verifier", 5, [6, 7, 8], [7, 8])

@@ -82,11 +82,7 @@ def test_match_samples_the_target_and_not_the_draft() -> None:
 def test_rejection_takes_the_logits_of_the_block() -> None:
     warm = Sampling(temperature=1.0, seed=7)
     guess = one_hot([9, 10, 11])
-    answers = [
-        seen([8], 3),
-        Prediction(tokens=[9, 10, 11], logits=guess),
-        seen([9, 10, 11, 12], 4),
-    ]
+    answers = [seen([8], 3), Prediction(tokens=[9, 10, 11], logits=guess), seen([9, 10, 11, 12], 4)]
     method = DFlash(draft="", tokens=3, verify="rejection")
     _, draft, target = script(method, sequence(max_tokens=5, sampling=warm), answers)
     assert draft.read == Sample(sampling=warm, step=1, keep=True)

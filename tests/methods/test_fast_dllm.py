@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from helpers import (
-    MASK,
-    request_of,
-    script,
-)
+from helpers import MASK, request_of, script
 from outpace.decoding import FULL, Forward, Prediction, Request
 from outpace.methods import FastDLLM
 

@@ -265,12 +265,7 @@ def test_verified_block_diffusion_has_blocks_of_one(
 @pytest.mark.parametrize("prompt", EDGES, ids=len)
 @pytest.mark.parametrize("canvas", [False, True])
 @pytest.mark.parametrize(
-    "options",
-    [
-        {"confidence": 0.3},
-        {"confidence": 0.6, "add": 0.5, "order": "margin"},
-    ],
-    ids=str,
+    "options", [{"confidence": 0.3}, {"confidence": 0.6, "add": 0.5, "order": "margin"}], ids=str
 )
 def test_d2f_on_the_blocks_of_a_model(
     engine: Engine, name: str, prompt: list[int], canvas: bool, options: dict

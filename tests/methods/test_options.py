@@ -34,11 +34,7 @@ OUT_OF_RANGE: dict[type[Method], dict[str, list]] = {
     LeftToRight: {"tokens": [0], "window": [0], "lookahead": [-1]},
     Lookup: {"tokens": [0], "match": [0]},
     Speculative: {"tokens": [0, "many"], "verify": ["hope"]},
-    DFlash: {
-        "block": [0],
-        "tokens": [0],
-        "confidence_threshold": [-0.1, 1.5],
-    },
+    DFlash: {"block": [0], "tokens": [0], "confidence_threshold": [-0.1, 1.5]},
     Eagle: {"width": [0, 2.0], "depth": [0, True], "nodes": [1, 65]},
     D2F: {
         "block": [0],

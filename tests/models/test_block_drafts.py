@@ -10,16 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from helpers import (
-    MASK,
-    VOCAB,
-    causal_model,
-    close,
-    dense,
-    feeds,
-    published,
-    run,
-)
+from helpers import MASK, VOCAB, causal_model, close, dense, feeds, published, run
 from naive_draft import EPS, Finish, Weights, naive_hidden, random_layers
 from outpace import LLM
 from outpace.checkpoints.load import load_draft, load_model, save_model, translate_config
@@ -254,8 +245,7 @@ def random_blocks(kind: str) -> list[tuple[Tensor, int, int]]:
 
 
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"conv_kernel_size": 1}, {"conv_kernel_size": 3}, {"conv_group_size": 32}],
+    "changes", [{}, {"conv_kernel_size": 1}, {"conv_kernel_size": 3}, {"conv_group_size": 32}]
 )
 @pytest.mark.parametrize("read_rows", [256, 6])
 def test_dflash2_equals_the_published_code(

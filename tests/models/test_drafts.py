@@ -165,11 +165,7 @@ def test_spellings_of_one_dflash_configuration(changes: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("depth", "layers", "expected"),
-    [
-        (36, 5, (1, 9, 17, 25, 33)),
-        (48, 8, (1, 7, 14, 20, 26, 32, 39, 45)),
-        (8, 1, (4,)),
-    ],
+    [(36, 5, (1, 9, 17, 25, 33)), (48, 8, (1, 7, 14, 20, 26, 32, 39, 45)), (8, 1, (4,))],
 )
 def test_default_layers_are_spread(depth: int, layers: int, expected: tuple[int, ...]) -> None:
     fields = {"num_target_layers": depth, "num_hidden_layers": layers}

@@ -163,11 +163,7 @@ MODELS: dict[str, Disguise] = {
     "a2d_block-qwen2": (Qwen2ForCausalLM, QWEN2, {**A2D_QWEN2, "block_size": 8}),
     "a2d_block-qwen3": (Qwen3ForCausalLM, QWEN3_TIED, {**A2D_QWEN3, "block_size": 8}),
     "sdar": (Qwen3ForCausalLM, QWEN3, SDAR),
-    "sdar_moe": (
-        Qwen3MoeForCausalLM,
-        QWEN3_MOE,
-        {**SDAR, "architectures": ["SDARMoeForCausalLM"]},
-    ),
+    "sdar_moe": (Qwen3MoeForCausalLM, QWEN3_MOE, {**SDAR, "architectures": ["SDARMoeForCausalLM"]}),
     "efficient_dlm": (Qwen3ForCausalLM, QWEN3, EFFICIENT),
     "fast_dllm_v2": (Qwen2ForCausalLM, QWEN2, FAST),
     "fast_dllm_v2-tied": (Qwen2ForCausalLM, Qwen2Config(**SIZES, tie_word_embeddings=True), FAST),

@@ -199,11 +199,7 @@ def test_backlog_must_pay_off() -> None:
 
 def test_all_propose_or_none_does() -> None:
     short, long = (0, 60, 0), (5000, 60, 0)  # unread slots, remaining tokens, lost slots
-    for backlogs, length in (
-        ([long] * 8, 1),
-        ([short, long] * 4, MOST),
-        ([short, *[long] * 7], 1),
-    ):
+    for backlogs, length in (([long] * 8, 1), ([short, long] * 4, MOST), ([short, *[long] * 7], 1)):
         pace = FREE_ROWS.new_controller()
         FREE_ROWS.run(pace, 50, requests=8)
         for _ in range(3):

@@ -6,17 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from asking import (
-    PAIRS,
-    QUESTION,
-    ask,
-    chat,
-    completion,
-    events,
-    refused,
-    serve_models,
-    text_of,
-)
+from asking import PAIRS, QUESTION, ask, chat, completion, events, refused, serve_models, text_of
 from outpace import LLM
 from outpace.server.service import Service
 from outpace.server.settings import Entry
@@ -181,11 +171,7 @@ CONTEXT = 512
 
 @pytest.mark.parametrize(
     ("model", "prompt", "wanted"),
-    [
-        ("tiny-ar", 400, CONTEXT - 400),
-        ("tiny-dream", 1, 256),
-        ("tiny-dream", 400, CONTEXT - 400),
-    ],
+    [("tiny-ar", 400, CONTEXT - 400), ("tiny-dream", 1, 256), ("tiny-dream", 400, CONTEXT - 400)],
 )
 def test_default_length_fills_the_context(
     client: TestClient, model: str, prompt: int, wanted: int

@@ -36,16 +36,10 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield one, other
 
 
-def test_commands_arrive_in_order(
-    pair: tuple[socket.socket, socket.socket],
-) -> None:
+def test_commands_arrive_in_order(pair: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = pair
     connection = EngineConnection(theirs)
-    commands = [
-        submit(1, seed=3, regex="a+"),
-        CancelCommand(1, "x"),
-        InspectCommand(),
-    ]
+    commands = [submit(1, seed=3, regex="a+"), CancelCommand(1, "x"), InspectCommand()]
     data = b"".join(map(encode_frame, commands))
     ours.sendall(data)
     assert connection.receive_commands(1) == commands

@@ -68,10 +68,7 @@ def test_fields_equal_library_options(
 
 @pytest.mark.parametrize(
     "given",
-    [
-        {"response_format": {"type": "json_object"}},
-        {"structured_outputs": {"json_object": True}},
-    ],
+    [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"json_object": True}}],
 )
 @pytest.mark.parametrize("model", ["tiny-ar", "tiny-dream", "tiny-wedlm"])
 def test_json_object_gives_an_object(client: TestClient, model: str, given: dict[str, Any]) -> None:

@@ -141,11 +141,7 @@ def test_failing_method_fails_only_its_request(
     ],
 )
 def test_failure_in_other_apis(
-    client: TestClient,
-    monkeypatch: pytest.MonkeyPatch,
-    path: str,
-    body: dict[str, Any],
-    name: str,
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], name: str
 ) -> None:
     body = body | {"model": "tiny-d2f", "outpace": {"method": "d2f"}}
     with monkeypatch.context() as patched:

@@ -6,16 +6,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from asking import (
-    PAIRS,
-    ask,
-    completion,
-    events,
-    official_client,
-    refused,
-    serve_models,
-    text_of,
-)
+from asking import PAIRS, ask, completion, events, official_client, refused, serve_models, text_of
 from middles import middle_llm, middle_model
 from server.test_infill_template import ABLE
 

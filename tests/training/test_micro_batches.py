@@ -84,11 +84,7 @@ def test_indivisible_steps_are_refused(options: dict[str, Any], name: str) -> No
 
 
 def test_balance_and_portions_train_alike(tmp_path: Path) -> None:
-    runs = {
-        "one": {},
-        "four": {"accumulation": 4},
-        "even": {"accumulation": 4, "balance": True},
-    }
+    runs = {"one": {}, "four": {"accumulation": 4}, "even": {"accumulation": 4, "balance": True}}
     for name, options in runs.items():
         trainer(tmp_path / name, tokens=700, steps=2, log_every=1, **options).fit()
     one, four, balanced = (losses(tmp_path / name) for name in runs)

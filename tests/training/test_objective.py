@@ -158,11 +158,7 @@ def test_objectives_refuse_other_models(
         (MDLM(), diffusion_model(), MDLM(shift=1, mask_id=MASK)),
         (D2F(), diffusion_model(), D2F(shift=1, mask_id=MASK)),
         (WeDLM(), masked_model(), WeDLM(mask_id=MASK, length=160)),
-        (
-            BlockDiffusion(),
-            block_model(shift=1),
-            BlockDiffusion(block=8, shift=1, mask_id=MASK),
-        ),
+        (BlockDiffusion(), block_model(shift=1), BlockDiffusion(block=8, shift=1, mask_id=MASK)),
     ],
 )
 def test_model_sets_mask_and_shift(wanted: Objective, model: Transformer, bound: Objective) -> None:

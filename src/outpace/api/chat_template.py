@@ -415,11 +415,7 @@ class ChatTemplate(TemplateSource):
         return f"{before.translate(change)}{thoughts}{after.translate(change)}{text}"
 
     def encode(
-        self,
-        messages: Sequence[Message],
-        variables: Mapping[str, Any],
-        *,
-        continues: bool = False,
+        self, messages: Sequence[Message], variables: Mapping[str, Any], *, continues: bool = False
     ) -> list[int]:
         """Encode a conversation; if it `continues`, its last message begins the answer.
 

@@ -60,11 +60,7 @@ class InfillLayout:
 
     @classmethod
     def of(
-        cls,
-        cloze: InfillParts,
-        text: TextCodec,
-        prompt: Sequence[int],
-        ends: frozenset[int],
+        cls, cloze: InfillParts, text: TextCodec, prompt: Sequence[int], ends: frozenset[int]
     ) -> InfillLayout:
         """Lay out a template after a prompt, or after the default start of a sequence.
 

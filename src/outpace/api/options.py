@@ -275,8 +275,7 @@ class RequestOptions:
         ),
     ] = None
     seed: Annotated[
-        int,
-        Info("Random seed.", "sampling", shows=True, bounds={"ge": -(2**63), "lt": 2**63}),
+        int, Info("Random seed.", "sampling", shows=True, bounds={"ge": -(2**63), "lt": 2**63})
     ] = 0
     stop: Annotated[
         str | Sequence[str],
@@ -391,9 +390,7 @@ class RequestOptions:
     regex: Annotated[
         str | None,
         Info(
-            "Regular expression of the whole answer.",
-            "rule",
-            fields=("structured_outputs.regex",),
+            "Regular expression of the whole answer.", "rule", fields=("structured_outputs.regex",)
         ),
     ] = None
     choices: Annotated[

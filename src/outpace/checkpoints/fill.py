@@ -16,12 +16,7 @@ from outpace.checkpoints.families import config_family
 from outpace.checkpoints.weights import CheckpointWeights, TensorPart, parameter_parts
 from outpace.kernels.packed import BLOCK_FORMATS, FOUR_BITS
 from outpace.models.draft import Draft
-from outpace.models.int8 import (
-    QUANTIZABLE_MODULES,
-    has_int8_products,
-    int8_module,
-    is_quantized,
-)
+from outpace.models.int8 import QUANTIZABLE_MODULES, has_int8_products, int8_module, is_quantized
 from outpace.models.low_bits import NATIVE, Quantizer
 from outpace.models.packed import has_packed_products, pack_module
 from outpace.models.transformer import Stack

@@ -84,8 +84,7 @@ def benchmark_serve(
         str | None, Option(help="Open loop: requests per second of each level, such as 2,4,8.")
     ] = None,
     requests: Annotated[
-        int | None,
-        Option(help=f"Requests per level; {REQUESTS_PER_STREAM} per stream by default."),
+        int | None, Option(help=f"Requests per level; {REQUESTS_PER_STREAM} per stream by default.")
     ] = None,
     warmup: Annotated[int, Option(help="Warm-up requests before each level, not measured.")] = 8,
     workload_flags: WorkloadFlags = WORKLOAD_FLAGS,

@@ -226,9 +226,7 @@ class ChatSession:
         turn = ChatTurn(messages, self.title, self.method)
         try:
             turn.stream_answer(
-                self.llm,
-                self.options,
-                lambda piece: console.print(piece, end="", soft_wrap=True),
+                self.llm, self.options, lambda piece: console.print(piece, end="", soft_wrap=True)
             )
         finally:
             console.print()

@@ -133,8 +133,7 @@ RACE_SAMPLING = SamplingFlags(max_tokens=128, temperature=0.0)
 
 def race(
     prompt: Annotated[
-        str | None,
-        Argument(help="The prompt, or - for standard input; by default story problems."),
+        str | None, Argument(help="The prompt, or - for standard input; by default story problems.")
     ] = None,
     entry: Annotated[
         list[str] | None, Option(help="'MODEL METHOD option=value …'; repeat for each entry.")

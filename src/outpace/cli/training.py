@@ -75,9 +75,7 @@ def list_recipes(context: Context) -> None:
         console.print(table)
 
 
-def print_recipe(
-    name: Annotated[str, Argument(help="Name listed by `outpace recipes`.")],
-) -> None:
+def print_recipe(name: Annotated[str, Argument(help="Name listed by `outpace recipes`.")]) -> None:
     """Print a recipe, for copying and editing."""
     try:
         print(recipes.find_recipe(name).read_text(encoding="utf-8"), end="")

@@ -34,11 +34,7 @@ FREE_RULE: ConstraintRule = ("max_reasoning_tokens", "")
 
 
 def constraint_rule(
-    *,
-    schema: Any = None,
-    regex: Any = None,
-    choices: Any = None,
-    grammar: Any = None,
+    *, schema: Any = None, regex: Any = None, choices: Any = None, grammar: Any = None
 ) -> ConstraintRule | None:
     """Return the constraint of a request on its text, which has at most one.
 

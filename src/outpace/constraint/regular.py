@@ -522,13 +522,7 @@ class TokenLanguage:
         return self.automaton.min_tokens
 
     def build_constraint(
-        self,
-        *,
-        begin: int,
-        limit: int,
-        mask_id: int,
-        both: bool,
-        thoughts: int | None = None,
+        self, *, begin: int, limit: int, mask_id: int, both: bool, thoughts: int | None = None
     ) -> RegularConstraint:
         """Create the constraint of one answer in slots `begin` to `limit`.
 
@@ -539,12 +533,7 @@ class TokenLanguage:
             mask_id = -1  # a token that answers may contain cannot mark holes
         deadline = None if thoughts is None else self.automaton.thought_deadline(thoughts)
         return RegularConstraint(
-            language=self,
-            begin=begin,
-            limit=limit,
-            mask_id=mask_id,
-            both=both,
-            deadline=deadline,
+            language=self, begin=begin, limit=limit, mask_id=mask_id, both=both, deadline=deadline
         )
 
 

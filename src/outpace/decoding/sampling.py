@@ -203,14 +203,7 @@ def apply_top_k_min_p(
     return logits
 
 
-Score = Literal[
-    "confidence",
-    "entropy",
-    "logprob",
-    "margin",
-    "rank",
-    "acceptance",
-]
+Score = Literal["confidence", "entropy", "logprob", "margin", "rank", "acceptance"]
 """Scores of a token; `rank` belongs to the reads of `scoring`, the three before it to `rules`.
 
 `acceptance` is that of a draft's own head, and of no read.

@@ -49,10 +49,7 @@ class GivenTokens(Read):
 
 
 def score_tokens(
-    ids: Sequence[int],
-    known: int,
-    scores: tuple[Score, ...] = ("logprob",),
-    top_logprobs: int = 0,
+    ids: Sequence[int], known: int, scores: tuple[Score, ...] = ("logprob",), top_logprobs: int = 0
 ) -> Generator[Forward, Prediction, Prediction]:
     """Feed a text to a causal model; return the prediction of the tokens after the `known` ones."""
     out = yield Forward(

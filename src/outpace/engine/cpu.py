@@ -34,14 +34,7 @@ from outpace.models.gated_delta import GatedDelta
 from outpace.models.norm import DIRECT_NORMS
 from outpace.models.packed import DenseState
 from outpace.models.replacement import Replacement, replace_modules, restore_modules
-from outpace.models.transformer import (
-    MLP,
-    Block,
-    Embedding,
-    ScaledBlock,
-    Stack,
-    Transformer,
-)
+from outpace.models.transformer import MLP, Block, Embedding, ScaledBlock, Stack, Transformer
 
 MLP_CHUNK_ROWS = 256
 """Rows that an MLP processes at a time, so that its intermediate values stay in the cache."""

@@ -146,12 +146,7 @@ class GraphCache:
             return forwards
         count = GRAPH_SIZES[index] - rows
         padding = ScheduledForward(
-            ids=[0] * count,
-            positions=[0] * count,
-            start=0,
-            table=self.scratch,
-            rows=[],
-            slots=[],
+            ids=[0] * count, positions=[0] * count, start=0, table=self.scratch, rows=[], slots=[]
         )
         return [*forwards, padding]
 

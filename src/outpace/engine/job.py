@@ -8,16 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.decoding import (
-    DRAFT_KINDS,
-    Decoding,
-    Forward,
-    Kind,
-    Prediction,
-    Request,
-    Step,
-    Tree,
-)
+from outpace.decoding import DRAFT_KINDS, Decoding, Forward, Kind, Prediction, Request, Step, Tree
 from outpace.decoding.scoring import score_prompt
 from outpace.engine.cache import PageTable
 from outpace.engine.pack import ScheduledForward

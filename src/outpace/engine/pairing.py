@@ -17,14 +17,7 @@ from outpace.checkpoints.load import (
     local_draft,
     target_config,
 )
-from outpace.decoding import (
-    DRAFT_KINDS,
-    MASKED_DRAFT_KINDS,
-    Kind,
-    Processor,
-    Request,
-    Target,
-)
+from outpace.decoding import DRAFT_KINDS, MASKED_DRAFT_KINDS, Kind, Processor, Request, Target
 from outpace.decoding.processor import VocabularyLimit
 from outpace.decoding.target import plural_noun, singular_noun
 from outpace.engine.cache import PAGE_SIZE

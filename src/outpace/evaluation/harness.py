@@ -229,10 +229,7 @@ class OutpaceHarness(TemplateLM):  # type: ignore[misc]
         )
 
     def decode_missing(
-        self,
-        keys: Sequence[str],
-        encoded: Sequence[tuple[list[int], Options]],
-        samples: Samples,
+        self, keys: Sequence[str], encoded: Sequence[tuple[list[int], Options]], samples: Samples
     ) -> Iterator[tuple[int, Output]]:
         """Decode requests without a stored result, duplicates once; yield each with its index."""
         first = {each: number for number, each in reversed(list(enumerate(keys)))}

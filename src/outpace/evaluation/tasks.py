@@ -139,9 +139,7 @@ TASKS: dict[str, Task] = {
         file="test.jsonl of GSM8K", texts=("question", "answer"), reference=worked_result
     ),
     "humaneval": PublishedTask(
-        file="HumanEval.jsonl.gz",
-        texts=("prompt", "test", "entry_point"),
-        reference=whole_record,
+        file="HumanEval.jsonl.gz", texts=("prompt", "test", "entry_point"), reference=whole_record
     ),
     "math500": PublishedTask(
         file="test.jsonl of MATH-500", texts=("problem", "solution"), reference=boxed_result

@@ -71,9 +71,7 @@ def load_library() -> CDLL | None:
     loaded.outpace_packed_bytes.argtypes = [c_int, c_long, c_long]
     loaded.outpace_packed_bytes.restype = c_long
     loaded.outpace_pack.argtypes = [c_int, c_void_p, c_long, c_long, c_void_p, c_int]
-    loaded.outpace_unpack.argtypes = [
-        *(c_int, c_void_p, c_long, c_void_p, c_long, c_void_p, c_int),
-    ]
+    loaded.outpace_unpack.argtypes = [*(c_int, c_void_p, c_long, c_void_p, c_long, c_void_p, c_int)]
     loaded.outpace_unpack.restype = None
     loaded.outpace_round_int4.argtypes = [c_void_p, c_long, c_void_p, c_int]
     loaded.outpace_round_int4.restype = None

@@ -274,10 +274,7 @@ def round_to_q8_0(rows: Tensor) -> Tensor:
     return torch.cat((scale[..., None].view(torch.uint8), codes.view(torch.uint8)), -1)
 
 
-ROUND_BLOCKS: dict[str, Callable[[Tensor], Tensor]] = {
-    "INT4": round_to_int4,
-    "Q8_0": round_to_q8_0,
-}
+ROUND_BLOCKS: dict[str, Callable[[Tensor], Tensor]] = {"INT4": round_to_int4, "Q8_0": round_to_q8_0}
 """Functions that round rows to a block format."""
 
 BLOCK_BYTES = {"INT4": INT4_BYTES, "Q8_0": Q8_0_BYTES}

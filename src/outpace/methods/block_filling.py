@@ -11,12 +11,7 @@ import numpy as np
 
 from outpace.decoding import Forward, OptionError, Prediction, Read, Request
 from outpace.decoding.forward import FloatArray, IntArray
-from outpace.decoding.order import (
-    above_threshold,
-    rank_scores,
-    top_holes,
-    within_budget,
-)
+from outpace.decoding.order import above_threshold, rank_scores, top_holes, within_budget
 from outpace.decoding.target import Rank, Target
 from outpace.methods.method import (
     Interval,

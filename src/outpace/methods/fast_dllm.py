@@ -5,16 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from outpace.decoding import (
-    FULL,
-    Canvas,
-    Decoding,
-    Forward,
-    Kind,
-    OptionError,
-    Prediction,
-    Request,
-)
+from outpace.decoding import FULL, Canvas, Decoding, Forward, Kind, OptionError, Prediction, Request
 from outpace.decoding.canvas import split_blocks
 from outpace.decoding.forward import IntArray
 from outpace.decoding.order import (
@@ -121,10 +112,7 @@ class FastDLLM(Method):
                 first = 0 if cache is None else begin
                 last = min(end, len(canvas)) if cache == "dual" else len(canvas)
                 read = request.sample(
-                    step,
-                    scores=(score,),
-                    score_as_drawn=request.target.score_as_drawn,
-                    joint=True,
+                    step, scores=(score,), score_as_drawn=request.target.score_as_drawn, joint=True
                 )
                 out = yield Forward(
                     ids=canvas.ids[first:last],

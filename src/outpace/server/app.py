@@ -279,22 +279,14 @@ def add_status_routes(app: FastAPI, service: Service) -> None:
         """Return the playground page."""
         return page.to_response()
 
-    @app.get(
-        "/health",
-        response_class=Response,
-        responses=document.answer_responses(503),
-    )
+    @app.get("/health", response_class=Response, responses=document.answer_responses(503))
     async def health() -> Response:
         """Check that the engine is running and no step takes too long."""
         if failure := service.failure:
             raise HttpError(503, failure)
         return json_response({"status": "ok"})
 
-    @app.get(
-        "/ready",
-        response_class=Response,
-        responses=document.answer_responses(503),
-    )
+    @app.get("/ready", response_class=Response, responses=document.answer_responses(503))
     async def ready() -> Response:
         """Check that requests are accepted."""
         service.check_ready()

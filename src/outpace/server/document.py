@@ -27,9 +27,7 @@ def schema_reference(name: str) -> OpenApiObject:
 
 
 def answer_responses(
-    *statuses: int,
-    media: Sequence[str] = ("application/json",),
-    error: str = "Error",
+    *statuses: int, media: Sequence[str] = ("application/json",), error: str = "Error"
 ) -> dict[int | str, OpenApiObject]:
     """Describe the answer of a route, the errors of every route, and further ones.
 

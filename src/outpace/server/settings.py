@@ -40,10 +40,7 @@ class ServeOptions:
     max_tokens: Annotated[
         int | None,
         Info(
-            "Maximum tokens of an answer.",
-            "serving",
-            usual="rest of the context",
-            bounds={"ge": 1},
+            "Maximum tokens of an answer.", "serving", usual="rest of the context", bounds={"ge": 1}
         ),
     ] = None
     lazy: Annotated[

@@ -19,12 +19,7 @@ from numpy.random import default_rng
 from torch import Tensor
 
 from outpace.checkpoints.adapter import save_adapter
-from outpace.checkpoints.load import (
-    load_model,
-    resolve_checkpoint,
-    save_model,
-    tokenizer_folder,
-)
+from outpace.checkpoints.load import load_model, resolve_checkpoint, save_model, tokenizer_folder
 from outpace.models.draft import Draft
 from outpace.models.transformer import Transformer
 from outpace.training import checkpoint, lora, report, trackers, weights

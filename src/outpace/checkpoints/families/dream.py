@@ -40,7 +40,6 @@ DREAM = Family(
     top_p=0.95,
     template=DREAM_TEMPLATE,
     gguf=GGUFFormat(
-        architecture="dream",
-        stated={"attention.causal": False, "diffusion.shift_logits": True},
+        architecture="dream", stated={"attention.causal": False, "diffusion.shift_logits": True}
     ),
 )

@@ -266,10 +266,7 @@ class Family:
         ours = read_fields(self.fields, flattened)
         refuse_others(flattened, fixed, ours, remedy)
         return ModelConfig(
-            family=self.name,
-            architecture=published["architectures"][0],
-            source=published,
-            **ours,
+            family=self.name, architecture=published["architectures"][0], source=published, **ours
         )
 
     def check_remote(self, published: Fields) -> None:

@@ -16,10 +16,7 @@ PHI3 = Family(
     about="Phi-3 and Phi-4 (14B): stacked projections, windows in some",
     architectures=("Phi3ForCausalLM",),
     checkpoints=("microsoft/Phi-3-mini-4k-instruct", "microsoft/phi-4"),
-    fields={
-        **STRICT_DECODER,
-        "windows": sliding_windows(None),
-    },
+    fields={**STRICT_DECODER, "windows": sliding_windows(None)},
     # The trained length only matters for rotary scaling by it, which is not supported.
     ignored=IGNORABLE | {"original_max_position_embeddings"},
     remote={"configuration_phi3.Phi3Config", "modeling_phi3.Phi3ForCausalLM"},

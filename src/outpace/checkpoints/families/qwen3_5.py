@@ -116,10 +116,7 @@ GROUPED_NAMES: TensorNames = {
 }
 SPLIT_NAMES: TensorNames = {
     **DELTA_NAMES,
-    "blocks.{}.attention.qkvz.weight": (
-        f"{DELTA}in_proj_qkv.weight",
-        f"{DELTA}in_proj_z.weight",
-    ),
+    "blocks.{}.attention.qkvz.weight": (f"{DELTA}in_proj_qkv.weight", f"{DELTA}in_proj_z.weight"),
     "blocks.{}.attention.gates.weight": (f"{DELTA}in_proj_b.weight", f"{DELTA}in_proj_a.weight"),
 }
 MIXTURE_NAMES: TensorNames = {

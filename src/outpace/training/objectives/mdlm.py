@@ -130,11 +130,7 @@ class MDLM(Objective):
         if kind < self.causal:
             return self.causal_rows(example, rng)
         answer = pad_response(
-            example,
-            self.canvas,
-            rng,
-            mark_weight=self.mark_weight,
-            end_weight=self.end_weight,
+            example, self.canvas, rng, mark_weight=self.mark_weight, end_weight=self.end_weight
         )
         if kind < self.causal + self.suffix:
             return self.suffix_rows(example, answer, rng)
@@ -218,12 +214,7 @@ class MDLM(Objective):
         return self.floor + self.peak * np.exp(-np.arange(masks) / self.decay)
 
     def mutual_rows(
-        self,
-        prompt: Sequence[int],
-        canvas: Ints,
-        masked: Bools,
-        weights: Floats,
-        normaliser: float,
+        self, prompt: Sequence[int], canvas: Ints, masked: Bools, weights: Floats, normaliser: float
     ) -> Rows:
         padding = (len(prompt), 0)
         tokens = np.array([*prompt, *canvas])

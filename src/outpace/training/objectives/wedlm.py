@@ -16,14 +16,7 @@ from torch import Tensor
 
 from outpace.decoding.target import CAUSAL_KINDS
 from outpace.errors import must
-from outpace.field_types import (
-    Count,
-    Fraction,
-    NonNegativeInt,
-    TokenId,
-    Weight,
-    check_bounds,
-)
+from outpace.field_types import Count, Fraction, NonNegativeInt, TokenId, Weight, check_bounds
 from outpace.models.config import ModelConfig
 from outpace.training.data import Example
 from outpace.training.layer_attention import hidden_states
