@@ -200,10 +200,10 @@ class Job(Request):
         A chain has no draft for the last slot before the limit, where the verifying model's own
         token follows the accepted ones in any case.
         """
-        if whole.model == "draft" or not self.method.is_sequential:
+        row = begin = before - whole.start
+        if whole.model == "draft" or not self.method.is_sequential or begin < 0:
             return 0
         is_tree, positions = isinstance(whole.pattern, Tree), whole.positions
-        row = begin = before - whole.start
         while row < len(whole.ids) and whole.ids[row] != self.target.mask_id:
             if not is_tree and positions is not None and positions[row] != whole.start + row:
                 break  # WeDLM's tokens after the first hole
