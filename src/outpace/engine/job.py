@@ -171,11 +171,8 @@ class Job(Request):
             before: number of slots before it.
             draft_length: tokens that its cycle was to propose.
         """
-        committed, drafted = len(self.ids) - before, self.count_drafts(whole, before)
-        # Before an end-of-sequence, the target's tokens are drafts; the verifier's follow another.
-        has_end = self.finish_reason == "stop" and len(self.ids) < self.limit
-        own = whole.model == "verifier" or not has_end
-        chosen = sum(slot not in self.fixed_tokens for slot in range(before, len(self.ids)))
+        committed = len(self.ids) - before
+        drafted = self.count_drafts(whole, before) if whole.end > before else 0
         self.trace.append(
             Step(
                 model=whole.model,
@@ -188,11 +185,19 @@ class Job(Request):
                 holes=whole.mask_runs(self.target.mask_id, before),
                 draft_length=draft_length,
                 drafted=drafted,
-                accepted=max(min(drafted, chosen - own), 0),
+                accepted=self.count_accepted(whole.model, drafted, before) if drafted else 0,
             )
         )
         self.seconds = 0.0
         return committed
+
+    def count_accepted(self, model: str, drafted: int, before: int) -> int:
+        """Return how many of the drafts are among the tokens committed after `before` slots."""
+        # Before an end-of-sequence, the target's tokens are drafts; the verifier's follow another.
+        has_end = self.finish_reason == "stop" and len(self.ids) < self.limit
+        own = model == "verifier" or not has_end
+        chosen = sum(slot not in self.fixed_tokens for slot in range(before, len(self.ids)))
+        return max(min(drafted, chosen - own), 0)
 
     def count_drafts(self, whole: ScheduledForward, before: int) -> int:
         """Return the number of draft tokens that a forward verifies after `before` slots.
