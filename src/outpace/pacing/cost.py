@@ -112,9 +112,9 @@ class PassCost:
     def least_seconds_at(self, rows: float) -> float:
         """Return the least seconds of a pass: those measured for as many rows or fewer."""
         lengths, means = self.rising_curve()
-        if step_of(rows) in self.curve_points:
-            return self.seconds_at(rows)
-        return means[bisect_left(lengths, rows) - 1]
+        index = bisect_left(lengths, rows)
+        is_measured = step_of(rows) in map(step_of, lengths[max(index - 1, 1) : index + 1])
+        return self.seconds_at(rows) if is_measured else means[index - 1]
 
     def rising_curve(self) -> tuple[Sequence[float], Sequence[float]]:
         """Return lengths and seconds, from 0 on; more rows never take less time."""
