@@ -591,9 +591,9 @@ def prepare_answer(
     padding = frozenset[int]() if layout is None else layout.ends
     detokenizer = Detokenizer(llm.text, options.stop, options.min_tokens, form, padding)
     ends, stop_ids = resolve_stop_ids(llm, options, pairing.vocab)
-    stop_ids |= frozenset() if layout is not None else detokenizer.stop_ids
     processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
     if layout is None:
+        stop_ids |= detokenizer.stop_ids
         where = form.thoughts, range(len(ids), len(ids) + max_tokens), ends | stop_ids
         constraint = build_constraint(llm, options, method, pairing, *where, wait)
     else:
