@@ -94,7 +94,7 @@ def test_a_request_cancelled_while_its_constraint_compiles_is_not_admitted(llm: 
 
 def test_bad_input_is_the_only_word_of_a_request(llm: LLM) -> None:
     def play(script: Script, loop: EngineLoop) -> Iterator[list[EngineCommand]]:
-        yield [submit(1, adapter="none"), submit(2)._replace(model="nobody")]
+        yield [submit(1, adapter="none"), submit(2)._replace(model="unknown")]
 
     script, _ = played(llm, play)
     (refusal,) = script.messages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Annotated
@@ -145,7 +145,7 @@ def redraw(part: Part, loading: LoadFlags, out: Path) -> None:
             "about": figure.about,
             "scale": part.scale,
             "rounds": plan.rounds,
-            "claims": [asdict(verdict) for verdict in verdicts],
+            "claims": [verdict.to_record() for verdict in verdicts],
             "trained": needed(plan.every),
             "published": points,
             "results": found,
@@ -246,5 +246,5 @@ def show(part: Part, found: Sequence[SideFigures], verdicts: Sequence[Verdict]) 
         table.add_column(name, overflow="fold")
     for verdict in verdicts:
         holds = "holds" if verdict.holds else "does not hold"
-        table.add_row(verdict.says, holds, verdict.told, verdict.paper)
+        table.add_row(verdict.claim, holds, verdict.finding, verdict.paper)
     console.print(table)

@@ -29,10 +29,14 @@ Lines = Sequence[Sequence[ResultRecord]]
 class Verdict:
     """Whether a claim holds, with its figures here and in the paper."""
 
-    says: str
+    claim: str
     holds: bool
-    told: str
+    finding: str
     paper: str = ""
+
+    def to_record(self) -> dict[str, str | bool]:
+        """Return the fields of a claim in a file of results."""
+        return {"says": self.claim, "holds": self.holds, "told": self.finding, "paper": self.paper}
 
 
 def judge(claim: Claim, lines: Lines) -> Verdict:
@@ -48,8 +52,8 @@ def judge(claim: Claim, lines: Lines) -> Verdict:
         return unbeaten(claim.text, mine, other, key)
     pairs = list(zip(other, mine, strict=True))
     found = [changed(a, b, key, up=claim.trend == "higher") for a, b in pairs]
-    told = "; ".join(at(b["setting"]) + t for (_, b), (_, t) in zip(pairs, found, strict=True))
-    return Verdict(claim.text, all(holds for holds, _ in found), told)
+    finding = "; ".join(at(b["setting"]) + t for (_, b), (_, t) in zip(pairs, found, strict=True))
+    return Verdict(claim.text, all(holds for holds, _ in found), finding)
 
 
 def at(setting: str) -> str:
@@ -61,8 +65,8 @@ def changed(before: ResultRecord, after: ResultRecord, key: str, *, up: bool) ->
     a, b = before[key] or 0.0, after[key] or 0.0
     if key in PAIRED:
         difference = bootstrap_differences(before, after)[key]
-        told = f"{shown(a, key)} → {shown(b, key)}, {between(difference, key)}"
-        return beyond(difference, up=up), told
+        finding = f"{shown(a, key)} → {shown(b, key)}, {between(difference, key)}"
+        return beyond(difference, up=up), finding
     moved = b > a * (1 + CHANGE) if up else b < a * (1 - CHANGE)
     return moved, f"{shown(a, key)} → {shown(b, key)}"
 
