@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from outpace.checkpoints.load import load_config, resolve_checkpoint
-from outpace.kernels.loader import Isa, has_isa
 from outpace.models.config import ModelConfig
+from outpace.models.device import computes_bfloat16, resolve_device
 from outpace.training.data import Data, Examples
 from outpace.training.run_setup import require_tokenizer
 
@@ -39,8 +37,8 @@ def draft_recipe(target: str, data: Path, out: Path, template: Mapping[str, Any]
     Raises:
         ValueError: the target has no configuration, or a line of the data is invalid.
     """
-    on_gpu = torch.accelerator.is_available()
-    half = on_gpu or has_isa(Isa.AVX512_BF16)
+    device = resolve_device(None)
+    on_gpu, half = device.type != "cpu", computes_bfloat16(device)
     trained: dict[str, Any] = {
         "path": str(data / "train.jsonl"),
         "longest": 1024 if on_gpu else 512,
