@@ -8,7 +8,7 @@ import torch
 from outpace import LLM
 from outpace.benchmark.shape import RandomCheckpoints
 from outpace.benchmark.side import prompts_of_length
-from outpace.cli.options import method_flags, parse_entries, parse_method
+from outpace.cli.options import format_method, parse_entries, parse_method_words
 from outpace.evaluation.run import questions_of
 from outpace.methods import APD, Autoregressive, LeftToRight
 
@@ -41,11 +41,8 @@ def test_a_bad_entry_is_named(text: str, name: str) -> None:
 @pytest.mark.parametrize(
     "method", [Autoregressive(), LeftToRight(tokens=2, window=8), APD(verifier="v", lookahead=None)]
 )
-def test_flags_make_a_method_again(method: Autoregressive) -> None:
-    _, name, *rest = method_flags(method)
-    values = {flag[2:].replace("-", "_"): v for flag, v in zip(rest[::2], rest[1::2], strict=True)}
-    assert parse_method(name, values) == method
-    assert method_flags(Autoregressive()) == ["--method", "autoregressive"]
+def test_words_make_a_method_again(method: Autoregressive) -> None:
+    assert parse_method_words(format_method(method)) == method
 
 
 def test_random_weights_are_written_once_and_decode(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ COMMANDS = {
     "trace": "outpace.cli.answer:trace",
     "evaluate": "outpace.cli.measure:evaluate_command",
     "report": "outpace.cli.report:report",
-    "tune": "outpace.cli.tune:tune",
     "reproduce": "outpace.cli.reproduce:reproduce",
     "serve": "outpace.cli.serve:serve",
     "data": "outpace.cli.data:data",
