@@ -229,7 +229,6 @@ def test_bad_input_is_one_line(harness: Any, capsys: pytest.CaptureFixture[str])
     for words, name in (
         (["--tasks", "gsm8k_cott"], "gsm8k_cott"),
         (["--tasks", "gsm8k", "--task", "gsm8k"], "--tasks"),
-        (["--tasks", "gsm8k", "--ray"], "--ray"),
         (["--tasks", "gsm8k", "--temperature", "1"], "temperature"),
     ):
         with pytest.raises(SystemExit) as ended:

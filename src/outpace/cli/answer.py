@@ -26,7 +26,6 @@ from outpace.cli.flags import (
     CONSTRAINT_FLAGS,
     LOAD_FLAGS,
     PROMPT_FLAGS,
-    REPLICA_FLAGS,
     SAMPLING_FLAGS,
     STOP_FLAGS,
     BatchFlag,
@@ -37,14 +36,13 @@ from outpace.cli.flags import (
     ModelArgument,
     PromptFlags,
     RawFlag,
-    ReplicaFlags,
     SamplingFlags,
     StopFlags,
     read_prompt,
 )
 from outpace.cli.terminal import progress_bars, show_spinner, wide_console
 from outpace.errors import OptionError
-from outpace.evaluation.answers import AnswerBackend, answer_file
+from outpace.evaluation.answers import answer_file
 from outpace.methods import Method
 
 
@@ -64,7 +62,6 @@ def generate(
     raw: RawFlag = False,
     constraint: ConstraintFlags = CONSTRAINT_FLAGS,
     load_flags: LoadFlags = LOAD_FLAGS,
-    replica_flags: ReplicaFlags = REPLICA_FLAGS,
 ) -> None:
     """Answer a prompt, streamed and coloured by forward pass, or a file of prompts.
 
@@ -92,11 +89,8 @@ def generate(
     options |= Options(raw=raw, logprobs=logprobs)
     check_options(options)
     if input is not None and output is not None:
-        return answer_prompt_file(
-            replica_flags.open_model(load_flags, model, method), input, output, batch, options
-        )
-    if replica_flags != REPLICA_FLAGS:
-        raise ValueError("--ray and --replicas need --input and --output")
+        llm = load_flags.open_model(model, method)
+        return answer_prompt_file(llm, input, output, batch, options)
     llm = load_flags.open_model(model, method, max_sequences=min(n, 256))
     question = None if text is None else prompt_flags.build_prompt(llm, text, raw=raw)
     if cloze is not None:
@@ -130,9 +124,7 @@ def show_figures(llm: LLM, output: Output) -> None:
     console.print(decoding_figures(output), style="dim", soft_wrap=True)
 
 
-def answer_prompt_file(
-    llm: AnswerBackend, source: Path, target: Path, batch: int, options: Options
-) -> None:
+def answer_prompt_file(llm: LLM, source: Path, target: Path, batch: int, options: Options) -> None:
     """Answer a file of prompts with a progress bar, then print count and speed."""
     began, written = time.perf_counter(), 0
     with progress_bars() as shown:

@@ -33,9 +33,6 @@ from outpace.methods import Method
 from outpace.methods.options import MethodSpec
 from outpace.models.device import resolve_device
 
-if TYPE_CHECKING:
-    from outpace.ray.batches import Fleet
-
 
 def complete_model(incomplete: str) -> list[str]:
     """Complete the name of an embedded model."""
@@ -325,39 +322,3 @@ PROMPT_FLAGS = PromptFlags()
 STOP_FLAGS = StopFlags()
 LOAD_FLAGS = LoadFlags()
 CONSTRAINT_FLAGS = ConstraintFlags()
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReplicaFlags:
-    """Flags of where the prompts of a file are answered."""
-
-    ray: Annotated[bool, Option("--ray", help="Use several replicas of the model, on Ray.")] = False
-    replicas: Annotated[
-        int | None, Option(help="Number of replicas with --ray.", show_default="one per GPU")
-    ] = None
-
-    def open_model(
-        self,
-        load_flags: LoadFlags,
-        model: str,
-        method: MethodSpec | None,
-        *,
-        prefix_cache: bool = True,
-    ) -> LLM | Fleet:
-        """Load a model, or start replicas of it."""
-        if not self.ray:
-            if self.replicas is not None:
-                raise OptionError("replicas", self.replicas, "--replicas needs --ray")
-            return load_flags.open_model(model, method, prefix_cache=prefix_cache)
-        try:
-            from outpace.ray.batches import Fleet
-        except ImportError as error:
-            raise ValueError(f"{error}; --ray needs: pip install 'outpace[ray]'") from error
-        load_flags.check_methods([(model, method)])
-        small = uses_one_thread(model, load_flags.device)
-        options = {**asdict(load_flags), "prefix_cache": prefix_cache}
-        with show_spinner("starting Ray"):
-            return Fleet(model, method, replicas=self.replicas, small=small, **options)
-
-
-REPLICA_FLAGS = ReplicaFlags()

@@ -17,7 +17,6 @@ from outpace.api.options import Options, check_options
 from outpace.cli.draw import console, replace_file, report_table, show_pieces, show_truncated
 from outpace.cli.flags import (
     LOAD_FLAGS,
-    REPLICA_FLAGS,
     STOP_FLAGS,
     BatchFlag,
     JsonFlag,
@@ -26,7 +25,6 @@ from outpace.cli.flags import (
     ModelArgument,
     NoPrefixCacheFlag,
     PromptFlags,
-    ReplicaFlags,
     SamplingFlags,
     StopFlags,
     TemplateFlag,
@@ -36,7 +34,6 @@ from outpace.cli.options import format_entry, parse_method, split_entry
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import progress_bars
 from outpace.errors import OptionError
-from outpace.evaluation.answers import AnswerBackend
 from outpace.evaluation.protocol import Question, Setting
 from outpace.evaluation.report import EvaluationReport
 from outpace.evaluation.run import evaluate, judgment_records, limit_to_context, questions_of
@@ -211,7 +208,7 @@ def parse_entry(text: str) -> tuple[str, Method]:
 
 
 def run_evaluation(
-    llm: AnswerBackend,
+    llm: LLM,
     questions: list[Question],
     labels: dict[str, str],
     batch: int,
@@ -270,7 +267,6 @@ def evaluate_command(
     stops: StopFlags = STOP_FLAGS,
     template: TemplateFlag = None,
     load_flags: LoadFlags = LOAD_FLAGS,
-    replica_flags: ReplicaFlags = REPLICA_FLAGS,
     harness: HarnessFlags = HARNESS_FLAGS,
     no_prefix_cache: NoPrefixCacheFlag = False,
     samples: Annotated[
@@ -292,8 +288,6 @@ def evaluate_command(
     if harness.tasks is not None:
         if replace(task_flags, num_shots=None) != TASK_FLAGS:
             raise ValueError("--tasks cannot be combined with --task, --data and related flags")
-        if replica_flags != REPLICA_FLAGS:
-            raise ValueError("--tasks cannot be combined with --ray or --replicas")
         with replace_file(json_path) as file:
             llm = load_flags.open_model(model, method, prefix_cache=not no_prefix_cache)
             extra = {"shots": task_flags.num_shots, "limit": limit, "samples": samples}
@@ -304,16 +298,11 @@ def evaluate_command(
     setting, questions = task_flags.load_setting(), task_flags.load_questions(limit)
     options = setting.request_options(request | Options(method=method))
     with replace_file(json_path) as file, replace_file(answers_path(json_path)) as answers:
-        cached = not no_prefix_cache
-        backend = replica_flags.open_model(
-            load_flags, model, options["method"], prefix_cache=cached
-        )
-        options = resolve_options(backend, setting, questions, request)
+        llm = load_flags.open_model(model, options["method"], prefix_cache=not no_prefix_cache)
+        options = resolve_options(llm, setting, questions, request)
         labels = {"task": setting.task, "protocol": task_flags.protocol}
-        report = run_evaluation(backend, questions, labels, batch, options, samples)
-        console.print(
-            report_table([(format_entry(backend.name, backend.method), report)], scored=True)
-        )
+        report = run_evaluation(llm, questions, labels, batch, options, samples)
+        console.print(report_table([(format_entry(llm.name, llm.method), report)], scored=True))
         show_truncated([report.to_record()])
         write_report(file, [report])
         write_answers(answers, questions, report)
@@ -335,11 +324,11 @@ def write_answers(path: Path | None, questions: list[Question], report: Evaluati
 
 
 def resolve_options(
-    llm: AnswerBackend, setting: Setting, questions: list[Question], request: Options
+    llm: LLM, setting: Setting, questions: list[Question], request: Options
 ) -> Options:
     """Return the options of all requests; the lengths of a protocol are reduced to the context."""
     options = setting.request_options(request | Options(method=llm.method))
-    if isinstance(llm, LLM) and "max_tokens" not in request:
+    if "max_tokens" not in request:
         options = limit_to_context(llm, questions, options)
     return options
 
