@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from outpace.evaluation.compare import (
-    accuracy_under_parallelism,
-    bootstrap_differences,
-    pareto_indices,
-    read_results,
-)
+from outpace.evaluation.compare import bootstrap_differences, pareto_indices, read_results
 
 
 def result(right: list[bool], tokens: list[int], **changes: Any) -> dict[str, Any]:
@@ -85,7 +80,6 @@ def test_fronts_compare_the_same_questions() -> None:
     worse = result([True, False], [20, 20])
     other = result([False], [1], questions="r")
     assert pareto_indices([slow, fast, worse, other]) == {0, 1, 3}
-    assert accuracy_under_parallelism([slow, fast]) == {"story: m X": pytest.approx(100)}
 
 
 @pytest.mark.parametrize(

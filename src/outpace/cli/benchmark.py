@@ -94,9 +94,6 @@ def benchmark_serve(
         str | None, Option(help="Latency limits in ms, such as ttft=200,gap=50; also tpot, e2e.")
     ] = None,
     output: Annotated[Path | None, Option(help="Write the figures to this file, as JSON.")] = None,
-    png: Annotated[
-        Path | None, Option(help="Write a plot of throughput and latency to this file.")
-    ] = None,
 ) -> None:
     """Measure latency and throughput of a running server at several levels of load."""
     from outpace.benchmark.client import Client
@@ -108,9 +105,7 @@ def benchmark_serve(
     if warmup < 0:
         raise OptionError("warmup", warmup, f"warmup must be at least 0, got {warmup}")
     client = Client(url, api_key, timeout=timeout)
-    with replace_file(output) as file, replace_file(png) as picture:
-        if picture is not None:
-            from outpace.benchmark.plots import draw_levels
+    with replace_file(output) as file:
         name = model or asyncio.run(find_only_model(client))
         workload = workload_flags.build_workload(name, method, count_requests(levels, warmup))
         interrupted = run_levels(client, workload, levels, warmup)
@@ -122,8 +117,6 @@ def benchmark_serve(
             settings = describe_run(client, workload, warmup) | {"interrupted": interrupted}
             result = {"provenance": provenance_record(api_key), **settings, "levels": measured}
             file.write_text(json.dumps(result, indent=2) + "\n")
-        if picture is not None:
-            draw_levels(measured, f"{name} at {client.url}", picture)
     if interrupted:
         raise KeyboardInterrupt
     check_answered(levels)

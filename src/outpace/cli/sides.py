@@ -32,6 +32,7 @@ from outpace.cli.flags import LOAD_FLAGS, JsonFlag, LimitFlag, LoadFlags, SeedFl
 from outpace.cli.options import parse_entries
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
 from outpace.cli.terminal import progress_bars
+from outpace.errors import OptionError
 from outpace.evaluation.compare import result_title
 from outpace.evaluation.protocol import Question
 from outpace.methods import Method
@@ -120,7 +121,11 @@ def benchmark_methods(
     random, questions = are_random(contest), task_flags.load_questions(limit)
     check_rounds(len(questions), rounds, max(parse_counts(loads.batch, "batch")))
     if png is not None:
-        from outpace.benchmark.plots import draw_sides
+        from outpace.benchmark.plots import draw_front
+
+        if random or loads.prompt_length is not None:
+            message = "--png draws accuracy, which random weights and --prompt-length do not have"
+            raise OptionError("png", png, message)
     with (
         replace_file(json_path) as file,
         replace_file(png) as drawing,
@@ -143,7 +148,7 @@ def benchmark_methods(
             document = {"provenance": provenance_record(), **details, results_key(random): results}
             file.write_text(json.dumps(document, indent=2) + "\n")
         if drawing is not None:
-            draw_sides(results, drawing)
+            draw_front(results, drawing)
     if interrupted:
         raise KeyboardInterrupt
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from outpace.constraint.dfa import (
     Dfa,
@@ -150,6 +150,57 @@ COMMA, COLON = (
     SequencePiece((LiteralPiece(sign), RepeatPiece(LiteralPiece(" "), 0, 1))) for sign in ",:"
 )
 """A comma and a colon, each optionally followed by a space; there is no other whitespace."""
+
+
+class ObjectMember(NamedTuple):
+    """A property of an object: the piece of its name and value."""
+
+    part: JsonPiece
+    required: bool
+
+
+@dataclass(frozen=True)
+class ObjectPiece:
+    """An object: members in order, then any number of `others`."""
+
+    members: Sequence[ObjectMember]
+    others: JsonPiece | None = None
+
+    @cached_property
+    def min_width(self) -> float:
+        """Width of the braces and required members."""
+        return 2 + sum(member.part.min_width for member in self.members if member.required)
+
+    def add_to_nfa(self, net: Nfa, at: int) -> int:
+        """Add three states per place: before the first member, after a comma, after a member.
+
+        Members are skipped from place to place, so that each member has two successors instead of
+        one per later member.
+        """
+        count, end = len(self.members), net.add_state()
+        begin = LiteralPiece("{").add_to_nfa(net, at)
+        first, further, done = ([net.add_state() for _ in range(count + 1)] for _ in range(3))
+        net.epsilon_edges[begin].append(first[0])
+        for place, member in enumerate(self.members):
+            start = net.add_state()
+            for choices in (first, further):
+                net.epsilon_edges[choices[place]].append(start)
+                if not member.required:
+                    net.epsilon_edges[choices[place]].append(choices[place + 1])
+            net.epsilon_edges[member.part.add_to_nfa(net, start)].append(done[place + 1])
+        if self.others is not None:
+            start = net.add_state()
+            for choices in (first, further):
+                net.epsilon_edges[choices[count]].append(start)
+            net.epsilon_edges[self.others.add_to_nfa(net, start)].append(done[count])
+        required = [place for place, member in enumerate(self.members, 1) if member.required]
+        for place, state in enumerate(done):
+            net.epsilon_edges[COMMA.add_to_nfa(net, state)].append(further[place])
+            if place >= max(required, default=0):
+                net.epsilon_edges[LiteralPiece("}").add_to_nfa(net, state)].append(end)
+        if not required:
+            net.epsilon_edges[LiteralPiece("}").add_to_nfa(net, begin)].append(end)
+        return end
 
 
 def piece_dfa(piece: JsonPiece, budget: StepBudget | None = None) -> Dfa:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.checkpoints.fields import shorten
-from outpace.evaluation.metrics import SpeedAccuracy, area_under_parallelism, pareto_front
+from outpace.evaluation.metrics import SpeedAccuracy, pareto_front
 from outpace.evaluation.samples import SCHEMA_VERSION
 from outpace.field_types import MAX_FLOAT, Bounds, Count, Fraction, describe_type, matches_type
 from outpace.jsonl import JsonRecord
@@ -126,25 +126,6 @@ def pareto_indices(results: Sequence[ResultRecord], speed: str = "tokens_per_for
             numbers[n] for n in pareto_front([speed_accuracy(results[n], speed) for n in numbers])
         }
     return optimal
-
-
-def accuracy_under_parallelism(results: Sequence[ResultRecord]) -> dict[str, float]:
-    """Return AUP per model and method, over all settings that were judged.
-
-    All results must be on the same questions.
-    """
-    lines: dict[str, list[SpeedAccuracy]] = {}
-    best: dict[str, float] = {}
-    for result in results:
-        if result["accuracy"] is not None:
-            kind = f"{result['task']}: {result['model']} {result['method'].partition('(')[0]}"
-            lines.setdefault(kind, []).append(speed_accuracy(result))
-            task = result["task"]
-            best[task] = max(best.get(task, 0.0), result["accuracy"])
-    return {
-        kind: area_under_parallelism(line, best[kind.partition(":")[0]])
-        for kind, line in lines.items()
-    }
 
 
 @dataclass(frozen=True, slots=True)
