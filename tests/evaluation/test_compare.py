@@ -100,27 +100,3 @@ def test_other_files_are_rejected(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match="a.json"):
         read_results([path])
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("task", 5),
-        ("questions", []),
-        ("problems", 0),
-        ("accuracy", 1.5),
-        ("accuracy", "x"),
-        ("interval", [0.5]),
-        ("tokens_per_forward", float("nan")),
-        ("tokens_per_second", True),
-        ("latency", {"p50": 1}),
-        ("samples", {"right": [1], "tokens": [3], "forwards": [10]}),
-        ("samples", {"right": [True] * 2, "tokens": [3] * 2, "forwards": [10] * 2}),
-        ("line", 5),
-    ],
-    ids=str,
-)
-def test_invalid_figures_are_named(tmp_path: Path, name: str, value: Any) -> None:
-    path = write(tmp_path / "a.json", {**result([True], [3]), name: value})
-    with pytest.raises(ValueError, match=f"has .*{name}"):
-        read_results([path])

@@ -98,7 +98,6 @@ def describe_command(place: str) -> Callable[[], None]:
 
 
 def find_method_name(args: Sequence[str]) -> str | None:
-    """Return the value of `--method` in a list of arguments."""
     for arg, following in zip_longest(args, args[1:]):
         if arg.startswith("--method="):
             return arg.partition("=")[2]
@@ -108,7 +107,6 @@ def find_method_name(args: Sequence[str]) -> str | None:
 
 
 def show_version(requested: bool) -> None:
-    """Print the version and exit."""
     if requested:
         print(f"outpace {__version__}")
         raise Exit

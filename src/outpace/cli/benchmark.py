@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from outpace.cli.draw import console, replace_file
 from outpace.cli.flags import MaxTokensFlag, SeedFlag, TemperatureFlag
-from outpace.cli.terminal import progress_bars
+from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
 from outpace.provenance import provenance_record
 
@@ -177,7 +177,7 @@ def run_levels(
     """Measure with a progress bar; returns whether Ctrl-C interrupted it."""
     from outpace.benchmark.measure import measure_levels
 
-    with progress_bars() as shown:
+    with ProgressBars() as shown:
         bar = shown.add_task("warm-up", total=sum(level.requests for level in levels))
 
         def update_bar(level: LoadLevel) -> None:
@@ -241,7 +241,6 @@ def level_table(levels: Sequence[LoadFigures]) -> Table:
 
 
 def format_number(value: float) -> str:
-    """Format a number with three significant digits."""
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 

@@ -35,7 +35,6 @@ from outpace.models.device import resolve_device
 
 
 def complete_model(incomplete: str) -> list[str]:
-    """Complete the name of an embedded model."""
     return [name for name in zoo_names() if name.startswith(incomplete)]
 
 
@@ -71,12 +70,10 @@ class FlagGroup:
         def __getattr__(self, name: str) -> Any: ...
 
     def with_values(self, **values: Any) -> Self:
-        """Return a copy with other values."""
         return type(self)(**{**vars(self), **values})
 
 
 def describe_flag(option: DeclaredOption) -> Any:
-    """Return the name, help and shown default of an option's flag."""
     info = option.info
     name = f"--{info.flag or option.name.replace('_', '-')}"
     default_text: Any = True if info.usual is None else info.usual
@@ -91,7 +88,6 @@ def flag_annotation(option: DeclaredOption) -> Any:
 
 
 def flag_default(option: DeclaredOption) -> Any:
-    """Return the value of a flag that is not set."""
     return option.default if option.kind is bool or option.info.shows else None
 
 
@@ -134,7 +130,6 @@ class SamplingFlags(FlagGroup):
     """Flags of sampling and length."""
 
     def options(self) -> Options:
-        """Return the options of a request."""
         options = collect_options(self)
         if self.logit_bias:
             options["logit_bias"] = dict(map(parse_bias, self.logit_bias))
@@ -146,7 +141,6 @@ class StopFlags(FlagGroup):
     """Flags of what ends an answer."""
 
     def options(self) -> Options:
-        """Return the options of a request."""
         return collect_options(self)
 
 
@@ -159,7 +153,6 @@ class PromptFlags:
     reasoning_effort: EffortFlag = None
 
     def options(self) -> Options:
-        """Return the options of a request."""
         options = Options(template=dict(map(parse_variable, self.template or ())))
         if self.reasoning_effort is not None:
             options["reasoning_effort"] = self.reasoning_effort
@@ -187,7 +180,6 @@ class PromptFlags:
         return first
 
     def build_prompt(self, llm: LLM, text: str, *, raw: bool = False) -> Prompt:
-        """Return a prompt with the system prompt, if any."""
         if self.system is None:
             return text
         if raw:
@@ -210,7 +202,6 @@ class ConstraintFlags(FlagGroup):
 
 
 def parse_bias(text: str) -> tuple[int, float]:
-    """Parse a token id and its bias."""
     token, _, number = text.partition("=")
     try:
         return int(token), float(number)
@@ -304,7 +295,6 @@ class LoadFlags(FlagGroup):
 
 
 def report_progress(report: Callable[[str], None], done: int, total: int) -> None:
-    """Report how much of a large model is loaded."""
     if total >= MIN_PROGRESS_BYTES:
         report(f"{done / 2**30:.1f} of {total / 2**30:.1f} GiB")
 

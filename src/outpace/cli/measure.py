@@ -32,7 +32,7 @@ from outpace.cli.flags import (
 )
 from outpace.cli.options import format_entry, parse_method, split_entry
 from outpace.cli.task_flags import TASK_FLAGS, TaskFlags
-from outpace.cli.terminal import progress_bars
+from outpace.cli.terminal import ProgressBars
 from outpace.errors import OptionError
 from outpace.evaluation.protocol import Question, Setting
 from outpace.evaluation.report import EvaluationReport
@@ -100,7 +100,6 @@ class HarnessFlags:
 
 
 def show_harness_results(results: Mapping[str, Any]) -> None:
-    """Print the metrics of the harness."""
     table = Table(header_style="bold")
     for name in ("task", "metric", "value"):
         table.add_column(name)
@@ -202,7 +201,6 @@ def open_racers(entries: Sequence[str], load_flags: LoadFlags) -> Racers:
 
 
 def parse_entry(text: str) -> tuple[str, Method]:
-    """Parse model and method of an entry."""
     model, name, options = split_entry(text)
     return model, parse_method(name, options)
 
@@ -215,8 +213,7 @@ def run_evaluation(
     options: Options,
     samples: Path | None = None,
 ) -> EvaluationReport:
-    """Evaluate with a progress bar."""
-    with progress_bars() as shown:
+    with ProgressBars() as shown:
         bar = shown.add_task(labels["task"], total=len(questions))
 
         def update_bar(report: EvaluationReport) -> None:
@@ -309,7 +306,6 @@ def evaluate_command(
 
 
 def report_tasks(harness: HarnessFlags, llm: LLM, path: Path | None, **settings: Any) -> None:
-    """Run the tasks of lm-evaluation-harness, and print and write their results."""
     results, report = harness.run_harness(llm, **settings)
     show_harness_results(results)
     show_truncated([report.to_record()])
@@ -334,7 +330,6 @@ def resolve_options(
 
 
 def answers_path(path: Path | None) -> Path | None:
-    """Return the path of the answers that belong to the figures at `path`."""
     return None if path is None else path.with_name(f"{path.stem}.answers.jsonl")
 
 

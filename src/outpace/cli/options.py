@@ -116,12 +116,10 @@ def option_words(option: Described) -> list[str]:
 
 
 def flag_name(option: str) -> str:
-    """Return the command-line name of an option."""
     return option.replace("_", "-")
 
 
 def complete_method(incomplete: str) -> list[str]:
-    """Complete the name of a method."""
     return [name for name in (AUTO_METHOD, *METHODS) if name.startswith(incomplete)]
 
 
@@ -205,7 +203,6 @@ def wrap_command(
 
 
 def method_parameter(kind: type[Method], described: Described) -> inspect.Parameter:
-    """Return the parameter for an option of a method."""
     flagged = Option(
         f"--{flag_name(described.name)}",
         metavar=described.kind.__name__.upper(),

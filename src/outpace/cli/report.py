@@ -68,7 +68,6 @@ COMPARISON_COLUMNS = (
 
 
 def result_cells(result: ResultRecord) -> list[str]:
-    """Format the figures of a run."""
     error, cached = result["tokens_per_forward_error"], result["p_cache"]
     scored = result["accuracy"] is not None
     low, high = result["interval"] or (0, 0)

@@ -108,7 +108,6 @@ class SubSchema(NamedTuple):
     refs: tuple[str, ...] = ()
 
     def descend(self, *steps: str | int) -> SubSchema:
-        """Return a part of it."""
         value = self.value
         for step in steps:
             value = value[step]
@@ -152,7 +151,6 @@ class SchemaReader:
         return pairs
 
     def schema_cases(self, schema: SubSchema) -> list[SchemaCase]:
-        """Return the cases of one schema."""
         self.count_value()
         if isinstance(schema.value, bool):
             return [()] if schema.value else []
@@ -297,7 +295,6 @@ def value_type(value: Any) -> str:
 
 
 def required_names(case: SchemaCase) -> list[str]:
-    """Return the names that an object must have, each once."""
     rules = [(each.value.get("required", []), f"required at {each.at}") for each in case]
     return list(
         dict.fromkeys(
@@ -316,7 +313,6 @@ def named_properties(schema: SubSchema) -> dict[str, Any]:
 
 
 def property_subschemas(case: SchemaCase, name: str) -> list[SubSchema]:
-    """Return the schemas of a property, named or additional."""
     found = []
     for schema in case:
         if name in named_properties(schema):

@@ -39,11 +39,9 @@ class LiteralPiece:
 
     @property
     def min_width(self) -> float:
-        """Number of characters."""
         return len(self.text)
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add a state for each byte."""
         for byte in self.text.encode():
             after = net.add_state()
             net.edges[at].append(((byte, byte), after))
@@ -63,12 +61,10 @@ class DfaPiece:
         return shortest_length(self.dfa)
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add the states of the automaton."""
         return embed_dfa(self.edges, self.dfa.accepts.tolist(), net, at)
 
     @cached_property
     def edges(self) -> StateEdges:
-        """Edges of its states."""
         return dfa_edges(self.dfa)
 
 
@@ -80,11 +76,9 @@ class SequencePiece:
 
     @cached_property
     def min_width(self) -> float:
-        """Sum over the pieces."""
         return sum(part.min_width for part in self.parts)
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add each piece after the previous one."""
         for part in self.parts:
             at = part.add_to_nfa(net, at)
         return at
@@ -98,11 +92,9 @@ class ChoicePiece:
 
     @cached_property
     def min_width(self) -> float:
-        """Minimum over the pieces."""
         return min((part.min_width for part in self.parts), default=inf)
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add all pieces between two states."""
         end = net.add_state()
         for part in self.parts:
             net.epsilon_edges[at].append(begin := net.add_state())
@@ -126,7 +118,6 @@ class RepeatPiece:
         return self.least * self.part.min_width if self.least else 0
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
-        """Add a copy of the piece for each counted repeat."""
         end = net.add_state()
         if self.most is not None and self.most < self.least:
             return end
@@ -168,7 +159,6 @@ class ObjectPiece:
 
     @cached_property
     def min_width(self) -> float:
-        """Width of the braces and required members."""
         return 2 + sum(member.part.min_width for member in self.members if member.required)
 
     def add_to_nfa(self, net: Nfa, at: int) -> int:
@@ -219,7 +209,6 @@ def piece_dfa(piece: JsonPiece, budget: StepBudget | None = None) -> Dfa:
 
 
 def join_with_commas(items: Sequence[JsonPiece]) -> JsonPiece:
-    """Return items separated by commas."""
     return SequencePiece([part for item in items for part in (COMMA, item)][1:])
 
 

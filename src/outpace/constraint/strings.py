@@ -211,7 +211,6 @@ def string_fits(value: str, case: SchemaCase) -> bool:
 
 
 def quote_piece(part: JsonPiece) -> JsonPiece:
-    """Return a piece within quotes."""
     return SequencePiece((LiteralPiece('"'), part, LiteralPiece('"')))
 
 
@@ -230,7 +229,6 @@ def format_names(schema: SubSchema) -> list[str]:
 
 
 def schema_pattern_dfa(schema: SubSchema) -> Dfa:
-    """Return the automaton of strings that contain a match of the schema's pattern."""
     pattern = require_type(schema.value["pattern"], str, f"pattern at {schema.at}")
     return search_pattern_dfa(pattern, schema.at)
 

@@ -51,7 +51,6 @@ class Claim:
     scales: Sequence[str] = SCALES
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for an unknown trend."""
         if self.trend not in TRENDS:
             raise ValueError(f"unknown trend {self.trend!r}; known are {', '.join(TRENDS)}")
         if (self.than is None) != (self.trend in TRENDS[:2]):
@@ -85,7 +84,6 @@ class Scale:
     tokens_per_second: float | None = None
 
     def __post_init__(self) -> None:
-        """Raise `ValueError` for an unknown task or an invalid line."""
         if self.task not in TASKS:
             raise ValueError(f"unknown task {self.task!r}; known are {', '.join(TASKS)}")
         self.entries()
