@@ -28,7 +28,6 @@ COMMANDS = {
     "trace": "outpace.cli.answer:trace",
     "evaluate": "outpace.cli.measure:evaluate_command",
     "report": "outpace.cli.report:report",
-    "tune": "outpace.cli.tune:tune",
     "reproduce": "outpace.cli.reproduce:reproduce",
     "serve": "outpace.cli.serve:serve",
     "data": "outpace.cli.data:data",
@@ -99,7 +98,6 @@ def describe_command(place: str) -> Callable[[], None]:
 
 
 def find_method_name(args: Sequence[str]) -> str | None:
-    """Return the value of `--method` in a list of arguments."""
     for arg, following in zip_longest(args, args[1:]):
         if arg.startswith("--method="):
             return arg.partition("=")[2]
@@ -109,7 +107,6 @@ def find_method_name(args: Sequence[str]) -> str | None:
 
 
 def show_version(requested: bool) -> None:
-    """Print the version and exit."""
     if requested:
         print(f"outpace {__version__}")
         raise Exit

@@ -24,7 +24,7 @@ from outpace.cli.flags import (
     TemplateFlag,
     parse_variable,
 )
-from outpace.cli.terminal import exit_on_sigterm, progress_bars
+from outpace.cli.terminal import ProgressBars, exit_on_sigterm
 from outpace.evaluation.data_set import PromptSet, make_data, read_prompt_set
 from outpace.methods import Method
 
@@ -69,7 +69,7 @@ def answer_prompts(
     llm: LLM, fingerprint: Fingerprint, prompts: PromptSet, folder: Path, **options: Any
 ) -> dict[str, Any]:
     """Call `make_data` with a progress bar for each file."""
-    with progress_bars() as shown:
+    with ProgressBars() as shown:
         bars = {name: shown.add_task(name, start=False) for name in prompts.by_file}
 
         def update_bar(name: str, done: int, total: int, tokens: int) -> None:
@@ -79,7 +79,6 @@ def answer_prompts(
 
 
 def print_card(card: Mapping[str, Any], folder: Path) -> None:
-    """Print how many prompts were left out, and the counts of each file."""
     prompts = card["prompts"]
     left_out = "".join(
         f", {n} share text with {path}" for path, n in prompts["overlapping"].items()

@@ -47,7 +47,6 @@ class ServerFlags:
     ] = None
 
     def collect_settings(self) -> dict[str, Any]:
-        """Return the flags that are set, as in a settings file."""
         values = {n: str(v) if isinstance(v, Path) else v for n, v in vars(self).items()}
         return {n: v for n, v in values.items() if v is not None and v is not False}
 
@@ -124,7 +123,6 @@ def check_system() -> None:
 
 
 def serve_models(config: Config, listener: socket) -> int:
-    """Serve on a bound socket, and return the exit status."""
     from outpace.server.logs import log_start
     from outpace.server.run import serve_until_signal
     from outpace.server.service import Service
@@ -140,7 +138,6 @@ def serve_models(config: Config, listener: socket) -> int:
 
 
 def serve_replicas(config: Config, replicas: int, max_replicas: int | None) -> int:
-    """Serve with several processes, and return the exit status."""
     try:
         from outpace.ray.run import run_replicas
     except ImportError as error:
@@ -165,7 +162,6 @@ def parse_pairs(texts: Iterable[str] | None) -> dict[str, str]:
 
 
 def parse_pair(text: str) -> tuple[str, str]:
-    """Parse name and path of a model or an adapter."""
     name, equals, path = text.partition("=")
     if not (name and equals and path):
         raise ValueError(f"{text!r} is not a model: write name=path")

@@ -92,7 +92,7 @@ def is_held(name: str, rule: Any) -> bool:
 def is_pattern_held(pattern: str) -> bool:
     """Return whether an automaton can search for a pattern."""
     try:
-        search_pattern_dfa(pattern, "#", loose=False)
+        search_pattern_dfa(pattern, "#")
     except ValueError:
         return False
     return True
