@@ -27,7 +27,7 @@ from helpers import (
     trained_pair,
     unshifted_model,
 )
-from outpace.decoding import MASKED_DRAFT_KINDS, Kind, Sampling, Step
+from outpace.decoding import MASKED_DRAFT_KINDS, Kind, Sampling, Step, Verify
 from outpace.decoding import Request as Tokens
 from outpace.decoding.target import HoleOrder, Rank
 from outpace.engine.engine import Engine
@@ -110,8 +110,6 @@ KINDS: list[Method] = [
     FastDLLM(threshold=0.4, block=4),
     FastDLLM(budget=1.0, cache="prefix", block=6),
     FastDLLM(entropy_limit=2.0, block=6),
-    Speculative(draft="near", tokens=4, verify="fly", fly_window=1, fly_entropy=0.0),
-    Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
     Lookup(tokens=4, match=1),
     Lookup(tokens=3),
     Speculative(draft="near", tokens=3, lookup=True),
@@ -281,15 +279,7 @@ def serve(engine: Engine, requests: Sequence[Request]) -> list[Result]:
 
 SIZES = (None, *range(1, 9))
 RANKS: tuple[Rank, ...] = get_args(Rank)
-
-
-def random_verification(rng: Random, *, loosely: bool = True) -> dict[str, Any]:
-    """Return a rule of verification; loose verification needs drafts after its window."""
-    verify = rng.choice(["match", "match", "rejection", *["fly"] * loosely])
-    if verify != "fly":
-        return {"verify": verify}
-    entropy = rng.choice([0.0, 0.3, 1.0])
-    return {"verify": verify, "fly_window": rng.randint(1, 2), "fly_entropy": entropy}
+RULES: tuple[Verify, ...] = ("match", "match", "rejection")
 
 
 def random_block_diffusion(rng: Random) -> BlockDiffusion:
@@ -317,8 +307,8 @@ def random_eagle(rng: Random) -> Eagle:
     shape = {"width": width, "depth": rng.randint(1 + (width == 1), 4), "nodes": rng.randint(2, 16)}
     if width == 1:
         shape["nodes"] = 16
-    verify = random_verification(rng) if width == 1 else {}
-    return Eagle(draft="states", **shape, **verify, lookup=rng.random() < 0.5)
+    verify = rng.choice(RULES) if width == 1 else "match"
+    return Eagle(draft="states", **shape, verify=verify, lookup=rng.random() < 0.5)
 
 
 def random_fast_dllm(rng: Random) -> FastDLLM:
@@ -356,14 +346,14 @@ RANDOM: dict[type[Method], Callable[[Random], Method]] = {
         draft=rng.choice(["near", "causal"]),
         tokens=rng.randint(3, 6),
         lookup=rng.random() < 0.5,
-        **random_verification(rng),
+        verify=rng.choice(RULES),
     ),
     DFlash: lambda rng: DFlash(
         draft=rng.choice(["features", "added"]),
         block=rng.randint(2, 5),
         tokens=rng.randint(3, 5),
         lookup=rng.random() < 0.5,
-        **random_verification(rng),
+        verify=rng.choice(RULES),
     ),
     BlockDiffusion: random_block_diffusion,
     Eagle: random_eagle,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from outpace.decoding import Sample, Sampling
-from outpace.decoding.accept import Fly, Rejection
+from outpace.decoding.accept import Rejection
 from outpace.decoding.sampling import Read, Readout
 from outpace.methods.apd import Mixture
 from outpace.methods.diffusion import AdjustedSample
@@ -42,11 +42,6 @@ def rejection(index: int, holes: range, sampling: Sampling) -> Read:
     return Rejection(drafted=drafted, guess=guess, sampling=sampling, scores=("logprob",))
 
 
-def fly(index: int, holes: range, sampling: Sampling) -> Read:
-    drafted = tuple((index + slot) % VOCAB for slot in holes[1:])
-    return Fly(drafted=drafted, window=1, entropy=0.2 * index, sampling=sampling)
-
-
 def mixture(index: int, holes: range, sampling: Sampling) -> Read:
     guess = random_logits(50 + index, len(holes))
     return Mixture(guess=guess, ratio=index / 5, sampling=sampling, step=index)
@@ -74,7 +69,7 @@ samplings = st.builds(
 asked = st.tuples(samplings, st.integers(0, 40), st.integers(1, 6))
 
 
-@pytest.mark.parametrize("make", [sample, rejection, fly, mixture, adjusted])
+@pytest.mark.parametrize("make", [sample, rejection, mixture, adjusted])
 @given(batch=st.lists(asked, min_size=1, max_size=5), chunk=st.integers(1, 8))
 def test_neighbours_and_chunks_change_nothing(
     make: Callable[[int, range, Sampling], Read], batch: list[tuple], chunk: int
@@ -82,7 +77,6 @@ def test_neighbours_and_chunks_change_nothing(
     slots = [range(first, first + count) for _, first, count in batch]
     reads = [make(i, slots[i], sampling) for i, (sampling, *_) in enumerate(batch)]
     rows = [random_logits(i, len(wanted)) for i, wanted in enumerate(slots)]
-    chunk = sum(map(len, slots)) if reads[0].needs_all_rows else chunk
     together = read_in_chunks(reads, slots, torch.cat(rows), chunk)
     alone = [
         read_in_chunks([read], [wanted], own, len(own))

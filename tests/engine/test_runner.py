@@ -14,7 +14,7 @@ from torch import Tensor
 from helpers import MASK, VOCAB, causal_model, diffusion_model, feature_draft, feeds, run, whole
 from literal import Memory, answer
 from outpace.decoding import CAUSAL, FULL, Forward, Sample, Sampling
-from outpace.decoding.accept import Fly, Rejection
+from outpace.decoding.accept import Rejection
 from outpace.decoding.processor import BANNED_LOGIT, VocabularyLimit
 from outpace.engine.cache import PAGE_SIZE, PageTable
 from outpace.engine.pack import ScheduledForward
@@ -202,27 +202,6 @@ def test_reading_few_rows_at_a_time_changes_nothing(read_rows: int) -> None:
         torch.testing.assert_close(one.logits, many.logits)
         assert one.scores["confidence"] == pytest.approx(many.scores["confidence"], abs=1e-5)
         assert one.scores["entropy"] == pytest.approx(many.scores["entropy"], abs=1e-5)
-
-
-@pytest.mark.parametrize("read_rows", [1, 4])
-def test_loosely_verified_drafts_are_read_together(read_rows: int) -> None:
-    sizes = (3, 1, 6, 2)
-
-    def read_tokens(reads: Sequence[Sample], most: int) -> list[list[int]]:
-        runner = new_runner(read_rows=most)
-        forwards = [
-            Forward(ids=list(range(size)), start=0, predict=range(1, size + 1), read=read)
-            for size, read in zip(sizes, reads, strict=True)
-        ]
-        return [each.tokens for each in run(runner, forwards, [table_of(runner) for _ in sizes])]
-
-    greedy, reads = read_tokens([Sample()] * 4, 256), []
-    for tokens in greedy:  # every other draft is wrong, and accepted since the next one is right
-        drafts = tuple((token + 1 - at % 2) % VOCAB for at, token in enumerate(tokens[:-1]))
-        reads.append(Fly(drafted=drafts, window=1, entropy=0.0))
-    together = read_tokens(reads, 256)
-    assert together[2][0] != greedy[2][0]
-    assert read_tokens(reads, read_rows) == together
 
 
 def test_mask_is_never_generated() -> None:

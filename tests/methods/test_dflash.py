@@ -127,14 +127,6 @@ def test_options_need_a_draft_that_supports_them() -> None:
         DFlash(draft="", confidence_threshold=0.5).check_request(sequence())
 
 
-@pytest.mark.parametrize("options", [{}, {"block": 4}], ids=str)
-def test_a_block_too_short_for_loose_verification_is_refused(options: dict) -> None:
-    method = DFlash(draft="", tokens=9, verify="fly", fly_window=3, **options)
-    with refuses("fly_window"):
-        method.check_request(sequence())
-    replace(method, fly_window=2).check_request(sequence())
-
-
 def test_fused_draft_runs_the_text_too() -> None:
     seq = sequence(adds_features=True)
     forwards = drafted(seq)

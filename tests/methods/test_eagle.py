@@ -153,7 +153,6 @@ def test_slots_after_the_text() -> None:
         ({}, {"is_recurrent": True, "has_mtp_draft": True}, (1, 2)),
         ({}, {"has_mtp_draft": True}, (1, 2)),
         ({"verify": "rejection"}, {}, (1, 7)),
-        ({"verify": "fly"}, {"has_mtp_draft": True}, (1, 7)),
         ({"width": 3, "depth": 4}, {"has_mtp_draft": True}, (3, 4)),
     ],
 )

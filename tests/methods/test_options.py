@@ -28,7 +28,6 @@ from refusal import refuses
 from workload import KINDS, Request, alone, missing, new_engine, result
 
 NAN = float("nan")
-FLY = {"verify": "fly", "tokens": 8}
 OUT_OF_RANGE: dict[type[Method], dict[str, list]] = {
     APD: {"ratio": [-0.1, 1.1], "window": [0], "lookahead": [0], "coupling": ["none"]},
     LeftToRight: {"tokens": [0], "window": [0], "lookahead": [-1]},
@@ -72,28 +71,15 @@ OUT_OF_RANGE: dict[type[Method], dict[str, list]] = {
         "block": [0],
     },
 }
-FLY = {"verify": "fly", "tokens": 8}
 UNUSED_BY_VERIFY = {"budget": 1.0, "steps": 2, "order": "margin", "part": 2, "canvas": True}
 UNUSED_BY_VERIFY |= {"edit": 0.5}
 CONFLICTS = [
     (APD, "least", {"least": 9, "lookahead": 8}),
     (LeftToRight, "lookahead", {"tokens": 4, "lookahead": 3}),
     (Speculative, "tokens", {"verify": "rejection"}),
-    (Speculative, "tokens", {"verify": "fly"}),
-    (Speculative, "fly_window", {"verify": "fly", "tokens": 6}),
-    (Speculative, "fly_window", {**FLY, "fly_window": 0}),
-    (Speculative, "fly_entropy", {**FLY, "fly_entropy": -0.1}),
-    (Speculative, "fly_entropy", {**FLY, "fly_entropy": 1.1}),
-    (Speculative, "fly_window", {"fly_window": 2}),
-    (Speculative, "fly_entropy", {"verify": "rejection", "tokens": 8, "fly_entropy": 0.4}),
     (DFlash, "tokens", {"verify": "rejection"}),
-    (DFlash, "fly_window", {"verify": "fly", "tokens": 4}),
-    (DFlash, "confidence_threshold", {**FLY, "confidence_threshold": 0.5}),
     (Eagle, "width", {"width": 8, "depth": 9}),
     (Eagle, "verify", {"verify": "rejection", "width": 2}),
-    (Eagle, "verify", {"verify": "fly", "width": 10}),
-    (Eagle, "fly_window", {"verify": "fly", "width": 1, "depth": 5}),
-    (Eagle, "fly_window", {"verify": "fly", "width": 1, "nodes": 7}),
     *((BlockDiffusion, name, {"verify": True, name: v}) for name, v in UNUSED_BY_VERIFY.items()),
     (BlockDiffusion, "canvas", {"edit": 0.5, "canvas": True}),
     (WeDLM, "least", {"least": 2, "verify": True}),
@@ -130,16 +116,9 @@ CASES = [
     if kind in FIRST
     for option in fields(kind)
 ]
-LOOSE = [
-    Speculative(draft="near", tokens=4, verify="fly", fly_window=1),
-    DFlash(draft="features", tokens=3, verify="fly", fly_window=1),
-    Eagle(draft="states", width=1, depth=3, verify="fly", fly_window=2),
-]
-TYPED = [case for case in CASES if case.values[1] != "fly_entropy"]
-TYPED += [pytest.param(method, "fly_entropy", id=type(method).__name__) for method in LOOSE]
 FLOATS = [
     case
-    for case in TYPED
+    for case in CASES
     if method_options(type(case.values[0]))[str(case.values[1])].kind is float
 ]
 
@@ -225,7 +204,7 @@ NUMPY: dict[type, tuple[type[np.generic], ...]] = {
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize(("method", "name"), TYPED)
+@pytest.mark.parametrize(("method", "name"), CASES)
 def test_numpy_values_become_plain(method: Method, name: str) -> None:
     value = getattr(method, name)
     if value is None:

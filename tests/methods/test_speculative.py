@@ -4,7 +4,7 @@ import torch
 
 from helpers import one_hot, request_of, script
 from outpace.decoding import Forward, Prediction, Request, Sample, Sampling
-from outpace.decoding.accept import Fly, Rejection
+from outpace.decoding.accept import Rejection
 from outpace.methods import Speculative
 
 WARM = Sampling(temperature=1.0, seed=7)
@@ -72,14 +72,3 @@ def test_rejection_drafts_with_separate_noise() -> None:
     assert isinstance(target.read, Rejection)
     assert target.read.drafted == (9, 10)
     assert torch.equal(target.read.guess, torch.cat((first, second)))
-
-
-def test_loose_verification_uses_its_read() -> None:
-    seq = sequence(max_tokens=5, sampling=WARM)
-    answers = [[8], [9], [10], [11], [9, 10, 11, 12]]
-    method = Speculative(draft="", tokens=3, verify="fly", fly_window=2, fly_entropy=0.5)
-    forwards = script(method, seq, answers)
-    assert seq.tokens == [8, 9, 10, 11, 12]
-    assert [forward.read for forward in forwards[:4]] == [Sample(sampling=WARM)] * 4
-    read = Fly(drafted=(9, 10, 11), window=2, entropy=0.5, sampling=WARM)
-    assert forwards[4].read == read

@@ -25,20 +25,12 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.draft_length import MAX_PACED_TOKENS
-from outpace.methods.copies import (
-    FLY_ENTROPY,
-    FLY_WINDOW,
-    FlyEntropy,
-    FlyWindow,
-    LookupOption,
-    check_fly,
-)
+from outpace.methods.copies import LookupOption
 from outpace.methods.features import FeatureBuffer
 from outpace.methods.method import (
     DraftLength,
     Method,
     check_at_least_one,
-    check_default,
     check_fraction,
     check_length,
 )
@@ -68,7 +60,7 @@ class DFlash(Method):
     """Draft a block in one pass from the target's features, verify it in another.
 
     "DFlash: Block Diffusion for Flash Speculative Decoding" (Chen et al., 2026, section 3).
-    Lossless except with verify="fly": the output follows the target's distribution. `block` is the
+    Lossless: the output follows the target's distribution. `block` is the
     last committed token and the masks after it (the trained length where None), of which `tokens`
     are verified: a number, or with "auto" the measured optimum, which may be 0. `verify` is as in
     `Speculative`. A draft with a confidence head ("DSpark", DeepSeek-AI, 2026) may propose fewer:
@@ -91,30 +83,21 @@ class DFlash(Method):
     ] = 0.0
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     lookup: LookupOption = False
-    fly_window: FlyWindow = FLY_WINDOW
-    fly_entropy: FlyEntropy = FLY_ENTROPY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(block=self.block)
         check_fraction(confidence_threshold=self.confidence_threshold)
         check_length(self.tokens, self.verify)
-        check_fly(self.verify, self.fly_window, self.fly_entropy, self.tokens)
-        if self.verify == "fly":
-            # Its window is a number of drafts, which the confidence head would cut.
-            check_default(self, "confidence_threshold", reason="verify='fly'")
 
     def check_request(self, request: Request) -> None:
-        """Raise `ValueError` for a block too short for loose verification, or no confidence."""
+        """Raise `OptionError` for a threshold with a draft that predicts no acceptance."""
         threshold = self.confidence_threshold
         if threshold and not request.target.predicts_acceptance:
             message = (
                 f"confidence_threshold: the draft {self.draft} has no confidence head: omit it"
             )
             raise OptionError("confidence_threshold", threshold, message)
-        if self.tokens != "auto":
-            drafts = self.cycle_limit(self.block or request.target.block or 1, request.target) - 1
-            check_fly(self.verify, self.fly_window, self.fly_entropy, drafts)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
         """Return the range of verified drafts, which change the output except under "match"."""
@@ -159,9 +142,8 @@ class DFlash(Method):
             )
             kept = self.confident_drafts(out)
             drafted, guesses = out.tokens[:kept], None if out.logits is None else out.logits[:kept]
-            fly = self.fly_window, self.fly_entropy
             alive = yield from features.verify_chain(
-                drafted, verify_read(request, self.verify, drafted, [guesses], fly=fly)
+                drafted, verify_read(request, self.verify, drafted, [guesses])
             )
 
     def block_read(self, request: Request) -> Sample:

@@ -26,14 +26,7 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.tree import DraftTree
-from outpace.methods.copies import (
-    FLY_ENTROPY,
-    FLY_WINDOW,
-    FlyEntropy,
-    FlyWindow,
-    LookupOption,
-    check_fly,
-)
+from outpace.methods.copies import LookupOption
 from outpace.methods.features import FeatureBuffer, TreeShape
 from outpace.methods.method import Method, check_at_least_one
 
@@ -46,9 +39,9 @@ class Eagle(Method):
 
     "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (Li
     et al., 2025), with the trees of EAGLE-2 (Li et al., 2024). The draft may also be the head for
-    multi-token prediction (MTP) in the target's own checkpoint (DeepSeek-V3, 2024). Lossless except
-    with verify="fly": the output follows the target's distribution. A tree, whose tokens are not
-    drawn, needs verify="match".
+    multi-token prediction (MTP) in the target's own checkpoint (DeepSeek-V3, 2024). Lossless: the
+    output follows the target's distribution. A tree, whose tokens are not drawn, needs
+    verify="match".
     """
 
     roles = {"draft": (Kind.EAGLE,)}
@@ -68,15 +61,11 @@ class Eagle(Method):
     nodes: Annotated[int, "rows that are verified, including the last token"] = 60
     verify: Annotated[Verify, "rule by which a draft is accepted, as in Speculative"] = "match"
     lookup: LookupOption = False
-    fly_window: FlyWindow = FLY_WINDOW
-    fly_entropy: FlyEntropy = FLY_ENTROPY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_at_least_one(width=self.width, depth=self.depth)
-        shape = self.shape(Target())
-        shape.check(self.verify)
-        check_fly(self.verify, self.fly_window, self.fly_entropy, shape.draft_depth)
+        self.shape(Target()).check(self.verify)
 
     def slots_needed(self, prompt: int, max_tokens: int) -> int:
         """Return how many slots the text and a tree after it need, in target and draft."""
@@ -87,7 +76,7 @@ class Eagle(Method):
         return TreeShape.from_options(
             *(self.width, self.depth, self.nodes),
             is_chain=target.is_recurrent or self.verify != "match",
-            is_mtp=target.has_mtp_draft and self.verify != "fly",
+            is_mtp=target.has_mtp_draft,
         )
 
     def fit_target(self, target: Target) -> Eagle:
@@ -124,8 +113,7 @@ class Eagle(Method):
             drafted = yield from self.grow_tree(request, features.take_states(), shape.width, depth)
             nodes = drafted.best_nodes(shape.verified_rows(value) - 1)
             tokens = [drafted.tokens[node] for node in nodes]
-            fly = self.fly_window, self.fly_entropy
-            read = verify_read(request, self.verify, tokens, drafted.draft_logits, fly=fly)
+            read = verify_read(request, self.verify, tokens, drafted.draft_logits)
             alive = yield from features.verify_nodes(drafted, nodes, read)
 
     def grow_tree(

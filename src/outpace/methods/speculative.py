@@ -19,17 +19,7 @@ from outpace.decoding import (
     verify_read,
 )
 from outpace.decoding.draft_length import MAX_PACED_TOKENS
-from outpace.methods.copies import (
-    DRAFT_MATCH,
-    FLY_ENTROPY,
-    FLY_WINDOW,
-    CopyFinder,
-    FlyEntropy,
-    FlyWindow,
-    LookupOption,
-    check_fly,
-    verify_chain,
-)
+from outpace.methods.copies import DRAFT_MATCH, CopyFinder, LookupOption, verify_chain
 from outpace.methods.method import DraftLength, Method, check_length, decode_plain
 
 MAX_DRAFT_TOKENS = 8
@@ -40,13 +30,11 @@ MAX_DRAFT_TOKENS = 8
 class Speculative(Method):
     """Draft with a small model token by token, verify in one pass (Leviathan et al., 2023).
 
-    Lossless except with verify="fly": the output follows the target's distribution. `tokens` are
+    Lossless: the output follows the target's distribution. `tokens` are
     drafted at a time; "auto" uses the measured optimum, which may be 0. With verify="match" a draft
     is accepted if the target, sampled with the request's noise, chooses the same token; the output
     is the autoregressive one of the same seed. With "rejection" the output has the same
-    distribution. With "fly" a mismatch is also accepted where the target is uncertain
-    (`fly_entropy`, in nats, over its three most probable tokens) and agrees with the next
-    `fly_window` drafts.
+    distribution.
     """
 
     roles = {"draft": CAUSAL_KINDS}
@@ -57,13 +45,10 @@ class Speculative(Method):
     ] = "auto"
     verify: Annotated[Verify, "rule by which a draft is accepted"] = "match"
     lookup: LookupOption = False
-    fly_window: FlyWindow = FLY_WINDOW
-    fly_entropy: FlyEntropy = FLY_ENTROPY
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_length(self.tokens, self.verify)
-        check_fly(self.verify, self.fly_window, self.fly_entropy, self.tokens)
 
     @property
     def cycle_limit(self) -> int:
@@ -111,8 +96,7 @@ class Speculative(Method):
                 ready += len(tail)
                 drafted += out.tokens
                 guesses.append(out.logits)
-            fly = self.fly_window, self.fly_entropy
             alive = yield from verify_chain(
-                request, drafted, verify_read(request, self.verify, drafted, guesses, fly=fly)
+                request, drafted, verify_read(request, self.verify, drafted, guesses)
             )
             ready = min(ready, len(request) - 1)
