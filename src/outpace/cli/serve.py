@@ -6,11 +6,10 @@ import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from socket import socket
 from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
-from typer import Argument, Exit, Option
+from typer import Argument, Context, Exit, Option
 
 from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
 from outpace.errors import OptionError, prefix_error
@@ -18,7 +17,9 @@ from outpace.methods import Method
 from outpace.server.settings import ServeOptions
 
 if TYPE_CHECKING:
+    from outpace.server.service import Service
     from outpace.server.settings import Config, Entry
+    from outpace.server.start import EngineHandle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,6 +63,7 @@ SERVE_FLAGS = ServeFlags()
 
 
 def serve(
+    context: Context,
     model: Annotated[
         str | None, Argument(help="Folder, GGUF file, hub name, or embedded model.")
     ] = None,
@@ -87,9 +89,10 @@ def serve(
     check_system()
     try:
         from outpace.server import run, settings
-        from outpace.server.logs import start_log
+        from outpace.server.logs import log_start, start_log
         from outpace.server.models import check_all_models
         from outpace.server.settings import name_models
+        from outpace.server.start import bind_socket
     except ImportError as error:
         raise ValueError(f"{error}; serving needs: pip install 'outpace[serve]'") from error
     if max_replicas is not None and replicas is None:
@@ -113,8 +116,12 @@ def serve(
     check_all_models(whole.models)
     if replicas is not None:
         raise Exit(serve_replicas(whole, replicas, max_replicas))
-    with run.bind_socket(whole.server) as listener:
-        raise Exit(serve_models(whole, listener))
+    if context.obj is not None:
+        listener, engine = context.obj
+        raise Exit(run.serve_until_signal(load_service(whole, engine), listener))
+    with bind_socket(whole.server) as listener:
+        log_start(*listener.getsockname()[:2])
+        raise Exit(run.serve_until_signal(load_service(whole), listener))
 
 
 def check_system() -> None:
@@ -123,20 +130,16 @@ def check_system() -> None:
         raise ValueError("outpace serve needs Linux or macOS; on Windows, use WSL")
 
 
-def serve_models(config: Config, listener: socket) -> int:
-    """Serve on a bound socket, and return the exit status."""
-    from outpace.server.logs import log_start
-    from outpace.server.run import serve_until_signal
+def load_service(config: Config, engine: EngineHandle | None = None) -> Service:
+    """Load all models and return their server."""
     from outpace.server.service import Service
 
     small = are_small(config.models)
-    host, port = listener.getsockname()[:2]
-    log_start(host, port, sum(not entry.lazy for entry in config.models.values()))
-    if any(entry.tensor_parallel > 1 for entry in config.models.values()):
-        if small:
-            torch.set_num_threads(1)  # before layouts are tried
-        return serve_until_signal(Service.load(config), listener)  # torchrun started the processes
-    return serve_until_signal(Service.start_engine_process(config, small=small), listener)
+    if all(entry.tensor_parallel == 1 for entry in config.models.values()):
+        return Service.start_engine_process(config, engine, small=small)
+    if small:
+        torch.set_num_threads(1)  # before layouts are tried
+    return Service.load(config)  # torchrun started the processes
 
 
 def serve_replicas(config: Config, replicas: int, max_replicas: int | None) -> int:
