@@ -47,9 +47,6 @@ COMMANDS = {
 COMMAND_FACTORIES = ("recipes",)
 """Commands whose function returns the command itself."""
 
-LATER_FLAGS = frozenset(("-h", "--help", "--replicas", "--tensor-parallel"))
-"""Flags of `serve` with which this process does not listen, or not alone."""
-
 
 def load_command(words: Sequence[str]) -> Any:
     """Build the application, of which only the command that `words` name is imported."""
@@ -111,13 +108,12 @@ def flag_values(words: Sequence[str]) -> dict[str, str | None]:
 
 
 def open_server(words: Sequence[str]) -> AbstractContextManager[Any]:
-    """Start a server if the words are those of one; None also for errors that `serve` names.
+    """Start a server if the words are those of one; `OptionError` if its address is not available.
 
-    Raises:
-        OptionError: If the address is not available.
+    The start is None where this process does not listen alone, and for errors that `serve` names.
     """
-    values = flag_values(words)
-    if words[0] != "serve" or LATER_FLAGS & {*values} or not hasattr(signal, "pthread_sigmask"):
+    values, others = flag_values(words), {"-h", "--help", "--replicas", "--tensor-parallel"}
+    if words[0] != "serve" or others & {*values} or not hasattr(signal, "pthread_sigmask"):
         return nullcontext()
     try:
         from outpace.server.start import Settings, read_table, start_server

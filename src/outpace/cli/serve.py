@@ -86,10 +86,11 @@ def serve(
     load_flags: LoadFlags = LOAD_FLAGS,
 ) -> None:
     """Serve models over an OpenAI-compatible HTTP API; by default the embedded models."""
-    check_system()
+    if not hasattr(signal, "pthread_sigmask"):  # which an orderly shutdown needs
+        raise ValueError("outpace serve needs Linux or macOS; on Windows, use WSL")
     try:
         from outpace.server import run, settings
-        from outpace.server.logs import log_start, start_log
+        from outpace.server.logs import start_log
         from outpace.server.models import check_all_models
         from outpace.server.settings import name_models
         from outpace.server.start import bind_socket
@@ -120,14 +121,7 @@ def serve(
         listener, engine = context.obj
         raise Exit(run.serve_until_signal(load_service(whole, engine), listener))
     with bind_socket(whole.server) as listener:
-        log_start(*listener.getsockname()[:2])
         raise Exit(run.serve_until_signal(load_service(whole), listener))
-
-
-def check_system() -> None:
-    """Raise `ValueError` on Windows, which lacks the signals for an orderly shutdown."""
-    if not hasattr(signal, "pthread_sigmask"):
-        raise ValueError("outpace serve needs Linux or macOS; on Windows, use WSL")
 
 
 def load_service(config: Config, engine: EngineHandle | None = None) -> Service:

@@ -226,18 +226,17 @@ class EngineProcess(EngineClient, asyncio.Protocol):
         self.process, self.socket = self.handle.process, self.handle.socket
         try:
             self.model_infos = self.load_models(command)
-            self.texts = {
-                name: load_text(entry, self.model_infos[name])
-                for name, entry in command.models.items()
-            }
+            for name, text in self.texts.items():
+                text.set_model(self.model_infos[name].config)
         except BaseException:
             self.close()
             raise
 
     def load_models(self, command: LoadCommand) -> Mapping[str, ModelInfo]:
-        """Send the command and wait until all models are loaded."""
+        """Send the command, and load the tokenizers while the process loads the models."""
         try:
             send_object(self.socket, command)
+            self.texts = {name: load_text(name, entry) for name, entry in command.models.items()}
             loaded = receive_object(self.socket)
         except ConnectionEndedError:
             raise ValueError(f"the models cannot be loaded: {self.exit_description()}") from None

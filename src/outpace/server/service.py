@@ -63,7 +63,8 @@ class Service:
             if isinstance(model, LLM):
                 texts[name] = model.text
             else:
-                texts[name] = load_text(config.models[name], infos[name])
+                texts[name] = load_text(name, config.models[name])
+                texts[name].set_model(infos[name].config)
         return cls.from_client(config, client, infos, texts)
 
     @classmethod

@@ -29,10 +29,6 @@ ERROR_MESSAGES = {
 }
 
 
-LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
-"""Host names of this machine."""
-
-
 class FrozenModel(BaseModel):
     """Immutable model with exact types and no unknown keys."""
 
@@ -92,7 +88,7 @@ class Settings(FrozenModel):
     @property
     def is_local(self) -> bool:
         """Whether only this machine, including pages open in its browsers, reaches the server."""
-        return self.host in LOOPBACK_HOSTS
+        return self.host in ("127.0.0.1", "::1", "localhost")
 
     def check_access(self) -> None:
         """Raise `ValueError` for an invalid key, or for public access without a key."""
