@@ -12,7 +12,7 @@ import torch
 from typer import Argument, Context, Exit, Option
 
 from outpace.cli.flags import LOAD_FLAGS, FlagGroup, LoadFlags, add_flags, uses_one_thread
-from outpace.errors import OptionError, prefix_error
+from outpace.errors import OptionError
 from outpace.methods import Method
 from outpace.server.settings import ServeOptions
 
@@ -105,10 +105,9 @@ def serve(
     if not paths and (method or further or adapters or changed):
         flags = "--method, --further, --adapters, --max-tokens, --lazy, --keep and loading flags"
         raise ValueError(f"{flags} need a model")
-    own = {"adapters": parse_pairs(adapters) or None}
-    values = {**own, **vars(serve_flags), **vars(load_flags)}
+    own = {"adapters": parse_pairs(adapters) or None, **vars(serve_flags), **vars(load_flags)}
     entries = {
-        name: settings.make_entry(path, method, parse_pairs(further), values)
+        name: settings.make_entry(path, method, parse_pairs(further), own)
         for name, path in paths.items()
     }
     whole = settings.build_config(config, entries, server_flags.collect_settings())
@@ -147,23 +146,20 @@ def serve_replicas(config: Config, replicas: int, max_replicas: int | None) -> i
 
 def are_small(models: Mapping[str, Entry]) -> bool:
     """Return whether one thread is fastest for all models; raises `ValueError` for a bad one."""
+    from outpace.server.models import name_errors
+
     small = True
     for name, entry in models.items():
-        try:
+        with name_errors(name):
             small &= uses_one_thread(entry.path, entry.device)
-        except ValueError as error:
-            raise prefix_error(f"model {name}", error) from error
     return small
 
 
 def parse_pairs(texts: Iterable[str] | None) -> dict[str, str]:
     """Parse names and paths of models or adapters; the last path of a name counts."""
-    return dict(map(parse_pair, texts or ()))
-
-
-def parse_pair(text: str) -> tuple[str, str]:
-    """Parse name and path of a model or an adapter."""
-    name, equals, path = text.partition("=")
-    if not (name and equals and path):
-        raise ValueError(f"{text!r} is not a model: write name=path")
-    return name, path
+    pairs = {}
+    for text in texts or ():
+        name, _, pairs[name] = text.partition("=")
+        if not (name and pairs[name]):
+            raise ValueError(f"{text!r} is not a model: write name=path")
+    return pairs

@@ -175,16 +175,13 @@ main({number})
 
 
 class EngineHandle:
-    """A new engine process, which waits for its models, and this end of the connection to it.
-
-    Ctrl-C signals all processes of a terminal. The engine process ignores it, so that the server
-    can finish pending requests first.
-    """
+    """A new engine process, which waits for its models, and this end of the connection to it."""
 
     def __init__(self) -> None:
         self.socket, engine_socket = socket.socketpair()
         code = ENTRY_CODE.format(path=sys.path, number=engine_socket.fileno())
         command, shared = [sys.executable, "-c", code], [engine_socket.fileno()]
+        # Ctrl-C signals all processes of a terminal, but the server must finish requests first.
         previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
         try:
             with engine_socket:
