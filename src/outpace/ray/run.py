@@ -18,8 +18,8 @@ from outpace.errors import must
 from outpace.models.device import resolve_device
 from outpace.ray.replicas import application, concurrent_requests
 from outpace.server.logs import log_address, log_start
-from outpace.server.run import bind_socket
 from outpace.server.settings import Config
+from outpace.server.start import bind_socket
 
 LOG = logging.getLogger("outpace.server")
 
@@ -42,7 +42,7 @@ def run_replicas(config: Config, replicas: int, max_replicas: int | None, *, sma
     settings = config.server
     check_deployment(config, replicas, max_replicas)
     stopped = Event()
-    log_start(settings.host, settings.port, len(config.models))
+    log_start(settings.host, settings.port)
     join_cluster()
     try:
         gpus, cpus = share_resources(config, max_replicas or replicas, small=small)

@@ -27,7 +27,7 @@ from outpace.server.request_handler import RequestHandler
 from outpace.server.responses import ResponsesRequest, ResponsesTranslation
 from outpace.server.schema import ChatRequest, CompletionRequest
 from outpace.server.service import Service
-from outpace.server.settings import Settings
+from outpace.server.start import Settings
 from outpace.server.writer import Translation
 from outpace.version import __version__
 

@@ -13,7 +13,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from outpace.errors import OptionError
 from outpace.server.http_error import ClientDisconnectedError, HttpError
-from outpace.server.schema import MAX_BODY_BYTES, requirement
+from outpace.server.schema import MAX_BODY_BYTES
+from outpace.server.start import requirement
 
 UNSUPPORTED_FIELDS = {
     "not supported yet": (

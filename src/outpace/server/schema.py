@@ -76,11 +76,6 @@ def disable_top_k(value: object) -> object:
     return MAX_TOP_K if value in (0, -1) and not isinstance(value, bool) else value
 
 
-def requirement(message: str) -> str:
-    """Return pydantic's message about a value, worded as a requirement."""
-    return re.sub("(Input|String) should", "must", message)
-
-
 def bounded_type(option: DeclaredOption) -> Any:
     """Return the type of an option with its bounds; optional if it is so in Python."""
     bounds: dict[str, Any] = dict(option.info.bounds or {})
