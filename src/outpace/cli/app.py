@@ -33,7 +33,7 @@ COMMANDS = {
     "reproduce": "outpace.cli.reproduce:reproduce",
     "serve": "outpace.cli.serve:serve",
     "data": "outpace.cli.data:data",
-    "train": "outpace.cli.training:train_command",
+    "train": "outpace.cli.draft:train_group",
     "quantize": "outpace.cli.quantize:quantize",
     "models": "outpace.cli.lists:models",
     "methods": "outpace.cli.lists:methods",
@@ -43,7 +43,7 @@ COMMANDS = {
 }
 """Module and function of each command."""
 
-COMMAND_FACTORIES = ("recipes",)
+COMMAND_FACTORIES = ("recipes", "train")
 """Commands whose function returns the command itself."""
 
 
