@@ -11,6 +11,7 @@ from starlette.testclient import TestClient
 from asking import QUESTION as STORY
 from asking import URL, attack, named_events, post
 from outpace.api.parts import AnswerFormat, CallDelta, PartsDelta
+from outpace.server.messages import CountTokensRequest
 from outpace.server.writer import BlockParser
 from toolbox import SCHEMAS, TOOLS, WEATHER
 
@@ -204,7 +205,18 @@ def test_requests_of_agents(served: TestClient) -> None:
 
 CALL = {"type": "tool_use", "id": "x", "name": "stop", "input": {}}
 RESULT = {"type": "tool_result", "tool_use_id": "x"}
+UNREADABLE = RESULT | {"content": [{"type": "text", "text": 5}]}
 CALLING = {"role": "assistant", "content": [{"type": "text", "text": "a"}, CALL]}
+
+
+def test_other_parts_of_results_are_noted() -> None:
+    found = {"type": "tool_reference", "tool_name": "stop"}
+    result = RESULT | {"content": [{"type": "image"}, {"type": "text", "text": "dot"}, found]}
+    turns = [CALLING, {"role": "user", "content": [result, {"type": "document"}]}]
+    request = CountTokensRequest.model_validate({"model": "m", "messages": [QUESTION, *turns]})
+    tool, user = [*request.chat_messages()][2:]
+    assert "image" in tool["content"] and tool["content"].endswith("dotstop")
+    assert (user["role"], "document" in user["content"]) == ("user", True)
 
 
 REFUSED: list[tuple[str, dict[str, Any]]] = [
@@ -221,6 +233,10 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ),
     ("messages.0.content.0", {"messages": [{"role": "user", "content": [{"type": "image"}]}]}),
     ("messages.0.content.1", {"messages": [{"role": "user", "content": CALLING["content"]}]}),
+    (
+        "messages.2.content.0.content.0.text",
+        {"messages": [QUESTION, CALLING, {"role": "user", "content": [UNREADABLE]}]},
+    ),
     (
         "messages.0.content.0",
         {"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": "a"}]}]},
