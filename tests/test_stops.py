@@ -177,6 +177,6 @@ def test_special_token_as_a_stop_string() -> None:
     (free,) = llm.generate(QUESTION, **options)
     (stopped,) = llm.generate(QUESTION, stop=["zz", mark], **options)
     assert (len(free.ids), free.finish_reason) == (9, "length")
-    assert (stopped.ids, stopped.finish_reason) == ([], "stop")
+    assert (stopped.ids, stopped.finish_reason, stopped.stop_string) == ([], "stop", mark)
     with refuses("stop"):
         llm.generate(QUESTION, stop=f"a{mark}")

@@ -593,7 +593,7 @@ def prepare_answer(
     ends, stop_ids = resolve_stop_ids(llm, options, pairing.vocab)
     processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
     if layout is None:
-        stop_ids |= detokenizer.stop_ids
+        stop_ids |= detokenizer.stop_tokens.keys()
         where = form.thoughts, range(len(ids), len(ids) + max_tokens), ends | stop_ids
         constraint = build_constraint(llm, options, method, pairing, *where, wait)
     else:

@@ -175,6 +175,8 @@ class GuardMiddleware:
             return
         try:
             self.check_request(scope)
+            if scope["method"] == "HEAD":  # HTTP sends its answer without the body
+                scope = {**scope, "method": "GET"}
         except HttpError as fault:
             await fault.to_response()(scope, receive, send)
         else:
