@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -54,6 +54,15 @@ class ServeOptions:
             usual="10m",
         ),
     ] = None
+    tools: Annotated[
+        Literal["any", "template"],
+        Info(
+            "Models that take tools: any, or those with a template that describes them.",
+            "serving",
+            typed=str,
+            shows=True,
+        ),
+    ] = "any"
 
 
 SERVE_OPTIONS = list_options(ServeOptions)
