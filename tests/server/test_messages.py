@@ -56,6 +56,7 @@ REQUESTS: list[dict[str, Any]] = [
     body("plain", max_tokens=3),
     body("tools", max_tokens=200, tools=DECLARED, tool_choice=ANY, temperature=1),
     body("array", max_tokens=200, tools=DECLARED, tool_choice={"type": "tool", "name": "stop"}),
+    body("open", max_tokens=100, tools=DECLARED, tool_choice=ANY),
     body("tools", max_tokens=9, tools=DECLARED, tool_choice={"type": "none"}),
     body("plain", max_tokens=32_000, temperature=0),
 ]
@@ -247,7 +248,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
         "stop_sequences",
         {"model": "tools", "tools": DECLARED, "stop_sequences": ["x"], "tool_choice": ANY},
     ),
-    ("tools", {"tools": DECLARED}),
+    ("tools", {"model": "plain", "tools": DECLARED}),
     (
         "tools.0.input_schema",
         {"model": "tools", "tools": [DECLARED[1] | {"input_schema": {"type": "teapot"}}]},

@@ -48,6 +48,7 @@ REQUESTS: list[dict[str, Any]] = [
     body("plain", max_output_tokens=3, text={"format": {"type": "text"}}),
     body("tools", max_output_tokens=200, tools=DECLARED, tool_choice="required", temperature=1),
     body("array", max_output_tokens=200, tools=DECLARED, tool_choice=NAMED),
+    body("open", max_output_tokens=100, tools=DECLARED, tool_choice="required"),
     body("tools", max_output_tokens=9, tools=DECLARED, parallel_tool_calls=False),
 ]
 
@@ -169,7 +170,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("max_output_tokens", {"max_output_tokens": 10**7}),
     ("reasoning.effort", {"reasoning": {"effort": "much"}}),
     ("max_reasoning_tokens", {"model": "plain", "max_reasoning_tokens": 5}),
-    ("tools", {"tools": DECLARED}),
+    ("tools", {"model": "plain", "tools": DECLARED}),
     ("tools.0.type", {"tools": [{"name": "x"}]}),
     ("tool_choice", {"tools": [{"type": "web_search"}], "tool_choice": "required"}),
     (

@@ -37,7 +37,6 @@ from outpace.checkpoints.load import (
 )
 from outpace.constraint.cloze import InfillParts
 from outpace.constraint.compiler import FREE_RULE, Compiler, NotCompiledError
-from outpace.constraint.thoughts import ThoughtFormat
 from outpace.decoding import CAUSAL_KINDS, DRAFT_KINDS, Constraint, Kind, Processor, Request
 from outpace.decoding.processor import MinTokens, Penalties, TokenBias
 from outpace.decoding.sampling_params import is_whole_number
@@ -135,7 +134,7 @@ def build_constraint(
     options: RequestOptions,
     method: Method,
     pairing: Pairing,
-    thoughts: ThoughtFormat | None,
+    form: AnswerFormat,
     slots: range,
     ends: frozenset[int],
     wait: bool,
@@ -146,7 +145,7 @@ def build_constraint(
         OptionError: If no answer satisfies the constraint.
         Exception: That of the compiler for an uncompiled constraint, unless `wait` is set.
     """
-    most, rule = options.max_reasoning_tokens, options.rule
+    most, rule, thoughts = options.max_reasoning_tokens, options.rule, form.thoughts
     if most is not None and thoughts is not None:
         rule = rule or FREE_RULE
     if rule is None:
@@ -164,6 +163,7 @@ def build_constraint(
         wait=wait,
         thoughts=thoughts,
         max_thoughts=most,
+        calls=form.calls,
     )
 
 
@@ -594,7 +594,7 @@ def prepare_answer(
     processors = [*build_processors(options, method, len(ids), ends, pairing.vocab)]
     if layout is None:
         stop_ids |= detokenizer.stop_tokens.keys()
-        where = form.thoughts, range(len(ids), len(ids) + max_tokens), ends | stop_ids
+        where = form, range(len(ids), len(ids) + max_tokens), ends | stop_ids
         constraint = build_constraint(llm, options, method, pairing, *where, wait)
     else:
         sequential = method.is_sequential

@@ -104,6 +104,8 @@ class Service:
         models: dict[str, HostedModel] = {}
         for name, entry in config.models.items():
             max_pending = entry.max_sequences + config.server.max_waiting
+            if (template := texts[name].chat_template) is not None:
+                template.needs_description = entry.tools == "template"
             engine = ModelClient(client, name, texts[name], max_pending)
             model = HostedModel(
                 name=name, entry=entry, engine=engine, text=texts[name], **vars(model_infos[name])

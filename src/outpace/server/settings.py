@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, PlainValidator, create_model
 
@@ -44,6 +44,15 @@ class ServeOptions:
             usual="10m",
         ),
     ] = None
+    tools: Annotated[
+        Literal["any", "template"],
+        Info(
+            "Models that take tools: any, or those with a template that describes them.",
+            "serving",
+            typed=str,
+            shows=True,
+        ),
+    ] = "any"
 
 
 SERVE_OPTIONS = list_options(ServeOptions)
