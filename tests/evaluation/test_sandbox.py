@@ -10,13 +10,19 @@ from pathlib import Path
 import pytest
 
 from outpace.evaluation import jail, sandbox
-from outpace.evaluation.sandbox import SandboxLimits, run_sandboxed
+from outpace.evaluation.sandbox import run_sandboxed
 from prepared import prepared
 
 PROBES = (335, 336)
 """System calls of the kernel's own probes, which bypass filters and are useless to a program."""
 
-SHORT = SandboxLimits(seconds=3)
+
+@pytest.fixture
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give programs three seconds."""
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 3)
+
+
 SECURITY_BITS, NO_ROOT = 28, 3
 """`prctl` options: user 0 gets no capabilities, irrevocably."""
 WITHOUT_RIGHTS = f"""
@@ -98,18 +104,20 @@ def test_computation_passes(program: str) -> None:
         for number, name in enumerate(HARMFUL)
     ],
 )
+@pytest.mark.usefixtures("short")
 def test_forbidden_actions_fail(name: str) -> None:
-    verdict = run_sandboxed(HARMFUL[name], SHORT)
+    verdict = run_sandboxed(HARMFUL[name])
     assert not verdict.passed and verdict.reason and len(verdict.reason) < 300
     assert not jails(os.getpid())
 
 
 @pytest.mark.parametrize("program", WRITES.values(), ids=WRITES)
+@pytest.mark.usefixtures("short")
 def test_files_are_unchanged(program: str, tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text("old")
     old.chmod(0o600)
-    assert not run_sandboxed(program.format(path=str(new), old=str(old)), SHORT).passed
+    assert not run_sandboxed(program.format(path=str(new), old=str(old))).passed
     assert [path.name for path in tmp_path.iterdir()] == ["old"]
     assert old.read_text() == "old" and old.stat().st_mode & 0o777 == 0o600
 

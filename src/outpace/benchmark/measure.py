@@ -157,7 +157,6 @@ class LoadLevel:
         failed: number of failed requests.
         seconds: time from the first request to the last answer.
         cpu: CPU seconds of this process in that time, to detect a client that is too slow.
-        done: whether all requests have finished.
     """
 
     arrivals: Arrivals
@@ -168,7 +167,6 @@ class LoadLevel:
     failed: int = 0
     seconds: float = 0.0
     cpu: float = 0.0
-    done: bool = False
 
     async def run_requests(
         self, client: Client, bodies: Iterable[RequestBody], progress: Callable[[LoadLevel], None]
@@ -186,7 +184,6 @@ class LoadLevel:
             progress(self)
 
         await self.arrivals.send_all(bodies, send_and_record)
-        self.done = True
 
     def summarise(self, limits: Mapping[str, float]) -> LoadFigures:
         """Return the figures in the format of the JSON output."""

@@ -17,6 +17,7 @@ from outpace.api.options import Options, check_options
 from outpace.cli.draw import console, replace_file, report_table, show_pieces, show_truncated
 from outpace.cli.flags import (
     LOAD_FLAGS,
+    SAMPLING_FLAGS,
     STOP_FLAGS,
     BatchFlag,
     JsonFlag,
@@ -228,39 +229,13 @@ def run_evaluation(
 HARNESS_FLAGS = HarnessFlags()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProtocolSamplingFlags(SamplingFlags):
-    """Flags of sampling and length whose defaults come from a protocol."""
-
-    max_tokens: Annotated[
-        int | None,
-        Option(help="Maximum number of tokens of an answer.", show_default="by protocol"),
-    ] = None
-    temperature: Annotated[
-        float | None,
-        Option(
-            help="Sampling temperature; 0 is greedy.", show_default="by protocol, method or family"
-        ),
-    ] = None
-    top_p: Annotated[
-        float | None,
-        Option(
-            help="Probability mass of nucleus sampling.",
-            show_default="by protocol, method or family",
-        ),
-    ] = None
-
-
-PROTOCOL_SAMPLING = ProtocolSamplingFlags()
-
-
 def evaluate_command(
     model: ModelArgument,
     method: Method | None = None,
     task_flags: TaskFlags = TASK_FLAGS,
     limit: LimitFlag = 100,
     batch: BatchFlag = 1,
-    sampling: ProtocolSamplingFlags = PROTOCOL_SAMPLING,
+    sampling: SamplingFlags = SAMPLING_FLAGS,
     stops: StopFlags = STOP_FLAGS,
     template: TemplateFlag = None,
     load_flags: LoadFlags = LOAD_FLAGS,

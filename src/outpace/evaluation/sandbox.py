@@ -12,29 +12,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from outpace.errors import must
-
 JAIL_SCRIPT = Path(__file__).with_name("jail.py")
 MAX_VERDICT_BYTES = 65536
 """Maximum bytes read of a verdict. A process that writes more blocks until its time is up."""
 
+MAX_SECONDS, MAX_MEMORY = 10.0, 1 << 30
+"""Maximum wall time of a program, and maximum bytes of its memory."""
+
 MAX_REASON_CHARACTERS = 200
 """Maximum number of characters of a reason."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SandboxLimits:
-    """Resource limits of a program: seconds of wall time and bytes of memory."""
-
-    seconds: float = 10.0
-    memory: int = 1 << 30
-
-    def __post_init__(self) -> None:
-        """Raise `ValueError` for limits under which no program can run."""
-        if not 0 < self.seconds < 3600:
-            raise must("seconds", self.seconds, "be between 0 and 3600")
-        if self.memory < 1 << 27:
-            raise must("memory", self.memory, f"be at least {1 << 27} bytes")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +31,7 @@ class Verdict:
     reason: str = ""
 
 
-def run_sandboxed(program: str, limits: SandboxLimits | None = None) -> Verdict:
+def run_sandboxed(program: str) -> Verdict:
     """Run a Python program; it passes only if it exits normally without an exception.
 
     It has no network, child processes, writable files, environment or input. It can read what its
@@ -55,18 +41,14 @@ def run_sandboxed(program: str, limits: SandboxLimits | None = None) -> Verdict:
         OSError: If this machine has no sandbox: see `check_sandbox`.
     """
     check_sandbox()
-    return execute_program(program, limits or SandboxLimits())
+    return execute_program(program)
 
 
 @cache
 def check_sandbox() -> None:
     """Raise `OSError` if programs cannot be sandboxed here; needs Linux with seccomp."""
     probe = "import socket\nsocket.socket()"
-    verdict = (
-        execute_program(probe, SandboxLimits())
-        if sys.platform == "linux"
-        else Verdict(False, sys.platform)
-    )
+    verdict = execute_program(probe) if sys.platform == "linux" else Verdict(False, sys.platform)
     if not verdict.reason.startswith("PermissionError"):
         raise OSError(
             "model-written code needs a kernel that can block network, files and processes "
@@ -74,14 +56,14 @@ def check_sandbox() -> None:
         )
 
 
-def execute_program(program: str, limits: SandboxLimits) -> Verdict:
+def execute_program(program: str) -> Verdict:
     token = secrets.token_hex(16)
     job = {
         "program": program,
         "token": token,
         "parent": os.getpid(),
-        "seconds": limits.seconds,
-        "memory": limits.memory,
+        "seconds": MAX_SECONDS,
+        "memory": MAX_MEMORY,
     }
     process = subprocess.Popen(
         [sys.executable, "-I", "-B", str(JAIL_SCRIPT)],
@@ -96,9 +78,9 @@ def execute_program(program: str, limits: SandboxLimits) -> Verdict:
     with process.stdin, process.stdout:
         try:
             send_job(process, json.dumps(job).encode())
-            process.wait(limits.seconds)
+            process.wait(MAX_SECONDS)
         except subprocess.TimeoutExpired:
-            return Verdict(False, f"still running after {limits.seconds:g} seconds")
+            return Verdict(False, f"still running after {MAX_SECONDS:g} seconds")
         finally:
             process.kill()
             process.wait()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -339,11 +339,6 @@ MAX_TOKEN_CHARACTERS = 256
 MAX_SAMPLE_CHARACTERS = 200
 """Maximum length of a prompt that a run decodes as a sample."""
 
-LineProgress = Callable[
-    [Iterable[tuple[str, AnsweredConversation]], int], Iterable[tuple[str, AnsweredConversation]]
-]
-"""Wraps an iterable of this many lines, to show progress."""
-
 
 class Examples:
     """An endless stream of examples; number n is a function of the seed and n alone."""
@@ -423,16 +418,11 @@ class Examples:
         ]
         return max(turns) * len(self.turn_slots) or None
 
-    def check_records(self, progress: LineProgress = lambda lines, count: lines) -> None:
-        """Check all records; `ValueError` names the first invalid line.
-
-        `progress` wraps the lines of each source, given with their number.
-        """
+    def check_records(self) -> None:
+        """Check all records; `ValueError` names the first invalid line."""
         checked_roles: set[tuple[str, ...]] = set()
         for each in self.sources:
-            for place, (messages, _, _) in progress(
-                map(each.read_record, range(each.size or 0)), each.size or 0
-            ):
+            for place, (messages, _, _) in map(each.read_record, range(each.size or 0)):
                 # Chat templates reject roles or their order, never the content.
                 roles = tuple(message["role"] for message in messages)
                 if roles and roles not in checked_roles:

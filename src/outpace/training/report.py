@@ -5,23 +5,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 import accelerate
 import torch
 from accelerate import Accelerator
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-    track,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from outpace.provenance import provenance_record
@@ -81,19 +74,6 @@ RESUMABLE_SETTINGS = {
     *("train.epochs", "train.recompute", "train.tracker", "train.balance", "data.features"),
 }
 """Settings that may change when a run resumes, in addition to all of `held_out`."""
-
-MIN_LINES_FOR_PROGRESS = 20_000
-"""Lines of data from which a check shows a progress bar."""
-
-DataLine = TypeVar("DataLine")
-
-
-def show_progress(lines: Iterable[DataLine], count: int) -> Iterable[DataLine]:
-    """Wrap lines in a progress bar if there are many and the output is a terminal."""
-    console = Console()
-    if count < MIN_LINES_FOR_PROGRESS or not console.is_terminal:
-        return lines
-    return track(lines, "checking the data", total=count, console=console, transient=True)
 
 
 class TrainingReport:

@@ -178,8 +178,7 @@ class Trainer:
         self.accelerator = create_accelerator(self.loop.tracker, self.out)
         count = self.accelerator.num_processes
         self.micro_batch_size = self.loop.micro_batch_size(count, cut.longest)
-        main = self.accelerator.is_main_process
-        self.examples.check_records(report.show_progress if main else lambda lines, count: lines)
+        self.examples.check_records()
         self.check_origin(self.examples)
         self.validator = None if held_out is None else self.build_validator(held_out, cut)
         self.feature_store: FeatureStore | None = None

@@ -17,7 +17,6 @@ DATA_FOLDER = Path(__file__).parent
 FOLDER = DATA_FOLDER / "papers"
 PAPERS = tuple(sorted(path.stem for path in FOLDER.glob("*.toml")))
 SCALES = ("mini", "small", "full")
-TRENDS = ("rises", "falls", "higher", "lower", "unbeaten")
 GIVEN = "given:"
 """Prefix of a model whose path the user gives."""
 
