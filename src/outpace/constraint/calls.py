@@ -70,6 +70,9 @@ def is_held(name: str, rule: Any) -> bool:
     """Return whether a loosened schema keeps a keyword with this value."""
     if name not in HELD_KEYWORDS:
         return False
+    if name in ("enum", "const"):
+        values = rule if name == "enum" else [rule]
+        return isinstance(values, list) and not any(isinstance(v, list | dict) for v in values)
     if name in LISTS or name == "oneOf":
         return isinstance(rule, list)
     if name in MAPPINGS:
