@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from io import FileIO
 from pathlib import Path
@@ -22,33 +22,6 @@ ChatPrompt = str | list[Message]
 """A prompt of a file: text of a user message, or messages."""
 
 
-def iterate_answers(
-    llm: LLM, requests: Iterable[tuple[str, Prompt, Options]], *, batch: int
-) -> Iterator[tuple[int, Output]]:
-    """Answer named prompts and yield each prompt's number and output in order of completion.
-
-    Args:
-        llm: What answers.
-        requests: Name, prompt and options of each request, consumed lazily.
-        batch: Maximum number of concurrent requests.
-
-    Raises:
-        ValueError: For an invalid prompt, prefixed by its name, when it is submitted.
-    """
-    names: list[str] = []
-
-    def numbered_requests() -> Iterator[tuple[Prompt, Options]]:
-        for name, prompt, options in requests:
-            names.append(name)
-            yield prompt, options
-
-    served = llm.serve(numbered_requests(), batch=batch)
-    try:
-        yield from served
-    except ValueError as error:
-        raise prefix_error(names[-1], error) from error
-
-
 def answer_file(
     llm: LLM,
     source: str | Path,
@@ -65,7 +38,7 @@ def answer_file(
     stopped. The prompt of line n has the seed `seed + n`.
 
     Args:
-        llm: What answers.
+        llm: The model.
         source: JSON lines with `prompt`, or with `messages` that end before the assistant's.
         target: File that the answers are appended to.
         batch: Maximum number of concurrent requests.
@@ -105,21 +78,29 @@ def answer_prompts(
     `fields` are added to each line. Prompts whose line is in `skipped` are not answered.
     """
     options = offset_seed(options, 0)
-    tokens = 0
+    tokens, line = 0, 0
+
+    def requests() -> Iterator[tuple[Prompt, Options]]:
+        nonlocal line
+        for line in todo:
+            yield prompts[line - 1], offset_seed(options, line)
+
     with open_for_append(target) as file:
         done = find_answered_lines(file, prompts)
         lines = [line for line in range(1, len(prompts) + 1) if line not in skipped]
         todo = [line for line in lines if line not in done]
-        requests = (
-            (places[line - 1], prompts[line - 1], offset_seed(options, line)) for line in todo
-        )
         progress(len(done), len(lines), tokens)
-        for count, (number, output) in enumerate(iterate_answers(llm, requests, batch=batch), 1):
-            line = todo[number]
-            example = training_example(prompts[line - 1], output)
-            append_record(file, {"line": line, **example, **fields})
-            tokens += len(output.ids)
-            progress(len(done) + count, len(lines), tokens)
+        try:
+            for count, (number, output) in enumerate(llm.serve(requests(), batch=batch), 1):
+                prompt = prompts[todo[number] - 1]
+                example = {"line": todo[number], **training_example(prompt, output), **fields}
+                append_record(file, example)
+                tokens += len(output.ids)
+                progress(len(done) + count, len(lines), tokens)
+        except ValueError as error:
+            if not line:  # no prompt was taken
+                raise
+            raise prefix_error(places[line - 1], error) from error
     return len(todo)
 
 
