@@ -108,10 +108,7 @@ def find_packed_loop() -> Isa | None:
 
 
 def pack_matrix(
-    parts: Sequence[FormatRows],
-    inputs: int,
-    order: Tensor | None = None,
-    allocate: Callable[[int], Tensor] = allocate_bytes,
+    parts: Sequence[FormatRows], inputs: int, order: Tensor | None = None
 ) -> PackedMatrix | None:
     """Pack a matrix from rows of blocks; None if a scale is not finite.
 
@@ -119,7 +116,6 @@ def pack_matrix(
         parts: Outputs by format.
         inputs: Length of a row.
         order: Number of the input at each place of the rows `i64[inputs]`; None if in order.
-        allocate: Returns memory of a size.
 
     Raises:
         ValueError: If the inputs are not a multiple of a block.
@@ -133,7 +129,7 @@ def pack_matrix(
     *starts, size = accumulate(
         (-(-size // PART_ALIGNMENT) * PART_ALIGNMENT for size in sizes), initial=0
     )
-    tiles = allocate(size)
+    tiles = allocate_bytes(size)
     for part, start in zip(parts, starts, strict=True):
         rows, outputs = np.ascontiguousarray(part.addresses, np.uint64), len(part.addresses)
         place, work = tiles.data_ptr() + start, thread_count(outputs * inputs)

@@ -18,7 +18,6 @@ from outpace.checkpoints.gguf.config import ROPE_FACTORS, gguf_format, predictin
 from outpace.checkpoints.gguf.file import GGUFFile, import_gguf
 from outpace.checkpoints.stacks import StackEntry, stored_name
 from outpace.checkpoints.weights import CheckpointWeights, TensorPart
-from outpace.kernels.loader import SharedPages
 from outpace.kernels.packed import (
     INPUT_MULTIPLES,
     FormatRows,
@@ -43,7 +42,6 @@ class GGUFWeights(CheckpointWeights):
     def __init__(self, file: GGUFFile, config: ModelConfig) -> None:
         self.folder, self.scheme, self.file, self.config = file.path, None, file, config
         self.unpacked: dict[str, list[str]] = {}
-        self.memory = SharedPages()
         self.family = FAMILIES[config.family]
         self.format = gguf_format(self.family)
 
@@ -190,7 +188,7 @@ class GGUFWeights(CheckpointWeights):
         ]
         columns = self.column_order(pieces[0].source, inputs)
         order = None if columns is None else columns.argsort()
-        if (matrix := pack_matrix(parts, inputs, order, self.memory.allocate)) is not None:
+        if (matrix := pack_matrix(parts, inputs, order)) is not None:
             return matrix
         pairs = zip(pieces, parts, strict=True)
         bad = next(piece for piece, part in pairs if pack_matrix([part], inputs) is None)
