@@ -12,6 +12,8 @@ from outpace import LLM, OptionError
 from outpace.checkpoints.load import load_model
 from outpace.errors import ContextError
 from outpace.methods import Autoregressive, Method
+from refusal import refuses
+from thinking import thinking_llm
 from workload import ON_ZOO
 
 STORY = "Omar has 9 coins and gives 3 of them to Ann. How many coins are left?"
@@ -84,6 +86,38 @@ def test_an_answer_may_have_no_tokens(name: str, method: Method) -> None:
     assert len(found[0].steps) == 1 and found[0].logprobs == []
     assert found[2].prompt_logprobs == [None] and found[2].steps == []
     assert list(llm(name).stream(STORY, **options, max_tokens=0)) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "method"), [pair for pair in ON_ZOO if pair[0] in CAUSAL], ids=repr
+)
+def test_scores_of_choices(name: str, method: Method) -> None:
+    choices, text = ["6", "6 coins", "Omar has 6 coins left.", ""], llm(name).text
+    prompt, common = text.encode(STORY), {"method": method, "temperature": 0.0}
+    asked: Any = [(prompt, {**common, "choices": choices})]
+    asked += [(prompt, {**common, "choices": choices, "logprobs": True})]
+    forced: Any = {**common, "max_tokens": 0, "prompt_logprobs": 0}
+    asked += [(prompt + text.encode_plain(choice), forced) for choice in choices]
+    free, scored, *scores = [each for _, each in sorted(llm(name).serve(asked), key=lambda e: e[0])]
+    assert free.choice_logprobs is None and scored.ids == free.ids and scored.text in choices
+    expected = [sum(each.prompt_logprobs[len(prompt) :]) for each in scores]
+    assert scored.choice_logprobs == pytest.approx(
+        dict(zip(choices, expected, strict=True)), abs=1e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "param", "options"),
+    [
+        (lambda: llm("tiny-dream"), "logprobs", {}),
+        (lambda: llm("tiny-block"), "logprobs", {}),
+        (lambda: thinking_llm("tiny-ar", "open"), "logprobs", {}),
+        (lambda: llm("tiny-ar"), "max_tokens", {"max_tokens": 4}),
+    ],
+)
+def test_choices_that_have_no_scores(model: Any, param: str, options: dict[str, Any]) -> None:
+    with refuses(param):
+        model().generate(STORY, choices=["6", "Omar has 6 coins."], logprobs=True, **options)
 
 
 def test_prompt_may_fill_the_context() -> None:

@@ -109,6 +109,8 @@ class Request:
         prompt_logprobs: number of most probable tokens wanted with the log-probability of each
             token of the prompt; None if these are not wanted.
         prompt_scores: log-probabilities of the prompt's tokens after the first, once known.
+        choices: tokens of each text whose log-probability after the prompt is wanted.
+        choice_scores: log-probabilities of `choices`, once known.
         processors: logits processors, applied before the logits are read.
         canvas: working text of an out-of-order method, slot by slot, for progress reports; holes
             are the mask.
@@ -136,6 +138,8 @@ class Request:
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    choices: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    choice_scores: dict[str, float] = field(default_factory=dict)
     processors: tuple[Processor, ...] = ()
     canvas: Sequence[int] = ()
     constraint: Constraint | None = None
