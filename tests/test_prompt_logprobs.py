@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from helpers import whole
-from outpace import LLM, OptionError
+from outpace import LLM
 from outpace.checkpoints.load import load_model
 from outpace.errors import ContextError
 from outpace.methods import Autoregressive, Method
@@ -17,7 +17,8 @@ from thinking import thinking_llm
 from workload import ON_ZOO
 
 STORY = "Omar has 9 coins and gives 3 of them to Ann. How many coins are left?"
-CAUSAL = ("tiny-ar", "tiny-aux", "tiny-wedlm")
+CAUSAL = [pair for pair in ON_ZOO if pair[0] in ("tiny-ar", "tiny-aux", "tiny-wedlm")]
+each_method = pytest.mark.parametrize(("name", "method"), CAUSAL, ids=repr)
 
 
 @cache
@@ -35,9 +36,7 @@ def distributions(name: str) -> torch.Tensor:
     return logits.log_softmax(-1)
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [pair for pair in ON_ZOO if pair[0] in CAUSAL], ids=repr
-)
+@each_method
 def test_scores_of_a_prompt(name: str, method: Method) -> None:
     options: dict[str, Any] = {"method": method, "max_tokens": 12, "temperature": 0.7, "seed": 3}
     ids, laws = llm(name).text.encode(STORY), distributions(name)
@@ -66,9 +65,7 @@ def test_scores_of_a_prompt(name: str, method: Method) -> None:
                 assert score.top[0][0] == token
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [pair for pair in ON_ZOO if pair[0] in CAUSAL], ids=repr
-)
+@each_method
 def test_an_answer_may_have_no_tokens(name: str, method: Method) -> None:
     options: dict[str, Any] = {"method": method, "temperature": 0.0, "prompt_logprobs": 2}
     asked: Any = [
@@ -88,9 +85,7 @@ def test_an_answer_may_have_no_tokens(name: str, method: Method) -> None:
     assert list(llm(name).stream(STORY, **options, max_tokens=0)) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [pair for pair in ON_ZOO if pair[0] in CAUSAL], ids=repr
-)
+@each_method
 def test_scores_of_choices(name: str, method: Method) -> None:
     choices, text = ["6", "6 coins", "Omar has 6 coins left.", ""], llm(name).text
     prompt, common = text.encode(STORY), {"method": method, "temperature": 0.0}
@@ -104,20 +99,6 @@ def test_scores_of_choices(name: str, method: Method) -> None:
     assert scored.choice_logprobs == pytest.approx(
         dict(zip(choices, expected, strict=True)), abs=1e-3
     )
-
-
-@pytest.mark.parametrize(
-    ("model", "param", "options"),
-    [
-        (lambda: llm("tiny-dream"), "logprobs", {}),
-        (lambda: llm("tiny-block"), "logprobs", {}),
-        (lambda: thinking_llm("tiny-ar", "open"), "logprobs", {}),
-        (lambda: llm("tiny-ar"), "max_tokens", {"max_tokens": 4}),
-    ],
-)
-def test_choices_that_have_no_scores(model: Any, param: str, options: dict[str, Any]) -> None:
-    with refuses(param):
-        model().generate(STORY, choices=["6", "Omar has 6 coins."], logprobs=True, **options)
 
 
 def test_prompt_may_fill_the_context() -> None:
@@ -143,13 +124,21 @@ def test_long_prompts_without_a_prefix_cache() -> None:
             assert ours[1:] == pytest.approx(theirs[1:], abs=1e-4)
 
 
+CHOICES = {"choices": ["6", "Omar has 6 coins."], "logprobs": True}
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("tiny-dream", 0), ("tiny-block", 2), ("tiny-ar", 21), ("tiny-ar", -1), ("tiny-ar", 1.5)],
+    ("model", "options", "param"),
+    [
+        *(("tiny-ar", {"prompt_logprobs": value}, "prompt_logprobs") for value in (21, -1, 1.5)),
+        ("tiny-dream", {"prompt_logprobs": 0}, "prompt_logprobs"),
+        ("tiny-block", {"prompt_logprobs": 2}, "prompt_logprobs"),
+        *((model, CHOICES, "logprobs") for model in ("tiny-dream", "tiny-block", "open")),
+        ("tiny-ar", {**CHOICES, "max_tokens": 4}, "max_tokens"),
+    ],
 )
-def test_invalid_value_is_named(name: str, value: Any) -> None:
-    with pytest.raises(OptionError) as caught:
-        llm(name).generate(STORY, prompt_logprobs=value)
-    assert caught.value.param == "prompt_logprobs"
-    if name != "tiny-ar":
-        assert name in str(caught.value)
+def test_invalid_option_is_named(model: str, options: Any, param: str) -> None:
+    with refuses(param):
+        (thinking_llm("tiny-ar", model) if model == "open" else llm(model)).generate(
+            STORY, **options
+        )

@@ -123,7 +123,7 @@ class Request:
         cycle_length: tokens that the present cycle proposes under `pace`.
         cycle_start: slots before the present cycle.
         finish_reason: why the request ended; None while it runs.
-        end_token: the end-of-sequence or stop id that ended it.
+        end_token: the end-of-sequence or stop id that ended it; -1 without one.
         ids: prompt and committed tokens.
     """
 
@@ -152,7 +152,7 @@ class Request:
     scores: list[float] = field(default_factory=list)
     cycle_length: int | None = field(default=None, init=False)
     cycle_start: int = field(default=0, init=False)
-    end_token: int | None = field(default=None, init=False)
+    end_token: int = field(default=-1, init=False)
     ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:
