@@ -8,14 +8,17 @@ import pytest
 import torch
 
 from helpers import whole
-from outpace import LLM, OptionError
+from outpace import LLM
 from outpace.checkpoints.load import load_model
 from outpace.errors import ContextError
 from outpace.methods import Autoregressive, Method
+from refusal import refuses
+from thinking import thinking_llm
 from workload import ON_ZOO
 
 STORY = "Omar has 9 coins and gives 3 of them to Ann. How many coins are left?"
-CAUSAL = ("tiny-ar", "tiny-aux", "tiny-wedlm")
+CAUSAL = [pair for pair in ON_ZOO if pair[0] in ("tiny-ar", "tiny-aux", "tiny-wedlm")]
+each_method = pytest.mark.parametrize(("name", "method"), CAUSAL, ids=repr)
 
 
 @cache
@@ -33,9 +36,7 @@ def distributions(name: str) -> torch.Tensor:
     return logits.log_softmax(-1)
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [pair for pair in ON_ZOO if pair[0] in CAUSAL], ids=repr
-)
+@each_method
 def test_scores_of_a_prompt(name: str, method: Method) -> None:
     options: dict[str, Any] = {"method": method, "max_tokens": 12, "temperature": 0.7, "seed": 3}
     ids, laws = llm(name).text.encode(STORY), distributions(name)
@@ -64,9 +65,7 @@ def test_scores_of_a_prompt(name: str, method: Method) -> None:
                 assert score.top[0][0] == token
 
 
-@pytest.mark.parametrize(
-    ("name", "method"), [pair for pair in ON_ZOO if pair[0] in CAUSAL], ids=repr
-)
+@each_method
 def test_an_answer_may_have_no_tokens(name: str, method: Method) -> None:
     options: dict[str, Any] = {"method": method, "temperature": 0.0, "prompt_logprobs": 2}
     asked: Any = [
@@ -84,6 +83,22 @@ def test_an_answer_may_have_no_tokens(name: str, method: Method) -> None:
     assert len(found[0].steps) == 1 and found[0].logprobs == []
     assert found[2].prompt_logprobs == [None] and found[2].steps == []
     assert list(llm(name).stream(STORY, **options, max_tokens=0)) == []
+
+
+@each_method
+def test_scores_of_choices(name: str, method: Method) -> None:
+    choices, text = ["6", "6 coins", "Omar has 6 coins left.", ""], llm(name).text
+    prompt, common = text.encode(STORY), {"method": method, "temperature": 0.0}
+    asked: Any = [(prompt, {**common, "choices": choices})]
+    asked += [(prompt, {**common, "choices": choices, "logprobs": True})]
+    forced: Any = {**common, "max_tokens": 0, "prompt_logprobs": 0}
+    asked += [(prompt + text.encode_plain(choice), forced) for choice in choices]
+    free, scored, *scores = [each for _, each in sorted(llm(name).serve(asked), key=lambda e: e[0])]
+    assert free.choice_logprobs is None and scored.ids == free.ids and scored.text in choices
+    expected = [sum(each.prompt_logprobs[len(prompt) :]) for each in scores]
+    assert scored.choice_logprobs == pytest.approx(
+        dict(zip(choices, expected, strict=True)), abs=1e-3
+    )
 
 
 def test_prompt_may_fill_the_context() -> None:
@@ -109,13 +124,21 @@ def test_long_prompts_without_a_prefix_cache() -> None:
             assert ours[1:] == pytest.approx(theirs[1:], abs=1e-4)
 
 
+CHOICES = {"choices": ["6", "Omar has 6 coins."], "logprobs": True}
+
+
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("tiny-dream", 0), ("tiny-block", 2), ("tiny-ar", 21), ("tiny-ar", -1), ("tiny-ar", 1.5)],
+    ("model", "options", "param"),
+    [
+        *(("tiny-ar", {"prompt_logprobs": value}, "prompt_logprobs") for value in (21, -1, 1.5)),
+        ("tiny-dream", {"prompt_logprobs": 0}, "prompt_logprobs"),
+        ("tiny-block", {"prompt_logprobs": 2}, "prompt_logprobs"),
+        *((model, CHOICES, "logprobs") for model in ("tiny-dream", "tiny-block", "open")),
+        ("tiny-ar", {**CHOICES, "max_tokens": 4}, "max_tokens"),
+    ],
 )
-def test_invalid_value_is_named(name: str, value: Any) -> None:
-    with pytest.raises(OptionError) as caught:
-        llm(name).generate(STORY, prompt_logprobs=value)
-    assert caught.value.param == "prompt_logprobs"
-    if name != "tiny-ar":
-        assert name in str(caught.value)
+def test_invalid_option_is_named(model: str, options: Any, param: str) -> None:
+    with refuses(param):
+        (thinking_llm("tiny-ar", model) if model == "open" else llm(model)).generate(
+            STORY, **options
+        )

@@ -1,17 +1,26 @@
-"""Coding agents: requests that they sent, and the agents themselves."""
+"""Coding agents: requests that they sent, and the agents themselves on a scripted model."""
 
 import asyncio
 import json
 import logging
+import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
-from agents import AGENTS, ScriptedEngine, run_agent, scripted_service
 from asking import post
+from outpace.api.engine_client import EngineClient, EngineCommand, SubmitCommand
+from outpace.api.output import Event, Output
+from outpace.server.models import describe_models, load_text
+from outpace.server.run import ServerRun, bind_socket
+from outpace.server.service import Service
+from outpace.server.settings import Config, Entry, Settings
+from toolbox import TEMPLATES
+from variants import write_variant
 
 SENT = [
     pytest.param(sent["path"], sent["body"], id=f"{file.stem}-{number}")
@@ -31,22 +40,82 @@ def test_recorded_request_is_answered(served: TestClient, path: str, body: dict[
         assert last.removeprefix("event: ") in ends, reply
 
 
-SCRIPTS: dict[str, Any] = {
-    "codex": [
-        ("exec_command", {"cmd": "cat notes.txt"}),
-        ("exec_command", {"cmd": "sed -i s/two/TWO/ notes.txt"}),
-        ("view_image", {"path": "dot.png"}),
-        ("exec_command", {"cmd": "cp notes.txt copy.txt"}),
-        "All done.",
-    ],
-    "claude": [
-        ("Read", {"file_path": "notes.txt"}),
-        ("Edit", {"file_path": "notes.txt", "old_string": "two", "new_string": "TWO"}),
-        ("Read", {"file_path": "dot.png"}),
-        ("Bash", {"command": "cp notes.txt copy.txt"}),
-        "All done.",
-    ],
+class ScriptedEngine(EngineClient):
+    """Answers each request that declares tools with the next of some calls, then with a text."""
+
+    heartbeat, stats = 0.0, {}
+
+    def __init__(self, calls: list[tuple[str, dict[str, Any]]]) -> None:
+        super().__init__()
+        self.calls = calls
+
+    async def update_stats(self) -> None: ...
+
+    async def start_receiving(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def send_command(self, command: EngineCommand) -> None:
+        if not isinstance(command, SubmitCommand):
+            return
+        text = "All done."
+        if command.options.tools and self.calls:
+            name, arguments = self.calls.pop(0)
+            call = json.dumps({"name": name, "arguments": arguments})
+            text = f"I will do it.\n<tool_call>\n{call}\n</tool_call>"
+        common: dict[str, Any] = {"finish_reason": "stop", "steps": [], "seconds": 1.0}
+        common |= {"prompt_tokens": len(command.prompt), "format": command.format}
+        output = Output(text=text, ids=[5] * len(text), **common)
+        for event in (Event(number=0), Event(number=0, text=text, output=output)):
+            self.requests[command.number].add_event(event)
+
+
+def scripted_service(calls: list[tuple[str, dict[str, Any]]]) -> Service:
+    """A server of the model `m`, whose context holds the prompts of agents."""
+    folder = Path(write_variant("tiny-ar", TEMPLATES["tool_call"], lambda *_: None))
+    fields = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": 2**18}
+    (folder / "config.json").unlink()
+    (folder / "config.json").write_text(json.dumps(fields))
+    entry = Entry(path=str(folder))
+    config, infos = (
+        Config(models={"m": entry}, server=Settings(port=0)),
+        describe_models({"m": entry}),
+    )
+    texts = {"m": load_text(entry, infos["m"])}
+    return Service.from_client(config, ScriptedEngine(calls), infos, texts)
+
+
+TASK = "Change two to TWO in notes.txt."
+SETTINGS = """model = "m"
+model_provider = "here"
+[model_providers.here]
+name = "here"
+base_url = "URL/v1"
+wire_api = "responses"
+"""
+AGENTS: dict[str, Any] = {
+    "codex": (
+        "@openai/codex",
+        ["codex", "exec", "--skip-git-repo-check", "--sandbox", "danger-full-access"],
+        [
+            ("exec_command", {"cmd": "cat notes.txt"}),
+            ("exec_command", {"cmd": "sed -i s/two/TWO/ notes.txt"}),
+            ("view_image", {"path": "dot.png"}),
+            ("exec_command", {"cmd": "cp notes.txt copy.txt"}),
+        ],
+    ),
+    "claude": (
+        "@anthropic-ai/claude-code",
+        ["claude", "-p", "--model", "m", "--allowedTools=Read,Edit,Bash"],
+        [
+            ("Read", {"file_path": "notes.txt"}),
+            ("Edit", {"file_path": "notes.txt", "old_string": "two", "new_string": "TWO"}),
+            ("Read", {"file_path": "dot.png"}),
+            ("Bash", {"command": "cp notes.txt copy.txt"}),
+        ],
+    ),
 }
+"""The npm package, command, and calls of the script of each agent."""
 DOT = bytes.fromhex(
     "89504e470d0a1a0a0000000d4948445200000001000000010802000000907753de"
     "0000000c49444154789c63f8cfc0000003010100c9fe92ef0000000049454e44ae426082"
@@ -54,31 +123,46 @@ DOT = bytes.fromhex(
 """A picture of one pixel."""
 
 
+async def run_agent(service: Service, words: list[str], folder: Path) -> str:
+    """Run an agent in a folder that is its home, too, and return what it prints."""
+    listener = bind_socket(service.settings)
+    server, url = ServerRun(service, listener), f"http://127.0.0.1:{listener.getsockname()[1]}"
+    (folder / ".codex").mkdir()
+    (folder / ".codex" / "config.toml").write_text(SETTINGS.replace("URL", url))
+    variables = {"PATH": os.environ["PATH"], "HOME": str(folder), "ANTHROPIC_BASE_URL": url}
+    variables |= {"ANTHROPIC_API_KEY": "none", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1"}
+    ends = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.PIPE}
+    serving = asyncio.ensure_future(server.serve())
+    process = await asyncio.create_subprocess_exec(
+        *words, TASK, cwd=folder, env=variables, stderr=asyncio.subprocess.STDOUT, **ends
+    )
+    try:
+        printed, _ = await asyncio.wait_for(process.communicate(), 200)
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        server.server.should_exit = True
+        await serving
+    assert process.returncode == 0, printed
+    return printed.decode()
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", AGENTS)
 def test_agent_reads_edits_and_runs(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    start, package = AGENTS[name]
+    package, words, calls = AGENTS[name]
     if shutil.which(name) is None:
         pytest.skip(f"{name} is not installed: npm install --global {package}")
-    home, folder = tmp_path / "home", tmp_path / "work"
-    home.mkdir()
-    folder.mkdir()
-    (folder / "notes.txt").write_text("one\ntwo\n")
-    (folder / "dot.png").write_bytes(DOT)
-    script = [
-        each
-        if isinstance(each, str)
-        else (each[0], {k: f"{folder}/{v}" if k == "file_path" else v for k, v in each[1].items()})
-        for each in SCRIPTS[name]
-    ]
-    service = scripted_service(script)
+    (tmp_path / "notes.txt").write_text("one\ntwo\n")
+    (tmp_path / "dot.png").write_bytes(DOT)
+    for _, arguments in calls:
+        if "file_path" in arguments:
+            arguments["file_path"] = str(tmp_path / arguments["file_path"])
+    service = scripted_service(calls)
     with caplog.at_level(logging.INFO, "outpace.server.access"):
-        printed = asyncio.run(run_agent(start, service, folder, home))
-    assert "All done." in printed
-    assert (folder / "copy.txt").read_text() == "one\nTWO\n"
-    assert isinstance(service.client, ScriptedEngine)
-    assert [*service.client.answers] == []
-    refused = [each.getMessage() for each in caplog.records if ": 200 in" not in each.getMessage()]
-    assert not [each for each in refused if " /" in each], refused
+        assert "All done." in asyncio.run(run_agent(service, words, tmp_path))
+    assert (tmp_path / "copy.txt").read_text() == "one\nTWO\n" and not calls
+    lines = [each.getMessage() for each in caplog.records if each.name == "outpace.server.access"]
+    assert lines and all(": 200 in" in line for line in lines), lines

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from asking import QUESTION, ask, chat, refused
+from asking import QUESTION, ask, chat, events, refused
 from outpace import LLM
 from outpace.server.app import build_server_app
 from outpace.server.service import Service
@@ -64,6 +64,17 @@ def test_fields_equal_library_options(
     (choice,) = ask(client, chat(QUESTION, **common, **given))["choices"]
     assert choice["message"]["content"] == output.text
     assert choice["finish_reason"] == output.finish_reason
+
+
+def test_choices_are_scored(llm: LLM, client: TestClient) -> None:
+    choices = ["yes", "no", "seven apples"]
+    (output,) = llm.generate(QUESTION, choices=choices, logprobs=True, temperature=0.0)
+    given = {"structured_outputs": {"choice": choices}, "logprobs": True, "temperature": 0}
+    whole = ask(client, chat(QUESTION, **given))["outpace"]["choices"]
+    assert whole == events(client, chat(QUESTION, **given))[-1]["outpace"]["choices"]
+    found = {each["text"]: each["logprob"] for each in whole}
+    assert found == pytest.approx(output.choice_logprobs, abs=1e-4)
+    assert refused(client, chat(QUESTION, model="tiny-dream", **given))["param"] == "logprobs"
 
 
 @pytest.mark.parametrize(

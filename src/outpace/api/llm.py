@@ -23,7 +23,7 @@ from outpace.api.options import REQUEST_OPTIONS, Options, RequestOptions, offset
 from outpace.api.output import Output
 from outpace.api.parts import AnswerFormat
 from outpace.api.pending_answer import PendingAnswer, Stream
-from outpace.api.text import Prompt, TextCodec, list_prompts
+from outpace.api.text import Prompt, TextCodec, encode_inner, list_prompts
 from outpace.checkpoints.adapter import model_title
 from outpace.checkpoints.adapter_fit import load_adapters
 from outpace.checkpoints.load import (
@@ -185,6 +185,32 @@ def check_prompt_logprobs(options: RequestOptions, name: str, kind: Kind) -> Non
             "predict the tokens of a prompt; omit it"
         )
         raise OptionError("prompt_logprobs", options.prompt_logprobs, message)
+
+
+def encode_choices(
+    llm: LLM, options: RequestOptions, thoughts: ThoughtFormat | None, max_tokens: int
+) -> dict[str, list[int]]:
+    """Return the tokens of each choice whose log-probability is wanted.
+
+    Raises:
+        OptionError: If the model does not predict it after the prompt, or a choice does not fit.
+    """
+    codec = llm.text.codec
+    if options.choices is None or not options.logprobs or codec is None:
+        return {}
+    problem = None
+    if llm.config.kind not in CAUSAL_KINDS:
+        problem = f"need a causal model, but {llm.name} is a {llm.config.kind.value}"
+    elif thoughts is not None and not thoughts.begin:
+        problem = "cannot follow a prompt that begins thoughts; turn them off"
+    if problem is not None:
+        message = f"logprobs: log-probabilities of choices {problem}, or omit logprobs"
+        raise OptionError("logprobs", options.logprobs, message)
+    choices = {text: encode_inner(codec, text) for text in options.choices}
+    if (longest := max(map(len, choices.values()))) > max_tokens:
+        message = f"max_tokens: a choice has {longest} tokens, got {max_tokens}; raise it"
+        raise OptionError("max_tokens", max_tokens, message)
+    return choices
 
 
 def check_can_infill(method: Method) -> None:
@@ -614,6 +640,7 @@ def prepare_answer(
         logprobs=options.logprobs,
         top_logprobs=int(options.top_logprobs),
         prompt_logprobs=options.prompt_logprobs,
+        choices=encode_choices(llm, options, form.thoughts, max_tokens),
         processors=(*processors, *([] if constraint is None else [constraint])),
         constraint=constraint,
         fixed_tokens={} if layout is None else layout.given,

@@ -128,7 +128,8 @@ class Options(TypedDict, total=False):
         reasoning_effort: `none`, `minimal`, `low`, `medium`, `high` or `xhigh`. Sets the variable
             `reasoning_effort` of the chat template, or else `enable_thinking`, false for `none`.
         max_reasoning_tokens: Maximum number of tokens before the text that ends the thoughts.
-        logprobs: Return the log-probability of each token.
+        logprobs: Return the log-probability of each token, and of each of the `choices`. The latter
+            needs a causal model.
         top_logprobs: Number of most probable tokens per token, 20 at most; needs `logprobs`.
         prompt_logprobs: Return the log-probability of each token of the prompt, with this many most
             probable tokens, 20 at most. Causal models only.

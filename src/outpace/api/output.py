@@ -74,6 +74,8 @@ class Output:
             (temperature 1) in the forward that chose it.
         prompt_logprobs: If requested, those of the prompt's tokens, with `top` and `rank`; None for
             the first token, which nothing precedes.
+        choice_logprobs: If requested, the log-probability of each choice after the prompt, the sum
+            of those of its tokens.
         codec: Tokenizer that decodes `ids`; None in copies from another process, and for an infill
             template.
         holes: Text of each hole of an infill template; `text` and `ids` are the whole text.
@@ -92,6 +94,7 @@ class Output:
     seconds: float
     logprobs: list[float] | None = None
     prompt_logprobs: list[TokenLogprob | None] | None = None
+    choice_logprobs: dict[str, float] | None = None
     codec: TextCodec | None = field(default=None, repr=False, compare=False)
     holes: tuple[str, ...] | None = None
     given: int = 0

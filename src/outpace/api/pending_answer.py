@@ -139,6 +139,7 @@ class PendingAnswer(Job):
             seconds=self.ended - self.began,
             logprobs=self.scores[: len(detokenizer.ids)] if self.logprobs else None,
             prompt_logprobs=self.all_prompt_scores,
+            choice_logprobs=self.choice_scores or None,
             codec=detokenizer.codec,
             format=self.format,
             stop_string=detokenizer.stop_string or detokenizer.stop_tokens.get(self.end_token),

@@ -120,6 +120,8 @@ def show_answers(llm: LLM, prompt: Prompt, n: int, options: Options) -> None:
 def show_figures(llm: LLM, output: Output) -> None:
     for token, logprob in zip(output.ids, output.logprobs or (), strict=False):
         console.print(f"{logprob:9.4f}  {token:6}  {llm.text.decode([token])!r}", soft_wrap=True)
+    for text, logprob in (output.choice_logprobs or {}).items():
+        console.print(f"{logprob:9.4f}  {text!r}", soft_wrap=True)
     console.print(output.figures, style="dim", soft_wrap=True)
 
 

@@ -109,6 +109,8 @@ class Request:
         prompt_logprobs: number of most probable tokens wanted with the log-probability of each
             token of the prompt; None if these are not wanted.
         prompt_scores: log-probabilities of the prompt's tokens after the first, once known.
+        choices: tokens of each text whose log-probability after the prompt is wanted.
+        choice_scores: log-probabilities of `choices`, once known.
         processors: logits processors, applied before the logits are read.
         canvas: working text of an out-of-order method, slot by slot, for progress reports; holes
             are the mask.
@@ -121,7 +123,7 @@ class Request:
         cycle_length: tokens that the present cycle proposes under `pace`.
         cycle_start: slots before the present cycle.
         finish_reason: why the request ended; None while it runs.
-        end_token: the end-of-sequence or stop id that ended it.
+        end_token: the end-of-sequence or stop id that ended it; -1 without one.
         ids: prompt and committed tokens.
     """
 
@@ -136,6 +138,8 @@ class Request:
     top_logprobs: int = 0
     prompt_logprobs: int | None = None
     prompt_scores: list[TokenLogprob] = field(default_factory=list)
+    choices: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    choice_scores: dict[str, float] = field(default_factory=dict)
     processors: tuple[Processor, ...] = ()
     canvas: Sequence[int] = ()
     constraint: Constraint | None = None
@@ -148,7 +152,7 @@ class Request:
     scores: list[float] = field(default_factory=list)
     cycle_length: int | None = field(default=None, init=False)
     cycle_start: int = field(default=0, init=False)
-    end_token: int | None = field(default=None, init=False)
+    end_token: int = field(default=-1, init=False)
     ids: list[int] = field(init=False)
 
     def __post_init__(self) -> None:

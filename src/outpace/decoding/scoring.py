@@ -49,12 +49,20 @@ class GivenTokens(Read):
 
 
 def score_tokens(
-    ids: Sequence[int], known: int, scores: tuple[Score, ...] = ("logprob",), top_logprobs: int = 0
+    ids: Sequence[int],
+    known: int,
+    scores: tuple[Score, ...] = ("logprob",),
+    top_logprobs: int = 0,
+    *,
+    start: int = 0,
 ) -> Generator[Forward, Prediction, Prediction]:
-    """Feed a text to a causal model; return the prediction of the tokens after the `known` ones."""
+    """Feed a text to a causal model; return the prediction of the tokens after the `known` ones.
+
+    The model has already read the first `start` tokens.
+    """
     out = yield Forward(
-        ids=ids[:-1],
-        start=0,
+        ids=ids[start:-1],
+        start=start,
         predict=range(known, len(ids)),
         read=GivenTokens(tokens=ids[known:], scores=scores, top_logprobs=top_logprobs),
     )
@@ -77,3 +85,15 @@ def score_prompt(request: Request, decoding: Decoding) -> Decoding:
         yield from decoding
     else:
         request.finish_reason = "length"
+
+
+def score_choices(request: Request, decoding: Decoding) -> Decoding:
+    """Score each choice after the prompt, which is fed once, then decode the answer."""
+    known, start = len(request.prompt), 0
+    for text, ids in request.choices.items():
+        score = 0.0
+        if ids:
+            out = yield from score_tokens([*request.prompt, *ids], known, start=start)
+            start, score = known - 1, float(sum(out.logprobs or ()))
+        request.choice_scores[text] = score
+    yield from decoding

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.decoding import DRAFT_KINDS, Decoding, Forward, Kind, Prediction, Request, Step, Tree
-from outpace.decoding.scoring import score_prompt
+from outpace.decoding.scoring import score_choices, score_prompt
 from outpace.engine.cache import PageTable
 from outpace.engine.pack import ScheduledForward
 from outpace.engine.pairing import Pairing
@@ -91,6 +91,8 @@ class Job(Request):
         self.runner = None
         if self.decoding is None:
             self.decoding = self.method.decode(self)
+            if self.choices:
+                self.decoding = score_choices(self, self.decoding)
             if self.prompt_logprobs is not None:
                 self.decoding = score_prompt(self, self.decoding)
         forward = self.decoding.send(prediction)  # type: ignore[arg-type]  # None begins

@@ -277,6 +277,9 @@ class Reply:
             figure["tools"] = output.format.calls.name
         if output.holes is not None:
             figure["holes"] = list(output.holes)
+        if output.choice_logprobs is not None:
+            scores = output.choice_logprobs.items()
+            figure["choices"] = [{"text": text, "logprob": score} for text, score in scores]
         return figure | ({"steps": list(map(step_record, output.steps))} if trace else {})
 
 

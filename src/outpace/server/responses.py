@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from outpace.api.engine_client import PendingRequest
-from outpace.api.options import EFFORTS, MAX_ANSWER_TOKENS
+from outpace.api.options import MAX_ANSWER_TOKENS
 from outpace.api.output import Event, Output, count_reasoning_tokens
 from outpace.api.text import TextCodec
 from outpace.api.tools import FUNCTION_NAME, MAX_TOOLS
@@ -170,7 +170,7 @@ class TextOptions(StrictModel):
 class ReasoningOptions(StrictModel):
     """Options of the thoughts of an answer."""
 
-    effort: Literal[EFFORTS] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     summary: Name | None = None
 
 

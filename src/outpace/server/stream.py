@@ -190,7 +190,8 @@ class CompletionWriter(AnswerWriter):
     def end_stream(self, outputs: Sequence[Output]) -> bytes:
         """Return the event with usage and statistics, if requested, and the end."""
         extension = self.request.extension
-        if not (extension.trace or extension.provisional or self.request.wants_usage):
+        has_scores = outputs[0].choice_logprobs is not None
+        if not (extension.trace or extension.provisional or self.request.wants_usage or has_scores):
             return STREAM_END
         return self.reply.format_final_chunk(outputs, self.seeds).encode() + STREAM_END
 
