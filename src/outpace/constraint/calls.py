@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, product
@@ -18,7 +19,7 @@ from outpace.constraint.dfa import (
     search_table,
     subtract_dfa,
 )
-from outpace.constraint.keywords import SchemaReader, SubSchema
+from outpace.constraint.keywords import SchemaReader, SubSchema, resolve_reference
 from outpace.constraint.pattern import TooLargeError, UnsupportedError
 from outpace.constraint.pieces import piece_dfa
 from outpace.constraint.schema import SchemaWriter, check_schema_limits
@@ -34,23 +35,33 @@ MAX_LOOSE_COUNT = 64
 HELD_KEYWORDS = {
     *("type", "enum", "const", "anyOf", "allOf", "oneOf", "$ref", "items", "prefixItems"),
     *("properties", "required", "additionalProperties", "pattern", "$defs", "definitions"),
-    *("minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum"),
+    *("patternProperties", "minLength", "maxLength", "minItems", "maxItems", "minimum", "maximum"),
     *("exclusiveMinimum", "exclusiveMaximum"),
 }
 """Keywords that a loosened schema keeps where their value is supported."""
 
+HELD_REFERENCE = re.compile(r"#(/items|/(properties|\$defs|definitions)/[^/]+)*")
+"""References to parts that are never moved."""
+
 OBJECT_KEYWORDS = {"properties", "required", "additionalProperties"}
 
-LISTS, MAPPINGS = ("anyOf", "allOf", "prefixItems"), ("properties", "$defs", "definitions")
+LISTS = ("anyOf", "allOf", "prefixItems")
+MAPPINGS = ("properties", "patternProperties", "$defs", "definitions")
 """Keywords whose values are lists and mappings of schemas."""
 
 
-def loosen_schema(schema: Any) -> Any:
-    """Return a schema of keywords that an automaton holds; each value of the old one fits it."""
+def loosen_schema(schema: Mapping[str, Any]) -> Any:
+    """Return a schema of keywords that an automaton holds; each object of the old one fits it."""
+    schema = {**schema, "nullable": False}  # so that references find their targets
+    return loosen_part(schema, loosen_part(schema, schema))
+
+
+def loosen_part(schema: Any, root: Any) -> Any:
+    """Return a looser part of a schema, with the references whose targets `root` has."""
     if not isinstance(schema, Mapping):
         return schema
-    found = {name: rule for name, rule in schema.items() if is_held(name, rule)}
-    if "patternProperties" in schema:  # the names of other members are unknown
+    found = {name: rule for name, rule in schema.items() if is_held(name, rule, root)}
+    if "patternProperties" in schema.keys() - found.keys():  # so names of members are unknown
         found = {name: rule for name, rule in found.items() if name not in OBJECT_KEYWORDS}
     if "enum" in found or "const" in found:
         found = {name: found[name] for name in ("enum", "const") if name in found}
@@ -58,15 +69,15 @@ def loosen_schema(schema: Any) -> Any:
         both = [{"anyOf": found.pop("oneOf")}, *found.get("allOf", ())]
         found |= both[0] if "anyOf" not in found and len(both) == 1 else {"allOf": both}
     for name in found.keys() & {*LISTS}:
-        found[name] = [loosen_schema(part) for part in found[name]]
+        found[name] = [loosen_part(part, root) for part in found[name]]
     for name in found.keys() & {*MAPPINGS}:
-        found[name] = {key: loosen_schema(part) for key, part in found[name].items()}
+        found[name] = {key: loosen_part(part, root) for key, part in found[name].items()}
     for name in found.keys() & {"items", "additionalProperties"}:
-        found[name] = loosen_schema(found[name])
+        found[name] = loosen_part(found[name], root)
     return {"anyOf": [found, {"type": "null"}]} if schema.get("nullable") is True else found
 
 
-def is_held(name: str, rule: Any) -> bool:
+def is_held(name: str, rule: Any, root: Any) -> bool:
     """Return whether a loosened schema keeps a keyword with this value."""
     if name not in HELD_KEYWORDS:
         return False
@@ -76,7 +87,8 @@ def is_held(name: str, rule: Any) -> bool:
     if name in LISTS or name == "oneOf":
         return isinstance(rule, list)
     if name in MAPPINGS:
-        return isinstance(rule, Mapping)
+        names = rule if name == "patternProperties" else ()
+        return isinstance(rule, Mapping) and all(map(is_pattern_held, names))
     match rule:
         case bool():
             return name == "additionalProperties"
@@ -86,10 +98,19 @@ def is_held(name: str, rule: Any) -> bool:
         case list():
             return name != "items"
         case str() if name == "$ref":
-            return rule.startswith("#")
+            return is_reference_held(rule, root)
         case str() if name == "pattern":
             return is_pattern_held(rule)
     return True
+
+
+def is_reference_held(reference: str, root: Any) -> bool:
+    """Return whether a reference names a part of a schema that stays in its place."""
+    try:
+        resolve_reference(root, reference, "#")
+    except ValueError:
+        return False
+    return HELD_REFERENCE.fullmatch(reference) is not None
 
 
 def is_pattern_held(pattern: str) -> bool:

@@ -1,0 +1,155 @@
+"""Lists of tools as servers of the Model Context Protocol declare them, drawn with their values."""
+
+import json
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+import jsonschema
+import pytest
+
+from constrained import random_text
+from outpace import OptionError
+from outpace.api.tools import read_tool_use
+from outpace.constraint.calls import GENERIC_FORMAT, CallBudget, arguments_dfa, tools_dfa
+from outpace.constraint.dfa import dfa_accepts
+
+Drawn = tuple[Any, Any]
+"""A schema, and a value that it allows."""
+
+LEAVES: list[tuple[dict[str, Any], list[Any]]] = [
+    ({"type": "string"}, ["", "a b", 'x"y']),
+    ({"type": "string", "pattern": "^(?!x)[a-z]+$"}, ["ab"]),
+    ({"type": "string", "pattern": r"^(?=.*\d)\p{L}+$"}, ["ab1"]),
+    ({"type": "string", "pattern": "^[a-z]{2}-[0-9]+$", "maxLength": 20}, ["ab-12"]),
+    ({"type": "string", "format": "binary"}, ["zz"]),
+    ({"type": "string", "format": "uri", "title": "Address"}, ["https://a.b/c"]),
+    ({"type": "string", "minLength": 1, "maxLength": 65_536}, ["x" * 70]),
+    ({"type": "string", "contentEncoding": "base64", "writeOnly": True}, ["YQ=="]),
+    ({"type": "string", "not": {"const": ""}, "default": "b"}, ["b"]),
+    ({"type": ["string", "null"], "description": "Or null."}, ["a", None]),
+    ({"type": "string", "nullable": True}, ["a", None]),
+    ({"enum": ["a", 1, None, True, 2.5, {"b": []}]}, ["a", 1, None, True, 2.5, {"b": []}]),
+    ({"enum": ["a"], "nullable": True, "x-enum-names": ["A"]}, ["a", None]),
+    ({"const": "fixed", "deprecated": True}, ["fixed"]),
+    ({"type": "integer", "minimum": 1, "maximum": 365, "format": "int32"}, [1, 99, 365]),
+    ({"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}, [0, -(2**63)]),
+    ({"type": "integer", "multipleOf": 5, "if": {"minimum": 9}, "then": {"maximum": 20}}, [5, 10]),
+    ({"type": "number", "minimum": 0, "exclusiveMinimum": True}, [0.5, 3]),
+    ({"type": "number", "minimum": -90.5, "maximum": 90.5}, [-90.5, 0, 12.25]),
+    ({"type": "number", "multipleOf": 0.01}, [0.25]),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, [1.5]),
+    ({"type": "boolean", "required": True}, [True, False]),
+    ({"$ref": "https://example.com/schema"}, ["a"]),
+    ({"type": "object"}, [{}, {"a": 1}]),
+    ({}, ["a", 1, None, [True]]),
+    ({"$ref": "#/$defs/name"}, ["ab", "a"]),
+    ({"$ref": "#/$defs/tree", "description": "A tree."}, [{"leaf": 1}, {"next": {"leaf": 2}}]),
+    ({"$ref": "#/components/schemas/Id"}, [7]),
+    ({"$ref": "#/$defs/tree/properties/leaf"}, [7]),
+]
+"""Schemas of values without parts, each with values that it allows."""
+
+DEFINITIONS = {
+    "$defs": {
+        "name": {"type": "string", "minLength": 1, "maxLength": 12, "x-order": 1},
+        "tree": {
+            "type": "object",
+            "properties": {"leaf": {"type": "integer"}, "next": {"$ref": "#/$defs/tree"}},
+        },
+    },
+    "components": {"schemas": {"Id": {"type": "integer"}}},
+}
+
+
+def draw_leaf(rng: Random, depth: int = 0) -> Drawn:
+    schema, values = rng.choice(LEAVES)
+    return schema, rng.choice(values)
+
+
+def draw_array(rng: Random, depth: int) -> Drawn:
+    if rng.random() < 0.2:  # a tuple, as draft 4 or the current one writes it
+        return {"type": "array", rng.choice(["items", "prefixItems"]): [{"type": "string"}]}, ["a"]
+    items, value = draw_value(rng, depth)
+    options = [{}, {"minItems": 1}, {"maxItems": 5000}, {"uniqueItems": True}, {"contains": items}]
+    return {"type": "array", "items": items, **rng.choice(options)}, [value]
+
+
+def draw_choice(rng: Random, depth: int) -> Drawn:
+    parts = [draw_value(rng, depth) for _ in range(rng.randint(1, 3))]
+    schema, value = rng.choice(parts)
+    match rng.choice(["anyOf", "oneOf", "allOf", "nullable", "if"]):
+        case "allOf":
+            return {"allOf": [schema, {"description": "Further."}]}, value
+        case "nullable":
+            return {"anyOf": [schema], "nullable": True}, rng.choice([value, None])
+        case "if":
+            schema, value = draw_leaf(rng)  # since open values nest two deep
+            return {"if": schema, "then": {}, "else": {"type": "null"}}, value
+        case "oneOf" if sum(is_valid(each, value) for each, _ in parts) != 1:
+            return {"anyOf": [each for each, _ in parts]}, value
+        case name:
+            return {name: [each for each, _ in parts]}, value
+
+
+def is_valid(schema: Any, value: Any) -> bool:
+    try:
+        return jsonschema.Draft202012Validator({**DEFINITIONS, **schema}).is_valid(value)
+    except Exception:  # the schema is of another draft
+        return True
+
+
+def draw_object(rng: Random, depth: int) -> Drawn:
+    parts = {f"p{number}": draw_value(rng, depth) for number in range(rng.randint(1, 4))}
+    present = [name for name in parts if rng.random() < 0.7]
+    required = [name for name in present if rng.random() < 0.5]
+    properties = {name: part for name, (part, _) in parts.items()}
+    schema = {"properties": properties, "required": required}
+    further: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"type": "object", "additionalProperties": False}, {}),
+        ({"type": "object", "unevaluatedProperties": False}, {}),
+        ({"additionalProperties": False, "patternProperties": {"^x-": {}}}, {"x-y": 1}),
+        ({"dependentRequired": {"zz": ["p0"]}}, {}),
+        ({"minProperties": 0, "maxProperties": 100, "nullable": True}, {}),
+        ({"$schema": "http://json-schema.org/draft-07/schema#", "x-key": {"a": 1}}, {}),
+        ({"type": "object", "additionalProperties": parts["p0"][0]}, {}),
+    ]
+    more, members = rng.choice(further)
+    if more is further[-1][0]:
+        return more, {"zz": parts["p0"][1]}
+    return schema | more, {name: parts[name][1] for name in present} | members
+
+
+def draw_value(rng: Random, depth: int) -> Drawn:
+    kinds: list[Callable[[Random, int], Drawn]] = [draw_leaf, draw_array, draw_choice, draw_object]
+    return rng.choice([draw_leaf] * 2 + kinds if depth else [draw_leaf])(rng, depth - 1)
+
+
+def draw_parameters(rng: Random) -> Drawn:
+    schema, value = draw_object(rng, rng.choice([0, 0, 1, 2, 3]))
+    return schema | {"type": "object"} | DEFINITIONS, value
+
+
+@pytest.mark.parametrize(
+    "seed", [*range(10), *(pytest.param(n, marks=pytest.mark.nightly) for n in range(10, 200))]
+)
+def test_lists_of_tools(seed: int) -> None:
+    rng = Random(seed)
+    drawn = [draw_parameters(rng) for _ in range(rng.randint(1, 5))]
+    tools = [
+        {"type": "function", "function": {"name": f"f{number}", "parameters": schema}}
+        for number, (schema, _) in enumerate(drawn)
+    ]
+    use = read_tool_use(tools, "required", None)
+    assert use is not None
+    dfa = tools_dfa(use.rule, GENERIC_FORMAT)
+    for number, (schema, value) in enumerate(drawn):
+        call = GENERIC_FORMAT.write_calls([(f"f{number}", json.dumps(value))])
+        assert dfa_accepts(dfa, call.encode()), (schema, value)
+        try:
+            held = arguments_dfa(0, schema, CallBudget())
+        except OptionError:
+            continue
+        for _ in range(20):
+            if (found := random_text(held, rng)) is not None:
+                jsonschema.Draft202012Validator(schema).validate(json.loads(found))
