@@ -73,19 +73,6 @@ LLADA2 = {
     "num_shared_experts": 1,
     "first_k_dense_replace": 1,
 }
-GLM = {
-    **{name: value for name, value in LLADA2.items() if not name.startswith("num_e")},
-    **EXTRA,
-    "num_experts_per_tok": 2,
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "norm_topk_prob": True,
-    "use_qk_norm": True,
-    "attention_bias": True,
-    "num_nextn_predict_layers": 1,
-    "tie_word_embeddings": False,
-}
-del GLM["num_shared_experts"]
 HYBRID = {
     **EXTRA,
     "layer_types": ["linear_attention", "full_attention"],
@@ -153,7 +140,6 @@ CONFIGS = {
     "dream": published("DreamModel", mask_token_id=MASK, **EXTRA),
     "efficient_dlm": published("EfficientDLM", block_size=8, **BLOCKS),
     "fast_dllm_v2": published("Fast_dLLM_QwenForCausalLM", bd_size=8, **BLOCKS),
-    "glm4_moe": published("Glm4MoeForCausalLM", **GLM),
     "llada": published_llada(),
     "llada2": published("LLaDA2MoeModelLM", **LLADA2, **BLOCKS),
     "llada_moe": LLADA_MOE,
@@ -168,12 +154,6 @@ CONFIGS = {
     "qwen3_5_moe_text": published("Qwen3_5MoeForCausalLM", **HYBRID_EXPERTS),
     "qwen3_5_text": published("Qwen3_5ForCausalLM", **HYBRID),
     "qwen3_next": published("Qwen3NextForCausalLM", **HYBRID_EXPERTS),
-    "mimo": published(
-        "MiMoForCausalLM",
-        attention_bias=True,
-        num_nextn_predict_layers=1,
-        **{**EXTRA, "tie_word_embeddings": False},
-    ),
     "mistral": published("MistralForCausalLM", sliding_window=4, **STATED),
     "mixtral": published("MixtralForCausalLM", **MIXED, **STATED),
     "gemma3": published(
@@ -405,7 +385,7 @@ def test_configurations(family: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("family", CONFIGS)
 def test_fields_that_change_the_model(family: str, tmp_path: Path) -> None:
     save_family(family, tmp_path)
-    partial = family in ("glm4_moe", "llada2") or "linear_attention" in str(CONFIGS[family])
+    partial = family == "llada2" or "linear_attention" in str(CONFIGS[family])
     own = {"partial_rotary_factor"} if partial else set()  # which is its usual one, or its value
     foreign = [
         ("config.json", name, change_field("config.json", (name,), value))

@@ -237,7 +237,7 @@ def check_token_ids(name: str, tokens: Sequence[object], vocab: int) -> None:
 def check_further(llm: LLM, further: Mapping[str, ModelConfig]) -> None:
     """Raise `OptionError` for another tokenizer, or a head that the checkpoint does not have."""
     for name, config in further.items():
-        if config.is_draft and config.mtp is not None:
+        if config.is_head:
             check_head(name, config)
         if config.kind not in DRAFT_KINDS and name not in {*llm.vocab_sizes, llm.name}:
             text = TextCodec(name, load_tokenizer(name))

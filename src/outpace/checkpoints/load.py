@@ -13,8 +13,8 @@ import huggingface_hub
 import torch
 
 from outpace.checkpoints.adapter import Adapter
-from outpace.checkpoints.families import FAMILIES
 from outpace.checkpoints.families.a2d import omitted_fields
+from outpace.checkpoints.families.family import HEAD_PREFIX
 from outpace.checkpoints.fields import (
     convert_panics,
     count,
@@ -84,13 +84,6 @@ def head_config(target: ModelConfig, name: str | Path) -> ModelConfig:
         return mtp_config(target)
     except ValueError as error:
         raise OptionError("draft", name, f"draft: {error}: give another draft") from error
-
-
-def head_prefix(config: ModelConfig) -> str | None:
-    family = FAMILIES[config.family]
-    if config.mtp is None or family.mtp is None or not config.is_draft:
-        return None
-    return family.mtp.prefix.format(config.mtp.index)
 
 
 ZOO_FOLDER = Path(__file__).parent.parent / "zoo"
@@ -324,8 +317,8 @@ def open_weights(folder: Path, config: ModelConfig, stack: ExitStack) -> Checkpo
         return GGUFWeights(open_gguf(folder), config)
     scheme = scheme_of(read_published_config(folder / CONFIG_FILE))
     weights = CheckpointWeights(folder, stack, scheme)
-    if (prefix := head_prefix(config)) is not None:
-        weights.select_prefix(prefix)
+    if config.is_head:
+        weights.select_prefix(HEAD_PREFIX)
     return weights
 
 

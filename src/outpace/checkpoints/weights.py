@@ -284,7 +284,7 @@ class CheckpointWeights:
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
         """Raise `ValueError` for unused tensors, or for a scheme that no matrix uses."""
         stored = {part for name in wanted for part in self.part_names(name) or (name,)}
-        unread = config_family(config).unread_prefixes(config)
+        unread = config_family(config).unread
         self.stacks, used = stack_sizes(stored), {*map(stored_name, stored)}
         unused = {
             name

@@ -179,24 +179,6 @@ class ExpertGroups:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MTPHead:
-    """A layer for multi-token prediction, published with the model whose states it extends.
-
-    Attributes:
-        count: number of these layers in the checkpoint.
-        index: number of the first one in the names of its tensors.
-        states_first: whether its input is the hidden state followed by the embedding, or the
-            embedding first.
-        before_norm: whether it reads hidden states before the final norm of its model.
-    """
-
-    count: int = 1
-    index: int = 0
-    states_first: bool = False
-    before_norm: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class ModelConfig:
     """Sizes and choices of one decoder, translated by its family from `config.json`.
 
@@ -247,7 +229,8 @@ class ModelConfig:
         norm_residual: whether an EAGLE draft adds its attention to the normalised state.
         precise_router: whether experts are selected and summed in float32, whatever the dtype.
         target_layers: depth of the target that a draft was trained for, if published.
-        mtp: head for multi-token prediction: that of a target, or the one that a draft is.
+        mtp_heads: heads for multi-token prediction in the checkpoint of the model; a draft that
+            is one of them has 1.
         chain: heads of a draft that chooses the tokens of a block one after another.
         convolution: convolutions over the rows of a draft's block; None without them.
         source: the published configuration.
@@ -316,7 +299,7 @@ class ModelConfig:
     norm_features: bool = False
     norm_residual: bool = False
     precise_router: bool = False
-    mtp: MTPHead | None = None
+    mtp_heads: int = 0
     chain: ChainHeads | None = None
     convolution: BlockConvolution | None = None
     source: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -425,6 +408,11 @@ class ModelConfig:
     def is_draft(self) -> bool:
         """Whether it reads features of a target, without which it cannot run."""
         return self.kind in DRAFT_KINDS
+
+    @property
+    def is_head(self) -> bool:
+        """Whether it is a head for multi-token prediction in the checkpoint of its target."""
+        return self.is_draft and self.mtp_heads > 0
 
     @cached_property
     def feature_size(self) -> int:

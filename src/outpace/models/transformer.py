@@ -189,9 +189,6 @@ class ScaledBlock(Block):
         return x * self.scale
 
 
-BEFORE_NORM = -1
-"""Number that stands for the output of the last layer before the final norm."""
-
 Context = tuple[Tensor, Tensor]
 """Features `[C, f]` that a draft reads, and their positions `i64[C]`."""
 
@@ -281,10 +278,9 @@ class Stack(nn.Module, ABC):
             x = block(x, cos, sin, attend, None, fused, *inputs[layer])
             if layer in layers:
                 captured[layer] = x
-        if not {len(blocks), BEFORE_NORM} & {*layers}:
+        if len(blocks) not in layers:
             return self.norm(last(x, cos, sin, attend, wanted, fused, *last_input)), captured
-        captured[BEFORE_NORM] = last(x, cos, sin, attend, None, fused, *last_input)
-        captured[len(blocks)] = x = self.norm(captured[BEFORE_NORM])
+        captured[len(blocks)] = x = self.norm(last(x, cos, sin, attend, None, fused, *last_input))
         return (x if wanted is None else x[wanted]), captured
 
     def initialize_weights(self) -> None:

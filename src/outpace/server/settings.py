@@ -257,7 +257,7 @@ class Entry(EntryOptions):
         selected = (METHODS.get(name or "") for name in (self.method, *(self.methods or ())))
         uses_head = any(each and accepts_head(each) for each in selected)
         head = head_name(self.path)
-        if not uses_head or head in self.further.values() or self.read_model_config().mtp is None:
+        if not uses_head or head in self.further.values() or not self.read_model_config().mtp_heads:
             return dict(self.further)
         return {**self.further, "mtp": self.further.get("mtp", head)}
 

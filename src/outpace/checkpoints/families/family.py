@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from dataclasses import field as member
 from operator import itemgetter
-from typing import Any
 
 from outpace.checkpoints.families.attention_windows import FULL_WINDOWS
 from outpace.checkpoints.families.gguf_format import GGUFFormat
 from outpace.checkpoints.families.rotary import REQUIRED_ROPE, ROPE, ROPE_NAMES
 from outpace.checkpoints.fields import (
-    REQUIRED_FIELD,
     Field,
     Fields,
     count,
     few,
     field,
     flag,
-    group,
     index,
     indices,
     inner,
@@ -34,7 +31,7 @@ from outpace.checkpoints.fields import (
     words,
 )
 from outpace.decoding.target import Kind
-from outpace.models.config import ExpertGroups, ModelConfig, MTPHead
+from outpace.models.config import ModelConfig
 
 TensorNames = Mapping[str, str | tuple[str, ...]]
 """Our parameter names to published ones; `{}` is the index of a layer, and then of an expert.
@@ -187,25 +184,11 @@ IGNORABLE = words(
 CLASS_SUFFIXES = ("Model", "ForCausalLM")
 """Suffixes of the remote classes of a model."""
 
+HEAD_PREFIX = "mtp."
+"""Prefix of the tensors of a head for multi-token prediction."""
+
 TOKENIZER_KEYS = ("AutoTokenizer", "AutoProcessor")
 """Keys of `auto_map` that are not about the model."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class MTPFormat:
-    """Tensors of the heads for multi-token prediction; `{}` is the number of a head.
-
-    Attributes:
-        prefix: prefix of the tensors of a head.
-        names: our parameter names to published ones.
-        fused: as that of a family.
-        copies: tensors that repeat the embedding or head of the model.
-    """
-
-    prefix: str
-    names: TensorNames
-    fused: Mapping[str, str] = member(default_factory=dict)
-    copies: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -248,10 +231,8 @@ class Family:
     """Reference that logits and text were compared with."""
     gguf: GGUFFormat | None = None
     """Its GGUF files, if llama.cpp writes them."""
-    mtp: MTPFormat | None = None
-    """Its heads for multi-token prediction, which are read as a draft only."""
-    first_layer: int = 0
-    """Number of the first layer in names of tensors."""
+    mtp: Family | None = None
+    """Format of its head for multi-token prediction, which is read as a draft only."""
 
     def build_config(self, published: Fields) -> ModelConfig:
         """Translate a `config.json`; raise `ValueError` for an invalid or unknown field."""
@@ -291,40 +272,12 @@ class Family:
         """
         parts = name.split(".")
         numbers = [part for part in parts if part.isdigit()]
-        if numbers:
-            numbers[0] = str(int(numbers[0]) + self.first_layer)
         ours = ".".join("{}" if part.isdigit() else part for part in parts)
         if (whole := self.fused.get(ours, "").format(*numbers)) and whole in stored:
             return (whole,)
         theirs = self.names[ours]
         group = (theirs,) if isinstance(theirs, str) else theirs
         return tuple(entry.format(*numbers) for entry in group)
-
-    def unread_prefixes(self, config: ModelConfig) -> tuple[str, ...]:
-        """Return the prefixes of published tensors that a model of this family does not have."""
-        if self.mtp is None:
-            return self.unread
-        first, count = (0, 1) if config.mtp is None else (config.mtp.index, config.mtp.count)
-        heads = {self.mtp.prefix.format(number) for number in range(first, first + count)}
-        return (*self.unread, *heads)
-
-    def head_family(self, head: MTPHead) -> Family:
-        """Return the format of a head for multi-token prediction."""
-        assert self.mtp is not None
-        names = {
-            ours: theirs.format(head.index)
-            if isinstance(theirs, str) and not ours.startswith("blocks.")
-            else theirs
-            for ours, theirs in self.mtp.names.items()
-        }
-        return replace(
-            self,
-            names=names,
-            fused=self.mtp.fused,
-            unread=tuple(name.format(head.index) for name in self.mtp.copies),
-            mtp=None,
-            first_layer=head.index,
-        )
 
 
 def part_sizes(config: ModelConfig, name: str) -> tuple[int, ...]:
@@ -374,31 +327,3 @@ def flatten_text(published: Fields) -> Fields:
 def nest_names(names: TensorNames) -> TensorNames:
     """Return the names of a text model in one that also reads images."""
     return replace_prefix(names, "model.", "model.language_model.")
-
-
-def grouped_experts(
-    shared: Field, *, groups: Any = REQUIRED_FIELD, scale: Any = REQUIRED_FIELD
-) -> Fields:
-    """Return the fields of experts in groups, and of shared experts, which form one MLP.
-
-    Args:
-        shared: Field of the number of shared experts.
-        groups: Default number of groups, and of those selected.
-        scale: Default factor of the experts' sum.
-    """
-
-    def shared_width(published: Fields, ours: Fields) -> int:
-        return int(shared.read(published, ours) * ours["mlp"])
-
-    sizes = {
-        "count": field("n_group", few, groups),
-        "chosen": field("topk_group", few, groups),
-        "scale": field("routed_scaling_factor", number, scale),
-    }
-    return {
-        "mlp": field("moe_intermediate_size", count),
-        "expert_groups": group(ExpertGroups, sizes),
-        "shared_mlp": Field(shared.names, shared_width),
-        "dense_mlp": field("intermediate_size", count),
-        "precise_router": True,
-    }
