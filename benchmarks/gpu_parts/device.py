@@ -57,7 +57,7 @@ class Where:
         runner = Runner(
             name, model, slots=slots, prefix_cache=False, record=record, compile=self.compile
         )
-        runner.cache.memories[0].normal_()
+        runner.cache.memory.normal_()
         return runner
 
 

@@ -41,11 +41,6 @@ class ModelShard:
                 f"tensor_parallel: {whole.architecture} has gated delta layers, which cannot be "
                 "sharded; run it in one process"
             )
-        if whole.is_uneven:
-            raise ValueError(
-                f"tensor_parallel: {whole.architecture} has layers of different sizes, which "
-                "cannot be sharded; run it in one process"
-            )
         if whole.sinks or whole.expert_groups or whole.dense_layers or whole.shared_mlp:
             raise ValueError(
                 f"tensor_parallel: {whole.architecture} has attention sinks or expert groups, "
@@ -104,9 +99,9 @@ class RowParallelLinear(nn.Linear):
 class ParallelExperts(Experts):
     """Experts whose columns are sharded; the outputs are summed over all processes."""
 
-    def forward(self, x: Tensor, scored: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         """Map rows `x [T, dim]`."""
-        return all_reduce_sum(super().forward(x, scored))
+        return all_reduce_sum(super().forward(x))
 
 
 class ParallelNorm(nn.RMSNorm):
