@@ -115,7 +115,6 @@ class CompiledAttention:
         ]
 
     def plan_pass(self, batch: AttentionBatch) -> Attend:
-        """Do the work that all layers of a pass share; return the `attend` of its layers."""
         pages, of_chunks, chunks, *seen = batch.plan_arrays
         rows = int(chunks[-1])
         total = sum([len(span) * span.num_visible for span in batch.spans])

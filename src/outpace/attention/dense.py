@@ -147,11 +147,9 @@ class DenseAttention:
         self.groups_sequences = keys[0].device.type == "cpu"
 
     def plan_arrays(self, spans: Sequence[RowSpan]) -> tuple[()]:
-        """Return no arrays: calls create theirs on the device."""
         return ()
 
     def plan_pass(self, batch: AttentionBatch) -> Attend:
-        """Do the work that all layers of a pass share; return the `attend` of its layers."""
         calls = {
             layer_window: self.plan_calls(batch.spans, layer_window)
             for layer_window in set(self.attention_windows)
@@ -259,7 +257,6 @@ class SequenceCall:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether the output rows are in batch order."""
         return True
 
     def __call__(

@@ -130,7 +130,6 @@ class PagedAttention:
         return [each.ravel() for each in wanted]
 
     def plan_pass(self, batch: AttentionBatch) -> Attend:
-        """Do the work that all layers of a pass share; return the `attend` of its layers."""
         if not batch.plan_arrays:
             return self.dense.plan_pass(batch)
         grid = self.work_grid(batch.spans)

@@ -235,11 +235,9 @@ class PagedCache:
             self.add_references(table.pages)
 
     def add_references(self, pages: Sequence[int]) -> None:
-        """Add one reference to each of these pages."""
         self.reference_counts[pages] += 1
 
     def drop_references(self, pages: Sequence[int]) -> None:
-        """Remove one reference from each of these pages."""
         self.reference_counts[pages] -= 1
 
     def name_page(self, page: int, name: bytes) -> None:
@@ -281,13 +279,11 @@ class PagedCache:
         self.clock += len(pages)
 
     def copy_pages(self, sources: Sequence[int], pages: Sequence[int]) -> None:
-        """Copy pages to other pages."""
         self.on_write(sources, pages)
         paged = self.memory.unflatten(2, (-1, PAGE_SIZE))
         paged[:, :, pages] = paged[:, :, sources]
 
     def erase_pages(self, pages: Sequence[int]) -> None:
-        """Write zeros into pages."""
         self.memory.unflatten(2, (-1, PAGE_SIZE))[:, :, pages] = 0
 
 

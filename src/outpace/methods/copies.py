@@ -36,7 +36,6 @@ class OccurrenceIndex:
     """
 
     def __init__(self, length: int, tokens: int = 32) -> None:
-        """Reserve memory for this many tokens."""
         self.length = length
         self.previous = array("i")
         """For each place, the previous one with the same hash, or -1."""
@@ -44,7 +43,6 @@ class OccurrenceIndex:
         """The last place of each hash, or -1."""
 
     def index_tokens(self, ids: Sequence[int]) -> None:
-        """Index the new tokens of a sequence."""
         if 2 * len(ids) > len(self.heads):
             self.heads = array("i", [-1]) * (4 * len(ids))
             del self.previous[:]

@@ -98,7 +98,6 @@ class D2F(Method):
             raise OptionError("least", self.least, message)
 
     def length_range(self, target: Target, *, auto: bool) -> LengthRange | None:
-        """Return a choice between appended blocks and one token at a time."""
         can_pause = auto and self.least is not None and target.shift == 1
         if not can_pause or target.is_block_causal or self.canvas:
             return None
@@ -113,7 +112,6 @@ class D2F(Method):
         )
 
     def check_request(self, request: Request) -> None:
-        """Raise `ValueError` where the block length of the model is unknown."""
         self.block_edges(request)
 
     def block_edges(self, request: Request) -> tuple[list[int], int]:
@@ -128,7 +126,6 @@ class D2F(Method):
 
     @property
     def is_sequential(self) -> bool:
-        """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:

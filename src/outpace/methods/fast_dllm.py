@@ -94,7 +94,6 @@ class FastDLLM(Method):
 
     @property
     def is_sequential(self) -> bool:
-        """False: holes are filled in any order."""
         return False
 
     def decode(self, request: Request) -> Decoding:

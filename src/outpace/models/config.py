@@ -54,7 +54,6 @@ class DeltaLayers:
 
     @property
     def state_shape(self) -> tuple[int, int, int]:
-        """Shape of the state of a layer."""
         return self.value_heads, self.key_dim, self.value_dim
 
 

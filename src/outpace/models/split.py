@@ -100,7 +100,6 @@ class ParallelExperts(Experts):
     """Experts whose columns are sharded; the outputs are summed over all processes."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map rows `x [T, dim]`."""
         return all_reduce_sum(super().forward(x))
 
 

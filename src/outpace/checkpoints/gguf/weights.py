@@ -46,7 +46,6 @@ class GGUFWeights(CheckpointWeights):
 
     @property
     def size(self) -> int:
-        """Bytes of the file."""
         return self.file.size
 
     @cached_property
@@ -101,7 +100,6 @@ class GGUFWeights(CheckpointWeights):
         )
 
     def find_tensor(self, name: str) -> tuple[Path, Any]:
-        """Return the file that has a tensor; raise `ValueError` if there is none."""
         for own, _ in self.gguf_names(name):
             if own not in self.file.tensors:
                 raise ValueError(f"{self.folder}: no tensor {own!r} in its weights")
@@ -161,7 +159,6 @@ class GGUFWeights(CheckpointWeights):
 
     @property
     def has_packed(self) -> bool:
-        """Whether matrices may be stored in a format that `read_packed` reads."""
         return True
 
     def read_packed(self, pieces: Sequence[TensorPart]) -> PackedMatrix | None:
@@ -237,7 +234,6 @@ class GGUFWeights(CheckpointWeights):
         return matrix if order is None else matrix[:, order]
 
     def check_names(self, config: ModelConfig, wanted: Collection[str]) -> None:
-        """Raise `ValueError` for tensors that the model does not use."""
         used = {own for name in wanted for own, _ in self.gguf_names(name)}
         unused = {
             name

@@ -57,7 +57,6 @@ class AWQ(Scheme):
 
     @classmethod
     def from_config(cls, config: Fields) -> AWQ:
-        """Read a `quantization_config`."""
         remedy = f"supported: {AWQ_ABOUT}"
         refuse_unknown_fields(
             config, {*published_names(AWQ_FIELDS), *AWQ_FIXED, *AWQ_IGNORED}, remedy
@@ -73,22 +72,18 @@ class AWQ(Scheme):
         return f"{stem}qweight", f"{stem}qzeros", f"{stem}scales"
 
     def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read a matrix: (codes - zero point) * scale."""
         return self.read_groups(source, name, shape).dequantize()
 
     @property
     def has_int4(self) -> bool:
-        """Whether codes have 4 bits, as all of AWQ have."""
         return True
 
     def read_int4(
         self, source: TensorSource, name: str, shape: tuple[int, ...]
     ) -> GroupedCodes | None:
-        """Read codes, or return None for an unquantized matrix."""
         return self.read_groups(source, name, shape) if self.part_names(source, name) else None
 
     def read_groups(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> GroupedCodes:
-        """Read codes, scales and zero points; raise `ValueError` naming an invalid part."""
         codes, zeros, scale = self.part_names(source, name)
         (out, inputs), (count, group) = shape, group_inputs(shape, self.size)
         packed_codes = source.read_stored(codes, ((inputs, -(-out // 8)),), ("I32",))

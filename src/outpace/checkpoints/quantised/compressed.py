@@ -81,7 +81,6 @@ class GroupScheme:
 
     @property
     def has_int4(self) -> bool:
-        """Whether codes have 4 bits, with scales by output or group of inputs."""
         return self.bits == 4 and self.strategy != "block"
 
     def read_groups(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> GroupedCodes:
@@ -102,7 +101,6 @@ class GroupScheme:
         )
 
     def read_codes(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read codes `i8[out, in]`, or numbers in FP8."""
         if not self.packed:
             return source.read_stored(name, (shape,), (FP8_TYPE if self.kind == "float" else "I8",))
         width = -(-shape[1] * self.bits // 32)
@@ -212,7 +210,6 @@ class CompressedTensors(Scheme):
 
     @classmethod
     def from_config(cls, config: Fields) -> CompressedTensors:
-        """Read a `quantization_config`."""
         remedy = f"supported: {COMPRESSED_ABOUT}"
         refuse_unknown_fields(config, {*COMPRESSED_FIXED, *COMPRESSED_IGNORED}, remedy)
         refuse_others(config, COMPRESSED_FIXED, {}, remedy)
@@ -250,7 +247,6 @@ class CompressedTensors(Scheme):
         return parts
 
     def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read a matrix: (codes - zero point) * scale."""
         group_scheme = self.find_group(name)
         assert group_scheme is not None
         if group_scheme.block is not None and group_scheme.strategy == "block":
@@ -261,13 +257,11 @@ class CompressedTensors(Scheme):
 
     @property
     def has_int4(self) -> bool:
-        """Whether a group of modules has 4-bit codes."""
         return any(group.has_int4 for group in self.groups)
 
     def read_int4(
         self, source: TensorSource, name: str, shape: tuple[int, ...]
     ) -> GroupedCodes | None:
-        """Read 4-bit codes, or return None for other ones or an unquantized matrix."""
         found = self.find_group(name)
         if found is None or not found.has_int4 or not self.part_names(source, name):
             return None
@@ -276,7 +270,6 @@ class CompressedTensors(Scheme):
     def read_codes(
         self, source: TensorSource, name: str, shape: tuple[int, ...]
     ) -> tuple[Tensor, Tensor] | None:
-        """Read 8-bit codes with a scale per output, or return None."""
         group_scheme = self.find_group(name)
         if group_scheme is None or not self.part_names(source, name):
             return None
@@ -291,12 +284,10 @@ class CompressedTensors(Scheme):
         return group_scheme.read_codes(source, name, shape), scale.flatten().contiguous()
 
     def rounds_rows(self, name: str) -> bool:
-        """Return whether the group quantizes activations dynamically."""
         found = self.find_group(name)
         return found is not None and found.rounds_rows
 
     def is_unused(self, source: TensorSource, name: str) -> bool:
-        """Return whether a tensor has activation scales, or zero points that are all zero."""
         if name.endswith("_zero_point") and name.removesuffix("_zero_point") in source:
             return is_all_zero(source, name)
         return name.endswith(UNUSED_SUFFIXES) or super().is_unused(source, name)

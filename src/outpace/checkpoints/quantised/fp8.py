@@ -70,7 +70,6 @@ class FP8(Scheme):
 
     @classmethod
     def from_config(cls, config: Fields) -> FP8:
-        """Read a `quantization_config`."""
         remedy = f"supported: {FP8_ABOUT}"
         refuse_unknown_fields(
             config, {*published_names(FP8_FIELDS), *FP8_FIXED, *FP8_FORMATS, *FP8_IGNORED}, remedy
@@ -91,7 +90,6 @@ class FP8(Scheme):
         return found[0] if found else f"{name}{SCALE_SUFFIXES[0]}"
 
     def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read a matrix: elements times the scale of their block."""
         scale = self.scale_name(source, name)
         numbers = source.read_stored(name, (shape,), (FP8_TYPE,))
         if self.block is None:
@@ -101,7 +99,6 @@ class FP8(Scheme):
         return scale_blocks(numbers, read_scales(source, scale, grid), self.block)
 
     def is_unused(self, source: TensorSource, name: str) -> bool:
-        """Return whether a tensor has activation scales or changes nothing for another reason."""
         return name.endswith(ROW_SCALE_SUFFIXES) or super().is_unused(source, name)
 
 

@@ -80,7 +80,6 @@ class GPTQ(Scheme):
 
     @classmethod
     def from_config(cls, config: Fields) -> GPTQ:
-        """Read a `quantization_config`."""
         remedy = f"supported: {GPTQ_ABOUT}"
         refuse_unknown_fields(
             config, {*published_names(GPTQ_FIELDS), *GPTQ_FIXED, *GPTQ_IGNORED}, remedy
@@ -100,24 +99,20 @@ class GPTQ(Scheme):
         return f"{stem}qweight", f"{stem}qzeros", f"{stem}scales", *mixed
 
     def read_matrix(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Read a matrix: (codes - zero point) * scale."""
         return self.read_groups(source, name, shape).dequantize()
 
     @property
     def has_int4(self) -> bool:
-        """Whether codes have 4 bits."""
         return self.bits == 4
 
     def read_int4(
         self, source: TensorSource, name: str, shape: tuple[int, ...]
     ) -> GroupedCodes | None:
-        """Read 4-bit codes, or return None for other ones or an unquantized matrix."""
         if not self.has_int4 or not self.part_names(source, name):
             return None
         return self.read_groups(source, name, shape)
 
     def read_groups(self, source: TensorSource, name: str, shape: tuple[int, ...]) -> GroupedCodes:
-        """Read codes, scales and zero points; raise `ValueError` naming an invalid part."""
         codes, zeros, scale, *mixed = self.part_names(source, name)
         count, group = group_inputs(shape, self.size)
         if mixed:
